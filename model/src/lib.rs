@@ -1,0 +1,17 @@
+//! The words that every crate shares: sizes, the start ladder, what a VM is made of, who a clone is,
+//! and what a template consists of. Types only: nothing here does I/O or reads a clock.
+
+mod identity;
+mod phase;
+mod size;
+mod spec;
+mod template;
+
+pub use identity::{EntropySeed, Identity};
+pub use phase::{StartPhase, Timeline};
+pub use size::{Bytes, SizeError};
+pub use spec::{
+    GuestPaths, HypercallPath, MAX_MEMORY, MIN_MEMORY, Platform, RestoreSpec, SpecError, VmSpec,
+    WorkingSetPrefault,
+};
+pub use template::{FileSum, MANIFEST_NAME, TEMPLATE_FORMAT, TemplateManifest, template_file};

@@ -1,0 +1,63 @@
+//! The manifest of a template: a snapshot that clones start from. It is the one file of a template that
+//! a person reads; every other file is named and summed in it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, HypercallPath, Platform};
+
+/// Format of the template directory; a reader refuses every other number.
+pub const TEMPLATE_FORMAT: u32 = 1;
+/// Name of the manifest in a template's directory.
+pub const MANIFEST_NAME: &str = "manifest.json";
+
+/// Names of the other files in a template's directory.
+pub mod template_file {
+    /// Guest RAM and the monitor's memory, mapped privately by clones.
+    pub const MEMORY: &str = "memory";
+    /// CPU and device state in the snapshot codec.
+    pub const STATE: &str = "state";
+    /// The writable layer at snapshot time.
+    pub const LAYER: &str = "layer";
+    /// Pages that a first restore made private: pairs of little-endian u64 (offset, length) in bytes.
+    pub const WORKING_SET: &str = "working-set";
+}
+
+/// Length and SHA-256 (hex) of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileSum {
+    /// Length in bytes.
+    pub bytes: u64,
+    /// SHA-256, 64 lower-case hex digits.
+    pub sha256: String,
+}
+
+/// What a template is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateManifest {
+    /// [`TEMPLATE_FORMAT`].
+    pub format: u32,
+    /// The platform whose CPU state it holds.
+    pub platform: Platform,
+    /// Guest RAM.
+    pub memory: Bytes,
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// How its kernel reaches the monitor; absent on `hvm`.
+    pub hypercalls: Option<HypercallPath>,
+    /// Wall clock of the host when the guest was stopped, nanoseconds since 1970.
+    pub taken_at_unix_ns: u64,
+    /// The read-only root image that its memory refers to, absolute path.
+    pub root: std::path::PathBuf,
+    /// Sum of the root image.
+    pub root_sum: FileSum,
+    /// Sum of the guest kernel (ELF).
+    pub kernel_sum: FileSum,
+    /// Sum of [`template_file::MEMORY`].
+    pub memory_sum: FileSum,
+    /// Sum of [`template_file::STATE`].
+    pub state_sum: FileSum,
+    /// Sum of [`template_file::LAYER`].
+    pub layer_sum: FileSum,
+}

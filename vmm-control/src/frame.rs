@@ -1,0 +1,233 @@
+//! Frames: a 12-byte header and a JSON body.
+//!
+//! ```text
+//! offset 0  magic  "CVMC"          4 bytes
+//!        4  version, little-endian 2 bytes
+//!        6  zero                   2 bytes
+//!        8  body length, LE        4 bytes, at most 1 MiB
+//! ```
+//! The version is checked before the body is read, the length before memory is taken.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut, Read},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::net::UnixStream,
+    },
+};
+
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Version of the header and of the messages.
+pub const VERSION: u16 = 1;
+/// Longest body.
+pub const MAX_BODY: usize = 1 << 20;
+const MAGIC: [u8; 4] = *b"CVMC";
+const HEADER: usize = 12;
+
+/// Why a frame could not be exchanged.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// The peer closed the socket between frames.
+    #[error("the peer closed the control socket")]
+    Closed,
+    /// The stream does not begin with the magic.
+    #[error("not a control frame: it begins with {0:02x?}")]
+    Magic([u8; 4]),
+    /// Another version.
+    #[error("control frame of version {0}, this program speaks {VERSION}")]
+    Version(u16),
+    /// The body is too long.
+    #[error("control frame of {0} bytes, at most {MAX_BODY} are read")]
+    TooLong(usize),
+    /// The body is not the expected JSON.
+    #[error("the body of a control frame cannot be read")]
+    Body(#[source] serde_json::Error),
+    /// The socket failed.
+    #[error("the control socket failed")]
+    Io(#[source] io::Error),
+}
+
+/// The header of a body of `len` bytes.
+fn header(len: usize) -> Result<[u8; HEADER], FrameError> {
+    let len32 = u32::try_from(len)
+        .ok()
+        .filter(|_| len <= MAX_BODY)
+        .ok_or(FrameError::TooLong(len))?;
+    let mut h = [0; HEADER];
+    h[..4].copy_from_slice(&MAGIC);
+    h[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    h[8..].copy_from_slice(&len32.to_le_bytes());
+    Ok(h)
+}
+
+/// Checks a header and returns the body's length in bytes.
+///
+/// # Errors
+/// A wrong magic, version or length, in this order.
+pub fn check_header(h: &[u8; HEADER]) -> Result<usize, FrameError> {
+    let [m0, m1, m2, m3, v0, v1, _, _, l0, l1, l2, l3] = *h;
+    if [m0, m1, m2, m3] != MAGIC {
+        return Err(FrameError::Magic([m0, m1, m2, m3]));
+    }
+    let version = u16::from_le_bytes([v0, v1]);
+    if version != VERSION {
+        return Err(FrameError::Version(version));
+    }
+    let len = usize::try_from(u32::from_le_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX);
+    if len > MAX_BODY {
+        return Err(FrameError::TooLong(len));
+    }
+    Ok(len)
+}
+
+/// Sends one message, with a descriptor beside it if given.
+///
+/// # Errors
+/// The body is too long, or the socket failed.
+pub fn send<T: Serialize>(
+    socket: &UnixStream,
+    message: &T,
+    fd: Option<RawFd>,
+) -> Result<(), FrameError> {
+    let body = serde_json::to_vec(message).map_err(FrameError::Body)?;
+    let mut bytes = header(body.len())?.to_vec();
+    bytes.extend_from_slice(&body);
+    let fds: Vec<RawFd> = fd.into_iter().collect();
+    let mut rest = &bytes[..];
+    while !rest.is_empty() {
+        let with_fd = rest.len() == bytes.len() && !fds.is_empty();
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let n = sendmsg::<()>(
+            socket.as_raw_fd(),
+            &[IoSlice::new(rest)],
+            if with_fd { &rights } else { &[] },
+            MsgFlags::MSG_NOSIGNAL,
+            None,
+        );
+        match n {
+            Ok(n) => rest = &rest[n..],
+            Err(nix::errno::Errno::EINTR) => {}
+            Err(e) => return Err(FrameError::Io(e.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Receives one message and the descriptor beside it, blocking.
+///
+/// # Errors
+/// [`FrameError::Closed`] when the peer closed between frames; else as the variants say.
+pub fn receive<T: DeserializeOwned>(
+    socket: &UnixStream,
+) -> Result<(T, Option<OwnedFd>), FrameError> {
+    let mut h = [0; HEADER];
+    let (mut got, fd) = receive_first(socket, &mut h)?;
+    while got < HEADER {
+        got += read_some(socket, &mut h[got..])?;
+    }
+    let mut body = vec![0; check_header(&h)?];
+    let mut at = 0;
+    while at < body.len() {
+        at += read_some(socket, &mut body[at..])?;
+    }
+    serde_json::from_slice(&body)
+        .map(|message| (message, fd))
+        .map_err(FrameError::Body)
+}
+
+/// The first bytes of a header: only with them may a descriptor come.
+fn receive_first(
+    socket: &UnixStream,
+    h: &mut [u8; HEADER],
+) -> Result<(usize, Option<OwnedFd>), FrameError> {
+    let mut space = nix::cmsg_space!([RawFd; 4]);
+    loop {
+        let mut iov = [IoSliceMut::new(h)];
+        let message = match recvmsg::<()>(
+            socket.as_raw_fd(),
+            &mut iov,
+            Some(&mut space),
+            MsgFlags::MSG_CMSG_CLOEXEC,
+        ) {
+            Ok(m) => m,
+            Err(nix::errno::Errno::EINTR) => continue,
+            Err(e) => return Err(FrameError::Io(e.into())),
+        };
+        let n = message.bytes;
+        if n == 0 {
+            return Err(FrameError::Closed);
+        }
+        let mut fds = Vec::new();
+        for c in message.cmsgs().map_err(|e| FrameError::Io(e.into()))? {
+            if let ControlMessageOwned::ScmRights(raw) = c {
+                fds.extend(raw.into_iter().map(sys::own));
+            }
+        }
+        // A second descriptor has no meaning; dropping it closes it.
+        return Ok((n, fds.into_iter().next()));
+    }
+}
+
+fn read_some(mut socket: &UnixStream, buf: &mut [u8]) -> Result<usize, FrameError> {
+    loop {
+        match socket.read(buf) {
+            Ok(0) => return Err(FrameError::Io(io::ErrorKind::UnexpectedEof.into())),
+            Ok(n) => return Ok(n),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(FrameError::Io(e)),
+        }
+    }
+}
+
+#[path = "sys.rs"]
+mod sys;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::{io::Write, os::fd::AsFd};
+
+    #[test]
+    fn a_descriptor_travels_beside_its_frame() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        send(&a, &"hello", Some(file.as_fd().as_raw_fd())).unwrap();
+        let (text, fd): (String, _) = receive(&b).unwrap();
+        assert_eq!(text, "hello");
+        let mut file = std::fs::File::from(fd.unwrap());
+        file.write_all(b"x").unwrap();
+    }
+
+    #[test]
+    fn a_closed_peer_is_told_from_a_broken_one() {
+        let (a, b) = UnixStream::pair().unwrap();
+        drop(a);
+        assert!(matches!(receive::<String>(&b), Err(FrameError::Closed)));
+        let (mut a, b) = UnixStream::pair().unwrap();
+        a.write_all(b"CVMC").unwrap();
+        drop(a);
+        assert!(matches!(receive::<String>(&b), Err(FrameError::Io(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_headers_never_pass_the_limits(h: [u8; HEADER]) {
+            if let Ok(len) = check_header(&h) {
+                prop_assert!(len <= MAX_BODY);
+                prop_assert_eq!(&h[..4], b"CVMC");
+            }
+        }
+
+        #[test]
+        fn a_frame_reads_back(text in ".{0,2000}") {
+            let (a, b) = UnixStream::pair().unwrap();
+            send(&a, &text, None).unwrap();
+            let (back, fd): (String, _) = receive(&b).unwrap();
+            prop_assert_eq!(back, text);
+            prop_assert!(fd.is_none());
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! The control socket of `cube-vmm`: one unix stream socket, one client, one request at a time.
+//!
+//! A frame is a fixed header ([`frame`]) and a JSON body. A TAP descriptor travels beside the frame that
+//! needs it (SCM_RIGHTS). [`VmProcess`] starts a VMM whose standard input is the socket: when the client
+//! dies, however it dies, the VMM reads end-of-file and exits, so nothing is left behind.
+
+pub mod frame;
+mod message;
+mod process;
+
+pub use message::{Failure, FailureKind, Reply, Request, VmPhase, VmStats};
+pub use process::{ControlClient, ControlError, VmProcess};

@@ -1,0 +1,120 @@
+//! What can be asked of a VMM and what it answers.
+
+use std::path::PathBuf;
+
+use model::{Identity, RestoreSpec, Timeline, VmSpec};
+use serde::{Deserialize, Serialize};
+
+/// A request. Each is answered by exactly one `Result<Reply, Failure>`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Build a VM from a kernel and run it. A TAP descriptor may come beside the frame.
+    /// Answered with [`Reply::Started`] once the vCPU may run.
+    Boot(VmSpec),
+    /// Build a VM from a template and leave it paused. A TAP descriptor may come beside the frame.
+    /// Answered with [`Reply::Started`].
+    Restore(RestoreSpec),
+    /// Give the guest its identity, wall clock included, and wait until its agent says ready.
+    /// Answered with [`Reply::Started`], whose timeline then has `agent_ready`.
+    Identity {
+        /// Who the clone is.
+        identity: Identity,
+        /// How long the agent may take, in milliseconds.
+        within_ms: u64,
+    },
+    /// Stop the vCPU. Answered with [`Reply::Done`]; an already paused VM is no error.
+    Pause,
+    /// Let the vCPU run. Answered with [`Reply::Done`]; a running VM is no error.
+    Resume,
+    /// Write memory, state, layer and manifest to a directory that does not exist yet. The VM is paused
+    /// while this happens and stays paused. Answered with [`Reply::Done`].
+    Snapshot {
+        /// The new template's directory.
+        dir: PathBuf,
+    },
+    /// Write the list of guest pages that are private to this clone to a file.
+    /// Answered with [`Reply::Done`].
+    RecordWorkingSet {
+        /// Usually `working-set` in the template's directory.
+        path: PathBuf,
+    },
+    /// Answered with [`Reply::Stats`].
+    Stats,
+    /// Answered with [`Reply::Done`]; the process then exits with status 0.
+    Shutdown,
+}
+
+/// A successful answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Reply {
+    /// Nothing more to say.
+    Done,
+    /// The stamps so far.
+    Started(Timeline),
+    /// Counters.
+    Stats(VmStats),
+}
+
+/// Where a VM is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmPhase {
+    /// No VM was built yet.
+    Empty,
+    /// The vCPU does not run.
+    Paused,
+    /// The vCPU may run.
+    Running,
+    /// The guest shut down or crashed; the reason is in [`VmStats::exit_reason`].
+    Exited,
+}
+
+/// Counters of one VM. All counts start at zero when the process starts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmStats {
+    /// See [`VmPhase`].
+    pub phase: VmPhase,
+    /// Why the guest ended; absent while it has not.
+    pub exit_reason: Option<String>,
+    /// Stamps so far.
+    pub timeline: Timeline,
+    /// KVM_RUN returns by reason (`io`, `mmio`, `intr`, …).
+    pub exits: std::collections::BTreeMap<String, u64>,
+    /// Bytes of guest RAM that are private to this process, from /proc/self/smaps; `null` if unreadable.
+    pub guest_private_bytes: Option<u64>,
+}
+
+/// A refusal or failure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+#[serde(deny_unknown_fields)]
+pub struct Failure {
+    /// What a caller can act on.
+    pub kind: FailureKind,
+    /// The whole chain of causes in one line.
+    pub message: String,
+}
+
+/// What a caller can act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// The request itself is wrong.
+    BadSpec,
+    /// The template is truncated, damaged, or of another format or platform.
+    BadSnapshot,
+    /// The VM is not in a phase in which this can be done.
+    WrongPhase,
+    /// This host cannot do it (no KVM, unknown behaviour of KVM).
+    UnsuitableHost,
+    /// A disk is full.
+    NoSpace,
+    /// The guest ended.
+    GuestExited,
+    /// The agent did not answer in time, or refused.
+    AgentUnready,
+    /// A system call failed for another reason.
+    Io,
+}
