@@ -1,0 +1,3 @@
+//! `cube-vmm`: one process, one microVM.
+
+fn main() {}
