@@ -1,0 +1,126 @@
+//! The corners where proto3 JSON differs from serde's habits: bytes as base64, `null` for the default,
+//! numbers that may be strings.
+
+use base64::{
+    Engine,
+    alphabet::STANDARD,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// Standard alphabet; padding is written and not insisted on when reading, as proto3 JSON wants it.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// A bytes field: base64 on the wire.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Blob(pub Vec<u8>);
+
+impl Blob {
+    /// Appends the base64 text of `bytes` to `out` without a detour.
+    pub fn encode_into(bytes: &[u8], out: &mut Vec<u8>) {
+        let start = out.len();
+        let len = base64::encoded_len(bytes.len(), true).unwrap_or_default();
+        out.resize(start + len, 0);
+        let written = BASE64.encode_slice(bytes, out.get_mut(start..).unwrap_or_default());
+        debug_assert_eq!(written.ok(), Some(len));
+    }
+
+    /// The bytes behind base64 text, `None` when it is not base64.
+    #[must_use]
+    pub fn decode(text: &[u8]) -> Option<Vec<u8>> {
+        BASE64.decode(text).ok()
+    }
+}
+
+impl std::fmt::Debug for Blob {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Blob({:?})", String::from_utf8_lossy(&self.0))
+    }
+}
+
+impl Serialize for Blob {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&BASE64.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Blob {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl de::Visitor<'_> for Text {
+            type Value = Blob;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("base64")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Blob, E> {
+                let bytes = Blob::decode(text.as_bytes());
+                bytes.map(Blob).ok_or_else(|| E::custom("not base64"))
+            }
+            fn visit_unit<E: de::Error>(self) -> Result<Blob, E> {
+                Ok(Blob::default())
+            }
+        }
+        deserializer.deserialize_any(Text)
+    }
+}
+
+/// `null` means the default value.
+pub(super) fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A `uint32`, as a number or as its decimal text.
+pub(super) fn opt_u32<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    struct Number;
+    impl de::Visitor<'_> for Number {
+        type Value = Option<u32>;
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an unsigned 32-bit number")
+        }
+        fn visit_u64<E: de::Error>(self, number: u64) -> Result<Option<u32>, E> {
+            let number = u32::try_from(number);
+            number.map(Some).map_err(|_| E::custom("above 32 bits"))
+        }
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Option<u32>, E> {
+            let number = text.parse();
+            number.map(Some).map_err(|_| E::custom("not a number"))
+        }
+        fn visit_unit<E: de::Error>(self) -> Result<Option<u32>, E> {
+            Ok(None)
+        }
+    }
+    deserializer.deserialize_any(Number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bytes_survive(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let text = serde_json::to_string(&Blob(bytes.clone())).unwrap();
+            let mut direct = vec![b'"'];
+            Blob::encode_into(&bytes, &mut direct);
+            direct.push(b'"');
+            prop_assert_eq!(text.as_bytes(), direct.as_slice());
+            let back: Blob = serde_json::from_str(text.trim_end_matches('=')).or_else(|_| serde_json::from_str(&text)).unwrap();
+            prop_assert_eq!(back.0, bytes);
+        }
+    }
+
+    #[test]
+    fn padding_is_optional() {
+        assert_eq!(Blob::decode(b"YQ"), Some(b"a".to_vec()));
+        assert_eq!(Blob::decode(b"YQ=="), Some(b"a".to_vec()));
+        assert_eq!(Blob::decode(b"Y!=="), None);
+    }
+}

@@ -1,0 +1,6 @@
+//! Wire types shared by the guest agent, the API server and the harness. Types, codecs and one blocking
+//! client; no server, no async runtime.
+//!
+//! [`envd`] is what is spoken with the agent inside a guest.
+
+pub mod envd;
