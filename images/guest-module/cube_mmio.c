@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Announces virtio-mmio devices to a Xen PV guest.
+ *
+ * Such a guest has no ACPI, no device tree and a kernel without virtio_mmio's
+ * command-line devices, so nobody tells it where its devices are. The VMM does,
+ * through this module's parameters: device i has its registers at
+ * base + i * stride and raises Xen event channel port + i.
+ *
+ * The devices live as long as the machine: there is no module_exit, and the
+ * kernel then refuses to unload the module.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/err.h>
+#include <linux/ioport.h>
+#include <linux/module.h>
+#include <linux/platform_device.h>
+#include <xen/events.h>
+#include <xen/xen.h>
+
+/* One page of registers, all that the VMM shares read-only, holds no more. */
+#define MAX_DEVICES 8
+
+static unsigned long base;
+module_param(base, ulong, 0444);
+MODULE_PARM_DESC(base, "guest-physical address of the first device's registers");
+static unsigned long stride = 0x200;
+module_param(stride, ulong, 0444);
+MODULE_PARM_DESC(stride, "bytes from one device's registers to the next");
+static unsigned int count;
+module_param(count, uint, 0444);
+MODULE_PARM_DESC(count, "number of devices");
+static unsigned int port;
+module_param(port, uint, 0444);
+MODULE_PARM_DESC(port, "event channel of the first device");
+
+static int __init announce(unsigned int i)
+{
+	unsigned long start = base + i * stride;
+	int irq = bind_evtchn_to_irq(port + i);
+	struct resource resources[] = {
+		DEFINE_RES_MEM(start, stride),
+		DEFINE_RES_IRQ(irq),
+	};
+
+	if (irq < 0)
+		return irq;
+	return PTR_ERR_OR_ZERO(platform_device_register_simple(
+		"virtio-mmio", i, resources, ARRAY_SIZE(resources)));
+}
+
+static int __init cube_mmio_init(void)
+{
+	unsigned int i;
+	int err;
+
+	if (!xen_pv_domain())
+		return -ENODEV;
+	if (!base || !port || !stride || !count || count > MAX_DEVICES) {
+		pr_err("base, port and stride must not be zero, count must be 1 to %d\n",
+		       MAX_DEVICES);
+		return -EINVAL;
+	}
+	for (i = 0; i < count; i++) {
+		err = announce(i);
+		if (err)
+			pr_err("device %u: error %d\n", i, err);
+	}
+	return 0;
+}
+module_init(cube_mmio_init);
+
+MODULE_DESCRIPTION("virtio-mmio devices of a cube-vmm guest");
+MODULE_LICENSE("GPL");

@@ -1,0 +1,238 @@
+//! The host's own package archive, through apt alone: its sources, its proxy, its keys.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::{host::Unsuitable, progress::Progress, stage, tool};
+
+/// A package that went into something built.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    pub(crate) version: String,
+    /// SHA-256 of the .deb: computed after apt has verified it, or as the signed index has it.
+    pub(crate) sha256: String,
+}
+
+/// One suite of the archive, as apt's sources have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Suite {
+    uri: String,
+    release: String,
+}
+
+impl Suite {
+    /// The line of a sources.list for it.
+    pub(crate) fn source_line(&self) -> String {
+        const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+        let Self { uri, release } = self;
+        format!("deb [signed-by={KEYRING}] {uri} {release} main")
+    }
+}
+
+/// The suites of this release among apt's sources: the release, its updates and its security fixes.
+pub(crate) fn suites(codename: &str) -> Result<Vec<Suite>> {
+    let format = "$(CREATED_BY)|$(COMPONENT)|$(RELEASE)|$(REPO_URI)";
+    let text = tool::output(Command::new("apt-get").args(["indextargets", "--format", format]))?;
+    let suites = parse_suites(&text, codename);
+    if suites.is_empty() {
+        bail!("apt's sources have no suite {codename}: add the Debian archive to them");
+    }
+    Ok(suites)
+}
+
+fn parse_suites(text: &str, codename: &str) -> Vec<Suite> {
+    let known = ["", "-updates", "-security"].map(|ending| format!("{codename}{ending}"));
+    text.lines()
+        .filter_map(|line| {
+            let [kind, component, release, uri] = line.split('|').collect::<Vec<_>>()[..] else {
+                return None;
+            };
+            let ours = kind == "Packages"
+                && component == "main"
+                && known.iter().any(|k| k == release)
+                && uri.contains("debian");
+            ours.then(|| Suite {
+                uri: uri.to_owned(),
+                release: release.to_owned(),
+            })
+        })
+        .collect()
+}
+
+/// Asks the archive for one small signed file, the way apt would. `what` names what is wanted from it.
+pub(crate) fn check_reachable(suites: &[Suite], what: &str) -> Result<()> {
+    let Some(suite) = suites.first() else {
+        bail!("no suite to ask");
+    };
+    let dir = tempfile::tempdir()?;
+    let fetched = tool::output(
+        Command::new("/usr/lib/apt/apt-helper")
+            .args([
+                "-o",
+                "Acquire::Retries=1",
+                "-o",
+                "Acquire::http::Timeout=15",
+            ])
+            .args(["-o", "APT::Sandbox::User=root", "download-file"])
+            .arg(format!("{}dists/{}/InRelease", suite.uri, suite.release))
+            .arg(dir.path().join("InRelease")),
+    );
+    fetched.map(drop).map_err(|_| {
+        Unsuitable::Archive {
+            uri: suite.uri.clone(),
+            what: what.to_owned(),
+        }
+        .into()
+    })
+}
+
+/// Those of `wanted` that are not installed.
+pub(crate) fn missing(wanted: &[String]) -> Result<Vec<String>> {
+    let format = "${db:Status-Status} ${Package}\n";
+    let text = tool::output(Command::new("dpkg-query").args(["--show", "--showformat", format]))?;
+    let installed: BTreeSet<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("installed "))
+        .collect();
+    let absent = |name: &&String| !installed.contains(name.as_str());
+    Ok(wanted.iter().filter(absent).cloned().collect())
+}
+
+/// Brings the package lists up to date. A foreign source that fails is only logged: what is wanted is
+/// asked for by name later.
+pub(crate) fn update(progress: Progress, log: &Path) -> Result<()> {
+    progress.stage("package lists", || {
+        if let Err(error) = tool::run(apt_get().arg("update"), log) {
+            progress.say(&format!("some package lists are old: {error:#}"));
+        }
+        Ok(())
+    })
+}
+
+/// Installs packages.
+pub(crate) fn install(names: &[String], progress: Progress, log: &Path) -> Result<()> {
+    progress.say(&format!("installing: {}", names.join(" ")));
+    progress.stage("host packages", || {
+        let mut command = apt_get();
+        command.args(["install", "--yes", "--no-install-recommends"]);
+        tool::run(command.args(names), log)
+    })
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .args(["-q", "-o", "DPkg::Lock::Timeout=300"])
+        .args(["-o", "Acquire::Retries=3"]);
+    command
+}
+
+/// Version and dependencies of a package's candidate, without alternatives and version bounds.
+pub(crate) fn candidate(name: &str) -> Result<(String, Vec<String>)> {
+    let mut command = Command::new("apt-cache");
+    let text = tool::output(command.args(["show", "--no-all-versions", name]))
+        .with_context(|| format!("the archive has no package {name}"))?;
+    let version = stanza_field(&text, "Version").context("a package without version")?;
+    let depends = stanza_field(&text, "Depends").unwrap_or_default();
+    Ok((version.to_owned(), dependency_names(depends)))
+}
+
+fn dependency_names(depends: &str) -> Vec<String> {
+    depends
+        .split(',')
+        .filter_map(|one| one.split_whitespace().next())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn stanza_field<'a>(stanza: &'a str, key: &str) -> Option<&'a str> {
+    let value = |line: &'a str| line.strip_prefix(key)?.strip_prefix(": ");
+    stanza.lines().find_map(value)
+}
+
+/// Downloads one package in exactly this version, verified by apt against the signed lists.
+pub(crate) fn download(
+    name: &str,
+    version: &str,
+    dir: &Path,
+    log: &Path,
+) -> Result<(Package, PathBuf)> {
+    let empty = tempfile::tempdir_in(dir)?;
+    tool::run(
+        apt_get()
+            .current_dir(empty.path())
+            .args(["-o", "APT::Sandbox::User=root", "download"])
+            .arg(format!("{name}={version}")),
+        log,
+    )?;
+    let file = fs::read_dir(empty.path())?
+        .next()
+        .context("apt-get download left no file")??;
+    let kept = dir.join(file.file_name());
+    fs::rename(file.path(), &kept)?;
+    let package = Package {
+        name: name.to_owned(),
+        version: version.to_owned(),
+        sha256: stage::file_sum(&kept)?,
+    };
+    Ok((package, kept))
+}
+
+/// Reads the stanzas that `apt-cache show` printed.
+pub(crate) fn parse_packages(text: &str) -> Vec<Package> {
+    let package = |stanza: &str| {
+        Some(Package {
+            name: stanza_field(stanza, "Package")?.to_owned(),
+            version: stanza_field(stanza, "Version")?.to_owned(),
+            sha256: stanza_field(stanza, "SHA256")?.to_owned(),
+        })
+    };
+    let packages: BTreeSet<_> = text.split("\n\n").filter_map(package).collect();
+    packages.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_release_and_its_fixes_are_taken() {
+        let text = "Packages|main|bookworm|http://deb.debian.org/debian/\n\
+                    DEP-11|main|bookworm|http://deb.debian.org/debian/\n\
+                    Packages|main|nodistro|https://example.org/node/\n\
+                    Packages|stable|bookworm|https://example.org/debian/\n\
+                    Packages|main|bookworm-security|http://deb.debian.org/debian-security/\n";
+        let suites = parse_suites(text, "bookworm");
+        let releases: Vec<_> = suites.iter().map(|s| s.release.as_str()).collect();
+        assert_eq!(releases, ["bookworm", "bookworm-security"]);
+        assert!(suites[0].source_line().ends_with("/debian/ bookworm main"));
+    }
+
+    #[test]
+    fn dependencies_lose_their_versions() {
+        let names = dependency_names("linux-image-x (= 6.1-2), a | b, linux-kbuild-6.1 (>= 6)");
+        assert_eq!(names, ["linux-image-x", "a", "linux-kbuild-6.1"]);
+        assert!(dependency_names("").is_empty());
+    }
+
+    #[test]
+    fn stanzas_become_packages_once_each() {
+        let stanza = "Package: a\nVersion: 1\nDescription: x\nSHA256: ff\n";
+        let text = format!("{stanza}\n{stanza}\nPackage: broken\n");
+        let package = Package {
+            name: "a".to_owned(),
+            version: "1".to_owned(),
+            sha256: "ff".to_owned(),
+        };
+        assert_eq!(parse_packages(&text), [package]);
+    }
+}

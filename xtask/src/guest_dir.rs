@@ -1,0 +1,100 @@
+//! `target/cube/guest`: what the VMM boots from, under names that others rely on.
+//!
+//! The files are hard links to what the stages made, each put in place by one rename. `manifest.json`
+//! says where all of it came from.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use model::FileSum;
+use serde::Serialize;
+
+use crate::{
+    archive::Package,
+    kernel::Kernel,
+    root_image,
+    stage::{self, Built, Recipe, Store},
+    workspace::Workspace,
+};
+
+pub(crate) const MANIFEST: &str = "manifest.json";
+/// Format of the manifest.
+const FORMAT: u32 = 1;
+
+#[derive(Debug, Serialize)]
+struct Manifest {
+    format: u32,
+    built_at_unix_s: u64,
+    /// What `uname -r` says in a guest.
+    kernel_release: String,
+    kernel_packages: Vec<Package>,
+    root_packages: Vec<Package>,
+    artifacts: BTreeMap<String, FileSum>,
+}
+
+/// Puts a built file at its name in `guest/`.
+pub(crate) fn publish(workspace: &Workspace, file: &Path) -> Result<()> {
+    let dir = workspace.guest();
+    fs::create_dir_all(&dir)?;
+    let name = file.file_name().context("a built thing without name")?;
+    let to = dir.join(name);
+    let inode = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
+    if inode(file).is_some() && inode(file) == inode(&to) {
+        return Ok(());
+    }
+    let new = workspace.artifacts().join("tmp").join(name);
+    let failed = || format!("cannot put {} in place", to.display());
+    fs::hard_link(file, &new).with_context(failed)?;
+    fs::rename(&new, &to).with_context(failed)
+}
+
+/// Writes the manifest of everything published.
+pub(crate) fn write_manifest(
+    store: &Store,
+    workspace: &Workspace,
+    kernel: &Kernel,
+    root: &Built,
+    others: &[&Built],
+) -> Result<()> {
+    let mut recipe = Recipe::new("manifest")
+        .stage("kernel", &kernel.built)
+        .stage("root", root);
+    for other in others {
+        recipe = recipe.stage("artifact", other);
+    }
+    let built = store.build(&recipe, "stages/manifest", |out, _| {
+        let manifest = Manifest {
+            format: FORMAT,
+            built_at_unix_s: SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs(),
+            kernel_release: kernel.release.clone(),
+            kernel_packages: kernel.packages()?,
+            root_packages: root_image::packages(root)?,
+            artifacts: sums(&workspace.guest())?,
+        };
+        let text = serde_json::to_string_pretty(&manifest)?;
+        Ok(fs::write(out.join(MANIFEST), text)?)
+    })?;
+    publish(workspace, &built.dir.join(MANIFEST))
+}
+
+fn sums(dir: &Path) -> Result<BTreeMap<String, FileSum>> {
+    let mut sums = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name != MANIFEST {
+            let sum = FileSum {
+                bytes: entry.metadata()?.len(),
+                sha256: stage::file_sum(&entry.path())?,
+            };
+            sums.insert(name, sum);
+        }
+    }
+    Ok(sums)
+}

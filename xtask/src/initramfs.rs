@@ -1,0 +1,75 @@
+//! The initramfs: the agent as /init and the modules that it loads before it can mount the root.
+//!
+//! ```text
+//! init                the static guest agent, PID 1
+//! modules/order       one file name of modules/ per line, in load order
+//! modules/*.ko
+//! dev proc sys run newroot
+//! ```
+//! Parameters of a module stand on the kernel's command line as NAME.param=value, as modprobe reads them.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    bzimage,
+    cpio::Archive,
+    kernel::Kernel,
+    stage::{Built, Recipe, Store},
+    workspace::{Workspace, read_list},
+};
+
+pub(crate) const FILE: &str = "initramfs.cpio";
+
+pub(crate) fn build(
+    store: &Store,
+    workspace: &Workspace,
+    kernel: &Kernel,
+    guest_module: &Path,
+    agent: &Path,
+) -> Result<Built> {
+    let list = workspace.recipe("kernel/initramfs-modules.txt");
+    let recipe = Recipe::new("initramfs")
+        .text("form", "1")
+        .stage("kernel", &kernel.built)
+        .path("guest module", guest_module)?
+        .path("agent", agent)?
+        .path("list", &list)?;
+    store.build(&recipe, "stages/initramfs", |out, _| {
+        let mut modules = kernel.modules()?;
+        modules.add(guest_module)?;
+        let order = modules.load_order(&read_list(&list)?)?;
+        Ok(fs::write(out.join(FILE), archive(agent, &order)?)?)
+    })
+}
+
+fn archive(agent: &Path, modules: &[&Path]) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    for name in ["dev", "proc", "sys", "run", "newroot", "modules"] {
+        archive.directory(name)?;
+    }
+    archive.device("dev/console", 0o600, (5, 1))?;
+    let agent = fs::read(agent).with_context(|| format!("cannot read {}", agent.display()))?;
+    archive.file("init", 0o755, &agent)?;
+    let mut order = String::new();
+    for file in modules {
+        let name = plain_name(file)?;
+        let data = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let path = format!("modules/{name}");
+        archive.file(&path, 0o644, &bzimage::unpack_file(data)?)?;
+        order.push_str(&name);
+        order.push('\n');
+    }
+    archive.file("modules/order", 0o644, order.as_bytes())?;
+    archive.finish()
+}
+
+/// A module's file name once unpacked.
+fn plain_name(file: &Path) -> Result<String> {
+    let name = file.file_name().and_then(|name| name.to_str());
+    let (stem, _) = name
+        .and_then(|name| name.split_once('.'))
+        .with_context(|| format!("{} is no module", file.display()))?;
+    Ok(format!("{stem}.ko"))
+}

@@ -1,0 +1,137 @@
+//! The project's tasks: `cargo xtask bench`, `test`, `prepare`, `images`, `soak`.
+//!
+//! Exit codes: 0 done · 1 a bug or a failed test · 2 usage · 6 unsuitable host. `bench` ends with the code
+//! of `cube-bench` once that has been started.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+mod tasks;
+mod tiers;
+
+mod prepare;
+mod workspace;
+
+mod archive;
+mod host;
+
+mod binaries;
+mod guest_dir;
+mod guest_module;
+mod initramfs;
+mod kernel;
+mod layer;
+mod root_image;
+mod template;
+
+mod bzimage;
+mod cpio;
+mod modules;
+mod mounts;
+mod progress;
+mod stage;
+mod tool;
+
+use prepare::Freshness;
+use progress::Progress;
+use tiers::Tier;
+use workspace::Workspace;
+
+const EXIT_BUG: u8 = 1;
+const EXIT_UNSUITABLE_HOST: u8 = 6;
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Tasks of this project", version)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Prepare everything, run a scenario on real VMs and say where its report is.
+    Bench {
+        /// Scenario file.
+        #[arg(default_value = "scenarios/50-concurrent.toml")]
+        scenario: PathBuf,
+        /// Further arguments of `cube-bench run`.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
+    /// Prepare everything, check format and lints, and run the tests.
+    Test {
+        /// Only these tiers; unit needs neither root nor KVM.
+        #[arg(long = "tier", value_enum)]
+        tiers: Vec<Tier>,
+    },
+    /// Install packages, build images, binaries and the template; then stop.
+    Prepare {
+        /// Fetch kernel and root image anew although nothing in their recipes changed.
+        #[arg(long)]
+        refresh: bool,
+    },
+    /// The part of `prepare` that needs no KVM: kernel, root image, layer, initramfs.
+    Images {
+        /// As for `prepare`.
+        #[arg(long)]
+        refresh: bool,
+    },
+    /// Run the long tests.
+    Soak,
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            exit_code(&error)
+        }
+    }
+}
+
+fn run(task: Task) -> Result<ExitCode> {
+    let workspace = Workspace::locate()?;
+    let progress = Progress::detect();
+    match task {
+        Task::Bench {
+            scenario,
+            arguments,
+        } => return tasks::bench(&workspace, &scenario, &arguments, progress),
+        Task::Test { tiers } => {
+            let tiers = if tiers.is_empty() {
+                Tier::USUAL.to_vec()
+            } else {
+                tiers
+            };
+            return tasks::test(&workspace, &tiers, progress);
+        }
+        Task::Soak => return tasks::soak(&workspace, progress),
+        Task::Prepare { refresh } => {
+            prepare::all(&workspace, progress, freshness(refresh))?;
+        }
+        Task::Images { refresh } => {
+            prepare::images(&workspace, progress, freshness(refresh))?;
+        }
+    }
+    progress.say(&format!("ready in {}", workspace.artifacts().display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn freshness(refresh: bool) -> Freshness {
+    if refresh {
+        Freshness::Refresh
+    } else {
+        Freshness::Keep
+    }
+}
+
+/// A host that will not do is told from everything else that can go wrong.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    match error.downcast_ref::<host::Unsuitable>() {
+        Some(_) => ExitCode::from(EXIT_UNSUITABLE_HOST),
+        None => ExitCode::from(EXIT_BUG),
+    }
+}

@@ -1,0 +1,180 @@
+//! From a fresh checkout to everything that a bench or a test needs. All refusals come before the first
+//! change to the host.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::{
+    archive::{self, Suite},
+    binaries::{self, HostBinaries},
+    guest_dir, guest_module, host, initramfs,
+    kernel::{self, Kernel},
+    layer,
+    progress::Progress,
+    root_image::{self, RootRecipe},
+    stage::Store,
+    template,
+    workspace::{Workspace, read_list},
+};
+
+/// Whether the kernel and the root image are fetched anew although nothing in the recipes changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Freshness {
+    Keep,
+    Refresh,
+}
+
+/// What has to come from the package archive, decided but not done.
+#[derive(Debug)]
+struct FetchPlan {
+    missing: Vec<String>,
+    kernel: bool,
+    root: bool,
+}
+
+impl FetchPlan {
+    fn is_empty(&self) -> bool {
+        self.missing.is_empty() && !self.kernel && !self.root
+    }
+
+    /// What is wanted, for a message.
+    fn describe(&self) -> String {
+        let mut wanted = self.missing.clone();
+        wanted.extend(self.kernel.then(|| "the guest kernel".to_owned()));
+        wanted.extend(self.root.then(|| "the root image".to_owned()));
+        wanted.join(", ")
+    }
+}
+
+/// One preparation under way.
+#[derive(Debug)]
+struct Preparation<'a> {
+    workspace: &'a Workspace,
+    progress: Progress,
+    store: Store,
+    codename: String,
+    suites: Vec<Suite>,
+}
+
+/// Prepares kernel, images and agent, without a VM.
+pub(crate) fn images(
+    workspace: &Workspace,
+    progress: Progress,
+    freshness: Freshness,
+) -> Result<()> {
+    host::check_system()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let preparation = Preparation::begin(workspace, progress, freshness)?;
+    preparation.images()
+}
+
+/// Prepares everything.
+pub(crate) fn all(
+    workspace: &Workspace,
+    progress: Progress,
+    freshness: Freshness,
+) -> Result<HostBinaries> {
+    host::check_system()?;
+    host::check_kvm()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let preparation = Preparation::begin(workspace, progress, freshness)?;
+    preparation.images()?;
+    let log = preparation.store.log("host-binaries")?;
+    let host_binaries = binaries::build_host(workspace, progress, &log)?;
+    template::build(&preparation.store, workspace, &host_binaries.vmm())?;
+    Ok(host_binaries)
+}
+
+/// Two preparations of one checkout must not meet: the second waits.
+fn lock(dir: &Path, progress: Progress) -> Result<Flock<fs::File>> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let open = || fs::File::create(dir.join("lock"));
+    match Flock::lock(open()?, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(lock),
+        Err(_) => {
+            progress.say("waiting for another preparation of this checkout");
+            Flock::lock(open()?, FlockArg::LockExclusive)
+                .map_err(|(_, error)| error)
+                .context("cannot lock the artifacts")
+        }
+    }
+}
+
+impl<'a> Preparation<'a> {
+    /// Checks the host and fetches what is missing on it.
+    fn begin(workspace: &'a Workspace, progress: Progress, freshness: Freshness) -> Result<Self> {
+        let codename = host::codename()?;
+        let preparation = Self {
+            store: Store::open(&workspace.artifacts(), progress)?,
+            suites: archive::suites(&codename)?,
+            workspace,
+            progress,
+            codename,
+        };
+        let plan = preparation.plan(freshness)?;
+        if !plan.is_empty() {
+            host::check_disk(&workspace.artifacts())?;
+            archive::check_reachable(&preparation.suites, &plan.describe())?;
+            if freshness == Freshness::Refresh {
+                kernel::forget(&preparation.store)?;
+                root_image::forget(&preparation.store)?;
+            }
+            preparation.fetch(&plan)?;
+        }
+        Ok(preparation)
+    }
+
+    fn root_recipe(&self) -> RootRecipe<'_> {
+        RootRecipe {
+            workspace: self.workspace,
+            codename: &self.codename,
+            suites: &self.suites,
+        }
+    }
+
+    fn plan(&self, freshness: Freshness) -> Result<FetchPlan> {
+        let missing = archive::missing(&read_list(&self.workspace.recipe("host-packages.txt"))?)?;
+        let kernel = kernel::fresh(&self.store, &kernel::recipe(&self.codename))?;
+        let root = match &kernel {
+            Some(kernel) => self.root_recipe().fresh(&self.store, kernel)?,
+            None => None,
+        };
+        let anew = freshness == Freshness::Refresh;
+        Ok(FetchPlan {
+            missing,
+            kernel: anew || kernel.is_none(),
+            root: anew || root.is_none(),
+        })
+    }
+
+    fn fetch(&self, plan: &FetchPlan) -> Result<()> {
+        let log = self.store.log("packages")?;
+        archive::update(self.progress, &log)?;
+        if !plan.missing.is_empty() {
+            archive::install(&plan.missing, self.progress, &log)?;
+        }
+        Ok(())
+    }
+
+    fn images(&self) -> Result<()> {
+        let (store, workspace) = (&self.store, self.workspace);
+        let kernel = self.kernel()?;
+        let module = guest_module::build(store, workspace, &kernel)?;
+        let layer = layer::build(store)?;
+        guest_dir::publish(workspace, &layer.dir.join(layer::FILE))?;
+        let root = self.root_recipe().build(store, &kernel)?;
+        guest_dir::publish(workspace, &root.dir.join(root_image::FILE))?;
+        let agent = binaries::build_agent(workspace, self.progress, &store.log("guest-agent")?)?;
+        let initramfs = initramfs::build(store, workspace, &kernel, &module, &agent)?;
+        guest_dir::publish(workspace, &initramfs.dir.join(initramfs::FILE))?;
+        guest_dir::write_manifest(store, workspace, &kernel, &root, &[&layer, &initramfs])
+    }
+
+    fn kernel(&self) -> Result<Kernel> {
+        let kernel = kernel::build(&self.store, &kernel::recipe(&self.codename))?;
+        guest_dir::publish(self.workspace, &kernel.vmlinux())?;
+        Ok(kernel)
+    }
+}

@@ -1,0 +1,193 @@
+//! The root image `base`: a minimal Debian in one read-only EROFS file, shared by all VMs through the
+//! host's page cache.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    archive::{self, Package, Suite},
+    kernel::Kernel,
+    stage::{Built, Recipe, Store},
+    tool,
+    workspace::{Workspace, read_list},
+};
+
+pub(crate) const FILE: &str = "base.erofs";
+const PLACE: &str = "stages/root-image";
+const PACKAGES: &str = "packages.json";
+
+/// One time for all files, 2024-01-01: EROFS then needs half the bytes per inode.
+const IMAGE_TIME: &str = "1704067200";
+/// Fixed, so that the same tree gives the same image.
+const IMAGE_UUID: &str = "c0bec0be-0000-4000-8000-000000000001";
+const EROFS_OPTIONS: [&str; 1] = ["-zlz4"];
+/// Left out of the image; licences stay.
+const DPKG_OPTIONS: [&str; 5] = [
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/locale/*",
+];
+
+/// What the image is made of.
+#[derive(Debug)]
+pub(crate) struct RootRecipe<'a> {
+    pub(crate) workspace: &'a Workspace,
+    pub(crate) codename: &'a str,
+    pub(crate) suites: &'a [Suite],
+}
+
+impl RootRecipe<'_> {
+    fn sources(&self) -> String {
+        let lines: Vec<_> = self.suites.iter().map(Suite::source_line).collect();
+        lines.join("\n")
+    }
+
+    fn root_modules(&self) -> PathBuf {
+        self.workspace.recipe("kernel/root-modules.txt")
+    }
+
+    fn stage(&self, kernel: &Kernel) -> Result<Recipe> {
+        Recipe::new("root-image")
+            .text("form", "1")
+            .text("release of Debian", self.codename)
+            .text("sources", &self.sources())
+            .text("options", &format!("{EROFS_OPTIONS:?} {DPKG_OPTIONS:?}"))
+            .stage("kernel", &kernel.built)
+            .path("base", &self.workspace.recipe("base"))?
+            .path("probe", &self.workspace.recipe("probe"))?
+            .path("modules", &self.root_modules())
+    }
+
+    pub(crate) fn fresh(&self, store: &Store, kernel: &Kernel) -> Result<Option<Built>> {
+        Ok(store.fresh(&self.stage(kernel)?, PLACE))
+    }
+
+    pub(crate) fn build(&self, store: &Store, kernel: &Kernel) -> Result<Built> {
+        store.build(&self.stage(kernel)?, PLACE, |out, log| {
+            self.make(kernel, out, log)
+        })
+    }
+
+    fn make(&self, kernel: &Kernel, out: &Path, log: &Path) -> Result<()> {
+        let tree = out.join("tree");
+        self.bootstrap(&tree, log)?;
+        take_package_list(&tree, out)?;
+        self.add_modules(kernel, &tree, log)?;
+        build_probe(&self.workspace.recipe("probe/probe.c"), &tree, log)?;
+        tool::run(
+            Command::new("mkfs.erofs")
+                .args(EROFS_OPTIONS)
+                .args(["-T", IMAGE_TIME, "-U", IMAGE_UUID])
+                .arg(out.join(FILE))
+                .arg(&tree),
+            log,
+        )?;
+        crate::mounts::detach_below(&tree)?;
+        fs::remove_dir_all(&tree).context("cannot remove the unpacked tree")
+    }
+
+    fn bootstrap(&self, tree: &Path, log: &Path) -> Result<()> {
+        let base = self.workspace.recipe("base");
+        let packages = read_list(&base.join("packages.txt"))?;
+        let mut command = Command::new("mmdebstrap");
+        command
+            .env("SOURCE_DATE_EPOCH", IMAGE_TIME)
+            .args(["--mode=root", "--format=directory", "--variant=minbase"])
+            .arg(format!("--include={}", packages.join(",")))
+            .args(DPKG_OPTIONS.map(|option| format!("--dpkgopt={option}")))
+            .args([
+                "--aptopt=APT::Install-Recommends \"false\"",
+                "--aptopt=Acquire::Retries 3",
+            ])
+            .arg(format!(
+                "--customize-hook=sh {}/customize.sh \"$1\"",
+                base.display()
+            ))
+            .arg(self.codename)
+            .arg(tree)
+            .args(self.suites.iter().map(Suite::source_line));
+        tool::run(&mut command, log)
+    }
+
+    /// Modules for modprobe, with the files that it looks them up in.
+    fn add_modules(&self, kernel: &Kernel, tree: &Path, log: &Path) -> Result<()> {
+        let from = kernel.modules_dir();
+        let to = tree.join("usr/lib/modules").join(&kernel.release);
+        let modules = kernel.modules()?;
+        for file in modules.load_order(&read_list(&self.root_modules())?)? {
+            copy_below(file, &from, &to)?;
+        }
+        for name in [
+            "modules.builtin",
+            "modules.builtin.modinfo",
+            "modules.order",
+        ] {
+            copy_below(&from.join(name), &from, &to)?;
+        }
+        let mut depmod = Command::new("chroot");
+        depmod.arg(tree).args(["depmod", &kernel.release]);
+        tool::run(&mut depmod, log)
+    }
+}
+
+pub(crate) fn forget(store: &Store) -> Result<()> {
+    store.forget(PLACE)
+}
+
+/// The packages in an image.
+pub(crate) fn packages(image: &Built) -> Result<Vec<Package>> {
+    Ok(serde_json::from_slice(&fs::read(
+        image.dir.join(PACKAGES),
+    )?)?)
+}
+
+/// Moves what the customize hook wrote out of the tree.
+fn take_package_list(tree: &Path, out: &Path) -> Result<()> {
+    let list = tree.join(".packages");
+    let text = fs::read_to_string(&list).context("the image lists no packages")?;
+    let packages = serde_json::to_string_pretty(&archive::parse_packages(&text))?;
+    fs::write(out.join(PACKAGES), packages)?;
+    Ok(fs::remove_file(&list)?)
+}
+
+fn copy_below(file: &Path, from: &Path, to: &Path) -> Result<()> {
+    let target = to.join(file.strip_prefix(from)?);
+    if let Some(parent) = target.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::copy(file, &target).with_context(|| format!("cannot copy {}", file.display()))?;
+    Ok(())
+}
+
+/// One page of code and no library: what its exec costs is what any exec costs at the least.
+fn build_probe(source: &Path, tree: &Path, log: &Path) -> Result<()> {
+    let program = tree.join("usr/local/bin/probe");
+    let mut cc = Command::new("gcc");
+    cc.args([
+        "-Os",
+        "-static",
+        "-nostdlib",
+        "-fno-pie",
+        "-no-pie",
+        "-fcf-protection=none",
+    ])
+    .args([
+        "-fno-stack-protector",
+        "-fno-asynchronous-unwind-tables",
+        "-s",
+    ])
+    .args(["-Wl,--build-id=none", "-Wl,-z,noseparate-code", "-o"])
+    .arg(&program)
+    .arg(source);
+    tool::run(&mut cc, log)?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}

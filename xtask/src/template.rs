@@ -1,0 +1,178 @@
+//! The template `base`: a booted guest in which the commands that users run first have already run, so
+//! that its page cache is warm and clones share it.
+//!
+//! ```text
+//! boot → identity → warm up → sync → snapshot      one VMM
+//! restore → identity → probe → record working set  another, the template's first clone
+//! ```
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
+use model::{
+    Bytes, EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, VmSpec,
+    WorkingSetPrefault, template_file,
+};
+use vmm_control::VmProcess;
+
+use crate::{
+    guest_dir, initramfs, layer, root_image,
+    stage::{Built, Recipe, Store},
+    workspace::Workspace,
+};
+
+const PLACE: &str = "templates/base";
+const MEMORY: Bytes = Bytes::mib(256);
+/// A boot takes about a second; a host under load gets this long for any single answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Each warm-up runs this often: the first run reads files, the second takes the paths of a warm one.
+const WARM_UP_RUNS: usize = 2;
+const PROBE: [&str; 1] = ["/usr/local/bin/probe"];
+/// What users run first.
+const WARM_UP: [&[&str]; 5] = [
+    &PROBE,
+    &["/bin/bash", "-lc", "true"],
+    &["/usr/bin/python3", "-c", "print(1)"],
+    &["/usr/bin/git", "--version"],
+    &["/usr/bin/curl", "--version"],
+];
+
+/// Makes the template unless it is fresh.
+pub(crate) fn build(store: &Store, workspace: &Workspace, vmm: &Path) -> Result<Built> {
+    let paths = guest_paths(&workspace.guest());
+    let recipe = Recipe::new("template")
+        .text("memory", &MEMORY.to_string())
+        .text("warm-up", &format!("{WARM_UP:?} {WARM_UP_RUNS} times"))
+        .text("root image at", &paths.root.display().to_string())
+        .path("manifest", &workspace.guest().join(guest_dir::MANIFEST))?
+        .path("vmm", vmm)?;
+    store.build(&recipe, PLACE, |out, log| {
+        let run = tempfile::Builder::new()
+            .prefix("cube-template-")
+            .tempdir()?;
+        let maker = Maker {
+            vmm,
+            run: run.path(),
+            log,
+        };
+        // The VMM makes the directory itself, so that it never writes into one that stands.
+        fs::remove_dir(out)?;
+        maker
+            .snapshot(paths, out)
+            .context("cannot make the template")?;
+        maker
+            .record_working_set(out)
+            .context("the template cannot be restored")
+    })
+}
+
+fn guest_paths(guest: &Path) -> GuestPaths {
+    GuestPaths {
+        kernel: guest.join("vmlinux"),
+        initrd: guest.join(initramfs::FILE),
+        root: guest.join(root_image::FILE),
+        layer: guest.join(layer::FILE),
+    }
+}
+
+/// What both VMs of a template have around them.
+#[derive(Debug)]
+struct Maker<'a> {
+    vmm: &'a Path,
+    /// Sockets and consoles; short-lived and with a short name, which unix sockets need.
+    run: &'a Path,
+    log: &'a Path,
+}
+
+impl Maker<'_> {
+    fn snapshot(&self, guest: GuestPaths, dir: &Path) -> Result<()> {
+        let vsock = self.run.join("boot.sock");
+        let mut vm = self.spawn()?;
+        let spec = VmSpec {
+            memory: MEMORY,
+            vcpus: 1,
+            guest,
+            cmdline: String::new(),
+            hypercalls: HypercallPath::default(),
+            vsock: vsock.clone(),
+            console: Some(self.log.with_extension("boot.console")),
+        };
+        vm.control.boot(spec, None).context("cannot boot")?;
+        vm.control.identity(identity()?, PATIENCE)?;
+        warm_up(&vsock)?;
+        vm.control.snapshot(dir).context("cannot snapshot")?;
+        Ok(vm.control.shutdown()?)
+    }
+
+    fn record_working_set(&self, template: &Path) -> Result<()> {
+        let vsock = self.run.join("restore.sock");
+        let mut vm = self.spawn()?;
+        let spec = RestoreSpec {
+            template: template.to_owned(),
+            vsock: vsock.clone(),
+            console: Some(self.log.with_extension("restore.console")),
+            prefault: WorkingSetPrefault::Off,
+        };
+        vm.control.restore(spec, None)?;
+        vm.control.resume()?;
+        vm.control.identity(identity()?, PATIENCE)?;
+        let mut agent = connect(&vsock)?;
+        run(&mut agent, &PROBE)?;
+        let path = template.join(template_file::WORKING_SET);
+        vm.control.record_working_set(&path)?;
+        Ok(vm.control.shutdown()?)
+    }
+
+    fn spawn(&self) -> Result<VmProcess> {
+        let log = File::options().append(true).open(self.log)?;
+        Ok(VmProcess::spawn(self.vmm, Some(log), Some(PATIENCE))?)
+    }
+}
+
+fn connect(vsock: &Path) -> Result<EnvdClient> {
+    EnvdClient::connect(vsock, ENVD_PORT, PATIENCE).context("cannot reach the agent")
+}
+
+fn warm_up(vsock: &Path) -> Result<()> {
+    let mut agent = connect(vsock)?;
+    for command in WARM_UP {
+        for _ in 0..WARM_UP_RUNS {
+            run(&mut agent, command)?;
+        }
+    }
+    // Nothing of the layer is left to write when the clones wake up.
+    run(&mut agent, &["/bin/sync"])
+}
+
+fn run(agent: &mut EnvdClient, command: &[&str]) -> Result<()> {
+    let (program, arguments) = command.split_first().context("an empty command")?;
+    let request = ExecRequest::new(*program, arguments);
+    let output = agent
+        .exec(&request, PATIENCE)
+        .with_context(|| format!("{command:?} did not run in the guest"))?;
+    ensure!(
+        output.exited && output.exit_code == 0,
+        "{command:?} ended with {} in the guest: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}
+
+/// An identity for the template's own two VMs; every clone gets another.
+fn identity() -> Result<Identity> {
+    let mut random = [0; 48];
+    File::open("/dev/urandom")?.read_exact(&mut random)?;
+    let (seed, id) = random.split_at(32);
+    Ok(Identity {
+        hostname: "template".to_owned(),
+        machine_id: id.iter().map(|b| format!("{b:02x}")).collect(),
+        entropy: EntropySeed::new(seed.try_into()?),
+    })
+}

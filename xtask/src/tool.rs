@@ -1,0 +1,103 @@
+//! Other programs: their output goes to a log, their failure becomes an error that shows its end.
+
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// Lines of a failed program's output that an error shows.
+const LINES_SHOWN: usize = 15;
+
+/// Runs a program, its output appended to `log`.
+pub(crate) fn run(command: &mut Command, log: &Path) -> Result<()> {
+    let mut file = fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(log)
+        .with_context(|| format!("cannot open {}", log.display()))?;
+    writeln!(file, "+ {command:?}")?;
+    let name = name(command);
+    let status = command
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file)
+        .status()
+        .with_context(|| format!("cannot start {name}"))?;
+    if !status.success() {
+        bail!("{name} ended with {status}:\n{}", last_lines(log));
+    }
+    Ok(())
+}
+
+/// Runs a program and returns what it printed.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let name = name(command);
+    let done = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {name}"))?;
+    if !done.status.success() {
+        let said = String::from_utf8_lossy(&done.stderr);
+        bail!("{name} ended with {}: {}", done.status, said.trim());
+    }
+    String::from_utf8(done.stdout).with_context(|| format!("{name} printed other than UTF-8"))
+}
+
+/// Feeds `input` to a program and returns what it printed.
+pub(crate) fn filter(command: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
+    let name = name(command);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {name}"))?;
+    let stdin = child.stdin.take();
+    let done = std::thread::scope(|scope| {
+        // A program that stops reading says why by its status.
+        scope.spawn(move || stdin.map(|mut pipe| pipe.write_all(input)));
+        child.wait_with_output()
+    })?;
+    if !done.status.success() {
+        let said = String::from_utf8_lossy(&done.stderr);
+        bail!("{name} ended with {}: {}", done.status, said.trim());
+    }
+    Ok(done.stdout)
+}
+
+fn name(command: &Command) -> String {
+    command.get_program().to_string_lossy().into_owned()
+}
+
+fn last_lines(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_shows_the_end_of_the_output() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "seq 100; exit 3"]);
+        let error = run(&mut command, log.path()).unwrap_err().to_string();
+        assert!(error.contains("exit status: 3") && error.ends_with("\n100"));
+        assert!(!error.contains("\n50\n"));
+    }
+
+    #[test]
+    fn a_filter_takes_more_than_a_pipe_holds() {
+        let input = vec![7; 1 << 20];
+        assert_eq!(filter(&mut Command::new("cat"), &input).unwrap(), input);
+        assert!(filter(&mut Command::new("false"), &input).is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! Where things lie in this checkout.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+/// The checkout.
+#[derive(Debug, Clone)]
+pub(crate) struct Workspace {
+    root: PathBuf,
+}
+
+impl Workspace {
+    /// The checkout that this program was built from.
+    pub(crate) fn locate() -> Result<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .parent()
+            .context("xtask has no parent directory")?;
+        Ok(Self {
+            root: root.to_owned(),
+        })
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// A file or directory of the image recipes.
+    pub(crate) fn recipe(&self, name: &str) -> PathBuf {
+        self.root.join("images").join(name)
+    }
+
+    /// Everything that is built beside cargo's own outputs.
+    pub(crate) fn artifacts(&self) -> PathBuf {
+        self.root.join("target/cube")
+    }
+
+    /// Kernel, initramfs and images under the names that others use.
+    pub(crate) fn guest(&self) -> PathBuf {
+        self.artifacts().join("guest")
+    }
+
+    /// A cargo command in this workspace.
+    pub(crate) fn cargo(&self) -> Command {
+        let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(program);
+        command.current_dir(&self.root);
+        command
+    }
+
+    /// Cargo's target directory, wherever the environment has put it.
+    pub(crate) fn target(&self) -> Result<PathBuf> {
+        let mut command = self.cargo();
+        command.args(["metadata", "--format-version=1", "--no-deps"]);
+        let metadata: serde_json::Value =
+            serde_json::from_str(&crate::tool::output(&mut command)?)?;
+        let dir = metadata["target_directory"].as_str();
+        Ok(dir
+            .context("cargo metadata names no target directory")?
+            .into())
+    }
+}
+
+/// The lines of a recipe's list, without comments and blanks.
+pub(crate) fn read_list(path: &Path) -> Result<Vec<String>> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(str::to_owned)
+        .collect())
+}
