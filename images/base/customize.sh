@@ -9,7 +9,7 @@ recipe=$(dirname "$0")
 chroot "$tree" dpkg-query --show --showformat '${Package}=${Version}\n' |
     xargs chroot "$tree" apt-cache show > "$tree/.packages"
 
-cp -r "$recipe/files/." "$tree/"
+(cd "$recipe/files" && find . -type f -exec install -D -m 0644 {} "$tree/{}" \;)
 chroot "$tree" useradd --uid 1000 --user-group --create-home --shell /bin/bash user
 chmod 0440 "$tree/etc/sudoers.d/user"
 chmod 0755 "$tree/home/user"

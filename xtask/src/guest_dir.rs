@@ -12,7 +12,6 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use model::FileSum;
 use serde::Serialize;
 
 use crate::{
@@ -35,7 +34,16 @@ struct Manifest {
     kernel_release: String,
     kernel_packages: Vec<Package>,
     root_packages: Vec<Package>,
-    artifacts: BTreeMap<String, FileSum>,
+    artifacts: BTreeMap<String, ArtifactSum>,
+}
+
+#[derive(Debug, Serialize)]
+struct ArtifactSum {
+    bytes: u64,
+    /// SHA-256 of the content; of a sparse file it is taken over length, places and contents of the blocks
+    /// that are not zero, and `sparse` is true.
+    sha256: String,
+    sparse: bool,
 }
 
 /// Puts a built file at its name in `guest/`.
@@ -83,18 +91,29 @@ pub(crate) fn write_manifest(
     publish(workspace, &built.dir.join(MANIFEST))
 }
 
-fn sums(dir: &Path) -> Result<BTreeMap<String, FileSum>> {
+fn sums(dir: &Path) -> Result<BTreeMap<String, ArtifactSum>> {
     let mut sums = BTreeMap::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if name != MANIFEST {
-            let sum = FileSum {
-                bytes: entry.metadata()?.len(),
-                sha256: stage::file_sum(&entry.path())?,
-            };
-            sums.insert(name, sum);
+            sums.insert(name, sum(&entry.path())?);
         }
     }
     Ok(sums)
+}
+
+fn sum(path: &Path) -> Result<ArtifactSum> {
+    let meta = fs::metadata(path)?;
+    let sparse = meta.blocks() * 512 < meta.len() / 2;
+    let sha256 = if sparse {
+        stage::sparse_sum(path)?
+    } else {
+        stage::file_sum(path)?
+    };
+    Ok(ArtifactSum {
+        bytes: meta.len(),
+        sha256,
+        sparse,
+    })
 }
