@@ -1,0 +1,165 @@
+//! virtio-blk (virtio 1.2, 5.2): one queue of reads, writes, flushes and the identity.
+
+use virtio_bindings::virtio_blk as spec;
+
+use super::buffers::Buffers;
+use super::layer::{Access, Disk};
+use super::queue::Chain;
+use super::registers::{COMMON_FEATURES, Identity, feature};
+use super::{Io, VirtioDevice};
+
+const DEVICE_ID: u32 = 2;
+const QUEUE: u16 = 128;
+/// The longest chain is a full queue: header, segments, status.
+const SEG_MAX: u32 = 126;
+const SIZE_MAX: u32 = 64 << 10;
+/// No driver that keeps to the limits above asks for more in one request.
+const REQUEST_MAX: usize = 126 * (64 << 10);
+const SECTOR: u64 = 512;
+/// Length of the answer to GET_ID.
+const ID_BYTES: usize = 20;
+
+/// How a request ended, as the driver's status byte says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    Failed,
+    Unsupported,
+}
+
+impl Outcome {
+    fn status(self) -> u8 {
+        let code = match self {
+            Outcome::Done => spec::VIRTIO_BLK_S_OK,
+            Outcome::Failed => spec::VIRTIO_BLK_S_IOERR,
+            Outcome::Unsupported => spec::VIRTIO_BLK_S_UNSUPP,
+        };
+        code.to_le_bytes()[0]
+    }
+}
+
+/// A block device over a [`Disk`].
+#[derive(Debug)]
+pub(super) struct Block {
+    disk: Disk,
+    serial: &'static str,
+}
+
+impl Block {
+    pub(super) fn new(disk: Disk, serial: &'static str) -> Self {
+        Self { disk, serial }
+    }
+
+    pub(super) fn disk(&self) -> &Disk {
+        &self.disk
+    }
+
+    pub(super) fn sectors(&self) -> u64 {
+        self.disk.len() / SECTOR
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        let mut features = COMMON_FEATURES
+            | feature(spec::VIRTIO_BLK_F_SIZE_MAX)
+            | feature(spec::VIRTIO_BLK_F_SEG_MAX)
+            | feature(spec::VIRTIO_BLK_F_BLK_SIZE)
+            | feature(spec::VIRTIO_BLK_F_TOPOLOGY)
+            | feature(spec::VIRTIO_BLK_F_FLUSH);
+        if self.disk.access() == Access::ReadOnly {
+            features |= feature(spec::VIRTIO_BLK_F_RO);
+        }
+        Identity {
+            device_id: DEVICE_ID,
+            features,
+            queue_sizes: &[QUEUE],
+            config: self.config(),
+        }
+    }
+
+    /// `struct virtio_blk_config` up to the topology: 4 KiB physical blocks in 512-byte logical ones, so
+    /// that the guest aligns its writes with the layer's blocks.
+    fn config(&self) -> Vec<u8> {
+        let mut config = Vec::with_capacity(60);
+        config.extend(self.sectors().to_le_bytes());
+        config.extend(SIZE_MAX.to_le_bytes());
+        config.extend(SEG_MAX.to_le_bytes());
+        config.extend([0; 4]); // geometry: not offered
+        config.extend(512_u32.to_le_bytes());
+        config.extend([3, 0]); // physical block exponent, alignment offset
+        config.extend(8_u16.to_le_bytes()); // smallest good I/O, in logical blocks
+        config.extend(0_u32.to_le_bytes()); // best I/O: not known
+        config.resize(60, 0);
+        config
+    }
+
+    /// Serves one request; the number of bytes written to guest memory.
+    fn serve(&mut self, chain: Chain<'_>) -> u32 {
+        let Chain {
+            mut readable,
+            mut writable,
+            ..
+        } = chain;
+        let Some(status) = writable
+            .len()
+            .checked_sub(1)
+            .and_then(|at| writable.split_off(at))
+        else {
+            return 0;
+        };
+        let room = writable.len();
+        let mut header = [0; 16];
+        let outcome = match readable.split_front(header.len()) {
+            Some(front) if room <= REQUEST_MAX && readable.len() <= REQUEST_MAX => {
+                front.read(&mut header);
+                self.perform(header, readable, writable)
+            }
+            _ => Outcome::Failed,
+        };
+        status.write(&[outcome.status()]);
+        // The status byte is last: all before it counts as written, whatever its content.
+        u32::try_from(room + 1).unwrap_or(0)
+    }
+
+    fn perform(&mut self, header: [u8; 16], data: Buffers<'_>, into: Buffers<'_>) -> Outcome {
+        let [k0, k1, k2, k3, _, _, _, _, sector @ ..] = header;
+        let offset = u64::from_le_bytes(sector).checked_mul(SECTOR);
+        let done = match (u32::from_le_bytes([k0, k1, k2, k3]), offset) {
+            (spec::VIRTIO_BLK_T_IN, Some(offset)) => self.disk.read(offset, into),
+            (spec::VIRTIO_BLK_T_OUT, Some(offset)) => self.disk.write(offset, data),
+            // What was written dies with the VM, or goes into a snapshot that syncs it.
+            (spec::VIRTIO_BLK_T_FLUSH, _) => Ok(()),
+            (spec::VIRTIO_BLK_T_GET_ID, _) => {
+                let mut id = [0; ID_BYTES];
+                id[..self.serial.len()].copy_from_slice(self.serial.as_bytes());
+                into.write(&id);
+                Ok(())
+            }
+            (spec::VIRTIO_BLK_T_IN | spec::VIRTIO_BLK_T_OUT, None) => {
+                return Outcome::Failed;
+            }
+            _ => return Outcome::Unsupported,
+        };
+        match done {
+            Ok(()) => Outcome::Done,
+            Err(_) => Outcome::Failed,
+        }
+    }
+}
+
+impl VirtioDevice for Block {
+    fn notify(&mut self, _queue: usize, io: &mut Io<'_>) {
+        let Some(queue) = io.queues.first_mut() else {
+            return;
+        };
+        loop {
+            while let Some(chain) = queue.pop(io.ram) {
+                let head = chain.head;
+                let len = self.serve(chain);
+                queue.complete(io.ram, head, len);
+            }
+            if !queue.await_kick(io.ram) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Pieces of guest memory that a driver offered for one transfer.
+
+use vm_memory::VolatileSlice;
+
+/// Longest descriptor chain that a device accepts: the longest legitimate one is a block request of
+/// 126 data segments with its header and its status byte.
+pub(super) const MAX_SEGMENTS: usize = 128;
+
+/// Bounds-checked guest memory in the driver's order. Empty pieces never occur in it.
+#[derive(Debug, Default)]
+pub(super) struct Buffers<'a> {
+    slices: Vec<VolatileSlice<'a>>,
+    len: usize,
+}
+
+impl<'a> Buffers<'a> {
+    pub(super) fn push(&mut self, slice: VolatileSlice<'a>) {
+        if !slice.is_empty() {
+            self.len += slice.len();
+            self.slices.push(slice);
+        }
+    }
+
+    /// Bytes in all pieces together.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn segments(&self) -> usize {
+        self.slices.len()
+    }
+
+    pub(super) fn slices(&self) -> &[VolatileSlice<'a>] {
+        &self.slices
+    }
+
+    /// Cuts off everything from byte `at` on; `None` when there are fewer bytes, with `self` untouched.
+    pub(super) fn split_off(&mut self, at: usize) -> Option<Buffers<'a>> {
+        if at > self.len {
+            return None;
+        }
+        let mut rest = Buffers::default();
+        let mut kept = 0;
+        let mut index = 0;
+        while kept < at {
+            kept += self.slices.get(index)?.len();
+            index += 1;
+        }
+        if kept > at {
+            let last = self.slices.get_mut(index - 1)?;
+            let (head, tail) = last.split_at(last.len() - (kept - at)).ok()?;
+            *last = head;
+            rest.push(tail);
+        }
+        for slice in self.slices.drain(index..) {
+            rest.push(slice);
+        }
+        self.len = at;
+        Some(rest)
+    }
+
+    /// Cuts off and returns the first `at` bytes, leaving the rest in `self`.
+    pub(super) fn split_front(&mut self, at: usize) -> Option<Buffers<'a>> {
+        let rest = self.split_off(at)?;
+        Some(std::mem::replace(self, rest))
+    }
+
+    /// Copies `bytes` to the start; the number that fitted.
+    pub(super) fn write(&self, bytes: &[u8]) -> usize {
+        let mut done = 0;
+        for slice in &self.slices {
+            let piece = &bytes[done..];
+            let len = piece.len().min(slice.len());
+            slice.copy_from(&piece[..len]);
+            done += len;
+        }
+        done
+    }
+
+    /// Copies from the start into `bytes`; the number that there were.
+    pub(super) fn read(&self, bytes: &mut [u8]) -> usize {
+        let mut done = 0;
+        for slice in &self.slices {
+            done += slice.copy_to(&mut bytes[done..]);
+        }
+        done
+    }
+
+    /// Writes zeros over everything.
+    pub(super) fn fill_zero(&self) {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        for slice in &self.slices {
+            let mut at = 0;
+            while let Ok(rest) = slice.offset(at) {
+                let len = rest.len().min(ZEROS.len());
+                if len == 0 {
+                    break;
+                }
+                rest.copy_from(&ZEROS[..len]);
+                at += len;
+            }
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! The disk files behind the block devices.
+//!
+//! ```text
+//! root     ── read ──► image file, shared by all VMs through the host's page cache
+//! layer    ── read ──► private file where the block was written, else the template's file
+//!          ── write ─► private file (unlinked, sparse, made by the first write)
+//! ```
+//! Cloning costs nothing: a clone starts with the template's file and no private one. The private file
+//! dies with the process. It lies in the VM's own directory and not in memory, so that a full disk is an
+//! I/O error in the guest, and the guest's writes are not charged to the host's memory.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::libc;
+use nix::unistd::{Whence, lseek};
+
+use super::buffers::Buffers;
+use super::sys;
+
+/// Granularity of copy-on-write, the block size of the guest's file systems.
+const BLOCK: u64 = 4096;
+const BLOCK_BYTES: usize = 4096;
+/// Blocks that one leaf of the map covers: 16 MiB of disk in 512 bytes.
+const LEAF_BLOCKS: u64 = 4096;
+/// Bytes moved at a time when a layer is copied.
+const COPY_BYTES: usize = 256 << 10;
+
+/// Which blocks the private file holds. Leaves exist where something was written.
+#[derive(Debug, Default)]
+struct BlockMap {
+    leaves: Vec<Option<Box<[u64; 64]>>>,
+}
+
+impl BlockMap {
+    fn contains(&self, block: u64) -> bool {
+        let (leaf, word, bit) = place(block);
+        match self.leaves.get(leaf) {
+            Some(Some(words)) => words[word] & bit != 0,
+            _ => false,
+        }
+    }
+
+    fn insert(&mut self, block: u64) {
+        let (leaf, word, bit) = place(block);
+        if self.leaves.len() <= leaf {
+            self.leaves.resize_with(leaf + 1, || None);
+        }
+        self.leaves[leaf].get_or_insert_with(|| Box::new([0; 64]))[word] |= bit;
+    }
+}
+
+fn place(block: u64) -> (usize, usize, u64) {
+    let leaf = usize::try_from(block / LEAF_BLOCKS).unwrap_or(usize::MAX);
+    let word = usize::try_from(block % LEAF_BLOCKS / 64).unwrap_or(0);
+    (leaf, word, 1 << (block % 64))
+}
+
+/// Where the bytes of a run of blocks are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Base,
+    Private,
+}
+
+/// Whether a disk may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    ReadOnly,
+    /// Writes go to a private file in the disk's scratch directory.
+    CopyOnWrite,
+}
+
+/// A disk: a base file that is never written, and what was written over it.
+#[derive(Debug)]
+pub(super) struct Disk {
+    base: File,
+    len: u64,
+    access: Access,
+    scratch: PathBuf,
+    private: Option<File>,
+    written: BlockMap,
+}
+
+impl Disk {
+    /// A disk of whole sectors over `base`; a tail of less than 512 bytes is left out.
+    pub(super) fn new(base: File, access: Access, scratch: &Path) -> io::Result<Self> {
+        let len = base.metadata()?.len() & !511;
+        Ok(Self {
+            base,
+            len,
+            access,
+            scratch: scratch.to_path_buf(),
+            private: None,
+            written: BlockMap::default(),
+        })
+    }
+
+    /// Size in bytes, a multiple of 512.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(super) fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Fills `into` from `offset`. The range must lie on the disk.
+    pub(super) fn read(&self, offset: u64, mut into: Buffers<'_>) -> io::Result<()> {
+        let mut at = self.check(offset, into.len())?;
+        while into.len() > 0 {
+            let (source, end) = self.run(at, at + as_u64(into.len()));
+            let piece = split(&mut into, end - at)?;
+            self.read_from(source, at, piece)?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    fn read_from(&self, source: Source, mut at: u64, mut into: Buffers<'_>) -> io::Result<()> {
+        let file = match (source, &self.private) {
+            (Source::Private, Some(private)) => private,
+            _ => &self.base,
+        };
+        while into.len() > 0 {
+            match sys::preadv(file.as_fd(), into.slices(), at) {
+                Ok(0) => {
+                    into.fill_zero();
+                    return Ok(());
+                }
+                Ok(done) => {
+                    split(&mut into, as_u64(done))?;
+                    at += as_u64(done);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The source of the byte at `at`, and where the run of the same source ends, at most at `end`.
+    fn run(&self, at: u64, end: u64) -> (Source, u64) {
+        if self.private.is_none() {
+            return (Source::Base, end);
+        }
+        let source = self.source(at / BLOCK);
+        let mut block = at / BLOCK + 1;
+        while block * BLOCK < end && self.source(block) == source {
+            block += 1;
+        }
+        (source, end.min(block * BLOCK))
+    }
+
+    fn source(&self, block: u64) -> Source {
+        if self.written.contains(block) {
+            Source::Private
+        } else {
+            Source::Base
+        }
+    }
+
+    /// Writes `from` at `offset`. The range must lie on the disk. After an error the range holds a mix of
+    /// old and new bytes, as on any disk.
+    pub(super) fn write(&mut self, offset: u64, mut from: Buffers<'_>) -> io::Result<()> {
+        let start = self.check(offset, from.len())?;
+        if self.access == Access::ReadOnly {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        let end = start + as_u64(from.len());
+        if start == end {
+            return Ok(());
+        }
+        self.make_private()?;
+        if start % BLOCK != 0 {
+            self.copy_up(start / BLOCK)?;
+        }
+        if end % BLOCK != 0 && end != self.len {
+            self.copy_up(end / BLOCK)?;
+        }
+        let mut at = start;
+        while from.len() > 0 {
+            match sys::pwritev(self.private()?.as_fd(), from.slices(), at) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(done) => {
+                    split(&mut from, as_u64(done))?;
+                    at += as_u64(done);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        for block in start / BLOCK..end.div_ceil(BLOCK) {
+            self.written.insert(block);
+        }
+        Ok(())
+    }
+
+    /// Copies a block of the base to the private file, before a part of it is overwritten.
+    fn copy_up(&mut self, block: u64) -> io::Result<()> {
+        if self.written.contains(block) {
+            return Ok(());
+        }
+        let mut bytes = [0; BLOCK_BYTES];
+        let filled = read_full(&self.base, &mut bytes, block * BLOCK)?;
+        bytes[filled..].fill(0);
+        self.private()?.write_all_at(&bytes, block * BLOCK)?;
+        self.written.insert(block);
+        Ok(())
+    }
+
+    fn private(&self) -> io::Result<&File> {
+        self.private.as_ref().ok_or(io::ErrorKind::NotFound.into())
+    }
+
+    fn make_private(&mut self) -> io::Result<()> {
+        if self.private.is_none() {
+            self.private = Some(scratch_file(&self.scratch)?);
+        }
+        Ok(())
+    }
+
+    fn check(&self, offset: u64, len: usize) -> io::Result<u64> {
+        match offset.checked_add(as_u64(len)) {
+            Some(end) if end <= self.len => Ok(offset),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Writes the disk as the guest sees it into `target`, leaving holes where both files have them.
+    /// The number of bytes written.
+    pub(super) fn copy_to(&self, target: &File) -> io::Result<u64> {
+        target.set_len(0)?;
+        target.set_len(self.len)?;
+        let mut copied = 0;
+        let mut at = 0;
+        while at < self.len {
+            let (source, end) = self.run(at, self.len);
+            let file = match source {
+                Source::Base => &self.base,
+                Source::Private => self.private()?,
+            };
+            copied += copy_data(file, target, at, end)?;
+            at = end;
+        }
+        Ok(copied)
+    }
+}
+
+/// Copies what is data between two offsets, skipping holes.
+fn copy_data(from: &File, to: &File, start: u64, end: u64) -> io::Result<u64> {
+    let mut copied = 0;
+    let mut at = start;
+    while let Some((data, hole)) = next_data(from, at, end)? {
+        copied += copy_range(from, to, data, hole)?;
+        at = hole;
+    }
+    Ok(copied)
+}
+
+/// The next range with data in it. A file system that knows no holes reports everything as data.
+fn next_data(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
+    if at >= end {
+        return Ok(None);
+    }
+    let seek = |offset: u64, whence| match i64::try_from(offset) {
+        Ok(offset) => lseek(file, offset, whence),
+        Err(_) => Err(nix::errno::Errno::EOVERFLOW),
+    };
+    let data = match seek(at, Whence::SeekData) {
+        Ok(data) => u64::try_from(data).unwrap_or(end),
+        Err(nix::errno::Errno::ENXIO) => return Ok(None),
+        Err(_) => return Ok(Some((at, end))),
+    };
+    if data >= end {
+        return Ok(None);
+    }
+    let hole = seek(data, Whence::SeekHole)?;
+    Ok(Some((data, u64::try_from(hole).unwrap_or(end).min(end))))
+}
+
+fn copy_range(from: &File, to: &File, start: u64, end: u64) -> io::Result<u64> {
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut at = start;
+    while at < end {
+        let want = usize::try_from(end - at).map_or(COPY_BYTES, |left| left.min(COPY_BYTES));
+        let got = read_full(from, &mut buffer[..want], at)?;
+        if got == 0 {
+            break;
+        }
+        to.write_all_at(&buffer[..got], at)?;
+        at += as_u64(got);
+    }
+    Ok(at - start)
+}
+
+/// Reads until `into` is full or the file ends.
+fn read_full(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < into.len() {
+        match file.read_at(&mut into[done..], offset + as_u64(done)) {
+            Ok(0) => break,
+            Ok(len) => done += len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// A file without a name: nothing is left behind, however the process ends.
+fn scratch_file(directory: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.custom_flags(libc::O_TMPFILE).open(directory) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            let path = directory.join(format!("layer.{}", std::process::id()));
+            let file = options.custom_flags(0).create_new(true).open(&path)?;
+            std::fs::remove_file(&path)?;
+            Ok(file)
+        }
+        other => other,
+    }
+}
+
+fn split<'a>(buffers: &mut Buffers<'a>, len: u64) -> io::Result<Buffers<'a>> {
+    let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let front = buffers.split_front(len);
+    front.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+fn as_u64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}

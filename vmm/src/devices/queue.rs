@@ -1,0 +1,326 @@
+//! One virtqueue as a device sees it: hostile on the guest's side, simple on the device's.
+//!
+//! The walk over the available ring and the descriptors is the `virtio-queue` crate's. This module adds
+//! what the crate leaves open: limits on a chain, used entries that become visible all at once (a frame
+//! over several merged buffers needs that), and a sticky fault. A ring whose addresses or indices make no
+//! sense is faulty until the driver resets the device, and yields nothing more; a chain that makes no
+//! sense is given back with length 0.
+
+use std::sync::atomic::{Ordering, fence};
+
+use serde::{Deserialize, Serialize};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+
+use super::Ram;
+use super::buffers::{Buffers, MAX_SEGMENTS};
+use super::state::DeviceStateError;
+
+/// Where the notification suppression of the available ring stands (virtio 1.2, 2.7.6).
+const AVAIL_NO_INTERRUPT: u16 = 1;
+/// Bytes of one entry of the used ring.
+const USED_ENTRY: u64 = 8;
+
+/// One request of the driver: what it wants read and what it wants written.
+#[derive(Debug)]
+pub(super) struct Chain<'a> {
+    /// Names the chain towards the driver.
+    pub(super) head: u16,
+    pub(super) readable: Buffers<'a>,
+    pub(super) writable: Buffers<'a>,
+}
+
+/// A virtqueue.
+#[derive(Debug)]
+pub(super) struct Virtqueue {
+    queue: Queue,
+    /// Used entries written and not yet visible to the driver.
+    staged: u16,
+    fault: bool,
+}
+
+/// What a snapshot keeps of one queue. Zero addresses mean that the driver never set it up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueState {
+    /// Entries, a power of two.
+    pub size: u16,
+    /// Whether the driver switched the queue on.
+    pub ready: bool,
+    /// Whether the queue stopped because the driver broke its rules.
+    pub fault: bool,
+    /// Guest-physical address of the descriptor table.
+    pub desc_table: u64,
+    /// Guest-physical address of the available ring.
+    pub avail_ring: u64,
+    /// Guest-physical address of the used ring.
+    pub used_ring: u64,
+    /// Next entry of the available ring to look at, free-running.
+    pub next_avail: u16,
+    /// Next entry of the used ring to write, free-running.
+    pub next_used: u16,
+}
+
+/// Halves of the 64-bit addresses that a driver writes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Half {
+    Low(u32),
+    High(u32),
+}
+
+/// The three areas of a queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Area {
+    Descriptors,
+    Available,
+    Used,
+}
+
+impl Virtqueue {
+    /// `max_size` is a constant of the device, a power of two.
+    pub(super) fn new(max_size: u16) -> Self {
+        let queue = Queue::new(max_size).unwrap_or_default();
+        Self {
+            queue,
+            staged: 0,
+            fault: false,
+        }
+    }
+
+    pub(super) fn max_size(&self) -> u16 {
+        self.queue.max_size()
+    }
+
+    pub(super) fn ready(&self) -> bool {
+        self.queue.ready()
+    }
+
+    pub(super) fn fault(&self) -> bool {
+        self.fault
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.queue.reset();
+        self.staged = 0;
+        self.fault = false;
+    }
+
+    /// Sizes that the device does not offer are ignored.
+    pub(super) fn set_size(&mut self, size: u32) {
+        if let Ok(size) = u16::try_from(size) {
+            self.queue.set_size(size);
+        }
+    }
+
+    pub(super) fn set_event_idx(&mut self, enabled: bool) {
+        self.queue.set_event_idx(enabled);
+    }
+
+    pub(super) fn set_address(&mut self, area: Area, half: Half) {
+        let (low, high) = match half {
+            Half::Low(value) => (Some(value), None),
+            Half::High(value) => (None, Some(value)),
+        };
+        match area {
+            Area::Descriptors => self.queue.set_desc_table_address(low, high),
+            Area::Available => self.queue.set_avail_ring_address(low, high),
+            Area::Used => self.queue.set_used_ring_address(low, high),
+        }
+    }
+
+    /// Switches the queue on; faulty when its rings are not all in guest memory.
+    pub(super) fn enable(&mut self, ram: &Ram) {
+        self.queue.set_ready(true);
+        if !self.queue.is_valid(ram) {
+            self.queue.set_ready(false);
+            self.fault = true;
+        }
+    }
+
+    /// Whether chains may be taken and given back.
+    pub(super) fn usable(&self) -> bool {
+        self.queue.ready() && !self.fault
+    }
+
+    /// The next request, or `None` when there is none or the ring is faulty. Each call looks at no more
+    /// than the entries that the ring can hold.
+    pub(super) fn pop<'a>(&mut self, ram: &'a Ram) -> Option<Chain<'a>> {
+        for _ in 0..self.queue.size() {
+            let chain = self.next_head(ram)?;
+            let head = chain.head_index();
+            match gather(chain, ram) {
+                Some((readable, writable)) => {
+                    return Some(Chain {
+                        head,
+                        readable,
+                        writable,
+                    });
+                }
+                None => self.complete(ram, head, 0),
+            }
+        }
+        None
+    }
+
+    fn next_head<'a>(&mut self, ram: &'a Ram) -> Option<virtio_queue::DescriptorChain<&'a Ram>> {
+        if !self.usable() {
+            return None;
+        }
+        match self.queue.iter(ram) {
+            Ok(mut heads) => heads.next(),
+            Err(_) => {
+                self.fault = true;
+                None
+            }
+        }
+    }
+
+    /// Puts the chain of the last `pop` back, to be popped again.
+    pub(super) fn undo_pop(&mut self) {
+        self.queue.go_to_previous_position();
+    }
+
+    /// Gives a chain back with `len` bytes written. The driver sees it after [`Self::publish`].
+    pub(super) fn complete(&mut self, ram: &Ram, head: u16, len: u32) {
+        if head >= self.queue.size() {
+            self.fault = true;
+            return;
+        }
+        let slot = self.queue.next_used().wrapping_add(self.staged) % self.queue.size();
+        let entry = u64::from(head) | (u64::from(len) << 32);
+        let offset = 4 + u64::from(slot) * USED_ENTRY;
+        match self.queue.used_ring().checked_add(offset) {
+            Some(addr) if ram.write_obj(entry.to_le(), GuestAddress(addr)).is_ok() => {
+                self.staged = self.staged.wrapping_add(1);
+            }
+            _ => self.fault = true,
+        }
+    }
+
+    /// Makes all given-back chains visible at once. Whether the driver wants an interrupt for them.
+    pub(super) fn publish(&mut self, ram: &Ram) -> bool {
+        if self.staged == 0 || self.fault {
+            self.staged = 0;
+            return false;
+        }
+        let old = self.queue.next_used();
+        let new = old.wrapping_add(self.staged);
+        self.staged = 0;
+        self.queue.set_next_used(new);
+        let index = GuestAddress(self.queue.used_ring().wrapping_add(2));
+        if ram.store(new.to_le(), index, Ordering::Release).is_err() {
+            self.fault = true;
+            return false;
+        }
+        // The driver must see the index before this side looks whether it sleeps (virtio 1.2, 2.7.10).
+        fence(Ordering::SeqCst);
+        self.wants_interrupt(ram, old, new)
+    }
+
+    fn wants_interrupt(&mut self, ram: &Ram, old: u16, new: u16) -> bool {
+        let avail = self.queue.avail_ring();
+        if !self.queue.event_idx_enabled() {
+            let flags = ram.load::<u16>(GuestAddress(avail), Ordering::Relaxed);
+            return flags.is_ok_and(|flags| u16::from_le(flags) & AVAIL_NO_INTERRUPT == 0);
+        }
+        let offset = 4 + u64::from(self.queue.size()) * 2;
+        let at = GuestAddress(avail.wrapping_add(offset));
+        match ram.load::<u16>(at, Ordering::Relaxed) {
+            Ok(event) => {
+                let event = u16::from_le(event);
+                new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+            }
+            Err(_) => {
+                self.fault = true;
+                false
+            }
+        }
+    }
+
+    /// Asks the driver to notify about the next chain. True when one has come in the meantime, so that
+    /// the caller has to look again.
+    pub(super) fn await_kick(&mut self, ram: &Ram) -> bool {
+        if !self.usable() {
+            return false;
+        }
+        match self.queue.enable_notification(ram) {
+            Ok(more) => more,
+            Err(_) => {
+                self.fault = true;
+                false
+            }
+        }
+    }
+
+    pub(super) fn state(&self) -> QueueState {
+        QueueState {
+            size: self.queue.size(),
+            ready: self.queue.ready(),
+            fault: self.fault,
+            desc_table: self.queue.desc_table(),
+            avail_ring: self.queue.avail_ring(),
+            used_ring: self.queue.used_ring(),
+            next_avail: self.queue.next_avail(),
+            next_used: self.queue.next_used(),
+        }
+    }
+
+    /// A queue as a snapshot left it, after a check of every number.
+    pub(super) fn restore(
+        max_size: u16,
+        state: &QueueState,
+        event_idx: bool,
+        ram: &Ram,
+    ) -> Result<Self, DeviceStateError> {
+        let mut queue = Queue::try_from(virtio_queue::QueueState {
+            max_size,
+            next_avail: state.next_avail,
+            next_used: state.next_used,
+            event_idx_enabled: event_idx,
+            size: state.size,
+            ready: state.ready,
+            desc_table: state.desc_table,
+            avail_ring: state.avail_ring,
+            used_ring: state.used_ring,
+        })
+        .map_err(|_| DeviceStateError::Queue { state: *state })?;
+        if state.ready && !queue.is_valid(ram) {
+            return Err(DeviceStateError::Queue { state: *state });
+        }
+        queue.set_ready(state.ready);
+        Ok(Self {
+            queue,
+            staged: 0,
+            fault: state.fault,
+        })
+    }
+}
+
+/// Checks the descriptors of a chain: all in guest memory, at most [`MAX_SEGMENTS`], properly ended, and
+/// none to read after one to write (virtio 1.2, 2.7.4.2).
+fn gather<'a>(
+    chain: virtio_queue::DescriptorChain<&'a Ram>,
+    ram: &'a Ram,
+) -> Option<(Buffers<'a>, Buffers<'a>)> {
+    let mut readable = Buffers::default();
+    let mut writable = Buffers::default();
+    let mut ended = false;
+    for (index, descriptor) in chain.enumerate() {
+        if index >= MAX_SEGMENTS {
+            return None;
+        }
+        let len = usize::try_from(descriptor.len()).ok()?;
+        let into = match (descriptor.is_write_only(), writable.len()) {
+            (true, _) => &mut writable,
+            (false, 0) => &mut readable,
+            (false, _) => return None,
+        };
+        for slice in ram.get_slices(descriptor.addr(), len) {
+            into.push(slice.ok()?);
+        }
+        if readable.segments() + writable.segments() > MAX_SEGMENTS {
+            return None;
+        }
+        ended = !descriptor.has_next();
+    }
+    ended.then_some((readable, writable))
+}

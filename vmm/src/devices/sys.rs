@@ -1,0 +1,137 @@
+//! System calls of the devices that have no safe wrapper: scattered I/O on guest memory, entropy, TAP.
+#![expect(
+    unsafe_code,
+    reason = "the kernel reads and writes guest memory through iovecs, so that no byte is copied twice"
+)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use nix::libc;
+use vm_memory::VolatileSlice;
+
+use super::buffers::MAX_SEGMENTS;
+
+/// Reads once into guest memory; the number of bytes read, 0 at the end of the file.
+pub(super) fn readv(fd: BorrowedFd<'_>, into: &[VolatileSlice<'_>]) -> io::Result<usize> {
+    let (iovecs, count) = iovecs(into);
+    // SAFETY: the kernel writes to `count` areas, each inside mapped guest memory: a `VolatileSlice` is
+    // only made by vm-memory after its bounds check, and borrows the mapping until `into` ends. Guest
+    // memory is shared with the guest and never behind a reference, so this breaks no aliasing rule.
+    let done = unsafe { libc::readv(fd.as_raw_fd(), iovecs.as_ptr(), count) };
+    bytes(done)
+}
+
+/// Writes guest memory once; the number of bytes written.
+pub(super) fn writev(fd: BorrowedFd<'_>, from: &[VolatileSlice<'_>]) -> io::Result<usize> {
+    let (iovecs, count) = iovecs(from);
+    // SAFETY: as in `readv`: every area is mapped guest memory that `from` borrows until the call
+    // returns, and the kernel only reads it.
+    let done = unsafe { libc::writev(fd.as_raw_fd(), iovecs.as_ptr(), count) };
+    bytes(done)
+}
+
+/// Reads once at `offset` of a file into guest memory.
+pub(super) fn preadv(
+    fd: BorrowedFd<'_>,
+    into: &[VolatileSlice<'_>],
+    offset: u64,
+) -> io::Result<usize> {
+    let (iovecs, count) = iovecs(into);
+    let offset = file_offset(offset)?;
+    // SAFETY: as in `readv`: every area is mapped guest memory that `into` borrows until the call
+    // returns.
+    let done = unsafe { libc::preadv(fd.as_raw_fd(), iovecs.as_ptr(), count, offset) };
+    bytes(done)
+}
+
+/// Writes guest memory once at `offset` of a file.
+pub(super) fn pwritev(
+    fd: BorrowedFd<'_>,
+    from: &[VolatileSlice<'_>],
+    offset: u64,
+) -> io::Result<usize> {
+    let (iovecs, count) = iovecs(from);
+    let offset = file_offset(offset)?;
+    // SAFETY: as in `readv`: every area is mapped guest memory that `from` borrows until the call
+    // returns, and the kernel only reads it.
+    let done = unsafe { libc::pwritev(fd.as_raw_fd(), iovecs.as_ptr(), count, offset) };
+    bytes(done)
+}
+
+/// Fills a start of `into` from the host kernel's random pool, never waiting for it.
+pub(super) fn random(into: &VolatileSlice<'_>) -> io::Result<usize> {
+    let guard = into.ptr_guard_mut();
+    // SAFETY: the kernel writes at most `into.len()` bytes to mapped guest memory, which `into` borrows
+    // and `guard` keeps mapped until the call returns.
+    let done = unsafe { libc::getrandom(guard.as_ptr().cast(), guard.len(), libc::GRND_NONBLOCK) };
+    bytes(done)
+}
+
+/// The flags of a TAP descriptor (`IFF_…` of `linux/if_tun.h`).
+pub(super) fn tap_flags(tap: BorrowedFd<'_>) -> io::Result<i32> {
+    let mut request = libc::ifreq {
+        ifr_name: [0; libc::IFNAMSIZ],
+        ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: 0 },
+    };
+    // SAFETY: TUNGETIFF writes one `ifreq`, which `request` is, and it outlives the call.
+    let outcome = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
+    check(outcome)?;
+    // SAFETY: `ifru_flags` was initialized above and TUNGETIFF stores the flags in that member; any bit
+    // pattern is a valid `c_short`.
+    Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }))
+}
+
+/// Tells a TAP which offloads the reader of its frames takes (`TUN_F_…`).
+pub(super) fn set_tap_offloads(tap: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
+    // SAFETY: TUNSETOFFLOAD takes its argument by value and no pointer; the descriptor is borrowed until
+    // it returns.
+    let outcome = unsafe {
+        libc::ioctl(
+            tap.as_raw_fd(),
+            libc::TUNSETOFFLOAD,
+            libc::c_ulong::from(offloads),
+        )
+    };
+    check(outcome)
+}
+
+/// Sets the length of the header before each frame of a TAP.
+pub(super) fn set_tap_header_len(tap: BorrowedFd<'_>, len: i32) -> io::Result<()> {
+    // SAFETY: TUNSETVNETHDRSZ reads one int, which `len` is until the call returns.
+    let outcome = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) };
+    check(outcome)
+}
+
+/// Describes slices to the kernel. At most [`MAX_SEGMENTS`] of them: more are left out, which the caller
+/// sees as a short transfer.
+fn iovecs(slices: &[VolatileSlice<'_>]) -> ([libc::iovec; MAX_SEGMENTS], libc::c_int) {
+    let mut iovecs = [libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    }; MAX_SEGMENTS];
+    let mut count: libc::c_int = 0;
+    for (iovec, slice) in iovecs.iter_mut().zip(slices) {
+        // The guard may be dropped at once: it pins nothing, since the crate's Xen mappings are off.
+        let guard = slice.ptr_guard_mut();
+        iovec.iov_base = guard.as_ptr().cast();
+        iovec.iov_len = guard.len();
+        count += 1;
+    }
+    (iovecs, count)
+}
+
+fn file_offset(offset: u64) -> io::Result<libc::off_t> {
+    libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+fn bytes(outcome: isize) -> io::Result<usize> {
+    usize::try_from(outcome).map_err(|_| io::Error::last_os_error())
+}
+
+fn check(outcome: libc::c_int) -> io::Result<()> {
+    if outcome < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
