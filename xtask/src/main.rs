@@ -62,7 +62,7 @@ enum Task {
     },
     /// Prepare everything, check format and lints, and run the tests.
     Test {
-        /// Only these tiers; unit needs neither root nor KVM.
+        /// Only these tiers; unit needs neither root nor KVM. Otherwise all that this host can run.
         #[arg(long = "tier", value_enum)]
         tiers: Vec<Tier>,
     },
@@ -100,14 +100,7 @@ fn run(task: Task) -> Result<ExitCode> {
             scenario,
             arguments,
         } => return tasks::bench(&workspace, &scenario, &arguments, progress),
-        Task::Test { tiers } => {
-            let tiers = if tiers.is_empty() {
-                Tier::USUAL.to_vec()
-            } else {
-                tiers
-            };
-            return tasks::test(&workspace, &tiers, progress);
-        }
+        Task::Test { tiers } => return tasks::test(&workspace, &tiers, progress),
         Task::Soak => return tasks::soak(&workspace, progress),
         Task::Prepare { refresh } => {
             prepare::all(&workspace, progress, freshness(refresh))?;

@@ -8,7 +8,9 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    host, prepare,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST,
+    host::{self, Unsuitable},
+    prepare,
     prepare::Freshness,
     progress::Progress,
     tiers::{self, Outcome, Surroundings, Tier},
@@ -48,28 +50,65 @@ fn absolute(workspace: &Workspace, path: &Path) -> PathBuf {
     }
 }
 
-/// Lints, then the tests of the tiers asked for; the last line on standard output is the summary.
-pub(crate) fn test(workspace: &Workspace, tiers: &[Tier], progress: Progress) -> Result<ExitCode> {
-    let surroundings = surroundings(workspace, tiers, progress)?;
+/// Which tiers a host gets, decided but not run.
+#[derive(Debug)]
+struct TierPlan {
+    run: Vec<Tier>,
+    /// Tiers that this host cannot run, with what it lacks.
+    skipped: Vec<(Tier, Unsuitable)>,
+}
+
+impl TierPlan {
+    /// All usual tiers, less those that need a KVM which is not there. Tiers asked for by name must run.
+    fn decide(asked: &[Tier]) -> Result<Self> {
+        let mut plan = Self {
+            run: asked.to_vec(),
+            skipped: Vec::new(),
+        };
+        if asked.is_empty() {
+            plan.run = Tier::USUAL.to_vec();
+        }
+        if plan.run.iter().any(|tier| *tier != Tier::Unit) {
+            host::check_system()?;
+        }
+        if let Err(lack) = host::check_kvm()
+            && asked.is_empty()
+        {
+            plan.run.retain(|tier| !tier.needs_kvm());
+            plan.skipped.push((Tier::Kvm, lack));
+        }
+        Ok(plan)
+    }
+}
+
+/// Lints, then the tests; the last line on standard output is the summary. A host that lacks something
+/// gets the tiers it can run, and exit code 6.
+pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) -> Result<ExitCode> {
+    let plan = TierPlan::decide(asked)?;
+    for (tier, lack) in &plan.skipped {
+        progress.say(&format!("tier {tier:?} will be skipped: {lack}"));
+    }
+    let surroundings = surroundings(workspace, &plan.run, progress)?;
     lint(workspace, progress)?;
-    finish(&tiers::run(workspace, tiers, &surroundings)?, tiers)
+    let outcome = tiers::run(workspace, &plan.run, &surroundings)?;
+    Ok(conclude(&outcome, &plan))
 }
 
 /// The long tests.
 pub(crate) fn soak(workspace: &Workspace, progress: Progress) -> Result<ExitCode> {
     let surroundings = surroundings(workspace, &[Tier::Soak], progress)?;
     let outcome = tiers::run(workspace, &[Tier::Soak], &surroundings)?;
-    finish(&outcome, &[Tier::Soak])
+    let plan = TierPlan {
+        run: vec![Tier::Soak],
+        skipped: Vec::new(),
+    };
+    Ok(conclude(&outcome, &plan))
 }
 
 /// Prepares what the tiers need and no more.
 fn surroundings(workspace: &Workspace, tiers: &[Tier], progress: Progress) -> Result<Surroundings> {
     let artifacts = workspace.artifacts();
-    let needs_machine = tiers.iter().any(|t| [Tier::Kvm, Tier::Soak].contains(t));
-    if tiers.contains(&Tier::Net) {
-        host::check_system()?;
-    }
-    let binaries = if needs_machine {
+    let binaries = if tiers.iter().any(|tier| tier.needs_kvm()) {
         Some(prepare::all(workspace, progress, Freshness::Keep)?.dir)
     } else {
         None
@@ -101,11 +140,16 @@ fn lint(workspace: &Workspace, progress: Progress) -> Result<()> {
     })
 }
 
-fn finish(outcome: &Outcome, tiers: &[Tier]) -> Result<ExitCode> {
-    for tier in Tier::USUAL.iter().filter(|tier| !tiers.contains(tier)) {
-        eprintln!("tier {tier:?}: skipped, not asked for");
+fn conclude(outcome: &Outcome, plan: &TierPlan) -> ExitCode {
+    for tier in Tier::USUAL.iter().filter(|tier| !plan.run.contains(tier)) {
+        let lack = plan.skipped.iter().find(|(skipped, _)| skipped == tier);
+        let why = lack.map_or("not asked for".to_owned(), |(_, lack)| lack.to_string());
+        eprintln!("tier {tier:?} skipped: {why}");
     }
     println!("{}", outcome.counts);
-    let code = if outcome.success { 0 } else { 1 };
-    Ok(ExitCode::from(code))
+    ExitCode::from(match (outcome.success, plan.skipped.is_empty()) {
+        (false, _) => EXIT_BUG,
+        (true, false) => EXIT_UNSUITABLE_HOST,
+        (true, true) => 0,
+    })
 }

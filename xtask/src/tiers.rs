@@ -31,6 +31,14 @@ impl Tier {
     /// The tiers of `cargo xtask test`.
     pub(crate) const USUAL: [Self; 3] = [Self::Unit, Self::Net, Self::Kvm];
 
+    /// Whether its tests start virtual machines.
+    pub(crate) fn needs_kvm(self) -> bool {
+        match self {
+            Self::Unit | Self::Net => false,
+            Self::Kvm | Self::Soak => true,
+        }
+    }
+
     /// How the names of its tests begin; `None` for those that begin otherwise.
     fn prefix(self) -> Option<&'static str> {
         match self {
@@ -93,7 +101,7 @@ pub(crate) fn run(
     if let Some(binaries) = &surroundings.binaries {
         command.env("CUBE_BIN", binaries);
     }
-    watch(&mut command)
+    watch(&mut command, &mut std::io::stderr())
 }
 
 fn has_nextest(workspace: &Workspace) -> bool {
@@ -160,8 +168,8 @@ fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
     command
 }
 
-/// Passes a runner's output on to standard error and reads its summaries.
-fn watch(command: &mut Command) -> Result<Outcome> {
+/// Passes a runner's output on and reads its summaries.
+fn watch(command: &mut Command, terminal: &mut impl Write) -> Result<Outcome> {
     let (reader, writer) = std::io::pipe()?;
     command
         .stdin(Stdio::null())
@@ -171,7 +179,6 @@ fn watch(command: &mut Command) -> Result<Outcome> {
     // The writing ends live on in the command; without them the reader sees the end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut counts = Counts::default();
-    let mut terminal = std::io::stderr();
     for line in BufReader::new(reader).split(b'\n') {
         let mut line = line?;
         if let Some(more) = summary(&String::from_utf8_lossy(&line)) {
@@ -259,7 +266,7 @@ mod tests {
             "-c",
             "echo 'test result: ok. 2 passed; 0 failed;' >&2; exit 1",
         ]);
-        let outcome = watch(&mut command).unwrap();
+        let outcome = watch(&mut command, &mut Vec::new()).unwrap();
         assert!(!outcome.success);
         assert_eq!(Some(outcome.counts), counts(2, 0, 0));
     }

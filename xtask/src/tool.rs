@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 /// Lines of a failed program's output that an error shows.
-const LINES_SHOWN: usize = 15;
+const LINES_SHOWN: usize = 30;
 
 /// Runs a program, its output appended to `log`.
 pub(crate) fn run(command: &mut Command, log: &Path) -> Result<()> {
