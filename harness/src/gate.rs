@@ -1,0 +1,309 @@
+//! Judging: a gate's metric against its limit, or against the baseline of the same run.
+
+use model::StartPhase;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    host::grade::Grade,
+    scenario::{GateSpec, Limit, Metric, Quantile},
+    stats::{fold::Summary, quantile::Estimate},
+};
+
+/// What a gate came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It holds.
+    Pass,
+    /// It does not.
+    Fail,
+    /// The run cannot tell. This is not a pass.
+    Inconclusive,
+}
+
+impl Verdict {
+    /// The name in JSON and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::Inconclusive => "inconclusive",
+        }
+    }
+}
+
+/// A judged gate. Numbers are in `unit`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GateResult {
+    /// Its name in the scenario.
+    pub name: String,
+    /// As written in the scenario.
+    pub metric: String,
+    /// `ms`, `bytes`, `count` or `per_s`.
+    pub unit: String,
+    /// `null` when there is no finite number.
+    pub measured: Option<f64>,
+    /// The limit.
+    pub limit: f64,
+    /// Samples behind the number.
+    pub n: usize,
+    /// See [`Verdict`].
+    pub verdict: Verdict,
+    /// Whether the limit itself or the ratio to the baseline decided.
+    pub judged_by: JudgedBy,
+    /// Present when the ratio was looked at.
+    pub ratio: Option<RatioResult>,
+    /// One sentence.
+    pub reason: String,
+}
+
+/// What decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JudgedBy {
+    /// The limit.
+    Limit,
+    /// The ratio to the baseline.
+    Ratio,
+}
+
+/// A quantile divided by that of the baseline.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RatioResult {
+    /// The ratio.
+    pub measured: f64,
+    /// At most this.
+    pub limit: f64,
+    /// The baseline's quantile.
+    pub baseline_ms: f64,
+    /// Samples behind it.
+    pub baseline_n: usize,
+}
+
+/// Judges all gates in the scenario's order.
+#[must_use]
+pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateResult> {
+    gates
+        .iter()
+        .map(|gate| match gate.metric {
+            Metric::Phase(phase, quantile) => time(gate, phase, quantile, summary, grade),
+            Metric::MemorySlope => slope(gate, summary),
+            Metric::Failures => failures(gate, summary),
+            Metric::AfterHoldFailures => after_hold(gate, summary),
+            Metric::StartsPerSecond => rate(gate, summary, grade),
+        })
+        .collect()
+}
+
+fn result(
+    gate: &GateSpec,
+    n: usize,
+    measured: Option<f64>,
+    verdict: Verdict,
+    reason: String,
+) -> GateResult {
+    let (unit, limit) = match gate.limit {
+        Limit::Nanoseconds(ns) => ("ms", ns as f64 / 1e6),
+        Limit::Bytes(bytes) => ("bytes", bytes as f64),
+        Limit::Count(count) => ("count", count as f64),
+        Limit::PerSecond(rate) => ("per_s", rate),
+    };
+    GateResult {
+        name: gate.name.clone(),
+        metric: gate.metric.to_string(),
+        unit: unit.to_owned(),
+        measured,
+        limit,
+        n,
+        verdict,
+        judged_by: JudgedBy::Limit,
+        ratio: None,
+        reason,
+    }
+}
+
+fn limit_of(gate: &GateSpec) -> f64 {
+    result(gate, 0, None, Verdict::Pass, String::new()).limit
+}
+
+fn time(
+    gate: &GateSpec,
+    phase: StartPhase,
+    quantile: Quantile,
+    summary: &Summary,
+    grade: Grade,
+) -> GateResult {
+    let samples = summary.phase(phase);
+    let n = samples.n();
+    let ns = match samples.quantile(quantile) {
+        Estimate::TooFew { needs } => {
+            let why = format!("{} needs {needs} samples, there are {n}", quantile.name());
+            return result(gate, n, None, Verdict::Inconclusive, why);
+        }
+        Estimate::Infinite => {
+            let why = format!("{} of {n} starts did not get there", samples.failed());
+            return result(gate, n, None, Verdict::Fail, why);
+        }
+        Estimate::Value(ns) => ns,
+    };
+    let ms = ns as f64 / 1e6;
+    let limit = limit_of(gate);
+    let judged = |verdict, reason| result(gate, n, Some(ms), verdict, reason);
+    if ms <= limit {
+        return judged(Verdict::Pass, format!("{ms:.2} ms is within {limit} ms"));
+    }
+    match grade {
+        Grade::Publishable => judged(
+            Verdict::Fail,
+            format!("{ms:.2} ms exceeds {limit} ms on a host graded publishable"),
+        ),
+        Grade::Unfit => judged(
+            Verdict::Inconclusive,
+            format!("{ms:.2} ms exceeds {limit} ms, but the host is graded unfit"),
+        ),
+        Grade::Indicative => match ratio(gate, ms, quantile, summary) {
+            Err(why) => judged(
+                Verdict::Inconclusive,
+                format!("{ms:.2} ms exceeds {limit} ms on a host graded indicative; {why}"),
+            ),
+            Ok(found) => by_ratio(judged, found, ms, limit),
+        },
+    }
+}
+
+fn by_ratio(
+    judged: impl Fn(Verdict, String) -> GateResult,
+    found: RatioResult,
+    ms: f64,
+    limit: f64,
+) -> GateResult {
+    let holds = found.measured <= found.limit;
+    let verdict = if holds { Verdict::Pass } else { Verdict::Fail };
+    let reason = format!(
+        "{ms:.2} ms misses {limit} ms on a host graded indicative, so the ratio decides: {:.1} times the \
+         host process of the same run ({:.2} ms, n = {}), at most {}",
+        found.measured, found.baseline_ms, found.baseline_n, found.limit
+    );
+    GateResult {
+        judged_by: JudgedBy::Ratio,
+        ratio: Some(found),
+        ..judged(verdict, reason)
+    }
+}
+
+fn ratio(
+    gate: &GateSpec,
+    ms: f64,
+    quantile: Quantile,
+    summary: &Summary,
+) -> Result<RatioResult, String> {
+    let limit = gate
+        .limit_ratio
+        .ok_or("the scenario states no limit_ratio")?;
+    let baseline = summary.baseline_samples();
+    match baseline.quantile(quantile) {
+        Estimate::Value(ns) if ns > 0 => Ok(RatioResult {
+            measured: ms / (ns as f64 / 1e6),
+            limit,
+            baseline_ms: ns as f64 / 1e6,
+            baseline_n: baseline.n(),
+        }),
+        Estimate::Value(_) => Err("the baseline took no time".to_owned()),
+        Estimate::Infinite => Err("the baseline failed too often".to_owned()),
+        Estimate::TooFew { needs } => Err(format!(
+            "the baseline has {} samples, {} needs {needs}",
+            baseline.n(),
+            quantile.name()
+        )),
+    }
+}
+
+fn slope(gate: &GateSpec, summary: &Summary) -> GateResult {
+    let n = summary.memory.len();
+    let limit = limit_of(gate);
+    let Some(slope) = summary.memory_slope() else {
+        let why = "memory was not sampled with two numbers of clones".to_owned();
+        return result(gate, n, None, Verdict::Inconclusive, why);
+    };
+    let (verdict, why) = match slope.interval95 {
+        None => (
+            Verdict::Inconclusive,
+            "too few samples for a confidence interval".to_owned(),
+        ),
+        Some((low, high)) => (
+            if high <= limit {
+                Verdict::Pass
+            } else if low > limit {
+                Verdict::Fail
+            } else {
+                Verdict::Inconclusive
+            },
+            format!("95 % confidence interval {low:.0} to {high:.0} bytes a clone"),
+        ),
+    };
+    result(gate, n, Some(slope.value), verdict, why)
+}
+
+fn failures(gate: &GateSpec, summary: &Summary) -> GateResult {
+    let failed: u64 = summary.failures().values().sum();
+    counted(gate, summary.clones.len(), failed, "starts")
+}
+
+fn after_hold(gate: &GateSpec, summary: &Summary) -> GateResult {
+    let asked = &summary.after_hold_ns;
+    let failed = asked
+        .iter()
+        .filter(|ns| **ns == crate::stats::quantile::INFINITE)
+        .count() as u64;
+    counted(
+        gate,
+        asked.len(),
+        failed,
+        "held clones that were asked once more",
+    )
+}
+
+fn counted(gate: &GateSpec, n: usize, failed: u64, what: &str) -> GateResult {
+    if n == 0 {
+        let why = format!("there were no {what}");
+        return result(gate, 0, None, Verdict::Inconclusive, why);
+    }
+    let measured = failed as f64;
+    let verdict = if measured <= limit_of(gate) {
+        Verdict::Pass
+    } else {
+        Verdict::Fail
+    };
+    result(
+        gate,
+        n,
+        Some(measured),
+        verdict,
+        format!("{failed} of {n} {what} failed"),
+    )
+}
+
+fn rate(gate: &GateSpec, summary: &Summary, grade: Grade) -> GateResult {
+    let n = summary.clones.len();
+    let Some(rate) = summary.starts_per_s() else {
+        let why = "no round was finished".to_owned();
+        return result(gate, n, None, Verdict::Inconclusive, why);
+    };
+    let limit = limit_of(gate);
+    let (verdict, why) = match (rate >= limit, grade) {
+        (true, _) => (
+            Verdict::Pass,
+            format!("{rate:.1} a second, at least {limit} are wanted"),
+        ),
+        (false, Grade::Publishable) => (
+            Verdict::Fail,
+            format!("{rate:.1} a second, {limit} are wanted"),
+        ),
+        (false, Grade::Indicative | Grade::Unfit) => (
+            Verdict::Inconclusive,
+            format!("{rate:.1} a second, {limit} are wanted, but the host is graded {grade}"),
+        ),
+    };
+    result(gate, n, Some(rate), verdict, why)
+}

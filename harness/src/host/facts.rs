@@ -1,0 +1,219 @@
+//! Facts of the host, read once at the start of a run. What cannot be read is absent.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::platform::{Probe, probe};
+use crate::{memory, noise};
+
+/// Name of the file in a run's directory.
+pub const ENVIRONMENT_FILE: &str = "environment.json";
+
+/// What is recorded beside the events.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostFacts {
+    /// See [`Probe`].
+    pub probe: Probe,
+    /// Absent when /dev/kvm can be opened for writing; otherwise why not.
+    pub kvm_missing: Option<String>,
+    /// `model name` of the first CPU.
+    pub cpu_model: Option<String>,
+    /// As the kernel prints it.
+    pub microcode: Option<String>,
+    /// CPUs that this process may use.
+    pub cores: usize,
+    /// Number of NUMA nodes.
+    pub numa_nodes: Option<usize>,
+    /// Whether this host is itself a virtual machine (CPUID's hypervisor bit).
+    pub virtual_machine: Option<bool>,
+    /// /sys/devices/system/cpu/vulnerabilities, by name.
+    pub mitigations: BTreeMap<String, String>,
+    /// cpufreq governor of the first CPU; absent where there is no cpufreq.
+    pub governor: Option<String>,
+    /// The chosen word of transparent_hugepage/enabled.
+    pub transparent_huge_pages: Option<String>,
+    /// Whether KSM merges pages.
+    pub ksm_runs: Option<bool>,
+    /// Current clock source.
+    pub clock_source: Option<String>,
+    /// Release of the kernel.
+    pub kernel: Option<String>,
+    /// CPU quota of our cgroup in cores; absent when there is none.
+    pub cgroup_cpu_cores: Option<f64>,
+    /// Memory limit of our cgroup in bytes; absent when there is none.
+    pub cgroup_memory_bytes: Option<u64>,
+    /// MemTotal and others before the run, in bytes.
+    pub meminfo: BTreeMap<String, u64>,
+    /// Run-queue average over a minute before the run.
+    pub load_1min: Option<f64>,
+    /// Commit of the source tree in the current directory.
+    pub commit: Option<String>,
+    /// Whether tracked files differ from that commit.
+    pub dirty_tree: Option<bool>,
+    /// SHA-256 of each program that takes part.
+    pub binaries: BTreeMap<String, String>,
+    /// Whether this program was built with debug assertions.
+    pub debug_build: bool,
+    /// The template's directory and its manifest, as read.
+    pub template: Option<TemplateFacts>,
+}
+
+/// What clones are made from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TemplateFacts {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// `manifest.json`, unchanged.
+    pub manifest: serde_json::Value,
+    /// What was done to the page cache before each row.
+    pub page_cache: String,
+}
+
+/// Reads everything; slow enough (hashing) to stay away from measured rounds.
+#[must_use]
+pub fn read(vmm: &Path) -> HostFacts {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = |key: &str| field(&cpuinfo, key);
+    HostFacts {
+        probe: probe(vmm),
+        kvm_missing: OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/kvm")
+            .err()
+            .map(|e| e.to_string()),
+        cpu_model: cpu("model name"),
+        microcode: cpu("microcode"),
+        cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        numa_nodes: numa_nodes(),
+        virtual_machine: cpu("flags").map(|f| f.split(' ').any(|w| w == "hypervisor")),
+        mitigations: mitigations(),
+        governor: text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        transparent_huge_pages: text("/sys/kernel/mm/transparent_hugepage/enabled")
+            .and_then(|t| chosen(&t)),
+        ksm_runs: text("/sys/kernel/mm/ksm/run").map(|t| t == "1"),
+        clock_source: text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        kernel: text("/proc/sys/kernel/osrelease"),
+        cgroup_cpu_cores: text("/sys/fs/cgroup/cpu.max").and_then(|t| quota(&t)),
+        cgroup_memory_bytes: text("/sys/fs/cgroup/memory.max").and_then(|t| t.parse().ok()),
+        meminfo: memory::sample(0, 0).meminfo,
+        load_1min: noise::load_1min(),
+        commit: git(&["rev-parse", "HEAD"]),
+        dirty_tree: git(&["status", "--porcelain", "--untracked-files=no"]).map(|t| !t.is_empty()),
+        binaries: binaries(vmm),
+        debug_build: cfg!(debug_assertions),
+        template: None,
+    }
+}
+
+fn text(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// The first `key : value` of /proc/cpuinfo.
+fn field(cpuinfo: &str, key: &str) -> Option<String> {
+    cpuinfo.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == key).then(|| value.trim().to_owned())
+    })
+}
+
+/// The word in brackets of `always [madvise] never`.
+fn chosen(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
+}
+
+/// `quota period` of cgroup v2 in cores; `max` is no quota.
+fn quota(text: &str) -> Option<f64> {
+    let (quota, period) = text.split_once(' ')?;
+    Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+}
+
+fn numa_nodes() -> Option<usize> {
+    let entries = fs::read_dir("/sys/devices/system/node").ok()?;
+    let is_node = |name: &str| {
+        name.strip_prefix("node")
+            .is_some_and(|n| n.parse::<u32>().is_ok())
+    };
+    let nodes = entries
+        .flatten()
+        .filter(|e| is_node(&e.file_name().to_string_lossy()));
+    Some(nodes.count())
+}
+
+fn mitigations() -> BTreeMap<String, String> {
+    fs::read_dir("/sys/devices/system/cpu/vulnerabilities")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let value = fs::read_to_string(entry.path()).ok()?;
+            Some((
+                entry.file_name().to_string_lossy().into_owned(),
+                value.trim().to_owned(),
+            ))
+        })
+        .collect()
+}
+
+/// Standard output of git in the current directory; absent without git or a work tree.
+fn git(args: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(args).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
+}
+
+fn binaries(vmm: &Path) -> BTreeMap<String, String> {
+    let ours = std::env::current_exe().ok();
+    [("cube-bench", ours.as_deref()), ("cube-vmm", Some(vmm))]
+        .into_iter()
+        .filter_map(|(name, path)| Some((name.to_owned(), sha256(path?).ok()?)))
+        .collect()
+}
+
+/// SHA-256 of a file, 64 lower-case hex digits.
+fn sha256(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let mut sum = Sha256::new();
+    let mut chunk = vec![0; 1 << 20];
+    loop {
+        match io::Read::read(&mut file, &mut chunk)? {
+            0 => break,
+            n => sum.update(&chunk[..n]),
+        }
+    }
+    Ok(sum.finalize().iter().map(|b| format!("{b:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_the_kernel_are_read() {
+        assert_eq!(chosen("always [madvise] never"), Some("madvise".to_owned()));
+        assert_eq!(quota("150000 100000"), Some(1.5));
+        assert_eq!(quota("max 100000"), None);
+        assert_eq!(
+            field("a : 1\nmodel name\t: X Y\n", "model name"),
+            Some("X Y".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_host_without_a_vmm_still_has_facts() {
+        let facts = read(Path::new("/no/such/cube-vmm"));
+        assert_eq!(facts.probe.platform, None);
+        assert!(facts.cores > 0 && facts.meminfo.contains_key("MemTotal"));
+        assert!(!facts.binaries.contains_key("cube-vmm"));
+    }
+}

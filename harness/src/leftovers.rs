@@ -1,0 +1,236 @@
+//! Directories of runs under /run/cube, and what killed runs left there.
+//!
+//! ```text
+//! /run/cube/bench-<pid>-<start time>/      one per cube-bench process
+//!     <round>-<arrival>/                   one per clone: vsock.sock, console.log, vmm.stderr
+//! ```
+//! The owner's pid and start time in the name tell a living run from a dead one, also after the pid was
+//! used again. A VMM belongs to a run when its standard error is a file of that run's directory. A VMM
+//! dies by itself when its control socket closes, so usually only directories are left.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::target::CloneId;
+
+/// Where the directories of runs are.
+pub const RUN_ROOT: &str = "/run/cube";
+const PREFIX: &str = "bench-";
+/// A killed VMM must be gone after this.
+const KILL_WAIT: Duration = Duration::from_secs(5);
+
+/// The directory of this process's run. Dropping it removes it.
+#[derive(Debug)]
+pub struct RunDir(PathBuf);
+
+impl RunDir {
+    /// Makes the directory.
+    ///
+    /// # Errors
+    /// No right to make it, or it exists.
+    pub fn create(root: &Path) -> io::Result<Self> {
+        let pid = std::process::id();
+        let start =
+            start_time(pid).ok_or_else(|| io::Error::other("cannot read /proc/self/stat"))?;
+        let path = root.join(format!("{PREFIX}{pid}-{start}"));
+        fs::create_dir_all(root)?;
+        fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Makes the directory of one clone.
+    ///
+    /// # Errors
+    /// It exists or cannot be made.
+    pub fn clone_dir(&self, id: CloneId) -> io::Result<PathBuf> {
+        let path = self.0.join(format!("{}-{}", id.round, id.arrival));
+        fs::create_dir(&path)?;
+        Ok(path)
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        // What cannot be removed now is found by the next sweep.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a sweep removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Directories of dead runs.
+    pub dirs: Vec<PathBuf>,
+    /// VMMs of dead runs that were still alive.
+    pub processes: Vec<u32>,
+    /// What could not be removed, and why.
+    pub remaining: Vec<String>,
+}
+
+impl Swept {
+    /// One line for a person; `None` when there was nothing.
+    #[must_use]
+    pub fn describe(&self) -> Option<String> {
+        if self == &Self::default() {
+            return None;
+        }
+        let mut text = format!(
+            "removed {} directories and {} processes of dead runs",
+            self.dirs.len(),
+            self.processes.len()
+        );
+        for what in &self.remaining {
+            text.push_str("; still there: ");
+            text.push_str(what);
+        }
+        Some(text)
+    }
+}
+
+/// Finds runs whose owner is dead, kills their VMMs and removes their directories.
+///
+/// # Errors
+/// The root exists and cannot be listed.
+pub fn sweep(root: &Path) -> io::Result<Swept> {
+    let mut swept = Swept::default();
+    for dir in dead_runs(root)? {
+        for pid in processes_of(&dir) {
+            match kill_and_wait(pid) {
+                Ok(()) => swept.processes.push(pid),
+                Err(e) => swept.remaining.push(format!("process {pid}: {e}")),
+            }
+        }
+        match fs::remove_dir_all(&dir) {
+            Ok(()) => swept.dirs.push(dir),
+            Err(e) => swept.remaining.push(format!("{}: {e}", dir.display())),
+        }
+    }
+    Ok(swept)
+}
+
+fn dead_runs(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut dead = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if let Some((pid, start)) = owner(&entry.file_name().to_string_lossy())
+            && start_time(pid) != Some(start)
+        {
+            dead.push(entry.path());
+        }
+    }
+    Ok(dead)
+}
+
+/// Pid and start time from a directory's name.
+fn owner(name: &str) -> Option<(u32, u64)> {
+    let (pid, start) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    Some((pid.parse().ok()?, start.parse().ok()?))
+}
+
+/// Start time of a living process in clock ticks since boot (/proc/PID/stat, field 22).
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command in field 2 may hold blanks and parentheses; fields are counted after its last ')'.
+    let after = stat.rsplit_once(')')?.1;
+    after.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Processes whose standard error lies in a run's directory.
+fn processes_of(dir: &Path) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| {
+            fs::read_link(format!("/proc/{pid}/fd/2")).is_ok_and(|file| file.starts_with(dir))
+        })
+        .collect()
+}
+
+fn kill_and_wait(pid: u32) -> io::Result<()> {
+    let raw = i32::try_from(pid).map_err(io::Error::other)?;
+    let started = start_time(pid);
+    match kill(Pid::from_raw(raw), Signal::SIGKILL) {
+        Ok(()) | Err(nix::errno::Errno::ESRCH) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let deadline = Instant::now() + KILL_WAIT;
+    while started.is_some() && start_time(pid) == started && !is_zombie(pid) {
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// Whether only its parent's wait is missing; its memory and files are gone then.
+fn is_zombie(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .and_then(|stat| Some(stat.rsplit_once(')')?.1.trim_start().starts_with('Z')))
+        .unwrap_or(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_dead_run_is_swept_with_its_process_and_a_living_one_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let living = RunDir::create(root.path()).unwrap();
+        let kept = living
+            .clone_dir(CloneId {
+                round: 0,
+                arrival: 1,
+            })
+            .unwrap();
+        // Our own pid with another start time: the pid of a dead run, used again.
+        let dead = root.path().join(format!("bench-{}-1", std::process::id()));
+        fs::create_dir_all(dead.join("0-0")).unwrap();
+        let log = fs::File::create(dead.join("0-0").join("vmm.stderr")).unwrap();
+        let mut child = Command::new("sleep")
+            .arg("60")
+            .stderr(Stdio::from(log))
+            .spawn()
+            .unwrap();
+        fs::create_dir(root.path().join("something-else")).unwrap();
+
+        let swept = sweep(root.path()).unwrap();
+        assert_eq!(swept.dirs, std::slice::from_ref(&dead));
+        assert_eq!(swept.processes, [child.id()]);
+        assert_eq!(swept.remaining, Vec::<String>::new());
+        assert!(!child.wait().unwrap().success());
+        assert!(!dead.exists() && kept.exists());
+        assert!(root.path().join("something-else").exists());
+
+        assert_eq!(sweep(root.path()).unwrap().describe(), None);
+        let path = living.path().to_owned();
+        drop(living);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn an_absent_root_is_clean() {
+        assert_eq!(sweep(Path::new("/no/such/root")).unwrap(), Swept::default());
+    }
+}

@@ -1,0 +1,219 @@
+//! What clones cost: /proc/meminfo at rest and /proc/PID of each VMM. What cannot be read is absent.
+
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
+
+use crate::{
+    clock,
+    event::{CloneLedger, MemoryPoint},
+};
+
+/// The lines of /proc/meminfo that a ledger needs.
+pub const MEMINFO_LINES: [&str; 11] = [
+    "MemTotal",
+    "MemFree",
+    "MemAvailable",
+    "Cached",
+    "Shmem",
+    "Slab",
+    "KernelStack",
+    "PageTables",
+    "SecPageTables",
+    "Percpu",
+    "VmallocUsed",
+];
+
+/// A file as /proc/PID/smaps names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    major: u64,
+    minor: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// Looks a file up.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn of(path: &Path) -> std::io::Result<Self> {
+        let meta = fs::metadata(path)?;
+        Ok(Self {
+            major: nix::sys::stat::major(meta.dev()),
+            minor: nix::sys::stat::minor(meta.dev()),
+            inode: meta.ino(),
+        })
+    }
+}
+
+/// Reads /proc/meminfo.
+#[must_use]
+pub fn sample(group: u32, alive: u32) -> MemoryPoint {
+    MemoryPoint {
+        group,
+        alive,
+        at_ns: clock::monotonic_ns(),
+        meminfo: parse_meminfo(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+    }
+}
+
+/// Share of MemTotal that is not available, 0 to 1.
+#[must_use]
+pub fn used_share() -> Option<f64> {
+    let point = sample(0, 0);
+    let total = *point.meminfo.get("MemTotal")? as f64;
+    let available = *point.meminfo.get("MemAvailable")? as f64;
+    Some(1.0 - available / total)
+}
+
+/// MemAvailable alone.
+#[must_use]
+pub fn available_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    parse_meminfo(&text).remove("MemAvailable")
+}
+
+fn parse_meminfo(text: &str) -> BTreeMap<String, u64> {
+    text.lines()
+        .filter_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            MEMINFO_LINES
+                .contains(&name)
+                .then(|| Some((name.to_owned(), kib(value)?)))?
+        })
+        .collect()
+}
+
+/// `"   123 kB"` in bytes.
+fn kib(text: &str) -> Option<u64> {
+    let n: u64 = text.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+    n.checked_mul(1024)
+}
+
+/// Reads what a VMM owns; `guest` is the template's memory file. Round and arrival are left at zero.
+#[must_use]
+pub fn clone_ledger(pid: u32, guest: Option<FileId>) -> CloneLedger {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let page_tables = status
+        .lines()
+        .find_map(|line| kib(line.strip_prefix("VmPTE:")?));
+    let mut ledger = match fs::read_to_string(format!("/proc/{pid}/smaps")) {
+        Ok(smaps) if !smaps.is_empty() => parse_smaps(&smaps, guest),
+        _ => CloneLedger::default(),
+    };
+    ledger.page_tables_bytes = page_tables;
+    ledger
+}
+
+/// Sums of one kind of mapping.
+#[derive(Default)]
+struct Sums {
+    anonymous: u64,
+    private_dirty: u64,
+    rss: u64,
+    pss: u64,
+}
+
+fn parse_smaps(text: &str, guest: Option<FileId>) -> CloneLedger {
+    let (mut inside, mut outside) = (Sums::default(), Sums::default());
+    let mut in_guest = false;
+    for line in text.lines() {
+        if let Some(id) = mapping(line) {
+            in_guest = Some(id) == guest;
+            continue;
+        }
+        let Some((name, value)) = line.split_once(':') else {
+            continue;
+        };
+        let sums = if in_guest { &mut inside } else { &mut outside };
+        let field = match name {
+            "Anonymous" => &mut sums.anonymous,
+            "Private_Dirty" => &mut sums.private_dirty,
+            "Rss" => &mut sums.rss,
+            "Pss" => &mut sums.pss,
+            _ => continue,
+        };
+        *field += kib(value).unwrap_or(0);
+    }
+    CloneLedger {
+        // Copies of pages of a private file mapping are anonymous; what is not anonymous there is page
+        // cache, also where no other process maps it at the moment (Private_Clean).
+        guest_private_bytes: guest.map(|_| inside.anonymous),
+        guest_shared_bytes: guest.map(|_| inside.rss.saturating_sub(inside.anonymous)),
+        vmm_private_bytes: Some(outside.private_dirty),
+        rss_bytes: Some(inside.rss + outside.rss),
+        pss_bytes: Some(inside.pss + outside.pss),
+        ..CloneLedger::default()
+    }
+}
+
+/// The file of a mapping's first line, `start-end perms offset major:minor inode path`; `None` for the
+/// lines below it.
+fn mapping(line: &str) -> Option<FileId> {
+    let mut words = line.split_ascii_whitespace();
+    let (range, _perms, _offset) = (words.next()?, words.next()?, words.next()?);
+    let (start, end) = range.split_once('-')?;
+    u64::from_str_radix(start, 16).ok()?;
+    u64::from_str_radix(end, 16).ok()?;
+    let (major, minor) = words.next()?.split_once(':')?;
+    Some(FileId {
+        major: u64::from_str_radix(major, 16).ok()?,
+        minor: u64::from_str_radix(minor, 16).ok()?,
+        inode: words.next()?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+7f0000000000-7f0010000000 rw-p 00000000 fe:01 4711                       /t/base/memory
+Size:             262144 kB
+Rss:               20000 kB
+Pss:                4000 kB
+Private_Clean:       300 kB
+Private_Dirty:      1500 kB
+Anonymous:          1500 kB
+7f0010000000-7f0010001000 rw-p 00000000 00:00 0
+Rss:                  64 kB
+Pss:                  64 kB
+Private_Dirty:        60 kB
+Anonymous:            60 kB
+VmFlags: rd wr mr mw me ac sd
+";
+
+    #[test]
+    fn guest_and_vmm_are_told_apart_by_the_file() {
+        let guest = FileId {
+            major: 0xfe,
+            minor: 1,
+            inode: 4711,
+        };
+        let ledger = parse_smaps(SMAPS, Some(guest));
+        assert_eq!(ledger.guest_private_bytes, Some(1500 << 10));
+        assert_eq!(ledger.guest_shared_bytes, Some(18_500 << 10));
+        assert_eq!(ledger.vmm_private_bytes, Some(60 << 10));
+        assert_eq!(ledger.rss_bytes, Some(20_064 << 10));
+        assert_eq!(ledger.pss_bytes, Some(4064 << 10));
+        assert_eq!(parse_smaps(SMAPS, None).guest_private_bytes, None);
+    }
+
+    #[test]
+    fn this_process_has_a_ledger_and_an_absent_one_has_none() {
+        let ours = clone_ledger(std::process::id(), None);
+        assert!(ours.page_tables_bytes.unwrap() > 0);
+        assert!(ours.vmm_private_bytes.unwrap() > 0);
+        assert_eq!(clone_ledger(0, None), CloneLedger::default());
+    }
+
+    #[test]
+    fn meminfo_is_in_bytes() {
+        let lines =
+            parse_meminfo("MemTotal:       24684084 kB\nHugePages_Total:       0\nSlab: x\n");
+        assert_eq!(
+            lines,
+            BTreeMap::from([("MemTotal".to_owned(), 24_684_084 << 10)])
+        );
+        assert!(used_share().unwrap() < 1.0);
+    }
+}

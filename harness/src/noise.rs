@@ -1,0 +1,92 @@
+//! What else the host does during a run, sampled every 100 ms by one thread.
+
+use std::{
+    fs,
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc::Sender,
+    },
+    time::Duration,
+};
+
+use crate::{
+    clock,
+    event::{NoiseSample, RunEvent},
+    memory,
+};
+
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// Sums of the first line of /proc/stat, in clock ticks over all CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Ticks {
+    all: u64,
+    idle: u64,
+    steal: u64,
+}
+
+/// Samples until `stop` is set.
+pub fn watch(stop: &AtomicBool, events: &Sender<RunEvent>) {
+    let mut last = ticks();
+    while !stop.load(Ordering::Relaxed) {
+        clock::sleep_until(clock::monotonic_ns() + clock::nanoseconds(PERIOD));
+        let now = ticks();
+        let sample = NoiseSample {
+            at_ns: clock::monotonic_ns(),
+            steal_share: share(last, now, |t| t.steal),
+            busy_share: share(last, now, |t| t.all - t.idle),
+            load_1min: load_1min(),
+            available_bytes: memory::available_bytes(),
+        };
+        last = now;
+        if events.send(RunEvent::Noise(sample)).is_err() {
+            return;
+        }
+    }
+}
+
+fn share(last: Option<Ticks>, now: Option<Ticks>, part: impl Fn(Ticks) -> u64) -> Option<f64> {
+    let (last, now) = (last?, now?);
+    let all = now.all.checked_sub(last.all).filter(|n| *n > 0)?;
+    Some(part(now).saturating_sub(part(last)) as f64 / all as f64)
+}
+
+fn ticks() -> Option<Ticks> {
+    parse_ticks(fs::read_to_string("/proc/stat").ok()?.lines().next()?)
+}
+
+/// `cpu user nice system idle iowait irq softirq steal …` (proc(5)). Guest time is inside user.
+fn parse_ticks(line: &str) -> Option<Ticks> {
+    let fields: Vec<u64> = line
+        .strip_prefix("cpu ")?
+        .split_ascii_whitespace()
+        .map(|n| n.parse().ok())
+        .collect::<Option<_>>()?;
+    Some(Ticks {
+        all: fields.get(..8)?.iter().sum(),
+        idle: fields[3] + fields[4],
+        steal: fields[7],
+    })
+}
+
+/// Run-queue average over a minute.
+#[must_use]
+pub fn load_1min() -> Option<f64> {
+    let text = fs::read_to_string("/proc/loadavg").ok()?;
+    text.split_ascii_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_of_the_time_between_two_samples() {
+        let a = parse_ticks("cpu  100 0 100 700 100 0 0 0 0 0");
+        let b = parse_ticks("cpu  150 0 120 720 100 0 0 10 50 0");
+        assert_eq!(share(a, b, |t| t.steal), Some(0.1));
+        assert_eq!(share(a, b, |t| t.all - t.idle), Some(0.8));
+        assert_eq!(share(a, a, |t| t.steal), None);
+        assert_eq!(parse_ticks("cpu0 1 2"), None);
+    }
+}

@@ -1,0 +1,295 @@
+//! When each clone is to start: a pure function of scenario and seed.
+//!
+//! Rounds of the host-process baseline stand between those of the clones in the order A B B A, so that a
+//! drift of the host's speed falls on both alike.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    clock::nanoseconds,
+    random::SplitMix64,
+    scenario::{Arrival, Scenario, Spacing},
+};
+
+/// Threads of an open loop. Arrivals beyond them wait for a thread, and their latency contains the wait.
+const MAX_OPEN_WORKERS: u32 = 256;
+
+/// All rounds, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// See [`Round`].
+    pub rounds: Vec<Round>,
+}
+
+/// Arrivals that share one time base.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Round {
+    /// Position in the plan, from 0.
+    pub index: u32,
+    /// What is started.
+    pub subject: Subject,
+    /// Into which row its results go.
+    pub row: Row,
+    /// How many threads start them.
+    pub workers: u32,
+    /// In order of time.
+    pub arrivals: Vec<Start>,
+}
+
+impl Plan {
+    /// One line for each arrival, with a head line for each round.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let mut text = String::new();
+        for round in &self.rounds {
+            text.push_str(&format!(
+                "round {} {} {}: {} arrivals, {} workers\n",
+                round.index,
+                round.row.name(),
+                round.subject.name(),
+                round.arrivals.len(),
+                round.workers
+            ));
+            for (index, start) in round.arrivals.iter().enumerate() {
+                text.push_str(&match start {
+                    Start::AtNs(ns) => format!("  {index} at {ns} ns\n"),
+                    Start::WhenFree => format!("  {index} when a worker is free\n"),
+                });
+            }
+        }
+        text
+    }
+}
+
+impl Subject {
+    /// The name in JSON and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Clone => "clone",
+            Self::HostProcess => "host_process",
+        }
+    }
+}
+
+impl Row {
+    /// The name in JSON and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::WarmUp => "warm_up",
+            Self::Measured => "measured",
+        }
+    }
+}
+
+/// What a round starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Subject {
+    /// Clones of the target.
+    Clone,
+    /// The baseline: processes on the host.
+    HostProcess,
+}
+
+/// Rows of results; two rows are never mixed in one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Row {
+    /// The template is not in the page cache.
+    Cold,
+    /// Recorded, not counted.
+    WarmUp,
+    /// Counted.
+    Measured,
+}
+
+/// When one clone is to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Start {
+    /// So many nanoseconds after the round's base.
+    AtNs(u64),
+    /// When a worker of a closed loop is free.
+    WhenFree,
+}
+
+/// Decides all rounds.
+#[must_use]
+pub fn build(scenario: &Scenario) -> Plan {
+    let mut random = SplitMix64::new(scenario.seed);
+    let mut shapes: Vec<(Subject, Row)> = Vec::new();
+    for _ in 0..scenario.cold_rounds {
+        shapes.push((Subject::Clone, Row::Cold));
+    }
+    let baseline = scenario.baseline.is_some();
+    for (row, rounds) in [
+        (Row::WarmUp, scenario.warmup_rounds),
+        (Row::Measured, scenario.rounds),
+    ] {
+        for index in 0..rounds {
+            shapes.extend(pair(index, baseline).into_iter().map(|s| (s, row)));
+        }
+    }
+    let rounds = (0_u32..)
+        .zip(shapes)
+        .map(|(index, (subject, row))| round(index, subject, row, scenario.arrival, &mut random))
+        .collect();
+    Plan { rounds }
+}
+
+/// The subjects of one measured round: A B in even ones, B A in odd ones.
+fn pair(index: u32, baseline: bool) -> Vec<Subject> {
+    match (baseline, index.is_multiple_of(2)) {
+        (false, _) => vec![Subject::Clone],
+        (true, true) => vec![Subject::Clone, Subject::HostProcess],
+        (true, false) => vec![Subject::HostProcess, Subject::Clone],
+    }
+}
+
+fn round(
+    index: u32,
+    subject: Subject,
+    row: Row,
+    arrival: Arrival,
+    random: &mut SplitMix64,
+) -> Round {
+    let (workers, arrivals) = match (row, arrival) {
+        (Row::Cold, _) => (1, vec![Start::AtNs(0)]),
+        (_, Arrival::Burst { starts }) => (starts, repeat(Start::AtNs(0), starts)),
+        (_, Arrival::Closed { workers, starts }) => {
+            (workers.min(starts), repeat(Start::WhenFree, starts))
+        }
+        (
+            _,
+            Arrival::Open {
+                starts,
+                rate_per_s,
+                spacing,
+            },
+        ) => (
+            starts.min(MAX_OPEN_WORKERS),
+            open(starts, rate_per_s, spacing, random),
+        ),
+    };
+    Round {
+        index,
+        subject,
+        row,
+        workers,
+        arrivals,
+    }
+}
+
+fn repeat(start: Start, n: u32) -> Vec<Start> {
+    (0..n).map(|_| start).collect()
+}
+
+/// The first arrival is at the base; gaps follow.
+fn open(starts: u32, rate_per_s: f64, spacing: Spacing, random: &mut SplitMix64) -> Vec<Start> {
+    let mut at_s = 0.0_f64;
+    let mut arrivals = Vec::new();
+    for _ in 0..starts {
+        arrivals.push(Start::AtNs(nanoseconds(Duration::from_secs_f64(at_s))));
+        at_s += match spacing {
+            Spacing::Constant => 1.0,
+            Spacing::Poisson => random.exponential(),
+        } / rate_per_s;
+    }
+    arrivals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario;
+    use proptest::prelude::*;
+
+    fn scenario_with(arrival: Arrival, rounds: u32, warmups: u32, seed: u64) -> Scenario {
+        let mut s = scenario::parse("t", "").unwrap();
+        (s.arrival, s.rounds, s.warmup_rounds, s.seed) = (arrival, rounds, warmups, seed);
+        s
+    }
+
+    fn arrival() -> impl Strategy<Value = Arrival> {
+        prop_oneof![
+            (1_u32..300).prop_map(|starts| Arrival::Burst { starts }),
+            (1_u32..20, 1_u32..300)
+                .prop_map(|(workers, starts)| Arrival::Closed { workers, starts }),
+            (1_u32..300, 0.001_f64..1e6, any::<bool>()).prop_map(
+                |(starts, rate_per_s, poisson)| {
+                    let spacing = if poisson {
+                        Spacing::Poisson
+                    } else {
+                        Spacing::Constant
+                    };
+                    Arrival::Open {
+                        starts,
+                        rate_per_s,
+                        spacing,
+                    }
+                }
+            ),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_plan_keeps_its_promises(a in arrival(), rounds in 1_u32..9, warmups in 0_u32..3, seed: u64) {
+            let s = scenario_with(a, rounds, warmups, seed);
+            let plan = build(&s);
+            prop_assert_eq!(&plan, &build(&s), "the same seed gives the same plan");
+            let count = |subject, row| plan.rounds.iter()
+                .filter(|r| r.subject == subject && r.row == row).count();
+            let wanted = usize::try_from(rounds).unwrap();
+            prop_assert_eq!(count(Subject::Clone, Row::Measured), wanted);
+            prop_assert_eq!(count(Subject::HostProcess, Row::Measured), wanted);
+            for (i, round) in plan.rounds.iter().enumerate() {
+                prop_assert_eq!(usize::try_from(round.index).unwrap(), i);
+                prop_assert_eq!(round.arrivals.len(), usize::try_from(a.starts()).unwrap());
+                prop_assert!(round.workers >= 1 && round.workers <= a.starts());
+                let times: Vec<u64> = round.arrivals.iter()
+                    .filter_map(|s| match s { Start::AtNs(ns) => Some(*ns), Start::WhenFree => None })
+                    .collect();
+                prop_assert!(times.is_sorted());
+                prop_assert_eq!(times.is_empty(), matches!(a, Arrival::Closed { .. }));
+            }
+        }
+    }
+
+    #[test]
+    fn rounds_interleave_a_b_b_a() {
+        let s = scenario_with(Arrival::Burst { starts: 1 }, 4, 0, 1);
+        let letters: String = build(&s)
+            .rounds
+            .iter()
+            .map(|r| match r.subject {
+                Subject::Clone => 'A',
+                Subject::HostProcess => 'B',
+            })
+            .collect();
+        assert_eq!(letters, "ABBAABBA");
+    }
+
+    #[test]
+    fn constant_gaps_are_the_inverse_of_the_rate() {
+        let a = Arrival::Open {
+            starts: 3,
+            rate_per_s: 100.0,
+            spacing: Spacing::Constant,
+        };
+        let plan = build(&scenario_with(a, 1, 0, 1));
+        assert_eq!(
+            plan.rounds[0].arrivals,
+            [
+                Start::AtNs(0),
+                Start::AtNs(10_000_000),
+                Start::AtNs(20_000_000)
+            ]
+        );
+    }
+}

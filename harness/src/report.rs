@@ -1,0 +1,59 @@
+//! Reports: pure functions of a summary, the host's facts and the judged gates.
+
+pub mod document;
+pub mod terminal;
+
+use crate::{
+    exit::End,
+    gate::{self, GateResult},
+    host::{
+        facts::HostFacts,
+        grade::{self, Graded, NoiseLevel},
+    },
+    scenario::Scenario,
+    stats::fold::Summary,
+};
+
+/// All that a reporter may look at.
+#[derive(Clone, Debug)]
+pub struct View<'a> {
+    /// What was run.
+    pub scenario: &'a Scenario,
+    /// The command that does it again.
+    pub reproduce: &'a str,
+    /// Folded events.
+    pub summary: &'a Summary,
+    /// Where it ran.
+    pub facts: &'a HostFacts,
+    /// How quiet it was.
+    pub noise: NoiseLevel,
+    /// What its numbers are worth.
+    pub graded: Graded,
+    /// In the scenario's order.
+    pub gates: Vec<GateResult>,
+}
+
+impl<'a> View<'a> {
+    /// Grades and judges. `None` for a summary without a start.
+    #[must_use]
+    pub fn new(summary: &'a Summary, facts: &'a HostFacts) -> Option<Self> {
+        let started = summary.started.as_ref()?;
+        let noise = NoiseLevel::of(&summary.noise);
+        let graded = grade::grade(facts, noise);
+        Some(Self {
+            scenario: &started.scenario,
+            reproduce: &started.reproduce,
+            gates: gate::judge(&started.scenario.gates, summary, graded.grade),
+            summary,
+            facts,
+            noise,
+            graded,
+        })
+    }
+
+    /// How the run ended.
+    #[must_use]
+    pub fn end(&self) -> End {
+        End::of_run(self.summary.ended.as_ref(), &self.gates)
+    }
+}

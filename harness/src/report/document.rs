@@ -1,0 +1,324 @@
+//! The JSON report. Its shape is a promise to scripts: `docs/report-format.md` describes it, and a change
+//! that could break a reader raises [`FORMAT`].
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::View;
+use crate::{
+    gate::GateResult,
+    scenario::Quantile,
+    stats::quantile::{Estimate, Samples},
+};
+
+/// Format of the document.
+pub const FORMAT: u32 = 1;
+
+/// The whole report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Document {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Name of the scenario.
+    pub scenario: String,
+    /// When it was started, milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// `complete`, `memory_share`, `interrupted`, `broken` or `killed`.
+    pub ended: String,
+    /// Exit code of the run.
+    pub exit_code: u8,
+    /// Command that does the same again.
+    pub reproduce: String,
+    /// Where it ran.
+    pub host: HostDocument,
+    /// Measured starts, failures included.
+    pub n: usize,
+    /// Measured failures by cause; empty when there were none.
+    pub failures: BTreeMap<String, u64>,
+    /// Latencies from the intended start, by phase.
+    pub phases: BTreeMap<String, PhaseDocument>,
+    /// First-exec latency of the host-process baseline; `null` without one.
+    pub baseline: Option<PhaseDocument>,
+    /// First-exec latency without the template in the page cache; `null` without such starts.
+    pub cold: Option<PhaseDocument>,
+    /// Clones that reached first exec per second of measured rounds.
+    pub starts_per_s: Option<f64>,
+    /// `null` when the scenario measures no memory.
+    pub memory: Option<MemoryDocument>,
+    /// Held clones that were asked once more; `null` when none was.
+    pub after_hold: Option<PhaseDocument>,
+    /// In the scenario's order.
+    pub gates: Vec<GateResult>,
+}
+
+/// Where it ran.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostDocument {
+    /// `ring3` or `hvm`; `null` when unknown.
+    pub platform: Option<String>,
+    /// `publishable`, `indicative` or `unfit`.
+    pub grade: String,
+    /// Why it is not better.
+    pub grade_reasons: Vec<String>,
+    /// CPUs.
+    pub cores: usize,
+    /// CPU.
+    pub cpu_model: Option<String>,
+    /// Kernel release.
+    pub kernel: Option<String>,
+    /// MemTotal.
+    pub memory_bytes: Option<u64>,
+    /// Mean share of stolen CPU time, 0 to 1.
+    pub steal_share: Option<f64>,
+    /// Commit of the source tree.
+    pub commit: Option<String>,
+    /// Whether the tree differed from it.
+    pub dirty_tree: Option<bool>,
+}
+
+/// Latencies of one phase. A quantile with too few samples is `null`, and so is one that lies among the
+/// failures (`failed` is then above what the quantile leaves out).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PhaseDocument {
+    /// Samples, failures included.
+    pub n: usize,
+    /// Starts that did not reach the phase.
+    pub failed: usize,
+    /// Median.
+    pub p50_ms: Option<f64>,
+    /// 95th percentile.
+    pub p95_ms: Option<f64>,
+    /// 99th percentile.
+    pub p99_ms: Option<f64>,
+    /// Largest sample.
+    pub max_ms: Option<f64>,
+    /// 95 % confidence interval of the median from order statistics.
+    pub p50_ci95_ms: Option<[f64; 2]>,
+    /// The same of the 95th percentile.
+    pub p95_ci95_ms: Option<[f64; 2]>,
+    /// The same of the 99th percentile.
+    pub p99_ci95_ms: Option<[f64; 2]>,
+}
+
+/// What a clone costs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryDocument {
+    /// Fall of MemAvailable for one more clone.
+    pub slope_bytes_per_clone: Option<f64>,
+    /// Its 95 % confidence interval.
+    pub slope_ci95: Option<[f64; 2]>,
+    /// Samples behind the slope.
+    pub points: usize,
+    /// Most clones that were alive at once.
+    pub most_clones: u32,
+    /// Bytes of one clone, by owner.
+    pub ledger: LedgerDocument,
+}
+
+/// Means over clones, in bytes; `null` where it could not be read. The first six and `residue_bytes` add
+/// up to the slope.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LedgerDocument {
+    /// Pages of guest memory that are the clone's own.
+    pub guest_private_bytes: Option<f64>,
+    /// Private pages of the VMM process elsewhere.
+    pub vmm_private_bytes: Option<f64>,
+    /// Slope of PageTables in /proc/meminfo.
+    pub page_tables_bytes: Option<f64>,
+    /// Slope of SecPageTables: KVM's shadow or nested page tables.
+    pub shadow_page_tables_bytes: Option<f64>,
+    /// Slopes of Slab, Percpu and the larger of KernelStack and VmallocUsed (stacks are inside the latter).
+    pub kernel_objects_bytes: Option<f64>,
+    /// Slope of Shmem: the clone's files in /run, shared memory of its VMM.
+    pub run_files_bytes: Option<f64>,
+    /// Slope minus all of the above.
+    pub residue_bytes: Option<f64>,
+    /// Pages of the template's memory that clones share, once for all of them: not part of the sum.
+    pub shared_once_bytes: Option<f64>,
+    /// Resident set of one VMM, because others publish it.
+    pub rss_bytes: Option<f64>,
+    /// Proportional set of one VMM, because others publish it.
+    pub pss_bytes: Option<f64>,
+}
+
+impl LedgerDocument {
+    /// The lines of the ledger with what a person reads beside them, in order of the sum.
+    #[must_use]
+    pub fn parts(&self) -> [(&'static str, Option<f64>); 10] {
+        [
+            ("guest private pages", self.guest_private_bytes),
+            ("VMM private pages", self.vmm_private_bytes),
+            ("page tables", self.page_tables_bytes),
+            ("shadow page tables", self.shadow_page_tables_bytes),
+            ("kernel objects", self.kernel_objects_bytes),
+            ("files in /run, shared memory", self.run_files_bytes),
+            ("unexplained residue", self.residue_bytes),
+            ("(shared once by all)", self.shared_once_bytes),
+            ("(RSS of one VMM)", self.rss_bytes),
+            ("(PSS of one VMM)", self.pss_bytes),
+        ]
+    }
+}
+
+impl Document {
+    /// Computes the document.
+    #[must_use]
+    pub fn new(view: &View<'_>) -> Self {
+        let summary = view.summary;
+        let started = summary.started.as_ref();
+        Self {
+            format: FORMAT,
+            scenario: view.scenario.name.clone(),
+            started_unix_ms: started.map_or(0, |s| s.started_unix_ms),
+            ended: ended(view).to_owned(),
+            exit_code: view.end().code(),
+            reproduce: view.reproduce.to_owned(),
+            host: host(view),
+            n: summary.clones.len(),
+            failures: summary
+                .failures()
+                .into_iter()
+                .map(|(cause, n)| (cause.name().to_owned(), n))
+                .collect(),
+            phases: summary
+                .phases()
+                .into_iter()
+                .map(|(p, samples)| (p.name().to_owned(), PhaseDocument::new(&samples)))
+                .collect(),
+            baseline: present(&summary.baseline_samples()),
+            cold: present(&summary.cold_samples()),
+            starts_per_s: summary.starts_per_s(),
+            memory: view.scenario.memory.map(|_| memory(view)),
+            after_hold: present(&Samples::new(summary.after_hold_ns.clone())),
+            gates: view.gates.clone(),
+        }
+    }
+
+    /// Pretty JSON with a line end.
+    #[must_use]
+    pub fn render(&self) -> String {
+        // Every field is a plain value, so that this cannot fail.
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+}
+
+fn ended(view: &View<'_>) -> &'static str {
+    use crate::event::EndReason;
+    match &view.summary.ended {
+        None => "killed",
+        Some(EndReason::Complete) => "complete",
+        Some(EndReason::MemoryShare) => "memory_share",
+        Some(EndReason::Interrupted) => "interrupted",
+        Some(EndReason::Broken { .. }) => "broken",
+    }
+}
+
+fn host(view: &View<'_>) -> HostDocument {
+    let facts = view.facts;
+    HostDocument {
+        platform: facts.probe.platform.map(|p| p.name().to_owned()),
+        grade: view.graded.grade.name().to_owned(),
+        grade_reasons: view.graded.reasons.clone(),
+        cores: facts.cores,
+        cpu_model: facts.cpu_model.clone(),
+        kernel: facts.kernel.clone(),
+        memory_bytes: facts.meminfo.get("MemTotal").copied(),
+        steal_share: view.noise.steal_share,
+        commit: facts.commit.clone(),
+        dirty_tree: facts.dirty_tree,
+    }
+}
+
+fn present(samples: &Samples) -> Option<PhaseDocument> {
+    (samples.n() > 0).then(|| PhaseDocument::new(samples))
+}
+
+impl PhaseDocument {
+    /// Quantiles and intervals of one set of samples.
+    #[must_use]
+    pub fn new(samples: &Samples) -> Self {
+        let ms = |quantile| match samples.quantile(quantile) {
+            Estimate::Value(ns) => Some(ns as f64 / 1e6),
+            Estimate::Infinite | Estimate::TooFew { .. } => None,
+        };
+        let interval = |quantile| {
+            let (low, high) = samples.interval95(quantile)?;
+            Some([low as f64 / 1e6, high as f64 / 1e6])
+        };
+        Self {
+            n: samples.n(),
+            failed: samples.failed(),
+            p50_ms: ms(Quantile::P50),
+            p95_ms: ms(Quantile::P95),
+            p99_ms: ms(Quantile::P99),
+            max_ms: ms(Quantile::Max),
+            p50_ci95_ms: interval(Quantile::P50),
+            p95_ci95_ms: interval(Quantile::P95),
+            p99_ci95_ms: interval(Quantile::P99),
+        }
+    }
+}
+
+fn memory(view: &View<'_>) -> MemoryDocument {
+    let summary = view.summary;
+    let slope = summary.memory_slope();
+    MemoryDocument {
+        slope_bytes_per_clone: slope.map(|s| s.value),
+        slope_ci95: slope
+            .and_then(|s| s.interval95)
+            .map(|(low, high)| [low, high]),
+        points: summary.memory.len(),
+        most_clones: summary.memory.iter().map(|p| p.alive).max().unwrap_or(0),
+        ledger: ledger(view),
+    }
+}
+
+fn ledger(view: &View<'_>) -> LedgerDocument {
+    let summary = view.summary;
+    let line = |name| summary.meminfo_slope(name).map(|slope| slope.value);
+    let guest_private = summary.mean_of(|l| l.guest_private_bytes);
+    let vmm_private = summary.mean_of(|l| l.vmm_private_bytes);
+    let page_tables = line("PageTables");
+    let shadow = line("SecPageTables");
+    let stacks = match (line("KernelStack"), line("VmallocUsed")) {
+        (Some(stack), Some(vmalloc)) => Some(stack.max(vmalloc)),
+        (one, other) => one.or(other),
+    };
+    let kernel_objects = sum(&[line("Slab"), line("Percpu"), stacks]);
+    let run_files = line("Shmem");
+    let parts = [
+        guest_private,
+        vmm_private,
+        page_tables,
+        shadow,
+        kernel_objects,
+        run_files,
+    ];
+    LedgerDocument {
+        guest_private_bytes: guest_private,
+        vmm_private_bytes: vmm_private,
+        page_tables_bytes: page_tables,
+        shadow_page_tables_bytes: shadow,
+        kernel_objects_bytes: kernel_objects,
+        run_files_bytes: run_files,
+        residue_bytes: summary
+            .memory_slope()
+            .and_then(|slope| Some(slope.value - sum(&parts)?)),
+        shared_once_bytes: summary
+            .ledgers
+            .iter()
+            .filter_map(|l| l.guest_shared_bytes)
+            .max()
+            .map(|bytes| bytes as f64),
+        rss_bytes: summary.mean_of(|l| l.rss_bytes),
+        pss_bytes: summary.mean_of(|l| l.pss_bytes),
+    }
+}
+
+/// The sum, unless a part could not be read.
+fn sum(parts: &[Option<f64>]) -> Option<f64> {
+    parts.iter().copied().sum()
+}

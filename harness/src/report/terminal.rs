@@ -1,0 +1,170 @@
+//! The report that a person reads in a terminal. Plain text, 100 columns, no colour.
+
+use std::fmt::Write;
+
+use super::{View, document::Document, document::PhaseDocument};
+use crate::{gate::JudgedBy, scenario::Quantile};
+
+/// Renders the report.
+#[must_use]
+pub fn render(view: &View<'_>) -> String {
+    let document = Document::new(view);
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write(&mut out, view, &document);
+    out
+}
+
+fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
+    head(out, view, d)?;
+    writeln!(out, "\n{:<18}{}", "from intended start", columns_head())?;
+    for (phase, _) in view.summary.phases() {
+        if let Some(p) = d.phases.get(phase.name()) {
+            writeln!(out, "{:<19}{}", phase.name(), columns(p))?;
+        }
+    }
+    for (name, row) in [
+        ("host process", &d.baseline),
+        ("cold first_exec", &d.cold),
+        ("asked again", &d.after_hold),
+    ] {
+        if let Some(p) = row {
+            writeln!(out, "{name:<19}{}", columns(p))?;
+        }
+    }
+    if let Some(rate) = d.starts_per_s {
+        writeln!(out, "\n{rate:.1} starts a second of measured rounds")?;
+    }
+    memory(out, d)?;
+    failures(out, view, d)?;
+    gates(out, view)
+}
+
+fn head(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
+    writeln!(
+        out,
+        "{} — n = {}, host graded {}",
+        d.scenario, d.n, d.host.grade
+    )?;
+    if !view.scenario.description.is_empty() {
+        writeln!(out, "{}", view.scenario.description)?;
+    }
+    writeln!(
+        out,
+        "platform {}, {} cores, {}, Linux {}",
+        d.host.platform.as_deref().unwrap_or("unknown"),
+        d.host.cores,
+        d.host.cpu_model.as_deref().unwrap_or("unknown CPU"),
+        d.host.kernel.as_deref().unwrap_or("unknown"),
+    )?;
+    for reason in &d.host.grade_reasons {
+        writeln!(out, "  - {reason}")?;
+    }
+    if d.ended != "complete" {
+        writeln!(out, "The run ended early: {}.", d.ended)?;
+    }
+    Ok(())
+}
+
+fn columns_head() -> String {
+    let names = Quantile::ALL.map(|q| format!("{:>13}", format!("{} ms", q.name())));
+    format!("{:>7}{}  {}", "n", names.concat(), "P95 interval, 95 %")
+}
+
+fn columns(p: &PhaseDocument) -> String {
+    let cell = |ms: Option<f64>, quantile: Quantile| match ms {
+        Some(ms) => format!("{ms:>13.2}"),
+        None if p.n >= quantile.needs() => format!("{:>13}", "failed"),
+        None => format!("{:>13}", format!("n/a (n = {})", p.n)),
+    };
+    let interval = p
+        .p95_ci95_ms
+        .map_or(String::new(), |[low, high]| format!("  {low:.2}–{high:.2}"));
+    format!(
+        "{:>6}{}{}{}{}{interval}",
+        p.n,
+        cell(p.p50_ms, Quantile::P50),
+        cell(p.p95_ms, Quantile::P95),
+        cell(p.p99_ms, Quantile::P99),
+        cell(p.max_ms, Quantile::Max),
+    )
+}
+
+fn memory(out: &mut String, d: &Document) -> std::fmt::Result {
+    let Some(memory) = &d.memory else {
+        return Ok(());
+    };
+    writeln!(
+        out,
+        "\nmemory of one more clone: {} (95 % {}; {} points, up to {} clones)",
+        mb(memory.slope_bytes_per_clone),
+        memory.slope_ci95.map_or("n/a".to_owned(), |[low, high]| {
+            format!("{} to {}", mb(Some(low)), mb(Some(high)))
+        }),
+        memory.points,
+        memory.most_clones,
+    )?;
+    for (name, bytes) in memory.ledger.parts() {
+        writeln!(out, "  {name:<34}{:>10}", mb(bytes))?;
+    }
+    Ok(())
+}
+
+/// Megabytes (10^6) with three digits behind the point.
+pub(super) fn mb(bytes: Option<f64>) -> String {
+    bytes.map_or("n/a".to_owned(), |b| format!("{:.3} MB", b / 1e6))
+}
+
+fn failures(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
+    let examples = view.summary.failure_examples();
+    if examples.is_empty() && view.summary.after_hold_failures.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nfailures of measured starts: {:?}", d.failures)?;
+    for (cause, message) in examples {
+        writeln!(out, "  {}: {message}", cause.name())?;
+    }
+    for (cause, message) in &view.summary.after_hold_failures {
+        writeln!(out, "  when asked again, {}: {message}", cause.name())?;
+    }
+    Ok(())
+}
+
+fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
+    if view.gates.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\ngates")?;
+    for gate in &view.gates {
+        let by = match gate.judged_by {
+            JudgedBy::Limit => "",
+            JudgedBy::Ratio => " by ratio",
+        };
+        writeln!(
+            out,
+            "  {:<13}{}{by}: {} = {} {}, limit {} {}, n = {}",
+            gate.verdict.name(),
+            gate.name,
+            gate.metric,
+            gate.measured.map_or("n/a".to_owned(), number),
+            gate.unit,
+            number(gate.limit),
+            gate.unit,
+            gate.n,
+        )?;
+        writeln!(out, "               {}", gate.reason)?;
+        if gate.verdict == crate::gate::Verdict::Fail {
+            writeln!(out, "               reproduce: {}", view.reproduce)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whole numbers bare, others with two digits.
+pub(super) fn number(x: f64) -> String {
+    if x.fract() == 0.0 {
+        format!("{x:.0}")
+    } else {
+        format!("{x:.2}")
+    }
+}

@@ -1,0 +1,77 @@
+//! Clones that stay: read their ledgers, ask them once more, kill them.
+
+use std::{sync::mpsc::Sender, thread};
+
+use crate::{
+    clock,
+    event::{CloneLedger, RunEvent},
+    memory,
+    scenario::ExecSpec,
+    target::{CloneId, Sandbox, exec_and_compare},
+};
+
+/// Threads that ask or kill held clones.
+const HANDS: usize = 4;
+
+/// A clone that answered its first command.
+pub(super) struct HeldClone {
+    pub(super) id: CloneId,
+    pub(super) sandbox: Box<dyn Sandbox>,
+}
+
+/// What each clone owns.
+pub(super) fn ledgers(clones: &[HeldClone], guest: Option<memory::FileId>) -> Vec<CloneLedger> {
+    clones
+        .iter()
+        .filter_map(|clone| {
+            let mut ledger = memory::clone_ledger(clone.sandbox.pid()?, guest);
+            ledger.round = clone.id.round;
+            ledger.arrival = clone.id.arrival;
+            Some(ledger)
+        })
+        .collect()
+}
+
+/// Runs the command in each clone again, a few at a time.
+pub(super) fn exec_again(clones: &mut [HeldClone], command: &ExecSpec, events: &Sender<RunEvent>) {
+    thread::scope(|scope| {
+        for part in clones.chunks_mut(part_size(clones.len())) {
+            let events = events.clone();
+            scope.spawn(move || {
+                for clone in part {
+                    let began = clock::monotonic_ns();
+                    let answer = exec_and_compare(clone.sandbox.as_mut(), command);
+                    let took = clock::monotonic_ns() - began;
+                    // The receiver outlives the run.
+                    let _ = events.send(RunEvent::AfterHold {
+                        round: clone.id.round,
+                        arrival: clone.id.arrival,
+                        took_ns: answer.is_ok().then_some(took),
+                        failure: answer.err(),
+                    });
+                }
+            });
+        }
+    });
+}
+
+/// Kills all. A clone that cannot be killed leaves its directory to the next sweep.
+pub(super) fn kill_all(mut clones: Vec<HeldClone>) {
+    let size = part_size(clones.len());
+    thread::scope(|scope| {
+        while !clones.is_empty() {
+            let part = clones.split_off(clones.len().saturating_sub(size));
+            scope.spawn(move || {
+                for clone in part {
+                    if let Err(failure) = clone.sandbox.kill() {
+                        eprintln!("cube-bench: a clone is left: {}", failure.message);
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn part_size(n: usize) -> usize {
+    n.div_ceil(HANDS).max(1)
+}

@@ -1,0 +1,282 @@
+//! What a user typed, and its check into a [`Scenario`].
+
+use std::time::Duration;
+
+use model::{Bytes, WorkingSetPrefault};
+use serde::Deserialize;
+
+use super::{
+    Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, MemorySpec, Scenario, Spacing, TargetKind,
+    TargetSpec, gate_spec::GateConfig,
+};
+
+/// More clones than this in one round are a typing mistake.
+const MAX_STARTS: u32 = 100_000;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ScenarioConfig {
+    name: String,
+    description: String,
+    seed: u64,
+    rounds: u32,
+    warmup_rounds: u32,
+    cold_rounds: u32,
+    target: TargetConfig,
+    arrival: ArrivalConfig,
+    exec: ExecConfig,
+    hold: HoldConfig,
+    memory: MemoryConfig,
+    baseline: BaselineConfig,
+    gates: Vec<GateConfig>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TargetConfig {
+    kind: TargetKind,
+    template: String,
+    memory: String,
+    prefault: WorkingSetPrefault,
+    start_timeout: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ArrivalConfig {
+    kind: ArrivalKind,
+    starts: u32,
+    workers: u32,
+    rate_per_s: f64,
+    spacing: Spacing,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ArrivalKind {
+    Burst,
+    Closed,
+    Open,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExecConfig {
+    argv: Vec<String>,
+    user: String,
+    expect_stdout: String,
+    timeout: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HoldConfig {
+    until: HoldUntil,
+    at_least: String,
+    exec_after: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemoryConfig {
+    measure: bool,
+    settle: String,
+    stop_at_share: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BaselineConfig {
+    kind: BaselineKind,
+    argv: Vec<String>,
+    expect_stdout: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum BaselineKind {
+    None,
+    HostProcess,
+}
+
+/// The keys of `[arrival]` that a user wrote; the merge with the defaults hides them.
+pub(super) fn keys_given(typed: &toml::Table) -> Vec<String> {
+    let arrival = typed.get("arrival").and_then(toml::Value::as_table);
+    arrival
+        .into_iter()
+        .flat_map(toml::Table::keys)
+        .cloned()
+        .collect()
+}
+
+impl ScenarioConfig {
+    /// `arrival_keys` are those that the user wrote. The error is a sentence for the user.
+    pub(super) fn check(self, name: &str, arrival_keys: &[String]) -> Result<Scenario, String> {
+        if self.rounds == 0 {
+            return Err("rounds is 0, at least 1 is needed".to_owned());
+        }
+        if self.memory.measure && self.hold.until == HoldUntil::Exec {
+            return Err("memory.measure needs clones that stay: hold.until is \"exec\"".to_owned());
+        }
+        let exec = self.exec.check()?;
+        Ok(Scenario {
+            name: if self.name.is_empty() {
+                name.to_owned()
+            } else {
+                self.name
+            },
+            description: self.description,
+            seed: self.seed,
+            rounds: self.rounds,
+            warmup_rounds: self.warmup_rounds,
+            cold_rounds: self.cold_rounds,
+            target: self.target.check()?,
+            arrival: self.arrival.check(arrival_keys)?,
+            baseline: self.baseline.check(&exec),
+            exec,
+            hold: HoldSpec {
+                until: self.hold.until,
+                at_least: duration("hold.at_least", &self.hold.at_least)?,
+                exec_after: self.hold.exec_after,
+            },
+            memory: self.memory.check()?,
+            gates: self
+                .gates
+                .into_iter()
+                .map(GateSpec::try_from)
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl TargetConfig {
+    fn check(self) -> Result<TargetSpec, String> {
+        let plain = !self.template.is_empty()
+            && self
+                .template
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+            && !self.template.starts_with('.');
+        if !plain {
+            return Err(format!(
+                "target.template: {:?} is no name of a directory below templates/",
+                self.template
+            ));
+        }
+        let memory = match self.memory.as_str() {
+            "" => None,
+            text => Some(
+                text.parse::<Bytes>()
+                    .map_err(|e| format!("target.memory: {e}"))?,
+            ),
+        };
+        Ok(TargetSpec {
+            kind: self.kind,
+            template: self.template,
+            memory,
+            prefault: self.prefault,
+            start_timeout: positive("target.start_timeout", &self.start_timeout)?,
+        })
+    }
+}
+
+impl ArrivalConfig {
+    fn check(&self, keys: &[String]) -> Result<Arrival, String> {
+        let (kind, meaningful): (&str, &[&str]) = match self.kind {
+            ArrivalKind::Burst => ("burst", &["kind", "starts"]),
+            ArrivalKind::Closed => ("closed", &["kind", "starts", "workers"]),
+            ArrivalKind::Open => ("open", &["kind", "starts", "rate_per_s", "spacing"]),
+        };
+        if let Some(key) = keys.iter().find(|k| !meaningful.contains(&k.as_str())) {
+            return Err(format!("arrival.{key} has no meaning for kind {kind:?}"));
+        }
+        between("arrival.starts", self.starts)?;
+        between("arrival.workers", self.workers)?;
+        if !(self.rate_per_s.is_finite() && self.rate_per_s >= 0.001 && self.rate_per_s <= 1e6) {
+            return Err(format!(
+                "arrival.rate_per_s is {}, it must lie between 0.001 and 1000000",
+                self.rate_per_s
+            ));
+        }
+        Ok(match self.kind {
+            ArrivalKind::Burst => Arrival::Burst {
+                starts: self.starts,
+            },
+            ArrivalKind::Closed => Arrival::Closed {
+                workers: self.workers,
+                starts: self.starts,
+            },
+            ArrivalKind::Open => Arrival::Open {
+                starts: self.starts,
+                rate_per_s: self.rate_per_s,
+                spacing: self.spacing,
+            },
+        })
+    }
+}
+
+impl ExecConfig {
+    fn check(self) -> Result<ExecSpec, String> {
+        if self.argv.is_empty() {
+            return Err("exec.argv is empty, it needs at least a program".to_owned());
+        }
+        Ok(ExecSpec {
+            argv: self.argv,
+            user: self.user,
+            expect_stdout: self.expect_stdout,
+            timeout: positive("exec.timeout", &self.timeout)?,
+        })
+    }
+}
+
+impl MemoryConfig {
+    fn check(&self) -> Result<Option<MemorySpec>, String> {
+        let settle = duration("memory.settle", &self.settle)?;
+        if !(self.stop_at_share > 0.0 && self.stop_at_share < 1.0) {
+            return Err(format!(
+                "memory.stop_at_share is {}, it must lie between 0 and 1",
+                self.stop_at_share
+            ));
+        }
+        Ok(self.measure.then_some(MemorySpec {
+            settle,
+            stop_at_share: self.stop_at_share,
+        }))
+    }
+}
+
+impl BaselineConfig {
+    fn check(self, exec: &ExecSpec) -> Option<ExecSpec> {
+        match self.kind {
+            BaselineKind::None => None,
+            BaselineKind::HostProcess if self.argv.is_empty() => Some(exec.clone()),
+            BaselineKind::HostProcess => Some(ExecSpec {
+                argv: self.argv,
+                expect_stdout: self.expect_stdout,
+                ..exec.clone()
+            }),
+        }
+    }
+}
+
+fn between(key: &str, n: u32) -> Result<(), String> {
+    if (1..=MAX_STARTS).contains(&n) {
+        return Ok(());
+    }
+    Err(format!(
+        "{key} is {n}, it must lie between 1 and {MAX_STARTS}"
+    ))
+}
+
+fn duration(key: &str, text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| format!("{key}: {text:?} is no duration with a unit such as \"250ms\""))
+}
+
+fn positive(key: &str, text: &str) -> Result<Duration, String> {
+    let value = duration(key, text)?;
+    if value.is_zero() {
+        return Err(format!("{key} is zero"));
+    }
+    Ok(value)
+}

@@ -1,0 +1,59 @@
+//! Known keys, and laying one table over another.
+
+use toml::{Table, Value};
+
+use super::ScenarioError;
+
+/// Keys of a gate; gates are a list, so the defaults cannot show them.
+const GATE_KEYS: [&str; 4] = ["name", "metric", "limit", "limit_ratio"];
+
+/// Refuses a key of `typed` that `defaults` does not have.
+pub(super) fn check(name: &str, typed: &Table, defaults: &Table) -> Result<(), ScenarioError> {
+    check_table(name, "", typed, defaults)?;
+    let gates = typed.get("gates").and_then(Value::as_array);
+    for gate in gates.into_iter().flatten().filter_map(Value::as_table) {
+        for key in gate.keys() {
+            known(name, "gates.", key, &GATE_KEYS)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_table(name: &str, at: &str, typed: &Table, defaults: &Table) -> Result<(), ScenarioError> {
+    let all: Vec<&str> = defaults.keys().map(String::as_str).collect();
+    for (key, value) in typed {
+        known(name, at, key, &all)?;
+        if let (Some(inner), Some(Value::Table(inner_defaults))) =
+            (value.as_table(), defaults.get(key))
+        {
+            check_table(name, &format!("{at}{key}."), inner, inner_defaults)?;
+        }
+    }
+    Ok(())
+}
+
+fn known(name: &str, at: &str, key: &str, all: &[&str]) -> Result<(), ScenarioError> {
+    if all.contains(&key) {
+        return Ok(());
+    }
+    Err(ScenarioError::UnknownKey {
+        name: name.to_owned(),
+        key: format!("{at}{key}"),
+        nearest: all
+            .iter()
+            .min_by_key(|candidate| strsim::damerau_levenshtein(candidate, key))
+            .map(|candidate| format!("{at}{candidate}")),
+    })
+}
+
+/// `upper` laid over `lower`; tables are laid over each other, everything else replaces.
+pub(super) fn merge(mut lower: Table, upper: Table) -> Table {
+    for (key, value) in upper {
+        let merged = match (lower.remove(&key), value) {
+            (Some(Value::Table(l)), Value::Table(u)) => Value::Table(merge(l, u)),
+            (_, value) => value,
+        };
+        lower.insert(key, merged);
+    }
+    lower
+}

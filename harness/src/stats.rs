@@ -1,0 +1,7 @@
+//! Numbers from samples: one percentile function, intervals from order statistics, slopes, permutation
+//! tests. Pure functions; no clock, no files.
+
+pub mod fold;
+pub mod permutation;
+pub mod quantile;
+pub mod slope;

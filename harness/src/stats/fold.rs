@@ -1,0 +1,239 @@
+//! Events to a [`Summary`]: the one place where raw events become rows, phases and counts.
+
+use std::collections::BTreeMap;
+
+use model::StartPhase;
+
+use super::{
+    quantile::{INFINITE, Samples},
+    slope::{self, Point, Slope},
+};
+use crate::{
+    event::{
+        Attempt, CloneLedger, EndReason, Failure, FailureCause, MemoryPoint, NoiseSample, RunEvent,
+        RunStarted,
+    },
+    plan::{Row, Subject},
+};
+
+/// Everything that reports and gates need to know of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Absent only before the first event.
+    pub started: Option<RunStarted>,
+    /// Absent while the run goes on, and for ever when it was killed.
+    pub ended: Option<EndReason>,
+    /// Measured starts of the target, in the order of their end.
+    pub clones: Vec<Attempt>,
+    /// Measured starts of the baseline.
+    pub baseline: Vec<Attempt>,
+    /// Starts without the template in the page cache.
+    pub cold: Vec<Attempt>,
+    /// Starts that do not count.
+    pub warm_up: u32,
+    /// Base and end of each measured round of clones.
+    pub rounds: BTreeMap<u32, RoundTimes>,
+    /// See [`MemoryPoint`].
+    pub memory: Vec<MemoryPoint>,
+    /// See [`CloneLedger`].
+    pub ledgers: Vec<CloneLedger>,
+    /// Answers of held clones that were asked once more, failures as [`INFINITE`].
+    pub after_hold_ns: Vec<u64>,
+    /// The first failure of each cause among held clones that were asked once more.
+    pub after_hold_failures: BTreeMap<FailureCause, String>,
+    /// See [`NoiseSample`].
+    pub noise: Vec<NoiseSample>,
+}
+
+/// When a round began and ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoundTimes {
+    /// The base of its arrivals.
+    pub base_ns: u64,
+    /// Absent if the run was killed in it.
+    pub end_ns: Option<u64>,
+}
+
+/// Folds all events of a run.
+#[must_use]
+pub fn fold<'a>(events: impl IntoIterator<Item = &'a RunEvent>) -> Summary {
+    let mut summary = Summary::default();
+    for event in events {
+        summary.apply(event);
+    }
+    summary
+}
+
+impl Summary {
+    /// Adds one event.
+    pub fn apply(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::RunStarted(started) => self.started = Some((**started).clone()),
+            RunEvent::RoundStarted {
+                round,
+                subject: Subject::Clone,
+                row: Row::Measured,
+                base_ns,
+            } => {
+                let times = RoundTimes {
+                    base_ns: *base_ns,
+                    end_ns: None,
+                };
+                self.rounds.insert(*round, times);
+            }
+            RunEvent::RoundStarted { .. } => {}
+            RunEvent::RoundEnded { round, at_ns } => {
+                if let Some(times) = self.rounds.get_mut(round) {
+                    times.end_ns = Some(*at_ns);
+                }
+            }
+            RunEvent::Attempt(attempt) => self.attempt(attempt),
+            RunEvent::Memory(point) => self.memory.push(point.clone()),
+            RunEvent::Ledger(ledger) => self.ledgers.push(ledger.clone()),
+            RunEvent::AfterHold {
+                took_ns, failure, ..
+            } => self.after_hold(*took_ns, failure.as_ref()),
+            RunEvent::Noise(sample) => self.noise.push(*sample),
+            RunEvent::RunEnded { why, .. } => self.ended = Some(why.clone()),
+        }
+    }
+
+    fn attempt(&mut self, attempt: &Attempt) {
+        let row = match (attempt.row, attempt.subject) {
+            (Row::WarmUp, _) => {
+                self.warm_up += 1;
+                return;
+            }
+            (Row::Cold, _) => &mut self.cold,
+            (Row::Measured, Subject::Clone) => &mut self.clones,
+            (Row::Measured, Subject::HostProcess) => &mut self.baseline,
+        };
+        row.push(attempt.clone());
+    }
+
+    fn after_hold(&mut self, took_ns: Option<u64>, failure: Option<&Failure>) {
+        self.after_hold_ns.push(took_ns.unwrap_or(INFINITE));
+        if let Some(failure) = failure {
+            self.after_hold_failures
+                .entry(failure.cause)
+                .or_insert_with(|| failure.message.clone());
+        }
+    }
+
+    /// Measured failures by cause.
+    #[must_use]
+    pub fn failures(&self) -> BTreeMap<FailureCause, u64> {
+        let mut counts = BTreeMap::new();
+        for failure in self.clones.iter().filter_map(|a| a.failure.as_ref()) {
+            *counts.entry(failure.cause).or_insert(0) += 1;
+        }
+        counts
+    }
+
+    /// The first message of each cause of measured and cold failures.
+    #[must_use]
+    pub fn failure_examples(&self) -> BTreeMap<FailureCause, &str> {
+        let mut examples = BTreeMap::new();
+        for failure in self
+            .clones
+            .iter()
+            .chain(&self.cold)
+            .chain(&self.baseline)
+            .filter_map(|a| a.failure.as_ref())
+        {
+            examples
+                .entry(failure.cause)
+                .or_insert(failure.message.as_str());
+        }
+        examples
+    }
+
+    /// Phases that at least one measured clone reached, with the latencies of all.
+    #[must_use]
+    pub fn phases(&self) -> Vec<(StartPhase, Samples)> {
+        StartPhase::ALL
+            .into_iter()
+            .filter(|phase| self.reached(*phase))
+            .map(|phase| (phase, self.phase(phase)))
+            .collect()
+    }
+
+    fn reached(&self, phase: StartPhase) -> bool {
+        phase == StartPhase::FirstExec && !self.clones.is_empty()
+            || self.clones.iter().any(|a| a.timeline.at(phase).is_some())
+    }
+
+    /// Latencies of a phase over all measured clones; one that did not reach it counts as [`INFINITE`].
+    #[must_use]
+    pub fn phase(&self, phase: StartPhase) -> Samples {
+        Samples::new(latencies(&self.clones, phase))
+    }
+
+    /// First-exec latencies of the baseline.
+    #[must_use]
+    pub fn baseline_samples(&self) -> Samples {
+        Samples::new(latencies(&self.baseline, StartPhase::FirstExec))
+    }
+
+    /// First-exec latencies without the template in the page cache.
+    #[must_use]
+    pub fn cold_samples(&self) -> Samples {
+        Samples::new(latencies(&self.cold, StartPhase::FirstExec))
+    }
+
+    /// Clones that reached first exec per second of the measured rounds; `None` without a finished round.
+    #[must_use]
+    pub fn starts_per_s(&self) -> Option<f64> {
+        let (mut spent_ns, mut starts) = (0_u64, 0_u32);
+        for (index, times) in &self.rounds {
+            let Some(end_ns) = times.end_ns else { continue };
+            spent_ns += end_ns.saturating_sub(times.base_ns);
+            for attempt in &self.clones {
+                starts += u32::from(attempt.round == *index && attempt.failure.is_none());
+            }
+        }
+        (spent_ns > 0).then(|| f64::from(starts) / (spent_ns as f64 / 1e9))
+    }
+
+    /// What one more clone adds to a line of /proc/meminfo, in bytes.
+    #[must_use]
+    pub fn meminfo_slope(&self, line: &str) -> Option<Slope> {
+        let points: Vec<Point> = self
+            .memory
+            .iter()
+            .filter_map(|p| {
+                Some(Point {
+                    group: p.group,
+                    x: f64::from(p.alive),
+                    y: *p.meminfo.get(line)? as f64,
+                })
+            })
+            .collect();
+        slope::fit(&points)
+    }
+
+    /// What one more clone costs the host: the fall of MemAvailable, in bytes.
+    #[must_use]
+    pub fn memory_slope(&self) -> Option<Slope> {
+        let rise = self.meminfo_slope("MemAvailable")?;
+        Some(Slope {
+            value: -rise.value,
+            interval95: rise.interval95.map(|(low, high)| (-high, -low)),
+        })
+    }
+
+    /// Mean over the ledgers of all held clones of what could be read; `None` if nothing could.
+    #[must_use]
+    pub fn mean_of(&self, field: impl Fn(&CloneLedger) -> Option<u64>) -> Option<f64> {
+        let read: Vec<u64> = self.ledgers.iter().filter_map(field).collect();
+        (!read.is_empty()).then(|| read.iter().sum::<u64>() as f64 / read.len() as f64)
+    }
+}
+
+/// Latencies of a phase, [`INFINITE`] where it was not reached, and for first exec where it failed.
+fn latencies(attempts: &[Attempt], phase: StartPhase) -> Vec<u64> {
+    attempts
+        .iter()
+        .map(|attempt| attempt.latency_ns(phase).unwrap_or(INFINITE))
+        .collect()
+}

@@ -1,0 +1,235 @@
+//! The percentile function of this repository, and when its results may be printed.
+
+use serde::{Deserialize, Serialize};
+
+use crate::scenario::Quantile;
+
+/// The latency of a start that failed: larger than every number.
+pub const INFINITE: u64 = u64::MAX;
+
+/// The nearest-rank percentile: the smallest sample such that at least `permille` thousandths of all
+/// samples are not larger. `sorted` must rise; `None` when it is empty.
+#[must_use]
+pub fn nearest_rank<T: Copy>(sorted: &[T], permille: u32) -> Option<T> {
+    let rank = rank(sorted.len(), permille);
+    sorted.get(rank.checked_sub(1)?).copied()
+}
+
+/// Rank from 1; 0 when `n` is 0.
+fn rank(n: usize, permille: u32) -> usize {
+    let permille = permille.min(1000) as usize;
+    (n * permille).div_ceil(1000).max(1).min(n)
+}
+
+/// What a quantile came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Estimate {
+    /// Nanoseconds.
+    Value(u64),
+    /// So many starts failed that the quantile lies among them.
+    Infinite,
+    /// There are fewer samples than the quantile needs.
+    TooFew {
+        /// Samples that it needs.
+        needs: usize,
+    },
+}
+
+impl Quantile {
+    /// Thousandths.
+    #[must_use]
+    pub fn permille(self) -> u32 {
+        match self {
+            Self::P50 => 500,
+            Self::P95 => 950,
+            Self::P99 => 990,
+            Self::Max => 1000,
+        }
+    }
+
+    /// Fewer samples than this say nothing about it.
+    #[must_use]
+    pub fn needs(self) -> usize {
+        match self {
+            Self::P50 => 10,
+            Self::P95 => 100,
+            Self::P99 => 500,
+            Self::Max => 1,
+        }
+    }
+}
+
+/// Latencies in nanoseconds, failures included as [`INFINITE`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Samples(Vec<u64>);
+
+impl Samples {
+    /// Sorts them.
+    #[must_use]
+    pub fn new(mut latencies_ns: Vec<u64>) -> Self {
+        latencies_ns.sort_unstable();
+        Self(latencies_ns)
+    }
+
+    /// How many, failures included.
+    #[must_use]
+    pub fn n(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many failed.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.n() - self.finite().len()
+    }
+
+    /// Those that did not fail, rising.
+    #[must_use]
+    pub fn finite(&self) -> &[u64] {
+        let end = self.0.partition_point(|ns| *ns != INFINITE);
+        &self.0[..end]
+    }
+
+    /// A quantile, if there are samples enough for it.
+    #[must_use]
+    pub fn quantile(&self, quantile: Quantile) -> Estimate {
+        let needs = quantile.needs();
+        match nearest_rank(&self.0, quantile.permille()) {
+            Some(_) | None if self.n() < needs => Estimate::TooFew { needs },
+            None => Estimate::TooFew { needs },
+            Some(INFINITE) => Estimate::Infinite,
+            Some(ns) => Estimate::Value(ns),
+        }
+    }
+
+    /// Two samples between which the true quantile lies with at least 95 % confidence, whatever the
+    /// distribution. `None` where no such pair exists among finite samples, or for the maximum.
+    #[must_use]
+    pub fn interval95(&self, quantile: Quantile) -> Option<(u64, u64)> {
+        if quantile == Quantile::Max || self.n() < quantile.needs() {
+            return None;
+        }
+        let (low, high) = order_interval(self.n(), f64::from(quantile.permille()) / 1000.0)?;
+        let (low, high) = (self.0[low - 1], self.0[high - 1]);
+        (high != INFINITE).then_some((low, high))
+    }
+}
+
+/// Ranks `low < high` (from 1) such that the number of samples below the quantile is in `low..high` with
+/// probability 0.95 or more: the narrowest range around the mode of Binomial(n, q).
+fn order_interval(n: usize, q: f64) -> Option<(usize, usize)> {
+    let weights = binomial(n, q);
+    let mode = (0..weights.len()).max_by(|a, b| weights[*a].total_cmp(&weights[*b]))?;
+    let (mut first, mut last) = (mode, mode);
+    let mut covered = weights[mode];
+    while covered < 0.95 {
+        let below = first.checked_sub(1).map_or(0.0, |i| weights[i]);
+        let above = weights.get(last + 1).copied().unwrap_or(0.0);
+        if below == 0.0 && above == 0.0 {
+            return None;
+        }
+        if below >= above {
+            first -= 1;
+            covered += below;
+        } else {
+            last += 1;
+            covered += above;
+        }
+    }
+    // `k` samples below the quantile put it between the samples of rank k and k + 1.
+    (first >= 1 && last < n).then_some((first, last + 1))
+}
+
+/// Probabilities of 0..=n successes, built outward from the mode so that nothing underflows early.
+fn binomial(n: usize, q: f64) -> Vec<f64> {
+    let odds = q / (1.0 - q);
+    let mode = rank(n, 1000).min((0..=n).take_while(|k| (*k as f64) <= n as f64 * q).count());
+    let mut weights = vec![0.0; n + 1];
+    weights[mode.min(n)] = 1.0;
+    for k in mode + 1..=n {
+        weights[k] = weights[k - 1] * odds * (n - k + 1) as f64 / k as f64;
+    }
+    for k in (0..mode).rev() {
+        weights[k] = weights[k + 1] / odds * (k + 1) as f64 / (n - k) as f64;
+    }
+    let sum: f64 = weights.iter().sum();
+    weights.iter().map(|w| w / sum).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn ranks_are_those_of_the_definition() {
+        let hundred: Vec<u64> = (1..=100).collect();
+        assert_eq!(nearest_rank(&hundred, 500), Some(50));
+        assert_eq!(nearest_rank(&hundred, 950), Some(95));
+        assert_eq!(nearest_rank(&hundred, 1000), Some(100));
+        assert_eq!(nearest_rank(&[7], 1), Some(7));
+        assert_eq!(nearest_rank::<u64>(&[], 500), None);
+    }
+
+    #[test]
+    fn too_few_samples_give_no_quantile() {
+        let samples = Samples::new((1..=99).collect());
+        assert_eq!(samples.quantile(Quantile::P50), Estimate::Value(50));
+        assert_eq!(
+            samples.quantile(Quantile::P95),
+            Estimate::TooFew { needs: 100 }
+        );
+        assert_eq!(samples.quantile(Quantile::Max), Estimate::Value(99));
+        let none = Samples::default();
+        assert_eq!(none.quantile(Quantile::Max), Estimate::TooFew { needs: 1 });
+    }
+
+    #[test]
+    fn failures_are_larger_than_every_sample() {
+        let samples = Samples::new((1..=94).chain([INFINITE; 6]).collect());
+        assert_eq!(samples.failed(), 6);
+        assert_eq!(samples.quantile(Quantile::P95), Estimate::Infinite);
+        assert_eq!(samples.quantile(Quantile::P50), Estimate::Value(50));
+        assert_eq!(samples.quantile(Quantile::Max), Estimate::Infinite);
+        assert_eq!(samples.interval95(Quantile::P95), None);
+    }
+
+    #[test]
+    fn intervals_are_the_textbook_ones() {
+        // Conover, Practical Nonparametric Statistics: median of 100, ranks 40 and 60 or 61.
+        let (low, high) = order_interval(100, 0.5).unwrap();
+        assert!(
+            (39..=41).contains(&low) && (60..=62).contains(&high),
+            "{low} {high}"
+        );
+        assert_eq!(order_interval(10, 0.99), None);
+    }
+
+    proptest! {
+        #[test]
+        fn percentile_is_the_smallest_sample_that_covers_its_share(
+            mut samples in prop::collection::vec(0_u64..1000, 1..400), permille in 1_u32..=1000,
+        ) {
+            samples.sort_unstable();
+            let got = nearest_rank(&samples, permille).unwrap();
+            let covers = |x: u64| {
+                let not_larger = samples.iter().filter(|s| **s <= x).count();
+                not_larger * 1000 >= samples.len() * usize::try_from(permille).unwrap()
+            };
+            let model = samples.iter().copied().filter(|s| covers(*s)).min().unwrap();
+            prop_assert_eq!(got, model);
+        }
+
+        #[test]
+        fn an_interval_holds_its_estimate(samples in prop::collection::vec(0_u64..1_000_000, 100..700)) {
+            let samples = Samples::new(samples);
+            for quantile in [Quantile::P50, Quantile::P95] {
+                if let (Estimate::Value(v), Some((low, high))) =
+                    (samples.quantile(quantile), samples.interval95(quantile)) {
+                    prop_assert!(low <= v && v <= high);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What a run starts, behind one trait: the VMM's control socket, processes on the host, the tests' fake.
+
+pub mod host_process;
+pub mod vmm_direct;
+
+use model::Timeline;
+
+use crate::{
+    event::{Failure, FailureCause},
+    scenario::ExecSpec,
+};
+
+/// Which clone of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CloneId {
+    /// Position of its round in the plan.
+    pub round: u32,
+    /// Position in its round.
+    pub arrival: u32,
+}
+
+/// Something that starts sandboxes. Used from many threads at once.
+pub trait Target: Sync {
+    /// Starts one and waits until the create is answered. Stamps go into `timeline` as they become
+    /// known, also when the start fails halfway.
+    ///
+    /// # Errors
+    /// The step that failed. Nothing of the sandbox is left then.
+    fn create(&self, id: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure>;
+
+    /// Puts the host's page cache into the state that the next round wants.
+    ///
+    /// # Errors
+    /// The template cannot be read.
+    fn prepare_cache(&self, wanted: PageCache) -> std::io::Result<()>;
+}
+
+/// State of the page cache for the template's memory file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageCache {
+    /// The kernel was asked to drop it.
+    Dropped,
+    /// The whole file was read once.
+    ReadAhead,
+}
+
+/// A started sandbox. Dropping it kills it.
+pub trait Sandbox: Send {
+    /// Runs a command and waits for its end.
+    ///
+    /// # Errors
+    /// The command could not be run; what it said is not judged here.
+    fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure>;
+
+    /// The process whose memory is the sandbox's; `None` if there is none on this host.
+    fn pid(&self) -> Option<u32>;
+
+    /// Kills it and removes its files.
+    ///
+    /// # Errors
+    /// Something is left; the message says what.
+    fn kill(self: Box<Self>) -> Result<(), Failure>;
+}
+
+/// What a command said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// Exit status; absent when a signal ended it.
+    pub status: Option<i32>,
+    /// Standard output.
+    pub stdout: Vec<u8>,
+    /// Standard error.
+    pub stderr: Vec<u8>,
+}
+
+/// Runs a command and compares its answer.
+///
+/// # Errors
+/// It could not be run, or its status or output is not what the scenario expects.
+pub fn exec_and_compare(sandbox: &mut dyn Sandbox, command: &ExecSpec) -> Result<(), Failure> {
+    let output = sandbox.exec(command)?;
+    if output.status == Some(0) && output.stdout == command.expect_stdout.as_bytes() {
+        return Ok(());
+    }
+    Err(Failure {
+        cause: FailureCause::WrongOutput,
+        message: format!(
+            "{:?} ended with status {:?}, stdout {:?}, stderr {:?}; expected status 0, stdout {:?}",
+            command.argv,
+            output.status,
+            shorten(&output.stdout),
+            shorten(&output.stderr),
+            command.expect_stdout,
+        ),
+    })
+}
+
+/// The first 200 bytes of an output, for messages.
+fn shorten(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).into_owned()
+}

@@ -1,0 +1,131 @@
+//! The baseline: the same command as a process of the host, its output through a pipe.
+//!
+//! It has no create; what it measures is what any sandbox must pay at least on this host at this moment.
+
+use std::{
+    io::Read,
+    os::fd::AsFd,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use model::{StartPhase, Timeline};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::{CloneId, Output, PageCache, Sandbox, Target};
+use crate::{
+    clock,
+    event::{Failure, FailureCause},
+    scenario::ExecSpec,
+};
+
+/// Starts nothing before the first command.
+#[derive(Clone, Copy, Debug)]
+pub struct HostProcess;
+
+impl Target for HostProcess {
+    fn create(&self, _: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure> {
+        timeline.stamp(StartPhase::Replied, clock::monotonic_ns());
+        Ok(Box::new(Self))
+    }
+
+    fn prepare_cache(&self, _: PageCache) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Sandbox for HostProcess {
+    fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure> {
+        let mut child = Command::new(&command.argv[0])
+            .args(&command.argv[1..])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|e| failed(FailureCause::Spawn, &format!("{}: {e}", command.argv[0])))?;
+        let answer = wait(&mut child, command.timeout);
+        if answer.is_err() {
+            // Fails only when it has ended in the meantime.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        answer
+    }
+
+    fn pid(&self) -> Option<u32> {
+        None
+    }
+
+    fn kill(self: Box<Self>) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+fn wait(child: &mut Child, timeout: Duration) -> Result<Output, Failure> {
+    let io = |e: std::io::Error| failed(FailureCause::Exec, &e.to_string());
+    let deadline = Instant::now() + timeout;
+    let mut stdout = Vec::new();
+    if let Some(mut pipe) = child.stdout.take() {
+        let mut chunk = [0; 4096];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let bound = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
+            if poll(&mut fds, bound).map_err(|e| io(e.into()))? == 0 {
+                return Err(failed(FailureCause::Timeout, "no end of output"));
+            }
+            match pipe.read(&mut chunk).map_err(io)? {
+                0 => break,
+                n => stdout.extend_from_slice(&chunk[..n]),
+            }
+        }
+    }
+    let status = child.wait().map_err(io)?.code();
+    Ok(Output {
+        status,
+        stdout,
+        stderr: Vec::new(),
+    })
+}
+
+fn failed(cause: FailureCause, message: &str) -> Failure {
+    Failure {
+        cause,
+        message: format!("host process: {message}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::exec_and_compare;
+
+    fn spec(argv: &[&str], expect: &str, timeout: Duration) -> ExecSpec {
+        ExecSpec {
+            argv: argv.iter().map(|s| (*s).to_owned()).collect(),
+            user: "root".into(),
+            expect_stdout: expect.into(),
+            timeout,
+        }
+    }
+
+    #[test]
+    fn answers_are_compared_and_waits_end() {
+        let long = Duration::from_secs(20);
+        let cause = |argv: &[&str], expect, timeout| {
+            exec_and_compare(&mut HostProcess, &spec(argv, expect, timeout)).map_err(|f| f.cause)
+        };
+        assert_eq!(cause(&["echo", "ok"], "ok\n", long), Ok(()));
+        assert_eq!(
+            cause(&["echo", "ok"], "no\n", long),
+            Err(FailureCause::WrongOutput)
+        );
+        assert_eq!(cause(&["false"], "", long), Err(FailureCause::WrongOutput));
+        assert_eq!(cause(&["/no/such"], "", long), Err(FailureCause::Spawn));
+        let short = Duration::from_millis(20);
+        assert_eq!(
+            cause(&["sleep", "30"], "", short),
+            Err(FailureCause::Timeout)
+        );
+    }
+}

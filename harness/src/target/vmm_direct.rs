@@ -1,0 +1,206 @@
+//! `vmm-direct`: one `cube-vmm` process per clone, asked over its control socket; commands go to the
+//! guest's agent through the clone's vsock socket.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use model::{
+    EntropySeed, Identity, RestoreSpec, StartPhase, Timeline, WorkingSetPrefault, template_file,
+};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use vmm_control::{ControlError, VmProcess, frame::FrameError};
+
+use super::{CloneId, Output, PageCache, Sandbox, Target};
+use crate::{
+    clock,
+    event::{Failure, FailureCause, chain},
+    guest,
+    leftovers::RunDir,
+    scenario::{ExecSpec, TargetSpec},
+};
+
+/// Name of the clone's vsock socket in its directory.
+const VSOCK: &str = "vsock.sock";
+/// Name of the guest's console in the clone's directory.
+const CONSOLE: &str = "console.log";
+/// Name of the VMM's standard error in the clone's directory. `leftovers` knows a VMM by it.
+pub const STDERR: &str = "vmm.stderr";
+
+/// Starts clones of one template.
+#[derive(Debug)]
+pub struct VmmDirect {
+    program: PathBuf,
+    template: PathBuf,
+    prefault: WorkingSetPrefault,
+    timeout: Duration,
+    run_dir: RunDir,
+    random: File,
+}
+
+impl VmmDirect {
+    /// `program` is `cube-vmm`, `template` a template's directory. The run's directory is removed when
+    /// this is dropped.
+    ///
+    /// # Errors
+    /// The host has no random source.
+    pub fn new(
+        program: PathBuf,
+        template: PathBuf,
+        spec: &TargetSpec,
+        run_dir: RunDir,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            program,
+            template,
+            prefault: spec.prefault,
+            timeout: spec.start_timeout,
+            run_dir,
+            random: File::open("/dev/urandom")?,
+        })
+    }
+
+    fn identity(&self, id: CloneId) -> io::Result<Identity> {
+        let mut machine = [0; 16];
+        let mut entropy = [0; 32];
+        (&self.random).read_exact(&mut machine)?;
+        (&self.random).read_exact(&mut entropy)?;
+        Ok(Identity {
+            hostname: format!("clone-{}-{}", id.round, id.arrival),
+            machine_id: machine.iter().map(|b| format!("{b:02x}")).collect(),
+            entropy: EntropySeed::new(entropy),
+        })
+    }
+
+    fn start(
+        &self,
+        id: CloneId,
+        dir: &Path,
+        timeline: &mut Timeline,
+    ) -> Result<VmProcess, Failure> {
+        let io = |e: io::Error| Failure {
+            cause: FailureCause::Spawn,
+            message: format!("{}: {e}", dir.display()),
+        };
+        let identity = self.identity(id).map_err(io)?;
+        let log = File::create(dir.join(STDERR)).map_err(io)?;
+        let control = |cause| move |e: ControlError| control_failure(cause, &e);
+        let mut vm = VmProcess::spawn(&self.program, Some(log), Some(self.timeout))
+            .map_err(control(FailureCause::Spawn))?;
+        let spec = RestoreSpec {
+            template: self.template.clone(),
+            vsock: dir.join(VSOCK),
+            console: Some(dir.join(CONSOLE)),
+            prefault: self.prefault,
+        };
+        *timeline = vm
+            .control
+            .restore(spec, None)
+            .map_err(control(FailureCause::Restore))?;
+        vm.control.resume().map_err(control(FailureCause::Resume))?;
+        *timeline = vm
+            .control
+            .identity(identity, self.timeout)
+            .map_err(control(FailureCause::Identity))?;
+        timeline.stamp(StartPhase::Replied, clock::monotonic_ns());
+        Ok(vm)
+    }
+}
+
+impl Target for VmmDirect {
+    fn create(&self, id: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure> {
+        let dir = self.run_dir.clone_dir(id).map_err(|e| Failure {
+            cause: FailureCause::Spawn,
+            message: format!("{}: {e}", self.run_dir.path().display()),
+        })?;
+        let dir = CloneDir(dir);
+        match self.start(id, &dir.0, timeline) {
+            Ok(vm) => Ok(Box::new(Clone { vm, dir })),
+            Err(mut failure) => {
+                failure.message.push_str(&last_words(&dir.0));
+                Err(failure)
+            }
+        }
+    }
+
+    fn prepare_cache(&self, wanted: PageCache) -> io::Result<()> {
+        let mut memory = File::open(self.template.join(template_file::MEMORY))?;
+        match wanted {
+            PageCache::Dropped => {
+                let dont_need = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+                posix_fadvise(memory.as_fd(), 0, 0, dont_need).map_err(io::Error::from)
+            }
+            PageCache::ReadAhead => io::copy(&mut memory, &mut io::sink()).map(|_| ()),
+        }
+    }
+}
+
+/// A clone. Fields are dropped in this order: the process first, then its files.
+struct Clone {
+    vm: VmProcess,
+    dir: CloneDir,
+}
+
+/// The directory of one clone; dropping it removes it.
+struct CloneDir(PathBuf);
+
+impl Drop for CloneDir {
+    fn drop(&mut self) {
+        // What cannot be removed now is removed with the run's directory.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Sandbox for Clone {
+    fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure> {
+        guest::exec(&self.dir.0.join(VSOCK), command).map_err(|mut failure| {
+            failure.message.push_str(&last_words(&self.dir.0));
+            failure
+        })
+    }
+
+    fn pid(&self) -> Option<u32> {
+        Some(self.vm.pid())
+    }
+
+    fn kill(self: Box<Self>) -> Result<(), Failure> {
+        let Self { vm, dir } = *self;
+        vm.kill()
+            .and_then(|()| std::fs::remove_dir_all(&dir.0))
+            .map_err(|e| Failure {
+                cause: FailureCause::Kill,
+                message: format!("{}: {e}", dir.0.display()),
+            })
+    }
+}
+
+/// What the VMM printed at last, for messages; empty if nothing.
+fn last_words(dir: &Path) -> String {
+    let text = std::fs::read_to_string(dir.join(STDERR)).unwrap_or_default();
+    match text.lines().rfind(|line| !line.trim().is_empty()) {
+        Some(line) => format!(" (the VMM's last words: {line})"),
+        None => String::new(),
+    }
+}
+
+fn control_failure(cause: FailureCause, error: &ControlError) -> Failure {
+    let timed_out = match error {
+        ControlError::Frame(FrameError::Io(e)) => matches!(
+            e.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+        ),
+        _ => false,
+    };
+    Failure {
+        cause: if timed_out {
+            FailureCause::Timeout
+        } else {
+            cause
+        },
+        message: format!("{}: {}", cause.name(), chain(error)),
+    }
+}
