@@ -172,8 +172,8 @@ impl DeviceBus {
     /// # Errors
     /// A file, TAP or socket of `spec` cannot be used.
     pub fn new(spec: BackendSpec, watch: &mut Watch) -> Result<Self, DeviceError> {
-        let scratch = spec.vsock_path.parent().map(PathBuf::from);
-        let scratch = scratch.unwrap_or_default();
+        // An empty parent means the current directory.
+        let scratch = spec.vsock_path.with_file_name(".");
         let disk = |file, access, disk| {
             Disk::new(file, access, &scratch).map_err(|source| DeviceError::Disk { disk, source })
         };

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::buffers::Buffers;
 use super::queue::{Chain, Virtqueue};
 use super::registers::{COMMON_FEATURES, Identity};
 use super::state::DeviceStateError;
@@ -149,7 +150,7 @@ impl Vsock {
         socket.set_nonblocking(true).ok()?;
         let token = self.take_token();
         watch.add(&socket, token, Interest::ReadEdge).ok()?;
-        self.begin(token, port, socket, Greeting::None)
+        self.begin(token, port, socket, Greeting::None, watch)
     }
 
     fn begin(
@@ -158,8 +159,12 @@ impl Vsock {
         guest_port: u32,
         socket: UnixStream,
         greeting: Greeting,
+        watch: &mut Watch,
     ) -> Option<u64> {
-        let key = self.free_key(guest_port)?;
+        if !self.make_room(watch) {
+            return None;
+        }
+        let key = self.free_key(guest_port);
         let stream = Stream::asked_by_host(key, socket, greeting);
         self.insert(token, stream);
         Some(token)
@@ -168,14 +173,37 @@ impl Vsock {
     fn insert(&mut self, token: u64, stream: Stream) {
         self.by_key.insert(stream.key, token);
         self.streams.insert(token, stream);
-        self.turns.push_back(Turn::Stream(token));
+        self.line_up(token);
     }
 
-    /// A host port that no stream to this guest port uses; `None` when there are too many streams.
-    fn free_key(&mut self, guest_port: u32) -> Option<Key> {
-        if self.streams.len() >= STREAMS_MAX {
-            return None;
+    /// Puts a stream that has something to say at the end of the line, once.
+    fn line_up(&mut self, token: u64) {
+        if let Some(stream) = self.streams.get_mut(&token)
+            && !stream.in_line
+            && stream.has_packet()
+        {
+            stream.in_line = true;
+            self.turns.push_back(Turn::Stream(token));
         }
+    }
+
+    /// Whether a stream more can be; one that only waits for the guest's last word makes room.
+    fn make_room(&mut self, watch: &mut Watch) -> bool {
+        if self.streams.len() < STREAMS_MAX {
+            return true;
+        }
+        let over = self.streams.iter().filter(|(_, stream)| stream.is_over());
+        let Some((&token, stream)) = over.min_by_key(|(token, _)| **token) else {
+            return false;
+        };
+        let key = stream.key;
+        self.remove(token, watch);
+        self.reset(key);
+        true
+    }
+
+    /// A host port that no stream to this guest port uses.
+    fn free_key(&mut self, guest_port: u32) -> Key {
         loop {
             let host_port = self.next_host_port;
             self.next_host_port = host_port.checked_add(1).unwrap_or(FIRST_HOST_PORT);
@@ -184,7 +212,7 @@ impl Vsock {
                 guest_port,
             };
             if !self.by_key.contains_key(&key) {
-                return Some(key);
+                return key;
             }
         }
     }
@@ -206,12 +234,12 @@ impl Vsock {
                 self.clients.pop_front();
             }
             self.clients.push_back((token, client));
-            self.hear(token);
+            self.hear(token, watch);
         }
     }
 
     /// Reads the line of a client. Whether the token is one's.
-    fn hear(&mut self, token: u64) -> bool {
+    fn hear(&mut self, token: u64, watch: &mut Watch) -> bool {
         let Some(index) = self.clients.iter().position(|(own, _)| *own == token) else {
             return false;
         };
@@ -222,7 +250,7 @@ impl Vsock {
             }
             Line::Port(port) => {
                 if let Some((token, client)) = self.clients.remove(index) {
-                    self.begin(token, port, client, Greeting::Line);
+                    self.begin(token, port, client, Greeting::Line, watch);
                 }
             }
         }
@@ -256,8 +284,8 @@ impl Vsock {
                 if !watched {
                     self.remove(token, watch);
                     self.reset(key);
-                } else if stream.has_packet() {
-                    self.turns.push_back(Turn::Stream(token));
+                } else {
+                    self.line_up(token);
                 }
             }
             Verdict::Forget => self.remove(token, watch),
@@ -272,6 +300,10 @@ impl Vsock {
         if let Some(stream) = self.streams.remove(&token) {
             self.by_key.remove(&stream.key);
             let _closed_anyway = watch.remove(&stream.socket);
+            if stream.in_line {
+                self.turns
+                    .retain(|turn| !matches!(turn, Turn::Stream(own) if *own == token));
+            }
         }
     }
 
@@ -321,7 +353,7 @@ impl Vsock {
         &mut self,
         token: u64,
         packet: &Packet,
-        payload: Option<super::buffers::Buffers<'_>>,
+        payload: Option<Buffers<'_>>,
         watch: &mut Watch,
     ) {
         let Some(stream) = self.streams.get_mut(&token) else {
@@ -329,7 +361,7 @@ impl Vsock {
         };
         let congested = stream.congested();
         let verdict = match payload {
-            Some(payload) => stream.take(packet, &payload),
+            Some(payload) => stream.take(packet, payload),
             None => Verdict::Reset,
         };
         self.conclude(token, verdict, congested, watch);
@@ -345,7 +377,7 @@ impl Vsock {
     }
 
     fn accept_guest(&mut self, packet: &Packet, watch: &mut Watch) -> Option<()> {
-        if self.streams.len() >= STREAMS_MAX {
+        if !self.make_room(watch) {
             return None;
         }
         let socket = self.listener.connect_host(packet.key.host_port).ok()?;
@@ -365,7 +397,7 @@ impl Vsock {
         };
         while let Some(turn) = self.next_turn() {
             let Some(chain) = queue.pop(io.ram) else {
-                self.turns.push_front(turn);
+                self.put_back(turn);
                 if queue.await_kick(io.ram) {
                     continue;
                 }
@@ -375,15 +407,17 @@ impl Vsock {
         }
     }
 
-    /// The next turn that may lead to a packet. Streams stand in line once too often rather than not at
-    /// all, so a turn may come to nothing.
+    /// The next turn that may lead to a packet: a socket may still turn out to be empty.
     fn next_turn(&mut self) -> Option<Turn> {
         while let Some(turn) = self.turns.pop_front() {
             match turn {
                 Turn::Reset(_) => return Some(turn),
                 Turn::Stream(token) => {
-                    if self.streams.get(&token).is_some_and(Stream::has_packet) {
-                        return Some(turn);
+                    if let Some(stream) = self.streams.get_mut(&token) {
+                        stream.in_line = false;
+                        if stream.has_packet() {
+                            return Some(turn);
+                        }
                     }
                 }
             }
@@ -391,12 +425,21 @@ impl Vsock {
         None
     }
 
+    fn put_back(&mut self, turn: Turn) {
+        if let Turn::Stream(token) = turn
+            && let Some(stream) = self.streams.get_mut(&token)
+        {
+            stream.in_line = true;
+        }
+        self.turns.push_front(turn);
+    }
+
     fn serve(&mut self, turn: Turn, chain: Chain<'_>, queue: &mut Virtqueue, ram: &Ram) {
         let Chain {
             head, mut writable, ..
         } = chain;
         if writable.len() < ROOM_MIN {
-            self.turns.push_front(turn);
+            self.put_back(turn);
             return queue.complete(ram, head, 0);
         }
         let payload = writable.split_off(HEADER).unwrap_or_default();
@@ -417,14 +460,12 @@ impl Vsock {
     fn serve_stream(
         &mut self,
         token: u64,
-        header: &super::buffers::Buffers<'_>,
-        payload: super::buffers::Buffers<'_>,
+        header: &Buffers<'_>,
+        payload: Buffers<'_>,
     ) -> Option<u32> {
         let stream = self.streams.get_mut(&token)?;
         let written = stream.next_packet(header, payload);
-        if stream.has_packet() {
-            self.turns.push_back(Turn::Stream(token));
-        }
+        self.line_up(token);
         written
     }
 }
@@ -463,7 +504,7 @@ impl VirtioDevice for Vsock {
     fn ready(&mut self, token: u64, io: &mut Io<'_>) {
         if token == LISTENER_TOKEN {
             self.accept(io.watch);
-        } else if !self.hear(token) {
+        } else if !self.hear(token, io.watch) {
             self.stream_ready(token, io.watch);
         }
         self.receive(io);

@@ -9,6 +9,7 @@
 //! Both ways have back-pressure: without credit the socket is not read; what the socket does not take
 //! stays in `unsent`, at most [`BUF_ALLOC`] bytes, and the guest gets no credit for it.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
@@ -82,7 +83,11 @@ pub(super) struct Stream {
     received: u32,
     written: u32,
     announced: u32,
-    unsent: Vec<u8>,
+    unsent: VecDeque<u8>,
+    /// Whether the stream stands in the device's line of turns.
+    pub(super) in_line: bool,
+    /// Whether the client is gone, so that only the guest's answer is awaited.
+    gone: bool,
 }
 
 impl Stream {
@@ -116,13 +121,20 @@ impl Stream {
             received: 0,
             written: 0,
             announced: 0,
-            unsent: Vec::new(),
+            unsent: VecDeque::new(),
+            in_line: false,
+            gone: false,
         }
     }
 
     /// Whether the guest has heard of the stream.
     pub(super) fn known_to_guest(&self) -> bool {
         self.phase != Phase::ToAsk
+    }
+
+    /// Whether only the guest's last word is missing.
+    pub(super) fn is_over(&self) -> bool {
+        self.gone
     }
 
     /// Whether bytes wait for the socket to become writable.
@@ -220,10 +232,15 @@ impl Stream {
     fn end(&mut self) {
         self.ended = true;
         self.readable = false;
-        self.shutdown_due = match self.hung_up() {
-            true => SHUTDOWN_BOTH,
-            false => SHUTDOWN_SEND,
-        };
+        self.shutdown_due = SHUTDOWN_SEND;
+        self.note_gone();
+    }
+
+    fn note_gone(&mut self) {
+        if !self.gone && self.hung_up() {
+            self.gone = true;
+            self.shutdown_due = SHUTDOWN_BOTH;
+        }
     }
 
     fn hung_up(&self) -> bool {
@@ -236,19 +253,16 @@ impl Stream {
 
     /// The socket became ready: bytes, room or its end.
     pub(super) fn socket_ready(&mut self) -> Verdict {
-        if self.ended {
-            if self.hung_up() {
-                self.shutdown_due |= SHUTDOWN_BOTH;
-            }
-        } else {
-            self.readable = true;
+        match self.ended {
+            true => self.note_gone(),
+            false => self.readable = true,
         }
         self.flush()
     }
 
     /// Takes a packet of the guest. `payload` is what the packet's chain holds behind the header, at least
     /// as long as the header says.
-    pub(super) fn take(&mut self, packet: &Packet, payload: &Buffers<'_>) -> Verdict {
+    pub(super) fn take(&mut self, packet: &Packet, payload: Buffers<'_>) -> Verdict {
         self.guest_credit = packet.credit;
         match packet.op {
             Op::Response => self.open(),
@@ -281,36 +295,33 @@ impl Stream {
         Verdict::Keep
     }
 
-    fn receive(&mut self, len: u32, payload: &Buffers<'_>) -> Verdict {
+    fn receive(&mut self, len: u32, mut payload: Buffers<'_>) -> Verdict {
         self.received = self.received.wrapping_add(len);
         let in_flight = self.received.wrapping_sub(self.written);
         let after_end = self.guest_shut & SHUTDOWN_SEND != 0;
-        if self.phase != Phase::Open || in_flight > BUF_ALLOC || len > BUF_ALLOC || after_end {
+        if self.phase != Phase::Open || len.max(in_flight) > BUF_ALLOC || after_end {
             return Verdict::Reset;
         }
-        let mut done = 0;
-        if !self.congested() {
+        if !self.congested() && payload.len() > 0 {
             match sys::writev(self.socket.as_fd(), payload.slices()) {
-                Ok(written) => done = written,
+                Ok(done) => {
+                    self.note_written(done);
+                    payload.split_front(done);
+                }
                 Err(error) if is_busy(&error) => {}
                 Err(_) => return Verdict::Reset,
             }
-            self.note_written(done);
         }
-        if done < payload.len() {
-            let start = self.unsent.len();
-            let mut rest = vec![0; payload.len()];
-            payload.read(&mut rest);
-            self.unsent.extend_from_slice(&rest[done..]);
-            debug_assert!(self.unsent.len() - start == payload.len() - done);
-        }
+        let mut rest = vec![0; payload.len()];
+        payload.read(&mut rest);
+        self.unsent.extend(rest);
         Verdict::Keep
     }
 
     /// Writes what waits for the socket, and ends what the guest has ended.
     fn flush(&mut self) -> Verdict {
         while self.congested() {
-            match self.socket.write(&self.unsent) {
+            match self.socket.write(self.unsent.as_slices().0) {
                 Ok(done) => {
                     self.unsent.drain(..done);
                     self.note_written(done);
@@ -320,8 +331,8 @@ impl Stream {
                 Err(_) => return Verdict::Reset,
             }
         }
-        self.unsent.shrink_to(0);
-        if self.guest_shut & SHUTDOWN_BOTH == SHUTDOWN_BOTH {
+        self.unsent.shrink_to_fit();
+        if self.guest_shut == SHUTDOWN_BOTH {
             return Verdict::Reset;
         }
         if self.guest_shut & SHUTDOWN_SEND != 0 {
@@ -340,5 +351,6 @@ impl Stream {
 pub(super) const ROOM_MIN: usize = HEADER;
 
 fn is_busy(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::WouldBlock
+    let kind = error.kind();
+    kind == io::ErrorKind::WouldBlock || kind == io::ErrorKind::Interrupted
 }
