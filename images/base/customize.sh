@@ -21,7 +21,7 @@ mkdir -p "$tree/proc" "$tree/sys" "$tree/dev" "$tree/run" "$tree/tmp" "$tree/mnt
 
 # The image fixes every file's time, so byte code that is checked by time would be stale and compiled
 # anew by every import of every sandbox. Checked by nothing, it is always taken.
-chroot "$tree" python3 -m compileall -q -f --invalidation-mode unchecked-hash \
+chroot "$tree" python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash \
     -x '/(test|tests|idlelib|lib2to3/tests)/' /usr/lib/python3 /usr/lib/python3.*
 
 rm -rf "$tree"/var/cache/debconf/* "$tree"/var/cache/ldconfig "$tree"/var/log/*.log "$tree"/var/log/apt
