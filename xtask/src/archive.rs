@@ -55,16 +55,29 @@ fn parse_suites(text: &str, codename: &str) -> Vec<Suite> {
             let [kind, component, release, uri] = line.split('|').collect::<Vec<_>>()[..] else {
                 return None;
             };
-            let ours = kind == "Packages"
-                && component == "main"
-                && known.iter().any(|k| k == release)
-                && uri.contains("debian");
-            ours.then(|| Suite {
-                uri: uri.to_owned(),
+            let ours =
+                kind == "Packages" && component == "main" && known.iter().any(|k| k == release);
+            let uri = ours.then(|| plain_uri(uri))?;
+            uri.filter(|uri| uri.contains("debian")).map(|uri| Suite {
+                uri,
                 release: release.to_owned(),
             })
         })
         .collect()
+}
+
+/// The address behind a source. Debian's cloud images name a local list of mirrors, which a guest does not
+/// have: its first line is taken. Media and directories of this host give nothing.
+fn plain_uri(uri: &str) -> Option<String> {
+    if uri.starts_with("http://") || uri.starts_with("https://") {
+        return Some(uri.to_owned());
+    }
+    let list = uri.strip_prefix("mirror+file:")?.trim_end_matches('/');
+    let list = fs::read_to_string(format!("/{}", list.trim_start_matches('/'))).ok()?;
+    let first = list
+        .split_whitespace()
+        .find(|word| word.starts_with("http"))?;
+    Some(format!("{}/", first.trim_end_matches('/')))
 }
 
 /// Asks the archive for one small signed file, the way apt would. `what` names what is wanted from it.
@@ -215,6 +228,26 @@ mod tests {
         let releases: Vec<_> = suites.iter().map(|s| s.release.as_str()).collect();
         assert_eq!(releases, ["bookworm", "bookworm-security"]);
         assert!(suites[0].source_line().ends_with("/debian/ bookworm main"));
+    }
+
+    #[test]
+    fn a_list_of_mirrors_gives_its_first() {
+        let mut list = tempfile::Builder::new()
+            .prefix("debian")
+            .tempfile()
+            .unwrap();
+        std::io::Write::write_all(
+            &mut list,
+            b"https://deb.debian.org/debian\thttps://b/debian\n",
+        )
+        .unwrap();
+        let uri = format!("mirror+file:{}/", list.path().display());
+        assert_eq!(
+            plain_uri(&uri).as_deref(),
+            Some("https://deb.debian.org/debian/")
+        );
+        assert_eq!(plain_uri("mirror+file:/no/such/list/"), None);
+        assert_eq!(plain_uri("cdrom:[Debian]/"), None);
     }
 
     #[test]

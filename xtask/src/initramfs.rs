@@ -73,3 +73,31 @@ fn plain_name(file: &Path) -> Result<String> {
         .with_context(|| format!("{} is no module", file.display()))?;
     Ok(format!("{stem}.ko"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_file_names_the_modules_as_they_lie_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, format!("\x7fELF{name}")).unwrap();
+            path
+        };
+        let (agent, first, second) = (write("agent"), write("virtio-rng.ko"), write("erofs.ko"));
+        let bytes = archive(&agent, &[&first, &second]).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(text.contains("\0virtio-rng.ko\nerofs.ko\n\0"));
+        for entry in ["init\0", "modules/virtio-rng.ko\0", "modules/erofs.ko\0"] {
+            assert!(text.contains(entry), "{entry:?}");
+        }
+    }
+
+    #[test]
+    fn a_compressed_module_loses_its_ending() {
+        assert_eq!(plain_name(Path::new("/a/ext4.ko.xz")).unwrap(), "ext4.ko");
+        assert!(plain_name(Path::new("/a/modules")).is_err());
+    }
+}
