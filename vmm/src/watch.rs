@@ -150,16 +150,18 @@ pub(crate) mod tests {
     use super::*;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::cell::Cell;
 
-    static KICKS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static KICKS: Cell<usize> = const { Cell::new(0) };
+    }
 
     extern "C" fn count_kick(
         _: i32,
-        _: *mut vmm_sys_util::signal::siginfo_t,
+        _: *mut nix::libc::siginfo_t,
         _: *mut nix::libc::c_void,
     ) {
-        KICKS.fetch_add(1, Ordering::Relaxed);
+        KICKS.set(KICKS.get() + 1);
     }
 
     /// A watch with the handler that its users owe it.
@@ -177,9 +179,9 @@ pub(crate) mod tests {
         watch.wait(&mut events, Some(Duration::ZERO)).unwrap();
         assert!(events.is_empty());
 
-        let before = KICKS.load(Ordering::Relaxed);
+        let before = KICKS.get();
         near.write_all(b"x").unwrap();
-        assert!(KICKS.load(Ordering::Relaxed) > before, "no signal came");
+        assert!(KICKS.get() > before, "no signal came");
         watch.wait(&mut events, None).unwrap();
         assert_eq!(events.tokens().collect::<Vec<_>>(), [7]);
         watch.wait(&mut events, Some(Duration::ZERO)).unwrap();
@@ -187,13 +189,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_wait_ends_after_less_than_a_millisecond_when_asked() {
+    fn a_wait_without_events_lasts_as_long_as_asked() {
         let mut watch = test_watch();
         let mut events = Events::default();
         let start = std::time::Instant::now();
         let timeout = Duration::from_micros(300);
         watch.wait(&mut events, Some(timeout)).unwrap();
         assert!(events.is_empty());
-        assert!(start.elapsed() >= timeout || start.elapsed() > Duration::ZERO);
+        assert!(start.elapsed() >= timeout);
     }
 }
