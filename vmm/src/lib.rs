@@ -2,5 +2,13 @@
 //!
 //! What must never happen: a Rust reference into guest memory, or a panic that a guest can cause.
 
+pub mod agent;
+pub mod clock;
 pub mod devices;
+pub mod error;
+pub mod machine;
+pub mod memory;
+pub mod platform;
+pub mod snapshot;
+mod sys;
 pub mod watch;

@@ -1,0 +1,53 @@
+//! Debug registers: the values the guest kernel sees, and the hardware's.
+
+use crate::{
+    gate,
+    state::{Frame, flag, rest},
+};
+
+/// Single step, in DR6.
+const BS: u64 = 1 << 14;
+/// Bits of DR6 that read as one.
+const DR6_ONES: u64 = 0xffff_0ff0;
+/// Enable bits of DR7.
+const DR7_ENABLES: u64 = 0xff;
+
+/// A debug exception: what the kernel will read from DR6.
+pub fn hit(frame: &Frame) {
+    let debug = &mut rest().debug;
+    let hardware = if debug[7] & DR7_ENABLES != 0 {
+        let value = gate::read_dr6();
+        gate::write_dr(6, DR6_ONES);
+        value & 0xf
+    } else {
+        0
+    };
+    let step = if frame.rflags & flag::TF != 0 { BS } else { 0 };
+    debug[6] = DR6_ONES | hardware | step;
+}
+
+/// `get_debugreg`.
+pub fn get(index: u64) -> u64 {
+    rest().debug.get(index as usize).copied().unwrap_or(0)
+}
+
+/// `set_debugreg`. Breakpoint addresses reach the hardware only while one is enabled: most kernels write
+/// zeros at every start of a CPU.
+pub fn set(index: u64, value: u64) {
+    let debug = &mut rest().debug;
+    let index = index as usize;
+    let Some(slot) = debug.get_mut(index) else {
+        return;
+    };
+    let was = core::mem::replace(slot, value);
+    match index {
+        7 if (was | value) & DR7_ENABLES != 0 => {
+            for (i, address) in debug[..4].iter().enumerate() {
+                gate::write_dr(i, *address);
+            }
+            gate::write_dr(7, value);
+        }
+        0..=3 if debug[7] & DR7_ENABLES != 0 => gate::write_dr(index, value),
+        _ => {}
+    }
+}

@@ -1,0 +1,247 @@
+//! What the VMM and the monitor agree on: addresses, the shared page, ports, vectors.
+//!
+//! Guest-physical memory is one KVM slot: guest RAM from 0, then the monitor's region.
+//!
+//! ```text
+//! ram + 0          image (text, data, stacks)          at most 1 MiB
+//!     + 0x100000   shared page (VMM ↔ monitor)
+//!     + 0x101000   Xen shared_info
+//!     + 0x102000   GDT, TSS (one page), IDT (next page)
+//!     + 0x108000   log ring                            32 KiB
+//!     + 0x110000   page tables of slot 257
+//!     + 2 MiB      machine-to-phys table, 8 bytes a page of RAM, rounded up to 2 MiB
+//! ```
+//! All of it is mapped from [`BASE`] on, with the machine-to-phys table again at [`M2P`] and all guest RAM
+//! at [`DIRECT`]; both are L4 slot 257, which Xen's ABI leaves to the hypervisor and in which ring 3 runs
+//! at native speed.
+
+/// Virtual address of the monitor's region.
+pub const BASE: u64 = 0xffff_8080_0000_0000;
+/// Virtual address of the machine-to-phys table.
+pub const M2P: u64 = BASE + (64 << 30);
+/// Virtual address at which guest-physical memory is mapped, writable, in 2 MiB pages.
+pub const DIRECT: u64 = BASE + (128 << 30);
+/// Index of the L4 entry that holds all of the above.
+pub const L4_SLOT: usize = 257;
+
+/// Offsets into the region.
+pub mod offset {
+    /// See [`super::Shared`].
+    pub const SHARED: u64 = 0x10_0000;
+    /// Xen's `shared_info`.
+    pub const SHARED_INFO: u64 = 0x10_1000;
+    /// Global descriptor table.
+    pub const GDT: u64 = 0x10_2000;
+    /// Task state segment, in the GDT's page.
+    pub const TSS: u64 = 0x10_2800;
+    /// Interrupt descriptor table.
+    pub const IDT: u64 = 0x10_3000;
+    /// Log ring, [`super::LOG_BYTES`] long.
+    pub const LOG: u64 = 0x10_8000;
+    /// Page tables.
+    pub const PAGE_TABLES: u64 = 0x11_0000;
+    /// Machine-to-phys table.
+    pub const M2P: u64 = 0x20_0000;
+}
+
+/// Length of the log ring in bytes, a power of two.
+pub const LOG_BYTES: u64 = 0x8000;
+/// Code selector of everything that runs at CPL 3.
+pub const USER_CS: u16 = 0x33;
+/// Data selector of everything that runs at CPL 3.
+pub const USER_SS: u16 = 0x2b;
+/// Code selector of the gate's micro-routines at CPL 0.
+pub const GATE_CS: u16 = 0x10;
+/// Selector of the TSS.
+pub const TSS_SELECTOR: u16 = 0x40;
+/// Selector whose limit Linux reads for getcpu.
+pub const CPU_NODE_INDEX: usize = 15;
+
+/// Interrupt vector by which the VMM says "look at [`Shared::pending`]".
+pub const EVENT_VECTOR: u8 = 0x40;
+/// Interrupt vector of the LAPIC's TSC-deadline timer.
+pub const TIMER_VECTOR: u8 = 0x41;
+
+/// Event channel of the console.
+pub const CONSOLE_PORT: u32 = 2;
+/// Event channel of device 0; device i has this plus i.
+pub const DEVICE_PORT: u32 = 16;
+/// First event channel that is handed out on request.
+pub const FIRST_DYNAMIC_PORT: u32 = 32;
+
+/// I/O ports on which the monitor leaves the guest. The value written is ignored.
+pub mod port {
+    /// Nothing to run until an event or [`super::Shared::deadline_tsc`].
+    pub const IDLE: u16 = 0x10;
+    /// The log ring is half full.
+    pub const LOG: u16 = 0x11;
+    /// The guest ended; [`super::Shared::end_reason`] says why.
+    pub const END: u16 = 0x12;
+}
+
+/// [`Shared::end_reason`]: Xen's `SHUTDOWN_*`, and one more.
+pub mod end {
+    /// Orderly power-off.
+    pub const POWEROFF: u64 = 0;
+    /// Reboot.
+    pub const REBOOT: u64 = 1;
+    /// The guest kernel crashed.
+    pub const CRASH: u64 = 3;
+    /// The monitor met something it cannot go on from; the log says what.
+    pub const MONITOR: u64 = 256;
+}
+
+/// Parameters of the guest's clock: `ns = ns_base + scale(tsc - tsc_base)` with pvclock's scaling
+/// (`(delta << shift) * mul >> 32`, a negative shift shifts right).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Clock {
+    /// Host TSC at `ns_base`.
+    pub tsc_base: u64,
+    /// System time in nanoseconds at `tsc_base`.
+    pub ns_base: u64,
+    /// TSC ticks a millisecond.
+    pub tsc_khz: u64,
+    /// Nanoseconds since 1970 at system time zero.
+    pub wall_base_ns: u64,
+    /// pvclock multiplier.
+    pub mul: u32,
+    /// pvclock shift.
+    pub shift: i32,
+}
+
+impl Clock {
+    /// System time in nanoseconds at a TSC value.
+    #[must_use]
+    pub fn ns_at(&self, tsc: u64) -> u64 {
+        let delta = tsc.wrapping_sub(self.tsc_base);
+        let delta = if self.shift < 0 {
+            delta >> self.shift.unsigned_abs()
+        } else {
+            delta << self.shift.unsigned_abs()
+        };
+        let scaled = (u128::from(delta) * u128::from(self.mul)) >> 32;
+        self.ns_base.wrapping_add(scaled as u64)
+    }
+
+    /// TSC value at a system time. A time before `ns_base` gives `tsc_base`.
+    #[must_use]
+    pub fn tsc_at(&self, ns: u64) -> u64 {
+        let delta = u128::from(ns.saturating_sub(self.ns_base));
+        let ticks = delta * u128::from(self.tsc_khz) / 1_000_000;
+        // One tick more, so that `ns_at` of the result has reached `ns`.
+        self.tsc_base
+            .saturating_add(u64::try_from(ticks).unwrap_or(u64::MAX >> 1))
+            .saturating_add(1)
+    }
+}
+
+/// The page through which VMM and monitor talk. Each side writes only its own fields, and only while the
+/// vCPU is out of guest code does the VMM touch any.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shared {
+    /// VMM: event channels 0–63 to raise. The monitor takes bits away.
+    pub pending: u64,
+    /// VMM: counts up when `clock` has new values (a restore).
+    pub clock_epoch: u64,
+    /// VMM: see [`Clock`].
+    pub clock: Clock,
+    /// VMM: pages of guest RAM.
+    pub ram_pages: u64,
+    /// VMM: guest-physical address of the region.
+    pub region: u64,
+    /// VMM: guest-physical address of the guest's console ring (`io/console.h`).
+    pub console_ring: u64,
+    /// Monitor: TSC at which the guest wants its timer, 0 for never.
+    pub deadline_tsc: u64,
+    /// Monitor: 1 when an interrupt was taken since the idle check began: the VMM must not sleep.
+    pub woken: u64,
+    /// Monitor: see [`end`].
+    pub end_reason: u64,
+    /// Monitor: bytes ever put into the log ring.
+    pub log_head: u64,
+    /// VMM: bytes ever taken from the log ring.
+    pub log_tail: u64,
+}
+
+/// First bytes of the image: where the VMM finds the entries. All are virtual addresses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Header {
+    /// [`HEADER_MAGIC`].
+    pub magic: u64,
+    /// Target of `syscall` (MSR LSTAR).
+    pub syscall: u64,
+    /// Target of the rewritten hypercall site.
+    pub hypercall: u64,
+    /// Target of the rewritten iret site.
+    pub iret: u64,
+    /// 32 exception stubs, [`STUB_BYTES`] apart.
+    pub exceptions: u64,
+    /// Stub for each vector from 32 up, all the same.
+    pub interrupt: u64,
+    /// Target of `int $4`, at CPL 0.
+    pub gate: u64,
+    /// Top of the exception stack (IST 1).
+    pub exception_stack: u64,
+    /// Top of the interrupt stack (IST 2).
+    pub interrupt_stack: u64,
+    /// Top of the gate's stack (RSP0).
+    pub gate_stack: u64,
+}
+
+/// "MONITOR3" in memory order.
+pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"MONITOR3");
+/// Distance between exception stubs.
+pub const STUB_BYTES: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_has_passed_when_its_tsc_is_reached() {
+        for khz in [800_000_u64, 2_596_144, 4_999_999] {
+            let (mul, shift) = scale_of(khz);
+            let clock = Clock {
+                tsc_base: 12_345_678_901,
+                ns_base: 77,
+                tsc_khz: khz,
+                wall_base_ns: 0,
+                mul,
+                shift,
+            };
+            for ns in [78, 1_000_000, 3_600_000_000_000, 86_400_000_000_000] {
+                let at = clock.ns_at(clock.tsc_at(ns));
+                // pvclock's multiplier is rounded: one part in 2^31.
+                assert!(at + (ns >> 30) + 2 >= ns, "{khz} {ns} {at}");
+            }
+        }
+    }
+}
+
+/// pvclock multiplier and shift for a TSC frequency in kHz, as KVM and Xen choose them: the shift brings
+/// the frequency into 0.5–1 GHz to 1–2 GHz so that the multiplier uses all of its 32 bits.
+#[must_use]
+pub fn scale_of(tsc_khz: u64) -> (u32, i32) {
+    let mut hz = tsc_khz.max(1) * 1000;
+    let mut shift = 0;
+    while hz > 2_000_000_000 {
+        hz >>= 1;
+        shift -= 1;
+    }
+    while hz <= 1_000_000_000 {
+        hz <<= 1;
+        shift += 1;
+    }
+    // Computed from the exact frequency: hz above is rounded by the shifts.
+    let exact = u128::from(tsc_khz.max(1)) * 1000;
+    let ns = 1_000_000_000_u128 << 32;
+    let mul = if shift < 0 {
+        (ns << (-shift)) / exact
+    } else {
+        (ns >> shift) / exact
+    };
+    (mul as u32, shift)
+}

@@ -1,0 +1,40 @@
+//! Page faults. A fault that is delivered straight to CPL 3 comes without CR2, whose reading is privileged
+//! and costs a trip through the gate.
+
+use crate::{
+    exceptions::bounce_vector,
+    gate,
+    pagetable::{self, Repair},
+    state::{Frame, entry, poke, rest},
+};
+
+const PRESENT: u64 = 1;
+const WRITE: u64 = 2;
+const USER: u64 = 4;
+const VECTOR: u64 = 14;
+/// Offset of `arch.cr2` in vcpu_info.
+const CR2_IN_VCPU_INFO: u64 = 16;
+
+/// Repairs what is the monitor's, hands the rest to the guest with CR2 where Xen puts it.
+pub fn handle(frame: &mut Frame) {
+    let address = gate::read_cr2();
+    if entry().user_mode == 0 {
+        if frame.error & PRESENT != 0
+            && (address as i64) < 0
+            && matches!(
+                pagetable::repair(address, frame.error & WRITE != 0),
+                Repair::Retry
+            )
+        {
+            return;
+        }
+        frame.error &= !USER;
+    }
+    rest().last_write_fault = if frame.error & (WRITE | USER) == WRITE | USER {
+        address >> 12
+    } else {
+        0
+    };
+    poke(entry().vcpu_info + CR2_IN_VCPU_INFO, address);
+    bounce_vector(frame, VECTOR);
+}

@@ -1,0 +1,168 @@
+//! The vCPU's state as the monitor keeps it: one vCPU, so plain statics, addressed by the entry code by
+//! name. Interrupts touch them too, but only while no other monitor code changes them: see `entry`.
+
+use core::ptr::{addr_of_mut, read_volatile, write_volatile};
+
+use crate::layout::{self, Shared, offset};
+
+/// Saved registers, in the order in which the entry code pushes them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
+    pub r15: u64,
+    pub r14: u64,
+    pub r13: u64,
+    pub r12: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub r11: u64,
+    pub r10: u64,
+    pub r9: u64,
+    pub r8: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    pub vector: u64,
+    pub error: u64,
+    pub rip: u64,
+    pub cs: u64,
+    pub rflags: u64,
+    pub rsp: u64,
+    pub ss: u64,
+}
+
+/// RFLAGS bits.
+pub mod flag {
+    /// Single step.
+    pub const TF: u64 = 1 << 8;
+    /// Interrupts enabled.
+    pub const IF: u64 = 1 << 9;
+    /// Nested task.
+    pub const NT: u64 = 1 << 14;
+    /// Resume.
+    pub const RF: u64 = 1 << 16;
+    /// Alignment check.
+    pub const AC: u64 = 1 << 18;
+}
+
+/// What the entry code reads and writes by symbol.
+#[repr(C)]
+pub struct Entry {
+    /// 1 while the guest is in user mode.
+    pub user_mode: u64,
+    /// RSP of the guest at a `syscall`, scratch of the entry code.
+    pub saved_rsp: u64,
+    /// RSP of the guest at a hypercall.
+    pub hypercall_rsp: u64,
+    /// Stack of the guest kernel for entries from user mode.
+    pub kernel_sp: u64,
+    /// GS base of the mode that is not running.
+    pub user_gs: u64,
+    /// As above.
+    pub kernel_gs: u64,
+    /// Virtual address of the vcpu_info in use.
+    pub vcpu_info: u64,
+    /// Guest kernel's entry for system calls.
+    pub syscall_target: u64,
+}
+
+/// See [`Entry`].
+#[unsafe(no_mangle)]
+pub static mut MONITOR_ENTRY: Entry = Entry {
+    user_mode: 0,
+    saved_rsp: 0,
+    hypercall_rsp: 0,
+    kernel_sp: 0,
+    user_gs: 0,
+    kernel_gs: 0,
+    vcpu_info: layout::BASE + offset::SHARED_INFO,
+    syscall_target: 0,
+};
+
+/// An exception vector of the guest's trap table.
+#[derive(Clone, Copy, Default)]
+pub struct Trap {
+    /// Handler; 0 for none.
+    pub address: u64,
+    /// Bits 0–1: privilege level that may raise it by `int n`; bit 2: mask events.
+    pub flags: u8,
+}
+
+/// What only Rust code uses.
+pub struct Rest {
+    /// Guest's trap table.
+    pub traps: [Trap; 256],
+    /// Guest kernel's entry for events.
+    pub event_target: u64,
+    /// Guest-physical address of the current L4 table.
+    pub cr3: u64,
+    /// Virtual address of the registered time area, 0 for none.
+    pub time_area: u64,
+    /// [`Shared::clock_epoch`] that was applied last.
+    pub clock_epoch: u64,
+    /// Event channel of VIRQ_TIMER, 0 for none.
+    pub timer_port: u32,
+    /// Next event channel to hand out.
+    pub next_port: u32,
+    /// TSC deadline that the LAPIC holds, 0 for none.
+    pub armed_tsc: u64,
+    /// Page of the last write fault handed to the guest, 0 for none (see `hypercall::mmuext`).
+    pub last_write_fault: u64,
+    /// Virtual debug registers.
+    pub debug: [u64; 8],
+}
+
+static mut REST: Rest = Rest {
+    traps: [Trap {
+        address: 0,
+        flags: 0,
+    }; 256],
+    event_target: 0,
+    cr3: 0,
+    time_area: 0,
+    clock_epoch: 0,
+    timer_port: 0,
+    next_port: layout::FIRST_DYNAMIC_PORT,
+    armed_tsc: 0,
+    last_write_fault: 0,
+    debug: [0; 8],
+};
+
+/// The entry code's state.
+pub fn entry() -> &'static mut Entry {
+    unsafe { &mut *addr_of_mut!(MONITOR_ENTRY) }
+}
+
+/// The rest of the state.
+pub fn rest() -> &'static mut Rest {
+    unsafe { &mut *addr_of_mut!(REST) }
+}
+
+/// Pointer to the page shared with the VMM; its fields are read and written volatile.
+pub fn shared() -> *mut Shared {
+    (layout::BASE + offset::SHARED) as *mut Shared
+}
+
+/// Reads a value that somebody else may change.
+pub fn peek<T: Copy>(at: u64) -> T {
+    unsafe { read_volatile(at as *const T) }
+}
+
+/// Writes a value that somebody else may read.
+pub fn poke<T: Copy>(at: u64, value: T) {
+    unsafe { write_volatile(at as *mut T, value) }
+}
+
+/// Where guest-physical memory is mapped.
+pub fn direct(gpa: u64) -> u64 {
+    layout::DIRECT + gpa
+}
+
+impl Frame {
+    /// Whether the interrupted code is the monitor's own.
+    pub fn in_monitor(&self) -> bool {
+        self.rip >> 39 == layout::BASE >> 39
+    }
+}

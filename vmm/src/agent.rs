@@ -1,0 +1,206 @@
+//! The VMM's own word with the guest: `POST /init` to the agent, which applies the clone's identity before
+//! it answers. The request carries the wall clock as of the moment of sending.
+
+use std::{
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
+
+use model::Identity;
+
+use crate::{
+    clock,
+    watch::{Interest, Watch},
+};
+
+/// The agent's vsock port, the same number as envd's TCP port.
+pub const AGENT_PORT: u32 = 49983;
+/// Token of the link in the watch.
+pub const TOKEN: u64 = 2;
+/// How long after a refusal the next attempt is made: the guest is still starting.
+const RETRY: Duration = Duration::from_millis(5);
+/// More of an answer is not read.
+const MAX_ANSWER: usize = 16 << 10;
+
+/// How an attempt stands.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing yet.
+    Waiting,
+    /// The agent has applied the identity.
+    Ready,
+    /// It refused, with this answer, or the time is over.
+    Failed(String),
+}
+
+/// An identity on its way to the agent.
+#[derive(Debug)]
+pub struct IdentityTask {
+    identity: Identity,
+    deadline: Instant,
+    attempt: Attempt,
+}
+
+#[derive(Debug)]
+enum Attempt {
+    At(Instant),
+    Open { stream: UnixStream, answer: Vec<u8> },
+}
+
+impl IdentityTask {
+    /// A task whose first attempt is due now.
+    #[must_use]
+    pub fn new(identity: Identity, within: Duration, now: Instant) -> Self {
+        Self {
+            identity,
+            deadline: now + within,
+            attempt: Attempt::At(now),
+        }
+    }
+
+    /// When [`IdentityTask::step`] has something to do even if nothing becomes ready.
+    #[must_use]
+    pub fn due(&self) -> Instant {
+        match &self.attempt {
+            Attempt::At(at) => (*at).min(self.deadline),
+            Attempt::Open { .. } => self.deadline,
+        }
+    }
+
+    /// Goes on. When an attempt is due, returns the far end of a new stream for the guest's port.
+    ///
+    /// # Errors
+    /// No descriptors are left.
+    pub fn step(
+        &mut self,
+        now: Instant,
+        watch: &mut Watch,
+    ) -> io::Result<(Progress, Option<UnixStream>)> {
+        if now >= self.deadline {
+            let why =
+                "the agent did not answer in time (is the guest still starting? see its console)";
+            return Ok((Progress::Failed(why.into()), None));
+        }
+        match &mut self.attempt {
+            Attempt::At(at) if now < *at => Ok((Progress::Waiting, None)),
+            Attempt::At(_) => self.open(watch).map(|far| (Progress::Waiting, Some(far))),
+            Attempt::Open { stream, answer } => {
+                let progress = match read_answer(stream, answer) {
+                    Some(progress) => progress,
+                    None => {
+                        self.attempt = Attempt::At(now + RETRY);
+                        Progress::Waiting
+                    }
+                };
+                Ok((progress, None))
+            }
+        }
+    }
+
+    fn open(&mut self, watch: &mut Watch) -> io::Result<UnixStream> {
+        let (mut near, far) = UnixStream::pair()?;
+        near.set_nonblocking(true)?;
+        // The request is smaller than any socket buffer: it is taken whole.
+        near.write_all(request(&self.identity, clock::unix_ns()).as_bytes())?;
+        watch.add(&near, TOKEN, Interest::Read)?;
+        self.attempt = Attempt::Open {
+            stream: near,
+            answer: Vec::new(),
+        };
+        Ok(far)
+    }
+}
+
+/// `None`: the stream ended without an answer.
+fn read_answer(stream: &mut UnixStream, answer: &mut Vec<u8>) -> Option<Progress> {
+    let mut buffer = [0; 1024];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return None,
+            Ok(n) => answer.extend_from_slice(&buffer[..n]),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Some(Progress::Waiting),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+        if let Some(progress) = judge(answer) {
+            return Some(progress);
+        }
+    }
+}
+
+fn judge(answer: &[u8]) -> Option<Progress> {
+    let text = String::from_utf8_lossy(answer);
+    if !text.contains("\r\n\r\n") && answer.len() < MAX_ANSWER {
+        return None;
+    }
+    let status = text.strip_prefix("HTTP/1.1 ").and_then(|t| t.get(..3));
+    Some(match status {
+        Some(s) if s.starts_with('2') => Progress::Ready,
+        _ => {
+            let shown: String = text.chars().take(300).collect();
+            Progress::Failed(format!("the agent answered {shown:?}"))
+        }
+    })
+}
+
+fn request(identity: &Identity, unix_ns: u64) -> String {
+    let body = serde_json::json!({
+        "hostname": identity.hostname,
+        "machineId": identity.machine_id,
+        "entropy": identity.entropy.as_hex(),
+        "timestampUnixNs": unix_ns,
+    })
+    .to_string();
+    format!(
+        "POST /init HTTP/1.1\r\nHost: guest\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::EntropySeed;
+
+    fn identity() -> Identity {
+        Identity {
+            hostname: "h".into(),
+            machine_id: "0".repeat(32),
+            entropy: EntropySeed::new([1; 32]),
+        }
+    }
+
+    #[test]
+    fn an_answer_is_judged_when_its_head_is_whole() {
+        assert_eq!(judge(b"HTTP/1.1 204 No Con"), None);
+        assert_eq!(
+            judge(b"HTTP/1.1 204 No Content\r\n\r\n"),
+            Some(Progress::Ready)
+        );
+        assert!(matches!(
+            judge(b"HTTP/1.1 400 Bad\r\n\r\nno"),
+            Some(Progress::Failed(_))
+        ));
+        assert!(matches!(
+            judge(&[b'x'; MAX_ANSWER]),
+            Some(Progress::Failed(_))
+        ));
+    }
+
+    #[test]
+    fn a_refused_attempt_is_made_again_until_the_deadline() {
+        let now = Instant::now();
+        let mut watch = crate::watch::tests::test_watch();
+        let mut task = IdentityTask::new(identity(), Duration::from_secs(1), now);
+        let (_, far) = task.step(now, &mut watch).unwrap();
+        drop(far.unwrap());
+        let (progress, far) = task.step(now, &mut watch).unwrap();
+        assert!(progress == Progress::Waiting && far.is_none());
+        assert_eq!(task.due(), now + RETRY);
+        let (_, far) = task.step(now + RETRY, &mut watch).unwrap();
+        assert!(far.is_some());
+        let (progress, _) = task.step(now + Duration::from_secs(1), &mut watch).unwrap();
+        assert!(matches!(progress, Progress::Failed(_)));
+    }
+}

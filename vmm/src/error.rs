@@ -1,0 +1,108 @@
+//! What can go wrong in a machine, and what a caller of the control socket can do about it.
+
+use std::{io, path::PathBuf};
+
+use vmm_control::{Failure, FailureKind, frame::FrameError};
+
+use crate::{
+    devices::DeviceError,
+    memory::MemoryError,
+    platform::{EndReason, ring3::Ring3Error},
+    snapshot::SnapshotError,
+};
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// /dev/kvm cannot be opened.
+    #[error("cannot open /dev/kvm (is KVM enabled, and may this user open it?)")]
+    NoKvm(#[source] kvm_ioctls::Error),
+    /// Signal handlers.
+    #[error("cannot install a signal handler")]
+    Signals(#[source] io::Error),
+    /// Waiting for descriptors.
+    #[error("cannot watch descriptors")]
+    Watch(#[source] io::Error),
+    /// The control socket.
+    #[error("the control socket broke")]
+    Control(#[source] FrameError),
+    /// A file of the spec.
+    #[error("cannot open {path}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The spec.
+    #[error(transparent)]
+    Spec(#[from] model::SpecError),
+    /// Guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The platform.
+    #[error(transparent)]
+    Platform(#[from] Ring3Error),
+    /// The devices.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A template.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// Not now.
+    #[error("{0}")]
+    WrongPhase(&'static str),
+    /// The guest is over.
+    #[error("the guest is over: {}", .0.as_ref().map_or_else(String::new, ToString::to_string))]
+    Exited(Option<EndReason>),
+}
+
+impl MachineError {
+    /// As the control socket carries it: what to act on, and the chain of causes in one line.
+    #[must_use]
+    pub fn failure(&self) -> Failure {
+        Failure {
+            kind: self.kind(),
+            message: chain(self),
+        }
+    }
+
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::NoKvm(_) => FailureKind::UnsuitableHost,
+            Self::Spec(_) | Self::Open { .. } => FailureKind::BadSpec,
+            Self::Snapshot(e) if e.is_no_space() => FailureKind::NoSpace,
+            Self::Snapshot(SnapshotError::Exists(_)) => FailureKind::BadSpec,
+            Self::Snapshot(_) => FailureKind::BadSnapshot,
+            Self::Device(DeviceError::State(_)) => FailureKind::BadSnapshot,
+            Self::Device(_) => FailureKind::BadSpec,
+            Self::Platform(Ring3Error::State(_)) => FailureKind::BadSnapshot,
+            Self::Platform(Ring3Error::Domain(_)) => FailureKind::BadSpec,
+            Self::WrongPhase(_) => FailureKind::WrongPhase,
+            Self::Exited(_) => FailureKind::GuestExited,
+            Self::Platform(
+                Ring3Error::Kvm { .. }
+                | Ring3Error::Memory(_)
+                | Ring3Error::Region(_)
+                | Ring3Error::EventFd(_),
+            )
+            | Self::Memory(_)
+            | Self::Signals(_)
+            | Self::Watch(_)
+            | Self::Control(_) => FailureKind::Io,
+        }
+    }
+}
+
+/// An error and its causes: `a: b: c`.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        text = format!("{text}: {e}");
+        cause = e.source();
+    }
+    text
+}

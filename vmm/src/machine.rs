@@ -1,0 +1,586 @@
+//! The owner of everything in this process: one VM, its devices, its control socket. One thread: between
+//! two runs of the vCPU it serves whatever became ready, and while the guest is idle it waits here.
+//!
+//! ```text
+//!          boot ───────────────► Running ◄──resume── Paused ◄── restore
+//! Empty ──┤                        │  └────pause──────►│
+//!          restore ─► Paused       └──guest ends──► Exited
+//! ```
+//! The process ends when the control socket is closed, whatever the state: nobody is left to ask for it.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use kvm_ioctls::Kvm;
+use model::{
+    FileSum, HypercallPath, Identity, Platform, RestoreSpec, StartPhase, TemplateManifest,
+    Timeline, VmSpec, WorkingSetPrefault, template_file,
+};
+use vmm_control::{
+    Failure, FailureKind, Reply, Request, VmPhase, VmStats,
+    frame::{self, FrameError},
+};
+
+use crate::{
+    agent::{self, AGENT_PORT, IdentityTask, Progress},
+    clock,
+    devices::{BackendSpec, ConsoleLog, DeviceBus},
+    error::MachineError,
+    memory::{self, Memory},
+    platform::{
+        EndReason, Exit,
+        ring3::{BootFiles, Ring3},
+    },
+    snapshot::{self, Draft, MachineState},
+    sys,
+    watch::{Events, Interest, Watch},
+};
+
+/// Token of the control socket in the watch.
+const CONTROL: u64 = 1;
+/// The platform this build runs.
+const HOST: Platform = Platform::Ring3;
+/// Devices on the bus, needed before the bus can be restored.
+const DEVICES: usize = 5;
+/// Most bytes a console file keeps.
+const CONSOLE_BYTES: u64 = 1 << 20;
+/// While an identity waits, the guest is left this often to look at the time.
+const ALARM: Duration = Duration::from_millis(10);
+/// What every guest boots with; spec's words come after.
+const CMDLINE: &str = "console=hvc0 quiet panic=-1 mitigations=off init_on_alloc=0 init_on_free=0 \
+    clocksource=xen rdinit=/init random.trust_cpu=off";
+
+/// What a snapshot's manifest says about where the VM came from.
+#[derive(Debug)]
+struct Origin {
+    ram: u64,
+    vcpus: u8,
+    hypercalls: HypercallPath,
+    root: PathBuf,
+    root_sum: Option<FileSum>,
+    kernel: KernelOrigin,
+}
+
+#[derive(Debug)]
+enum KernelOrigin {
+    File(PathBuf),
+    Sum(FileSum),
+}
+
+#[derive(Debug)]
+struct Vm {
+    platform: Ring3,
+    bus: DeviceBus,
+    console: Option<ConsoleLog>,
+    origin: Origin,
+    phase: VmPhase,
+    end: Option<EndReason>,
+    identity: Option<IdentityTask>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Machine {
+    kvm: Kvm,
+    watch: Watch,
+    control: UnixStream,
+    vm: Option<Vm>,
+    timeline: Timeline,
+    exits: BTreeMap<&'static str, u64>,
+    stop: bool,
+}
+
+impl Machine {
+    /// A machine without a VM, served over `control`.
+    ///
+    /// # Errors
+    /// No KVM, or no descriptors.
+    pub fn new(control: UnixStream, started_ns: u64) -> Result<Self, MachineError> {
+        sys::install_kick().map_err(MachineError::Signals)?;
+        let kvm = Kvm::new().map_err(MachineError::NoKvm)?;
+        let mut watch = Watch::new().map_err(MachineError::Watch)?;
+        watch
+            .add(&control, CONTROL, Interest::Read)
+            .map_err(MachineError::Watch)?;
+        let mut timeline = Timeline::default();
+        timeline.stamp(StartPhase::ProcessStarted, started_ns);
+        Ok(Self {
+            kvm,
+            watch,
+            control,
+            vm: None,
+            timeline,
+            exits: BTreeMap::new(),
+            stop: false,
+        })
+    }
+
+    /// Serves until the control socket closes or says shutdown.
+    ///
+    /// # Errors
+    /// The control socket or KVM broke in a way that no reply can carry.
+    pub fn serve(mut self) -> Result<(), MachineError> {
+        let mut events = Events::default();
+        while !self.stop {
+            let wait = match self.running() {
+                Some(vm) => {
+                    let exit = vm.platform.run()?;
+                    self.after(exit)?
+                }
+                None => Wait::For(None),
+            };
+            match wait {
+                Wait::No => {}
+                Wait::Poll => self.poll(&mut events, Some(Duration::ZERO)).map(|_| ())?,
+                Wait::For(timeout) => self.idle(&mut events, timeout)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn running(&mut self) -> Option<&mut Vm> {
+        self.vm.as_mut().filter(|vm| vm.phase == VmPhase::Running)
+    }
+
+    fn count(&mut self, name: &'static str) {
+        *self.exits.entry(name).or_default() += 1;
+    }
+
+    /// Deals with an exit; says how to wait before the next run.
+    fn after(&mut self, exit: Exit) -> Result<Wait, MachineError> {
+        let Some(vm) = &mut self.vm else {
+            return Ok(Wait::No);
+        };
+        match exit {
+            Exit::DeviceWrite { offset, bytes, len } => {
+                let ram = &vm.platform.memory().ram;
+                let raised = vm.bus.write(offset, &bytes[..len], ram, &mut self.watch);
+                vm.show_registers();
+                vm.platform.raise(raised)?;
+                self.count("device_write");
+                Ok(Wait::No)
+            }
+            Exit::Resume => {
+                vm.drain_console()?;
+                vm.platform.clear_kick();
+                self.count("resume");
+                Ok(Wait::Poll)
+            }
+            Exit::Idle(timeout) => {
+                vm.drain_console()?;
+                self.count("idle");
+                Ok(Wait::For(timeout))
+            }
+            Exit::Ended(reason) => {
+                vm.drain_console()?;
+                vm.phase = VmPhase::Exited;
+                self.count("ended");
+                self.fail_identity(FailureKind::GuestExited, &reason.to_string())?;
+                if let Some(vm) = &mut self.vm {
+                    vm.end = Some(reason);
+                }
+                Ok(Wait::No)
+            }
+        }
+    }
+
+    /// Waits while the guest has nothing to run: until an interrupt is raised, its timer is due, or the
+    /// VM no longer runs.
+    fn idle(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), MachineError> {
+        let guest_due = timeout.map(|t| Instant::now() + t);
+        let idle_vm = self.running().is_some();
+        loop {
+            let task_due = self
+                .vm
+                .as_ref()
+                .and_then(|vm| Some(vm.identity.as_ref()?.due()));
+            let due = [guest_due, task_due].into_iter().flatten().min();
+            let left = due.map(|at| at.saturating_duration_since(Instant::now()));
+            let raised = self.poll(events, left)?;
+            let over = guest_due.is_some_and(|at| Instant::now() >= at);
+            if raised || over || self.stop || self.running().is_some() != idle_vm {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Serves what is ready, waiting for it if asked. True if the guest got an interrupt.
+    fn poll(
+        &mut self,
+        events: &mut Events,
+        timeout: Option<Duration>,
+    ) -> Result<bool, MachineError> {
+        self.watch
+            .wait(events, timeout)
+            .map_err(MachineError::Watch)?;
+        let mut raised = false;
+        for token in events.tokens() {
+            match token {
+                CONTROL => self.request()?,
+                agent::TOKEN => {}
+                token => raised |= self.device_ready(token)?,
+            }
+        }
+        raised |= self.step_identity()?;
+        Ok(raised)
+    }
+
+    fn device_ready(&mut self, token: u64) -> Result<bool, MachineError> {
+        let Some(vm) = &mut self.vm else {
+            return Ok(false);
+        };
+        let raised = vm
+            .bus
+            .ready(token, &vm.platform.memory().ram, &mut self.watch);
+        vm.show_registers();
+        vm.platform.raise(raised)?;
+        Ok(raised.0 != 0)
+    }
+
+    fn step_identity(&mut self) -> Result<bool, MachineError> {
+        let Some(vm) = &mut self.vm else {
+            return Ok(false);
+        };
+        let Some(task) = &mut vm.identity else {
+            return Ok(false);
+        };
+        let (progress, stream) = task
+            .step(Instant::now(), &mut self.watch)
+            .map_err(MachineError::Watch)?;
+        let mut raised = false;
+        if let Some(stream) = stream {
+            let ram = &vm.platform.memory().ram;
+            let interrupts = vm
+                .bus
+                .connect_guest(AGENT_PORT, stream, ram, &mut self.watch);
+            vm.platform.raise(interrupts)?;
+            raised = interrupts.0 != 0;
+        }
+        match progress {
+            Progress::Waiting => {}
+            Progress::Ready => {
+                vm.identity = None;
+                sys::alarm(Duration::ZERO);
+                self.timeline
+                    .stamp(StartPhase::AgentReady, clock::monotonic_ns());
+                self.reply(&Ok(Reply::Started(self.timeline.clone())))?;
+            }
+            Progress::Failed(why) => self.fail_identity(FailureKind::AgentUnready, &why)?,
+        }
+        Ok(raised)
+    }
+
+    fn fail_identity(&mut self, kind: FailureKind, why: &str) -> Result<(), MachineError> {
+        let task = self.vm.as_mut().and_then(|vm| vm.identity.take());
+        if task.is_none() {
+            return Ok(());
+        }
+        sys::alarm(Duration::ZERO);
+        self.reply(&Err(Failure {
+            kind,
+            message: why.to_owned(),
+        }))
+    }
+
+    fn reply(&self, answer: &Result<Reply, Failure>) -> Result<(), MachineError> {
+        match frame::send(&self.control, answer, None) {
+            // The peer is gone: the next read says so too.
+            Err(FrameError::Io(_)) | Ok(()) => Ok(()),
+            Err(e) => Err(MachineError::Control(e)),
+        }
+    }
+
+    fn request(&mut self) -> Result<(), MachineError> {
+        let (request, tap) = match frame::receive::<Request>(&self.control) {
+            Ok(got) => got,
+            Err(FrameError::Closed) => {
+                self.stop = true;
+                return Ok(());
+            }
+            Err(e) => return Err(MachineError::Control(e)),
+        };
+        let answer = match request {
+            Request::Identity {
+                identity,
+                within_ms,
+            } => match self.begin_identity(identity, within_ms) {
+                Ok(()) => return Ok(()),
+                Err(e) => Err(e),
+            },
+            other => self.act(other, tap),
+        };
+        self.reply(&answer.map_err(|e| e.failure()))
+    }
+
+    fn act(&mut self, request: Request, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
+        match request {
+            Request::Boot(spec) => self.boot(&spec, tap),
+            Request::Restore(spec) => self.restore(&spec, tap),
+            Request::Pause => self.set_phase(VmPhase::Paused),
+            Request::Resume => self.set_phase(VmPhase::Running),
+            Request::Snapshot { dir } => self.snapshot(&dir),
+            Request::RecordWorkingSet { path } => {
+                let ranges = self.need_vm()?.platform.memory().private_ranges();
+                ranges
+                    .and_then(|r| memory::write_working_set(&path, &r))
+                    .map_err(snapshot::at("write", &path))?;
+                Ok(Reply::Done)
+            }
+            Request::Stats => Ok(Reply::Stats(self.stats())),
+            Request::Shutdown => {
+                self.stop = true;
+                Ok(Reply::Done)
+            }
+            Request::Identity { .. } => Err(MachineError::WrongPhase("identity is handled apart")),
+        }
+    }
+
+    fn need_vm(&mut self) -> Result<&mut Vm, MachineError> {
+        self.vm
+            .as_mut()
+            .ok_or(MachineError::WrongPhase("there is no VM yet"))
+    }
+
+    fn need_empty(&self) -> Result<(), MachineError> {
+        match self.vm {
+            None => Ok(()),
+            Some(_) => Err(MachineError::WrongPhase("this process has its VM already")),
+        }
+    }
+
+    fn boot(&mut self, spec: &VmSpec, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
+        self.need_empty()?;
+        spec.check(HOST)?;
+        let ram = spec.memory.0;
+        let mut bus = DeviceBus::new(
+            backends(&spec.guest.root, &spec.guest.layer, tap, &spec.vsock)?,
+            &mut self.watch,
+        )?;
+        let cmdline = format!(
+            "{CMDLINE} {} {}",
+            Ring3::device_parameters(ram, bus.count()),
+            spec.cmdline
+        );
+        let files = BootFiles {
+            kernel: &mut open(&spec.guest.kernel)?,
+            initrd: &mut open(&spec.guest.initrd)?,
+            cmdline: &cmdline,
+            hypercalls: spec.hypercalls,
+        };
+        let platform = Ring3::boot(&self.kvm, ram, bus.count(), files)?;
+        bus.take_page_changed();
+        self.stamp(StartPhase::MemoryMapped);
+        let origin = Origin {
+            ram,
+            vcpus: spec.vcpus,
+            hypercalls: spec.hypercalls,
+            root: spec.guest.root.clone(),
+            root_sum: None,
+            kernel: KernelOrigin::File(spec.guest.kernel.clone()),
+        };
+        self.install(platform, bus, spec.console.as_deref(), origin)?;
+        self.set_phase(VmPhase::Running)?;
+        Ok(Reply::Started(self.timeline.clone()))
+    }
+
+    fn restore(&mut self, spec: &RestoreSpec, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
+        self.need_empty()?;
+        let template = snapshot::open(&spec.template, HOST)?;
+        let (manifest, state) = (&template.manifest, &template.state);
+        let memory_file = open(&template.dir.join(template_file::MEMORY))?;
+        let memory = Memory::private_copy(memory_file, manifest.memory_sum.bytes)?;
+        if spec.prefault == WorkingSetPrefault::On {
+            let list = template.dir.join(template_file::WORKING_SET);
+            memory.prefault(&memory::read_working_set(&list, memory.bytes()));
+        }
+        let mut platform = Ring3::restore(&self.kvm, memory, DEVICES, &state.platform)?;
+        self.stamp(StartPhase::MemoryMapped);
+        let layer = template.dir.join(template_file::LAYER);
+        let backends = backends(&manifest.root, &layer, tap, &spec.vsock)?;
+        let ram = &platform.memory().ram;
+        let (bus, raised) = DeviceBus::restore(backends, &state.bus, ram, &mut self.watch)?;
+        platform.raise(raised)?;
+        let origin = Origin {
+            ram: manifest.memory.0,
+            vcpus: manifest.vcpus,
+            hypercalls: manifest.hypercalls.unwrap_or_default(),
+            root: manifest.root.clone(),
+            root_sum: Some(manifest.root_sum.clone()),
+            kernel: KernelOrigin::Sum(manifest.kernel_sum.clone()),
+        };
+        self.install(platform, bus, spec.console.as_deref(), origin)?;
+        Ok(Reply::Started(self.timeline.clone()))
+    }
+
+    fn install(
+        &mut self,
+        mut platform: Ring3,
+        bus: DeviceBus,
+        console: Option<&Path>,
+        origin: Origin,
+    ) -> Result<(), MachineError> {
+        let console = console
+            .map(|path| {
+                File::create(path)
+                    .and_then(|file| ConsoleLog::new(file, CONSOLE_BYTES))
+                    .map_err(snapshot::at("create", path))
+            })
+            .transpose()?;
+        platform.show_registers(bus.registers());
+        sys::aim_kick(platform.vcpu());
+        self.stamp(StartPhase::DevicesReady);
+        self.vm = Some(Vm {
+            platform,
+            bus,
+            console,
+            origin,
+            phase: VmPhase::Paused,
+            end: None,
+            identity: None,
+        });
+        Ok(())
+    }
+
+    fn stamp(&mut self, phase: StartPhase) {
+        self.timeline.stamp(phase, clock::monotonic_ns());
+    }
+
+    fn set_phase(&mut self, to: VmPhase) -> Result<Reply, MachineError> {
+        let vm = self.need_vm()?;
+        if vm.phase == VmPhase::Exited {
+            return Err(MachineError::Exited(vm.end.clone()));
+        }
+        vm.phase = to;
+        if to == VmPhase::Running && self.timeline.at(StartPhase::Resumed).is_none() {
+            self.stamp(StartPhase::Resumed);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn begin_identity(&mut self, identity: Identity, within_ms: u64) -> Result<(), MachineError> {
+        let vm = self.need_vm()?;
+        match vm.phase {
+            VmPhase::Running if vm.identity.is_none() => {}
+            VmPhase::Exited => return Err(MachineError::Exited(vm.end.clone())),
+            _ => return Err(MachineError::WrongPhase("the VM does not run")),
+        }
+        let within = Duration::from_millis(within_ms.min(3_600_000));
+        vm.identity = Some(IdentityTask::new(identity, within, Instant::now()));
+        sys::alarm(ALARM);
+        Ok(())
+    }
+
+    fn snapshot(&mut self, dir: &Path) -> Result<Reply, MachineError> {
+        self.set_phase(VmPhase::Paused)?;
+        let vm = self.need_vm()?;
+        let draft = Draft::begin(dir)?;
+        let taken_at_unix_ns = clock::unix_ns();
+        let state = MachineState {
+            platform: vm.platform.save()?,
+            bus: vm.bus.state(),
+        };
+        let bytes = snapshot::encode(&state, HOST)?;
+        draft.write(template_file::STATE, &bytes)?;
+        let memory = draft.create(template_file::MEMORY)?;
+        let path = draft.path(template_file::MEMORY);
+        vm.platform
+            .memory()
+            .save(&memory)
+            .map_err(snapshot::at("write", &path))?;
+        let layer = draft.create(template_file::LAYER)?;
+        let path = draft.path(template_file::LAYER);
+        vm.bus
+            .copy_layer_to(&layer)
+            .map_err(snapshot::at("write", &path))?;
+        let origin = &vm.origin;
+        let manifest = TemplateManifest {
+            format: model::TEMPLATE_FORMAT,
+            platform: HOST,
+            memory: model::Bytes(origin.ram),
+            vcpus: origin.vcpus,
+            hypercalls: Some(origin.hypercalls),
+            taken_at_unix_ns,
+            root: origin.root.clone(),
+            root_sum: match &origin.root_sum {
+                Some(sum) => sum.clone(),
+                None => snapshot::sum(&origin.root)?,
+            },
+            kernel_sum: match &origin.kernel {
+                KernelOrigin::File(path) => snapshot::sum(path)?,
+                KernelOrigin::Sum(sum) => sum.clone(),
+            },
+            memory_sum: snapshot::sum(&draft.path(template_file::MEMORY))?,
+            state_sum: snapshot::sum(&draft.path(template_file::STATE))?,
+            layer_sum: snapshot::sum(&draft.path(template_file::LAYER))?,
+        };
+        draft.finish(&manifest)?;
+        Ok(Reply::Done)
+    }
+
+    fn stats(&self) -> VmStats {
+        let vm = self.vm.as_ref();
+        VmStats {
+            phase: vm.map_or(VmPhase::Empty, |vm| vm.phase),
+            exit_reason: vm.and_then(|vm| Some(vm.end.as_ref()?.to_string())),
+            timeline: self.timeline.clone(),
+            exits: self
+                .exits
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), *v))
+                .collect(),
+            guest_private_bytes: vm
+                .and_then(|vm| vm.platform.memory().private_ranges().ok())
+                .map(|ranges| ranges.iter().map(|(_, n)| n).sum()),
+        }
+    }
+}
+
+impl Vm {
+    fn show_registers(&mut self) {
+        if self.bus.take_page_changed() {
+            self.platform.show_registers(self.bus.registers());
+        }
+    }
+
+    fn drain_console(&mut self) -> Result<(), MachineError> {
+        let bytes = self.platform.take_log()?;
+        if let Some(console) = &mut self.console
+            && !bytes.is_empty()
+        {
+            console.write(&bytes);
+        }
+        Ok(())
+    }
+}
+
+enum Wait {
+    No,
+    Poll,
+    For(Option<Duration>),
+}
+
+fn open(path: &Path) -> Result<File, MachineError> {
+    File::open(path).map_err(|source| MachineError::Open {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn backends(
+    root: &Path,
+    layer: &Path,
+    tap: Option<OwnedFd>,
+    vsock: &Path,
+) -> Result<BackendSpec, MachineError> {
+    Ok(BackendSpec {
+        root: open(root)?,
+        layer_base: open(layer)?,
+        tap,
+        vsock_path: vsock.to_owned(),
+    })
+}

@@ -1,0 +1,155 @@
+//! Which platform this host's KVM offers: measured with a few thousand guest instructions, not looked up.
+//!
+//! A loop runs once at CPL 0 and once at CPL 3, ended by an invalid opcode without an IDT (a shutdown
+//! exit). Where an instruction of one ring costs as much as hundreds, that ring is emulated.
+
+use std::time::{Duration, Instant};
+
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
+use kvm_ioctls::{Kvm, VcpuExit};
+use model::Platform;
+use serde::Serialize;
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::{error::MachineError, memory::Memory, sys};
+
+/// Iterations of the two-instruction loop.
+const LOOPS: u64 = 4000;
+/// More than this for an iteration is emulation: native is below 2 ns, emulated above 500.
+const EMULATED_NS: u64 = 100;
+
+/// What the probe found.
+#[derive(Debug, Clone, Serialize)]
+pub struct HostPlatform {
+    /// What a VMM here will use; absent if neither ring runs natively.
+    pub platform: Option<Platform>,
+    /// The reason in words, with figures.
+    pub why: String,
+    /// Nanoseconds an iteration at CPL 0; absent if it did not run.
+    pub ring0_ns: Option<u64>,
+    /// The same at CPL 3.
+    pub ring3_ns: Option<u64>,
+}
+
+/// Probes this host.
+///
+/// # Errors
+/// No KVM, or no memory.
+pub fn host() -> Result<HostPlatform, MachineError> {
+    let kvm = Kvm::new().map_err(MachineError::NoKvm)?;
+    let ring0_ns = iteration_ns(&kvm, 0);
+    let ring3_ns = iteration_ns(&kvm, 3);
+    Ok(judge(ring0_ns, ring3_ns))
+}
+
+fn judge(ring0_ns: Option<u64>, ring3_ns: Option<u64>) -> HostPlatform {
+    let native = |ns: Option<u64>| ns.is_some_and(|ns| ns < EMULATED_NS);
+    let platform = match (native(ring0_ns), native(ring3_ns)) {
+        (true, _) => Some(Platform::Hvm),
+        (false, true) => Some(Platform::Ring3),
+        (false, false) => None,
+    };
+    let figure = |ns: Option<u64>| ns.map_or("did not run".to_owned(), |ns| format!("{ns} ns"));
+    let verdict = match platform {
+        Some(Platform::Hvm) => "ring 0 is native: hardware virtualization",
+        Some(Platform::Ring3) => {
+            "ring 3 is native and ring 0 is emulated: no VMX or SVM underneath"
+        }
+        None => "neither ring runs natively: this KVM was not seen to work",
+    };
+    HostPlatform {
+        platform,
+        why: format!(
+            "{verdict} (a two-instruction loop at ring 0: {}, at ring 3: {})",
+            figure(ring0_ns),
+            figure(ring3_ns)
+        ),
+        ring0_ns,
+        ring3_ns,
+    }
+}
+
+/// Time of an iteration: a long run less an empty one, so that exits cancel out.
+fn iteration_ns(kvm: &Kvm, cpl: u8) -> Option<u64> {
+    let mut best = None;
+    for _ in 0..3 {
+        let empty = run(kvm, cpl, 1)?;
+        let full = run(kvm, cpl, LOOPS)?;
+        let ns = u64::try_from(full.saturating_sub(empty).as_nanos()).ok()? / LOOPS;
+        best = Some(best.map_or(ns, |b: u64| b.min(ns)));
+    }
+    best
+}
+
+/// One run of the loop; `None` if KVM does not do as expected.
+fn run(kvm: &Kvm, cpl: u8, loops: u64) -> Option<Duration> {
+    const TABLES: u64 = 0x1000;
+    const CODE: u64 = 0x8000;
+    // dec rcx; jnz -5; ud2
+    const LOOP: [u8; 7] = [0x48, 0xff, 0xc9, 0x75, 0xfb, 0x0f, 0x0b];
+    let memory = Memory::anonymous(1 << 20).ok()?;
+    let put = |at: u64, value: u64| memory.ram.write_obj(value, GuestAddress(at)).ok();
+    put(TABLES, (TABLES + 0x1000) | 7)?;
+    put(TABLES + 0x1000, (TABLES + 0x2000) | 7)?;
+    put(TABLES + 0x2000, (TABLES + 0x3000) | 7)?;
+    for page in 0..256 {
+        put(TABLES + 0x3000 + page * 8, page << 12 | 7)?;
+    }
+    memory.ram.write_slice(&LOOP, GuestAddress(CODE)).ok()?;
+    let vm = kvm.create_vm().ok()?;
+    sys::set_ram(&vm, memory.region()).ok()?;
+    let mut vcpu = vm.create_vcpu(0).ok()?;
+    let mut sregs = vcpu.get_sregs().ok()?;
+    long_mode(&mut sregs, TABLES, cpl);
+    vcpu.set_sregs(&sregs).ok()?;
+    vcpu.set_regs(&kvm_regs {
+        rip: CODE,
+        rcx: loops,
+        rsp: 0x9000,
+        rflags: 2,
+        ..Default::default()
+    })
+    .ok()?;
+    let start = Instant::now();
+    match vcpu.run() {
+        Ok(VcpuExit::Shutdown) => Some(start.elapsed()),
+        _ => None,
+    }
+}
+
+fn long_mode(sregs: &mut kvm_sregs, cr3: u64, cpl: u8) {
+    let selector = |index: u16| index << 3 | u16::from(cpl);
+    let flat = |selector, type_, l| kvm_segment {
+        limit: 0xffff_ffff,
+        selector,
+        type_,
+        present: 1,
+        dpl: cpl,
+        db: 1 - l,
+        s: 1,
+        l,
+        g: 1,
+        ..Default::default()
+    };
+    sregs.cs = flat(selector(6), 0xb, 1);
+    sregs.ss = flat(selector(5), 3, 0);
+    (sregs.ds, sregs.es) = (sregs.ss, sregs.ss);
+    sregs.idt.limit = 0;
+    sregs.cr0 = 0x8005_0033;
+    sregs.cr4 = 0x620;
+    sregs.efer = 0xd00;
+    sregs.cr3 = cr3;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_faster_ring_decides() {
+        assert_eq!(judge(Some(1), Some(1)).platform, Some(Platform::Hvm));
+        assert_eq!(judge(Some(900), Some(1)).platform, Some(Platform::Ring3));
+        assert_eq!(judge(None, Some(1)).platform, Some(Platform::Ring3));
+        assert_eq!(judge(Some(900), Some(900)).platform, None);
+    }
+}

@@ -1,0 +1,361 @@
+//! The vCPU: what it is told about itself (CPUID), how it starts, and its state in a snapshot.
+
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_dtable,
+    kvm_enable_cap, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
+    kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use monitor::layout::{BASE, TIMER_VECTOR, TSS_SELECTOR, USER_CS, USER_SS, offset};
+use serde::{Deserialize, Serialize};
+
+use super::{Ring3Error, domain::Start, image::Entries, kvm};
+use crate::sys;
+
+const MSR_STAR: u32 = 0xc000_0081;
+const MSR_LSTAR: u32 = 0xc000_0082;
+const MSR_CSTAR: u32 = 0xc000_0083;
+const MSR_SYSCALL_MASK: u32 = 0xc000_0084;
+const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
+const MSR_TSC_AUX: u32 = 0xc000_0103;
+const MSR_PAT: u32 = 0x277;
+const MSR_MISC_ENABLE: u32 = 0x1a0;
+
+/// MSRs that a snapshot holds. The TSC deadline is not among them: it is the monitor's to arm again.
+const SAVED_MSRS: [u32; 8] = [
+    MSR_STAR,
+    MSR_LSTAR,
+    MSR_CSTAR,
+    MSR_SYSCALL_MASK,
+    MSR_KERNEL_GS_BASE,
+    MSR_TSC_AUX,
+    MSR_PAT,
+    MSR_MISC_ENABLE,
+];
+
+/// x87, SSE, AVX, AVX-512; as far as KVM advertises them.
+const XCR0_WANTED: u64 = 0xe7;
+
+/// LAPIC registers by offset.
+mod apic {
+    pub(super) const SPURIOUS: usize = 0xf0;
+    pub(super) const LVT_TIMER: usize = 0x320;
+    /// Mode bits of the timer's LVT.
+    pub(super) const TSC_DEADLINE: u32 = 2 << 17;
+    pub(super) const ENABLED: u32 = 0x1ff;
+}
+
+/// LAPIC in the kernel, I/O APIC in user space (not used): the TSC-deadline timer fires without an exit.
+pub(super) fn split_irqchip(vm: &VmFd) -> Result<(), Ring3Error> {
+    let mut cap = kvm_enable_cap {
+        cap: kvm_bindings::KVM_CAP_SPLIT_IRQCHIP,
+        ..Default::default()
+    };
+    cap.args[0] = 24;
+    vm.enable_cap(&cap).map_err(kvm("split the irqchip"))
+}
+
+/// CPUID; needed before state or start.
+pub(super) fn prepare(kvm_fd: &Kvm, vcpu: &VcpuFd) -> Result<(), Ring3Error> {
+    let supported = kvm_fd
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(kvm("list CPUID"))?;
+    let mut entries: Vec<kvm_cpuid_entry2> =
+        supported.as_slice().iter().filter_map(filter).collect();
+    entries.extend(xen_leaves());
+    let cpuid = CpuId::from_entries(&entries)
+        .map_err(|_| Ring3Error::State("more CPUID entries than KVM takes"))?;
+    vcpu.set_cpuid2(&cpuid).map_err(kvm("set CPUID"))
+}
+
+fn clear(register: &mut u32, bits: &[u32]) {
+    for bit in bits {
+        *register &= !(1 << bit);
+    }
+}
+
+/// What the guest kernel may know. It runs at CPL 3 on page tables of 4 KiB pages, so everything that
+/// needs ring 0, global or large pages, or MSRs that nobody emulates, is hidden.
+fn filter(entry: &kvm_cpuid_entry2) -> Option<kvm_cpuid_entry2> {
+    let mut e = *entry;
+    match (e.function, e.index) {
+        (1, _) => {
+            // MONITOR, VMX, SMX, EIST, TM2, PDCM, PCID, x2APIC, TSC deadline
+            clear(&mut e.ecx, &[3, 5, 6, 7, 8, 15, 17, 21, 24]);
+            e.ecx |= 1 << 31;
+            // DE, PSE, MCE, MTRR, PGE, MCA, PSE36, DS, ACPI, TM
+            clear(&mut e.edx, &[2, 3, 7, 12, 13, 14, 17, 21, 22, 29]);
+        }
+        (7, 0) => {
+            // FSGSBASE, TSC_ADJUST, SMEP, INVPCID, RTM, PQM, MPX, SMAP, PT
+            clear(&mut e.ebx, &[0, 1, 7, 10, 4, 11, 12, 14, 15, 20, 25]);
+            // UMIP, PKU, OSPKE, CET_SS, LA57, RDPID, bus lock, ENQCMD, PKS
+            clear(&mut e.ecx, &[2, 3, 4, 5, 7, 16, 22, 24, 29, 31]);
+            // IBT, AMX, SPEC_CTRL and friends, ARCH_CAPABILITIES
+            clear(&mut e.edx, &[20, 22, 24, 25, 26, 27, 28, 29, 30, 31]);
+        }
+        (0xa, _) => {
+            (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, 0);
+        }
+        (0xd, 0) => {
+            e.eax &= u32::try_from(XCR0_WANTED).unwrap_or(0);
+            e.edx = 0;
+        }
+        (0xd, 1) => {
+            // XSAVEOPT only: XSAVES and XSAVEC are privileged or emulated.
+            (e.eax, e.ebx, e.ecx, e.edx) = (1, 0, 0, 0);
+        }
+        (0xd, i) if i < 64 && XCR0_WANTED >> i & 1 == 0 => return None,
+        (0x8000_0001, _) => {
+            // SVM, extended APIC, OSVW, IBS, SKINIT, WDT, LWP, perf counters, MWAITX
+            clear(&mut e.ecx, &[2, 3, 9, 10, 12, 13, 15, 23, 24, 28, 29]);
+            // PSE, MCE, MTRR, PGE, MCA, PSE36, 1 GiB pages
+            clear(&mut e.edx, &[3, 7, 12, 13, 14, 17, 26]);
+        }
+        (0x8000_0007, _) => {
+            (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, 0);
+        }
+        (0x8000_0008, _) => e.ebx = 0,
+        (0x4000_0000..=0x4fff_ffff, _) => return None,
+        (0x8000_000a, _) | (0x10 | 0x12 | 0x14, _) => return None,
+        _ => {}
+    }
+    Some(e)
+}
+
+/// "XenVMMXenVMM", version 4.17, features; Xen public headers, `arch-x86/cpuid.h`.
+fn xen_leaves() -> [kvm_cpuid_entry2; 5] {
+    let leaf = |function, eax, ebx, ecx, edx| kvm_cpuid_entry2 {
+        function,
+        eax,
+        ebx,
+        ecx,
+        edx,
+        ..Default::default()
+    };
+    [
+        leaf(
+            0x4000_0000,
+            0x4000_0004,
+            0x566e_6558,
+            0x6558_4d4d,
+            0x4d4d_566e,
+        ),
+        leaf(0x4000_0001, 4 << 16 | 17, 0, 0, 0),
+        leaf(0x4000_0002, 0, 0x4000_0000, 1, 0),
+        leaf(0x4000_0003, 0, 0, 0, 0),
+        leaf(0x4000_0004, 0, 0, 0, 0),
+    ]
+}
+
+/// Registers of a kernel about to start, at CPL 3.
+pub(super) fn start(vcpu: &VcpuFd, entries: &Entries, at: &Start) -> Result<(), Ring3Error> {
+    let mut sregs = vcpu.get_sregs().map_err(kvm("read special registers"))?;
+    segments(&mut sregs);
+    // PE MP ET NE WP AM PG; PAE OSFXSR OSXMMEXCPT FSGSBASE OSXSAVE; SCE LME LMA NXE.
+    sregs.cr0 = 0x8005_0033;
+    sregs.cr4 = 0x0005_0620;
+    sregs.efer = 0xd01;
+    sregs.cr3 = at.cr3;
+    vcpu.set_sregs(&sregs)
+        .map_err(kvm("set special registers"))?;
+    set_xcr0(vcpu)?;
+    vcpu.set_regs(&kvm_regs {
+        rip: at.entry,
+        rsp: at.stack,
+        rsi: at.start_info,
+        rflags: 0x202,
+        ..Default::default()
+    })
+    .map_err(kvm("set registers"))?;
+    // TF, IF, DF, NT, AC: what a system call clears.
+    let msrs = [
+        (MSR_STAR, 0x0023_0010 << 32),
+        (MSR_LSTAR, entries.syscall),
+        (MSR_CSTAR, entries.syscall),
+        (MSR_SYSCALL_MASK, 0x0004_4500),
+        (MSR_MISC_ENABLE, 1),
+    ];
+    set_msrs(vcpu, &msrs)?;
+    let mut lapic = vcpu.get_lapic().map_err(kvm("read the LAPIC"))?;
+    write_apic(&mut lapic, apic::SPURIOUS, apic::ENABLED);
+    write_apic(
+        &mut lapic,
+        apic::LVT_TIMER,
+        apic::TSC_DEADLINE | u32::from(TIMER_VECTOR),
+    );
+    vcpu.set_lapic(&lapic).map_err(kvm("set the LAPIC"))?;
+    let running = kvm_mp_state {
+        mp_state: kvm_bindings::KVM_MP_STATE_RUNNABLE,
+    };
+    vcpu.set_mp_state(running)
+        .map_err(kvm("make the vCPU runnable"))
+}
+
+fn segments(sregs: &mut kvm_sregs) {
+    let flat = |selector, type_, l| kvm_segment {
+        base: 0,
+        limit: 0xffff_ffff,
+        selector,
+        type_,
+        present: 1,
+        dpl: 3,
+        db: 1 - l,
+        s: 1,
+        l,
+        g: 1,
+        ..Default::default()
+    };
+    sregs.cs = flat(USER_CS, 0xb, 1);
+    let data = flat(USER_SS, 3, 0);
+    (sregs.ss, sregs.ds, sregs.es, sregs.fs, sregs.gs) = (data, data, data, data, data);
+    sregs.tr = kvm_segment {
+        base: BASE + offset::TSS,
+        limit: 0x67,
+        selector: TSS_SELECTOR,
+        type_: 0xb,
+        present: 1,
+        ..Default::default()
+    };
+    let table = |at, limit| kvm_dtable {
+        base: BASE + at,
+        limit,
+        ..Default::default()
+    };
+    sregs.gdt = table(offset::GDT, 0x7f);
+    sregs.idt = table(offset::IDT, 0xfff);
+}
+
+fn write_apic(lapic: &mut kvm_lapic_state, at: usize, value: u32) {
+    for (slot, byte) in lapic.regs[at..at + 4].iter_mut().zip(value.to_le_bytes()) {
+        *slot = byte.cast_signed();
+    }
+}
+
+fn set_xcr0(vcpu: &VcpuFd) -> Result<(), Ring3Error> {
+    let mut xcrs = vcpu.get_xcrs().map_err(kvm("read XCR0"))?;
+    let supported = vcpu
+        .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
+        .map_err(kvm("read CPUID"))?
+        .as_slice()
+        .iter()
+        .find(|e| e.function == 0xd && e.index == 0)
+        .map_or(3, |e| u64::from(e.eax));
+    xcrs.nr_xcrs = 1;
+    xcrs.xcrs[0].xcr = 0;
+    xcrs.xcrs[0].value = supported & XCR0_WANTED;
+    vcpu.set_xcrs(&xcrs).map_err(kvm("set XCR0"))
+}
+
+fn set_msrs(vcpu: &VcpuFd, pairs: &[(u32, u64)]) -> Result<(), Ring3Error> {
+    let entries: Vec<kvm_msr_entry> = pairs
+        .iter()
+        .map(|(index, data)| kvm_msr_entry {
+            index: *index,
+            data: *data,
+            ..Default::default()
+        })
+        .collect();
+    let msrs = Msrs::from_entries(&entries).map_err(|_| Ring3Error::State("too many MSRs"))?;
+    let n = vcpu.set_msrs(&msrs).map_err(kvm("set MSRs"))?;
+    if n == entries.len() {
+        Ok(())
+    } else {
+        Err(Ring3Error::State("an MSR that this host's KVM refuses"))
+    }
+}
+
+/// CPU state in a snapshot.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct CpuState {
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    xcrs: kvm_xcrs,
+    xsave: kvm_xsave,
+    lapic: kvm_lapic_state,
+    msrs: Vec<(u32, u64)>,
+    events: kvm_vcpu_events,
+    mp_state: kvm_mp_state,
+    debug: kvm_debugregs,
+}
+
+impl CpuState {
+    pub(super) fn of(vcpu: &VcpuFd) -> Result<Self, Ring3Error> {
+        let wanted: Vec<kvm_msr_entry> = SAVED_MSRS
+            .iter()
+            .map(|index| kvm_msr_entry {
+                index: *index,
+                ..Default::default()
+            })
+            .collect();
+        let mut msrs =
+            Msrs::from_entries(&wanted).map_err(|_| Ring3Error::State("too many MSRs"))?;
+        let n = vcpu.get_msrs(&mut msrs).map_err(kvm("read MSRs"))?;
+        Ok(Self {
+            regs: vcpu.get_regs().map_err(kvm("read registers"))?,
+            sregs: vcpu.get_sregs().map_err(kvm("read special registers"))?,
+            xcrs: vcpu.get_xcrs().map_err(kvm("read XCR0"))?,
+            xsave: vcpu.get_xsave().map_err(kvm("read XSAVE state"))?,
+            lapic: vcpu.get_lapic().map_err(kvm("read the LAPIC"))?,
+            msrs: msrs.as_slice()[..n]
+                .iter()
+                .map(|m| (m.index, m.data))
+                .collect(),
+            events: vcpu.get_vcpu_events().map_err(kvm("read pending events"))?,
+            mp_state: vcpu.get_mp_state().map_err(kvm("read the run state"))?,
+            debug: vcpu.get_debug_regs().map_err(kvm("read debug registers"))?,
+        })
+    }
+
+    /// Sets everything. KVM refuses what the CPU cannot hold; an MSR that is not in our own list is
+    /// refused here.
+    pub(super) fn apply(&self, vcpu: &VcpuFd) -> Result<(), Ring3Error> {
+        if !self
+            .msrs
+            .iter()
+            .all(|(index, _)| SAVED_MSRS.contains(index))
+        {
+            return Err(Ring3Error::State("an MSR that no snapshot holds"));
+        }
+        vcpu.set_sregs(&self.sregs)
+            .map_err(kvm("set special registers"))?;
+        vcpu.set_xcrs(&self.xcrs).map_err(kvm("set XCR0"))?;
+        sys::set_xsave(vcpu, &self.xsave).map_err(kvm("set XSAVE state"))?;
+        set_msrs(vcpu, &self.msrs)?;
+        vcpu.set_lapic(&self.lapic).map_err(kvm("set the LAPIC"))?;
+        vcpu.set_debug_regs(&self.debug)
+            .map_err(kvm("set debug registers"))?;
+        vcpu.set_regs(&self.regs).map_err(kvm("set registers"))?;
+        vcpu.set_vcpu_events(&self.events)
+            .map_err(kvm("set pending events"))?;
+        vcpu.set_mp_state(self.mp_state)
+            .map_err(kvm("set the run state"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ring_0_features_are_hidden() {
+        let all = kvm_cpuid_entry2 {
+            function: 7,
+            ebx: u32::MAX,
+            ecx: u32::MAX,
+            edx: u32::MAX,
+            ..Default::default()
+        };
+        let seen = filter(&all).unwrap();
+        for bit in [0, 7, 10, 20] {
+            assert_eq!(seen.ebx >> bit & 1, 0, "ebx bit {bit}");
+        }
+        assert!(
+            filter(&kvm_cpuid_entry2 {
+                function: 0x4000_0001,
+                ..all
+            })
+            .is_none()
+        );
+    }
+}

@@ -1,0 +1,401 @@
+//! Templates on disk: what is written, and what is checked before a byte of it is believed.
+//!
+//! `state` begins with a fixed header, outside the codec:
+//! ```text
+//! offset 0  magic "CUBESNAP"            8 bytes
+//!        8  format, little-endian       4 bytes
+//!       12  platform (3 ring3, 0 hvm)   4 bytes
+//!       16  body length, LE             8 bytes, at most 64 MiB
+//!       24  SHA-256 of the body        32 bytes
+//! ```
+//! A snapshot is written to a temporary directory beside its place and renamed when it is whole, so that
+//! one that exists is complete.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use model::{FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateManifest, template_file};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::{devices::BusState, platform::ring3::Ring3State};
+
+const MAGIC: [u8; 8] = *b"CUBESNAP";
+const HEADER: usize = 56;
+const MAX_BODY: u64 = 64 << 20;
+const MAX_MANIFEST: u64 = 1 << 20;
+
+/// Everything but memory and disk.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct MachineState {
+    /// CPU and platform.
+    pub platform: Ring3State,
+    /// Devices.
+    pub bus: BusState,
+}
+
+/// Why a template is refused or could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// A file cannot be read or written.
+    #[error("cannot {verb} {path}")]
+    File {
+        /// `read`, `write`, …
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The manifest is not what it should be.
+    #[error("{path} is no template manifest")]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// Another format.
+    #[error(
+        "template of format {found}, this program reads {TEMPLATE_FORMAT}: make the template again"
+    )]
+    Format {
+        /// What was found.
+        found: u32,
+    },
+    /// Another platform.
+    #[error("template of platform {}, this host runs {}: make the template again here", found.name(), host.name())]
+    Platform {
+        /// The template's.
+        found: Platform,
+        /// The host's.
+        host: Platform,
+    },
+    /// Not a state file.
+    #[error("{0} is not a VM state file")]
+    Magic(PathBuf),
+    /// Length or sum differ.
+    #[error("{path} is damaged: {what}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        what: String,
+    },
+    /// The place is taken.
+    #[error("{0} exists already")]
+    Exists(PathBuf),
+    /// The state cannot be encoded (a bug).
+    #[error("the state cannot be encoded")]
+    Encode(#[source] postcard::Error),
+}
+
+impl SnapshotError {
+    /// Whether a full disk is the cause.
+    #[must_use]
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Self::File { source, .. } if source.kind() == io::ErrorKind::StorageFull
+            || source.kind() == io::ErrorKind::QuotaExceeded)
+    }
+}
+
+/// Attaches what was done to which file.
+pub fn at(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SnapshotError {
+    let path = path.to_owned();
+    move |source| SnapshotError::File { verb, path, source }
+}
+
+fn damaged(path: &Path, what: impl Into<String>) -> SnapshotError {
+    SnapshotError::Damaged {
+        path: path.to_owned(),
+        what: what.into(),
+    }
+}
+
+fn platform_code(platform: Platform) -> u32 {
+    match platform {
+        Platform::Ring3 => 3,
+        Platform::Hvm => 0,
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Length and sum of a file.
+///
+/// # Errors
+/// The file's.
+pub fn sum(path: &Path) -> Result<FileSum, SnapshotError> {
+    let mut file = File::open(path).map_err(at("read", path))?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut bytes = 0;
+    loop {
+        let n = file.read(&mut buffer).map_err(at("read", path))?;
+        if n == 0 {
+            break;
+        }
+        bytes += n as u64;
+        hash.update(&buffer[..n]);
+    }
+    Ok(FileSum {
+        bytes,
+        sha256: hex(&hash.finalize()),
+    })
+}
+
+/// Encodes a state file.
+///
+/// # Errors
+/// The codec's.
+pub fn encode(state: &MachineState, platform: Platform) -> Result<Vec<u8>, SnapshotError> {
+    let body = postcard::to_allocvec(state).map_err(SnapshotError::Encode)?;
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(TEMPLATE_FORMAT.to_le_bytes());
+    bytes.extend(platform_code(platform).to_le_bytes());
+    bytes.extend((body.len() as u64).to_le_bytes());
+    bytes.extend(Sha256::digest(&body));
+    bytes.extend(body);
+    Ok(bytes)
+}
+
+/// Decodes a state file; header, length and sum are checked in this order before the body is looked at.
+///
+/// # Errors
+/// See [`SnapshotError`].
+pub fn decode(path: &Path, bytes: &[u8], host: Platform) -> Result<MachineState, SnapshotError> {
+    let word = |at: usize| {
+        let b = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
+        b.map(u32::from_le_bytes)
+    };
+    if !bytes.starts_with(&MAGIC) {
+        return Err(SnapshotError::Magic(path.to_owned()));
+    }
+    let (Some(found), Some(platform), true) = (word(8), word(12), bytes.len() >= HEADER) else {
+        return Err(damaged(path, "it ends inside its header"));
+    };
+    if found != TEMPLATE_FORMAT {
+        return Err(SnapshotError::Format { found });
+    }
+    if platform != platform_code(host) {
+        let found = if platform == platform_code(Platform::Hvm) {
+            Platform::Hvm
+        } else {
+            Platform::Ring3
+        };
+        return Err(SnapshotError::Platform { found, host });
+    }
+    let length = u64::from_le_bytes(bytes[16..24].try_into().unwrap_or_default());
+    let body = &bytes[HEADER..];
+    if length != body.len() as u64 {
+        let what = format!("its header says {length} bytes follow, {} do", body.len());
+        return Err(damaged(path, what));
+    }
+    if Sha256::digest(body)[..] != bytes[24..HEADER] {
+        return Err(damaged(
+            path,
+            "its SHA-256 differs from the one in its header",
+        ));
+    }
+    postcard::from_bytes(body)
+        .map_err(|e| damaged(path, format!("its body cannot be decoded: {e}")))
+}
+
+/// An opened template: manifest and state checked, the large files only measured.
+#[derive(Debug)]
+pub struct Template {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its manifest.
+    pub manifest: TemplateManifest,
+    /// CPU and devices.
+    pub state: MachineState,
+}
+
+/// Opens a template.
+///
+/// # Errors
+/// See [`SnapshotError`].
+pub fn open(dir: &Path, host: Platform) -> Result<Template, SnapshotError> {
+    let manifest = read_manifest(dir)?;
+    if manifest.platform != host {
+        let found = manifest.platform;
+        return Err(SnapshotError::Platform { found, host });
+    }
+    for (name, sum) in sums(&manifest) {
+        measure(&dir.join(name), sum)?;
+    }
+    measure(&manifest.root, &manifest.root_sum)?;
+    let path = dir.join(template_file::STATE);
+    let bytes = read_limited(&path, MAX_BODY)?;
+    if hex(&Sha256::digest(&bytes)) != manifest.state_sum.sha256 {
+        return Err(damaged(&path, "its SHA-256 differs from the manifest's"));
+    }
+    Ok(Template {
+        state: decode(&path, &bytes, host)?,
+        dir: dir.to_owned(),
+        manifest,
+    })
+}
+
+/// Reads every byte of a template, the root image included, and compares it with the manifest.
+///
+/// # Errors
+/// The first file that differs.
+pub fn verify(dir: &Path) -> Result<TemplateManifest, SnapshotError> {
+    let manifest = read_manifest(dir)?;
+    let files = sums(&manifest).map(|(name, sum)| (dir.join(name), sum));
+    for (path, expected) in files
+        .into_iter()
+        .chain([(manifest.root.clone(), &manifest.root_sum)])
+    {
+        measure(&path, expected)?;
+        if sum(&path)? != *expected {
+            return Err(damaged(&path, "its SHA-256 differs from the manifest's"));
+        }
+    }
+    Ok(manifest)
+}
+
+fn sums(manifest: &TemplateManifest) -> [(&'static str, &FileSum); 3] {
+    [
+        (template_file::MEMORY, &manifest.memory_sum),
+        (template_file::STATE, &manifest.state_sum),
+        (template_file::LAYER, &manifest.layer_sum),
+    ]
+}
+
+fn measure(path: &Path, expected: &FileSum) -> Result<(), SnapshotError> {
+    let found = fs::metadata(path).map_err(at("read", path))?.len();
+    if found == expected.bytes {
+        return Ok(());
+    }
+    let what = format!("it has {found} bytes, the manifest says {}", expected.bytes);
+    Err(damaged(path, what))
+}
+
+fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
+    let file = File::open(path).map_err(at("read", path))?;
+    let mut bytes = Vec::new();
+    file.take(limit + 1)
+        .read_to_end(&mut bytes)
+        .map_err(at("read", path))?;
+    if bytes.len() as u64 > limit {
+        return Err(damaged(path, format!("it is longer than {limit} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// The format is read first, from JSON of whatever shape.
+fn read_manifest(dir: &Path) -> Result<TemplateManifest, SnapshotError> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        format: u32,
+    }
+    let path = dir.join(MANIFEST_NAME);
+    let bytes = read_limited(&path, MAX_MANIFEST)?;
+    let bad = |source| SnapshotError::Manifest {
+        path: path.clone(),
+        source,
+    };
+    let found = serde_json::from_slice::<Versioned>(&bytes)
+        .map_err(bad)?
+        .format;
+    if found != TEMPLATE_FORMAT {
+        return Err(SnapshotError::Format { found });
+    }
+    let manifest: TemplateManifest = serde_json::from_slice(&bytes).map_err(bad)?;
+    if manifest.memory > model::MAX_MEMORY || manifest.memory < model::MIN_MEMORY {
+        return Err(damaged(&path, format!("memory of {}", manifest.memory)));
+    }
+    Ok(manifest)
+}
+
+/// A template being written. Dropped before [`Draft::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct Draft {
+    temporary: PathBuf,
+    place: PathBuf,
+    finished: bool,
+}
+
+impl Draft {
+    /// Begins a template that will appear at `place`.
+    ///
+    /// # Errors
+    /// The place is taken, or its parent cannot be written.
+    pub fn begin(place: &Path) -> Result<Self, SnapshotError> {
+        if place.exists() {
+            return Err(SnapshotError::Exists(place.to_owned()));
+        }
+        let name = place.file_name().unwrap_or_default().to_string_lossy();
+        let temporary = place.with_file_name(format!(".{name}.{}", std::process::id()));
+        fs::create_dir(&temporary).map_err(at("create", &temporary))?;
+        Ok(Self {
+            temporary,
+            place: place.to_owned(),
+            finished: false,
+        })
+    }
+
+    /// Path of one of its files.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.temporary.join(name)
+    }
+
+    /// Creates one of its files.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn create(&self, name: &str) -> Result<File, SnapshotError> {
+        let path = self.path(name);
+        File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .map_err(at("create", &path))
+    }
+
+    /// Writes one of its files.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
+        let path = self.path(name);
+        fs::write(&path, bytes).map_err(at("write", &path))
+    }
+
+    /// Writes the manifest and puts the template in its place.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn finish(mut self, manifest: &TemplateManifest) -> Result<(), SnapshotError> {
+        let json =
+            serde_json::to_vec_pretty(manifest).map_err(|source| SnapshotError::Manifest {
+                path: self.path(MANIFEST_NAME),
+                source,
+            })?;
+        self.write(MANIFEST_NAME, &json)?;
+        fs::rename(&self.temporary, &self.place).map_err(at("create", &self.place))?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.finished {
+            // Best effort: the error that led here is the one to report.
+            let _ = fs::remove_dir_all(&self.temporary);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The unsafe steps of the machine: memory slots, the kick, the time-stamp counter, XSAVE state.
+#![expect(
+    unsafe_code,
+    reason = "system calls and CPU instructions without a safe wrapper"
+)]
+
+use std::{
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
+
+use kvm_bindings::{kvm_userspace_memory_region, kvm_xsave};
+use kvm_ioctls::{VcpuFd, VmFd};
+use vm_memory::{GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+
+use crate::watch::KICK_SIGNAL;
+
+/// `kvm_run.immediate_exit` of this process's one vCPU that may have to leave the guest.
+static IMMEDIATE_EXIT: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+
+extern "C" fn kick(_: i32, _: *mut nix::libc::siginfo_t, _: *mut nix::libc::c_void) {
+    let at = IMMEDIATE_EXIT.load(Ordering::Acquire);
+    if !at.is_null() {
+        // SAFETY: needs a pointer valid for a one-byte store. `aim_kick` stored it from the mapping that
+        // the vCPU's descriptor owns, and `VcpuFd` lives until the process exits (the machine is never
+        // dropped before).
+        unsafe { ptr::write_volatile(at, 1) };
+    }
+}
+
+/// Installs the handler that makes [`KICK_SIGNAL`] end a running `KVM_RUN`; before a vCPU is aimed at, the
+/// signal does nothing. SIGALRM, by which [`alarm`] polls, is handled alike.
+pub fn install_kick() -> std::io::Result<()> {
+    for signal in [KICK_SIGNAL, nix::libc::SIGALRM] {
+        // SAFETY: `sigaction` needs a valid structure, and the handler may only do what is safe in a
+        // signal: it loads an atomic and stores a byte. Handler and structure live as long as the program
+        // and the call.
+        let done = unsafe {
+            let mut action: nix::libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = kick as *const () as usize;
+            action.sa_flags = nix::libc::SA_SIGINFO;
+            nix::libc::sigaction(signal, &raw const action, ptr::null_mut())
+        };
+        if done != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Makes the kick end this vCPU's runs.
+pub fn aim_kick(vcpu: &mut VcpuFd) {
+    let at = &raw mut vcpu.get_kvm_run().immediate_exit;
+    IMMEDIATE_EXIT.store(at, Ordering::Release);
+}
+
+/// Kicks every `interval` from now on; zero stops.
+pub fn alarm(interval: std::time::Duration) {
+    let every = nix::libc::timeval {
+        tv_sec: 0,
+        tv_usec: i64::from(interval.subsec_micros()),
+    };
+    let timer = nix::libc::itimerval {
+        it_interval: every,
+        it_value: every,
+    };
+    // SAFETY: needs a pointer to a valid structure for the time of the call; it is a local.
+    // The call cannot fail with these values.
+    unsafe { nix::libc::setitimer(nix::libc::ITIMER_REAL, &raw const timer, ptr::null_mut()) };
+}
+
+/// Time-stamp counter of the host.
+#[must_use]
+pub fn tsc() -> u64 {
+    // SAFETY: `rdtsc` needs a CPU that has it; every x86-64 CPU does, and this program runs on no other.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// Makes a mapping of this process the memory of a VM.
+///
+/// # Errors
+/// KVM's.
+pub fn set_slot(
+    vm: &VmFd,
+    slot: u32,
+    gpa: u64,
+    host: *mut u8,
+    bytes: u64,
+    flags: u32,
+) -> Result<(), kvm_ioctls::Error> {
+    let region = kvm_userspace_memory_region {
+        slot,
+        flags,
+        guest_phys_addr: gpa,
+        memory_size: bytes,
+        userspace_addr: host as u64,
+    };
+    // SAFETY: the VM will read and write these `bytes` at `host` until it is closed. Callers pass a
+    // mapping that the machine owns and never unmaps before the process ends, and no Rust reference into
+    // it is ever formed.
+    unsafe { vm.set_user_memory_region(region) }
+}
+
+/// As [`set_slot`], for a region of guest memory.
+///
+/// # Errors
+/// KVM's.
+pub fn set_ram(vm: &VmFd, region: &GuestRegionMmap<()>) -> Result<(), kvm_ioctls::Error> {
+    let mapping: &MmapRegion<()> = region;
+    set_slot(
+        vm,
+        0,
+        region.start_addr().0,
+        mapping.as_ptr(),
+        region.len(),
+        0,
+    )
+}
+
+/// Loads XSAVE state.
+///
+/// # Errors
+/// KVM's: a header that the CPU refuses.
+pub fn set_xsave(vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
+    // SAFETY: KVM reads as many bytes as the XSAVE area of the guest has. Features beyond the 4096 bytes
+    // of `kvm_xsave` have to be enabled by arch_prctl first, which this program does not do.
+    unsafe { vcpu.set_xsave(xsave) }
+}
+
+/// Copies the given ranges (offset, bytes) of a private mapping ahead of their first store.
+/// `bytes` and offsets are whole pages inside the mapping; the caller has checked them.
+pub fn populate(mapping: &MmapRegion<()>, ranges: impl Iterator<Item = (usize, usize)>) {
+    for (offset, bytes) in ranges {
+        let Some(end) = offset.checked_add(bytes) else {
+            return;
+        };
+        if end > mapping.size() {
+            return;
+        }
+        // SAFETY: needs a range inside a mapping of ours: checked above against its size. The contents do
+        // not change, so nothing that reads them can notice. A failure (memory short) is no error: the
+        // pages are then taken one by one by their faults.
+        unsafe {
+            nix::libc::madvise(
+                mapping.as_ptr().add(offset).cast(),
+                bytes,
+                nix::libc::MADV_POPULATE_WRITE,
+            )
+        };
+    }
+}
