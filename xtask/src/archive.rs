@@ -39,8 +39,8 @@ impl Suite {
 
 /// The suites of this release among apt's sources: the release, its updates and its security fixes.
 pub(crate) fn suites(codename: &str) -> Result<Vec<Suite>> {
-    let format = "$(CREATED_BY)|$(COMPONENT)|$(RELEASE)|$(REPO_URI)";
-    let text = tool::output(Command::new("apt-get").args(["indextargets", "--format", format]))?;
+    // Unlike `indextargets` this also speaks of lists that were never fetched.
+    let text = tool::output(Command::new("apt-get").args(["--print-uris", "update"]))?;
     let suites = parse_suites(&text, codename);
     if suites.is_empty() {
         bail!("apt's sources have no suite {codename}: add the Debian archive to them");
@@ -50,20 +50,23 @@ pub(crate) fn suites(codename: &str) -> Result<Vec<Suite>> {
 
 fn parse_suites(text: &str, codename: &str) -> Vec<Suite> {
     let known = ["", "-updates", "-security"].map(|ending| format!("{codename}{ending}"));
-    text.lines()
-        .filter_map(|line| {
-            let [kind, component, release, uri] = line.split('|').collect::<Vec<_>>()[..] else {
-                return None;
-            };
-            let ours =
-                kind == "Packages" && component == "main" && known.iter().any(|k| k == release);
-            let uri = ours.then(|| plain_uri(uri))?;
-            uri.filter(|uri| uri.contains("debian")).map(|uri| Suite {
-                uri,
-                release: release.to_owned(),
-            })
+    let suite = |line: &str| {
+        let (index, _) = line.strip_prefix('\'')?.split_once('\'')?;
+        let (list, _) = index.split_once("/main/binary-amd64/Packages")?;
+        let (uri, release) = list.rsplit_once("/dists/")?;
+        let uri = plain_uri(uri).filter(|uri| is_debian(uri))?;
+        known.iter().any(|k| k == release).then(|| Suite {
+            uri: format!("{uri}/"),
+            release: release.to_owned(),
         })
-        .collect()
+    };
+    text.lines().filter_map(suite).collect()
+}
+
+/// Whether an address is Debian's archive or a mirror of it. Others publish for the same release.
+fn is_debian(uri: &str) -> bool {
+    let ending = uri.rsplit('/').next().unwrap_or_default();
+    ["debian", "debian-security"].contains(&ending) || uri.ends_with(".debian.org")
 }
 
 /// The address behind a source. Debian's cloud images name a local list of mirrors, which a guest does not
@@ -72,12 +75,11 @@ fn plain_uri(uri: &str) -> Option<String> {
     if uri.starts_with("http://") || uri.starts_with("https://") {
         return Some(uri.to_owned());
     }
-    let list = uri.strip_prefix("mirror+file:")?.trim_end_matches('/');
-    let list = fs::read_to_string(format!("/{}", list.trim_start_matches('/'))).ok()?;
+    let list = fs::read_to_string(uri.strip_prefix("mirror+file:")?).ok()?;
     let first = list
         .split_whitespace()
         .find(|word| word.starts_with("http"))?;
-    Some(format!("{}/", first.trim_end_matches('/')))
+    Some(first.trim_end_matches('/').to_owned())
 }
 
 /// Asks the archive for one small signed file, the way apt would. `what` names what is wanted from it.
@@ -219,11 +221,14 @@ mod tests {
 
     #[test]
     fn only_the_release_and_its_fixes_are_taken() {
-        let text = "Packages|main|bookworm|http://deb.debian.org/debian/\n\
-                    DEP-11|main|bookworm|http://deb.debian.org/debian/\n\
-                    Packages|main|nodistro|https://example.org/node/\n\
-                    Packages|stable|bookworm|https://example.org/debian/\n\
-                    Packages|main|bookworm-security|http://deb.debian.org/debian-security/\n";
+        let text = "'http://deb.debian.org/debian/dists/bookworm/InRelease' x 0\n\
+                    'http://deb.debian.org/debian/dists/bookworm/main/binary-amd64/Packages.xz' x 0\n\
+                    'http://deb.debian.org/debian/dists/bookworm/main/binary-all/Packages.xz' x 0\n\
+                    'http://deb.debian.org/debian/dists/bookworm/contrib/binary-amd64/Packages.xz' x 0\n\
+                    'https://a.org/debian/12/prod/dists/bookworm/main/binary-amd64/Packages.xz' x 0\n\
+                    'https://b.org/dists/nodistro/main/binary-amd64/Packages.xz' x 0\n\
+                    'https://c.org/linux/debian/dists/bookworm/stable/binary-amd64/Packages' x 0\n\
+                    'http://security.debian.org/dists/bookworm-security/main/binary-amd64/Packages.xz' x\n";
         let suites = parse_suites(text, "bookworm");
         let releases: Vec<_> = suites.iter().map(|s| s.release.as_str()).collect();
         assert_eq!(releases, ["bookworm", "bookworm-security"]);
@@ -241,13 +246,13 @@ mod tests {
             b"https://deb.debian.org/debian\thttps://b/debian\n",
         )
         .unwrap();
-        let uri = format!("mirror+file:{}/", list.path().display());
+        let uri = format!("mirror+file:{}", list.path().display());
         assert_eq!(
             plain_uri(&uri).as_deref(),
-            Some("https://deb.debian.org/debian/")
+            Some("https://deb.debian.org/debian")
         );
-        assert_eq!(plain_uri("mirror+file:/no/such/list/"), None);
-        assert_eq!(plain_uri("cdrom:[Debian]/"), None);
+        assert_eq!(plain_uri("mirror+file:/no/such/list"), None);
+        assert_eq!(plain_uri("cdrom:[Debian]"), None);
     }
 
     #[test]
