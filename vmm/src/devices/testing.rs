@@ -256,6 +256,11 @@ impl DriverQueue {
         self.free.len()
     }
 
+    /// The descriptors of an offered chain.
+    pub(super) fn chain(&self, head: u16) -> &[u16] {
+        &self.chains[usize::from(head)]
+    }
+
     /// Offers a chain; its head.
     pub(super) fn add(&mut self, ram: &Ram, pieces: &[Piece]) -> u16 {
         let ids: Vec<u16> = pieces.iter().map(|_| self.free.pop().unwrap()).collect();

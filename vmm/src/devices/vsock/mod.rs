@@ -486,11 +486,16 @@ impl VirtioDevice for Vsock {
     }
 
     fn reset(&mut self, watch: &mut Watch) {
-        let tokens: Vec<u64> = self.streams.keys().copied().collect();
-        tokens
+        let known = self
+            .streams
+            .iter()
+            .filter(|(_, stream)| stream.known_to_guest());
+        let known: Vec<u64> = known.map(|(token, _)| *token).collect();
+        known
             .into_iter()
             .for_each(|token| self.remove(token, watch));
-        self.turns.clear();
+        // Who asked before the driver was there still waits for it.
+        self.turns.retain(|turn| matches!(turn, Turn::Stream(_)));
         self.resets = 0;
     }
 
