@@ -1,16 +1,29 @@
 //! Command line: what each command does, and how each error ends the program.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use harness::{
     artifacts,
+    compare::{self, CompareError, Side},
     event::chain,
     exit::End,
+    host::{
+        facts,
+        grade::{self, Grade, NoiseLevel},
+    },
     leftovers::RUN_ROOT,
-    plan,
+    noise, plan,
     record::{self, RecordError},
-    report::{View, document::Document, terminal},
+    report::{
+        self, View,
+        doctor::{self, Diagnosis},
+        document::Document,
+        junit, terminal,
+    },
     scenario::{self, ScenarioError},
     session::{self, SessionError, Settings},
     stats::fold,
@@ -55,7 +68,26 @@ enum Command {
         #[arg(long)]
         seed: Option<u64>,
         #[arg(long, value_enum, default_value_t)]
-        format: Format,
+        format: PlainFormat,
+    },
+    /// Is the second recorded run slower than the first?
+    Compare {
+        /// Results of the run to compare with
+        a: PathBuf,
+        /// Results of the run in question
+        b: PathBuf,
+        /// Slower by more than so many percent fails
+        #[arg(long, default_value_t = 10.0)]
+        margin: f64,
+        #[arg(long, value_enum, default_value_t)]
+        format: PlainFormat,
+    },
+    /// Say what this host is and what its numbers are worth
+    Doctor {
+        #[command(flatten)]
+        places: Places,
+        #[arg(long, value_enum, default_value_t)]
+        format: PlainFormat,
     },
     /// Remove what killed runs left: VMM processes and directories below /run/cube
     Sweep,
@@ -78,6 +110,17 @@ enum Format {
     Human,
     /// One document, described in docs/report-format.md
     Json,
+    /// For CI systems
+    Junit,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum PlainFormat {
+    /// For a terminal
+    #[default]
+    Human,
+    /// One document
+    Json,
 }
 
 /// Why a command ends early, by how it ends.
@@ -89,6 +132,8 @@ enum CommandError {
     Session(#[from] SessionError),
     #[error(transparent)]
     Record(#[from] RecordError),
+    #[error(transparent)]
+    Compare(#[from] CompareError),
     #[error("{0} holds no run")]
     NoRun(PathBuf),
 }
@@ -96,7 +141,7 @@ enum CommandError {
 impl CommandError {
     fn end(&self) -> End {
         match self {
-            Self::Scenario(_) | Self::Record(_) | Self::NoRun(_) => End::Usage,
+            Self::Scenario(_) | Self::Record(_) | Self::Compare(_) | Self::NoRun(_) => End::Usage,
             Self::Session(error) => match error {
                 SessionError::Artifact(_) => End::TargetUnreachable,
                 SessionError::Kvm(_) | SessionError::Io { .. } => End::UnsuitableHost,
@@ -144,6 +189,13 @@ impl Command {
                 seed,
                 format,
             } => print_plan(&scenario, seed, format),
+            Self::Compare {
+                a,
+                b,
+                margin,
+                format,
+            } => compare_runs(&a, &b, margin / 100.0, format),
+            Self::Doctor { places, format } => Ok(doctor(&places, format)),
             Self::Sweep => {
                 session::sweep(Path::new(RUN_ROOT))?;
                 Ok(End::Pass)
@@ -177,20 +229,75 @@ fn report(dir: &Path, format: Format) -> Result<End, CommandError> {
     let facts = session::read_environment(dir)?;
     let summary = fold::fold(&events);
     let view = View::new(&summary, &facts).ok_or_else(|| CommandError::NoRun(dir.to_owned()))?;
+    for (name, text) in report::files(&view) {
+        let path = dir.join(name);
+        std::fs::write(&path, text).map_err(|source| SessionError::Io { path, source })?;
+    }
     match format {
         Format::Human => print!("{}", terminal::render(&view)),
         Format::Json => print!("{}", Document::new(&view).render()),
+        Format::Junit => print!("{}", junit::render(&view)),
     }
     Ok(view.end())
 }
 
-fn print_plan(path: &Path, seed: Option<u64>, format: Format) -> Result<End, CommandError> {
+fn print_plan(path: &Path, seed: Option<u64>, format: PlainFormat) -> Result<End, CommandError> {
     let mut scenario = scenario::load(path)?;
     scenario.seed = seed.unwrap_or(scenario.seed);
     let plan = plan::build(&scenario);
     match format {
-        Format::Json => println!("{}", serde_json::to_string(&plan).unwrap_or_default()),
-        Format::Human => print!("{}", plan.describe()),
+        PlainFormat::Json => print_json(&plan),
+        PlainFormat::Human => print!("{}", plan.describe()),
     }
     Ok(End::Pass)
+}
+
+fn compare_runs(a: &Path, b: &Path, margin: f64, format: PlainFormat) -> Result<End, CommandError> {
+    let (a_events, b_events) = (record::read(a)?, record::read(b)?);
+    let (a_facts, b_facts) = (session::read_environment(a)?, session::read_environment(b)?);
+    let (a_summary, b_summary) = (fold::fold(&a_events), fold::fold(&b_events));
+    let comparison = compare::compare(
+        Side {
+            summary: &a_summary,
+            facts: &a_facts,
+        },
+        Side {
+            summary: &b_summary,
+            facts: &b_facts,
+        },
+        margin,
+    )?;
+    match format {
+        PlainFormat::Human => print!("{}", comparison.render()),
+        PlainFormat::Json => print_json(&comparison),
+    }
+    Ok(comparison.end())
+}
+
+fn doctor(places: &Places, format: PlainFormat) -> End {
+    let vmm = places.vmm.clone().unwrap_or_else(artifacts::default_vmm);
+    let noise = NoiseLevel::of(&[noise::look(Duration::from_secs(1))]);
+    let facts = facts::read(&vmm);
+    let diagnosis = Diagnosis {
+        format: doctor::FORMAT,
+        graded: grade::grade(&facts, noise),
+        noise,
+        facts,
+    };
+    match format {
+        PlainFormat::Human => print!("{}", diagnosis.render()),
+        PlainFormat::Json => print_json(&diagnosis),
+    }
+    match diagnosis.graded.grade {
+        Grade::Publishable | Grade::Indicative => End::Pass,
+        Grade::Unfit => End::UnsuitableHost,
+    }
+}
+
+fn print_json(document: &impl serde::Serialize) {
+    // Documents are plain values, so that this cannot fail.
+    println!(
+        "{}",
+        serde_json::to_string_pretty(document).unwrap_or_default()
+    );
 }

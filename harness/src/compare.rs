@@ -1,1 +1,254 @@
-//! Comparing two recorded runs.
+//! Two recorded runs of one scenario: is B slower than A?
+//!
+//! The runs were not interleaved, so a drift of the host between them is not in the p values; runs of
+//! different hosts or scenarios are refused.
+
+use std::fmt::Write;
+
+use model::StartPhase;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    event::Attempt,
+    exit::End,
+    gate::Verdict,
+    host::facts::HostFacts,
+    scenario::Quantile,
+    stats::{
+        fold::Summary,
+        permutation::{self, Difference},
+        quantile::INFINITE,
+    },
+};
+
+/// Format of the JSON document.
+pub const FORMAT: u32 = 1;
+/// A discovery is below this after correction.
+const LEVEL: f64 = 0.05;
+
+/// One side of a comparison.
+#[derive(Clone, Copy, Debug)]
+pub struct Side<'a> {
+    /// Folded events.
+    pub summary: &'a Summary,
+    /// Where it ran.
+    pub facts: &'a HostFacts,
+}
+
+/// The result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Name of the scenario.
+    pub scenario: String,
+    /// Slower by more than this share counts.
+    pub margin: f64,
+    /// One line for each quantile that both sides have samples for.
+    pub metrics: Vec<MetricComparison>,
+}
+
+/// One quantile.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MetricComparison {
+    /// `first_exec.p95`.
+    pub metric: String,
+    /// First run.
+    pub a_ms: f64,
+    /// Second run.
+    pub b_ms: f64,
+    /// Samples of the first run.
+    pub a_n: usize,
+    /// Samples of the second run.
+    pub b_n: usize,
+    /// p value of the permutation test, corrected for all metrics after Benjamini and Hochberg.
+    pub p_adjusted: f64,
+    /// The least difference that the test finds 8 times in 10.
+    pub detectable_ms: f64,
+    /// See [`Verdict`].
+    pub verdict: Verdict,
+}
+
+/// Why two runs cannot be compared.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum CompareError {
+    /// A run without a start.
+    #[error("one of the directories holds no run")]
+    NoRun,
+    /// Two scenarios.
+    #[error("the runs are of different scenarios or of different versions of {0}")]
+    Scenario(String),
+    /// Two hosts.
+    #[error("the runs are of different hosts: {what} is {a} and {b}")]
+    Host {
+        /// What differs.
+        what: &'static str,
+        /// In the first run.
+        a: String,
+        /// In the second run.
+        b: String,
+    },
+}
+
+/// Compares the replied and first-exec quantiles of two runs. `margin` is a share, 0.1 for 10 %.
+///
+/// # Errors
+/// The runs are not of one scenario on one kind of host.
+pub fn compare(a: Side<'_>, b: Side<'_>, margin: f64) -> Result<Comparison, CompareError> {
+    let (a_started, b_started) = match (&a.summary.started, &b.summary.started) {
+        (Some(a), Some(b)) => (a, b),
+        _ => return Err(CompareError::NoRun),
+    };
+    let scenario = a_started.scenario.name.clone();
+    if a_started.scenario != b_started.scenario {
+        return Err(CompareError::Scenario(scenario));
+    }
+    same_host(a.facts, b.facts)?;
+    let tested: Vec<(String, usize, usize, Difference)> =
+        [StartPhase::Replied, StartPhase::FirstExec]
+            .into_iter()
+            .flat_map(|phase| [Quantile::P50, Quantile::P95, Quantile::P99].map(|q| (phase, q)))
+            .filter_map(|(phase, q)| test(a.summary, b.summary, phase, q, a_started.scenario.seed))
+            .collect();
+    let p: Vec<f64> = tested.iter().map(|(.., difference)| difference.p).collect();
+    let metrics = tested
+        .into_iter()
+        .zip(permutation::benjamini_hochberg(&p))
+        .map(|((metric, a_n, b_n, d), p_adjusted)| MetricComparison {
+            metric,
+            a_ms: d.a as f64 / 1e6,
+            b_ms: d.b as f64 / 1e6,
+            a_n,
+            b_n,
+            p_adjusted,
+            detectable_ms: d.detectable_ns / 1e6,
+            verdict: verdict(&d, p_adjusted, margin),
+        })
+        .collect();
+    Ok(Comparison {
+        format: FORMAT,
+        scenario,
+        margin,
+        metrics,
+    })
+}
+
+fn same_host(a: &HostFacts, b: &HostFacts) -> Result<(), CompareError> {
+    let pairs = [
+        ("the CPU", &a.cpu_model, &b.cpu_model),
+        ("the kernel", &a.kernel, &b.kernel),
+    ];
+    for (what, a, b) in pairs {
+        if a != b {
+            let text = |t: &Option<String>| t.clone().unwrap_or_else(|| "unknown".to_owned());
+            return Err(CompareError::Host {
+                what,
+                a: text(a),
+                b: text(b),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn test(
+    a: &Summary,
+    b: &Summary,
+    phase: StartPhase,
+    quantile: Quantile,
+    seed: u64,
+) -> Option<(String, usize, usize, Difference)> {
+    let needs = quantile.needs();
+    if a.clones.len() < needs || b.clones.len() < needs {
+        return None;
+    }
+    let (a_blocks, b_blocks) = (blocks(&a.clones, phase), blocks(&b.clones, phase));
+    let difference = permutation::compare(&a_blocks, &b_blocks, quantile.permille(), seed)?;
+    let name = format!("{}.{}", phase.name(), quantile.name());
+    Some((name, a.clones.len(), b.clones.len(), difference))
+}
+
+/// Latencies by round, or each alone where there is one round only.
+fn blocks(attempts: &[Attempt], phase: StartPhase) -> Vec<Vec<u64>> {
+    let mut rounds = std::collections::BTreeMap::<u32, Vec<u64>>::new();
+    for attempt in attempts {
+        let latency = attempt.latency_ns(phase).unwrap_or(INFINITE);
+        rounds.entry(attempt.round).or_default().push(latency);
+    }
+    if rounds.len() == 1 {
+        return rounds.into_values().flatten().map(|ns| vec![ns]).collect();
+    }
+    rounds.into_values().collect()
+}
+
+/// Pass needs a test that would have seen a difference of the margin.
+fn verdict(d: &Difference, p_adjusted: f64, margin: f64) -> Verdict {
+    let allowed = d.a as f64 * margin;
+    let slower = d.b as f64 - d.a as f64;
+    if p_adjusted < LEVEL {
+        return if slower > allowed {
+            Verdict::Fail
+        } else {
+            Verdict::Pass
+        };
+    }
+    if d.detectable_ns <= allowed {
+        Verdict::Pass
+    } else {
+        Verdict::Inconclusive
+    }
+}
+
+impl Comparison {
+    /// How the command ends.
+    #[must_use]
+    pub fn end(&self) -> End {
+        let any = |verdict| self.metrics.iter().any(|m| m.verdict == verdict);
+        if any(Verdict::Fail) {
+            End::GateFailed
+        } else if any(Verdict::Inconclusive) || self.metrics.is_empty() {
+            End::Inconclusive
+        } else {
+            End::Pass
+        }
+    }
+
+    /// For a terminal.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let mut out = format!(
+            "{}: B against A, slower by more than {:.0} % fails\n\n{:<18}{:>11}{:>11}{:>9}{:>9}{:>13}  verdict\n",
+            self.scenario,
+            self.margin * 100.0,
+            "",
+            "A ms",
+            "B ms",
+            "change",
+            "p",
+            "detectable",
+        );
+        for m in &self.metrics {
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                out,
+                "{:<18}{:>11.2}{:>11.2}{:>8.1}%{:>9.4}{:>10.2} ms  {} (n = {}, {})",
+                m.metric,
+                m.a_ms,
+                m.b_ms,
+                (m.b_ms / m.a_ms - 1.0) * 100.0,
+                m.p_adjusted,
+                m.detectable_ms,
+                m.verdict.name(),
+                m.a_n,
+                m.b_n,
+            );
+        }
+        if self.metrics.is_empty() {
+            out.push_str("neither run has samples enough for any quantile\n");
+        }
+        out.push_str(
+            "\nThe runs were not interleaved: what the host did in between is not in p.\n",
+        );
+        out
+    }
+}

@@ -31,17 +31,29 @@ pub fn watch(stop: &AtomicBool, events: &Sender<RunEvent>) {
     while !stop.load(Ordering::Relaxed) {
         clock::sleep_until(clock::monotonic_ns() + clock::nanoseconds(PERIOD));
         let now = ticks();
-        let sample = NoiseSample {
-            at_ns: clock::monotonic_ns(),
-            steal_share: share(last, now, |t| t.steal),
-            busy_share: share(last, now, |t| t.all - t.idle),
-            load_1min: load_1min(),
-            available_bytes: memory::available_bytes(),
-        };
+        let sample = sample(last, now);
         last = now;
         if events.send(RunEvent::Noise(sample)).is_err() {
             return;
         }
+    }
+}
+
+/// One sample over `period`, for a look at a host that runs nothing.
+#[must_use]
+pub fn look(period: Duration) -> NoiseSample {
+    let before = ticks();
+    clock::sleep_until(clock::monotonic_ns() + clock::nanoseconds(period));
+    sample(before, ticks())
+}
+
+fn sample(last: Option<Ticks>, now: Option<Ticks>) -> NoiseSample {
+    NoiseSample {
+        at_ns: clock::monotonic_ns(),
+        steal_share: share(last, now, |t| t.steal),
+        busy_share: share(last, now, |t| t.all - t.idle),
+        load_1min: load_1min(),
+        available_bytes: memory::available_bytes(),
     }
 }
 

@@ -1,6 +1,11 @@
 //! Reports: pure functions of a summary, the host's facts and the judged gates.
 
+pub mod doctor;
 pub mod document;
+pub mod html;
+pub mod junit;
+pub mod markdown;
+mod plot;
 pub mod terminal;
 
 use crate::{
@@ -31,6 +36,17 @@ pub struct View<'a> {
     pub graded: Graded,
     /// In the scenario's order.
     pub gates: Vec<GateResult>,
+}
+
+/// Files that every run leaves beside its events, with what they hold.
+#[must_use]
+pub fn files(view: &View<'_>) -> [(&'static str, String); 4] {
+    [
+        ("report.json", document::Document::new(view).render()),
+        ("report.md", markdown::render(view)),
+        ("report.html", html::render(view)),
+        ("report.xml", junit::render(view)),
+    ]
 }
 
 impl<'a> View<'a> {

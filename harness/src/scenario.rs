@@ -270,6 +270,10 @@ mod tests {
         let mut n = 0;
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
+            if path.ends_with("defaults.toml") {
+                // As a file it would say keys of several arrival kinds at once.
+                continue;
+            }
             load(&path).unwrap_or_else(|e| panic!("{}: {e:?}", path.display()));
             n += 1;
         }

@@ -72,7 +72,8 @@ pub fn benjamini_hochberg(p: &[f64]) -> Vec<f64> {
     for (from_largest, index) in order.into_iter().enumerate() {
         let rank = (p.len() - from_largest) as f64;
         least = least.min(p[index] * p.len() as f64 / rank);
-        adjusted[index] = least;
+        // Rounding must not make a p value smaller.
+        adjusted[index] = least.max(p[index]);
     }
     adjusted
 }

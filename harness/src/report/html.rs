@@ -1,0 +1,231 @@
+//! One page with everything in it: no script, no other file, light and dark.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::{
+    View,
+    document::{Document, PhaseDocument},
+    plot,
+    terminal::{mb, number},
+};
+use crate::scenario::Quantile;
+
+const STYLE: &str = include_str!("html.css");
+
+/// Renders the page.
+#[must_use]
+pub fn render(view: &View<'_>) -> String {
+    let d = Document::new(view);
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (d.scenario) " – cube-bench" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                (head(view, &d))
+                (gates(view))
+                section { h2 { "Latency" } (latency(view, &d)) }
+                section { h2 { "Share of starts done" } (plot::cdf::draw(view)) }
+                section { h2 { "Where the time goes" } (plot::ladder::draw(view)) }
+                section { h2 { "A typical round" } (plot::timeline::draw(view)) }
+                @if d.memory.is_some() {
+                    section { h2 { "Memory of N clones" } (plot::memory::draw(view)) (ledger(&d)) }
+                }
+                (failures(view))
+                (host(view, &d))
+            }
+        }
+    };
+    page.into_string()
+}
+
+fn head(view: &View<'_>, d: &Document) -> Markup {
+    html! {
+        header {
+            h1 { (d.scenario) }
+            p { (view.scenario.description) }
+            p.facts {
+                span { "n = " (d.n) }
+                span.{ "grade " (d.host.grade) } { "host graded " (d.host.grade) }
+                span { "platform " (d.host.platform.as_deref().unwrap_or("unknown")) }
+                span { (d.host.cores) " cores" }
+                @if d.ended != "complete" { span.fail { "ended early: " (d.ended) } }
+            }
+        }
+        section.tiles {
+            (tile("first exec P50", d.phases.get("first_exec").and_then(|p| p.p50_ms), "ms"))
+            (tile("first exec P95", d.phases.get("first_exec").and_then(|p| p.p95_ms), "ms"))
+            (tile("first exec P99", d.phases.get("first_exec").and_then(|p| p.p99_ms), "ms"))
+            (tile("starts", d.starts_per_s, "a second"))
+            @if let Some(memory) = &d.memory {
+                (tile("one more clone", memory.slope_bytes_per_clone.map(|b| b / 1e6), "MB"))
+            }
+        }
+    }
+}
+
+fn tile(name: &str, value: Option<f64>, unit: &str) -> Markup {
+    html! {
+        div {
+            small { (name) }
+            strong { @match value { Some(v) => (format!("{v:.1}")), None => "n/a" } }
+            @if value.is_some() { " " (unit) }
+        }
+    }
+}
+
+fn gates(view: &View<'_>) -> Markup {
+    html! {
+        @if !view.gates.is_empty() {
+            section {
+                h2 { "Gates" }
+                table {
+                    thead { tr { th { "verdict" } th { "gate" } th.n { "measured" } th.n { "limit" } th.n { "n" } th { "why" } } }
+                    tbody {
+                        @for gate in &view.gates {
+                            tr {
+                                td.(gate.verdict.name()) { (gate.verdict.name()) }
+                                td { (gate.name) br; code { (gate.metric) } }
+                                td.n { (gate.measured.map_or("n/a".to_owned(), number)) " " (gate.unit) }
+                                td.n { (number(gate.limit)) " " (gate.unit) }
+                                td.n { (gate.n) }
+                                td { (gate.reason) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn latency(view: &View<'_>, d: &Document) -> Markup {
+    let ladder = view
+        .summary
+        .phases()
+        .into_iter()
+        .filter_map(|(phase, _)| Some((phase.name(), d.phases.get(phase.name())?)));
+    let others = [
+        ("host process", &d.baseline),
+        ("cold first_exec", &d.cold),
+        ("asked again", &d.after_hold),
+    ]
+    .into_iter()
+    .filter_map(|(name, row)| Some((name, row.as_ref()?)));
+    html! {
+        table {
+            thead { tr { th { "ms from the intended start" } th.n { "n" } th.n { "P50" } th.n { "P95" } th.n { "P99" } th.n { "max" } th.n { "P95, 95 % interval" } } }
+            tbody {
+                @for (name, p) in ladder.chain(others) {
+                    tr {
+                        td { (name) }
+                        td.n { (p.n) }
+                        td.n { (cell(p, p.p50_ms, Quantile::P50)) }
+                        td.n { (cell(p, p.p95_ms, Quantile::P95)) }
+                        td.n { (cell(p, p.p99_ms, Quantile::P99)) }
+                        td.n { (cell(p, p.max_ms, Quantile::Max)) }
+                        td.n { @if let Some([low, high]) = p.p95_ci95_ms { (format!("{low:.2} – {high:.2}")) } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A quantile as people read it.
+pub(super) fn cell(p: &PhaseDocument, ms: Option<f64>, quantile: Quantile) -> String {
+    match ms {
+        Some(ms) => format!("{ms:.2}"),
+        None if p.n >= quantile.needs() => "failed".to_owned(),
+        None => format!("n/a (n = {})", p.n),
+    }
+}
+
+fn ledger(d: &Document) -> Markup {
+    html! {
+        @if let Some(memory) = &d.memory {
+            p {
+                "One more clone costs " strong { (mb(memory.slope_bytes_per_clone)) }
+                @if let Some([low, high]) = memory.slope_ci95 {
+                    " (95 % " (mb(Some(low))) " to " (mb(Some(high))) ")"
+                }
+                ". Up to the residue, the lines below add up to it."
+            }
+            table {
+                tbody {
+                    @for (name, bytes) in memory.ledger.parts() {
+                        tr { td { (name) } td.n { (mb(bytes)) } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn failures(view: &View<'_>) -> Markup {
+    let counts = view.summary.failures();
+    let examples = view.summary.failure_examples();
+    html! {
+        @if !examples.is_empty() {
+            section {
+                h2 { "Failures" }
+                table {
+                    thead { tr { th { "cause" } th.n { "measured starts" } th { "first message" } } }
+                    tbody {
+                        @for (cause, message) in examples {
+                            tr {
+                                td.fail { (cause.name()) }
+                                td.n { (counts.get(&cause).copied().unwrap_or(0)) }
+                                td { (message) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn host(view: &View<'_>, d: &Document) -> Markup {
+    let facts = view.facts;
+    let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".to_owned());
+    let rows = [
+        ("CPU", or_unknown(&facts.cpu_model)),
+        ("kernel", or_unknown(&facts.kernel)),
+        ("probe", facts.probe.why.clone()),
+        ("clock source", or_unknown(&facts.clock_source)),
+        (
+            "transparent huge pages",
+            or_unknown(&facts.transparent_huge_pages),
+        ),
+        (
+            "stolen CPU time",
+            d.host
+                .steal_share
+                .map_or("unknown".to_owned(), |s| format!("{:.2} %", s * 100.0)),
+        ),
+        ("commit", or_unknown(&facts.commit)),
+        (
+            "page cache",
+            facts
+                .template
+                .as_ref()
+                .map_or(String::new(), |t| t.page_cache.clone()),
+        ),
+    ];
+    html! {
+        section {
+            h2 { "Host" }
+            @if !d.host.grade_reasons.is_empty() {
+                p { "Graded " (d.host.grade) " because:" }
+                ul { @for reason in &d.host.grade_reasons { li { (reason) } } }
+            }
+            table { tbody { @for (name, value) in rows { tr { td { (name) } td { (value) } } } } }
+            p { "Run again: " code { (view.reproduce) } }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The report for CI systems: one test case for each gate. Inconclusive is an error, not a failure, and
+//! never a pass.
+
+use std::fmt::Write;
+
+use super::View;
+use crate::gate::Verdict;
+
+/// Renders the report.
+#[must_use]
+pub fn render(view: &View<'_>) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write(&mut out, view);
+    out
+}
+
+fn write(out: &mut String, view: &View<'_>) -> std::fmt::Result {
+    let count = |verdict| view.gates.iter().filter(|g| g.verdict == verdict).count();
+    let suite = escape(&view.scenario.name);
+    writeln!(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>")?;
+    writeln!(
+        out,
+        "<testsuites><testsuite name=\"{suite}\" tests=\"{}\" failures=\"{}\" errors=\"{}\">",
+        view.gates.len(),
+        count(Verdict::Fail),
+        count(Verdict::Inconclusive),
+    )?;
+    for gate in &view.gates {
+        writeln!(
+            out,
+            "  <testcase classname=\"{suite}\" name=\"{}\">",
+            escape(&gate.name)
+        )?;
+        let text = escape(&format!("{}; run again: {}", gate.reason, view.reproduce));
+        match gate.verdict {
+            Verdict::Pass => {}
+            Verdict::Fail => writeln!(out, "    <failure message=\"{text}\"/>")?,
+            Verdict::Inconclusive => {
+                writeln!(out, "    <error type=\"inconclusive\" message=\"{text}\"/>")?
+            }
+        }
+        writeln!(out, "  </testcase>")?;
+    }
+    writeln!(out, "</testsuite></testsuites>")
+}
+
+/// For attribute values; control characters that XML cannot hold become blanks.
+fn escape(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            '&' => "&amp;".to_owned(),
+            '<' => "&lt;".to_owned(),
+            '>' => "&gt;".to_owned(),
+            '"' => "&quot;".to_owned(),
+            c if c.is_control() => " ".to_owned(),
+            c => c.to_string(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_text_stays_text() {
+        assert_eq!(escape("<a b=\"&\">\u{1}"), "&lt;a b=&quot;&amp;&quot;&gt; ");
+    }
+}

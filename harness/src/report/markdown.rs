@@ -1,0 +1,106 @@
+//! The report for an issue or a pull request.
+
+use std::fmt::Write;
+
+use super::{
+    View,
+    document::{Document, PhaseDocument},
+    html::cell,
+    terminal::{mb, number},
+};
+use crate::scenario::Quantile;
+
+/// Renders the report.
+#[must_use]
+pub fn render(view: &View<'_>) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write(&mut out, view, &Document::new(view));
+    out
+}
+
+fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
+    writeln!(out, "# {}\n\n{}\n", d.scenario, view.scenario.description)?;
+    writeln!(
+        out,
+        "n = {}, host graded **{}**, platform {}, {} cores, {}, Linux {}.",
+        d.n,
+        d.host.grade,
+        d.host.platform.as_deref().unwrap_or("unknown"),
+        d.host.cores,
+        d.host.cpu_model.as_deref().unwrap_or("unknown CPU"),
+        d.host.kernel.as_deref().unwrap_or("unknown"),
+    )?;
+    for reason in &d.host.grade_reasons {
+        writeln!(out, "- {reason}")?;
+    }
+    writeln!(
+        out,
+        "\n| ms from the intended start | n | P50 | P95 | P99 | max |"
+    )?;
+    writeln!(out, "|---|--:|--:|--:|--:|--:|")?;
+    for (phase, _) in view.summary.phases() {
+        if let Some(p) = d.phases.get(phase.name()) {
+            line(out, phase.name(), p)?;
+        }
+    }
+    for (name, row) in [
+        ("host process", &d.baseline),
+        ("cold first_exec", &d.cold),
+        ("asked again", &d.after_hold),
+    ] {
+        if let Some(p) = row {
+            line(out, name, p)?;
+        }
+    }
+    memory(out, d)?;
+    gates(out, view)?;
+    writeln!(out, "\nRun again: `{}`", view.reproduce)
+}
+
+fn line(out: &mut String, name: &str, p: &PhaseDocument) -> std::fmt::Result {
+    writeln!(
+        out,
+        "| {name} | {} | {} | {} | {} | {} |",
+        p.n,
+        cell(p, p.p50_ms, Quantile::P50),
+        cell(p, p.p95_ms, Quantile::P95),
+        cell(p, p.p99_ms, Quantile::P99),
+        cell(p, p.max_ms, Quantile::Max),
+    )
+}
+
+fn memory(out: &mut String, d: &Document) -> std::fmt::Result {
+    let Some(memory) = &d.memory else {
+        return Ok(());
+    };
+    let slope = mb(memory.slope_bytes_per_clone);
+    writeln!(out, "\n| memory of one more clone | {slope} |\n|---|--:|")?;
+    for (name, bytes) in memory.ledger.parts() {
+        writeln!(out, "| {name} | {} |", mb(bytes))?;
+    }
+    Ok(())
+}
+
+fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
+    if view.gates.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n| gate | verdict | measured | limit | n | why |")?;
+    writeln!(out, "|---|---|--:|--:|--:|---|")?;
+    for gate in &view.gates {
+        writeln!(
+            out,
+            "| {} (`{}`) | **{}** | {} {unit} | {} {unit} | {} | {} |",
+            gate.name,
+            gate.metric,
+            gate.verdict.name(),
+            gate.measured.map_or("n/a".to_owned(), number),
+            number(gate.limit),
+            gate.n,
+            gate.reason,
+            unit = gate.unit,
+        )?;
+    }
+    Ok(())
+}

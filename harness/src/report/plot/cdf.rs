@@ -1,0 +1,101 @@
+//! Share of starts that were done after so many milliseconds.
+
+use maud::{Markup, html};
+use model::StartPhase;
+
+use super::{Frame, legend, phase_colour, place};
+use crate::{
+    report::View,
+    scenario::{Limit, Metric},
+    stats::quantile::Samples,
+};
+
+/// Points of one curve; more would only make the file larger.
+const POINTS: usize = 400;
+
+struct Curve {
+    name: String,
+    colour: String,
+    samples: Samples,
+}
+
+/// Curves of `replied`, `first_exec` and the baseline, with the time gates as lines.
+pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
+    let curves = curves(view);
+    let longest = curves
+        .iter()
+        .filter_map(|c| c.samples.finite().last())
+        .max()
+        .copied()
+        .unwrap_or(0);
+    let limits: Vec<f64> = limits_ms(view);
+    let x_max = limits.iter().copied().fold(longest as f64 / 1e6, f64::max) * 1.02;
+    let frame = Frame::new(320.0, x_max, 100.0);
+    let entries: Vec<(String, String)> = curves
+        .iter()
+        .map(|c| {
+            (
+                format!("{} (n = {})", c.name, c.samples.n()),
+                c.colour.clone(),
+            )
+        })
+        .collect();
+    let content = html! {
+        @for limit in limits {
+            @let x = place(frame.x(limit));
+            line class="limit" x1=(x) x2=(x) y1=(place(frame.y(100.0))) y2=(place(frame.y(0.0)));
+        }
+        @for curve in &curves {
+            path class="curve" style={ "stroke:" (curve.colour) } d=(path(&frame, &curve.samples));
+        }
+    };
+    html! {
+        (frame.svg("cumulative distribution of latencies", "ms from the intended start", "% of starts", &content))
+        (legend(&entries))
+    }
+}
+
+fn curves(view: &View<'_>) -> Vec<Curve> {
+    let mut curves: Vec<Curve> = [StartPhase::Replied, StartPhase::FirstExec]
+        .into_iter()
+        .map(|phase| Curve {
+            name: phase.name().to_owned(),
+            colour: phase_colour(phase),
+            samples: view.summary.phase(phase),
+        })
+        .collect();
+    curves.push(Curve {
+        name: "host process".to_owned(),
+        colour: "var(--wait)".to_owned(),
+        samples: view.summary.baseline_samples(),
+    });
+    curves.retain(|c| !c.samples.finite().is_empty());
+    curves
+}
+
+fn limits_ms(view: &View<'_>) -> Vec<f64> {
+    view.scenario
+        .gates
+        .iter()
+        .filter_map(|gate| match (gate.metric, gate.limit) {
+            (Metric::Phase(..), Limit::Nanoseconds(ns)) => Some(ns as f64 / 1e6),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Failures keep a curve below 100 %.
+fn path(frame: &Frame, samples: &Samples) -> String {
+    let finite = samples.finite();
+    let n = samples.n() as f64;
+    let every = finite.len().div_ceil(POINTS).max(1);
+    let mut d = format!("M{} {}", place(frame.x(0.0)), place(frame.y(0.0)));
+    for (index, ns) in finite.iter().enumerate() {
+        if index % every == 0 || index + 1 == finite.len() {
+            let share = (index + 1) as f64 / n * 100.0;
+            let (x, y) = (frame.x(*ns as f64 / 1e6), frame.y(share));
+            d.push_str(&format!("H{}V{}", place(x), place(y)));
+        }
+    }
+    d
+}
