@@ -36,6 +36,8 @@ pub(super) struct Virtqueue {
     queue: Queue,
     /// Used entries written and not yet visible to the driver.
     staged: u16,
+    /// Chains that were looked at and put back.
+    undone: u16,
     fault: bool,
 }
 
@@ -82,6 +84,7 @@ impl Virtqueue {
         Self {
             queue,
             staged: 0,
+            undone: 0,
             fault: false,
         }
     }
@@ -101,6 +104,7 @@ impl Virtqueue {
     pub(super) fn reset(&mut self) {
         self.queue.reset();
         self.staged = 0;
+        self.undone = 0;
         self.fault = false;
     }
 
@@ -166,7 +170,10 @@ impl Virtqueue {
             return None;
         }
         match self.queue.iter(ram) {
-            Ok(mut heads) => heads.next(),
+            Ok(mut heads) => {
+                self.undone = self.undone.saturating_sub(1);
+                heads.next()
+            }
             Err(_) => {
                 self.fault = true;
                 None
@@ -177,6 +184,7 @@ impl Virtqueue {
     /// Puts the chain of the last `pop` back, to be popped again.
     pub(super) fn undo_pop(&mut self) {
         self.queue.go_to_previous_position();
+        self.undone = self.undone.saturating_add(1);
     }
 
     /// Gives a chain back with `len` bytes written. The driver sees it after [`Self::publish`].
@@ -236,19 +244,18 @@ impl Virtqueue {
         }
     }
 
-    /// Asks the driver to notify about the next chain. True when one has come in the meantime, so that
-    /// the caller has to look again.
+    /// Asks the driver to notify about the next chain after those looked at, put back or not: it has told
+    /// about these already. True when one has come in the meantime, so that the caller looks again.
     pub(super) fn await_kick(&mut self, ram: &Ram) -> bool {
         if !self.usable() {
             return false;
         }
-        match self.queue.enable_notification(ram) {
-            Ok(more) => more,
-            Err(_) => {
-                self.fault = true;
-                false
-            }
-        }
+        let next = self.queue.next_avail();
+        self.queue.set_next_avail(next.wrapping_add(self.undone));
+        let more = self.queue.enable_notification(ram);
+        self.queue.set_next_avail(next);
+        self.fault |= more.is_err();
+        more.unwrap_or(false)
     }
 
     pub(super) fn state(&self) -> QueueState {
@@ -290,6 +297,7 @@ impl Virtqueue {
         Ok(Self {
             queue,
             staged: 0,
+            undone: 0,
             fault: state.fault,
         })
     }

@@ -135,3 +135,24 @@ fn check(outcome: libc::c_int) -> io::Result<()> {
     }
     Ok(())
 }
+
+/// Makes a TAP in the calling thread's network namespace, as the pool does for a VM.
+#[cfg(test)]
+pub(super) fn open_tap(name: &str) -> io::Result<std::os::fd::OwnedFd> {
+    let mut options = std::fs::OpenOptions::new();
+    let tun = options.read(true).write(true).open("/dev/net/tun")?;
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    let mut request = libc::ifreq {
+        ifr_name: [0; libc::IFNAMSIZ],
+        ifr_ifru: libc::__c_anonymous_ifr_ifru {
+            ifru_flags: i16::try_from(flags).unwrap(),
+        },
+    };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = i8::try_from(from).unwrap();
+    }
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is, and it outlives the call.
+    let outcome = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    check(outcome)?;
+    Ok(tun.into())
+}

@@ -1,7 +1,12 @@
 //! The network device without a TAP here; with a real one in the `net_…` tests.
 
+use std::net::UdpSocket;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
 use crate::devices::NET;
-use crate::devices::testing::{DATA, Guest, Piece};
+use crate::devices::testing::{DATA, DriverQueue, Guest, Piece};
 
 #[test]
 fn without_a_tap_frames_are_dropped_and_given_back() {
@@ -16,4 +21,194 @@ fn without_a_tap_frames_are_dropped_and_given_back() {
     );
     guest.notify(&queues[1]);
     assert_eq!(queues[1].take(&guest.ram), Some((0, 0)));
+}
+
+/// A guest on a real TAP in a network namespace of this thread, and the host's socket behind it.
+struct Wire {
+    guest: Guest,
+    rx: DriverQueue,
+    tx: DriverQueue,
+    host: UdpSocket,
+}
+
+const HOST: &str = "10.0.0.1:4000";
+const GUEST: &str = "10.0.0.2:5000";
+const UDP: usize = 12 + 14 + 20 + 8;
+
+/// `None`, said on standard error, where this test cannot run.
+fn wire() -> Option<Wire> {
+    if !nix::unistd::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
+        eprintln!("SKIP net tier: needs root and /dev/net/tun");
+        return None;
+    }
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    let tap = crate::devices::sys::open_tap("tap0").unwrap();
+    let setup = "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; ip addr add 10.0.0.1/24 dev tap0 && ip link set tap0 mtu 65500 up \
+         && ip neigh add 10.0.0.2 lladdr 02:cb:00:00:00:01 dev tap0";
+    let done = Command::new("sh").args(["-c", setup]).status().unwrap();
+    assert!(done.success());
+    let mut guest = Guest::with(&[0; 4096], &[0; 4096], Some(tap));
+    let mut queues = guest.init(NET, 0);
+    let tx = queues.remove(1);
+    let rx = queues.remove(0);
+    let host = UdpSocket::bind(HOST).unwrap();
+    host.set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    Some(Wire {
+        guest,
+        rx,
+        tx,
+        host,
+    })
+}
+
+impl Wire {
+    /// Offers `count` receive buffers of `len` bytes; where each lies follows from its head.
+    fn offer(&mut self, count: usize, len: u32) {
+        for _ in 0..count {
+            let head = self.rx.add(&self.guest.ram, &[Piece::Write(DATA, len)]);
+            let home = DATA + u64::from(head) * 16_384;
+            self.rx.put_desc(&self.guest.ram, head, home, len, 2, 0);
+        }
+    }
+
+    /// The next frame, however many buffers it takes.
+    fn frame(&mut self) -> Option<(usize, Vec<u8>)> {
+        let (head, len) = self.rx.take(&self.guest.ram)?;
+        let home = |head| DATA + u64::from(head) * 16_384;
+        let mut frame = self.guest.get(home(head), usize::try_from(len).unwrap());
+        let buffers = usize::from(u16::from_le_bytes([frame[10], frame[11]]));
+        for _ in 1..buffers {
+            let (head, len) = self.rx.take(&self.guest.ram).expect("all at once");
+            frame.extend(self.guest.get(home(head), usize::try_from(len).unwrap()));
+        }
+        Some((buffers, frame))
+    }
+
+    /// The payload of the next UDP frame and the buffers it took; others are the kernel's own chatter.
+    fn datagram(&mut self) -> (usize, Vec<u8>) {
+        let mut found = None;
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while found.is_none() {
+            assert!(std::time::Instant::now() < deadline, "no datagram came");
+            self.guest.poll(Duration::from_millis(1));
+            while let Some((buffers, frame)) = self.frame() {
+                if frame.len() > UDP && frame[24..26] == [8, 0] && frame[35] == 17 {
+                    found = Some((buffers, frame[UDP..].to_vec()));
+                    break;
+                }
+            }
+        }
+        found.unwrap()
+    }
+
+    fn kick(&mut self) {
+        let rx = self.rx.clone();
+        self.guest.notify(&rx);
+    }
+}
+
+#[test]
+fn net_frames_reach_the_guest_in_one_buffer_or_several() {
+    let Some(mut wire) = wire() else { return };
+    wire.offer(100, 2048);
+    wire.kick();
+    wire.host.send_to(b"to the guest", GUEST).unwrap();
+    assert_eq!(wire.datagram(), (1, b"to the guest".to_vec()));
+    assert!(wire.guest.raised.contains(NET));
+    let large: Vec<u8> = (0..60_000)
+        .map(|at| u8::try_from(at % 241).unwrap())
+        .collect();
+    wire.host.send_to(&large, GUEST).unwrap();
+    let (buffers, payload) = wire.datagram();
+    assert_eq!(buffers, (UDP + 60_000).div_ceil(2048));
+    assert!(payload == large);
+}
+
+#[test]
+fn net_a_frame_waits_for_buffers_and_their_notification() {
+    let Some(mut wire) = wire() else { return };
+    wire.host.send_to(&[1; 5000], GUEST).unwrap();
+    wire.guest.poll(Duration::from_millis(100));
+    wire.offer(1, 2048);
+    wire.kick();
+    assert!(wire.frame().is_none(), "one buffer is too little");
+    let event = wire.rx.used() + 4 + 256 * 8;
+    assert_eq!(
+        wire.guest.get(event, 2),
+        [1, 0],
+        "the next kick shall come with the second buffer"
+    );
+    wire.offer(40, 2048);
+    wire.kick();
+    assert_eq!(wire.datagram(), (3, vec![1; 5000]));
+}
+
+#[test]
+fn net_frames_of_the_guest_reach_the_host() {
+    let Some(mut wire) = wire() else { return };
+    let frame = udp_frame(&mac_of_tap(), b"to the host");
+    let len = u32::try_from(frame.len()).unwrap();
+    wire.guest.put(DATA, &frame);
+    let pieces = [Piece::Read(DATA, 12), Piece::Read(DATA + 12, len - 12)];
+    wire.tx.add(&wire.guest.ram, &pieces);
+    wire.guest.notify(&wire.tx);
+    assert!(wire.tx.take(&wire.guest.ram).is_some());
+    let mut payload = [0; 64];
+    let (len, from) = wire.host.recv_from(&mut payload).unwrap();
+    assert_eq!(
+        (&payload[..len], from.to_string().as_str()),
+        (&b"to the host"[..], GUEST)
+    );
+}
+
+#[test]
+fn net_a_descriptor_that_is_no_tap_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut watch = crate::watch::tests::test_watch();
+    let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+    let spec = crate::devices::testing::spec(&dir, &[], &[], Some(near.into()));
+    let error = crate::devices::DeviceBus::new(spec, &mut watch).map(|_| ());
+    let error = error.unwrap_err().to_string();
+    assert_eq!(error, "cannot use the network descriptor as a TAP");
+}
+
+fn mac_of_tap() -> Vec<u8> {
+    let shown = Command::new("ip")
+        .args(["-o", "link", "show", "tap0"])
+        .output();
+    let text = String::from_utf8(shown.unwrap().stdout).unwrap();
+    let mut words = text.split_whitespace();
+    let mac = words
+        .find(|word| *word == "link/ether")
+        .and_then(|_| words.next());
+    let bytes = mac.unwrap().split(':');
+    bytes
+        .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+        .collect()
+}
+
+/// A frame behind an empty offload header, from the guest's address to the host's.
+fn udp_frame(to: &[u8], payload: &[u8]) -> Vec<u8> {
+    let udp_len = u16::try_from(payload.len() + 8).unwrap();
+    let ip_len = udp_len + 20;
+    let mut ip = vec![0x45, 0];
+    ip.extend(ip_len.to_be_bytes());
+    ip.extend([0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1]);
+    let words = ip
+        .chunks(2)
+        .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
+    let sum: u32 = words.sum();
+    let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    let mut frame = vec![0; 12];
+    frame.extend(to);
+    frame.extend([2, 0xcb, 0, 0, 0, 1, 8, 0]);
+    frame.extend(ip);
+    frame.extend(5000_u16.to_be_bytes());
+    frame.extend(4000_u16.to_be_bytes());
+    frame.extend(udp_len.to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend(payload);
+    frame
 }
