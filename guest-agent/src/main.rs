@@ -1,2 +1,91 @@
-//! Stub.
-fn main() {}
+//! The one program of ours inside a guest: PID 1 and the server of the data plane, in one small static
+//! binary with one thread.
+//!
+//! As PID 1 it goes through two stages in one process: [`boot`] makes a root file system out of the
+//! read-only image and the writable layer and moves there; [`server`] then answers on vsock until the
+//! guest ends. Clones of a snapshot wake up inside [`server::Server::run`], so what that loop touches is
+//! what a clone pays for. With `--listen unix:PATH` it is an ordinary program without PID 1 duties.
+#![cfg_attr(not(test), no_main)]
+
+mod boot;
+mod console;
+mod identity;
+mod server;
+mod shutdown;
+mod sys;
+mod users;
+
+use std::path::PathBuf;
+
+use identity::Duties;
+use server::{Listener, Server};
+
+/// How the program was called.
+enum Mode {
+    /// PID 1 of a guest.
+    Init,
+    /// An ordinary program that listens on a unix socket.
+    Listen(PathBuf),
+}
+
+fn mode(arguments: &[String]) -> Result<Mode, String> {
+    let socket = match arguments {
+        [] if std::process::id() == 1 => return Ok(Mode::Init),
+        [flag, address] if flag == "--listen" => address.strip_prefix("unix:"),
+        _ if std::process::id() == 1 => return Ok(Mode::Init),
+        _ => None,
+    };
+    let usage = || "usage: guest-agent --listen unix:PATH".to_owned();
+    socket
+        .map(PathBuf::from)
+        .map(Mode::Listen)
+        .ok_or_else(usage)
+}
+
+/// Runs the program; its exit status.
+fn run() -> i32 {
+    sys::prepare_process();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match mode(&arguments) {
+        Ok(Mode::Init) => run_as_init(),
+        Ok(Mode::Listen(socket)) => report(listen(&socket)),
+        Err(usage) => report(Err(usage)),
+    }
+}
+
+/// Never comes back: whatever fails, the guest is powered off with one line on its console.
+fn run_as_init() -> i32 {
+    let done = boot::run().map_err(|error| console::chain(&error));
+    let served = done.and_then(|machine| {
+        let listener =
+            Listener::vsock(api_types::envd::ENVD_PORT).map_err(|e| console::chain(&e))?;
+        let mut server = Server::new(listener, Duties::Machine(Box::new(machine)))
+            .map_err(|e| console::chain(&e))?;
+        console::log("ready");
+        server.run().map_err(|e| console::chain(&e))?;
+        server.end_machine();
+        Ok(())
+    });
+    if let Err(error) = served {
+        console::fail(&error);
+    }
+    shutdown::power_off()
+}
+
+fn listen(socket: &std::path::Path) -> Result<(), String> {
+    let listener = Listener::unix(socket).map_err(|e| console::chain(&e))?;
+    let mut server = Server::new(listener, Duties::None).map_err(|e| console::chain(&e))?;
+    server.run().map_err(|e| console::chain(&e))?;
+    server.end_processes();
+    Ok(())
+}
+
+fn report(result: Result<(), String>) -> i32 {
+    match result {
+        Ok(()) => 0,
+        Err(message) => {
+            console::stderr(&message);
+            2
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! From the initramfs to the root file system.
+//!
+//! ```text
+//! initramfs: proc, sysfs, devtmpfs ─► modules ─► block devices appear
+//!   cube.root  (erofs, read-only) ──┐
+//!   cube.layer (ext4) upper, work ──┴─► overlay ─► moved to /, initramfs emptied
+//! root: proc, sys, cgroup2, dev, pts, shm, run ─► identity files ─► loopback up
+//! ```
+//! Without `/modules/order` the kernel has mounted a root itself, and only the last line is done.
+//! Everything that fails here ends the guest: a half-made root must never be served.
+//!
+//! /tmp stays on the layer, as in the sandboxes that this one stands in for: large builds go there, and a
+//! tmpfs would hold them in memory.
+
+mod cmdline;
+mod modules;
+mod root;
+mod system;
+
+use std::{
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use nix::errno::Errno;
+
+use crate::identity::Machine;
+use cmdline::CommandLine;
+
+/// Why a guest has no root.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BootError {
+    /// A mount failed.
+    #[error("cannot mount {source_name} ({fstype}) on {target}")]
+    Mount {
+        source_name: String,
+        fstype: String,
+        target: PathBuf,
+        #[source]
+        source: Errno,
+    },
+    /// A module was refused by the kernel.
+    #[error("cannot load module {name} with parameters {parameters:?}")]
+    Module {
+        name: String,
+        parameters: String,
+        #[source]
+        source: Errno,
+    },
+    /// A block device did not appear.
+    #[error("{device} did not appear within {within:?}")]
+    NoDevice { device: PathBuf, within: Duration },
+    /// Anything else.
+    #[error("cannot {what}")]
+    System {
+        what: String,
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Says what failed.
+fn cannot<E: Into<std::io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> BootError {
+    let what = what.into();
+    move |source| BootError::System {
+        what,
+        source: source.into(),
+    }
+}
+
+/// Makes the root and everything around it; what the server needs of it.
+pub(crate) fn run() -> Result<Machine, BootError> {
+    system::set_signals()?;
+    let layer = match Path::new(modules::ORDER).exists() {
+        true => from_initramfs()?,
+        false => None,
+    };
+    system::mount_all()?;
+    system::open_console();
+    system::loopback_up()?;
+    system::machine(layer)
+}
+
+/// The initramfs stage; the layer's directory, kept open to freeze it at the end.
+fn from_initramfs() -> Result<Option<OwnedFd>, BootError> {
+    system::mount_early()?;
+    system::open_console();
+    let cmdline = std::fs::read_to_string("/proc/cmdline").map_err(cannot("read /proc/cmdline"))?;
+    let cmdline = CommandLine::parse(&cmdline);
+    modules::load_all(&cmdline)?;
+    let layer = root::assemble(
+        Path::new(cmdline.value("cube.root").unwrap_or("/dev/vda")),
+        Path::new(cmdline.value("cube.layer").unwrap_or("/dev/vdb")),
+    )?;
+    root::switch()?;
+    Ok(Some(layer))
+}

@@ -1,0 +1,181 @@
+//! What every root needs around it: kernel file systems, standard streams, signals, loopback, and the
+//! files that carry a clone's identity.
+
+use std::{
+    fs::{self, OpenOptions, Permissions},
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::{PermissionsExt, symlink},
+    },
+    path::Path,
+};
+
+use nix::{
+    errno::Errno,
+    mount::MsFlags,
+    sys::{
+        reboot::set_cad_enabled,
+        socket::{AddressFamily, SockFlag, SockType, socket},
+    },
+    unistd::{dup2_stderr, dup2_stdin, dup2_stdout, sethostname},
+};
+
+use super::{BootError, cannot, root::make_dir};
+use crate::{
+    identity::{Machine, MachineFiles},
+    sys,
+};
+
+/// Where the identity files live: a tmpfs, so that taking an identity copies nothing up into the layer.
+const IDENTITY: &str = "/run/cube";
+/// Until the first `/init`.
+const FIRST_HOSTNAME: &str = "cube";
+
+/// `mount(2)`; `options` may be empty.
+pub(super) fn mount(
+    source: &str,
+    target: &str,
+    fstype: &str,
+    flags: MsFlags,
+    options: &str,
+) -> Result<(), BootError> {
+    let type_name = (!fstype.is_empty()).then_some(fstype);
+    let data = (!options.is_empty()).then_some(options);
+    nix::mount::mount(Some(source), target, type_name, flags, data).map_err(|errno| {
+        BootError::Mount {
+            source_name: source.to_owned(),
+            fstype: fstype.to_owned(),
+            target: target.into(),
+            source: errno,
+        }
+    })
+}
+
+/// A mount that may be there already, on a directory that may be missing.
+fn mount_kernel(
+    fstype: &str,
+    target: &str,
+    flags: MsFlags,
+    options: &str,
+) -> Result<(), BootError> {
+    make_dir(target)?;
+    match mount(fstype, target, fstype, flags, options) {
+        Err(BootError::Mount {
+            source: Errno::EBUSY,
+            ..
+        }) => Ok(()),
+        other => other,
+    }
+}
+
+const QUIET: MsFlags = MsFlags::MS_NOSUID
+    .union(MsFlags::MS_NODEV)
+    .union(MsFlags::MS_NOEXEC);
+
+/// What loading modules and finding devices needs.
+pub(super) fn mount_early() -> Result<(), BootError> {
+    mount_kernel("proc", "/proc", QUIET, "")?;
+    mount_kernel("sysfs", "/sys", QUIET, "")?;
+    mount_kernel("devtmpfs", "/dev", MsFlags::MS_NOSUID, "mode=0755")
+}
+
+/// Everything, in the final root.
+pub(super) fn mount_all() -> Result<(), BootError> {
+    let nosuid = MsFlags::MS_NOSUID;
+    let memory = nosuid | MsFlags::MS_NODEV;
+    mount_early()?;
+    mount_kernel("cgroup2", "/sys/fs/cgroup", QUIET, "nsdelegate")?;
+    let pts = nosuid | MsFlags::MS_NOEXEC;
+    mount_kernel("devpts", "/dev/pts", pts, "gid=5,mode=0620,ptmxmode=0666")?;
+    mount_kernel("tmpfs", "/dev/shm", memory, "mode=1777")?;
+    mount_kernel("tmpfs", "/run", memory, "mode=0755")?;
+    for (name, target) in [
+        ("/dev/fd", "/proc/self/fd"),
+        ("/dev/stdin", "/proc/self/fd/0"),
+        ("/dev/stdout", "/proc/self/fd/1"),
+        ("/dev/stderr", "/proc/self/fd/2"),
+    ] {
+        match symlink(target, name) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(cannot(format!("make {name}"))(error));
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    make_dir("/run/lock")?;
+    let sticky = Permissions::from_mode(0o1777);
+    fs::set_permissions("/run/lock", sticky).map_err(cannot("open /run/lock to everybody"))
+}
+
+/// Standard streams to the console, or to /dev/null when there is no console. A kernel without a console
+/// starts PID 1 without descriptors, and the first pipes of a command must not land there.
+pub(super) fn open_console() {
+    let open = |path| OpenOptions::new().read(true).write(true).open(path);
+    let Ok(stream) = open("/dev/console").or_else(|_| open("/dev/null")) else {
+        return;
+    };
+    // They are only for the agent's own last words; a failure is one of those.
+    let _ = dup2_stdin(&stream)
+        .and_then(|()| dup2_stdout(&stream))
+        .and_then(|()| dup2_stderr(&stream));
+}
+
+/// Ctrl-Alt-Del asks PID 1 (SIGINT) instead of resetting the machine.
+pub(super) fn set_signals() -> Result<(), BootError> {
+    set_cad_enabled(false).map_err(cannot("take over ctrl-alt-del"))
+}
+
+/// 127.0.0.1 and ::1.
+pub(super) fn loopback_up() -> Result<(), BootError> {
+    let socket = socket(
+        AddressFamily::Inet,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+    .map_err(cannot("make a socket"))?;
+    sys::interface_up(socket.as_fd(), c"lo").map_err(cannot("set the loopback interface up"))
+}
+
+/// Makes the identity files and puts them where programs look for them.
+pub(super) fn machine(layer: Option<OwnedFd>) -> Result<Machine, BootError> {
+    make_dir(IDENTITY)?;
+    sethostname(FIRST_HOSTNAME).map_err(cannot("set the host name"))?;
+    let hosts = fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let files = MachineFiles {
+        machine_id: identity_file("machine-id", "/etc/machine-id", "")?,
+        boot_id: identity_file("boot-id", "/proc/sys/kernel/random/boot_id", &boot_id()?)?,
+        hosts: identity_file("hosts", "/etc/hosts", &hosts)?,
+        random: open_for_writing("/dev/urandom")?,
+    };
+    // The kernel's own view of the name serves as the file: nothing to write when it changes.
+    bind("/proc/sys/kernel/hostname", "/etc/hostname")?;
+    Ok(Machine::new(files, layer))
+}
+
+fn boot_id() -> Result<String, BootError> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    fs::read_to_string(path).map_err(cannot(format!("read {path}")))
+}
+
+/// A file in memory, mounted over `target` and kept open for writing.
+fn identity_file(name: &str, target: &str, content: &str) -> Result<fs::File, BootError> {
+    let path = format!("{IDENTITY}/{name}");
+    fs::write(&path, content).map_err(cannot(format!("write {path}")))?;
+    bind(&path, target)?;
+    open_for_writing(&path)
+}
+
+fn open_for_writing(path: &str) -> Result<fs::File, BootError> {
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    opened.map_err(cannot(format!("open {path}")))
+}
+
+/// Mounts one file over another, which is made when it is missing.
+fn bind(source: &str, target: &str) -> Result<(), BootError> {
+    if !Path::new(target).exists() {
+        fs::write(target, "").map_err(cannot(format!("make {target}")))?;
+    }
+    mount(source, target, "", MsFlags::MS_BIND, "")
+}

@@ -1,0 +1,241 @@
+//! One connection: its buffers, what it is doing, and its socket.
+//!
+//! The socket is registered once, edge-triggered, for everything; `readable` and `writable` remember what
+//! the poller said until the socket says "would block". So a request costs no call that changes interest.
+
+use std::{
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+use nix::{errno::Errno, unistd};
+
+use super::{
+    events,
+    files::{Download, Upload},
+    http::{self, After, Body, Head},
+    slots::Key,
+};
+
+/// Above this much unsent output nothing more is produced for a connection.
+pub(crate) const HIGH_WATER: usize = 64 << 10;
+/// Buffers that grew beyond this are given back after use.
+const KEEP: usize = 16 << 10;
+
+/// A connection.
+pub(crate) struct Conn {
+    socket: OwnedFd,
+    /// Received and not yet used.
+    pub(crate) input: Vec<u8>,
+    /// To be sent, from `sent` on.
+    pub(crate) out: Vec<u8>,
+    sent: usize,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    /// The peer is gone, or sends nothing more.
+    pub(crate) hangup: bool,
+    /// Whether the present answer is the last.
+    pub(crate) after: After,
+    pub(crate) phase: Phase,
+    /// When something must be done if nothing happens before.
+    pub(crate) wake: Option<Instant>,
+    /// When a request last came in or was answered; the most idle one goes when there are too many.
+    pub(crate) used: Instant,
+}
+
+/// What a connection is doing.
+pub(crate) enum Phase {
+    /// Between requests, or in a head.
+    Head,
+    /// Collecting a body that a handler takes in whole.
+    Collect {
+        head: Box<Head>,
+        body: Body,
+        bytes: Vec<u8>,
+    },
+    /// Writing a body to a file.
+    Upload { upload: Box<Upload>, body: Body },
+    /// Sending a file.
+    Download(Download),
+    /// Following a process.
+    Follow(Follow),
+    /// Waiting until a process has taken its input.
+    Input,
+    /// The last answer is on its way. `Unread` when parts of the request were not read: closing at once
+    /// could cost the peer the answer.
+    Closing(Rest),
+    /// Reading the rest of a refused request into nothing, so many bytes at most.
+    Draining { left: usize },
+}
+
+/// Whether a request was read to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    Read,
+    Unread,
+}
+
+/// A stream of process events.
+pub(crate) struct Follow {
+    pub(crate) process: Key,
+    /// When the stream itself ends: the caller of `Connect` said so.
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) keepalive: Duration,
+    pub(crate) next_keepalive: Instant,
+}
+
+/// The peer is gone for good.
+#[derive(Debug)]
+pub(crate) struct Gone;
+
+impl Conn {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            input: Vec::new(),
+            out: Vec::new(),
+            sent: 0,
+            readable: true,
+            writable: true,
+            hangup: false,
+            after: After::KeepAlive,
+            phase: Phase::Head,
+            wake: None,
+            used: Instant::now(),
+        }
+    }
+
+    /// Bytes to be sent.
+    pub(crate) fn backlog(&self) -> usize {
+        self.out.len() - self.sent
+    }
+
+    /// Whether it waits for a request.
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(self.phase, Phase::Head) && self.input.is_empty() && self.backlog() == 0
+    }
+
+    /// Sends what the socket takes.
+    pub(crate) fn flush(&mut self) -> Result<(), Gone> {
+        while self.backlog() > 0 && self.writable {
+            let rest = self.out.get(self.sent..).unwrap_or_default();
+            match unistd::write(&self.socket, rest) {
+                Ok(n) => self.sent += n,
+                Err(Errno::EAGAIN) => self.writable = false,
+                Err(Errno::EINTR) => {}
+                Err(_) => return Err(Gone),
+            }
+        }
+        if self.backlog() == 0 {
+            self.sent = 0;
+            reset(&mut self.out);
+        } else if self.sent > HIGH_WATER {
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+        Ok(())
+    }
+
+    /// Reads once into `scratch` and from there to the input: only what was received touches memory.
+    /// False when nothing is there now.
+    pub(crate) fn fill(&mut self, scratch: &mut [u8]) -> Result<bool, Gone> {
+        while self.readable {
+            match unistd::read(&self.socket, scratch) {
+                Ok(0) => return Err(Gone),
+                Ok(n) => {
+                    self.input
+                        .extend_from_slice(scratch.get(..n).unwrap_or_default());
+                    // A short read has emptied the socket; after a hang-up its end must still be read.
+                    self.readable = n == scratch.len() || self.hangup;
+                    return Ok(true);
+                }
+                Err(Errno::EAGAIN) => self.readable = false,
+                Err(Errno::EINTR) => {}
+                Err(_) => return Err(Gone),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Drops bytes from the front of the input.
+    pub(crate) fn consume(&mut self, len: usize) {
+        if len == self.input.len() {
+            reset(&mut self.input);
+        } else {
+            self.input.drain(..len);
+        }
+    }
+
+    /// Answers in whole and ends the request.
+    pub(crate) fn answer(&mut self, status: u16, content_type: &str, body: &[u8]) {
+        http::push_answer(&mut self.out, status, content_type, body, self.after);
+        self.end_request(Rest::Read);
+    }
+
+    /// Answers with an error of a plain route and ends the request.
+    pub(crate) fn error(&mut self, status: u16, message: &str) {
+        http::push_error(&mut self.out, status, message, self.after);
+        self.end_request(Rest::Read);
+    }
+
+    /// Answers with an error although parts of the request are still to come.
+    pub(crate) fn refuse(&mut self, status: u16, message: &str) {
+        self.after = After::Close;
+        http::push_error(&mut self.out, status, message, self.after);
+        self.end_request(Rest::Unread);
+    }
+
+    /// The answer is complete in `out`.
+    pub(crate) fn end_request(&mut self, rest: Rest) {
+        self.wake = None;
+        self.used = Instant::now();
+        self.phase = match self.after {
+            After::KeepAlive => Phase::Head,
+            After::Close => Phase::Closing(rest),
+        };
+    }
+
+    /// Begins an answer that follows a process.
+    pub(crate) fn follow(&mut self, follow: Follow) {
+        http::push_chunked_head(&mut self.out, http::CONNECT_JSON, self.after);
+        self.wake = Some(follow.wake());
+        self.phase = Phase::Follow(follow);
+    }
+
+    /// Ends a stream that never began.
+    pub(crate) fn refuse_stream(&mut self, error: api_types::envd::ConnectError) {
+        http::push_chunked_head(&mut self.out, http::CONNECT_JSON, self.after);
+        events::push_end_stream(&mut self.out, Some(error));
+        self.end_request(Rest::Read);
+    }
+
+    /// Whether it follows that process.
+    pub(crate) fn follows(&self, key: Key) -> bool {
+        matches!(&self.phase, Phase::Follow(follow) if follow.process == key)
+    }
+
+    /// Tells the peer that nothing more comes.
+    pub(crate) fn shut_down(&self) {
+        use std::os::fd::AsRawFd;
+        // Fails only when the peer is gone already.
+        let _ =
+            nix::sys::socket::shutdown(self.socket.as_raw_fd(), nix::sys::socket::Shutdown::Write);
+    }
+}
+
+impl Follow {
+    /// When it needs attention next.
+    pub(crate) fn wake(&self) -> Instant {
+        let keepalive = self.next_keepalive;
+        self.deadline
+            .map_or(keepalive, |deadline| deadline.min(keepalive))
+    }
+}
+
+/// Empties a buffer, keeping the memory of a small one.
+fn reset(buffer: &mut Vec<u8>) {
+    match buffer.capacity() > KEEP {
+        true => *buffer = Vec::new(),
+        false => buffer.clear(),
+    }
+}
