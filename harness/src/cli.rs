@@ -50,6 +50,8 @@ enum Command {
         /// Directory for this run's results [default: ARTIFACTS/results/NAME-TIME]
         #[arg(long, value_name = "DIR")]
         results: Option<PathBuf>,
+        #[command(flatten)]
+        run_root: RunRoot,
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
@@ -90,7 +92,18 @@ enum Command {
         format: PlainFormat,
     },
     /// Remove what killed runs left: VMM processes and directories below /run/cube
-    Sweep,
+    Sweep {
+        #[command(flatten)]
+        run_root: RunRoot,
+    },
+}
+
+/// Sockets of clones need a short path, so this is not below the results.
+#[derive(clap::Args)]
+struct RunRoot {
+    /// Where runs keep sockets and logs of their clones
+    #[arg(long, value_name = "DIR", default_value = RUN_ROOT)]
+    run_root: PathBuf,
 }
 
 #[derive(clap::Args)]
@@ -181,8 +194,18 @@ impl Command {
                 scenario,
                 places,
                 results,
+                run_root,
                 format,
-            } => run(&scenario, places, results, format),
+            } => {
+                let settings = Settings {
+                    artifacts: places.artifacts.unwrap_or_else(artifacts::default_dir),
+                    vmm: places.vmm,
+                    results,
+                    run_root: run_root.run_root,
+                    reproduce: format!("cube-bench run {}", scenario.display()),
+                };
+                run(&scenario, &settings, format)
+            }
             Self::Report { run, format } => report(&run, format),
             Self::Plan {
                 scenario,
@@ -196,29 +219,17 @@ impl Command {
                 format,
             } => compare_runs(&a, &b, margin / 100.0, format),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
-            Self::Sweep => {
-                session::sweep(Path::new(RUN_ROOT))?;
+            Self::Sweep { run_root } => {
+                session::sweep(&run_root.run_root)?;
                 Ok(End::Pass)
             }
         }
     }
 }
 
-fn run(
-    path: &Path,
-    places: Places,
-    results: Option<PathBuf>,
-    format: Format,
-) -> Result<End, CommandError> {
+fn run(path: &Path, settings: &Settings, format: Format) -> Result<End, CommandError> {
     let scenario = scenario::load(path)?;
-    let settings = Settings {
-        artifacts: places.artifacts.unwrap_or_else(artifacts::default_dir),
-        vmm: places.vmm,
-        results,
-        run_root: RUN_ROOT.into(),
-        reproduce: format!("cube-bench run {}", path.display()),
-    };
-    let dir = session::run(&scenario, &settings)?;
+    let dir = session::run(&scenario, settings)?;
     let end = report(&dir, format)?;
     eprintln!("cube-bench: results are in {}", dir.display());
     Ok(end)

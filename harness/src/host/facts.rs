@@ -102,7 +102,9 @@ pub fn read(vmm: &Path) -> HostFacts {
         ksm_runs: text("/sys/kernel/mm/ksm/run").map(|t| t == "1"),
         clock_source: text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         kernel: text("/proc/sys/kernel/osrelease"),
-        cgroup_cpu_cores: text("/sys/fs/cgroup/cpu.max").and_then(|t| quota(&t)),
+        cgroup_cpu_cores: text("/sys/fs/cgroup/cpu.max")
+            .or_else(v1_quota)
+            .and_then(|t| quota(&t)),
         cgroup_memory_bytes: text("/sys/fs/cgroup/memory.max").and_then(|t| t.parse().ok()),
         meminfo: memory::sample(0, 0).meminfo,
         load_1min: noise::load_1min(),
@@ -136,6 +138,15 @@ fn chosen(text: &str) -> Option<String> {
 fn quota(text: &str) -> Option<f64> {
     let (quota, period) = text.split_once(' ')?;
     Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+}
+
+/// The quota of cgroup v1 in the words of v2.
+fn v1_quota() -> Option<String> {
+    let quota = text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").filter(|q| !q.starts_with('-'))?;
+    Some(format!(
+        "{quota} {}",
+        text("/sys/fs/cgroup/cpu/cpu.cfs_period_us")?
+    ))
 }
 
 fn numa_nodes() -> Option<usize> {

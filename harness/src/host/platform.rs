@@ -1,9 +1,11 @@
-//! The platform probe: `cube-vmm probe --format json`.
+//! The platform probe: `cube-vmm probe`, which answers in JSON.
 
 use std::{path::Path, process::Command};
 
 use model::Platform;
 use serde::{Deserialize, Serialize};
+
+use crate::artifacts::CURE;
 
 /// What the probe found. Absent where it could not be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,11 +31,15 @@ pub fn probe(program: &Path) -> Probe {
         platform: None,
         why,
     };
+    if !program.is_file() {
+        let why = format!("no cube-vmm at {}: {CURE}", program.display());
+        return unknown(why);
+    }
     // The timeout comes from coreutils so that a probe that hangs cannot hang the doctor.
     let output = Command::new("timeout")
         .args(["10"])
         .arg(program)
-        .args(["probe", "--format", "json"])
+        .arg("probe")
         .output();
     let output = match output {
         Ok(output) => output,

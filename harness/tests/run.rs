@@ -1,0 +1,189 @@
+//! Whole runs of `cube-bench` against a stand-in VMM.
+
+mod support;
+
+use harness::report::document::Document;
+use support::{Stage, until};
+
+const BURST: &str = r#"
+rounds = 6
+warmup_rounds = 1
+cold_rounds = 2
+[arrival]
+kind = "burst"
+starts = 20
+[hold]
+exec_after = true
+[memory]
+measure = true
+settle = "1ms"
+[[gates]]
+name = "all"
+metric = "failures"
+limit = "0"
+[[gates]]
+name = "again"
+metric = "after_hold.failures"
+limit = "0"
+"#;
+
+const LONG: &str = r#"
+[arrival]
+kind = "burst"
+starts = 5
+[hold]
+at_least = "60s"
+"#;
+
+/// Not a test: the stand-in's `main`. Run by hand it ends at once, since standard input is no socket.
+#[test]
+#[ignore = "is started as a VMM by the other tests"]
+fn stand_in_main() {
+    support::serve();
+}
+
+#[test]
+fn a_burst_is_measured_judged_and_leaves_nothing() {
+    let Some(stage) = Stage::set() else { return };
+    let output = stage.run(BURST);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (d.n, d.failures.len(), d.ended.as_str()),
+        (120, 0, "complete")
+    );
+    let first_exec = &d.phases["first_exec"];
+    assert!(first_exec.p95_ms.unwrap() >= first_exec.p50_ms.unwrap());
+    assert_eq!(first_exec.p99_ms, None, "120 samples are too few");
+    for phase in [
+        "process_started",
+        "memory_mapped",
+        "resumed",
+        "agent_ready",
+        "replied",
+    ] {
+        assert_eq!(d.phases[phase].n, 120, "{phase}");
+    }
+    assert!(!d.phases.contains_key("confined"));
+    assert_eq!(d.baseline.as_ref().unwrap().n, 120);
+    assert_eq!(d.cold.as_ref().unwrap().n, 2);
+    assert_eq!(d.after_hold.as_ref().unwrap().n, 120);
+    let memory = d.memory.as_ref().unwrap();
+    assert_eq!((memory.points, memory.most_clones), (12, 20));
+    assert!(memory.ledger.vmm_private_bytes.unwrap() > 0.0);
+    assert_eq!(std::fs::read_dir(stage.run_root()).unwrap().count(), 0);
+    for file in [
+        "report.json",
+        "report.md",
+        "report.html",
+        "report.xml",
+        "events.jsonl",
+        "environment.json",
+    ] {
+        assert!(stage.results().join(file).exists(), "{file}");
+    }
+    let again = std::process::Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+        .args(["report", "--format", "json"])
+        .arg(stage.results())
+        .output()
+        .unwrap();
+    assert_eq!(
+        again.stdout, output.stdout,
+        "a report is a function of recorded data"
+    );
+}
+
+#[test]
+fn wrong_answers_are_failures_and_fail_the_gate() {
+    let Some(stage) = Stage::set() else { return };
+    stage.says("bm8K");
+    let output = stage.run(BURST);
+    assert_eq!(output.status.code(), Some(3));
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(d.failures["wrong_output"], 120);
+    let first_exec = &d.phases["first_exec"];
+    assert_eq!((first_exec.failed, first_exec.p50_ms), (120, None));
+    assert_eq!(d.phases["replied"].failed, 0);
+    assert_eq!(std::fs::read_dir(stage.run_root()).unwrap().count(), 0);
+}
+
+#[test]
+fn after_sigkill_a_sweep_finds_what_was_left() {
+    let Some(stage) = Stage::set() else { return };
+    let mut child = stage.start(LONG);
+    until("five clones", || stage.sockets() == 5);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(std::fs::read_dir(stage.run_root()).unwrap().count(), 1);
+    let swept = stage.sweep();
+    assert!(swept.status.success());
+    let said = String::from_utf8_lossy(&swept.stderr);
+    assert!(said.contains("removed 1 directories"), "{said}");
+    assert_eq!(std::fs::read_dir(stage.run_root()).unwrap().count(), 0);
+    assert!(
+        stage.sweep().stderr.is_empty(),
+        "a clean host is not talked about"
+    );
+}
+
+#[test]
+fn sigint_keeps_partial_results() {
+    let Some(stage) = Stage::set() else { return };
+    let text = "rounds = 1000\nwarmup_rounds = 0\n[arrival]\nkind = \"closed\"\nworkers = 2\nstarts = 1000\n[hold]\nuntil = \"exec\"\n";
+    let child = stage.start(text);
+    let events = stage.results().join("events.jsonl");
+    until("a first attempt", || {
+        std::fs::read_to_string(&events).is_ok_and(|t| t.contains("\"attempt\""))
+    });
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(d.ended, "interrupted");
+    assert!(d.n >= 1);
+    assert_eq!(std::fs::read_dir(stage.run_root()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_is_missing_is_said_with_its_cure() {
+    let bench = |args: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+            .args(args)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), text)
+    };
+    let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../scenarios/single.toml");
+    let (code, text) = bench(&[
+        "run",
+        scenario,
+        "--vmm",
+        "/no/such",
+        "--run-root",
+        "/no/such/root",
+    ]);
+    assert_eq!(code, Some(7));
+    assert!(text.contains("cargo xtask bench"), "{text}");
+    let (code, text) = bench(&[
+        "run",
+        scenario,
+        "--vmm",
+        "/bin/true",
+        "--artifacts",
+        "/no/such",
+        "--run-root",
+        "/no/such/root",
+    ]);
+    assert_eq!(code, Some(7));
+    assert!(
+        text.contains("/no/such/templates/base/manifest.json"),
+        "{text}"
+    );
+    assert_eq!(bench(&["run", "/no/such.toml"]).0, Some(2));
+    assert_eq!(bench(&["frobnicate"]).0, Some(2));
+    assert_eq!(bench(&["report", "/no/such"]).0, Some(2));
+    assert_eq!(bench(&["--help"]).0, Some(0));
+}
