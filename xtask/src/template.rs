@@ -9,7 +9,7 @@
 use std::{
     fs::{self, File},
     io::Read,
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -24,6 +24,7 @@ use vmm_control::VmProcess;
 use crate::{
     guest_dir, initramfs, layer, root_image,
     stage::{Built, Recipe, Store},
+    tool,
     workspace::Workspace,
 };
 
@@ -33,6 +34,9 @@ const MEMORY: Bytes = Bytes::mib(256);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Each warm-up runs this often: the first run reads files, the second takes the paths of a warm one.
 const WARM_UP_RUNS: usize = 2;
+/// Endings of the two guests' console files.
+const BOOT: &str = "boot.console";
+const RESTORE: &str = "restore.console";
 const PROBE: [&str; 1] = ["/usr/local/bin/probe"];
 /// What users run first.
 const WARM_UP: [&[&str]; 5] = [
@@ -65,10 +69,10 @@ pub(crate) fn build(store: &Store, workspace: &Workspace, vmm: &Path) -> Result<
         fs::remove_dir(out)?;
         maker
             .snapshot(paths, out)
-            .context("cannot make the template")?;
+            .with_context(|| maker.failed("cannot make the template", BOOT))?;
         maker
             .record_working_set(out)
-            .context("the template cannot be restored")
+            .with_context(|| maker.failed("the template cannot be restored", RESTORE))
     })
 }
 
@@ -101,7 +105,7 @@ impl Maker<'_> {
             cmdline: String::new(),
             hypercalls: HypercallPath::default(),
             vsock: vsock.clone(),
-            console: Some(self.log.with_extension("boot.console")),
+            console: Some(self.console(BOOT)),
         };
         vm.control.boot(spec, None).context("cannot boot")?;
         vm.control.identity(identity()?, PATIENCE)?;
@@ -116,7 +120,7 @@ impl Maker<'_> {
         let spec = RestoreSpec {
             template: template.to_owned(),
             vsock: vsock.clone(),
-            console: Some(self.log.with_extension("restore.console")),
+            console: Some(self.console(RESTORE)),
             prefault: WorkingSetPrefault::Off,
         };
         vm.control.restore(spec, None)?;
@@ -127,6 +131,17 @@ impl Maker<'_> {
         let path = template.join(template_file::WORKING_SET);
         vm.control.record_working_set(&path)?;
         Ok(vm.control.shutdown()?)
+    }
+
+    fn console(&self, which: &str) -> PathBuf {
+        self.log.with_extension(which)
+    }
+
+    /// What failed, and what the guest said last.
+    fn failed(&self, what: &str, console: &str) -> String {
+        let console = self.console(console);
+        let end = tool::last_lines(&console);
+        format!("{what}; the end of {}:\n{end}\n", console.display())
     }
 
     fn spawn(&self) -> Result<VmProcess> {
