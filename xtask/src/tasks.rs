@@ -124,7 +124,12 @@ fn lint(workspace: &Workspace, progress: Progress) -> Result<()> {
     std::fs::create_dir_all(workspace.artifacts().join("log"))?;
     std::fs::write(&log, "")?;
     progress.stage("format", || {
-        tool::run(workspace.cargo().args(["fmt", "--all", "--check"]), &log)
+        tool::run(
+            workspace
+                .cargo()
+                .args(["fmt", "--all", "--", "--check", "--color=never"]),
+            &log,
+        )
     })?;
     progress.stage("clippy", || {
         let mut clippy = workspace.cargo();

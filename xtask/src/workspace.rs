@@ -47,7 +47,10 @@ impl Workspace {
     pub(crate) fn cargo(&self) -> Command {
         let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(program);
-        command.current_dir(&self.root);
+        // Its output goes to logs and into error messages.
+        command
+            .current_dir(&self.root)
+            .env("CARGO_TERM_COLOR", "never");
         command
     }
 
