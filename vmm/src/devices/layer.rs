@@ -175,10 +175,10 @@ impl Disk {
             return Ok(());
         }
         self.make_private()?;
-        if start % BLOCK != 0 {
+        if !start.is_multiple_of(BLOCK) {
             self.copy_up(start / BLOCK)?;
         }
-        if end % BLOCK != 0 && end != self.len {
+        if !end.is_multiple_of(BLOCK) && end != self.len {
             self.copy_up(end / BLOCK)?;
         }
         let mut at = start;

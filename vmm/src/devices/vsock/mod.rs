@@ -8,6 +8,7 @@
 //! packet per turn. Everything is bounded: clients that have not asked yet, streams, bytes per stream and
 //! resets that wait for a buffer.
 
+mod line;
 mod listener;
 mod packet;
 mod stream;
@@ -27,6 +28,7 @@ use super::registers::{COMMON_FEATURES, Identity};
 use super::state::DeviceStateError;
 use super::{DeviceError, FIRST_TOKEN, Io, Ram, VirtioDevice};
 use crate::watch::{Interest, Watch};
+use line::{Turn, TurnLine};
 use listener::{Line, Listener, read_line};
 use packet::{Credit, GUEST_CID, HEADER, Key, Op, Packet};
 use stream::{Greeting, ROOM_MIN, Stream, Verdict};
@@ -55,13 +57,6 @@ pub struct VsockState {
     pub open: Vec<(u32, u32)>,
 }
 
-/// Somebody who has to be heard before the guest is: what the next packet is about.
-#[derive(Clone, Copy, Debug)]
-enum Turn {
-    Stream(u64),
-    Reset(Key),
-}
-
 /// The vsock device.
 #[derive(Debug)]
 pub(super) struct Vsock {
@@ -72,8 +67,7 @@ pub(super) struct Vsock {
     by_key: HashMap<Key, u64>,
     next_token: u64,
     next_host_port: u32,
-    turns: VecDeque<Turn>,
-    resets: usize,
+    line: TurnLine,
 }
 
 impl Vsock {
@@ -93,8 +87,7 @@ impl Vsock {
             by_key: HashMap::new(),
             next_token: FIRST_STREAM_TOKEN,
             next_host_port: FIRST_HOST_PORT,
-            turns: VecDeque::new(),
-            resets: 0,
+            line: TurnLine::default(),
         })
     }
 
@@ -110,12 +103,11 @@ impl Vsock {
     pub(super) fn state(&self) -> VsockState {
         let mut tokens: Vec<_> = self.streams.iter().collect();
         tokens.sort_by_key(|(token, _)| **token);
-        let resets = self.turns.iter().filter_map(|turn| match turn {
-            Turn::Reset(key) => Some(*key),
-            Turn::Stream(_) => None,
-        });
         let known = tokens.iter().filter(|(_, stream)| stream.known_to_guest());
-        let keys = resets.chain(known.map(|(_, stream)| stream.key));
+        let keys = self
+            .line
+            .resets()
+            .chain(known.map(|(_, stream)| stream.key));
         VsockState {
             next_host_port: self.next_host_port,
             open: keys.map(|key| (key.host_port, key.guest_port)).collect(),
@@ -131,12 +123,12 @@ impl Vsock {
         }
         self.next_host_port = state.next_host_port.max(FIRST_HOST_PORT);
         for &(host_port, guest_port) in &state.open {
-            self.turns.push_back(Turn::Reset(Key {
+            let key = Key {
                 host_port,
                 guest_port,
-            }));
+            };
+            self.line.push_reset(key, limit);
         }
-        self.resets = found;
         Ok(())
     }
 
@@ -178,12 +170,8 @@ impl Vsock {
 
     /// Puts a stream that has something to say at the end of the line, once.
     fn line_up(&mut self, token: u64) {
-        if let Some(stream) = self.streams.get_mut(&token)
-            && !stream.in_line
-            && stream.has_packet()
-        {
-            stream.in_line = true;
-            self.turns.push_back(Turn::Stream(token));
+        if self.streams.get(&token).is_some_and(Stream::has_packet) {
+            self.line.push_stream(token);
         }
     }
 
@@ -300,18 +288,12 @@ impl Vsock {
         if let Some(stream) = self.streams.remove(&token) {
             self.by_key.remove(&stream.key);
             let _closed_anyway = watch.remove(&stream.socket);
-            if stream.in_line {
-                self.turns
-                    .retain(|turn| !matches!(turn, Turn::Stream(own) if *own == token));
-            }
+            self.line.forget_stream(token);
         }
     }
 
     fn reset(&mut self, key: Key) {
-        if self.resets < RESETS_MAX {
-            self.resets += 1;
-            self.turns.push_back(Turn::Reset(key));
-        }
+        self.line.push_reset(key, RESETS_MAX);
     }
 
     /// Takes the guest's packets.
@@ -397,7 +379,7 @@ impl Vsock {
         };
         while let Some(turn) = self.next_turn() {
             let Some(chain) = queue.pop(io.ram) else {
-                self.put_back(turn);
+                self.line.put_back(turn);
                 if queue.await_kick(io.ram) {
                     continue;
                 }
@@ -409,29 +391,14 @@ impl Vsock {
 
     /// The next turn that may lead to a packet: a socket may still turn out to be empty.
     fn next_turn(&mut self) -> Option<Turn> {
-        while let Some(turn) = self.turns.pop_front() {
+        while let Some(turn) = self.line.pop() {
             match turn {
-                Turn::Reset(_) => return Some(turn),
-                Turn::Stream(token) => {
-                    if let Some(stream) = self.streams.get_mut(&token) {
-                        stream.in_line = false;
-                        if stream.has_packet() {
-                            return Some(turn);
-                        }
-                    }
-                }
+                Turn::Stream(token)
+                    if !self.streams.get(&token).is_some_and(Stream::has_packet) => {}
+                _ => return Some(turn),
             }
         }
         None
-    }
-
-    fn put_back(&mut self, turn: Turn) {
-        if let Turn::Stream(token) = turn
-            && let Some(stream) = self.streams.get_mut(&token)
-        {
-            stream.in_line = true;
-        }
-        self.turns.push_front(turn);
     }
 
     fn serve(&mut self, turn: Turn, chain: Chain<'_>, queue: &mut Virtqueue, ram: &Ram) {
@@ -439,13 +406,12 @@ impl Vsock {
             head, mut writable, ..
         } = chain;
         if writable.len() < ROOM_MIN {
-            self.put_back(turn);
+            self.line.put_back(turn);
             return queue.complete(ram, head, 0);
         }
         let payload = writable.split_off(HEADER).unwrap_or_default();
         let written = match turn {
             Turn::Reset(key) => {
-                self.resets = self.resets.saturating_sub(1);
                 writable.write(&reset_packet(key).encode());
                 Some(0)
             }
@@ -495,8 +461,7 @@ impl VirtioDevice for Vsock {
             .into_iter()
             .for_each(|token| self.remove(token, watch));
         // Who asked before the driver was there still waits for it.
-        self.turns.retain(|turn| matches!(turn, Turn::Stream(_)));
-        self.resets = 0;
+        self.line.forget_resets();
     }
 
     fn notify(&mut self, queue: usize, io: &mut Io<'_>) {

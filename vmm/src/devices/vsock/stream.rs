@@ -84,8 +84,6 @@ pub(super) struct Stream {
     written: u32,
     announced: u32,
     unsent: VecDeque<u8>,
-    /// Whether the stream stands in the device's line of turns.
-    pub(super) in_line: bool,
     /// Whether the client is gone, so that only the guest's answer is awaited.
     gone: bool,
 }
@@ -122,7 +120,6 @@ impl Stream {
             written: 0,
             announced: 0,
             unsent: VecDeque::new(),
-            in_line: false,
             gone: false,
         }
     }
@@ -347,8 +344,9 @@ impl Stream {
     }
 }
 
-/// Room that a chain for the guest must have.
-pub(super) const ROOM_MIN: usize = HEADER;
+/// Room that a chain for the guest must have: with none for a payload, a stream with bytes could neither
+/// speak nor be silent.
+pub(super) const ROOM_MIN: usize = HEADER + 1;
 
 fn is_busy(error: &io::Error) -> bool {
     let kind = error.kind();

@@ -588,3 +588,39 @@ fn the_socket_goes_with_the_device_and_a_stale_one_is_replaced() {
     assert!(super::Listener::bind(path).is_ok());
     drop(dir);
 }
+
+#[test]
+fn buffers_without_room_for_bytes_come_back_empty() {
+    let mut peer = Peer::new(0);
+    let mut client = UnixStream::connect(peer.guest.vsock_path()).unwrap();
+    client.write_all(b"CONNECT 5000\nx").unwrap();
+    peer.guest.poll(Duration::from_millis(50));
+    for len in [1, 43, 44] {
+        peer.rx.add(&peer.guest.ram, &[Piece::Write(DATA, len)]);
+    }
+    peer.guest.notify(&peer.rx);
+    for _ in 0..3 {
+        assert_eq!(peer.rx.take(&peer.guest.ram).unwrap().1, 0);
+    }
+    peer.add_buffer();
+    peer.guest.notify(&peer.rx);
+    peer.expect_op(REQUEST);
+}
+
+#[test]
+fn a_full_table_makes_room_only_for_what_is_over() {
+    let mut peer = Peer::new(16);
+    let mut clients: Vec<_> = (0..512).map(|port| peer.connect(port)).collect();
+    let mut refused = UnixStream::connect(peer.guest.vsock_path()).unwrap();
+    refused.write_all(b"CONNECT 1\n").unwrap();
+    peer.guest.poll(Duration::from_millis(50));
+    assert!(at_end(&mut refused));
+
+    let (gone, stream) = clients.remove(7);
+    drop(gone);
+    assert_eq!(peer.expect_op(SHUTDOWN).flags, 3);
+    let mut client = UnixStream::connect(peer.guest.vsock_path()).unwrap();
+    client.write_all(b"CONNECT 1\n").unwrap();
+    assert_eq!(peer.expect_op(RST).guest_port, stream.guest_port);
+    peer.expect_op(REQUEST);
+}
