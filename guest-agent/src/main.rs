@@ -42,6 +42,12 @@ fn mode(arguments: &[String]) -> Result<Mode, String> {
         .ok_or_else(usage)
 }
 
+/// Where the C library does not start the program: see `sys::main`.
+#[cfg(test)]
+fn main() {
+    std::process::exit(run());
+}
+
 /// Runs the program; its exit status.
 fn run() -> i32 {
     sys::prepare_process();
