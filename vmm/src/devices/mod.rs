@@ -16,6 +16,8 @@
 mod block;
 mod buffers;
 mod console;
+#[doc(hidden)]
+pub mod fuzz;
 mod interrupts;
 mod layer;
 mod net;
