@@ -35,13 +35,6 @@ starts = 5
 at_least = "60s"
 "#;
 
-/// Not a test: the stand-in's `main`. Run by hand it ends at once, since standard input is no socket.
-#[test]
-#[ignore = "is started as a VMM by the other tests"]
-fn stand_in_main() {
-    support::serve();
-}
-
 #[test]
 fn a_burst_is_measured_judged_and_leaves_nothing() {
     let Some(stage) = Stage::set() else { return };

@@ -67,15 +67,15 @@ fn head(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
 }
 
 fn columns_head() -> String {
-    let names = Quantile::ALL.map(|q| format!("{:>13}", format!("{} ms", q.name())));
+    let names = Quantile::ALL.map(|q| format!("{:>15}", format!("{} ms", q.name())));
     format!("{:>7}{}  {}", "n", names.concat(), "P95 interval, 95 %")
 }
 
 fn columns(p: &PhaseDocument) -> String {
     let cell = |ms: Option<f64>, quantile: Quantile| match ms {
-        Some(ms) => format!("{ms:>13.2}"),
-        None if p.n >= quantile.needs() => format!("{:>13}", "failed"),
-        None => format!("{:>13}", format!("n/a (n = {})", p.n)),
+        Some(ms) => format!("{ms:>15.2}"),
+        None if p.n >= quantile.needs() => format!("{:>15}", "failed"),
+        None => format!("{:>15}", format!("n/a (n = {})", p.n)),
     };
     let interval = p
         .p95_ci95_ms

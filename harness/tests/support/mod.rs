@@ -1,29 +1,18 @@
-//! A stand-in for `cube-vmm` and its guest's agent: it speaks the control socket and one command of the
-//! agent's wire, and runs no guest. A test binary becomes it through the script that [`Stage`] writes.
+//! A place in which `cube-bench` can run without guests: a template of zeros, and the example
+//! `stand-in-vmm` as VMM.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a stage that cannot be set should stop the test"
+)]
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    os::{
-        fd::AsFd,
-        unix::{
-            fs::PermissionsExt,
-            net::{UnixListener, UnixStream},
-        },
-    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
-use api_types::envd::frame as envd_frame;
-use model::{
-    Bytes, FileSum, MANIFEST_NAME, Platform, StartPhase, TEMPLATE_FORMAT, TemplateManifest,
-    Timeline,
-};
-use vmm_control::{Failure, FailureKind, Reply, Request, frame};
+use model::{Bytes, FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateManifest};
 
-/// Name of the ignored test that is the stand-in's `main`.
-const MAIN: &str = "stand_in_main";
 /// File of a template: what the stand-in's commands print, base64.
 const SAYS: &str = "says";
 
@@ -49,15 +38,7 @@ impl Stage {
         std::fs::write(template.join(MANIFEST_NAME), manifest).unwrap();
         std::fs::write(template.join("memory"), vec![0; 4096]).unwrap();
         std::fs::write(template.join(SAYS), "b2sK").unwrap();
-        let stage = Self { dir };
-        let exe = std::env::current_exe().unwrap();
-        let script = format!(
-            "#!/bin/sh\nexec {} --ignored --exact --nocapture --test-threads=1 {MAIN}\n",
-            exe.display()
-        );
-        std::fs::write(stage.vmm(), script).unwrap();
-        std::fs::set_permissions(stage.vmm(), PermissionsExt::from_mode(0o755)).unwrap();
-        Some(stage)
+        Some(Self { dir })
     }
 
     /// From now on commands print this (base64).
@@ -65,8 +46,16 @@ impl Stage {
         std::fs::write(self.dir.path().join("templates/base").join(SAYS), base64).unwrap();
     }
 
-    fn vmm(&self) -> PathBuf {
-        self.dir.path().join("cube-vmm")
+    /// Cargo builds examples with the tests, beside the binaries.
+    fn vmm() -> PathBuf {
+        let bench = Path::new(env!("CARGO_BIN_EXE_cube-bench"));
+        let path = bench.with_file_name("examples").join("stand-in-vmm");
+        assert!(
+            path.exists(),
+            "no {}: `cargo build -p harness --example stand-in-vmm` makes it",
+            path.display()
+        );
+        path
     }
 
     pub(crate) fn run_root(&self) -> PathBuf {
@@ -86,7 +75,7 @@ impl Stage {
             .args(["run", "--format", "json", "--artifacts"])
             .arg(self.dir.path())
             .arg("--vmm")
-            .arg(self.vmm())
+            .arg(Self::vmm())
             .arg("--run-root")
             .arg(self.run_root())
             .arg("--results")
@@ -157,88 +146,4 @@ fn manifest() -> TemplateManifest {
         state_sum: sum.clone(),
         layer_sum: sum,
     }
-}
-
-/// Serves the control socket on standard input until it closes.
-pub(crate) fn serve() {
-    let control = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
-    let mut timeline = Timeline::default();
-    timeline.stamp(StartPhase::ProcessStarted, harness::clock::monotonic_ns());
-    while let Ok((request, _)) = frame::receive::<Request>(&control) {
-        let answer: Result<Reply, Failure> = match request {
-            Request::Restore(spec) => {
-                let says = std::fs::read(spec.template.join(SAYS)).unwrap();
-                let listener = UnixListener::bind(spec.vsock).unwrap();
-                std::thread::spawn(move || agent(&listener, &says));
-                timeline.stamp(StartPhase::MemoryMapped, harness::clock::monotonic_ns());
-                Ok(Reply::Started(timeline.clone()))
-            }
-            Request::Resume => {
-                timeline.stamp(StartPhase::Resumed, harness::clock::monotonic_ns());
-                Ok(Reply::Done)
-            }
-            Request::Identity { identity, .. } => {
-                assert_eq!(identity.machine_id.len(), 32);
-                timeline.stamp(StartPhase::AgentReady, harness::clock::monotonic_ns());
-                Ok(Reply::Started(timeline.clone()))
-            }
-            other => Err(Failure {
-                kind: FailureKind::BadSpec,
-                message: format!("the stand-in has no {other:?}"),
-            }),
-        };
-        frame::send(&control, &answer, None).unwrap();
-    }
-    std::process::exit(0);
-}
-
-fn agent(listener: &UnixListener, says: &[u8]) {
-    for stream in listener.incoming() {
-        let says = says.to_owned();
-        std::thread::spawn(move || answer(stream.unwrap(), &says));
-    }
-}
-
-fn answer(stream: UnixStream, says: &[u8]) -> std::io::Result<()> {
-    let mut reader = BufReader::new(stream.try_clone()?);
-    let mut writer = stream;
-    let mut line = String::new();
-    reader.read_line(&mut line)?;
-    writer.write_all(b"OK 1\n")?;
-    let mut length = 0;
-    loop {
-        line.clear();
-        reader.read_line(&mut line)?;
-        if let Some((name, value)) = line.split_once(':')
-            && name.eq_ignore_ascii_case("content-length")
-        {
-            length = value.trim().parse().unwrap();
-        }
-        if line.trim().is_empty() {
-            break;
-        }
-    }
-    std::io::copy(&mut reader.take(length), &mut std::io::sink())?;
-    let says = String::from_utf8_lossy(says);
-    let mut body = Vec::new();
-    for (flags, message) in [
-        (0, r#"{"event":{"start":{"pid":7}}}"#.to_owned()),
-        (
-            0,
-            format!(r#"{{"event":{{"data":{{"stdout":"{says}"}}}}}}"#),
-        ),
-        (
-            0,
-            r#"{"event":{"end":{"exited":true,"status":"exit status 0"}}}"#.to_owned(),
-        ),
-        (envd_frame::END_STREAM, "{}".to_owned()),
-    ] {
-        envd_frame::encode(flags, message.as_bytes(), &mut body).unwrap();
-    }
-    write!(
-        writer,
-        "HTTP/1.1 200 OK\r\ncontent-type: application/connect+json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    )?;
-    writer.write_all(&body)
 }

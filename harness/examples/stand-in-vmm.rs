@@ -1,0 +1,103 @@
+//! A stand-in for `cube-vmm` and its guest's agent, for the tests of whole runs: it speaks the control
+//! socket (standard input, until it closes) and one command of the agent's wire, and runs no guest.
+#![expect(
+    clippy::unwrap_used,
+    reason = "part of the tests: a broken stand-in should stop them"
+)]
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    os::{
+        fd::AsFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+};
+
+use api_types::envd::frame as envd_frame;
+use model::{StartPhase, Timeline};
+use vmm_control::{Failure, FailureKind, Reply, Request, frame};
+
+/// File of a template: what commands print, base64.
+const SAYS: &str = "says";
+
+fn main() {
+    let control = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let mut timeline = Timeline::default();
+    timeline.stamp(StartPhase::ProcessStarted, harness::clock::monotonic_ns());
+    while let Ok((request, _)) = frame::receive::<Request>(&control) {
+        let answer: Result<Reply, Failure> = match request {
+            Request::Restore(spec) => {
+                let says = std::fs::read(spec.template.join(SAYS)).unwrap();
+                let listener = UnixListener::bind(spec.vsock).unwrap();
+                std::thread::spawn(move || agent(&listener, &says));
+                timeline.stamp(StartPhase::MemoryMapped, harness::clock::monotonic_ns());
+                Ok(Reply::Started(timeline.clone()))
+            }
+            Request::Resume => {
+                timeline.stamp(StartPhase::Resumed, harness::clock::monotonic_ns());
+                Ok(Reply::Done)
+            }
+            Request::Identity { identity, .. } => {
+                assert_eq!(identity.machine_id.len(), 32);
+                timeline.stamp(StartPhase::AgentReady, harness::clock::monotonic_ns());
+                Ok(Reply::Started(timeline.clone()))
+            }
+            other => Err(Failure {
+                kind: FailureKind::BadSpec,
+                message: format!("the stand-in has no {other:?}"),
+            }),
+        };
+        frame::send(&control, &answer, None).unwrap();
+    }
+}
+
+fn agent(listener: &UnixListener, says: &[u8]) {
+    for stream in listener.incoming() {
+        let says = says.to_owned();
+        std::thread::spawn(move || answer(stream.unwrap(), &says));
+    }
+}
+
+fn answer(stream: UnixStream, says: &[u8]) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let mut writer = stream;
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    writer.write_all(b"OK 1\n")?;
+    let mut length = 0;
+    loop {
+        line.clear();
+        reader.read_line(&mut line)?;
+        if let Some((name, value)) = line.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    std::io::copy(&mut reader.take(length), &mut std::io::sink())?;
+    let says = String::from_utf8_lossy(says);
+    let mut body = Vec::new();
+    for (flags, message) in [
+        (0, r#"{"event":{"start":{"pid":7}}}"#.to_owned()),
+        (
+            0,
+            format!(r#"{{"event":{{"data":{{"stdout":"{says}"}}}}}}"#),
+        ),
+        (
+            0,
+            r#"{"event":{"end":{"exited":true,"status":"exit status 0"}}}"#.to_owned(),
+        ),
+        (envd_frame::END_STREAM, "{}".to_owned()),
+    ] {
+        envd_frame::encode(flags, message.as_bytes(), &mut body).unwrap();
+    }
+    write!(
+        writer,
+        "HTTP/1.1 200 OK\r\ncontent-type: application/connect+json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    )?;
+    writer.write_all(&body)
+}

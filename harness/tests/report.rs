@@ -1,0 +1,113 @@
+//! What people and scripts read, from one recorded run on one invented host.
+
+#[path = "support/recorded.rs"]
+mod recorded;
+
+use std::path::Path;
+
+use harness::{
+    compare::{self, CompareError, Side},
+    host::facts::{self, HostFacts},
+    report::{View, document::Document, html, junit, markdown, terminal},
+    stats::fold::{Summary, fold},
+};
+
+fn host() -> HostFacts {
+    let mut host = facts::read(Path::new("/no/such"));
+    host.probe.platform = Some(model::Platform::Ring3);
+    host.probe.why = "ring 3 native, ring 0 emulated".into();
+    host.kvm_missing = None;
+    host.cpu_model = Some("Invented CPU".into());
+    host.cores = 2;
+    host.virtual_machine = Some(true);
+    host.governor = None;
+    host.ksm_runs = Some(false);
+    host.clock_source = Some("tsc".into());
+    host.transparent_huge_pages = Some("madvise".into());
+    host.kernel = Some("6.1.0".into());
+    host.cgroup_cpu_cores = None;
+    host.meminfo = [("MemTotal".to_owned(), 24_000_000_000)].into();
+    host.load_1min = Some(0.1);
+    host.commit = Some("0123456".into());
+    host.dirty_tree = Some(false);
+    host.debug_build = false;
+    host
+}
+
+fn shown(render: impl Fn(&View<'_>) -> String) -> String {
+    let (summary, host) = (fold(&recorded::events(6)), host());
+    render(&View::new(&summary, &host).unwrap())
+}
+
+#[test]
+fn terminal_report() {
+    insta::assert_snapshot!(shown(terminal::render));
+}
+
+#[test]
+fn markdown_report() {
+    insta::assert_snapshot!(shown(markdown::render));
+}
+
+#[test]
+fn junit_report() {
+    insta::assert_snapshot!(shown(junit::render));
+}
+
+#[test]
+fn json_report() {
+    insta::assert_snapshot!(shown(|view| Document::new(view).render()));
+}
+
+#[test]
+fn the_page_is_whole_and_escapes_what_it_is_given() {
+    let page = shown(html::render);
+    assert_eq!(page.matches("<svg").count(), 4);
+    assert!(page.contains("cannot be reached &lt;here&gt;"));
+    assert!(!page.contains("<here>") && !page.contains("http://") && !page.contains("<script"));
+    assert!(
+        !page.contains("NaN") && !page.contains("inf"),
+        "every coordinate is a number"
+    );
+}
+
+#[test]
+fn reports_of_empty_and_killed_runs_do_not_panic() {
+    let host = host();
+    for keep in [1, 2, 3, 10, 30] {
+        let events = recorded::events(2);
+        let summary = fold(&events[..keep]);
+        let view = View::new(&summary, &host).unwrap();
+        assert_eq!(Document::new(&view).ended, "killed");
+        for render in [
+            terminal::render,
+            markdown::render,
+            junit::render,
+            html::render,
+        ] {
+            assert!(!render(&view).contains("NaN"));
+        }
+    }
+    assert!(View::new(&Summary::default(), &host).is_none());
+}
+
+#[test]
+fn a_run_compared_with_itself_is_no_regression() {
+    let (summary, host) = (fold(&recorded::events(8)), host());
+    let side = Side {
+        summary: &summary,
+        facts: &host,
+    };
+    let comparison = compare::compare(side, side, 0.1).unwrap();
+    insta::assert_snapshot!(comparison.render());
+    let mut other = host.clone();
+    other.kernel = None;
+    let other = Side {
+        facts: &other,
+        ..side
+    };
+    assert!(matches!(
+        compare::compare(side, other, 0.1),
+        Err(CompareError::Host { .. })
+    ));
+}
