@@ -12,7 +12,7 @@
 mod sys;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -137,30 +137,20 @@ impl Watch {
         }
         Ok(())
     }
-
-    /// The epoll descriptor, for a thread that waits on this set together with something else.
-    #[must_use]
-    pub fn raw_fd(&self) -> i32 {
-        self.epoll.0.as_raw_fd()
-    }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
-    use std::cell::Cell;
 
     thread_local! {
         static KICKS: Cell<usize> = const { Cell::new(0) };
     }
 
-    extern "C" fn count_kick(
-        _: i32,
-        _: *mut nix::libc::siginfo_t,
-        _: *mut nix::libc::c_void,
-    ) {
+    extern "C" fn count_kick(_: i32, _: *mut nix::libc::siginfo_t, _: *mut nix::libc::c_void) {
         KICKS.set(KICKS.get() + 1);
     }
 
