@@ -4,9 +4,9 @@ use core::arch::asm;
 
 use crate::{
     events,
-    layout::end,
+    layout::{BASE, CPUID_ENTRIES, CpuidEntry, end, offset},
     log::log,
-    state::{Frame, entry, peek, poke, rest},
+    state::{Frame, cr3, entry, peek, poke},
 };
 
 const MSR_EFER: u64 = 0xc000_0080;
@@ -43,18 +43,28 @@ pub fn write_fs_base(base: u64) {
     unsafe { asm!("wrfsbase {}", in(reg) base, options(nomem, nostack, preserves_flags)) };
 }
 
-/// Xen's prefixed cpuid: `ud2a; .ascii "xen"; cpuid`. KVM traps the plain instruction and answers from
-/// the table that the VMM set, Xen's leaves included.
+/// The VMM's list; a leaf that is not there is zero. (The instruction itself is native at CPL 3: it would
+/// tell what the host has.)
+fn cpuid(function: u32, index: u32) -> [u32; 4] {
+    let table = BASE + offset::CPUID;
+    (0..CPUID_ENTRIES as u64)
+        .map(|i| peek::<CpuidEntry>(table + i * size_of::<CpuidEntry>() as u64))
+        .take_while(|e| e.used != 0)
+        .find(|e| e.function == function && (e.indexed == 0 || e.index == index))
+        .map_or([0; 4], |e| e.registers)
+}
+
+/// Xen's prefixed cpuid: `ud2a; .ascii "xen"; cpuid`.
 pub fn xen_cpuid(frame: &mut Frame) -> bool {
     const CODE: u64 = u64::from_le_bytes([0x0f, 0x0b, b'x', b'e', b'n', 0x0f, 0xa2, 0]);
     if entry().user_mode == 1 || peek::<u64>(frame.rip) & (u64::MAX >> 8) != CODE {
         return false;
     }
-    let r = core::arch::x86_64::__cpuid_count(frame.rax as u32, frame.rcx as u32);
-    frame.rax = r.eax.into();
-    frame.rbx = r.ebx.into();
-    frame.rcx = r.ecx.into();
-    frame.rdx = r.edx.into();
+    let [eax, ebx, ecx, edx] = cpuid(frame.rax as u32, frame.rcx as u32);
+    frame.rax = eax.into();
+    frame.rbx = ebx.into();
+    frame.rcx = ecx.into();
+    frame.rdx = edx.into();
     frame.rip += 7;
     true
 }
@@ -164,7 +174,7 @@ fn read_control(frame: &mut Frame, modrm: u8, prefixes: u64) -> Option<u64> {
     let value = match modrm >> 3 & 7 {
         0 => CR0,
         2 => peek::<u64>(entry().vcpu_info + 16),
-        3 => rest().cr3,
+        3 => cr3(),
         4 => CR4,
         _ => return None,
     };

@@ -77,6 +77,7 @@ pub fn block() {
         timer::check();
         fold();
         if due() {
+            timer::resume();
             return;
         }
         gate::out(port::IDLE);

@@ -7,7 +7,7 @@ use crate::{
     layout::{TIMER_VECTOR, USER_CS, USER_SS, end},
     log::log,
     pagefault,
-    state::{Frame, Trap, entry, flag, peek, poke, rest},
+    state::{Frame, Trap, cr3, entry, flag, peek, poke, rest},
     timer,
 };
 
@@ -69,6 +69,7 @@ fn general_protection(frame: &mut Frame) {
 
 #[unsafe(no_mangle)]
 extern "C" fn monitor_interrupt_dispatch(frame: &mut Frame) {
+    timer::apply_clock();
     timer::fired(frame.vector == u64::from(TIMER_VECTOR));
     events::fold();
     if frame.in_monitor() {
@@ -155,7 +156,7 @@ pub fn fatal(frame: &Frame) -> ! {
             frame.vector,
             frame.error,
             entry().user_mode,
-            rest().cr3,
+            cr3(),
             crate::gate::read_cr2()
         );
         log!("monitor: {frame:#x?}");

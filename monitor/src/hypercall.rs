@@ -16,6 +16,7 @@ const ENOSYS: i64 = -38;
 
 #[unsafe(no_mangle)]
 extern "C" fn monitor_hypercall_dispatch(a: u64, b: u64, c: u64, d: u64, _e: u64, nr: u64) -> i64 {
+    timer::apply_clock();
     dispatch(nr as u32, [a, b, c, d])
 }
 

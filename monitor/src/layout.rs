@@ -7,6 +7,7 @@
 //!     + 0x100000   shared page (VMM ↔ monitor)
 //!     + 0x101000   Xen shared_info
 //!     + 0x102000   GDT, TSS (one page), IDT (next page)
+//!     + 0x104000   CPUID table
 //!     + 0x108000   log ring                            32 KiB
 //!     + 0x110000   page tables of slot 257
 //!     + 2 MiB      machine-to-phys table, 8 bytes a page of RAM, rounded up to 2 MiB
@@ -36,6 +37,8 @@ pub mod offset {
     pub const TSS: u64 = 0x10_2800;
     /// Interrupt descriptor table.
     pub const IDT: u64 = 0x10_3000;
+    /// CPUID table, [`super::CPUID_ENTRIES`] of [`super::CpuidEntry`].
+    pub const CPUID: u64 = 0x10_4000;
     /// Log ring, [`super::LOG_BYTES`] long.
     pub const LOG: u64 = 0x10_8000;
     /// Page tables.
@@ -89,6 +92,25 @@ pub mod end {
     pub const CRASH: u64 = 3;
     /// The monitor met something it cannot go on from; the log says what.
     pub const MONITOR: u64 = 256;
+}
+
+/// Room in the CPUID table; the last entry is always empty.
+pub const CPUID_ENTRIES: usize = 512;
+
+/// What the guest kernel gets for one leaf.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuidEntry {
+    /// Leaf (EAX).
+    pub function: u32,
+    /// Subleaf (ECX).
+    pub index: u32,
+    /// 1 if the subleaf matters.
+    pub indexed: u32,
+    /// 1 in an entry, 0 behind the last one.
+    pub used: u32,
+    /// The answer.
+    pub registers: [u32; 4],
 }
 
 /// Parameters of the guest's clock: `ns = ns_base + scale(tsc - tsc_base)` with pvclock's scaling
@@ -153,6 +175,8 @@ pub struct Shared {
     pub region: u64,
     /// VMM: guest-physical address of the guest's console ring (`io/console.h`).
     pub console_ring: u64,
+    /// VMM: CR3 at the guest's start.
+    pub first_cr3: u64,
     /// Monitor: TSC at which the guest wants its timer, 0 for never.
     pub deadline_tsc: u64,
     /// Monitor: 1 when an interrupt was taken since the idle check began: the VMM must not sleep.

@@ -5,7 +5,7 @@
 use crate::{
     gate,
     layout::{L4_SLOT, offset},
-    state::{direct, peek, poke, rest, shared},
+    state::{cr3, direct, peek, poke, rest, shared},
 };
 
 /// Present.
@@ -55,7 +55,7 @@ pub fn update(at: u64, value: u64, preserve_ad: bool) -> bool {
 
 /// Address (in the direct map) of the L1 entry of a virtual address in the current tables.
 pub fn leaf(va: u64) -> Option<u64> {
-    let mut table = rest().cr3;
+    let mut table = cr3();
     for level in [39, 30, 21] {
         let at = entry_at(table, va >> level & 511);
         let value = peek::<u64>(at);
@@ -151,7 +151,7 @@ pub fn switch(gpa: u64) -> bool {
 
 /// Flushes all translations of the current address space.
 pub fn flush() {
-    gate::write_cr3(rest().cr3);
+    gate::write_cr3(cr3());
 }
 
 /// What the walk of a kernel address met that a fault can be blamed on, repaired.
@@ -165,7 +165,7 @@ pub enum Repair {
 /// Repairs a protection fault of the guest kernel: U bits that were never set because the kernel wrote the
 /// entry itself, and read-only entries of its map of page tables (see [`update_va`]).
 pub fn repair(va: u64, write: bool) -> Repair {
-    let mut table = rest().cr3;
+    let mut table = cr3();
     let mut repaired = Repair::Guest;
     for level in [39, 30, 21, 12] {
         let at = entry_at(table, va >> level & 511);

@@ -96,7 +96,7 @@ pub struct Rest {
     pub traps: [Trap; 256],
     /// Guest kernel's entry for events.
     pub event_target: u64,
-    /// Guest-physical address of the current L4 table.
+    /// Guest-physical address of the current L4 table, 0 until it was switched first.
     pub cr3: u64,
     /// Virtual address of the registered time area, 0 for none.
     pub time_area: u64,
@@ -138,6 +138,14 @@ pub fn entry() -> &'static mut Entry {
 /// The rest of the state.
 pub fn rest() -> &'static mut Rest {
     unsafe { &mut *addr_of_mut!(REST) }
+}
+
+/// Guest-physical address of the current L4 table.
+pub fn cr3() -> u64 {
+    match rest().cr3 {
+        0 => unsafe { read_volatile(&raw const (*shared()).first_cr3) },
+        cr3 => cr3,
+    }
 }
 
 /// Pointer to the page shared with the VMM; its fields are read and written volatile.

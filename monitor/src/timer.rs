@@ -68,8 +68,8 @@ pub fn publish_all() {
     poke(wall, version.wrapping_add(1));
 }
 
-/// After a restore: the clock has another TSC base, and what was armed is gone. `deadline_tsc` was
-/// already moved by the VMM.
+/// At the start and after a restore: the clock has another TSC base, and what was armed is gone.
+/// `deadline_tsc` was already moved by the VMM.
 pub fn apply_clock() {
     let epoch = from_vmm(unsafe { addr_of!((*shared()).clock_epoch) });
     if epoch != rest().clock_epoch {
@@ -88,6 +88,11 @@ pub fn set(at_ns: u64) {
 /// `VCPUOP_stop_singleshot_timer`.
 pub fn stop() {
     set_deadline(0);
+}
+
+/// Before the guest goes on after an idle time, in which nothing needs the LAPIC.
+pub fn resume() {
+    arm();
 }
 
 /// Makes the LAPIC interrupt no later than the deadline. An earlier one that is armed may fire first and
@@ -118,7 +123,7 @@ pub fn fired(lapic: bool) {
     if lapic {
         rest().armed_tsc = 0;
     }
-    if !check() && lapic {
+    if !check() {
         arm();
     }
 }

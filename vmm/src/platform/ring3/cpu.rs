@@ -55,15 +55,22 @@ pub(super) fn split_irqchip(vm: &VmFd) -> Result<(), Ring3Error> {
     vm.enable_cap(&cap).map_err(kvm("split the irqchip"))
 }
 
-/// CPUID; needed before state or start.
-pub(super) fn prepare(kvm_fd: &Kvm, vcpu: &VcpuFd) -> Result<(), Ring3Error> {
+/// What the guest kernel is to know of this host's CPU. KVM of this kind answers CPUID at CPL 3 natively and
+/// puts native values over those that it was given, so the kernel, which asks through Xen's prefix, gets
+/// its answers from the monitor's copy of this list.
+pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Error> {
     let supported = kvm_fd
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(kvm("list CPUID"))?;
     let mut entries: Vec<kvm_cpuid_entry2> =
         supported.as_slice().iter().filter_map(filter).collect();
     entries.extend(xen_leaves());
-    let cpuid = CpuId::from_entries(&entries)
+    Ok(entries)
+}
+
+/// Tells KVM the CPUID; needed before state or start, since KVM checks XCR0 and MSRs against it.
+pub(super) fn prepare(kvm_fd: &Kvm, vcpu: &VcpuFd) -> Result<(), Ring3Error> {
+    let cpuid = CpuId::from_entries(&guest_cpuid(kvm_fd)?)
         .map_err(|_| Ring3Error::State("more CPUID entries than KVM takes"))?;
     vcpu.set_cpuid2(&cpuid).map_err(kvm("set CPUID"))
 }
@@ -82,7 +89,8 @@ fn filter(entry: &kvm_cpuid_entry2) -> Option<kvm_cpuid_entry2> {
         (1, _) => {
             // MONITOR, VMX, SMX, EIST, TM2, PDCM, PCID, x2APIC, TSC deadline
             clear(&mut e.ecx, &[3, 5, 6, 7, 8, 15, 17, 21, 24]);
-            e.ecx |= 1 << 31;
+            // OSXSAVE, hypervisor
+            e.ecx |= 1 << 27 | 1 << 31;
             // DE, PSE, MCE, MTRR, PGE, MCA, PSE36, DS, ACPI, TM
             clear(&mut e.edx, &[2, 3, 7, 12, 13, 14, 17, 21, 22, 29]);
         }

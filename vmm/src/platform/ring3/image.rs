@@ -1,8 +1,9 @@
 //! The monitor's region: its image, descriptor tables and page tables.
 
+use kvm_bindings::kvm_cpuid_entry2;
 use monitor::layout::{
-    BASE, CPU_NODE_INDEX, Clock, DIRECT, GATE_CS, HEADER_MAGIC, M2P, STUB_BYTES, Shared,
-    TSS_SELECTOR, USER_CS, USER_SS, offset,
+    BASE, CPU_NODE_INDEX, CPUID_ENTRIES, Clock, CpuidEntry, DIRECT, GATE_CS, HEADER_MAGIC, M2P,
+    STUB_BYTES, Shared, TSS_SELECTOR, USER_CS, USER_SS, offset,
 };
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
@@ -41,7 +42,11 @@ fn word(index: usize) -> u64 {
 ///
 /// # Errors
 /// The region is not inside guest memory.
-pub fn build(memory: &Ram, ram: u64) -> Result<Entries, GuestMemoryError> {
+pub fn build(
+    memory: &Ram,
+    ram: u64,
+    cpuid: &[kvm_cpuid_entry2],
+) -> Result<Entries, GuestMemoryError> {
     debug_assert_eq!(word(0), HEADER_MAGIC);
     memory.write_slice(IMAGE, GuestAddress(ram))?;
     let put = |at: u64, value: u64| memory.write_obj(value, GuestAddress(ram + at));
@@ -51,6 +56,9 @@ pub fn build(memory: &Ram, ram: u64) -> Result<Entries, GuestMemoryError> {
     tss(&put)?;
     idt(&put)?;
     page_tables(&put, ram)?;
+    // vcpu_info[0].evtchn_upcall_mask: the kernel starts with events masked.
+    put(offset::SHARED_INFO, 0x100)?;
+    cpuid_table(&put, cpuid)?;
     for page in 0..ram >> 12 {
         put(offset::M2P + page * 8, page)?;
     }
@@ -86,6 +94,8 @@ fn tss(put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>) -> Result<(), Gu
     let mut bytes = [0_u8; 104];
     bytes[4..12].copy_from_slice(&word(9).to_le_bytes());
     bytes[36..44].copy_from_slice(&word(7).to_le_bytes());
+    // No I/O permission map: it would begin behind the segment's end.
+    bytes[102..104].copy_from_slice(&104_u16.to_le_bytes());
     bytes[44..52].copy_from_slice(&word(8).to_le_bytes());
     for (i, chunk) in bytes.chunks_exact(8).enumerate() {
         let value = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
@@ -114,6 +124,26 @@ fn idt(put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>) -> Result<(), Gu
             | (target >> 16 & 0xffff) << 48;
         put(offset::IDT + vector * 16, low)?;
         put(offset::IDT + vector * 16 + 8, target >> 32)?;
+    }
+    Ok(())
+}
+
+/// The list that the monitor answers the kernel's CPUID from: `CpuidEntry` after `CpuidEntry`, an empty one
+/// at the end.
+fn cpuid_table(
+    put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>,
+    entries: &[kvm_cpuid_entry2],
+) -> Result<(), GuestMemoryError> {
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let kept = entries
+        .iter()
+        .filter(|e| e.eax | e.ebx | e.ecx | e.edx != 0);
+    for (i, e) in kept.take(CPUID_ENTRIES - 1).enumerate() {
+        let at = offset::CPUID + (i * size_of::<CpuidEntry>()) as u64;
+        put(at, pair(e.function, e.index))?;
+        put(at + 8, pair(e.flags & 1, 1))?;
+        put(at + 16, pair(e.eax, e.ebx))?;
+        put(at + 24, pair(e.ecx, e.edx))?;
     }
     Ok(())
 }
@@ -161,6 +191,7 @@ pub fn encode_shared(s: &Shared) -> [u8; size_of::<Shared>()] {
         s.ram_pages,
         s.region,
         s.console_ring,
+        s.first_cr3,
         s.deadline_tsc,
         s.woken,
         s.end_reason,
@@ -192,11 +223,12 @@ pub fn decode_shared(bytes: &[u8; size_of::<Shared>()]) -> Shared {
         ram_pages: w(7),
         region: w(8),
         console_ring: w(9),
-        deadline_tsc: w(10),
-        woken: w(11),
-        end_reason: w(12),
-        log_head: w(13),
-        log_tail: w(14),
+        first_cr3: w(10),
+        deadline_tsc: w(11),
+        woken: w(12),
+        end_reason: w(13),
+        log_head: w(14),
+        log_tail: w(15),
     }
 }
 
@@ -229,6 +261,7 @@ mod tests {
             ram_pages: 8,
             region: 9,
             console_ring: 10,
+            first_cr3: 16,
             deadline_tsc: 11,
             woken: 12,
             end_reason: 13,
@@ -241,6 +274,6 @@ mod tests {
             format!("{shared:?}")
         );
         // The monitor reads the same bytes as a C structure.
-        assert_eq!(size_of::<Shared>(), 15 * 8);
+        assert_eq!(size_of::<Shared>(), 16 * 8);
     }
 }

@@ -142,7 +142,8 @@ impl Ring3 {
         files: BootFiles<'_>,
     ) -> Result<Self, Ring3Error> {
         let memory = Memory::anonymous(Self::memory_bytes(ram))?;
-        let entries = image::build(&memory.ram, ram).map_err(Ring3Error::Region)?;
+        let entries = image::build(&memory.ram, ram, &cpu::guest_cpuid(kvm_fd)?)
+            .map_err(Ring3Error::Region)?;
         let start = domain::build(&memory.ram, ram, files, &entries)?;
         let mut this = Self::new(kvm_fd, memory, ram, devices)?;
         cpu::prepare(kvm_fd, &this.vcpu)?;
@@ -153,6 +154,7 @@ impl Ring3 {
         shared.ram_pages = ram >> 12;
         shared.region = ram;
         shared.console_ring = start.console;
+        shared.first_cr3 = start.cr3;
         this.put_shared(shared)?;
         Ok(this)
     }
@@ -263,7 +265,7 @@ impl Ring3 {
                 });
             }
             // Nothing else is there: writes are lost, reads give ones.
-            Ok(VcpuExit::MmioWrite(..)) | Ok(VcpuExit::Intr) => return Ok(Exit::Resume),
+            Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr) => return Ok(Exit::Resume),
             Ok(VcpuExit::MmioRead(_, data) | VcpuExit::IoIn(_, data)) => {
                 data.fill(0xff);
                 return Ok(Exit::Resume);
