@@ -92,20 +92,40 @@ pub(crate) fn run(
     tiers: &[Tier],
     surroundings: &Surroundings,
 ) -> Result<Outcome> {
-    let mut command = if has_nextest(workspace) {
-        nextest(workspace, tiers)
-    } else {
-        cargo_test(workspace, tiers)
+    let runner = Runner::installed(workspace);
+    let mut command = match runner {
+        Runner::Nextest => nextest(workspace, tiers),
+        Runner::CargoTest => cargo_test(workspace, tiers),
     };
     command.env("CUBE_ARTIFACTS", &surroundings.artifacts);
     if let Some(binaries) = &surroundings.binaries {
         command.env("CUBE_BIN", binaries);
     }
-    watch(&mut command, &mut std::io::stderr())
+    watch(&mut command, runner, &mut std::io::stderr())
 }
 
-fn has_nextest(workspace: &Workspace) -> bool {
-    tool::output(workspace.cargo().args(["nextest", "--version"])).is_ok()
+/// What runs the tests. Each ends with its own kind of summary; nextest shows the other's too, in the
+/// output of failed tests.
+#[derive(Debug, Clone, Copy)]
+enum Runner {
+    Nextest,
+    CargoTest,
+}
+
+impl Runner {
+    fn installed(workspace: &Workspace) -> Self {
+        match tool::output(workspace.cargo().args(["nextest", "--version"])) {
+            Ok(_) => Self::Nextest,
+            Err(_) => Self::CargoTest,
+        }
+    }
+
+    fn is_summary(self, line: &str) -> bool {
+        match self {
+            Self::Nextest => line.starts_with("Summary [") && line.contains("run:"),
+            Self::CargoTest => line.starts_with("test result: "),
+        }
+    }
 }
 
 fn nextest(workspace: &Workspace, tiers: &[Tier]) -> Command {
@@ -169,7 +189,7 @@ fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
 }
 
 /// Passes a runner's output on and reads its summaries.
-fn watch(command: &mut Command, terminal: &mut impl Write) -> Result<Outcome> {
+fn watch(command: &mut Command, runner: Runner, terminal: &mut impl Write) -> Result<Outcome> {
     let (reader, writer) = std::io::pipe()?;
     command
         .stdin(Stdio::null())
@@ -181,7 +201,7 @@ fn watch(command: &mut Command, terminal: &mut impl Write) -> Result<Outcome> {
     let mut counts = Counts::default();
     for line in BufReader::new(reader).split(b'\n') {
         let mut line = line?;
-        if let Some(more) = summary(&String::from_utf8_lossy(&line)) {
+        if let Some(more) = summary(runner, &String::from_utf8_lossy(&line)) {
             counts.passed += more.passed;
             counts.failed += more.failed;
             counts.skipped += more.skipped;
@@ -194,10 +214,9 @@ fn watch(command: &mut Command, terminal: &mut impl Write) -> Result<Outcome> {
 }
 
 /// The counts in a runner's summary line; `None` for other lines.
-fn summary(line: &str) -> Option<Counts> {
+fn summary(runner: Runner, line: &str) -> Option<Counts> {
     let line = line.trim();
-    let is_summary = line.starts_with("Summary [") && line.contains("run:");
-    if !is_summary && !line.starts_with("test result: ") {
+    if !runner.is_summary(line) {
         return None;
     }
     let before = |word: &str| {
@@ -229,24 +248,33 @@ mod tests {
 
     #[test]
     fn summaries_of_both_runners_are_read() {
-        let cases = [
+        let nextest = [
             (
-                "     Summary [   0.004s] 3 tests run: 3 passed, 1 skipped",
+                "  Summary [ 0.004s] 3 tests run: 3 passed, 1 skipped",
                 counts(3, 0, 1),
             ),
             (
-                "     Summary [ 1.0s] 7/9 tests run: 3 passed (1 slow), 2 failed, 1 timed out, 4 skipped",
+                "  Summary [ 1.0s] 7/9 tests run: 3 passed (1 slow), 2 failed, 1 timed out, 4 skipped",
                 counts(3, 3, 4),
             ),
             (
-                "test result: FAILED. 5 passed; 1 failed; 2 ignored; 0 measured; 3 filtered out; finished in 0.1s",
+                "test result: FAILED. 0 passed; 1 failed; 9 filtered out",
+                None,
+            ),
+        ];
+        for (line, want) in nextest {
+            assert_eq!(summary(Runner::Nextest, line), want, "{line}");
+        }
+        let cargo = [
+            (
+                "test result: FAILED. 5 passed; 1 failed; 2 ignored; 0 measured; 3 filtered out",
                 counts(5, 1, 5),
             ),
             ("test result is fine", None),
             ("test kvm_boot ... ok", None),
         ];
-        for (line, want) in cases {
-            assert_eq!(summary(line), want, "{line}");
+        for (line, want) in cargo {
+            assert_eq!(summary(Runner::CargoTest, line), want, "{line}");
         }
     }
 
@@ -266,7 +294,7 @@ mod tests {
             "-c",
             "echo 'test result: ok. 2 passed; 0 failed;' >&2; exit 1",
         ]);
-        let outcome = watch(&mut command, &mut Vec::new()).unwrap();
+        let outcome = watch(&mut command, Runner::CargoTest, &mut Vec::new()).unwrap();
         assert!(!outcome.success);
         assert_eq!(Some(outcome.counts), counts(2, 0, 0));
     }
