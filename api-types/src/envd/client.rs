@@ -788,3 +788,71 @@ fn percent_encode(text: &str, out: &mut String) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    /// Connects to a peer that reads one line and then says `answer`, whatever it was asked.
+    fn connect_to(answer: &'static [u8]) -> (Result<EnvdClient, ClientError>, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vsock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let peer = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut line = Vec::new();
+            while !line.ends_with(b"\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                line.extend(byte);
+            }
+            stream.write_all(answer).unwrap();
+            (String::from_utf8(line).unwrap(), stream)
+        });
+        let client = EnvdClient::connect(&path, 49_983, PATIENCE);
+        let (line, _stream) = peer.join().unwrap();
+        (client, line)
+    }
+
+    #[test]
+    fn the_handshake_leaves_what_follows_it() {
+        let (client, line) = connect_to(b"OK 1073741824\nHTTP/1.1 204 No Content\r\n\r\n");
+        assert_eq!(line, "CONNECT 49983\n");
+        client.unwrap().health().unwrap();
+    }
+
+    #[test]
+    fn a_closed_port_is_not_reachable() {
+        let nobody = EnvdClient::connect(Path::new("/nowhere/vsock"), 1, PATIENCE);
+        assert!(matches!(nobody, Err(ClientError::NotReachable { .. })));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vsock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let peer = std::thread::spawn(move || drop(listener.accept()));
+        let closed = EnvdClient::connect(&path, 1, PATIENCE);
+        peer.join().unwrap();
+        assert!(
+            matches!(closed, Err(ClientError::NotReachable { .. })),
+            "{closed:?}"
+        );
+    }
+
+    #[test]
+    fn another_protocol_is_told_apart() {
+        let (client, _) = connect_to(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        assert!(
+            matches!(client, Err(ClientError::Protocol(_))),
+            "{client:?}"
+        );
+    }
+
+    #[test]
+    fn silence_ends_at_the_deadline() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut client = EnvdClient::over(ours, Duration::from_millis(50));
+        assert!(matches!(client.health(), Err(ClientError::Timeout(_))));
+    }
+}
