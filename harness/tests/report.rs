@@ -36,7 +36,7 @@ fn host() -> HostFacts {
 
 fn shown(render: impl Fn(&View<'_>) -> String) -> String {
     let (summary, host) = (fold(&recorded::events(6)), host());
-    render(&View::new(&summary, &host).unwrap())
+    render(&View::new(&summary, &host).expect("the events begin with a start"))
 }
 
 #[test]
