@@ -22,7 +22,7 @@ pub mod template_file {
     pub const WORKING_SET: &str = "working-set";
 }
 
-/// Length and SHA-256 (hex) of a file.
+/// Length and SHA-256 (hex) of a file; over all of it unless the field says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileSum {
@@ -54,10 +54,10 @@ pub struct TemplateManifest {
     pub root_sum: FileSum,
     /// Sum of the guest kernel (ELF).
     pub kernel_sum: FileSum,
-    /// Sum of [`template_file::MEMORY`].
+    /// Sum of [`template_file::MEMORY`]: over its 64 KiB blocks that are not zero, each led by its index.
     pub memory_sum: FileSum,
     /// Sum of [`template_file::STATE`].
     pub state_sum: FileSum,
-    /// Sum of [`template_file::LAYER`].
+    /// Sum of [`template_file::LAYER`], made like that of the memory.
     pub layer_sum: FileSum,
 }

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use api_types::envd::{InitRequest, Timestamp};
 use model::Identity;
 
 use crate::{
@@ -145,13 +146,15 @@ fn judge(answer: &[u8]) -> Option<Progress> {
 }
 
 fn request(identity: &Identity, unix_ns: u64) -> String {
-    let body = serde_json::json!({
-        "hostname": identity.hostname,
-        "machineId": identity.machine_id,
-        "entropy": identity.entropy.as_hex(),
-        "timestampUnixNs": unix_ns,
-    })
-    .to_string();
+    let init = InitRequest {
+        hostname: Some(identity.hostname.clone()),
+        machine_id: Some(identity.machine_id.clone()),
+        entropy: Some(identity.entropy.as_hex().to_owned()),
+        timestamp: Some(Timestamp::from_unix_ns(unix_ns)),
+        ..InitRequest::default()
+    };
+    // Strings and numbers only: this cannot fail.
+    let body = serde_json::to_string(&init).unwrap_or_default();
     format!(
         "POST /init HTTP/1.1\r\nHost: guest\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
         body.len()

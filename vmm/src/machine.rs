@@ -514,9 +514,9 @@ impl Machine {
                 KernelOrigin::File(path) => snapshot::sum(path)?,
                 KernelOrigin::Sum(sum) => sum.clone(),
             },
-            memory_sum: snapshot::sum(&draft.path(template_file::MEMORY))?,
+            memory_sum: snapshot::sparse_sum(&draft.path(template_file::MEMORY))?,
             state_sum: snapshot::sum(&draft.path(template_file::STATE))?,
-            layer_sum: snapshot::sum(&draft.path(template_file::LAYER))?,
+            layer_sum: snapshot::sparse_sum(&draft.path(template_file::LAYER))?,
         };
         draft.finish(&manifest)?;
         Ok(Reply::Done)

@@ -18,7 +18,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use super::{
     BootFiles,
     elf::{self, ElfError, XenNotes},
-    image::{Entries, TABLE},
+    image::{Entries, TABLE, identity_frames},
 };
 use crate::devices::Ram;
 
@@ -159,9 +159,7 @@ pub fn build(
     memory
         .read_exact_volatile_from(GuestAddress(at.initrd), files.initrd, size)
         .map_err(DomainError::Memory)?;
-    for page in 0..ram >> 12 {
-        put(memory, at.p2m + page * 8, page)?;
-    }
+    identity_frames(memory, at.p2m, ram).map_err(DomainError::Memory)?;
     page_tables(memory, &at, &notes, entries)?;
     start_info(memory, ram, &at, &notes, initrd_len, files.cmdline)?;
     Ok(Start {

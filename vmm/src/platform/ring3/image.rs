@@ -59,15 +59,27 @@ pub fn build(
     // vcpu_info[0].evtchn_upcall_mask: the kernel starts with events masked.
     put(offset::SHARED_INFO, 0x100)?;
     cpuid_table(&put, cpuid)?;
-    for page in 0..ram >> 12 {
-        put(offset::M2P + page * 8, page)?;
-    }
+    identity_frames(memory, ram + offset::M2P, ram)?;
     Ok(Entries {
         syscall: word(1),
         hypercall: word(2),
         iret: word(3),
         l3: ram + offset::PAGE_TABLES,
     })
+}
+
+/// A list of all frame numbers of RAM in order, as machine-to-phys table and p2m list have it.
+pub(super) fn identity_frames(memory: &Ram, at: u64, ram: u64) -> Result<(), GuestMemoryError> {
+    const FRAMES: u64 = 1 << 12;
+    let mut bytes = Vec::with_capacity(8 << 12);
+    for first in (0..ram >> 12).step_by(1 << 12) {
+        bytes.clear();
+        for frame in first..(first + FRAMES).min(ram >> 12) {
+            bytes.extend_from_slice(&frame.to_le_bytes());
+        }
+        memory.write_slice(&bytes, GuestAddress(at + first * 8))?;
+    }
+    Ok(())
 }
 
 /// Descriptors by index. 64-bit code and data, flat.
