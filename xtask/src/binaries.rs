@@ -9,6 +9,13 @@ use crate::{progress::Progress, tool, workspace::Workspace};
 /// The guest's programs are static, for one target, in a profile of their own.
 const GUEST_TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// Release binaries that need no library, for a host that has none.
+#[derive(Debug, Clone)]
+pub(crate) struct StaticBinaries {
+    pub(crate) vmm: PathBuf,
+    pub(crate) steps: PathBuf,
+}
+
 /// The release binaries of the host.
 #[derive(Debug, Clone)]
 pub(crate) struct HostBinaries {
@@ -70,6 +77,27 @@ pub(crate) fn build_host(
     existing(binaries.vmm())?;
     existing(binaries.bench())?;
     Ok(binaries)
+}
+
+/// Builds `cube-vmm` and `hvm-steps` as for a release, but static.
+pub(crate) fn build_static(
+    workspace: &Workspace,
+    progress: Progress,
+    log: &Path,
+) -> Result<StaticBinaries> {
+    progress.stage("static binaries", || {
+        let mut cargo = workspace.cargo();
+        cargo
+            .env("RUSTFLAGS", "-C target-feature=+crt-static")
+            .args(["build", "--release", "--target", GUEST_TARGET])
+            .args(["--package", "vmm", "--package", "hvm-steps"]);
+        tool::run(&mut cargo, log)
+    })?;
+    let dir = workspace.target()?.join(GUEST_TARGET).join("release");
+    Ok(StaticBinaries {
+        vmm: existing(dir.join("cube-vmm"))?,
+        steps: existing(dir.join("hvm-steps"))?,
+    })
 }
 
 fn existing(file: PathBuf) -> Result<PathBuf> {
