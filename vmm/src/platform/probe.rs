@@ -15,6 +15,8 @@ use crate::{error::MachineError, memory::Memory, sys};
 
 /// Iterations of the two-instruction loop.
 const LOOPS: u64 = 1000;
+/// How often a ring is measured before it counts as emulated.
+const ROUNDS: u32 = 8;
 /// More than this for an iteration is emulation: native is below 2 ns, emulated above 500.
 const EMULATED_NS: u64 = 100;
 
@@ -85,11 +87,11 @@ fn judge(ring0_ns: Option<u64>, ring3_ns: Option<u64>) -> HostPlatform {
     }
 }
 
-/// Time of an iteration: a long run less an empty one, so that exits cancel out. The best of three, as soon as
-/// that is native speed: noise only ever makes it slower.
+/// Time of an iteration: a long run less an empty one, so that exits cancel out. The best of some, and the
+/// first that is native speed: noise only ever makes it slower, and an emulated host is full of it.
 fn iteration_ns(kvm: &Kvm, cpl: u8) -> Option<u64> {
     let mut best = None;
-    for _ in 0..3 {
+    for _ in 0..ROUNDS {
         let empty = run(kvm, cpl, 1)?;
         let full = run(kvm, cpl, LOOPS)?;
         let ns = u64::try_from(full.saturating_sub(empty).as_nanos()).ok()? / LOOPS;

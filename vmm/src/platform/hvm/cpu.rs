@@ -176,8 +176,8 @@ impl CpuState {
                 .map_err(kvm("tell the TSC's frequency"))?,
             regs: vcpu.get_regs().map_err(kvm("read registers"))?,
             sregs: vcpu.get_sregs().map_err(kvm("read special registers"))?,
-            // No capability, no register: the call fails.
-            xcrs: vcpu.get_xcrs().ok(),
+            // Without the capability the call fails or tells of no register.
+            xcrs: vcpu.get_xcrs().ok().filter(|xcrs| xcrs.nr_xcrs > 0),
             xsave: vcpu.get_xsave().map_err(kvm("read XSAVE state"))?,
             lapic: vcpu.get_lapic().map_err(kvm("read the LAPIC"))?,
             msrs: get_msrs(vcpu, msrs)?,
