@@ -26,13 +26,18 @@ fn main() {
     timeline.stamp(StartPhase::ProcessStarted, harness::clock::monotonic_ns());
     while let Ok((request, _)) = frame::receive::<Request>(&control) {
         let answer: Result<Reply, Failure> = match request {
-            Request::Restore(spec) => {
-                let says = std::fs::read(spec.template.join(SAYS)).unwrap();
-                let listener = UnixListener::bind(spec.vsock).unwrap();
-                std::thread::spawn(move || agent(&listener, &says));
-                timeline.stamp(StartPhase::MemoryMapped, harness::clock::monotonic_ns());
-                Ok(Reply::Started(timeline.clone()))
-            }
+            Request::Restore(spec) => match std::fs::read(spec.template.join(SAYS)) {
+                Ok(says) => {
+                    let listener = UnixListener::bind(spec.vsock).unwrap();
+                    std::thread::spawn(move || agent(&listener, &says));
+                    timeline.stamp(StartPhase::MemoryMapped, harness::clock::monotonic_ns());
+                    Ok(Reply::Started(timeline.clone()))
+                }
+                Err(e) => Err(Failure {
+                    kind: FailureKind::BadSnapshot,
+                    message: e.to_string(),
+                }),
+            },
             Request::Resume => {
                 timeline.stamp(StartPhase::Resumed, harness::clock::monotonic_ns());
                 Ok(Reply::Done)

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{View, document::Document, document::PhaseDocument};
-use crate::{gate::JudgedBy, scenario::Quantile};
+use crate::{exit::End, gate::JudgedBy, scenario::Quantile};
 
 /// Renders the report.
 #[must_use]
@@ -59,6 +59,9 @@ fn head(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     )?;
     for reason in &d.host.grade_reasons {
         writeln!(out, "  - {reason}")?;
+    }
+    if d.exit_code == End::TargetUnreachable.code() {
+        writeln!(out, "Not one create was answered.")?;
     }
     if d.ended != "complete" {
         writeln!(out, "The run ended early: {}.", d.ended)?;

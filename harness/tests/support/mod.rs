@@ -46,6 +46,11 @@ impl Stage {
         std::fs::write(self.dir.path().join("templates/base").join(SAYS), base64).unwrap();
     }
 
+    /// From now on restores are refused.
+    pub(crate) fn refuse(&self) {
+        std::fs::remove_file(self.dir.path().join("templates/base").join(SAYS)).unwrap();
+    }
+
     /// Cargo builds examples with the tests, beside the binaries.
     fn vmm() -> PathBuf {
         let bench = Path::new(env!("CARGO_BIN_EXE_cube-bench"));
