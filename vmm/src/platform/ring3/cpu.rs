@@ -69,8 +69,8 @@ pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Er
 }
 
 /// Tells KVM the CPUID; needed before state or start, since KVM checks XCR0 and MSRs against it.
-pub(super) fn prepare(kvm_fd: &Kvm, vcpu: &VcpuFd) -> Result<(), Ring3Error> {
-    let cpuid = CpuId::from_entries(&guest_cpuid(kvm_fd)?)
+pub(super) fn set_cpuid(vcpu: &VcpuFd, entries: &[kvm_cpuid_entry2]) -> Result<(), Ring3Error> {
+    let cpuid = CpuId::from_entries(entries)
         .map_err(|_| Ring3Error::State("more CPUID entries than KVM takes"))?;
     vcpu.set_cpuid2(&cpuid).map_err(kvm("set CPUID"))
 }
@@ -276,6 +276,9 @@ fn set_msrs(vcpu: &VcpuFd, pairs: &[(u32, u64)]) -> Result<(), Ring3Error> {
 /// CPU state in a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct CpuState {
+    /// What the kernel was told at its start. Listing what KVM supports takes as long as creating a VM, so
+    /// a clone takes it from here.
+    cpuid: Vec<kvm_cpuid_entry2>,
     regs: kvm_regs,
     sregs: kvm_sregs,
     xcrs: kvm_xcrs,
@@ -288,7 +291,7 @@ pub struct CpuState {
 }
 
 impl CpuState {
-    pub(super) fn of(vcpu: &VcpuFd) -> Result<Self, Ring3Error> {
+    pub(super) fn of(vcpu: &VcpuFd, cpuid: &[kvm_cpuid_entry2]) -> Result<Self, Ring3Error> {
         let wanted: Vec<kvm_msr_entry> = SAVED_MSRS
             .iter()
             .map(|index| kvm_msr_entry {
@@ -300,6 +303,7 @@ impl CpuState {
             Msrs::from_entries(&wanted).map_err(|_| Ring3Error::State("too many MSRs"))?;
         let n = vcpu.get_msrs(&mut msrs).map_err(kvm("read MSRs"))?;
         Ok(Self {
+            cpuid: cpuid.to_vec(),
             regs: vcpu.get_regs().map_err(kvm("read registers"))?,
             sregs: vcpu.get_sregs().map_err(kvm("read special registers"))?,
             xcrs: vcpu.get_xcrs().map_err(kvm("read XCR0"))?,
@@ -315,6 +319,11 @@ impl CpuState {
         })
     }
 
+    /// The CPUID list of the snapshot.
+    pub(super) fn cpuid(&self) -> &[kvm_cpuid_entry2] {
+        &self.cpuid
+    }
+
     /// Sets everything. KVM refuses what the CPU cannot hold; an MSR that is not in our own list is
     /// refused here.
     pub(super) fn apply(&self, vcpu: &VcpuFd) -> Result<(), Ring3Error> {
@@ -325,6 +334,7 @@ impl CpuState {
         {
             return Err(Ring3Error::State("an MSR that no snapshot holds"));
         }
+        set_cpuid(vcpu, &self.cpuid)?;
         vcpu.set_sregs(&self.sregs)
             .map_err(kvm("set special registers"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(kvm("set XCR0"))?;

@@ -46,7 +46,11 @@ pub(super) fn large_pages(ram: &Ram, cr3: u64) -> Vec<(u64, u64)> {
 fn merge(ram: &Ram, l1: u64) -> Option<u64> {
     let mut table = [0; 4096];
     ram.read_slice(&mut table, GuestAddress(l1 & FRAME)).ok()?;
-    let word = |i: usize| table[i * 8..i * 8 + 8].try_into().map_or(0, u64::from_le_bytes);
+    let word = |i: usize| {
+        table[i * 8..i * 8 + 8]
+            .try_into()
+            .map_or(0, u64::from_le_bytes)
+    };
     let same = |e: u64| e & !(ACCESSED | DIRTY);
     let first = same(word(0));
     let aligned = (first & FRAME).is_multiple_of(2 << 20);
@@ -54,7 +58,8 @@ fn merge(ram: &Ram, l1: u64) -> Option<u64> {
     let contiguous = (1..512).all(|i| same(word(i)) == first + ((i as u64) << 12));
     // The page-attribute bit of a small page is where a large one has its size bit.
     let plain = first & LARGE == 0;
-    (aligned && read_only && contiguous && plain).then(|| first & (FRAME | NX | 0x17) | ACCESSED | DIRTY | LARGE)
+    let large = (first & (FRAME | NX | 0x17)) | ACCESSED | DIRTY | LARGE;
+    (aligned && read_only && contiguous && plain).then_some(large)
 }
 
 #[cfg(test)]
@@ -73,7 +78,11 @@ mod tests {
         for i in 0..3_u64 {
             put(&ram, 0x3000 + i * 8, (0x4000 + i * 0x1000) | 0x67);
             for page in 0..512 {
-                put(&ram, 0x4000 + i * 0x1000 + page * 8, (i << 21 | page << 12) | 0x25);
+                put(
+                    &ram,
+                    0x4000 + i * 0x1000 + page * 8,
+                    (i << 21 | page << 12) | 0x25,
+                );
             }
         }
         ram
