@@ -18,6 +18,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use vmm_control::template::{LoadError, LoadedTemplate};
+
 use crate::{
     artifacts::{self, ArtifactError, Template},
     clock,
@@ -134,7 +136,9 @@ fn host_facts(
 ) -> HostFacts {
     let mut host = facts::read(vmm);
     let mut page_cache = match not_loaded {
-        None => "the memory was copied into a tmpfs of huge pages before the first warm-up".to_owned(),
+        None => {
+            "the memory was copied into a tmpfs of huge pages before the first warm-up".to_owned()
+        }
         Some(why) => format!(
             "the whole memory file was read before the first warm-up (no huge pages: {})",
             chain(why)
