@@ -17,8 +17,8 @@ use api_types::envd::frame as envd_frame;
 use model::{StartPhase, Timeline};
 use vmm_control::{Failure, FailureKind, Reply, Request, frame};
 
-/// File of a template: what commands print, base64.
-const SAYS: &str = "says";
+/// File of a template, one of those that a loaded template has too: what commands print, base64.
+const SAYS: &str = model::template_file::STATE;
 
 fn main() {
     let control = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());

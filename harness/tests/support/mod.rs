@@ -13,8 +13,8 @@ use std::{
 
 use model::{Bytes, FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateManifest};
 
-/// File of a template: what the stand-in's commands print, base64.
-const SAYS: &str = "says";
+/// File of a template that tells the stand-in what its commands print, base64.
+const SAYS: &str = model::template_file::STATE;
 
 /// A directory with a template, a stand-in VMM and a place for runs.
 pub(crate) struct Stage {
