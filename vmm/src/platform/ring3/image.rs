@@ -3,7 +3,7 @@
 use kvm_bindings::kvm_cpuid_entry2;
 use monitor::layout::{
     BASE, CPU_NODE_INDEX, CPUID_ENTRIES, Clock, CpuidEntry, DIRECT, GATE_CS, HEADER_MAGIC, M2P,
-    STUB_BYTES, Shared, TSS_SELECTOR, USER_CS, USER_SS, offset,
+    STUB_BYTES, Shared, TIMER_VECTOR, TSS_SELECTOR, USER_CS, USER_SS, offset,
 };
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
@@ -120,10 +120,12 @@ fn idt(put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>) -> Result<(), Gu
     const INTERRUPT: u64 = 0xe;
     const TRAP: u64 = 0xf;
     const GATE_VECTOR: u64 = 4;
+    const TIMER: u64 = TIMER_VECTOR as u64;
     for vector in 0..256_u64 {
         // Exceptions on IST 1 keep IF; interrupts on IST 2 clear it. Vector 4 is the way to CPL 0.
         let (target, selector, ist, kind) = match vector {
             GATE_VECTOR => (word(6), GATE_CS, 0, INTERRUPT),
+            TIMER => (word(5) + STUB_BYTES, USER_CS, 2, INTERRUPT),
             0..32 => (word(4) + vector * STUB_BYTES, USER_CS, 1, TRAP),
             _ => (word(5), USER_CS, 2, INTERRUPT),
         };
