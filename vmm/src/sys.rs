@@ -76,6 +76,12 @@ pub(crate) fn tsc() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
+/// A leaf of CPUID as this host's programs see it.
+#[must_use]
+pub(crate) fn cpuid(leaf: u32, index: u32) -> core::arch::x86_64::CpuidResult {
+    core::arch::x86_64::__cpuid_count(leaf, index)
+}
+
 /// Makes a mapping of this process the memory of a VM.
 ///
 /// # Errors

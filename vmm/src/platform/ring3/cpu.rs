@@ -36,6 +36,17 @@ const SAVED_MSRS: [u32; 8] = [
 /// x87, SSE, AVX, AVX-512; as far as KVM advertises them.
 const XCR0_WANTED: u64 = 0xe7;
 
+/// Features that user programs find by themselves, since CPUID is native at CPL 3, and that KVM of this
+/// kind does not list. The kernel has to know of them too: what it does not know it does not save at a
+/// switch, and processes would see each other's vector registers.
+///
+/// SSE3, PCLMULQDQ, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, AVX, F16C, RDRAND.
+const LEAF_1_ECX: u32 = 0x76d8_3203;
+/// BMI1, AVX2, BMI2, ERMS, AVX-512 F and DQ, RDSEED, ADX, AVX-512 IFMA, CD, SHA, BW, VL.
+const LEAF_7_EBX: u32 = 0xf02f_0328;
+/// AVX-512 VBMI and VBMI2, GFNI, VAES, VPCLMULQDQ, AVX-512 VNNI, BITALG, VPOPCNTDQ.
+const LEAF_7_ECX: u32 = 0x0000_5f42;
+
 /// LAPIC registers by offset.
 mod apic {
     pub(super) const SPURIOUS: usize = 0xf0;
@@ -87,10 +98,12 @@ fn filter(entry: &kvm_cpuid_entry2) -> Option<kvm_cpuid_entry2> {
     let mut e = *entry;
     match (e.function, e.index) {
         (1, _) => {
-            // MONITOR, VMX, SMX, EIST, TM2, PDCM, PCID, x2APIC, TSC deadline
-            clear(&mut e.ecx, &[3, 5, 6, 7, 8, 15, 17, 21, 24]);
+            // MONITOR, VMX, SMX, EIST, TM2, PDCM, PCID, x2APIC. The TSC deadline stays although the kernel
+            // has no use for it: KVM drops the monitor's timer unless the guest's CPUID has it.
+            clear(&mut e.ecx, &[3, 5, 6, 7, 8, 15, 17, 21]);
             // OSXSAVE, hypervisor
             e.ecx |= 1 << 27 | 1 << 31;
+            e.ecx |= sys::cpuid(1, 0).ecx & LEAF_1_ECX;
             // DE, PSE, MCE, MTRR, PGE, MCA, PSE36, DS, ACPI, TM
             clear(&mut e.edx, &[2, 3, 7, 12, 13, 14, 17, 21, 22, 29]);
         }
@@ -101,6 +114,9 @@ fn filter(entry: &kvm_cpuid_entry2) -> Option<kvm_cpuid_entry2> {
             clear(&mut e.ecx, &[2, 3, 4, 5, 7, 16, 22, 24, 29, 31]);
             // IBT, AMX, SPEC_CTRL and friends, ARCH_CAPABILITIES
             clear(&mut e.edx, &[20, 22, 24, 25, 26, 27, 28, 29, 30, 31]);
+            let native = sys::cpuid(7, 0);
+            e.ebx |= native.ebx & LEAF_7_EBX;
+            e.ecx |= native.ecx & LEAF_7_ECX;
         }
         (0xa, _) => {
             (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, 0);
