@@ -127,7 +127,15 @@ int main(int argc, char **argv) {
     set_debug(pid, 0, (uint64_t)poked);
     set_debug(pid, 7, 1);
     CHECK(ptrace(PTRACE_CONT, pid, 0, 0) == 0);
-    wait_stop(pid, SIGTRAP);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    if (WIFEXITED(status)) {
+        // Registers that are never matched are a limit of the host's KVM; anything in between is a bug.
+        CHECK(WEXITSTATUS(status) == 0);
+        puts("no hardware breakpoints");
+        return ok();
+    }
+    CHECK(WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP, "status %#x", status);
     CHECK(rip(pid) == (uint64_t)poked, "stopped at %#lx", rip(pid));
     CHECK(debug6(pid) & 1, "dr6 %#lx", debug6(pid));
     // A watchpoint of 8 bytes on writes, which stops after the store.

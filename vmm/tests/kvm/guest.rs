@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use crate::support::TestVm;
 
 /// Runs one program in a fresh clone.
-fn check(name: &str, args: &str) {
+fn check(name: &str, args: &str) -> String {
     let vm = TestVm::new();
     let said = vm.check(name, args);
     assert!(said.ends_with("ok"), "{said}");
     vm.assert_healthy();
+    said
 }
 
 pub(crate) fn kvm_signals_tell_their_addresses() {
@@ -21,7 +22,12 @@ pub(crate) fn kvm_ptrace_steps_and_breakpoints() {
 }
 
 pub(crate) fn kvm_ptrace_hardware_breakpoints() {
-    check("ptrace", "hardware");
+    let said = check("ptrace", "hardware");
+    if said.contains("no hardware breakpoints") {
+        eprintln!(
+            "this host's KVM does not match debug registers at CPL 3: only their absence was tested"
+        );
+    }
 }
 
 pub(crate) fn kvm_copy_on_write_keeps_processes_apart() {

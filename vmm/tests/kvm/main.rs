@@ -7,7 +7,11 @@
 mod support;
 
 mod boot;
+mod damage;
 mod guest;
+mod hostile;
+mod identity;
+mod lifecycle;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::{host, run_dir};
@@ -26,6 +30,9 @@ macro_rules! cases {
 }
 
 fn main() {
+    if let Ok(template) = std::env::var(lifecycle::CLIENT) {
+        return lifecycle::be_client(&template);
+    }
     let mut arguments = Arguments::from_args();
     // VMs share few cores and measured time: one test after another unless asked otherwise.
     arguments.test_threads.get_or_insert(1);
@@ -55,6 +62,43 @@ fn main() {
             kvm_a_fork_bomb_meets_its_limit,
             kvm_proc_is_sane,
             kvm_a_hundred_commands,
+        },
+        identity::{
+            kvm_clones_are_different_machines,
+            kvm_first_random_bytes_differ,
+            kvm_the_wall_clock_is_right,
+            kvm_an_old_snapshot_wakes_up_in_the_present,
+            kvm_pending_timers_keep_their_remaining_time,
+            kvm_clones_do_not_see_each_other,
+            kvm_a_bad_identity_is_refused,
+        },
+        lifecycle::{
+            kvm_a_paused_guest_stands_still,
+            kvm_requests_out_of_turn_are_refused,
+            kvm_clones_of_clones_keep_what_they_inherit,
+            kvm_streams_open_at_a_snapshot,
+            kvm_the_end_of_a_guest_is_reported,
+            kvm_the_vmm_ends_with_its_client,
+            kvm_shutdown_leaves_no_socket,
+        },
+        damage::{
+            kvm_truncated_templates_are_refused,
+            kvm_verify_finds_a_flipped_bit_in_every_file,
+            kvm_other_formats_and_platforms_are_refused,
+            kvm_forged_states_do_not_crash_the_vmm,
+            kvm_hostile_working_sets_are_harmless,
+            kvm_bad_boot_files_are_refused,
+            kvm_garbage_on_the_control_socket,
+            kvm_a_full_disk_stops_a_snapshot,
+            kvm_snapshots_replace_nothing,
+            kvm_a_killed_vmm_leaves_only_a_draft,
+        },
+        hostile::{
+            kvm_the_gate_to_ring_0_is_no_way_out,
+            kvm_scribbling_over_all_memory_harms_the_guest_only,
+            kvm_random_device_registers,
+            kvm_a_flooded_console_is_bounded,
+            kvm_a_flooded_vsock_goes_on_serving,
         },
     };
     let trials = cases.into_iter().map(trial).collect();
