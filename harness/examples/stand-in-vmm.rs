@@ -17,8 +17,8 @@ use api_types::envd::frame as envd_frame;
 use model::{StartPhase, Timeline};
 use vmm_control::{Failure, FailureKind, Reply, Request, frame};
 
-/// File of a template: what commands print, base64.
-const SAYS: &str = "says";
+/// File of a template, one of those that a loaded template has too: what commands print, base64.
+const SAYS: &str = model::template_file::STATE;
 
 fn main() {
     let control = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
@@ -26,13 +26,18 @@ fn main() {
     timeline.stamp(StartPhase::ProcessStarted, harness::clock::monotonic_ns());
     while let Ok((request, _)) = frame::receive::<Request>(&control) {
         let answer: Result<Reply, Failure> = match request {
-            Request::Restore(spec) => {
-                let says = std::fs::read(spec.template.join(SAYS)).unwrap();
-                let listener = UnixListener::bind(spec.vsock).unwrap();
-                std::thread::spawn(move || agent(&listener, &says));
-                timeline.stamp(StartPhase::MemoryMapped, harness::clock::monotonic_ns());
-                Ok(Reply::Started(timeline.clone()))
-            }
+            Request::Restore(spec) => match std::fs::read(spec.template.join(SAYS)) {
+                Ok(says) => {
+                    let listener = UnixListener::bind(spec.vsock).unwrap();
+                    std::thread::spawn(move || agent(&listener, &says));
+                    timeline.stamp(StartPhase::MemoryMapped, harness::clock::monotonic_ns());
+                    Ok(Reply::Started(timeline.clone()))
+                }
+                Err(e) => Err(Failure {
+                    kind: FailureKind::BadSnapshot,
+                    message: e.to_string(),
+                }),
+            },
             Request::Resume => {
                 timeline.stamp(StartPhase::Resumed, harness::clock::monotonic_ns());
                 Ok(Reply::Done)

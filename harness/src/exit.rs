@@ -24,7 +24,7 @@ pub enum End {
     Inconclusive,
     /// The host cannot run this.
     UnsuitableHost,
-    /// What is to be measured is not there.
+    /// What is to be measured is not there, or not one create was answered.
     TargetUnreachable,
     /// SIGINT or SIGTERM; partial results are kept.
     Interrupted,

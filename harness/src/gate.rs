@@ -239,7 +239,11 @@ fn slope(gate: &GateSpec, summary: &Summary) -> GateResult {
             } else {
                 Verdict::Inconclusive
             },
-            format!("95 % confidence interval {low:.0} to {high:.0} bytes a clone"),
+            format!(
+                "95 % confidence interval {:.3} to {:.3} MB a clone",
+                low / 1e6,
+                high / 1e6
+            ),
         ),
     };
     result(gate, n, Some(slope.value), verdict, why)

@@ -8,6 +8,8 @@ pub mod markdown;
 mod plot;
 pub mod terminal;
 
+use model::StartPhase;
+
 use crate::{
     exit::End,
     gate::{self, GateResult},
@@ -70,6 +72,16 @@ impl<'a> View<'a> {
     /// How the run ended.
     #[must_use]
     pub fn end(&self) -> End {
-        End::of_run(self.summary.ended.as_ref(), &self.gates)
+        let clones = &self.summary.clones;
+        let none_replied = !clones.is_empty()
+            && clones
+                .iter()
+                .all(|clone| clone.timeline.at(StartPhase::Replied).is_none());
+        match End::of_run(self.summary.ended.as_ref(), &self.gates) {
+            End::Pass | End::GateFailed | End::Inconclusive if none_replied => {
+                End::TargetUnreachable
+            }
+            end => end,
+        }
     }
 }

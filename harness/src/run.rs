@@ -33,6 +33,8 @@ use held::HeldClone;
 /// Workers wait for their base at least so long, plus [`LEAD_PER_WORKER`] for each of them.
 const LEAD: Duration = Duration::from_millis(20);
 const LEAD_PER_WORKER: Duration = Duration::from_micros(200);
+/// A wait notices an interrupt after this at the latest.
+const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
 /// Workers are many and shallow.
 const WORKER_STACK: usize = 256 << 10;
 
@@ -136,7 +138,7 @@ impl Runner<'_> {
             self.sample_memory(group, held.len());
         } else {
             if until == HoldUntil::Round && counted {
-                thread::sleep(self.scenario.hold.at_least);
+                self.rest(self.scenario.hold.at_least, &started);
                 self.sample_memory(round.index, started.len());
                 self.look_at(&mut started);
             }
@@ -147,7 +149,7 @@ impl Runner<'_> {
 
     fn look_at(&self, clones: &mut [HeldClone]) {
         if self.scenario.hold.until == HoldUntil::End {
-            thread::sleep(self.scenario.hold.at_least);
+            self.rest(self.scenario.hold.at_least, clones);
         }
         if self.scenario.memory.is_some() {
             for ledger in held::ledgers(clones, self.guest_memory) {
@@ -159,11 +161,30 @@ impl Runner<'_> {
         }
     }
 
+    /// Lets clones idle; without clones there is nothing to wait for.
+    fn rest(&self, duration: Duration, clones: &[HeldClone]) {
+        if !clones.is_empty() {
+            self.wait(duration);
+        }
+    }
+
+    /// Waits, but not longer than until the run is interrupted.
+    fn wait(&self, duration: Duration) {
+        let end = clock::monotonic_ns() + clock::nanoseconds(duration);
+        while !self.interrupted.load(Ordering::Relaxed) {
+            let now = clock::monotonic_ns();
+            if now >= end {
+                return;
+            }
+            clock::sleep_until(end.min(now + clock::nanoseconds(INTERRUPT_CHECK)));
+        }
+    }
+
     fn sample_memory(&self, group: u32, alive: usize) {
         let Some(spec) = self.scenario.memory else {
             return;
         };
-        thread::sleep(spec.settle);
+        self.wait(spec.settle);
         let alive = u32::try_from(alive).unwrap_or(u32::MAX);
         self.emit(RunEvent::Memory(memory::sample(group, alive)));
     }

@@ -18,6 +18,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use vmm_control::template::{LoadError, LoadedTemplate};
+
 use crate::{
     artifacts::{self, ArtifactError, Template},
     clock,
@@ -88,7 +90,8 @@ pub fn run(scenario: &Scenario, settings: &Settings) -> Result<PathBuf, SessionE
     sweep(&settings.run_root)?;
     let vmm = artifacts::find_vmm(settings.vmm.as_deref())?;
     let template = artifacts::find_template(&settings.artifacts, &scenario.target)?;
-    let host = host_facts(&vmm, &template, scenario);
+    let loaded = LoadedTemplate::load(&template.dir);
+    let host = host_facts(&vmm, &template, scenario, loaded.as_ref().err());
     if let Some(why) = host.kvm_missing {
         return Err(SessionError::Kvm(why));
     }
@@ -96,9 +99,13 @@ pub fn run(scenario: &Scenario, settings: &Settings) -> Result<PathBuf, SessionE
     write_environment(&results, &host)?;
     let at_root = at(&settings.run_root);
     let run_dir = RunDir::create(&settings.run_root).map_err(at_root)?;
-    let memory_path = template.dir.join(model::template_file::MEMORY);
+    let loaded = loaded.ok();
+    let source = loaded
+        .as_ref()
+        .map_or_else(|| template.dir.clone(), LoadedTemplate::dir);
+    let memory_path = source.join(model::template_file::MEMORY);
     let memory = FileId::of(&memory_path).map_err(at(&memory_path))?;
-    let target = VmmDirect::new(vmm, template.dir, &scenario.target, run_dir)
+    let target = VmmDirect::new(vmm, template.dir, loaded, &scenario.target, run_dir)
         .map_err(at(Path::new("/dev/urandom")))?;
     carry_out(scenario, settings, &target, memory, &results)?;
     Ok(results)
@@ -121,11 +128,26 @@ pub fn sweep(run_root: &Path) -> Result<(), SessionError> {
     Ok(())
 }
 
-fn host_facts(vmm: &Path, template: &Template, scenario: &Scenario) -> HostFacts {
+fn host_facts(
+    vmm: &Path,
+    template: &Template,
+    scenario: &Scenario,
+    not_loaded: Option<&LoadError>,
+) -> HostFacts {
     let mut host = facts::read(vmm);
-    let mut page_cache = "the whole memory file was read before the first warm-up".to_owned();
+    let mut page_cache = match not_loaded {
+        None => {
+            "the memory was copied into a tmpfs of huge pages before the first warm-up".to_owned()
+        }
+        Some(why) => format!(
+            "the whole memory file was read before the first warm-up (no huge pages: {})",
+            chain(why)
+        ),
+    };
     if scenario.cold_rounds > 0 {
-        page_cache.push_str("; POSIX_FADV_DONTNEED on it before each cold start");
+        page_cache.push_str(
+            "; cold starts map the file on disk, with POSIX_FADV_DONTNEED on it before each",
+        );
     }
     host.template = Some(TemplateFacts {
         dir: template.dir.clone(),

@@ -22,6 +22,7 @@ fn host() -> HostFacts {
     host.virtual_machine = Some(true);
     host.governor = None;
     host.ksm_runs = Some(false);
+    host.damon_actions.clear();
     host.clock_source = Some("tsc".into());
     host.transparent_huge_pages = Some("madvise".into());
     host.kernel = Some("6.1.0".into());

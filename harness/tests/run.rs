@@ -35,6 +35,11 @@ starts = 5
 at_least = "60s"
 "#;
 
+fn interrupt(child: &std::process::Child) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("it is ours and lives");
+}
+
 #[test]
 fn a_burst_is_measured_judged_and_leaves_nothing() {
     let Some(stage) = Stage::set() else { return };
@@ -129,14 +134,34 @@ fn sigint_keeps_partial_results() {
     until("a first attempt", || {
         std::fs::read_to_string(&events).is_ok_and(|t| t.contains("\"attempt\""))
     });
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    interrupt(&child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     let d: Document = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(d.ended, "interrupted");
     assert!(d.n >= 1);
     assert_eq!(std::fs::read_dir(stage.run_root()).unwrap().count(), 0);
+}
+
+#[test]
+fn sigint_ends_a_hold() {
+    let Some(stage) = Stage::set() else { return };
+    let child = stage.start(LONG);
+    until("five clones", || stage.sockets() == 5);
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(std::fs::read_dir(stage.run_root()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_target_that_answers_no_create_is_unreachable() {
+    let Some(stage) = Stage::set() else { return };
+    stage.refuse();
+    let output = stage.run(BURST);
+    assert_eq!(output.status.code(), Some(7));
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(d.failures["restore"], 120);
 }
 
 #[test]

@@ -263,29 +263,58 @@ fn two_vcpus(run: &mut Run<'_>) -> Result<String> {
                 head -c 16M /dev/vda | cksum; cksum < /var/tmp/$cpu > /dev/null\" &
         done; wait";
     let template = run.template("smp");
+    let mut laps = Laps(Vec::new(), Instant::now());
     let mut vm = Vm::boot(run.places, 2, None)?;
+    laps.lap("boot");
     let before = check_two(&vm.sh(WORK)?)?;
+    laps.lap("I/O");
     // Taken under load on both: that they go on is seen in the clones. `1<>` does not empty the file first,
     // so that a reader always finds a number.
     vm.sh("for cpu in 0 1; do
         taskset -c $cpu bash -c 'n=0; while :; do n=$((n+1)); echo $n 1<> /run/count$0; done' $cpu \
-            > /dev/null 2>&1 & done")?;
+            > /dev/null 2>&1 &
+        echo $!; done > /run/load")?;
     vm.process.control.snapshot(&template)?;
+    laps.lap("snapshot");
     drop(vm);
     for _ in 0..2 {
         let clone = Vm::restore(run.places, &template)?;
-        let counts = "cat /run/count0 /run/count1";
-        let first = numbers(&clone.sh(counts)?)?;
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while let now = numbers(&clone.sh(counts)?)?
-            && (now[0] <= first[0] || now[1] <= first[1])
-        {
-            ensure!(Instant::now() < deadline, "a vCPU stands still: {first:?} {now:?}");
-        }
-        clone.sh("pkill -f 'while :'; true")?;
+        laps.lap("restore");
+        both_go_on(&clone)?;
+        clone.sh("kill $(cat /run/load)")?;
+        laps.lap("going on");
         ensure!(check_two(&clone.sh(WORK)?)? == before, "other bytes");
+        laps.lap("I/O");
     }
-    Ok("both with disk I/O; snapshot under load, restored twice".to_owned())
+    Ok(laps.0.join(", "))
+}
+
+/// Both counters of the load rise.
+fn both_go_on(clone: &Vm) -> Result<()> {
+    let counts = || numbers(&clone.sh("cat /run/count0 /run/count1")?);
+    let first = counts()?;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let now = counts()?;
+        if now[0] > first[0] && now[1] > first[1] {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "a vCPU stands still: {first:?} {now:?}"
+        );
+    }
+}
+
+/// How long each part of a step took.
+struct Laps(Vec<String>, Instant);
+
+impl Laps {
+    fn lap(&mut self, what: &str) {
+        let seconds = self.1.elapsed().as_secs_f64();
+        self.1 = Instant::now();
+        self.0.push(format!("{what} {seconds:.1} s"));
+    }
 }
 
 fn numbers(text: &str) -> Result<Vec<u64>> {

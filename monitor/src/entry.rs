@@ -15,7 +15,7 @@
 
 use core::arch::global_asm;
 
-use crate::layout::{HEADER_MAGIC, USER_CS, USER_SS};
+use crate::layout::{EVENT_VECTOR, HEADER_MAGIC, STUB_BYTES, TIMER_VECTOR, USER_CS, USER_SS};
 
 global_asm!(
     r#"
@@ -54,6 +54,7 @@ monitor_gate_top:
     .set KERNEL_GS, MONITOR_ENTRY + 40
     .set VCPU_INFO, MONITOR_ENTRY + 48
     .set SYSCALL_TARGET, MONITOR_ENTRY + 56
+    .set LAST_WRITE_FAULT, MONITOR_ENTRY + 64
 
     .macro PUSH_REGISTERS
     push rdi
@@ -214,6 +215,7 @@ monitor_iret:
     mov rcx, [rip + USER_GS]
     wrgsbase rcx
     mov qword ptr [rip + USER_MODE], 1
+    mov qword ptr [rip + LAST_WRITE_FAULT], 0
 5:  bt dword ptr [rax + 24], 9
     setnc cl
     mov rdx, [rip + VCPU_INFO]
@@ -244,11 +246,17 @@ monitor_exit_window_end:
     call monitor_deliver_event
     jmp monitor_exit_window
 
+    // The timer's stub follows the others' at the distance that the IDT's builder knows.
+    .balign {stub_bytes}
     .global monitor_interrupt
 monitor_interrupt:
     push 0
-    push 32
-    PUSH_REGISTERS
+    push {event_vector}
+    jmp 8f
+    .balign {stub_bytes}
+    push 0
+    push {timer_vector}
+8:  PUSH_REGISTERS
     cld
     mov rdi, rsp
     call monitor_interrupt_dispatch
@@ -361,4 +369,7 @@ monitor_exceptions:
     magic = const HEADER_MAGIC,
     user_cs = const USER_CS,
     user_ss = const USER_SS,
+    stub_bytes = const STUB_BYTES,
+    event_vector = const EVENT_VECTOR,
+    timer_vector = const TIMER_VECTOR,
 );

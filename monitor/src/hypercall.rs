@@ -28,6 +28,7 @@ fn dispatch(nr: u32, args: [u64; 4]) -> i64 {
         2 | 10 | 21 => 0, // set_gdt, update_descriptor, vm_assist: nothing of ours depends on them
         3 => {
             entry().kernel_sp = b;
+            entry().last_write_fault = 0;
             0
         }
         4 => set_callbacks(a, b, c),
@@ -107,10 +108,11 @@ fn update_va_mapping(va: u64, value: u64, flags: u64) -> i64 {
     0
 }
 
-/// With one vCPU the page of the last user write fault needs no flush: it is copy-on-write being broken,
-/// the stale translation is read-only, and the retried write faults and is walked again.
+/// With one vCPU the page of the user write fault that is being handled needs no flush: it is copy-on-write
+/// being broken, the stale translation is read-only, and the retried write faults and is walked again.
+/// Once user code has run again this no longer holds: what is flushed then may have been written before.
 fn invlpg(va: u64) {
-    let last = core::mem::take(&mut rest().last_write_fault);
+    let last = core::mem::take(&mut entry().last_write_fault);
     if last == 0 || last != va >> 12 {
         crate::gate::invlpg(va);
     }

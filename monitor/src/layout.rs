@@ -203,7 +203,7 @@ pub struct Header {
     pub iret: u64,
     /// 32 exception stubs, [`STUB_BYTES`] apart.
     pub exceptions: u64,
-    /// Stub for each vector from 32 up, all the same.
+    /// Stub for each vector from 32 up; [`STUB_BYTES`] later that of [`TIMER_VECTOR`].
     pub interrupt: u64,
     /// Target of `int $4`, at CPL 0.
     pub gate: u64,
@@ -217,7 +217,7 @@ pub struct Header {
 
 /// "MONITOR3" in memory order.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"MONITOR3");
-/// Distance between exception stubs.
+/// Distance between stubs.
 pub const STUB_BYTES: u64 = 16;
 
 #[cfg(test)]

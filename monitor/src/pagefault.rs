@@ -5,7 +5,7 @@ use crate::{
     exceptions::bounce_vector,
     gate,
     pagetable::{self, Repair},
-    state::{Frame, entry, poke, rest},
+    state::{Frame, entry, poke},
 };
 
 const PRESENT: u64 = 1;
@@ -30,7 +30,7 @@ pub fn handle(frame: &mut Frame) {
         }
         frame.error &= !USER;
     }
-    rest().last_write_fault = if frame.error & (WRITE | USER) == WRITE | USER {
+    entry().last_write_fault = if frame.error & (WRITE | USER) == WRITE | USER {
         address >> 12
     } else {
         0

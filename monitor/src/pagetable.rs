@@ -96,7 +96,7 @@ pub fn forget_shadow(gpa: u64) {
 /// The monitor's own entry of an L4 table.
 fn own_entry() -> u64 {
     let region = crate::events::from_vmm(unsafe { &raw const (*shared()).region });
-    region + offset::PAGE_TABLES | P | RW | U
+    (region + offset::PAGE_TABLES) | P | RW | U
 }
 
 /// `MMUEXT_PIN_L4_TABLE`: the monitor's slot, and U bits in the tables of the kernel's half. Entries of the

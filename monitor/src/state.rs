@@ -66,6 +66,9 @@ pub struct Entry {
     pub vcpu_info: u64,
     /// Guest kernel's entry for system calls.
     pub syscall_target: u64,
+    /// Page of the user write fault that the guest kernel is handling, 0 for none: forgotten on the way
+    /// back to user mode and when the kernel turns to another thread (see `hypercall::invlpg`).
+    pub last_write_fault: u64,
 }
 
 /// See [`Entry`].
@@ -79,6 +82,7 @@ pub static mut MONITOR_ENTRY: Entry = Entry {
     kernel_gs: 0,
     vcpu_info: layout::BASE + offset::SHARED_INFO,
     syscall_target: 0,
+    last_write_fault: 0,
 };
 
 /// An exception vector of the guest's trap table.
@@ -108,8 +112,6 @@ pub struct Rest {
     pub next_port: u32,
     /// TSC deadline that the LAPIC holds, 0 for none.
     pub armed_tsc: u64,
-    /// Page of the last write fault handed to the guest, 0 for none (see `hypercall::mmuext`).
-    pub last_write_fault: u64,
     /// Virtual debug registers.
     pub debug: [u64; 8],
 }
@@ -126,7 +128,6 @@ static mut REST: Rest = Rest {
     timer_port: 0,
     next_port: layout::FIRST_DYNAMIC_PORT,
     armed_tsc: 0,
-    last_write_fault: 0,
     debug: [0; 8],
 };
 

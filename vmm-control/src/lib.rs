@@ -7,6 +7,7 @@
 pub mod frame;
 mod message;
 mod process;
+pub mod template;
 
 pub use message::{Failure, FailureKind, Reply, Request, VmPhase, VmStats};
 pub use process::{ControlClient, ControlError, VmProcess};

@@ -11,7 +11,11 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    io,
+    os::{
+        fd::OwnedFd,
+        unix::{fs::FileExt, net::UnixStream},
+    },
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -497,6 +501,12 @@ impl Machine {
         vm.platform
             .memory()
             .save(&memory)
+            .and_then(|()| {
+                let fixups = vm.platform.memory_fixups().map_err(io::Error::other)?;
+                fixups
+                    .into_iter()
+                    .try_for_each(|(at, word)| memory.write_all_at(&word.to_le_bytes(), at))
+            })
             .map_err(snapshot::at("write", &path))?;
         let layer = draft.create(template_file::LAYER)?;
         let path = draft.path(template_file::LAYER);

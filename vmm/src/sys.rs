@@ -30,7 +30,7 @@ extern "C" fn kick(_: i32, _: *mut nix::libc::siginfo_t, _: *mut nix::libc::c_vo
 
 /// Installs the handler that makes [`KICK_SIGNAL`] end a running `KVM_RUN`; before a vCPU is aimed at, the
 /// signal does nothing. SIGALRM, by which [`alarm`] polls, is handled alike.
-pub fn install_kick() -> std::io::Result<()> {
+pub(crate) fn install_kick() -> std::io::Result<()> {
     for signal in [KICK_SIGNAL, nix::libc::SIGALRM] {
         // SAFETY: `sigaction` needs a valid structure, and the handler may only do what is safe in a
         // signal: it loads an atomic and stores a byte. Handler and structure live as long as the program
@@ -49,13 +49,13 @@ pub fn install_kick() -> std::io::Result<()> {
 }
 
 /// Makes the kick end this vCPU's runs.
-pub fn aim_kick(vcpu: &mut VcpuFd) {
+pub(crate) fn aim_kick(vcpu: &mut VcpuFd) {
     let at = &raw mut vcpu.get_kvm_run().immediate_exit;
     IMMEDIATE_EXIT.store(at, Ordering::Release);
 }
 
 /// Kicks every `interval` from now on; zero stops.
-pub fn alarm(interval: std::time::Duration) {
+pub(crate) fn alarm(interval: std::time::Duration) {
     let every = nix::libc::timeval {
         tv_sec: 0,
         tv_usec: i64::from(interval.subsec_micros()),
@@ -71,16 +71,22 @@ pub fn alarm(interval: std::time::Duration) {
 
 /// Time-stamp counter of the host.
 #[must_use]
-pub fn tsc() -> u64 {
+pub(crate) fn tsc() -> u64 {
     // SAFETY: `rdtsc` needs a CPU that has it; every x86-64 CPU does, and this program runs on no other.
     unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// A leaf of CPUID as this host's programs see it.
+#[must_use]
+pub(crate) fn cpuid(leaf: u32, index: u32) -> core::arch::x86_64::CpuidResult {
+    core::arch::x86_64::__cpuid_count(leaf, index)
 }
 
 /// Makes a mapping of this process the memory of a VM.
 ///
 /// # Errors
 /// KVM's.
-pub fn set_slot(
+pub(crate) fn set_slot(
     vm: &VmFd,
     slot: u32,
     gpa: u64,
@@ -105,7 +111,7 @@ pub fn set_slot(
 ///
 /// # Errors
 /// KVM's.
-pub fn set_ram(vm: &VmFd, region: &GuestRegionMmap<()>) -> Result<(), kvm_ioctls::Error> {
+pub(crate) fn set_ram(vm: &VmFd, region: &GuestRegionMmap<()>) -> Result<(), kvm_ioctls::Error> {
     let mapping: &MmapRegion<()> = region;
     set_slot(
         vm,
@@ -121,7 +127,7 @@ pub fn set_ram(vm: &VmFd, region: &GuestRegionMmap<()>) -> Result<(), kvm_ioctls
 ///
 /// # Errors
 /// KVM's: a header that the CPU refuses.
-pub fn set_xsave(vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
+pub(crate) fn set_xsave(vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
     // SAFETY: KVM reads as many bytes as the XSAVE area of the guest has. Features beyond the 4096 bytes
     // of `kvm_xsave` have to be enabled by arch_prctl first, which this program does not do.
     unsafe { vcpu.set_xsave(xsave) }
@@ -129,7 +135,7 @@ pub fn set_xsave(vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Err
 
 /// Copies the given ranges (offset, bytes) of a private mapping ahead of their first store.
 /// `bytes` and offsets are whole pages inside the mapping; the caller has checked them.
-pub fn populate(mapping: &MmapRegion<()>, ranges: impl Iterator<Item = (usize, usize)>) {
+pub(crate) fn populate(mapping: &MmapRegion<()>, ranges: impl Iterator<Item = (usize, usize)>) {
     for (offset, bytes) in ranges {
         let Some(end) = offset.checked_add(bytes) else {
             return;

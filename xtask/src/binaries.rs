@@ -16,6 +16,9 @@ pub(crate) struct StaticBinaries {
     pub(crate) steps: PathBuf,
 }
 
+/// Flags of a static program at a fixed address.
+const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
+
 /// The release binaries of the host.
 #[derive(Debug, Clone)]
 pub(crate) struct HostBinaries {
@@ -42,10 +45,7 @@ pub(crate) fn build_agent(
         let mut cargo = workspace.cargo();
         // A fixed address saves a small program its relocations, and a clone the pages they touch.
         cargo
-            .env(
-                "RUSTFLAGS",
-                "-C target-feature=+crt-static -C relocation-model=static",
-            )
+            .env("RUSTFLAGS", STATIC)
             .args(["build", "--profile", "guest", "--target", GUEST_TARGET])
             .args(["--package", "guest-agent"]);
         tool::run(&mut cargo, log)
@@ -54,7 +54,8 @@ pub(crate) fn build_agent(
     existing(dir.join("guest-agent"))
 }
 
-/// Builds `cube-vmm` and `cube-bench`.
+/// Builds `cube-vmm` and `cube-bench` and links them into one place. They are static at a fixed address:
+/// a clone is a new `cube-vmm`, and half of what starting one costs is the dynamic linker's work.
 pub(crate) fn build_host(
     workspace: &Workspace,
     progress: Progress,
@@ -62,21 +63,23 @@ pub(crate) fn build_host(
 ) -> Result<HostBinaries> {
     progress.stage("host binaries", || {
         let mut cargo = workspace.cargo();
-        cargo.args([
-            "build",
-            "--release",
-            "--package",
-            "vmm",
-            "--package",
-            "harness",
-        ]);
+        cargo
+            .env("RUSTFLAGS", STATIC)
+            .args(["build", "--release", "--target", GUEST_TARGET])
+            .args(["--package", "vmm", "--package", "harness"]);
         tool::run(&mut cargo, log)
     })?;
-    let dir = workspace.target()?.join("release");
-    let binaries = HostBinaries { dir };
-    existing(binaries.vmm())?;
-    existing(binaries.bench())?;
-    Ok(binaries)
+    let built = workspace.target()?.join(GUEST_TARGET).join("release");
+    let dir = workspace.artifacts().join("bin");
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    for name in ["cube-vmm", "cube-bench"] {
+        let (from, to) = (existing(built.join(name))?, dir.join(name));
+        let next = dir.join(format!(".{name}"));
+        std::fs::copy(&from, &next)
+            .and_then(|_| std::fs::rename(&next, &to))
+            .with_context(|| format!("cannot install {}", to.display()))?;
+    }
+    Ok(HostBinaries { dir })
 }
 
 /// Builds `cube-vmm` and `hvm-steps` as for a release, but static.
@@ -88,7 +91,7 @@ pub(crate) fn build_static(
     progress.stage("static binaries", || {
         let mut cargo = workspace.cargo();
         cargo
-            .env("RUSTFLAGS", "-C target-feature=+crt-static")
+            .env("RUSTFLAGS", STATIC)
             .args(["build", "--release", "--target", GUEST_TARGET])
             .args(["--package", "vmm", "--package", "hvm-steps"]);
         tool::run(&mut cargo, log)

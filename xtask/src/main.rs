@@ -43,6 +43,7 @@ use tiers::Tier;
 use workspace::Workspace;
 
 const EXIT_BUG: u8 = 1;
+const EXIT_USAGE: u8 = 2;
 const EXIT_UNSUITABLE_HOST: u8 = 6;
 
 #[derive(Debug, Parser)]

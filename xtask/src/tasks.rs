@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE,
     host::{self, Unsuitable},
     hvm,
     prepare,
@@ -27,6 +27,11 @@ pub(crate) fn bench(
     progress: Progress,
 ) -> Result<ExitCode> {
     let scenario = absolute(workspace, scenario);
+    if !scenario.is_file() {
+        // Said now rather than after minutes of preparation.
+        eprintln!("error: there is no scenario {}", scenario.display());
+        return Ok(ExitCode::from(EXIT_USAGE));
+    }
     let binaries = prepare::all(workspace, progress, Freshness::Keep)?;
     let status = Command::new(binaries.bench())
         .current_dir(workspace.root())

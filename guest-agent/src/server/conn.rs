@@ -1,10 +1,12 @@
 //! One connection: its buffers, what it is doing, and its socket.
 //!
-//! The socket is registered once, edge-triggered, for everything; `readable` and `writable` remember what
-//! the poller said until the socket says "would block". So a request costs no call that changes interest.
+//! The socket is registered edge-triggered; `readable` and `writable` remember what the poller said until
+//! the socket says "would block". So a request costs no call that changes interest. Room for output is
+//! asked for only once the socket has been full: else every answer that the peer takes would wake a guest
+//! that has nothing to do.
 
 use std::{
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
 
@@ -32,6 +34,8 @@ pub(crate) struct Conn {
     sent: usize,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
+    /// Whether the poller says when there is room for output.
+    pub(crate) watches_room: bool,
     /// The peer is gone, or sends nothing more.
     pub(crate) hangup: bool,
     /// Whether the present answer is the last.
@@ -97,6 +101,7 @@ impl Conn {
             sent: 0,
             readable: true,
             writable: true,
+            watches_room: false,
             hangup: false,
             after: After::KeepAlive,
             phase: Phase::Head,
@@ -134,6 +139,11 @@ impl Conn {
             self.sent = 0;
         }
         Ok(())
+    }
+
+    /// The socket, for the poller.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Reads once into `scratch` and from there to the input: only what was received touches memory.

@@ -67,6 +67,9 @@ const EVENTS: usize = 32;
 /// Steps of one connection or process before the others get a turn.
 const ROUNDS: usize = 16;
 
+/// What is asked of the poller for each connection; see [`Core::watch_room`].
+const CONN_EVENTS: EpollFlags = EpollFlags::EPOLLIN.union(EpollFlags::EPOLLRDHUP);
+
 /// The server cannot go on.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}")]
@@ -163,6 +166,15 @@ impl Core {
     fn watch(&self, fd: impl AsFd, token: Token, flags: EpollFlags) -> Result<(), Errno> {
         let event = EpollEvent::new(flags | EpollFlags::EPOLLET, token.to_bits());
         self.poller.add(fd, event)
+    }
+
+    /// Has the poller say when a full socket has room again. It does so at once if there is room by now.
+    pub(crate) fn watch_room(&self, key: Key, conn: &mut Conn) -> Result<(), Errno> {
+        let flags = CONN_EVENTS | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
+        let mut event = EpollEvent::new(flags, Token::Conn(key).to_bits());
+        self.poller.modify(conn.socket(), &mut event)?;
+        conn.watches_room = true;
+        Ok(())
     }
 
     pub(crate) fn enqueue(&mut self, work: Work) {
@@ -323,9 +335,8 @@ impl Server {
                 // Everybody is busy: the newcomer is turned away.
                 continue;
             }
-            let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP;
             let token = Token::Conn(self.conns.next_key());
-            if self.core.watch(&socket, token, flags).is_ok() {
+            if self.core.watch(&socket, token, CONN_EVENTS).is_ok() {
                 let key = self.conns.insert(Conn::new(socket));
                 self.core.enqueue(Work::Conn(key));
             }

@@ -33,15 +33,23 @@ enum Step {
 /// # Errors
 /// The peer is gone: drop the connection.
 pub(crate) fn pump(core: &mut Core, key: Key, conn: &mut Conn) -> Result<(), Gone> {
-    for _ in 0..ROUNDS {
+    let mut rounds = 0;
+    loop {
         conn.flush()?;
         match step(core, key, conn)? {
-            Step::Again => {}
-            Step::Wait => return conn.flush(),
+            Step::Again if rounds == ROUNDS => {
+                core.enqueue(Work::Conn(key));
+                break;
+            }
+            Step::Again => rounds += 1,
+            Step::Wait => break,
         }
     }
-    core.enqueue(Work::Conn(key));
-    Ok(())
+    conn.flush()?;
+    match conn.writable || conn.watches_room {
+        true => Ok(()),
+        false => core.watch_room(key, conn).map_err(|_| Gone),
+    }
 }
 
 fn step(core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {

@@ -42,6 +42,9 @@ pub struct HostFacts {
     pub transparent_huge_pages: Option<String>,
     /// Whether KSM merges pages.
     pub ksm_runs: Option<bool>,
+    /// What DAMON does to memory on its own (actions of running schemes); empty when nothing.
+    #[serde(default)]
+    pub damon_actions: Vec<String>,
     /// Current clock source.
     pub clock_source: Option<String>,
     /// Release of the kernel.
@@ -100,6 +103,7 @@ pub fn read(vmm: &Path) -> HostFacts {
         transparent_huge_pages: text("/sys/kernel/mm/transparent_hugepage/enabled")
             .and_then(|t| chosen(&t)),
         ksm_runs: text("/sys/kernel/mm/ksm/run").map(|t| t == "1"),
+        damon_actions: damon_actions(Path::new("/sys/kernel/mm/damon/admin/kdamonds")),
         clock_source: text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         kernel: text("/proc/sys/kernel/osrelease"),
         cgroup_cpu_cores: text("/sys/fs/cgroup/cpu.max")
@@ -138,6 +142,19 @@ fn chosen(text: &str) -> Option<String> {
 fn quota(text: &str) -> Option<f64> {
     let (quota, period) = text.split_once(' ')?;
     Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+}
+
+/// `kdamonds/N/contexts/M/schemes/K/action` of each kdamond that is on (admin-guide/mm/damon/usage).
+fn damon_actions(kdamonds: &Path) -> Vec<String> {
+    let inside = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
+    inside(kdamonds.to_owned())
+        .map(|kdamond| kdamond.path())
+        .filter(|dir| fs::read_to_string(dir.join("state")).is_ok_and(|s| s.trim() == "on"))
+        .flat_map(|dir| inside(dir.join("contexts")))
+        .flat_map(|context| inside(context.path().join("schemes")))
+        .filter_map(|scheme| fs::read_to_string(scheme.path().join("action")).ok())
+        .map(|action| action.trim().to_owned())
+        .collect()
 }
 
 /// The quota of cgroup v1 in the words of v2.

@@ -140,6 +140,12 @@ fn indicative(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
     if facts.ksm_runs == Some(true) {
         why.push("KSM merges pages: memory per clone depends on its progress".to_owned());
     }
+    if facts.damon_actions.iter().any(|action| action != "stat") {
+        why.push(format!(
+            "DAMON changes memory on its own ({}): what an idle clone keeps depends on its progress",
+            facts.damon_actions.join(", ")
+        ));
+    }
     if let Some(cores) = facts.cgroup_cpu_cores {
         why.push(format!(
             "our cgroup is limited to {cores} cores: throttling falls on single clones"
@@ -181,6 +187,7 @@ mod tests {
         facts.load_1min = Some(0.1);
         facts.governor = Some("performance".into());
         facts.ksm_runs = Some(false);
+        facts.damon_actions.clear();
         facts.cgroup_cpu_cores = None;
         facts.clock_source = Some("tsc".into());
         facts.dirty_tree = Some(false);

@@ -104,7 +104,7 @@ pub struct PhaseDocument {
 /// What a clone costs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryDocument {
-    /// Fall of MemAvailable for one more clone.
+    /// Fall of what is available for one more clone.
     pub slope_bytes_per_clone: Option<f64>,
     /// Its 95 % confidence interval.
     pub slope_ci95: Option<[f64; 2]>,
@@ -128,7 +128,7 @@ pub struct LedgerDocument {
     pub page_tables_bytes: Option<f64>,
     /// Slope of SecPageTables: KVM's shadow or nested page tables.
     pub shadow_page_tables_bytes: Option<f64>,
-    /// Slopes of Slab, Percpu and the larger of KernelStack and VmallocUsed (stacks are inside the latter).
+    /// Slopes of SUnreclaim, Percpu and the larger of KernelStack and VmallocUsed (stacks are inside the latter).
     pub kernel_objects_bytes: Option<f64>,
     /// Slope of Shmem: the clone's files in /run, shared memory of its VMM.
     pub run_files_bytes: Option<f64>,
@@ -287,7 +287,7 @@ fn ledger(view: &View<'_>) -> LedgerDocument {
         (Some(stack), Some(vmalloc)) => Some(stack.max(vmalloc)),
         (one, other) => one.or(other),
     };
-    let kernel_objects = sum(&[line("Slab"), line("Percpu"), stacks]);
+    let kernel_objects = sum(&[line("SUnreclaim"), line("Percpu"), stacks]);
     let run_files = line("Shmem");
     let parts = [
         guest_private,

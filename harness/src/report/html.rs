@@ -6,7 +6,7 @@ use super::{
     View,
     document::{Document, PhaseDocument},
     plot,
-    terminal::{mb, number},
+    terminal::{mb, quantity},
 };
 use crate::scenario::Quantile;
 
@@ -90,8 +90,8 @@ fn gates(view: &View<'_>) -> Markup {
                             tr {
                                 td.(gate.verdict.name()) { (gate.verdict.name()) }
                                 td { (gate.name) br; code { (gate.metric) } }
-                                td.n { (gate.measured.map_or("n/a".to_owned(), number)) " " (gate.unit) }
-                                td.n { (number(gate.limit)) " " (gate.unit) }
+                                td.n { (quantity(gate.measured, &gate.unit)) }
+                                td.n { (quantity(Some(gate.limit), &gate.unit)) }
                                 td.n { (gate.n) }
                                 td { (gate.reason) }
                             }

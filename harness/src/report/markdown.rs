@@ -6,7 +6,7 @@ use super::{
     View,
     document::{Document, PhaseDocument},
     html::cell,
-    terminal::{mb, number},
+    terminal::{mb, quantity},
 };
 use crate::scenario::Quantile;
 
@@ -91,15 +91,14 @@ fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
     for gate in &view.gates {
         writeln!(
             out,
-            "| {} (`{}`) | **{}** | {} {unit} | {} {unit} | {} | {} |",
+            "| {} (`{}`) | **{}** | {} | {} | {} | {} |",
             gate.name,
             gate.metric,
             gate.verdict.name(),
-            gate.measured.map_or("n/a".to_owned(), number),
-            number(gate.limit),
+            quantity(gate.measured, &gate.unit),
+            quantity(Some(gate.limit), &gate.unit),
             gate.n,
             gate.reason,
-            unit = gate.unit,
         )?;
     }
     Ok(())

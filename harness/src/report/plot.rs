@@ -59,7 +59,7 @@ impl Frame {
         html! {
             @for tick in ticks(self.x_max) {
                 @let x = place(self.x(tick));
-                line class="grid" x1=(x) x2=(x) y1=(top) y2=(bottom);
+                line class="grid" x1=(x) x2=(x) y1=(top) y2=(bottom) {}
                 text class="tick" x=(x) y=(bottom + 16.0) text-anchor="middle" { (short(tick)) }
             }
             text class="label" x=(WIDTH - RIGHT) y=(self.height - 6.0) text-anchor="end" { (label) }
@@ -71,7 +71,7 @@ impl Frame {
             @if !label.is_empty() {
                 @for tick in ticks(self.y_max) {
                     @let y = place(self.y(tick));
-                    line class="grid" x1=(LEFT) x2=(WIDTH - RIGHT) y1=(y) y2=(y);
+                    line class="grid" x1=(LEFT) x2=(WIDTH - RIGHT) y1=(y) y2=(y) {}
                     text class="tick" x=(LEFT - 6.0) y=(y) dy="4" text-anchor="end" { (short(tick)) }
                 }
                 text class="label" x="2" y=(self.height - 6.0) { (label) }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{View, document::Document, document::PhaseDocument};
-use crate::{gate::JudgedBy, scenario::Quantile};
+use crate::{exit::End, gate::JudgedBy, scenario::Quantile};
 
 /// Renders the report.
 #[must_use]
@@ -59,6 +59,9 @@ fn head(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     )?;
     for reason in &d.host.grade_reasons {
         writeln!(out, "  - {reason}")?;
+    }
+    if d.exit_code == End::TargetUnreachable.code() {
+        writeln!(out, "Not one create was answered.")?;
     }
     if d.ended != "complete" {
         writeln!(out, "The run ended early: {}.", d.ended)?;
@@ -142,14 +145,12 @@ fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
         };
         writeln!(
             out,
-            "  {:<13}{}{by}: {} = {} {}, limit {} {}, n = {}",
+            "  {:<13}{}{by}: {} = {}, limit {}, n = {}",
             gate.verdict.name(),
             gate.name,
             gate.metric,
-            gate.measured.map_or("n/a".to_owned(), number),
-            gate.unit,
-            number(gate.limit),
-            gate.unit,
+            quantity(gate.measured, &gate.unit),
+            quantity(Some(gate.limit), &gate.unit),
             gate.n,
         )?;
         writeln!(out, "               {}", gate.reason)?;
@@ -160,8 +161,19 @@ fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
     Ok(())
 }
 
+/// A gate's number as people read it: bytes in megabytes, counts bare.
+pub(super) fn quantity(value: Option<f64>, unit: &str) -> String {
+    match (value, unit) {
+        (None, _) => "n/a".to_owned(),
+        (value, "bytes") => mb(value),
+        (Some(value), "count") => number(value),
+        (Some(value), "per_s") => format!("{}/s", number(value)),
+        (Some(value), unit) => format!("{} {unit}", number(value)),
+    }
+}
+
 /// Whole numbers bare, others with two digits.
-pub(super) fn number(x: f64) -> String {
+fn number(x: f64) -> String {
     if x.fract() == 0.0 {
         format!("{x:.0}")
     } else {

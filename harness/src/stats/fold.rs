@@ -13,6 +13,7 @@ use crate::{
         Attempt, CloneLedger, EndReason, Failure, FailureCause, MemoryPoint, NoiseSample, RunEvent,
         RunStarted,
     },
+    memory::CPU_LISTS_FREE,
     plan::{Row, Subject},
 };
 
@@ -198,6 +199,10 @@ impl Summary {
     /// What one more clone adds to a line of /proc/meminfo, in bytes.
     #[must_use]
     pub fn meminfo_slope(&self, line: &str) -> Option<Slope> {
+        self.slope_of(|point| Some(*point.meminfo.get(line)? as f64))
+    }
+
+    fn slope_of(&self, bytes: impl Fn(&MemoryPoint) -> Option<f64>) -> Option<Slope> {
         let points: Vec<Point> = self
             .memory
             .iter()
@@ -205,17 +210,17 @@ impl Summary {
                 Some(Point {
                     group: p.group,
                     x: f64::from(p.alive),
-                    y: *p.meminfo.get(line)? as f64,
+                    y: bytes(p)?,
                 })
             })
             .collect();
         slope::fit(&points)
     }
 
-    /// What one more clone costs the host: the fall of MemAvailable, in bytes.
+    /// What one more clone costs the host: the fall of what is available, in bytes.
     #[must_use]
     pub fn memory_slope(&self) -> Option<Slope> {
-        let rise = self.meminfo_slope("MemAvailable")?;
+        let rise = self.slope_of(available)?;
         Some(Slope {
             value: -rise.value,
             interval95: rise.interval95.map(|(low, high)| (-high, -low)),
@@ -228,6 +233,14 @@ impl Summary {
         let read: Vec<u64> = self.ledgers.iter().filter_map(field).collect();
         (!read.is_empty()).then(|| read.iter().sum::<u64>() as f64 / read.len() as f64)
     }
+}
+
+/// MemAvailable and the free pages in lists of CPUs, in bytes. Where the latter could not be read they are
+/// missing in all samples alike.
+#[must_use]
+pub fn available(point: &MemoryPoint) -> Option<f64> {
+    let lists = point.meminfo.get(CPU_LISTS_FREE).copied().unwrap_or(0);
+    Some((point.meminfo.get("MemAvailable")? + lists) as f64)
 }
 
 /// Latencies of a phase, [`INFINITE`] where it was not reached, and for first exec where it failed.

@@ -6,6 +6,7 @@ use std::{
     io::{self, Read},
     os::fd::AsFd,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -13,7 +14,7 @@ use model::{
     EntropySeed, Identity, RestoreSpec, StartPhase, Timeline, WorkingSetPrefault, template_file,
 };
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use vmm_control::{ControlError, VmProcess, frame::FrameError};
+use vmm_control::{ControlError, VmProcess, frame::FrameError, template::LoadedTemplate};
 
 use super::{CloneId, Output, PageCache, Sandbox, Target};
 use crate::{
@@ -36,6 +37,8 @@ pub const STDERR: &str = "vmm.stderr";
 pub struct VmmDirect {
     program: PathBuf,
     template: PathBuf,
+    loaded: Option<LoadedTemplate>,
+    cold: AtomicBool,
     prefault: WorkingSetPrefault,
     timeout: Duration,
     run_dir: RunDir,
@@ -43,25 +46,36 @@ pub struct VmmDirect {
 }
 
 impl VmmDirect {
-    /// `program` is `cube-vmm`, `template` a template's directory. The run's directory is removed when
-    /// this is dropped.
+    /// `program` is `cube-vmm`, `template` a template's directory, `loaded` the same template in huge pages
+    /// if the host has them. The run's directory is removed when this is dropped.
     ///
     /// # Errors
     /// The host has no random source.
     pub fn new(
         program: PathBuf,
         template: PathBuf,
+        loaded: Option<LoadedTemplate>,
         spec: &TargetSpec,
         run_dir: RunDir,
     ) -> io::Result<Self> {
         Ok(Self {
             program,
             template,
+            loaded,
+            cold: AtomicBool::new(false),
             prefault: spec.prefault,
             timeout: spec.start_timeout,
             run_dir,
             random: File::open("/dev/urandom")?,
         })
+    }
+
+    /// Where clones come from: cold starts from the disk, all others from huge pages.
+    fn source(&self) -> PathBuf {
+        match &self.loaded {
+            Some(loaded) if !self.cold.load(Ordering::Relaxed) => loaded.dir(),
+            _ => self.template.clone(),
+        }
     }
 
     fn identity(&self, id: CloneId) -> io::Result<Identity> {
@@ -92,7 +106,7 @@ impl VmmDirect {
         let mut vm = VmProcess::spawn(&self.program, Some(log), Some(self.timeout))
             .map_err(control(FailureCause::Spawn))?;
         let spec = RestoreSpec {
-            template: self.template.clone(),
+            template: self.source(),
             vsock: dir.join(VSOCK),
             console: Some(dir.join(CONSOLE)),
             prefault: self.prefault,
@@ -128,7 +142,9 @@ impl Target for VmmDirect {
     }
 
     fn prepare_cache(&self, wanted: PageCache) -> io::Result<()> {
-        let mut memory = File::open(self.template.join(template_file::MEMORY))?;
+        self.cold
+            .store(wanted == PageCache::Dropped, Ordering::Relaxed);
+        let mut memory = File::open(self.source().join(template_file::MEMORY))?;
         match wanted {
             PageCache::Dropped => {
                 let dont_need = PosixFadviseAdvice::POSIX_FADV_DONTNEED;

@@ -13,8 +13,8 @@ use std::{
 
 use model::{Bytes, FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateManifest};
 
-/// File of a template: what the stand-in's commands print, base64.
-const SAYS: &str = "says";
+/// File of a template that tells the stand-in what its commands print, base64.
+const SAYS: &str = model::template_file::STATE;
 
 /// A directory with a template, a stand-in VMM and a place for runs.
 pub(crate) struct Stage {
@@ -44,6 +44,11 @@ impl Stage {
     /// From now on commands print this (base64).
     pub(crate) fn says(&self, base64: &str) {
         std::fs::write(self.dir.path().join("templates/base").join(SAYS), base64).unwrap();
+    }
+
+    /// From now on restores are refused.
+    pub(crate) fn refuse(&self) {
+        std::fs::remove_file(self.dir.path().join("templates/base").join(SAYS)).unwrap();
     }
 
     /// Cargo builds examples with the tests, beside the binaries.

@@ -145,7 +145,7 @@ fn memory(group: u32, alive: u32) -> RunEvent {
         ),
         ("PageTables".to_owned(), 3_000_000 + n * 140_000),
         ("SecPageTables".to_owned(), n * 270_000),
-        ("Slab".to_owned(), 100_000_000 + n * 90_000),
+        ("SUnreclaim".to_owned(), 100_000_000 + n * 90_000),
         ("Percpu".to_owned(), 700_000),
         ("KernelStack".to_owned(), 1_400_000 + n * 48_000),
         ("VmallocUsed".to_owned(), 14_000_000 + n * 110_000),

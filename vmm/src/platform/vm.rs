@@ -177,6 +177,17 @@ impl PlatformVm {
         }
     }
 
+    /// Words that the file of guest memory is to hold in place of those in memory.
+    ///
+    /// # Errors
+    /// The platform's.
+    pub fn memory_fixups(&self) -> Result<Vec<(u64, u64)>, PlatformError> {
+        match self {
+            Self::Ring3(vm) => Ok(vm.memory_fixups()?),
+            Self::Hvm(_) => Ok(Vec::new()),
+        }
+    }
+
     /// Reads the state of a paused VM.
     ///
     /// # Errors

@@ -43,10 +43,10 @@ pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
     let content = html! {
         @for limit in limits {
             @let x = place(frame.x(limit));
-            line class="limit" x1=(x) x2=(x) y1=(place(frame.y(100.0))) y2=(place(frame.y(0.0)));
+            line class="limit" x1=(x) x2=(x) y1=(place(frame.y(100.0))) y2=(place(frame.y(0.0))) {}
         }
         @for curve in &curves {
-            path class="curve" style={ "stroke:" (curve.colour) } d=(path(&frame, &curve.samples));
+            path class="curve" style={ "stroke:" (curve.colour) } d=(path(&frame, &curve.samples)) {}
         }
     };
     html! {

@@ -3,7 +3,10 @@
 use maud::{Markup, html};
 
 use super::{Frame, legend, place};
-use crate::{report::View, report::terminal::mb};
+use crate::{
+    report::{View, terminal::mb},
+    stats::fold::available,
+};
 
 /// Points of all groups, each relative to its first, and the fitted line. Empty without samples.
 pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
@@ -20,9 +23,9 @@ pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
     let end = (slope.value * x_max / 1e6).max(0.0);
     let content = html! {
         line class="curve" style="stroke:var(--wait)" x1=(place(frame.x(0.0))) y1=(place(frame.y(0.0)))
-            x2=(place(frame.x(x_max))) y2=(place(frame.y(end)));
+            x2=(place(frame.x(x_max))) y2=(place(frame.y(end))) {}
         @for (x, y) in &points {
-            circle class="point" cx=(place(frame.x(*x))) cy=(place(frame.y(y.max(0.0)))) r="3.5";
+            circle class="point" cx=(place(frame.x(*x))) cy=(place(frame.y(y.max(0.0)))) r="3.5" {}
         }
     };
     let entries = [
@@ -45,9 +48,6 @@ fn points(view: &View<'_>) -> Vec<(f64, f64)> {
         .iter()
         .filter_map(|point| {
             let first = samples.iter().find(|p| p.group == point.group)?;
-            let available = |p: &crate::event::MemoryPoint| {
-                p.meminfo.get("MemAvailable").map(|bytes| *bytes as f64)
-            };
             Some((
                 f64::from(point.alive),
                 (available(first)? - available(point)?) / 1e6,

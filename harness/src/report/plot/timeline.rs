@@ -50,7 +50,7 @@ fn line(frame: &Frame, clone: &Attempt, base_ns: u64, y: f64, thick: f64) -> Mar
             @let ms = step.ns as f64 / 1e6;
             @let () = from += ms;
             rect x=(place(frame.x(start))) y=(place(y)) height=(place(thick))
-                width=(place(frame.x(start + ms) - frame.x(start))) style={ "fill:" (step.colour()) };
+                width=(place(frame.x(start + ms) - frame.x(start))) style={ "fill:" (step.colour()) } {}
         }
         @if clone.failure.is_some() {
             text class="failed" x=(place(frame.x(from) + 3.0)) y=(place(y + thick)) { "failed" }

@@ -36,6 +36,17 @@ const SAVED_MSRS: [u32; 8] = [
 /// x87, SSE, AVX, AVX-512; as far as KVM advertises them.
 const XCR0_WANTED: u64 = 0xe7;
 
+/// Features that user programs find by themselves, since CPUID is native at CPL 3, and that KVM of this
+/// kind does not list. The kernel has to know of them too: what it does not know it does not save at a
+/// switch, and processes would see each other's vector registers.
+///
+/// SSE3, PCLMULQDQ, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, AVX, F16C, RDRAND.
+const LEAF_1_ECX: u32 = 0x76d8_3203;
+/// BMI1, AVX2, BMI2, ERMS, AVX-512 F and DQ, RDSEED, ADX, AVX-512 IFMA, CD, SHA, BW, VL.
+const LEAF_7_EBX: u32 = 0xf02f_0328;
+/// AVX-512 VBMI and VBMI2, GFNI, VAES, VPCLMULQDQ, AVX-512 VNNI, BITALG, VPOPCNTDQ.
+const LEAF_7_ECX: u32 = 0x0000_5f42;
+
 /// LAPIC registers by offset.
 mod apic {
     pub(super) const SPURIOUS: usize = 0xf0;
@@ -69,8 +80,8 @@ pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Er
 }
 
 /// Tells KVM the CPUID; needed before state or start, since KVM checks XCR0 and MSRs against it.
-pub(super) fn prepare(kvm_fd: &Kvm, vcpu: &VcpuFd) -> Result<(), Ring3Error> {
-    let cpuid = CpuId::from_entries(&guest_cpuid(kvm_fd)?)
+pub(super) fn set_cpuid(vcpu: &VcpuFd, entries: &[kvm_cpuid_entry2]) -> Result<(), Ring3Error> {
+    let cpuid = CpuId::from_entries(entries)
         .map_err(|_| Ring3Error::State("more CPUID entries than KVM takes"))?;
     vcpu.set_cpuid2(&cpuid).map_err(kvm("set CPUID"))
 }
@@ -87,10 +98,12 @@ fn filter(entry: &kvm_cpuid_entry2) -> Option<kvm_cpuid_entry2> {
     let mut e = *entry;
     match (e.function, e.index) {
         (1, _) => {
-            // MONITOR, VMX, SMX, EIST, TM2, PDCM, PCID, x2APIC, TSC deadline
-            clear(&mut e.ecx, &[3, 5, 6, 7, 8, 15, 17, 21, 24]);
+            // MONITOR, VMX, SMX, EIST, TM2, PDCM, PCID, x2APIC. The TSC deadline stays although the kernel
+            // has no use for it: KVM drops the monitor's timer unless the guest's CPUID has it.
+            clear(&mut e.ecx, &[3, 5, 6, 7, 8, 15, 17, 21]);
             // OSXSAVE, hypervisor
             e.ecx |= 1 << 27 | 1 << 31;
+            e.ecx |= sys::cpuid(1, 0).ecx & LEAF_1_ECX;
             // DE, PSE, MCE, MTRR, PGE, MCA, PSE36, DS, ACPI, TM
             clear(&mut e.edx, &[2, 3, 7, 12, 13, 14, 17, 21, 22, 29]);
         }
@@ -101,6 +114,9 @@ fn filter(entry: &kvm_cpuid_entry2) -> Option<kvm_cpuid_entry2> {
             clear(&mut e.ecx, &[2, 3, 4, 5, 7, 16, 22, 24, 29, 31]);
             // IBT, AMX, SPEC_CTRL and friends, ARCH_CAPABILITIES
             clear(&mut e.edx, &[20, 22, 24, 25, 26, 27, 28, 29, 30, 31]);
+            let native = sys::cpuid(7, 0);
+            e.ebx |= native.ebx & LEAF_7_EBX;
+            e.ecx |= native.ecx & LEAF_7_ECX;
         }
         (0xa, _) => {
             (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, 0);
@@ -276,6 +292,9 @@ fn set_msrs(vcpu: &VcpuFd, pairs: &[(u32, u64)]) -> Result<(), Ring3Error> {
 /// CPU state in a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct CpuState {
+    /// What the kernel was told at its start. Listing what KVM supports takes as long as creating a VM, so
+    /// a clone takes it from here.
+    cpuid: Vec<kvm_cpuid_entry2>,
     regs: kvm_regs,
     sregs: kvm_sregs,
     xcrs: kvm_xcrs,
@@ -288,7 +307,7 @@ pub struct CpuState {
 }
 
 impl CpuState {
-    pub(super) fn of(vcpu: &VcpuFd) -> Result<Self, Ring3Error> {
+    pub(super) fn of(vcpu: &VcpuFd, cpuid: &[kvm_cpuid_entry2]) -> Result<Self, Ring3Error> {
         let wanted: Vec<kvm_msr_entry> = SAVED_MSRS
             .iter()
             .map(|index| kvm_msr_entry {
@@ -300,6 +319,7 @@ impl CpuState {
             Msrs::from_entries(&wanted).map_err(|_| Ring3Error::State("too many MSRs"))?;
         let n = vcpu.get_msrs(&mut msrs).map_err(kvm("read MSRs"))?;
         Ok(Self {
+            cpuid: cpuid.to_vec(),
             regs: vcpu.get_regs().map_err(kvm("read registers"))?,
             sregs: vcpu.get_sregs().map_err(kvm("read special registers"))?,
             xcrs: vcpu.get_xcrs().map_err(kvm("read XCR0"))?,
@@ -315,6 +335,11 @@ impl CpuState {
         })
     }
 
+    /// The CPUID list of the snapshot.
+    pub(super) fn cpuid(&self) -> &[kvm_cpuid_entry2] {
+        &self.cpuid
+    }
+
     /// Sets everything. KVM refuses what the CPU cannot hold; an MSR that is not in our own list is
     /// refused here.
     pub(super) fn apply(&self, vcpu: &VcpuFd) -> Result<(), Ring3Error> {
@@ -325,6 +350,7 @@ impl CpuState {
         {
             return Err(Ring3Error::State("an MSR that no snapshot holds"));
         }
+        set_cpuid(vcpu, &self.cpuid)?;
         vcpu.set_sregs(&self.sregs)
             .map_err(kvm("set special registers"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(kvm("set XCR0"))?;

@@ -69,7 +69,7 @@ pub enum DomainError {
 
 /// Where the kernel starts.
 #[derive(Debug, Clone, Copy)]
-pub struct Start {
+pub(crate) struct Start {
     /// RIP.
     pub entry: u64,
     /// RSP.
@@ -130,7 +130,7 @@ fn layout(kernel_end: u64, initrd_len: u64, ram: u64) -> Layout {
 ///
 /// # Errors
 /// See [`DomainError`].
-pub fn build(
+pub(crate) fn build(
     memory: &Ram,
     ram: u64,
     files: BootFiles<'_>,

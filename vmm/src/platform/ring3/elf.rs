@@ -11,7 +11,7 @@ const MAX_NOTES: u64 = 1 << 16;
 
 /// What the domain builder needs of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct XenNotes {
+pub(crate) struct XenNotes {
     /// Virtual address of the PV entry.
     pub entry: u64,
     /// Virtual address of guest-physical 0.
@@ -44,7 +44,7 @@ fn read<const N: usize>(file: &File, at: u64) -> Result<[u8; N], ElfError> {
 ///
 /// # Errors
 /// See [`ElfError`].
-pub fn xen_notes(file: &File) -> Result<XenNotes, ElfError> {
+pub(crate) fn xen_notes(file: &File) -> Result<XenNotes, ElfError> {
     let header: [u8; 64] = read(file, 0)?;
     if header[..6] != *b"\x7fELF\x02\x01" || header[18..20] != [62, 0] {
         return Err(ElfError::NotElf);

@@ -3,7 +3,7 @@
 use kvm_bindings::kvm_cpuid_entry2;
 use monitor::layout::{
     BASE, CPU_NODE_INDEX, CPUID_ENTRIES, Clock, CpuidEntry, DIRECT, GATE_CS, HEADER_MAGIC, M2P,
-    STUB_BYTES, Shared, TSS_SELECTOR, USER_CS, USER_SS, offset,
+    STUB_BYTES, Shared, TIMER_VECTOR, TSS_SELECTOR, USER_CS, USER_SS, offset,
 };
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
@@ -13,14 +13,14 @@ use crate::devices::Ram;
 const IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/monitor.bin"));
 
 /// Entries of a page table: present, writable, user, accessed, dirty.
-pub const TABLE: u64 = 0x67;
+pub(crate) const TABLE: u64 = 0x67;
 /// As [`TABLE`], for a 2 MiB page.
 const LARGE: u64 = 0xe7;
 const MIB2: u64 = 2 << 20;
 
 /// Addresses in the image, from its header.
 #[derive(Debug, Clone, Copy)]
-pub struct Entries {
+pub(crate) struct Entries {
     /// MSR LSTAR.
     pub syscall: u64,
     /// Target of the rewritten hypercall site.
@@ -42,7 +42,7 @@ fn word(index: usize) -> u64 {
 ///
 /// # Errors
 /// The region is not inside guest memory.
-pub fn build(
+pub(crate) fn build(
     memory: &Ram,
     ram: u64,
     cpuid: &[kvm_cpuid_entry2],
@@ -120,10 +120,12 @@ fn idt(put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>) -> Result<(), Gu
     const INTERRUPT: u64 = 0xe;
     const TRAP: u64 = 0xf;
     const GATE_VECTOR: u64 = 4;
+    const TIMER: u64 = TIMER_VECTOR as u64;
     for vector in 0..256_u64 {
         // Exceptions on IST 1 keep IF; interrupts on IST 2 clear it. Vector 4 is the way to CPL 0.
         let (target, selector, ist, kind) = match vector {
             GATE_VECTOR => (word(6), GATE_CS, 0, INTERRUPT),
+            TIMER => (word(5) + STUB_BYTES, USER_CS, 2, INTERRUPT),
             0..32 => (word(4) + vector * STUB_BYTES, USER_CS, 1, TRAP),
             _ => (word(5), USER_CS, 2, INTERRUPT),
         };
@@ -172,7 +174,7 @@ fn page_tables(
         for gib in 0..bytes.div_ceil(1 << 30) {
             let l2 = next;
             next += 0x1000;
-            put(l3 + ((va - BASE >> 30) + gib) * 8, (ram + l2) | TABLE)?;
+            put(l3 + (((va - BASE) >> 30) + gib) * 8, (ram + l2) | TABLE)?;
             let left = bytes - (gib << 30);
             for i in 0..left.div_ceil(MIB2).min(512) {
                 put(l2 + i * 8, (gpa + (gib << 30) + i * MIB2) | LARGE)?;
@@ -190,7 +192,7 @@ fn page_tables(
 }
 
 /// The shared page's fields in memory order, little-endian, without padding.
-pub fn encode_shared(s: &Shared) -> [u8; size_of::<Shared>()] {
+pub(crate) fn encode_shared(s: &Shared) -> [u8; size_of::<Shared>()] {
     let c = &s.clock;
     let words = [
         s.pending,
@@ -218,7 +220,7 @@ pub fn encode_shared(s: &Shared) -> [u8; size_of::<Shared>()] {
 }
 
 /// The reverse of [`encode_shared`].
-pub fn decode_shared(bytes: &[u8; size_of::<Shared>()]) -> Shared {
+pub(crate) fn decode_shared(bytes: &[u8; size_of::<Shared>()]) -> Shared {
     let w = |i: usize| u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().unwrap_or_default());
     let half = |v: u64| u32::try_from(v & 0xffff_ffff).unwrap_or(0);
     Shared {

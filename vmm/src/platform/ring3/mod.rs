@@ -8,10 +8,11 @@ mod cpu;
 mod domain;
 mod elf;
 mod image;
+mod text;
 
 use std::{fs::File, time::Duration};
 
-use kvm_bindings::kvm_msi;
+use kvm_bindings::{kvm_cpuid_entry2, kvm_msi};
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use model::HypercallPath;
 use monitor::layout::{
@@ -23,6 +24,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use cpu::CpuState;
 pub use domain::DomainError;
+pub use elf::ElfError;
 
 use crate::{
     devices::Interrupts,
@@ -100,6 +102,7 @@ pub struct Ring3 {
     _ack: EventFd,
     clock: Clock,
     idle: bool,
+    cpuid: Vec<kvm_cpuid_entry2>,
 }
 
 /// What booting needs beside memory.
@@ -142,11 +145,11 @@ impl Ring3 {
         files: BootFiles<'_>,
     ) -> Result<Self, Ring3Error> {
         let memory = Memory::anonymous(Self::memory_bytes(ram))?;
-        let entries = image::build(&memory.ram, ram, &cpu::guest_cpuid(kvm_fd)?)
-            .map_err(Ring3Error::Region)?;
+        let cpuid = cpu::guest_cpuid(kvm_fd)?;
+        let entries = image::build(&memory.ram, ram, &cpuid).map_err(Ring3Error::Region)?;
         let start = domain::build(&memory.ram, ram, files, &entries)?;
-        let mut this = Self::new(kvm_fd, memory, ram, devices)?;
-        cpu::prepare(kvm_fd, &this.vcpu)?;
+        let mut this = Self::new(kvm_fd, memory, ram, devices, cpuid)?;
+        cpu::set_cpuid(&this.vcpu, &this.cpuid)?;
         cpu::start(&this.vcpu, &entries, &start)?;
         let now = sys::tsc();
         this.set_clock(now, 0)?;
@@ -172,8 +175,8 @@ impl Ring3 {
         if Self::memory_bytes(state.ram) != memory.bytes() {
             return Err(Ring3Error::State("memory size"));
         }
-        let mut this = Self::new(kvm_fd, memory, state.ram, devices)?;
-        cpu::prepare(kvm_fd, &this.vcpu)?;
+        let cpuid = state.cpu.cpuid().to_vec();
+        let mut this = Self::new(kvm_fd, memory, state.ram, devices, cpuid)?;
         state.cpu.apply(&this.vcpu)?;
         this.set_clock(sys::tsc(), state.ns)?;
         let mut shared = this.shared()?;
@@ -188,7 +191,13 @@ impl Ring3 {
         Ok(this)
     }
 
-    fn new(kvm_fd: &Kvm, memory: Memory, ram: u64, devices: usize) -> Result<Self, Ring3Error> {
+    fn new(
+        kvm_fd: &Kvm,
+        memory: Memory,
+        ram: u64,
+        devices: usize,
+        cpuid: Vec<kvm_cpuid_entry2>,
+    ) -> Result<Self, Ring3Error> {
         let vm = kvm_fd.create_vm().map_err(kvm("create a VM"))?;
         cpu::split_irqchip(&vm)?;
         sys::set_ram(&vm, memory.region()).map_err(kvm("register guest memory"))?;
@@ -222,6 +231,7 @@ impl Ring3 {
             _ack: ack,
             clock: Clock::default(),
             idle: false,
+            cpuid,
         })
     }
 
@@ -391,11 +401,25 @@ impl Ring3 {
         let deadline = shared.deadline_tsc;
         Ok(Ring3State {
             ram: self.ram,
-            cpu: CpuState::of(&self.vcpu)?,
+            cpu: CpuState::of(&self.vcpu, &self.cpuid)?,
             ns: self.clock.ns_at(sys::tsc()),
             deadline_ns: (deadline != 0).then(|| self.clock.ns_at(deadline)),
             idle: self.idle,
         })
+    }
+
+    /// What to change in a saved copy of guest memory so that its clones take fewer faults: (offset, value)
+    /// of 8-byte words.
+    ///
+    /// # Errors
+    /// KVM refuses to read the registers.
+    pub fn memory_fixups(&self) -> Result<Vec<(u64, u64)>, Ring3Error> {
+        let cr3 = self
+            .vcpu
+            .get_sregs()
+            .map_err(kvm("read special registers"))?
+            .cr3;
+        Ok(text::large_pages(&self.memory.ram, cr3))
     }
 
     fn set_clock(&mut self, tsc: u64, ns: u64) -> Result<(), Ring3Error> {

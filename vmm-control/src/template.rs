@@ -1,0 +1,156 @@
+//! A template loaded for cloning: its memory in a tmpfs of huge pages.
+//!
+//! Clones map the memory file privately. On a disk file system they share its page cache; in a tmpfs with
+//! huge pages the kernel's 2 MiB text pages are 2 MiB in the host as well, and a fault of a clone brings a
+//! whole range. The tmpfs is mounted nowhere: it hangs on a descriptor of this process, is reached through
+//! /proc, and is gone with the process, however that ends.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::{FileExt, symlink},
+    },
+    path::{Path, PathBuf},
+};
+
+use model::{MANIFEST_NAME, template_file};
+use nix::unistd::{Whence, lseek};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
+    fsopen,
+};
+
+/// Why a template could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A file of the template cannot be read.
+    #[error("cannot read the template file {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// No tmpfs with huge pages: an old kernel, or not root.
+    #[error("cannot make a tmpfs of huge pages")]
+    Tmpfs(#[source] io::Error),
+    /// The copy failed: memory is short.
+    #[error("cannot copy the template's memory into huge pages")]
+    Copy(#[source] io::Error),
+}
+
+/// See the module. Dropping it leaves running clones alone: they hold their own reference.
+#[derive(Debug)]
+pub struct LoadedTemplate {
+    mount: OwnedFd,
+}
+
+impl LoadedTemplate {
+    /// Copies the template's memory; its other files are linked to.
+    ///
+    /// # Errors
+    /// See [`LoadError`]. On [`LoadError::Tmpfs`] a caller can clone from `dir` itself.
+    pub fn load(dir: &Path) -> Result<Self, LoadError> {
+        let read = |path: &Path| {
+            let path = path.to_owned();
+            move |source| LoadError::Read { path, source }
+        };
+        let dir = dir.canonicalize().map_err(read(dir))?;
+        let memory = dir.join(template_file::MEMORY);
+        let from = File::open(&memory).map_err(read(&memory))?;
+        let this = Self {
+            mount: tmpfs().map_err(|e| LoadError::Tmpfs(e.into()))?,
+        };
+        for name in [
+            MANIFEST_NAME,
+            template_file::STATE,
+            template_file::LAYER,
+            template_file::WORKING_SET,
+        ] {
+            symlink(dir.join(name), this.dir().join(name)).map_err(LoadError::Copy)?;
+        }
+        File::create(this.dir().join(template_file::MEMORY))
+            .and_then(|to| copy_sparse(&from, &to))
+            .map_err(LoadError::Copy)?;
+        Ok(this)
+    }
+
+    /// The directory to clone from; it exists while this value does.
+    #[must_use]
+    pub fn dir(&self) -> PathBuf {
+        let fd = self.mount.as_fd().as_raw_fd();
+        PathBuf::from(format!("/proc/{}/fd/{fd}", std::process::id()))
+    }
+}
+
+fn tmpfs() -> rustix::io::Result<OwnedFd> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(context.as_fd(), "huge", "always")?;
+    fsconfig_set_string(context.as_fd(), "mode", "0700")?;
+    fsconfig_create(context.as_fd())?;
+    fsmount(
+        context.as_fd(),
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    )
+}
+
+/// Copies data and leaves holes.
+fn copy_sparse(from: &File, to: &File) -> io::Result<()> {
+    const CHUNK: usize = 2 << 20;
+    let len = from.metadata()?.len();
+    to.set_len(len)?;
+    let mut buffer = vec![0; CHUNK];
+    let mut at = 0;
+    while at < len {
+        at = match lseek(from, at.cast_signed(), Whence::SeekData) {
+            Ok(data) => data.cast_unsigned(),
+            Err(nix::errno::Errno::ENXIO) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        };
+        let hole = lseek(from, at.cast_signed(), Whence::SeekHole)?.cast_unsigned();
+        while at < hole {
+            let n = usize::try_from(hole - at).map_or(CHUNK, |left| left.min(CHUNK));
+            from.read_exact_at(&mut buffer[..n], at)?;
+            to.write_all_at(&buffer[..n], at)?;
+            at += n as u64;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loaded_template_has_the_same_bytes_and_leaves_no_mount() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: a tmpfs can only be mounted by root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        for name in [MANIFEST_NAME, template_file::STATE, template_file::LAYER] {
+            std::fs::write(dir.path().join(name), name).unwrap();
+        }
+        let memory = File::create(dir.path().join(template_file::MEMORY)).unwrap();
+        memory.set_len(8 << 20).unwrap();
+        memory.write_all_at(b"here", 5 << 20).unwrap();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let loaded = LoadedTemplate::load(dir.path()).unwrap();
+        let copy = std::fs::read(loaded.dir().join(template_file::MEMORY)).unwrap();
+        assert_eq!(copy.len(), 8 << 20);
+        assert_eq!(&copy[5 << 20..(5 << 20) + 4], b"here");
+        let state = std::fs::read_to_string(loaded.dir().join(template_file::STATE)).unwrap();
+        assert_eq!(state, template_file::STATE);
+        assert_eq!(
+            mounts,
+            std::fs::read_to_string("/proc/self/mountinfo").unwrap()
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! Booting a kernel, and specs that cannot be booted.
+
+use model::{Bytes, HypercallPath};
+use vmm_control::FailureKind;
+
+use crate::support::{
+    TestVm, host,
+    vm::{complaints, refusal},
+};
+
+/// Boots, checks the memory the guest sees and that its kernel is content.
+fn boot(memory: Bytes, hypercalls: HypercallPath) {
+    let mut vm = TestVm::boot(|spec| {
+        spec.memory = memory;
+        spec.hypercalls = hypercalls;
+    });
+    let seen = vm.sh("uname -s; id -u; grep -c ^processor /proc/cpuinfo; cat /proc/meminfo");
+    let mut lines = seen.lines();
+    assert_eq!(lines.next(), Some("Linux"));
+    assert_eq!(lines.next(), Some("0"));
+    assert_eq!(lines.next(), Some("1"));
+    let total = lines.next().unwrap_or_default();
+    let kib: u64 = total
+        .split_whitespace()
+        .nth(1)
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(0);
+    // The kernel keeps its text, its page array and some reserves.
+    let (least, most) = ((memory.0 >> 10) * 3 / 5, memory.0 >> 10);
+    assert!((least..most).contains(&kib), "{total}");
+    assert_eq!(complaints(&vm.sh("dmesg")), Vec::<&str>::new());
+    vm.control().shutdown().expect("a shutdown");
+}
+
+pub(crate) fn kvm_boot_with_patched_hypercalls() {
+    boot(Bytes::mib(256), HypercallPath::Call);
+}
+
+pub(crate) fn kvm_boot_with_trapped_hypercalls() {
+    boot(Bytes::mib(256), HypercallPath::Trap);
+}
+
+pub(crate) fn kvm_boot_in_the_least_memory() {
+    boot(model::MIN_MEMORY, HypercallPath::Call);
+}
+
+/// Memory that the guest does not touch costs nothing, but a host near its end is left alone.
+pub(crate) fn kvm_boot_in_the_most_memory() {
+    let memory = if host::free_memory() > 10 << 30 {
+        model::MAX_MEMORY
+    } else {
+        eprintln!("less than 10 GiB are free: 2 GiB are tried instead of 8");
+        Bytes::mib(2048)
+    };
+    boot(memory, HypercallPath::Call);
+}
+
+pub(crate) fn kvm_specs_out_of_range_are_refused() {
+    let mut vm = TestVm::spawn();
+    let bad = [
+        (
+            Bytes::mib(256),
+            2,
+            "2 vCPUs asked for, but platform ring3 runs 1 at most",
+        ),
+        (
+            Bytes::mib(256),
+            0,
+            "0 vCPUs asked for, but platform ring3 runs 1 at most",
+        ),
+        (
+            Bytes::mib(126),
+            1,
+            "guest memory 126MiB is outside 128MiB to 8GiB",
+        ),
+        (
+            Bytes::mib(8194),
+            1,
+            "guest memory 8194MiB is outside 128MiB to 8GiB",
+        ),
+        (
+            Bytes::mib(129),
+            1,
+            "guest memory 129MiB is not a multiple of 2MiB",
+        ),
+    ];
+    for (memory, vcpus, want) in bad {
+        let mut spec = vm.spec();
+        (spec.memory, spec.vcpus) = (memory, vcpus);
+        let failure = refusal(vm.control().boot(spec, None)).expect_err("a refusal");
+        assert_eq!(failure.kind, FailureKind::BadSpec);
+        assert_eq!(failure.message, want);
+    }
+    // A refused spec costs nothing: the same process boots the right one.
+    let spec = vm.spec();
+    vm.control().boot(spec, None).expect("a boot");
+    vm.identify();
+}

@@ -1,0 +1,146 @@
+//! Guests that mean harm: theirs may be the damage, never the VMM's.
+
+use std::time::Duration;
+
+use monitor::layout::{BASE, DIRECT};
+use vmm_control::VmPhase;
+
+use crate::support::{TestVm, until, vm::as_root};
+
+/// Runs a script that may kill its guest; the VMM must answer afterwards, whatever it says.
+fn survives(vm: &mut TestVm, script: &str, within: Duration) -> VmPhase {
+    let _ = vm
+        .agent()
+        .exec(&as_root("/bin/bash", &["-c", script]), within);
+    let stats = vm.stats();
+    if stats.phase == VmPhase::Exited {
+        eprintln!("{script}: {}", stats.exit_reason.as_deref().unwrap_or(""));
+    }
+    assert!(
+        matches!(stats.phase, VmPhase::Running | VmPhase::Exited),
+        "{stats:?}"
+    );
+    assert!(!vm.log().contains("panicked"), "{}", vm.log());
+    stats.phase
+}
+
+pub(crate) fn kvm_the_gate_to_ring_0_is_no_way_out() {
+    for seed in 0..4 {
+        let mut vm = TestVm::new();
+        let gate = vm.upload("gate");
+        survives(
+            &mut vm,
+            &format!("{gate} int4 {BASE:#x} {seed}"),
+            Duration::from_secs(8),
+        );
+        vm.control().shutdown().expect("a shutdown");
+    }
+    // As user, too, who has no rights in the guest.
+    let mut vm = TestVm::new();
+    let gate = vm.upload("gate");
+    vm.sh(&format!("cp {gate} /tmp/gate; chmod 755 /tmp/gate"));
+    let script = format!(
+        "su user -s /bin/bash -c '/tmp/gate int4 {BASE:#x} 99' || /tmp/gate int4 {BASE:#x} 99"
+    );
+    survives(&mut vm, &script, Duration::from_secs(8));
+    vm.control().shutdown().expect("a shutdown");
+}
+
+/// User code reaches the kernel's and the monitor's memory (`guest_isolation = "vm"`), queues and the
+/// shared page included; all of it is guest memory to the VMM.
+pub(crate) fn kvm_scribbling_over_all_memory_harms_the_guest_only() {
+    // The monitor's page shared with the VMM, its log ring and page tables, all of it, all RAM.
+    let targets = [
+        (BASE + 0x10_0000, 0x1000),
+        (BASE + 0x10_8000, 0x8000),
+        (BASE, 0x20_0000),
+        (DIRECT, 256 << 20),
+        (0xffff_8880_0100_0000, 32 << 20),
+    ];
+    for (i, (from, bytes)) in targets.into_iter().enumerate() {
+        let mut vm = TestVm::new();
+        let gate = vm.upload("gate");
+        survives(
+            &mut vm,
+            &format!("{gate} scribble {from:#x} {bytes:#x} {i}"),
+            Duration::from_secs(3),
+        );
+        vm.control().shutdown().expect("a shutdown");
+    }
+}
+
+pub(crate) fn kvm_random_device_registers() {
+    for seed in 1..5 {
+        let mut vm = TestVm::new();
+        let program = vm.upload("registers");
+        let base = vm.sh("cat /sys/module/cube_mmio/parameters/base");
+        let out = vm.agent().exec(
+            &as_root(&program, &[&base, &seed.to_string()]),
+            Duration::from_secs(5),
+        );
+        if let Ok(out) = &out
+            && out.stdout.starts_with(b"not allowed")
+        {
+            eprintln!("the guest kernel keeps /dev/mem from the register page");
+        }
+        survives(&mut vm, "echo still here", Duration::from_secs(2));
+        vm.control().shutdown().expect("a shutdown");
+    }
+}
+
+/// The console file is bounded, whatever is printed.
+pub(crate) fn kvm_a_flooded_console_is_bounded() {
+    let mut vm = TestVm::new();
+    let flood = "dmesg -n 8; timeout 4 sh -c 'yes 0123456789abcdefghijklmnopqrstuvwxyz > /dev/console & yes flood > /dev/kmsg'; true";
+    let phase = survives(&mut vm, flood, Duration::from_secs(20));
+    assert_eq!(phase, VmPhase::Running);
+    assert_eq!(vm.sh("echo alive"), "alive");
+    let len = vm.dir.join("console").metadata().expect("a console").len();
+    assert!(len <= 2 << 20, "{len} bytes");
+    assert!(len > 0, "nothing was printed");
+}
+
+/// Streams opened to the host from inside, to every port, and many from outside that nobody reads.
+pub(crate) fn kvm_a_flooded_vsock_goes_on_serving() {
+    let mut vm = TestVm::new();
+    let flood = r#"
+import socket, random
+refused = 0
+for i in range(400):
+    s = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+    s.settimeout(2)
+    try:
+        s.connect((random.choice([0, 1, 2, 2, 2, 3, 77]), random.randrange(1 << 32)))
+    except OSError:
+        refused += 1
+    s.close()
+print(refused)
+"#;
+    vm.agent()
+        .write_file("/root/flood.py", flood.as_bytes(), Some("root"))
+        .expect("an upload");
+    let refused: u32 = vm
+        .sh("timeout 40 python3 /root/flood.py")
+        .parse()
+        .expect("a number");
+    assert!(refused >= 350, "{refused} of 400 were refused");
+    // Output that nobody reads, on as many connections as one agent takes.
+    let mut agents: Vec<_> = (0..24).map(|_| vm.agent()).collect();
+    let streams: Vec<_> = agents
+        .iter_mut()
+        .filter_map(|agent| {
+            agent
+                .start(&as_root("/usr/bin/yes", &[]), Duration::from_secs(30))
+                .ok()
+        })
+        .collect();
+    assert!(streams.len() >= 8, "{} streams", streams.len());
+    assert_eq!(vm.sh("echo alive"), "alive");
+    drop(streams);
+    drop(agents);
+    until("the writers are gone", Duration::from_secs(20), || {
+        (vm.sh("pgrep -c yes || true") == "0").then_some(())
+    });
+    assert_eq!(vm.stats().phase, VmPhase::Running);
+    vm.assert_healthy();
+}

@@ -1,0 +1,239 @@
+//! Pause and resume, snapshots of clones, the end of a guest, the end of the client.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use api_types::envd::{ENVD_PORT, EnvdClient};
+use vmm_control::{ControlError, FailureKind, VmPhase};
+
+use crate::support::{
+    TestVm, run_dir, template, until,
+    vm::{as_root, refusal},
+};
+
+/// CPU time of a process in clock ticks of 10 ms.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    let fields: Vec<_> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or("")
+        .split_whitespace()
+        .collect();
+    let number = |i: usize| fields[i].parse::<u64>().expect("ticks");
+    number(11) + number(12)
+}
+
+pub(crate) fn kvm_a_paused_guest_stands_still() {
+    let mut vm = TestVm::new();
+    vm.sh("while :; do :; done >/dev/null 2>&1 </dev/null & disown");
+    let pid = vm.pid();
+    let ticks = |vm: &mut TestVm, more: u64| {
+        let start = cpu_ticks(pid);
+        until("the guest spins", Duration::from_secs(20), || {
+            (cpu_ticks(pid) >= start + more).then_some(())
+        });
+        vm.stats().exits
+    };
+    ticks(&mut vm, 5);
+    for _ in 0..3 {
+        vm.control().pause().expect("a pause");
+        vm.control().pause().expect("a pause of a paused VM");
+        let before = (cpu_ticks(pid), vm.stats().exits);
+        // The agent takes no connection; asking for one is how the time passes here.
+        let connect = EnvdClient::connect(&vm.vsock(), ENVD_PORT, Duration::from_millis(300));
+        assert!(connect.is_err(), "a paused guest answers");
+        assert!(
+            cpu_ticks(pid) <= before.0 + 3,
+            "a paused guest uses the CPU"
+        );
+        let after = vm.stats();
+        assert_eq!((after.phase, after.exits), (VmPhase::Paused, before.1));
+        vm.control().resume().expect("a resume");
+        ticks(&mut vm, 5);
+        assert_eq!(vm.sh("echo on"), "on");
+    }
+    vm.assert_healthy();
+}
+
+pub(crate) fn kvm_requests_out_of_turn_are_refused() {
+    let mut vm = TestVm::spawn();
+    let kind = |answer: Result<(), ControlError>| refusal(answer).expect_err("a refusal").kind;
+    assert_eq!(kind(vm.control().pause()), FailureKind::WrongPhase);
+    assert_eq!(kind(vm.control().resume()), FailureKind::WrongPhase);
+    let dir = run_dir::make("none").join("t");
+    assert_eq!(kind(vm.control().snapshot(&dir)), FailureKind::WrongPhase);
+    assert_eq!(vm.stats().phase, VmPhase::Empty);
+    vm.restore(template()).expect("a restore");
+    assert_eq!(vm.stats().phase, VmPhase::Paused);
+    assert_eq!(
+        vm.restore(template()).expect_err("a refusal").kind,
+        FailureKind::WrongPhase
+    );
+    vm.control().resume().expect("a resume");
+    vm.identify();
+    assert!(!dir.exists());
+}
+
+pub(crate) fn kvm_clones_of_clones_keep_what_they_inherit() {
+    let mut dirs = Vec::new();
+    let mut vm = TestVm::new();
+    for generation in 0..4 {
+        vm.sh(&format!(
+            "echo {generation} >> /root/line; echo {generation} >> /dev/shm/line"
+        ));
+        let dir = run_dir::make("chain").join("t");
+        vm.control().snapshot(&dir).expect("a snapshot");
+        // The source goes on after its snapshot, on its own.
+        vm.control().resume().expect("a resume");
+        vm.sh("echo later >> /root/line");
+        vm = TestVm::clone_of(&dir);
+        let want: Vec<String> = (0..=generation).map(|g| g.to_string()).collect();
+        for file in ["/root/line", "/dev/shm/line"] {
+            assert_eq!(vm.sh(&format!("cat {file}")), want.join("\n"));
+        }
+        dirs.push(dir);
+    }
+    vm.assert_healthy();
+    // An older one still is what it was.
+    assert_eq!(TestVm::clone_of(&dirs[0]).sh("cat /root/line"), "0");
+}
+
+/// The source's stream goes on after the snapshot; the clone's is reset, and its agent serves.
+pub(crate) fn kvm_streams_open_at_a_snapshot() {
+    let dir = run_dir::make("streams").join("t");
+    let mut vm = TestVm::new();
+    let sockets = "ls -l /proc/1/fd | grep -c socket";
+    let without = vm.sh(sockets);
+    let mut agent = vm.agent();
+    let wait = "echo begun; until test -e /root/go; do sleep 0.01; done; echo done";
+    let mut stream = agent
+        .start(
+            &as_root("/bin/bash", &["-c", wait]),
+            Duration::from_secs(60),
+        )
+        .expect("a stream");
+    let first = stream
+        .next_event()
+        .expect("an event")
+        .and_then(|e| e.data)
+        .expect("data");
+    assert_eq!(first.stdout.expect("output").0, b"begun\n");
+    vm.control().snapshot(&dir).expect("a snapshot");
+    vm.control().resume().expect("a resume");
+    vm.sh("touch /root/go");
+    let second = stream
+        .next_event()
+        .expect("an event")
+        .and_then(|e| e.data)
+        .expect("data");
+    assert_eq!(second.stdout.expect("output").0, b"done\n");
+
+    let clone = TestVm::clone_of(&dir);
+    assert_eq!(clone.sh("echo served"), "served");
+    until(
+        "the inherited connection is gone",
+        Duration::from_secs(10),
+        || (clone.sh(sockets) == without).then_some(()),
+    );
+    for _ in 0..20 {
+        assert_eq!(clone.sh("echo served"), "served");
+    }
+    clone.assert_healthy();
+}
+
+/// Asks the kernel for its end and waits for the VMM to say so.
+fn ends_with(script: &str) -> String {
+    let mut vm = TestVm::new();
+    // No answer is expected: the guest may be gone before the agent can write one.
+    let _ = vm.agent().exec(
+        &as_root("/bin/bash", &["-c", script]),
+        Duration::from_secs(10),
+    );
+    let reason = vm.ended(Duration::from_secs(20));
+    let failure = refusal(vm.control().resume()).expect_err("a refusal");
+    assert_eq!(failure.kind, FailureKind::GuestExited);
+    assert!(failure.message.contains(&reason), "{failure}");
+    vm.control().shutdown().expect("a shutdown");
+    reason
+}
+
+/// reboot(2) with a magic number.
+fn reboot(command: &str) -> String {
+    format!("python3 -c 'import ctypes; ctypes.CDLL(None).reboot({command})'")
+}
+
+pub(crate) fn kvm_the_end_of_a_guest_is_reported() {
+    assert_eq!(
+        ends_with(&reboot("0x1234567")),
+        "the guest asked for a reboot"
+    );
+    assert_eq!(ends_with(&reboot("0x4321fedc")), "the guest powered off");
+    assert_eq!(
+        ends_with("echo b > /proc/sysrq-trigger"),
+        "the guest asked for a reboot"
+    );
+    let crash = "the guest kernel crashed (its console says why)";
+    assert_eq!(ends_with("echo c > /proc/sysrq-trigger"), crash);
+    // PID 1 is the agent.
+    assert_eq!(
+        ends_with("kill -SEGV 1; kill -TERM 1; sleep 20"),
+        "the guest powered off"
+    );
+}
+
+/// What this program does when it is started as a client that is to be killed.
+pub(crate) const CLIENT: &str = "CUBE_TEST_CLIENT";
+
+/// Runs a clone and says its VMM's process id; ends when its standard input does.
+pub(crate) fn be_client(template: &str) {
+    let vm = TestVm::clone_of(template.as_ref());
+    println!("{}", vm.pid());
+    let _ = std::io::stdin().lines().count();
+}
+
+/// SIGKILL of whoever holds the control socket: the VMM reads its end and goes.
+pub(crate) fn kvm_the_vmm_ends_with_its_client() {
+    let mut client = Command::new(std::env::current_exe().expect("this program"))
+        .env(CLIENT, template())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a client");
+    let mut line = String::new();
+    BufReader::new(client.stdout.take().expect("a pipe"))
+        .read_line(&mut line)
+        .expect("a line");
+    let vmm: u32 = line.trim().parse().expect("a process id");
+    let alive =
+        || fs::read_to_string(format!("/proc/{vmm}/comm")).is_ok_and(|n| n.trim() == "cube-vmm");
+    assert!(alive());
+    client.kill().expect("a kill");
+    client.wait().expect("its end");
+    let start = Instant::now();
+    until("the VMM ends", Duration::from_secs(10), || {
+        (!alive()).then_some(())
+    });
+    eprintln!("the VMM ended {:?} after its client", start.elapsed());
+    // What the killed client left in its directory, the next run removes.
+    run_dir::sweep();
+}
+
+/// A clean end removes the socket, a guest that was never built leaves none.
+pub(crate) fn kvm_shutdown_leaves_no_socket() {
+    let mut vm = TestVm::new();
+    assert!(vm.vsock().exists());
+    vm.control().shutdown().expect("a shutdown");
+    let process = vm.take_process();
+    let pid = process.pid();
+    until("the VMM ends", Duration::from_secs(10), || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.contains(") Z ").then_some(())
+    });
+    assert!(!vm.vsock().exists(), "the socket's file is left");
+    drop(process);
+}

@@ -1,0 +1,129 @@
+//! Tests on real VMs, named by tier: `kvm_…` needs /dev/kvm and the prepared artifacts, `net_…` also root
+//! and network namespaces, `soak_…` also much time.
+//!
+//! CUBE_ARTIFACTS is the absolute directory that `cargo xtask prepare` fills, CUBE_BIN the one of `cube-vmm`.
+//! A test that lacks one of them, or /dev/kvm or root, is counted as ignored and its reason is printed.
+
+mod support;
+
+mod boot;
+mod damage;
+mod guest;
+mod hostile;
+mod identity;
+mod lifecycle;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use support::{host, run_dir};
+
+/// One test: its name begins with its tier.
+struct Case {
+    name: &'static str,
+    run: fn(),
+}
+
+/// Lists test functions by their own names.
+macro_rules! cases {
+    ($($module:ident :: {$($name:ident),* $(,)?}),* $(,)?) => {
+        [$($(Case { name: stringify!($name), run: $module::$name }),*),*]
+    };
+}
+
+fn main() {
+    if let Ok(template) = std::env::var(lifecycle::CLIENT) {
+        return lifecycle::be_client(&template);
+    }
+    let mut arguments = Arguments::from_args();
+    // VMs share few cores and measured time: one test after another unless asked otherwise.
+    arguments.test_threads.get_or_insert(1);
+    let cases = cases! {
+        boot::{
+            kvm_boot_with_patched_hypercalls,
+            kvm_boot_with_trapped_hypercalls,
+            kvm_boot_in_the_least_memory,
+            kvm_boot_in_the_most_memory,
+            kvm_specs_out_of_range_are_refused,
+        },
+        guest::{
+            kvm_signals_tell_their_addresses,
+            kvm_ptrace_steps_and_breakpoints,
+            kvm_ptrace_hardware_breakpoints,
+            kvm_copy_on_write_keeps_processes_apart,
+            kvm_no_mapping_is_stale,
+            kvm_threads_have_their_own_storage,
+            kvm_vector_registers_survive_switches,
+            kvm_timers_and_clocks,
+            kvm_segment_bases_survive_switches,
+            kvm_files_keep_what_is_written,
+            kvm_pipes_sockets_and_events,
+            kvm_many_processes_at_once,
+            kvm_modules_load,
+            kvm_out_of_memory_is_survived,
+            kvm_a_fork_bomb_meets_its_limit,
+            kvm_proc_is_sane,
+            kvm_a_hundred_commands,
+        },
+        identity::{
+            kvm_clones_are_different_machines,
+            kvm_first_random_bytes_differ,
+            kvm_the_wall_clock_is_right,
+            kvm_an_old_snapshot_wakes_up_in_the_present,
+            kvm_pending_timers_keep_their_remaining_time,
+            kvm_clones_do_not_see_each_other,
+            kvm_a_bad_identity_is_refused,
+        },
+        lifecycle::{
+            kvm_a_paused_guest_stands_still,
+            kvm_requests_out_of_turn_are_refused,
+            kvm_clones_of_clones_keep_what_they_inherit,
+            kvm_streams_open_at_a_snapshot,
+            kvm_the_end_of_a_guest_is_reported,
+            kvm_the_vmm_ends_with_its_client,
+            kvm_shutdown_leaves_no_socket,
+        },
+        damage::{
+            kvm_truncated_templates_are_refused,
+            kvm_verify_finds_a_flipped_bit_in_every_file,
+            kvm_other_formats_and_platforms_are_refused,
+            kvm_forged_states_do_not_crash_the_vmm,
+            kvm_hostile_working_sets_are_harmless,
+            kvm_bad_boot_files_are_refused,
+            kvm_garbage_on_the_control_socket,
+            kvm_a_full_disk_stops_a_snapshot,
+            kvm_snapshots_replace_nothing,
+            kvm_a_killed_vmm_leaves_only_a_draft,
+        },
+        hostile::{
+            kvm_the_gate_to_ring_0_is_no_way_out,
+            kvm_scribbling_over_all_memory_harms_the_guest_only,
+            kvm_random_device_registers,
+            kvm_a_flooded_console_is_bounded,
+            kvm_a_flooded_vsock_goes_on_serving,
+        },
+    };
+    let trials = cases.into_iter().map(trial).collect();
+    run_dir::sweep();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    run_dir::remove();
+    conclusion.exit();
+}
+
+fn trial(case: Case) -> Trial {
+    let lack = host::lack(case.name);
+    if let Some(lack) = &lack {
+        eprintln!("{} is skipped: {lack}", case.name);
+    }
+    let soak = case.name.starts_with("soak_");
+    let run = case.run;
+    Trial::test(case.name, move || {
+        // Asked for with --ignored on a host that lacks something.
+        match host::lack(case.name) {
+            Some(lack) => Err(Failed::from(format!("cannot run here: {lack}"))),
+            None => {
+                run();
+                Ok(())
+            }
+        }
+    })
+    .with_ignored_flag(soak || lack.is_some())
+}

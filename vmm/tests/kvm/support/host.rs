@@ -1,0 +1,86 @@
+//! What this host offers, and where the prepared files are.
+
+use std::{env, fs::File, path::PathBuf};
+
+use model::GuestPaths;
+
+/// What a test of that name lacks here; `None` if it can run.
+pub(crate) fn lack(test: &str) -> Option<String> {
+    if let Err(e) = File::options().read(true).write(true).open("/dev/kvm") {
+        return Some(format!("/dev/kvm cannot be opened: {e}"));
+    }
+    if env::var_os("CUBE_ARTIFACTS").is_none() {
+        return Some("CUBE_ARTIFACTS is not set (run `cargo xtask test`)".into());
+    }
+    let kernel = guest().kernel;
+    if !kernel.exists() {
+        return Some(format!("{} is missing", kernel.display()));
+    }
+    if !program().exists() {
+        return Some(format!("{} is missing", program().display()));
+    }
+    let root = nix::unistd::geteuid().is_root();
+    if !root && (test.starts_with("net_") || NEED_ROOT.contains(&test)) {
+        return Some("this test needs root".into());
+    }
+    None
+}
+
+/// Tests that mount something.
+const NEED_ROOT: [&str; 1] = ["kvm_a_full_disk_stops_a_snapshot"];
+
+fn artifacts() -> PathBuf {
+    PathBuf::from(env::var_os("CUBE_ARTIFACTS").unwrap_or_default())
+}
+
+/// The program under test.
+pub(crate) fn program() -> PathBuf {
+    match env::var_os("CUBE_BIN") {
+        Some(dir) => PathBuf::from(dir).join("cube-vmm"),
+        None => PathBuf::from(env!("CARGO_BIN_EXE_cube-vmm")),
+    }
+}
+
+/// What a guest boots from.
+pub(crate) fn guest() -> GuestPaths {
+    let guest = artifacts().join("guest");
+    GuestPaths {
+        kernel: guest.join("vmlinux"),
+        initrd: guest.join("initramfs.cpio"),
+        root: guest.join("base.erofs"),
+        layer: guest.join("layer.ext4"),
+    }
+}
+
+/// The template that `cargo xtask prepare` made, if it is not older than the program under test.
+pub(crate) fn prepared_template() -> Option<PathBuf> {
+    let dir = artifacts().join("templates/base");
+    let changed = |path: PathBuf| path.metadata().and_then(|m| m.modified()).ok();
+    let made = changed(dir.join(model::MANIFEST_NAME))?;
+    (made > changed(program())?).then_some(dir)
+}
+
+/// MemAvailable in bytes; zero if it cannot be read.
+pub(crate) fn free_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib: u64 = line
+        .and_then(|l| l.trim().strip_suffix(" kB")?.parse().ok())
+        .unwrap_or(0);
+    kib << 10
+}
+
+/// Bytes of the host's random generator.
+pub(crate) fn random<const N: usize>() -> [u8; N] {
+    use std::io::Read;
+    let mut bytes = [0; N];
+    File::open("/dev/urandom")
+        .and_then(|mut f| f.read_exact(&mut bytes))
+        .expect("/dev/urandom");
+    bytes
+}
+
+/// As lower-case hex.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

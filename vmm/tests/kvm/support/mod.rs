@@ -1,0 +1,12 @@
+//! What the tests stand on: the host's means, a directory for what a run makes, VMs, guest programs.
+
+pub(crate) mod host;
+pub(crate) mod program;
+pub(crate) mod run_dir;
+pub(crate) mod template;
+pub(crate) mod vm;
+pub(crate) mod wait;
+
+pub(crate) use template::template;
+pub(crate) use vm::TestVm;
+pub(crate) use wait::until;
