@@ -75,7 +75,11 @@ fn mount_at(source: &str, target: &str, fstype: &str, flags: MsFlags, options: &
 fn wait_for(device: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !device.exists() {
-        ensure!(Instant::now() < deadline, "{} did not appear", device.display());
+        ensure!(
+            Instant::now() < deadline,
+            "{} did not appear",
+            device.display()
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
@@ -85,6 +89,10 @@ fn wait_for(device: &Path) -> Result<()> {
 fn option(name: &str) -> Option<String> {
     let line = fs::read_to_string("/proc/cmdline").ok()?;
     let mut words = line.split_whitespace();
-    let value = |word: &str| word.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+    let value = |word: &str| {
+        word.strip_prefix(name)?
+            .strip_prefix('=')
+            .map(str::to_owned)
+    };
     words.find_map(value)
 }

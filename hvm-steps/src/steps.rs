@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    io::Write,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -65,28 +64,28 @@ pub(crate) fn run(places: &Places) -> Result<()> {
     };
     let whole = Instant::now();
     for (name, step) in STEPS {
-        print!("step {name:<20} ");
-        std::io::stdout().flush()?;
+        println!("begin {name}");
         let start = Instant::now();
         let done = step(&mut run);
         let seconds = start.elapsed().as_secs_f64();
         match done {
-            Ok(note) => println!("passed {seconds:6.2} s  {note}"),
+            Ok(note) => println!("step {name:<20} passed {seconds:6.2} s  {note}"),
             Err(error) => {
-                println!("FAILED {seconds:6.2} s");
+                println!("step {name:<20} FAILED {seconds:6.2} s");
                 let vms = run.vm.iter().chain(&run.clones);
                 vms.for_each(|vm| println!("{}: {}", vm.hostname, vm.last_words()));
                 return Err(error.context(format!("step {name:?}")));
             }
         }
-        if places.only.as_deref().is_some_and(|only| name.contains(only)) {
+        if places
+            .only
+            .as_deref()
+            .is_some_and(|only| name.contains(only))
+        {
             break;
         }
     }
-    println!(
-        "all steps passed in {:.1} s",
-        whole.elapsed().as_secs_f64()
-    );
+    println!("all steps passed in {:.1} s", whole.elapsed().as_secs_f64());
     Ok(())
 }
 
@@ -258,9 +257,9 @@ fn second_generation(run: &mut Run<'_>) -> Result<String> {
 fn two_vcpus(run: &mut Run<'_>) -> Result<String> {
     const WORK: &str = "nproc
         for cpu in 0 1; do
-            taskset -c $cpu bash -ec \"dd if=/dev/urandom of=/var/tmp/$cpu bs=64k count=64 \
+            taskset -c $cpu bash -ec \"dd if=/dev/urandom of=/var/tmp/$cpu bs=64k count=16 \
                 conv=fsync status=none; echo 3 > /proc/sys/vm/drop_caches; \
-                head -c 16M /dev/vda | cksum; cksum < /var/tmp/$cpu > /dev/null\" &
+                head -c 8M /dev/vda | cksum; cksum < /var/tmp/$cpu > /dev/null\" &
         done; wait";
     let template = run.template("smp");
     let mut laps = Laps(Vec::new(), Instant::now());
@@ -343,7 +342,10 @@ fn kill(run: &mut Run<'_>) -> Result<String> {
         "process {pid} is still there"
     );
     let next = Vm::restore(run.places, &run.template("one"))?;
-    ensure!(next.sh("cat /root/mark")? == "kept", "the clone lost a file");
+    ensure!(
+        next.sh("cat /root/mark")? == "kept",
+        "the clone lost a file"
+    );
     run.clones.push(next);
     Ok(String::new())
 }

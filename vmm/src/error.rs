@@ -84,10 +84,9 @@ impl MachineError {
             Self::Platform(PlatformError::Hvm(e)) => hvm_kind(e),
             Self::WrongPhase(_) => FailureKind::WrongPhase,
             Self::Exited(_) => FailureKind::GuestExited,
-            Self::Memory(_)
-            | Self::Signals(_)
-            | Self::Watch(_)
-            | Self::Control(_) => FailureKind::Io,
+            Self::Memory(_) | Self::Signals(_) | Self::Watch(_) | Self::Control(_) => {
+                FailureKind::Io
+            }
         }
     }
 }

@@ -41,7 +41,14 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// finds its XSAVE state inconsistent.
 const XSAVE_SINCE: u32 = 10;
 /// Modules that the emulated host needs, in the order wanted.
-const MODULES: [&str; 6] = ["irqbypass", "kvm-amd", "virtio_pci", "virtio_blk", "ext4", "tun"];
+const MODULES: [&str; 6] = [
+    "irqbypass",
+    "kvm-amd",
+    "virtio_pci",
+    "virtio_blk",
+    "ext4",
+    "tun",
+];
 const PASSED: &str = "hvm-steps: passed";
 const FAILED: &str = "hvm-steps: failed";
 
@@ -101,7 +108,10 @@ fn emulated(
         .args(["-accel", "tcg,thread=multi", "-machine", "pc", "-cpu", cpu])
         .args(["-smp", "1", "-m", "1536", "-nodefaults", "-no-user-config"])
         .args(["-no-reboot", "-display", "none", "-serial", "stdio"])
-        .args(["-drive", &format!("file={},format=raw,if=virtio,readonly=on", disk.display())])
+        .args([
+            "-drive",
+            &format!("file={},format=raw,if=virtio,readonly=on", disk.display()),
+        ])
         .arg("-kernel")
         .arg(kernel.vmlinux())
         .arg("-initrd")
@@ -116,9 +126,13 @@ fn emulated(
 /// The emulator's major version.
 fn version() -> Result<u32> {
     let said = tool::output(Command::new(EMULATOR).arg("--version"))?;
-    let (_, rest) = said.split_once("version ").context("QEMU tells no version")?;
+    let (_, rest) = said
+        .split_once("version ")
+        .context("QEMU tells no version")?;
     let major = rest.split('.').next().unwrap_or_default();
-    major.parse().with_context(|| format!("version of {said:?}"))
+    major
+        .parse()
+        .with_context(|| format!("version of {said:?}"))
 }
 
 fn archive_of(kernel: &Kernel, binaries: &StaticBinaries) -> Result<Vec<u8>> {
@@ -146,7 +160,12 @@ fn disk(store: &Store, workspace: &Workspace) -> Result<Built> {
     store.build(&recipe, "stages/hvm-disk", |out, log| {
         let content = out.join("content");
         fs::create_dir(&content)?;
-        for name in ["vmlinux", initramfs::FILE, root_image::FILE, crate::layer::FILE] {
+        for name in [
+            "vmlinux",
+            initramfs::FILE,
+            root_image::FILE,
+            crate::layer::FILE,
+        ] {
             fs::hard_link(guest.join(name), content.join(name))?;
         }
         let mut mkfs = Command::new("mkfs.ext4");

@@ -10,8 +10,7 @@ use anyhow::{Context, Result};
 use crate::{
     EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE,
     host::{self, Unsuitable},
-    hvm,
-    prepare,
+    hvm, prepare,
     prepare::Freshness,
     progress::Progress,
     tiers::{self, Outcome, Surroundings, Tier},
@@ -97,7 +96,12 @@ pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) ->
     let surroundings = surroundings(workspace, &plan.run, progress)?;
     lint(workspace, progress)?;
     let mut outcome = Outcome::default();
-    let tests: Vec<Tier> = plan.run.iter().copied().filter(|t| *t != Tier::Hvm).collect();
+    let tests: Vec<Tier> = plan
+        .run
+        .iter()
+        .copied()
+        .filter(|t| *t != Tier::Hvm)
+        .collect();
     if !tests.is_empty() {
         outcome = tiers::run(workspace, &tests, &surroundings)?;
     }

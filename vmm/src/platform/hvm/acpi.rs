@@ -70,12 +70,7 @@ impl Place<'_> {
 }
 
 fn madt(vcpus: u8) -> MADT {
-    let mut madt = MADT::new(
-        OEM,
-        TABLE,
-        1,
-        LocalInterruptController::Address(LOCAL_APIC),
-    );
+    let mut madt = MADT::new(OEM, TABLE, 1, LocalInterruptController::Address(LOCAL_APIC));
     for id in 0..vcpus {
         madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
     }
@@ -150,7 +145,10 @@ fn device(path: &str, hid: &dyn Aml, uid: u8, resources: &[&dyn Aml], to: &mut V
         vec![
             &aml::Name::new("_HID".into(), hid),
             &aml::Name::new("_UID".into(), &uid),
-            &aml::Name::new("_CRS".into(), &aml::ResourceTemplate::new(resources.to_vec())),
+            &aml::Name::new(
+                "_CRS".into(),
+                &aml::ResourceTemplate::new(resources.to_vec()),
+            ),
         ],
     )
     .to_aml_bytes(to);

@@ -26,6 +26,8 @@ use crate::{devices::Ram, platform::ring3::BootFiles};
 pub(super) const GDT: u64 = 0x500;
 /// Null, unused, 64-bit code, data: the selectors that Linux calls `__BOOT_CS` and `__BOOT_DS`.
 pub(super) const GDT_ENTRIES: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
+/// Its last byte.
+pub(super) const GDT_LIMIT: u16 = 31;
 pub(super) const ZERO_PAGE: u64 = 0x7000;
 pub(super) const STACK: u64 = 0x8ff0;
 pub(super) const PAGE_TABLES: u64 = 0x9000;

@@ -69,7 +69,10 @@ pub(super) fn start(vcpu: &VcpuFd, entry: u64) -> Result<(), HvmError> {
     })
     .map_err(kvm("set registers"))?;
     // Fast strings; memory types by MTRR on, write-back where none says otherwise.
-    set_msrs(vcpu, &[(MSR_MISC_ENABLE, 1), (MSR_MTRR_DEFAULT, 1 << 11 | 6)])
+    set_msrs(
+        vcpu,
+        &[(MSR_MISC_ENABLE, 1), (MSR_MTRR_DEFAULT, 1 << 11 | 6)],
+    )
 }
 
 fn segments(sregs: &mut kvm_sregs) {
@@ -88,7 +91,7 @@ fn segments(sregs: &mut kvm_sregs) {
     let data = flat(0x18, 3, 0);
     (sregs.ss, sregs.ds, sregs.es, sregs.fs, sregs.gs) = (data, data, data, data, data);
     sregs.gdt.base = boot::GDT;
-    sregs.gdt.limit = 8 * boot::GDT_ENTRIES.len() as u16 - 1;
+    sregs.gdt.limit = boot::GDT_LIMIT;
     sregs.idt.base = 0;
     sregs.idt.limit = 0;
 }
@@ -246,7 +249,8 @@ impl CpuState {
         if off <= u64::from(here) * TSC_TOLERANCE_PPM {
             return Ok(());
         }
-        let scaled = kvm_fd.check_extension(Cap::TscControl) && vcpu.set_tsc_khz(self.tsc_khz).is_ok();
+        let scaled =
+            kvm_fd.check_extension(Cap::TscControl) && vcpu.set_tsc_khz(self.tsc_khz).is_ok();
         if scaled {
             return Ok(());
         }

@@ -9,16 +9,8 @@ use super::{HvmError, kvm};
 /// KVM's paravirtual features that the guest may use (KVM API, `cpuid.rst`): both kvm-clock interfaces and
 /// its stability, no I/O delay, steal time, end of interrupt, unhalt, TLB flush, IPI, yield. Asynchronous
 /// page faults are not among them: they would have to be drained before a snapshot.
-const PARAVIRTUAL: u32 = 1 << 0
-    | 1 << 1
-    | 1 << 3
-    | 1 << 5
-    | 1 << 6
-    | 1 << 7
-    | 1 << 9
-    | 1 << 11
-    | 1 << 13
-    | 1 << 24;
+const PARAVIRTUAL: u32 =
+    1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 11 | 1 << 13 | 1 << 24;
 
 /// XSAVE components beyond the 4096 bytes of `kvm_xsave`, and only on request: AMX.
 const TILES: u32 = 3 << 17;

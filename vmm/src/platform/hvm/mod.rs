@@ -212,8 +212,7 @@ impl Hvm {
         let host = registers.as_ptr();
         sys::set_slot(&vm, 1, REGISTERS, host, bytes, KVM_MEM_READONLY)
             .map_err(kvm("register the register page"))?;
-        let ack =
-            EventFd::new(EFD_NONBLOCK).map_err(|e| HvmError::Resource("an eventfd", e))?;
+        let ack = EventFd::new(EFD_NONBLOCK).map_err(|e| HvmError::Resource("an eventfd", e))?;
         for device in 0..devices as u64 {
             let at = IoEventAddress::Mmio(REGISTERS + device * SLOT_STRIDE + INTERRUPT_ACK);
             vm.register_ioevent(&ack, &at, NoDatamatch)
@@ -221,7 +220,9 @@ impl Hvm {
         }
         let create = |id| vm.create_vcpu(id).map_err(kvm("create a vCPU"));
         let vcpu = create(0)?;
-        let others = (1..u64::from(vcpus)).map(create).collect::<Result<_, _>>()?;
+        let others = (1..u64::from(vcpus))
+            .map(create)
+            .collect::<Result<_, _>>()?;
         let vm = Arc::new(vm);
         let this = Self {
             secondaries: Secondaries::default(),
@@ -262,8 +263,13 @@ impl Hvm {
     /// None that are not told as [`EndReason::Failed`]; the signature is the platforms'.
     pub fn run(&mut self) -> Result<Exit, HvmError> {
         self.secondaries.served();
-        if let Some(exit) = self.secondaries.next() {
-            return Ok(exit);
+        match self.secondaries.next() {
+            Some(Exit::Ended(reason)) => {
+                self.pause();
+                return Ok(Exit::Ended(reason));
+            }
+            Some(exit) => return Ok(exit),
+            None => {}
         }
         self.secondaries.resume();
         loop {
@@ -290,6 +296,12 @@ impl Hvm {
     /// Takes every vCPU out of the guest until the next [`Hvm::run`].
     pub fn pause(&mut self) {
         self.secondaries.pause();
+        // The guest's watchdogs shall not count the time out of it. Before it uses kvm-clock there is nothing
+        // to tell it, and the call fails.
+        let _ = self.vcpu.kvmclock_ctrl();
+        for vcpu in self.secondaries.vcpus() {
+            let _ = secondary::lock(vcpu).kvmclock_ctrl();
+        }
     }
 
     /// Raises device interrupts, as edges.

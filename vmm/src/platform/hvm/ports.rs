@@ -40,7 +40,7 @@ pub(super) enum Outcome {
 
 /// The serial line in a snapshot.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct SerialLine {
+pub(super) struct SerialLine {
     divisor: [u8; 2],
     interrupt_enable: u8,
     interrupt_identification: u8,
@@ -115,7 +115,11 @@ impl Ports {
         let log = self.serial.writer_mut();
         let line = log[before.min(log.len())..].contains(&b'\n');
         log.truncate(MAX_LOG);
-        if line { Outcome::Line } else { Outcome::Nothing }
+        if line {
+            Outcome::Line
+        } else {
+            Outcome::Nothing
+        }
     }
 
     pub(super) fn take_log(&mut self) -> Vec<u8> {

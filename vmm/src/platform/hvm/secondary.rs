@@ -34,7 +34,7 @@ const INSIST: Duration = Duration::from_millis(1);
 
 /// A write to the register page.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Write {
+pub(super) struct Write {
     pub(super) offset: u64,
     pub(super) bytes: [u8; 8],
     pub(super) len: u8,
