@@ -25,13 +25,13 @@ fn survives(vm: &mut TestVm, script: &str, within: Duration) -> VmPhase {
 }
 
 pub(crate) fn kvm_the_gate_to_ring_0_is_no_way_out() {
-    for seed in 0..4 {
+    for seed in 0..2 {
         let mut vm = TestVm::new();
         let gate = vm.upload("gate");
         survives(
             &mut vm,
             &format!("{gate} int4 {BASE:#x} {seed}"),
-            Duration::from_secs(8),
+            Duration::from_secs(2),
         );
         vm.control().shutdown().expect("a shutdown");
     }
@@ -42,7 +42,7 @@ pub(crate) fn kvm_the_gate_to_ring_0_is_no_way_out() {
     let script = format!(
         "su user -s /bin/bash -c '/tmp/gate int4 {BASE:#x} 99' || /tmp/gate int4 {BASE:#x} 99"
     );
-    survives(&mut vm, &script, Duration::from_secs(8));
+    survives(&mut vm, &script, Duration::from_secs(2));
     vm.control().shutdown().expect("a shutdown");
 }
 
@@ -74,16 +74,28 @@ pub(crate) fn kvm_random_device_registers() {
         let mut vm = TestVm::new();
         let program = vm.upload("registers");
         let base = vm.sh("cat /sys/module/cube_mmio/parameters/base");
-        let out = vm.agent().exec(
-            &as_root(&program, &[&base, &seed.to_string()]),
-            Duration::from_secs(5),
+        let mut agent = vm.agent();
+        let request = as_root(&program, &[&base, &seed.to_string(), &format!("{BASE:#x}")]);
+        let mut stream = agent
+            .start(&request, Duration::from_secs(5))
+            .expect("a stream");
+        let first = stream
+            .next_event()
+            .expect("an event")
+            .and_then(|e| e.data)
+            .expect("data");
+        let said = first.stdout.unwrap_or_default().0;
+        assert!(
+            said.starts_with(b"reached"),
+            "{}",
+            String::from_utf8_lossy(&said)
         );
-        if let Ok(out) = &out
-            && out.stdout.starts_with(b"not allowed")
-        {
-            eprintln!("the guest kernel keeps /dev/mem from the register page");
+        drop(stream);
+        // It takes the devices away from under the agent, so nothing more may come.
+        for _ in 0..50 {
+            vm.stats();
         }
-        survives(&mut vm, "echo still here", Duration::from_secs(2));
+        survives(&mut vm, "echo still here", Duration::from_secs(1));
         vm.control().shutdown().expect("a shutdown");
     }
 }
@@ -91,7 +103,7 @@ pub(crate) fn kvm_random_device_registers() {
 /// The console file is bounded, whatever is printed.
 pub(crate) fn kvm_a_flooded_console_is_bounded() {
     let mut vm = TestVm::new();
-    let flood = "dmesg -n 8; timeout 4 sh -c 'yes 0123456789abcdefghijklmnopqrstuvwxyz > /dev/console & yes flood > /dev/kmsg'; true";
+    let flood = "dmesg -n 8; (timeout 2 yes 0123456789abcdefghijklmnopqrstuvwxyz > /dev/console; timeout 2 yes flood > /dev/kmsg) 2>/dev/null; true";
     let phase = survives(&mut vm, flood, Duration::from_secs(20));
     assert_eq!(phase, VmPhase::Running);
     assert_eq!(vm.sh("echo alive"), "alive");
@@ -106,11 +118,12 @@ pub(crate) fn kvm_a_flooded_vsock_goes_on_serving() {
     let flood = r#"
 import socket, random
 refused = 0
-for i in range(400):
+for i in range(300):
     s = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
     s.settimeout(2)
     try:
-        s.connect((random.choice([0, 1, 2, 2, 2, 3, 77]), random.randrange(1 << 32)))
+        # Other machines than the host do not answer at all, as with vhost: one in a hundred is enough.
+        s.connect((77 if i % 100 == 99 else 2, random.randrange(1 << 32)))
     except OSError:
         refused += 1
     s.close()
@@ -123,16 +136,14 @@ print(refused)
         .sh("timeout 40 python3 /root/flood.py")
         .parse()
         .expect("a number");
-    assert!(refused >= 350, "{refused} of 400 were refused");
+    assert!(refused >= 290, "{refused} of 300 were refused");
     // Output that nobody reads, on as many connections as one agent takes.
+    let mut endless = as_root("/usr/bin/yes", &[]);
+    endless.kill_after = Some(Duration::from_secs(3));
     let mut agents: Vec<_> = (0..24).map(|_| vm.agent()).collect();
     let streams: Vec<_> = agents
         .iter_mut()
-        .filter_map(|agent| {
-            agent
-                .start(&as_root("/usr/bin/yes", &[]), Duration::from_secs(30))
-                .ok()
-        })
+        .filter_map(|agent| agent.start(&endless, Duration::from_secs(30)).ok())
         .collect();
     assert!(streams.len() >= 8, "{} streams", streams.len());
     assert_eq!(vm.sh("echo alive"), "alive");

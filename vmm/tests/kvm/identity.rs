@@ -125,14 +125,14 @@ pub(crate) fn kvm_an_old_snapshot_wakes_up_in_the_present() {
     vm.assert_healthy();
 }
 
-/// A timer with five seconds to go at the snapshot has them in each clone.
+/// A timer with two and a half seconds to go at the snapshot has them in each clone.
 pub(crate) fn kvm_pending_timers_keep_their_remaining_time() {
     let dir = run_dir::make("timers").join("t");
     let fired = "until test -s /root/fired; do read -t 0.02 <> <(:) || true; done; cat /root/fired";
     let vm = {
         let mut vm = TestVm::new();
         let pending = vm.upload("pending");
-        vm.sh(&format!("{pending} 4000 >/root/fired.tmp 2>&1 </dev/null & until test -e /root/armed; do :; done"));
+        vm.sh(&format!("{pending} 2500 >/root/fired.tmp 2>&1 </dev/null & until test -e /root/armed; do :; done"));
         vm.control().snapshot(&dir).expect("a snapshot");
         vm
     };

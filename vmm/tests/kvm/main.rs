@@ -12,6 +12,7 @@ mod guest;
 mod hostile;
 mod identity;
 mod lifecycle;
+mod net;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::{host, run_dir};
@@ -92,6 +93,10 @@ fn main() {
             kvm_a_full_disk_stops_a_snapshot,
             kvm_snapshots_replace_nothing,
             kvm_a_killed_vmm_leaves_only_a_draft,
+        },
+        net::{
+            net_a_guest_talks_over_its_tap,
+            net_what_is_no_tap_is_refused,
         },
         hostile::{
             kvm_the_gate_to_ring_0_is_no_way_out,

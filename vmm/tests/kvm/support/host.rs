@@ -52,12 +52,12 @@ pub(crate) fn guest() -> GuestPaths {
     }
 }
 
-/// The template that `cargo xtask prepare` made, if it is not older than the program under test.
+/// The template that `cargo xtask prepare` made, if it was made with the program under test.
 pub(crate) fn prepared_template() -> Option<PathBuf> {
     let dir = artifacts().join("templates/base");
-    let changed = |path: PathBuf| path.metadata().and_then(|m| m.modified()).ok();
-    let made = changed(dir.join(model::MANIFEST_NAME))?;
-    (made > changed(program())?).then_some(dir)
+    let inputs = std::fs::read_to_string(dir.join("stage.json")).ok()?;
+    let program = vmm::snapshot::sum(&program()).ok()?;
+    inputs.contains(&program.sha256).then_some(dir)
 }
 
 /// MemAvailable in bytes; zero if it cannot be read.

@@ -3,6 +3,7 @@
 pub(crate) mod host;
 pub(crate) mod program;
 pub(crate) mod run_dir;
+pub(crate) mod sys;
 pub(crate) mod template;
 pub(crate) mod vm;
 pub(crate) mod wait;
