@@ -350,11 +350,14 @@ fn kill(run: &mut Run<'_>) -> Result<String> {
     Ok(String::new())
 }
 
+/// What is done to a template, how, and what the refusal must say.
+type Damage = (&'static str, fn(&Path) -> Result<()>, &'static str);
+
 /// Each is refused with its reason, and the VMM that refused goes on serving.
 fn bad_snapshots(run: &mut Run<'_>) -> Result<String> {
     let good = run.template("one");
     let bad = run.template("bad");
-    let damage: [(&str, fn(&Path) -> Result<()>, &str); 5] = [
+    let damage: [Damage; 5] = [
         ("shorter memory", shorten_memory, "bytes, the manifest says"),
         ("a changed bit", change_state, "SHA-256 differs"),
         ("another format", other_format, "template of format"),
