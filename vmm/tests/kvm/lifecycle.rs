@@ -152,7 +152,7 @@ fn ends_with(script: &str) -> String {
     // No answer is expected: the guest may be gone before the agent can write one.
     let _ = vm.agent().exec(
         &as_root("/bin/bash", &["-c", script]),
-        Duration::from_secs(10),
+        Duration::from_secs(1),
     );
     let reason = vm.ended(Duration::from_secs(20));
     let failure = refusal(vm.control().resume()).expect_err("a refusal");
