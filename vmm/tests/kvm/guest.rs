@@ -159,7 +159,7 @@ pub(crate) fn kvm_a_hundred_commands() {
     // Files of all sizes come back as they were sent.
     for size in [0, 1, 4095, 65_536, 1_000_003, 20 << 20] {
         let bytes: Vec<u8> = (0..size)
-            .map(|i: u32| (i * 31 >> 3).to_le_bytes()[0])
+            .map(|i: u32| ((i * 31) >> 3).to_le_bytes()[0])
             .collect();
         agent
             .write_file("/root/f", &bytes, Some("root"))
