@@ -323,8 +323,8 @@ impl Machine {
 
     fn act(&mut self, request: Request, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
         match request {
-            Request::Boot(spec) => self.boot(&spec, tap),
-            Request::Restore(spec) => self.restore(&spec, tap),
+            Request::Boot(spec) => self.build(|this| this.boot(&spec, tap)),
+            Request::Restore(spec) => self.build(|this| this.restore(&spec, tap)),
             Request::Pause => self.set_phase(VmPhase::Paused),
             Request::Resume => self.set_phase(VmPhase::Running),
             Request::Snapshot { dir } => self.snapshot(&dir),
@@ -355,6 +355,19 @@ impl Machine {
             None => Ok(()),
             Some(_) => Err(MachineError::WrongPhase("this process has its VM already")),
         }
+    }
+
+    /// Builds the VM; a refused attempt leaves no stamps behind.
+    fn build(
+        &mut self,
+        attempt: impl FnOnce(&mut Self) -> Result<Reply, MachineError>,
+    ) -> Result<Reply, MachineError> {
+        let before = self.timeline.clone();
+        let built = attempt(self);
+        if built.is_err() {
+            self.timeline = before;
+        }
+        built
     }
 
     fn boot(&mut self, spec: &VmSpec, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
