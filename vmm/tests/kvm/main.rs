@@ -82,6 +82,8 @@ fn main() {
             kvm_the_end_of_a_guest_is_reported,
             kvm_the_vmm_ends_with_its_client,
             kvm_shutdown_leaves_no_socket,
+            kvm_busy_programs_survive_a_snapshot,
+            kvm_clones_of_a_loaded_template,
         },
         damage::{
             kvm_truncated_templates_are_refused,
