@@ -239,7 +239,7 @@ pub(crate) fn kvm_shutdown_leaves_no_socket() {
 }
 
 /// Guest programs that check themselves for about a second each.
-const BUSY: [&str; 4] = ["vectors", "bases", "stale", "threads"];
+const BUSY: [&str; 3] = ["vectors", "bases", "threads"];
 
 /// Starts them all at once in the background.
 fn start_busy(vm: &TestVm) {
