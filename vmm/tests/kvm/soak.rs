@@ -153,8 +153,10 @@ fn test_suite(dir: &Path) -> PathBuf {
     tar
 }
 
+/// A guest without the kernel's vsock loopback cannot reach itself by its own CID: nobody answers, and those
+/// tests wait for ever. This host has no vsock at all and skips them.
 fn tests(module: &str) -> String {
-    format!("cd /tmp && timeout -s KILL 900 python3 -m test -v {module} 2>&1 || true")
+    format!("cd /tmp && timeout -s KILL 900 python3 -m test -v -i '*VSOCK*' {module} 2>&1 || true")
 }
 
 /// The root image of the guest, as a directory, on this host's kernel.
