@@ -230,7 +230,7 @@ pub(crate) fn soak_python_test_suite_as_on_the_host() {
             host.len(),
             start.elapsed()
         );
-        assert!(host.len() > 3, "{module} did not run on the host");
+        assert!(!host.is_empty(), "{module} did not run on the host");
         for (test, there) in &host {
             let here = guest.get(test).map_or("absent", String::as_str);
             if there == "ok" && here != "ok" {
