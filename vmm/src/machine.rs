@@ -53,6 +53,8 @@ const HOST: Platform = Platform::Ring3;
 const DEVICES: usize = 5;
 /// Most bytes a console file keeps.
 const CONSOLE_BYTES: u64 = 1 << 20;
+/// Where guests' disk writes go: large temporary files belong there (FHS 5.15), and it is not a tmpfs.
+const SCRATCH: &str = "/var/tmp";
 /// While an identity waits, the guest is left this often to look at the time.
 const ALARM: Duration = Duration::from_millis(10);
 /// What every guest boots with; spec's words come after.
@@ -605,5 +607,6 @@ fn backends(
         layer_base: open(layer)?,
         tap,
         vsock_path: vsock.to_owned(),
+        scratch: SCRATCH.into(),
     })
 }
