@@ -220,31 +220,6 @@ pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"MONITOR3");
 /// Distance between stubs.
 pub const STUB_BYTES: u64 = 16;
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_deadline_has_passed_when_its_tsc_is_reached() {
-        for khz in [800_000_u64, 2_596_144, 4_999_999] {
-            let (mul, shift) = scale_of(khz);
-            let clock = Clock {
-                tsc_base: 12_345_678_901,
-                ns_base: 77,
-                tsc_khz: khz,
-                wall_base_ns: 0,
-                mul,
-                shift,
-            };
-            for ns in [78, 1_000_000, 3_600_000_000_000, 86_400_000_000_000] {
-                let at = clock.ns_at(clock.tsc_at(ns));
-                // pvclock's multiplier is rounded: one part in 2^31.
-                assert!(at + (ns >> 30) + 2 >= ns, "{khz} {ns} {at}");
-            }
-        }
-    }
-}
-
 /// pvclock multiplier and shift for a TSC frequency in kHz, as KVM and Xen choose them: the shift brings
 /// the frequency into 0.5–1 GHz to 1–2 GHz so that the multiplier uses all of its 32 bits.
 #[must_use]
@@ -268,4 +243,29 @@ pub fn scale_of(tsc_khz: u64) -> (u32, i32) {
         (ns >> shift) / exact
     };
     (mul as u32, shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_has_passed_when_its_tsc_is_reached() {
+        for khz in [800_000_u64, 2_596_144, 4_999_999] {
+            let (mul, shift) = scale_of(khz);
+            let clock = Clock {
+                tsc_base: 12_345_678_901,
+                ns_base: 77,
+                tsc_khz: khz,
+                wall_base_ns: 0,
+                mul,
+                shift,
+            };
+            for ns in [78, 1_000_000, 3_600_000_000_000, 86_400_000_000_000] {
+                let at = clock.ns_at(clock.tsc_at(ns));
+                // pvclock's multiplier is rounded: one part in 2^31.
+                assert!(at + (ns >> 30) + 2 >= ns, "{khz} {ns} {at}");
+            }
+        }
+    }
 }

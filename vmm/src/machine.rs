@@ -48,6 +48,8 @@ const CONTROL: u64 = 1;
 const DEVICES: usize = 5;
 /// Most bytes a console file keeps.
 const CONSOLE_BYTES: u64 = 1 << 20;
+/// Where guests' disk writes go: large temporary files belong there (FHS 5.15), and it is not a tmpfs.
+const SCRATCH: &str = "/var/tmp";
 /// While an identity waits, the guest is left this often to look at the time.
 const ALARM: Duration = Duration::from_millis(10);
 /// What every guest boots with; the platform's and the spec's words come after.
@@ -318,8 +320,8 @@ impl Machine {
 
     fn act(&mut self, request: Request, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
         match request {
-            Request::Boot(spec) => self.boot(&spec, tap),
-            Request::Restore(spec) => self.restore(&spec, tap),
+            Request::Boot(spec) => self.build(|this| this.boot(&spec, tap)),
+            Request::Restore(spec) => self.build(|this| this.restore(&spec, tap)),
             Request::Pause => self.set_phase(VmPhase::Paused),
             Request::Resume => self.set_phase(VmPhase::Running),
             Request::Snapshot { dir } => self.snapshot(&dir),
@@ -350,6 +352,19 @@ impl Machine {
             None => Ok(()),
             Some(_) => Err(MachineError::WrongPhase("this process has its VM already")),
         }
+    }
+
+    /// Builds the VM; a refused attempt leaves no stamps behind.
+    fn build(
+        &mut self,
+        attempt: impl FnOnce(&mut Self) -> Result<Reply, MachineError>,
+    ) -> Result<Reply, MachineError> {
+        let before = self.timeline.clone();
+        let built = attempt(self);
+        if built.is_err() {
+            self.timeline = before;
+        }
+        built
     }
 
     fn boot(&mut self, spec: &VmSpec, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
@@ -598,5 +613,6 @@ fn backends(
         layer_base: open(layer)?,
         tap,
         vsock_path: vsock.to_owned(),
+        scratch: SCRATCH.into(),
     })
 }

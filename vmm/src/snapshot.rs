@@ -414,6 +414,7 @@ impl Draft {
             return Err(SnapshotError::Exists(place.to_owned()));
         }
         let name = place.file_name().unwrap_or_default().to_string_lossy();
+        sweep_drafts(place, &name);
         let temporary = place.with_file_name(format!(".{name}.{}", std::process::id()));
         fs::create_dir(&temporary).map_err(at("create", &temporary))?;
         Ok(Self {
@@ -469,11 +470,61 @@ impl Draft {
     }
 }
 
+/// Removes what a killed process left of an earlier attempt at the same place.
+fn sweep_drafts(place: &Path, name: &str) {
+    let siblings = place.parent().and_then(|dir| fs::read_dir(dir).ok());
+    for entry in siblings.into_iter().flatten().flatten() {
+        let file_name = entry.file_name();
+        let owner = file_name
+            .to_str()
+            .and_then(|text| text.strip_prefix(&format!(".{name}.")))
+            .and_then(|pid| pid.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // Best effort: what cannot be removed is in nobody's way.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.finished {
             // Best effort: the error that led here is the one to report.
             let _ = fs::remove_dir_all(&self.temporary);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_of_a_dead_process_is_swept_and_one_that_is_dropped_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("base");
+        // No process has this number: it is above the kernel's limit.
+        fs::create_dir(dir.path().join(".base.4194305")).unwrap();
+        fs::create_dir(dir.path().join(".other.4194305")).unwrap();
+        drop(Draft::begin(&place).unwrap());
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0].file_name(), ".other.4194305");
+    }
+
+    #[test]
+    fn a_sparse_sum_does_not_depend_on_how_zeros_are_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let (full, holes) = (dir.path().join("full"), dir.path().join("holes"));
+        let mut bytes = vec![0_u8; 1 << 20];
+        bytes[700_000] = 7;
+        fs::write(&full, &bytes).unwrap();
+        let file = File::create(&holes).unwrap();
+        file.set_len(1 << 20).unwrap();
+        file.write_all_at(&[7], 700_000).unwrap();
+        assert_eq!(sparse_sum(&full).unwrap(), sparse_sum(&holes).unwrap());
+        bytes[700_001] = 1;
+        fs::write(&full, &bytes).unwrap();
+        assert_ne!(sparse_sum(&full).unwrap(), sparse_sum(&holes).unwrap());
     }
 }

@@ -168,7 +168,8 @@ fn nextest(workspace: &Workspace, tiers: &[Tier]) -> Command {
         .arg(workspace.root().join("xtask/nextest.toml"))
         .args(["--no-tests=warn", "-E", &filter(tiers)]);
     if tiers.contains(&Tier::Soak) {
-        command.args(["--profile", "soak"]);
+        // Ignored, so that no other runner starts them by accident.
+        command.args(["--profile", "soak", "--run-ignored=all"]);
     }
     command
 }
@@ -201,6 +202,9 @@ fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
     ]);
     // VMs share two cores and measured time: one test after another.
     command.arg("--test-threads=1");
+    if tiers.contains(&Tier::Soak) {
+        command.arg("--include-ignored");
+    }
     for tier in NAMED {
         let Some(prefix) = tier.prefix() else {
             continue;

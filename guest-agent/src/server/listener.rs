@@ -90,21 +90,11 @@ impl Listener {
         self.socket.as_fd()
     }
 
-    /// The next connection, non-blocking; `None` when nobody waits any more.
+    /// The next connection, non-blocking; `None` when nobody waits, or one came that is not let in.
     pub(crate) fn accept(&self) -> Option<OwnedFd> {
-        loop {
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            match accept4(self.socket.as_raw_fd(), flags) {
-                Ok(fd) => {
-                    let fd = sys::own(fd);
-                    if self.peers == Peers::UnixUsers || is_host(&fd) {
-                        return Some(fd);
-                    }
-                }
-                Err(Errno::EINTR | Errno::ECONNABORTED) => {}
-                Err(_) => return None,
-            }
-        }
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = accept4(self.socket.as_raw_fd(), flags).ok().map(sys::own)?;
+        (self.peers == Peers::UnixUsers || is_host(&socket)).then_some(socket)
     }
 }
 

@@ -215,8 +215,11 @@ impl Server {
             scratch: vec![0; events::PIECE],
             null: None,
         };
+        // Level-triggered: see `Server::accept`.
+        let waiting = EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.to_bits());
         let watched = core
-            .watch(listener.fd(), Token::Listener, EpollFlags::EPOLLIN)
+            .poller
+            .add(listener.fd(), waiting)
             .and_then(|()| core.watch(&signals, Token::Signals, EpollFlags::EPOLLIN));
         watched.map_err(cannot("watch the listener"))?;
         Ok(Self {
@@ -329,17 +332,21 @@ impl Server {
         }
     }
 
+    /// Takes one connection; the poller says again if more wait. Asking until nobody is left would cost each
+    /// newcomer up to 4 ms: where none waits, Linux 6.1's vsock sleeps until the next tick even if told not
+    /// to block (`vsock_accept` calls `schedule_timeout(0)`).
     fn accept(&mut self) {
-        while let Some(socket) = self.listener.accept() {
-            if self.conns.len() >= MAX_CONNS && !self.close_most_idle() {
-                // Everybody is busy: the newcomer is turned away.
-                continue;
-            }
-            let token = Token::Conn(self.conns.next_key());
-            if self.core.watch(&socket, token, CONN_EVENTS).is_ok() {
-                let key = self.conns.insert(Conn::new(socket));
-                self.core.enqueue(Work::Conn(key));
-            }
+        let Some(socket) = self.listener.accept() else {
+            return;
+        };
+        if self.conns.len() >= MAX_CONNS && !self.close_most_idle() {
+            // Everybody is busy: the newcomer is turned away.
+            return;
+        }
+        let token = Token::Conn(self.conns.next_key());
+        if self.core.watch(&socket, token, CONN_EVENTS).is_ok() {
+            let key = self.conns.insert(Conn::new(socket));
+            self.core.enqueue(Work::Conn(key));
         }
     }
 

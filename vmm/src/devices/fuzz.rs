@@ -107,6 +107,7 @@ fn spec() -> BackendSpec {
         layer_base: disk(c"layer"),
         tap: None,
         vsock_path: socket_path(),
+        scratch: std::env::temp_dir(),
     }
 }
 

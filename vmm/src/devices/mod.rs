@@ -85,8 +85,11 @@ pub struct BackendSpec {
     /// A TAP with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`; without one the guest has a card that nobody hears.
     pub tap: Option<OwnedFd>,
     /// Where hosts connect to guest ports. A guest's connection to host port `p` goes to the unix socket
-    /// at this path with `_p` added. The layer's private file lies in the same directory.
+    /// at this path with `_p` added.
     pub vsock_path: PathBuf,
+    /// Directory in which the layer's private file is made at the guest's first write, already unlinked.
+    /// It should be on a disk: in a tmpfs the guest's disk is the host's memory.
+    pub scratch: PathBuf,
 }
 
 /// Why the devices could not be set up.
@@ -175,7 +178,7 @@ impl DeviceBus {
     /// A file, TAP or socket of `spec` cannot be used.
     pub fn new(spec: BackendSpec, watch: &mut Watch) -> Result<Self, DeviceError> {
         // An empty parent means the current directory.
-        let scratch = spec.vsock_path.with_file_name(".");
+        let scratch = spec.scratch.clone();
         let disk = |file, access, disk| {
             Disk::new(file, access, &scratch).map_err(|source| DeviceError::Disk { disk, source })
         };

@@ -66,6 +66,7 @@ pub(super) fn spec(dir: &TempDir, root: &[u8], layer: &[u8], tap: Option<OwnedFd
         layer_base: file_with(layer),
         tap,
         vsock_path: socket_path(dir),
+        scratch: dir.path().to_owned(),
     }
 }
 

@@ -152,7 +152,7 @@ fn ends_with(script: &str) -> String {
     // No answer is expected: the guest may be gone before the agent can write one.
     let _ = vm.agent().exec(
         &as_root("/bin/bash", &["-c", script]),
-        Duration::from_secs(10),
+        Duration::from_secs(1),
     );
     let reason = vm.ended(Duration::from_secs(20));
     let failure = refusal(vm.control().resume()).expect_err("a refusal");
@@ -236,4 +236,78 @@ pub(crate) fn kvm_shutdown_leaves_no_socket() {
     });
     assert!(!vm.vsock().exists(), "the socket's file is left");
     drop(process);
+}
+
+/// Guest programs that check themselves for about a second each.
+const BUSY: [&str; 3] = ["vectors", "bases", "threads"];
+
+/// Starts them all at once in the background.
+fn start_busy(vm: &TestVm) {
+    for name in BUSY {
+        vm.upload(name);
+    }
+    let names = BUSY.join(" ");
+    vm.sh(&format!(
+        "for p in {names}; do (/root/$p; echo ended $?) >/root/out.$p 2>&1 </dev/null & done; disown -a"
+    ));
+}
+
+/// All are still at work, and all end well.
+fn finish_busy(vm: &TestVm) {
+    let all = BUSY.len();
+    let said = vm.sh(&format!(
+        "for i in $(seq 500); do test $(cat /root/out.* | grep -c ended) = {all} && break; sleep 0.1; done; cat /root/out.*"
+    ));
+    assert_eq!(said.matches("ended 0").count(), BUSY.len(), "{said}");
+    vm.assert_healthy();
+}
+
+/// Registers, mappings, locks and pending signals of a busy guest are all in its snapshot.
+pub(crate) fn kvm_busy_programs_survive_a_snapshot() {
+    let dir = run_dir::make("busy").join("t");
+    let mut vm = TestVm::new();
+    start_busy(&vm);
+    vm.control().snapshot(&dir).expect("a snapshot");
+    vm.control().resume().expect("a resume");
+    for _ in 0..2 {
+        let clone = TestVm::clone_of(&dir);
+        let running = clone.sh(&format!("pgrep -c '^({})$' || true", BUSY.join("|")));
+        assert_ne!(
+            running, "0",
+            "nothing runs any more: the snapshot came too late"
+        );
+        finish_busy(&clone);
+    }
+    finish_busy(&vm);
+}
+
+/// Clones of a template whose memory was copied into huge pages, which they share and never write.
+pub(crate) fn kvm_clones_of_a_loaded_template() {
+    use vmm_control::template::{LoadError, LoadedTemplate};
+    let loaded = match LoadedTemplate::load(template()) {
+        Ok(loaded) => loaded,
+        Err(LoadError::Tmpfs(why)) => {
+            eprintln!("only its refusal was tested: {why}");
+            return;
+        }
+        Err(other) => panic!("{other:?}"),
+    };
+    let memory = loaded.dir().join(model::template_file::MEMORY);
+    let sum = |path: &std::path::Path| vmm::snapshot::sparse_sum(path).expect("a sum");
+    let before = sum(&memory);
+    assert_eq!(before, sum(&template().join(model::template_file::MEMORY)));
+    let (a, b) = (
+        TestVm::clone_of(&loaded.dir()),
+        TestVm::clone_of(&loaded.dir()),
+    );
+    assert_ne!(a.sh("cat /etc/machine-id"), b.sh("cat /etc/machine-id"));
+    start_busy(&a);
+    start_busy(&b);
+    finish_busy(&a);
+    finish_busy(&b);
+    assert_eq!(sum(&memory), before, "a clone wrote to its template");
+    // Clones outlive the loaded template.
+    drop(loaded);
+    assert_eq!(a.sh("cat /usr/lib/os-release | head -c 6"), "PRETTY");
+    assert_eq!(b.check("cow", ""), "ok");
 }

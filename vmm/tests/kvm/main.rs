@@ -13,6 +13,7 @@ mod hostile;
 mod identity;
 mod lifecycle;
 mod net;
+mod soak;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use support::{host, run_dir};
@@ -81,6 +82,8 @@ fn main() {
             kvm_the_end_of_a_guest_is_reported,
             kvm_the_vmm_ends_with_its_client,
             kvm_shutdown_leaves_no_socket,
+            kvm_busy_programs_survive_a_snapshot,
+            kvm_clones_of_a_loaded_template,
         },
         damage::{
             kvm_truncated_templates_are_refused,
@@ -104,6 +107,11 @@ fn main() {
             kvm_random_device_registers,
             kvm_a_flooded_console_is_bounded,
             kvm_a_flooded_vsock_goes_on_serving,
+        },
+        soak::{
+            soak_mixed_stress,
+            soak_two_hundred_generations,
+            soak_python_test_suite_as_on_the_host,
         },
     };
     let trials = cases.into_iter().map(trial).collect();
