@@ -50,6 +50,8 @@ fn prepare() -> Result<()> {
         ("devtmpfs", "/dev"),
         ("tmpfs", WORK),
         ("tmpfs", "/tmp"),
+        // The VMM keeps what guests write there.
+        ("tmpfs", "/var/tmp"),
     ] {
         mount_at(fstype, target, fstype, MsFlags::empty(), "")?;
     }

@@ -4,6 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -37,7 +38,7 @@ struct Run<'a> {
 
 type Step = (&'static str, fn(&mut Run<'_>) -> Result<String>);
 
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 15] = [
     ("probe", probe),
     ("boot to the agent", boot),
     ("exec", exec),
@@ -50,6 +51,7 @@ const STEPS: [Step; 14] = [
     ("identities differ", identities),
     ("snapshot of a clone", second_generation),
     ("2 vCPUs", two_vcpus),
+    ("ends are told apart", ends),
     ("kill -9", kill),
     ("bad snapshots", bad_snapshots),
 ];
@@ -330,6 +332,32 @@ fn check_two(said: &str) -> Result<String> {
         ["2", a, b] if a == b => Ok(a.to_owned()),
         _ => bail!("{said:?}"),
     }
+}
+
+/// What the kernel does for each, the VMM says in other words.
+fn ends(run: &mut Run<'_>) -> Result<String> {
+    let ends = [
+        ("o", "powered off"),
+        ("b", "asked for a reboot"),
+        ("c", "crashed"),
+    ];
+    for (key, said) in ends {
+        let mut clone = Vm::restore(run.places, &run.template("one"))?;
+        // Later, so that the answer to this command still comes.
+        clone.sh(&format!(
+            "(sleep 0.2; echo {key} > /proc/sysrq-trigger) > /dev/null 2>&1 &"
+        ))?;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let reason = loop {
+            if let Some(reason) = clone.process.control.stats()?.exit_reason {
+                break reason;
+            }
+            ensure!(Instant::now() < deadline, "the guest goes on after {key:?}");
+            thread::sleep(Duration::from_millis(20));
+        };
+        ensure!(reason.contains(said), "{key:?} became {reason:?}");
+    }
+    Ok("power-off, reboot, crash".to_owned())
 }
 
 /// A killed VMM leaves nothing that stands in the way of the next.

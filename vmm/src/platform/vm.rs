@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Exit,
-    hvm::{Hvm, HvmError, HvmState},
+    hvm::{self, Hvm, HvmError, HvmState},
     ring3::{BootFiles, Ring3, Ring3Error, Ring3State},
 };
 use crate::{
@@ -42,8 +42,7 @@ pub fn kernel_parameters(platform: Platform, ram: u64, devices: usize) -> String
             let devices = Ring3::device_parameters(ram, devices);
             format!("console=hvc0 clocksource=xen {devices}")
         }
-        // There is no PCI: looking for it costs exits.
-        Platform::Hvm => "console=ttyS0 clocksource=kvm-clock pci=off".to_owned(),
+        Platform::Hvm => hvm::PARAMETERS.to_owned(),
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use kvm_bindings::{KVM_MEM_READONLY, kvm_clock_data, kvm_irqchip};
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
-use vm_memory::MmapRegion;
+use vm_memory::{Bytes, GuestAddress, MmapRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use cpu::CpuState;
@@ -47,6 +47,12 @@ const DEVICE_GSI: u32 = 5;
 /// Three pages that VMX needs for real mode (KVM API 4.36), and one for its page table (4.63).
 const TSS: usize = 0xfffb_d000;
 const IDENTITY_MAP: u64 = 0xfffb_c000;
+
+/// Kernel parameters of this platform. There is no PCI: looking for it costs exits.
+pub(super) const PARAMETERS: &str = "console=ttyS0 clocksource=kvm-clock pci=off reboot=panic_warm";
+/// The reset flag of the BIOS data area, which the kernel sets before a reset, and its value for a warm start.
+const WARM_START: u64 = 0x472;
+const WARM_START_MARK: u16 = 0x1234;
 
 /// Why the platform could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -264,10 +270,7 @@ impl Hvm {
     pub fn run(&mut self) -> Result<Exit, HvmError> {
         self.secondaries.served();
         match self.secondaries.next() {
-            Some(Exit::Ended(reason)) => {
-                self.pause();
-                return Ok(Exit::Ended(reason));
-            }
+            Some(Exit::Ended(reason)) => return Ok(self.ended(reason)),
             Some(exit) => return Ok(exit),
             None => {}
         }
@@ -280,12 +283,20 @@ impl Hvm {
                     let len = usize::from(len);
                     return Ok(Exit::DeviceWrite { offset, bytes, len });
                 }
-                Step::Ended(reason) => {
-                    self.pause();
-                    return Ok(Exit::Ended(reason));
-                }
+                Step::Ended(reason) => return Ok(self.ended(reason)),
             }
         }
+    }
+
+    /// The end, on all vCPUs. A kernel that panics resets the machine like one that reboots, but as a warm
+    /// start, which its command line asks for, and that leaves a mark.
+    fn ended(&mut self, reason: EndReason) -> Exit {
+        self.pause();
+        let mark: Option<u16> = self.memory.ram.read_obj(GuestAddress(WARM_START)).ok();
+        Exit::Ended(match reason {
+            EndReason::Reboot if mark == Some(WARM_START_MARK) => EndReason::Crash,
+            reason => reason,
+        })
     }
 
     /// Clears the request to leave that a kick left behind.
