@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Bytes, HypercallPath, Platform};
 
 /// Format of the template directory; a reader refuses every other number.
-pub const TEMPLATE_FORMAT: u32 = 1;
+pub const TEMPLATE_FORMAT: u32 = 2;
 /// Name of the manifest in a template's directory.
 pub const MANIFEST_NAME: &str = "manifest.json";
 

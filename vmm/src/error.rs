@@ -7,7 +7,7 @@ use vmm_control::{Failure, FailureKind, frame::FrameError};
 use crate::{
     devices::DeviceError,
     memory::MemoryError,
-    platform::{EndReason, ring3::Ring3Error},
+    platform::{EndReason, PlatformError, hvm::HvmError, ring3::Ring3Error},
     snapshot::SnapshotError,
 };
 
@@ -43,7 +43,10 @@ pub enum MachineError {
     Memory(#[from] MemoryError),
     /// The platform.
     #[error(transparent)]
-    Platform(#[from] Ring3Error),
+    Platform(#[from] PlatformError),
+    /// No platform.
+    #[error("no VM can run here: {0}")]
+    Unsuitable(String),
     /// The devices.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -70,28 +73,42 @@ impl MachineError {
 
     fn kind(&self) -> FailureKind {
         match self {
-            Self::NoKvm(_) => FailureKind::UnsuitableHost,
+            Self::NoKvm(_) | Self::Unsuitable(_) => FailureKind::UnsuitableHost,
             Self::Spec(_) | Self::Open { .. } => FailureKind::BadSpec,
             Self::Snapshot(e) if e.is_no_space() => FailureKind::NoSpace,
             Self::Snapshot(SnapshotError::Exists(_)) => FailureKind::BadSpec,
             Self::Snapshot(_) => FailureKind::BadSnapshot,
             Self::Device(DeviceError::State(_)) => FailureKind::BadSnapshot,
             Self::Device(_) => FailureKind::BadSpec,
-            Self::Platform(Ring3Error::State(_)) => FailureKind::BadSnapshot,
-            Self::Platform(Ring3Error::Domain(_)) => FailureKind::BadSpec,
+            Self::Platform(PlatformError::Ring3(e)) => ring3_kind(e),
+            Self::Platform(PlatformError::Hvm(e)) => hvm_kind(e),
             Self::WrongPhase(_) => FailureKind::WrongPhase,
             Self::Exited(_) => FailureKind::GuestExited,
-            Self::Platform(
-                Ring3Error::Kvm { .. }
-                | Ring3Error::Memory(_)
-                | Ring3Error::Region(_)
-                | Ring3Error::EventFd(_),
-            )
-            | Self::Memory(_)
-            | Self::Signals(_)
-            | Self::Watch(_)
-            | Self::Control(_) => FailureKind::Io,
+            Self::Memory(_) | Self::Signals(_) | Self::Watch(_) | Self::Control(_) => {
+                FailureKind::Io
+            }
         }
+    }
+}
+
+fn ring3_kind(error: &Ring3Error) -> FailureKind {
+    match error {
+        Ring3Error::State(_) => FailureKind::BadSnapshot,
+        Ring3Error::Domain(_) => FailureKind::BadSpec,
+        Ring3Error::Kvm { .. }
+        | Ring3Error::Memory(_)
+        | Ring3Error::Region(_)
+        | Ring3Error::EventFd(_) => FailureKind::Io,
+    }
+}
+
+fn hvm_kind(error: &HvmError) -> FailureKind {
+    match error {
+        HvmError::State(_) | HvmError::Missing(_) => FailureKind::BadSnapshot,
+        HvmError::Kernel(_) | HvmError::Boot(..) | HvmError::Room(_) | HvmError::Ram(_) => {
+            FailureKind::BadSpec
+        }
+        HvmError::Kvm { .. } | HvmError::Memory(_) | HvmError::Resource(..) => FailureKind::Io,
     }
 }
 

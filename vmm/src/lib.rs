@@ -6,6 +6,8 @@ pub mod agent;
 pub mod clock;
 pub mod devices;
 pub mod error;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod machine;
 pub mod memory;
 pub mod platform;

@@ -36,10 +36,7 @@ use crate::{
     devices::{BackendSpec, ConsoleLog, DeviceBus},
     error::MachineError,
     memory::{self, Memory},
-    platform::{
-        EndReason, Exit,
-        ring3::{BootFiles, Ring3},
-    },
+    platform::{EndReason, Exit, PlatformVm, kernel_parameters, probe, ring3::BootFiles},
     snapshot::{self, Draft, MachineState},
     sys,
     watch::{Events, Interest, Watch},
@@ -47,8 +44,6 @@ use crate::{
 
 /// Token of the control socket in the watch.
 const CONTROL: u64 = 1;
-/// The platform this build runs.
-const HOST: Platform = Platform::Ring3;
 /// Devices on the bus, needed before the bus can be restored.
 const DEVICES: usize = 5;
 /// Most bytes a console file keeps.
@@ -57,9 +52,9 @@ const CONSOLE_BYTES: u64 = 1 << 20;
 const SCRATCH: &str = "/var/tmp";
 /// While an identity waits, the guest is left this often to look at the time.
 const ALARM: Duration = Duration::from_millis(10);
-/// What every guest boots with; spec's words come after.
-const CMDLINE: &str = "console=hvc0 quiet panic=-1 mitigations=off init_on_alloc=0 init_on_free=0 \
-    clocksource=xen rdinit=/init random.trust_cpu=off";
+/// What every guest boots with; the platform's and the spec's words come after.
+const CMDLINE: &str = "quiet panic=-1 mitigations=off init_on_alloc=0 init_on_free=0 rdinit=/init \
+    random.trust_cpu=off";
 
 /// What a snapshot's manifest says about where the VM came from.
 #[derive(Debug)]
@@ -80,7 +75,7 @@ enum KernelOrigin {
 
 #[derive(Debug)]
 struct Vm {
-    platform: Ring3,
+    platform: PlatformVm,
     bus: DeviceBus,
     console: Option<ConsoleLog>,
     origin: Origin,
@@ -375,7 +370,8 @@ impl Machine {
 
     fn boot(&mut self, spec: &VmSpec, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
         self.need_empty()?;
-        spec.check(HOST)?;
+        let host = probe::platform(&self.kvm)?;
+        spec.check(host)?;
         let ram = spec.memory.0;
         let mut bus = DeviceBus::new(
             backends(&spec.guest.root, &spec.guest.layer, tap, &spec.vsock)?,
@@ -383,7 +379,7 @@ impl Machine {
         )?;
         let cmdline = format!(
             "{CMDLINE} {} {}",
-            Ring3::device_parameters(ram, bus.count()),
+            kernel_parameters(host, ram, bus.count()),
             spec.cmdline
         );
         let files = BootFiles {
@@ -392,7 +388,8 @@ impl Machine {
             cmdline: &cmdline,
             hypercalls: spec.hypercalls,
         };
-        let platform = Ring3::boot(&self.kvm, ram, bus.count(), files)?;
+        let size = (ram, spec.vcpus);
+        let platform = PlatformVm::boot(host, &self.kvm, size, bus.count(), files)?;
         bus.take_page_changed();
         self.stamp(StartPhase::MemoryMapped);
         let origin = Origin {
@@ -410,7 +407,12 @@ impl Machine {
 
     fn restore(&mut self, spec: &RestoreSpec, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
         self.need_empty()?;
-        let template = snapshot::open(&spec.template, HOST)?;
+        let host = match snapshot::platform(&spec.template)? {
+            // Taken at its word: a probe costs a clone as much as its whole restore.
+            Platform::Ring3 => Platform::Ring3,
+            Platform::Hvm => probe::platform(&self.kvm)?,
+        };
+        let template = snapshot::open(&spec.template, host)?;
         let (manifest, state) = (&template.manifest, &template.state);
         let memory_file = open(&template.dir.join(template_file::MEMORY))?;
         let memory = Memory::private_copy(memory_file, manifest.memory_sum.bytes)?;
@@ -418,7 +420,7 @@ impl Machine {
             let list = template.dir.join(template_file::WORKING_SET);
             memory.prefault(&memory::read_working_set(&list, memory.bytes()));
         }
-        let mut platform = Ring3::restore(&self.kvm, memory, DEVICES, &state.platform)?;
+        let mut platform = PlatformVm::restore(&self.kvm, memory, DEVICES, &state.platform)?;
         self.stamp(StartPhase::MemoryMapped);
         let layer = template.dir.join(template_file::LAYER);
         let backends = backends(&manifest.root, &layer, tap, &spec.vsock)?;
@@ -439,7 +441,7 @@ impl Machine {
 
     fn install(
         &mut self,
-        mut platform: Ring3,
+        mut platform: PlatformVm,
         bus: DeviceBus,
         console: Option<&Path>,
         origin: Origin,
@@ -476,6 +478,9 @@ impl Machine {
             return Err(MachineError::Exited(vm.end.clone()));
         }
         vm.phase = to;
+        if to == VmPhase::Paused {
+            vm.platform.pause();
+        }
         if to == VmPhase::Running && self.timeline.at(StartPhase::Resumed).is_none() {
             self.stamp(StartPhase::Resumed);
         }
@@ -498,13 +503,14 @@ impl Machine {
     fn snapshot(&mut self, dir: &Path) -> Result<Reply, MachineError> {
         self.set_phase(VmPhase::Paused)?;
         let vm = self.need_vm()?;
+        let host = vm.platform.platform();
         let draft = Draft::begin(dir)?;
         let taken_at_unix_ns = clock::unix_ns();
         let state = MachineState {
             platform: vm.platform.save()?,
             bus: vm.bus.state(),
         };
-        let bytes = snapshot::encode(&state, HOST)?;
+        let bytes = snapshot::encode(&state, host)?;
         draft.write(template_file::STATE, &bytes)?;
         let memory = draft.create(template_file::MEMORY)?;
         let path = draft.path(template_file::MEMORY);
@@ -526,10 +532,10 @@ impl Machine {
         let origin = &vm.origin;
         let manifest = TemplateManifest {
             format: model::TEMPLATE_FORMAT,
-            platform: HOST,
+            platform: host,
             memory: model::Bytes(origin.ram),
             vcpus: origin.vcpus,
-            hypercalls: Some(origin.hypercalls),
+            hypercalls: (host == Platform::Ring3).then_some(origin.hypercalls),
             taken_at_unix_ns,
             root: origin.root.clone(),
             root_sum: match &origin.root_sum {

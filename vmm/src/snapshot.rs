@@ -22,7 +22,7 @@ use model::{FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateManifest,
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{devices::BusState, platform::ring3::Ring3State};
+use crate::{devices::BusState, platform::PlatformState};
 
 const MAGIC: [u8; 8] = *b"CUBESNAP";
 const HEADER: usize = 56;
@@ -33,7 +33,7 @@ const MAX_MANIFEST: u64 = 1 << 20;
 #[derive(Debug, Serialize, Deserialize)]
 pub struct MachineState {
     /// CPU and platform.
-    pub platform: Ring3State,
+    pub platform: PlatformState,
     /// Devices.
     pub bus: BusState,
 }
@@ -271,6 +271,14 @@ pub struct Template {
     pub manifest: TemplateManifest,
     /// CPU and devices.
     pub state: MachineState,
+}
+
+/// Which platform a template is of, by its manifest.
+///
+/// # Errors
+/// See [`SnapshotError`].
+pub fn platform(dir: &Path) -> Result<Platform, SnapshotError> {
+    Ok(read_manifest(dir)?.platform)
 }
 
 /// Opens a template.

@@ -9,6 +9,13 @@ use crate::{progress::Progress, tool, workspace::Workspace};
 /// The guest's programs are static, for one target, in a profile of their own.
 const GUEST_TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// Release binaries that need no library, for a host that has none.
+#[derive(Debug, Clone)]
+pub(crate) struct StaticBinaries {
+    pub(crate) vmm: PathBuf,
+    pub(crate) steps: PathBuf,
+}
+
 /// Flags of a static program at a fixed address.
 const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
@@ -73,6 +80,27 @@ pub(crate) fn build_host(
             .with_context(|| format!("cannot install {}", to.display()))?;
     }
     Ok(HostBinaries { dir })
+}
+
+/// Builds `cube-vmm` and `hvm-steps` as for a release, but static.
+pub(crate) fn build_static(
+    workspace: &Workspace,
+    progress: Progress,
+    log: &Path,
+) -> Result<StaticBinaries> {
+    progress.stage("static binaries", || {
+        let mut cargo = workspace.cargo();
+        cargo
+            .env("RUSTFLAGS", STATIC)
+            .args(["build", "--release", "--target", GUEST_TARGET])
+            .args(["--package", "vmm", "--package", "hvm-steps"]);
+        tool::run(&mut cargo, log)
+    })?;
+    let dir = workspace.target()?.join(GUEST_TARGET).join("release");
+    Ok(StaticBinaries {
+        vmm: existing(dir.join("cube-vmm"))?,
+        steps: existing(dir.join("hvm-steps"))?,
+    })
 }
 
 fn existing(file: PathBuf) -> Result<PathBuf> {

@@ -52,6 +52,12 @@ fn archive(agent: &Path, modules: &[&Path]) -> Result<Vec<u8>> {
     archive.device("dev/console", 0o600, (5, 1))?;
     let agent = fs::read(agent).with_context(|| format!("cannot read {}", agent.display()))?;
     archive.file("init", 0o755, &agent)?;
+    add_modules(&mut archive, modules)?;
+    archive.finish()
+}
+
+/// Adds modules with the file that says in which order to load them.
+pub(crate) fn add_modules(archive: &mut Archive, modules: &[&Path]) -> Result<()> {
     let mut order = String::new();
     for file in modules {
         let name = plain_name(file)?;
@@ -61,8 +67,7 @@ fn archive(agent: &Path, modules: &[&Path]) -> Result<Vec<u8>> {
         order.push_str(&name);
         order.push('\n');
     }
-    archive.file("modules/order", 0o644, order.as_bytes())?;
-    archive.finish()
+    archive.file("modules/order", 0o644, order.as_bytes())
 }
 
 /// A module's file name once unpacked.

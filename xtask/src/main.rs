@@ -1,4 +1,5 @@
-//! The project's tasks: `cargo xtask bench`, `test`, `prepare`, `images`, `soak`.
+//! The project's tasks: `cargo xtask bench`, `test`, `prepare`, `images`, `hvm`,
+//! `soak`.
 //!
 //! Exit codes: 0 done · 1 a bug or a failed test · 2 usage · 6 unsuitable host. `bench` ends with the code
 //! of `cube-bench` once that has been started.
@@ -10,6 +11,8 @@ use clap::{Parser, Subcommand};
 
 mod tasks;
 mod tiers;
+
+mod hvm;
 
 mod prepare;
 mod workspace;
@@ -79,6 +82,8 @@ enum Task {
         #[arg(long)]
         refresh: bool,
     },
+    /// Run the steps of tier hvm and nothing else.
+    Hvm,
     /// Run the long tests.
     Soak,
 }
@@ -102,6 +107,7 @@ fn run(task: Task) -> Result<ExitCode> {
             arguments,
         } => return tasks::bench(&workspace, &scenario, &arguments, progress),
         Task::Test { tiers } => return tasks::test(&workspace, &tiers, progress),
+        Task::Hvm => return tasks::hvm(&workspace, progress),
         Task::Soak => return tasks::soak(&workspace, progress),
         Task::Prepare { refresh } => {
             prepare::all(&workspace, progress, freshness(refresh))?;

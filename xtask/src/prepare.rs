@@ -87,6 +87,11 @@ pub(crate) fn all(
     Ok(host_binaries)
 }
 
+/// The kernel that [`images`] has unpacked.
+pub(crate) fn kernel(store: &Store) -> Result<Kernel> {
+    kernel::build(store, &kernel::recipe(&host::codename()?))
+}
+
 /// Two preparations of one checkout must not meet: the second waits.
 fn lock(dir: &Path, progress: Progress) -> Result<Flock<fs::File>> {
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::{
     EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE,
     host::{self, Unsuitable},
-    prepare,
+    hvm, prepare,
     prepare::Freshness,
     progress::Progress,
     tiers::{self, Outcome, Surroundings, Tier},
@@ -95,7 +95,29 @@ pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) ->
     }
     let surroundings = surroundings(workspace, &plan.run, progress)?;
     lint(workspace, progress)?;
-    let outcome = tiers::run(workspace, &plan.run, &surroundings)?;
+    let mut outcome = Outcome::default();
+    let tests: Vec<Tier> = plan
+        .run
+        .iter()
+        .copied()
+        .filter(|t| *t != Tier::Hvm)
+        .collect();
+    if !tests.is_empty() {
+        outcome = tiers::run(workspace, &tests, &surroundings)?;
+    }
+    if plan.run.contains(&Tier::Hvm) {
+        outcome = outcome.and(hvm::run(workspace, progress)?);
+    }
+    Ok(conclude(&outcome, &plan))
+}
+
+/// The tier hvm alone.
+pub(crate) fn hvm(workspace: &Workspace, progress: Progress) -> Result<ExitCode> {
+    let outcome = hvm::run(workspace, progress)?;
+    let plan = TierPlan {
+        run: vec![Tier::Hvm],
+        skipped: Vec::new(),
+    };
     Ok(conclude(&outcome, &plan))
 }
 

@@ -23,26 +23,28 @@ pub(crate) enum Tier {
     Net,
     /// /dev/kvm and the prepared artifacts.
     Kvm,
+    /// Root; a machine with SVM, which is emulated where this host is none.
+    Hvm,
     /// As kvm, and much time.
     Soak,
 }
 
 impl Tier {
     /// The tiers of `cargo xtask test`.
-    pub(crate) const USUAL: [Self; 3] = [Self::Unit, Self::Net, Self::Kvm];
+    pub(crate) const USUAL: [Self; 4] = [Self::Unit, Self::Net, Self::Kvm, Self::Hvm];
 
     /// Whether its tests start virtual machines.
     pub(crate) fn needs_kvm(self) -> bool {
         match self {
-            Self::Unit | Self::Net => false,
+            Self::Unit | Self::Net | Self::Hvm => false,
             Self::Kvm | Self::Soak => true,
         }
     }
 
-    /// How the names of its tests begin; `None` for those that begin otherwise.
+    /// How the names of its tests begin; `None` for those that begin otherwise, or are none of the runner's.
     fn prefix(self) -> Option<&'static str> {
         match self {
-            Self::Unit => None,
+            Self::Unit | Self::Hvm => None,
             Self::Net => Some("net_"),
             Self::Kvm => Some("kvm_"),
             Self::Soak => Some("soak_"),
@@ -76,6 +78,30 @@ impl std::fmt::Display for Counts {
 pub(crate) struct Outcome {
     pub(crate) success: bool,
     pub(crate) counts: Counts,
+}
+
+impl Default for Outcome {
+    /// Nothing ran, nothing failed.
+    fn default() -> Self {
+        Self {
+            success: true,
+            counts: Counts::default(),
+        }
+    }
+}
+
+impl Outcome {
+    /// Both together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            success: self.success && other.success,
+            counts: Counts {
+                passed: self.counts.passed + other.counts.passed,
+                failed: self.counts.failed + other.counts.failed,
+                skipped: self.counts.skipped + other.counts.skipped,
+            },
+        }
+    }
 }
 
 /// What the tests of a tier are given.

@@ -12,6 +12,9 @@ use super::{BootError, CommandLine, cannot};
 /// File names in /modules, one a line, in the order of loading.
 pub(super) const ORDER: &str = "/modules/order";
 
+/// Announces devices to a guest that has no ACPI; without parameters there is nothing to announce.
+const ANNOUNCER: &str = "cube_mmio";
+
 /// Loads them all. One that is loaded already is no error.
 pub(super) fn load_all(cmdline: &CommandLine<'_>) -> Result<(), BootError> {
     let order = fs::read_to_string(ORDER).map_err(cannot(format!("read {ORDER}")))?;
@@ -26,6 +29,9 @@ fn load(file: &str, cmdline: &CommandLine<'_>) -> Result<(), BootError> {
     let path = Path::new("/modules").join(file);
     let name = file.strip_suffix(".ko").unwrap_or(file).to_owned();
     let parameters = cmdline.module_parameters(&name);
+    if name == ANNOUNCER && parameters.is_empty() {
+        return Ok(());
+    }
     let opened = File::open(&path).map_err(cannot(format!("open {}", path.display())))?;
     let text = CString::new(parameters.as_str()).unwrap_or_default();
     match finit_module(&opened, &text, ModuleInitFlags::empty()) {

@@ -13,7 +13,7 @@ use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{BackendSpec, DeviceBus, Ram, SLOT_STRIDE};
+use super::{BackendSpec, BusState, DeviceBus, Ram, SLOT_STRIDE};
 use crate::watch::{Events, KICK_SIGNAL, Watch};
 
 const RAM_BYTES: usize = 1 << 20;
@@ -56,6 +56,19 @@ pub fn drive(bytes: &[u8]) {
     let state = bus.state();
     drop(bus);
     DeviceBus::restore(spec(), &state, &ram, &mut watch).expect("reached states can be restored");
+}
+
+/// Restores saved devices, whatever the state says, and polls them once.
+///
+/// # Panics
+/// As [`drive`].
+pub fn restore(state: &BusState) {
+    vmm_sys_util::signal::register_signal_handler(KICK_SIGNAL, ignore).expect("signal handler");
+    let ram = Ram::from_ranges(&[(GuestAddress(0), RAM_BYTES)]).expect("guest memory");
+    let mut watch = Watch::new().expect("epoll");
+    if let Ok((mut bus, _)) = DeviceBus::restore(spec(), state, &ram, &mut watch) {
+        perform([3; 8], &mut bus, &ram, &mut watch);
+    }
 }
 
 /// One step: what to do, to which slot, two bytes of detail and four of value.

@@ -1,13 +1,17 @@
 //! CPU platforms: how guest code is set up, entered, interrupted and saved. Everything else of the VMM is
 //! the same on all of them.
 //!
-//! What a platform gives the machine is the set of methods of [`ring3::Ring3`]: build from a kernel or from
+//! What a platform gives the machine is the set of methods of [`PlatformVm`]: build from a kernel or from
 //! saved state, run until an [`Exit`], raise device interrupts, save.
 
+pub mod hvm;
 pub mod probe;
 pub mod ring3;
+mod vm;
 
 use std::time::Duration;
+
+pub use vm::{PlatformError, PlatformState, PlatformVm, kernel_parameters};
 
 /// Why the vCPU is out of the guest.
 #[derive(Debug)]

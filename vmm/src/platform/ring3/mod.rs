@@ -6,7 +6,7 @@
 
 mod cpu;
 mod domain;
-mod elf;
+pub(crate) mod elf;
 mod image;
 mod text;
 

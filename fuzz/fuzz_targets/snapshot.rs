@@ -1,0 +1,19 @@
+//! State files: the bytes as they are, and as the body of a file whose header is right; what decodes is then
+//! restored as far as no KVM is needed.
+#![no_main]
+
+use sha2::{Digest, Sha256};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    vmm::fuzz::state(bytes);
+    let Some((platform, body)) = bytes.split_first() else {
+        return;
+    };
+    let mut file = b"CUBESNAP".to_vec();
+    file.extend(vmm::fuzz::FORMAT.to_le_bytes());
+    file.extend(u32::from(platform % 2 * 3).to_le_bytes());
+    file.extend((body.len() as u64).to_le_bytes());
+    file.extend(Sha256::digest(body));
+    file.extend(body);
+    vmm::fuzz::state(&file);
+});

@@ -1,0 +1,141 @@
+//! The 64-bit boot protocol of Linux ("The Linux/x86 Boot Protocol", 64-bit): the ELF kernel at its physical
+//! addresses, a zero page that says where everything is, identity page tables for the first GiB.
+//!
+//! ```text
+//! 0x00500 GDT   0x07000 zero page   0x08ff0 stack   0x09000 page tables   0x20000 command line
+//! 0xe0000 ACPI tables   0x100000 on: kernel   initramfs: at the end of RAM
+//! ```
+
+use std::{
+    fs::File,
+    io::{Seek, SeekFrom},
+};
+
+use linux_loader::{
+    configurator::{BootConfigurator, BootParams, linux::LinuxBootConfigurator},
+    loader::{
+        Elf, KernelLoader,
+        bootparam::{boot_e820_entry, boot_params},
+    },
+};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{HvmError, acpi};
+use crate::{devices::Ram, platform::ring3::BootFiles};
+
+pub(super) const GDT: u64 = 0x500;
+/// Null, unused, 64-bit code, data: the selectors that Linux calls `__BOOT_CS` and `__BOOT_DS`.
+pub(super) const GDT_ENTRIES: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
+/// Its last byte.
+pub(super) const GDT_LIMIT: u16 = 31;
+pub(super) const ZERO_PAGE: u64 = 0x7000;
+pub(super) const STACK: u64 = 0x8ff0;
+pub(super) const PAGE_TABLES: u64 = 0x9000;
+const CMDLINE: u64 = 0x2_0000;
+const CMDLINE_MAX: usize = 2048;
+/// End of the memory below the BIOS area.
+const LOW_END: u64 = 0x9_fc00;
+const HIGH_START: u64 = 0x10_0000;
+
+const E820_RAM: u32 = 1;
+const E820_RESERVED: u32 = 2;
+
+/// Puts everything in its place; the kernel's entry address.
+pub(super) fn load(
+    ram: &Ram,
+    bytes: u64,
+    vcpus: u8,
+    devices: usize,
+    files: BootFiles<'_>,
+) -> Result<u64, HvmError> {
+    let start = GuestAddress(HIGH_START);
+    let kernel = Elf::load(ram, None, files.kernel, Some(start)).map_err(HvmError::Kernel)?;
+    let initrd = load_initrd(ram, bytes, kernel.kernel_end, files.initrd)?;
+    let room = |_| HvmError::Room("the command line");
+    if files.cmdline.len() >= CMDLINE_MAX {
+        return Err(HvmError::Room("the command line"));
+    }
+    let cmdline = [files.cmdline.as_bytes(), &[0]].concat();
+    ram.write_slice(&cmdline, GuestAddress(CMDLINE))
+        .map_err(room)?;
+    let rsdp = acpi::write(ram, vcpus, devices)?;
+    write_zero_page(ram, bytes, &cmdline, initrd, rsdp)?;
+    write_tables(ram).map_err(|_| HvmError::Room("page tables"))?;
+    Ok(kernel.kernel_load.0)
+}
+
+/// At the end of RAM, on a page boundary.
+fn load_initrd(
+    ram: &Ram,
+    bytes: u64,
+    kernel_end: u64,
+    file: &mut File,
+) -> Result<(u32, u32), HvmError> {
+    const STEP: &str = "read the initramfs";
+    let failed = |e| HvmError::Boot(STEP, e);
+    let length = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    file.rewind().map_err(failed)?;
+    let room = || HvmError::Room("the initramfs");
+    let at = bytes.checked_sub(length).ok_or_else(room)? & !0xfff;
+    if at < kernel_end {
+        return Err(room());
+    }
+    let count = usize::try_from(length).map_err(|_| room())?;
+    ram.read_exact_volatile_from(GuestAddress(at), file, count)
+        .map_err(|e| HvmError::Boot(STEP, std::io::Error::other(e)))?;
+    let word = |n| u32::try_from(n).map_err(|_| room());
+    Ok((word(at)?, word(length)?))
+}
+
+fn write_zero_page(
+    ram: &Ram,
+    bytes: u64,
+    cmdline: &[u8],
+    initrd: (u32, u32),
+    rsdp: u64,
+) -> Result<(), HvmError> {
+    let mut params = boot_params::default();
+    params.hdr.boot_flag = 0xaa55;
+    // "HdrS"
+    params.hdr.header = 0x5372_6448;
+    // A boot loader without a number of its own.
+    params.hdr.type_of_loader = 0xff;
+    params.hdr.kernel_alignment = 0x100_0000;
+    params.hdr.cmd_line_ptr = u32::try_from(CMDLINE).unwrap_or(0);
+    params.hdr.cmdline_size = u32::try_from(cmdline.len()).unwrap_or(0);
+    (params.hdr.ramdisk_image, params.hdr.ramdisk_size) = initrd;
+    params.acpi_rsdp_addr = rsdp;
+    let map = [
+        (0, LOW_END, E820_RAM),
+        (acpi::TABLES, HIGH_START, E820_RESERVED),
+        (HIGH_START, bytes, E820_RAM),
+    ];
+    for (entry, (from, to, r#type)) in params.e820_table.iter_mut().zip(map) {
+        *entry = boot_e820_entry {
+            addr: from,
+            size: to - from,
+            r#type,
+        };
+    }
+    params.e820_entries = u8::try_from(map.len()).unwrap_or(0);
+    let params = BootParams::new(&params, GuestAddress(ZERO_PAGE));
+    LinuxBootConfigurator::write_bootparams(&params, ram)
+        .map_err(|_| HvmError::Room("the zero page"))
+}
+
+/// GDT, and the first GiB in pages of 2 MiB.
+fn write_tables(ram: &Ram) -> Result<(), vm_memory::GuestMemoryError> {
+    const PRESENT_WRITABLE: u64 = 3;
+    const LARGE: u64 = 1 << 7;
+    for (i, entry) in (0..).zip(GDT_ENTRIES) {
+        ram.write_obj(entry, GuestAddress(GDT + i * 8))?;
+    }
+    let (pdpt, pd) = (PAGE_TABLES + 0x1000, PAGE_TABLES + 0x2000);
+    ram.write_obj(pdpt | PRESENT_WRITABLE, GuestAddress(PAGE_TABLES))?;
+    ram.write_obj(pd | PRESENT_WRITABLE, GuestAddress(pdpt))?;
+    for i in 0..512_u64 {
+        let entry = i << 21 | LARGE | PRESENT_WRITABLE;
+        ram.write_obj(entry, GuestAddress(pd + i * 8))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! A vCPU: how it starts, and its state in a snapshot.
+
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state,
+    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events, kvm_xcrs,
+    kvm_xsave,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuFd};
+use serde::{Deserialize, Serialize};
+
+use super::{HvmError, boot, cpuid, kvm};
+use crate::sys;
+
+const MSR_TSC: u32 = 0x10;
+const MSR_TSC_DEADLINE: u32 = 0x6e0;
+const MSR_MISC_ENABLE: u32 = 0x1a0;
+const MSR_MTRR_DEFAULT: u32 = 0x2ff;
+/// Most MSRs that one call takes; a list is read and written in pieces.
+const MSR_BATCH: usize = 128;
+/// How far the TSC may be off for a guest that scales it by its own measure: what Linux takes for noise.
+const TSC_TOLERANCE_PPM: u64 = 250;
+
+/// MSRs that hold no state of a guest like ours: what the CPU is (ARCH_CAPABILITIES, PERF_CAPABILITIES, the
+/// VMX capabilities), and Hyper-V's interface, which it is not shown.
+fn is_saved(index: u32) -> bool {
+    !matches!(index, 0x10a | 0x345 | 0x480..=0x4ff | 0x4000_0000..=0x4000_01ff)
+}
+
+/// The MSRs that this KVM knows and a snapshot holds.
+pub(super) fn saved_msrs(kvm_fd: &Kvm) -> Result<Vec<u32>, HvmError> {
+    let list = kvm_fd
+        .get_msr_index_list()
+        .map_err(kvm("list MSRs"))?
+        .as_slice()
+        .to_vec();
+    let mut list: Vec<u32> = list.into_iter().filter(|index| is_saved(*index)).collect();
+    // Older kernels leave it out; it decides whether memory is cached.
+    if !list.contains(&MSR_MTRR_DEFAULT) {
+        list.push(MSR_MTRR_DEFAULT);
+    }
+    Ok(list)
+}
+
+/// Tells KVM the CPUID; needed before state or start, since KVM checks XCR0 and MSRs against it.
+pub(super) fn prepare(vcpu: &VcpuFd, entries: &[kvm_cpuid_entry2]) -> Result<(), HvmError> {
+    let cpuid = CpuId::from_entries(entries)
+        .map_err(|_| HvmError::State("more CPUID entries than KVM takes"))?;
+    vcpu.set_cpuid2(&cpuid).map_err(kvm("set CPUID"))
+}
+
+/// Registers of vCPU 0 at the kernel's 64-bit entry. The others wait for it to start them.
+pub(super) fn start(vcpu: &VcpuFd, entry: u64) -> Result<(), HvmError> {
+    let mut sregs = vcpu.get_sregs().map_err(kvm("read special registers"))?;
+    segments(&mut sregs);
+    // PE ET NE PG, PAE, LME LMA.
+    sregs.cr0 = 0x8000_0031;
+    sregs.cr4 = 0x20;
+    sregs.efer = 0x500;
+    sregs.cr3 = boot::PAGE_TABLES;
+    vcpu.set_sregs(&sregs)
+        .map_err(kvm("set special registers"))?;
+    vcpu.set_regs(&kvm_regs {
+        rip: entry,
+        rsp: boot::STACK,
+        rbp: boot::STACK,
+        rsi: boot::ZERO_PAGE,
+        rflags: 2,
+        ..Default::default()
+    })
+    .map_err(kvm("set registers"))?;
+    // Fast strings; memory types by MTRR on, write-back where none says otherwise.
+    set_msrs(
+        vcpu,
+        &[(MSR_MISC_ENABLE, 1), (MSR_MTRR_DEFAULT, 1 << 11 | 6)],
+    )
+}
+
+fn segments(sregs: &mut kvm_sregs) {
+    let flat = |selector, type_, l| kvm_segment {
+        limit: 0xffff_ffff,
+        selector,
+        type_,
+        present: 1,
+        db: 1 - l,
+        s: 1,
+        l,
+        g: 1,
+        ..Default::default()
+    };
+    sregs.cs = flat(0x10, 0xb, 1);
+    let data = flat(0x18, 3, 0);
+    (sregs.ss, sregs.ds, sregs.es, sregs.fs, sregs.gs) = (data, data, data, data, data);
+    sregs.gdt.base = boot::GDT;
+    sregs.gdt.limit = boot::GDT_LIMIT;
+    sregs.idt.base = 0;
+    sregs.idt.limit = 0;
+}
+
+fn set_msrs(vcpu: &VcpuFd, pairs: &[(u32, u64)]) -> Result<(), HvmError> {
+    for batch in pairs.chunks(MSR_BATCH) {
+        let entries: Vec<kvm_msr_entry> = batch
+            .iter()
+            .map(|(index, data)| kvm_msr_entry {
+                index: *index,
+                data: *data,
+                ..Default::default()
+            })
+            .collect();
+        let msrs = Msrs::from_entries(&entries).map_err(|_| HvmError::State("too many MSRs"))?;
+        let n = vcpu.set_msrs(&msrs).map_err(kvm("set MSRs"))?;
+        if let Some((index, data)) = batch.get(n) {
+            let what = format!("MSR {index:#x} with the value {data:#x}");
+            return Err(HvmError::Missing(vec![what]));
+        }
+    }
+    Ok(())
+}
+
+/// Reads what can be read: KVM lists MSRs that a guest of this CPUID does not have.
+fn get_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<(u32, u64)>, HvmError> {
+    let mut found = Vec::new();
+    let mut rest = list;
+    while !rest.is_empty() {
+        let batch = &rest[..rest.len().min(MSR_BATCH)];
+        let wanted: Vec<kvm_msr_entry> = batch
+            .iter()
+            .map(|index| kvm_msr_entry {
+                index: *index,
+                ..Default::default()
+            })
+            .collect();
+        let mut msrs = Msrs::from_entries(&wanted).map_err(|_| HvmError::State("too many MSRs"))?;
+        let n = vcpu.get_msrs(&mut msrs).map_err(kvm("read MSRs"))?;
+        found.extend(msrs.as_slice()[..n].iter().map(|m| (m.index, m.data)));
+        // The first that cannot be read ends a call.
+        rest = &rest[(n + 1).min(batch.len()).max(n)..];
+    }
+    Ok(found)
+}
+
+/// CPU state in a snapshot.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct CpuState {
+    cpuid: Vec<kvm_cpuid_entry2>,
+    tsc_khz: u32,
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    /// Absent where KVM has no XSAVE.
+    xcrs: Option<kvm_xcrs>,
+    xsave: kvm_xsave,
+    lapic: kvm_lapic_state,
+    msrs: Vec<(u32, u64)>,
+    events: kvm_vcpu_events,
+    mp_state: kvm_mp_state,
+    debug: kvm_debugregs,
+}
+
+impl CpuState {
+    /// State of a vCPU that is out of the guest and has no signal to take.
+    pub(super) fn of(vcpu: &mut VcpuFd, msrs: &[u32]) -> Result<Self, HvmError> {
+        // An exit that KVM has not finished (the rest of a port access) would be lost with the vCPU.
+        vcpu.set_kvm_immediate_exit(1);
+        match vcpu.run() {
+            Err(e) if [nix::libc::EINTR, nix::libc::EAGAIN].contains(&e.errno()) => {}
+            Ok(_) => {}
+            Err(e) => return Err(kvm("finish the last exit")(e)),
+        }
+        vcpu.set_kvm_immediate_exit(0);
+        Ok(Self {
+            // First: KVM delivers what is pending when it is asked for this.
+            mp_state: vcpu.get_mp_state().map_err(kvm("read the run state"))?,
+            cpuid: vcpu
+                .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
+                .map_err(kvm("read CPUID"))?
+                .as_slice()
+                .to_vec(),
+            tsc_khz: vcpu
+                .get_tsc_khz()
+                .map_err(kvm("tell the TSC's frequency"))?,
+            regs: vcpu.get_regs().map_err(kvm("read registers"))?,
+            sregs: vcpu.get_sregs().map_err(kvm("read special registers"))?,
+            // Without the capability the call fails or tells of no register.
+            xcrs: vcpu.get_xcrs().ok().filter(|xcrs| xcrs.nr_xcrs > 0),
+            xsave: vcpu.get_xsave().map_err(kvm("read XSAVE state"))?,
+            lapic: vcpu.get_lapic().map_err(kvm("read the LAPIC"))?,
+            msrs: get_msrs(vcpu, msrs)?,
+            events: vcpu.get_vcpu_events().map_err(kvm("read pending events"))?,
+            debug: vcpu.get_debug_regs().map_err(kvm("read debug registers"))?,
+        })
+    }
+
+    /// Whether this host can go on with it.
+    pub(super) fn check(&self, host: &[kvm_cpuid_entry2]) -> Result<(), HvmError> {
+        let missing = cpuid::missing(&self.cpuid, host);
+        if !missing.is_empty() {
+            return Err(HvmError::Missing(missing));
+        }
+        if !self.msrs.iter().all(|(index, _)| is_saved(*index)) {
+            return Err(HvmError::State("an MSR that no snapshot holds"));
+        }
+        Ok(())
+    }
+
+    /// Sets everything. KVM refuses what the CPU cannot hold.
+    pub(super) fn apply(&self, kvm_fd: &Kvm, vcpu: &VcpuFd) -> Result<(), HvmError> {
+        prepare(vcpu, &self.cpuid)?;
+        self.scale_tsc(kvm_fd, vcpu)?;
+        vcpu.set_mp_state(self.mp_state)
+            .map_err(kvm("set the run state"))?;
+        vcpu.set_regs(&self.regs).map_err(kvm("set registers"))?;
+        vcpu.set_sregs(&self.sregs)
+            .map_err(kvm("set special registers"))?;
+        if let Some(xcrs) = &self.xcrs {
+            vcpu.set_xcrs(xcrs).map_err(kvm("set XCR0"))?;
+        }
+        sys::set_xsave(vcpu, &self.xsave).map_err(kvm("set XSAVE state"))?;
+        vcpu.set_debug_regs(&self.debug)
+            .map_err(kvm("set debug registers"))?;
+        vcpu.set_lapic(&self.lapic).map_err(kvm("set the LAPIC"))?;
+        set_msrs(vcpu, &self.ordered_msrs())?;
+        vcpu.set_vcpu_events(&self.events)
+            .map_err(kvm("set pending events"))
+    }
+
+    /// The TSC first and the deadline that is counted by it last. A deadline of zero may be one that has
+    /// just passed: its interrupt must not be lost, and one too many does no harm.
+    fn ordered_msrs(&self) -> Vec<(u32, u64)> {
+        let value = |index| self.msrs.iter().find(|(i, _)| *i == index).map(|m| m.1);
+        let tsc = value(MSR_TSC);
+        let deadline = value(MSR_TSC_DEADLINE).map(|at| match at {
+            0 => tsc.unwrap_or(1),
+            at => at,
+        });
+        let others = self.msrs.iter().copied();
+        let others = others.filter(|(i, _)| ![MSR_TSC, MSR_TSC_DEADLINE].contains(i));
+        tsc.map(|v| (MSR_TSC, v))
+            .into_iter()
+            .chain(others)
+            .chain(deadline.map(|v| (MSR_TSC_DEADLINE, v)))
+            .collect()
+    }
+
+    /// The guest's TSC has to go on at the rate that it knows.
+    fn scale_tsc(&self, kvm_fd: &Kvm, vcpu: &VcpuFd) -> Result<(), HvmError> {
+        let here = vcpu
+            .get_tsc_khz()
+            .map_err(kvm("tell the TSC's frequency"))?;
+        let off = u64::from(here.abs_diff(self.tsc_khz)) * 1_000_000;
+        if off <= u64::from(here) * TSC_TOLERANCE_PPM {
+            return Ok(());
+        }
+        let scaled =
+            kvm_fd.check_extension(Cap::TscControl) && vcpu.set_tsc_khz(self.tsc_khz).is_ok();
+        if scaled {
+            return Ok(());
+        }
+        Err(HvmError::Missing(vec![format!(
+            "a TSC of {} kHz (it has {here} and cannot scale)",
+            self.tsc_khz
+        )]))
+    }
+}

@@ -1,0 +1,336 @@
+//! What the guest knows of its CPU: what KVM offers, less what a restore elsewhere or another day could not
+//! keep (performance counters, the TSC's frequency, nested virtualization, tile state).
+
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use kvm_ioctls::{Cap, Kvm};
+
+use super::{HvmError, kvm};
+
+/// KVM's paravirtual features that the guest may use (KVM API, `cpuid.rst`): both kvm-clock interfaces and
+/// its stability, no I/O delay, steal time, end of interrupt, unhalt, TLB flush, IPI, yield. Asynchronous
+/// page faults are not among them: they would have to be drained before a snapshot.
+const PARAVIRTUAL: u32 =
+    1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 11 | 1 << 13 | 1 << 24;
+
+/// XSAVE components beyond the 4096 bytes of `kvm_xsave`, and only on request: AMX.
+const TILES: u32 = 3 << 17;
+
+/// A 32-bit register of a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Register {
+    Eax,
+    Ebx,
+    Ecx,
+    Edx,
+}
+
+impl Register {
+    fn of(self, entry: &kvm_cpuid_entry2) -> u32 {
+        match self {
+            Self::Eax => entry.eax,
+            Self::Ebx => entry.ebx,
+            Self::Ecx => entry.ecx,
+            Self::Edx => entry.edx,
+        }
+    }
+}
+
+/// Registers in which a bit is a feature.
+const FEATURES: [(u32, u32, Register); 14] = [
+    (1, 0, Register::Ecx),
+    (1, 0, Register::Edx),
+    (7, 0, Register::Ebx),
+    (7, 0, Register::Ecx),
+    (7, 0, Register::Edx),
+    (7, 1, Register::Eax),
+    (0xd, 0, Register::Eax),
+    (0xd, 0, Register::Edx),
+    (0xd, 1, Register::Eax),
+    (0xd, 1, Register::Ecx),
+    (0x8000_0001, 0, Register::Ecx),
+    (0x8000_0001, 0, Register::Edx),
+    (0x8000_0008, 0, Register::Ebx),
+    (0x4000_0001, 0, Register::Eax),
+];
+
+/// Names of the features that are missed most often; the others are told by their place.
+const NAMES: [(u32, u32, Register, u32, &str); 22] = [
+    (1, 0, Register::Ecx, 12, "fma"),
+    (1, 0, Register::Ecx, 21, "x2apic"),
+    (1, 0, Register::Ecx, 24, "tsc_deadline_timer"),
+    (1, 0, Register::Ecx, 25, "aes"),
+    (1, 0, Register::Ecx, 26, "xsave"),
+    (1, 0, Register::Ecx, 28, "avx"),
+    (1, 0, Register::Ecx, 30, "rdrand"),
+    (7, 0, Register::Ebx, 0, "fsgsbase"),
+    (7, 0, Register::Ebx, 5, "avx2"),
+    (7, 0, Register::Ebx, 8, "bmi2"),
+    (7, 0, Register::Ebx, 10, "invpcid"),
+    (7, 0, Register::Ebx, 16, "avx512f"),
+    (7, 0, Register::Ebx, 18, "rdseed"),
+    (7, 0, Register::Ebx, 29, "sha_ni"),
+    (7, 0, Register::Ecx, 3, "pku"),
+    (7, 0, Register::Ecx, 8, "gfni"),
+    (7, 0, Register::Ecx, 16, "la57"),
+    (0xd, 1, Register::Eax, 3, "xsaves"),
+    (0x8000_0001, 0, Register::Edx, 26, "pdpe1gb"),
+    (0x8000_0001, 0, Register::Edx, 27, "rdtscp"),
+    (0x4000_0001, 0, Register::Eax, 3, "kvmclock"),
+    (0x4000_0001, 0, Register::Eax, 24, "kvmclock-stable"),
+];
+
+/// What any guest on this host may be told; the same for all its vCPUs.
+pub(super) fn of_host(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, HvmError> {
+    let supported = kvm_fd
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(kvm("list CPUID"))?;
+    let deadline = kvm_fd.check_extension(Cap::TscDeadlineTimer);
+    let entries = supported.as_slice().iter();
+    let mut entries: Vec<_> = entries.filter_map(|e| filter(e, deadline)).collect();
+    let has_xsave = entries
+        .iter()
+        .any(|e| e.function == 1 && e.ecx >> 26 & 1 == 1);
+    if !has_xsave || !kvm_fd.check_extension(Cap::Xcrs) {
+        entries.retain(|e| e.function != 0xd);
+        entries.iter_mut().for_each(hide_xsave);
+    }
+    Ok(entries)
+}
+
+/// Without XSAVE a guest has nowhere to keep wide vectors. Programs that look at a feature's own bit alone
+/// (coreutils 9.1 does) must not find it.
+fn hide_xsave(e: &mut kvm_cpuid_entry2) {
+    match (e.function, e.index) {
+        // FMA, XSAVE, AVX, F16C
+        (1, _) => clear(&mut e.ecx, &[12, 26, 28, 29]),
+        (7, 0) => {
+            // AVX2, and AVX512 F, DQ, IFMA, PF, ER, CD, BW, VL
+            clear(&mut e.ebx, &[5, 16, 17, 21, 26, 27, 28, 30, 31]);
+            // AVX512_VBMI, PKU, VBMI2, VAES, VPCLMULQDQ, VNNI, BITALG, VPOPCNTDQ
+            clear(&mut e.ecx, &[1, 3, 6, 9, 10, 11, 12, 14]);
+            // AVX512_4VNNIW, 4FMAPS, VP2INTERSECT, FP16
+            clear(&mut e.edx, &[2, 3, 8, 23]);
+        }
+        // AVX_VNNI, AVX512_BF16, AVX_IFMA; AVX_VNNI_INT8 and its kin
+        (7, 1) => {
+            clear(&mut e.eax, &[4, 5, 23]);
+            clear(&mut e.edx, &[4, 5, 10, 19]);
+        }
+        // XOP, FMA4
+        (0x8000_0001, _) => clear(&mut e.ecx, &[11, 16]),
+        _ => {}
+    }
+}
+
+fn clear(register: &mut u32, bits: &[u32]) {
+    for bit in bits {
+        *register &= !(1 << bit);
+    }
+}
+
+fn filter(entry: &kvm_cpuid_entry2, deadline: bool) -> Option<kvm_cpuid_entry2> {
+    let mut e = *entry;
+    match (e.function, e.index) {
+        (1, _) => {
+            // DTES64, MONITOR, DS-CPL, VMX, SMX, EIST, TM2, PDCM, DCA, TSC deadline, OSXSAVE
+            clear(&mut e.ecx, &[2, 3, 4, 5, 6, 7, 8, 15, 18, 24, 27]);
+            // hypervisor
+            e.ecx |= u32::from(deadline) << 24 | 1 << 31;
+            // MCE, MCA, DS, ACPI, TM
+            clear(&mut e.edx, &[7, 14, 21, 22, 29]);
+        }
+        // ARAT: the local APIC's timer never stops.
+        (6, _) => (e.eax, e.ebx, e.ecx, e.edx) = (e.eax & 4, 0, 0, 0),
+        (7, 0) => {
+            // SGX, HLE, RTM, PQM, MPX, PQE, PT
+            clear(&mut e.ebx, &[2, 4, 11, 12, 14, 15, 25]);
+            // WAITPKG, bus lock, ENQCMD, SGX launch control
+            clear(&mut e.ecx, &[5, 24, 29, 30]);
+            // tiles, ARCH_CAPABILITIES
+            clear(&mut e.edx, &[22, 24, 25, 29]);
+        }
+        // MONITOR, performance counters
+        (5 | 0xa, _) => (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, 0),
+        (0xd, 0) => e.eax &= !TILES,
+        (0xd, i) if i < 32 && TILES >> i & 1 == 1 => return None,
+        (0x8000_0001, _) => {
+            // SVM, extended APIC, OSVW, IBS, SKINIT, WDT, LWP, counters, MWAITX
+            clear(&mut e.ecx, &[2, 3, 9, 10, 12, 13, 15, 23, 24, 28, 29]);
+            // MCE, MCA
+            clear(&mut e.edx, &[7, 14]);
+        }
+        // The TSC's rate is this host's: kvm-clock is the guest's clock.
+        (0x8000_0007, _) => (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, 0),
+        (0x4000_0001, _) => (e.eax, e.edx) = (e.eax & PARAVIRTUAL, 0),
+        // Topology (made anew), resource control, SGX, PT, TSC and bus frequency, tiles, SVM, counters.
+        (0xb | 0x1f | 0xf | 0x10 | 0x12 | 0x14..=0x16 | 0x1d | 0x1e, _)
+        | (0x8000_000a | 0x8000_001b | 0x8000_001c | 0x8000_0022, _) => return None,
+        _ => {}
+    }
+    Some(e)
+}
+
+/// The same as vCPU `id` of `count` sees it: one package, a core for each.
+pub(super) fn of_vcpu(host: &[kvm_cpuid_entry2], id: u8, count: u8) -> Vec<kvm_cpuid_entry2> {
+    let (id, count) = (u32::from(id), u32::from(count));
+    let shift = count.next_power_of_two().trailing_zeros();
+    let ids = 1 << shift;
+    let mut entries = host.to_vec();
+    for e in &mut entries {
+        match e.function {
+            1 => {
+                e.ebx = (e.ebx & 0xff00) | id << 24 | ids << 16;
+                set_if(&mut e.edx, 28, count > 1);
+            }
+            // Caches: levels 1 and 2 belong to a core, level 3 to all.
+            4 | 0x8000_001d if e.eax & 0x1f != 0 => {
+                let sharing = if e.eax >> 5 & 7 < 3 { 0 } else { ids - 1 };
+                e.eax = (e.eax & 0x3fff) | sharing << 14;
+                if e.function == 4 {
+                    e.eax |= (ids - 1) << 26;
+                }
+            }
+            // CmpLegacy
+            0x8000_0001 => set_if(&mut e.ecx, 1, count > 1 && is_amd(host)),
+            0x8000_0008 => e.ecx = (e.ecx & !0xf0ff) | shift << 12 | (count - 1),
+            0x8000_001e => (e.eax, e.ebx, e.ecx) = (id, id, 0),
+            _ => {}
+        }
+    }
+    let max = host.iter().find(|e| e.function == 0).map_or(0, |e| e.eax);
+    if max >= 0xb {
+        entries.push(topology(0, 0, 1, 1, id));
+        entries.push(topology(1, shift, count, 2, id));
+        entries.push(topology(2, 0, 0, 0, id));
+    }
+    entries
+}
+
+fn set_if(register: &mut u32, bit: u32, on: bool) {
+    *register = (*register & !(1 << bit)) | u32::from(on) << bit;
+}
+
+/// A level of leaf 0xb: 1 is SMT, 2 the cores, 0 ends the list.
+fn topology(index: u32, shift: u32, count: u32, kind: u32, id: u32) -> kvm_cpuid_entry2 {
+    kvm_cpuid_entry2 {
+        function: 0xb,
+        index,
+        flags: kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+        eax: shift,
+        ebx: count,
+        ecx: kind << 8 | index,
+        edx: id,
+        ..Default::default()
+    }
+}
+
+fn vendor(entries: &[kvm_cpuid_entry2]) -> Option<[u32; 3]> {
+    let leaf = entries.iter().find(|e| e.function == 0)?;
+    Some([leaf.ebx, leaf.edx, leaf.ecx])
+}
+
+/// "AuthenticAMD" or "HygonGenuine".
+fn is_amd(entries: &[kvm_cpuid_entry2]) -> bool {
+    let name = |b: &[u8; 4]| u32::from_le_bytes(*b);
+    let first = vendor(entries).map(|v| v[0]);
+    first == Some(name(b"Auth")) || first == Some(name(b"Hygo"))
+}
+
+/// What a template's CPU has and this host's has not.
+pub(super) fn missing(saved: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> Vec<String> {
+    if vendor(saved) != vendor(host) {
+        return vec!["a CPU of the same maker".to_owned()];
+    }
+    let mut found = Vec::new();
+    for (function, index, register) in FEATURES {
+        let bits = |entries: &[kvm_cpuid_entry2]| {
+            let entry = |e: &&kvm_cpuid_entry2| e.function == function && e.index == index;
+            entries.iter().find(entry).map_or(0, |e| register.of(e))
+        };
+        let mut lost = bits(saved) & !bits(host);
+        // Not features of the CPU: HTT and CmpLegacy say how many vCPUs there are.
+        match (function, register) {
+            (1, Register::Edx) => lost &= !(1 << 28),
+            (0x8000_0001, Register::Ecx) => lost &= !(1 << 1),
+            _ => {}
+        }
+        let lost = (0..32).filter(|bit| lost >> bit & 1 == 1);
+        found.extend(lost.map(|bit| name(function, index, register, bit)));
+    }
+    found
+}
+
+fn name(function: u32, index: u32, register: Register, bit: u32) -> String {
+    let known = NAMES
+        .iter()
+        .find(|(f, i, r, b, _)| (*f, *i, *r, *b) == (function, index, register, bit));
+    match known {
+        Some((.., name)) => (*name).to_owned(),
+        None => {
+            let register = format!("{register:?}").to_lowercase();
+            format!("CPUID {function:#x}.{index} {register} bit {bit}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaf(function: u32, value: u32) -> kvm_cpuid_entry2 {
+        kvm_cpuid_entry2 {
+            function,
+            eax: value,
+            ebx: value,
+            ecx: value,
+            edx: value,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn what_a_restore_cannot_keep_is_hidden() {
+        let seen = filter(&leaf(1, u32::MAX), true).unwrap();
+        for bit in [3, 5, 15] {
+            assert_eq!(seen.ecx >> bit & 1, 0, "ecx bit {bit}");
+        }
+        assert_eq!(seen.ecx >> 24 & 1, 1);
+        assert_eq!(filter(&leaf(1, u32::MAX), false).unwrap().ecx >> 24 & 1, 0);
+        assert_eq!(filter(&leaf(0x8000_0007, u32::MAX), true).unwrap().edx, 0);
+        assert!(filter(&leaf(0x15, 1), true).is_none());
+    }
+
+    #[test]
+    fn wide_vectors_go_with_xsave() {
+        let mut seen = leaf(1, u32::MAX);
+        hide_xsave(&mut seen);
+        assert_eq!(seen.ecx, !(1 << 12 | 1 << 26 | 1 << 28 | 1 << 29));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let saved = [leaf(0, 7), leaf(7, 1 << 16 | 1 << 1)];
+        let host = [leaf(0, 7), leaf(7, 1 << 1)];
+        assert_eq!(missing(&host, &saved), Vec::<String>::new());
+        let lost = missing(&saved, &host);
+        assert_eq!(lost[0], "avx512f");
+        assert_eq!(lost[1], "la57");
+        assert_eq!(lost[2], "CPUID 0x7.0 edx bit 16");
+        assert_eq!(missing(&[leaf(0, 1)], &host), ["a CPU of the same maker"]);
+    }
+
+    #[test]
+    fn each_vcpu_has_its_number() {
+        let host = [leaf(0, 0xb), leaf(1, 0), leaf(0x8000_0008, 0)];
+        for id in 0..3 {
+            let seen = of_vcpu(&host, id, 3);
+            assert_eq!(seen[1].ebx >> 24, u32::from(id));
+            assert_eq!(seen[1].ebx >> 16 & 0xff, 4);
+            assert_eq!(seen[1].edx >> 28 & 1, 1);
+            let cores = seen.iter().find(|e| e.function == 0xb && e.index == 1);
+            assert_eq!(cores.map(|e| (e.eax, e.ebx)), Some((2, 3)));
+            // A template of three vCPUs needs nothing of the host for that.
+            assert_eq!(missing(&seen, &host), Vec::<String>::new());
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! The `hvm` platform: VMX or SVM runs the guest kernel in ring 0, KVM has the interrupt controllers.
+//!
+//! ```text
+//! guest-physical   0            RAM (slot 0), at most 3 GiB
+//!                  0xd0000000   register page of the devices (slot 1, read-only)
+//!                  0xfec00000   I/O APIC      0xfee00000 local APICs     both KVM's
+//! threads          the machine's runs vCPU 0 and owns the devices; `secondary` runs the others
+//! ```
+//! As on `ring3`, reads of the register page never leave the guest and acknowledgements end in an ioeventfd;
+//! every other write leaves it. Halts stay in KVM: a ready descriptor ends them by its signal.
+
+mod acpi;
+mod boot;
+mod cpu;
+mod cpuid;
+mod ports;
+mod secondary;
+
+use std::sync::Arc;
+
+use kvm_bindings::{KVM_MEM_READONLY, kvm_clock_data, kvm_irqchip};
+use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
+use serde::{Deserialize, Serialize};
+use vm_memory::MmapRegion;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+pub use cpu::CpuState;
+
+use super::ring3::BootFiles;
+use crate::{
+    devices::{INTERRUPT_ACK, Interrupts, PAGE_BYTES, SLOT_STRIDE},
+    memory::{Memory, MemoryError},
+    platform::{EndReason, Exit},
+    sys,
+};
+use ports::{Outcome, Ports, SerialLine, SharedPorts};
+use secondary::{Secondaries, Write};
+
+/// Where the register page of the devices lies.
+const REGISTERS: u64 = 0xd000_0000;
+/// RAM ends here at the latest: above are the register page and the interrupt controllers.
+const MAX_RAM: u64 = 0xc000_0000;
+/// Interrupt of the serial port.
+const SERIAL_GSI: u32 = 4;
+/// Interrupt of device slot 0; the others follow.
+const DEVICE_GSI: u32 = 5;
+/// Three pages that VMX needs for real mode (KVM API 4.36), and one for its page table (4.63).
+const TSS: usize = 0xfffb_d000;
+const IDENTITY_MAP: u64 = 0xfffb_c000;
+
+/// Why the platform could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum HvmError {
+    /// KVM refused a step.
+    #[error("KVM refused to {step}")]
+    Kvm {
+        /// What was tried.
+        step: &'static str,
+        /// The cause.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// Guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The kernel cannot be loaded.
+    #[error("cannot load the kernel")]
+    Kernel(#[source] linux_loader::loader::Error),
+    /// The initramfs cannot be read, or what the kernel is given does not fit.
+    #[error("cannot {0}")]
+    Boot(&'static str, #[source] std::io::Error),
+    /// Guest memory is too small for what was to be put there.
+    #[error("guest memory has no room for {0}")]
+    Room(&'static str),
+    /// More memory than this platform places.
+    #[error("guest memory of {0} bytes: platform hvm runs {MAX_RAM} at most")]
+    Ram(u64),
+    /// An eventfd or a thread could not be made.
+    #[error("cannot make {0}")]
+    Resource(&'static str, #[source] std::io::Error),
+    /// Saved state that no VM can have been in.
+    #[error("the saved state is impossible: {0}")]
+    State(&'static str),
+    /// Saved state of another CPU.
+    #[error("this CPU cannot continue the template, it lacks: {}", .0.join(", "))]
+    Missing(Vec<String>),
+}
+
+fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> HvmError {
+    move |source| HvmError::Kvm { step, source }
+}
+
+/// What a snapshot holds of this platform.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct HvmState {
+    ram: u64,
+    cpus: Vec<CpuState>,
+    /// Both PICs and the I/O APIC.
+    irqchips: Vec<kvm_irqchip>,
+    clock: kvm_clock_data,
+    serial: SerialLine,
+    /// Register writes that the guest has made and no device has seen.
+    writes: Vec<Write>,
+}
+
+/// A VM of this platform.
+#[derive(Debug)]
+pub struct Hvm {
+    vm: Arc<VmFd>,
+    vcpu: VcpuFd,
+    secondaries: Secondaries,
+    memory: Memory,
+    registers: MmapRegion<()>,
+    _ack: EventFd,
+    ports: SharedPorts,
+    /// MSRs that a snapshot holds.
+    msrs: Vec<u32>,
+}
+
+impl Hvm {
+    /// Builds a VM with `ram` bytes of RAM that will start the kernel.
+    ///
+    /// # Errors
+    /// See [`HvmError`].
+    pub fn boot(
+        kvm_fd: &Kvm,
+        ram: u64,
+        vcpus: u8,
+        devices: usize,
+        files: BootFiles<'_>,
+    ) -> Result<Self, HvmError> {
+        if ram > MAX_RAM {
+            return Err(HvmError::Ram(ram));
+        }
+        let memory = Memory::anonymous(ram)?;
+        let entry = boot::load(&memory.ram, ram, vcpus, devices, files)?;
+        let (mut this, others) = Self::new(kvm_fd, memory, vcpus, devices)?;
+        let host = cpuid::of_host(kvm_fd)?;
+        for (id, vcpu) in (0..vcpus).zip(std::iter::once(&this.vcpu).chain(&others)) {
+            cpu::prepare(vcpu, &cpuid::of_vcpu(&host, id, vcpus))?;
+        }
+        cpu::start(&this.vcpu, entry)?;
+        this.secondaries.start(others, Vec::new(), &this.ports)?;
+        Ok(this)
+    }
+
+    /// Builds a clone on the template's memory. The guest does not run yet.
+    ///
+    /// # Errors
+    /// See [`HvmError`]; state that does not fit is [`HvmError::State`] or [`HvmError::Missing`].
+    pub fn restore(
+        kvm_fd: &Kvm,
+        memory: Memory,
+        devices: usize,
+        state: &HvmState,
+    ) -> Result<Self, HvmError> {
+        if state.ram != memory.bytes() || state.ram > MAX_RAM {
+            return Err(HvmError::State("memory size"));
+        }
+        let vcpus = u8::try_from(state.cpus.len()).unwrap_or(u8::MAX);
+        if vcpus == 0 || vcpus > 8 || state.irqchips.len() != IRQCHIPS.len() {
+            return Err(HvmError::State("number of vCPUs or interrupt controllers"));
+        }
+        let host = cpuid::of_host(kvm_fd)?;
+        for cpu in &state.cpus {
+            cpu.check(&host)?;
+        }
+        let (mut this, others) = Self::new(kvm_fd, memory, vcpus, devices)?;
+        for (cpu, vcpu) in state
+            .cpus
+            .iter()
+            .zip(std::iter::once(&this.vcpu).chain(&others))
+        {
+            cpu.apply(kvm_fd, vcpu)?;
+        }
+        for (id, chip) in IRQCHIPS.into_iter().zip(&state.irqchips) {
+            let mut chip = *chip;
+            chip.chip_id = id;
+            this.vm
+                .set_irqchip(&chip)
+                .map_err(kvm("set an interrupt controller"))?;
+        }
+        let clock = kvm_clock_data {
+            clock: state.clock.clock,
+            ..Default::default()
+        };
+        this.vm.set_clock(&clock).map_err(kvm("set the clock"))?;
+        ports::lock(&this.ports).restore(&state.serial)?;
+        this.secondaries
+            .start(others, state.writes.clone(), &this.ports)?;
+        Ok(this)
+    }
+
+    /// A VM without registers; the second half are the vCPUs from 1 on.
+    fn new(
+        kvm_fd: &Kvm,
+        memory: Memory,
+        vcpus: u8,
+        devices: usize,
+    ) -> Result<(Self, Vec<VcpuFd>), HvmError> {
+        let vm = kvm_fd.create_vm().map_err(kvm("create a VM"))?;
+        vm.set_identity_map_address(IDENTITY_MAP)
+            .map_err(kvm("place its real-mode page table"))?;
+        vm.set_tss_address(TSS)
+            .map_err(kvm("place its real-mode task state"))?;
+        vm.create_irq_chip()
+            .map_err(kvm("create interrupt controllers"))?;
+        sys::set_ram(&vm, memory.region()).map_err(kvm("register guest memory"))?;
+        let bytes = PAGE_BYTES as u64;
+        let registers = MmapRegion::new(PAGE_BYTES)
+            .map_err(|source| HvmError::Memory(MemoryError::Map { bytes, source }))?;
+        let host = registers.as_ptr();
+        sys::set_slot(&vm, 1, REGISTERS, host, bytes, KVM_MEM_READONLY)
+            .map_err(kvm("register the register page"))?;
+        let ack = EventFd::new(EFD_NONBLOCK).map_err(|e| HvmError::Resource("an eventfd", e))?;
+        for device in 0..devices as u64 {
+            let at = IoEventAddress::Mmio(REGISTERS + device * SLOT_STRIDE + INTERRUPT_ACK);
+            vm.register_ioevent(&ack, &at, NoDatamatch)
+                .map_err(kvm("register an ioeventfd"))?;
+        }
+        let create = |id| vm.create_vcpu(id).map_err(kvm("create a vCPU"));
+        let vcpu = create(0)?;
+        let others = (1..u64::from(vcpus))
+            .map(create)
+            .collect::<Result<_, _>>()?;
+        let vm = Arc::new(vm);
+        let this = Self {
+            secondaries: Secondaries::default(),
+            ports: Ports::shared(&vm),
+            msrs: cpu::saved_msrs(kvm_fd)?,
+            vm,
+            vcpu,
+            memory,
+            registers,
+            _ack: ack,
+        };
+        Ok((this, others))
+    }
+
+    /// The vCPU of the machine's thread, for the kick.
+    pub fn vcpu(&mut self) -> &mut VcpuFd {
+        &mut self.vcpu
+    }
+
+    /// Guest memory.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Replaces what the guest reads from the register page.
+    pub fn show_registers(&self, page: &[u8; PAGE_BYTES]) {
+        use vm_memory::VolatileMemory;
+        // The mapping has exactly this length.
+        if let Ok(slice) = self.registers.get_slice(0, page.len()) {
+            slice.copy_from(&page[..]);
+        }
+    }
+
+    /// Runs the guest until vCPU 0 leaves it or another vCPU needs the owner of the devices.
+    ///
+    /// # Errors
+    /// None that are not told as [`EndReason::Failed`]; the signature is the platforms'.
+    pub fn run(&mut self) -> Result<Exit, HvmError> {
+        self.secondaries.served();
+        match self.secondaries.next() {
+            Some(Exit::Ended(reason)) => {
+                self.pause();
+                return Ok(Exit::Ended(reason));
+            }
+            Some(exit) => return Ok(exit),
+            None => {}
+        }
+        self.secondaries.resume();
+        loop {
+            match step(&mut self.vcpu, &self.ports) {
+                Step::Again => {}
+                Step::Kicked | Step::Printed => return Ok(Exit::Resume),
+                Step::Write(Write { offset, bytes, len }) => {
+                    let len = usize::from(len);
+                    return Ok(Exit::DeviceWrite { offset, bytes, len });
+                }
+                Step::Ended(reason) => {
+                    self.pause();
+                    return Ok(Exit::Ended(reason));
+                }
+            }
+        }
+    }
+
+    /// Clears the request to leave that a kick left behind.
+    pub fn clear_kick(&mut self) {
+        self.vcpu.set_kvm_immediate_exit(0);
+    }
+
+    /// Takes every vCPU out of the guest until the next [`Hvm::run`].
+    pub fn pause(&mut self) {
+        self.secondaries.pause();
+        // The guest's watchdogs shall not count the time out of it. Before it uses kvm-clock there is nothing
+        // to tell it, and the call fails.
+        let _ = self.vcpu.kvmclock_ctrl();
+        for vcpu in self.secondaries.vcpus() {
+            let _ = secondary::lock(vcpu).kvmclock_ctrl();
+        }
+    }
+
+    /// Raises device interrupts, as edges.
+    ///
+    /// # Errors
+    /// KVM refuses the interrupt.
+    pub fn raise(&mut self, interrupts: Interrupts) -> Result<(), HvmError> {
+        for slot in interrupts.slots() {
+            let slot = u32::try_from(slot).unwrap_or(0);
+            pulse(&self.vm, DEVICE_GSI + slot).map_err(kvm("raise an interrupt"))?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the guest printed since the last call.
+    #[must_use]
+    pub fn take_log(&mut self) -> Vec<u8> {
+        ports::lock(&self.ports).take_log()
+    }
+
+    /// Reads the state of a paused VM.
+    ///
+    /// # Errors
+    /// See [`HvmError`].
+    pub fn save(&mut self) -> Result<HvmState, HvmError> {
+        self.pause();
+        let mut cpus = vec![CpuState::of(&mut self.vcpu, &self.msrs)?];
+        for vcpu in self.secondaries.vcpus() {
+            cpus.push(CpuState::of(&mut secondary::lock(vcpu), &self.msrs)?);
+        }
+        let mut irqchips = Vec::new();
+        for id in IRQCHIPS {
+            let mut chip = kvm_irqchip {
+                chip_id: id,
+                ..Default::default()
+            };
+            self.vm
+                .get_irqchip(&mut chip)
+                .map_err(kvm("read an interrupt controller"))?;
+            irqchips.push(chip);
+        }
+        Ok(HvmState {
+            ram: self.memory.bytes(),
+            cpus,
+            irqchips,
+            clock: self.vm.get_clock().map_err(kvm("read the clock"))?,
+            serial: ports::lock(&self.ports).line(),
+            writes: self.secondaries.waiting(),
+        })
+    }
+}
+
+const IRQCHIPS: [u32; 3] = [
+    kvm_bindings::KVM_IRQCHIP_PIC_MASTER,
+    kvm_bindings::KVM_IRQCHIP_PIC_SLAVE,
+    kvm_bindings::KVM_IRQCHIP_IOAPIC,
+];
+
+/// An edge on an interrupt line.
+fn pulse(vm: &VmFd, gsi: u32) -> Result<(), kvm_ioctls::Error> {
+    vm.set_irq_line(gsi, true)?;
+    vm.set_irq_line(gsi, false)
+}
+
+/// What a vCPU's exit leaves to do.
+enum Step {
+    Again,
+    Kicked,
+    /// A line of the console's output is whole.
+    Printed,
+    Write(Write),
+    Ended(EndReason),
+}
+
+/// One stay of a vCPU in the guest. Ports are dealt with here, on whatever thread; the devices are not.
+fn step(vcpu: &mut VcpuFd, ports: &SharedPorts) -> Step {
+    const END: u64 = REGISTERS + PAGE_BYTES as u64;
+    match vcpu.run() {
+        Ok(VcpuExit::MmioWrite(at @ REGISTERS..END, data)) => {
+            Step::Write(Write::new(at - REGISTERS, data))
+        }
+        // Nothing else is there: writes are lost, reads give ones.
+        Ok(VcpuExit::MmioWrite(..)) => Step::Again,
+        Ok(VcpuExit::MmioRead(_, data)) => {
+            data.fill(0xff);
+            Step::Again
+        }
+        Ok(VcpuExit::IoIn(port, data)) => {
+            ports::lock(ports).read(port, data);
+            Step::Again
+        }
+        Ok(VcpuExit::IoOut(port, data)) => match ports::lock(ports).write(port, data) {
+            Outcome::Nothing => Step::Again,
+            Outcome::Line => Step::Printed,
+            Outcome::Ended(reason) => Step::Ended(reason),
+        },
+        Ok(VcpuExit::Intr) => Step::Kicked,
+        // A triple fault: the guest lost its last means to say anything.
+        Ok(VcpuExit::Shutdown) => Step::Ended(EndReason::Crash),
+        Ok(other) => Step::Ended(EndReason::Failed(format!(
+            "KVM stopped the guest: {other:?}"
+        ))),
+        Err(e) if [nix::libc::EINTR, nix::libc::EAGAIN].contains(&e.errno()) => Step::Kicked,
+        Err(e) => Step::Ended(EndReason::Failed(format!("KVM cannot run the guest: {e}"))),
+    }
+}

@@ -1,0 +1,201 @@
+//! A VM of either platform, with exactly what the machine asks of one.
+
+use kvm_ioctls::{Kvm, VcpuFd};
+use model::Platform;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Exit,
+    hvm::{Hvm, HvmError, HvmState},
+    ring3::{BootFiles, Ring3, Ring3Error, Ring3State},
+};
+use crate::{
+    devices::{Interrupts, PAGE_BYTES},
+    memory::Memory,
+};
+
+/// Why a platform could not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum PlatformError {
+    /// On `ring3`.
+    #[error(transparent)]
+    Ring3(#[from] Ring3Error),
+    /// On `hvm`.
+    #[error(transparent)]
+    Hvm(#[from] HvmError),
+}
+
+/// What a snapshot holds of the platform.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum PlatformState {
+    /// Of `ring3`.
+    Ring3(Box<Ring3State>),
+    /// Of `hvm`.
+    Hvm(Box<HvmState>),
+}
+
+/// Kernel parameters that a platform needs.
+#[must_use]
+pub fn kernel_parameters(platform: Platform, ram: u64, devices: usize) -> String {
+    match platform {
+        Platform::Ring3 => {
+            let devices = Ring3::device_parameters(ram, devices);
+            format!("console=hvc0 clocksource=xen {devices}")
+        }
+        // There is no PCI: looking for it costs exits.
+        Platform::Hvm => "console=ttyS0 clocksource=kvm-clock pci=off".to_owned(),
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub enum PlatformVm {
+    /// On `ring3`.
+    Ring3(Box<Ring3>),
+    /// On `hvm`.
+    Hvm(Box<Hvm>),
+}
+
+impl PlatformVm {
+    /// Builds a VM with `ram` bytes of RAM that will start the kernel.
+    ///
+    /// # Errors
+    /// The platform's.
+    pub fn boot(
+        platform: Platform,
+        kvm: &Kvm,
+        (ram, vcpus): (u64, u8),
+        devices: usize,
+        files: BootFiles<'_>,
+    ) -> Result<Self, PlatformError> {
+        Ok(match platform {
+            Platform::Ring3 => Self::Ring3(Box::new(Ring3::boot(kvm, ram, devices, files)?)),
+            Platform::Hvm => Self::Hvm(Box::new(Hvm::boot(kvm, ram, vcpus, devices, files)?)),
+        })
+    }
+
+    /// Builds a clone on the template's memory. The guest does not run yet.
+    ///
+    /// # Errors
+    /// The platform's.
+    pub fn restore(
+        kvm: &Kvm,
+        memory: Memory,
+        devices: usize,
+        state: &PlatformState,
+    ) -> Result<Self, PlatformError> {
+        Ok(match state {
+            PlatformState::Ring3(state) => {
+                Self::Ring3(Box::new(Ring3::restore(kvm, memory, devices, state)?))
+            }
+            PlatformState::Hvm(state) => {
+                Self::Hvm(Box::new(Hvm::restore(kvm, memory, devices, state)?))
+            }
+        })
+    }
+
+    /// Which it is.
+    #[must_use]
+    pub fn platform(&self) -> Platform {
+        match self {
+            Self::Ring3(_) => Platform::Ring3,
+            Self::Hvm(_) => Platform::Hvm,
+        }
+    }
+
+    /// The vCPU of the machine's thread, for the kick.
+    pub fn vcpu(&mut self) -> &mut VcpuFd {
+        match self {
+            Self::Ring3(vm) => vm.vcpu(),
+            Self::Hvm(vm) => vm.vcpu(),
+        }
+    }
+
+    /// Guest memory.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        match self {
+            Self::Ring3(vm) => vm.memory(),
+            Self::Hvm(vm) => vm.memory(),
+        }
+    }
+
+    /// Replaces what the guest reads from the register page.
+    pub fn show_registers(&self, page: &[u8; PAGE_BYTES]) {
+        match self {
+            Self::Ring3(vm) => vm.show_registers(page),
+            Self::Hvm(vm) => vm.show_registers(page),
+        }
+    }
+
+    /// Runs the guest until it leaves.
+    ///
+    /// # Errors
+    /// The platform's.
+    pub fn run(&mut self) -> Result<Exit, PlatformError> {
+        match self {
+            Self::Ring3(vm) => Ok(vm.run()?),
+            Self::Hvm(vm) => Ok(vm.run()?),
+        }
+    }
+
+    /// Clears the request to leave that a kick left behind.
+    pub fn clear_kick(&mut self) {
+        match self {
+            Self::Ring3(vm) => vm.clear_kick(),
+            Self::Hvm(vm) => vm.clear_kick(),
+        }
+    }
+
+    /// Takes vCPUs that run on other threads out of the guest, until the next [`PlatformVm::run`].
+    pub fn pause(&mut self) {
+        match self {
+            Self::Ring3(_) => {}
+            Self::Hvm(vm) => vm.pause(),
+        }
+    }
+
+    /// Raises device interrupts.
+    ///
+    /// # Errors
+    /// The platform's.
+    pub fn raise(&mut self, interrupts: Interrupts) -> Result<(), PlatformError> {
+        match self {
+            Self::Ring3(vm) => Ok(vm.raise(interrupts)?),
+            Self::Hvm(vm) => Ok(vm.raise(interrupts)?),
+        }
+    }
+
+    /// Takes what the guest printed since the last call.
+    ///
+    /// # Errors
+    /// The platform's.
+    pub fn take_log(&mut self) -> Result<Vec<u8>, PlatformError> {
+        match self {
+            Self::Ring3(vm) => Ok(vm.take_log()?),
+            Self::Hvm(vm) => Ok(vm.take_log()),
+        }
+    }
+
+    /// Words that the file of guest memory is to hold in place of those in memory.
+    ///
+    /// # Errors
+    /// The platform's.
+    pub fn memory_fixups(&self) -> Result<Vec<(u64, u64)>, PlatformError> {
+        match self {
+            Self::Ring3(vm) => Ok(vm.memory_fixups()?),
+            Self::Hvm(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Reads the state of a paused VM.
+    ///
+    /// # Errors
+    /// The platform's.
+    pub fn save(&mut self) -> Result<PlatformState, PlatformError> {
+        Ok(match self {
+            Self::Ring3(vm) => PlatformState::Ring3(Box::new(vm.save()?)),
+            Self::Hvm(vm) => PlatformState::Hvm(Box::new(vm.save()?)),
+        })
+    }
+}

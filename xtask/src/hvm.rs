@@ -1,0 +1,281 @@
+//! The tier `hvm`: our release binaries through the steps of `hvm-steps`, on this host if its KVM is of that
+//! kind, otherwise on an AMD machine that QEMU emulates, SVM included.
+//!
+//! ```text
+//! QEMU (TCG) ─► Debian's cloud kernel ─► /init = hvm-steps ─► cube-vmm ─► the same kernel, in a VM
+//!   initramfs: init, cube-vmm, modules      disk: vmlinux, initramfs, root image, layer
+//! ```
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{
+    archive, binaries,
+    binaries::StaticBinaries,
+    cpio::Archive,
+    guest_dir, host, initramfs,
+    kernel::Kernel,
+    prepare::{self, Freshness},
+    progress::Progress,
+    root_image,
+    stage::{Built, Recipe, Store},
+    tiers::{Counts, Outcome},
+    tool,
+    workspace::Workspace,
+};
+
+const EMULATOR: &str = "qemu-system-x86_64";
+const PACKAGE: &str = "qemu-system-x86";
+/// Ours to keep: a run takes about a minute.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// QEMU before this one lets a guest of the emulated machine set XCR0 behind KVM's back; the guest then
+/// finds its XSAVE state inconsistent.
+const XSAVE_SINCE: u32 = 10;
+/// Modules that the emulated host needs, in the order wanted.
+const MODULES: [&str; 6] = [
+    "irqbypass",
+    "kvm-amd",
+    "virtio_pci",
+    "virtio_blk",
+    "ext4",
+    "tun",
+];
+const PASSED: &str = "hvm-steps: passed";
+const FAILED: &str = "hvm-steps: failed";
+
+/// Runs the tier, on this host if it can.
+pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<Outcome> {
+    prepare::images(workspace, progress, Freshness::Keep)?;
+    let log = workspace.artifacts().join("log/hvm.log");
+    fs::write(&log, "")?;
+    let binaries = binaries::build_static(workspace, progress, &log)?;
+    if this_host_is_hvm(&binaries.vmm) {
+        progress.say("tier hvm runs on this host's own KVM");
+        let mut command = Command::new(&binaries.steps);
+        command.arg("--vmm").arg(&binaries.vmm);
+        command.arg("--guest").arg(workspace.guest());
+        return watch(command, &log);
+    }
+    let command = emulated(workspace, progress, &binaries, &log)?;
+    progress.say(&format!(
+        "tier hvm runs on an emulated machine, for {} s at most; its console is {}",
+        PATIENCE.as_secs(),
+        log.display()
+    ));
+    watch(command, &log)
+}
+
+fn this_host_is_hvm(vmm: &Path) -> bool {
+    if host::check_kvm().is_err() {
+        return false;
+    }
+    let said = tool::output(Command::new(vmm).arg("probe")).unwrap_or_default();
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+    said["platform"] == "hvm"
+}
+
+/// The emulator, ready to start.
+fn emulated(
+    workspace: &Workspace,
+    progress: Progress,
+    binaries: &StaticBinaries,
+    log: &Path,
+) -> Result<Command> {
+    if tool::output(Command::new(EMULATOR).arg("--version")).is_err() {
+        archive::update(progress, log)?;
+        archive::install(&[PACKAGE.to_owned()], progress, log)?;
+    }
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    let kernel = prepare::kernel(&store)?;
+    let disk = disk(&store, workspace)?.dir.join(DISK);
+    let initramfs = workspace.artifacts().join("tmp/hvm-initramfs.cpio");
+    fs::write(&initramfs, archive_of(&kernel, binaries)?)?;
+    let cpu = match version()? {
+        XSAVE_SINCE.. => "EPYC,+svm",
+        _ => "EPYC,+svm,-xsave",
+    };
+    let mut command = Command::new(EMULATOR);
+    command
+        .args(["-accel", "tcg,thread=multi", "-machine", "pc", "-cpu", cpu])
+        .args(["-smp", "1", "-m", "1536", "-nodefaults", "-no-user-config"])
+        .args(["-no-reboot", "-display", "none", "-serial", "stdio"])
+        .args([
+            "-drive",
+            &format!("file={},format=raw,if=virtio,readonly=on", disk.display()),
+        ])
+        .arg("-kernel")
+        .arg(kernel.vmlinux())
+        .arg("-initrd")
+        .arg(initramfs)
+        .args([
+            "-append",
+            "console=ttyS0 panic=-1 rdinit=/init quiet mitigations=off",
+        ]);
+    Ok(command)
+}
+
+/// The emulator's major version.
+fn version() -> Result<u32> {
+    let said = tool::output(Command::new(EMULATOR).arg("--version"))?;
+    let (_, rest) = said
+        .split_once("version ")
+        .context("QEMU tells no version")?;
+    let major = rest.split('.').next().unwrap_or_default();
+    major
+        .parse()
+        .with_context(|| format!("version of {said:?}"))
+}
+
+fn archive_of(kernel: &Kernel, binaries: &StaticBinaries) -> Result<Vec<u8>> {
+    let modules = kernel.modules()?;
+    let order = modules.load_order(&MODULES.map(str::to_owned))?;
+    let mut archive = Archive::default();
+    for name in ["dev", "proc", "sys", "tmp", "work", "guest", "modules"] {
+        archive.directory(name)?;
+    }
+    archive.device("dev/console", 0o600, (5, 1))?;
+    archive.file("init", 0o755, &fs::read(&binaries.steps)?)?;
+    archive.file("cube-vmm", 0o755, &fs::read(&binaries.vmm)?)?;
+    initramfs::add_modules(&mut archive, &order)?;
+    archive.finish()
+}
+
+const DISK: &str = "disk.ext4";
+
+/// What the guests of the emulated host boot from.
+fn disk(store: &Store, workspace: &Workspace) -> Result<Built> {
+    let guest = workspace.guest();
+    let recipe = Recipe::new("hvm-disk")
+        .text("form", "1")
+        .path("manifest", &guest.join(guest_dir::MANIFEST))?;
+    store.build(&recipe, "stages/hvm-disk", |out, log| {
+        let content = out.join("content");
+        fs::create_dir(&content)?;
+        for name in [
+            "vmlinux",
+            initramfs::FILE,
+            root_image::FILE,
+            crate::layer::FILE,
+        ] {
+            fs::hard_link(guest.join(name), content.join(name))?;
+        }
+        let mut mkfs = Command::new("mkfs.ext4");
+        mkfs.args(["-q", "-F", "-O", "^has_journal", "-m", "0", "-d"])
+            .arg(&content)
+            .arg(out.join(DISK))
+            .arg("768M");
+        tool::run(&mut mkfs, log)?;
+        Ok(fs::remove_dir_all(content)?)
+    })
+}
+
+/// Ends the process when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only when it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Shows the steps as they pass, keeps everything in the log, and counts.
+fn watch(mut command: Command, log: &Path) -> Result<Outcome> {
+    let (reader, writer) = std::io::pipe()?;
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone()?)
+        .stderr(writer);
+    let mut running = Running(command.spawn().context("cannot start the steps")?);
+    // The writing ends live on in the command; without them the reader sees the end.
+    drop(command);
+    let (to, lines) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
+            let _ = to.send(String::from_utf8_lossy(&line).trim_end().to_owned());
+        }
+    });
+    let deadline = Instant::now() + PATIENCE;
+    let mut counts = Counts::default();
+    let mut text = String::new();
+    loop {
+        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                text.push_str(&line);
+                text.push('\n');
+                note(&line, &mut counts);
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                fs::write(log, &text)?;
+                let end = tool::last_lines(log);
+                bail!("the steps hang: not done within {PATIENCE:?}; the console's end:\n{end}");
+            }
+        }
+    }
+    fs::write(log, &text)?;
+    let status = running.0.wait()?;
+    let said_so = text.contains(PASSED) || (status.success() && !text.contains(EMULATED_MARK));
+    let success = said_so && counts.failed == 0 && counts.passed > 0;
+    ensure!(
+        success || counts.failed > 0,
+        "the steps ended early ({status}); the console's end:\n{}",
+        tool::last_lines(log)
+    );
+    if !success {
+        eprintln!("{}", tool::last_lines(log));
+    }
+    Ok(Outcome { success, counts })
+}
+
+/// Only an emulated host says this; there the emulator's exit status says nothing.
+const EMULATED_MARK: &str = "prepared in ";
+
+fn note(line: &str, counts: &mut Counts) {
+    if !line.starts_with("step ") && !line.starts_with("all steps") && !line.starts_with(FAILED) {
+        return;
+    }
+    eprintln!("{line}");
+    let word = |word: &str| line.split_whitespace().any(|w| w == word);
+    if line.starts_with("step ") {
+        counts.passed += u64::from(word("passed"));
+        counts.failed += u64::from(word("FAILED"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_counted() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            "echo 'step probe passed 0.1 s'; echo noise; echo 'step boot FAILED 1.0 s'; exit 1",
+        ]);
+        let outcome = watch(command, log.path()).unwrap();
+        assert!(!outcome.success);
+        assert_eq!((outcome.counts.passed, outcome.counts.failed), (1, 1));
+        assert!(fs::read_to_string(log.path()).unwrap().contains("noise"));
+    }
+
+    #[test]
+    fn an_emulated_host_that_dies_is_no_success() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo 'prepared in 1 s'; echo 'step probe passed 1 s'"]);
+        assert!(watch(command, log.path()).is_err());
+    }
+}
