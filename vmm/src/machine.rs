@@ -179,6 +179,7 @@ impl Machine {
             }
             Exit::Ended(reason) => {
                 vm.drain_console()?;
+                vm.bus.hang_up(&mut self.watch);
                 vm.phase = VmPhase::Exited;
                 self.count("ended");
                 self.fail_identity(FailureKind::GuestExited, &reason.to_string())?;

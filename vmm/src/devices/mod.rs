@@ -296,6 +296,11 @@ impl DeviceBus {
         &self.page
     }
 
+    /// Closes all streams: the guest is over, and who waits for it shall not wait for ever.
+    pub fn hang_up(&mut self, watch: &mut Watch) {
+        VirtioDevice::reset(&mut self.vsock, watch);
+    }
+
     /// Whether [`DeviceBus::registers`] changed since the last call. Asked after every call that takes
     /// `ram`: even serving a queue can switch a device off.
     pub fn take_page_changed(&mut self) -> bool {

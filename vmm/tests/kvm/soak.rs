@@ -154,9 +154,12 @@ fn test_suite(dir: &Path) -> PathBuf {
 }
 
 /// A guest without the kernel's vsock loopback cannot reach itself by its own CID: nobody answers, and those
-/// tests wait for ever. This host has no vsock at all and skips them.
+/// tests wait for ever. This host has no vsock at all and skips them. They work in a tmpfs, since directories of
+/// an overlay have another number in listings than in stat.
 fn tests(module: &str) -> String {
-    format!("cd /tmp && timeout -s KILL 900 python3 -m test -v -i '*VSOCK*' {module} 2>&1 || true")
+    format!(
+        "mount -t tmpfs tmpfs /tmp; cd /tmp; timeout -s KILL 900 python3 -m test -v -i '*VSOCK*' {module} 2>&1; cd /; umount -l /tmp"
+    )
 }
 
 /// The root image of the guest, as a directory, on this host's kernel.
