@@ -202,7 +202,8 @@ pub(crate) fn kvm_other_formats_and_platforms_are_refused() {
     forge_state(&dir, |bytes| bytes[8] = 98);
     assert_says(&refused(&dir), FailureKind::BadSnapshot, &["format 98"]);
     forge_state(&dir, |bytes| {
-        bytes[8..16].copy_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0])
+        bytes[8..12].copy_from_slice(&model::TEMPLATE_FORMAT.to_le_bytes());
+        bytes[12..16].fill(0);
     });
     assert_says(&refused(&dir), FailureKind::BadSnapshot, &["platform hvm"]);
     forge_state(&dir, |bytes| bytes[0] = b'X');
