@@ -56,16 +56,17 @@ monitor_gate_top:
     .set SYSCALL_TARGET, MONITOR_ENTRY + 56
     .set LAST_WRITE_FAULT, MONITOR_ENTRY + 64
 
-    .macro PUSH_REGISTERS
+    // The arguments are where the guest's rcx, rax and r11 are.
+    .macro PUSH_REGISTERS its_rcx=rcx, its_rax=rax, its_r11=r11
     push rdi
     push rsi
     push rdx
-    push rcx
-    push rax
+    push \its_rcx
+    push \its_rax
     push r8
     push r9
     push r10
-    push r11
+    push \its_r11
     push rbx
     push rbp
     push r12
@@ -164,21 +165,7 @@ monitor_hypercall_window_end:
     push qword ptr [rcx + 16]
     push 0
     push 0
-    push rdi
-    push rsi
-    push rdx
-    push qword ptr [rcx + 8]
-    push rax
-    push r8
-    push r9
-    push r10
-    push qword ptr [rcx]
-    push rbx
-    push rbp
-    push r12
-    push r13
-    push r14
-    push r15
+    PUSH_REGISTERS "qword ptr [rcx + 8]", rax, "qword ptr [rcx]"
     jmp monitor_exit_window
 
     // rsp: rax, rip, cs, rflags, rsp, ss; the other registers are those to return with.
@@ -193,21 +180,7 @@ monitor_iret:
     push qword ptr [rax + 8]
     push 0
     push 0
-    push rdi
-    push rsi
-    push rdx
-    push rcx
-    push qword ptr [rax]
-    push r8
-    push r9
-    push r10
-    push r11
-    push rbx
-    push rbp
-    push r12
-    push r13
-    push r14
-    push r15
+    PUSH_REGISTERS rcx, "qword ptr [rax]", r11
     test byte ptr [rax + 16], 3
     jz 5f
     rdgsbase rcx

@@ -33,7 +33,7 @@ use vmm_control::{
 use crate::{
     agent::{self, AGENT_PORT, IdentityTask, Progress},
     clock,
-    devices::{BackendSpec, ConsoleLog, DeviceBus},
+    devices::{self, BackendSpec, ConsoleLog, DeviceBus},
     error::MachineError,
     memory::{self, Memory},
     platform::{EndReason, Exit, PlatformVm, kernel_parameters, probe, ring3::BootFiles},
@@ -44,8 +44,6 @@ use crate::{
 
 /// Token of the control socket in the watch.
 const CONTROL: u64 = 1;
-/// Devices on the bus, needed before the bus can be restored.
-const DEVICES: usize = 5;
 /// Most bytes a console file keeps.
 const CONSOLE_BYTES: u64 = 1 << 20;
 /// Where guests' disk writes go: large temporary files belong there (FHS 5.15), and it is not a tmpfs.
@@ -425,7 +423,7 @@ impl Machine {
             let list = template.dir.join(template_file::WORKING_SET);
             memory.prefault(&memory::read_working_set(&list, memory.bytes()));
         }
-        let mut platform = PlatformVm::restore(&self.kvm, memory, DEVICES, &state.platform)?;
+        let mut platform = PlatformVm::restore(&self.kvm, memory, devices::SLOTS, &state.platform)?;
         self.stamp(StartPhase::MemoryMapped);
         let layer = template.dir.join(template_file::LAYER);
         let backends = backends(&manifest.root, &layer, tap, &spec.vsock)?;

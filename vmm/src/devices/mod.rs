@@ -73,7 +73,8 @@ const LAYER: usize = 1;
 const NET: usize = 2;
 const VSOCK: usize = 3;
 const RNG: usize = 4;
-const SLOTS: usize = 5;
+/// Slots in use, from 0 on.
+pub const SLOTS: usize = 5;
 
 /// What the devices stand on. The descriptors come from whoever started this process.
 #[derive(Debug)]

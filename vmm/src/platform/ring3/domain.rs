@@ -20,9 +20,8 @@ use super::{
     elf::{self, ElfError, XenNotes},
     image::{Entries, TABLE, identity_frames},
 };
-use crate::devices::Ram;
+use crate::{devices::Ram, memory::PAGE};
 
-const PAGE: u64 = 4096;
 /// `MAX_GUEST_CMDLINE`, its final zero included.
 const CMDLINE: usize = 1024;
 

@@ -27,7 +27,7 @@ pub use domain::DomainError;
 pub use elf::ElfError;
 
 use crate::{
-    devices::Interrupts,
+    devices::{INTERRUPT_ACK, Interrupts, SLOT_STRIDE},
     memory::{Memory, MemoryError},
     platform::{EndReason, Exit},
     sys,
@@ -39,11 +39,6 @@ fn region_bytes(ram: u64) -> u64 {
     let m2p = (ram >> 12) * 8;
     layout::offset::M2P + m2p.div_ceil(ALIGN) * ALIGN
 }
-
-/// Distance of devices in the register page.
-const DEVICE_STRIDE: u64 = 0x200;
-/// InterruptACK of a virtio-mmio device.
-const INTERRUPT_ACK: u64 = 0x64;
 
 /// Why the platform could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +124,7 @@ impl Ring3 {
     #[must_use]
     pub fn device_parameters(ram: u64, count: usize) -> String {
         format!(
-            "cube_mmio.base={:#x} cube_mmio.stride={DEVICE_STRIDE:#x} cube_mmio.count={count} cube_mmio.port={DEVICE_PORT}",
+            "cube_mmio.base={:#x} cube_mmio.stride={SLOT_STRIDE:#x} cube_mmio.count={count} cube_mmio.port={DEVICE_PORT}",
             Self::memory_bytes(ram)
         )
     }
@@ -217,7 +212,7 @@ impl Ring3 {
         .map_err(kvm("register the register page"))?;
         let ack = EventFd::new(EFD_NONBLOCK).map_err(Ring3Error::EventFd)?;
         for device in 0..devices as u64 {
-            let at = IoEventAddress::Mmio(page + device * DEVICE_STRIDE + INTERRUPT_ACK);
+            let at = IoEventAddress::Mmio(page + device * SLOT_STRIDE + INTERRUPT_ACK);
             vm.register_ioevent(&ack, &at, NoDatamatch)
                 .map_err(kvm("register an ioeventfd"))?;
         }
