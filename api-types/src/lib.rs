@@ -1,6 +1,10 @@
 //! Wire types shared by the guest agent, the API server and the harness. Types, codecs and one blocking
 //! client; no server, no async runtime.
 //!
-//! [`envd`] is what is spoken with the agent inside a guest.
+//! [`envd`] is what is spoken with the agent inside a guest, [`rest`] what is spoken with the API server.
 
+mod chain;
 pub mod envd;
+pub mod rest;
+
+pub use chain::chain;

@@ -7,18 +7,6 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-/// An error and its causes in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        line.push_str(": ");
-        line.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    line
-}
-
 /// A line in the kernel's log, shown on the console only when that is verbose.
 pub(crate) fn log(message: &str) {
     kmsg("<6>", message);

@@ -38,6 +38,8 @@ pub(crate) struct MachineFiles {
     pub(crate) boot_id: File,
     /// Seen as /etc/hosts.
     pub(crate) hosts: File,
+    /// The sandbox's environment, for servers that a template has started.
+    pub(crate) envs: File,
     /// /dev/urandom.
     pub(crate) random: File,
 }
@@ -78,6 +80,23 @@ impl Duties {
         let entropy = check(request)?;
         match self {
             Self::Machine(machine) => machine.apply(request, &entropy),
+            Self::None => Ok(()),
+        }
+    }
+
+    /// Tells the servers of the template the sandbox's environment: a JSON object.
+    pub(crate) fn publish_environment(&self, json: &[u8]) -> Result<(), IdentityError> {
+        match self {
+            Self::Machine(machine) => {
+                let failed = cannot("write the environment");
+                let envs = &machine.files.envs;
+                let len = envs
+                    .metadata()
+                    .map_err(cannot("look at the environment"))?
+                    .len();
+                let len = usize::try_from(len).unwrap_or(usize::MAX);
+                replace(envs, json, len).map_err(failed)
+            }
             Self::None => Ok(()),
         }
     }

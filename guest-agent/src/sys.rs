@@ -73,10 +73,18 @@ pub(crate) struct SpawnPlan<'a> {
     pub(crate) environment: &'a [CString],
     /// Entered after the user was switched, so that its rights count.
     pub(crate) cwd: &'a CStr,
-    /// Standard input, output and error; all three above 2.
-    pub(crate) stdio: [BorrowedFd<'a>; 3],
+    /// What it reads and writes; descriptors above 2.
+    pub(crate) stdio: StandardStreams<'a>,
     /// Absent means to stay who the agent is.
     pub(crate) credentials: Option<&'a Credentials>,
+}
+
+/// Standard input, output and error.
+pub(crate) enum StandardStreams<'a> {
+    /// One each.
+    Separate([BorrowedFd<'a>; 3]),
+    /// All three are this terminal, which becomes the session's.
+    Terminal(BorrowedFd<'a>),
 }
 
 /// What a new process was doing when it failed.
@@ -106,6 +114,8 @@ pub(crate) struct SpawnError {
 /// Starts programs without copying the agent's page tables: the child borrows the agent's memory until it
 /// runs the new program, while the agent stands still (`CLONE_VM | CLONE_VFORK`).
 pub(crate) struct Spawner {
+    /// Descriptors that a program may have, as it was before the agent took more for itself.
+    files: libc::rlimit,
     /// The child's stack until then. 64 KiB, of which it touches the topmost page or two.
     stack: Vec<u128>,
 }
@@ -117,11 +127,13 @@ struct ChildTask {
     environment: *const *const c_char,
     cwd: *const c_char,
     stdio: [RawFd; 3],
+    terminal: bool,
     uid: u32,
     gid: u32,
     groups: *const u32,
     group_count: usize,
     switch_user: bool,
+    files: libc::rlimit,
     failed: SpawnStep,
     errno: c_int,
 }
@@ -129,8 +141,13 @@ struct ChildTask {
 const STACK_WORDS: usize = (64 << 10) / size_of::<u128>();
 
 impl Spawner {
-    pub(crate) fn new() -> Self {
+    /// `files`: soft and hard limit of descriptors of what is started.
+    pub(crate) fn new(files: (u64, u64)) -> Self {
         Self {
+            files: libc::rlimit {
+                rlim_cur: files.0,
+                rlim_max: files.1,
+            },
             stack: vec![0; STACK_WORDS],
         }
     }
@@ -147,12 +164,17 @@ impl Spawner {
             arguments: arguments.as_ptr(),
             environment: environment.as_ptr(),
             cwd: plan.cwd.as_ptr(),
-            stdio: plan.stdio.map(|fd| fd.as_raw_fd()),
+            stdio: match &plan.stdio {
+                StandardStreams::Separate(fds) => fds.map(|fd| fd.as_raw_fd()),
+                StandardStreams::Terminal(fd) => [fd.as_raw_fd(); 3],
+            },
+            terminal: matches!(plan.stdio, StandardStreams::Terminal(_)),
             uid: credentials.map_or(0, |c| c.uid),
             gid: credentials.map_or(0, |c| c.gid),
             groups: groups.as_ptr(),
             group_count: groups.len(),
             switch_user: credentials.is_some(),
+            files: self.files,
             failed: SpawnStep::Clone,
             errno: 0,
         };
@@ -228,7 +250,7 @@ fn last_errno() -> c_int {
 unsafe fn become_program(task: &ChildTask) -> (SpawnStep, c_int) {
     // SAFETY: these calls need valid pointers and descriptors, and that what they change belongs to this
     // process. The task's pointers are to null-terminated arrays and strings alive in `spawn`; `mask`
-    // and `default` are locals. Signal dispositions and mask, descriptors, session and working directory
+    // and `default` are locals. Signal dispositions and mask, descriptors, their limit, session and working directory
     // are the child's own, since `clone` was called without the flags that share them. User and groups
     // are set by bare system calls: the C library's wrappers would signal the threads of the parent.
     // Until exec.
@@ -245,6 +267,11 @@ unsafe fn become_program(task: &ChildTask) -> (SpawnStep, c_int) {
                 return (SpawnStep::Prepare, last_errno());
             }
         }
+        if task.terminal && libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
+            return (SpawnStep::Prepare, last_errno());
+        }
+        // A program that cannot have its usual limit runs with the agent's.
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const task.files);
         if task.switch_user {
             let groups = libc::syscall(libc::SYS_setgroups, task.group_count, task.groups);
             if groups < 0
@@ -318,6 +345,19 @@ pub(crate) fn freeze(dir: BorrowedFd<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Sets a terminal's size in characters (ioctl_tty(2)).
+pub(crate) fn set_window_size(terminal: BorrowedFd<'_>, rows: u16, cols: u16) -> Result<(), Errno> {
+    let size = libc::winsize {
+        ws_row: rows,
+        ws_col: cols,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: the request reads a `winsize`, which is a live local of C's layout. For the call only.
+    Errno::result(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) })?;
+    Ok(())
+}
+
 /// Sets a network interface up (netdevice(7)). The kernel gives the loopback interface its addresses.
 pub(crate) fn interface_up(socket: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     // SAFETY: `ifreq` is plain data for which zeros are valid. For ever.
@@ -347,6 +387,16 @@ pub(crate) fn adopt_orphans() -> Result<(), Errno> {
     // SAFETY: this option takes one number and touches no memory. Holds until the process ends.
     Errno::result(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) })?;
     Ok(())
+}
+
+/// Takes a dead child out of the process table: its id and how it ended (waitpid(2)). `None` when none is
+/// dead. Signals beyond the named ones are an end like any other, which is why this is no wrapper's type.
+pub(crate) fn reap() -> Result<Option<(i32, c_int)>, Errno> {
+    let mut status = 0;
+    // SAFETY: the call writes one int to a place that has it. For the call only.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+    let pid = Errno::result(pid)?;
+    Ok((pid > 0).then_some((pid, status)))
 }
 
 /// Bytes of the kernel's generator.

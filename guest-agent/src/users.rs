@@ -19,6 +19,8 @@ const MAX_FILE: u64 = 1 << 20;
 pub(crate) struct User {
     pub(crate) name: String,
     pub(crate) home: String,
+    /// Never empty.
+    pub(crate) shell: String,
     pub(crate) credentials: Credentials,
 }
 
@@ -94,6 +96,16 @@ impl UserDb {
         Some(user)
     }
 
+    /// The name of a user, its number when it has none.
+    pub(crate) fn user_name(&mut self, uid: u32) -> String {
+        name_of_number(self.passwd.text(), uid)
+    }
+
+    /// The name of a group, its number when it has none.
+    pub(crate) fn group_name(&mut self, gid: u32) -> String {
+        name_of_number(self.group.text(), gid)
+    }
+
     /// The name of the account with that number, `root` when there is none.
     pub(crate) fn name_of(&mut self, uid: u32) -> String {
         let text = self.passwd.text();
@@ -101,6 +113,17 @@ impl UserDb {
         let has = |name: &&str| account(text, name).is_some_and(|u| u.credentials.uid == uid);
         names.find(has).unwrap_or("root").to_owned()
     }
+}
+
+/// The name on the line `name:password:number:…` of a number, the number itself when there is none.
+fn name_of_number(text: &str, number: u32) -> String {
+    let mut lines = text.lines().map(|line| line.split(':'));
+    let wanted = number.to_string();
+    let name = lines.find_map(|mut fields| {
+        let name = fields.next().filter(|name| !name.is_empty())?;
+        (fields.nth(1) == Some(wanted.as_str())).then_some(name)
+    });
+    name.map_or(wanted.clone(), str::to_owned)
 }
 
 /// The line `name:password:uid:gid:comment:home:shell` of that name (passwd(5)).
@@ -111,9 +134,12 @@ fn account(passwd: &str, name: &str) -> Option<User> {
     let uid = fields.nth(1)?.parse().ok()?;
     let gid = fields.next()?.parse().ok()?;
     let home = fields.nth(1)?.to_owned();
+    let shell = fields.next().filter(|shell| !shell.is_empty());
     Some(User {
         name: name.to_owned(),
         home,
+        // What passwd(5) says of an empty field.
+        shell: shell.unwrap_or("/bin/sh").to_owned(),
         credentials: Credentials {
             uid,
             gid,
@@ -154,10 +180,16 @@ mod tests {
             (user.credentials.uid, user.home.as_str()),
             (1000, "/home/user")
         );
+        assert_eq!(user.shell, "/bin/sh");
+        assert_eq!(account(PASSWD, "root").unwrap().shell, "/bin/bash");
+        assert_eq!(account("a:x:1:1::/:", "a").unwrap().shell, "/bin/sh");
         assert_eq!(account(PASSWD, "broken"), None);
         assert_eq!(account(PASSWD, ""), None);
         assert_eq!(groups_of(GROUP, "user", 1001), [1001, 27]);
         assert_eq!(groups_of(GROUP, "root", 0), [0]);
+        assert_eq!(name_of_number(PASSWD, 1000), "user");
+        assert_eq!(name_of_number(GROUP, 27), "sudo");
+        assert_eq!(name_of_number(GROUP, 28), "28");
     }
 
     #[test]
@@ -178,6 +210,7 @@ mod tests {
         fn hostile_files_never_panic(passwd in "[a-z:,0-9\n]{0,80}", name in "[a-z]{0,3}") {
             let _ = account(&passwd, &name);
             let _ = groups_of(&passwd, &name, 0);
+            let _ = name_of_number(&passwd, 0);
         }
     }
 }

@@ -1,133 +1,21 @@
 //! The real server, as a program of its own, driven by the real client over a unix socket.
 #![expect(clippy::unwrap_used, reason = "what fails here is the report")]
 
+mod agent;
+
 use std::{
     fs,
     io::{Read, Write},
     os::unix::{fs::PermissionsExt, net::UnixStream},
-    path::PathBuf,
-    process::{Child, Command},
+    process::Command,
     time::{Duration, Instant},
 };
 
+use agent::{Agent, PATIENCE, by_pid, init, is_alive, is_root, refusal, sh, until};
 use api_types::envd::{
-    Blob, ClientError, CloseStdinRequest, ConnectRequest, Empty, EnvdClient, ExecRequest,
-    InitRequest, ListResponse, ProcessInput, ProcessSelector, SendInputRequest, SendSignalRequest,
-    Signal,
+    Blob, CloseStdinRequest, ConnectRequest, Empty, ExecRequest, InitRequest, ListResponse,
+    ProcessInput, ProcessSelector, SendInputRequest, SendSignalRequest, Signal,
 };
-
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// An agent that ends with the test.
-struct Agent {
-    child: Child,
-    socket: PathBuf,
-    dir: tempfile::TempDir,
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-/// Tries until it works.
-fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(done) = attempt() {
-            return done;
-        }
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-impl Agent {
-    /// Listening, without an identity yet.
-    fn raw() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        // Other users must be able to enter it.
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let socket = dir.path().join("agent.sock");
-        let child = Command::new(env!("CARGO_BIN_EXE_guest-agent"))
-            .arg("--listen")
-            .arg(format!("unix:{}", socket.display()))
-            .spawn()
-            .unwrap();
-        let agent = Self { child, socket, dir };
-        until("listening", || UnixStream::connect(&agent.socket).ok());
-        agent
-    }
-
-    fn start() -> Self {
-        let agent = Self::raw();
-        agent.client().init(&init()).unwrap();
-        agent
-    }
-
-    fn client(&self) -> EnvdClient {
-        EnvdClient::connect_unix(&self.socket, PATIENCE).unwrap()
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.dir.path().join(name).to_str().unwrap().to_owned()
-    }
-
-    /// Resident memory in KiB at its highest.
-    fn peak_kib(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find(|l| l.starts_with("VmHWM:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse().unwrap()
-    }
-}
-
-/// Homes may be missing where tests run.
-fn init() -> InitRequest {
-    InitRequest {
-        default_workdir: Some("/".into()),
-        ..InitRequest::default()
-    }
-}
-
-fn sh(script: &str) -> ExecRequest {
-    ExecRequest::new("sh", &["-c", script])
-}
-
-fn by_pid(pid: u32) -> ProcessSelector {
-    ProcessSelector {
-        pid: Some(pid),
-        tag: None,
-    }
-}
-
-fn refusal(error: ClientError) -> (u16, String, String) {
-    match error {
-        ClientError::Refused {
-            status,
-            code,
-            message,
-        } => (status, code, message),
-        other => panic!("not a refusal: {other:?}"),
-    }
-}
-
-fn is_alive(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit(')').next().unwrap_or_default().trim_start();
-    !state.is_empty() && !state.starts_with(['Z', 'X'])
-}
-
-fn is_root() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let uids = status.lines().find(|l| l.starts_with("Uid:")).unwrap();
-    let root = uids.split_whitespace().nth(2) == Some("0");
-    if !root {
-        println!("SKIPPED: needs root");
-    }
-    root
-}
 
 #[test]
 fn nothing_but_health_and_init_is_answered_before_init() {
@@ -193,9 +81,9 @@ fn the_environment_is_what_was_asked_for() {
     let text = String::from_utf8(output.stdout).unwrap();
     let mut lines: Vec<_> = text.lines().collect();
     lines.sort_unstable();
-    assert_eq!(lines.len(), 6, "{text}");
+    assert_eq!(lines.len(), 7, "{text}");
     assert_eq!(&lines[..2], ["A=sandbox", "B=request"]);
-    for name in ["HOME=", "LOGNAME=", "PATH=", "USER="] {
+    for name in ["HOME=", "LOGNAME=", "PATH=", "SHELL=", "USER="] {
         assert!(lines.iter().any(|line| line.starts_with(name)), "{name}");
     }
     let envs = client.request("GET", "/envs", &[], b"").unwrap();
@@ -651,7 +539,7 @@ fn hostile_requests_are_refused_and_harm_nobody() {
         (400, "POST /init HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n".into()),
         (400, format!("POST /init HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n{}", "a: b\r\n".repeat(500))),
         (415, "POST /process.Process/List HTTP/1.1\r\ncontent-length: 0\r\n\r\n".into()),
-        (501, format!("POST /filesystem.Filesystem/Stat HTTP/1.1\r\n{json}content-length: 2\r\n\r\n{{}}")),
+        (501, format!("POST /filesystem.Filesystem/Chmod HTTP/1.1\r\n{json}content-length: 2\r\n\r\n{{}}")),
     ];
     for (status, request) in cases {
         let answer = agent.client().raw(request.as_bytes()).unwrap();
@@ -686,8 +574,12 @@ fn bad_frames_end_the_stream_with_an_error() {
         ("invalid_argument", framed(0, 2, b"[]")),
         ("invalid_argument", framed(0, 2, b"{}")),
         (
-            "unimplemented",
-            framed(0, 44, br#"{"process":{"cmd":"true"},"pty":{"size":{}}}"#),
+            "invalid_argument",
+            framed(
+                0,
+                56,
+                br#"{"process":{"cmd":"true"},"pty":{"size":{"cols":65536}}}"#,
+            ),
         ),
     ];
     for (code, body) in cases {

@@ -18,6 +18,12 @@ pub enum ArtifactError {
         /// Where it was looked for.
         path: PathBuf,
     },
+    /// No server.
+    #[error("there is no cube-api at {path}: {CURE}, or give --api PATH")]
+    Api {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
     /// No template of that name.
     #[error("template {name} cannot be read at {path}: {CURE}")]
     Template {
@@ -80,9 +86,25 @@ pub fn find_vmm(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     }
 }
 
+/// `given`, else `cube-api` in $CUBE_BIN, else beside this program.
+///
+/// # Errors
+/// It is not there.
+pub fn find_api(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
+    let path = given.map_or_else(|| default_program("cube-api"), Path::to_owned);
+    match path.canonicalize() {
+        Ok(path) if path.is_file() => Ok(path),
+        _ => Err(ArtifactError::Api { path }),
+    }
+}
+
 /// Where the VMM is when nobody says.
 #[must_use]
 pub fn default_vmm() -> PathBuf {
+    default_program("cube-vmm")
+}
+
+fn default_program(name: &str) -> PathBuf {
     let dir = match std::env::var_os("CUBE_BIN") {
         Some(dir) => PathBuf::from(dir),
         None => std::env::current_exe()
@@ -90,7 +112,7 @@ pub fn default_vmm() -> PathBuf {
             .and_then(|exe| Some(exe.parent()?.to_owned()))
             .unwrap_or_default(),
     };
-    dir.join("cube-vmm")
+    dir.join(name)
 }
 
 /// Finds a scenario's template below `artifacts`.

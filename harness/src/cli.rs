@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
+use api_types::chain;
 use clap::{Parser, Subcommand, ValueEnum};
 use harness::{
     artifacts,
     compare::{self, CompareError, Side},
-    event::chain,
     exit::End,
     host::{
         facts,
@@ -27,6 +27,7 @@ use harness::{
     scenario::{self, ScenarioError},
     session::{self, SessionError, Settings},
     stats::fold,
+    verify::{self, Matrix, VerifyError, VerifySpec, features::Area, report as matrix_report},
 };
 
 #[derive(Parser)]
@@ -91,10 +92,49 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
     },
+    /// Run the official SDKs against an endpoint and say which of their features work
+    Verify {
+        #[command(subcommand)]
+        what: Verify,
+    },
     /// Remove what killed runs left: VMM processes and directories below /run/cube
     Sweep {
         #[command(flatten)]
         run_root: RunRoot,
+    },
+}
+
+#[derive(Subcommand)]
+enum Verify {
+    /// Conformance with E2B: every feature with every SDK; exit code 0 only if all that must work does
+    E2b {
+        #[command(flatten)]
+        places: Places,
+        #[command(flatten)]
+        run_root: RunRoot,
+        /// An endpoint; its key is E2B_API_KEY [default: a cube-api of the run's own]
+        #[arg(long, value_name = "URL")]
+        api_url: Option<String>,
+        /// Template id or name
+        #[arg(long, default_value = "base")]
+        template: String,
+        /// What is verified; `interpreter` needs the template code-interpreter-v1
+        #[arg(long, value_enum, default_value_t = Area::Sandbox)]
+        area: Area,
+        /// Only this SDK, such as python-2.63.0; repeat for more
+        #[arg(long = "sdk", value_name = "NAME")]
+        sdks: Vec<String>,
+        /// Only this feature; repeat for more
+        #[arg(long = "feature", value_name = "NAME")]
+        features: Vec<String>,
+        /// SDKs at work at the same time
+        #[arg(long, value_name = "N", default_value_t = 2)]
+        jobs: usize,
+        /// Also write matrix.json, matrix.md and matrix.xml into this directory
+        #[arg(long, value_name = "DIR")]
+        results: Option<PathBuf>,
+        #[arg(long, value_enum, default_value_t)]
+        format: MatrixFormat,
     },
 }
 
@@ -114,6 +154,9 @@ struct Places {
     /// The VMM [default: cube-vmm in $CUBE_BIN, else beside this program]
     #[arg(long, value_name = "PATH")]
     vmm: Option<PathBuf>,
+    /// The server [default: cube-api in $CUBE_BIN, else beside this program]
+    #[arg(long, value_name = "PATH")]
+    api: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
@@ -125,6 +168,19 @@ enum Format {
     Json,
     /// For CI systems
     Junit,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum MatrixFormat {
+    /// For a terminal
+    #[default]
+    Human,
+    /// One document, described in docs/conformance.md
+    Json,
+    /// For CI systems
+    Junit,
+    /// For issues and pages
+    Markdown,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
@@ -147,6 +203,8 @@ enum CommandError {
     Record(#[from] RecordError),
     #[error(transparent)]
     Compare(#[from] CompareError),
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
     #[error("{0} holds no run")]
     NoRun(PathBuf),
 }
@@ -155,8 +213,15 @@ impl CommandError {
     fn end(&self) -> End {
         match self {
             Self::Scenario(_) | Self::Record(_) | Self::Compare(_) | Self::NoRun(_) => End::Usage,
+            Self::Verify(error) => match error {
+                VerifyError::Artifact(_) | VerifyError::Server(_) => End::TargetUnreachable,
+                VerifyError::Features(_) => End::Bug,
+                VerifyError::Unknown { .. } | VerifyError::NoKey => End::Usage,
+                VerifyError::Io { .. } => End::UnsuitableHost,
+            },
             Self::Session(error) => match error {
-                SessionError::Artifact(_) => End::TargetUnreachable,
+                SessionError::Artifact(_) | SessionError::Server(_) => End::TargetUnreachable,
+                SessionError::Url(_) | SessionError::NoKey => End::Usage,
                 SessionError::Kvm(_) | SessionError::Io { .. } => End::UnsuitableHost,
                 SessionError::Record(_) => End::Usage,
                 SessionError::Recording { .. } => End::UnsuitableHost,
@@ -200,6 +265,7 @@ impl Command {
                 let settings = Settings {
                     artifacts: places.artifacts.unwrap_or_else(artifacts::default_dir),
                     vmm: places.vmm,
+                    api: places.api,
                     results,
                     run_root: run_root.run_root,
                     reproduce: format!("cube-bench run {}", scenario.display()),
@@ -219,6 +285,7 @@ impl Command {
                 format,
             } => compare_runs(&a, &b, margin / 100.0, format),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
+            Self::Verify { what } => verify_e2b(what),
             Self::Sweep { run_root } => {
                 session::sweep(&run_root.run_root)?;
                 Ok(End::Pass)
@@ -250,6 +317,54 @@ fn report(dir: &Path, format: Format) -> Result<End, CommandError> {
         Format::Junit => print!("{}", junit::render(&view)),
     }
     Ok(view.end())
+}
+
+fn verify_e2b(
+    Verify::E2b {
+        places,
+        run_root,
+        api_url,
+        template,
+        area,
+        sdks,
+        features,
+        jobs,
+        results,
+        format,
+    }: Verify,
+) -> Result<End, CommandError> {
+    let matrix = verify::run(&VerifySpec {
+        artifacts: places.artifacts.unwrap_or_else(artifacts::default_dir),
+        vmm: places.vmm,
+        api: places.api,
+        api_url,
+        run_root: run_root.run_root,
+        template,
+        area,
+        sdks,
+        features,
+        jobs,
+    })?;
+    if let Some(dir) = results {
+        write_matrix(&dir, &matrix).map_err(|source| VerifyError::Io { path: dir, source })?;
+    }
+    print!(
+        "{}",
+        match format {
+            MatrixFormat::Human => matrix_report::terminal(&matrix),
+            MatrixFormat::Json => matrix_report::json(&matrix),
+            MatrixFormat::Junit => matrix_report::junit(&matrix),
+            MatrixFormat::Markdown => matrix_report::markdown(&matrix),
+        }
+    );
+    Ok(matrix.end())
+}
+
+fn write_matrix(dir: &Path, matrix: &Matrix) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    std::fs::write(dir.join("matrix.json"), matrix_report::json(matrix))?;
+    std::fs::write(dir.join("matrix.md"), matrix_report::markdown(matrix))?;
+    std::fs::write(dir.join("matrix.xml"), matrix_report::junit(matrix))
 }
 
 fn print_plan(path: &Path, seed: Option<u64>, format: PlainFormat) -> Result<End, CommandError> {

@@ -100,6 +100,9 @@ pub struct Attempt {
     pub actual_ns: u64,
     /// The phases it reached.
     pub timeline: Timeline,
+    /// How the target came by it; absent where the target does not tell.
+    #[serde(default)]
+    pub start: Option<StartKind>,
     /// Absent when the first command gave the right answer.
     pub failure: Option<Failure>,
     /// When the worker was done with it, the kill included where it was not held.
@@ -112,6 +115,35 @@ impl Attempt {
     pub fn latency_ns(&self, phase: StartPhase) -> Option<u64> {
         let at = self.timeline.at(phase)?;
         Some(at.saturating_sub(self.intended_ns))
+    }
+}
+
+/// How a server came by a sandbox. Two kinds are never in one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StartKind {
+    /// It stood ready in the server's pool.
+    Warm,
+    /// It was restored from its template for this create.
+    Restored,
+}
+
+impl StartKind {
+    /// The name on the wire, in JSON and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Warm => "warm",
+            Self::Restored => "restored",
+        }
+    }
+
+    /// From its name; `None` for other words.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Warm, Self::Restored]
+            .into_iter()
+            .find(|kind| kind.name() == name)
     }
 }
 
@@ -136,8 +168,10 @@ pub enum FailureCause {
     Resume,
     /// The agent did not take the identity.
     Identity,
-    /// The agent's port did not answer.
+    /// The agent's port, or the endpoint, did not answer.
     Connect,
+    /// The endpoint refused the create, or its answer was not one.
+    Create,
     /// The command could not be run.
     Exec,
     /// It ran, and its status or output was wrong.
@@ -158,6 +192,7 @@ impl FailureCause {
             Self::Resume => "resume",
             Self::Identity => "identity",
             Self::Connect => "connect",
+            Self::Create => "create",
             Self::Exec => "exec",
             Self::WrongOutput => "wrong_output",
             Self::Timeout => "timeout",
@@ -230,17 +265,4 @@ pub enum EndReason {
         /// The chain of causes in one line.
         message: String,
     },
-}
-
-/// An error and its causes in one line.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text
 }

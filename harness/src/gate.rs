@@ -4,6 +4,7 @@ use model::StartPhase;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    event::StartKind,
     host::grade::Grade,
     scenario::{GateSpec, Limit, Metric, Quantile},
     stats::{fold::Summary, quantile::Estimate},
@@ -90,6 +91,7 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
             Metric::Phase(phase, quantile) => time(gate, phase, quantile, summary, grade),
             Metric::MemorySlope => slope(gate, summary),
             Metric::Failures => failures(gate, summary),
+            Metric::NotWarm => not_warm(gate, summary),
             Metric::AfterHoldFailures => after_hold(gate, summary),
             Metric::StartsPerSecond => rate(gate, summary, grade),
         })
@@ -149,7 +151,9 @@ fn time(
     };
     let ms = ns as f64 / 1e6;
     let limit = limit_of(gate);
-    let judged = |verdict, reason| result(gate, n, Some(ms), verdict, reason);
+    let mixture = summary.mixture();
+    let judged =
+        |verdict, reason: String| result(gate, n, Some(ms), verdict, format!("{reason}{mixture}"));
     if ms <= limit {
         return judged(Verdict::Pass, format!("{ms:.2} ms is within {limit} ms"));
     }
@@ -252,6 +256,21 @@ fn slope(gate: &GateSpec, summary: &Summary) -> GateResult {
 fn failures(gate: &GateSpec, summary: &Summary) -> GateResult {
     let failed: u64 = summary.failures().values().sum();
     counted(gate, summary.clones.len(), failed, "starts")
+}
+
+fn not_warm(gate: &GateSpec, summary: &Summary) -> GateResult {
+    let clones = &summary.clones;
+    if clones.iter().all(|clone| clone.start.is_none()) {
+        let why = "the target does not tell where its sandboxes come from".to_owned();
+        return result(gate, clones.len(), None, Verdict::Inconclusive, why);
+    }
+    let missed = clones
+        .iter()
+        .filter(|clone| clone.start != Some(StartKind::Warm))
+        .count() as u64;
+    let mut judged = counted(gate, clones.len(), missed, "starts");
+    judged.reason = format!("{missed} of {} starts were not warm", clones.len());
+    judged
 }
 
 fn after_hold(gate: &GateSpec, summary: &Summary) -> GateResult {

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest};
+use api_types::chain;
+use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, Transport};
 
 use crate::{
-    event::{Failure, FailureCause, chain},
+    event::{Failure, FailureCause},
     scenario::ExecSpec,
     target::Output,
 };
@@ -17,6 +18,17 @@ use crate::{
 pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> {
     let mut client = EnvdClient::connect(vsock, ENVD_PORT, command.timeout)
         .map_err(|e| failure(FailureCause::Connect, &e))?;
+    exec_over(&mut client, command)
+}
+
+/// The same on a connection that is open.
+///
+/// # Errors
+/// The agent, or who stands before it, refuses.
+pub(crate) fn exec_over<S: Transport>(
+    client: &mut EnvdClient<S>,
+    command: &ExecSpec,
+) -> Result<Output, Failure> {
     let request = ExecRequest {
         cmd: command.argv[0].clone(),
         args: command.argv[1..].to_vec(),
@@ -34,7 +46,8 @@ pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> 
     })
 }
 
-fn failure(step: FailureCause, error: &ClientError) -> Failure {
+/// What a client's error means for the step that it broke.
+pub(crate) fn failure(step: FailureCause, error: &ClientError) -> Failure {
     let cause = match error {
         ClientError::Timeout(_) => FailureCause::Timeout,
         ClientError::NotReachable { .. }

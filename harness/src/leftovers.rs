@@ -154,7 +154,7 @@ fn start_time(pid: u32) -> Option<u64> {
 }
 
 /// Processes whose standard error lies in a run's directory.
-fn processes_of(dir: &Path) -> Vec<u32> {
+pub(crate) fn processes_of(dir: &Path) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
@@ -164,7 +164,7 @@ fn processes_of(dir: &Path) -> Vec<u32> {
         .collect()
 }
 
-fn kill_and_wait(pid: u32) -> io::Result<()> {
+pub(crate) fn kill_and_wait(pid: u32) -> io::Result<()> {
     let raw = i32::try_from(pid).map_err(io::Error::other)?;
     let started = start_time(pid);
     match kill(Pid::from_raw(raw), Signal::SIGKILL) {

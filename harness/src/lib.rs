@@ -11,6 +11,7 @@
 pub mod artifacts;
 pub mod clock;
 pub mod compare;
+pub mod endpoint;
 pub mod event;
 pub mod exit;
 pub mod gate;
@@ -26,6 +27,8 @@ pub mod record;
 pub mod report;
 pub mod run;
 pub mod scenario;
+pub mod server;
 pub mod session;
 pub mod stats;
 pub mod target;
+pub mod verify;

@@ -114,6 +114,20 @@ fn kib(text: &str) -> Option<u64> {
     n.checked_mul(1024)
 }
 
+/// The template's memory file, by its name among the mappings of a VMM that this program did not start.
+#[must_use]
+pub fn template_memory(pid: u32) -> Option<FileId> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    maps.lines().find_map(named_memory)
+}
+
+/// The file of a line of /proc/PID/maps, if it is called as the templates' memory is.
+fn named_memory(line: &str) -> Option<FileId> {
+    let path = line.split_ascii_whitespace().nth(5)?;
+    let name = Path::new(path).file_name()?;
+    (name == model::template_file::MEMORY).then(|| mapping(line))?
+}
+
 /// Reads what a VMM owns; `guest` is the template's memory file. Round and arrival are left at zero.
 #[must_use]
 pub fn clone_ledger(pid: u32, guest: Option<FileId>) -> CloneLedger {
@@ -221,6 +235,15 @@ VmFlags: rd wr mr mw me ac sd
         assert_eq!(ledger.rss_bytes, Some(20_064 << 10));
         assert_eq!(ledger.pss_bytes, Some(4064 << 10));
         assert_eq!(parse_smaps(SMAPS, None).guest_private_bytes, None);
+    }
+
+    #[test]
+    fn the_templates_memory_is_known_by_its_name() {
+        let line = SMAPS.lines().next().unwrap();
+        assert_eq!(named_memory(line), mapping(line));
+        assert_eq!(named_memory(&format!("{line} (deleted)")), mapping(line));
+        assert_eq!(named_memory(&line.replace("/memory", "/memories")), None);
+        assert_eq!(template_memory(0), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     clock::nanoseconds,
     random::SplitMix64,
-    scenario::{Arrival, Scenario, Spacing},
+    scenario::{Arrival, Scenario, Spacing, TargetKind},
 };
 
 /// Threads of an open loop. Arrivals beyond them wait for a thread, and their latency contains the wait.
@@ -69,6 +69,7 @@ impl Subject {
     pub fn name(self) -> &'static str {
         match self {
             Self::Clone => "clone",
+            Self::Beside => "beside",
             Self::HostProcess => "host_process",
         }
     }
@@ -92,6 +93,8 @@ impl Row {
 pub enum Subject {
     /// Clones of the target.
     Clone,
+    /// Clones of the same template through the second target of the scenario.
+    Beside,
     /// The baseline: processes on the host.
     HostProcess,
 }
@@ -123,16 +126,23 @@ pub enum Start {
 pub fn build(scenario: &Scenario) -> Plan {
     let mut random = SplitMix64::new(scenario.seed);
     let mut shapes: Vec<(Subject, Row)> = Vec::new();
+    // A server's page cache is its own: only the target beside it can be started cold.
+    let cold = match scenario.target.kind {
+        TargetKind::VmmDirect => Subject::Clone,
+        TargetKind::E2b => Subject::Beside,
+    };
     for _ in 0..scenario.cold_rounds {
-        shapes.push((Subject::Clone, Row::Cold));
+        shapes.push((cold, Row::Cold));
     }
-    let baseline = scenario.baseline.is_some();
+    let mut subjects = vec![Subject::Clone];
+    subjects.extend(scenario.beside.map(|_| Subject::Beside));
+    subjects.extend(scenario.baseline.as_ref().map(|_| Subject::HostProcess));
     for (row, rounds) in [
         (Row::WarmUp, scenario.warmup_rounds),
         (Row::Measured, scenario.rounds),
     ] {
         for index in 0..rounds {
-            shapes.extend(pair(index, baseline).into_iter().map(|s| (s, row)));
+            shapes.extend(turn(index, &subjects).into_iter().map(|s| (s, row)));
         }
     }
     let rounds = (0_u32..)
@@ -142,13 +152,13 @@ pub fn build(scenario: &Scenario) -> Plan {
     Plan { rounds }
 }
 
-/// The subjects of one measured round: A B in even ones, B A in odd ones.
-fn pair(index: u32, baseline: bool) -> Vec<Subject> {
-    match (baseline, index.is_multiple_of(2)) {
-        (false, _) => vec![Subject::Clone],
-        (true, true) => vec![Subject::Clone, Subject::HostProcess],
-        (true, false) => vec![Subject::HostProcess, Subject::Clone],
+/// The subjects of one measured round: A B (C) in even ones, backwards in odd ones.
+fn turn(index: u32, subjects: &[Subject]) -> Vec<Subject> {
+    let mut turn = subjects.to_vec();
+    if !index.is_multiple_of(2) {
+        turn.reverse();
     }
+    turn
 }
 
 fn round(
@@ -269,10 +279,22 @@ mod tests {
             .iter()
             .map(|r| match r.subject {
                 Subject::Clone => 'A',
+                Subject::Beside => 'C',
                 Subject::HostProcess => 'B',
             })
             .collect();
         assert_eq!(letters, "ABBAABBA");
+    }
+
+    #[test]
+    fn a_target_beside_takes_the_middle_and_the_cold_starts() {
+        let text = "cold_rounds = 1\nrounds = 2\nwarmup_rounds = 0\n\
+                    [target]\nkind = \"e2b\"\n[beside]\nkind = \"vmm-direct\"";
+        let plan = build(&scenario::parse("t", text).unwrap());
+        let subjects: Vec<_> = plan.rounds.iter().map(|r| r.subject).collect();
+        let (a, b, c) = (Subject::Clone, Subject::Beside, Subject::HostProcess);
+        assert_eq!(subjects, [b, a, b, c, c, b, a]);
+        assert_eq!(plan.rounds[0].row, Row::Cold);
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct Runner<'a> {
     pub plan: &'a Plan,
     /// What clones are started from.
     pub target: &'a dyn Target,
+    /// What the rounds beside them are started from; a plan without such rounds needs none.
+    pub beside: Option<&'a dyn Target>,
     /// What baseline rounds are started from.
     pub baseline: &'a dyn Target,
     /// The template's memory file, for the ledger; absent if the target has none.
@@ -62,6 +64,9 @@ pub enum RunError {
     /// The template's memory file cannot be read.
     #[error("cannot read the template's memory")]
     Template(#[source] std::io::Error),
+    /// What the target keeps ready does not get ready.
+    #[error("the target does not get ready")]
+    NotReady(#[source] std::io::Error),
     /// The host refuses a worker thread.
     #[error("cannot start worker {number}")]
     Worker {
@@ -115,9 +120,9 @@ impl Runner<'_> {
             Row::WarmUp | Row::Measured => PageCache::ReadAhead,
         };
         if wanted == PageCache::Dropped || *last != Some(wanted) {
-            self.target
-                .prepare_cache(wanted)
-                .map_err(RunError::Template)?;
+            for target in self.beside.into_iter().chain([self.target]) {
+                target.prepare_cache(wanted).map_err(RunError::Template)?;
+            }
         }
         *last = Some(wanted);
         Ok(())
@@ -126,8 +131,11 @@ impl Runner<'_> {
     /// One round, and what is done with the clones that it leaves.
     fn round(&self, round: &Round, held: &mut Vec<HeldClone>) -> Result<(), RunError> {
         let counted = round.row == Row::Measured && round.subject == Subject::Clone;
+        if round.subject == Subject::Clone {
+            self.target.await_ready().map_err(RunError::NotReady)?;
+        }
         if counted && held.is_empty() {
-            self.sample_memory(round.index, 0);
+            self.sample_memory(round.index, 0)?;
         }
         let mut started = self.start_all(round)?;
         let until = self.scenario.hold.until;
@@ -135,11 +143,11 @@ impl Runner<'_> {
             // All rounds share one group: that of the first round that left clones.
             let group = held.first().map_or(round.index, |first| first.id.round);
             held.append(&mut started);
-            self.sample_memory(group, held.len());
+            self.sample_memory(group, held.len())?;
         } else {
             if until == HoldUntil::Round && counted {
                 self.rest(self.scenario.hold.at_least, &started);
-                self.sample_memory(round.index, started.len());
+                self.sample_memory(round.index, started.len())?;
                 self.look_at(&mut started);
             }
             held::kill_all(started);
@@ -180,13 +188,16 @@ impl Runner<'_> {
         }
     }
 
-    fn sample_memory(&self, group: u32, alive: usize) {
+    /// What the target keeps ready is part of every sample alike.
+    fn sample_memory(&self, group: u32, alive: usize) -> Result<(), RunError> {
         let Some(spec) = self.scenario.memory else {
-            return;
+            return Ok(());
         };
+        self.target.await_ready().map_err(RunError::NotReady)?;
         self.wait(spec.settle);
         let alive = u32::try_from(alive).unwrap_or(u32::MAX);
         self.emit(RunEvent::Memory(memory::sample(group, alive)));
+        Ok(())
     }
 
     /// Starts all arrivals of a round and returns the clones that are to be held.
@@ -199,6 +210,7 @@ impl Runner<'_> {
             scenario: self.scenario,
             target: match round.subject {
                 Subject::Clone => self.target,
+                Subject::Beside => self.beside.unwrap_or(self.target),
                 Subject::HostProcess => self.baseline,
             },
             base: &base,

@@ -34,6 +34,9 @@ pub struct Scenario {
     pub cold_rounds: u32,
     /// What is started.
     pub target: TargetSpec,
+    /// What is started in rounds beside it, for comparison; absent when nothing is.
+    #[serde(default)]
+    pub beside: Option<TargetKind>,
     /// When it is started.
     pub arrival: Arrival,
     /// What it runs first.
@@ -53,6 +56,15 @@ pub struct Scenario {
 pub struct TargetSpec {
     /// See [`TargetKind`].
     pub kind: TargetKind,
+    /// Where the API is; absent: a server of the run's own, on this host.
+    #[serde(default)]
+    pub api_url: Option<String>,
+    /// Where requests to sandboxes go, `{id}` and `{port}` filled in; absent: where the API is.
+    #[serde(default)]
+    pub sandbox_url: Option<String>,
+    /// Sandboxes that the server of the run's own keeps ready.
+    #[serde(default)]
+    pub warm: u32,
     /// Directory below `templates/` of the artifacts.
     pub template: String,
     /// Guest RAM the template must have; absent: any.
@@ -69,6 +81,8 @@ pub struct TargetSpec {
 pub enum TargetKind {
     /// A `cube-vmm` per clone, through its control socket.
     VmmDirect,
+    /// An endpoint that speaks E2B's API.
+    E2b,
 }
 
 /// When clones are started.
@@ -291,7 +305,7 @@ mod tests {
     fn values_that_cannot_be_are_named() {
         insta::assert_snapshot!(refused("rounds = 0"), @"scenario t: rounds is 0, at least 1 is needed");
         insta::assert_snapshot!(refused("[arrival]\nkind='burst'\nworkers=4"), @"scenario t: arrival.workers has no meaning for kind \"burst\"");
-        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is no metric: write PHASE.p50, .p95, .p99 or .max, memory.slope, failures, after_hold.failures or starts_per_s");
+        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is no metric: write PHASE.p50, .p95, .p99 or .max, memory.slope, failures, not_warm, after_hold.failures or starts_per_s");
         insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p95'\nlimit='60'"), @"scenario t: gate a: limit \"60\" is no duration with a unit such as \"60ms\"");
         insta::assert_snapshot!(refused("[hold]\nat_least='3'"), @r#"scenario t: hold.at_least: "3" is no duration with a unit such as "250ms""#);
         assert!(refused("[hold]\nat_least=3").contains("invalid type: integer"));

@@ -8,6 +8,7 @@
 use std::{
     fs,
     io::{self, IsTerminal},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -18,12 +19,14 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use api_types::chain;
 use vmm_control::template::{LoadError, LoadedTemplate};
 
 use crate::{
     artifacts::{self, ArtifactError, Template},
     clock,
-    event::{EVENTS_FORMAT, EndReason, RunEvent, RunStarted, chain},
+    endpoint::{BadUrl, Endpoint},
+    event::{EVENTS_FORMAT, EndReason, RunEvent, RunStarted},
     host::facts::{self, ENVIRONMENT_FILE, HostFacts, TemplateFacts},
     leftovers::{self, RunDir},
     live::LiveView,
@@ -31,8 +34,9 @@ use crate::{
     noise, plan,
     record::{RecordError, Recorder},
     run::Runner,
-    scenario::Scenario,
-    target::{host_process::HostProcess, vmm_direct::VmmDirect},
+    scenario::{Scenario, TargetKind, TargetSpec},
+    server::{Door, LocalServer, ServerError, ServerSpec, Tls},
+    target::{Target, e2b::E2b, host_process::HostProcess, vmm_direct::VmmDirect},
 };
 
 /// What a run is told.
@@ -42,6 +46,8 @@ pub struct Settings {
     pub artifacts: PathBuf,
     /// The VMM, if given.
     pub vmm: Option<PathBuf>,
+    /// The server, if given.
+    pub api: Option<PathBuf>,
     /// Directory of this run's results, if given.
     pub results: Option<PathBuf>,
     /// Where runs keep sockets and logs of their clones.
@@ -56,6 +62,15 @@ pub enum SessionError {
     /// Program or template.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
+    /// The API's address.
+    #[error(transparent)]
+    Url(#[from] BadUrl),
+    /// Somebody else's API without a key.
+    #[error("the API wants a key: set E2B_API_KEY")]
+    NoKey,
+    /// The run's own server.
+    #[error(transparent)]
+    Server(#[from] ServerError),
     /// No KVM.
     #[error("/dev/kvm cannot be used ({0}): run as root on a host with KVM")]
     Kvm(String),
@@ -82,33 +97,153 @@ pub enum SessionError {
     },
 }
 
+/// What a run starts its sandboxes from.
+struct Subjects {
+    target: Box<dyn Target>,
+    beside: Option<VmmDirect>,
+    /// The template's memory as `vmm-direct` maps it.
+    memory: Option<FileId>,
+    /// Ended after the target, which talks to it.
+    _server: Option<LocalServer>,
+}
+
 /// Runs a scenario and returns the directory of its results.
 ///
 /// # Errors
 /// See [`SessionError`]. Failures of clones are results, not errors.
 pub fn run(scenario: &Scenario, settings: &Settings) -> Result<PathBuf, SessionError> {
     sweep(&settings.run_root)?;
+    let mut host = facts::read(&settings.vmm.clone().unwrap_or_else(artifacts::default_vmm));
+    let run_dir = RunDir::create(&settings.run_root).map_err(at(&settings.run_root))?;
+    let subjects = subjects(scenario, settings, run_dir, &mut host)?;
+    let results = results_dir(scenario, settings)?;
+    write_environment(&results, &host)?;
+    carry_out(scenario, settings, &subjects, &results)?;
+    Ok(results)
+}
+
+/// Starts or finds everything that the scenario names, and adds what it is to the facts.
+fn subjects(
+    scenario: &Scenario,
+    settings: &Settings,
+    run_dir: RunDir,
+    host: &mut HostFacts,
+) -> Result<Subjects, SessionError> {
+    let spec = &scenario.target;
+    match (spec.kind, &spec.api_url) {
+        (TargetKind::VmmDirect, _) => {
+            let (direct, memory) = vmm_direct(scenario, settings, run_dir, host)?;
+            Ok(Subjects {
+                target: Box::new(direct),
+                beside: None,
+                memory: Some(memory),
+                _server: None,
+            })
+        }
+        (TargetKind::E2b, Some(url)) => {
+            let api = Endpoint::parse(url)?;
+            host.endpoint = Some(api.to_string());
+            let key = std::env::var("E2B_API_KEY").map_err(|_| SessionError::NoKey)?;
+            let beside = match scenario.beside {
+                None => None,
+                Some(_) => Some(vmm_direct(scenario, settings, run_dir, host)?.0),
+            };
+            Ok(Subjects {
+                target: Box::new(e2b(spec, api, key)),
+                beside,
+                memory: None,
+                _server: None,
+            })
+        }
+        (TargetKind::E2b, None) => own_server(scenario, settings, run_dir, host),
+    }
+}
+
+fn own_server(
+    scenario: &Scenario,
+    settings: &Settings,
+    run_dir: RunDir,
+    host: &mut HostFacts,
+) -> Result<Subjects, SessionError> {
+    let spec = &scenario.target;
+    let program = artifacts::find_api(settings.api.as_deref())?;
+    let template = artifacts::find_template(&settings.artifacts, spec)?;
+    refuse_without_kvm(host)?;
+    let templates = run_dir.path().join("templates");
+    install(&template.dir, &templates.join(&spec.template)).map_err(at(&templates))?;
+    let server = LocalServer::start(
+        run_dir.path(),
+        ServerSpec {
+            vmm: artifacts::find_vmm(settings.vmm.as_deref())?,
+            templates,
+            warm: spec.warm,
+            domain: None,
+            door: Door::Open,
+            tls: Tls::Off,
+            program,
+        },
+    )?;
+    host.endpoint = Some(format!("cube-api of the run's own, {} warm", spec.warm));
+    host.add_binary("cube-api", server.program());
+    let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
+    target.sandboxes = Some(server.sandboxes());
+    target.warm = spec.warm;
+    let beside = match scenario.beside {
+        None => None,
+        Some(_) => Some(vmm_direct(scenario, settings, run_dir, host)?.0),
+    };
+    Ok(Subjects {
+        target: Box::new(target),
+        beside,
+        memory: None,
+        _server: Some(server),
+    })
+}
+
+/// Shows the server the scenario's template and no other: it keeps sandboxes of each that it sees.
+fn install(template: &Path, place: &Path) -> io::Result<()> {
+    fs::create_dir_all(place.parent().unwrap_or(place))?;
+    symlink(template, place)
+}
+
+fn e2b(spec: &TargetSpec, api: Endpoint, key: String) -> E2b {
+    E2b {
+        api,
+        sandbox_url: spec.sandbox_url.clone(),
+        key,
+        template: spec.template.clone(),
+        timeout: spec.start_timeout,
+        sandboxes: None,
+        warm: 0,
+    }
+}
+
+fn vmm_direct(
+    scenario: &Scenario,
+    settings: &Settings,
+    run_dir: RunDir,
+    host: &mut HostFacts,
+) -> Result<(VmmDirect, FileId), SessionError> {
     let vmm = artifacts::find_vmm(settings.vmm.as_deref())?;
     let template = artifacts::find_template(&settings.artifacts, &scenario.target)?;
     let loaded = LoadedTemplate::load(&template.dir);
-    let host = host_facts(&vmm, &template, scenario, loaded.as_ref().err());
-    if let Some(why) = host.kvm_missing {
-        return Err(SessionError::Kvm(why));
-    }
-    let results = results_dir(scenario, settings)?;
-    write_environment(&results, &host)?;
-    let at_root = at(&settings.run_root);
-    let run_dir = RunDir::create(&settings.run_root).map_err(at_root)?;
+    host.template = Some(template_facts(&template, scenario, loaded.as_ref().err()));
+    refuse_without_kvm(host)?;
     let loaded = loaded.ok();
     let source = loaded
         .as_ref()
         .map_or_else(|| template.dir.clone(), LoadedTemplate::dir);
     let memory_path = source.join(model::template_file::MEMORY);
     let memory = FileId::of(&memory_path).map_err(at(&memory_path))?;
-    let target = VmmDirect::new(vmm, template.dir, loaded, &scenario.target, run_dir)
+    let direct = VmmDirect::new(vmm, template.dir, loaded, &scenario.target, run_dir)
         .map_err(at(Path::new("/dev/urandom")))?;
-    carry_out(scenario, settings, &target, memory, &results)?;
-    Ok(results)
+    Ok((direct, memory))
+}
+
+fn refuse_without_kvm(host: &HostFacts) -> Result<(), SessionError> {
+    host.kvm_missing
+        .clone()
+        .map_or(Ok(()), |why| Err(SessionError::Kvm(why)))
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> SessionError {
@@ -128,13 +263,11 @@ pub fn sweep(run_root: &Path) -> Result<(), SessionError> {
     Ok(())
 }
 
-fn host_facts(
-    vmm: &Path,
+fn template_facts(
     template: &Template,
     scenario: &Scenario,
     not_loaded: Option<&LoadError>,
-) -> HostFacts {
-    let mut host = facts::read(vmm);
+) -> TemplateFacts {
     let mut page_cache = match not_loaded {
         None => {
             "the memory was copied into a tmpfs of huge pages before the first warm-up".to_owned()
@@ -149,12 +282,11 @@ fn host_facts(
             "; cold starts map the file on disk, with POSIX_FADV_DONTNEED on it before each",
         );
     }
-    host.template = Some(TemplateFacts {
+    TemplateFacts {
         dir: template.dir.clone(),
         manifest: serde_json::to_value(&template.manifest).unwrap_or_default(),
         page_cache,
-    });
-    host
+    }
 }
 
 fn results_dir(scenario: &Scenario, settings: &Settings) -> Result<PathBuf, SessionError> {
@@ -190,8 +322,7 @@ pub fn read_environment(dir: &Path) -> Result<HostFacts, SessionError> {
 fn carry_out(
     scenario: &Scenario,
     settings: &Settings,
-    target: &VmmDirect,
-    memory: FileId,
+    subjects: &Subjects,
     results: &Path,
 ) -> Result<(), SessionError> {
     let recorder = Recorder::create(results)?;
@@ -212,9 +343,10 @@ fn carry_out(
         let runner = Runner {
             scenario,
             plan: &plan,
-            target,
+            target: subjects.target.as_ref(),
+            beside: subjects.beside.as_ref().map(|beside| beside as &dyn Target),
             baseline: &HostProcess,
-            guest_memory: Some(memory),
+            guest_memory: subjects.memory,
             events: events.clone(),
             interrupted: &interrupted,
         };

@@ -1,12 +1,13 @@
 //! What a run starts, behind one trait: the VMM's control socket, processes on the host, the tests' fake.
 
+pub mod e2b;
 pub mod host_process;
 pub mod vmm_direct;
 
 use model::Timeline;
 
 use crate::{
-    event::{Failure, FailureCause},
+    event::{Failure, FailureCause, StartKind},
     scenario::ExecSpec,
 };
 
@@ -33,6 +34,14 @@ pub trait Target: Sync {
     /// # Errors
     /// The template cannot be read.
     fn prepare_cache(&self, wanted: PageCache) -> std::io::Result<()>;
+
+    /// Waits until all that the target keeps ready is ready again.
+    ///
+    /// # Errors
+    /// It does not get ready.
+    fn await_ready(&self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// State of the page cache for the template's memory file.
@@ -54,6 +63,11 @@ pub trait Sandbox: Send {
 
     /// The process whose memory is the sandbox's; `None` if there is none on this host.
     fn pid(&self) -> Option<u32>;
+
+    /// How the target came by it; `None` where it does not tell.
+    fn start_kind(&self) -> Option<StartKind> {
+        None
+    }
 
     /// Kills it and removes its files.
     ///

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use nix::{
     errno::Errno,
     kmod::{ModuleInitFlags, finit_module},
-    mount::{MsFlags, mount},
+    mount::{MsFlags, mount, umount},
     sys::reboot::{RebootMode, reboot},
 };
 
@@ -22,6 +22,9 @@ use crate::steps::Places;
 const DISK: &str = "/dev/vda";
 const GUEST: &str = "/guest";
 const WORK: &str = "/work";
+/// The disk that outlives this host, and where it is mounted.
+const KEPT_DISK: &str = "/dev/vdb";
+const KEPT: &str = "/kept";
 
 /// Prepares, runs the steps, says how it went and powers off. The last line is what `xtask` looks for.
 pub(crate) fn serve(run: impl FnOnce(&Places) -> Result<()>) -> ! {
@@ -31,8 +34,12 @@ pub(crate) fn serve(run: impl FnOnce(&Places) -> Result<()>) -> ! {
             guest: GUEST.into(),
             work: WORK.into(),
             only: option("hvm_steps.only"),
+            kept: Some(KEPT.into()),
+            lacking: option("hvm_steps.lacking"),
         })
     });
+    // What is on the disk shall be there for the next host.
+    let done = done.and_then(|()| Ok(umount(KEPT)?));
     match done {
         Ok(()) => println!("hvm-steps: passed"),
         Err(error) => println!("hvm-steps: failed: {error:#}"),
@@ -63,6 +70,8 @@ fn prepare() -> Result<()> {
     }
     wait_for(Path::new(DISK))?;
     mount_at(DISK, GUEST, "ext4", MsFlags::MS_RDONLY, "noload")?;
+    wait_for(Path::new(KEPT_DISK))?;
+    mount_at(KEPT_DISK, KEPT, "ext4", MsFlags::empty(), "")?;
     println!("prepared in {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }

@@ -47,6 +47,8 @@ fn main() -> ExitCode {
             guest: args.guest,
             work: work.path().to_owned(),
             only: args.only,
+            kept: None,
+            lacking: None,
         };
         steps::run(&places)
     });

@@ -9,11 +9,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use model::{MANIFEST_NAME, TemplateManifest, template_file};
+use model::{Bytes, MANIFEST_NAME, TemplateManifest, template_file};
 
 use crate::{
     tap::{self, Tap},
-    vm::Vm,
+    vm::{MEMORY, Vm},
 };
 
 /// Where things are.
@@ -25,6 +25,10 @@ pub(crate) struct Places {
     pub(crate) work: PathBuf,
     /// Part of the names of the steps to run.
     pub(crate) only: Option<String>,
+    /// A place that a host with another CPU will see, on an emulated one.
+    pub(crate) kept: Option<PathBuf>,
+    /// Features that this host lacks and the one of the kept template had.
+    pub(crate) lacking: Option<String>,
 }
 
 /// What steps hand on.
@@ -38,7 +42,7 @@ struct Run<'a> {
 
 type Step = (&'static str, fn(&mut Run<'_>) -> Result<String>);
 
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 18] = [
     ("probe", probe),
     ("boot to the agent", boot),
     ("exec", exec),
@@ -50,14 +54,26 @@ const STEPS: [Step; 15] = [
     ("restore twice", restore_twice),
     ("identities differ", identities),
     ("snapshot of a clone", second_generation),
-    ("2 vCPUs", two_vcpus),
+    ("diff of a clone", diff),
+    ("4 vCPUs", four_vcpus),
+    ("more than 3 GiB", above_the_hole),
     ("ends are told apart", ends),
     ("kill -9", kill),
     ("bad snapshots", bad_snapshots),
+    ("kept for another CPU", keep),
 ];
+/// The steps of a host whose CPU lacks what that of the others had.
+const STEPS_OF_LESSER_CPU: [Step; 2] = [("probe", probe), ("a lesser CPU", lesser_cpu)];
 
-/// Runs them all.
+/// Runs them all, or those of a lesser CPU.
 pub(crate) fn run(places: &Places) -> Result<()> {
+    match places.lacking {
+        None => perform(places, &STEPS),
+        Some(_) => perform(places, &STEPS_OF_LESSER_CPU),
+    }
+}
+
+fn perform(places: &Places, steps: &[Step]) -> Result<()> {
     let mut run = Run {
         places,
         tap: None,
@@ -65,7 +81,7 @@ pub(crate) fn run(places: &Places) -> Result<()> {
         clones: Vec::new(),
     };
     let whole = Instant::now();
-    for (name, step) in STEPS {
+    for (name, step) in steps {
         println!("begin {name}");
         let start = Instant::now();
         let done = step(&mut run);
@@ -112,7 +128,7 @@ fn probe(run: &mut Run<'_>) -> Result<String> {
 
 fn boot(run: &mut Run<'_>) -> Result<String> {
     let tap = Tap::open()?;
-    run.vm = Some(Vm::boot(run.places, 1, Some(&tap))?);
+    run.vm = Some(Vm::boot(run.places, (MEMORY, 1), Some(&tap))?);
     run.tap = Some(tap);
     Ok(String::new())
 }
@@ -255,49 +271,69 @@ fn second_generation(run: &mut Run<'_>) -> Result<String> {
     Ok(String::new())
 }
 
-/// Both run, both reach the devices, and a restore brings both back.
-fn two_vcpus(run: &mut Run<'_>) -> Result<String> {
+/// A few MB instead of all, and the clone of it goes on.
+fn diff(run: &mut Run<'_>) -> Result<String> {
+    let (base, dir) = (run.template("one"), run.template("diff"));
+    let mut parent = Vm::restore(run.places, &base)?;
+    parent.sh("echo third > /root/third; head -c 1M /dev/urandom > /dev/shm/third; sync")?;
+    let sum = parent.sh("sha256sum /dev/shm/third")?;
+    parent.process.control.snapshot_diff(&dir)?;
+    drop(parent);
+    let manifest = manifest(&dir)?;
+    let named = manifest.base.context("no base")?.dir;
+    ensure!(named == base, "the base is {}", named.display());
+    let bytes = manifest.memory_sum.bytes;
+    ensure!(bytes < MEMORY.0 / 4, "the diff has {bytes} bytes");
+    let child = Vm::restore(run.places, &dir)?;
+    let said = child.sh("cat /root/mark /root/third; sha256sum /dev/shm/third")?;
+    ensure!(said == format!("kept\nthird\n{sum}"), "{said:?}");
+    fs::remove_dir_all(&dir)?;
+    Ok(format!("{} KiB of memory", bytes >> 10))
+}
+
+/// All run, all reach the devices, and a restore brings all back.
+fn four_vcpus(run: &mut Run<'_>) -> Result<String> {
     const WORK: &str = "nproc
-        for cpu in 0 1; do
-            taskset -c $cpu bash -ec \"dd if=/dev/urandom of=/var/tmp/$cpu bs=64k count=16 \
+        for cpu in 0 1 2 3; do
+            taskset -c $cpu bash -ec \"dd if=/dev/urandom of=/var/tmp/$cpu bs=64k count=8 \
                 conv=fsync status=none; echo 3 > /proc/sys/vm/drop_caches; \
-                head -c 8M /dev/vda | cksum; cksum < /var/tmp/$cpu > /dev/null\" &
+                head -c 4M /dev/vda | cksum; cksum < /var/tmp/$cpu > /dev/null\" &
         done; wait";
     let template = run.template("smp");
     let mut laps = Laps(Vec::new(), Instant::now());
-    let mut vm = Vm::boot(run.places, 2, None)?;
+    let mut vm = Vm::boot(run.places, (MEMORY, 4), None)?;
     laps.lap("boot");
-    let before = check_two(&vm.sh(WORK)?)?;
+    let before = check_four(&vm.sh(WORK)?)?;
     laps.lap("I/O");
-    // Taken under load on both: that they go on is seen in the clones. `1<>` does not empty the file first,
+    // Taken under load on all: that they go on is seen in the clone. `1<>` does not empty the file first,
     // so that a reader always finds a number.
-    vm.sh("for cpu in 0 1; do
+    vm.sh("for cpu in 0 1 2 3; do
         taskset -c $cpu bash -c 'n=0; while :; do n=$((n+1)); echo $n 1<> /run/count$0; done' $cpu \
             > /dev/null 2>&1 &
-        echo $!; done > /run/load")?;
+        echo $!; done > /run/load
+        until test $(cat /run/count? 2> /dev/null | wc -l) = 4; do sleep 0.01; done")?;
     vm.process.control.snapshot(&template)?;
     laps.lap("snapshot");
     drop(vm);
-    for _ in 0..2 {
-        let clone = Vm::restore(run.places, &template)?;
-        laps.lap("restore");
-        both_go_on(&clone)?;
-        clone.sh("kill $(cat /run/load)")?;
-        laps.lap("going on");
-        ensure!(check_two(&clone.sh(WORK)?)? == before, "other bytes");
-        laps.lap("I/O");
-    }
+    let clone = Vm::restore(run.places, &template)?;
+    laps.lap("restore");
+    all_go_on(&clone)?;
+    clone.sh("kill $(cat /run/load)")?;
+    laps.lap("going on");
+    ensure!(check_four(&clone.sh(WORK)?)? == before, "other bytes");
+    laps.lap("I/O");
+    fs::remove_dir_all(&template)?;
     Ok(laps.0.join(", "))
 }
 
-/// Both counters of the load rise.
-fn both_go_on(clone: &Vm) -> Result<()> {
-    let counts = || numbers(&clone.sh("cat /run/count0 /run/count1")?);
+/// All counters of the load rise.
+fn all_go_on(clone: &Vm) -> Result<()> {
+    let counts = || numbers(&clone.sh("cat /run/count0 /run/count1 /run/count2 /run/count3")?);
     let first = counts()?;
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         let now = counts()?;
-        if now[0] > first[0] && now[1] > first[1] {
+        if now.iter().zip(&first).all(|(now, first)| now > first) {
             return Ok(());
         }
         ensure!(
@@ -305,6 +341,78 @@ fn both_go_on(clone: &Vm) -> Result<()> {
             "a vCPU stands still: {first:?} {now:?}"
         );
     }
+}
+
+/// RAM on both sides of the hole: the kernel takes what lies above first. Most of it is never touched, so
+/// that a host with less can run it.
+fn above_the_hole(run: &mut Run<'_>) -> Result<String> {
+    const BYTES: Bytes = Bytes::mib(3072 + 256);
+    const USE: &str = "sha256sum /dev/shm/high";
+    let (whole, diff) = (run.template("high"), run.template("high-diff"));
+    let mut laps = Laps(Vec::new(), Instant::now());
+    let mut vm = Vm::boot(run.places, (BYTES, 1), None)?;
+    laps.lap("boot");
+    let map = vm.sh("grep 'System RAM' /proc/iomem; awk '/MemTotal/ {print $2}' /proc/meminfo")?;
+    let total: u64 = map.lines().last().unwrap_or_default().parse()?;
+    ensure!(
+        map.contains("100000000-10fffffff : System RAM") && total > 3_200_000,
+        "{map}"
+    );
+    let sum = vm.sh(&format!("head -c 12M /dev/urandom > /dev/shm/high; {USE}"))?;
+    vm.process.control.snapshot(&whole)?;
+    laps.lap("snapshot");
+    drop(vm);
+    let mut clone = Vm::restore(run.places, &whole)?;
+    laps.lap("restore");
+    ensure!(clone.sh(USE)? == sum, "other bytes");
+    let more = clone.sh(&format!("head -c 1M /dev/urandom >> /dev/shm/high; {USE}"))?;
+    clone.process.control.snapshot_diff(&diff)?;
+    laps.lap("diff");
+    drop(clone);
+    let clone = Vm::restore(run.places, &diff)?;
+    laps.lap("restore");
+    ensure!(
+        clone.sh(USE)? == more,
+        "other bytes in the clone of the diff"
+    );
+    fs::remove_dir_all(&whole)?;
+    fs::remove_dir_all(&diff)?;
+    Ok(laps.0.join(", "))
+}
+
+/// Leaves a template for [`lesser_cpu`] on the disk that both hosts have.
+fn keep(run: &mut Run<'_>) -> Result<String> {
+    let Some(kept) = &run.places.kept else {
+        return Ok("not done here: this host has one CPU".to_owned());
+    };
+    let (from, to) = (run.template("one"), kept.join("one"));
+    fs::create_dir(&to)?;
+    for name in [template_file::STATE, MANIFEST_NAME] {
+        fs::copy(from.join(name), to.join(name))?;
+    }
+    // A restore only measures the large files; that of a CPU that lacks something ends before it uses them.
+    for name in [template_file::MEMORY, template_file::LAYER] {
+        let bytes = fs::metadata(from.join(name))?.len();
+        fs::File::create(to.join(name))?.set_len(bytes)?;
+    }
+    Ok("the template of this CPU".to_owned())
+}
+
+/// The template of a CPU that had more is refused, and each feature that is missing is named.
+fn lesser_cpu(run: &mut Run<'_>) -> Result<String> {
+    let kept = run.places.kept.as_ref().context("no kept template")?;
+    let expected = run.places.lacking.as_deref().unwrap_or_default();
+    let refused = match Vm::restore_paused(run.places, &kept.join("one")) {
+        Ok(_) => bail!("a CPU without {expected} took the template"),
+        Err(error) => format!("{error:#}"),
+    };
+    let (_, lacks) = refused.split_once("it lacks: ").context(refused.clone())?;
+    let mut named: Vec<_> = lacks.trim().split(", ").collect();
+    let mut wanted: Vec<_> = expected.split(',').collect();
+    named.sort_unstable();
+    wanted.sort_unstable();
+    ensure!(named == wanted, "{refused}");
+    Ok(format!("refused: lacks {}", named.join(", ")))
 }
 
 /// How long each part of a step took.
@@ -321,15 +429,15 @@ impl Laps {
 fn numbers(text: &str) -> Result<Vec<u64>> {
     let numbers = text.lines().map(|line| Ok(line.trim().parse()?));
     let numbers = numbers.collect::<Result<Vec<u64>>>()?;
-    ensure!(numbers.len() == 2, "{text:?}");
+    ensure!(numbers.len() == 4, "{text:?}");
     Ok(numbers)
 }
 
-/// Two processors, and the same sum read by both.
-fn check_two(said: &str) -> Result<String> {
+/// Four processors, and the same sum read by all.
+fn check_four(said: &str) -> Result<String> {
     let lines: Vec<_> = said.lines().collect();
     match lines[..] {
-        ["2", a, b] if a == b => Ok(a.to_owned()),
+        ["4", a, b, c, d] if [b, c, d] == [a; 3] => Ok(a.to_owned()),
         _ => bail!("{said:?}"),
     }
 }

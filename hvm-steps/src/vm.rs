@@ -35,11 +35,15 @@ pub(crate) struct Vm {
 
 impl Vm {
     /// Boots and waits for the agent.
-    pub(crate) fn boot(places: &Places, vcpus: u8, tap: Option<&Tap>) -> Result<Self> {
+    pub(crate) fn boot(
+        places: &Places,
+        (memory, vcpus): (Bytes, u8),
+        tap: Option<&Tap>,
+    ) -> Result<Self> {
         let mut vm = Self::process(places)?;
         let file = |name: &str| places.guest.join(name);
         let spec = VmSpec {
-            memory: MEMORY,
+            memory,
             vcpus,
             guest: GuestPaths {
                 kernel: file("vmlinux"),
@@ -70,6 +74,7 @@ impl Vm {
         let mut vm = Self::process(places)?;
         let spec = RestoreSpec {
             template: template.to_owned(),
+            base: None,
             vsock: vm.vsock.clone(),
             console: Some(vm.console.clone()),
             prefault: WorkingSetPrefault::On,

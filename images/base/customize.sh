@@ -13,6 +13,11 @@ chroot "$tree" dpkg-query --show --showformat '${Package}=${Version}\n' |
 chroot "$tree" useradd --uid 1000 --user-group --create-home --shell /bin/bash user
 chmod 0440 "$tree/etc/sudoers.d/user"
 chmod 0755 "$tree/home/user"
+# Where older templates of E2B have users keep their code.
+install -d -m 0777 "$tree/code"
+
+# A sandbox is thrown away: its system's Python is there to be installed into, with pip as anywhere else.
+rm -f "$tree"/usr/lib/python3.*/EXTERNALLY-MANAGED
 
 # A clone takes its own id at start; an empty file is what systemd and D-Bus read as "none yet".
 : > "$tree/etc/machine-id"

@@ -3,15 +3,19 @@
 
 mod identity;
 mod phase;
+mod sandbox;
 mod size;
 mod spec;
 mod template;
 
 pub use identity::{EntropySeed, Identity};
 pub use phase::{StartPhase, Timeline};
+pub use sandbox::{SandboxId, SandboxIdError};
 pub use size::{Bytes, SizeError};
 pub use spec::{
     GuestPaths, HypercallPath, MAX_MEMORY, MIN_MEMORY, Platform, RestoreSpec, SpecError, VmSpec,
     WorkingSetPrefault,
 };
-pub use template::{FileSum, MANIFEST_NAME, TEMPLATE_FORMAT, TemplateManifest, template_file};
+pub use template::{
+    FileSum, MANIFEST_NAME, TEMPLATE_FORMAT, TemplateBase, TemplateManifest, template_file,
+};

@@ -97,6 +97,10 @@ pub enum WorkingSetPrefault {
 pub struct RestoreSpec {
     /// The template's directory.
     pub template: PathBuf,
+    /// For a diff: where its base is, in place of the directory that its manifest names. Usually a copy
+    /// loaded for cloning. It must be the base of the same sum; a template that is whole does not look at it.
+    #[serde(default)]
+    pub base: Option<PathBuf>,
     /// As in [`VmSpec::vsock`].
     pub vsock: PathBuf,
     /// As in [`VmSpec::console`].

@@ -6,18 +6,21 @@ use serde::{Deserialize, Serialize};
 use crate::{Bytes, HypercallPath, Platform};
 
 /// Format of the template directory; a reader refuses every other number.
-pub const TEMPLATE_FORMAT: u32 = 2;
+pub const TEMPLATE_FORMAT: u32 = 3;
 /// Name of the manifest in a template's directory.
 pub const MANIFEST_NAME: &str = "manifest.json";
 
 /// Names of the other files in a template's directory.
 pub mod template_file {
-    /// Guest RAM and the monitor's memory, mapped privately by clones.
+    /// Guest RAM and the monitor's memory, mapped privately by clones. In a diff: the pages that differ from
+    /// the base's, one after another in the order of [`EXTENTS`].
     pub const MEMORY: &str = "memory";
     /// CPU and device state in the snapshot codec.
     pub const STATE: &str = "state";
-    /// The writable layer at snapshot time.
+    /// The writable layer at snapshot time. In a diff: the blocks written over the base's, as in [`MEMORY`].
     pub const LAYER: &str = "layer";
+    /// In a diff only: where the pages of [`MEMORY`] and the blocks of [`LAYER`] belong.
+    pub const EXTENTS: &str = "extents";
     /// Pages that a first restore made private: pairs of little-endian u64 (offset, length) in bytes.
     pub const WORKING_SET: &str = "working-set";
 }
@@ -30,6 +33,18 @@ pub struct FileSum {
     pub bytes: u64,
     /// SHA-256, 64 lower-case hex digits.
     pub sha256: String,
+}
+
+/// What a diff leaves out, and where that is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateBase {
+    /// Directory of the base, absolute path. A base is never a diff itself.
+    pub dir: std::path::PathBuf,
+    /// SHA-256 of the base's manifest, 64 lower-case hex digits: with the sums in it, of all of the base.
+    pub manifest_sha256: String,
+    /// Sum of [`template_file::EXTENTS`].
+    pub extents_sum: FileSum,
 }
 
 /// What a template is.
@@ -54,6 +69,9 @@ pub struct TemplateManifest {
     pub root_sum: FileSum,
     /// Sum of the guest kernel (ELF).
     pub kernel_sum: FileSum,
+    /// What memory and layer are to be laid over; absent if they are whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<TemplateBase>,
     /// Sum of [`template_file::MEMORY`]: over its 64 KiB blocks that are not zero, each led by its index.
     pub memory_sum: FileSum,
     /// Sum of [`template_file::STATE`].

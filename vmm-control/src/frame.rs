@@ -24,7 +24,8 @@ pub const VERSION: u16 = 1;
 /// Longest body.
 pub const MAX_BODY: usize = 1 << 20;
 const MAGIC: [u8; 4] = *b"CVMC";
-const HEADER: usize = 12;
+/// Length of a header.
+pub const HEADER: usize = 12;
 
 /// Why a frame could not be exchanged.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +83,17 @@ pub fn check_header(h: &[u8; HEADER]) -> Result<usize, FrameError> {
     Ok(len)
 }
 
+/// A whole frame, for those who send it by their own means.
+///
+/// # Errors
+/// The body is too long.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
+    let body = serde_json::to_vec(message).map_err(FrameError::Body)?;
+    let mut bytes = header(body.len())?.to_vec();
+    bytes.extend_from_slice(&body);
+    Ok(bytes)
+}
+
 /// Sends one message, with a descriptor beside it if given.
 ///
 /// # Errors
@@ -91,9 +103,7 @@ pub fn send<T: Serialize>(
     message: &T,
     fd: Option<RawFd>,
 ) -> Result<(), FrameError> {
-    let body = serde_json::to_vec(message).map_err(FrameError::Body)?;
-    let mut bytes = header(body.len())?.to_vec();
-    bytes.extend_from_slice(&body);
+    let bytes = encode(message)?;
     let fds: Vec<RawFd> = fd.into_iter().collect();
     let mut rest = &bytes[..];
     while !rest.is_empty() {

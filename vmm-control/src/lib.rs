@@ -2,12 +2,13 @@
 //!
 //! A frame is a fixed header ([`frame`]) and a JSON body. A TAP descriptor travels beside the frame that
 //! needs it (SCM_RIGHTS). [`VmProcess`] starts a VMM whose standard input is the socket: when the client
-//! dies, however it dies, the VMM reads end-of-file and exits, so nothing is left behind.
+//! dies, however it dies, the VMM reads end-of-file and exits, so nothing is left behind. [`spawn_detached`]
+//! starts one whose socket listens at a path, for owners that come back for it after their own death.
 
 pub mod frame;
 mod message;
 mod process;
 pub mod template;
 
-pub use message::{Failure, FailureKind, Reply, Request, VmPhase, VmStats};
-pub use process::{ControlClient, ControlError, VmProcess};
+pub use message::{Failure, FailureKind, Reply, Request, SnapshotContent, VmPhase, VmStats};
+pub use process::{ControlClient, ControlError, VmProcess, spawn_detached};

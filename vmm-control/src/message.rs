@@ -32,6 +32,16 @@ pub enum Request {
     Snapshot {
         /// The new template's directory.
         dir: PathBuf,
+        /// How much of it to write.
+        #[serde(default)]
+        content: SnapshotContent,
+    },
+    /// Write the layer alone, as the guest's disk is now, to a file that does not exist yet; a VM can be
+    /// booted from it. The VM is paused while this happens and stays paused. What the guest has not
+    /// written back yet is not in it: have it sync before. Answered with [`Reply::Done`].
+    SaveLayer {
+        /// The new file.
+        path: PathBuf,
     },
     /// Write the list of guest pages that are private to this clone to a file.
     /// Answered with [`Reply::Done`].
@@ -43,6 +53,19 @@ pub enum Request {
     Stats,
     /// Answered with [`Reply::Done`]; the process then exits with status 0.
     Shutdown,
+}
+
+/// How much of a VM a snapshot holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SnapshotContent {
+    /// All of it.
+    #[default]
+    Full,
+    /// What differs from the whole template that the VM descends from. Such a snapshot can be restored
+    /// while that template exists unchanged. A VM that was booted has none, and a template that is gone
+    /// is no help: then the snapshot is full, as its manifest says.
+    Diff,
 }
 
 /// A successful answer.

@@ -4,7 +4,7 @@ use std::{
     io,
     os::{
         fd::{AsRawFd, BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
+        unix::net::{UnixListener, UnixStream},
     },
     path::Path,
     process::{Child, Command, Stdio},
@@ -14,7 +14,7 @@ use std::{
 use model::{Identity, RestoreSpec, Timeline, VmSpec};
 
 use crate::{
-    Failure, Reply, Request, VmStats,
+    Failure, Reply, Request, SnapshotContent, VmStats,
     frame::{self, FrameError},
 };
 
@@ -56,6 +56,14 @@ impl ControlClient {
         socket.set_read_timeout(timeout)?;
         socket.set_write_timeout(timeout)?;
         Ok(Self { socket })
+    }
+
+    /// Connects to a VMM of [`spawn_detached`]. It answers when its former client has left.
+    ///
+    /// # Errors
+    /// Nobody listens there, or the timeout is zero.
+    pub fn connect(path: &Path, timeout: Option<Duration>) -> io::Result<Self> {
+        Self::new(UnixStream::connect(path)?, timeout)
     }
 
     /// Sends one request, with a TAP descriptor beside it if given, and waits for its answer.
@@ -151,12 +159,34 @@ impl ControlClient {
         self.done(&Request::Resume)
     }
 
-    /// See [`Request::Snapshot`].
+    /// See [`Request::Snapshot`]; a full one.
     ///
     /// # Errors
     /// See [`ControlError`].
     pub fn snapshot(&mut self, dir: &Path) -> Result<(), ControlError> {
-        self.done(&Request::Snapshot { dir: dir.into() })
+        self.done(&Request::Snapshot {
+            dir: dir.into(),
+            content: SnapshotContent::Full,
+        })
+    }
+
+    /// See [`Request::Snapshot`]; one that leaves to the base what is the base's.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    pub fn snapshot_diff(&mut self, dir: &Path) -> Result<(), ControlError> {
+        self.done(&Request::Snapshot {
+            dir: dir.into(),
+            content: SnapshotContent::Diff,
+        })
+    }
+
+    /// See [`Request::SaveLayer`].
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    pub fn save_layer(&mut self, path: &Path) -> Result<(), ControlError> {
+        self.done(&Request::SaveLayer { path: path.into() })
     }
 
     /// See [`Request::RecordWorkingSet`].
@@ -185,6 +215,34 @@ impl ControlClient {
     pub fn shutdown(&mut self) -> Result<(), ControlError> {
         self.done(&Request::Shutdown)
     }
+}
+
+/// Starts a `cube-vmm` that outlives whoever started it: its control socket listens at `control`, which must
+/// not exist yet, and serves clients one after another. It makes a session of its own, and ends with its
+/// guest, with [`Request::Shutdown`], or when it is killed. `log` receives its standard error.
+///
+/// # Errors
+/// The socket cannot be made, or the program cannot be started; then the socket is removed again.
+pub fn spawn_detached(
+    program: &Path,
+    control: &Path,
+    log: std::fs::File,
+) -> Result<Child, ControlError> {
+    let failed = |source| ControlError::Spawn {
+        program: program.display().to_string(),
+        source,
+    };
+    let listener = UnixListener::bind(control).map_err(failed)?;
+    let child = Command::new(program)
+        .stdin(Stdio::from(OwnedFd::from(listener)))
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn();
+    child.map_err(|e| {
+        // Who looks for a VMM here shall find none.
+        let _ = std::fs::remove_file(control);
+        failed(e)
+    })
 }
 
 /// A running `cube-vmm` and its control socket. Dropping it kills and reaps the process.

@@ -2,9 +2,11 @@
 
 use std::{io, path::PathBuf};
 
+use api_types::chain;
 use vmm_control::{Failure, FailureKind, frame::FrameError};
 
 use crate::{
+    confine::ConfineError,
     devices::DeviceError,
     memory::MemoryError,
     platform::{EndReason, PlatformError, hvm::HvmError, ring3::Ring3Error},
@@ -47,6 +49,9 @@ pub enum MachineError {
     /// No platform.
     #[error("no VM can run here: {0}")]
     Unsuitable(String),
+    /// Giving up rights.
+    #[error(transparent)]
+    Confine(#[from] ConfineError),
     /// The devices.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -84,6 +89,7 @@ impl MachineError {
             Self::Platform(PlatformError::Hvm(e)) => hvm_kind(e),
             Self::WrongPhase(_) => FailureKind::WrongPhase,
             Self::Exited(_) => FailureKind::GuestExited,
+            Self::Confine(_) => FailureKind::UnsuitableHost,
             Self::Memory(_) | Self::Signals(_) | Self::Watch(_) | Self::Control(_) => {
                 FailureKind::Io
             }
@@ -105,21 +111,7 @@ fn ring3_kind(error: &Ring3Error) -> FailureKind {
 fn hvm_kind(error: &HvmError) -> FailureKind {
     match error {
         HvmError::State(_) | HvmError::Missing(_) => FailureKind::BadSnapshot,
-        HvmError::Kernel(_) | HvmError::Boot(..) | HvmError::Room(_) | HvmError::Ram(_) => {
-            FailureKind::BadSpec
-        }
+        HvmError::Kernel(_) | HvmError::Boot(..) | HvmError::Room(_) => FailureKind::BadSpec,
         HvmError::Kvm { .. } | HvmError::Memory(_) | HvmError::Resource(..) => FailureKind::Io,
     }
-}
-
-/// An error and its causes: `a: b: c`.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        text = format!("{text}: {e}");
-        cause = e.source();
-    }
-    text
 }

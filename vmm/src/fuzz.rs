@@ -5,7 +5,14 @@ use std::{fs::File, io::Write, path::Path};
 use model::Platform;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::{devices, platform::ring3, snapshot};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    devices,
+    extents::{self, Found},
+    platform::ring3,
+    snapshot,
+};
 
 /// Format of state files.
 pub const FORMAT: u32 = model::TEMPLATE_FORMAT;
@@ -15,6 +22,38 @@ pub fn state(bytes: &[u8]) {
     for host in [Platform::Ring3, Platform::Hvm] {
         if let Ok(state) = snapshot::decode(Path::new("state"), bytes, host) {
             devices::fuzz::restore(&state.bus);
+        }
+    }
+}
+
+/// A list of extents: as it is, and under a header that fits it. What is read lies inside, and is found.
+///
+/// # Panics
+/// It does not.
+pub fn extents(bytes: &[u8]) {
+    const LENGTHS: (u64, u64) = (64 << 20, 1 << 30);
+    let _refused = extents::decode(bytes, FORMAT, LENGTHS);
+    let Some((split, pairs)) = bytes.split_first() else {
+        return;
+    };
+    let all = pairs.len() / 16;
+    let of_memory = usize::from(*split).min(all);
+    let pairs = &pairs[..all * 16];
+    let mut file = b"CUBEDIFF".to_vec();
+    file.extend(FORMAT.to_le_bytes());
+    file.extend([0; 4]);
+    file.extend((of_memory as u64).to_le_bytes());
+    file.extend(((all - of_memory) as u64).to_le_bytes());
+    file.extend(Sha256::digest(pairs));
+    file.extend(pairs);
+    let Ok((memory, layer)) = extents::decode(&file, FORMAT, LENGTHS) else {
+        return;
+    };
+    for (extents, limit) in [(memory, LENGTHS.0), (layer, LENGTHS.1)] {
+        for e in extents.iter() {
+            assert!(e.at + e.bytes <= limit && e.stored + e.bytes <= extents.bytes());
+            let found = extents.find(e.at + e.bytes - 1);
+            assert!(matches!(found, Found::Here { end, .. } if end == e.at + e.bytes));
         }
     }
 }
@@ -38,6 +77,7 @@ mod tests {
         #[test]
         fn no_bytes_break_the_parsers(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             super::state(&bytes);
+            super::extents(&bytes);
             super::xen_notes(&[b"\x7fELF\x02\x01\x01".as_slice(), &bytes].concat());
         }
     }

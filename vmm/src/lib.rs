@@ -4,8 +4,11 @@
 
 pub mod agent;
 pub mod clock;
+mod confine;
+pub mod control;
 pub mod devices;
 pub mod error;
+pub mod extents;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod machine;

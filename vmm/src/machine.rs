@@ -6,44 +6,40 @@
 //! Empty ──┤                        │  └────pause──────►│
 //!          restore ─► Paused       └──guest ends──► Exited
 //! ```
-//! The process ends when the control socket is closed, whatever the state: nobody is left to ask for it.
+//! With a connected control socket the process ends when that is closed, whatever the state: nobody is left
+//! to ask for it. With a listening one it ends when the guest does, or is told to (see `control`).
+
+mod save;
 
 use std::{
     collections::BTreeMap,
     fs::File,
-    io,
-    os::{
-        fd::OwnedFd,
-        unix::{fs::FileExt, net::UnixStream},
-    },
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use kvm_ioctls::Kvm;
 use model::{
-    FileSum, HypercallPath, Identity, Platform, RestoreSpec, StartPhase, TemplateManifest,
-    Timeline, VmSpec, WorkingSetPrefault, template_file,
+    FileSum, HypercallPath, Identity, Platform, RestoreSpec, StartPhase, Timeline, VmSpec,
+    WorkingSetPrefault, template_file,
 };
-use vmm_control::{
-    Failure, FailureKind, Reply, Request, VmPhase, VmStats,
-    frame::{self, FrameError},
-};
+use vmm_control::{Failure, FailureKind, Reply, Request, VmPhase, VmStats};
 
 use crate::{
     agent::{self, AGENT_PORT, IdentityTask, Progress},
     clock,
-    devices::{self, BackendSpec, ConsoleLog, DeviceBus},
+    confine::confine,
+    control::{self, Control, Received},
+    devices::{self, BackendSpec, ConsoleLog, DeviceBus, LayerDiff},
     error::MachineError,
     memory::{self, Memory},
     platform::{EndReason, Exit, PlatformVm, kernel_parameters, probe, ring3::BootFiles},
-    snapshot::{self, Draft, MachineState},
+    snapshot::{self, Ancestor, Template},
     sys,
-    watch::{Events, Interest, Watch},
+    watch::{Events, Watch},
 };
 
-/// Token of the control socket in the watch.
-const CONTROL: u64 = 1;
 /// Most bytes a console file keeps.
 const CONSOLE_BYTES: u64 = 1 << 20;
 /// Where guests' disk writes go: large temporary files belong there (FHS 5.15), and it is not a tmpfs.
@@ -68,6 +64,15 @@ struct Origin {
     root: PathBuf,
     root_sum: Option<FileSum>,
     kernel: KernelOrigin,
+    /// What a diff is to be made against; a booted VM has none.
+    ancestor: Option<Ancestry>,
+}
+
+/// The whole template that a clone descends from.
+#[derive(Debug)]
+struct Ancestry {
+    template: Ancestor,
+    memory: File,
 }
 
 #[derive(Debug)]
@@ -92,7 +97,7 @@ struct Vm {
 pub struct Machine {
     kvm: Kvm,
     watch: Watch,
-    control: UnixStream,
+    control: Control,
     vm: Option<Vm>,
     timeline: Timeline,
     exits: BTreeMap<&'static str, u64>,
@@ -104,13 +109,11 @@ impl Machine {
     ///
     /// # Errors
     /// No KVM, or no descriptors.
-    pub fn new(control: UnixStream, started_ns: u64) -> Result<Self, MachineError> {
+    pub fn new(mut control: Control, started_ns: u64) -> Result<Self, MachineError> {
         sys::install_kick().map_err(MachineError::Signals)?;
         let kvm = Kvm::new().map_err(MachineError::NoKvm)?;
         let mut watch = Watch::new().map_err(MachineError::Watch)?;
-        watch
-            .add(&control, CONTROL, Interest::Read)
-            .map_err(MachineError::Watch)?;
+        control.attach(&mut watch).map_err(MachineError::Watch)?;
         let mut timeline = Timeline::default();
         timeline.stamp(StartPhase::ProcessStarted, started_ns);
         Ok(Self {
@@ -127,7 +130,8 @@ impl Machine {
     /// Serves until the control socket closes or says shutdown.
     ///
     /// # Errors
-    /// The control socket or KVM broke in a way that no reply can carry.
+    /// The control socket or KVM broke in a way that no reply can carry; with a listening control socket,
+    /// the end of the guest, for there may be no client to ask after it.
     pub fn serve(mut self) -> Result<(), MachineError> {
         let mut events = Events::default();
         while !self.stop {
@@ -186,6 +190,9 @@ impl Machine {
                 vm.phase = VmPhase::Exited;
                 self.count("ended");
                 self.fail_identity(FailureKind::GuestExited, &reason.to_string())?;
+                if self.control.is_listening() {
+                    return Err(MachineError::Exited(Some(reason)));
+                }
                 if let Some(vm) = &mut self.vm {
                     vm.end = Some(reason);
                 }
@@ -226,7 +233,11 @@ impl Machine {
         let mut raised = false;
         for token in events.tokens() {
             match token {
-                CONTROL => self.request()?,
+                control::CLIENT => self.request()?,
+                control::LISTENER => self
+                    .control
+                    .accept(&mut self.watch)
+                    .map_err(MachineError::Watch)?,
                 agent::TOKEN => {}
                 token => raised |= self.device_ready(token)?,
             }
@@ -293,21 +304,25 @@ impl Machine {
     }
 
     fn reply(&self, answer: &Result<Reply, Failure>) -> Result<(), MachineError> {
-        match frame::send(&self.control, answer, None) {
-            // The peer is gone: the next read says so too.
-            Err(FrameError::Io(_)) | Ok(()) => Ok(()),
-            Err(e) => Err(MachineError::Control(e)),
-        }
+        self.control.reply(answer).map_err(MachineError::Control)
     }
 
     fn request(&mut self) -> Result<(), MachineError> {
-        let (request, tap) = match frame::receive::<Request>(&self.control) {
-            Ok(got) => got,
-            Err(FrameError::Closed) => {
+        let received = self.control.receive(&mut self.watch);
+        let (request, tap) = match received.map_err(MachineError::Control)? {
+            Received::Request(request, tap) => (request, tap),
+            Received::Left => {
+                // Nobody waits for this answer any more.
+                if let Some(vm) = self.vm.as_mut().filter(|vm| vm.identity.is_some()) {
+                    vm.identity = None;
+                    sys::alarm(Duration::ZERO);
+                }
+                return Ok(());
+            }
+            Received::End => {
                 self.stop = true;
                 return Ok(());
             }
-            Err(e) => return Err(MachineError::Control(e)),
         };
         let answer = match request {
             Request::Identity {
@@ -328,7 +343,8 @@ impl Machine {
             Request::Restore(spec) => self.build(|this| this.restore(&spec, tap)),
             Request::Pause => self.set_phase(VmPhase::Paused),
             Request::Resume => self.set_phase(VmPhase::Running),
-            Request::Snapshot { dir } => self.snapshot(&dir),
+            Request::Snapshot { dir, content } => self.snapshot(&dir, content),
+            Request::SaveLayer { path } => self.save_layer(&path),
             Request::RecordWorkingSet { path } => {
                 let ranges = self.need_vm()?.platform.memory().private_ranges();
                 ranges
@@ -377,7 +393,14 @@ impl Machine {
         spec.check(host)?;
         let ram = spec.memory.0;
         let mut bus = DeviceBus::new(
-            backends(&spec.guest.root, &spec.guest.layer, tap, &spec.vsock)?,
+            BackendSpec {
+                root: open(&spec.guest.root)?,
+                layer_base: open(&spec.guest.layer)?,
+                layer_diff: None,
+                tap,
+                vsock_path: spec.vsock.clone(),
+                scratch: SCRATCH.into(),
+            },
             &mut self.watch,
         )?;
         let cmdline = format!(
@@ -402,6 +425,7 @@ impl Machine {
             root: spec.guest.root.clone(),
             root_sum: None,
             kernel: KernelOrigin::File(spec.guest.kernel.clone()),
+            ancestor: None,
         };
         self.install(platform, bus, spec.console.as_deref(), origin)?;
         self.set_phase(VmPhase::Running)?;
@@ -415,18 +439,28 @@ impl Machine {
             Platform::Ring3 => Platform::Ring3,
             Platform::Hvm => probe::platform(&self.kvm)?,
         };
-        let template = snapshot::open(&spec.template, host)?;
+        let mut template = snapshot::open(&spec.template, spec.base.as_deref(), host)?;
+        let base_memory = open(&template.root.dir.join(template_file::MEMORY))?;
+        let memory = clone_memory(&mut template, &base_memory, spec.prefault)?;
         let (manifest, state) = (&template.manifest, &template.state);
-        let memory_file = open(&template.dir.join(template_file::MEMORY))?;
-        let memory = Memory::private_copy(memory_file, manifest.memory_sum.bytes)?;
-        if spec.prefault == WorkingSetPrefault::On {
-            let list = template.dir.join(template_file::WORKING_SET);
-            memory.prefault(&memory::read_working_set(&list, memory.bytes()));
-        }
         let mut platform = PlatformVm::restore(&self.kvm, memory, devices::SLOTS, &state.platform)?;
         self.stamp(StartPhase::MemoryMapped);
-        let layer = template.dir.join(template_file::LAYER);
-        let backends = backends(&manifest.root, &layer, tap, &spec.vsock)?;
+        let own_layer = template.dir.join(template_file::LAYER);
+        let layer_diff = match template.diff {
+            None => None,
+            Some(diff) => Some(LayerDiff {
+                file: open(&own_layer)?,
+                extents: diff.layer,
+            }),
+        };
+        let backends = BackendSpec {
+            root: open(&manifest.root)?,
+            layer_base: open(&template.root.dir.join(template_file::LAYER))?,
+            layer_diff,
+            tap,
+            vsock_path: spec.vsock.clone(),
+            scratch: SCRATCH.into(),
+        };
         let ram = &platform.memory().ram;
         let (bus, raised) = DeviceBus::restore(backends, &state.bus, ram, &mut self.watch)?;
         platform.raise(raised)?;
@@ -437,6 +471,10 @@ impl Machine {
             root: manifest.root.clone(),
             root_sum: Some(manifest.root_sum.clone()),
             kernel: KernelOrigin::Sum(manifest.kernel_sum.clone()),
+            ancestor: Some(Ancestry {
+                template: template.root,
+                memory: base_memory,
+            }),
         };
         self.install(platform, bus, spec.console.as_deref(), origin)?;
         Ok(Reply::Started(self.timeline.clone()))
@@ -458,6 +496,7 @@ impl Machine {
             .transpose()?;
         platform.show_registers(bus.registers());
         sys::aim_kick(platform.vcpu());
+        confine()?;
         self.stamp(StartPhase::DevicesReady);
         self.vm = Some(Vm {
             platform,
@@ -480,10 +519,12 @@ impl Machine {
         if vm.phase == VmPhase::Exited {
             return Err(MachineError::Exited(vm.end.clone()));
         }
-        vm.phase = to;
-        if to == VmPhase::Paused {
-            vm.platform.pause();
+        match (vm.phase, to) {
+            (VmPhase::Running, VmPhase::Paused) => vm.platform.pause()?,
+            (VmPhase::Paused, VmPhase::Running) => vm.platform.resume()?,
+            _ => {}
         }
+        vm.phase = to;
         if to == VmPhase::Running && self.timeline.at(StartPhase::Resumed).is_none() {
             self.stamp(StartPhase::Resumed);
         }
@@ -501,60 +542,6 @@ impl Machine {
         vm.identity = Some(IdentityTask::new(identity, within, Instant::now()));
         sys::alarm(ALARM);
         Ok(())
-    }
-
-    fn snapshot(&mut self, dir: &Path) -> Result<Reply, MachineError> {
-        self.set_phase(VmPhase::Paused)?;
-        let vm = self.need_vm()?;
-        let host = vm.platform.platform();
-        let draft = Draft::begin(dir)?;
-        let taken_at_unix_ns = clock::unix_ns();
-        let state = MachineState {
-            platform: vm.platform.save()?,
-            bus: vm.bus.state(),
-        };
-        let bytes = snapshot::encode(&state, host)?;
-        draft.write(template_file::STATE, &bytes)?;
-        let memory = draft.create(template_file::MEMORY)?;
-        let path = draft.path(template_file::MEMORY);
-        vm.platform
-            .memory()
-            .save(&memory)
-            .and_then(|()| {
-                let fixups = vm.platform.memory_fixups().map_err(io::Error::other)?;
-                fixups
-                    .into_iter()
-                    .try_for_each(|(at, word)| memory.write_all_at(&word.to_le_bytes(), at))
-            })
-            .map_err(snapshot::at("write", &path))?;
-        let layer = draft.create(template_file::LAYER)?;
-        let path = draft.path(template_file::LAYER);
-        vm.bus
-            .copy_layer_to(&layer)
-            .map_err(snapshot::at("write", &path))?;
-        let origin = &vm.origin;
-        let manifest = TemplateManifest {
-            format: model::TEMPLATE_FORMAT,
-            platform: host,
-            memory: model::Bytes(origin.ram),
-            vcpus: origin.vcpus,
-            hypercalls: (host == Platform::Ring3).then_some(origin.hypercalls),
-            taken_at_unix_ns,
-            root: origin.root.clone(),
-            root_sum: match &origin.root_sum {
-                Some(sum) => sum.clone(),
-                None => snapshot::sum(&origin.root)?,
-            },
-            kernel_sum: match &origin.kernel {
-                KernelOrigin::File(path) => snapshot::sum(path)?,
-                KernelOrigin::Sum(sum) => sum.clone(),
-            },
-            memory_sum: snapshot::sparse_sum(&draft.path(template_file::MEMORY))?,
-            state_sum: snapshot::sum(&draft.path(template_file::STATE))?,
-            layer_sum: snapshot::sparse_sum(&draft.path(template_file::LAYER))?,
-        };
-        draft.finish(&manifest)?;
-        Ok(Reply::Done)
     }
 
     fn stats(&self) -> VmStats {
@@ -606,17 +593,35 @@ fn open(path: &Path) -> Result<File, MachineError> {
     })
 }
 
-fn backends(
-    root: &Path,
-    layer: &Path,
-    tap: Option<OwnedFd>,
-    vsock: &Path,
-) -> Result<BackendSpec, MachineError> {
-    Ok(BackendSpec {
-        root: open(root)?,
-        layer_base: open(layer)?,
-        tap,
-        vsock_path: vsock.to_owned(),
-        scratch: SCRATCH.into(),
-    })
+/// The memory of a clone: the whole template's, and over it what a diff has.
+fn clone_memory(
+    template: &mut Template,
+    base: &File,
+    prefault: WorkingSetPrefault,
+) -> Result<Memory, MachineError> {
+    let failed = |source| MachineError::Open {
+        path: template.root.dir.join(template_file::MEMORY),
+        source,
+    };
+    let base = base.try_clone().map_err(failed)?;
+    let mut memory = Memory::private_copy(
+        base,
+        template.root.memory_bytes,
+        template.state.platform.hole(),
+    )?;
+    if let Some(diff) = &mut template.diff {
+        let path = template.dir.join(template_file::MEMORY);
+        let laid = memory.lay_over(&open(&path)?, std::mem::take(&mut diff.memory));
+        laid.map_err(snapshot::at("read", &path))?;
+    }
+    if prefault == WorkingSetPrefault::On {
+        let own = template.dir.join(template_file::WORKING_SET);
+        // What the base's clones need at once, a clone of its diff needs too.
+        let list = match own.exists() {
+            true => own,
+            false => template.root.dir.join(template_file::WORKING_SET),
+        };
+        memory.prefault(&memory::read_working_set(&list, memory.bytes()));
+    }
+    Ok(memory)
 }

@@ -1,16 +1,10 @@
 //! `cube-vmm`: one process, one microVM.
 
-use std::{
-    os::{
-        fd::AsFd,
-        unix::net::{UnixListener, UnixStream},
-    },
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
+use api_types::chain;
 use clap::{Parser, Subcommand};
-use vmm::{clock, error::chain, machine::Machine};
+use vmm::{clock, control::Control, machine::Machine};
 
 /// Runs one microVM, told what to do over a control socket.
 #[derive(Parser)]
@@ -22,12 +16,9 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve the control socket that is standard input (the default)
-    Serve {
-        /// Listen at this path for one client instead
-        #[arg(long)]
-        listen: Option<PathBuf>,
-    },
+    /// Serve the control socket that is standard input (the default): a connected one until its client
+    /// leaves, a listening one for clients one after another until the guest ends
+    Serve,
     /// Say which platform this host's KVM offers, and why, as JSON
     Probe,
     /// Read every byte of a template and compare it with its manifest
@@ -49,12 +40,14 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Option<Command>, started: u64) -> Result<(), Box<dyn std::error::Error>> {
-    match command.unwrap_or(Command::Serve { listen: None }) {
-        Command::Serve { listen } => {
-            let control = match listen {
-                None => UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?),
-                Some(path) => UnixListener::bind(path)?.accept()?.0,
-            };
+    match command.unwrap_or(Command::Serve) {
+        Command::Serve => {
+            let control = Control::of_stdin()?;
+            if control.is_listening() {
+                // It is to outlive the terminal and the session of whoever started it. Fails for a leader of
+                // a process group, which was given one of its own on purpose.
+                let _ = nix::unistd::setsid();
+            }
             Machine::new(control, started)?.serve()?;
         }
         Command::Probe => println!("{}", serde_json::to_string(&vmm::platform::probe::host()?)?),

@@ -1,17 +1,35 @@
-//! Guest memory: one mapping, one KVM slot. A booted VM has anonymous memory; a clone has the template's
-//! file, mapped privately: what it writes is its own, what it only reads is the host's page cache.
+//! Guest memory: a mapping and a KVM slot for each part that lies together, which is one, or two around a hole
+//! in guest-physical addresses. Here and in files it is one row of bytes: offsets skip the hole.
+//!
+//! A booted VM has anonymous memory; a clone has the template's
+//! file, mapped privately: what it writes is its own, what it only reads is the host's page cache. A clone
+//! of a diff has the base's file so, and over it runs of pages from the diff's file.
 
-use std::{fs::File, io, os::unix::fs::FileExt, path::Path, sync::Arc};
-
-use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion,
-    mmap::MmapRegionError,
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::Arc,
 };
 
-use crate::{devices::Ram, sys};
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    MmapRegion, mmap::MmapRegionError,
+};
+
+use crate::{
+    devices::Ram,
+    extents::{Extent, Extents},
+    sys,
+};
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
+const PAGE_BYTES: usize = 4096;
+/// Most runs of a diff that are mapped. Each may cut a mapping in two; a process may have 65530
+/// (`vm.max_map_count`).
+const MAX_MAPPED: usize = 20_000;
 
 /// Why guest memory could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -30,13 +48,46 @@ pub enum MemoryError {
     Size(u64),
 }
 
+/// Guest-physical addresses that have no RAM; what does not fit below lies above.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hole {
+    /// Its first byte.
+    pub start: u64,
+    /// The first byte of the RAM above it.
+    pub end: u64,
+}
+
 /// The memory of one VM.
 #[derive(Debug, Clone)]
 pub struct Memory {
-    /// All of it from guest-physical 0, for reading and writing by copy.
+    /// All of it by guest-physical address, for reading and writing by copy.
     pub ram: Ram,
-    region: Arc<GuestRegionMmap<()>>,
+    /// In order.
+    parts: Vec<Part>,
     bytes: u64,
+    backing: Backing,
+    /// What a diff's file holds of it.
+    laid_over: Arc<Extents>,
+}
+
+#[derive(Debug, Clone)]
+struct Part {
+    /// Where it begins in the row of bytes.
+    offset: u64,
+    region: Arc<GuestRegionMmap<()>>,
+}
+
+impl Part {
+    fn end(&self) -> u64 {
+        self.offset + self.region.len()
+    }
+}
+
+/// What a page is that this process never wrote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Backing {
+    Zero,
+    File,
 }
 
 impl Memory {
@@ -44,50 +95,84 @@ impl Memory {
     ///
     /// # Errors
     /// The host refuses the mapping.
-    pub fn anonymous(bytes: u64) -> Result<Self, MemoryError> {
-        Self::map(bytes, None)
+    pub fn anonymous(bytes: u64, hole: Option<Hole>) -> Result<Self, MemoryError> {
+        Self::map(bytes, hole, None)
     }
 
     /// The template's memory, copy-on-write.
     ///
     /// # Errors
     /// The host refuses the mapping.
-    pub fn private_copy(file: File, bytes: u64) -> Result<Self, MemoryError> {
-        Self::map(bytes, Some(FileOffset::new(file, 0)))
+    pub fn private_copy(file: File, bytes: u64, hole: Option<Hole>) -> Result<Self, MemoryError> {
+        Self::map(bytes, hole, Some(&Arc::new(file)))
     }
 
-    fn map(bytes: u64, file: Option<FileOffset>) -> Result<Self, MemoryError> {
-        use nix::libc::{MAP_ANONYMOUS, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE};
-        let size = usize::try_from(bytes).map_err(|_| MemoryError::Size(bytes))?;
-        let kind = if file.is_some() { 0 } else { MAP_ANONYMOUS };
-        let mapping = MmapRegion::build(
-            file,
-            size,
-            PROT_READ | PROT_WRITE,
-            MAP_PRIVATE | MAP_NORESERVE | kind,
-        )
-        .map_err(|source| MemoryError::Map { bytes, source })?;
-        let region =
-            GuestRegionMmap::new(mapping, GuestAddress(0)).ok_or(MemoryError::Size(bytes))?;
-        let region = Arc::new(region);
-        let ram = GuestMemoryMmap::from_arc_regions(vec![Arc::clone(&region)])
-            .map_err(|_| MemoryError::Size(bytes))?;
-        Ok(Self { ram, region, bytes })
+    fn map(bytes: u64, hole: Option<Hole>, file: Option<&Arc<File>>) -> Result<Self, MemoryError> {
+        let mut parts = Vec::new();
+        for (offset, length, gpa) in layout(bytes, hole) {
+            let file = file.map(|file| FileOffset::from_arc(Arc::clone(file), offset));
+            let region = Arc::new(map_part(file, length, gpa)?);
+            parts.push(Part { offset, region });
+        }
+        let regions = parts.iter().map(|part| Arc::clone(&part.region)).collect();
+        let ram =
+            GuestMemoryMmap::from_arc_regions(regions).map_err(|_| MemoryError::Size(bytes))?;
+        Ok(Self {
+            ram,
+            parts,
+            bytes,
+            backing: file.map_or(Backing::Zero, |_| Backing::File),
+            laid_over: Arc::default(),
+        })
     }
 
-    /// Length in bytes.
+    /// Length in bytes, without the hole.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The one region.
-    #[must_use]
-    pub fn region(&self) -> &GuestRegionMmap<()> {
-        &self.region
+    /// What a VM is to have as its memory.
+    pub fn regions(&self) -> impl Iterator<Item = &GuestRegionMmap<()>> {
+        self.parts.iter().map(|part| &*part.region)
     }
 
-    /// Writes everything to a file, leaving holes where memory is zero.
+    /// The pieces of a range: each with its offset, its length, and the part in which it lies.
+    fn pieces(&self, at: u64, bytes: u64) -> impl Iterator<Item = (u64, u64, &Part)> {
+        self.parts.iter().filter_map(move |part| {
+            let (from, to) = (at.max(part.offset), (at + bytes).min(part.end()));
+            (from < to).then(|| (from, to - from, part))
+        })
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        for (from, n, part) in self.pieces(at, into.len() as u64) {
+            let gpa = part.region.start_addr().0 + (from - part.offset);
+            let start = usize::try_from(from - at).map_err(io::Error::other)?;
+            let n = usize::try_from(n).map_err(io::Error::other)?;
+            let read = self
+                .ram
+                .read_slice(&mut into[start..start + n], GuestAddress(gpa));
+            read.map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        for (to, n, part) in self.pieces(at, from.len() as u64) {
+            let gpa = part.region.start_addr().0 + (to - part.offset);
+            let start = usize::try_from(to - at).map_err(io::Error::other)?;
+            let n = usize::try_from(n).map_err(io::Error::other)?;
+            let written = self
+                .ram
+                .write_slice(&from[start..start + n], GuestAddress(gpa));
+            written.map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    /// Writes everything to a file, leaving holes where memory is zero. Of a booted VM's memory only what was
+    /// ever touched is looked at.
     ///
     /// # Errors
     /// The file's.
@@ -95,60 +180,217 @@ impl Memory {
         const CHUNK: usize = 1 << 20;
         file.set_len(self.bytes)?;
         let mut buffer = vec![0; CHUNK];
-        let mut at = 0;
-        while at < self.bytes {
-            let n = CHUNK.min(usize::try_from(self.bytes - at).unwrap_or(CHUNK));
-            self.ram
-                .read_slice(&mut buffer[..n], GuestAddress(at))
-                .map_err(io::Error::other)?;
-            write_non_zero(file, &buffer[..n], at)?;
-            at += n as u64;
+        let ranges = match self.backing {
+            Backing::Zero => self.private_ranges()?,
+            Backing::File => vec![(0, self.bytes)],
+        };
+        for (start, bytes) in ranges {
+            for at in (start..start + bytes).step_by(CHUNK) {
+                let n = CHUNK.min(usize::try_from(start + bytes - at).unwrap_or(CHUNK));
+                self.read(at, &mut buffer[..n])?;
+                write_non_zero(file, &buffer[..n], at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the pages that differ from the base's, one after another; says where they belong. They are
+    /// looked for among those that are this process's own or were laid over the base. `words` (offset, value) are to be in the file in place of what is in memory.
+    ///
+    /// # Errors
+    /// The files'.
+    pub fn save_diff(
+        &self,
+        base: &File,
+        words: &[(u64, u64)],
+        target: &mut dyn Write,
+    ) -> io::Result<Extents> {
+        const CHUNK: u64 = 64 << 10;
+        let mut extents = Extents::default();
+        let (mut mine, mut theirs) = (vec![0; 64 << 10], vec![0; 64 << 10]);
+        for (start, bytes) in self.ranges_with(words)? {
+            for at in (start..start + bytes).step_by(64 << 10) {
+                let n = usize::try_from((start + bytes - at).min(CHUNK)).unwrap_or(0);
+                self.read(at, &mut mine[..n])?;
+                put_words(&mut mine[..n], at, words);
+                base.read_exact_at(&mut theirs[..n], at)?;
+                let pages = mine[..n].chunks(PAGE_BYTES).zip(theirs.chunks(PAGE_BYTES));
+                for (i, (page, theirs)) in pages.enumerate() {
+                    if page != theirs {
+                        target.write_all(page)?;
+                        extents.push(at + i as u64 * PAGE, PAGE);
+                    }
+                }
+            }
+        }
+        Ok(extents)
+    }
+
+    /// Private ranges, those of the diff below, and the pages of `words`.
+    fn ranges_with(&self, words: &[(u64, u64)]) -> io::Result<Vec<(u64, u64)>> {
+        let mut ranges = self.private_ranges()?;
+        ranges.extend(self.laid_over.iter().map(|e| (e.at, e.bytes)));
+        let pages = words.iter().map(|(at, _)| (at - at % PAGE, PAGE));
+        ranges.extend(pages.filter(|(page, _)| *page < self.bytes));
+        Ok(united(ranges))
+    }
+
+    /// Lays the pages of a diff over what is there, for a VM that is not made yet. Long runs are mapped, so
+    /// that what a clone only reads is the host's page cache; if there are more runs than a process may
+    /// have mappings, the shorter ones are read.
+    ///
+    /// # Errors
+    /// The file is shorter than the extents say, or the host refuses.
+    pub fn lay_over(&mut self, file: &File, extents: Extents) -> io::Result<()> {
+        if file.metadata()?.len() < extents.bytes() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let shortest = shortest_mapped(&extents);
+        let mut buffer = Vec::new();
+        for extent in extents.iter() {
+            let n = usize::try_from(extent.bytes).map_err(io::Error::other)?;
+            if extent.bytes >= shortest {
+                self.map_over(file, extent)?;
+            } else {
+                buffer.resize(n, 0);
+                file.read_exact_at(&mut buffer, extent.stored)?;
+                self.write(extent.at, &buffer)?;
+            }
+        }
+        self.laid_over = Arc::new(extents);
+        Ok(())
+    }
+
+    fn map_over(&self, file: &File, extent: &Extent) -> io::Result<()> {
+        for (at, n, part) in self.pieces(extent.at, extent.bytes) {
+            let from = extent.stored + (at - extent.at);
+            let offset = usize::try_from(at - part.offset).map_err(io::Error::other)?;
+            let n = usize::try_from(n).map_err(io::Error::other)?;
+            sys::map_over(&part.region, offset, n, (file, from.cast_signed()))?;
         }
         Ok(())
     }
 
     /// Copies pages ahead of their first store; see [`sys::populate`].
     pub fn prefault(&self, ranges: &[(u64, u64)]) {
-        let ranges = ranges
-            .iter()
-            .filter_map(|(at, n)| Some((usize::try_from(*at).ok()?, usize::try_from(*n).ok()?)));
-        sys::populate(&self.region, ranges);
+        for part in &self.parts {
+            let inside = ranges.iter().filter_map(|(at, n)| {
+                let (from, to) = ((*at).max(part.offset), at.checked_add(*n)?.min(part.end()));
+                let bytes = to.checked_sub(from).filter(|bytes| *bytes > 0)?;
+                let offset = usize::try_from(from - part.offset).ok()?;
+                Some((offset, usize::try_from(bytes).ok()?))
+            });
+            sys::populate(&part.region, inside);
+        }
     }
 
     /// Pages that are this process's own, as (offset, bytes) ranges: those that /proc/self/pagemap says
-    /// are present and not file pages.
+    /// are present, or swapped out, and not file pages.
     ///
     /// # Errors
     /// The file's.
     pub fn private_ranges(&self) -> io::Result<Vec<(u64, u64)>> {
-        const FILE_PAGE: u64 = 1 << 61;
-        const PRESENT: u64 = 1 << 63;
         let pagemap = File::open("/proc/self/pagemap")?;
+        let mut ranges = Vec::new();
+        for part in &self.parts {
+            part.private_ranges(&pagemap, &mut ranges)?;
+        }
+        Ok(ranges)
+    }
+}
+
+impl Part {
+    fn private_ranges(&self, pagemap: &File, ranges: &mut Vec<(u64, u64)>) -> io::Result<()> {
+        const FILE_PAGE: u64 = 1 << 61;
+        const SWAPPED: u64 = 1 << 62;
+        const PRESENT: u64 = 1 << 63;
         let mapping: &MmapRegion<()> = &self.region;
         let host = mapping.as_ptr() as u64;
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let pages = self.region.len() / PAGE;
         let mut buffer = vec![0_u8; 8 << 10];
         let mut page = 0;
-        while page < self.bytes / PAGE {
-            let n = (self.bytes / PAGE - page).min(1 << 10);
+        while page < pages {
+            let n = (pages - page).min(1 << 10);
             let wanted = &mut buffer[..usize::try_from(n * 8).unwrap_or(0)];
             pagemap.read_exact_at(wanted, (host / PAGE + page) * 8)?;
             for (i, word) in wanted.chunks_exact(8).enumerate() {
                 let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
-                if word & (PRESENT | FILE_PAGE) == PRESENT {
-                    extend(&mut ranges, (page + i as u64) * PAGE);
+                if word & (PRESENT | SWAPPED) != 0 && word & FILE_PAGE == 0 {
+                    extend(ranges, self.offset + (page + i as u64) * PAGE);
                 }
             }
             page += n;
         }
-        Ok(ranges)
+        Ok(())
     }
+}
+
+/// The parts of so much memory: offset, length, guest-physical address.
+fn layout(bytes: u64, hole: Option<Hole>) -> Vec<(u64, u64, u64)> {
+    match hole {
+        Some(hole) if bytes > hole.start => vec![
+            (0, hole.start, 0),
+            (hole.start, bytes - hole.start, hole.end),
+        ],
+        _ => vec![(0, bytes, 0)],
+    }
+}
+
+fn map_part(
+    file: Option<FileOffset>,
+    bytes: u64,
+    gpa: u64,
+) -> Result<GuestRegionMmap<()>, MemoryError> {
+    use nix::libc::{MAP_ANONYMOUS, MAP_NORESERVE, MAP_PRIVATE, PROT_READ, PROT_WRITE};
+    let size = usize::try_from(bytes).map_err(|_| MemoryError::Size(bytes))?;
+    let kind = if file.is_some() { 0 } else { MAP_ANONYMOUS };
+    let mapping = MmapRegion::build(
+        file,
+        size,
+        PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_NORESERVE | kind,
+    )
+    .map_err(|source| MemoryError::Map { bytes, source })?;
+    GuestRegionMmap::new(mapping, GuestAddress(gpa)).ok_or(MemoryError::Size(bytes))
+}
+
+/// Ranges that together say the same, in order and apart.
+fn united(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.sort_unstable();
+    let mut united: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
+    for (at, bytes) in ranges {
+        match united.last_mut() {
+            Some((start, n)) if *start + *n >= at => *n = (*n).max(at + bytes - *start),
+            _ => united.push((at, bytes)),
+        }
+    }
+    united
+}
+
+/// The length in bytes from which on runs are mapped, so that at most [`MAX_MAPPED`] are.
+fn shortest_mapped(extents: &Extents) -> u64 {
+    let mut lengths: Vec<u64> = extents.iter().map(|e| e.bytes).collect();
+    if lengths.len() <= MAX_MAPPED {
+        return PAGE;
+    }
+    lengths.sort_unstable_by(|a, b| b.cmp(a));
+    lengths[MAX_MAPPED] + PAGE
 }
 
 fn extend(ranges: &mut Vec<(u64, u64)>, page: u64) {
     match ranges.last_mut() {
         Some((at, n)) if *at + *n == page => *n += PAGE,
         _ => ranges.push((page, PAGE)),
+    }
+}
+
+/// Puts those words into `bytes`, a copy of what is at `start`, that lie in it.
+fn put_words(bytes: &mut [u8], start: u64, words: &[(u64, u64)]) {
+    for (at, word) in words {
+        let offset = at.checked_sub(start).and_then(|n| usize::try_from(n).ok());
+        if let Some(place) = offset.and_then(|n| bytes.get_mut(n..n.checked_add(8)?)) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
     }
 }
 
@@ -197,26 +439,174 @@ mod tests {
 
     #[test]
     fn what_is_saved_is_what_a_private_copy_sees() {
-        let memory = Memory::anonymous(4 << 20).unwrap();
+        let memory = Memory::anonymous(4 << 20, None).unwrap();
         memory
             .ram
             .write_obj(7_u64, GuestAddress(0x20_1000))
             .unwrap();
         let file = tempfile::tempfile().unwrap();
         memory.save(&file).unwrap();
-        let copy = Memory::private_copy(file.try_clone().unwrap(), 4 << 20).unwrap();
+        let copy = Memory::private_copy(file.try_clone().unwrap(), 4 << 20, None).unwrap();
         assert_eq!(
             copy.ram.read_obj::<u64>(GuestAddress(0x20_1000)).unwrap(),
             7
         );
         copy.ram.write_obj(8_u64, GuestAddress(0x20_1000)).unwrap();
-        let other = Memory::private_copy(file, 4 << 20).unwrap();
+        let other = Memory::private_copy(file, 4 << 20, None).unwrap();
         assert_eq!(
             other.ram.read_obj::<u64>(GuestAddress(0x20_1000)).unwrap(),
             7
         );
         let ranges = copy.private_ranges().unwrap();
         assert!(ranges.contains(&(0x20_1000, PAGE)), "{ranges:?}");
+    }
+
+    /// In the middle of the memory of the tests below.
+    const HOLE: Option<Hole> = Some(Hole {
+        start: 300 * PAGE,
+        end: 2000 * PAGE,
+    });
+
+    #[test]
+    fn memory_above_a_hole_is_saved_and_comes_back_there() {
+        let hole = HOLE.unwrap();
+        let memory = Memory::anonymous(4 << 20, HOLE).unwrap();
+        let places = [0, hole.start - 8, hole.end, hole.end + 700 * PAGE];
+        for at in places {
+            memory.ram.write_obj(at + 1, GuestAddress(at)).unwrap();
+        }
+        for at in [hole.start, hole.end - 1, hole.end + (4 << 20) - hole.start] {
+            assert!(memory.ram.read_obj::<u8>(GuestAddress(at)).is_err());
+        }
+        let regions: Vec<_> = memory
+            .regions()
+            .map(|r| (r.start_addr().0, r.len()))
+            .collect();
+        let above = (4 << 20) - hole.start;
+        assert_eq!(regions, [(0, hole.start), (hole.end, above)]);
+        let file = tempfile::tempfile().unwrap();
+        memory.save(&file).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 4 << 20);
+        let copy = Memory::private_copy(file.try_clone().unwrap(), 4 << 20, HOLE).unwrap();
+        for at in places {
+            assert_eq!(copy.ram.read_obj::<u64>(GuestAddress(at)).unwrap(), at + 1);
+        }
+        copy.prefault(&[(hole.start - PAGE, 2 * PAGE)]);
+        assert_eq!(
+            copy.private_ranges().unwrap(),
+            [(hole.start - PAGE, 2 * PAGE)]
+        );
+        // Without a need for it there is no hole.
+        let small = Memory::anonymous(hole.start, HOLE).unwrap();
+        assert_eq!(small.regions().count(), 1);
+    }
+
+    /// A base file of recognizable pages, and a private copy of it.
+    fn base_and_copy() -> (File, Memory) {
+        const BYTES: u64 = 4 << 20;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(BYTES).unwrap();
+        for page in (0..BYTES / PAGE).filter(|page| page % 3 == 0) {
+            file.write_all_at(&[page.to_le_bytes()[0] | 1; 64], page * PAGE)
+                .unwrap();
+        }
+        let copy = Memory::private_copy(file.try_clone().unwrap(), BYTES, HOLE).unwrap();
+        (file, copy)
+    }
+
+    fn all(memory: &Memory) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(memory.bytes()).unwrap()];
+        memory.read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn a_diff_over_its_base_is_the_memory(
+            writes in proptest::collection::vec((0..1024_u64, 1..9_u64, 0..4_u8), 0..40),
+            words in proptest::collection::btree_map(0..512_u64, 0_u64.., 0..4),
+        ) {
+            let (base, memory) = base_and_copy();
+            for (page, pages, fill) in writes {
+                let n = usize::try_from(pages.min(1024 - page) * PAGE).unwrap();
+                memory.write(page * PAGE, &vec![fill; n]).unwrap();
+            }
+            let words: Vec<_> = words.into_iter().map(|(i, word)| (i * 8192 + 8, word)).collect();
+            let mut file = tempfile::tempfile().unwrap();
+            let extents = memory.save_diff(&base, &words, &mut file).unwrap();
+            proptest::prop_assert_eq!(file.metadata().unwrap().len(), extents.bytes());
+            // Twice: the diff of a clone of a diff holds what that held.
+            for _ in 0..2 {
+                let mut clone =
+                    Memory::private_copy(base.try_clone().unwrap(), memory.bytes(), HOLE).unwrap();
+                clone.lay_over(&file, extents.clone()).unwrap();
+                let mut expected = all(&memory);
+                put_words(&mut expected, 0, &words);
+                proptest::prop_assert!(all(&clone) == expected);
+                file = tempfile::tempfile().unwrap();
+                let again = clone.save_diff(&base, &[], &mut file).unwrap();
+                proptest::prop_assert_eq!(&again, &extents);
+            }
+        }
+    }
+
+    #[test]
+    fn a_clone_writes_neither_to_the_base_nor_to_the_diff() {
+        let (base, memory) = base_and_copy();
+        memory.ram.write_obj(1_u64, GuestAddress(3 * PAGE)).unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        let extents = memory.save_diff(&base, &[], &mut file).unwrap();
+        let clone = || {
+            let mut clone =
+                Memory::private_copy(base.try_clone().unwrap(), memory.bytes(), HOLE).unwrap();
+            clone.lay_over(&file, extents.clone()).unwrap();
+            clone
+        };
+        let (one, other) = (clone(), clone());
+        for page in 0..8 {
+            one.ram.write_obj(9_u64, GuestAddress(page * PAGE)).unwrap();
+        }
+        assert!(all(&other) == all(&memory) && all(&clone()) == all(&memory));
+        let extents = one.save_diff(&base, &[], &mut io::sink()).unwrap();
+        assert_eq!(extents.bytes(), 8 * PAGE);
+    }
+
+    /// Every other page of 256 MiB: more runs than are mapped.
+    #[test]
+    fn a_diff_of_more_runs_than_mappings_is_read() {
+        const PAGES: u64 = 65_536;
+        let base = tempfile::tempfile().unwrap();
+        base.set_len(PAGES * PAGE).unwrap();
+        let runs = (0..PAGES / 2).map(|i| (i * 2 * PAGE, PAGE));
+        let extents = Extents::new(runs, PAGES * PAGE).unwrap();
+        assert_eq!(shortest_mapped(&extents), 2 * PAGE);
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(extents.bytes()).unwrap();
+        file.write_all_at(&[5; 8], extents.bytes() - PAGE).unwrap();
+        let mut memory = Memory::private_copy(base, PAGES * PAGE, None).unwrap();
+        memory.lay_over(&file, extents).unwrap();
+        let last = memory.ram.read_obj::<u8>(GuestAddress((PAGES - 2) * PAGE));
+        assert_eq!(last.unwrap(), 5);
+    }
+
+    #[test]
+    fn a_page_that_was_copied_and_not_changed_is_in_no_diff() {
+        let (base, memory) = base_and_copy();
+        memory.prefault(&[(0, 64 * PAGE)]);
+        assert_eq!(memory.private_ranges().unwrap(), [(0, 64 * PAGE)]);
+        let extents = memory.save_diff(&base, &[], &mut io::sink()).unwrap();
+        assert!(extents.is_empty(), "{extents:?}");
+    }
+
+    #[test]
+    fn a_diff_that_is_too_short_is_an_error() {
+        let (_, mut memory) = base_and_copy();
+        let extents = Extents::new([(0, 2 * PAGE)], memory.bytes()).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(PAGE).unwrap();
+        assert!(memory.lay_over(&file, extents).is_err());
     }
 
     #[test]

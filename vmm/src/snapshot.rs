@@ -10,19 +10,36 @@
 //! ```
 //! A snapshot is written to a temporary directory beside its place and renamed when it is whole, so that
 //! one that exists is complete.
+//!
+//! A *diff* holds of memory and layer only what differs from its base, a whole template elsewhere, and names
+//! that by its directory and its manifest's sum. A base is never a diff: a clone of a diff descends from the
+//! diff's base, and its own diff holds everything again that differs from that.
+
+mod draft;
+mod sums;
 
 use std::{
     fs::{self, File},
     io::{self, Read},
-    os::unix::fs::FileExt,
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
 
-use model::{FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateManifest, template_file};
+use model::{
+    FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateBase, TemplateManifest,
+    template_file,
+};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{devices::BusState, platform::PlatformState};
+pub use draft::{Draft, write_file};
+pub use sums::{SummedFile, sparse_sum, sum};
+
+use crate::{
+    devices::BusState,
+    extents::{self, Extents, ExtentsError},
+    platform::PlatformState,
+};
 
 const MAGIC: [u8; 8] = *b"CUBESNAP";
 const HEADER: usize = 56;
@@ -91,6 +108,30 @@ pub enum SnapshotError {
     /// The place is taken.
     #[error("{0} exists already")]
     Exists(PathBuf),
+    /// The base of a diff cannot be used.
+    #[error("cannot use {base}, the base of the diff {diff}")]
+    Base {
+        /// The diff's directory.
+        diff: PathBuf,
+        /// The base's.
+        base: PathBuf,
+        /// The cause.
+        #[source]
+        source: Box<SnapshotError>,
+    },
+    /// The base of a diff is another template now.
+    #[error(
+        "{base} is not the template that the diff {diff} was made from: its manifest has another sum"
+    )]
+    OtherBase {
+        /// The diff's directory.
+        diff: PathBuf,
+        /// The base's.
+        base: PathBuf,
+    },
+    /// Too many scattered pages for a diff.
+    #[error("too scattered for a diff, take a full snapshot")]
+    Scattered(#[source] ExtentsError),
     /// The state cannot be encoded (a bug).
     #[error("the state cannot be encoded")]
     Encode(#[source] postcard::Error),
@@ -127,82 +168,6 @@ fn platform_code(platform: Platform) -> u32 {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-/// Length and plain SHA-256 of a file.
-///
-/// # Errors
-/// The file's.
-pub fn sum(path: &Path) -> Result<FileSum, SnapshotError> {
-    let mut hash = Sha256::new();
-    let bytes = for_each_block(path, Holes::Read, |_, block| hash.update(block))?;
-    Ok(FileSum {
-        bytes,
-        sha256: hex(&hash.finalize()),
-    })
-}
-
-/// Length and sum of a file with holes: SHA-256 over each 64 KiB block that is not zero, led by its index
-/// (little-endian u64). Holes cost nothing, and how a file system stores zeros does not matter.
-///
-/// # Errors
-/// The file's.
-pub fn sparse_sum(path: &Path) -> Result<FileSum, SnapshotError> {
-    let mut hash = Sha256::new();
-    let bytes = for_each_block(path, Holes::Skip, |index, block| {
-        if block.iter().any(|byte| *byte != 0) {
-            hash.update(index.to_le_bytes());
-            hash.update(block);
-        }
-    })?;
-    Ok(FileSum {
-        bytes,
-        sha256: hex(&hash.finalize()),
-    })
-}
-
-#[derive(PartialEq, Eq)]
-enum Holes {
-    Read,
-    Skip,
-}
-
-/// Reads a file in blocks of 64 KiB and returns its length.
-fn for_each_block(
-    path: &Path,
-    holes: Holes,
-    mut act: impl FnMut(u64, &[u8]),
-) -> Result<u64, SnapshotError> {
-    const BLOCK: u64 = 64 << 10;
-    let file = File::open(path).map_err(at("read", path))?;
-    let bytes = file.metadata().map_err(at("read", path))?.len();
-    let mut buffer = vec![0; 64 << 10];
-    let mut index = 0;
-    while index * BLOCK < bytes {
-        if holes == Holes::Skip {
-            match next_data(&file, index * BLOCK).map_err(at("read", path))? {
-                Some(data) => index = data / BLOCK,
-                None => break,
-            }
-        }
-        let start = index * BLOCK;
-        let n = usize::try_from((bytes - start).min(BLOCK)).unwrap_or(0);
-        file.read_exact_at(&mut buffer[..n], start)
-            .map_err(at("read", path))?;
-        act(index, &buffer[..n]);
-        index += 1;
-    }
-    Ok(bytes)
-}
-
-/// Where data begins at or after `from`; `None` if only a hole is left.
-fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
-    use nix::unistd::{Whence, lseek};
-    match lseek(file, from.cast_signed(), Whence::SeekData) {
-        Ok(at) => Ok(Some(at.cast_unsigned())),
-        Err(nix::errno::Errno::ENXIO) => Ok(None),
-        Err(e) => Err(e.into()),
-    }
 }
 
 /// Encodes a state file.
@@ -271,6 +236,40 @@ pub struct Template {
     pub manifest: TemplateManifest,
     /// CPU and devices.
     pub state: MachineState,
+    /// What a clone of it descends from.
+    pub root: Ancestor,
+    /// What lies over that, in a diff.
+    pub diff: Option<Diff>,
+}
+
+/// The whole template that a clone descends from: the template itself, or the base of a diff.
+#[derive(Debug, Clone)]
+pub struct Ancestor {
+    /// Where to read it now; a copy that is gone with its loader, perhaps.
+    pub dir: PathBuf,
+    /// Where it is kept: the directory in which its manifest really lies, links followed.
+    pub home: PathBuf,
+    /// SHA-256 of its manifest.
+    pub manifest_sha256: String,
+    /// Length of its memory file.
+    pub memory_bytes: u64,
+}
+
+impl Ancestor {
+    /// Whether its home still holds it, as far as a manifest tells.
+    #[must_use]
+    pub fn stands(&self) -> bool {
+        read_manifest(&self.home).is_ok_and(|found| found.sha256 == self.manifest_sha256)
+    }
+}
+
+/// Where the pages and blocks of a diff belong; checked against the lengths of its base.
+#[derive(Debug)]
+pub struct Diff {
+    /// Of the memory.
+    pub memory: Extents,
+    /// Of the layer.
+    pub layer: Extents,
 }
 
 /// Which platform a template is of, by its manifest.
@@ -278,56 +277,127 @@ pub struct Template {
 /// # Errors
 /// See [`SnapshotError`].
 pub fn platform(dir: &Path) -> Result<Platform, SnapshotError> {
-    Ok(read_manifest(dir)?.platform)
+    Ok(read_manifest(dir)?.manifest.platform)
 }
 
-/// Opens a template.
+/// Opens a template. The base of a diff is looked for at `base`, else where the manifest says.
 ///
 /// # Errors
 /// See [`SnapshotError`].
-pub fn open(dir: &Path, host: Platform) -> Result<Template, SnapshotError> {
-    let manifest = read_manifest(dir)?;
-    if manifest.platform != host {
-        let found = manifest.platform;
+pub fn open(dir: &Path, base: Option<&Path>, host: Platform) -> Result<Template, SnapshotError> {
+    let found = read_manifest(dir)?;
+    if found.manifest.platform != host {
+        let found = found.manifest.platform;
         return Err(SnapshotError::Platform { found, host });
     }
-    for (name, sum) in sums(&manifest) {
-        measure(&dir.join(name), sum)?;
-    }
+    let manifest = &found.manifest;
+    measure_all(dir, manifest)?;
     measure(&manifest.root, &manifest.root_sum)?;
     let path = dir.join(template_file::STATE);
     let bytes = read_limited(&path, MAX_BODY)?;
     if hex(&Sha256::digest(&bytes)) != manifest.state_sum.sha256 {
         return Err(damaged(&path, "its SHA-256 differs from the manifest's"));
     }
+    let state = decode(&path, &bytes, host)?;
+    let (root, diff) = match &manifest.base {
+        None => (found.ancestor(dir), None),
+        Some(named) => {
+            let at = base.unwrap_or(&named.dir);
+            let root = open_base(dir, named, at)?;
+            let diff = read_extents(dir, manifest, named, &root.manifest)?;
+            (root.ancestor(at), Some(diff))
+        }
+    };
     Ok(Template {
-        state: decode(&path, &bytes, host)?,
         dir: dir.to_owned(),
-        manifest,
+        manifest: found.manifest,
+        state,
+        root,
+        diff,
     })
 }
 
-/// Reads every byte of a template, the root image included, and compares it with the manifest.
+/// The manifest of a diff's base, if it is the one that the diff was made from.
+fn open_base(diff: &Path, named: &TemplateBase, at: &Path) -> Result<Found, SnapshotError> {
+    let because = |source| SnapshotError::Base {
+        diff: diff.to_owned(),
+        base: at.to_owned(),
+        source: Box::new(source),
+    };
+    let found = read_manifest(at).map_err(because)?;
+    if found.sha256 != named.manifest_sha256 {
+        return Err(SnapshotError::OtherBase {
+            diff: diff.to_owned(),
+            base: at.to_owned(),
+        });
+    }
+    if found.manifest.base.is_some() {
+        let path = at.join(MANIFEST_NAME);
+        return Err(because(damaged(&path, "a base is never a diff itself")));
+    }
+    measure_all(at, &found.manifest).map_err(because)?;
+    Ok(found)
+}
+
+fn read_extents(
+    dir: &Path,
+    manifest: &TemplateManifest,
+    named: &TemplateBase,
+    base: &TemplateManifest,
+) -> Result<Diff, SnapshotError> {
+    let path = dir.join(template_file::EXTENTS);
+    measure(&path, &named.extents_sum)?;
+    let bytes = read_limited(&path, extents::MAX_FILE)?;
+    if hex(&Sha256::digest(&bytes)) != named.extents_sum.sha256 {
+        return Err(damaged(&path, "its SHA-256 differs from the manifest's"));
+    }
+    let lengths = (base.memory_sum.bytes, base.layer_sum.bytes);
+    let (memory, layer) = extents::decode(&bytes, TEMPLATE_FORMAT, lengths)
+        .map_err(|e| damaged(&path, e.to_string()))?;
+    let stored = [
+        (template_file::MEMORY, &memory, &manifest.memory_sum),
+        (template_file::LAYER, &layer, &manifest.layer_sum),
+    ];
+    for (name, extents, sum) in stored {
+        let (listed, bytes) = (extents.bytes(), sum.bytes);
+        if listed != bytes {
+            let what = format!("it lists {listed} bytes of the {name} file, which has {bytes}");
+            return Err(damaged(&path, what));
+        }
+    }
+    Ok(Diff { memory, layer })
+}
+
+/// Reads every byte of a template, its root image and its base included, and compares it with the manifests.
 ///
 /// # Errors
 /// The first file that differs.
 pub fn verify(dir: &Path) -> Result<TemplateManifest, SnapshotError> {
-    let manifest = read_manifest(dir)?;
-    let plain = [
-        (dir.join(template_file::STATE), &manifest.state_sum),
-        (manifest.root.clone(), &manifest.root_sum),
-    ];
-    let sparse = [
-        (dir.join(template_file::MEMORY), &manifest.memory_sum),
-        (dir.join(template_file::LAYER), &manifest.layer_sum),
-    ];
-    for (path, expected) in plain {
-        compare(&path, sum, expected)?;
-    }
-    for (path, expected) in sparse {
-        compare(&path, sparse_sum, expected)?;
+    let manifest = read_manifest(dir)?.manifest;
+    compare(&manifest.root, sum, &manifest.root_sum)?;
+    verify_files(dir, &manifest)?;
+    if let Some(named) = &manifest.base {
+        let base = open_base(dir, named, &named.dir)?.manifest;
+        read_extents(dir, &manifest, named, &base)?;
+        verify_files(&named.dir, &base).map_err(|source| SnapshotError::Base {
+            diff: dir.to_owned(),
+            base: named.dir.clone(),
+            source: Box::new(source),
+        })?;
     }
     Ok(manifest)
+}
+
+fn verify_files(dir: &Path, manifest: &TemplateManifest) -> Result<(), SnapshotError> {
+    compare(&dir.join(template_file::STATE), sum, &manifest.state_sum)?;
+    let sparse = [
+        (template_file::MEMORY, &manifest.memory_sum),
+        (template_file::LAYER, &manifest.layer_sum),
+    ];
+    for (name, expected) in sparse {
+        compare(&dir.join(name), sparse_sum, expected)?;
+    }
+    Ok(())
 }
 
 fn compare(
@@ -342,12 +412,15 @@ fn compare(
     Err(damaged(path, "its sum differs from the manifest's"))
 }
 
-fn sums(manifest: &TemplateManifest) -> [(&'static str, &FileSum); 3] {
-    [
+fn measure_all(dir: &Path, manifest: &TemplateManifest) -> Result<(), SnapshotError> {
+    let files = [
         (template_file::MEMORY, &manifest.memory_sum),
         (template_file::STATE, &manifest.state_sum),
         (template_file::LAYER, &manifest.layer_sum),
-    ]
+    ];
+    files
+        .into_iter()
+        .try_for_each(|(name, sum)| measure(&dir.join(name), sum))
 }
 
 fn measure(path: &Path, expected: &FileSum) -> Result<(), SnapshotError> {
@@ -361,6 +434,10 @@ fn measure(path: &Path, expected: &FileSum) -> Result<(), SnapshotError> {
 
 fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
     let file = File::open(path).map_err(at("read", path))?;
+    read_file_limited(&file, path, limit)
+}
+
+fn read_file_limited(file: &File, path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
     let mut bytes = Vec::new();
     file.take(limit + 1)
         .read_to_end(&mut bytes)
@@ -371,14 +448,33 @@ fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
     Ok(bytes)
 }
 
+/// A manifest as it was found.
+struct Found {
+    manifest: TemplateManifest,
+    sha256: String,
+    home: PathBuf,
+}
+
+impl Found {
+    fn ancestor(&self, dir: &Path) -> Ancestor {
+        Ancestor {
+            dir: dir.to_owned(),
+            home: self.home.clone(),
+            manifest_sha256: self.sha256.clone(),
+            memory_bytes: self.manifest.memory_sum.bytes,
+        }
+    }
+}
+
 /// The format is read first, from JSON of whatever shape.
-fn read_manifest(dir: &Path) -> Result<TemplateManifest, SnapshotError> {
+fn read_manifest(dir: &Path) -> Result<Found, SnapshotError> {
     #[derive(Deserialize)]
     struct Versioned {
         format: u32,
     }
     let path = dir.join(MANIFEST_NAME);
-    let bytes = read_limited(&path, MAX_MANIFEST)?;
+    let file = File::open(&path).map_err(at("read", &path))?;
+    let bytes = read_file_limited(&file, &path, MAX_MANIFEST)?;
     let bad = |source| SnapshotError::Manifest {
         path: path.clone(),
         source,
@@ -393,138 +489,16 @@ fn read_manifest(dir: &Path) -> Result<TemplateManifest, SnapshotError> {
     if manifest.memory > model::MAX_MEMORY || manifest.memory < model::MIN_MEMORY {
         return Err(damaged(&path, format!("memory of {}", manifest.memory)));
     }
-    Ok(manifest)
+    Ok(Found {
+        manifest,
+        sha256: hex(&Sha256::digest(&bytes)),
+        home: home_of(&file).map_err(at("find", &path))?,
+    })
 }
 
-/// A template being written. Dropped before [`Draft::finish`], it leaves nothing behind.
-#[derive(Debug)]
-pub struct Draft {
-    temporary: PathBuf,
-    place: PathBuf,
-    finished: bool,
-}
-
-impl Draft {
-    /// Begins a template that will appear at `place`.
-    ///
-    /// # Errors
-    /// The place is taken, or its parent cannot be written.
-    pub fn begin(place: &Path) -> Result<Self, SnapshotError> {
-        if place.exists() {
-            return Err(SnapshotError::Exists(place.to_owned()));
-        }
-        let name = place.file_name().unwrap_or_default().to_string_lossy();
-        sweep_drafts(place, &name);
-        let temporary = place.with_file_name(format!(".{name}.{}", std::process::id()));
-        fs::create_dir(&temporary).map_err(at("create", &temporary))?;
-        Ok(Self {
-            temporary,
-            place: place.to_owned(),
-            finished: false,
-        })
-    }
-
-    /// Path of one of its files.
-    #[must_use]
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.temporary.join(name)
-    }
-
-    /// Creates one of its files.
-    ///
-    /// # Errors
-    /// The disk's.
-    pub fn create(&self, name: &str) -> Result<File, SnapshotError> {
-        let path = self.path(name);
-        File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .map_err(at("create", &path))
-    }
-
-    /// Writes one of its files.
-    ///
-    /// # Errors
-    /// The disk's.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
-        let path = self.path(name);
-        fs::write(&path, bytes).map_err(at("write", &path))
-    }
-
-    /// Writes the manifest and puts the template in its place.
-    ///
-    /// # Errors
-    /// The disk's.
-    pub fn finish(mut self, manifest: &TemplateManifest) -> Result<(), SnapshotError> {
-        let json =
-            serde_json::to_vec_pretty(manifest).map_err(|source| SnapshotError::Manifest {
-                path: self.path(MANIFEST_NAME),
-                source,
-            })?;
-        self.write(MANIFEST_NAME, &json)?;
-        fs::rename(&self.temporary, &self.place).map_err(at("create", &self.place))?;
-        self.finished = true;
-        Ok(())
-    }
-}
-
-/// Removes what a killed process left of an earlier attempt at the same place.
-fn sweep_drafts(place: &Path, name: &str) {
-    let siblings = place.parent().and_then(|dir| fs::read_dir(dir).ok());
-    for entry in siblings.into_iter().flatten().flatten() {
-        let file_name = entry.file_name();
-        let owner = file_name
-            .to_str()
-            .and_then(|text| text.strip_prefix(&format!(".{name}.")))
-            .and_then(|pid| pid.parse::<u32>().ok());
-        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // Best effort: what cannot be removed is in nobody's way.
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        if !self.finished {
-            // Best effort: the error that led here is the one to report.
-            let _ = fs::remove_dir_all(&self.temporary);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_draft_of_a_dead_process_is_swept_and_one_that_is_dropped_leaves_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().join("base");
-        // No process has this number: it is above the kernel's limit.
-        fs::create_dir(dir.path().join(".base.4194305")).unwrap();
-        fs::create_dir(dir.path().join(".other.4194305")).unwrap();
-        drop(Draft::begin(&place).unwrap());
-        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().flatten().collect();
-        assert_eq!(left.len(), 1);
-        assert_eq!(left[0].file_name(), ".other.4194305");
-    }
-
-    #[test]
-    fn a_sparse_sum_does_not_depend_on_how_zeros_are_stored() {
-        let dir = tempfile::tempdir().unwrap();
-        let (full, holes) = (dir.path().join("full"), dir.path().join("holes"));
-        let mut bytes = vec![0_u8; 1 << 20];
-        bytes[700_000] = 7;
-        fs::write(&full, &bytes).unwrap();
-        let file = File::create(&holes).unwrap();
-        file.set_len(1 << 20).unwrap();
-        file.write_all_at(&[7], 700_000).unwrap();
-        assert_eq!(sparse_sum(&full).unwrap(), sparse_sum(&holes).unwrap());
-        bytes[700_001] = 1;
-        fs::write(&full, &bytes).unwrap();
-        assert_ne!(sparse_sum(&full).unwrap(), sparse_sum(&holes).unwrap());
-    }
+/// The directory in which an open file really lies. The kernel knows it, whatever links led to the file; a
+/// loaded template is links to the one that it was loaded from.
+fn home_of(file: &File) -> io::Result<PathBuf> {
+    let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    Ok(path.parent().unwrap_or(&path).to_owned())
 }

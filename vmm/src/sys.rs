@@ -5,6 +5,9 @@
 )]
 
 use std::{
+    fs::File,
+    io,
+    os::fd::AsRawFd,
     ptr,
     sync::atomic::{AtomicPtr, Ordering},
 };
@@ -30,7 +33,7 @@ extern "C" fn kick(_: i32, _: *mut nix::libc::siginfo_t, _: *mut nix::libc::c_vo
 
 /// Installs the handler that makes [`KICK_SIGNAL`] end a running `KVM_RUN`; before a vCPU is aimed at, the
 /// signal does nothing. SIGALRM, by which [`alarm`] polls, is handled alike.
-pub(crate) fn install_kick() -> std::io::Result<()> {
+pub(crate) fn install_kick() -> io::Result<()> {
     for signal in [KICK_SIGNAL, nix::libc::SIGALRM] {
         // SAFETY: `sigaction` needs a valid structure, and the handler may only do what is safe in a
         // signal: it loads an atomic and stores a byte. Handler and structure live as long as the program
@@ -42,7 +45,7 @@ pub(crate) fn install_kick() -> std::io::Result<()> {
             nix::libc::sigaction(signal, &raw const action, ptr::null_mut())
         };
         if done != 0 {
-            return Err(std::io::Error::last_os_error());
+            return Err(io::Error::last_os_error());
         }
     }
     Ok(())
@@ -107,15 +110,19 @@ pub(crate) fn set_slot(
     unsafe { vm.set_user_memory_region(region) }
 }
 
-/// As [`set_slot`], for a region of guest memory.
+/// As [`set_slot`], for one of the regions of guest memory.
 ///
 /// # Errors
 /// KVM's.
-pub(crate) fn set_ram(vm: &VmFd, region: &GuestRegionMmap<()>) -> Result<(), kvm_ioctls::Error> {
+pub(crate) fn set_ram(
+    vm: &VmFd,
+    slot: u32,
+    region: &GuestRegionMmap<()>,
+) -> Result<(), kvm_ioctls::Error> {
     let mapping: &MmapRegion<()> = region;
     set_slot(
         vm,
-        0,
+        slot,
         region.start_addr().0,
         mapping.as_ptr(),
         region.len(),
@@ -154,4 +161,38 @@ pub(crate) fn populate(mapping: &MmapRegion<()>, ranges: impl Iterator<Item = (u
             )
         };
     }
+}
+
+/// Puts a private mapping of `bytes` of a file from `stored` on in place of what is at `at` of a private
+/// mapping. All three are whole pages; the file must be as long, or touching the rest is SIGBUS.
+///
+/// # Errors
+/// A range that is not inside the mapping, or the system's.
+pub(crate) fn map_over(
+    mapping: &MmapRegion<()>,
+    at: usize,
+    bytes: usize,
+    (file, stored): (&File, i64),
+) -> io::Result<()> {
+    if at.checked_add(bytes).is_none_or(|end| end > mapping.size()) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: needs that nothing but guest memory lies in the range that is replaced, and that nobody
+    // relies on what was there. It lies inside a mapping of ours: checked above against its size. No
+    // reference into guest memory is ever formed, the VM whose memory it becomes is not made yet, and
+    // `MmapRegion` unmaps the whole range when it is dropped, whatever pieces it has then.
+    let mapped = unsafe {
+        nix::libc::mmap(
+            mapping.as_ptr().add(at).cast(),
+            bytes,
+            nix::libc::PROT_READ | nix::libc::PROT_WRITE,
+            nix::libc::MAP_PRIVATE | nix::libc::MAP_FIXED | nix::libc::MAP_NORESERVE,
+            file.as_raw_fd(),
+            stored,
+        )
+    };
+    if mapped == nix::libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }

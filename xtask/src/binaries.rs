@@ -41,20 +41,31 @@ pub(crate) fn build_agent(
     progress: Progress,
     log: &Path,
 ) -> Result<PathBuf> {
-    progress.stage("guest agent", || {
+    build_guest(workspace, progress, "guest-agent", "guest-agent", log)
+}
+
+/// Builds a static program that runs in guests and returns its file.
+pub(crate) fn build_guest(
+    workspace: &Workspace,
+    progress: Progress,
+    package: &'static str,
+    program: &str,
+    log: &Path,
+) -> Result<PathBuf> {
+    progress.stage(package, || {
         let mut cargo = workspace.cargo();
         // A fixed address saves a small program its relocations, and a clone the pages they touch.
         cargo
             .env("RUSTFLAGS", STATIC)
             .args(["build", "--profile", "guest", "--target", GUEST_TARGET])
-            .args(["--package", "guest-agent"]);
+            .args(["--package", package]);
         tool::run(&mut cargo, log)
     })?;
     let dir = workspace.target()?.join(GUEST_TARGET).join("guest");
-    existing(dir.join("guest-agent"))
+    existing(dir.join(program))
 }
 
-/// Builds `cube-vmm` and `cube-bench` and links them into one place. They are static at a fixed address:
+/// Builds `cube-vmm`, `cube-bench` and `cube-api` and puts them into one place. They are static at a fixed address:
 /// a clone is a new `cube-vmm`, and half of what starting one costs is the dynamic linker's work.
 pub(crate) fn build_host(
     workspace: &Workspace,
@@ -66,13 +77,14 @@ pub(crate) fn build_host(
         cargo
             .env("RUSTFLAGS", STATIC)
             .args(["build", "--release", "--target", GUEST_TARGET])
-            .args(["--package", "vmm", "--package", "harness"]);
+            .args(["--package", "vmm", "--package", "harness"])
+            .args(["--package", "api"]);
         tool::run(&mut cargo, log)
     })?;
     let built = workspace.target()?.join(GUEST_TARGET).join("release");
     let dir = workspace.artifacts().join("bin");
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    for name in ["cube-vmm", "cube-bench"] {
+    for name in ["cube-vmm", "cube-bench", "cube-api"] {
         let (from, to) = (existing(built.join(name))?, dir.join(name));
         let next = dir.join(format!(".{name}"));
         std::fs::copy(&from, &next)

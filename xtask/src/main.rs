@@ -1,5 +1,4 @@
-//! The project's tasks: `cargo xtask bench`, `test`, `prepare`, `images`, `hvm`,
-//! `soak`.
+//! The project's tasks: `cargo xtask bench`, `verify`, `test`, `prepare`, `images`, `sdks`, `hvm`, `soak`.
 //!
 //! Exit codes: 0 done · 1 a bug or a failed test · 2 usage · 6 unsuitable host. `bench` ends with the code
 //! of `cube-bench` once that has been started.
@@ -9,9 +8,11 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod conformance;
 mod tasks;
 mod tiers;
 
+mod fuzz;
 mod hvm;
 
 mod prepare;
@@ -24,9 +25,11 @@ mod binaries;
 mod guest_dir;
 mod guest_module;
 mod initramfs;
+mod interpreter;
 mod kernel;
 mod layer;
 mod root_image;
+mod sdks;
 mod template;
 
 mod bzimage;
@@ -64,6 +67,14 @@ enum Task {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// Prepare everything and run the official SDKs against a server of its own.
+    Verify {
+        /// Further arguments of `cube-bench verify e2b`.
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
+    /// Install the official SDKs; then stop.
+    Sdks,
     /// Prepare everything, check format and lints, and run the tests.
     Test {
         /// Only these tiers; unit needs neither root nor KVM. Otherwise all that this host can run.
@@ -82,10 +93,22 @@ enum Task {
         #[arg(long)]
         refresh: bool,
     },
+    /// Prepare everything and a further template.
+    Template {
+        /// Which one.
+        name: FurtherTemplate,
+    },
     /// Run the steps of tier hvm and nothing else.
     Hvm,
     /// Run the long tests.
     Soak,
+}
+
+/// Templates that `prepare` leaves out, because they take minutes.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum FurtherTemplate {
+    /// `code-interpreter-v1`: Python, JavaScript, TypeScript and bash, warm.
+    CodeInterpreter,
 }
 
 fn main() -> ExitCode {
@@ -107,11 +130,18 @@ fn run(task: Task) -> Result<ExitCode> {
             arguments,
         } => return tasks::bench(&workspace, &scenario, &arguments, progress),
         Task::Test { tiers } => return tasks::test(&workspace, &tiers, progress),
+        Task::Verify { arguments } => return tasks::verify(&workspace, &arguments, progress),
+        Task::Sdks => prepare::sdks(&workspace, progress)?,
         Task::Hvm => return tasks::hvm(&workspace, progress),
         Task::Soak => return tasks::soak(&workspace, progress),
         Task::Prepare { refresh } => {
             prepare::all(&workspace, progress, freshness(refresh))?;
         }
+        Task::Template { name } => match name {
+            FurtherTemplate::CodeInterpreter => {
+                prepare::code_interpreter(&workspace, progress)?;
+            }
+        },
         Task::Images { refresh } => {
             prepare::images(&workspace, progress, freshness(refresh))?;
         }

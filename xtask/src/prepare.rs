@@ -10,10 +10,12 @@ use crate::{
     archive::{self, Suite},
     binaries::{self, HostBinaries},
     guest_dir, guest_module, host, initramfs,
+    interpreter::{self, Parts},
     kernel::{self, Kernel},
     layer,
     progress::Progress,
     root_image::{self, RootRecipe},
+    sdks,
     stage::Store,
     template,
     workspace::{Workspace, read_list},
@@ -80,11 +82,50 @@ pub(crate) fn all(
     host::check_kvm()?;
     let _lock = lock(&workspace.artifacts(), progress)?;
     let preparation = Preparation::begin(workspace, progress, freshness)?;
-    preparation.images()?;
-    let log = preparation.store.log("host-binaries")?;
-    let host_binaries = binaries::build_host(workspace, progress, &log)?;
-    template::build(&preparation.store, workspace, &host_binaries.vmm())?;
+    preparation.all()
+}
+
+/// Prepares everything, and the template `code-interpreter-v1`.
+pub(crate) fn code_interpreter(workspace: &Workspace, progress: Progress) -> Result<HostBinaries> {
+    host::check_system()?;
+    host::check_kvm()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let preparation = Preparation::begin(workspace, progress, Freshness::Keep)?;
+    let host_binaries = preparation.all()?;
+    let log = preparation.store.log("interpreter")?;
+    let parts = Parts {
+        store: &preparation.store,
+        workspace,
+        root: preparation.root_recipe(),
+        kernel: preparation.kernel()?,
+        server: binaries::build_guest(
+            workspace,
+            progress,
+            "interpreter",
+            "cube-interpreter",
+            &log,
+        )?,
+        vmm: host_binaries.vmm(),
+    };
+    interpreter::build(&parts)?;
     Ok(host_binaries)
+}
+
+/// Installs the SDKs of the conformance suite.
+pub(crate) fn sdks(workspace: &Workspace, progress: Progress) -> Result<()> {
+    host::check_system()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    let list = workspace
+        .root()
+        .join("harness/conformance/host-packages.txt");
+    let missing = archive::missing(&read_list(&list)?)?;
+    if !missing.is_empty() {
+        let log = store.log("packages")?;
+        archive::update(progress, &log)?;
+        archive::install(&missing, progress, &log)?;
+    }
+    sdks::build(&store, workspace)
 }
 
 /// The kernel that [`images`] has unpacked.
@@ -161,6 +202,14 @@ impl<'a> Preparation<'a> {
             archive::install(&plan.missing, self.progress, &log)?;
         }
         Ok(())
+    }
+
+    fn all(&self) -> Result<HostBinaries> {
+        self.images()?;
+        let log = self.store.log("host-binaries")?;
+        let host_binaries = binaries::build_host(self.workspace, self.progress, &log)?;
+        template::build(&self.store, self.workspace, &host_binaries.vmm())?;
+        Ok(host_binaries)
     }
 
     fn images(&self) -> Result<()> {

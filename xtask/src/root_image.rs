@@ -47,12 +47,12 @@ pub(crate) struct RootRecipe<'a> {
 }
 
 impl RootRecipe<'_> {
-    fn sources(&self) -> String {
+    pub(crate) fn sources(&self) -> String {
         let lines: Vec<_> = self.suites.iter().map(Suite::source_line).collect();
         lines.join("\n")
     }
 
-    fn root_modules(&self) -> PathBuf {
+    pub(crate) fn root_modules(&self) -> PathBuf {
         self.workspace.recipe("kernel/root-modules.txt")
     }
 
@@ -80,25 +80,28 @@ impl RootRecipe<'_> {
 
     fn make(&self, kernel: &Kernel, out: &Path, log: &Path) -> Result<()> {
         let tree = out.join("tree");
-        self.bootstrap(&tree, log)?;
+        self.unpack(kernel, &[], &tree, log)?;
         take_package_list(&tree, out)?;
-        self.add_modules(kernel, &tree, log)?;
-        build_probe(&self.workspace.recipe("probe/probe.c"), &tree, log)?;
-        tool::run(
-            Command::new("mkfs.erofs")
-                .args(EROFS_OPTIONS)
-                .args(["-T", IMAGE_TIME, "-U", IMAGE_UUID])
-                .arg(out.join(FILE))
-                .arg(&tree),
-            log,
-        )?;
-        crate::mounts::detach_below(&tree)?;
-        fs::remove_dir_all(&tree).context("cannot remove the unpacked tree")
+        pack(&tree, &out.join(FILE), log)
     }
 
-    fn bootstrap(&self, tree: &Path, log: &Path) -> Result<()> {
+    /// Makes the tree of an image: the packages of `base` and further ones, the kernel's modules, the probe.
+    pub(crate) fn unpack(
+        &self,
+        kernel: &Kernel,
+        further: &[String],
+        tree: &Path,
+        log: &Path,
+    ) -> Result<()> {
+        self.bootstrap(further, tree, log)?;
+        self.add_modules(kernel, tree, log)?;
+        build_probe(&self.workspace.recipe("probe/probe.c"), tree, log)
+    }
+
+    fn bootstrap(&self, further: &[String], tree: &Path, log: &Path) -> Result<()> {
         let base = self.workspace.recipe("base");
-        let packages = read_list(&base.join("packages.txt"))?;
+        let mut packages = read_list(&base.join("packages.txt"))?;
+        packages.extend_from_slice(further);
         let mut command = Command::new("mmdebstrap");
         command
             .env("SOURCE_DATE_EPOCH", IMAGE_TIME)
@@ -151,8 +154,22 @@ pub(crate) fn packages(image: &Built) -> Result<Vec<Package>> {
     )?)?)
 }
 
+/// Packs a tree into an image and removes it.
+pub(crate) fn pack(tree: &Path, image: &Path, log: &Path) -> Result<()> {
+    tool::run(
+        Command::new("mkfs.erofs")
+            .args(EROFS_OPTIONS)
+            .args(["-T", IMAGE_TIME, "-U", IMAGE_UUID])
+            .arg(image)
+            .arg(tree),
+        log,
+    )?;
+    crate::mounts::detach_below(tree)?;
+    fs::remove_dir_all(tree).context("cannot remove the unpacked tree")
+}
+
 /// Moves what the customize hook wrote out of the tree.
-fn take_package_list(tree: &Path, out: &Path) -> Result<()> {
+pub(crate) fn take_package_list(tree: &Path, out: &Path) -> Result<()> {
     let list = tree.join(".packages");
     let text = fs::read_to_string(&list).context("the image lists no packages")?;
     let packages = serde_json::to_string_pretty(&archive::parse_packages(&text))?;

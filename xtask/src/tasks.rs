@@ -8,9 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE,
-    host::{self, Unsuitable},
-    hvm, prepare,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, conformance, fuzz, host, hvm, prepare,
     prepare::Freshness,
     progress::Progress,
     tiers::{self, Outcome, Surroundings, Tier},
@@ -60,7 +58,7 @@ fn absolute(workspace: &Workspace, path: &Path) -> PathBuf {
 struct TierPlan {
     run: Vec<Tier>,
     /// Tiers that this host cannot run, with what it lacks.
-    skipped: Vec<(Tier, Unsuitable)>,
+    skipped: Vec<(Tier, String)>,
 }
 
 impl TierPlan {
@@ -79,8 +77,11 @@ impl TierPlan {
         if let Err(lack) = host::check_kvm()
             && asked.is_empty()
         {
+            let lack = lack.to_string();
+            for tier in plan.run.iter().filter(|tier| tier.needs_kvm()) {
+                plan.skipped.push((*tier, lack.clone()));
+            }
             plan.run.retain(|tier| !tier.needs_kvm());
-            plan.skipped.push((Tier::Kvm, lack));
         }
         Ok(plan)
     }
@@ -96,19 +97,42 @@ pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) ->
     let surroundings = surroundings(workspace, &plan.run, progress)?;
     lint(workspace, progress)?;
     let mut outcome = Outcome::default();
-    let tests: Vec<Tier> = plan
-        .run
-        .iter()
-        .copied()
-        .filter(|t| *t != Tier::Hvm)
-        .collect();
+    let tests: Vec<Tier> = plan.run.iter().copied().filter(|t| t.is_cargos()).collect();
     if !tests.is_empty() {
         outcome = tiers::run(workspace, &tests, &surroundings)?;
     }
     if plan.run.contains(&Tier::Hvm) {
         outcome = outcome.and(hvm::run(workspace, progress)?);
     }
+    if plan.run.contains(&Tier::Fuzz) {
+        outcome = outcome.and(fuzz::run(workspace, progress)?);
+    }
+    for (tier, part) in [
+        (Tier::Interpreter, conformance::INTERPRETER),
+        (Tier::E2b, conformance::SANDBOX),
+    ] {
+        if plan.run.contains(&tier) {
+            let cells = conformance::run(workspace, &part, &surroundings, progress)?;
+            outcome = outcome.and(cells);
+        }
+    }
     Ok(conclude(&outcome, &plan))
+}
+
+/// Prepares everything and runs the conformance suite; the exit code is cube-bench's own.
+pub(crate) fn verify(
+    workspace: &Workspace,
+    arguments: &[String],
+    progress: Progress,
+) -> Result<ExitCode> {
+    let binaries = prepare::all(workspace, progress, Freshness::Keep)?;
+    prepare::sdks(workspace, progress)?;
+    let status = conformance::command(workspace, &binaries.dir)
+        .args(arguments)
+        .status()
+        .context("cannot start cube-bench")?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(ExitCode::from(130), ExitCode::from))
 }
 
 /// The tier hvm alone.
@@ -135,7 +159,9 @@ pub(crate) fn soak(workspace: &Workspace, progress: Progress) -> Result<ExitCode
 /// Prepares what the tiers need and no more.
 fn surroundings(workspace: &Workspace, tiers: &[Tier], progress: Progress) -> Result<Surroundings> {
     let artifacts = workspace.artifacts();
-    let binaries = if tiers.iter().any(|tier| tier.needs_kvm()) {
+    let binaries = if tiers.contains(&Tier::Interpreter) {
+        Some(prepare::code_interpreter(workspace, progress)?.dir)
+    } else if tiers.iter().any(|tier| tier.needs_kvm()) {
         Some(prepare::all(workspace, progress, Freshness::Keep)?.dir)
     } else {
         None
@@ -175,7 +201,7 @@ fn lint(workspace: &Workspace, progress: Progress) -> Result<()> {
 fn conclude(outcome: &Outcome, plan: &TierPlan) -> ExitCode {
     for tier in Tier::USUAL.iter().filter(|tier| !plan.run.contains(tier)) {
         let lack = plan.skipped.iter().find(|(skipped, _)| skipped == tier);
-        let why = lack.map_or("not asked for".to_owned(), |(_, lack)| lack.to_string());
+        let why = lack.map_or("not asked for", |(_, lack)| lack);
         eprintln!("tier {tier:?} skipped: {why}");
     }
     println!("{}", outcome.counts);

@@ -29,20 +29,22 @@ use crate::{
 };
 
 const PLACE: &str = "templates/base";
-const MEMORY: Bytes = Bytes::mib(256);
+/// As much as a sandbox of E2B has unless it asks for another size.
+const MEMORY: Bytes = Bytes::mib(512);
 /// A boot takes about a second; a host under load gets this long for any single answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Each warm-up runs this often: the first run reads files, the second takes the paths of a warm one.
 const WARM_UP_RUNS: usize = 2;
 /// Endings of the two guests' console files.
-const BOOT: &str = "boot.console";
-const RESTORE: &str = "restore.console";
+pub(crate) const BOOT: &str = "boot.console";
+pub(crate) const RESTORE: &str = "restore.console";
 const PROBE: [&str; 1] = ["/usr/local/bin/probe"];
 /// What users run first.
-const WARM_UP: [&[&str]; 5] = [
+const WARM_UP: [&[&str]; 6] = [
     &PROBE,
     &["/bin/bash", "-lc", "true"],
     &["/usr/bin/python3", "-c", "print(1)"],
+    &["/usr/bin/node", "-e", "0"],
     &["/usr/bin/git", "--version"],
     &["/usr/bin/curl", "--version"],
 ];
@@ -68,15 +70,15 @@ pub(crate) fn build(store: &Store, workspace: &Workspace, vmm: &Path) -> Result<
         // The VMM makes the directory itself, so that it never writes into one that stands.
         fs::remove_dir(out)?;
         maker
-            .snapshot(paths, out)
+            .snapshot(paths, MEMORY, out, warm_up)
             .with_context(|| maker.failed("cannot make the template", BOOT))?;
         maker
-            .record_working_set(out)
+            .record_working_set(out, probe)
             .with_context(|| maker.failed("the template cannot be restored", RESTORE))
     })
 }
 
-fn guest_paths(guest: &Path) -> GuestPaths {
+pub(crate) fn guest_paths(guest: &Path) -> GuestPaths {
     GuestPaths {
         kernel: guest.join("vmlinux"),
         initrd: guest.join(initramfs::FILE),
@@ -87,19 +89,26 @@ fn guest_paths(guest: &Path) -> GuestPaths {
 
 /// What both VMs of a template have around them.
 #[derive(Debug)]
-struct Maker<'a> {
-    vmm: &'a Path,
+pub(crate) struct Maker<'a> {
+    pub(crate) vmm: &'a Path,
     /// Sockets and consoles; short-lived and with a short name, which unix sockets need.
-    run: &'a Path,
-    log: &'a Path,
+    pub(crate) run: &'a Path,
+    pub(crate) log: &'a Path,
 }
 
 impl Maker<'_> {
-    fn snapshot(&self, guest: GuestPaths, dir: &Path) -> Result<()> {
+    /// Boots a guest, has it warmed up through its agent's socket, and takes the snapshot.
+    pub(crate) fn snapshot(
+        &self,
+        guest: GuestPaths,
+        memory: Bytes,
+        dir: &Path,
+        warm_up: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
         let vsock = self.run.join("boot.sock");
         let mut vm = self.spawn()?;
         let spec = VmSpec {
-            memory: MEMORY,
+            memory,
             vcpus: 1,
             guest,
             cmdline: String::new(),
@@ -114,11 +123,17 @@ impl Maker<'_> {
         Ok(vm.control.shutdown()?)
     }
 
-    fn record_working_set(&self, template: &Path) -> Result<()> {
+    /// Restores the template once and notes which pages its first work makes its own.
+    pub(crate) fn record_working_set(
+        &self,
+        template: &Path,
+        work: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
         let vsock = self.run.join("restore.sock");
         let mut vm = self.spawn()?;
         let spec = RestoreSpec {
             template: template.to_owned(),
+            base: None,
             vsock: vsock.clone(),
             console: Some(self.console(RESTORE)),
             prefault: WorkingSetPrefault::Off,
@@ -126,8 +141,7 @@ impl Maker<'_> {
         vm.control.restore(spec, None)?;
         vm.control.resume()?;
         vm.control.identity(identity()?, PATIENCE)?;
-        let mut agent = connect(&vsock)?;
-        run(&mut agent, &PROBE)?;
+        work(&vsock)?;
         let path = template.join(template_file::WORKING_SET);
         vm.control.record_working_set(&path)?;
         Ok(vm.control.shutdown()?)
@@ -138,7 +152,7 @@ impl Maker<'_> {
     }
 
     /// What failed, and what the guest said last.
-    fn failed(&self, what: &str, console: &str) -> String {
+    pub(crate) fn failed(&self, what: &str, console: &str) -> String {
         let console = self.console(console);
         let end = tool::last_lines(&console);
         format!("{what}; the end of {}:\n{end}\n", console.display())
@@ -150,8 +164,12 @@ impl Maker<'_> {
     }
 }
 
-fn connect(vsock: &Path) -> Result<EnvdClient> {
+pub(crate) fn connect(vsock: &Path) -> Result<EnvdClient> {
     EnvdClient::connect(vsock, ENVD_PORT, PATIENCE).context("cannot reach the agent")
+}
+
+fn probe(vsock: &Path) -> Result<()> {
+    run(&mut connect(vsock)?, &PROBE)
 }
 
 fn warm_up(vsock: &Path) -> Result<()> {
@@ -165,9 +183,17 @@ fn warm_up(vsock: &Path) -> Result<()> {
     run(&mut agent, &["/bin/sync"])
 }
 
-fn run(agent: &mut EnvdClient, command: &[&str]) -> Result<()> {
+/// Runs a command as the sandbox's default user.
+pub(crate) fn run(agent: &mut EnvdClient, command: &[&str]) -> Result<()> {
+    run_as(agent, None, command)
+}
+
+pub(crate) fn run_as(agent: &mut EnvdClient, user: Option<&str>, command: &[&str]) -> Result<()> {
     let (program, arguments) = command.split_first().context("an empty command")?;
-    let request = ExecRequest::new(*program, arguments);
+    let request = ExecRequest {
+        user: user.map(str::to_owned),
+        ..ExecRequest::new(*program, arguments)
+    };
     let output = agent
         .exec(&request, PATIENCE)
         .with_context(|| format!("{command:?} did not run in the guest"))?;

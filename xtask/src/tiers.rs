@@ -1,7 +1,7 @@
 //! The test tiers, the test runner, and the summary that ends the output.
 //!
-//! A test's tier is the first part of its function's name: `kvm_…`, `net_…`, `soak_…`; all others are
-//! `unit`. Tests find what was prepared through CUBE_ARTIFACTS and CUBE_BIN.
+//! A test's tier is the first part of its function's name: `kvm_…`, `net_…`, `interpreter_…`, `soak_…`;
+//! all others are `unit`. Tests find what was prepared through CUBE_ARTIFACTS and CUBE_BIN.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -23,36 +23,59 @@ pub(crate) enum Tier {
     Net,
     /// /dev/kvm and the prepared artifacts.
     Kvm,
+    /// As kvm, and the template of the code interpreter.
+    Interpreter,
     /// Root; a machine with SVM, which is emulated where this host is none.
     Hvm,
+    /// A C++ compiler, and a minute.
+    Fuzz,
+    /// As kvm; the official SDKs against a real server.
+    E2b,
     /// As kvm, and much time.
     Soak,
 }
 
 impl Tier {
     /// The tiers of `cargo xtask test`.
-    pub(crate) const USUAL: [Self; 4] = [Self::Unit, Self::Net, Self::Kvm, Self::Hvm];
+    pub(crate) const USUAL: [Self; 7] = [
+        Self::Unit,
+        Self::Net,
+        Self::Kvm,
+        Self::Interpreter,
+        Self::Hvm,
+        Self::Fuzz,
+        Self::E2b,
+    ];
 
     /// Whether its tests start virtual machines.
     pub(crate) fn needs_kvm(self) -> bool {
         match self {
-            Self::Unit | Self::Net | Self::Hvm => false,
-            Self::Kvm | Self::Soak => true,
+            Self::Unit | Self::Net | Self::Hvm | Self::Fuzz => false,
+            Self::Kvm | Self::Interpreter | Self::E2b | Self::Soak => true,
+        }
+    }
+
+    /// Whether its tests are cargo's.
+    pub(crate) fn is_cargos(self) -> bool {
+        match self {
+            Self::Unit | Self::Net | Self::Kvm | Self::Interpreter | Self::Soak => true,
+            Self::Hvm | Self::Fuzz | Self::E2b => false,
         }
     }
 
     /// How the names of its tests begin; `None` for those that begin otherwise, or are none of the runner's.
     fn prefix(self) -> Option<&'static str> {
         match self {
-            Self::Unit | Self::Hvm => None,
+            Self::Unit | Self::Hvm | Self::Fuzz | Self::E2b => None,
             Self::Net => Some("net_"),
             Self::Kvm => Some("kvm_"),
+            Self::Interpreter => Some("interpreter_"),
             Self::Soak => Some("soak_"),
         }
     }
 }
 
-const NAMED: [Tier; 3] = [Tier::Net, Tier::Kvm, Tier::Soak];
+const NAMED: [Tier; 4] = [Tier::Net, Tier::Kvm, Tier::Interpreter, Tier::Soak];
 
 /// Tests by how they ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -313,7 +336,8 @@ mod tests {
         assert_eq!(filter(&[Tier::Kvm]), "test(/(^|::)kvm_/)");
         assert_eq!(
             filter(&[Tier::Unit, Tier::Net]),
-            "test(/(^|::)net_/) + not (test(/(^|::)net_/) + test(/(^|::)kvm_/) + test(/(^|::)soak_/))"
+            "test(/(^|::)net_/) + not (test(/(^|::)net_/) + test(/(^|::)kvm_/) + \
+             test(/(^|::)interpreter_/) + test(/(^|::)soak_/))"
         );
     }
 

@@ -3,9 +3,11 @@
 //! Every call has a deadline that covers all of it. After an error the connection is in an unknown state:
 //! drop the client and connect again.
 
+mod input;
+
 use std::{
     collections::BTreeMap,
-    io::{self, Read, Write},
+    io,
     os::unix::net::UnixStream,
     path::Path,
     time::{Duration, Instant},
@@ -13,9 +15,11 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
+pub use input::InputStream;
+
 use super::{
     Blob, ChunkedDecoder, ConnectError, Decoded, EndEvent, EndStream, ErrorBody, EventResponse,
-    InitRequest, ProcessConfig, ProcessEvent, StartRequest, WriteInfo, frame,
+    InitRequest, Metrics, ProcessConfig, ProcessEvent, StartRequest, Transport, WriteInfo, frame,
 };
 
 /// Longest answer head in bytes.
@@ -132,15 +136,19 @@ impl HttpAnswer {
     }
 }
 
-/// One connection to an agent.
+/// One connection to an agent, straight or through whatever forwards to it.
 #[derive(Debug)]
-pub struct EnvdClient {
-    stream: UnixStream,
+pub struct EnvdClient<S = UnixStream> {
+    stream: S,
     /// Bytes received and not yet used: those from `at` on.
     held: Vec<u8>,
     at: usize,
     timeout: Duration,
     token: Option<String>,
+    /// Value of `Host`.
+    authority: String,
+    /// Sent with every request.
+    headers: Vec<(String, String)>,
 }
 
 /// A moment, and the duration it came from for the error text.
@@ -232,17 +240,31 @@ impl EnvdClient {
         })?;
         Ok(Self::over(stream, timeout))
     }
+}
 
+impl<S: Transport> EnvdClient<S> {
     /// Speaks over a stream that is connected to the agent already.
     #[must_use]
-    pub fn over(stream: UnixStream, timeout: Duration) -> Self {
+    pub fn over(stream: S, timeout: Duration) -> Self {
         Self {
             stream,
             held: Vec::new(),
             at: 0,
             timeout,
             token: None,
+            authority: "guest".to_owned(),
+            headers: Vec::new(),
         }
+    }
+
+    /// From now on requests name this `Host` and carry these headers as well: what a proxy between here and
+    /// the agent goes by. The caller keeps line ends out of them.
+    pub fn set_route(&mut self, authority: &str, headers: &[(&str, &str)]) {
+        self.authority = authority.to_owned();
+        self.headers = headers
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
     }
 
     /// Sends this `X-Access-Token` from now on.
@@ -262,6 +284,16 @@ impl EnvdClient {
     pub fn health(&mut self) -> Result<(), ClientError> {
         let answer = self.request("GET", "/health", &[], b"")?;
         accept(&answer)
+    }
+
+    /// `GET /metrics`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn metrics(&mut self) -> Result<Metrics, ClientError> {
+        let answer = self.request("GET", "/metrics", &[], b"")?;
+        accept(&answer)?;
+        serde_json::from_slice(&answer.body).map_err(protocol)
     }
 
     /// `POST /init`.
@@ -341,7 +373,7 @@ impl EnvdClient {
         &mut self,
         request: &ExecRequest,
         timeout: Duration,
-    ) -> Result<ExecStream<'_>, ClientError> {
+    ) -> Result<ExecStream<'_, S>, ClientError> {
         let message = StartRequest {
             process: Some(ProcessConfig {
                 cmd: request.cmd.clone(),
@@ -369,7 +401,7 @@ impl EnvdClient {
         user: Option<&str>,
         connect_timeout: Option<Duration>,
         timeout: Duration,
-    ) -> Result<ExecStream<'_>, ClientError> {
+    ) -> Result<ExecStream<'_, S>, ClientError> {
         let message = serde_json::to_vec(message).map_err(protocol)?;
         let mut body = Vec::with_capacity(message.len() + frame::HEADER);
         frame::encode(0, &message, &mut body).map_err(protocol)?;
@@ -430,6 +462,29 @@ impl EnvdClient {
         Ok(())
     }
 
+    /// Turns the connection into a stream to a TCP port of the guest's loopback.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] with status 502 when nobody listens there; see [`ClientError`].
+    pub fn tunnel(mut self, port: u16) -> Result<Tunnel<S>, ClientError> {
+        let deadline = Deadline::after(self.timeout);
+        let head = format!("CONNECT 127.0.0.1:{port} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n");
+        self.send(&[head.as_bytes()], deadline)?;
+        let head = self.read_head(deadline)?;
+        if head.status != 200 {
+            return Err(refused(&self.collect(head, deadline)?));
+        }
+        let early = self.unused().to_vec();
+        let unlimited = self.stream.bound_reads(None);
+        unlimited
+            .and_then(|()| self.stream.bound_writes(None))
+            .map_err(|source| deadline.failed("opening a tunnel", source))?;
+        Ok(Tunnel {
+            stream: self.stream,
+            early,
+        })
+    }
+
     /// Any request with a `Content-Length` body, answered in whole, whatever its status.
     ///
     /// # Errors
@@ -466,9 +521,10 @@ impl EnvdClient {
         body: &[u8],
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let mut head = format!("{method} {target} HTTP/1.1\r\nhost: guest\r\n");
+        let mut head = format!("{method} {target} HTTP/1.1\r\nhost: {}\r\n", self.authority);
         let token = self.token.as_deref().map(|token| ("x-access-token", token));
-        for (name, value) in headers.iter().copied().chain(token) {
+        let route = self.headers.iter().map(|(n, v)| (n.as_str(), v.as_str()));
+        for (name, value) in headers.iter().copied().chain(route).chain(token) {
             head.extend([name, ": ", value, "\r\n"]);
         }
         if method != "GET" {
@@ -494,7 +550,7 @@ impl EnvdClient {
             let mut rest = *part;
             while !rest.is_empty() {
                 let left = deadline.left()?;
-                self.stream.set_write_timeout(Some(left)).map_err(failed)?;
+                self.stream.bound_writes(Some(left)).map_err(failed)?;
                 match self.stream.write(rest) {
                     Ok(n) => rest = rest.get(n..).unwrap_or_default(),
                     Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -537,7 +593,7 @@ impl EnvdClient {
         self.held.resize(old + READ_SIZE, 0);
         let read = loop {
             let left = deadline.left()?;
-            self.stream.set_read_timeout(Some(left)).map_err(failed)?;
+            self.stream.bound_reads(Some(left)).map_err(failed)?;
             match self
                 .stream
                 .read(self.held.get_mut(old..).unwrap_or_default())
@@ -633,10 +689,19 @@ impl EnvdClient {
     }
 }
 
+/// A stream to a port of the guest.
+#[derive(Debug)]
+pub struct Tunnel<S = UnixStream> {
+    /// The connection; both directions end independently. Without timeouts.
+    pub stream: S,
+    /// What the port has sent already, to be read before the stream.
+    pub early: Vec<u8>,
+}
+
 /// A running command's events. Dropping it half-way leaves the connection unusable; the command goes on.
 #[derive(Debug)]
-pub struct ExecStream<'a> {
-    client: &'a mut EnvdClient,
+pub struct ExecStream<'a, S = UnixStream> {
+    client: &'a mut EnvdClient<S>,
     body: Body,
     /// Bytes of frames not yet whole.
     message: Vec<u8>,
@@ -654,7 +719,7 @@ impl std::fmt::Debug for Body {
     }
 }
 
-impl ExecStream<'_> {
+impl<S: Transport> ExecStream<'_, S> {
     /// The command's process id inside the guest.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -733,6 +798,21 @@ fn accept(answer: &HttpAnswer) -> Result<(), ClientError> {
     }
 }
 
+/// Looks for an error at the end of a stream that was collected in whole.
+fn accept_stream(mut body: &[u8]) -> Result<(), ClientError> {
+    while let Some((frame, used)) = frame::decode(body, MAX_FRAME).map_err(protocol)? {
+        if frame.flags & frame::END_STREAM != 0 {
+            let end: EndStream = serde_json::from_slice(frame.body).map_err(protocol)?;
+            return match end.error {
+                None => Ok(()),
+                Some(error) => Err(refusal(200, &error)),
+            };
+        }
+        body = body.get(used..).unwrap_or_default();
+    }
+    Err(protocol("a stream without an end-of-stream frame"))
+}
+
 /// The refusal in a failed answer, whichever of the two error bodies it has.
 fn refused(answer: &HttpAnswer) -> ClientError {
     let status = answer.status;
@@ -792,7 +872,10 @@ fn percent_encode(text: &str, out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixListener;
+    use std::{
+        io::{Read, Write},
+        os::unix::net::UnixListener,
+    };
 
     const PATIENCE: Duration = Duration::from_secs(10);
 

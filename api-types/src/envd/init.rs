@@ -62,6 +62,15 @@ mod tests {
         let e2b = r#"{"envVars":null,"accessToken":"t","timestamp":"2024-03-01T00:00:00Z",
                       "defaultUser":"root","hyperloopIP":"1.2.3.4","lifecycleID":"x"}"#;
         let e2b: InitRequest = serde_json::from_str(e2b).unwrap();
+        let all = r#"{"hostname":null,"envVars":{"A":"b"},"accessToken":null,"timestamp":null,
+                      "defaultUser":null,"defaultWorkdir":null,"caBundle":"PEM",
+                      "volumeMounts":[{"nfs_target":"x:/y","path":"/z"}],"hyperloopIP":null}"#;
+        let all: InitRequest = serde_json::from_str(all).unwrap();
+        let expected = InitRequest {
+            env_vars: [("A".to_owned(), "b".to_owned())].into(),
+            ..InitRequest::default()
+        };
+        assert_eq!(all, expected);
         assert_eq!(e2b.access_token.as_deref(), Some("t"));
         assert_eq!(e2b.timestamp.unwrap().unix_ns(), 1_709_251_200_000_000_000);
     }

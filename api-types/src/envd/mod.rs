@@ -7,27 +7,44 @@
 mod chunked;
 mod client;
 mod error;
+mod filesystem;
 pub mod frame;
 mod init;
+mod metrics;
 mod process;
+pub mod proto;
 mod proto_json;
+mod request;
 mod timestamp;
+mod transport;
 
 pub use chunked::{ChunkError, ChunkedDecoder, Decoded};
 pub use client::{
-    ClientError, EnvdClient, ExecOutput, ExecRequest, ExecStream, HttpAnswer, MAX_EXEC_OUTPUT,
+    ClientError, EnvdClient, ExecOutput, ExecRequest, ExecStream, HttpAnswer, InputStream,
+    MAX_EXEC_OUTPUT, Tunnel,
 };
 pub use error::{ConnectCode, ConnectError, EndStream, ErrorBody};
+pub use filesystem::{
+    CreateWatcherResponse, EntryInfo, EntryResponse, EventType, FileType, FilesystemEvent,
+    GetWatcherEventsResponse, ListDirRequest, ListDirResponse, MoveRequest, PathRequest,
+    WatchDirRequest, WatchDirResponse, WatcherRequest, WriteInfo,
+};
 pub use frame::{Frame, FrameError};
 pub use init::InitRequest;
+pub use metrics::Metrics;
 pub use process::{
     CloseStdinRequest, ConnectRequest, DataEvent, Empty, EndEvent, EventResponse, KeepAlive,
     ListRequest, ListResponse, ProcessConfig, ProcessEvent, ProcessInfo, ProcessInput,
     ProcessSelector, Pty, PtySize, SendInputRequest, SendSignalRequest, Signal, StartEvent,
-    StartRequest, UpdateRequest, WriteInfo,
+    StartRequest, StreamInputData, StreamInputRequest, UpdateRequest,
 };
 pub use proto_json::Blob;
+pub use request::{
+    BadRequest, Framing, FramingHeaders, MAX_HEAD, MAX_HEADERS, asks_to_close, header_text,
+    parse_head,
+};
 pub use timestamp::{Timestamp, TimestampError};
+pub use transport::Transport;
 
 /// Port of the agent inside every guest.
 pub const ENVD_PORT: u16 = 49_983;

@@ -199,6 +199,28 @@ pub struct SendInputRequest {
     pub input: ProcessInput,
 }
 
+/// One message of `StreamInput`; exactly one field is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamInputRequest {
+    /// Which process; the first message, once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<ConnectRequest>,
+    /// Bytes for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<StreamInputData>,
+    /// A sign of life.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keepalive: Option<KeepAlive>,
+}
+
+/// Bytes for the process of a `StreamInput`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamInputData {
+    /// What.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub input: ProcessInput,
+}
+
 /// `CloseStdin`.
 pub type CloseStdinRequest = ConnectRequest;
 
@@ -272,18 +294,6 @@ impl<'de> Deserialize<'de> for Signal {
         }
         deserializer.deserialize_any(Name)
     }
-}
-
-/// One file that `POST /files` wrote.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WriteInfo {
-    /// Absolute path.
-    pub path: String,
-    /// Its last component.
-    pub name: String,
-    /// Always `file`.
-    #[serde(rename = "type")]
-    pub kind: String,
 }
 
 #[cfg(test)]

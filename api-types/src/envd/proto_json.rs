@@ -99,6 +99,43 @@ pub(super) fn opt_u32<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     deserializer.deserialize_any(Number)
 }
 
+/// An `int64`: written as its decimal text, since a number of JSON may lose digits; read from either.
+pub(super) mod int64 {
+    use serde::{Deserializer, Serializer, de};
+
+    pub(in crate::envd) fn serialize<S: Serializer>(
+        number: &i64,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(number)
+    }
+
+    pub(in crate::envd) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<i64, D::Error> {
+        struct Number;
+        impl de::Visitor<'_> for Number {
+            type Value = i64;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a 64-bit number")
+            }
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<i64, E> {
+                Ok(number)
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<i64, E> {
+                i64::try_from(number).map_err(|_| E::custom("above 63 bits"))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<i64, E> {
+                text.parse().map_err(|_| E::custom("not a number"))
+            }
+            fn visit_unit<E: de::Error>(self) -> Result<i64, E> {
+                Ok(0)
+            }
+        }
+        deserializer.deserialize_any(Number)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -147,6 +147,7 @@ pub(super) fn machine(layer: Option<OwnedFd>) -> Result<Machine, BootError> {
         machine_id: identity_file("machine-id", "/etc/machine-id", "")?,
         boot_id: identity_file("boot-id", "/proc/sys/kernel/random/boot_id", &boot_id()?)?,
         hosts: identity_file("hosts", "/etc/hosts", &hosts)?,
+        envs: environment_file()?,
         random: open_for_writing("/dev/urandom")?,
     };
     // The kernel's own view of the name serves as the file: nothing to write when it changes.
@@ -164,6 +165,15 @@ fn identity_file(name: &str, target: &str, content: &str) -> Result<fs::File, Bo
     let path = format!("{IDENTITY}/{name}");
     fs::write(&path, content).map_err(cannot(format!("write {path}")))?;
     bind(&path, target)?;
+    open_for_writing(&path)
+}
+
+/// Values may be secrets: for root alone, as is who reads it.
+fn environment_file() -> Result<fs::File, BootError> {
+    let path = format!("{IDENTITY}/envs");
+    fs::write(&path, "").map_err(cannot(format!("write {path}")))?;
+    let private = Permissions::from_mode(0o600);
+    fs::set_permissions(&path, private).map_err(cannot(format!("protect {path}")))?;
     open_for_writing(&path)
 }
 

@@ -5,6 +5,7 @@
 //! asked for only once the socket has been full: else every answer that the peer takes would wake a guest
 //! that has nothing to do.
 
+use api_types::envd::Framing;
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
@@ -13,10 +14,15 @@ use std::{
 use nix::{errno::Errno, unistd};
 
 use super::{
+    codec::Codec,
     events,
     files::{Download, Upload},
-    http::{self, After, Body, Head},
+    filesystem::Task,
+    http::{self, After, Head},
+    input::InputStream,
     slots::Key,
+    tunnel::Tunnel,
+    watch::WatchStream,
 };
 
 /// Above this much unsent output nothing more is produced for a connection.
@@ -38,6 +44,8 @@ pub(crate) struct Conn {
     pub(crate) watches_room: bool,
     /// The peer is gone, or sends nothing more.
     pub(crate) hangup: bool,
+    /// How the present call's messages are written.
+    pub(crate) codec: Codec,
     /// Whether the present answer is the last.
     pub(crate) after: After,
     pub(crate) phase: Phase,
@@ -54,17 +62,25 @@ pub(crate) enum Phase {
     /// Collecting a body that a handler takes in whole.
     Collect {
         head: Box<Head>,
-        body: Body,
+        body: Framing,
         bytes: Vec<u8>,
     },
     /// Writing a body to a file.
-    Upload { upload: Box<Upload>, body: Body },
+    Upload { upload: Upload, body: Framing },
     /// Sending a file.
     Download(Download),
     /// Following a process.
     Follow(Follow),
-    /// Waiting until a process has taken its input.
-    Input,
+    /// Watching a directory.
+    Watch(Box<WatchStream>),
+    /// Waiting for work that is done in turns.
+    Task(Box<Task>),
+    /// Carrying bytes to and from a port of the guest.
+    Tunnel(Box<Tunnel>),
+    /// Waiting until that process has taken its input.
+    Input(Key),
+    /// Reading a stream of input for a process.
+    StreamInput(Box<InputStream>),
     /// The last answer is on its way. `Unread` when parts of the request were not read: closing at once
     /// could cost the peer the answer.
     Closing(Rest),
@@ -88,6 +104,17 @@ pub(crate) struct Follow {
     pub(crate) next_keepalive: Instant,
 }
 
+/// What reading from a connection led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// Bytes, now in the input.
+    Some,
+    /// None at present.
+    Nothing,
+    /// The peer sends nothing more.
+    End,
+}
+
 /// The peer is gone for good.
 #[derive(Debug)]
 pub(crate) struct Gone;
@@ -103,6 +130,7 @@ impl Conn {
             writable: true,
             watches_room: false,
             hangup: false,
+            codec: Codec::Json,
             after: After::KeepAlive,
             phase: Phase::Head,
             wake: None,
@@ -146,25 +174,33 @@ impl Conn {
         self.socket.as_fd()
     }
 
-    /// Reads once into `scratch` and from there to the input: only what was received touches memory.
-    /// False when nothing is there now.
+    /// [`Conn::receive`] for those to whom the peer's end is the end. False when nothing is there now.
     pub(crate) fn fill(&mut self, scratch: &mut [u8]) -> Result<bool, Gone> {
+        match self.receive(scratch)? {
+            Received::Some => Ok(true),
+            Received::Nothing => Ok(false),
+            Received::End => Err(Gone),
+        }
+    }
+
+    /// Reads once into `scratch` and from there to the input: only what was received touches memory.
+    pub(crate) fn receive(&mut self, scratch: &mut [u8]) -> Result<Received, Gone> {
         while self.readable {
             match unistd::read(&self.socket, scratch) {
-                Ok(0) => return Err(Gone),
+                Ok(0) => return Ok(Received::End),
                 Ok(n) => {
                     self.input
                         .extend_from_slice(scratch.get(..n).unwrap_or_default());
                     // A short read has emptied the socket; after a hang-up its end must still be read.
                     self.readable = n == scratch.len() || self.hangup;
-                    return Ok(true);
+                    return Ok(Received::Some);
                 }
                 Err(Errno::EAGAIN) => self.readable = false,
                 Err(Errno::EINTR) => {}
                 Err(_) => return Err(Gone),
             }
         }
-        Ok(false)
+        Ok(Received::Nothing)
     }
 
     /// Drops bytes from the front of the input.
@@ -183,12 +219,16 @@ impl Conn {
     }
 
     /// Answers with an error of a plain route and ends the request.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn error(&mut self, status: u16, message: &str) {
         http::push_error(&mut self.out, status, message, self.after);
         self.end_request(Rest::Read);
     }
 
     /// Answers with an error although parts of the request are still to come.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn refuse(&mut self, status: u16, message: &str) {
         self.after = After::Close;
         http::push_error(&mut self.out, status, message, self.after);
@@ -198,6 +238,7 @@ impl Conn {
     /// The answer is complete in `out`.
     pub(crate) fn end_request(&mut self, rest: Rest) {
         self.wake = None;
+        self.codec = Codec::Json;
         self.used = Instant::now();
         self.phase = match self.after {
             After::KeepAlive => Phase::Head,
@@ -205,16 +246,23 @@ impl Conn {
         };
     }
 
+    /// Begins an answer that is a stream.
+    pub(crate) fn begin_stream(&mut self) {
+        http::push_chunked_head(&mut self.out, self.codec.stream_type(), self.after);
+    }
+
     /// Begins an answer that follows a process.
     pub(crate) fn follow(&mut self, follow: Follow) {
-        http::push_chunked_head(&mut self.out, http::CONNECT_JSON, self.after);
+        self.begin_stream();
         self.wake = Some(follow.wake());
         self.phase = Phase::Follow(follow);
     }
 
     /// Ends a stream that never began.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn refuse_stream(&mut self, error: api_types::envd::ConnectError) {
-        http::push_chunked_head(&mut self.out, http::CONNECT_JSON, self.after);
+        self.begin_stream();
         events::push_end_stream(&mut self.out, Some(error));
         self.end_request(Rest::Read);
     }
@@ -222,6 +270,18 @@ impl Conn {
     /// Whether it follows that process.
     pub(crate) fn follows(&self, key: Key) -> bool {
         matches!(&self.phase, Phase::Follow(follow) if follow.process == key)
+    }
+
+    /// Whether the peer, which sends nothing more, would still take something: sending nothing to one that
+    /// has closed both ways fails too.
+    pub(crate) fn listens(&self) -> bool {
+        use nix::sys::socket::{MsgFlags, send};
+        use std::os::fd::AsRawFd;
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        matches!(
+            send(self.socket.as_raw_fd(), &[], flags),
+            Ok(_) | Err(Errno::EAGAIN)
+        )
     }
 
     /// Tells the peer that nothing more comes.

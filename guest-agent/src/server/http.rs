@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use api_types::envd::{Blob, ChunkedDecoder, ErrorBody};
+use api_types::envd::{
+    BadRequest, Blob, ErrorBody, Framing, FramingHeaders, MAX_HEADERS, asks_to_close, header_text,
+    parse_head,
+};
 
-/// Longest head of a request in bytes; more is answered with 431.
-pub(crate) const MAX_HEAD: usize = 16 << 10;
-/// Most headers of a request.
-const MAX_HEADERS: usize = 64;
+use super::files::FileHead;
+
+/// The path of files.
+pub(crate) const FILES: &str = "/files";
 
 /// What matters of a request's head.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,43 +32,17 @@ pub(crate) struct Head {
     pub(crate) keepalive: Option<Duration>,
     pub(crate) expects_continue: bool,
     pub(crate) close: bool,
-}
-
-/// How a body is delimited, and how much of it is still to come.
-#[derive(Clone, Debug)]
-pub(crate) enum Body {
-    Length(u64),
-    Chunked(ChunkedDecoder),
-}
-
-/// A request that cannot be read; the connection ends after the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BadRequest {
-    pub(crate) status: u16,
-    pub(crate) message: &'static str,
-}
-
-fn bad(message: &'static str) -> BadRequest {
-    BadRequest {
-        status: 400,
-        message,
-    }
+    /// What only `/files` asks about; there for that path alone.
+    pub(crate) file: Option<Box<FileHead>>,
 }
 
 /// Reads a head from the front of `bytes`: the head, its body, and how many bytes it took. `None` when it
 /// is not whole yet.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, BadRequest> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Head, Framing, usize)>, BadRequest> {
     let mut space = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut space);
-    let too_large = BadRequest {
-        status: 431,
-        message: "the request's head is too large",
-    };
-    let len = match request.parse(bytes) {
-        Ok(httparse::Status::Complete(len)) if len <= MAX_HEAD => len,
-        Ok(httparse::Status::Partial) if bytes.len() < MAX_HEAD => return Ok(None),
-        Ok(_) | Err(httparse::Error::TooManyHeaders) => return Err(too_large),
-        Err(_) => return Err(bad("not an HTTP/1.1 request")),
+    let Some(len) = parse_head(&mut request, bytes)? else {
+        return Ok(None);
     };
     let target = request.path.unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -76,56 +53,27 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, BadRequ
         close: request.version == Some(0),
         ..Head::default()
     };
-    let mut framing = Framing::default();
+    let mut framing = FramingHeaders::default();
     for header in request.headers.iter() {
         read_header(&mut head, &mut framing, header)?;
     }
-    Ok(Some((head, framing.body()?, len)))
-}
-
-/// The two headers that delimit a body. Both at once, or one twice, is how requests are smuggled.
-#[derive(Default)]
-struct Framing {
-    length: Option<u64>,
-    chunked: bool,
-}
-
-impl Framing {
-    fn body(self) -> Result<Body, BadRequest> {
-        match (self.chunked, self.length) {
-            (true, Some(_)) => Err(bad("both content-length and transfer-encoding")),
-            (true, None) => Ok(Body::Chunked(ChunkedDecoder::default())),
-            (false, length) => Ok(Body::Length(length.unwrap_or(0))),
-        }
+    if path == FILES {
+        head.file = Some(Box::new(FileHead::read(request.headers)));
     }
+    Ok(Some((head, framing.framing()?, len)))
 }
 
 fn read_header(
     head: &mut Head,
-    framing: &mut Framing,
+    framing: &mut FramingHeaders,
     header: &httparse::Header<'_>,
 ) -> Result<(), BadRequest> {
     let is = |name: &str| header.name.eq_ignore_ascii_case(name);
-    let Ok(value) = std::str::from_utf8(header.value) else {
-        return Err(bad("a header is not text"));
-    };
-    let value = value.trim_matches([' ', '\t']);
-    if is("content-length") {
-        let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
-        let length = value
-            .parse()
-            .ok()
-            .filter(|_| digits && framing.length.is_none());
-        framing.length = Some(length.ok_or(bad("bad content-length"))?);
-    } else if is("transfer-encoding") {
-        if framing.chunked || !value.eq_ignore_ascii_case("chunked") {
-            return Err(BadRequest {
-                status: 501,
-                message: "only chunked transfer coding is read",
-            });
-        }
-        framing.chunked = true;
-    } else if is("content-type") {
+    let value = header_text(header)?;
+    if framing.take(header.name, value)? {
+        return Ok(());
+    }
+    if is("content-type") {
         value.clone_into(&mut head.content_type);
     } else if is("content-encoding") || is("connect-content-encoding") {
         if !value.eq_ignore_ascii_case("identity") {
@@ -136,7 +84,9 @@ fn read_header(
     } else if is("authorization") {
         head.user = basic_user(value);
     } else if is("connect-timeout-ms") {
-        let ms = value.parse().map_err(|_| bad("bad connect-timeout-ms"))?;
+        let ms = value
+            .parse()
+            .map_err(|_| BadRequest::new("bad connect-timeout-ms"))?;
         head.timeout = Some(Duration::from_millis(ms)).filter(|t| !t.is_zero());
     } else if is("keepalive-ping-interval") {
         let seconds = value.parse::<u32>().unwrap_or(0);
@@ -144,8 +94,7 @@ fn read_header(
     } else if is("expect") {
         head.expects_continue = value.eq_ignore_ascii_case("100-continue");
     } else if is("connection") {
-        let mut options = value.split(',').map(str::trim);
-        head.close |= options.any(|option| option.eq_ignore_ascii_case("close"));
+        head.close |= asks_to_close(value);
     }
     Ok(())
 }
@@ -169,6 +118,11 @@ pub(crate) fn query_value(query: &str, name: &str) -> Option<String> {
 }
 
 fn decode_form(text: &str) -> Option<String> {
+    percent_decode(&text.replace('+', " "))
+}
+
+/// Text without its percent signs; `None` when one is not followed by two digits, or it is not UTF-8.
+pub(crate) fn percent_decode(text: &str) -> Option<String> {
     let digit = |b: Option<u8>| {
         char::from(b?)
             .to_digit(16)
@@ -178,7 +132,6 @@ fn decode_form(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
         decoded.push(match byte {
-            b'+' => b' ',
             b'%' => digit(bytes.next())? << 4 | digit(bytes.next())?,
             byte => byte,
         });
@@ -191,19 +144,23 @@ fn reason(status: u16) -> &'static str {
         100 => "Continue",
         200 => "OK",
         204 => "No Content",
+        206 => "Partial Content",
         400 => "Bad Request",
         401 => "Unauthorized",
         403 => "Forbidden",
         404 => "Not Found",
         405 => "Method Not Allowed",
+        406 => "Not Acceptable",
         408 => "Request Timeout",
         409 => "Conflict",
         413 => "Content Too Large",
         415 => "Unsupported Media Type",
+        416 => "Range Not Satisfiable",
         429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
         501 => "Not Implemented",
+        502 => "Bad Gateway",
         503 => "Service Unavailable",
         504 => "Gateway Timeout",
         507 => "Insufficient Storage",
@@ -287,6 +244,28 @@ pub(crate) fn push_sized_head(
     out.extend_from_slice(b"\r\n");
 }
 
+/// The head of an answer with further header lines, each ended by CRLF. Its body has that length, or follows
+/// in chunks.
+pub(crate) fn push_head_with(
+    out: &mut Vec<u8>,
+    status: u16,
+    content_type: &str,
+    lines: &str,
+    length: Option<u64>,
+    after: After,
+) {
+    push_head(out, status, content_type, after);
+    out.extend_from_slice(lines.as_bytes());
+    match length {
+        Some(length) => {
+            out.extend_from_slice(b"content-length: ");
+            push_number(out, length);
+            out.extend_from_slice(b"\r\n\r\n");
+        }
+        None => out.extend_from_slice(b"transfer-encoding: chunked\r\n\r\n"),
+    }
+}
+
 /// The head of an answer whose body follows in chunks.
 pub(crate) fn push_chunked_head(out: &mut Vec<u8>, content_type: &str, after: After) {
     push_head(out, 200, content_type, after);
@@ -320,13 +299,17 @@ pub(crate) fn push_error(out: &mut Vec<u8>, status: u16, message: &str, after: A
 pub(crate) const JSON: &str = "application/json";
 /// Exactly this: clients compare it as text.
 pub(crate) const CONNECT_JSON: &str = "application/connect+json";
+/// Binary messages, answered once and in streams.
+pub(crate) const PROTO: &str = "application/proto";
+pub(crate) const CONNECT_PROTO: &str = "application/connect+proto";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use api_types::envd::MAX_HEAD;
     use proptest::prelude::*;
 
-    fn head(text: &str) -> Result<Option<(Head, Body, usize)>, BadRequest> {
+    fn head(text: &str) -> Result<Option<(Head, Framing, usize)>, BadRequest> {
         parse(text.as_bytes())
     }
 
@@ -344,7 +327,7 @@ mod tests {
             (head.timeout, head.keepalive),
             (None, Some(Duration::from_secs(50)))
         );
-        assert!(matches!(body, Body::Length(3)));
+        assert!(matches!(body, Framing::Length(3)));
         assert_eq!(used, text.len() - 3);
     }
 

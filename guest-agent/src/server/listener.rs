@@ -19,8 +19,8 @@ use nix::{
 
 use crate::sys;
 
-/// A burst of requests right after a restore fits.
-const BACKLOG: i32 = 64;
+/// A burst of connections fits; the next one is refused as if nobody listened.
+const BACKLOG: i32 = 1024;
 
 /// A socket that listens.
 pub(crate) struct Listener {

@@ -9,22 +9,33 @@
 //! poller ─► mark ready (conn, pipe, signal) ─► work queue ─► pump_conn     request ─► route ─► handler
 //!                                                       └──► pump_process  pipes ─► followers' output
 //! ```
+//! What starting a command does not need is kept out of its functions (`#[cold]`, `#[inline(never)]`): code
+//! that is only near what is run costs a page as well.
+//!
 //! [`Server`] owns everything. A handler gets [`Core`] (what all requests share) and its connection; it
 //! reaches other connections only through the work queue. A further service is a route and a handler.
 //!
 //! What must never happen: waiting anywhere but in the poller; reading output that a follower has no room
 //! for; answering anything but `/health` and `/init` before the guest has its identity.
 
+mod codec;
 mod conn;
 mod events;
 mod files;
+mod filesystem;
 mod http;
+mod input;
 mod listener;
+mod metrics;
 mod process;
 mod request;
 mod route;
 mod rpc;
 mod slots;
+mod start;
+mod terminal;
+mod tunnel;
+mod watch;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -37,11 +48,10 @@ use nix::{
     errno::Errno,
     sys::{
         epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        resource::{Resource, getrlimit, setrlimit},
         signal::{SigSet, Signal},
         signalfd::{SfdFlags, SignalFd},
-        wait::{WaitPidFlag, WaitStatus, waitpid},
     },
-    unistd::Pid,
 };
 
 pub(crate) use listener::Listener;
@@ -53,11 +63,13 @@ use crate::{
     users::UserDb,
 };
 use conn::{Conn, HIGH_WATER, Phase};
+use metrics::Meter;
 use process::{Process, Written};
 use slots::{Key, Slots};
+use watch::Watcher;
 
 /// Connections at once; the most idle one makes room for another.
-const MAX_CONNS: usize = 256;
+const MAX_CONNS: usize = 1024;
 /// Running processes at once.
 const MAX_RUNNING: usize = 1024;
 /// Ends that are remembered at most; beyond it the oldest is forgotten early.
@@ -96,6 +108,7 @@ pub(crate) struct Server {
 pub(crate) struct Core {
     poller: Epoll,
     processes: Slots<Process>,
+    watchers: Slots<Watcher>,
     users: UserDb,
     spawner: Spawner,
     settings: Settings,
@@ -104,6 +117,7 @@ pub(crate) struct Core {
     /// Everything is read through this, so that only what arrives touches memory.
     scratch: Vec<u8>,
     null: Option<OwnedFd>,
+    meter: Meter,
 }
 
 /// What `/init` has said.
@@ -122,6 +136,7 @@ pub(crate) struct Settings {
 pub(crate) enum Work {
     Conn(Key),
     Process(Key),
+    Watch(Key),
 }
 
 /// What a descriptor in the poller belongs to.
@@ -133,6 +148,9 @@ enum Token {
     Stdin(Key),
     /// By its place in [`Process::outputs`].
     Output(Key, usize),
+    /// The guest's side of a connection's tunnel.
+    Tunnel(Key),
+    Watch(Key),
 }
 
 impl Token {
@@ -144,6 +162,8 @@ impl Token {
             Self::Stdin(key) => (3, key.to_bits()),
             Self::Output(key, 0) => (4, key.to_bits()),
             Self::Output(key, _) => (5, key.to_bits()),
+            Self::Tunnel(key) => (6, key.to_bits()),
+            Self::Watch(key) => (7, key.to_bits()),
         };
         kind << (2 * slots::BITS) | key
     }
@@ -157,6 +177,8 @@ impl Token {
             3 => Some(Self::Stdin(key)),
             4 => Some(Self::Output(key, 0)),
             5 => Some(Self::Output(key, 1)),
+            6 => Some(Self::Tunnel(key)),
+            7 => Some(Self::Watch(key)),
             _ => None,
         }
     }
@@ -169,6 +191,7 @@ impl Core {
     }
 
     /// Has the poller say when a full socket has room again. It does so at once if there is room by now.
+    #[inline(never)]
     pub(crate) fn watch_room(&self, key: Key, conn: &mut Conn) -> Result<(), Errno> {
         let flags = CONN_EVENTS | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
         let mut event = EpollEvent::new(flags, Token::Conn(key).to_bits());
@@ -204,8 +227,9 @@ impl Server {
         let core = Core {
             poller,
             processes: Slots::new(),
+            watchers: Slots::new(),
             users,
-            spawner: Spawner::new(),
+            spawner: Spawner::new(raise_file_limit()),
             settings: Settings {
                 default_user,
                 ..Settings::default()
@@ -214,6 +238,7 @@ impl Server {
             work: VecDeque::new(),
             scratch: vec![0; events::PIECE],
             null: None,
+            meter: Meter::default(),
         };
         // Level-triggered: see `Server::accept`.
         let waiting = EpollEvent::new(EpollFlags::EPOLLIN, Token::Listener.to_bits());
@@ -253,6 +278,7 @@ impl Server {
                 match self.core.work.pop_front() {
                     Some(Work::Conn(key)) => self.pump_conn(key),
                     Some(Work::Process(key)) => self.pump_process(key),
+                    Some(Work::Watch(key)) => self.pump_watch(key),
                     None => break,
                 }
             }
@@ -309,6 +335,21 @@ impl Server {
                 conn.writable |= flags.intersects(gone | EpollFlags::EPOLLOUT);
                 self.core.enqueue(Work::Conn(key));
             }
+            Token::Watch(key) => {
+                if let Some(watcher) = self.core.watchers.get_mut(key) {
+                    watcher.readable = true;
+                    self.core.enqueue(Work::Watch(key));
+                }
+            }
+            Token::Tunnel(key) => {
+                let Some(conn) = self.conns.get_mut(key) else {
+                    return;
+                };
+                if let Phase::Tunnel(tunnel) = &mut conn.phase {
+                    tunnel.mark(flags);
+                }
+                self.core.enqueue(Work::Conn(key));
+            }
             Token::Stdin(key) => {
                 let Some(process) = self.core.processes.get_mut(key) else {
                     return;
@@ -350,6 +391,8 @@ impl Server {
         }
     }
 
+    #[cold]
+    #[inline(never)]
     fn close_most_idle(&mut self) -> bool {
         let idle = self.conns.iter().filter(|(_, conn)| conn.is_idle());
         let oldest = idle.min_by_key(|(_, conn)| conn.used).map(|(key, _)| key);
@@ -368,27 +411,23 @@ impl Server {
     /// Takes every dead child out of the process table: ours, and orphans that nobody asks about.
     fn reap(&mut self) {
         loop {
-            let status = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return,
-                Ok(status) => status,
+            let (pid, status) = match sys::reap() {
+                Ok(Some(dead)) => dead,
                 Err(Errno::EINTR) => continue,
-                Err(_) => return,
+                Ok(None) | Err(_) => return,
             };
-            let (Some(pid), Some(end)) = (status.pid(), process::end_event(status)) else {
+            let Some(end) = process::end_event(status) else {
                 continue;
             };
             let mut all = self.core.processes.iter();
-            let ours = all.find(|(_, p)| p.pid == pid.as_raw() && p.status.is_none());
+            let ours = all.find(|(_, p)| p.pid == pid && p.status.is_none());
             let ours = ours.map(|(key, _)| key);
             drop(all);
             let Some(key) = ours else {
                 continue;
             };
             if let Some(process) = self.core.processes.get_mut(key) {
-                process.status = Some(end);
-                for output in &mut process.outputs {
-                    output.readable = true;
-                }
+                process.reaped(end);
             }
             self.core.enqueue(Work::Process(key));
         }
@@ -408,11 +447,15 @@ impl Server {
         let Some(conn) = self.conns.remove(key) else {
             return;
         };
-        if let Phase::Follow(follow) = conn.phase
-            && let Some(process) = self.core.processes.get_mut(follow.process)
-        {
-            process.followers.retain(|follower| *follower != key);
-            self.core.enqueue(Work::Process(follow.process));
+        match conn.phase {
+            Phase::Follow(follow) => {
+                if let Some(process) = self.core.processes.get_mut(follow.process) {
+                    process.followers.retain(|follower| *follower != key);
+                    self.core.enqueue(Work::Process(follow.process));
+                }
+            }
+            Phase::Watch(stream) => drop(self.core.watchers.remove(stream.watcher)),
+            _ => {}
         }
     }
 
@@ -433,7 +476,7 @@ impl Server {
             let bytes = self.core.scratch.get(..len).unwrap_or_default();
             for follower in &process.followers {
                 if let Some(conn) = self.conns.get_mut(*follower) {
-                    events::push_data(&mut conn.out, pipe, bytes);
+                    events::push_data(&mut conn.out, conn.codec, pipe, bytes);
                     // Who is gone is found out when its connection is pumped.
                     conn.hangup |= conn.flush().is_err();
                 }
@@ -471,8 +514,8 @@ impl Server {
                 continue;
             };
             match written {
-                Written::Done(_) => conn.answer(200, http::JSON, b"{}"),
-                Written::Broken(_) => rpc::answer_error(conn, &broken_stdin()),
+                Written::Done(_) => input::written(conn),
+                Written::Broken(_) => input::unread(conn),
             }
             self.core.enqueue(Work::Conn(waiting));
         }
@@ -489,7 +532,7 @@ impl Server {
         for follower in followers {
             let conn = self.conns.get_mut(follower);
             if let Some(conn) = conn.filter(|conn| conn.follows(key)) {
-                events::push_end(&mut conn.out, &end);
+                events::push_end(&mut conn.out, conn.codec, &end);
                 conn.end_request(conn::Rest::Read);
                 conn.hangup |= conn.flush().is_err();
             }
@@ -519,6 +562,8 @@ impl Server {
     }
 
     /// The time that the caller of `Start` gave is over.
+    #[cold]
+    #[inline(never)]
     fn expire_process(&mut self, key: Key) {
         let Some(process) = self.core.processes.get_mut(key) else {
             return;
@@ -534,6 +579,8 @@ impl Server {
     }
 
     /// Ends a stream because its time is over.
+    #[cold]
+    #[inline(never)]
     fn stop_following(&mut self, key: Key) {
         let Some(conn) = self.conns.get_mut(key) else {
             return;
@@ -551,6 +598,8 @@ impl Server {
         self.core.enqueue(Work::Conn(key));
     }
 
+    #[cold]
+    #[inline(never)]
     fn wake_conn(&mut self, key: Key, now: Instant) {
         let Some(conn) = self.conns.get_mut(key) else {
             return;
@@ -564,7 +613,7 @@ impl Server {
                 follow.next_keepalive = now + follow.keepalive;
                 conn.wake = Some(follow.wake());
                 if conn.out.len() < HIGH_WATER {
-                    events::push_keepalive(&mut conn.out);
+                    events::push_keepalive(&mut conn.out, conn.codec);
                 }
                 self.core.enqueue(Work::Conn(key));
             }
@@ -572,9 +621,37 @@ impl Server {
                 conn.refuse(408, "the request did not arrive in time");
                 self.core.enqueue(Work::Conn(key));
             }
-            Phase::Download(_) | Phase::Input | Phase::Closing(_) | Phase::Draining { .. } => {
+            Phase::Watch(_) => self.wake_watch(key, now),
+            Phase::Tunnel(_) => {
+                tunnel::expire(conn);
+                self.core.enqueue(Work::Conn(key));
+            }
+            Phase::Input(_) | Phase::StreamInput(_) => {
+                input::expire(&mut self.core, key, conn);
+                self.core.enqueue(Work::Conn(key));
+            }
+            Phase::Download(_) | Phase::Task(_) | Phase::Closing(_) | Phase::Draining { .. } => {
                 self.close(key);
             }
+        }
+    }
+}
+
+/// Most descriptors of this process and of what it starts, where the system lets it.
+const FILES: u64 = 1 << 19;
+
+/// Takes as many descriptors as there may be, for [`MAX_CONNS`] and [`MAX_RUNNING`]; the limits for what is
+/// started: as many as before, and as many as here for those who ask.
+fn raise_file_limit() -> (u64, u64) {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
+    let most = hard.max(FILES);
+    // Only root may raise the hard limit; others take what they have.
+    match setrlimit(Resource::RLIMIT_NOFILE, most, most) {
+        Ok(()) => (soft, most),
+        Err(_) => {
+            // Then fewer connections fit.
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+            (soft, hard)
         }
     }
 }
@@ -584,13 +661,6 @@ fn has_room(conns: &mut Slots<Conn>, followers: &[Key]) -> bool {
         .iter()
         .filter_map(|key| conns.get_mut(*key).map(|c| c.backlog()));
     conns.all(|backlog| backlog < HIGH_WATER)
-}
-
-fn broken_stdin() -> ConnectError {
-    ConnectError::new(
-        ConnectCode::FailedPrecondition,
-        "the process does not read its input",
-    )
 }
 
 #[cfg(test)]
@@ -607,6 +677,8 @@ mod tests {
             Token::Stdin(key),
             Token::Output(key, 0),
             Token::Output(key, 1),
+            Token::Tunnel(key),
+            Token::Watch(key),
         ] {
             assert_eq!(Token::from_bits(token.to_bits()), Some(token));
         }

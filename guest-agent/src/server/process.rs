@@ -17,14 +17,14 @@ use std::{
 use api_types::envd::{EndEvent, ProcessConfig};
 use nix::{
     errno::Errno,
-    sys::{
-        signal::{Signal, kill},
-        wait::WaitStatus,
-    },
+    sys::signal::{Signal, kill},
     unistd::{self, Pid},
 };
 
-use super::{events::Pipe, slots::Key};
+use super::{
+    events::{PTY_PIECE, Pipe},
+    slots::Key,
+};
 
 /// How long the end of a process can be asked for.
 pub(crate) const KEEP_END: Duration = Duration::from_secs(30);
@@ -89,6 +89,28 @@ impl Process {
         }
     }
 
+    /// Whether it runs on a terminal.
+    pub(crate) fn has_terminal(&self) -> bool {
+        self.outputs.iter().any(|output| output.pipe == Pipe::Pty)
+    }
+
+    /// Our end of its terminal.
+    pub(crate) fn terminal(&self) -> Option<&OwnedFd> {
+        let mut outputs = self.outputs.iter();
+        let terminal = outputs.find(|output| output.pipe == Pipe::Pty);
+        terminal.and_then(|output| output.fd.as_ref())
+    }
+
+    /// It is dead. Who still holds its terminal has been hung up and is not waited for; the same goes for
+    /// who was to die with it. Everything that is in the pipes now belongs to it.
+    pub(crate) fn reaped(&mut self, status: EndEvent) {
+        self.status = Some(status);
+        self.cut |= self.has_terminal();
+        for output in &mut self.outputs {
+            output.readable = true;
+        }
+    }
+
     /// Whether it can still be signalled and followed.
     pub(crate) fn is_running(&self) -> bool {
         self.ended.is_none()
@@ -121,17 +143,35 @@ impl Process {
 }
 
 impl Output {
+    pub(crate) fn new(pipe: Pipe, fd: Option<OwnedFd>) -> Self {
+        Self {
+            pipe,
+            fd,
+            readable: false,
+        }
+    }
+
     fn read(&mut self, scratch: &mut [u8]) -> Option<(Pipe, usize)> {
-        while let Some(fd) = self.fd.as_ref().filter(|_| self.readable) {
-            match unistd::read(fd, scratch) {
+        let most = match self.pipe {
+            Pipe::Stdout | Pipe::Stderr => scratch.len(),
+            Pipe::Pty => scratch.len().min(PTY_PIECE),
+        };
+        let mut len = 0;
+        while let Some(fd) = self.fd.as_ref().filter(|_| self.readable && len < most) {
+            match unistd::read(fd, scratch.get_mut(len..most).unwrap_or_default()) {
                 Ok(0) => self.fd = None,
-                Ok(n) => return Some((self.pipe, n)),
+                Ok(n) => len += n,
                 Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => self.readable = false,
+                // A terminal says so when nobody holds its other end.
                 Err(_) => self.fd = None,
             }
+            // A pipe gives all it has at once, a terminal a line or 4 KiB.
+            if len > 0 && self.pipe != Pipe::Pty {
+                break;
+            }
         }
-        None
+        (len > 0).then_some((self.pipe, len))
     }
 }
 
@@ -144,6 +184,15 @@ pub(crate) enum Written {
 }
 
 impl Stdin {
+    pub(crate) fn new(fd: Option<OwnedFd>) -> Self {
+        Self {
+            fd,
+            writable: true,
+            closing: false,
+            queue: VecDeque::new(),
+        }
+    }
+
     /// Writes until something is done, or the pipe is full.
     pub(crate) fn write(&mut self) -> Option<Written> {
         while let Some(input) = self.queue.front_mut() {
@@ -174,19 +223,21 @@ impl Stdin {
     }
 }
 
-/// How it ended, in the words of Go's `ProcessState`; `None` when it has not.
-pub(crate) fn end_event(status: WaitStatus) -> Option<EndEvent> {
-    let (exit_code, exited, text) = match status {
-        WaitStatus::Exited(_, code) => (code, true, format!("exit status {code}")),
-        WaitStatus::Signaled(_, signal, dumped) => {
-            let dumped = if dumped { " (core dumped)" } else { "" };
-            (
-                -1,
-                false,
-                format!("signal: {}{dumped}", signal_text(signal)),
-            )
-        }
-        _ => return None,
+/// How it ended, in the words of Go's `ProcessState`, from waitpid(2)'s status; `None` when it has not.
+pub(crate) fn end_event(status: i32) -> Option<EndEvent> {
+    let (exit_code, exited, text) = if libc::WIFEXITED(status) {
+        let code = libc::WEXITSTATUS(status);
+        (code, true, format!("exit status {code}"))
+    } else if libc::WIFSIGNALED(status) {
+        let dumped = if libc::WCOREDUMP(status) {
+            " (core dumped)"
+        } else {
+            ""
+        };
+        let signal = signal_text(libc::WTERMSIG(status));
+        (-1, false, format!("signal: {signal}{dumped}"))
+    } else {
+        return None;
     };
     Some(EndEvent {
         exit_code,
@@ -196,32 +247,73 @@ pub(crate) fn end_event(status: WaitStatus) -> Option<EndEvent> {
     })
 }
 
-/// Go's names of signals (syscall/zerrors_linux_amd64.go).
-fn signal_text(signal: Signal) -> &'static str {
-    match signal {
-        Signal::SIGHUP => "hangup",
-        Signal::SIGINT => "interrupt",
-        Signal::SIGQUIT => "quit",
-        Signal::SIGILL => "illegal instruction",
-        Signal::SIGTRAP => "trace/breakpoint trap",
-        Signal::SIGABRT => "aborted",
-        Signal::SIGBUS => "bus error",
-        Signal::SIGFPE => "floating point exception",
-        Signal::SIGKILL => "killed",
-        Signal::SIGUSR1 => "user defined signal 1",
-        Signal::SIGSEGV => "segmentation fault",
-        Signal::SIGUSR2 => "user defined signal 2",
-        Signal::SIGPIPE => "broken pipe",
-        Signal::SIGALRM => "alarm clock",
-        Signal::SIGTERM => "terminated",
-        Signal::SIGSTKFLT => "stack fault",
-        Signal::SIGXCPU => "CPU time limit exceeded",
-        Signal::SIGXFSZ => "file size limit exceeded",
-        Signal::SIGVTALRM => "virtual timer expired",
-        Signal::SIGPROF => "profiling timer expired",
-        Signal::SIGIO => "I/O possible",
-        Signal::SIGPWR => "power failure",
-        Signal::SIGSYS => "bad system call",
-        other => other.as_str(),
+/// Go's names of signals (syscall/zerrors_linux_amd64.go), by number from 1.
+const SIGNALS: [&str; 31] = [
+    "hangup",
+    "interrupt",
+    "quit",
+    "illegal instruction",
+    "trace/breakpoint trap",
+    "aborted",
+    "bus error",
+    "floating point exception",
+    "killed",
+    "user defined signal 1",
+    "segmentation fault",
+    "user defined signal 2",
+    "broken pipe",
+    "alarm clock",
+    "terminated",
+    "stack fault",
+    "child exited",
+    "continued",
+    "stopped (signal)",
+    "stopped",
+    "stopped (tty input)",
+    "stopped (tty output)",
+    "urgent I/O condition",
+    "CPU time limit exceeded",
+    "file size limit exceeded",
+    "virtual timer expired",
+    "profiling timer expired",
+    "window changed",
+    "I/O possible",
+    "power failure",
+    "bad system call",
+];
+
+fn signal_text(signal: i32) -> String {
+    let place = usize::try_from(signal).ok().and_then(|n| n.checked_sub(1));
+    let name = place.and_then(|place| SIGNALS.get(place));
+    name.map_or_else(|| format!("signal {signal}"), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_told_as_go_tells_them() {
+        let told = |status| {
+            let end = end_event(status)?;
+            Some((end.exit_code, end.exited, end.status, end.error.is_some()))
+        };
+        let text = |text: &str| text.to_owned();
+        assert_eq!(told(0), Some((0, true, text("exit status 0"), false)));
+        assert_eq!(told(3 << 8), Some((3, true, text("exit status 3"), true)));
+        assert_eq!(told(9), Some((-1, false, text("signal: killed"), true)));
+        let aborted = text("signal: aborted (core dumped)");
+        assert_eq!(told(0x80 | 6), Some((-1, false, aborted, true)));
+        let unnamed = text("signal: signal 34");
+        assert_eq!(told(34), Some((-1, false, unnamed, true)));
+        // Stopped, and going on again.
+        assert_eq!((told(0x137f), told(0xffff)), (None, None));
+        for (number, name) in [
+            (13, "broken pipe"),
+            (28, "window changed"),
+            (31, "bad system call"),
+        ] {
+            assert_eq!(signal_text(number), name);
+        }
     }
 }

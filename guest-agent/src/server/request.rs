@@ -2,18 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use api_types::envd::{ConnectCode, ConnectError, Decoded, InitRequest};
+use api_types::envd::{Decoded, Framing, InitRequest};
 
 use super::{
     Core, ROUNDS, Work,
     conn::{Conn, Gone, HIGH_WATER, Phase, Rest},
-    files::{self, Download, FileError, Upload},
-    http::{self, After, Body, Head},
+    files::{self, FileError},
+    filesystem,
+    http::{self, After, Head},
+    input,
     route::{self, NoRoute, Route},
     rpc,
     slots::Key,
+    tunnel, watch,
 };
-use crate::{console, identity::IdentityError, users::User};
+use crate::identity::IdentityError;
 
 /// Largest body that a handler takes in whole.
 const MAX_BODY: usize = 4 << 20;
@@ -23,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const DRAIN: usize = 1 << 20;
 
 /// Whether there is more to do at once.
-enum Step {
+pub(crate) enum Step {
     Again,
     Wait,
 }
@@ -59,7 +62,16 @@ fn step(core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {
         Phase::Head | Phase::Collect { .. } | Phase::Upload { .. } if backlog > 0 => Ok(Step::Wait),
         Phase::Head => read_head(core, key, conn),
         Phase::Collect { .. } | Phase::Upload { .. } => read_body(core, key, conn),
-        Phase::Download(_) => send_file(core, conn),
+        Phase::Download(_) => files::send_file(core, conn),
+        Phase::Watch(stream) => {
+            let watcher = stream.watcher;
+            if conn.out.len() < HIGH_WATER && watch::has_news(core, watcher) {
+                core.enqueue(Work::Watch(watcher));
+            }
+            gone_or_wait(conn)
+        }
+        Phase::Task(_) => filesystem::step(core, conn),
+        Phase::Tunnel(_) => tunnel::step(core, key, conn),
         Phase::Follow(follow) => {
             if conn.out.len() < HIGH_WATER {
                 let process = follow.process;
@@ -70,7 +82,8 @@ fn step(core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {
             }
             gone_or_wait(conn)
         }
-        Phase::Input => gone_or_wait(conn),
+        Phase::Input(_) => gone_or_wait(conn),
+        Phase::StreamInput(_) => input::step(core, key, conn),
         Phase::Closing(_) if backlog > 0 => Ok(Step::Wait),
         Phase::Closing(Rest::Read) => Err(Gone),
         Phase::Closing(Rest::Unread) => {
@@ -92,6 +105,7 @@ fn gone_or_wait(conn: &Conn) -> Result<Step, Gone> {
     }
 }
 
+#[inline(never)]
 fn drain(core: &mut Core, conn: &mut Conn) -> Result<Step, Gone> {
     if !conn.fill(&mut core.scratch)? {
         return Ok(Step::Wait);
@@ -143,8 +157,8 @@ const UNAUTHORIZED: &str = "unauthorized access, please provide a valid access t
                             signing if supported";
 
 /// Decides about a request once its head is there.
-fn begin(core: &mut Core, key: Key, conn: &mut Conn, head: Head, body: Body) {
-    let empty = matches!(body, Body::Length(0));
+fn begin(core: &mut Core, key: Key, conn: &mut Conn, head: Head, body: Framing) {
+    let empty = matches!(body, Framing::Length(0));
     let refuse = |conn: &mut Conn, status, message: &str| match skip_body(conn, &body) {
         true => conn.error(status, message),
         false => conn.refuse(status, message),
@@ -157,20 +171,27 @@ fn begin(core: &mut Core, key: Key, conn: &mut Conn, head: Head, body: Body) {
     if !route.is_open() && !core.settings.initialised {
         return refuse(conn, 503, "the sandbox has not been given its identity yet");
     }
-    if !route.is_open() && !is_same_secret(&core.settings.access_token, &head.access_token) {
-        return refuse(conn, 401, UNAUTHORIZED);
+    let admitted = match route {
+        Route::ReadFile | Route::WriteFile => files::admit(core, &head),
+        _ if !route.needs_token() => Ok(()),
+        _ if is_same_secret(&core.settings.access_token, &head.access_token) => Ok(()),
+        _ => Err(UNAUTHORIZED),
+    };
+    if let Err(message) = admitted {
+        return refuse(conn, 401, message);
     }
-    if matches!(body, Body::Length(len) if route != Route::WriteFile && len > MAX_BODY_U64) {
+    if route == Route::StreamInput {
+        return rpc::begin_stream(conn, &head, body);
+    }
+    if matches!(body, Framing::Length(len) if route != Route::WriteFile && len > MAX_BODY_U64) {
         return refuse(conn, 413, "the request's body is too large");
     }
+    if route == Route::Tunnel {
+        return tunnel::begin(core, key, conn, &head.path);
+    }
     if route == Route::WriteFile {
-        match open_upload(core, &head) {
-            Ok(upload) => {
-                conn.phase = Phase::Upload {
-                    upload: Box::new(upload),
-                    body,
-                }
-            }
+        match files::write(core, &head) {
+            Ok(upload) => conn.phase = Phase::Upload { upload, body },
             Err(error) => return refuse(conn, error.status, &error.message),
         }
     } else if empty {
@@ -191,10 +212,10 @@ fn begin(core: &mut Core, key: Key, conn: &mut Conn, head: Head, body: Body) {
 const MAX_BODY_U64: u64 = 4 << 20;
 
 /// Drops a body that has arrived in whole; whether it had, so that the connection can go on.
-fn skip_body(conn: &mut Conn, body: &Body) -> bool {
+fn skip_body(conn: &mut Conn, body: &Framing) -> bool {
     match body {
-        Body::Chunked(_) => false,
-        Body::Length(len) => match usize::try_from(*len) {
+        Framing::Chunked(_) => false,
+        Framing::Length(len) => match usize::try_from(*len) {
             Ok(len) if len <= conn.input.len() => {
                 conn.consume(len);
                 true
@@ -205,7 +226,7 @@ fn skip_body(conn: &mut Conn, body: &Body) -> bool {
 }
 
 /// Compares without telling by its duration where the first difference is. No secret set: anything will do.
-fn is_same_secret(wanted: &str, given: &str) -> bool {
+pub(crate) fn is_same_secret(wanted: &str, given: &str) -> bool {
     if wanted.is_empty() {
         return true;
     }
@@ -244,12 +265,12 @@ fn take_body(conn: &mut Conn) -> (Taken, usize) {
     let (Phase::Collect { body, .. } | Phase::Upload { body, .. }) = &mut conn.phase else {
         return (Taken::More, 0);
     };
-    let mut body = std::mem::replace(body, Body::Length(0));
+    let mut body = std::mem::replace(body, Framing::Length(0));
     let input = std::mem::take(&mut conn.input);
     let mut rest = input.as_slice();
     let taken = loop {
         match body.next(&mut rest) {
-            Err(message) => break Taken::Refused(400, message),
+            Err(error) => break Taken::Refused(400, error.to_string()),
             Ok(Decoded::More) => break Taken::More,
             Ok(Decoded::End) => break Taken::Whole,
             Ok(Decoded::Data(data)) => {
@@ -283,24 +304,6 @@ fn store(phase: &mut Phase, data: &[u8]) -> Result<(), FileError> {
     }
 }
 
-impl Body {
-    /// The next bytes at the front of `input`.
-    fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Decoded<'a>, String> {
-        match self {
-            Self::Chunked(decoder) => decoder.step(input).map_err(|error| error.to_string()),
-            Self::Length(0) => Ok(Decoded::End),
-            Self::Length(_) if input.is_empty() => Ok(Decoded::More),
-            Self::Length(left) => {
-                let n = usize::try_from(*left).map_or(input.len(), |left| left.min(input.len()));
-                let (data, rest) = input.split_at(n);
-                *input = rest;
-                *left -= u64::try_from(n).unwrap_or(*left);
-                Ok(Decoded::Data(data))
-            }
-        }
-    }
-}
-
 fn finish_body(core: &mut Core, key: Key, conn: &mut Conn) {
     conn.wake = None;
     match std::mem::replace(&mut conn.phase, Phase::Head) {
@@ -308,10 +311,13 @@ fn finish_body(core: &mut Core, key: Key, conn: &mut Conn) {
             Ok(route) => handle(core, key, conn, route, &head, &bytes),
             Err(_) => conn.error(404, "no such route"),
         },
-        Phase::Upload { upload, .. } => {
-            let written = serde_json::to_vec(&[upload.finish()]).unwrap_or_default();
-            conn.answer(200, http::JSON, &written);
-        }
+        Phase::Upload { upload, .. } => match upload.finish() {
+            Ok(written) => {
+                let written = serde_json::to_vec(&written).unwrap_or_default();
+                conn.answer(200, http::JSON, &written);
+            }
+            Err(error) => conn.error(error.status, &error.message),
+        },
         other => conn.phase = other,
     }
 }
@@ -325,25 +331,25 @@ fn handle(core: &mut Core, key: Key, conn: &mut Conn, route: Route, head: &Head,
             let json = serde_json::to_vec(&core.settings.env_vars).unwrap_or_default();
             conn.answer(200, http::JSON, &json);
         }
-        Route::ReadFile => match open_download(core, head) {
-            Ok(download) => begin_download(conn, download),
-            Err(error) => conn.error(error.status, &error.message),
+        Route::Metrics => match core.meter.read() {
+            Ok(metrics) => {
+                let json = serde_json::to_vec(&metrics).unwrap_or_default();
+                conn.answer(200, http::JSON, &json);
+            }
+            Err(error) => conn.error(500, &format!("cannot read what is used: {error}")),
         },
-        // Its body never comes here.
-        Route::WriteFile => conn.error(500, "a file's content went astray"),
+        Route::ReadFile => files::read(core, conn, head),
+        // Their bodies never come here.
+        Route::WriteFile | Route::Tunnel | Route::StreamInput => {
+            conn.error(500, "a body went astray")
+        }
         Route::Stream(method) => rpc::stream(core, key, conn, method, head, body),
         Route::Unary(method) => rpc::unary(core, key, conn, method, head, body),
-        Route::UnknownRpc => {
-            let what = format!("{} is not offered", head.path.trim_start_matches('/'));
-            let error = ConnectError::new(ConnectCode::Unimplemented, what);
-            match head.content_type == http::CONNECT_JSON {
-                true => conn.refuse_stream(error),
-                false => rpc::answer_error(conn, &error),
-            }
-        }
+        Route::UnknownRpc => rpc::unknown(conn, head),
     }
 }
 
+#[inline(never)]
 fn init(core: &mut Core, conn: &mut Conn, body: &[u8]) {
     let request: InitRequest =
         match serde_json::from_slice(if body.is_empty() { b"{}" } else { body }) {
@@ -355,12 +361,16 @@ fn init(core: &mut Core, conn: &mut Conn, body: &[u8]) {
             IdentityError::Invalid(_) => 400,
             IdentityError::System { .. } => 500,
         };
-        return conn.error(status, &console::chain(&error));
+        return conn.error(status, &api_types::chain(&error));
+    }
+    if !request.env_vars.is_empty() {
+        let json = serde_json::to_vec(&request.env_vars).unwrap_or_default();
+        if let Err(error) = core.duties.publish_environment(&json) {
+            return conn.error(500, &api_types::chain(&error));
+        }
+        core.settings.env_vars = request.env_vars;
     }
     let settings = &mut core.settings;
-    if !request.env_vars.is_empty() {
-        settings.env_vars = request.env_vars;
-    }
     settings.access_token = request
         .access_token
         .unwrap_or(std::mem::take(&mut settings.access_token));
@@ -372,81 +382,6 @@ fn init(core: &mut Core, conn: &mut Conn, body: &[u8]) {
         .unwrap_or(std::mem::take(&mut settings.default_workdir));
     settings.initialised = true;
     conn.answer(204, "", b"");
-}
-
-/// The path and user of a request for a file.
-fn file_target(core: &mut Core, head: &Head) -> Result<(std::path::PathBuf, User), FileError> {
-    let value = |name| http::query_value(&head.query, name).filter(|value| !value.is_empty());
-    let name = value("username").unwrap_or_else(|| core.settings.default_user.clone());
-    let user = core.users.find(&name).ok_or_else(|| FileError {
-        status: 401,
-        message: format!("invalid username: '{name}'"),
-    })?;
-    let path = value("path").unwrap_or_default();
-    let path = files::resolve(&path, &user.home, &user.home)?;
-    Ok((path, user))
-}
-
-fn open_upload(core: &mut Core, head: &Head) -> Result<Upload, FileError> {
-    let refused = |status, message: &str| FileError {
-        status,
-        message: message.into(),
-    };
-    if head.content_type.starts_with("multipart/") {
-        return Err(refused(
-            501,
-            "multipart uploads are not offered, send application/octet-stream",
-        ));
-    }
-    if !head.encoding.is_empty() {
-        return Err(refused(501, "encoded uploads are not offered"));
-    }
-    let (path, user) = file_target(core, head)?;
-    Upload::open(&path, &user)
-}
-
-fn open_download(core: &mut Core, head: &Head) -> Result<Download, FileError> {
-    let (path, _) = file_target(core, head)?;
-    Download::open(&path)
-}
-
-fn begin_download(conn: &mut Conn, download: Download) {
-    const RAW: &str = "application/octet-stream";
-    match download.left {
-        Some(len) => http::push_sized_head(&mut conn.out, 200, RAW, len, conn.after),
-        None => http::push_chunked_head(&mut conn.out, RAW, conn.after),
-    }
-    conn.phase = Phase::Download(download);
-}
-
-fn send_file(core: &mut Core, conn: &mut Conn) -> Result<Step, Gone> {
-    if conn.backlog() >= HIGH_WATER {
-        return Ok(Step::Wait);
-    }
-    let Phase::Download(download) = &mut conn.phase else {
-        return Ok(Step::Wait);
-    };
-    let chunked = download.left.is_none();
-    let len = match download.read(&mut core.scratch) {
-        Ok(len) => len,
-        // Such files say "not now" for "nothing".
-        Err(error) if chunked && error.kind() == std::io::ErrorKind::WouldBlock => 0,
-        Err(_) => return Err(Gone),
-    };
-    let over = download.left.map_or(len == 0, |left| left == 0);
-    let bytes = core.scratch.get(..len).unwrap_or_default();
-    if chunked && len > 0 {
-        http::push_chunk_size(&mut conn.out, len);
-    }
-    conn.out.extend_from_slice(bytes);
-    if chunked {
-        let end: &[u8] = if over { http::LAST_CHUNK } else { b"\r\n" };
-        conn.out.extend_from_slice(end);
-    }
-    if over {
-        conn.end_request(Rest::Read);
-    }
-    Ok(Step::Again)
 }
 
 #[cfg(test)]

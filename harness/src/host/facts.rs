@@ -65,6 +65,9 @@ pub struct HostFacts {
     pub binaries: BTreeMap<String, String>,
     /// Whether this program was built with debug assertions.
     pub debug_build: bool,
+    /// The API that was asked, where there is one.
+    #[serde(default)]
+    pub endpoint: Option<String>,
     /// The template's directory and its manifest, as read.
     pub template: Option<TemplateFacts>,
 }
@@ -116,7 +119,17 @@ pub fn read(vmm: &Path) -> HostFacts {
         dirty_tree: git(&["status", "--porcelain", "--untracked-files=no"]).map(|t| !t.is_empty()),
         binaries: binaries(vmm),
         debug_build: cfg!(debug_assertions),
+        endpoint: None,
         template: None,
+    }
+}
+
+impl HostFacts {
+    /// Adds the sum of one more program that takes part; one that cannot be read stays absent.
+    pub fn add_binary(&mut self, name: &str, path: &Path) {
+        if let Ok(sum) = sha256(path) {
+            self.binaries.insert(name.to_owned(), sum);
+        }
     }
 }
 

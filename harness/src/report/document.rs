@@ -3,13 +3,17 @@
 
 use std::collections::BTreeMap;
 
+use model::StartPhase;
 use serde::{Deserialize, Serialize};
 
 use super::View;
 use crate::{
     gate::GateResult,
     scenario::Quantile,
-    stats::quantile::{Estimate, Samples},
+    stats::{
+        fold,
+        quantile::{Estimate, Samples},
+    },
 };
 
 /// Format of the document.
@@ -38,6 +42,13 @@ pub struct Document {
     pub failures: BTreeMap<String, u64>,
     /// Latencies from the intended start, by phase.
     pub phases: BTreeMap<String, PhaseDocument>,
+    /// The same phases apart for each way in which the server came by a sandbox: `warm`, `restored`,
+    /// `unanswered`. Empty when the target tells of none; where there are several, `phases` mixes them.
+    #[serde(default)]
+    pub starts: BTreeMap<String, BTreeMap<String, PhaseDocument>>,
+    /// Latencies of the target beside it, by phase; `null` without one.
+    #[serde(default)]
+    pub beside: Option<BTreeMap<String, PhaseDocument>>,
     /// First-exec latency of the host-process baseline; `null` without one.
     pub baseline: Option<PhaseDocument>,
     /// First-exec latency without the template in the page cache; `null` without such starts.
@@ -181,11 +192,19 @@ impl Document {
                 .into_iter()
                 .map(|(cause, n)| (cause.name().to_owned(), n))
                 .collect(),
-            phases: summary
-                .phases()
+            phases: by_name(summary.phases()),
+            starts: summary
+                .by_start()
                 .into_iter()
-                .map(|(p, samples)| (p.name().to_owned(), PhaseDocument::new(&samples)))
+                .map(|(kind, clones)| {
+                    (
+                        fold::start_name(kind).to_owned(),
+                        by_name(fold::ladder(&clones)),
+                    )
+                })
                 .collect(),
+            beside: (!summary.beside.is_empty())
+                .then(|| by_name(fold::ladder(&summary.beside.iter().collect::<Vec<_>>()))),
             baseline: present(&summary.baseline_samples()),
             cold: present(&summary.cold_samples()),
             starts_per_s: summary.starts_per_s(),
@@ -195,6 +214,43 @@ impl Document {
         }
     }
 
+    /// First exec of each kind of start, with a word before it; one without a word where there are no kinds.
+    #[must_use]
+    pub fn first_execs(&self) -> Vec<(String, &PhaseDocument)> {
+        let name = StartPhase::FirstExec.name();
+        if self.starts.is_empty() {
+            let only = self.phases.get(name);
+            return only.map(|p| (String::new(), p)).into_iter().collect();
+        }
+        let kinds = self.starts.iter();
+        kinds
+            .filter_map(|(kind, phases)| Some((format!("{kind} "), phases.get(name)?)))
+            .collect()
+    }
+
+    /// What people read: a name for each row of latencies, none of which mixes kinds of starts.
+    #[must_use]
+    pub fn rows(&self) -> Vec<(String, &PhaseDocument)> {
+        let mut rows = Vec::new();
+        if self.starts.is_empty() {
+            ladder_rows(&mut rows, "", &self.phases);
+        }
+        for (kind, phases) in &self.starts {
+            ladder_rows(&mut rows, &format!("{kind} "), phases);
+        }
+        if let Some(phases) = &self.beside {
+            ladder_rows(&mut rows, "direct ", phases);
+        }
+        for (name, row) in [
+            ("host process", &self.baseline),
+            ("cold first_exec", &self.cold),
+            ("asked again", &self.after_hold),
+        ] {
+            rows.extend(row.as_ref().map(|row| (name.to_owned(), row)));
+        }
+        rows
+    }
+
     /// Pretty JSON with a line end.
     #[must_use]
     pub fn render(&self) -> String {
@@ -202,6 +258,26 @@ impl Document {
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
         text.push('\n');
         text
+    }
+}
+
+fn by_name(phases: Vec<(StartPhase, Samples)>) -> BTreeMap<String, PhaseDocument> {
+    phases
+        .into_iter()
+        .map(|(phase, samples)| (phase.name().to_owned(), PhaseDocument::new(&samples)))
+        .collect()
+}
+
+/// Appends the rows of one ladder, in its order.
+fn ladder_rows<'a>(
+    rows: &mut Vec<(String, &'a PhaseDocument)>,
+    prefix: &str,
+    phases: &'a BTreeMap<String, PhaseDocument>,
+) {
+    for phase in StartPhase::ALL {
+        if let Some(row) = phases.get(phase.name()) {
+            rows.push((format!("{prefix}{}", phase.name()), row));
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub fn render(view: &View<'_>) -> String {
             body {
                 (head(view, &d))
                 (gates(view))
-                section { h2 { "Latency" } (latency(view, &d)) }
+                section { h2 { "Latency" } (latency(&d)) }
                 section { h2 { "Share of starts done" } (plot::cdf::draw(view)) }
                 section { h2 { "Where the time goes" } (plot::ladder::draw(view)) }
                 section { h2 { "A typical round" } (plot::timeline::draw(view)) }
@@ -57,9 +57,11 @@ fn head(view: &View<'_>, d: &Document) -> Markup {
             }
         }
         section.tiles {
-            (tile("first exec P50", d.phases.get("first_exec").and_then(|p| p.p50_ms), "ms"))
-            (tile("first exec P95", d.phases.get("first_exec").and_then(|p| p.p95_ms), "ms"))
-            (tile("first exec P99", d.phases.get("first_exec").and_then(|p| p.p99_ms), "ms"))
+            @for (kind, p) in d.first_execs() {
+                (tile(&format!("{kind}first exec P50"), p.p50_ms, "ms"))
+                (tile(&format!("{kind}first exec P95"), p.p95_ms, "ms"))
+                (tile(&format!("{kind}first exec P99"), p.p99_ms, "ms"))
+            }
             (tile("starts", d.starts_per_s, "a second"))
             @if let Some(memory) = &d.memory {
                 (tile("one more clone", memory.slope_bytes_per_clone.map(|b| b / 1e6), "MB"))
@@ -103,24 +105,12 @@ fn gates(view: &View<'_>) -> Markup {
     }
 }
 
-fn latency(view: &View<'_>, d: &Document) -> Markup {
-    let ladder = view
-        .summary
-        .phases()
-        .into_iter()
-        .filter_map(|(phase, _)| Some((phase.name(), d.phases.get(phase.name())?)));
-    let others = [
-        ("host process", &d.baseline),
-        ("cold first_exec", &d.cold),
-        ("asked again", &d.after_hold),
-    ]
-    .into_iter()
-    .filter_map(|(name, row)| Some((name, row.as_ref()?)));
+fn latency(d: &Document) -> Markup {
     html! {
         table {
             thead { tr { th { "ms from the intended start" } th.n { "n" } th.n { "P50" } th.n { "P95" } th.n { "P99" } th.n { "max" } th.n { "P95, 95 % interval" } } }
             tbody {
-                @for (name, p) in ladder.chain(others) {
+                @for (name, p) in d.rows() {
                     tr {
                         td { (name) }
                         td.n { (p.n) }
@@ -209,6 +199,10 @@ fn host(view: &View<'_>, d: &Document) -> Markup {
                 .map_or("unknown".to_owned(), |s| format!("{:.2} %", s * 100.0)),
         ),
         ("commit", or_unknown(&facts.commit)),
+        (
+            "API",
+            facts.endpoint.clone().unwrap_or_else(|| "none".to_owned()),
+        ),
         (
             "page cache",
             facts

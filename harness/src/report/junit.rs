@@ -46,7 +46,7 @@ fn write(out: &mut String, view: &View<'_>) -> std::fmt::Result {
 }
 
 /// For attribute values; control characters that XML cannot hold become blanks.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     text.chars()
         .map(|c| match c {
             '&' => "&amp;".to_owned(),

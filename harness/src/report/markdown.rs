@@ -39,19 +39,8 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
         "\n| ms from the intended start | n | P50 | P95 | P99 | max |"
     )?;
     writeln!(out, "|---|--:|--:|--:|--:|--:|")?;
-    for (phase, _) in view.summary.phases() {
-        if let Some(p) = d.phases.get(phase.name()) {
-            line(out, phase.name(), p)?;
-        }
-    }
-    for (name, row) in [
-        ("host process", &d.baseline),
-        ("cold first_exec", &d.cold),
-        ("asked again", &d.after_hold),
-    ] {
-        if let Some(p) = row {
-            line(out, name, p)?;
-        }
+    for (name, row) in d.rows() {
+        line(out, &name, row)?;
     }
     memory(out, d)?;
     gates(out, view)?;

@@ -17,20 +17,17 @@ pub fn render(view: &View<'_>) -> String {
 
 fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     head(out, view, d)?;
-    writeln!(out, "\n{:<18}{}", "from intended start", columns_head())?;
-    for (phase, _) in view.summary.phases() {
-        if let Some(p) = d.phases.get(phase.name()) {
-            writeln!(out, "{:<19}{}", phase.name(), columns(p))?;
-        }
-    }
-    for (name, row) in [
-        ("host process", &d.baseline),
-        ("cold first_exec", &d.cold),
-        ("asked again", &d.after_hold),
-    ] {
-        if let Some(p) = row {
-            writeln!(out, "{name:<19}{}", columns(p))?;
-        }
+    let rows = d.rows();
+    let width = rows
+        .iter()
+        .map(|(name, _)| name.len())
+        .max()
+        .unwrap_or(0)
+        .max(19);
+    let above = width - 1;
+    writeln!(out, "\n{:<above$}{}", "from intended start", columns_head())?;
+    for (name, row) in rows {
+        writeln!(out, "{name:<width$}{}", columns(row))?;
     }
     if let Some(rate) = d.starts_per_s {
         writeln!(out, "\n{rate:.1} starts a second of measured rounds")?;

@@ -24,7 +24,9 @@ pub(super) fn ledgers(clones: &[HeldClone], guest: Option<memory::FileId>) -> Ve
     clones
         .iter()
         .filter_map(|clone| {
-            let mut ledger = memory::clone_ledger(clone.sandbox.pid()?, guest);
+            let pid = clone.sandbox.pid()?;
+            let guest = guest.or_else(|| memory::template_memory(pid));
+            let mut ledger = memory::clone_ledger(pid, guest);
             ledger.round = clone.id.round;
             ledger.arrival = clone.id.arrival;
             Some(ledger)

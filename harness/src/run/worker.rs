@@ -11,7 +11,7 @@ use model::{StartPhase, Timeline};
 use super::held::HeldClone;
 use crate::{
     clock,
-    event::{Attempt, Failure, RunEvent},
+    event::{Attempt, Failure, RunEvent, StartKind},
     plan::{Round, Start, Subject},
     scenario::{ExecSpec, HoldUntil, Scenario},
     target::{CloneId, Sandbox, Target, exec_and_compare},
@@ -66,7 +66,8 @@ impl Worker<'_> {
             arrival,
         };
         let mut timeline = Timeline::default();
-        let (failure, clone) = match self.start(id, &mut timeline) {
+        let mut start = None;
+        let (failure, clone) = match self.start(id, &mut timeline, &mut start) {
             Ok(sandbox) => self.keep_or_kill(id, sandbox),
             Err(failure) => (Some(failure), None),
         };
@@ -78,14 +79,22 @@ impl Worker<'_> {
             intended_ns,
             actual_ns,
             timeline,
+            start,
             failure,
             ended_ns: clock::monotonic_ns(),
         };
         (attempt, clone)
     }
 
-    fn start(&self, id: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure> {
+    /// `kind` is known as soon as the create was answered, also when the command fails.
+    fn start(
+        &self,
+        id: CloneId,
+        timeline: &mut Timeline,
+        kind: &mut Option<StartKind>,
+    ) -> Result<Box<dyn Sandbox>, Failure> {
         let mut sandbox = self.target.create(id, timeline)?;
+        *kind = sandbox.start_kind();
         exec_and_compare(sandbox.as_mut(), self.command())?;
         timeline.stamp(StartPhase::FirstExec, clock::monotonic_ns());
         Ok(sandbox)
@@ -105,7 +114,9 @@ impl Worker<'_> {
     fn command(&self) -> &ExecSpec {
         match (self.round.subject, &self.scenario.baseline) {
             (Subject::HostProcess, Some(command)) => command,
-            (Subject::HostProcess, None) | (Subject::Clone, _) => &self.scenario.exec,
+            (Subject::HostProcess, None) | (Subject::Clone | Subject::Beside, _) => {
+                &self.scenario.exec
+            }
         }
     }
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use model::{Bytes, WorkingSetPrefault};
 use serde::Deserialize;
 
+use crate::endpoint::Endpoint;
+
 use super::{
     Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, MemorySpec, Scenario, Spacing, TargetKind,
     TargetSpec, gate_spec::GateConfig,
@@ -12,6 +14,8 @@ use super::{
 
 /// More clones than this in one round are a typing mistake.
 const MAX_STARTS: u32 = 100_000;
+/// So are more warm sandboxes than this.
+const MAX_WARM: u32 = 10_000;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -23,6 +27,7 @@ pub(super) struct ScenarioConfig {
     warmup_rounds: u32,
     cold_rounds: u32,
     target: TargetConfig,
+    beside: BesideConfig,
     arrival: ArrivalConfig,
     exec: ExecConfig,
     hold: HoldConfig,
@@ -35,10 +40,26 @@ pub(super) struct ScenarioConfig {
 #[serde(deny_unknown_fields)]
 struct TargetConfig {
     kind: TargetKind,
+    api_url: String,
+    sandbox_url: String,
+    warm: u32,
     template: String,
     memory: String,
     prefault: WorkingSetPrefault,
     start_timeout: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BesideConfig {
+    kind: BesideKind,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum BesideKind {
+    None,
+    VmmDirect,
 }
 
 #[derive(Deserialize)]
@@ -118,6 +139,14 @@ impl ScenarioConfig {
         if self.memory.measure && self.hold.until == HoldUntil::Exec {
             return Err("memory.measure needs clones that stay: hold.until is \"exec\"".to_owned());
         }
+        let beside = self.beside.check(self.target.kind)?;
+        if self.cold_rounds > 0 && self.target.kind == TargetKind::E2b && beside.is_none() {
+            return Err(
+                "cold_rounds need a template that can be dropped from the page cache: set \
+                 beside.kind to \"vmm-direct\""
+                    .to_owned(),
+            );
+        }
         let exec = self.exec.check()?;
         Ok(Scenario {
             name: if self.name.is_empty() {
@@ -131,6 +160,7 @@ impl ScenarioConfig {
             warmup_rounds: self.warmup_rounds,
             cold_rounds: self.cold_rounds,
             target: self.target.check()?,
+            beside,
             arrival: self.arrival.check(arrival_keys)?,
             baseline: self.baseline.check(&exec),
             exec,
@@ -170,13 +200,58 @@ impl TargetConfig {
                     .map_err(|e| format!("target.memory: {e}"))?,
             ),
         };
+        let [api_url, sandbox_url] =
+            [self.api_url, self.sandbox_url].map(|url| match url.as_str() {
+                "" => None,
+                _ => Some(url),
+            });
+        if self.kind == TargetKind::VmmDirect {
+            let given = [
+                ("api_url", api_url.is_some()),
+                ("sandbox_url", sandbox_url.is_some()),
+                ("warm", self.warm > 0),
+            ];
+            if let Some((key, _)) = given.iter().find(|(_, given)| *given) {
+                return Err(format!(
+                    "target.{key} has no meaning for kind \"vmm-direct\""
+                ));
+            }
+        }
+        if self.warm > 0 && api_url.is_some() {
+            return Err("target.warm is for a server of the run's own: api_url is set".to_owned());
+        }
+        if self.warm > MAX_WARM {
+            return Err(format!("target.warm is {}, at most {MAX_WARM}", self.warm));
+        }
+        if let Some(url) = &api_url {
+            Endpoint::parse(url).map_err(|e| format!("target.api_url: {e}"))?;
+        }
+        if let Some(pattern) = &sandbox_url {
+            let url = pattern.replace("{id}", "i0").replace("{port}", "1");
+            Endpoint::parse(&url).map_err(|e| format!("target.sandbox_url: {e}"))?;
+        }
         Ok(TargetSpec {
             kind: self.kind,
+            api_url,
+            sandbox_url,
+            warm: self.warm,
             template: self.template,
             memory,
             prefault: self.prefault,
             start_timeout: positive("target.start_timeout", &self.start_timeout)?,
         })
+    }
+}
+
+impl BesideConfig {
+    fn check(&self, target: TargetKind) -> Result<Option<TargetKind>, String> {
+        match (&self.kind, target) {
+            (BesideKind::None, _) => Ok(None),
+            (BesideKind::VmmDirect, TargetKind::E2b) => Ok(Some(TargetKind::VmmDirect)),
+            (BesideKind::VmmDirect, TargetKind::VmmDirect) => {
+                Err("beside.kind is what the target is already: \"vmm-direct\"".to_owned())
+            }
+        }
     }
 }
 

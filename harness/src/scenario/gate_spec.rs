@@ -38,6 +38,8 @@ pub enum Metric {
     MemorySlope,
     /// Clones that did not reach first exec with the right answer.
     Failures,
+    /// Clones that did not come from the server's warm pool, failed ones included.
+    NotWarm,
     /// Held clones that did not answer once more.
     AfterHoldFailures,
     /// Clones that reached first exec per second of measured rounds.
@@ -94,6 +96,7 @@ impl fmt::Display for Metric {
             Self::Phase(phase, quantile) => write!(f, "{}.{}", phase.name(), quantile.name()),
             Self::MemorySlope => f.write_str("memory.slope"),
             Self::Failures => f.write_str("failures"),
+            Self::NotWarm => f.write_str("not_warm"),
             Self::AfterHoldFailures => f.write_str("after_hold.failures"),
             Self::StartsPerSecond => f.write_str("starts_per_s"),
         }
@@ -105,6 +108,7 @@ impl Metric {
         match text {
             "memory.slope" => Some(Self::MemorySlope),
             "failures" => Some(Self::Failures),
+            "not_warm" => Some(Self::NotWarm),
             "after_hold.failures" => Some(Self::AfterHoldFailures),
             "starts_per_s" => Some(Self::StartsPerSecond),
             _ => {
@@ -128,7 +132,7 @@ impl Metric {
                 text.parse::<Bytes>().ok().map(|b| Limit::Bytes(b.0)),
                 "size with a unit such as \"5MB\"",
             ),
-            Self::Failures | Self::AfterHoldFailures => {
+            Self::Failures | Self::NotWarm | Self::AfterHoldFailures => {
                 (text.parse().ok().map(Limit::Count), "whole number")
             }
             Self::StartsPerSecond => (
@@ -151,7 +155,7 @@ impl TryFrom<GateConfig> for GateSpec {
         let metric = Metric::parse(&config.metric).ok_or_else(|| {
             format!(
                 "gate {name}: {:?} is no metric: write PHASE.p50, .p95, .p99 or .max, memory.slope, \
-                 failures, after_hold.failures or starts_per_s",
+                 failures, not_warm, after_hold.failures or starts_per_s",
                 config.metric
             )
         })?;

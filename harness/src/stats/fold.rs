@@ -11,7 +11,7 @@ use super::{
 use crate::{
     event::{
         Attempt, CloneLedger, EndReason, Failure, FailureCause, MemoryPoint, NoiseSample, RunEvent,
-        RunStarted,
+        RunStarted, StartKind,
     },
     memory::CPU_LISTS_FREE,
     plan::{Row, Subject},
@@ -26,6 +26,8 @@ pub struct Summary {
     pub ended: Option<EndReason>,
     /// Measured starts of the target, in the order of their end.
     pub clones: Vec<Attempt>,
+    /// Measured starts of the target beside it.
+    pub beside: Vec<Attempt>,
     /// Measured starts of the baseline.
     pub baseline: Vec<Attempt>,
     /// Starts without the template in the page cache.
@@ -107,6 +109,7 @@ impl Summary {
             }
             (Row::Cold, _) => &mut self.cold,
             (Row::Measured, Subject::Clone) => &mut self.clones,
+            (Row::Measured, Subject::Beside) => &mut self.beside,
             (Row::Measured, Subject::HostProcess) => &mut self.baseline,
         };
         row.push(attempt.clone());
@@ -152,22 +155,41 @@ impl Summary {
     /// Phases that at least one measured clone reached, with the latencies of all.
     #[must_use]
     pub fn phases(&self) -> Vec<(StartPhase, Samples)> {
-        StartPhase::ALL
-            .into_iter()
-            .filter(|phase| self.reached(*phase))
-            .map(|phase| (phase, self.phase(phase)))
-            .collect()
-    }
-
-    fn reached(&self, phase: StartPhase) -> bool {
-        phase == StartPhase::FirstExec && !self.clones.is_empty()
-            || self.clones.iter().any(|a| a.timeline.at(phase).is_some())
+        ladder(&self.clones.iter().collect::<Vec<_>>())
     }
 
     /// Latencies of a phase over all measured clones; one that did not reach it counts as [`INFINITE`].
     #[must_use]
     pub fn phase(&self, phase: StartPhase) -> Samples {
         Samples::new(latencies(&self.clones, phase))
+    }
+
+    /// Measured clones by how the server came by them, so that no row mixes them; those whose create
+    /// failed are of no kind. Empty when the target tells of none.
+    #[must_use]
+    pub fn by_start(&self) -> BTreeMap<Option<StartKind>, Vec<&Attempt>> {
+        let mut kinds: BTreeMap<_, Vec<&Attempt>> = BTreeMap::new();
+        for clone in &self.clones {
+            kinds.entry(clone.start).or_default().push(clone);
+        }
+        if kinds.keys().all(Option::is_none) {
+            kinds.clear();
+        }
+        kinds
+    }
+
+    /// In words, behind a sentence, what a number over all clones mixes; empty when nothing.
+    #[must_use]
+    pub fn mixture(&self) -> String {
+        let kinds = self.by_start();
+        if kinds.len() < 2 {
+            return String::new();
+        }
+        let parts: Vec<_> = kinds
+            .iter()
+            .map(|(kind, clones)| format!("{} {}", clones.len(), start_name(*kind)))
+            .collect();
+        format!("; over {} starts", parts.join(" and "))
     }
 
     /// First-exec latencies of the baseline.
@@ -233,6 +255,31 @@ impl Summary {
         let read: Vec<u64> = self.ledgers.iter().filter_map(field).collect();
         (!read.is_empty()).then(|| read.iter().sum::<u64>() as f64 / read.len() as f64)
     }
+}
+
+/// The name of a kind of start in reports.
+#[must_use]
+pub fn start_name(kind: Option<StartKind>) -> &'static str {
+    kind.map_or("unanswered", StartKind::name)
+}
+
+/// Latencies by phase of some starts, all of them in each. Phases that none reached are left out, but for
+/// first exec.
+#[must_use]
+pub fn ladder(attempts: &[&Attempt]) -> Vec<(StartPhase, Samples)> {
+    StartPhase::ALL
+        .into_iter()
+        .filter(|phase| {
+            *phase == StartPhase::FirstExec && !attempts.is_empty()
+                || attempts.iter().any(|a| a.timeline.at(*phase).is_some())
+        })
+        .map(|phase| {
+            let ns = attempts
+                .iter()
+                .map(|a| a.latency_ns(phase).unwrap_or(INFINITE));
+            (phase, Samples::new(ns.collect()))
+        })
+        .collect()
 }
 
 /// MemAvailable and the free pages in lists of CPUs, in bytes. Where the latter could not be read they are

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use api_types::chain;
 use model::{
     EntropySeed, Identity, RestoreSpec, StartPhase, Timeline, WorkingSetPrefault, template_file,
 };
@@ -19,7 +20,7 @@ use vmm_control::{ControlError, VmProcess, frame::FrameError, template::LoadedTe
 use super::{CloneId, Output, PageCache, Sandbox, Target};
 use crate::{
     clock,
-    event::{Failure, FailureCause, chain},
+    event::{Failure, FailureCause},
     guest,
     leftovers::RunDir,
     scenario::{ExecSpec, TargetSpec},
@@ -107,6 +108,7 @@ impl VmmDirect {
             .map_err(control(FailureCause::Spawn))?;
         let spec = RestoreSpec {
             template: self.source(),
+            base: None,
             vsock: dir.join(VSOCK),
             console: Some(dir.join(CONSOLE)),
             prefault: self.prefault,

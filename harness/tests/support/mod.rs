@@ -147,6 +147,7 @@ fn manifest() -> TemplateManifest {
         root: "/none".into(),
         root_sum: sum.clone(),
         kernel_sum: sum.clone(),
+        base: None,
         memory_sum: sum.clone(),
         state_sum: sum.clone(),
         layer_sum: sum,

@@ -98,7 +98,7 @@ fn round(
         let fails = (round, arrival) == (2, 2);
         let mut timeline = Timeline::default();
         let ladder: &[(StartPhase, u64)] = match subject {
-            Subject::Clone => &[
+            Subject::Clone | Subject::Beside => &[
                 (StartPhase::ProcessStarted, 1_000_000),
                 (StartPhase::MemoryMapped, 2_000_000),
                 (StartPhase::DevicesReady, 2_500_000),
@@ -124,6 +124,7 @@ fn round(
             intended_ns: base_ns,
             actual_ns: base_ns + 50_000,
             timeline,
+            start: None,
             failure: fails.then(|| Failure {
                 cause: FailureCause::Connect,
                 message: "connect: the agent cannot be reached <here>".into(),

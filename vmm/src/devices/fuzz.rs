@@ -105,6 +105,7 @@ fn spec() -> BackendSpec {
     BackendSpec {
         root: disk(c"root"),
         layer_base: disk(c"layer"),
+        layer_diff: None,
         tap: None,
         vsock_path: socket_path(),
         scratch: std::env::temp_dir(),

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! root     ── read ──► image file, shared by all VMs through the host's page cache
-//! layer    ── read ──► private file where the block was written, else the template's file
+//! layer    ── read ──► private file where the block was written, else the diff's file where that has it,
+//!                      else the template's file
 //!          ── write ─► private file (unlinked, sparse, made by the first write)
 //! ```
 //! Cloning costs nothing: a clone starts with the template's file and no private one. The private file
@@ -10,7 +11,7 @@
 //! I/O error in the guest, and the guest's writes are not charged to the host's memory.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use nix::unistd::{Whence, lseek};
 
 use super::buffers::Buffers;
 use super::sys;
+use crate::extents::{Extents, Found};
 
 /// Granularity of copy-on-write, the block size of the guest's file systems.
 const BLOCK: u64 = 4096;
@@ -51,6 +53,23 @@ impl BlockMap {
         }
         self.leaves[leaf].get_or_insert_with(|| Box::new([0; 64]))[word] |= bit;
     }
+
+    /// Whether `block` is in the map, and where a run of blocks of which the same holds ends: at most at
+    /// `end`.
+    fn run(&self, block: u64, end: u64) -> (bool, u64) {
+        let held = self.contains(block);
+        let mut next = block + 1;
+        while next < end && self.contains(next) == held {
+            let (leaf, ..) = place(next);
+            let absent = !matches!(self.leaves.get(leaf), Some(Some(_)));
+            next += if absent {
+                LEAF_BLOCKS - next % LEAF_BLOCKS
+            } else {
+                1
+            };
+        }
+        (held, next.min(end))
+    }
 }
 
 fn place(block: u64) -> (usize, usize, u64) {
@@ -63,7 +82,18 @@ fn place(block: u64) -> (usize, usize, u64) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Base,
+    /// From this offset of the diff's file on.
+    Diff(u64),
     Private,
+}
+
+/// What a diff holds of a disk. Its file is only read, and shared by all clones of the diff.
+#[derive(Debug)]
+pub struct LayerDiff {
+    /// The blocks, one after another.
+    pub file: File,
+    /// Where they belong.
+    pub extents: Extents,
 }
 
 /// Whether a disk may be written.
@@ -78,6 +108,7 @@ pub(super) enum Access {
 #[derive(Debug)]
 pub(super) struct Disk {
     base: File,
+    diff: Option<LayerDiff>,
     len: u64,
     access: Access,
     scratch: PathBuf,
@@ -91,12 +122,19 @@ impl Disk {
         let len = base.metadata()?.len() & !511;
         Ok(Self {
             base,
+            diff: None,
             len,
             access,
             scratch: scratch.to_path_buf(),
             private: None,
             written: BlockMap::default(),
         })
+    }
+
+    /// The disk with a diff laid over its base. The extents lie on the disk: whoever read them checked it.
+    pub(super) fn with_diff(mut self, diff: Option<LayerDiff>) -> Self {
+        self.diff = diff;
+        self
     }
 
     /// Size in bytes, a multiple of 512.
@@ -120,11 +158,8 @@ impl Disk {
         Ok(())
     }
 
-    fn read_from(&self, source: Source, mut at: u64, mut into: Buffers<'_>) -> io::Result<()> {
-        let file = match (source, &self.private) {
-            (Source::Private, Some(private)) => private,
-            _ => &self.base,
-        };
+    fn read_from(&self, source: Source, at: u64, mut into: Buffers<'_>) -> io::Result<()> {
+        let (file, mut at) = self.place(source, at)?;
         while into.len() > 0 {
             match sys::preadv(file.as_fd(), into.slices(), at) {
                 Ok(0) => {
@@ -142,24 +177,26 @@ impl Disk {
         Ok(())
     }
 
-    /// The source of the byte at `at`, and where the run of the same source ends, at most at `end`.
-    fn run(&self, at: u64, end: u64) -> (Source, u64) {
-        if self.private.is_none() {
-            return (Source::Base, end);
-        }
-        let source = self.source(at / BLOCK);
-        let mut block = at / BLOCK + 1;
-        while block * BLOCK < end && self.source(block) == source {
-            block += 1;
-        }
-        (source, end.min(block * BLOCK))
+    /// The file of a source and the offset in it of the disk's byte `at`.
+    fn place(&self, source: Source, at: u64) -> io::Result<(&File, u64)> {
+        Ok(match (source, &self.diff) {
+            (Source::Diff(stored), Some(diff)) => (&diff.file, stored),
+            (Source::Private, _) => (self.private()?, at),
+            (Source::Base | Source::Diff(_), _) => (&self.base, at),
+        })
     }
 
-    fn source(&self, block: u64) -> Source {
-        if self.written.contains(block) {
-            Source::Private
-        } else {
-            Source::Base
+    /// The source of the byte at `at`, and where the run of the same source ends, at most at `end`.
+    fn run(&self, at: u64, end: u64) -> (Source, u64) {
+        let (written, blocks) = self.written.run(at / BLOCK, end.div_ceil(BLOCK));
+        let end = end.min(blocks * BLOCK);
+        if written {
+            return (Source::Private, end);
+        }
+        match self.diff.as_ref().map(|diff| diff.extents.find(at)) {
+            None => (Source::Base, end),
+            Some(Found::Here { stored, end: e }) => (Source::Diff(stored), end.min(e)),
+            Some(Found::Elsewhere { end: e }) => (Source::Base, end.min(e)),
         }
     }
 
@@ -199,13 +236,15 @@ impl Disk {
         Ok(())
     }
 
-    /// Copies a block of the base to the private file, before a part of it is overwritten.
+    /// Copies a block to the private file, before a part of it is overwritten.
     fn copy_up(&mut self, block: u64) -> io::Result<()> {
         if self.written.contains(block) {
             return Ok(());
         }
         let mut bytes = [0; BLOCK_BYTES];
-        let filled = read_full(&self.base, &mut bytes, block * BLOCK)?;
+        let (source, _) = self.run(block * BLOCK, (block + 1) * BLOCK);
+        let (file, at) = self.place(source, block * BLOCK)?;
+        let filled = read_full(file, &mut bytes, at)?;
         bytes[filled..].fill(0);
         self.private()?.write_all_at(&bytes, block * BLOCK)?;
         self.written.insert(block);
@@ -230,7 +269,7 @@ impl Disk {
         }
     }
 
-    /// Writes the disk as the guest sees it into `target`, leaving holes where both files have them.
+    /// Writes the disk as the guest sees it into `target`, leaving holes where the files have them.
     /// The number of bytes written.
     pub(super) fn copy_to(&self, target: &File) -> io::Result<u64> {
         target.set_len(0)?;
@@ -239,14 +278,36 @@ impl Disk {
         let mut at = 0;
         while at < self.len {
             let (source, end) = self.run(at, self.len);
-            let file = match source {
-                Source::Base => &self.base,
-                Source::Private => self.private()?,
+            let (file, from) = self.place(source, at)?;
+            copied += match source {
+                // All of it is data, and at another offset.
+                Source::Diff(_) => copy_range((file, from), end - at, |bytes, done| {
+                    target.write_all_at(bytes, at + done)
+                })?,
+                Source::Base | Source::Private => copy_data(file, target, at, end)?,
             };
-            copied += copy_data(file, target, at, end)?;
             at = end;
         }
         Ok(copied)
+    }
+
+    /// Writes the blocks that are not the base's one after another, whole ones; says where they belong.
+    pub(super) fn save_diff(&self, target: &mut dyn Write) -> io::Result<Extents> {
+        let mut extents = Extents::default();
+        let mut at = 0;
+        while at < self.len {
+            let (source, end) = self.run(at, self.len);
+            if source != Source::Base {
+                let from = self.place(source, at)?;
+                let whole = (end - at).next_multiple_of(BLOCK);
+                let copied = copy_range(from, end - at, |bytes, _| target.write_all(bytes))?;
+                // What lies beyond the end of a file, or of the disk, reads as zeros.
+                io::copy(&mut io::Read::take(io::repeat(0), whole - copied), target)?;
+                extents.push(at, whole);
+            }
+            at = end;
+        }
+        Ok(extents)
     }
 }
 
@@ -255,7 +316,9 @@ fn copy_data(from: &File, to: &File, start: u64, end: u64) -> io::Result<u64> {
     let mut copied = 0;
     let mut at = start;
     while let Some((data, hole)) = next_data(from, at, end)? {
-        copied += copy_range(from, to, data, hole)?;
+        copied += copy_range((from, data), hole - data, |bytes, done| {
+            to.write_all_at(bytes, data + done)
+        })?;
         at = hole;
     }
     Ok(copied)
@@ -282,19 +345,24 @@ fn next_data(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
     Ok(Some((data, u64::try_from(hole).unwrap_or(end).min(end))))
 }
 
-fn copy_range(from: &File, to: &File, start: u64, end: u64) -> io::Result<u64> {
+/// Hands `bytes` of a file from an offset on to `put`, with their distance from it; less at its end.
+fn copy_range(
+    (from, start): (&File, u64),
+    bytes: u64,
+    mut put: impl FnMut(&[u8], u64) -> io::Result<()>,
+) -> io::Result<u64> {
     let mut buffer = vec![0; COPY_BYTES];
-    let mut at = start;
-    while at < end {
-        let want = usize::try_from(end - at).map_or(COPY_BYTES, |left| left.min(COPY_BYTES));
-        let got = read_full(from, &mut buffer[..want], at)?;
+    let mut done = 0;
+    while done < bytes {
+        let want = usize::try_from(bytes - done).map_or(COPY_BYTES, |left| left.min(COPY_BYTES));
+        let got = read_full(from, &mut buffer[..want], start + done)?;
         if got == 0 {
             break;
         }
-        to.write_all_at(&buffer[..got], at)?;
-        at += as_u64(got);
+        put(&buffer[..got], done)?;
+        done += as_u64(got);
     }
-    Ok(at - start)
+    Ok(done)
 }
 
 /// Reads until `into` is full or the file ends.

@@ -45,8 +45,10 @@ pub use console::ConsoleLog;
 pub use interrupts::Interrupts;
 pub use state::{BusState, DeviceStateError};
 
+use crate::extents::Extents;
 use crate::watch::Watch;
 use block::Block;
+pub use layer::LayerDiff;
 use layer::{Access, Disk};
 use net::Net;
 use queue::Virtqueue;
@@ -83,6 +85,8 @@ pub struct BackendSpec {
     pub root: File,
     /// What the writable layer starts from, opened for reading.
     pub layer_base: File,
+    /// What is laid over that, if the VM is restored from a diff.
+    pub layer_diff: Option<LayerDiff>,
     /// A TAP with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`; without one the guest has a card that nobody hears.
     pub tap: Option<OwnedFd>,
     /// Where hosts connect to guest ports. A guest's connection to host port `p` goes to the unix socket
@@ -185,7 +189,7 @@ impl DeviceBus {
         };
         let root = Block::new(disk(spec.root, Access::ReadOnly, "root")?, "root");
         let layer = Block::new(
-            disk(spec.layer_base, Access::CopyOnWrite, "layer")?,
+            disk(spec.layer_base, Access::CopyOnWrite, "layer")?.with_diff(spec.layer_diff),
             "layer",
         );
         let net = Net::new(spec.tap, watch)?;
@@ -383,6 +387,14 @@ impl DeviceBus {
     /// The system's, such as a full disk; `file` then holds a part.
     pub fn copy_layer_to(&self, file: &File) -> io::Result<u64> {
         self.layer.disk().copy_to(file)
+    }
+
+    /// Writes the blocks of the layer that are not its base's, one after another; says where they belong.
+    ///
+    /// # Errors
+    /// The system's, such as a full disk.
+    pub fn save_layer_diff(&self, target: &mut dyn io::Write) -> io::Result<Extents> {
+        self.layer.disk().save_diff(target)
     }
 
     fn run(&mut self, slot: usize, work: Work, ram: &Ram, watch: &mut Watch) -> Interrupts {

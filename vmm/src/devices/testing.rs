@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{BackendSpec, BusState, DeviceBus, DeviceError, Interrupts, Ram, SLOT_STRIDE};
+use super::{
+    BackendSpec, BusState, DeviceBus, DeviceError, Interrupts, LayerDiff, Ram, SLOT_STRIDE,
+};
 use crate::watch::tests::test_watch;
 use crate::watch::{Events, Watch};
 
@@ -64,6 +66,7 @@ pub(super) fn spec(dir: &TempDir, root: &[u8], layer: &[u8], tap: Option<OwnedFd
     BackendSpec {
         root: file_with(root),
         layer_base: file_with(layer),
+        layer_diff: None,
         tap,
         vsock_path: socket_path(dir),
         scratch: dir.path().to_owned(),
@@ -83,10 +86,22 @@ impl Guest {
         Self::with(root, layer, None)
     }
 
+    pub(super) fn with_diff(layer: &[u8], diff: Option<LayerDiff>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut spec = spec(&dir, &[0; 4096], layer, None);
+        spec.layer_diff = diff;
+        Self::on(dir, spec)
+    }
+
     pub(super) fn with(root: &[u8], layer: &[u8], tap: Option<OwnedFd>) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        let spec = spec(&dir, root, layer, tap);
+        Self::on(dir, spec)
+    }
+
+    fn on(dir: TempDir, spec: BackendSpec) -> Self {
         let mut watch = test_watch();
-        let bus = DeviceBus::new(spec(&dir, root, layer, tap), &mut watch).unwrap();
+        let bus = DeviceBus::new(spec, &mut watch).unwrap();
         Self {
             ram: ram(),
             bus,

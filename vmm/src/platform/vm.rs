@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     devices::{Interrupts, PAGE_BYTES},
-    memory::Memory,
+    memory::{Hole, Memory},
 };
 
 /// Why a platform could not do it.
@@ -32,6 +32,17 @@ pub enum PlatformState {
     Ring3(Box<Ring3State>),
     /// Of `hvm`.
     Hvm(Box<HvmState>),
+}
+
+impl PlatformState {
+    /// Where guest-physical addresses have no RAM.
+    #[must_use]
+    pub fn hole(&self) -> Option<Hole> {
+        match self {
+            Self::Ring3(_) => None,
+            Self::Hvm(_) => Some(hvm::HOLE),
+        }
+    }
 }
 
 /// Kernel parameters that a platform needs.
@@ -146,11 +157,28 @@ impl PlatformVm {
         }
     }
 
-    /// Takes vCPUs that run on other threads out of the guest, until the next [`PlatformVm::run`].
-    pub fn pause(&mut self) {
+    /// Takes vCPUs that run on other threads out of the guest, until the next [`PlatformVm::run`], and
+    /// stops the guest's clock.
+    ///
+    /// # Errors
+    /// The platform's.
+    pub fn pause(&mut self) -> Result<(), PlatformError> {
         match self {
-            Self::Ring3(_) => {}
-            Self::Hvm(vm) => vm.pause(),
+            Self::Ring3(vm) => vm.pause(),
+            Self::Hvm(vm) => vm.pause()?,
+        }
+        Ok(())
+    }
+
+    /// Has the guest's clock go on where a pause stopped it: it knows nothing of the time in between, so
+    /// that no watchdog bites and no timer is late. Its wall clock is behind until somebody tells it.
+    ///
+    /// # Errors
+    /// The platform's.
+    pub fn resume(&mut self) -> Result<(), PlatformError> {
+        match self {
+            Self::Ring3(vm) => Ok(vm.resume()?),
+            Self::Hvm(vm) => Ok(vm.resume()?),
         }
     }
 

@@ -24,7 +24,7 @@ use crate::support::{
 };
 
 /// A restore that must be refused and must leave nothing but log and console.
-fn refused(dir: &Path) -> Failure {
+pub(crate) fn refused(dir: &Path) -> Failure {
     let mut vm = TestVm::spawn();
     let failure = vm.restore(dir).expect_err("a refusal");
     left_nothing(&mut vm);
@@ -43,7 +43,7 @@ fn left_nothing(vm: &mut TestVm) {
     assert_eq!(vm.log(), "", "the VMM complains");
 }
 
-fn assert_says(failure: &Failure, kind: FailureKind, words: &[&str]) {
+pub(crate) fn assert_says(failure: &Failure, kind: FailureKind, words: &[&str]) {
     assert_eq!(failure.kind, kind, "{failure}");
     for word in words {
         assert!(
@@ -84,7 +84,7 @@ pub(crate) fn kvm_truncated_templates_are_refused() {
     );
 }
 
-fn flip(path: &Path, at: u64) {
+pub(crate) fn flip(path: &Path, at: u64) {
     let file = File::options()
         .read(true)
         .write(true)
@@ -97,7 +97,7 @@ fn flip(path: &Path, at: u64) {
 }
 
 /// Standard error of `cube-vmm verify`; `None` if it is content.
-fn verify(dir: &Path) -> Option<String> {
+pub(crate) fn verify(dir: &Path) -> Option<String> {
     let out = Command::new(host::program())
         .arg("verify")
         .arg(dir)

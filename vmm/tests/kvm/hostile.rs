@@ -155,3 +155,25 @@ print(refused)
     assert_eq!(vm.stats().phase, VmPhase::Running);
     vm.assert_healthy();
 }
+
+/// Should a guest take over its VMM: no capability but one, no new privileges, a system call filter; for
+/// every thread.
+pub(crate) fn kvm_a_running_vmm_is_confined() {
+    let vm = TestVm::new();
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", vm.pid())).expect("threads");
+    for task in tasks {
+        let path = task.expect("a thread").path().join("status");
+        let status = std::fs::read_to_string(path).expect("a status");
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.map(|value| value.trim_start_matches(':').trim().to_owned())
+        };
+        assert_eq!(field("Seccomp").as_deref(), Some("2"), "a filter");
+        assert_eq!(field("NoNewPrivs").as_deref(), Some("1"));
+        for set in ["CapPrm", "CapEff"] {
+            let held = u64::from_str_radix(&field(set).expect("a set"), 16).expect("hex");
+            // CAP_DAC_OVERRIDE is number 1.
+            assert_eq!(held & !2, 0, "{set} {held:x}");
+        }
+    }
+}

@@ -8,11 +8,11 @@ use std::{
 };
 
 use api_types::envd::{ENVD_PORT, EnvdClient};
-use vmm_control::{ControlError, FailureKind, VmPhase};
+use vmm_control::{ControlClient, ControlError, FailureKind, VmPhase, spawn_detached};
 
 use crate::support::{
-    TestVm, run_dir, template, until,
-    vm::{as_root, refusal},
+    TestVm, host, run_dir, template, until,
+    vm::{PATIENCE, as_root, refusal},
 };
 
 /// CPU time of a process in clock ticks of 10 ms.
@@ -58,6 +58,73 @@ pub(crate) fn kvm_a_paused_guest_stands_still() {
         assert_eq!(vm.sh("echo on"), "on");
     }
     vm.assert_healthy();
+}
+
+/// A guest that was paused for a while knows nothing of it: its clock goes on where it stood, its timers are
+/// as far away as before, and its kernel sees no stall.
+pub(crate) fn kvm_a_pause_is_no_time_for_the_guest() {
+    let mut vm = TestVm::new();
+    let uptime = |vm: &TestVm| -> f64 {
+        let text = vm.sh("cat /proc/uptime");
+        let word = text.split(' ').next().unwrap_or_default();
+        word.parse().expect("seconds")
+    };
+    vm.sh("(sleep 8; touch /root/slept) >/dev/null 2>&1 </dev/null & disown");
+    let before = uptime(&vm);
+    vm.control().pause().expect("a pause");
+    // The time has to pass: that it does is what is tested.
+    let paused = Instant::now();
+    until("time passes", Duration::from_secs(60), || {
+        (paused.elapsed() > Duration::from_secs(12)).then_some(())
+    });
+    vm.control().resume().expect("a resume");
+    let after = uptime(&vm);
+    assert!(after >= before, "{before} {after}");
+    assert!(
+        after - before < 8.0,
+        "the guest's clock jumped: {before} {after}"
+    );
+    assert_eq!(vm.sh("test -e /root/slept || echo sleeps"), "sleeps");
+    until("the timer fires", Duration::from_secs(60), || {
+        (vm.sh("test -e /root/slept && echo slept || true") == "slept").then_some(())
+    });
+    vm.assert_healthy();
+}
+
+/// A VMM whose control socket listens serves its next client after the first one has left, and ends with its
+/// guest.
+pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
+    let dir = run_dir::make("listening");
+    let control = dir.join("control");
+    let connect = || ControlClient::connect(&control, Some(PATIENCE)).expect("a client");
+    let log = fs::File::create(dir.join("log")).expect("a log");
+    let mut child = spawn_detached(&host::program(), &control, log).expect("cube-vmm starts");
+    let mut first = connect();
+    let spec = model::RestoreSpec {
+        template: template().into(),
+        base: None,
+        vsock: dir.join("vsock"),
+        console: None,
+        prefault: model::WorkingSetPrefault::On,
+    };
+    first.restore(spec, None).expect("a restore");
+    first.resume().expect("a resume");
+    // It waits its turn.
+    let mut second = connect();
+    drop(first);
+    assert_eq!(second.stats().expect("stats").phase, VmPhase::Running);
+    drop(second);
+    let mut agent = EnvdClient::connect(&dir.join("vsock"), ENVD_PORT, PATIENCE).expect("an agent");
+    agent.health().expect("health");
+    let off = as_root("/bin/bash", &["-c", &reboot("0x4321fedc")]);
+    // No answer is expected.
+    let _ = agent.exec(&off, Duration::from_secs(1));
+    let status = until("the VMM ends", Duration::from_secs(20), || {
+        child.try_wait().expect("a child")
+    });
+    assert!(!status.success());
+    let log = fs::read_to_string(dir.join("log")).expect("a log");
+    assert!(log.contains("powered off"), "{log}");
 }
 
 pub(crate) fn kvm_requests_out_of_turn_are_refused() {
@@ -242,7 +309,7 @@ pub(crate) fn kvm_shutdown_leaves_no_socket() {
 const BUSY: [&str; 3] = ["vectors", "bases", "threads"];
 
 /// Starts them all at once in the background.
-fn start_busy(vm: &TestVm) {
+pub(crate) fn start_busy(vm: &TestVm) {
     for name in BUSY {
         vm.upload(name);
     }
@@ -253,7 +320,7 @@ fn start_busy(vm: &TestVm) {
 }
 
 /// All are still at work, and all end well.
-fn finish_busy(vm: &TestVm) {
+pub(crate) fn finish_busy(vm: &TestVm) {
     let all = BUSY.len();
     let said = vm.sh(&format!(
         "for i in $(seq 500); do test $(cat /root/out.* | grep -c ended) = {all} && break; sleep 0.1; done; cat /root/out.*"

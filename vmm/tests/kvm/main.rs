@@ -8,6 +8,7 @@ mod support;
 
 mod boot;
 mod damage;
+mod diff;
 mod guest;
 mod hostile;
 mod identity;
@@ -75,6 +76,7 @@ fn main() {
             kvm_a_bad_identity_is_refused,
         },
         lifecycle::{
+            kvm_a_listening_vmm_outlives_its_client, kvm_a_pause_is_no_time_for_the_guest,
             kvm_a_paused_guest_stands_still,
             kvm_requests_out_of_turn_are_refused,
             kvm_clones_of_clones_keep_what_they_inherit,
@@ -97,6 +99,15 @@ fn main() {
             kvm_snapshots_replace_nothing,
             kvm_a_killed_vmm_leaves_only_a_draft,
         },
+        diff::{
+            kvm_a_clone_of_a_diff_goes_on_where_it_stopped,
+            kvm_generations_of_diffs_have_one_base,
+            kvm_a_diff_of_a_loaded_template_names_where_that_lies,
+            kvm_a_diff_without_its_base_is_refused,
+            kvm_a_damaged_diff_is_refused,
+            kvm_without_a_base_a_diff_is_whole,
+            kvm_a_saved_layer_boots,
+        },
         net::{
             net_a_guest_talks_over_its_tap,
             net_what_is_no_tap_is_refused,
@@ -107,10 +118,12 @@ fn main() {
             kvm_random_device_registers,
             kvm_a_flooded_console_is_bounded,
             kvm_a_flooded_vsock_goes_on_serving,
+            kvm_a_running_vmm_is_confined,
         },
         soak::{
             soak_mixed_stress,
             soak_two_hundred_generations,
+            soak_the_cost_of_diffs,
             soak_python_test_suite_as_on_the_host,
         },
     };

@@ -7,7 +7,7 @@ use super::{Frame, legend, phase_colour, place};
 use crate::{
     report::View,
     scenario::{Limit, Metric},
-    stats::quantile::Samples,
+    stats::{fold, quantile::Samples},
 };
 
 /// Points of one curve; more would only make the file larger.
@@ -56,14 +56,27 @@ pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
 }
 
 fn curves(view: &View<'_>) -> Vec<Curve> {
-    let mut curves: Vec<Curve> = [StartPhase::Replied, StartPhase::FirstExec]
+    let mut kinds: Vec<_> = view
+        .summary
+        .by_start()
         .into_iter()
-        .map(|phase| Curve {
-            name: phase.name().to_owned(),
-            colour: phase_colour(phase),
-            samples: view.summary.phase(phase),
-        })
+        .map(|(kind, clones)| (format!("{} ", fold::start_name(kind)), clones))
         .collect();
+    if kinds.is_empty() {
+        kinds.push((String::new(), view.summary.clones.iter().collect()));
+    }
+    let mut curves = Vec::new();
+    for (kind, clones) in kinds {
+        for (phase, samples) in fold::ladder(&clones) {
+            if matches!(phase, StartPhase::Replied | StartPhase::FirstExec) {
+                curves.push(Curve {
+                    name: format!("{kind}{}", phase.name()),
+                    colour: phase_colour(phase),
+                    samples,
+                });
+            }
+        }
+    }
     curves.push(Curve {
         name: "host process".to_owned(),
         colour: "var(--wait)".to_owned(),

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use proptest::prelude::*;
 
 use crate::devices::testing::{DATA, DriverQueue, Guest, Piece, file_with};
-use crate::devices::{LAYER, ROOT};
+use crate::devices::{LAYER, LayerDiff, ROOT};
 
 const IN: u32 = 0;
 const OUT: u32 = 1;
@@ -114,6 +114,16 @@ fn a_copy_of_the_layer_keeps_its_holes() {
     assert_eq!(target.metadata().unwrap().len(), 64 << 20);
 }
 
+/// The layer as it is written into a file.
+fn copied_layer(guest: &Guest) -> Vec<u8> {
+    let mut copy = file_with(b"something longer that was there before");
+    guest.bus.copy_layer_to(&copy).unwrap();
+    let mut bytes = Vec::new();
+    std::io::Seek::rewind(&mut copy).unwrap();
+    copy.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
 /// Sectors of the disk of the model test: not a multiple of a block.
 const MODEL_SECTORS: u64 = 8 * 24 + 3;
 
@@ -144,11 +154,39 @@ proptest! {
         prop_assert_eq!(request(&mut guest, &mut queue, IN, 0, &pieces), (0, len + 1));
         prop_assert!(guest.get(DATA, model.len()) == model);
 
-        let mut copy = file_with(b"something longer that was there before");
-        guest.bus.copy_layer_to(&copy).unwrap();
-        let mut bytes = Vec::new();
-        std::io::Seek::rewind(&mut copy).unwrap();
-        copy.read_to_end(&mut bytes).unwrap();
-        prop_assert!(bytes == model);
+        prop_assert!(copied_layer(&guest) == model);
+    }
+
+    /// Each generation is a clone of a diff of the last, and all have the same base.
+    #[test]
+    fn a_diff_over_its_base_is_the_disk(
+        generations in prop::collection::vec(
+            prop::collection::vec((0..MODEL_SECTORS, 1..40_u64, any::<u8>()), 0..12), 1..4)
+    ) {
+        let base = pattern(usize::try_from(MODEL_SECTORS * 512).unwrap());
+        let mut model = base.clone();
+        let mut diff = None;
+        for writes in generations {
+            let mut guest = Guest::with_diff(&base, diff);
+            let mut queue = guest.init(LAYER, 0).remove(0);
+            for (sector, count, fill) in writes {
+                let count = count.min(MODEL_SECTORS - sector);
+                let len = usize::try_from(count * 512).unwrap();
+                let start = usize::try_from(sector * 512).unwrap();
+                guest.put(DATA, &vec![fill; len]);
+                let pieces = [Piece::Read(DATA, u32::try_from(len).unwrap())];
+                prop_assert_eq!(request(&mut guest, &mut queue, OUT, sector, &pieces), (0, 1));
+                model[start..start + len].fill(fill);
+            }
+            let len = u32::try_from(model.len()).unwrap();
+            let pieces = [Piece::Write(DATA, len)];
+            prop_assert_eq!(request(&mut guest, &mut queue, IN, 0, &pieces), (0, len + 1));
+            prop_assert!(guest.get(DATA, model.len()) == model);
+            prop_assert!(copied_layer(&guest) == model);
+            let mut file = tempfile::tempfile().unwrap();
+            let extents = guest.bus.save_layer_diff(&mut file).unwrap();
+            prop_assert_eq!(file.metadata().unwrap().len(), extents.bytes());
+            diff = Some(LayerDiff { file, extents });
+        }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! 0x00500 GDT   0x07000 zero page   0x08ff0 stack   0x09000 page tables   0x20000 command line
-//! 0xe0000 ACPI tables   0x100000 on: kernel   initramfs: at the end of RAM
+//! 0xe0000 ACPI tables   0x100000 on: kernel   initramfs: at the end of the RAM below the hole
 //! ```
 
 use std::{
@@ -20,7 +20,7 @@ use linux_loader::{
 };
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{HvmError, acpi};
+use super::{HOLE, HvmError, acpi};
 use crate::{devices::Ram, platform::ring3::BootFiles};
 
 pub(super) const GDT: u64 = 0x500;
@@ -64,7 +64,7 @@ pub(super) fn load(
     Ok(kernel.kernel_load.0)
 }
 
-/// At the end of RAM, on a page boundary.
+/// At the end of the RAM below the hole, on a page boundary: its address has 32 bits.
 fn load_initrd(
     ram: &Ram,
     bytes: u64,
@@ -76,7 +76,8 @@ fn load_initrd(
     let length = file.seek(SeekFrom::End(0)).map_err(failed)?;
     file.rewind().map_err(failed)?;
     let room = || HvmError::Room("the initramfs");
-    let at = bytes.checked_sub(length).ok_or_else(room)? & !0xfff;
+    let end = bytes.min(HOLE.start);
+    let at = end.checked_sub(length).ok_or_else(room)? & !0xfff;
     if at < kernel_end {
         return Err(room());
     }
@@ -105,11 +106,8 @@ fn write_zero_page(
     params.hdr.cmdline_size = u32::try_from(cmdline.len()).unwrap_or(0);
     (params.hdr.ramdisk_image, params.hdr.ramdisk_size) = initrd;
     params.acpi_rsdp_addr = rsdp;
-    let map = [
-        (0, LOW_END, E820_RAM),
-        (acpi::TABLES, HIGH_START, E820_RESERVED),
-        (HIGH_START, bytes, E820_RAM),
-    ];
+    let map = memory_map(bytes);
+    params.e820_entries = u8::try_from(map.len()).unwrap_or(0);
     for (entry, (from, to, r#type)) in params.e820_table.iter_mut().zip(map) {
         *entry = boot_e820_entry {
             addr: from,
@@ -117,10 +115,22 @@ fn write_zero_page(
             r#type,
         };
     }
-    params.e820_entries = u8::try_from(map.len()).unwrap_or(0);
     let params = BootParams::new(&params, GuestAddress(ZERO_PAGE));
     LinuxBootConfigurator::write_bootparams(&params, ram)
         .map_err(|_| HvmError::Room("the zero page"))
+}
+
+/// Ranges of guest-physical addresses from, to, and what they are.
+fn memory_map(bytes: u64) -> Vec<(u64, u64, u32)> {
+    let mut map = vec![
+        (0, LOW_END, E820_RAM),
+        (acpi::TABLES, HIGH_START, E820_RESERVED),
+        (HIGH_START, bytes.min(HOLE.start), E820_RAM),
+    ];
+    if let Some(above) = bytes.checked_sub(HOLE.start).filter(|above| *above > 0) {
+        map.push((HOLE.end, HOLE.end + above, E820_RAM));
+    }
+    map
 }
 
 /// GDT, and the first GiB in pages of 2 MiB.
@@ -138,4 +148,34 @@ fn write_tables(ram: &Ram) -> Result<(), vm_memory::GuestMemoryError> {
         ram.write_obj(entry, GuestAddress(pd + i * 8))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Memory;
+
+    /// The map offers exactly the RAM that is there, less what lies around the BIOS area.
+    #[test]
+    fn the_map_is_the_memory() {
+        let gib = 1 << 30;
+        for bytes in [128 << 20, 3 * gib, 3 * gib + (2 << 20), 4 * gib, 8 * gib] {
+            let memory = Memory::anonymous(bytes, Some(HOLE)).unwrap();
+            let map = memory_map(bytes);
+            let usable: u64 = map
+                .iter()
+                .filter(|(.., kind)| *kind == E820_RAM)
+                .map(|(from, to, _)| to - from)
+                .sum();
+            assert_eq!(usable, bytes - (HIGH_START - LOW_END));
+            for (from, to, _) in map {
+                for at in [from, to - 1] {
+                    assert!(
+                        memory.ram.read_obj::<u8>(GuestAddress(at)).is_ok(),
+                        "{at:#x}"
+                    );
+                }
+            }
+        }
+    }
 }

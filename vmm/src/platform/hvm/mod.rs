@@ -1,9 +1,10 @@
 //! The `hvm` platform: VMX or SVM runs the guest kernel in ring 0, KVM has the interrupt controllers.
 //!
 //! ```text
-//! guest-physical   0            RAM (slot 0), at most 3 GiB
+//! guest-physical   0            RAM (slot 0), at most 3 GiB of it
 //!                  0xd0000000   register page of the devices (slot 1, read-only)
 //!                  0xfec00000   I/O APIC      0xfee00000 local APICs     both KVM's
+//!                  0x100000000  the rest of RAM (slot 2)
 //! threads          the machine's runs vCPU 0 and owns the devices; `secondary` runs the others
 //! ```
 //! As on `ring3`, reads of the register page never leave the guest and acknowledgements end in an ioeventfd;
@@ -29,7 +30,7 @@ pub use cpu::CpuState;
 use super::ring3::BootFiles;
 use crate::{
     devices::{INTERRUPT_ACK, Interrupts, PAGE_BYTES, SLOT_STRIDE},
-    memory::{Memory, MemoryError},
+    memory::{Hole, Memory, MemoryError},
     platform::{EndReason, Exit},
     sys,
 };
@@ -38,8 +39,13 @@ use secondary::{Secondaries, Write};
 
 /// Where the register page of the devices lies.
 const REGISTERS: u64 = 0xd000_0000;
-/// RAM ends here at the latest: above are the register page and the interrupt controllers.
-const MAX_RAM: u64 = 0xc000_0000;
+/// Where the register page and the interrupt controllers are.
+pub(super) const HOLE: Hole = Hole {
+    start: 0xc000_0000,
+    end: 0x1_0000_0000,
+};
+/// Slots of RAM below and above the hole; the register page has the one between.
+const RAM_SLOTS: [u32; 2] = [0, 2];
 /// Interrupt of the serial port.
 const SERIAL_GSI: u32 = 4;
 /// Interrupt of device slot 0; the others follow.
@@ -78,9 +84,6 @@ pub enum HvmError {
     /// Guest memory is too small for what was to be put there.
     #[error("guest memory has no room for {0}")]
     Room(&'static str),
-    /// More memory than this platform places.
-    #[error("guest memory of {0} bytes: platform hvm runs {MAX_RAM} at most")]
-    Ram(u64),
     /// An eventfd or a thread could not be made.
     #[error("cannot make {0}")]
     Resource(&'static str, #[source] std::io::Error),
@@ -119,6 +122,8 @@ pub struct Hvm {
     registers: MmapRegion<()>,
     _ack: EventFd,
     ports: SharedPorts,
+    /// The clock at which it was paused, while it is.
+    paused_clock: Option<kvm_clock_data>,
     /// MSRs that a snapshot holds.
     msrs: Vec<u32>,
 }
@@ -135,10 +140,7 @@ impl Hvm {
         devices: usize,
         files: BootFiles<'_>,
     ) -> Result<Self, HvmError> {
-        if ram > MAX_RAM {
-            return Err(HvmError::Ram(ram));
-        }
-        let memory = Memory::anonymous(ram)?;
+        let memory = Memory::anonymous(ram, Some(HOLE))?;
         let entry = boot::load(&memory.ram, ram, vcpus, devices, files)?;
         let (mut this, others) = Self::new(kvm_fd, memory, vcpus, devices)?;
         let host = cpuid::of_host(kvm_fd)?;
@@ -160,7 +162,7 @@ impl Hvm {
         devices: usize,
         state: &HvmState,
     ) -> Result<Self, HvmError> {
-        if state.ram != memory.bytes() || state.ram > MAX_RAM {
+        if state.ram != memory.bytes() {
             return Err(HvmError::State("memory size"));
         }
         let vcpus = u8::try_from(state.cpus.len()).unwrap_or(u8::MAX);
@@ -186,11 +188,7 @@ impl Hvm {
                 .set_irqchip(&chip)
                 .map_err(kvm("set an interrupt controller"))?;
         }
-        let clock = kvm_clock_data {
-            clock: state.clock.clock,
-            ..Default::default()
-        };
-        this.vm.set_clock(&clock).map_err(kvm("set the clock"))?;
+        this.set_clock(&state.clock)?;
         ports::lock(&this.ports).restore(&state.serial)?;
         this.secondaries
             .start(others, state.writes.clone(), &this.ports)?;
@@ -211,7 +209,9 @@ impl Hvm {
             .map_err(kvm("place its real-mode task state"))?;
         vm.create_irq_chip()
             .map_err(kvm("create interrupt controllers"))?;
-        sys::set_ram(&vm, memory.region()).map_err(kvm("register guest memory"))?;
+        for (slot, region) in RAM_SLOTS.into_iter().zip(memory.regions()) {
+            sys::set_ram(&vm, slot, region).map_err(kvm("register guest memory"))?;
+        }
         let bytes = PAGE_BYTES as u64;
         let registers = MmapRegion::new(PAGE_BYTES)
             .map_err(|source| HvmError::Memory(MemoryError::Map { bytes, source }))?;
@@ -233,6 +233,7 @@ impl Hvm {
         let this = Self {
             secondaries: Secondaries::default(),
             ports: Ports::shared(&vm),
+            paused_clock: None,
             msrs: cpu::saved_msrs(kvm_fd)?,
             vm,
             vcpu,
@@ -291,7 +292,7 @@ impl Hvm {
     /// The end, on all vCPUs. A kernel that panics resets the machine like one that reboots, but as a warm
     /// start, which its command line asks for, and that leaves a mark.
     fn ended(&mut self, reason: EndReason) -> Exit {
-        self.pause();
+        self.stop();
         let mark: Option<u16> = self.memory.ram.read_obj(GuestAddress(WARM_START)).ok();
         Exit::Ended(match reason {
             EndReason::Reboot if mark == Some(WARM_START_MARK) => EndReason::Crash,
@@ -304,8 +305,41 @@ impl Hvm {
         self.vcpu.set_kvm_immediate_exit(0);
     }
 
-    /// Takes every vCPU out of the guest until the next [`Hvm::run`].
-    pub fn pause(&mut self) {
+    /// Takes every vCPU out of the guest until the next [`Hvm::run`], and stops the clock.
+    ///
+    /// # Errors
+    /// KVM does not tell the clock.
+    pub fn pause(&mut self) -> Result<(), HvmError> {
+        self.stop();
+        if self.paused_clock.is_none() {
+            let clock = self.vm.get_clock().map_err(kvm("read the clock"))?;
+            self.paused_clock = Some(clock);
+        }
+        Ok(())
+    }
+
+    /// Has the clock go on. The time-stamp counter went on all the time: kvm-clock is the guest's clock, and
+    /// a timer that was set by the counter is early, which the guest takes for noise.
+    ///
+    /// # Errors
+    /// KVM refuses the clock.
+    pub fn resume(&mut self) -> Result<(), HvmError> {
+        match self.paused_clock.take() {
+            Some(clock) => self.set_clock(&clock),
+            None => Ok(()),
+        }
+    }
+
+    fn set_clock(&self, clock: &kvm_clock_data) -> Result<(), HvmError> {
+        // Without flags the clock goes on at this very value.
+        let clock = kvm_clock_data {
+            clock: clock.clock,
+            ..Default::default()
+        };
+        self.vm.set_clock(&clock).map_err(kvm("set the clock"))
+    }
+
+    fn stop(&mut self) {
         self.secondaries.pause();
         // The guest's watchdogs shall not count the time out of it. Before it uses kvm-clock there is nothing
         // to tell it, and the call fails.
@@ -338,7 +372,7 @@ impl Hvm {
     /// # Errors
     /// See [`HvmError`].
     pub fn save(&mut self) -> Result<HvmState, HvmError> {
-        self.pause();
+        self.stop();
         let mut cpus = vec![CpuState::of(&mut self.vcpu, &self.msrs)?];
         for vcpu in self.secondaries.vcpus() {
             cpus.push(CpuState::of(&mut secondary::lock(vcpu), &self.msrs)?);
@@ -358,7 +392,10 @@ impl Hvm {
             ram: self.memory.bytes(),
             cpus,
             irqchips,
-            clock: self.vm.get_clock().map_err(kvm("read the clock"))?,
+            clock: match self.paused_clock {
+                Some(clock) => clock,
+                None => self.vm.get_clock().map_err(kvm("read the clock"))?,
+            },
             serial: ports::lock(&self.ports).line(),
             writes: self.secondaries.waiting(),
         })

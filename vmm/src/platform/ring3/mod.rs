@@ -33,6 +33,9 @@ use crate::{
     sys,
 };
 
+/// KVM slot of RAM and the monitor's region.
+const RAM_SLOT: u32 = 0;
+
 /// Bytes of the monitor's region for so much RAM.
 fn region_bytes(ram: u64) -> u64 {
     const ALIGN: u64 = 2 << 20;
@@ -96,6 +99,8 @@ pub struct Ring3 {
     registers: MmapRegion<()>,
     _ack: EventFd,
     clock: Clock,
+    /// System time of the guest at which it was paused, while it is.
+    paused_ns: Option<u64>,
     idle: bool,
     cpuid: Vec<kvm_cpuid_entry2>,
 }
@@ -139,7 +144,7 @@ impl Ring3 {
         devices: usize,
         files: BootFiles<'_>,
     ) -> Result<Self, Ring3Error> {
-        let memory = Memory::anonymous(Self::memory_bytes(ram))?;
+        let memory = Memory::anonymous(Self::memory_bytes(ram), None)?;
         let cpuid = cpu::guest_cpuid(kvm_fd)?;
         let entries = image::build(&memory.ram, ram, &cpuid).map_err(Ring3Error::Region)?;
         let start = domain::build(&memory.ram, ram, files, &entries)?;
@@ -173,17 +178,54 @@ impl Ring3 {
         let cpuid = state.cpu.cpuid().to_vec();
         let mut this = Self::new(kvm_fd, memory, state.ram, devices, cpuid)?;
         state.cpu.apply(&this.vcpu)?;
-        this.set_clock(sys::tsc(), state.ns)?;
         let mut shared = this.shared()?;
-        shared.deadline_tsc = state.deadline_ns.map_or(0, |ns| this.clock.tsc_at(ns));
         shared.log_tail = shared.log_head;
         this.put_shared(shared)?;
         this.idle = state.idle;
-        if !state.idle {
-            // The monitor looks at the clock at its next entry: make that now.
-            this.interrupt()?;
-        }
+        this.continue_clock(state.ns, state.deadline_ns)?;
         Ok(this)
+    }
+
+    /// Has the guest's system time go on at `ns`, and its timer fire when it expects it.
+    fn continue_clock(&mut self, ns: u64, deadline_ns: Option<u64>) -> Result<(), Ring3Error> {
+        self.set_clock(sys::tsc(), ns)?;
+        let mut shared = self.shared()?;
+        shared.deadline_tsc = deadline_ns.map_or(0, |ns| self.clock.tsc_at(ns));
+        self.put_shared(shared)?;
+        if !self.idle {
+            // The monitor looks at the clock at its next entry: make that now.
+            self.interrupt()?;
+        }
+        Ok(())
+    }
+
+    /// Stops the clock.
+    pub fn pause(&mut self) {
+        self.paused_ns = Some(self.now_ns());
+    }
+
+    /// Has the clock go on.
+    ///
+    /// # Errors
+    /// The shared page is out of reach, or KVM refuses the interrupt.
+    pub fn resume(&mut self) -> Result<(), Ring3Error> {
+        let Some(ns) = self.paused_ns.take() else {
+            return Ok(());
+        };
+        let deadline_ns = self.deadline_ns()?;
+        self.continue_clock(ns, deadline_ns)
+    }
+
+    /// System time of the guest.
+    fn now_ns(&self) -> u64 {
+        self.paused_ns
+            .unwrap_or_else(|| self.clock.ns_at(sys::tsc()))
+    }
+
+    /// System time at which it wants its timer.
+    fn deadline_ns(&self) -> Result<Option<u64>, Ring3Error> {
+        let deadline = self.shared()?.deadline_tsc;
+        Ok((deadline != 0).then(|| self.clock.ns_at(deadline)))
     }
 
     fn new(
@@ -195,7 +237,9 @@ impl Ring3 {
     ) -> Result<Self, Ring3Error> {
         let vm = kvm_fd.create_vm().map_err(kvm("create a VM"))?;
         cpu::split_irqchip(&vm)?;
-        sys::set_ram(&vm, memory.region()).map_err(kvm("register guest memory"))?;
+        for region in memory.regions() {
+            sys::set_ram(&vm, RAM_SLOT, region).map_err(kvm("register guest memory"))?;
+        }
         let registers = MmapRegion::new(4096).map_err(|source| MemoryError::Map {
             bytes: 4096,
             source,
@@ -225,6 +269,7 @@ impl Ring3 {
             registers,
             _ack: ack,
             clock: Clock::default(),
+            paused_ns: None,
             idle: false,
             cpuid,
         })
@@ -392,13 +437,11 @@ impl Ring3 {
             Err(e) => return Err(kvm("finish the last exit")(e)),
         }
         self.vcpu.set_kvm_immediate_exit(0);
-        let shared = self.shared()?;
-        let deadline = shared.deadline_tsc;
         Ok(Ring3State {
             ram: self.ram,
             cpu: CpuState::of(&self.vcpu, &self.cpuid)?,
-            ns: self.clock.ns_at(sys::tsc()),
-            deadline_ns: (deadline != 0).then(|| self.clock.ns_at(deadline)),
+            ns: self.now_ns(),
+            deadline_ns: self.deadline_ns()?,
             idle: self.idle,
         })
     }

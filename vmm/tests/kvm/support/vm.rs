@@ -87,6 +87,7 @@ impl TestVm {
     pub(crate) fn restore_spec(&self, template: &Path) -> RestoreSpec {
         RestoreSpec {
             template: template.to_owned(),
+            base: None,
             vsock: self.vsock(),
             console: Some(self.dir.join("console")),
             prefault: WorkingSetPrefault::On,

@@ -1,0 +1,104 @@
+//! `process.Process/StreamInput`: a request that is a stream.
+
+use std::time::Duration;
+
+use super::{ClientError, Deadline, EnvdClient, accept_stream, protocol, refused};
+use crate::envd::{
+    ConnectRequest, ProcessInput, ProcessSelector, StreamInputData, StreamInputRequest, frame,
+};
+
+/// A call under way. Dropping it half-way leaves the connection unusable.
+#[derive(Debug)]
+pub struct InputStream<'a> {
+    client: &'a mut EnvdClient,
+    deadline: Deadline,
+}
+
+impl EnvdClient {
+    /// Begins to stream input to a process. `connect_timeout` is how long the agent gives it, `timeout`
+    /// bounds all of it here.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; what the agent refuses is told by [`InputStream::finish`].
+    pub fn stream_input(
+        &mut self,
+        process: &ProcessSelector,
+        connect_timeout: Option<Duration>,
+        timeout: Duration,
+    ) -> Result<InputStream<'_>, ClientError> {
+        let deadline = Deadline::after(timeout);
+        let mut head = String::from(
+            "POST /process.Process/StreamInput HTTP/1.1\r\nhost: guest\r\n\
+             content-type: application/connect+json\r\nconnect-protocol-version: 1\r\n\
+             transfer-encoding: chunked\r\n",
+        );
+        if let Some(after) = connect_timeout {
+            head.push_str(&format!("connect-timeout-ms: {}\r\n", after.as_millis()));
+        }
+        if let Some(token) = &self.token {
+            head.push_str(&format!("x-access-token: {token}\r\n"));
+        }
+        head.push_str("\r\n");
+        self.send(&[head.as_bytes()], deadline)?;
+        let mut stream = InputStream {
+            client: self,
+            deadline,
+        };
+        let start = ConnectRequest {
+            process: process.clone(),
+        };
+        stream.message(&StreamInputRequest {
+            start: Some(start),
+            ..StreamInputRequest::default()
+        })?;
+        Ok(stream)
+    }
+}
+
+impl InputStream<'_> {
+    /// Sends input.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn send(&mut self, input: ProcessInput) -> Result<(), ClientError> {
+        self.message(&StreamInputRequest {
+            data: Some(StreamInputData { input }),
+            ..StreamInputRequest::default()
+        })
+    }
+
+    /// Sends any message.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn message(&mut self, message: &StreamInputRequest) -> Result<(), ClientError> {
+        let json = serde_json::to_vec(message).map_err(protocol)?;
+        let mut framed = Vec::with_capacity(json.len() + frame::HEADER);
+        frame::encode(0, &json, &mut framed).map_err(protocol)?;
+        let size = format!("{:x}\r\n", framed.len());
+        let parts = [size.as_bytes(), &framed, b"\r\n"];
+        self.client.send(&parts, self.deadline)
+    }
+
+    /// Ends the request and waits until the process has taken everything.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] when the agent has refused any of it; all others.
+    pub fn finish(self) -> Result<(), ClientError> {
+        self.client.send(&[b"0\r\n\r\n"], self.deadline)?;
+        self.answer()
+    }
+
+    /// Waits for the answer without ending the request: there is one only when something was refused.
+    ///
+    /// # Errors
+    /// As [`InputStream::finish`].
+    pub fn answer(self) -> Result<(), ClientError> {
+        let head = self.client.read_head(self.deadline)?;
+        let answer = self.client.collect(head, self.deadline)?;
+        match answer.status {
+            200 => accept_stream(&answer.body),
+            _ => Err(refused(&answer)),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! A token bucket.
+
+use std::time::{Duration, Instant};
+
+/// How many requests a key may send.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// On average, a second.
+    pub per_second: u32,
+    /// At once.
+    pub burst: u32,
+}
+
+/// What a key has left. Full at first.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    tokens: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    /// A full one.
+    #[must_use]
+    pub fn full(rate: Rate, now: Instant) -> Self {
+        Self {
+            tokens: f64::from(rate.burst),
+            at: now,
+        }
+    }
+
+    /// Takes one request out.
+    ///
+    /// # Errors
+    /// There is none; the time after which there is one.
+    pub fn take(&mut self, rate: Rate, now: Instant) -> Result<(), Duration> {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        let filled = self.tokens + passed * f64::from(rate.per_second);
+        self.tokens = filled.min(f64::from(rate.burst));
+        self.at = now;
+        if self.tokens >= 1.0 {
+            self.tokens -= 1.0;
+            return Ok(());
+        }
+        let missing = (1.0 - self.tokens) / f64::from(rate.per_second.max(1));
+        Err(Duration::from_secs_f64(missing))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_then_the_rate() {
+        let rate = Rate {
+            per_second: 10,
+            burst: 3,
+        };
+        let start = Instant::now();
+        let mut bucket = Bucket::full(rate, start);
+        for _ in 0..3 {
+            bucket.take(rate, start).unwrap();
+        }
+        let wait = bucket.take(rate, start).unwrap_err();
+        assert!(wait > Duration::from_millis(99) && wait < Duration::from_millis(101));
+        bucket
+            .take(rate, start + Duration::from_millis(101))
+            .unwrap();
+        // A long silence fills no more than the burst.
+        let later = start + Duration::from_secs(60);
+        let taken = (0..10).filter(|_| bucket.take(rate, later).is_ok());
+        assert_eq!(taken.count(), 3);
+    }
+}

@@ -1,0 +1,37 @@
+//! `cube-api ca`: certificates for a server of one's own.
+
+use std::path::PathBuf;
+
+use api::tls::ca::{self, CaError};
+use clap::Subcommand;
+
+use super::{Failure, failure};
+
+#[derive(Subcommand)]
+pub(super) enum CaCommand {
+    /// Make an authority and a certificate for DOMAIN, *.DOMAIN, localhost and the loopback addresses
+    Init {
+        /// Directory for the files; keys in it are readable by their owner alone
+        dir: PathBuf,
+        /// The domain that clients use, without a port
+        #[arg(long)]
+        domain: String,
+    },
+}
+
+pub(super) fn run(command: &CaCommand) -> Result<(), Failure> {
+    let CaCommand::Init { dir, domain } = command;
+    let files = ca::init(dir, domain).map_err(|why| match &why {
+        CaError::Domain(_) | CaError::Exists(_) => failure(Failure::Usage, &why),
+        CaError::Write { .. } => failure(Failure::UnsuitableHost, &why),
+        CaError::Make(_) => failure(Failure::Bug, &why),
+    })?;
+    eprintln!(
+        "server: cube-api serve --tls-cert {} --tls-key {} --domain {domain}",
+        files.certificate.display(),
+        files.key.display()
+    );
+    eprintln!("clients:");
+    print!("{}", files.environment(domain));
+    Ok(())
+}

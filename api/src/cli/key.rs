@@ -1,0 +1,106 @@
+//! `cube-api key`: the file of keys.
+
+use std::path::PathBuf;
+
+use api::{
+    auth::{KeyError, KeyFile, KeyRecord, Scope, now_unix_s},
+    serve::{StateError, open_state},
+};
+use clap::{Args, Subcommand};
+
+use super::{Failure, STATE, failure};
+
+#[derive(Subcommand)]
+pub(super) enum KeyCommand {
+    /// Make a key and print it; it is shown this once and kept nowhere
+    New {
+        /// What it is for
+        name: String,
+        /// What it may do; repeat for more. Without: everything but the server's own figures
+        #[arg(long = "scope", value_name = "SCOPE")]
+        scopes: Vec<Scope>,
+        #[command(flatten)]
+        state: State,
+    },
+    /// Show all keys, without the keys themselves
+    List {
+        #[command(flatten)]
+        state: State,
+    },
+    /// Revoke a key by its id, or by its name if only one is called so
+    Revoke {
+        /// Id or name, as `key list` shows them
+        key: String,
+        #[command(flatten)]
+        state: State,
+    },
+}
+
+#[derive(Args)]
+pub(super) struct State {
+    /// The server's state directory
+    #[arg(long, value_name = "DIR", default_value = STATE)]
+    state: PathBuf,
+}
+
+impl State {
+    fn keys(&self) -> Result<KeyFile, Failure> {
+        open_state(&self.state)
+            .map_err(|why: StateError| failure(Failure::UnsuitableHost, &why))?;
+        Ok(KeyFile::of(&self.state))
+    }
+}
+
+pub(super) fn run(command: KeyCommand) -> Result<(), Failure> {
+    match command {
+        KeyCommand::New {
+            name,
+            scopes,
+            state,
+        } => {
+            let scopes = if scopes.is_empty() { usual() } else { scopes };
+            let key = state.keys()?.add(&name, scopes, now_unix_s());
+            println!("{}", key.map_err(|why| refused(&why))?);
+        }
+        KeyCommand::List { state } => {
+            let keys = state.keys()?.read().map_err(|why| refused(&why))?;
+            for key in &keys {
+                println!("{}", line(key));
+            }
+        }
+        KeyCommand::Revoke { key, state } => {
+            let revoked = state.keys()?.revoke(&key, now_unix_s());
+            let revoked = revoked.map_err(|why| refused(&why))?;
+            eprintln!("revoked {}", line(&revoked));
+        }
+    }
+    Ok(())
+}
+
+fn usual() -> Vec<Scope> {
+    let all = Scope::ALL.into_iter();
+    all.filter(|scope| *scope != Scope::MetricsRead).collect()
+}
+
+fn line(key: &KeyRecord) -> String {
+    let time = |unix_s| {
+        let at = std::time::UNIX_EPOCH + std::time::Duration::from_secs(unix_s);
+        humantime::format_rfc3339_seconds(at).to_string()
+    };
+    let state = match key.revoked_unix_s {
+        Some(at) => format!("revoked {}", time(at)),
+        None => "live".to_owned(),
+    };
+    let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
+    let (created, scopes) = (time(key.created_unix_s), scopes.join(","));
+    format!("{}  {created}  {state}  {scopes}  {}", key.id, key.name)
+}
+
+fn refused(why: &KeyError) -> Failure {
+    match why {
+        KeyError::NotOne { .. } => failure(Failure::Usage, why),
+        KeyError::Io { .. } | KeyError::Malformed { .. } | KeyError::Random(_) => {
+            failure(Failure::UnsuitableHost, why)
+        }
+    }
+}

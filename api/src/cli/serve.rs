@@ -1,0 +1,267 @@
+//! `cube-api serve`: options, checked and completed.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use api::{
+    auth::Rate,
+    serve::{self, OnExit, ServeError, ServeSpec, TlsFiles},
+};
+use clap::{Args, ValueEnum};
+use model::Bytes;
+use pool::{PoolConfig, SandboxLimits, WarmMarks};
+use tracing_subscriber::EnvFilter;
+
+use super::{Failure, STATE, failure};
+
+/// Bursts are this many times the rate.
+const BURST: u32 = 2;
+/// Threads of a VMM: one for each vCPU, and some to spare.
+const PIDS: u32 = 64;
+/// Above guest RAM, for the VMM itself.
+const MEMORY_OVERHEAD: Bytes = Bytes::mib(64);
+
+#[derive(Args)]
+pub(super) struct ServeConfig {
+    /// Address to listen at; repeat for more
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000")]
+    listen: Vec<SocketAddr>,
+    /// Directory of everything that outlives the server: keys, sandboxes, snapshots
+    #[arg(long, value_name = "DIR", default_value = STATE)]
+    state: PathBuf,
+    /// Directory of templates [default: ../templates beside this program]
+    #[arg(long, value_name = "DIR")]
+    templates: Option<PathBuf>,
+    /// The program cube-vmm [default: beside this program]
+    #[arg(long, value_name = "FILE")]
+    vmm: Option<PathBuf>,
+    /// Domain of the sandboxes' host names, with its port unless that is 443; answers name it
+    #[arg(long)]
+    domain: Option<String>,
+    /// Certificate chain (PEM); see `cube-api ca init`
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Ask nobody for a key; refused unless every address is a loopback address
+    #[arg(long)]
+    insecure_loopback: bool,
+    /// Warm slots of each template: filled below LOW, up to HIGH; 0:0 for none
+    #[arg(long, value_name = "LOW:HIGH", default_value = "2:4")]
+    warm: Marks,
+    /// Most running sandboxes, warm slots included
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    max_sandboxes: u32,
+    /// Memory of the host that sandboxes never get
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    memory_reserve: Bytes,
+    /// CPU of each sandbox in thousandths of a core [default: no limit]
+    #[arg(long, value_name = "N")]
+    cpu_millis: Option<u32>,
+    /// Disk traffic of each sandbox a second [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    io_rate: Option<Bytes>,
+    /// Longest timeout of a sandbox
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = humantime::parse_duration)]
+    max_timeout: Duration,
+    /// Requests a second of each key, twice as many at once
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    rate: u32,
+    /// What happens to running sandboxes when the server stops
+    #[arg(long, value_enum, default_value = "keep")]
+    on_exit: Exit,
+    /// How the log is written to standard error; CUBE_LOG filters it (`info`, `api=debug`, …)
+    #[arg(long, value_enum, default_value = "human")]
+    log: Log,
+}
+
+/// Low and high marks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Marks(WarmMarks);
+
+impl FromStr for Marks {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not LOW:HIGH with LOW not above HIGH, as in 2:4");
+        let (low, high) = text.split_once(':').ok_or_else(wrong)?;
+        let low = low.parse().map_err(|_| wrong())?;
+        let high = high.parse().map_err(|_| wrong())?;
+        match low <= high {
+            true => Ok(Self(WarmMarks { low, high })),
+            false => Err(wrong()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Exit {
+    /// They go on; the next server takes them over
+    Keep,
+    /// They end
+    Kill,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Log {
+    Human,
+    Json,
+}
+
+pub(super) fn run(config: ServeConfig) -> Result<(), Failure> {
+    log_as(config.log);
+    let program = std::env::current_exe().map_err(|why| failure(Failure::UnsuitableHost, &why))?;
+    let spec = check(config, &program)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|why| failure(Failure::UnsuitableHost, &why))?;
+    runtime
+        .block_on(serve::run(spec))
+        .map_err(|why| ended(&why))
+}
+
+fn log_as(log: Log) {
+    let filter = EnvFilter::try_from_env("CUBE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match log {
+        Log::Json => builder.json().init(),
+        Log::Human => {
+            let colour = std::io::IsTerminal::is_terminal(&std::io::stderr())
+                && std::env::var_os("NO_COLOR").is_none();
+            builder.with_ansi(colour).init();
+        }
+    }
+}
+
+/// What a user typed, checked and completed.
+fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
+    if config.insecure_loopback {
+        let open = config.listen.iter().find(|a| !a.ip().is_loopback());
+        if let Some(address) = open {
+            return Err(Failure::Usage(format!(
+                "--insecure-loopback asks nobody for a key, and {address} is not a loopback address: \
+                 leave the option out and make a key with `cube-api key new`"
+            )));
+        }
+    }
+    let beside = program.parent().unwrap_or(Path::new("/"));
+    let vmm = config.vmm.unwrap_or_else(|| beside.join("cube-vmm"));
+    if !vmm.is_file() {
+        return Err(Failure::UnsuitableHost(format!(
+            "{} is not there: name cube-vmm with --vmm",
+            vmm.display()
+        )));
+    }
+    let max_timeout_s = u32::try_from(config.max_timeout.as_secs());
+    let max_timeout_s =
+        max_timeout_s.map_err(|_| Failure::Usage("--max-timeout is too long".into()))?;
+    let pool = PoolConfig {
+        vmm,
+        installed_templates: templates(config.templates, beside)?,
+        state: config.state.clone(),
+        warm: config.warm.0,
+        limits: SandboxLimits {
+            memory_overhead: MEMORY_OVERHEAD,
+            cpu_millis: config.cpu_millis,
+            pids: PIDS,
+            io_bytes_per_s: config.io_rate.map(|rate| rate.0),
+        },
+        max_sandboxes: config.max_sandboxes,
+        memory_reserve: config.memory_reserve,
+        start_timeout: Duration::from_secs(30),
+    };
+    let rate = Rate {
+        per_second: config.rate,
+        burst: config.rate.saturating_mul(BURST),
+    };
+    let tls = config.tls_cert.zip(config.tls_key);
+    Ok(ServeSpec {
+        listen: config.listen,
+        pool,
+        domain: config.domain,
+        tls: tls.map(|(certificates, key)| TlsFiles { certificates, key }),
+        rate: (!config.insecure_loopback).then_some(rate),
+        max_timeout_s,
+        on_exit: match config.on_exit {
+            Exit::Keep => OnExit::Keep,
+            Exit::Kill => OnExit::Kill,
+        },
+    })
+}
+
+/// The directory that was named, which must be there, or the usual one, which may be.
+fn templates(named: Option<PathBuf>, beside: &Path) -> Result<Option<PathBuf>, Failure> {
+    match named {
+        Some(dir) if dir.is_dir() => Ok(Some(dir)),
+        Some(dir) => Err(Failure::Usage(format!(
+            "--templates {} is not a directory",
+            dir.display()
+        ))),
+        None => {
+            let usual = beside.join("../templates");
+            Ok(usual.canonicalize().ok().filter(|dir| dir.is_dir()))
+        }
+    }
+}
+
+fn ended(why: &ServeError) -> Failure {
+    match why {
+        ServeError::State(_)
+        | ServeError::Keys(_)
+        | ServeError::Tls(_)
+        | ServeError::Listen(_)
+        | ServeError::Pool(_)
+        | ServeError::Signals(_) => failure(Failure::UnsuitableHost, why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        config: ServeConfig,
+    }
+
+    fn spec(options: &[&str]) -> Result<ServeSpec, String> {
+        let line = ["cube-api", "--vmm", "/bin/true"].iter().chain(options);
+        let line = Line::try_parse_from(line).map_err(|why| why.to_string())?;
+        check(line.config, Path::new("/nowhere/cube-api")).map_err(|why| why.to_string())
+    }
+
+    #[test]
+    fn an_open_door_is_for_loopback_only() {
+        let open = spec(&["--insecure-loopback"]).unwrap();
+        assert_eq!(open.rate, None);
+        let addresses = ["--listen", "[::1]:1", "--listen", "0.0.0.0:1"];
+        let mut wide = vec!["--insecure-loopback"];
+        wide.extend(addresses);
+        assert!(
+            spec(&wide)
+                .unwrap_err()
+                .contains("0.0.0.0:1 is not a loopback")
+        );
+        assert!(spec(&addresses).unwrap().rate.is_some());
+    }
+
+    #[test]
+    fn half_a_certificate_and_crossed_marks_are_refused() {
+        assert!(spec(&["--tls-cert", "/a"]).is_err());
+        assert!(spec(&["--warm", "4:2"]).is_err());
+        assert!(spec(&["--warm", "3"]).is_err());
+        assert!(spec(&["--templates", "/nonexistent"]).is_err());
+        let warm = spec(&["--warm", "0:3"]).unwrap().pool.warm;
+        assert_eq!(warm, WarmMarks { low: 0, high: 3 });
+    }
+}

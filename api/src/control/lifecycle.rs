@@ -1,0 +1,145 @@
+//! Changing a sandbox's life: connect, timeout, pause, resume, network.
+
+use std::time::Duration;
+
+use api_types::rest::{
+    ConnectSandbox, NetworkUpdate, PauseRequest, RefreshRequest, ResumeRequest, Sandbox,
+    TimeoutRequest,
+};
+use axum::{Json, extract::State, routing::MethodFilter};
+use hyper::StatusCode;
+use pool::PauseMode;
+
+use super::{
+    Access, ApiError, App, Endpoint,
+    body::{Body, MaybeBody, OfSandbox},
+    network,
+    sandboxes::timeout,
+    wire,
+};
+use crate::{agent, auth::Scope, registry::Wake};
+
+const WRITE: Access = Access::Key(Scope::SandboxesWrite);
+/// How long a healthy agent may take to say so.
+const HEALTH: Duration = Duration::from_secs(2);
+/// What a refresh gets that names no duration, in seconds.
+const REFRESH_S: u32 = 15;
+
+pub(super) fn endpoints() -> Vec<Endpoint> {
+    let (post, put) = (MethodFilter::POST, MethodFilter::PUT);
+    vec![
+        Endpoint::new(post, "/v2/sandboxes/{id}/connect", WRITE, connect),
+        Endpoint::new(post, "/sandboxes/{id}/connect", WRITE, connect_old),
+        Endpoint::new(post, "/sandboxes/{id}/timeout", WRITE, set_timeout),
+        Endpoint::new(post, "/sandboxes/{id}/pause", WRITE, pause),
+        Endpoint::new(post, "/sandboxes/{id}/resume", WRITE, resume),
+        Endpoint::new(post, "/sandboxes/{id}/refreshes", WRITE, refresh),
+        Endpoint::new(put, "/sandboxes/{id}/network", WRITE, set_network),
+    ]
+}
+
+type SandboxAnswer = Result<(StatusCode, Json<Sandbox>), ApiError>;
+
+async fn connect(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    MaybeBody(body): MaybeBody<ConnectSandbox>,
+) -> SandboxAnswer {
+    let timeout_s = timeout(&app, body.timeout)?;
+    let wake = match body.memory {
+        Some(false) => Wake::ConnectColdBoot,
+        None | Some(true) => Wake::Connect,
+    };
+    let connected = app.registry.connect(&id, timeout_s, wake).await?;
+    let status = match connected.resumed {
+        true => StatusCode::CREATED,
+        false => StatusCode::OK,
+    };
+    Ok((status, Json(wire::sandbox(&app, &connected.view))))
+}
+
+/// As [`connect`], but the timeout is required.
+async fn connect_old(
+    app: State<App>,
+    id: OfSandbox,
+    Body(body): Body<ConnectSandbox>,
+) -> SandboxAnswer {
+    if body.timeout.is_none() {
+        return Err(ApiError::BadRequest("timeout is missing".into()));
+    }
+    connect(app, id, MaybeBody(body)).await
+}
+
+async fn set_timeout(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    Body(body): Body<TimeoutRequest>,
+) -> Result<StatusCode, ApiError> {
+    let timeout_s = timeout(&app, Some(body.timeout))?.unwrap_or_default();
+    app.registry.set_timeout(&id, timeout_s).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn refresh(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    MaybeBody(body): MaybeBody<RefreshRequest>,
+) -> Result<StatusCode, ApiError> {
+    let timeout_s = timeout(&app, body.duration)?.unwrap_or(REFRESH_S);
+    app.registry.refresh(&id, timeout_s).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn pause(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    MaybeBody(body): MaybeBody<PauseRequest>,
+) -> Result<StatusCode, ApiError> {
+    let mode = match body.memory {
+        Some(false) => PauseMode::FilesystemOnly,
+        None | Some(true) => PauseMode::Memory,
+    };
+    if body.require_healthy_guest == Some(true) {
+        let is_healthy = match app.registry.running_vsock(&id).await? {
+            Some(vsock) => agent::is_healthy(&vsock, HEALTH).await,
+            // Paused already: the registry says so below.
+            None => true,
+        };
+        if !is_healthy {
+            return Err(ApiError::Unresponsive(id));
+        }
+    }
+    app.registry.pause(&id, mode).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn resume(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    MaybeBody(body): MaybeBody<ResumeRequest>,
+) -> SandboxAnswer {
+    if body.memory == Some(false) {
+        let what = "memory: false: a pause that kept memory is resumed from memory";
+        return Err(ApiError::NotImplemented(what.into()));
+    }
+    let timeout_s = timeout(&app, body.timeout)?;
+    let wake = Wake::Resume {
+        auto_pause: body.auto_pause,
+    };
+    let connected = app.registry.connect(&id, timeout_s, wake).await?;
+    let answer = wire::sandbox(&app, &connected.view);
+    Ok((StatusCode::CREATED, Json(answer)))
+}
+
+async fn set_network(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    MaybeBody(body): MaybeBody<NetworkUpdate>,
+) -> Result<StatusCode, ApiError> {
+    let allow_internet_access = body.allow_internet_access;
+    let outbound = network::check_update(body)?;
+    app.registry
+        .set_network(&id, outbound, allow_internet_access)
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}

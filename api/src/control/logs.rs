@@ -1,0 +1,158 @@
+//! What a sandbox left to be read: the events of its life, and the end of its console.
+//!
+//! Lines of the console have no time of their own; they are shown with the time at which the VM was started.
+
+use std::{collections::BTreeMap, io::SeekFrom, path::Path};
+
+use api_types::rest::{LogEntry, LogLevel, LogLine, SandboxLogs, SandboxLogsV2};
+use axum::{Json, extract::State, routing::MethodFilter};
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
+
+use super::{Access, ApiError, App, Endpoint, body::OfSandbox, query::Query};
+use crate::{
+    auth::Scope,
+    registry::{History, timestamp},
+};
+
+const READ: Access = Access::Key(Scope::SandboxesRead);
+/// So much of a console's end is read.
+const MAX_CONSOLE: u64 = 256 * 1024;
+/// Lines of one answer.
+const MAX_LINES: usize = 1000;
+
+pub(super) fn endpoints() -> Vec<Endpoint> {
+    let get = MethodFilter::GET;
+    vec![
+        Endpoint::new(get, "/sandboxes/{id}/logs", READ, old),
+        Endpoint::new(get, "/v2/sandboxes/{id}/logs", READ, new),
+    ]
+}
+
+async fn old(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    query: Query,
+) -> Result<Json<SandboxLogs>, ApiError> {
+    let history = app.registry.history(&id).await?;
+    let from_ms = query.number("start")?.unwrap_or(0);
+    let mut entries = entries(&history).await;
+    entries.retain(|entry| entry.timestamp.unix_ns() / 1_000_000 >= from_ms);
+    entries.truncate(limit(&query)?);
+    let logs = entries.iter().map(line).collect();
+    Ok(Json(SandboxLogs {
+        logs,
+        log_entries: entries,
+    }))
+}
+
+async fn new(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    query: Query,
+) -> Result<Json<SandboxLogsV2>, ApiError> {
+    let history = app.registry.history(&id).await?;
+    let cursor_ms: Option<u64> = query.number("cursor")?;
+    let is_backward = match query.get("direction") {
+        None | Some("forward") => false,
+        Some("backward") => true,
+        Some(other) => {
+            let wrong = format!("direction is {other:?}; it is forward or backward");
+            return Err(ApiError::BadRequest(wrong));
+        }
+    };
+    let search = query.get("search").unwrap_or_default();
+    let mut logs = entries(&history).await;
+    logs.retain(|entry| {
+        let at_ms = entry.timestamp.unix_ns() / 1_000_000;
+        let in_range = match (cursor_ms, is_backward) {
+            (None, _) => true,
+            (Some(cursor), false) => at_ms >= cursor,
+            (Some(cursor), true) => at_ms <= cursor,
+        };
+        in_range && entry.message.contains(search)
+    });
+    if is_backward {
+        logs.reverse();
+    }
+    logs.truncate(limit(&query)?);
+    Ok(Json(SandboxLogsV2 { logs }))
+}
+
+fn limit(query: &Query) -> Result<usize, ApiError> {
+    Ok(query.number("limit")?.unwrap_or(MAX_LINES).min(MAX_LINES))
+}
+
+/// All there is, oldest first.
+async fn entries(history: &History) -> Vec<LogEntry> {
+    let (console, since) = &history.console;
+    let text = console_end(console).await.unwrap_or_default();
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    let console = lines.map(|line| entry(*since, "console", line));
+    let events = history.events.iter();
+    let events = events.map(|event| entry(event.at, "lifecycle", &event.what));
+    let mut all: Vec<_> = events.chain(console).collect();
+    all.sort_by_key(|entry| entry.timestamp);
+    all
+}
+
+fn entry(at_ms: u64, logger: &str, message: &str) -> LogEntry {
+    LogEntry {
+        timestamp: timestamp(at_ms),
+        message: message.to_owned(),
+        level: LogLevel::Info,
+        fields: BTreeMap::from([("logger".to_owned(), logger.to_owned())]),
+    }
+}
+
+/// As older clients take it apart.
+fn line(entry: &LogEntry) -> LogLine {
+    let line = serde_json::json!({
+        "level": "info",
+        "logger": entry.fields.get("logger"),
+        "message": entry.message,
+        "timestamp": entry.timestamp,
+    });
+    LogLine {
+        timestamp: entry.timestamp,
+        line: line.to_string(),
+    }
+}
+
+/// The guest writes it: whatever is no text is replaced, and no more than the end is looked at.
+async fn console_end(path: &Path) -> std::io::Result<String> {
+    let mut file = tokio::fs::File::open(path).await?;
+    let length = file.metadata().await?.len();
+    let start = length.saturating_sub(MAX_CONSOLE);
+    file.seek(SeekFrom::Start(start)).await?;
+    let mut bytes = Vec::new();
+    file.take(MAX_CONSOLE).read_to_end(&mut bytes).await?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_end_of_a_console_is_read_and_bytes_become_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console");
+        let mut bytes = vec![b'a'; 300 * 1024];
+        bytes.extend(b"\nlast \xff line\n");
+        std::fs::write(&path, bytes).unwrap();
+        let text = console_end(&path).await.unwrap();
+        assert_eq!(text.lines().last(), Some("last \u{fffd} line"));
+        assert!(text.len() < 260 * 1024 + 16);
+    }
+
+    #[test]
+    fn lines_parse_as_older_clients_need() {
+        let line = line(&entry(1_700_000_000_000, "console", "hello \"you\""));
+        let parsed: serde_json::Value = serde_json::from_str(&line.line).unwrap();
+        assert_eq!(parsed["message"], "hello \"you\"");
+        assert_eq!(
+            (&parsed["level"], &parsed["logger"]),
+            (&"info".into(), &"console".into())
+        );
+    }
+}

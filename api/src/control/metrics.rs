@@ -1,0 +1,60 @@
+//! Figures of sandboxes. They are what the host sees: taken without waking an idle guest.
+
+use api_types::rest::{SandboxMetric, SandboxesWithMetrics};
+use axum::{Json, extract::State, routing::MethodFilter};
+
+use super::{Access, ApiError, App, Endpoint, body::OfSandbox, query::Query};
+use crate::auth::Scope;
+
+const READ: Access = Access::Key(Scope::SandboxesRead);
+/// At most so many sandboxes in one question.
+const MAX_IDS: usize = 100;
+
+pub(super) fn endpoints() -> Vec<Endpoint> {
+    let get = MethodFilter::GET;
+    vec![
+        Endpoint::new(get, "/sandboxes/{id}/metrics", READ, of_one),
+        Endpoint::new(get, "/sandboxes/metrics", READ, of_several),
+    ]
+}
+
+async fn of_one(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    query: Query,
+) -> Result<Json<Vec<SandboxMetric>>, ApiError> {
+    let start = query.number::<u64>("start")?.unwrap_or(0);
+    let end = query.number::<u64>("end")?.unwrap_or(u64::MAX);
+    if start > end {
+        let wrong = format!("start {start} is after end {end}");
+        return Err(ApiError::BadRequest(wrong));
+    }
+    let history = app.registry.history(&id).await?;
+    let samples = history.samples.into_iter();
+    let within = samples.filter(|sample| (start..=end).contains(&(sample.at / 1000)));
+    let metrics = within.map(|sample| sample.to_wire(&history.view.template));
+    Ok(Json(metrics.collect()))
+}
+
+/// The newest sample of each that has one; those that are not there are left out.
+async fn of_several(
+    State(app): State<App>,
+    query: Query,
+) -> Result<Json<SandboxesWithMetrics>, ApiError> {
+    let ids = query.list("sandbox_ids");
+    if ids.len() > MAX_IDS {
+        let wrong = format!("sandbox_ids has {} ids; at most {MAX_IDS}", ids.len());
+        return Err(ApiError::BadRequest(wrong));
+    }
+    let mut answer = SandboxesWithMetrics::default();
+    for id in ids.into_iter().filter_map(|id| id.parse().ok()) {
+        let Ok(history) = app.registry.history(&id).await else {
+            continue;
+        };
+        if let Some(newest) = history.samples.last() {
+            let metric = newest.to_wire(&history.view.template);
+            answer.sandboxes.insert(id.to_string(), metric);
+        }
+    }
+    Ok(Json(answer))
+}

@@ -1,0 +1,165 @@
+//! Pages of a list, and the tokens that go on where the last one ended.
+//!
+//! A token is the position of the last item of a page in the order of the list, so that what comes and goes between
+//! two pages neither repeats an item nor hides one. To clients it is opaque.
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+
+use super::{ApiError, query::Query};
+
+/// The largest page, and the usual one.
+const MAX_PAGE: usize = 100;
+
+/// Where an item is in a list: a time, then its id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Position {
+    pub(super) at: u64,
+    pub(super) id: String,
+}
+
+/// Which way a list goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Oldest first.
+    Asc,
+    /// Newest first.
+    Desc,
+}
+
+/// A page that is asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Page {
+    limit: usize,
+    order: Order,
+    after: Option<Position>,
+}
+
+impl Page {
+    /// From `limit`, `order` and `nextToken`.
+    pub(super) fn of(query: &Query) -> Result<Self, ApiError> {
+        let limit = query.number("limit")?.unwrap_or(MAX_PAGE);
+        if !(1..=MAX_PAGE).contains(&limit) {
+            let wrong = format!("limit is {limit}; it is from 1 to {MAX_PAGE}");
+            return Err(ApiError::BadRequest(wrong));
+        }
+        let order = match query.get("order") {
+            None | Some("desc") => Order::Desc,
+            Some("asc") => Order::Asc,
+            Some(other) => {
+                let wrong = format!("order is {other:?}; it is asc or desc");
+                return Err(ApiError::BadRequest(wrong));
+            }
+        };
+        let after = query.get("nextToken").map(read_token).transpose()?;
+        Ok(Self {
+            limit,
+            order,
+            after,
+        })
+    }
+
+    /// The page of these items, and the token of the next one if there is more.
+    pub(super) fn cut<T>(
+        &self,
+        items: Vec<T>,
+        position: impl Fn(&T) -> Position,
+    ) -> (Vec<T>, Option<String>) {
+        let mut items: Vec<_> = items.into_iter().map(|i| (position(&i), i)).collect();
+        items.sort_by(|(a, _), (b, _)| match self.order {
+            Order::Asc => a.cmp(b),
+            Order::Desc => b.cmp(a),
+        });
+        items.retain(|(at, _)| match (&self.after, self.order) {
+            (None, _) => true,
+            (Some(after), Order::Asc) => at > after,
+            (Some(after), Order::Desc) => at < after,
+        });
+        let has_more = items.len() > self.limit;
+        items.truncate(self.limit);
+        let last = items.last().filter(|_| has_more);
+        let token = last.map(|(at, _)| write_token(at));
+        (items.into_iter().map(|(_, item)| item).collect(), token)
+    }
+}
+
+fn write_token(position: &Position) -> String {
+    URL_SAFE_NO_PAD.encode(format!("1:{}:{}", position.at, position.id))
+}
+
+fn read_token(token: &str) -> Result<Position, ApiError> {
+    let wrong = || ApiError::BadRequest("nextToken is none of this server's".into());
+    let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| wrong())?;
+    let text = String::from_utf8(bytes).map_err(|_| wrong())?;
+    let (at, id) = text
+        .strip_prefix("1:")
+        .and_then(|rest| rest.split_once(':'))
+        .ok_or_else(wrong)?;
+    Ok(Position {
+        at: at.parse().map_err(|_| wrong())?,
+        id: id.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn position(item: &(u64, u8)) -> Position {
+        Position {
+            at: item.0,
+            id: item.1.to_string(),
+        }
+    }
+
+    fn walk(items: &[(u64, u8)], order: &str, limit: usize) -> Vec<(u64, u8)> {
+        let mut all = Vec::new();
+        let mut token = None;
+        for _ in 0..=items.len() {
+            let mut text = format!("limit={limit}&order={order}");
+            if let Some(token) = &token {
+                text = format!("{text}&nextToken={token}");
+            }
+            let page = Page::of(&Query::parse(&text)).unwrap();
+            let (cut, next) = page.cut(items.to_vec(), position);
+            assert!(cut.len() <= limit);
+            all.extend(cut);
+            token = next;
+            if token.is_none() {
+                break;
+            }
+        }
+        assert!(token.is_none(), "the list does not end");
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn pages_are_the_list(times in prop::collection::vec(0_u64..5, 0..30), limit in 1_usize..8) {
+            let items: Vec<_> = times.into_iter().zip(0_u8..).collect();
+            let mut expected = items.clone();
+            expected.sort_by_key(position);
+            prop_assert_eq!(&walk(&items, "asc", limit), &expected);
+            expected.reverse();
+            prop_assert_eq!(&walk(&items, "desc", limit), &expected);
+        }
+
+        #[test]
+        fn hostile_tokens_are_refused_or_read(token in "[A-Za-z0-9_-]{0,40}") {
+            let _ = read_token(&token);
+        }
+    }
+
+    #[test]
+    fn wrong_pages_are_refused() {
+        for wrong in [
+            "limit=0",
+            "limit=101",
+            "limit=x",
+            "order=up",
+            "nextToken=AAAA",
+        ] {
+            assert!(Page::of(&Query::parse(wrong)).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Query strings. Official clients send one that is encoded three times over, so they are taken apart by hand.
+
+use std::collections::BTreeMap;
+
+use api_types::envd::Timestamp;
+use axum::extract::FromRequestParts;
+use hyper::http::request::Parts;
+use percent_encoding::percent_decode_str;
+
+use super::{ApiError, App};
+
+/// The parameters of a request, decoded once, in the order they came.
+#[derive(Debug, Default)]
+pub(super) struct Query(Vec<(String, String)>);
+
+impl FromRequestParts<App> for Query {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, ApiError> {
+        Ok(Self::parse(parts.uri.query().unwrap_or_default()))
+    }
+}
+
+impl Query {
+    /// From the text after `?`.
+    pub(super) fn parse(text: &str) -> Self {
+        let pairs = form_urlencoded::parse(text.as_bytes());
+        Self(pairs.into_owned().collect())
+    }
+
+    /// The first value of a parameter; an empty one counts as absent.
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
+        let (_, value) = self.0.iter().find(|(name, _)| name == key)?;
+        Some(value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    /// The values of a list, given with commas, repeated, or both.
+    pub(super) fn list(&self, key: &str) -> Vec<&str> {
+        let named = self.0.iter().filter(|(name, _)| name == key);
+        let values = named.flat_map(|(_, value)| value.split(','));
+        values.map(str::trim).filter(|v| !v.is_empty()).collect()
+    }
+
+    /// A number.
+    pub(super) fn number<T: std::str::FromStr>(&self, key: &str) -> Result<Option<T>, ApiError> {
+        let Some(text) = self.get(key) else {
+            return Ok(None);
+        };
+        let number = text.parse().map(Some);
+        number.map_err(|_| ApiError::BadRequest(format!("{key}={text:?} is not a number in range")))
+    }
+
+    /// A time.
+    pub(super) fn time(&self, key: &str) -> Result<Option<Timestamp>, ApiError> {
+        let Some(text) = self.get(key) else {
+            return Ok(None);
+        };
+        // A plus sign that nobody encoded has become a space.
+        let time = Timestamp::parse(&text.replace(' ', "+")).map(Some);
+        time.map_err(|why| ApiError::BadRequest(format!("{key}={text:?} is {why}")))
+    }
+
+    /// The metadata filter: `k=v&k2=v2` with each key and value encoded once more by the client itself.
+    pub(super) fn metadata(&self) -> BTreeMap<String, String> {
+        let text = self.get("metadata").unwrap_or_default();
+        let pairs = form_urlencoded::parse(text.as_bytes());
+        let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+        pairs.map(|(k, v)| (decoded(&k), decoded(&v))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_is_decoded_three_times() {
+        let query = Query::parse("metadata=a%3Db%252520c");
+        assert_eq!(query.metadata()["a"], "b c");
+        let query = Query::parse("metadata=a%3Db%26c%3Dd%25253De&limit=5");
+        let metadata = query.metadata();
+        assert_eq!(
+            (metadata["a"].as_str(), metadata["c"].as_str()),
+            ("b", "d=e")
+        );
+        assert!(Query::parse("metadata=").metadata().is_empty());
+    }
+
+    #[test]
+    fn lists_numbers_and_times() {
+        let query =
+            Query::parse("state=running,paused&state=x&limit=7&n=-1&t=2024-03-01T01:00:00+01:00");
+        assert_eq!(query.list("state"), ["running", "paused", "x"]);
+        assert_eq!(query.number::<u32>("limit").unwrap(), Some(7));
+        assert!(query.number::<u32>("n").is_err());
+        assert_eq!(query.number::<u32>("absent").unwrap(), None);
+        assert!(query.time("t").unwrap().is_some());
+        assert!(query.time("limit").is_err());
+    }
+}

@@ -1,0 +1,340 @@
+//! Create, look at, list, end.
+
+use std::collections::BTreeMap;
+
+use api_types::rest::{ListedSandbox, NewSandbox, Sandbox, SandboxDetail, SandboxState};
+use axum::{Json, extract::State, routing::MethodFilter};
+use hyper::{HeaderMap, StatusCode, header::HeaderValue};
+use pool::PauseMode;
+
+use super::{
+    Access, ApiError, App, Endpoint,
+    body::{Body, OfSandbox},
+    network::{self, Wish},
+    paging::{Page, Position},
+    query::Query,
+    wire,
+};
+use crate::{
+    auth::Scope,
+    registry::{NewLease, Token, View, lifecycle::Rest},
+};
+
+const READ: Access = Access::Key(Scope::SandboxesRead);
+const WRITE: Access = Access::Key(Scope::SandboxesWrite);
+
+/// What a create gets that names no timeout, in seconds: by the older route and by the newer.
+const OLD_TIMEOUT_S: u32 = 15;
+const TIMEOUT_S: u32 = 300;
+
+pub(super) fn endpoints() -> Vec<Endpoint> {
+    let (get, post, delete) = (MethodFilter::GET, MethodFilter::POST, MethodFilter::DELETE);
+    vec![
+        Endpoint::new(post, "/v2/sandboxes", WRITE, create),
+        Endpoint::new(post, "/sandboxes", WRITE, create_old),
+        Endpoint::new(get, "/v2/sandboxes", READ, list),
+        Endpoint::new(get, "/sandboxes", READ, list_old),
+        Endpoint::new(get, "/sandboxes/{id}", READ, detail),
+        Endpoint::new(delete, "/sandboxes/{id}", WRITE, kill),
+    ]
+}
+
+type CreateAnswer =
+    Result<(StatusCode, [(&'static str, &'static str); 1], Json<Sandbox>), ApiError>;
+
+/// Whether a sandbox stood ready (`warm`) or was restored for this create (`restored`): who measures must not
+/// mix the two.
+const START: &str = "x-cube-start";
+
+/// Always with a token.
+async fn create(State(app): State<App>, Body(mut body): Body<NewSandbox>) -> CreateAnswer {
+    body.secure = None;
+    create_as(&app, body, TIMEOUT_S, Wish::Explicit).await
+}
+
+/// `secure: false` leaves the agent open; clients of this route send `allow_internet_access: true` unasked.
+async fn create_old(State(app): State<App>, Body(body): Body<NewSandbox>) -> CreateAnswer {
+    create_as(&app, body, OLD_TIMEOUT_S, Wish::Habit).await
+}
+
+async fn create_as(app: &App, body: NewSandbox, default_s: u32, wish: Wish) -> CreateAnswer {
+    let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
+    let lease = lease_of(body, timeout_s, wish)?;
+    let created = app.registry.create(lease).await?;
+    app.telemetry.started(&created.timeline, created.warm);
+    let start = if created.warm { "warm" } else { "restored" };
+    let answer = wire::sandbox(app, &created.view);
+    Ok((StatusCode::CREATED, [(START, start)], Json(answer)))
+}
+
+/// A timeout in range.
+pub(super) fn timeout(app: &App, asked: Option<i64>) -> Result<Option<u32>, ApiError> {
+    let Some(asked) = asked else {
+        return Ok(None);
+    };
+    let most = app.max_timeout_s;
+    match u32::try_from(asked) {
+        Ok(timeout_s) if timeout_s <= most => Ok(Some(timeout_s)),
+        _ => Err(ApiError::BadRequest(format!(
+            "timeout is {asked} seconds; it is from 0 to {most}"
+        ))),
+    }
+}
+
+/// Everything about a create that can be wrong without asking anybody.
+fn lease_of(body: NewSandbox, timeout_s: u32, wish: Wish) -> Result<NewLease, ApiError> {
+    if body.template_id.is_empty() {
+        return Err(ApiError::BadRequest("templateID is empty".into()));
+    }
+    let auto_resume = body.auto_resume.is_some_and(|resume| resume.enabled);
+    let auto_pause = body.auto_pause.unwrap_or(false);
+    let at_deadline = at_deadline(auto_pause, body.auto_pause_memory, auto_resume)?;
+    let is_secure = body.secure != Some(false);
+    let network = body.network.unwrap_or_default();
+    network::check(&network, body.allow_internet_access, wish)?;
+    let is_public = network.allow_public_traffic != Some(false);
+    if !is_public && !is_secure {
+        let wrong = "network.allowPublicTraffic: false needs secure: true";
+        return Err(ApiError::BadRequest(wrong.into()));
+    }
+    refuse_set(
+        "iam: sandboxes have no workload identity",
+        body.iam.as_ref(),
+    )?;
+    if body.volume_mounts.is_some_and(|mounts| !mounts.is_empty()) {
+        return Err(ApiError::NotImplemented(
+            "volumeMounts: there are no volumes".into(),
+        ));
+    }
+    check_env(body.env_vars.as_ref())?;
+    let drawn = |wanted| if wanted { Token::Drawn } else { Token::None };
+    Ok(NewLease {
+        template: body.template_id,
+        timeout_s,
+        at_deadline,
+        auto_resume,
+        envd_token: drawn(is_secure),
+        traffic_token: drawn(!is_public),
+        metadata: body.metadata.unwrap_or_default(),
+        env_vars: body.env_vars.unwrap_or_default(),
+        allow_internet_access: body.allow_internet_access,
+        network: Some(network).filter(|network| *network != Default::default()),
+        mcp: body.mcp.filter(|mcp| !mcp.is_null()),
+    })
+}
+
+/// How a sandbox pauses at its deadline.
+fn at_deadline(
+    auto_pause: bool,
+    keep_memory: Option<bool>,
+    auto_resume: bool,
+) -> Result<Option<PauseMode>, ApiError> {
+    match (auto_pause, keep_memory) {
+        (false, Some(false)) => Err(ApiError::BadRequest(
+            "autoPauseMemory: false goes only with autoPause: true".into(),
+        )),
+        (true, Some(false)) if auto_resume => Err(ApiError::BadRequest(
+            "autoPauseMemory: false does not go with autoResume: traffic never wakes what has no memory".into(),
+        )),
+        (true, Some(false)) => Ok(Some(PauseMode::FilesystemOnly)),
+        (true, None | Some(true)) => Ok(Some(PauseMode::Memory)),
+        (false, None | Some(true)) => Ok(None),
+    }
+}
+
+/// An option that must be unset: absent, null, or without contents.
+fn refuse_set(what: &str, value: Option<&serde_json::Value>) -> Result<(), ApiError> {
+    match value {
+        None | Some(serde_json::Value::Null) => Ok(()),
+        Some(serde_json::Value::Object(object)) if object.is_empty() => Ok(()),
+        Some(_) => Err(ApiError::NotImplemented(what.to_owned())),
+    }
+}
+
+/// Names that no environment can have would be found out only in the guest.
+fn check_env(env: Option<&BTreeMap<String, String>>) -> Result<(), ApiError> {
+    for (name, value) in env.into_iter().flatten() {
+        if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+            let shown: String = name.chars().take(64).collect();
+            let wrong = format!("envVars has {shown:?}, which no environment can hold");
+            return Err(ApiError::BadRequest(wrong));
+        }
+    }
+    Ok(())
+}
+
+async fn detail(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+) -> Result<Json<SandboxDetail>, ApiError> {
+    let view = app.registry.get(&id).await?;
+    Ok(Json(wire::detail(&app, &view)))
+}
+
+async fn kill(State(app): State<App>, OfSandbox(id): OfSandbox) -> Result<StatusCode, ApiError> {
+    app.registry.kill(&id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What a list shows.
+struct Filter {
+    metadata: BTreeMap<String, String>,
+    states: Vec<SandboxState>,
+    started_after_ms: Option<u64>,
+    template: Option<String>,
+}
+
+impl Filter {
+    fn of(query: &Query) -> Result<Self, ApiError> {
+        let states: Result<Vec<_>, _> = query.list("state").into_iter().map(read_state).collect();
+        let started_after = query.time("startedAfter")?;
+        Ok(Self {
+            metadata: query.metadata(),
+            states: states?,
+            started_after_ms: started_after.map(|time| time.unix_ns() / 1_000_000),
+            template: query.get("template").map(str::to_owned),
+        })
+    }
+
+    fn shows(&self, view: &View) -> bool {
+        let has = |(key, value): (&String, &String)| view.note.metadata.get(key) == Some(value);
+        let in_state = self.states.is_empty() || self.states.contains(&wire::state(view.rest));
+        let in_time = self
+            .started_after_ms
+            .is_none_or(|ms| view.note.started_at > ms);
+        let of_template = self.template.as_ref().is_none_or(|wanted| {
+            let names = &view.template.names;
+            let named = |name: &String| name == wanted || wire::split_tag(name).0 == wanted;
+            view.template.id == *wanted || names.iter().any(named)
+        });
+        self.metadata.iter().all(has) && in_state && in_time && of_template
+    }
+}
+
+fn read_state(text: &str) -> Result<SandboxState, ApiError> {
+    match text {
+        "running" => Ok(SandboxState::Running),
+        "paused" => Ok(SandboxState::Paused),
+        other => Err(ApiError::BadRequest(format!(
+            "state has {other:?}; there are running and paused"
+        ))),
+    }
+}
+
+async fn list(
+    State(app): State<App>,
+    query: Query,
+) -> Result<(HeaderMap, Json<Vec<ListedSandbox>>), ApiError> {
+    let filter = Filter::of(&query)?;
+    let page = Page::of(&query)?;
+    let mut views = app.registry.list().await?;
+    views.retain(|view| filter.shows(view));
+    let running = views.iter().filter(|view| view.rest == Rest::Running);
+    let mut headers = HeaderMap::new();
+    headers.insert("x-total-running", HeaderValue::from(running.count()));
+    let (views, token) = page.cut(views, position);
+    put_token(&mut headers, token)?;
+    Ok((headers, Json(views.iter().map(wire::listed).collect())))
+}
+
+fn position(view: &View) -> Position {
+    Position {
+        at: view.note.started_at,
+        id: view.id.to_string(),
+    }
+}
+
+/// Tells where the next page begins; absent at the end.
+pub(super) fn put_token(headers: &mut HeaderMap, token: Option<String>) -> Result<(), ApiError> {
+    let Some(token) = token else {
+        return Ok(());
+    };
+    let value = HeaderValue::try_from(token);
+    let value = value.map_err(|why| ApiError::BadRequest(why.to_string()))?;
+    headers.insert("x-next-token", value);
+    Ok(())
+}
+
+/// All that run, newest first, in one answer.
+async fn list_old(
+    State(app): State<App>,
+    query: Query,
+) -> Result<Json<Vec<ListedSandbox>>, ApiError> {
+    let mut filter = Filter::of(&query)?;
+    filter.states = vec![SandboxState::Running];
+    let mut views = app.registry.list().await?;
+    views.retain(|view| filter.shows(view));
+    views.sort_by_key(|view| std::cmp::Reverse(position(view)));
+    Ok(Json(views.iter().map(wire::listed).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(json: serde_json::Value, wish: Wish) -> Result<NewLease, u16> {
+        let body = serde_json::from_value(json).unwrap();
+        lease_of(body, 9, wish).map_err(|error| error.status().as_u16())
+    }
+
+    #[test]
+    fn defaults_are_secure_public_and_end_at_the_deadline() {
+        let lease = lease(serde_json::json!({"templateID": "base"}), Wish::Explicit).unwrap();
+        assert_eq!(lease.envd_token, Token::Drawn);
+        assert_eq!(lease.traffic_token, Token::None);
+        assert_eq!(lease.at_deadline, None);
+        assert_eq!(lease.network, None);
+        assert!(!lease.auto_resume);
+    }
+
+    #[test]
+    fn options_that_do_not_go_together_are_refused() {
+        let cases = [
+            (serde_json::json!({"templateID": ""}), 400),
+            (
+                serde_json::json!({"templateID": "b", "autoPauseMemory": false}),
+                400,
+            ),
+            (
+                serde_json::json!({"templateID": "b", "autoPause": true, "autoPauseMemory": false,
+                                   "autoResume": {"enabled": true}}),
+                400,
+            ),
+            (
+                serde_json::json!({"templateID": "b", "secure": false,
+                                   "network": {"allowPublicTraffic": false}}),
+                400,
+            ),
+            (
+                serde_json::json!({"templateID": "b", "envVars": {"A=B": "1"}}),
+                400,
+            ),
+            (
+                serde_json::json!({"templateID": "b", "iam": {"tokens": {"a": {}}}}),
+                501,
+            ),
+            (
+                serde_json::json!({"templateID": "b", "volumeMounts": [{"name": "v"}]}),
+                501,
+            ),
+        ];
+        for (json, status) in cases {
+            assert_eq!(
+                lease(json.clone(), Wish::Explicit).unwrap_err(),
+                status,
+                "{json}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_in_the_lease() {
+        let json = serde_json::json!({"templateID": "b", "autoPause": true, "autoPauseMemory": false,
+            "secure": true, "allow_internet_access": true, "mcp": {"a": 1}, "iam": {},
+            "network": {"allowPublicTraffic": false}, "volumeMounts": []});
+        let lease = lease(json, Wish::Habit).unwrap();
+        assert_eq!(lease.at_deadline, Some(PauseMode::FilesystemOnly));
+        assert_eq!(lease.traffic_token, Token::Drawn);
+        assert!(lease.mcp.is_some() && lease.network.is_some());
+    }
+}

@@ -1,0 +1,61 @@
+//! About the server itself: health, figures, its interface, its one team.
+
+use api_types::rest::Team;
+use axum::{Json, extract::State, response::IntoResponse, routing::MethodFilter};
+use hyper::{
+    HeaderMap, StatusCode,
+    header::{AUTHORIZATION, CONTENT_TYPE},
+};
+
+use super::{Access, ApiError, App, Endpoint};
+use crate::auth::Scope;
+
+/// The interface, for programs that read such documents.
+pub(super) const OPENAPI: &str = include_str!("openapi.json");
+
+/// The one team's id.
+const TEAM: &str = "00000000-0000-8000-a000-000000000001";
+
+pub(super) fn endpoints() -> Vec<Endpoint> {
+    let get = MethodFilter::GET;
+    vec![
+        Endpoint::new(get, "/health", Access::Public, health),
+        Endpoint::new(get, "/openapi.json", Access::Public, openapi),
+        Endpoint::new(get, "/metrics", Access::Key(Scope::MetricsRead), metrics),
+        Endpoint::new(get, "/teams", Access::Key(Scope::SandboxesRead), teams),
+    ]
+}
+
+async fn health() -> StatusCode {
+    StatusCode::OK
+}
+
+async fn openapi() -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], OPENAPI)
+}
+
+async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
+    let stats = app.pool.stats().await;
+    let text = app.telemetry.render(&stats);
+    let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(CONTENT_TYPE, openmetrics)], text))
+}
+
+/// The one team there is, with the key that asked for it.
+async fn teams(headers: HeaderMap) -> Json<Vec<Team>> {
+    let bearer = headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok());
+    let bearer = bearer
+        .and_then(|text| text.split_once(' '))
+        .map(|(_, key)| key);
+    let key = headers
+        .get("x-api-key")
+        .and_then(|value| value.to_str().ok());
+    Json(vec![Team {
+        team_id: TEAM.to_owned(),
+        name: "cube".to_owned(),
+        api_key: key.or(bearer).unwrap_or_default().trim().to_owned(),
+        is_default: true,
+    }])
+}

@@ -1,0 +1,106 @@
+//! Snapshots and forks of sandboxes.
+
+use api_types::rest::{ForkRequest, ForkResult, SnapshotInfo, SnapshotRequest};
+use axum::{Json, extract::State, routing::MethodFilter};
+use hyper::{HeaderMap, StatusCode};
+use pool::TemplateInfo;
+
+use super::{
+    Access, ApiError, App, Endpoint,
+    body::{MaybeBody, OfSandbox},
+    paging::{Page, Position},
+    query::Query,
+    sandboxes::{put_token, timeout},
+    wire,
+};
+use crate::auth::Scope;
+
+const WRITE: Access = Access::Key(Scope::SandboxesWrite);
+const READ: Access = Access::Key(Scope::TemplatesRead);
+
+/// At most so many forks of one request.
+const MAX_FORKS: i64 = 64;
+/// What a fork gets that names no timeout, in seconds.
+const FORK_TIMEOUT_S: u32 = 15;
+
+pub(super) fn endpoints() -> Vec<Endpoint> {
+    let (get, post) = (MethodFilter::GET, MethodFilter::POST);
+    vec![
+        Endpoint::new(post, "/sandboxes/{id}/snapshots", WRITE, snapshot),
+        Endpoint::new(post, "/sandboxes/{id}/fork", WRITE, fork),
+        Endpoint::new(get, "/snapshots", READ, list),
+    ]
+}
+
+fn info(template: &TemplateInfo) -> SnapshotInfo {
+    SnapshotInfo {
+        snapshot_id: template.id.clone(),
+        names: template.names.clone(),
+    }
+}
+
+async fn snapshot(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    MaybeBody(body): MaybeBody<SnapshotRequest>,
+) -> Result<(StatusCode, Json<SnapshotInfo>), ApiError> {
+    if body.memory == Some(false) {
+        let what = "memory: false: snapshots keep memory";
+        return Err(ApiError::NotImplemented(what.into()));
+    }
+    let names = body.name.filter(|name| !name.is_empty());
+    let names = names.into_iter().collect();
+    let template = app.registry.snapshot(&id, names).await?;
+    Ok((StatusCode::CREATED, Json(info(&template))))
+}
+
+async fn fork(
+    State(app): State<App>,
+    OfSandbox(id): OfSandbox,
+    MaybeBody(body): MaybeBody<ForkRequest>,
+) -> Result<(StatusCode, Json<Vec<ForkResult>>), ApiError> {
+    let timeout_s = timeout(&app, body.timeout)?.unwrap_or(FORK_TIMEOUT_S);
+    let asked = body.count.unwrap_or(1);
+    let count = u32::try_from(asked)
+        .ok()
+        .filter(|_| (1..=MAX_FORKS).contains(&asked));
+    let Some(count) = count else {
+        let wrong = format!("count is {asked}; it is from 1 to {MAX_FORKS}");
+        return Err(ApiError::BadRequest(wrong));
+    };
+    let forks = app.registry.fork(&id, count, timeout_s).await?;
+    let results = forks.into_iter().map(|fork| match fork {
+        Ok(view) => ForkResult {
+            sandbox: Some(wire::sandbox(&app, &view)),
+            error: None,
+        },
+        Err(error) => ForkResult {
+            sandbox: None,
+            error: Some(ApiError::from(error).body()),
+        },
+    });
+    Ok((StatusCode::CREATED, Json(results.collect())))
+}
+
+async fn list(
+    State(app): State<App>,
+    query: Query,
+) -> Result<(HeaderMap, Json<Vec<SnapshotInfo>>), ApiError> {
+    let page = Page::of(&query)?;
+    let name = query.get("name");
+    let mut snapshots = app.pool.templates().await;
+    snapshots.retain(|template| {
+        let named = |wanted| {
+            let mut names = template.names.iter();
+            names.any(|n| n == wanted || wire::split_tag(n).0 == wanted)
+        };
+        template.is_snapshot && name.is_none_or(named)
+    });
+    let (snapshots, token) = page.cut(snapshots, |template| Position {
+        at: template.created_unix_s,
+        id: template.id.clone(),
+    });
+    let mut headers = HeaderMap::new();
+    put_token(&mut headers, token)?;
+    Ok((headers, Json(snapshots.iter().map(info).collect())))
+}

@@ -1,0 +1,54 @@
+//! Routes of E2B's interface that this server does not have. Each says which part that is, so that nobody takes it
+//! for an older server or a wrong address.
+
+use axum::routing::MethodFilter;
+
+use super::{Access, ApiError, Endpoint};
+use crate::auth::Scope;
+
+pub(super) fn endpoints() -> Vec<Endpoint> {
+    let (get, post) = (MethodFilter::GET, MethodFilter::POST);
+    let (delete, patch) = (MethodFilter::DELETE, MethodFilter::PATCH);
+    let read = Access::Key(Scope::TemplatesRead);
+    let write = Access::Key(Scope::TemplatesWrite);
+    let mut all = vec![
+        Endpoint::new(post, "/v3/templates", write, building),
+        Endpoint::new(get, "/templates/{id}/files/{hash}", write, building),
+        Endpoint::new(post, "/v2/templates/{id}/builds/{build}", write, building),
+        Endpoint::new(get, "/templates/{id}/builds/{build}/status", read, building),
+        Endpoint::new(post, "/templates/tags", write, tagging),
+        Endpoint::new(delete, "/templates/tags", write, tagging),
+        Endpoint::new(patch, "/v2/templates/{id}", write, publishing),
+    ];
+    for path in ["/volumes", "/volumes/{id}"] {
+        all.push(Endpoint::new(get, path, read, volumes));
+    }
+    all.push(Endpoint::new(post, "/volumes", write, volumes));
+    all.push(Endpoint::new(delete, "/volumes/{id}", write, volumes));
+    for path in ["/secrets", "/secrets/{id}"] {
+        all.push(Endpoint::new(get, path, read, secrets));
+        all.push(Endpoint::new(post, path, write, secrets));
+    }
+    all.push(Endpoint::new(delete, "/secrets/{id}", write, secrets));
+    all
+}
+
+async fn building() -> ApiError {
+    ApiError::NotImplemented("building templates; they are made on the host".into())
+}
+
+async fn tagging() -> ApiError {
+    ApiError::NotImplemented("changing tags of templates".into())
+}
+
+async fn publishing() -> ApiError {
+    ApiError::NotImplemented("publishing templates; there is one tenant".into())
+}
+
+async fn volumes() -> ApiError {
+    ApiError::NotImplemented("volumes".into())
+}
+
+async fn secrets() -> ApiError {
+    ApiError::NotImplemented("secrets".into())
+}

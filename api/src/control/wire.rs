@@ -1,0 +1,113 @@
+//! A sandbox as each kind of answer shows it.
+
+use api_types::rest::{
+    Lifecycle, ListedSandbox, OnTimeout, PauseMode, Sandbox, SandboxDetail, SandboxState,
+};
+use pool::TemplateInfo;
+
+use super::{Control, ENVD_VERSION};
+use crate::registry::{View, lifecycle::Rest, timestamp};
+
+/// Clients need the key and make nothing of it.
+const CLIENT_ID: &str = "cube";
+const MIB: u64 = 1 << 20;
+
+/// The answer of create, connect, resume and fork.
+pub(super) fn sandbox(app: &Control, view: &View) -> Sandbox {
+    Sandbox {
+        template_id: view.template.id.clone(),
+        sandbox_id: view.id.to_string(),
+        client_id: CLIENT_ID.to_owned(),
+        envd_version: ENVD_VERSION.to_owned(),
+        alias: alias(&view.template),
+        envd_access_token: view.note.envd_token.clone(),
+        traffic_access_token: view.note.traffic_token.clone(),
+        domain: app.domain.clone(),
+    }
+}
+
+/// One of a list.
+pub(super) fn listed(view: &View) -> ListedSandbox {
+    let (cpu_count, memory_mb, disk_size_mb) = size(&view.template);
+    ListedSandbox {
+        template_id: view.template.id.clone(),
+        sandbox_id: view.id.to_string(),
+        client_id: CLIENT_ID.to_owned(),
+        started_at: timestamp(view.note.started_at),
+        end_at: timestamp(view.note.end_at),
+        envd_version: ENVD_VERSION.to_owned(),
+        cpu_count,
+        memory_mb,
+        disk_size_mb,
+        state: state(view.rest),
+        alias: alias(&view.template),
+        metadata: view.note.metadata.clone(),
+    }
+}
+
+/// All that a client may know of one.
+pub(super) fn detail(app: &Control, view: &View) -> SandboxDetail {
+    let (cpu_count, memory_mb, disk_size_mb) = size(&view.template);
+    let note = &view.note;
+    SandboxDetail {
+        template_id: view.template.id.clone(),
+        sandbox_id: view.id.to_string(),
+        client_id: CLIENT_ID.to_owned(),
+        started_at: timestamp(note.started_at),
+        end_at: timestamp(note.end_at),
+        envd_version: ENVD_VERSION.to_owned(),
+        cpu_count,
+        memory_mb,
+        disk_size_mb,
+        state: state(view.rest),
+        alias: alias(&view.template),
+        metadata: note.metadata.clone(),
+        envd_access_token: note.envd_token.clone(),
+        allow_internet_access: note.allow_internet_access,
+        domain: app.domain.clone(),
+        network: note.network.clone(),
+        lifecycle: Lifecycle {
+            auto_resume: note.auto_resume,
+            on_timeout: match note.at_deadline {
+                Some(_) => OnTimeout::Pause,
+                None => OnTimeout::Kill,
+            },
+        },
+        pause_mode: match view.rest {
+            Rest::Running => None,
+            Rest::Paused(pool::PauseMode::Memory) => Some(PauseMode::Full),
+            Rest::Paused(pool::PauseMode::FilesystemOnly) => Some(PauseMode::Filesystem),
+        },
+    }
+}
+
+/// The state as clients know it.
+pub(super) fn state(rest: Rest) -> SandboxState {
+    match rest {
+        Rest::Running => SandboxState::Running,
+        Rest::Paused(_) => SandboxState::Paused,
+    }
+}
+
+/// The template's first name, without its tag.
+pub(super) fn alias(template: &TemplateInfo) -> Option<String> {
+    let name = template.names.first()?;
+    Some(split_tag(name).0.to_owned())
+}
+
+/// A name and its tag, if it has one.
+pub(super) fn split_tag(name: &str) -> (&str, Option<&str>) {
+    match name.rsplit_once(':') {
+        Some((name, tag)) => (name, Some(tag)),
+        None => (name, None),
+    }
+}
+
+/// vCPUs, MiB of memory, MiB of disk.
+pub(super) fn size(template: &TemplateInfo) -> (u8, u64, u64) {
+    (
+        template.vcpus,
+        template.memory.0 / MIB,
+        template.disk.0 / MIB,
+    )
+}

@@ -1,0 +1,18 @@
+//! The E2B-compatible server: one port for the control plane (create, list, kill, …) and the data plane
+//! (everything that goes to a sandbox).
+//!
+//! ```text
+//! listen (TLS, HTTP/1.1 and 2) ─► dispatch ─┬─► control routes ─► registry ─► pool
+//!                                           └─► proxy ─► registry.route ─► vsock of the sandbox
+//! ```
+
+pub mod auth;
+pub mod control;
+pub mod listen;
+pub mod proxy;
+pub mod registry;
+pub mod serve;
+pub mod telemetry;
+pub mod tls;
+
+mod agent;

@@ -1,0 +1,153 @@
+//! Whom a request goes to: a sandbox, or the control plane's routes.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use api_types::envd::ENVD_PORT;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::{HeaderMap, Method, Request, Response, Version, header};
+use hyper::body::{Body as _, Incoming};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+
+use super::limits::BODY_PAUSE;
+use crate::proxy::{Destination, Form, Hosts, Proxy, Refusal, Routes, Target, Upload, host};
+
+/// Decides for each request. Cloned for each.
+#[derive(Clone, Debug)]
+pub struct Dispatch<R> {
+    hosts: Hosts,
+    proxy: Proxy<R>,
+    control: TowerToHyperService<Router>,
+    body_pause: Duration,
+}
+
+/// Who has answered. The rest of a request is the sandbox's business only while the sandbox answers.
+enum Answered {
+    BySandbox(Response<Body>),
+    ByControl(Response<Body>),
+}
+
+impl<R: Routes> Dispatch<R> {
+    /// Data plane to `proxy`, everything else to `control`.
+    pub fn new(hosts: Hosts, proxy: Proxy<R>, control: Router) -> Self {
+        Self {
+            hosts,
+            proxy,
+            control: TowerToHyperService::new(control),
+            body_pause: BODY_PAUSE,
+        }
+    }
+
+    pub(super) fn set_body_pause(&mut self, pause: Duration) {
+        self.body_pause = pause;
+    }
+
+    pub(super) fn proxy(&self) -> &Proxy<R> {
+        &self.proxy
+    }
+
+    /// Answers a request of `peer`. `held` is kept for as long as an upgraded connection lasts.
+    pub(super) async fn answer(
+        &self,
+        request: Request<Incoming>,
+        peer: SocketAddr,
+        held: impl Send + 'static,
+    ) -> Response<Body> {
+        let form = Form::wanted(request.headers());
+        // Who waits for a word before sending gets the answer instead of that word.
+        let waits = request.headers().contains_key(header::EXPECT);
+        let request = request.map(Upload::new);
+        let progress = request.body().progress();
+        let (response, is_final) = match self.decide(request, peer, held).await {
+            Ok(Answered::BySandbox(response)) => (response, false),
+            Ok(Answered::ByControl(response)) => (response, true),
+            Err(refusal) => (refusal.answer(form), true),
+        };
+        if is_final && !waits {
+            progress.drop_rest().await;
+        }
+        response
+    }
+
+    async fn decide(
+        &self,
+        request: Request<Upload>,
+        peer: SocketAddr,
+        held: impl Send + 'static,
+    ) -> Result<Answered, Refusal> {
+        check(&request)?;
+        let target = self.hosts.target(request.uri(), request.headers())?;
+        let host = host(request.uri(), request.headers())?;
+        let to = match target {
+            Target::Sandbox { id, port } => Some(Destination { id, port, host }),
+            Target::Control => self.signed(&request, host).await?,
+        };
+        let Some(to) = to else {
+            let response = self.control(request, peer).await;
+            return Ok(Answered::ByControl(response));
+        };
+        // A body of announced length is an upload, one without may be a conversation.
+        let request = match request.body().size_hint().exact() {
+            Some(_) => request.map(|body| body.with_patience(self.body_pause)),
+            None => request,
+        };
+        let response = self.proxy.pass(request, &to, held).await?;
+        Ok(Answered::BySandbox(response))
+    }
+
+    /// File URLs that a client signed itself name no sandbox: the one whose token signed it is meant.
+    async fn signed<B>(
+        &self,
+        request: &Request<B>,
+        host: String,
+    ) -> Result<Option<Destination>, Refusal> {
+        let query = request.uri().query().unwrap_or_default();
+        let is_signed = query.split('&').any(|pair| pair.starts_with("signature="));
+        if request.uri().path() != "/files" || !is_signed {
+            return Ok(None);
+        }
+        let operation = match *request.method() {
+            Method::GET | Method::HEAD => "read",
+            Method::POST | Method::PUT => "write",
+            _ => return Err(Refusal::Method),
+        };
+        let found = self.proxy.routes().find_by_signature(query, operation);
+        let id = found.await.ok_or(Refusal::Signature)?;
+        let port = ENVD_PORT;
+        Ok(Some(Destination { id, port, host }))
+    }
+
+    async fn control(&self, request: Request<Upload>, peer: SocketAddr) -> Response<Body> {
+        let pause = self.body_pause;
+        let mut request = request.map(|body| Body::new(body.with_patience(pause)));
+        request.extensions_mut().insert(ConnectInfo(peer));
+        match self.control.call(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// What no server behind a proxy should have to judge.
+fn check<B>(request: &Request<B>) -> Result<(), Refusal> {
+    if request.method() == Method::CONNECT {
+        return Err(Refusal::Method);
+    }
+    check_framing(request.version(), request.headers())
+}
+
+/// Two statements of a body's length are how requests are smuggled (RFC 9112, 6.1).
+fn check_framing(version: Version, headers: &HeaderMap) -> Result<(), Refusal> {
+    let codings = headers.get_all(header::TRANSFER_ENCODING).iter().count();
+    let lengths = headers.get_all(header::CONTENT_LENGTH).iter().count();
+    if codings > 0 && (lengths > 0 || version != Version::HTTP_11) {
+        return Err(Refusal::Malformed("the length of the body is ambiguous"));
+    }
+    match codings > 1 || lengths > 1 {
+        true => Err(Refusal::Malformed("the length of the body is given twice")),
+        false => Ok(()),
+    }
+}

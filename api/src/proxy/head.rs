@@ -1,0 +1,312 @@
+//! What becomes of the head of a request and of a response on their way through. Pure.
+//!
+//! A hop's own fields end here (RFC 9110, 7.6.1): what `Connection` names, and those that are a hop's
+//! whether named or not. Message framing is the business of the two ends of each connection, so neither
+//! `Transfer-Encoding` nor a second length gets from one side to the other. An upgrade is asked for anew.
+
+use axum::http::{
+    HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header, request, response,
+};
+
+use super::TRAFFIC_TOKEN;
+use crate::registry::Route;
+
+/// Stands for the port in a masked host.
+const PORT_WORD: &str = "${PORT}";
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+/// What a client says about proxies before this one is not passed on: programs in the sandbox might
+/// believe it.
+const CLAIMS: [HeaderName; 5] = [
+    header::FORWARDED,
+    HeaderName::from_static("x-forwarded-for"),
+    FORWARDED_HOST,
+    HeaderName::from_static("x-forwarded-proto"),
+    HeaderName::from_static("x-forwarded"),
+];
+
+/// The protocol that a request wants to go on with; `None` when it asks for none, or for one that would
+/// bypass this proxy.
+pub(super) fn upgrade(parts: &request::Parts) -> Option<HeaderValue> {
+    if parts.version != Version::HTTP_11 || !names(&parts.headers, "upgrade") {
+        return None;
+    }
+    let mut values = parts.headers.get_all(header::UPGRADE).iter();
+    let protocol = values.next()?;
+    let text = protocol.to_str().ok()?;
+    let is_http = text.split(',').any(|name| {
+        let name = name.trim().to_ascii_lowercase();
+        name.starts_with("h2") || name.starts_with("http") || name.starts_with("tls")
+    });
+    let is_one = values.next().is_none() && !is_http;
+    is_one.then(|| protocol.clone())
+}
+
+/// Turns the head of a client's request into that of a request to port `port`.
+pub(super) fn to_sandbox(
+    parts: &mut request::Parts,
+    host: &str,
+    route: &Route,
+    port: u16,
+    upgrade: Option<HeaderValue>,
+) {
+    let wants_trailers = te_trailers(&parts.headers);
+    strip(&mut parts.headers);
+    let headers = &mut parts.headers;
+    headers.remove(header::EXPECT);
+    headers.remove(header::PROXY_AUTHORIZATION);
+    for name in CLAIMS {
+        headers.remove(name);
+    }
+    if wants_trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
+    }
+    if let Some(protocol) = upgrade {
+        headers.insert(header::UPGRADE, protocol);
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    }
+    join_cookies(headers);
+    let is_envd = port == api_types::envd::ENVD_PORT;
+    let mask = route.mask_request_host.as_deref().filter(|_| !is_envd);
+    if !is_envd && route.traffic_token.is_some() {
+        headers.remove(TRAFFIC_TOKEN);
+    }
+    let original = HeaderValue::from_str(host).ok();
+    if let Some(original) = original.clone().filter(|_| mask.is_some()) {
+        headers.insert(FORWARDED_HOST, original);
+    }
+    let shown = match mask {
+        Some(mask) => HeaderValue::from_str(&mask.replace(PORT_WORD, &port.to_string())).ok(),
+        None => original,
+    };
+    headers.remove(header::HOST);
+    if let Some(shown) = shown {
+        headers.insert(header::HOST, shown);
+    }
+    parts.uri = origin_form(&parts.uri, &parts.method);
+    parts.version = Version::HTTP_11;
+}
+
+/// Turns the head of a sandbox's response into that of one to the client.
+pub(super) fn to_client(parts: &mut response::Parts) {
+    let protocol = parts.headers.remove(header::UPGRADE);
+    strip(&mut parts.headers);
+    if parts.status == StatusCode::SWITCHING_PROTOCOLS {
+        if let Some(protocol) = protocol {
+            parts.headers.insert(header::UPGRADE, protocol);
+        }
+        let upgrade = HeaderValue::from_static("upgrade");
+        parts.headers.insert(header::CONNECTION, upgrade);
+    }
+    parts.version = Version::HTTP_11;
+}
+
+/// Takes a hop's own fields away.
+fn strip(headers: &mut HeaderMap) {
+    let listed: Vec<HeaderName> = words(headers, &header::CONNECTION)
+        .filter_map(|word| HeaderName::from_bytes(word.as_bytes()).ok())
+        // Nobody may have the fields removed that say whom a message is for and how long it is.
+        .filter(|name| !matches!(*name, header::HOST | header::CONTENT_LENGTH))
+        .collect();
+    for name in listed {
+        headers.remove(name);
+    }
+    for name in [
+        header::CONNECTION,
+        header::TE,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+    ] {
+        headers.remove(name);
+    }
+}
+
+fn words<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    let values = headers.get_all(name).iter();
+    let texts = values.filter_map(|value| value.to_str().ok());
+    texts.flat_map(|text| text.split(',')).map(str::trim)
+}
+
+fn names(headers: &HeaderMap, option: &str) -> bool {
+    words(headers, &header::CONNECTION).any(|word| word.eq_ignore_ascii_case(option))
+}
+
+fn te_trailers(headers: &HeaderMap) -> bool {
+    words(headers, &header::TE).any(|word| word.eq_ignore_ascii_case("trailers"))
+}
+
+/// HTTP/2 may split cookies over several fields, HTTP/1.1 must not (RFC 9113, 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let cookies: Vec<&[u8]> = headers
+        .get_all(header::COOKIE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    if cookies.len() < 2 {
+        return;
+    }
+    if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, joined);
+    }
+}
+
+/// The target without scheme and authority.
+fn origin_form(uri: &Uri, method: &Method) -> Uri {
+    if *method == Method::OPTIONS && uri.path() == "*" {
+        return Uri::from_static("*");
+    }
+    let path = uri.path_and_query().map_or("/", |target| target.as_str());
+    match path.starts_with('/') {
+        true => path.parse(),
+        // An absolute target may have a query and no path.
+        false => format!("/{path}").parse(),
+    }
+    .unwrap_or_else(|_| Uri::from_static("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::{Request, Response};
+
+    const HOST: &str = "80-iabcdefghij012345678.e2b.test";
+
+    fn route(mask: Option<&str>) -> Route {
+        Route {
+            id: "iabcdefghij012345678".parse().unwrap(),
+            vsock: "/nowhere".into(),
+            traffic_token: Some("secret".into()),
+            mask_request_host: mask.map(Into::into),
+            generation: 1,
+        }
+    }
+
+    fn parts(uri: &str, headers: &[(&str, &str)]) -> request::Parts {
+        let mut request = Request::get(uri).body(()).unwrap();
+        for (name, value) in headers {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            request.headers_mut().append(name, value.parse().unwrap());
+        }
+        request.into_parts().0
+    }
+
+    fn sent(mut parts: request::Parts, mask: Option<&str>, port: u16) -> Vec<String> {
+        let upgrade = upgrade(&parts);
+        to_sandbox(&mut parts, HOST, &route(mask), port, upgrade);
+        let mut lines: Vec<_> = parts
+            .headers
+            .iter()
+            .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+            .collect();
+        lines.sort_unstable();
+        lines
+    }
+
+    #[test]
+    fn a_hop_s_own_fields_end_here() {
+        let parts = parts(
+            "/x",
+            &[
+                ("connection", "close, X-Mine, host, content-length"),
+                ("x-mine", "1"),
+                ("keep-alive", "timeout=5"),
+                ("proxy-connection", "keep-alive"),
+                ("transfer-encoding", "chunked"),
+                ("te", "gzip"),
+                ("expect", "100-continue"),
+                ("x-forwarded-for", "1.2.3.4"),
+                ("forwarded", "for=1.2.3.4"),
+                ("upgrade", "websocket"),
+                ("content-length", "5"),
+                ("x-other", "2"),
+            ],
+        );
+        let host = format!("host: {HOST}");
+        assert_eq!(
+            sent(parts, None, 80),
+            ["content-length: 5", host.as_str(), "x-other: 2"]
+        );
+    }
+
+    #[test]
+    fn an_upgrade_is_asked_for_anew_unless_it_is_to_http() {
+        let websocket = parts("/", &[("connection", "Upgrade"), ("upgrade", "websocket")]);
+        let lines = sent(websocket, None, 80);
+        assert!(lines.contains(&"upgrade: websocket".into()), "{lines:?}");
+        assert!(lines.contains(&"connection: upgrade".into()), "{lines:?}");
+        for other in ["h2c", "websocket, h2c", "HTTP/2.0", "TLS/1.2"] {
+            let other = parts("/", &[("connection", "upgrade"), ("upgrade", other)]);
+            let lines = sent(other, None, 80);
+            assert_eq!(lines, [format!("host: {HOST}")]);
+        }
+    }
+
+    #[test]
+    fn the_host_is_masked_on_the_caller_s_ports_only() {
+        let lines = sent(parts("/", &[]), Some("localhost:${PORT}"), 3000);
+        let forwarded = format!("x-forwarded-host: {HOST}");
+        assert_eq!(lines, ["host: localhost:3000", forwarded.as_str()]);
+        let lines = sent(parts("/", &[]), Some("localhost:${PORT}"), 49983);
+        assert_eq!(lines, [format!("host: {HOST}")]);
+    }
+
+    #[test]
+    fn the_traffic_token_stays_with_the_proxy() {
+        let lines = sent(
+            parts("/", &[("e2b-traffic-access-token", "secret")]),
+            None,
+            80,
+        );
+        assert_eq!(lines, [format!("host: {HOST}")]);
+    }
+
+    #[test]
+    fn cookies_of_http_2_become_one_field_and_trailers_stay_wanted() {
+        let parts = parts(
+            "/",
+            &[("cookie", "a=1"), ("cookie", "b=2"), ("te", "trailers")],
+        );
+        let host = format!("host: {HOST}");
+        assert_eq!(
+            sent(parts, None, 80),
+            [
+                "connection: te",
+                "cookie: a=1; b=2",
+                host.as_str(),
+                "te: trailers"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_target_loses_its_authority() {
+        for (uri, expected) in [
+            ("http://a.b/c?d=1", "/c?d=1"),
+            ("http://a.b?d=1", "/?d=1"),
+            ("http://a.b", "/"),
+            ("/c%2Fd?e", "/c%2Fd?e"),
+        ] {
+            let mut parts = parts(uri, &[]);
+            to_sandbox(&mut parts, HOST, &route(None), 80, None);
+            assert_eq!(parts.uri.to_string(), expected, "{uri}");
+        }
+    }
+
+    #[test]
+    fn responses_lose_a_hop_s_fields_too() {
+        let response = Response::builder()
+            .header("connection", "keep-alive, x-mine")
+            .header("x-mine", "1")
+            .header("transfer-encoding", "chunked")
+            .header("content-type", "application/connect+json")
+            .body(());
+        let mut parts = response.unwrap().into_parts().0;
+        to_client(&mut parts);
+        assert_eq!(parts.headers.len(), 1);
+        assert_eq!(parts.headers["content-type"], "application/connect+json");
+    }
+}

@@ -1,0 +1,30 @@
+//! What the data plane asks the registry.
+
+use std::future::Future;
+
+use model::SandboxId;
+
+use crate::registry::{Registry, Route, RouteError};
+
+/// Knows the way to sandboxes. Tests have one without VMs.
+pub trait Routes: Clone + Send + Sync + 'static {
+    /// See [`Registry::route`].
+    fn route(&self, id: &SandboxId) -> impl Future<Output = Result<Route, RouteError>> + Send;
+
+    /// See [`Registry::find_by_signature`].
+    fn find_by_signature(
+        &self,
+        query: &str,
+        operation: &'static str,
+    ) -> impl Future<Output = Option<SandboxId>> + Send;
+}
+
+impl Routes for Registry {
+    async fn route(&self, id: &SandboxId) -> Result<Route, RouteError> {
+        Registry::route(self, id).await
+    }
+
+    async fn find_by_signature(&self, query: &str, operation: &'static str) -> Option<SandboxId> {
+        Registry::find_by_signature(self, query, operation).await
+    }
+}

@@ -1,0 +1,106 @@
+//! Signed file URLs: which sandbox's token made this signature? Whether it may still be used, and for what, is
+//! for the agent to say; here it only names a sandbox.
+
+use std::{borrow::Cow, sync::Arc};
+
+use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
+use model::SandboxId;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+/// Tokens of the sandboxes that have one.
+pub(super) type Tokens = Arc<[(SandboxId, String)]>;
+
+/// The parts of a URL that its signature covers, and the signature.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Signed<'a> {
+    path: Cow<'a, str>,
+    operation: &'static str,
+    user: Cow<'a, str>,
+    expiration: Option<Cow<'a, str>>,
+    signature: Cow<'a, str>,
+}
+
+impl<'a> Signed<'a> {
+    /// From the query of the URL; `None` if it is not signed.
+    pub(super) fn parse(query: &'a str, operation: &'static str) -> Option<Self> {
+        let (mut path, mut user, mut expiration, mut signature) = (None, None, None, None);
+        for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+            match key.as_ref() {
+                "path" => path = Some(value),
+                "username" => user = Some(value),
+                "signature_expiration" => expiration = Some(value),
+                "signature" => signature = Some(value),
+                _ => {}
+            }
+        }
+        Some(Self {
+            path: path.unwrap_or_default(),
+            operation,
+            user: user.unwrap_or_default(),
+            expiration,
+            signature: signature?,
+        })
+    }
+
+    /// `v1_` and the base64 of SHA-256 of `path:operation:user:token[:expiration]`.
+    fn expected(&self, token: &str) -> String {
+        let mut hash = Sha256::new();
+        for part in [&self.path, ":", self.operation, ":", &self.user, ":", token] {
+            hash.update(part);
+        }
+        if let Some(expiration) = &self.expiration {
+            hash.update(":");
+            hash.update(expiration.as_bytes());
+        }
+        format!("v1_{}", STANDARD_NO_PAD.encode(hash.finalize()))
+    }
+
+    /// The sandbox whose token it is. All are looked at, whichever it is.
+    pub(super) fn find(&self, tokens: &Tokens) -> Option<SandboxId> {
+        let mut found = None;
+        for (id, token) in tokens.iter() {
+            let expected = self.expected(token);
+            if bool::from(expected.as_bytes().ct_eq(self.signature.as_bytes())) {
+                found = Some(id.clone());
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens() -> Tokens {
+        let id = |n| SandboxId::from_random([n; 19]);
+        Arc::new([(id(1), "one".to_owned()), (id(2), "two".to_owned())])
+    }
+
+    /// Made with `hashlib` and `base64` of Python 3.
+    const QUERY: &str = "path=%2Fhome%2Fuser%2Fa+b.txt&username=root&signature_expiration=1700000000\
+                         &signature=v1_SIGNATURE";
+
+    #[test]
+    fn the_token_that_signed_names_the_sandbox() {
+        let hash = Sha256::digest("/home/user/a b.txt:read:root:two:1700000000");
+        let query = QUERY.replace(
+            "SIGNATURE",
+            &STANDARD_NO_PAD.encode(hash).replace('+', "%2B"),
+        );
+        let found = Signed::parse(&query, "read").unwrap().find(&tokens());
+        assert_eq!(found, Some(SandboxId::from_random([2; 19])));
+        let other = Signed::parse(&query, "write").unwrap().find(&tokens());
+        assert_eq!(other, None);
+    }
+
+    #[test]
+    fn an_unsigned_url_names_nobody() {
+        assert_eq!(Signed::parse("path=%2Fa", "read"), None);
+        assert_eq!(
+            Signed::parse("signature=", "read").unwrap().find(&tokens()),
+            None
+        );
+    }
+}

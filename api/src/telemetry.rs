@@ -1,0 +1,265 @@
+//! The server's own figures, for Prometheus: requests by route and status, starts by [`StartPhase`], the pool.
+//!
+//! Labels are patterns of routes, methods, statuses and phases: their number does not depend on what clients send.
+
+use std::{fmt::Write, sync::Arc, time::Duration};
+
+use hyper::Method;
+use model::{StartPhase, Timeline};
+use pool::PoolStats;
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    registry::Registry,
+};
+
+/// Bounds in seconds: from a look-up to a cold boot.
+const BOUNDS: [f64; 14] = [
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RequestLabels {
+    method: &'static str,
+    route: String,
+    status: u16,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RouteLabels {
+    method: &'static str,
+    route: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PhaseLabels {
+    phase: &'static str,
+    warm: &'static str,
+}
+
+/// The figures; shared by all that have some.
+#[derive(Debug)]
+pub struct Telemetry {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    durations: Family<RouteLabels, Histogram>,
+    phases: Family<PhaseLabels, Histogram>,
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn histogram() -> Histogram {
+    Histogram::new(BOUNDS)
+}
+
+impl Telemetry {
+    /// All at zero.
+    #[must_use]
+    pub fn new() -> Self {
+        let requests = Family::default();
+        let durations = Family::new_with_constructor(histogram as fn() -> Histogram);
+        let phases = Family::new_with_constructor(histogram as fn() -> Histogram);
+        let mut registry = Registry::with_prefix("cube");
+        registry.register(
+            "api_requests",
+            "Requests of the control plane",
+            requests.clone(),
+        );
+        registry.register(
+            "api_request_duration_seconds",
+            "From the request's head to the answer's head",
+            durations.clone(),
+        );
+        registry.register(
+            "start_phase_seconds",
+            "From the acceptance of a create to each phase of its start",
+            phases.clone(),
+        );
+        Self {
+            registry,
+            requests,
+            durations,
+            phases,
+        }
+    }
+
+    /// The figures, shared.
+    #[must_use]
+    pub fn shared() -> Arc<Self> {
+        Arc::new(Self::new())
+    }
+
+    /// A request was answered.
+    pub fn request(&self, method: &Method, route: String, status: u16, took: Duration) {
+        let method = name_of(method);
+        let labels = RouteLabels { method, route };
+        let duration = self.durations.get_or_create(&labels);
+        duration.observe(took.as_secs_f64());
+        drop(duration);
+        let RouteLabels { method, route } = labels;
+        let labels = RequestLabels {
+            method,
+            route,
+            status,
+        };
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    /// A sandbox was started.
+    pub fn started(&self, timeline: &Timeline, warm: bool) {
+        let Some(accepted) = timeline.at(StartPhase::Accepted) else {
+            return;
+        };
+        let warm = if warm { "true" } else { "false" };
+        for (phase, at) in timeline.iter() {
+            // Phases of a warm slot lie before the request that it served.
+            let Some(since) = at.checked_sub(accepted) else {
+                continue;
+            };
+            let phase = phase.name();
+            let labels = PhaseLabels { phase, warm };
+            let phases = self.phases.get_or_create(&labels);
+            phases.observe(Duration::from_nanos(since).as_secs_f64());
+        }
+    }
+
+    /// All figures, those of the pool as they are now, in OpenMetrics text.
+    #[must_use]
+    pub fn render(&self, stats: &PoolStats) -> String {
+        let mut text = String::new();
+        // Writing to a string fails only if an encoder does, which leaves a text without its end mark.
+        if encode(&mut text, &self.registry).is_err() {
+            tracing::error!("the figures could not be written");
+        }
+        let end = text.strip_suffix("# EOF\n").map(str::len);
+        text.truncate(end.unwrap_or(text.len()));
+        if write_pool(&mut text, stats).is_err() {
+            tracing::error!("the pool's figures could not be written");
+        }
+        text.push_str("# EOF\n");
+        text
+    }
+}
+
+fn name_of(method: &Method) -> &'static str {
+    let known = [
+        (Method::GET, "GET"),
+        (Method::POST, "POST"),
+        (Method::PUT, "PUT"),
+        (Method::PATCH, "PATCH"),
+        (Method::DELETE, "DELETE"),
+    ];
+    let found = known.into_iter().find(|(known, _)| known == method);
+    found.map_or("other", |(_, name)| name)
+}
+
+/// The pool's figures are counted by the pool; here they are only written.
+fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
+    let gauges = [
+        (
+            "pool_running",
+            "Leased and running",
+            u64::from(stats.running),
+        ),
+        ("pool_paused", "Paused on disk", u64::from(stats.paused)),
+        ("pool_warm", "Warm slots", u64::from(stats.warm)),
+        (
+            "pool_filling",
+            "Slots being filled",
+            u64::from(stats.filling),
+        ),
+        (
+            "pool_expected_bytes",
+            "What one more sandbox is taken to need",
+            stats.expected_bytes,
+        ),
+        (
+            "pool_available_bytes",
+            "Memory available to sandboxes",
+            stats.available_bytes,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        writeln!(
+            text,
+            "# HELP cube_{name} {help}.\n# TYPE cube_{name} gauge\ncube_{name} {value}"
+        )?;
+    }
+    let counters = [
+        (
+            "pool_warm_hits",
+            "Creates served by a warm slot",
+            stats.warm_hits,
+        ),
+        (
+            "pool_warm_misses",
+            "Creates that had to restore",
+            stats.warm_misses,
+        ),
+        (
+            "pool_refused",
+            "Creates refused for want of room",
+            stats.refused,
+        ),
+        ("pool_died", "VMs that ended unasked", stats.died),
+    ];
+    for (name, help, value) in counters {
+        writeln!(
+            text,
+            "# HELP cube_{name} {help}.\n# TYPE cube_{name} counter\ncube_{name}_total {value}"
+        )?;
+    }
+    writeln!(
+        text,
+        "# HELP cube_pool_failed Starts that failed, by what failed.\n# TYPE cube_pool_failed counter"
+    )?;
+    for (what, value) in &stats.failed {
+        writeln!(text, "cube_pool_failed_total{{what={what:?}}} {value}")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_one_well_formed_text() {
+        let telemetry = Telemetry::new();
+        let route = "/sandboxes/{id}".to_owned();
+        telemetry.request(&Method::GET, route, 404, Duration::from_millis(3));
+        let mut timeline = Timeline::default();
+        timeline.stamp(StartPhase::ProcessStarted, 1);
+        timeline.stamp(StartPhase::Accepted, 1_000);
+        timeline.stamp(StartPhase::Resumed, 2_001_000);
+        telemetry.started(&timeline, true);
+        let mut stats = PoolStats {
+            warm: 3,
+            ..PoolStats::default()
+        };
+        stats.failed.insert("spawn", 2);
+        let text = telemetry.render(&stats);
+        let count =
+            "cube_api_requests_total{method=\"GET\",route=\"/sandboxes/{id}\",status=\"404\"} 1";
+        assert!(text.contains(count), "{text}");
+        assert!(text.contains("cube_start_phase_seconds_count{phase=\"resumed\",warm=\"true\"} 1"));
+        assert!(
+            !text.contains("process_started"),
+            "a phase before the request"
+        );
+        assert!(text.contains("cube_pool_warm 3\n"));
+        assert!(text.contains("cube_pool_failed_total{what=\"spawn\"} 2\n"));
+        assert!(text.ends_with("# EOF\n"));
+        assert_eq!(text.matches("# EOF").count(), 1);
+        let families = text.lines().filter(|l| l.starts_with("# TYPE"));
+        let mut names: Vec<_> = families.collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all, "a family is there twice");
+    }
+}

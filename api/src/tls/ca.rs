@@ -1,0 +1,296 @@
+//! A private certificate authority for one server: what `cube-api ca init` makes.
+//!
+//! | file | what | mode |
+//! |---|---|---|
+//! | `ca.crt` | the authority's certificate, for clients | 0644 |
+//! | `ca.key` | its key, needed to make further certificates only | 0600 |
+//! | `server.crt` | the server's certificate and the authority's | 0644 |
+//! | `server.key` | the server's key | 0600 |
+//!
+//! The certificate names the domain, every name right below it, `localhost`, 127.0.0.1 and ::1. Nothing is
+//! ever overwritten: a key that clients trust is not lost by calling this twice. The authority may sign for
+//! these names only (a name constraint), so that whoever gets hold of its key cannot pose as other sites.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CidrSubnet, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    NameConstraints, SanType,
+};
+
+/// How long certificates are good: clients refuse servers' beyond 825 days.
+const VALID_DAYS: u64 = 820;
+/// Clocks of clients may be behind.
+const BACKDATED_DAYS: u64 = 1;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const PUBLIC: u32 = 0o644;
+const SECRET: u32 = 0o600;
+
+/// The files that were made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaFiles {
+    /// For clients.
+    pub ca_certificate: PathBuf,
+    /// To be kept away from the server.
+    pub ca_key: PathBuf,
+    /// For `--tls-cert`.
+    pub certificate: PathBuf,
+    /// For `--tls-key`.
+    pub key: PathBuf,
+}
+
+/// Nothing was made, or not all of it.
+#[derive(Debug, thiserror::Error)]
+pub enum CaError {
+    /// Not a DNS name that can be put into a certificate.
+    #[error("{0:?} is not a domain: lower-case labels with dots between them, without a port")]
+    Domain(String),
+    /// It exists.
+    #[error("{0} exists: choose another directory, or remove it")]
+    Exists(PathBuf),
+    /// It cannot be written.
+    #[error("cannot write {path}")]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// No certificate came of it.
+    #[error("cannot make a certificate")]
+    Make(#[from] rcgen::Error),
+}
+
+/// Makes an authority and a server certificate for `domain` in `dir`, which is made if need be.
+///
+/// # Errors
+/// See [`CaError`]. Files that exist are neither read nor changed.
+pub fn init(dir: &Path, domain: &str) -> Result<CaFiles, CaError> {
+    check_domain(domain)?;
+    let files = CaFiles::below(dir);
+    for path in files.all() {
+        if path.symlink_metadata().is_ok() {
+            return Err(CaError::Exists(path.clone()));
+        }
+    }
+    let made = make(domain)?;
+    let written = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    written.map_err(|source| CaError::Write {
+        path: dir.to_owned(),
+        source,
+    })?;
+    write(&files.ca_key, &made.ca_key, SECRET)?;
+    write(&files.key, &made.key, SECRET)?;
+    write(&files.ca_certificate, &made.ca_certificate, PUBLIC)?;
+    let chain = format!("{}{}", made.certificate, made.ca_certificate);
+    write(&files.certificate, &chain, PUBLIC)?;
+    Ok(files)
+}
+
+impl CaFiles {
+    fn below(dir: &Path) -> Self {
+        Self {
+            ca_certificate: dir.join("ca.crt"),
+            ca_key: dir.join("ca.key"),
+            certificate: dir.join("server.crt"),
+            key: dir.join("server.key"),
+        }
+    }
+
+    fn all(&self) -> [&PathBuf; 4] {
+        [
+            &self.ca_certificate,
+            &self.ca_key,
+            &self.certificate,
+            &self.key,
+        ]
+    }
+
+    /// What clients must have in their environment, as lines of a shell. `authority` is the domain, with the
+    /// port unless it is 443.
+    #[must_use]
+    pub fn environment(&self, authority: &str) -> String {
+        let path = fs::canonicalize(&self.ca_certificate);
+        let path = path.unwrap_or_else(|_| self.ca_certificate.clone());
+        let path = quoted(&path.to_string_lossy());
+        format!(
+            "export E2B_DOMAIN={authority}\n\
+             export SSL_CERT_FILE={path}        # Python\n\
+             export NODE_EXTRA_CA_CERTS={path}  # JavaScript\n"
+        )
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+fn check_domain(domain: &str) -> Result<(), CaError> {
+    let is_label = |label: &str| {
+        let is_inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        (1..=63).contains(&label.len())
+            && label.bytes().all(is_inner)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let is_domain = domain.len() <= 200
+        && domain.split('.').all(is_label)
+        // An address is no domain.
+        && domain.parse::<IpAddr>().is_err();
+    match is_domain {
+        true => Ok(()),
+        false => Err(CaError::Domain(domain.chars().take(256).collect())),
+    }
+}
+
+struct Made {
+    ca_certificate: String,
+    ca_key: String,
+    certificate: String,
+    key: String,
+}
+
+fn make(domain: &str) -> Result<Made, CaError> {
+    let ca_key = KeyPair::generate()?;
+    let mut ca = dated(&format!("cube-api private CA for {domain}"));
+    ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    ca.name_constraints = Some(NameConstraints {
+        permitted_subtrees: vec![
+            GeneralSubtree::DnsName(domain.to_owned()),
+            GeneralSubtree::DnsName("localhost".to_owned()),
+            GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(Ipv4Addr::LOCALHOST.into(), 8)),
+            GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(
+                Ipv6Addr::LOCALHOST.into(),
+                128,
+            )),
+        ],
+        excluded_subtrees: Vec::new(),
+    });
+    let ca_certificate = ca.self_signed(&ca_key)?.pem();
+    let ca_key_pem = ca_key.serialize_pem();
+    let issuer = Issuer::new(ca, ca_key);
+    let key = KeyPair::generate()?;
+    let mut server = dated(domain);
+    for name in [domain, &format!("*.{domain}"), "localhost"] {
+        let name = SanType::DnsName(name.try_into()?);
+        server.subject_alt_names.push(name);
+    }
+    for address in [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()] {
+        server.subject_alt_names.push(SanType::IpAddress(address));
+    }
+    server.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    server.use_authority_key_identifier_extension = true;
+    let certificate = server.signed_by(&key, &issuer)?.pem();
+    Ok(Made {
+        ca_certificate,
+        ca_key: ca_key_pem,
+        certificate,
+        key: key.serialize_pem(),
+    })
+}
+
+fn dated(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    let now = SystemTime::now();
+    let days = |n: u64| DAY * u32::try_from(n).unwrap_or(u32::MAX);
+    params.not_before = (now - days(BACKDATED_DAYS)).into();
+    params.not_after = (now + days(VALID_DAYS)).into();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
+}
+
+fn write(path: &Path, text: &str, mode: u32) -> Result<(), CaError> {
+    let opened = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path);
+    let written = opened.and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    written.map_err(|source| match source.kind() {
+        io::ErrorKind::AlreadyExists => CaError::Exists(path.to_owned()),
+        _ => CaError::Write {
+            path: path.to_owned(),
+            source,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn nothing_is_overwritten_and_keys_are_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("new/ca");
+        let files = init(&dir, "e2b.test").unwrap();
+        let mode = |path: &PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&files.key), mode(&files.ca_key)), (0o600, 0o600));
+        let before = fs::read(&files.key).unwrap();
+        assert!(matches!(init(&dir, "e2b.test"), Err(CaError::Exists(_))));
+        fs::remove_file(&files.ca_certificate).unwrap();
+        assert!(matches!(init(&dir, "e2b.test"), Err(CaError::Exists(_))));
+        assert_eq!(fs::read(&files.key).unwrap(), before);
+        assert!(!files.ca_certificate.exists());
+    }
+
+    #[test]
+    fn only_domains_are_taken() {
+        for wrong in [
+            "",
+            ".",
+            "a..b",
+            "e2b.test:8443",
+            "*.e2b.test",
+            "E2B.test",
+            "-a.b",
+            "127.0.0.1",
+            "a_b.c",
+        ] {
+            assert!(
+                matches!(check_domain(wrong), Err(CaError::Domain(_))),
+                "{wrong}"
+            );
+        }
+        for right in ["e2b.test", "localhost", "a-1.b.c"] {
+            assert!(check_domain(right).is_ok(), "{right}");
+        }
+    }
+
+    #[test]
+    fn the_environment_is_that_of_both_sdks() {
+        let files = CaFiles::below(Path::new("/it's here"));
+        assert_eq!(
+            files.environment("e2b.test:8443"),
+            "export E2B_DOMAIN=e2b.test:8443\n\
+             export SSL_CERT_FILE='/it'\\''s here/ca.crt'        # Python\n\
+             export NODE_EXTRA_CA_CERTS='/it'\\''s here/ca.crt'  # JavaScript\n"
+        );
+    }
+
+    #[test]
+    fn what_is_made_can_be_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = init(dir.path(), "e2b.test").unwrap();
+        super::super::load(&files.certificate, &files.key).unwrap();
+        let other = init(&dir.path().join("b"), "e2b.test").unwrap();
+        let mixed = super::super::load(&files.certificate, &other.key);
+        assert!(matches!(mixed, Err(super::super::TlsError::Unusable(_))));
+        let swapped = super::super::load(&files.key, &files.key);
+        assert!(swapped.is_err());
+    }
+}

@@ -1,0 +1,214 @@
+//! Clients that want two servers to disagree, and guests that do not keep to the protocol.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+use crate::guest::{Program, read_head};
+use crate::wire::Wire;
+use crate::world::{Setup, World};
+
+const ENVD: u16 = 49_983;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ambiguous_requests_reach_nobody() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&asked);
+    let world = World::with_guest(Setup::default(), move |_| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        async {}
+    })
+    .await;
+    let to = world.to(80);
+    let smuggled = format!("GET /admin HTTP/1.1\r\n{to}\r\n");
+    for framing in [
+        "Content-Length: 5\r\nContent-Length: 6\r\n",
+        "Content-Length: 5, 6\r\n",
+        "Content-Length: +5\r\n",
+        "Content-Length: 5 5\r\n",
+        "Transfer-Encoding: chunked, identity\r\n",
+        "Transfer-Encoding: xchunked\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding : chunked\r\n",
+        "Content-Length: 5\r\n folded\r\n",
+        "X: a\0b\r\n",
+    ] {
+        let mut wire = Wire::connect(world.address).await;
+        wire.send(format!(
+            "POST / HTTP/1.1\r\n{to}{framing}\r\n0\r\n\r\n{smuggled}"
+        ))
+        .await;
+        let told = wire.rest().await;
+        let text = String::from_utf8_lossy(&told);
+        assert!(text.starts_with("HTTP/1.1 400 "), "{framing}: {text}");
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "{framing}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_go_before_a_length_and_nothing_comes_after_them() {
+    let world = World::new().await;
+    let program = Program::start(async |mut wire| {
+        let head = wire.request_head().await.to_ascii_lowercase();
+        assert!(head.starts_with("post /"), "{head}");
+        assert!(!head.contains("content-length"), "{head}");
+        assert_eq!(wire.line().await, "0");
+        assert_eq!(wire.line().await, "");
+        wire.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            .await;
+        assert_eq!(wire.rest().await, b"");
+    })
+    .await;
+    let to = world.to(program.port);
+    let smuggled = format!("GET /admin HTTP/1.1\r\n{to}\r\n");
+    let length = format!("Content-Length: {}\r\n", smuggled.len() + 5);
+    let coding = "Transfer-Encoding: chunked\r\n";
+    for framing in [format!("{length}{coding}"), format!("{coding}{length}")] {
+        let mut wire = Wire::connect(world.address).await;
+        wire.send(format!(
+            "POST / HTTP/1.1\r\n{to}{framing}\r\n0\r\n\r\n{smuggled}"
+        ))
+        .await;
+        let told = wire.head().await;
+        assert_eq!(told.status, 200);
+        assert_eq!(told.field("connection"), Some("close"));
+        assert_eq!(wire.rest().await, b"ok");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_request_is_one_request_at_the_other_side() {
+    let world = World::new().await;
+    // Everything that arrives on one connection, until the client's request is over.
+    let program = Program::start(async |mut wire| {
+        let head = wire.request_head().await;
+        let body = wire.exactly(4).await.unwrap();
+        wire.send("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+            .await;
+        wire.send(head).await;
+        wire.send(body).await;
+        wire.stream.shutdown().await.unwrap();
+        assert_eq!(wire.rest().await, b"");
+    })
+    .await;
+    let to = world.to(program.port);
+    let mut wire = Wire::connect(world.address).await;
+    // Two requests in one write: the second goes its own way.
+    wire.send(format!(
+        "POST /a HTTP/1.1\r\n{to}Content-Length: 4\r\n\r\nGET POST /b HTTP/1.1\r\n{to}Content-Length: 4\r\n\r\nbody"
+    ))
+    .await;
+    for (path, body) in [("/a", "GET "), ("/b", "body")] {
+        let told = wire.answer(false).await;
+        let start = format!("POST {path} HTTP/1.1\r\n");
+        assert!(told.text().starts_with(&start), "{}", told.text());
+        assert!(told.text().ends_with(body), "{}", told.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tunnels_are_not_for_clients() {
+    let world = World::new().await;
+    for target in ["127.0.0.1:22", "localhost:80"] {
+        let mut wire = Wire::connect(world.address).await;
+        let told = wire
+            .ask(&format!("CONNECT {target}"), &world.to(ENVD))
+            .await;
+        assert_eq!(told.status, 405);
+    }
+}
+
+/// A guest that says OK, reads a request's head and then says `answer`.
+fn saying(
+    answer: Vec<u8>,
+) -> impl Fn(BufReader<UnixStream>) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
+    let answer = Arc::new(answer);
+    move |mut client| {
+        let answer = Arc::clone(&answer);
+        Box::pin(async move {
+            client.write_all(b"OK 1\n").await.ok();
+            read_head(&mut client).await;
+            client.write_all(&answer).await.ok();
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_talks_nonsense_is_a_bad_gateway() {
+    let head = |field: &str| format!("HTTP/1.1 200 OK\r\n{field}\r\n\r\n").into_bytes();
+    let many = vec!["x: 1"; 500].join("\r\n");
+    for answer in [
+        Vec::new(),
+        b"HTTP/1.1 200".to_vec(),
+        b"SSH-2.0-OpenSSH\r\n".to_vec(),
+        vec![b'x'; 1 << 20],
+        head(&format!("x: {}", "x".repeat(100 << 10))),
+        head(&many),
+        head("Content-Length: 1\r\nContent-Length: 2"),
+        head("Content-Length: -1"),
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n".to_vec(),
+        b"HTTP/1.1 999999 Big\r\n\r\n".to_vec(),
+    ] {
+        let start = String::from_utf8_lossy(&answer[..answer.len().min(60)]).into_owned();
+        let world = World::with_guest(Setup::default(), saying(answer)).await;
+        let mut wire = Wire::connect(world.address).await;
+        let told = wire.ask("GET /", &world.to(ENVD)).await;
+        assert_eq!(told.status, 502, "{start}");
+        assert_eq!(told.json()["code"], 502);
+        // The server is as well as before.
+        assert_eq!(wire.ask("GET /control", "Host: x\r\n").await.status, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_speaks_out_of_turn_is_a_bad_gateway() {
+    let early = b"OK 1\nHTTP/1.1 200 OK\r\n\r\nearly";
+    for greeting in [&b"NO\n"[..], early, &[b'O'; 5000]] {
+        let world = World::with_guest(Setup::default(), move |mut client| async move {
+            client.write_all(greeting).await.ok();
+            client.read_to_end(&mut Vec::new()).await.ok();
+        })
+        .await;
+        let mut wire = Wire::connect(world.address).await;
+        for port in [ENVD, 80] {
+            let told = wire.ask("GET /", &world.to(port)).await;
+            assert_eq!(told.status, 502, "{told:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_break_off_are_not_made_whole() {
+    for answer in [
+        &b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"[..],
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\nzz\r\n",
+    ] {
+        let world = World::with_guest(Setup::default(), saying(answer.to_vec())).await;
+        let mut wire = Wire::connect(world.address).await;
+        wire.send(format!("GET / HTTP/1.1\r\n{}\r\n", world.to(ENVD)))
+            .await;
+        let told = wire.head().await;
+        assert_eq!(told.status, 200);
+        let rest = wire.rest().await;
+        assert!(!rest.ends_with(b"0\r\n\r\n") && rest.len() < 20, "{rest:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hop_s_fields_of_a_guest_end_at_the_proxy() {
+    let answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close, x-mine\r\nX-Mine: 1\r\n\
+                  Keep-Alive: timeout=1\r\nUpgrade: h2c\r\nX-Other: 2\r\n\r\nok";
+    let world = World::with_guest(Setup::default(), saying(answer.into())).await;
+    let mut wire = Wire::connect(world.address).await;
+    for _ in 0..2 {
+        let told = wire.ask("GET /", &world.to(ENVD)).await;
+        assert_eq!((told.status, told.text()), (200, "ok"));
+        assert_eq!(told.field("x-other"), Some("2"));
+        for name in ["connection", "x-mine", "keep-alive", "upgrade"] {
+            assert_eq!(told.field(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! What a client may take up, with limits small enough to be met.
+
+use std::time::Duration;
+
+use api::listen::Limits;
+
+use crate::guest::read_head;
+use crate::wire::Wire;
+use crate::world::{Setup, World, soon};
+
+const SHORT: Duration = Duration::from_millis(200);
+const ENVD: u16 = 49_983;
+
+async fn limited(limits: Limits) -> World {
+    let setup = Setup { limits, tls: false };
+    World::with_guest(setup, async |_| {}).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_that_drips_is_cut_off() {
+    let world = limited(Limits {
+        head_read: SHORT,
+        ..Limits::default()
+    })
+    .await;
+    let mut wire = Wire::connect(world.address).await;
+    // Every byte comes in time for itself.
+    let (mut reading, mut writing) = wire.stream.split();
+    let drip = async {
+        use tokio::io::AsyncWriteExt;
+        for byte in b"GET /control HTTP/1.1\r\nHost: localhost\r\nX: "
+            .iter()
+            .chain([b'x'; 4096].iter())
+        {
+            if writing.write_all(&[*byte]).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(SHORT / 20).await;
+        }
+        panic!("the head was read to its end");
+    };
+    let cut = async {
+        use tokio::io::AsyncReadExt;
+        let mut rest = Vec::new();
+        reading.read_to_end(&mut rest).await.ok();
+        rest
+    };
+    let (rest, ()) = soon("the cut", async { tokio::join!(cut, drip) }).await;
+    assert_eq!(rest, b"");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_connection_is_closed_and_a_busy_one_is_not() {
+    let limits = Limits {
+        idle: SHORT,
+        head_read: SHORT,
+        ..Limits::default()
+    };
+    let setup = Setup { limits, tls: false };
+    let world = World::with_guest(setup, async |mut client| {
+        use tokio::io::AsyncWriteExt;
+        client.write_all(b"OK 1\n").await.unwrap();
+        read_head(&mut client).await;
+        tokio::time::sleep(SHORT * 5).await;
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        client.write_all(answer).await.unwrap();
+    })
+    .await;
+    assert!(Wire::connect(world.address).await.is_closed().await);
+    let mut wire = Wire::connect(world.address).await;
+    let told = wire.ask("GET /", &world.to(ENVD)).await;
+    assert_eq!((told.status, told.text()), (200, "ok"));
+    assert!(wire.is_closed().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn heads_beyond_the_limit_are_refused() {
+    let world = limited(Limits::default()).await;
+    let mut wire = Wire::connect(world.address).await;
+    let much = format!("Host: x\r\nX: {}\r\n", "x".repeat(65 << 10));
+    assert_eq!(wire.ask("GET /control", &much).await.status, 431);
+    let mut wire = Wire::connect(world.address).await;
+    let many = format!("Host: x\r\n{}", "X: 1\r\n".repeat(200));
+    assert_eq!(wire.ask("GET /control", &many).await.status, 431);
+    let mut wire = Wire::connect(world.address).await;
+    let fits = format!(
+        "Host: x\r\nX: {}\r\n{}",
+        "x".repeat(60 << 10),
+        "X: 1\r\n".repeat(100)
+    );
+    assert_eq!(wire.ask("GET /control", &fits).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endless_heads_cost_no_more_than_their_limit() {
+    let world = limited(Limits::default()).await;
+    let before = resident_kib();
+    let mut wires = Vec::new();
+    for _ in 0..64 {
+        let mut wire = Wire::connect(world.address).await;
+        // One mebibyte each; the server stops reading at 64 KiB.
+        let flood = vec![b'x'; 1 << 20];
+        let sent = async {
+            use tokio::io::AsyncWriteExt;
+            wire.stream.write_all(b"GET / HTTP/1.1\r\nX: ").await.ok();
+            wire.stream.write_all(&flood).await.ok();
+        };
+        let _stuck = tokio::time::timeout(SHORT, sent).await;
+        wires.push(wire);
+    }
+    let grown = resident_kib().saturating_sub(before);
+    assert!(grown < 32 << 10, "{grown} KiB");
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_counted_for_each_peer_and_in_all() {
+    for (in_all, of_peer) in [(3, 100), (100, 3)] {
+        let world = limited(Limits {
+            connections: in_all,
+            connections_of_peer: of_peer,
+            ..Limits::default()
+        })
+        .await;
+        let mut wires = Vec::new();
+        for _ in 0..3 {
+            let mut wire = Wire::connect(world.address).await;
+            let told = wire.ask("GET /control", "Host: x\r\n").await;
+            assert_eq!(told.status, 200);
+            wires.push(wire);
+        }
+        assert!(Wire::connect(world.address).await.is_closed().await);
+        wires.pop();
+        // The seat comes back with a connection's end, which the server must see first.
+        loop {
+            let mut wire = Wire::connect(world.address).await;
+            wire.send("GET /control HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                .await;
+            if !wire.rest().await.is_empty() {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_stalls_is_given_up() {
+    let limits = Limits {
+        body_pause: SHORT,
+        ..Limits::default()
+    };
+    let setup = Setup { limits, tls: false };
+    let world = World::with(setup).await;
+    let length = "Content-Length: 100\r\n";
+    let mut wire = Wire::connect(world.address).await;
+    let path = world.dir.path().join("never");
+    let head = format!("POST /files?path={} HTTP/1.1\r\n", path.display());
+    let kind = "Content-Type: application/octet-stream\r\n";
+    wire.send(format!("{head}{}{kind}{length}\r\nhalf", world.to(ENVD)))
+        .await;
+    let told = wire.head().await;
+    assert_eq!(told.status, 408, "{told:?}");
+    assert!(wire.is_closed().await);
+    // The control plane waits no longer, whether the length is known or not.
+    for framing in [length, "Transfer-Encoding: chunked\r\n"] {
+        let mut wire = Wire::connect(world.address).await;
+        wire.send(format!("POST /length HTTP/1.1\r\nHost: x\r\n{framing}\r\n"))
+            .await;
+        assert!(wire.head().await.status >= 400);
+        assert!(wire.is_closed().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_that_takes_too_long_is_cut_off() {
+    let limits = Limits {
+        handshake: SHORT,
+        ..Limits::default()
+    };
+    let setup = Setup { limits, tls: true };
+    let world = World::with_guest(setup, async |_| {}).await;
+    assert!(Wire::connect(world.address).await.is_closed().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_lets_what_is_under_way_end() {
+    let setup = Setup::default();
+    let (begun, mut has_begun) = tokio::sync::mpsc::channel(1);
+    let go = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let gate = std::sync::Arc::clone(&go);
+    let mut world = World::with_guest(setup, move |mut client| {
+        let (begun, gate) = (begun.clone(), std::sync::Arc::clone(&gate));
+        async move {
+            use tokio::io::AsyncWriteExt;
+            client.write_all(b"OK 1\n").await.unwrap();
+            read_head(&mut client).await;
+            begun.send(()).await.unwrap();
+            gate.acquire().await.unwrap().forget();
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            client.write_all(answer).await.unwrap();
+        }
+    })
+    .await;
+    let mut idle = Wire::connect(world.address).await;
+    idle.ask("GET /control", "Host: x\r\n").await;
+    let mut wire = Wire::connect(world.address).await;
+    wire.send(format!("GET / HTTP/1.1\r\n{}\r\n", world.to(ENVD)))
+        .await;
+    soon("the request", has_begun.recv()).await.unwrap();
+    world.stop();
+    assert!(idle.is_closed().await);
+    assert!(tokio::net::TcpStream::connect(world.address).await.is_err());
+    go.add_permits(1);
+    assert_eq!(wire.answer(false).await.text(), "ok");
+    assert!(wire.is_closed().await);
+    soon("the server's end", &mut world.serving).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_waits_only_so_long() {
+    let limits = Limits {
+        drain: SHORT,
+        ..Limits::default()
+    };
+    let setup = Setup { limits, tls: false };
+    let mut world = World::with_guest(setup, async |mut client| {
+        use tokio::io::AsyncWriteExt;
+        client.write_all(b"OK 1\n").await.unwrap();
+        client
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+            .await
+            .unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let mut wire = Wire::connect(world.address).await;
+    wire.send(format!("GET / HTTP/1.1\r\n{}\r\n", world.to(ENVD)))
+        .await;
+    wire.head().await;
+    world.stop();
+    soon("the server's end", &mut world.serving).await.unwrap();
+    assert!(wire.is_closed().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_has_so_many_requests_at_once() {
+    let world = World::with_guest(Setup::default(), async |mut client| {
+        use tokio::io::AsyncWriteExt;
+        client.write_all(b"OK 1\n").await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let mut wires = Vec::new();
+    let line = format!("GET / HTTP/1.1\r\n{}\r\n", world.to(ENVD));
+    for _ in 0..api::proxy::IN_FLIGHT_MAX {
+        let mut wire = Wire::connect(world.address).await;
+        wire.send(&line).await;
+        wires.push(wire);
+    }
+    // The last ones may not have been read yet.
+    let told = loop {
+        let mut wire = Wire::connect(world.address).await;
+        wire.send(&line).await;
+        let told = tokio::time::timeout(SHORT * 5, wire.answer(false)).await;
+        if let Ok(told) = told {
+            break told;
+        }
+        wires.push(wire);
+    };
+    assert_eq!(told.status, 429);
+    assert_eq!(told.field("retry-after"), Some("1"));
+    assert_eq!(told.json()["connectionLimit"], api::proxy::IN_FLIGHT_MAX);
+    assert!(wires.len() < api::proxy::IN_FLIGHT_MAX + 50);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_takes_nothing_is_given_up() {
+    let limits = Limits {
+        write_pause: SHORT,
+        ..Limits::default()
+    };
+    let setup = Setup { limits, tls: false };
+    let (ended, mut has_ended) = tokio::sync::mpsc::channel(1);
+    let world = World::with_guest(setup, move |mut client| {
+        let ended = ended.clone();
+        async move {
+            use tokio::io::AsyncWriteExt;
+            client.write_all(b"OK 1\n").await.unwrap();
+            read_head(&mut client).await;
+            let head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n";
+            client.write_all(head).await.unwrap();
+            let piece = vec![b'x'; 1 << 20];
+            while client.write_all(&piece).await.is_ok() {}
+            ended.send(()).await.unwrap();
+        }
+    })
+    .await;
+    let mut wire = Wire::connect(world.address).await;
+    wire.send(format!("GET / HTTP/1.1\r\n{}\r\n", world.to(ENVD)))
+        .await;
+    wire.head().await;
+    soon("the end of the sandbox's stream", has_ended.recv())
+        .await
+        .unwrap();
+}

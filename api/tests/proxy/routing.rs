@@ -1,0 +1,293 @@
+//! Whom a request reaches, and what is said when it reaches nobody.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use api::registry::{Route, RouteError};
+use model::SandboxId;
+
+use crate::guest::Program;
+use crate::wire::Wire;
+use crate::world::{Agent, Setup, Vsock, World};
+
+const ENVD: u16 = 49_983;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_is_reached_by_headers_by_host_and_by_signature() {
+    let world = World::new().await;
+    let mut wire = Wire::connect(world.address).await;
+    let told = wire.ask("GET /health", &world.to(ENVD)).await;
+    assert_eq!((told.status, told.body.len()), (204, 0));
+    let host = format!("Host: {ENVD}-{}.e2b.test:8443\r\n", world.id);
+    assert_eq!(wire.ask("GET /health", &host).await.status, 204);
+    let path = world.dir.path().join("signed");
+    std::fs::write(&path, "content").unwrap();
+    let query = format!("path={}&signature=v1_read", path.display());
+    let told = wire
+        .ask(&format!("GET /files?{query}"), "Host: 127.0.0.1\r\n")
+        .await;
+    assert_eq!((told.status, told.text()), (200, "content"));
+    let told = wire
+        .ask(
+            "GET /files?path=x&signature=v1_other",
+            "Host: 127.0.0.1\r\n",
+        )
+        .await;
+    assert_eq!(told.status, 401);
+    assert_eq!(told.json()["code"], 401);
+    let told = wire.ask("GET /control", "Host: api.e2b.test\r\n").await;
+    assert_eq!((told.status, told.text()), (200, "control"));
+    let told = wire.ask("GET /files?path=x", "Host: 127.0.0.1\r\n").await;
+    assert_eq!((told.status, told.text()), (404, "no such route"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_sandbox_is_told_from_a_closed_port() {
+    let mut world = World::new().await;
+    let mut wire = Wire::connect(world.address).await;
+    let closed = Program::mirror().await.port;
+    let told = wire.ask("GET /", &world.to(closed)).await;
+    assert_eq!(told.status, 502);
+    let expected = serde_json::json!({
+        "sandboxId": world.id, "message": "The sandbox is running but port is not open",
+        "port": closed, "code": 502,
+    });
+    assert_eq!(told.json(), expected);
+    assert_eq!(told.field("content-type"), Some("application/json"));
+    let gone = serde_json::json!({
+        "sandboxId": world.id, "message": "The sandbox was not found", "code": 502,
+    });
+    // The VM has gone and the registry has not heard of it yet; then it has.
+    world.vsock = None;
+    for port in [ENVD, closed] {
+        assert_eq!(wire.ask("GET /health", &world.to(port)).await.json(), gone);
+    }
+    world.kill();
+    let told = wire.ask("GET /health", &world.to(ENVD)).await;
+    assert_eq!((told.status, told.json()), (502, gone));
+    let browser = "Accept: text/html\r\nSec-Fetch-Mode: navigate\r\n";
+    let told = wire
+        .ask("GET /", &format!("{}{browser}", world.to(80)))
+        .await;
+    assert_eq!(told.status, 502);
+    assert_eq!(told.field("content-type"), Some("text/html; charset=utf-8"));
+    assert!(told.text().contains("The sandbox was not found"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_has_died_is_a_closed_port() {
+    let mut world = World::new().await;
+    world.agent = None;
+    let mut wire = Wire::connect(world.address).await;
+    let told = wire.ask("GET /health", &world.to(ENVD)).await;
+    assert_eq!(told.status, 502);
+    assert_eq!(told.json()["port"], ENVD);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_names_a_sandbox_wrongly_is_refused() {
+    let world = World::with_guest(Setup::default(), async |_| {}).await;
+    let mut wire = Wire::connect(world.address).await;
+    for (fields, message) in [
+        ("Host: web.e2b.test\r\n", "Invalid host"),
+        ("Host: 80-web.e2b.test\r\n", "Invalid sandbox ID"),
+        ("Host: x-web.e2b.test\r\n", "Invalid sandbox port"),
+        (
+            "Host: localhost\r\nE2b-Sandbox-Port: 80\r\n",
+            "missing header",
+        ),
+        ("Host: a\r\nHost: b\r\n", "Invalid host"),
+    ] {
+        let told = wire.ask("GET /", fields).await;
+        let expected = serde_json::json!({"message": message, "code": 400});
+        assert_eq!((told.status, told.json()), (400, expected), "{fields}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_cannot_be_resumed_says_try_again() {
+    let world = World::with_guest(Setup::default(), async |_| {}).await;
+    let no_room = RouteError::Unavailable("no room".into());
+    world.table.set_error(&world.id, no_room);
+    let mut wire = Wire::connect(world.address).await;
+    let told = wire.ask("GET /", &world.to(ENVD)).await;
+    assert_eq!(told.status, 503);
+    assert_eq!(told.field("retry-after"), Some("1"));
+    assert_eq!(told.json()["code"], 503);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_agent_s_internal_routes_reach_nobody() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&asked);
+    let world = World::with_guest(Setup::default(), move |_| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        async {}
+    })
+    .await;
+    let mut wire = Wire::connect(world.address).await;
+    for path in [
+        "/init",
+        "//init",
+        "/%69nit",
+        "/x/../freeze",
+        "/UPGRADE/",
+        "/init?x",
+    ] {
+        let told = wire.post(path, &world.to(ENVD), b"{}").await;
+        assert_eq!(told.status, 404, "{path}");
+        assert_eq!(told.json()["code"], 404);
+    }
+    assert_eq!(asked.load(Ordering::Relaxed), 0);
+    // A program of the caller's own may have such a route.
+    wire.ask("GET /init", &world.to(80)).await;
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ports_that_are_not_public_want_the_token() {
+    let world = World::new().await;
+    let mirror = Program::mirror().await;
+    world.table.set(Route {
+        traffic_token: Some("secret".into()),
+        ..world.route()
+    });
+    let mut wire = Wire::connect(world.address).await;
+    let to = world.to(mirror.port);
+    for (token, end) in [
+        ("", "is missing"),
+        ("E2b-Traffic-Access-Token: x\r\n", "is invalid"),
+    ] {
+        let told = wire.ask("GET /", &format!("{to}{token}")).await;
+        assert_eq!((told.status, &told.json()["code"]), (403, &403.into()));
+        let message = told.json()["message"].as_str().unwrap().to_owned();
+        assert!(message.ends_with(end), "{message}");
+    }
+    let right = format!("{to}E2b-Traffic-Access-Token: secret\r\n");
+    let told = wire.ask("GET /", &right).await;
+    assert_eq!(told.status, 200);
+    assert!(!told.text().contains("secret"), "{}", told.text());
+    // The agent has a token of its own.
+    assert_eq!(wire.ask("GET /health", &world.to(ENVD)).await.status, 204);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_sees_the_host_that_it_should() {
+    let world = World::new().await;
+    let mirror = Program::mirror().await;
+    let port = mirror.port;
+    let mut wire = Wire::connect(world.address).await;
+    let host = format!("{port}-{}.e2b.test", world.id);
+    let fields = format!("Host: {host}\r\nConnection: x-mine\r\nX-Mine: 1\r\nX-Other: 2\r\n");
+    let told = wire.ask("GET /a%2Fb?c=d", &fields).await;
+    let seen = told.text().to_ascii_lowercase();
+    assert!(seen.starts_with("get /a%2fb?c=d http/1.1\r\n"), "{seen}");
+    assert!(seen.contains(&format!("host: {host}\r\n")), "{seen}");
+    assert!(
+        seen.contains("x-other: 2\r\n") && !seen.contains("mine"),
+        "{seen}"
+    );
+    world.table.set(Route {
+        mask_request_host: Some("localhost:${PORT}".into()),
+        ..world.route()
+    });
+    let seen = wire.ask("GET /", &fields).await.text().to_ascii_lowercase();
+    assert!(
+        seen.contains(&format!("\r\nhost: localhost:{port}\r\n")),
+        "{seen}"
+    );
+    assert!(
+        seen.contains(&format!("x-forwarded-host: {host}\r\n")),
+        "{seen}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_browser_s_page_may_talk_to_the_agent() {
+    let world = World::new().await;
+    let mut wire = Wire::connect(world.address).await;
+    let origin = "Origin: https://app.example\r\n";
+    let asks =
+        "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization\r\n";
+    let to = world.to(ENVD);
+    let told = wire
+        .ask(
+            "OPTIONS /process.Process/List",
+            &format!("{to}{origin}{asks}"),
+        )
+        .await;
+    assert_eq!(told.status, 204);
+    assert_eq!(told.field("access-control-allow-origin"), Some("*"));
+    assert_eq!(
+        told.field("access-control-allow-headers"),
+        Some("authorization")
+    );
+    let told = wire.ask("GET /health", &format!("{to}{origin}")).await;
+    assert_eq!(told.field("access-control-allow-origin"), Some("*"));
+    let told = wire.ask("GET /health", &to).await;
+    assert_eq!(told.field("access-control-allow-origin"), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_a_vm_are_not_used_for_the_next() {
+    let mut world = World::new().await;
+    let mut wire = Wire::connect(world.address).await;
+    for _ in 0..3 {
+        assert_eq!(wire.ask("GET /envs", &world.to(ENVD)).await.status, 200);
+    }
+    // Resumed: another VM at another socket. The old one still answers, so using it would go unnoticed
+    // but for what it says.
+    let dir = world.dir.path().join("second");
+    std::fs::create_dir(&dir).unwrap();
+    let second = tokio::task::spawn_blocking({
+        let dir = dir.clone();
+        move || Agent::start(&dir)
+    });
+    let second = second.await.unwrap();
+    let vsock = Vsock::to_agent(dir.join("vsock.sock"), second.socket.clone());
+    world.table.set(Route {
+        vsock: vsock.path.clone(),
+        generation: 2,
+        ..world.route()
+    });
+    world.vsock = None;
+    world.agent = None;
+    for _ in 0..3 {
+        assert_eq!(wire.ask("GET /envs", &world.to(ENVD)).await.status, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_died_while_it_waited_costs_no_request() {
+    let mut world = World::new().await;
+    let mut wire = Wire::connect(world.address).await;
+    for round in 0..5 {
+        assert_eq!(
+            wire.ask("GET /envs", &world.to(ENVD)).await.status,
+            200,
+            "{round}"
+        );
+        world.agent = None;
+        let dir = world.dir.path().to_owned();
+        let again = tokio::task::spawn_blocking(move || Agent::start(&dir));
+        world.agent = Some(again.await.unwrap());
+    }
+    let list = "Content-Type: application/json\r\n";
+    let fields = format!("{}{list}", world.to(ENVD));
+    let told = wire.post("/process.Process/List", &fields, b"{}").await;
+    assert_eq!(told.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_sandbox_is_not_found_whatever_is_asked() {
+    let world = World::with_guest(Setup::default(), async |_| {}).await;
+    let mut wire = Wire::connect(world.address).await;
+    let other = SandboxId::from_random([9; 19]);
+    let fields = format!("Host: x\r\nE2b-Sandbox-Id: {other}\r\nE2b-Sandbox-Port: {ENVD}\r\n");
+    for path in ["/health", "/files?path=x", "/process.Process/Start"] {
+        let told = wire.post(path, &fields, b"{}").await;
+        assert_eq!(told.status, 502);
+        let message = told.json()["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("was not found"), "{message}");
+    }
+}

@@ -1,0 +1,203 @@
+//! HTTP/1.1 by hand, so that tests see and send exactly what is on the wire.
+
+use std::net::SocketAddr;
+
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::world::soon;
+
+/// A client's connection.
+pub(crate) struct Wire<S = TcpStream> {
+    pub(crate) stream: S,
+    unread: Vec<u8>,
+}
+
+/// A response.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Told {
+    pub(crate) status: u16,
+    /// Names in lower case.
+    pub(crate) fields: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+    /// Lines after the last chunk.
+    pub(crate) trailers: Vec<String>,
+}
+
+impl Told {
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+        let found = self.fields.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
+    }
+
+    fn is_chunked(&self) -> bool {
+        self.field("transfer-encoding") == Some("chunked")
+    }
+}
+
+impl Wire {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        let stream = soon("connecting", TcpStream::connect(address))
+            .await
+            .unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self::over(stream)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
+    pub(crate) fn over(stream: S) -> Self {
+        let unread = Vec::new();
+        Self { stream, unread }
+    }
+
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        let sent = soon("sending", self.stream.write_all(bytes.as_ref()));
+        sent.await.unwrap();
+    }
+
+    /// Asks without a body and reads the whole answer.
+    pub(crate) async fn ask(&mut self, line: &str, fields: &str) -> Told {
+        self.send(format!("{line} HTTP/1.1\r\n{fields}\r\n")).await;
+        let is_head = line.starts_with("HEAD ");
+        self.answer(is_head).await
+    }
+
+    /// Asks with a body and reads the whole answer.
+    pub(crate) async fn post(&mut self, path: &str, fields: &str, body: &[u8]) -> Told {
+        let length = body.len();
+        self.send(format!(
+            "POST {path} HTTP/1.1\r\n{fields}Content-Length: {length}\r\n\r\n"
+        ))
+        .await;
+        self.send(body).await;
+        self.answer(false).await
+    }
+
+    /// More bytes, or `false` at the end. A reset is an end.
+    async fn more(&mut self) -> bool {
+        let read = soon("reading", self.stream.read_buf(&mut self.unread)).await;
+        read.is_ok_and(|n| n > 0)
+    }
+
+    /// A head, as it is.
+    pub(crate) async fn until_blank_line(&mut self) -> Vec<u8> {
+        self.up_to(b"\r\n\r\n").await.unwrap_or_default()
+    }
+
+    /// Everything up to and with `end`; `None` when the stream ends before.
+    async fn up_to(&mut self, end: &[u8]) -> Option<Vec<u8>> {
+        loop {
+            let found = self.unread.windows(end.len()).position(|part| part == end);
+            if let Some(at) = found {
+                return Some(self.unread.drain(..at + end.len()).collect());
+            }
+            if !self.more().await {
+                return None;
+            }
+        }
+    }
+
+    pub(crate) async fn exactly(&mut self, length: usize) -> Option<Vec<u8>> {
+        while self.unread.len() < length {
+            if !self.more().await {
+                return None;
+            }
+        }
+        Some(self.unread.drain(..length).collect())
+    }
+
+    /// Forgets what has been read ahead; returns how much it was.
+    pub(crate) fn take_unread(&mut self) -> usize {
+        std::mem::take(&mut self.unread).len()
+    }
+
+    /// What is left, up to the end.
+    pub(crate) async fn rest(&mut self) -> Vec<u8> {
+        while self.more().await {}
+        std::mem::take(&mut self.unread)
+    }
+
+    pub(crate) async fn head(&mut self) -> Told {
+        let head = self.up_to(b"\r\n\r\n").await.expect("a response");
+        let head = String::from_utf8(head).unwrap();
+        let mut lines = head.trim_end().split("\r\n");
+        let first = lines.next().unwrap();
+        let mut told = Told {
+            status: first.split(' ').nth(1).unwrap().parse().unwrap(),
+            ..Told::default()
+        };
+        for line in lines {
+            let (name, value) = line.split_once(':').unwrap();
+            let value = value.trim().to_owned();
+            told.fields.push((name.to_ascii_lowercase(), value));
+        }
+        told
+    }
+
+    /// The next chunk; empty for the last one, `None` when the stream breaks off.
+    pub(crate) async fn chunk(&mut self) -> Option<Vec<u8>> {
+        let line = self.up_to(b"\r\n").await?;
+        let text = std::str::from_utf8(&line).unwrap().trim_end();
+        let length = usize::from_str_radix(text, 16).unwrap();
+        if length == 0 {
+            return Some(Vec::new());
+        }
+        let mut chunk = self.exactly(length + 2).await?;
+        chunk.truncate(length);
+        Some(chunk)
+    }
+
+    /// A line without its end.
+    pub(crate) async fn line(&mut self) -> String {
+        let line = self.up_to(b"\r\n").await.expect("a line");
+        String::from_utf8(line).unwrap().trim_end().to_owned()
+    }
+
+    pub(crate) async fn answer(&mut self, is_head: bool) -> Told {
+        let mut told = self.head().await;
+        if is_head || matches!(told.status, 100..200 | 204 | 304) {
+            return told;
+        }
+        if told.is_chunked() {
+            loop {
+                let chunk = self.chunk().await.expect("a whole body");
+                if chunk.is_empty() {
+                    break;
+                }
+                told.body.extend(chunk);
+            }
+            loop {
+                let line = self.up_to(b"\r\n").await.expect("the end of a body");
+                if line == b"\r\n" {
+                    return told;
+                }
+                let line = String::from_utf8(line).unwrap();
+                told.trailers.push(line.trim_end().to_ascii_lowercase());
+            }
+        }
+        told.body = match told.field("content-length") {
+            Some(length) => {
+                let length = length.parse().unwrap();
+                self.exactly(length).await.expect("a whole body")
+            }
+            None => self.rest().await,
+        };
+        told
+    }
+
+    /// Whether the server has closed, with whatever it sent before.
+    pub(crate) async fn is_closed(&mut self) -> bool {
+        self.rest().await;
+        true
+    }
+}

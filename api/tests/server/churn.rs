@@ -1,0 +1,153 @@
+//! Many sandboxes come and go at once: nothing may be left, and a server that is killed in the middle loses nothing.
+
+use std::{
+    fs,
+    net::TcpStream,
+    os::unix::fs::MetadataExt,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
+};
+
+use api_types::envd::{EnvdClient, ExecRequest};
+use serde_json::json;
+
+use crate::{
+    http,
+    process::{PATIENCE, Sandbox, Server, until},
+};
+
+pub(crate) fn kvm_two_hundred_sandboxes_leave_nothing() {
+    churn(200, 20);
+}
+
+pub(crate) fn soak_two_thousand_sandboxes_leave_nothing() {
+    churn(2000, 50);
+}
+
+/// `total` sandboxes by `workers` clients, each sandbox with a command; then nothing is left but the server.
+fn churn(total: u32, workers: u32) {
+    let server = Server::with(&["--insecure-loopback", "--warm", "0:0"]);
+    // The first ones make what stays: loaded templates, pools of threads and connections.
+    for _ in 0..3 {
+        live(&server);
+    }
+    until("the first ones are gone", || is_clean(&server));
+    let before = server.descriptors();
+    let left = AtomicU32::new(total);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                let take = |n: u32| n.checked_sub(1);
+                while left
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+                    .is_ok()
+                {
+                    live(&server);
+                }
+            });
+        }
+    });
+    until("nothing is left", || is_clean(&server));
+    until("descriptors are given back", || {
+        server.descriptors() <= before + 8
+    });
+}
+
+pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
+    let mut server = Server::with(&["--insecure-loopback", "--warm", "0:0"]);
+    let kept: Vec<Sandbox> = (0..8).map(|_| server.create(&json!({}))).collect();
+    for sandbox in &kept {
+        server.write_file(sandbox, "/dev/shm/note", &sandbox.id);
+    }
+    let (address, over) = (server.address, AtomicBool::new(false));
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                let body = json!({"templateID": "base", "timeout": 300}).to_string();
+                while !over.load(Ordering::Relaxed) {
+                    // The server is killed while it answers: anything may come back, or nothing.
+                    drop(http::try_send(
+                        address,
+                        "POST",
+                        "/v2/sandboxes",
+                        &[],
+                        body.as_bytes(),
+                    ));
+                }
+            });
+        }
+        until("others came as well", || {
+            server.list().len() > kept.len() + 6
+        });
+        server.kill();
+        over.store(true, Ordering::Relaxed);
+    });
+    server.restart();
+    for sandbox in &kept {
+        assert_eq!(server.read_file(sandbox, "/dev/shm/note"), sandbox.id);
+    }
+    // Creates whose answer was lost are not: they are listed, usable, and end when told.
+    let listed = server.list();
+    assert!(
+        kept.iter().all(|sandbox| listed.contains(&sandbox.id)),
+        "{listed:?}"
+    );
+    for id in listed {
+        server.delete(&format!("/sandboxes/{id}")).expect(204);
+    }
+    until("nothing is left", || is_clean(&server));
+}
+
+/// A sandbox's whole life.
+fn live(server: &Server) {
+    let sandbox = server.create(&json!({}));
+    let mut client = EnvdClient::over(TcpStream::connect(server.address).unwrap(), PATIENCE);
+    let headers = [
+        ("E2b-Sandbox-Id", sandbox.id.as_str()),
+        ("E2b-Sandbox-Port", "49983"),
+    ];
+    client.set_route(&server.address.to_string(), &headers);
+    client.set_access_token(Some(sandbox.token.clone()));
+    let output = client
+        .exec(&ExecRequest::new("/bin/echo", &[&sandbox.id]), PATIENCE)
+        .unwrap();
+    assert_eq!(output.stdout, format!("{}\n", sandbox.id).as_bytes());
+    server.delete(&sandbox.path("")).expect(204);
+    assert!(!server.is_up(&sandbox));
+}
+
+/// No sandbox in the list, no directory of one, no process and no control group.
+fn is_clean(server: &Server) -> bool {
+    let state = server.state.path();
+    let lock = fs::metadata(state.join("lock")).unwrap();
+    let tag = format!("cube-{:x}-{:x}", lock.dev(), lock.ino());
+    let directories = fs::read_dir(state.join("sandboxes")).unwrap().count();
+    server.list().is_empty() && directories == 0 && members(&tag) == 0 && groups(&tag) == 0
+}
+
+/// Processes in control groups below the pool's.
+fn members(tag: &str) -> usize {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let group = |process: fs::DirEntry| fs::read_to_string(process.path().join("cgroup")).ok();
+    processes
+        .filter_map(group)
+        .filter(|text| text.contains(&format!("{tag}/")))
+        .count()
+}
+
+/// Control groups of sandboxes, over all hierarchies.
+fn groups(tag: &str) -> usize {
+    let root = std::path::Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(root)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path());
+    let parents = hierarchies
+        .chain([root.to_owned()])
+        .map(|path| path.join(tag));
+    let children = |parent| fs::read_dir(parent).into_iter().flatten().flatten();
+    parents
+        .flat_map(children)
+        .filter(|entry| entry.path().is_dir())
+        .count()
+}

@@ -1,0 +1,85 @@
+//! The real server with real VMs, asked over HTTP as a client does. Needs /dev/kvm, root and what
+//! `cargo xtask prepare` makes: CUBE_ARTIFACTS is that directory, CUBE_BIN the one of `cube-vmm`.
+//! A test that lacks one of them is counted as ignored and its reason is printed.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod churn;
+mod http;
+mod keys;
+mod lives;
+mod process;
+mod restarts;
+mod rules;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// One test: its name begins with its tier.
+struct Case {
+    name: &'static str,
+    run: fn(),
+}
+
+/// Lists test functions by their own names.
+macro_rules! cases {
+    ($($module:ident :: {$($name:ident),* $(,)?}),* $(,)?) => {
+        [$($(Case { name: stringify!($name), run: $module::$name }),*),*]
+    };
+}
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // VMs share few cores: one test after another unless asked otherwise.
+    arguments.test_threads.get_or_insert(1);
+    let cases = cases! {
+        lives::{
+            kvm_a_sandbox_is_created_looked_at_and_ended,
+            kvm_lists_are_filtered_and_paged,
+            kvm_timeouts_are_set_shortened_and_never_shortened_by_connect,
+            kvm_a_pause_keeps_memory_and_a_resume_goes_on,
+            kvm_a_pause_without_memory_is_a_cold_boot,
+            kvm_an_automatic_pause_ends_with_traffic,
+            kvm_snapshots_and_forks_have_what_the_source_had,
+            kvm_figures_and_logs_are_there,
+        },
+        rules::{
+            kvm_wrong_requests_are_told_in_json,
+            kvm_ports_ask_for_their_tokens,
+            kvm_a_create_that_nobody_waits_for_leaves_nothing,
+        },
+        keys::{
+            kvm_keys_open_what_their_scopes_say,
+        },
+        restarts::{
+            kvm_what_runs_outlives_a_killed_server,
+            kvm_a_stopped_server_keeps_or_ends_what_runs,
+        },
+        churn::{
+            kvm_two_hundred_sandboxes_leave_nothing,
+            kvm_a_server_killed_under_load_loses_no_sandbox,
+            soak_two_thousand_sandboxes_leave_nothing,
+        },
+    };
+    let trials = cases.into_iter().map(trial).collect();
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn trial(case: Case) -> Trial {
+    let lack = process::lack();
+    if let Some(lack) = &lack {
+        eprintln!("{} is skipped: {lack}", case.name);
+    }
+    let soak = case.name.starts_with("soak_");
+    let run = case.run;
+    Trial::test(case.name, move || {
+        // Asked for with --ignored on a host that lacks something.
+        match process::lack() {
+            Some(lack) => Err(Failed::from(format!("cannot run here: {lack}"))),
+            None => {
+                run();
+                Ok(())
+            }
+        }
+    })
+    .with_ignored_flag(soak || lack.is_some())
+}

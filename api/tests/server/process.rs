@@ -1,0 +1,295 @@
+//! A running `cube-api` and what tests ask of it.
+
+use std::{
+    fs::{File, Permissions},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::http::{self, Answer};
+
+/// How long anything may take on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What tests lack on this host.
+pub(crate) fn lack() -> Option<String> {
+    if let Err(why) = File::options().read(true).write(true).open("/dev/kvm") {
+        return Some(format!("/dev/kvm cannot be opened: {why}"));
+    }
+    if !nix::unistd::geteuid().is_root() {
+        return Some("this needs root".into());
+    }
+    let (Some(artifacts), Some(bin)) = (variable("CUBE_ARTIFACTS"), variable("CUBE_BIN")) else {
+        return Some("CUBE_ARTIFACTS or CUBE_BIN is not set (run `cargo xtask test`)".into());
+    };
+    let needed = [artifacts.join("templates/base"), bin.join("cube-vmm")];
+    let missing = needed.into_iter().find(|path| !path.exists());
+    missing.map(|path| format!("{} is missing", path.display()))
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).map(PathBuf::from)
+}
+
+/// A server with a state directory of its own. Dropping it ends its sandboxes.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) state: TempDir,
+    options: Vec<String>,
+}
+
+impl Server {
+    /// One that asks nobody for a key and keeps no warm slots.
+    pub(crate) fn open() -> Self {
+        Self::with(&["--insecure-loopback", "--warm", "0:0"])
+    }
+
+    pub(crate) fn with(options: &[&str]) -> Self {
+        // Short, for the sockets in it.
+        let mut private = tempfile::Builder::new();
+        let private = private.permissions(Permissions::from_mode(0o700));
+        let state = private.prefix("api").tempdir_in("/tmp").unwrap();
+        let options: Vec<_> = options.iter().map(|o| (*o).to_owned()).collect();
+        let address = free_address();
+        let child = start(state.path(), address, &options);
+        let mut server = Self {
+            child,
+            address,
+            state,
+            options,
+        };
+        server.ready();
+        server
+    }
+
+    fn ready(&mut self) {
+        until("the server answers", || {
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the server ended: {ended:?}");
+            TcpStream::connect(self.address).is_ok() && self.get("/health").status == 200
+        });
+    }
+
+    /// Ends the process as the kernel would.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// The same, and starts it anew.
+    pub(crate) fn crash_and_restart(&mut self) {
+        self.kill();
+        self.restart();
+    }
+
+    /// How many descriptors the process has open.
+    pub(crate) fn descriptors(&self) -> usize {
+        let fds = format!("/proc/{}/fd", self.child.id());
+        std::fs::read_dir(fds).unwrap().count()
+    }
+
+    /// Ids of all sandboxes, as the control plane lists them.
+    pub(crate) fn list(&self) -> Vec<String> {
+        let mut ids = Vec::new();
+        let mut next = String::new();
+        loop {
+            let page = self.get(&format!("/v2/sandboxes?limit=100&nextToken={next}"));
+            let page = page.expect(200);
+            let listed = page.json();
+            let listed = listed.as_array().unwrap().iter();
+            ids.extend(listed.map(|s| s["sandboxID"].as_str().unwrap().to_owned()));
+            match page.header("x-next-token") {
+                Some(token) if !token.is_empty() => next = token.to_owned(),
+                _ => return ids,
+            }
+        }
+    }
+
+    pub(crate) fn restart(&mut self) {
+        self.child = start(self.state.path(), self.address, &self.options);
+        self.ready();
+    }
+
+    /// Ends the process as it should be.
+    pub(crate) fn stop(&mut self) {
+        self.signal(Signal::SIGTERM);
+        until("the server stops", || {
+            self.child.try_wait().unwrap().is_some_and(|status| {
+                assert!(status.success(), "{status}");
+                true
+            })
+        });
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
+        kill(pid, signal).unwrap();
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        http::send(self.address, "GET", path, &[], b"")
+    }
+
+    pub(crate) fn delete(&self, path: &str) -> Answer {
+        http::send(self.address, "DELETE", path, &[], b"")
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        let body = body.to_string();
+        http::send(self.address, "POST", path, &[], body.as_bytes())
+    }
+
+    pub(crate) fn put(&self, path: &str, body: &Value) -> Answer {
+        let body = body.to_string();
+        http::send(self.address, "PUT", path, &[], body.as_bytes())
+    }
+
+    /// A new sandbox with these options.
+    pub(crate) fn create(&self, options: &Value) -> Sandbox {
+        let mut body = json!({"templateID": "base", "timeout": 300});
+        for (key, value) in options.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        Sandbox::of(&self.post("/v2/sandboxes", &body).expect(201).json())
+    }
+
+    /// A request to the agent of a sandbox.
+    pub(crate) fn envd(&self, sandbox: &Sandbox, method: &str, path: &str, body: &[u8]) -> Answer {
+        let headers = [
+            ("E2b-Sandbox-Id", sandbox.id.as_str()),
+            ("E2b-Sandbox-Port", "49983"),
+            ("X-Access-Token", sandbox.token.as_str()),
+            ("Content-Type", "application/octet-stream"),
+        ];
+        http::send(self.address, method, path, &headers, body)
+    }
+
+    pub(crate) fn read_file(&self, sandbox: &Sandbox, path: &str) -> String {
+        let answer = self.envd(
+            sandbox,
+            "GET",
+            &format!("/files?username=root&path={path}"),
+            b"",
+        );
+        answer.expect(200).text()
+    }
+
+    pub(crate) fn write_file(&self, sandbox: &Sandbox, path: &str, text: &str) {
+        let path = format!("/files?username=root&path={path}");
+        self.envd(sandbox, "POST", &path, text.as_bytes())
+            .expect(200);
+    }
+
+    pub(crate) fn boot_id(&self, sandbox: &Sandbox) -> String {
+        self.read_file(sandbox, "/proc/sys/kernel/random/boot_id")
+    }
+
+    /// Whether the data plane says that it runs; anything but yes must say so in the words that clients know.
+    pub(crate) fn is_up(&self, sandbox: &Sandbox) -> bool {
+        let health = self.envd(sandbox, "GET", "/health", b"");
+        if health.status == 204 {
+            return true;
+        }
+        assert_eq!(health.status, 502, "{}", health.text());
+        assert!(health.text().contains("was not found"), "{}", health.text());
+        false
+    }
+
+    /// The state as the control plane tells it.
+    pub(crate) fn state_of(&self, sandbox: &Sandbox) -> String {
+        let detail = self.get(&format!("/sandboxes/{}", sandbox.id)).expect(200);
+        detail.json()["state"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Whatever the test left: the next server of this state directory ends it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let mut options = self.options.clone();
+        if !options.contains(&"--on-exit".to_owned()) {
+            options.extend(["--on-exit".into(), "kill".into()]);
+        }
+        self.child = start(self.state.path(), self.address, &options);
+        let deadline = Instant::now() + PATIENCE;
+        while TcpStream::connect(self.address).is_err()
+            && Instant::now() < deadline
+            && matches!(self.child.try_wait(), Ok(None))
+        {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.signal(Signal::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
+fn start(state: &Path, address: SocketAddr, options: &[String]) -> Child {
+    let artifacts = variable("CUBE_ARTIFACTS").unwrap();
+    let vmm = variable("CUBE_BIN").unwrap().join("cube-vmm");
+    Command::new(env!("CARGO_BIN_EXE_cube-api"))
+        .arg("serve")
+        .args(["--listen", &address.to_string()])
+        .arg("--state")
+        .arg(state)
+        .arg("--templates")
+        .arg(artifacts.join("templates"))
+        .arg("--vmm")
+        .arg(vmm)
+        .args(options)
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// An address of this host that nobody listens at.
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// Waits for a condition; panics with its name if it does not come.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What a create answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Sandbox {
+    pub(crate) id: String,
+    pub(crate) token: String,
+    pub(crate) traffic_token: Option<String>,
+}
+
+impl Sandbox {
+    pub(crate) fn of(answer: &Value) -> Self {
+        let text = |key: &str| answer[key].as_str().map(str::to_owned);
+        for key in ["templateID", "clientID", "envdVersion"] {
+            assert!(text(key).is_some(), "{key} is missing in {answer}");
+        }
+        Self {
+            id: text("sandboxID").unwrap(),
+            token: text("envdAccessToken").unwrap_or_default(),
+            traffic_token: text("trafficAccessToken"),
+        }
+    }
+
+    pub(crate) fn path(&self, rest: &str) -> String {
+        format!("/sandboxes/{}{rest}", self.id)
+    }
+}

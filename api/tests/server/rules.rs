@@ -1,0 +1,130 @@
+//! What is refused, and how.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::{
+    http,
+    process::{Server, until},
+};
+
+pub(crate) fn kvm_wrong_requests_are_told_in_json() {
+    let server = Server::open();
+    let create = |body| server.post("/v2/sandboxes", &body);
+    create(json!({"templateID": "no/such"})).expect(404);
+    create(json!({"timeout": 5})).expect(400);
+    create(json!({"templateID": "base", "timeout": 100_000_000})).expect(400);
+    create(json!({"templateID": "base", "metadata": {"a": 1}})).expect(400);
+    create(json!({"templateID": "base", "allow_internet_access": true})).expect(501);
+    let many = "x".repeat(300_000);
+    create(json!({"templateID": "base", "metadata": {"a": many}})).expect(400);
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let raw = |body: &[u8]| http::send(server.address, "POST", "/v2/sandboxes", &[], body);
+    raw(deep.as_bytes()).expect(400);
+    raw(b"").expect(400);
+    raw(&vec![b' '; 2 << 20]).expect(413);
+    for path in [
+        "/sandboxes/none",
+        "/sandboxes/iaaaaaaaaaaaaaaaaaaa",
+        "/templates/aliases/none",
+    ] {
+        server.get(path).expect(404);
+    }
+    server.get("/no/such/route").expect(404);
+    server.put("/v2/sandboxes", &json!({})).expect(405);
+    for path in ["/volumes", "/secrets", "/templates/x/builds/y/status"] {
+        let told = server.get(path).expect(501).json();
+        assert!(
+            told["message"]
+                .as_str()
+                .unwrap()
+                .starts_with("not supported by this server: ")
+        );
+    }
+    let alias = server.get("/templates/aliases/base").expect(200).json();
+    let list = server.get("/templates").expect(200).json();
+    assert_eq!(list[0]["templateID"], alias["templateID"]);
+    assert_eq!(list[0]["buildStatus"], "ready");
+    assert_eq!(server.get("/v2/sandboxes").expect(200).json(), json!([]));
+}
+
+pub(crate) fn kvm_ports_ask_for_their_tokens() {
+    let server = Server::open();
+    let network = json!({"allowPublicTraffic": false, "maskRequestHost": "localhost:${PORT}",
+                         "denyOut": ["0.0.0.0/0"]});
+    let sandbox = server.create(&json!({"network": network}));
+    assert!(sandbox.traffic_token.is_some());
+    let mut stranger = sandbox.clone();
+    stranger.token = "wrong".into();
+    server
+        .envd(&stranger, "GET", "/files?path=/etc/hostname", b"")
+        .expect(401);
+    let update = json!({"denyOut": ["10.0.0.0/8"]});
+    server.put(&sandbox.path("/network"), &update).expect(204);
+    let detail = server.get(&sandbox.path("")).expect(200).json();
+    let expected = json!({"allowPublicTraffic": false, "maskRequestHost": "localhost:${PORT}",
+                          "denyOut": ["10.0.0.0/8"]});
+    assert_eq!(detail["network"], expected);
+    server
+        .put(&sandbox.path("/network"), &json!({"allowOut": ["8.8.8.8"]}))
+        .expect(501);
+    server
+        .put(&sandbox.path("/network"), &json!({"denyOut": ["a.b"]}))
+        .expect(400);
+    let port = [
+        ("E2b-Sandbox-Id", sandbox.id.as_str()),
+        ("E2b-Sandbox-Port", "8080"),
+    ];
+    http::send(server.address, "GET", "/", &port, b"").expect(403);
+    let open = server.create(&json!({}));
+    let port = [
+        ("E2b-Sandbox-Id", open.id.as_str()),
+        ("E2b-Sandbox-Port", "8080"),
+    ];
+    let closed = http::send(server.address, "GET", "/", &port, b"").expect(502);
+    assert!(
+        closed.text().contains("port is not open"),
+        "{}",
+        closed.text()
+    );
+}
+
+pub(crate) fn kvm_a_create_that_nobody_waits_for_leaves_nothing() {
+    let server = Server::open();
+    let body = json!({"templateID": "base", "timeout": 300}).to_string();
+    for _ in 0..4 {
+        let stream = http::open(
+            server.address,
+            "POST",
+            "/v2/sandboxes",
+            &[],
+            body.as_bytes(),
+        );
+        // Long enough to be read, mostly too short to be answered.
+        stream
+            .set_read_timeout(Some(Duration::from_millis(5)))
+            .unwrap();
+        let _ = stream.peek(&mut [0]);
+        drop(stream);
+    }
+    until("every abandoned sandbox is ended", || {
+        let text = server.get("/metrics").expect(200).text();
+        let count = |name: &str| -> u64 {
+            let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+            line.trim().parse().unwrap()
+        };
+        let started = count("cube_pool_warm_misses_total");
+        started == 4 && count("cube_pool_running") == answered(&text)
+    });
+}
+
+/// Creates whose answer was written before the client was gone.
+fn answered(text: &str) -> u64 {
+    let line = text.lines().find_map(|line| {
+        line.strip_prefix(
+            "cube_api_requests_total{method=\"POST\",route=\"/v2/sandboxes\",status=\"201\"}",
+        )
+    });
+    line.map_or(0, |count| count.trim().parse().unwrap())
+}

@@ -1,0 +1,196 @@
+//! A file on its way to the caller.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read, Seek, SeekFrom, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+use api_types::envd::ErrorBody;
+use flate2::{Compression, write::GzEncoder};
+
+use super::{
+    super::{
+        Core,
+        conn::{Conn, Gone, HIGH_WATER, Phase, Rest},
+        http,
+        request::Step,
+    },
+    FileError, FileHead, media_type,
+    range::{self, Coding, Wanted},
+};
+
+/// A file on its way to the caller.
+pub(crate) struct Download {
+    file: File,
+    /// Bytes still to be read; `None` for a file without a size, which is read to its end.
+    left: Option<u64>,
+    /// There when it is compressed. What it has put out is taken from it at once.
+    gzip: Option<Box<GzEncoder<Vec<u8>>>>,
+    /// Whether its length is unknown to the head of the answer.
+    chunked: bool,
+}
+
+/// What there is to answer with.
+pub(crate) enum Opened {
+    /// The file, and what the answer's head says.
+    Found {
+        download: Download,
+        status: u16,
+        /// Each ended by CRLF.
+        lines: String,
+    },
+    /// A range was wanted that a file of so many bytes does not have.
+    Unsatisfiable { size: u64 },
+}
+
+impl Download {
+    pub(super) fn open(path: &Path, asked: &FileHead) -> Result<Opened, FileError> {
+        let failed = |error| FileError::of(path, &error);
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let mut file = opened.map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if metadata.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        }
+        if !metadata.is_file() {
+            let message = format!("path '{}' is not a regular file", path.display());
+            return Err(FileError::new(400, message));
+        }
+        let coding = range::coding(&asked.accept_encoding);
+        let coding = coding.ok_or_else(|| {
+            FileError::new(406, "no acceptable encoding, offered are gzip and identity")
+        })?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut lines = format!(
+            "accept-ranges: bytes\r\nvary: accept-encoding\r\ncontent-disposition: {}\r\n",
+            media_type::content_disposition(&name)
+        );
+        let size = metadata.len();
+        let range = asked.range.as_deref().filter(|_| !asked.if_range);
+        // Files of /proc and /sys say zero and have content all the same.
+        let (mut left, mut gzip, mut status) = (Some(size).filter(|size| *size > 0), None, 200);
+        match range::wanted(range, size) {
+            Wanted::Unsatisfiable if size > 0 => return Ok(Opened::Unsatisfiable { size }),
+            Wanted::Part { start, len } => {
+                file.seek(SeekFrom::Start(start)).map_err(failed)?;
+                let last = start + len - 1;
+                lines.push_str(&format!("content-range: bytes {start}-{last}/{size}\r\n"));
+                (left, status) = (Some(len), 206);
+            }
+            Wanted::Whole | Wanted::Unsatisfiable if coding == Coding::Gzip => {
+                lines.push_str("content-encoding: gzip\r\n");
+                gzip = Some(Box::new(GzEncoder::new(Vec::new(), Compression::fast())));
+            }
+            Wanted::Whole | Wanted::Unsatisfiable => {}
+        }
+        let download = Self {
+            chunked: left.is_none() || gzip.is_some(),
+            file,
+            left,
+            gzip,
+        };
+        Ok(Opened::Found {
+            download,
+            status,
+            lines,
+        })
+    }
+
+    /// The next bytes, at most `scratch`; zero at the end. An error breaks the connection: the head is out.
+    fn read(&mut self, scratch: &mut [u8]) -> io::Result<usize> {
+        let most = self.left.map_or(usize::MAX, |left| {
+            usize::try_from(left).unwrap_or(usize::MAX)
+        });
+        let len = scratch.len().min(most);
+        let n = match self.file.read(scratch.get_mut(..len).unwrap_or_default()) {
+            // Such files say "not now" for "nothing".
+            Err(error) if self.left.is_none() && error.kind() == io::ErrorKind::WouldBlock => 0,
+            result => result?,
+        };
+        if let Some(left) = &mut self.left {
+            if n == 0 && *left > 0 {
+                // Somebody has cut it meanwhile.
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            *left -= u64::try_from(n).unwrap_or(*left);
+        }
+        Ok(n)
+    }
+}
+
+/// Answers with the head; the body follows as there is room for it.
+pub(crate) fn begin_download(conn: &mut Conn, opened: Opened) {
+    const RAW: &str = "application/octet-stream";
+    let (download, status, lines) = match opened {
+        Opened::Found {
+            download,
+            status,
+            lines,
+        } => (download, status, lines),
+        Opened::Unsatisfiable { size } => return refuse_range(conn, size),
+    };
+    let length = download.left.filter(|_| !download.chunked);
+    http::push_head_with(&mut conn.out, status, RAW, &lines, length, conn.after);
+    conn.phase = Phase::Download(download);
+}
+
+fn refuse_range(conn: &mut Conn, size: u64) {
+    let error = ErrorBody {
+        code: 416,
+        message: format!("the file has {size} bytes"),
+    };
+    let body = serde_json::to_vec(&error).unwrap_or_default();
+    let lines = format!("content-range: bytes */{size}\r\n");
+    let length = u64::try_from(body.len()).ok();
+    http::push_head_with(&mut conn.out, 416, http::JSON, &lines, length, conn.after);
+    conn.out.extend_from_slice(&body);
+    conn.end_request(Rest::Read);
+}
+
+/// Sends the next piece.
+#[inline(never)]
+pub(crate) fn send_file(core: &mut Core, conn: &mut Conn) -> Result<Step, Gone> {
+    if conn.backlog() >= HIGH_WATER {
+        return Ok(Step::Wait);
+    }
+    let Phase::Download(download) = &mut conn.phase else {
+        return Ok(Step::Wait);
+    };
+    let len = download.read(&mut core.scratch).map_err(|_| Gone)?;
+    let over = download.left.map_or(len == 0, |left| left == 0);
+    let bytes = core.scratch.get(..len).unwrap_or_default();
+    let chunked = download.chunked;
+    match &mut download.gzip {
+        Some(gzip) => {
+            gzip.write_all(bytes).map_err(|_| Gone)?;
+            if over {
+                gzip.try_finish().map_err(|_| Gone)?;
+            }
+            push(&mut conn.out, gzip.get_ref(), chunked);
+            gzip.get_mut().clear();
+        }
+        None => push(&mut conn.out, bytes, chunked),
+    }
+    if over {
+        if chunked {
+            conn.out.extend_from_slice(http::LAST_CHUNK);
+        }
+        conn.end_request(Rest::Read);
+    }
+    Ok(Step::Again)
+}
+
+fn push(out: &mut Vec<u8>, bytes: &[u8], chunked: bool) {
+    // A chunk without bytes would be the last one.
+    let chunked = chunked && !bytes.is_empty();
+    if chunked {
+        http::push_chunk_size(out, bytes.len());
+    }
+    out.extend_from_slice(bytes);
+    if chunked {
+        out.extend_from_slice(b"\r\n");
+    }
+}

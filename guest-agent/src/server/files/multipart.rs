@@ -1,0 +1,366 @@
+//! Reads `multipart/form-data` as it comes (RFC 2046, 5.1; RFC 7578). Pure: bytes in, events out; what is
+//! held back is the head of a part and the bytes of a delimiter that is not yet whole.
+//!
+//! ```text
+//! Skip ─ delimiter line ─► Head ─ empty line ─► Data ─ delimiter line ─► Head …
+//!   └─ closing delimiter ─► Epilogue ◄─ closing delimiter ─┘
+//! ```
+//! A delimiter is CRLF, two hyphens and the boundary; the stream is read as if a CRLF preceded it. Only a
+//! carriage return can begin one, so a failed match never hides another inside it.
+
+use super::media_type::MediaType;
+
+/// Longest head of a part in bytes.
+const MAX_HEAD: usize = 8 << 10;
+/// Most headers of a part.
+const MAX_HEADERS: usize = 16;
+/// Longest boundary (RFC 2046, 5.1.1).
+const MAX_BOUNDARY: usize = 70;
+/// Longest rest of a delimiter's line: nobody pads it.
+const MAX_LINE: usize = 64;
+
+/// The body is not multipart, or breaks a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MultipartError {
+    #[error("a multipart body needs a boundary of 1 to 70 characters")]
+    Boundary,
+    #[error("the head of a part is above 8 KiB or has more than 16 headers")]
+    LargeHead,
+    #[error("the head of a part cannot be read")]
+    Head,
+    #[error("the multipart body ends before its closing boundary")]
+    Truncated,
+}
+
+/// What came next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Event<'a> {
+    /// A part begins.
+    Part(PartHead),
+    /// Bytes of the part.
+    Data(&'a [u8]),
+    /// The part is over.
+    PartEnd,
+    /// Nothing more until there is more input.
+    More,
+}
+
+/// What a part says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PartHead {
+    /// Name of the form's field.
+    pub(crate) name: Option<String>,
+    /// As sent: it may be a path.
+    pub(crate) filename: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Before the first delimiter.
+    Skip,
+    Head,
+    Data,
+    /// After the last one.
+    Epilogue,
+}
+
+/// The reader.
+pub(crate) struct Multipart {
+    delimiter: Vec<u8>,
+    /// How many bytes of the delimiter are matched.
+    matched: usize,
+    /// What followed a whole delimiter so far.
+    line: Vec<u8>,
+    /// What looked like a delimiter's line and was data.
+    spilled: Vec<u8>,
+    head: Vec<u8>,
+    state: State,
+}
+
+/// What the search for a delimiter led to.
+enum Found<'a> {
+    Data(&'a [u8]),
+    /// The matched part of a delimiter was data.
+    Prefix(usize),
+    /// What looked like a delimiter is data; it is in `spilled`.
+    Spilled,
+    Delimiter,
+    LastDelimiter,
+    More,
+}
+
+impl Multipart {
+    /// A reader for the boundary of a `Content-Type` header.
+    pub(crate) fn new(boundary: &str) -> Result<Self, MultipartError> {
+        if boundary.is_empty() || boundary.len() > MAX_BOUNDARY || boundary.contains(['\r', '\n']) {
+            return Err(MultipartError::Boundary);
+        }
+        Ok(Self {
+            delimiter: format!("\r\n--{boundary}").into_bytes(),
+            matched: 2,
+            line: Vec::new(),
+            spilled: Vec::new(),
+            head: Vec::new(),
+            state: State::Skip,
+        })
+    }
+
+    /// The next event from the front of `input`.
+    pub(crate) fn step<'a, 'i: 'a>(
+        &'a mut self,
+        input: &mut &'i [u8],
+    ) -> Result<Event<'a>, MultipartError> {
+        loop {
+            match self.state {
+                State::Epilogue => {
+                    *input = &[];
+                    return Ok(Event::More);
+                }
+                State::Head => {
+                    let Some(head) = self.read_head(input)? else {
+                        return Ok(Event::More);
+                    };
+                    self.state = State::Data;
+                    return Ok(Event::Part(head));
+                }
+                State::Skip | State::Data => {}
+            }
+            let in_part = self.state == State::Data;
+            let found = self.search(input);
+            match found {
+                Found::More => return Ok(Event::More),
+                Found::Delimiter => self.state = State::Head,
+                Found::LastDelimiter => self.state = State::Epilogue,
+                // Before the first part everything is skipped.
+                _ if !in_part => continue,
+                Found::Data(data) => return Ok(Event::Data(data)),
+                Found::Prefix(len) => {
+                    return Ok(Event::Data(self.delimiter.get(..len).unwrap_or_default()));
+                }
+                Found::Spilled => return Ok(Event::Data(&self.spilled)),
+            }
+            if in_part {
+                return Ok(Event::PartEnd);
+            }
+        }
+    }
+
+    /// Whether the closing delimiter has come.
+    ///
+    /// # Errors
+    /// [`MultipartError::Truncated`] when it has not.
+    pub(crate) fn finish(&self) -> Result<(), MultipartError> {
+        match self.state {
+            State::Epilogue => Ok(()),
+            _ => Err(MultipartError::Truncated),
+        }
+    }
+
+    fn search<'a>(&mut self, input: &mut &'a [u8]) -> Found<'a> {
+        while let Some(wanted) = self.delimiter.get(self.matched) {
+            let Some((byte, rest)) = input.split_first() else {
+                return Found::More;
+            };
+            if byte == wanted {
+                self.matched += 1;
+                *input = rest;
+            } else if self.matched > 0 {
+                return Found::Prefix(std::mem::take(&mut self.matched));
+            } else {
+                let len = input.iter().position(|b| *b == b'\r');
+                let (data, rest) = input.split_at(len.unwrap_or(input.len()));
+                *input = rest;
+                return Found::Data(data);
+            }
+        }
+        self.read_line(input)
+    }
+
+    /// Reads what follows a delimiter. Anything but hyphens, or blanks and CRLF, makes it data: the boundary
+    /// was the beginning of something longer.
+    fn read_line(&mut self, input: &mut &[u8]) -> Found<'static> {
+        while let Some((byte, rest)) = input.split_first() {
+            let fits = match (self.line.as_slice(), byte) {
+                ([], b'-' | b' ' | b'\t' | b'\r') | ([b'-'], b'-') => true,
+                ([.., b'\r'], b'\n') => true,
+                ([.., b' ' | b'\t'], b' ' | b'\t' | b'\r') => self.line.len() < MAX_LINE,
+                _ => false,
+            };
+            if !fits {
+                self.spilled.clone_from(&self.delimiter);
+                self.spilled.append(&mut self.line);
+                self.matched = 0;
+                return Found::Spilled;
+            }
+            self.line.push(*byte);
+            *input = rest;
+            let found = match self.line.as_slice() {
+                b"--" => Found::LastDelimiter,
+                [.., b'\r', b'\n'] => Found::Delimiter,
+                _ => continue,
+            };
+            self.line.clear();
+            self.matched = 0;
+            return found;
+        }
+        Found::More
+    }
+
+    fn read_head(&mut self, input: &mut &[u8]) -> Result<Option<PartHead>, MultipartError> {
+        while let Some((byte, rest)) = input.split_first() {
+            if self.head.len() == MAX_HEAD {
+                return Err(MultipartError::LargeHead);
+            }
+            self.head.push(*byte);
+            *input = rest;
+            if self.head.ends_with(b"\r\n\r\n") || self.head == b"\r\n" {
+                return parse_head(&std::mem::take(&mut self.head)).map(Some);
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn parse_head(bytes: &[u8]) -> Result<PartHead, MultipartError> {
+    let mut space = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let headers = match httparse::parse_headers(bytes, &mut space) {
+        Ok(httparse::Status::Complete((_, headers))) => headers,
+        Err(httparse::Error::TooManyHeaders) => return Err(MultipartError::LargeHead),
+        Ok(httparse::Status::Partial) | Err(_) => return Err(MultipartError::Head),
+    };
+    let mut named = headers.iter();
+    let Some(header) = named.find(|h| h.name.eq_ignore_ascii_case("content-disposition")) else {
+        return Ok(PartHead::default());
+    };
+    let value = std::str::from_utf8(header.value).map_err(|_| MultipartError::Head)?;
+    let disposition = MediaType::parse(value);
+    // Other dispositions name no field (RFC 7578, 4.2).
+    let is_field = disposition.value == "form-data";
+    Ok(PartHead {
+        name: disposition.parameter("name").filter(|_| is_field),
+        filename: disposition.parameter("filename"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    type Part = (Option<String>, Vec<u8>);
+
+    /// Reads a body in pieces of the given lengths, then the rest at once.
+    fn read(boundary: &str, body: &[u8], pieces: &[usize]) -> Result<Vec<Part>, MultipartError> {
+        let mut reader = Multipart::new(boundary)?;
+        let mut parts: Vec<Part> = Vec::new();
+        let mut open = false;
+        let mut rest = body;
+        let all = pieces.iter().copied().chain([usize::MAX]);
+        for len in all {
+            let (mut piece, after) = rest.split_at(len.min(rest.len()));
+            rest = after;
+            loop {
+                match reader.step(&mut piece)? {
+                    Event::More => break,
+                    Event::Part(head) => {
+                        assert!(!open);
+                        open = true;
+                        parts.push((head.filename, Vec::new()));
+                    }
+                    Event::Data(data) => {
+                        assert!(open && !data.is_empty());
+                        parts.last_mut().unwrap().1.extend_from_slice(data);
+                    }
+                    Event::PartEnd => open = !std::mem::replace(&mut open, false),
+                }
+            }
+            assert!(piece.is_empty());
+        }
+        reader.finish()?;
+        assert!(!open);
+        Ok(parts)
+    }
+
+    fn body(boundary: &str, parts: &[(String, Vec<u8>)]) -> Vec<u8> {
+        let mut body = b"a preamble --x\r\n".to_vec();
+        for (name, data) in parts {
+            let head = format!(
+                "--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{name}\"\r\n\
+                 Content-Type: application/octet-stream\r\n\r\n"
+            );
+            body.extend_from_slice(head.as_bytes());
+            body.extend_from_slice(data);
+            body.extend_from_slice(b"\r\n");
+        }
+        body.extend_from_slice(format!("--{boundary}--\r\nan epilogue").as_bytes());
+        body
+    }
+
+    #[test]
+    fn bytes_like_a_delimiter_are_data() {
+        let data = b"\r\n--b0\r\r\n--b-x\r\n--b x\r\n--b\r\r\n-\r\n\r\r\n--".to_vec();
+        let parts = [
+            ("/a".to_owned(), data.clone()),
+            ("/b".to_owned(), Vec::new()),
+        ];
+        let read = read("b", &body("b", &parts), &[]).unwrap();
+        let wanted = [(Some("/a".into()), data), (Some("/b".into()), Vec::new())];
+        assert_eq!(read, wanted);
+    }
+
+    #[test]
+    fn bodies_that_are_none_are_refused() {
+        let head = "--b\r\nContent-Disposition: form-data; name=\"file\"\r\n";
+        let many = "x: y\r\n".repeat(17);
+        for (body, error) in [
+            (String::new(), MultipartError::Truncated),
+            ("--b\r\n".into(), MultipartError::Truncated),
+            (format!("{head}\r\ndata\r\n--b"), MultipartError::Truncated),
+            (format!("{head}\r\ndata\r\n--b-"), MultipartError::Truncated),
+            (
+                format!("--b\r\n{}", "x".repeat(9000)),
+                MultipartError::LargeHead,
+            ),
+            (format!("--b\r\n{many}\r\n"), MultipartError::LargeHead),
+            ("--b\r\nno header\r\n\r\n".into(), MultipartError::Head),
+        ] {
+            assert_eq!(read("b", body.as_bytes(), &[]), Err(error), "{body:.40}");
+        }
+        assert_eq!(read("b", b"--b--", &[]), Ok(Vec::new()));
+        assert_eq!(read("", b"", &[]), Err(MultipartError::Boundary));
+        assert_eq!(read("a\r\nb", b"", &[]), Err(MultipartError::Boundary));
+        assert_eq!(
+            read(&"x".repeat(71), b"", &[]),
+            Err(MultipartError::Boundary)
+        );
+    }
+
+    /// Data made of what delimiters are made of.
+    fn data() -> impl Strategy<Value = Vec<u8>> {
+        let pieces =
+            prop::sample::select(vec!["\r", "\n", "\r\n", "-", "--", "b", "\r\n--", " ", "x"]);
+        prop::collection::vec(pieces, 0..20).prop_map(|pieces| pieces.concat().into_bytes())
+    }
+
+    proptest! {
+        #[test]
+        fn parts_survive_in_pieces_of_any_length(
+            parts in prop::collection::vec(("[a-z/]{1,8}", data()), 0..4),
+            pieces in prop::collection::vec(1_usize..9, 0..80),
+        ) {
+            // Longer than any run that the data can make.
+            let boundary = "bb\u{2d}x-end";
+            let wanted: Vec<Part> = parts.iter().map(|(n, d)| (Some(n.clone()), d.clone())).collect();
+            prop_assert_eq!(read(boundary, &body(boundary, &parts), &pieces).unwrap(), wanted);
+        }
+
+        #[test]
+        fn hostile_bodies_never_panic_and_do_not_depend_on_the_pieces(
+            tail in data(), pieces in prop::collection::vec(1_usize..5, 0..40),
+        ) {
+            let mut body = b"--b\r\n\r\n".to_vec();
+            body.extend(tail);
+            prop_assert_eq!(read("b", &body, &pieces), read("b", &body, &[]));
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Removing a tree. Every step is relative to an open directory and follows no link, so somebody who swaps
+//! a directory for a link meanwhile leads this nowhere else.
+
+use std::{
+    ffi::{CString, OsStr},
+    io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use api_types::envd::{ConnectCode, ConnectError};
+use nix::{
+    dir::Dir,
+    errno::Errno,
+    fcntl::OFlag,
+    sys::stat::Mode,
+    unistd::{UnlinkatFlags, unlinkat},
+};
+
+use super::{super::rpc::error, explain};
+
+/// Directories inside each other: one descriptor each.
+const MAX_DEPTH: usize = 512;
+
+/// A removal under way.
+pub(crate) struct Removal {
+    /// For errors.
+    path: PathBuf,
+    /// Directories that are being emptied, each inside the one before. The first is the path's parent, of
+    /// which the path's own name is all that goes.
+    open: Vec<OpenDir>,
+}
+
+struct OpenDir {
+    dir: Dir,
+    /// Names in it that are to go, the next one last.
+    names: Vec<CString>,
+}
+
+/// Names read at once.
+const BATCH: usize = 256;
+
+fn flags() -> OFlag {
+    OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK
+}
+
+impl Removal {
+    pub(super) fn open(path: &Path) -> Result<Self, ConnectError> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            let message = format!("'{}' cannot be removed", path.display());
+            return error(ConnectCode::InvalidArgument, message);
+        };
+        let open = match Dir::open(parent, flags(), Mode::empty()) {
+            Ok(dir) => {
+                let names = vec![c_name(name)?];
+                vec![OpenDir { dir, names }]
+            }
+            // Then the path is not there either, which is what was wanted.
+            Err(Errno::ENOENT | Errno::ENOTDIR) => Vec::new(),
+            Err(errno) => return Err(explain(path, &errno.into())),
+        };
+        let path = path.to_owned();
+        Ok(Self { path, open })
+    }
+
+    /// Removes so many things; whether everything is gone.
+    pub(super) fn turn(&mut self, count: usize) -> Result<bool, ConnectError> {
+        for _ in 0..count {
+            let done = self.remove_one();
+            if done.map_err(|errno| explain(&self.path, &io::Error::from(errno)))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Removes one thing, or goes into or out of a directory; whether nothing is left to do.
+    fn remove_one(&mut self) -> Result<bool, Errno> {
+        let depth = self.open.len();
+        let Some(top) = self.open.last_mut() else {
+            return Ok(true);
+        };
+        if let Some(name) = top.names.pop() {
+            if !unlink(&top.dir, &name)? {
+                self.enter(name)?;
+            }
+            return Ok(false);
+        }
+        if depth > 1 {
+            top.names = read(&mut top.dir)?;
+        }
+        if top.names.is_empty() {
+            // The directory itself is next in the one before. If something new is in it, it is entered again.
+            self.open.pop();
+        }
+        Ok(false)
+    }
+
+    /// Goes into a directory that is not empty; it is removed after what is in it.
+    fn enter(&mut self, name: CString) -> Result<(), Errno> {
+        if self.open.len() > MAX_DEPTH {
+            return Err(Errno::EMFILE);
+        }
+        let Some(top) = self.open.last_mut() else {
+            return Ok(());
+        };
+        let flags = flags() | OFlag::O_NOFOLLOW;
+        let dir = Dir::openat(&top.dir, name.as_c_str(), flags, Mode::empty());
+        top.names.push(name);
+        match dir {
+            Ok(dir) => self.open.push(OpenDir {
+                dir,
+                names: Vec::new(),
+            }),
+            // Gone, or something else meanwhile: looked at again.
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
+            Err(errno) => return Err(errno),
+        }
+        Ok(())
+    }
+}
+
+/// Some names in a directory, from its beginning: what was read before is gone by now.
+fn read(dir: &mut Dir) -> Result<Vec<CString>, Errno> {
+    let mut names = Vec::new();
+    for entry in dir.iter().take(BATCH) {
+        let name = entry?.file_name().to_owned();
+        if !matches!(name.as_bytes(), b"." | b"..") {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// Removes a file, a link or an empty directory; false for a directory that is not empty.
+fn unlink(dir: &Dir, name: &CString) -> Result<bool, Errno> {
+    match unlinkat(dir, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
+        Ok(()) | Err(Errno::ENOENT) => return Ok(true),
+        Err(Errno::EISDIR) => {}
+        Err(errno) => return Err(errno),
+    }
+    match unlinkat(dir, name.as_c_str(), UnlinkatFlags::RemoveDir) {
+        Ok(()) | Err(Errno::ENOENT) => Ok(true),
+        // No directory any more: looked at again.
+        Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn c_name(name: &OsStr) -> Result<CString, ConnectError> {
+    CString::new(name.as_bytes())
+        .or_else(|_| error(ConnectCode::InvalidArgument, "a path contains a zero byte"))
+}

@@ -1,0 +1,186 @@
+//! `GET /metrics`: processors, memory and disk, read when somebody asks.
+
+use std::{
+    fs, io,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use api_types::envd::Metrics;
+use nix::sys::statvfs::{Statvfs, statvfs};
+
+/// Remembers what processors had done at the last answer.
+#[derive(Default)]
+pub(crate) struct Meter {
+    last: CpuTimes,
+}
+
+/// Time that all processors together have spent since boot, in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct CpuTimes {
+    count: u32,
+    total: u64,
+    idle: u64,
+}
+
+/// /proc/stat as proc(5) has it.
+fn cpu_times(stat: &str) -> CpuTimes {
+    let mut times = CpuTimes::default();
+    for line in stat.lines() {
+        let Some(rest) = line.strip_prefix("cpu") else {
+            continue;
+        };
+        if !rest.starts_with(' ') {
+            times.count += 1;
+            continue;
+        }
+        // user, nice, system, idle, iowait, irq, softirq, steal; what guests used is in user already.
+        for (place, ticks) in rest.split_ascii_whitespace().take(8).enumerate() {
+            let ticks: u64 = ticks.parse().unwrap_or(0);
+            times.total = times.total.saturating_add(ticks);
+            if matches!(place, 3 | 4) {
+                times.idle = times.idle.saturating_add(ticks);
+            }
+        }
+    }
+    times
+}
+
+/// A line of /proc/meminfo in bytes; zero when there is none.
+fn memory(meminfo: &str, name: &str) -> u64 {
+    let mut values = meminfo.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?.strip_prefix(':')?;
+        rest.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    });
+    values.next().unwrap_or(0).saturating_mul(1024)
+}
+
+/// Percent with two digits.
+fn percent(part: u64, whole: u64) -> f32 {
+    let hundredths = part
+        .saturating_mul(10_000)
+        .checked_div(whole)
+        .unwrap_or(0)
+        .min(10_000);
+    f32::from(u16::try_from(hundredths).unwrap_or(10_000)) / 100.0
+}
+
+impl Meter {
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn read(&mut self) -> io::Result<Metrics> {
+        let now = cpu_times(&fs::read_to_string("/proc/stat")?);
+        let meminfo = fs::read_to_string("/proc/meminfo")?;
+        let disk = statvfs("/")?;
+        let past = self.last;
+        self.last = now;
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH);
+        Ok(Metrics {
+            ts: seconds.map_or(0, |since| since.as_secs()),
+            ..measure(past, now, &meminfo, &disk_bytes(&disk))
+        })
+    }
+}
+
+/// Bytes of a file system.
+struct Disk {
+    total: u64,
+    free: u64,
+}
+
+fn disk_bytes(disk: &Statvfs) -> Disk {
+    let bytes = |blocks: u64| blocks.saturating_mul(disk.fragment_size());
+    Disk {
+        total: bytes(disk.blocks()),
+        free: bytes(disk.blocks_free()),
+    }
+}
+
+fn measure(past: CpuTimes, now: CpuTimes, meminfo: &str, disk: &Disk) -> Metrics {
+    let total = now.total.saturating_sub(past.total);
+    let idle = now.idle.saturating_sub(past.idle);
+    let mem_total = memory(meminfo, "MemTotal");
+    let mem_used = mem_total.saturating_sub(memory(meminfo, "MemAvailable"));
+    Metrics {
+        ts: 0,
+        cpu_count: now.count,
+        cpu_used_pct: percent(total.saturating_sub(idle), total),
+        mem_total,
+        mem_used,
+        mem_cache: memory(meminfo, "Cached"),
+        mem_total_mib: mem_total >> 20,
+        mem_used_mib: mem_used >> 20,
+        disk_used: disk.total.saturating_sub(disk.free),
+        disk_total: disk.total,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STAT: &str = "cpu  10 20 30 400 50 1 2 7 99 99\ncpu0 1 2 3 4 5 6 7 8 9 9\n\
+                        cpu1 1 2 3 4 5 6 7 8 9 9\nintr 5 6\ncpufoo\n";
+
+    #[test]
+    fn use_is_what_was_not_idle_since_the_last_time() {
+        let times = cpu_times("cpu  10 20 30 400 50 1 2 7 99 99\ncpu0 1 2\ncpu1 1 2\nintr 5\n");
+        let expected = CpuTimes {
+            count: 2,
+            total: 520,
+            idle: 450,
+        };
+        assert_eq!(times, expected);
+        let meminfo = "MemTotal:  4096 kB\nMemFree: 1 kB\nMemAvailable: 1024 kB\nSwapCached: 9 kB\n\
+                       Cached: 512 kB\n";
+        let disk = Disk {
+            total: 1000,
+            free: 400,
+        };
+        let past = CpuTimes {
+            count: 2,
+            total: 505,
+            idle: 440,
+        };
+        let metrics = measure(past, times, meminfo, &disk);
+        let expected = Metrics {
+            ts: 0,
+            cpu_count: 2,
+            cpu_used_pct: 33.33,
+            mem_total: 4 << 20,
+            mem_used: 3 << 20,
+            mem_cache: 512 << 10,
+            mem_total_mib: 4,
+            mem_used_mib: 3,
+            disk_used: 600,
+            disk_total: 1000,
+        };
+        assert_eq!(metrics, expected);
+    }
+
+    #[test]
+    fn no_time_is_no_use() {
+        let times = cpu_times(STAT);
+        let disk = Disk { total: 0, free: 1 };
+        let metrics = measure(times, times, "", &disk);
+        assert_eq!((metrics.cpu_used_pct, metrics.disk_used), (0.0, 0));
+        // A clock that went back, as a counter of a restored machine may.
+        let less = CpuTimes {
+            count: 2,
+            total: 1,
+            idle: 1,
+        };
+        assert_eq!(measure(times, less, "", &disk).cpu_used_pct, 0.0);
+    }
+
+    proptest! {
+        #[test]
+        fn use_stays_within_its_bounds(past: [u64; 2], now: [u64; 2], text in "[a-zA-Z: 0-9\n]{0,80}") {
+            let times = |[total, idle]: [u64; 2]| CpuTimes { count: 1, total, idle };
+            let disk = Disk { total: past[0], free: now[0] };
+            let metrics = measure(times(past), times(now), &text, &disk);
+            prop_assert!((0.0..=100.0).contains(&metrics.cpu_used_pct));
+            let _ = cpu_times(&text);
+        }
+    }
+}

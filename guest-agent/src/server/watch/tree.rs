@@ -1,0 +1,584 @@
+//! A directory, or a tree of them, under inotify(7).
+//!
+//! The kernel watches directories one by one, so a tree is watched by following its own events: a directory
+//! that appears is watched first and then read, and what is in it by then is told as created. What was made
+//! between the two is told by the kernel as well; it is recognised by [`Tree::announced`], which lasts until
+//! the kernel's queue has been empty once. A directory that is moved keeps its watch and takes it along, or
+//! loses it when it was moved out of the tree.
+//!
+//! What must never happen: a change without a word about it. Where one may be lost (the kernel's queue is
+//! full, there are too many directories) the tree fails for good, and its owner tells.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+    fs, io,
+    os::fd::{AsFd, BorrowedFd},
+    path::{Path, PathBuf},
+};
+
+use api_types::envd::EventType;
+use nix::{
+    errno::Errno,
+    sys::inotify::{AddWatchFlags as Mask, InitFlags, Inotify, InotifyEvent, WatchDescriptor},
+};
+
+/// Directories of one tree at most.
+const MAX_DIRS: usize = 8192;
+/// Names that are read at most at the beginning.
+const MAX_NAMES: usize = 256 << 10;
+/// Names that are told at most when a directory appears.
+const MAX_NEWS: usize = 16 << 10;
+
+/// What is asked of the kernel: what E2B's clients know events of.
+const CHANGES: Mask = Mask::IN_CREATE
+    .union(Mask::IN_MODIFY)
+    .union(Mask::IN_ATTRIB)
+    .union(Mask::IN_DELETE)
+    .union(Mask::IN_DELETE_SELF)
+    .union(Mask::IN_MOVED_FROM)
+    .union(Mask::IN_MOVED_TO)
+    .union(Mask::IN_MOVE_SELF)
+    .union(Mask::IN_ONLYDIR);
+
+/// A tree cannot be watched, or not any more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WatchError {
+    #[error("changes came faster than they could be told, some are lost")]
+    Overflow,
+    #[error(
+        "more than {MAX_DIRS} directories or {MAX_NAMES} names, or {MAX_NEWS} that appear at once"
+    )]
+    TooLarge,
+    #[error("the system's limit of watched directories is reached")]
+    NoWatches,
+    #[error("cannot watch '{path}'")]
+    System {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Something happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// Relative to the tree's root; empty for the root itself.
+    pub(crate) path: PathBuf,
+    pub(crate) kind: EventType,
+}
+
+/// The tree.
+pub(crate) struct Tree {
+    inotify: Inotify,
+    base: PathBuf,
+    reach: Reach,
+    root: WatchDescriptor,
+    /// Watched directories, relative to the root.
+    dirs: BTreeMap<WatchDescriptor, PathBuf>,
+    /// Names in directories that were told as created because they were there; the kernel may tell them too.
+    announced: BTreeSet<(WatchDescriptor, OsString)>,
+    /// Directories that were moved away and not yet to somewhere, by the cookie of the move.
+    moved: Vec<(u32, Subtree)>,
+}
+
+/// Watches and the paths of what they watch, relative to a directory.
+type Subtree = Vec<(WatchDescriptor, PathBuf)>;
+
+/// What of a directory is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    Directory,
+    Everything,
+}
+
+impl Tree {
+    /// Watches from now on. `base` may be a link to a directory.
+    pub(crate) fn open(base: &Path, reach: Reach) -> Result<Self, WatchError> {
+        let failed = |errno| failed(base, errno);
+        let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
+        let inotify = Inotify::init(flags).map_err(failed)?;
+        let root = inotify.add_watch(base, CHANGES).map_err(failed)?;
+        let mut tree = Self {
+            inotify,
+            base: base.to_owned(),
+            reach,
+            root,
+            dirs: [(root, PathBuf::new())].into(),
+            announced: BTreeSet::new(),
+            moved: Vec::new(),
+        };
+        if reach == Reach::Everything {
+            // What is there already is not news.
+            tree.read_dirs(vec![(root, PathBuf::new())], None)?;
+        }
+        Ok(tree)
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+
+    /// Where something in the tree is.
+    pub(crate) fn path_of(&self, path: &Path) -> PathBuf {
+        match path.as_os_str().is_empty() {
+            true => self.base.clone(),
+            false => self.base.join(path),
+        }
+    }
+
+    /// Takes some of what has happened; false when nothing has.
+    pub(crate) fn read(&mut self, changes: &mut Vec<Change>) -> Result<bool, WatchError> {
+        let events = match self.inotify.read_events() {
+            Ok(events) => events,
+            Err(Errno::EAGAIN) => {
+                self.settle();
+                return Ok(false);
+            }
+            Err(Errno::EINTR) => return Ok(true),
+            Err(errno) => return Err(failed(&self.base, errno)),
+        };
+        for event in events {
+            self.take(event, changes)?;
+        }
+        Ok(true)
+    }
+
+    /// The queue has been empty: nothing that was read from directories will be told again, and what was
+    /// moved away will not come.
+    fn settle(&mut self) {
+        self.announced.clear();
+        for (_, subtree) in std::mem::take(&mut self.moved) {
+            for (watch, _) in subtree {
+                // One that the kernel has dropped already needs nothing.
+                let _ = self.inotify.rm_watch(watch);
+            }
+        }
+    }
+
+    fn take(&mut self, event: InotifyEvent, changes: &mut Vec<Change>) -> Result<(), WatchError> {
+        if event.mask.contains(Mask::IN_Q_OVERFLOW) {
+            return Err(WatchError::Overflow);
+        }
+        if event.mask.intersects(Mask::IN_IGNORED | Mask::IN_UNMOUNT) {
+            self.dirs.remove(&event.wd);
+            return Ok(());
+        }
+        let Some(dir) = self.dirs.get(&event.wd) else {
+            return Ok(());
+        };
+        let Some(name) = event.name else {
+            // Of other directories the one above tells it.
+            if event.wd == self.root {
+                self.take_own(event.mask, changes);
+            }
+            return Ok(());
+        };
+        let path = dir.join(&name);
+        let known = self.announced.remove(&(event.wd, name));
+        let Some(kind) = kind(event.mask) else {
+            return Ok(());
+        };
+        if known && event.mask.contains(Mask::IN_CREATE) {
+            return Ok(());
+        }
+        changes.push(Change {
+            path: path.clone(),
+            kind,
+        });
+        if self.reach == Reach::Everything && event.mask.contains(Mask::IN_ISDIR) {
+            self.take_directory(event.mask, event.cookie, path, changes)?;
+        }
+        Ok(())
+    }
+
+    /// Something happened to the root itself. Once it has another path, no event's path would be true.
+    fn take_own(&mut self, mask: Mask, changes: &mut Vec<Change>) {
+        if let Some(kind) = kind(mask) {
+            let path = PathBuf::new();
+            changes.push(Change { path, kind });
+        }
+        if mask.contains(Mask::IN_MOVE_SELF) {
+            for (watch, _) in std::mem::take(&mut self.dirs) {
+                let _ = self.inotify.rm_watch(watch);
+            }
+        }
+    }
+
+    /// Follows what happened to a directory below the root.
+    fn take_directory(
+        &mut self,
+        mask: Mask,
+        cookie: u32,
+        path: PathBuf,
+        changes: &mut Vec<Change>,
+    ) -> Result<(), WatchError> {
+        if mask.contains(Mask::IN_MOVED_FROM) {
+            let subtree = self.cut(&path);
+            self.moved.push((cookie, subtree));
+        } else if mask.contains(Mask::IN_MOVED_TO)
+            && let Some(at) = self.moved.iter().position(|(c, _)| *c == cookie)
+        {
+            let (_, subtree) = self.moved.swap_remove(at);
+            for (watch, below) in subtree {
+                let path = if below.as_os_str().is_empty() {
+                    path.clone()
+                } else {
+                    path.join(below)
+                };
+                self.dirs.insert(watch, path);
+            }
+        } else if mask.intersects(Mask::IN_CREATE | Mask::IN_MOVED_TO)
+            && let Some(watch) = self.watch(path.clone())?
+        {
+            self.read_dirs(vec![(watch, path)], Some(changes))?;
+        }
+        Ok(())
+    }
+
+    /// Takes the watches of a directory and all below it out.
+    fn cut(&mut self, path: &Path) -> Subtree {
+        let dirs = self.dirs.iter();
+        let subtree: Subtree = dirs
+            .filter_map(|(watch, dir)| Some((*watch, dir.strip_prefix(path).ok()?.to_owned())))
+            .collect();
+        for (watch, _) in &subtree {
+            self.dirs.remove(watch);
+        }
+        subtree
+    }
+
+    /// Watches one directory; `None` when it is gone or no directory any more.
+    fn watch(&mut self, path: PathBuf) -> Result<Option<WatchDescriptor>, WatchError> {
+        let full = self.base.join(&path);
+        if self.dirs.len() >= MAX_DIRS {
+            return Err(WatchError::TooLarge);
+        }
+        let flags = CHANGES | Mask::IN_DONT_FOLLOW;
+        match self.inotify.add_watch(&full, flags) {
+            Ok(watch) => {
+                self.dirs.insert(watch, path);
+                Ok(Some(watch))
+            }
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EACCES) => Ok(None),
+            Err(errno) => Err(failed(&full, errno)),
+        }
+    }
+
+    /// Reads directories that are watched already, and watches those in them, and so on. What is there is
+    /// told as created where there is somebody to tell.
+    fn read_dirs(
+        &mut self,
+        mut open: Vec<(WatchDescriptor, PathBuf)>,
+        mut news: Option<&mut Vec<Change>>,
+    ) -> Result<(), WatchError> {
+        let most = news.as_ref().map_or(MAX_NAMES, |_| MAX_NEWS);
+        let mut names = 0;
+        while let Some((watch, dir)) = open.pop() {
+            // Gone meanwhile, or not to be read: the kernel tells what happens all the same.
+            let Ok(entries) = fs::read_dir(self.path_of(&dir)) else {
+                continue;
+            };
+            for entry in entries.filter_map(Result::ok) {
+                names += 1;
+                if names > most {
+                    return Err(WatchError::TooLarge);
+                }
+                let path = dir.join(entry.file_name());
+                if let Some(changes) = &mut news {
+                    self.announced.insert((watch, entry.file_name()));
+                    changes.push(Change {
+                        path: path.clone(),
+                        kind: EventType::Create,
+                    });
+                }
+                if entry.file_type().is_ok_and(|kind| kind.is_dir())
+                    && let Some(watch) = self.watch(path.clone())?
+                {
+                    open.push((watch, path));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn failed(path: &Path, errno: Errno) -> WatchError {
+    match errno {
+        Errno::ENOSPC | Errno::EMFILE | Errno::ENFILE => WatchError::NoWatches,
+        errno => WatchError::System {
+            path: path.to_owned(),
+            source: errno.into(),
+        },
+    }
+}
+
+/// The word of E2B's clients for what the kernel says. A thing that is moved away is renamed, one that is
+/// moved here is created.
+fn kind(mask: Mask) -> Option<EventType> {
+    let has = |flags: Mask| mask.intersects(flags);
+    if has(Mask::IN_CREATE | Mask::IN_MOVED_TO) {
+        Some(EventType::Create)
+    } else if has(Mask::IN_MOVED_FROM | Mask::IN_MOVE_SELF) {
+        Some(EventType::Rename)
+    } else if has(Mask::IN_DELETE | Mask::IN_DELETE_SELF) {
+        Some(EventType::Remove)
+    } else if has(Mask::IN_MODIFY) {
+        Some(EventType::Write)
+    } else if has(Mask::IN_ATTRIB) {
+        Some(EventType::Chmod)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(tree: &mut Tree) -> Vec<(String, EventType)> {
+        let mut changes = Vec::new();
+        while tree.read(&mut changes).unwrap() {}
+        let changes = changes.into_iter();
+        changes
+            .map(|c| (c.path.to_str().unwrap().to_owned(), c.kind))
+            .collect()
+    }
+
+    fn told(changes: &[(&str, EventType)]) -> Vec<(String, EventType)> {
+        let changes = changes.iter();
+        changes.map(|(p, k)| ((*p).to_owned(), *k)).collect()
+    }
+
+    use EventType::{Chmod, Create, Remove, Rename, Write};
+
+    #[test]
+    fn one_directory_is_watched_and_not_what_is_below() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::create_dir(path("sub")).unwrap();
+        let mut tree = Tree::open(dir.path(), Reach::Directory).unwrap();
+        fs::write(path("sub/f"), "x").unwrap();
+        fs::write(path("f"), "x").unwrap();
+        fs::rename(path("f"), path("g")).unwrap();
+        fs::remove_file(path("g")).unwrap();
+        let wanted = told(&[
+            ("f", Create),
+            ("f", Write),
+            ("f", Rename),
+            ("g", Create),
+            ("g", Remove),
+        ]);
+        assert_eq!(read(&mut tree), wanted);
+        let moved = tempfile::tempdir().unwrap();
+        fs::rename(dir.path(), moved.path().join("here")).unwrap();
+        assert_eq!(read(&mut tree), told(&[("", Rename)]));
+        fs::write(moved.path().join("here/f"), "").unwrap();
+        assert_eq!(read(&mut tree), []);
+    }
+
+    #[test]
+    fn trees_that_appear_at_once_are_told_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let mut tree = Tree::open(dir.path(), Reach::Everything).unwrap();
+        fs::create_dir_all(path("a/b/c")).unwrap();
+        fs::write(path("a/b/c/f"), "x").unwrap();
+        let mut changes = read(&mut tree);
+        changes.sort_by(|a, b| a.0.cmp(&b.0));
+        let wanted = told(&[
+            ("a", Create),
+            ("a/b", Create),
+            ("a/b/c", Create),
+            ("a/b/c/f", Create),
+        ]);
+        assert_eq!(changes, wanted);
+        // From now on they are watched like all others, and a name that comes back is news again.
+        fs::remove_file(path("a/b/c/f")).unwrap();
+        fs::write(path("a/b/c/f"), "x").unwrap();
+        let wanted = told(&[("a/b/c/f", Remove), ("a/b/c/f", Create), ("a/b/c/f", Write)]);
+        assert_eq!(read(&mut tree), wanted);
+        // The directory above tells it, and only that one.
+        fs::set_permissions(
+            path("a/b"),
+            std::os::unix::fs::PermissionsExt::from_mode(0o700),
+        )
+        .unwrap();
+        assert_eq!(read(&mut tree), told(&[("a/b", Chmod)]));
+        fs::remove_dir_all(path("a")).unwrap();
+        let wanted = told(&[
+            ("a/b/c/f", Remove),
+            ("a/b/c", Remove),
+            ("a/b", Remove),
+            ("a", Remove),
+        ]);
+        assert_eq!(read(&mut tree), wanted);
+        assert_eq!(tree.dirs.len(), 1);
+    }
+
+    #[test]
+    fn moved_directories_take_their_watches_along() {
+        let dir = tempfile::tempdir().unwrap();
+        let outside = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::create_dir_all(path("a/b")).unwrap();
+        let mut tree = Tree::open(dir.path(), Reach::Everything).unwrap();
+        fs::rename(path("a"), path("z")).unwrap();
+        fs::write(path("z/b/f"), "").unwrap();
+        let wanted = told(&[("a", Rename), ("z", Create), ("z/b/f", Create)]);
+        assert_eq!(read(&mut tree), wanted);
+        // Out of the tree: no more words about it, also when another takes its name.
+        fs::rename(path("z"), outside.path().join("z")).unwrap();
+        fs::create_dir(path("z")).unwrap();
+        assert_eq!(read(&mut tree), told(&[("z", Rename), ("z", Create)]));
+        fs::write(outside.path().join("z/b/g"), "").unwrap();
+        fs::write(path("z/h"), "").unwrap();
+        assert_eq!(read(&mut tree), told(&[("z/h", Create)]));
+        assert_eq!(tree.dirs.len(), 2);
+        // And into it, with what it has.
+        fs::rename(outside.path().join("z/b"), path("b")).unwrap();
+        let mut changes = read(&mut tree);
+        changes.sort_by(|a, b| a.0.cmp(&b.0));
+        let wanted = told(&[("b", Create), ("b/f", Create), ("b/g", Create)]);
+        assert_eq!(changes, wanted);
+    }
+
+    #[test]
+    fn links_are_not_entered_below_the_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let outside = tempfile::tempdir().unwrap();
+        let link = dir.path().join("root");
+        std::os::unix::fs::symlink(outside.path(), &link).unwrap();
+        let mut tree = Tree::open(&link, Reach::Everything).unwrap();
+        std::os::unix::fs::symlink(dir.path(), outside.path().join("link")).unwrap();
+        assert_eq!(read(&mut tree), told(&[("link", Create)]));
+        fs::write(dir.path().join("f"), "").unwrap();
+        assert_eq!(read(&mut tree), []);
+    }
+
+    #[test]
+    fn lost_events_are_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tree = Tree::open(dir.path(), Reach::Directory).unwrap();
+        let limit = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+        let limit: usize = limit.trim().parse().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        fs::write(&a, "").unwrap();
+        for _ in 0..=limit / 4 {
+            fs::rename(&a, &b).unwrap();
+            fs::rename(&b, &a).unwrap();
+        }
+        let mut changes = Vec::new();
+        let error = loop {
+            match tree.read(&mut changes) {
+                Ok(more) => assert!(more),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, WatchError::Overflow));
+    }
+
+    /// What a client that follows the changes believes to be there.
+    fn follow(known: &mut BTreeSet<String>, changes: &[(String, EventType)]) {
+        for (path, kind) in changes {
+            match kind {
+                Create => {
+                    known.insert(path.clone());
+                }
+                Remove => {
+                    known.remove(path);
+                }
+                Rename => known.retain(|p| p != path && !p.starts_with(&format!("{path}/"))),
+                _ => {}
+            }
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Make(String),
+        File(String),
+        Remove(String),
+        Read,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let path = || {
+            prop::collection::vec(prop::sample::select(vec!["a", "b", "c"]), 1..4)
+                .prop_map(|parts| parts.join("/"))
+        };
+        let step = prop_oneof![
+            3 => path().prop_map(Step::Make),
+            3 => path().prop_map(Step::File),
+            2 => path().prop_map(Step::Remove),
+            1 => Just(Step::Read),
+        ];
+        prop::collection::vec(step, 1..25)
+    }
+
+    fn everything(dir: &Path, below: &Path, found: &mut BTreeSet<String>) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let entry = entry.unwrap();
+            let path = below.join(entry.file_name());
+            found.insert(path.to_str().unwrap().to_owned());
+            if entry.file_type().unwrap().is_dir() {
+                everything(&entry.path(), &path, found);
+            }
+        }
+    }
+
+    #[test]
+    fn what_changes_while_it_is_read_is_known_in_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tree = Tree::open(dir.path(), Reach::Everything).unwrap();
+        let mut known = BTreeSet::new();
+        std::thread::scope(|scope| {
+            let busy = scope.spawn(|| {
+                for round in 0..400 {
+                    let top = dir.path().join((round % 7).to_string());
+                    fs::create_dir_all(top.join("a/b")).unwrap();
+                    for file in ["f", "a/f", "a/b/f"] {
+                        fs::write(top.join(file), "x").unwrap();
+                    }
+                    if round % 3 == 0 {
+                        fs::remove_dir_all(top).unwrap();
+                    }
+                }
+            });
+            while !busy.is_finished() {
+                follow(&mut known, &read(&mut tree));
+            }
+        });
+        follow(&mut known, &read(&mut tree));
+        let mut there = BTreeSet::new();
+        everything(dir.path(), Path::new(""), &mut there);
+        assert_eq!(known, there);
+    }
+
+    proptest! {
+        #[test]
+        fn who_follows_the_changes_knows_what_is_there(steps in steps()) {
+            let dir = tempfile::tempdir().unwrap();
+            let mut tree = Tree::open(dir.path(), Reach::Everything).unwrap();
+            let mut known = BTreeSet::new();
+            for step in steps.into_iter().chain([Step::Read]) {
+                // Steps that do not fit what is there change nothing.
+                match step {
+                    Step::Make(path) => drop(fs::create_dir_all(dir.path().join(path))),
+                    Step::File(path) => drop(fs::write(dir.path().join(path), "x")),
+                    Step::Remove(path) => {
+                        let path = dir.path().join(path);
+                        drop(fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path)));
+                    }
+                    Step::Read => {
+                        follow(&mut known, &read(&mut tree));
+                        let mut there = BTreeSet::new();
+                        everything(dir.path(), Path::new(""), &mut there);
+                        prop_assert_eq!(&known, &there);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+// Runs cases of the conformance suite; the protocol is that of run.py beside it.
+
+import fs from 'node:fs'
+import { Absent } from './case.mjs'
+import * as guide from './guide.mjs'
+import * as sandboxes from './sandboxes.mjs'
+import * as commands from './commands.mjs'
+import * as files from './files.mjs'
+import * as network from './network.mjs'
+import * as lifecycle from './lifecycle.mjs'
+import * as interpreter from './interpreter.mjs'
+
+const cases = new Map()
+for (const area of [guide, sandboxes, commands, files, network, lifecycle, interpreter]) {
+  for (const [name, run] of Object.entries(area.cases)) {
+    if (cases.has(name)) throw new Error(`two cases are called ${name}`)
+    cases.set(name, run)
+  }
+}
+
+const say = (line) => fs.writeSync(1, JSON.stringify(line) + '\n')
+// What an SDK or a case prints must not be taken for a verdict.
+console.log = console.info = console.debug = console.error
+
+// A stream that fails with nobody waiting for it is the case's failure, not the end of the suite.
+let stray = null
+process.on('unhandledRejection', (error) => (stray ??= error))
+
+const describe = (error) => {
+  const frame = String(error?.stack ?? '').split('\n').find((l) => l.includes('/suite/') && !l.includes('case.mjs'))
+  const place = frame?.match(/suite\/(\w+\.mjs:\d+)/)?.[1] ?? ''
+  return `${place} ${error?.name ?? 'Error'}: ${error?.message ?? error}`.trim().slice(0, 800)
+}
+
+const run = async (name) => {
+  stray = null
+  try {
+    if (!cases.has(name)) throw new Error('the suite has no such case')
+    await cases.get(name)()
+    if (stray) throw stray
+    return ['pass', '']
+  } catch (error) {
+    return error instanceof Absent ? ['absent', error.message] : ['fail', describe(error)]
+  }
+}
+
+const wanted = process.argv.slice(2)
+if (wanted.length === 1 && wanted[0] === '--list') {
+  for (const name of cases.keys()) say({ case: name })
+} else {
+  for (const name of wanted) {
+    say({ begin: name })
+    const began = performance.now()
+    const [verdict, why] = await run(name)
+    say({ end: name, verdict, why, seconds: (performance.now() - began) / 1000 })
+  }
+}
+// Open connections must not keep the process.
+process.exit(0)

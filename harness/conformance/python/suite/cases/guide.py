@@ -1,0 +1,42 @@
+"""The programs of docs/quickstart.md, and of other guides for other areas, as they stand there."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+from . import Cases, same
+
+CASES = Cases()
+case = CASES
+GUIDES = pathlib.Path(__file__).parent.parent
+
+
+def program(guide: str) -> tuple[str, str]:
+    """The program and what it prints."""
+    found = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", (GUIDES / guide).read_text(), re.DOTALL)
+    assert found, f"{guide} has no program"
+    return found[1], found[2]
+
+
+def run(guide: str = "quickstart.md", **environment: str) -> None:
+    code, wanted = program(guide)
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True)
+    same((done.stdout, done.returncode, done.stderr[-500:]), (wanted, 0, ""))
+
+
+@case
+def quickstart():
+    run()
+
+
+@case
+def quickstart_https():
+    url = os.environ["CONFORMANCE_HTTPS_URL"]
+    run(
+        E2B_API_URL=url,
+        E2B_SANDBOX_URL=url,
+        E2B_API_KEY=os.environ["CONFORMANCE_HTTPS_KEY"],
+        SSL_CERT_FILE=os.environ["CONFORMANCE_HTTPS_CA"],
+    )

@@ -1,0 +1,69 @@
+"""Runs cases of the conformance suite against the API that the environment names.
+
+Each line of standard output is one JSON object: {"begin": NAME}, then {"end": NAME, "verdict", "why",
+"seconds"}. Verdicts: "pass"; "fail", the API did something else than the SDK's documentation says;
+"absent", this SDK has no such feature. The caller bounds each case in time by what it reads.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+
+from cases import Absent, Case
+
+AREAS = ("guide", "sandboxes", "commands", "terminals", "files", "watching", "network", "lifecycle", "interpreter")
+
+
+def known() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+    for area in AREAS:
+        for case in importlib.import_module(f"cases.{area}").CASES.all:
+            if case.name in cases:
+                raise SystemExit(f"two cases are called {case.name}")
+            cases[case.name] = case
+    return cases
+
+
+def say(line: dict) -> None:
+    os.write(OUTPUT, (json.dumps(line) + "\n").encode())
+
+
+def run(case: Case) -> tuple[str, str]:
+    try:
+        case.run()
+        return "pass", ""
+    except Absent as absent:
+        return "absent", str(absent)
+    except BaseException as error:  # noqa: BLE001 - whatever an SDK raises is a verdict
+        frames = traceback.extract_tb(error.__traceback__)
+        here = [f for f in frames if "/cases/" in f.filename]
+        line = f"{os.path.basename(here[-1].filename)}:{here[-1].lineno}" if here else ""
+        text = f"{type(error).__name__}: {error}"
+        return "fail", f"{line} {text}".strip()[:800]
+
+
+def main() -> None:
+    cases = known()
+    if sys.argv[1:] == ["--list"]:
+        for name in cases:
+            say({"case": name})
+        return
+    for name in sys.argv[1:]:
+        say({"begin": name})
+        began = time.monotonic()
+        case = cases.get(name)
+        verdict, why = run(case) if case else ("fail", "the suite has no such case")
+        say({"end": name, "verdict": verdict, "why": why, "seconds": time.monotonic() - began})
+
+
+if __name__ == "__main__":
+    # What an SDK or a case prints must not be taken for a verdict.
+    OUTPUT = os.dup(1)
+    os.dup2(2, 1)
+    main()
+    sys.stderr.flush()
+    # Threads of a hanging stream must not keep the process.
+    os._exit(0)

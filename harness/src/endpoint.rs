@@ -1,0 +1,270 @@
+//! Where an API is: a base URL, and connections to it, plain or with TLS.
+//!
+//! A connection is opened for each use and owned by whoever asked for it. Nothing is shared, so that what a
+//! start costs includes its handshakes.
+
+use std::{
+    fmt,
+    io::{self, Read, Write},
+    net::{TcpStream, ToSocketAddrs},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use api_types::envd::Transport;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, pki_types::ServerName};
+
+/// A checked base URL: scheme, host and port, no path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    secure: bool,
+    /// Without the brackets of an IPv6 address.
+    host: String,
+    port: u16,
+}
+
+/// Why a text is no base URL.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{url:?} is no base URL such as \"http://127.0.0.1:3000\" or \"https://api.example.com\"")]
+pub struct BadUrl {
+    /// As typed.
+    url: String,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// No address, nobody there, or no answer in time.
+    #[error("cannot connect to {to}")]
+    Connect {
+        /// The endpoint.
+        to: String,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The host cannot be a name in a certificate, or the set-up of TLS failed.
+    #[error("TLS to {to} cannot begin")]
+    Tls {
+        /// The endpoint.
+        to: String,
+        /// The cause.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.secure { "https" } else { "http" };
+        write!(f, "{scheme}://{}", self.authority())
+    }
+}
+
+impl Endpoint {
+    /// Checks a base URL. One trailing slash is accepted.
+    ///
+    /// # Errors
+    /// [`BadUrl`].
+    pub fn parse(url: &str) -> Result<Self, BadUrl> {
+        Self::read(url).ok_or_else(|| BadUrl {
+            url: url.to_owned(),
+        })
+    }
+
+    fn read(url: &str) -> Option<Self> {
+        let (secure, rest) = match url.split_once("://")? {
+            ("http", rest) => (false, rest),
+            ("https", rest) => (true, rest),
+            _ => return None,
+        };
+        let authority = rest.strip_suffix('/').unwrap_or(rest);
+        let default = if secure { 443 } else { 80 };
+        let (host, port) = match authority.strip_prefix('[') {
+            Some(v6) => {
+                let (host, after) = v6.split_once(']')?;
+                (host, after.strip_prefix(':'))
+            }
+            None => match authority.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (authority, None),
+            },
+        };
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._:%".contains(&b);
+        if host.is_empty() || !host.bytes().all(plain) {
+            return None;
+        }
+        Some(Self {
+            secure,
+            host: host.to_owned(),
+            port: port.map_or(Some(default), |p| p.parse().ok())?,
+        })
+    }
+
+    /// What `Host` says: without the port where it is the scheme's own.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        let host = match self.host.contains(':') {
+            true => format!("[{}]", self.host),
+            false => self.host.clone(),
+        };
+        match (self.secure, self.port) {
+            (true, 443) | (false, 80) => host,
+            (_, port) => format!("{host}:{port}"),
+        }
+    }
+
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// See [`DialError`].
+    pub fn dial(&self, timeout: Duration) -> Result<Wire, DialError> {
+        let failed = |source| DialError::Connect {
+            to: self.to_string(),
+            source,
+        };
+        let stream = self.connect(timeout).map_err(failed)?;
+        // Small requests must not wait for the acknowledgement of earlier ones.
+        stream.set_nodelay(true).map_err(failed)?;
+        if !self.secure {
+            return Ok(Wire::Plain(stream));
+        }
+        let session = self.session().map_err(|source| DialError::Tls {
+            to: self.to_string(),
+            source,
+        })?;
+        Ok(Wire::Tls(Box::new(StreamOwned::new(session, stream))))
+    }
+
+    fn connect(&self, timeout: Duration) -> io::Result<TcpStream> {
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for address in (self.host.as_str(), self.port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, timeout) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn session(&self) -> Result<ClientConnection, Box<dyn std::error::Error + Send + Sync>> {
+        let name = ServerName::try_from(self.host.clone())?;
+        Ok(ClientConnection::new(tls_config()?, name)?)
+    }
+}
+
+/// One configuration for the process. The authorities are the system's, or those of SSL_CERT_FILE.
+fn tls_config() -> Result<Arc<ClientConfig>, rustls::Error> {
+    static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    if let Some(config) = CONFIG.get() {
+        return Ok(Arc::clone(config));
+    }
+    let mut roots = RootCertStore::empty();
+    // A certificate that cannot be read is one that nothing can be checked against.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::clone(CONFIG.get_or_init(|| Arc::new(config))))
+}
+
+/// A connection.
+#[derive(Debug)]
+pub enum Wire {
+    /// TCP.
+    Plain(TcpStream),
+    /// TLS over TCP; the handshake happens with the first bytes.
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Wire {
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(tls) => &tls.sock,
+        }
+    }
+}
+
+impl Read for Wire {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(buf),
+            Self::Tls(tls) => tls.read(buf),
+        }
+    }
+}
+
+impl Write for Wire {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(buf),
+            Self::Tls(tls) => tls.write(buf),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.flush(),
+            Self::Tls(tls) => tls.flush(),
+        }
+    }
+}
+
+impl Transport for Wire {
+    fn bound_reads(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.tcp().set_read_timeout(timeout)
+    }
+
+    fn bound_writes(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.tcp().set_write_timeout(timeout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base_urls_are_read() {
+        let shown = |url: &str| Endpoint::parse(url).map(|e| e.to_string());
+        for same in [
+            "http://127.0.0.1:3000",
+            "https://api.example.com",
+            "http://[::1]:3000",
+        ] {
+            assert_eq!(shown(same).as_deref(), Ok(same));
+        }
+        assert_eq!(
+            shown("https://api.example.com:443/").as_deref(),
+            Ok("https://api.example.com")
+        );
+        for bad in [
+            "",
+            "127.0.0.1",
+            "ftp://a",
+            "http://",
+            "http://a:b",
+            "http://a/v1",
+            "http://a b",
+            "http://a\r\nx",
+            "http://[::1",
+            "http://u@h",
+        ] {
+            assert!(Endpoint::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_there() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        let endpoint = Endpoint::parse(&format!("http://{address}")).unwrap();
+        let error = endpoint.dial(Duration::from_secs(5)).unwrap_err();
+        assert!(matches!(error, DialError::Connect { .. }), "{error}");
+    }
+}

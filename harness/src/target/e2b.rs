@@ -1,0 +1,427 @@
+//! `e2b`: any endpoint that speaks E2B's API. A create is `POST /v2/sandboxes`, a command is
+//! `process.Process/Start` through the endpoint's proxy, a kill is `DELETE`.
+//!
+//! Each start opens a connection of its own, so its handshakes are inside the latency. If control and data
+//! plane have one address, the connection serves both.
+
+use std::{
+    io,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use api_types::chain;
+use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, HttpAnswer};
+use model::{StartPhase, Timeline};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{CloneId, Output, PageCache, Sandbox, Target};
+use crate::{
+    clock,
+    endpoint::{DialError, Endpoint, Wire},
+    event::{Failure, FailureCause, StartKind},
+    guest, leftovers,
+    scenario::ExecSpec,
+};
+
+/// Lifetime that is asked for, in seconds: longer than any round, and a bound on what a killed run leaves.
+const LIFETIME_S: u32 = 3600;
+/// Answers to a create that are longer are no sandboxes.
+const MAX_ID: usize = 128;
+/// A server that keeps sandboxes ready has refilled its pool by then.
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+const READY_LOOK: Duration = Duration::from_millis(50);
+const WARM_GAUGE: &str = "cube_pool_warm ";
+/// In the answer to a create: whether it was served from the warm pool.
+const START_KIND: &str = "x-cube-start";
+
+/// Where sandboxes are asked for, and how.
+#[derive(Clone, Debug)]
+pub struct E2b {
+    /// Control plane.
+    pub api: Endpoint,
+    /// Data plane; `{id}` stands for the sandbox and `{port}` for the port. `None`: as the control plane.
+    pub sandbox_url: Option<String>,
+    /// `X-API-KEY`.
+    pub key: String,
+    /// Template id or name.
+    pub template: String,
+    /// Bound of each exchange.
+    pub timeout: Duration,
+    /// Where a server on this host keeps a directory per sandbox, for the ledger.
+    pub sandboxes: Option<PathBuf>,
+    /// Sandboxes that the server keeps ready; zero: it is not asked.
+    pub warm: u32,
+}
+
+/// What a create answers, as far as it matters here.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Created {
+    #[serde(rename = "sandboxID")]
+    sandbox_id: String,
+    envd_access_token: Option<String>,
+}
+
+impl E2b {
+    fn connect(&self, to: &Endpoint) -> Result<EnvdClient<Wire>, Failure> {
+        let wire = to.dial(self.timeout).map_err(|e| dial_failure(&e))?;
+        let mut client = EnvdClient::over(wire, self.timeout);
+        client.set_route(&to.authority(), &[]);
+        Ok(client)
+    }
+
+    fn control(
+        &self,
+        client: &mut EnvdClient<Wire>,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<HttpAnswer, ClientError> {
+        client.set_route(&self.api.authority(), &[("x-api-key", &self.key)]);
+        client.set_access_token(None);
+        client.set_timeout(self.timeout);
+        let json = [("content-type", "application/json")];
+        client.request(method, path, &json, body)
+    }
+
+    /// What the server says of its pool among its figures for Prometheus.
+    fn warm_now(&self) -> io::Result<u32> {
+        let mut client = self
+            .connect(&self.api)
+            .map_err(|f| io::Error::other(f.message))?;
+        let answer = self
+            .control(&mut client, "GET", "/metrics", b"")
+            .map_err(io::Error::other)?;
+        let text = String::from_utf8_lossy(&answer.body);
+        let gauge = text.lines().find_map(|line| line.strip_prefix(WARM_GAUGE));
+        gauge
+            .and_then(|value| value.trim().parse().ok())
+            .ok_or_else(|| io::Error::other("the server does not say how many are warm"))
+    }
+
+    fn data_endpoint(&self, id: &str) -> Result<Endpoint, Failure> {
+        let Some(pattern) = &self.sandbox_url else {
+            return Ok(self.api.clone());
+        };
+        let url = pattern
+            .replace("{id}", id)
+            .replace("{port}", &ENVD_PORT.to_string());
+        Endpoint::parse(&url).map_err(|e| failed(FailureCause::Connect, chain(&e)))
+    }
+}
+
+impl Target for E2b {
+    fn create(&self, _: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure> {
+        let mut client = self.connect(&self.api)?;
+        let body = json!({ "templateID": self.template, "timeout": LIFETIME_S }).to_string();
+        let answer = self
+            .control(&mut client, "POST", "/v2/sandboxes", body.as_bytes())
+            .map_err(|e| guest::failure(FailureCause::Create, &e))?;
+        timeline.stamp(StartPhase::Replied, clock::monotonic_ns());
+        let created = created(&answer)?;
+        let data = self.data_endpoint(&created.sandbox_id)?;
+        Ok(Box::new(Remote {
+            target: self.clone(),
+            client: (data == self.api).then_some(client),
+            data,
+            id: created.sandbox_id,
+            token: created.envd_access_token,
+            start: answer.header(START_KIND).and_then(StartKind::parse),
+            alive: true,
+        }))
+    }
+
+    fn prepare_cache(&self, _: PageCache) -> io::Result<()> {
+        // The server's page cache is the server's business.
+        Ok(())
+    }
+
+    fn await_ready(&self) -> io::Result<()> {
+        if self.warm == 0 {
+            return Ok(());
+        }
+        let deadline = Instant::now() + READY_PATIENCE;
+        loop {
+            let warm = self.warm_now()?;
+            if warm >= self.warm {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let why = format!("{warm} of {} are warm", self.warm);
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+            std::thread::sleep(READY_LOOK);
+        }
+    }
+}
+
+fn created(answer: &HttpAnswer) -> Result<Created, Failure> {
+    let refused = |why: String| {
+        let body: String = String::from_utf8_lossy(&answer.body)
+            .chars()
+            .take(300)
+            .collect();
+        let message = format!("create: status {}{why}: {body}", answer.status);
+        failed(FailureCause::Create, message)
+    };
+    if answer.status != 201 {
+        return Err(refused(String::new()));
+    }
+    let created: Created =
+        serde_json::from_slice(&answer.body).map_err(|e| refused(format!(", {e}")))?;
+    let id = &created.sandbox_id;
+    // It becomes part of a path, a host name and a header.
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+    if id.is_empty() || id.len() > MAX_ID || !id.bytes().all(plain) {
+        return Err(refused(", the sandbox's id is none".to_owned()));
+    }
+    let token = created.envd_access_token.as_deref().unwrap_or_default();
+    if !token.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(refused(", the sandbox's token is none".to_owned()));
+    }
+    Ok(created)
+}
+
+/// A sandbox behind the endpoint.
+#[derive(Debug)]
+struct Remote {
+    target: E2b,
+    data: Endpoint,
+    /// Absent before the first use, and after an error.
+    client: Option<EnvdClient<Wire>>,
+    id: String,
+    token: Option<String>,
+    start: Option<StartKind>,
+    alive: bool,
+}
+
+impl Remote {
+    fn end(&mut self) -> Result<(), Failure> {
+        self.alive = false;
+        let mut client = match self.client.take().filter(|_| self.data == self.target.api) {
+            Some(client) => client,
+            None => self.target.connect(&self.target.api)?,
+        };
+        let path = format!("/sandboxes/{}", self.id);
+        let answer = self.target.control(&mut client, "DELETE", &path, b"");
+        match answer
+            .map_err(|e| guest::failure(FailureCause::Kill, &e))?
+            .status
+        {
+            204 => Ok(()),
+            status => Err(failed(
+                FailureCause::Kill,
+                format!("kill: status {status} for {}", self.id),
+            )),
+        }
+    }
+}
+
+impl Sandbox for Remote {
+    fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure> {
+        let mut client = match self.client.take() {
+            Some(client) => client,
+            None => self.target.connect(&self.data)?,
+        };
+        let port = ENVD_PORT.to_string();
+        let route = [
+            ("e2b-sandbox-id", self.id.as_str()),
+            ("e2b-sandbox-port", &port),
+        ];
+        client.set_route(&self.data.authority(), &route);
+        client.set_access_token(self.token.clone());
+        let output = guest::exec_over(&mut client, command)?;
+        self.client = Some(client);
+        Ok(output)
+    }
+
+    fn pid(&self) -> Option<u32> {
+        let dir = self.target.sandboxes.as_ref()?.join(&self.id);
+        leftovers::processes_of(&dir).first().copied()
+    }
+
+    fn start_kind(&self) -> Option<StartKind> {
+        self.start
+    }
+
+    fn kill(mut self: Box<Self>) -> Result<(), Failure> {
+        self.end()
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        if self.alive {
+            // Its lifetime ends what cannot be killed now.
+            let _ = self.end();
+        }
+    }
+}
+
+fn failed(cause: FailureCause, message: String) -> Failure {
+    Failure { cause, message }
+}
+
+fn dial_failure(error: &DialError) -> Failure {
+    let cause = match error {
+        DialError::Connect { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
+            FailureCause::Timeout
+        }
+        DialError::Connect { .. } | DialError::Tls { .. } => FailureCause::Connect,
+    };
+    failed(cause, chain(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        io::{BufRead, BufReader, Read, Write},
+        net::TcpListener,
+        thread,
+    };
+
+    const KEY: &str = "e2b_0000";
+
+    /// A server for one connection: gives each answer in turn, and returns the requests' heads.
+    fn peer(answers: Vec<Vec<u8>>) -> (Endpoint, thread::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let served = thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut reader = BufReader::new(stream);
+            let mut heads = Vec::new();
+            for answer in answers {
+                let mut head = String::new();
+                while !head.ends_with("\r\n\r\n") {
+                    assert!(reader.read_line(&mut head).unwrap() > 0, "closed: {head}");
+                }
+                let length = head
+                    .lines()
+                    .find_map(|l| l.strip_prefix("content-length: "));
+                let mut body = vec![0; length.map_or(0, |l| l.parse().unwrap())];
+                reader.read_exact(&mut body).unwrap();
+                heads.push(head);
+                reader.get_mut().write_all(&answer).unwrap();
+            }
+            heads
+        });
+        (Endpoint::parse(&url).unwrap(), served)
+    }
+
+    fn http(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+        let length = body.len();
+        let mut answer =
+            format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\n\r\n").into_bytes();
+        answer.extend_from_slice(body);
+        answer
+    }
+
+    fn frames(messages: &[(u8, &str)]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for (flags, text) in messages {
+            api_types::envd::frame::encode(*flags, text.as_bytes(), &mut out).unwrap();
+        }
+        out
+    }
+
+    fn target(api: Endpoint) -> E2b {
+        E2b {
+            api,
+            sandbox_url: None,
+            key: KEY.to_owned(),
+            template: "base".to_owned(),
+            timeout: Duration::from_secs(10),
+            sandboxes: None,
+            warm: 0,
+        }
+    }
+
+    const ID: CloneId = CloneId {
+        round: 0,
+        arrival: 0,
+    };
+
+    #[test]
+    fn a_sandbox_lives_on_one_connection() {
+        let body = br#"{"sandboxID":"i1","templateID":"base","clientID":"c","envdVersion":"0.6.13","envdAccessToken":"tok"}"#;
+        let events = frames(&[
+            (0, r#"{"event":{"start":{"pid":7}}}"#),
+            (0, r#"{"event":{"data":{"stdout":"b2sK"}}}"#),
+            (
+                0,
+                r#"{"event":{"end":{"exitCode":0,"exited":true,"status":"exit status 0"}}}"#,
+            ),
+            (2, "{}"),
+        ]);
+        let (api, served) = peer(vec![
+            http("201 Created", "x-cube-start: warm\r\n", body),
+            http(
+                "200 OK",
+                "content-type: application/connect+json\r\n",
+                &events,
+            ),
+            http("204 No Content", "", b""),
+        ]);
+        let mut timeline = Timeline::default();
+        let mut sandbox = target(api.clone()).create(ID, &mut timeline).unwrap();
+        assert!(timeline.at(StartPhase::Replied).is_some());
+        assert_eq!(sandbox.start_kind(), Some(StartKind::Warm));
+        let command = ExecSpec {
+            argv: vec!["/usr/local/bin/probe".into()],
+            user: "root".into(),
+            expect_stdout: "ok\n".into(),
+            timeout: Duration::from_secs(10),
+        };
+        assert_eq!(sandbox.exec(&command).unwrap().stdout, b"ok\n");
+        sandbox.kill().unwrap();
+        let heads = served.join().unwrap();
+        assert!(heads[0].starts_with("POST /v2/sandboxes HTTP/1.1\r\n"));
+        assert!(heads[0].contains(&format!("host: {}\r\n", api.authority())));
+        assert!(heads[0].contains("x-api-key: e2b_0000\r\n"));
+        assert!(heads[1].starts_with("POST /process.Process/Start HTTP/1.1\r\n"));
+        for header in [
+            "e2b-sandbox-id: i1",
+            "e2b-sandbox-port: 49983",
+            "x-access-token: tok",
+        ] {
+            assert!(heads[1].contains(header), "{header}");
+        }
+        assert!(
+            !heads[1].contains(KEY),
+            "the key is the control plane's alone"
+        );
+        assert!(heads[2].starts_with("DELETE /sandboxes/i1 HTTP/1.1\r\n"));
+        assert!(!heads[2].contains("x-access-token"));
+    }
+
+    #[test]
+    fn refusals_and_nonsense_are_failures_of_the_create() {
+        let bad_id = br#"{"sandboxID":"../x"}"#;
+        for (status, body) in [
+            (
+                "503 Service Unavailable",
+                &b"{\"code\":503,\"message\":\"full\"}"[..],
+            ),
+            ("200 OK", b"{\"sandboxID\":\"i1\"}"),
+            ("201 Created", b"hello"),
+            ("201 Created", bad_id),
+        ] {
+            let (api, served) = peer(vec![http(status, "", body)]);
+            let outcome = target(api).create(ID, &mut Timeline::default());
+            let failure = outcome.err().unwrap();
+            assert_eq!(failure.cause, FailureCause::Create, "{}", failure.message);
+            served.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn the_data_plane_may_have_a_host_of_its_own() {
+        let mut target = target(Endpoint::parse("https://api.example.com").unwrap());
+        target.sandbox_url = Some("https://{port}-{id}.example.com".to_owned());
+        let data = target.data_endpoint("i1").unwrap();
+        assert_eq!(data.to_string(), "https://49983-i1.example.com");
+    }
+}

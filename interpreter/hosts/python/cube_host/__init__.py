@@ -1,0 +1,1 @@
+"""The Python host of the code interpreter; see `loop`."""

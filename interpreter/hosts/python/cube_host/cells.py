@@ -1,0 +1,261 @@
+"""Cells: parsing, running, and what becomes of their last expression."""
+
+import ast
+import builtins
+import linecache
+import sys
+import types
+
+# Results of these exact types are shown by `repr` alone, which is what IPython would do.
+PLAIN = frozenset((int, float, bool, str, complex, bytes))
+# `inspect.CO_COROUTINE`, without importing inspect.
+CO_COROUTINE = 0x80
+# Results that are remembered in `Out`.
+MAX_OUT = 1000
+# Flags of `from __future__` statements in code objects and for `compile`.
+FUTURE = 0x01FE0000
+
+
+class Cells:
+    """Runs the cells of one context in one namespace."""
+
+    def __init__(self, control):
+        self.control = control
+        self.module = types.ModuleType("__main__", "The cells of this context.")
+        self.module.__builtins__ = builtins
+        sys.modules["__main__"] = self.module
+        self.ns = self.module.__dict__
+        self.flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        self.shell = None
+        # Parts of the shell that each cell needs. Looking them up there would touch what plain cells need not.
+        self.inputs = self.raw_inputs = ()
+        self.callbacks = {}
+        self.transformers = ()
+        # Whether a magic may have changed how plain values are shown.
+        self.display_changed = False
+        self.loop = None
+        self.running = False
+        self.number = 0
+        # Numbers of cells by the file names under which they were compiled.
+        self.names = {}
+
+    def prepare(self):
+        """Makes IPython's part. Some hundred milliseconds; before the first cell."""
+        from . import shell
+
+        self.shell = shell.make(self)
+        self.take_parts()
+        builtins.input = refuse_input
+
+    def take_parts(self):
+        history = self.shell.history_manager
+        self.inputs, self.raw_inputs = history.input_hist_parsed, history.input_hist_raw
+        self.callbacks = self.shell.events.callbacks
+        self.transformers = self.shell.ast_transformers
+
+    def reset(self):
+        """Forgets what was run, for the first cell of a user."""
+        kept = set(self.shell.user_ns_hidden) | {"__builtins__", "In", "Out", "get_ipython"}
+        for name in [name for name in self.ns if name not in kept and not name.startswith("__")]:
+            del self.ns[name]
+        self.shell.history_manager.reset()
+        self.take_parts()
+        self.ns["In"], self.ns["Out"] = self.inputs, self.shell.history_manager.output_hist
+        self.display_changed = False
+        for name in self.names:
+            linecache.cache.pop(name, None)
+        self.names.clear()
+        self.number = 0
+
+    def on_interrupt(self, signum, frame):
+        """Stops the cell that runs; between cells there is nothing to stop."""
+        if not self.running:
+            return
+        if self.control.sending:
+            self.control.interrupted = True
+        else:
+            raise KeyboardInterrupt
+
+    def run(self, number, code):
+        """Runs one cell; everything that comes of it goes to the control socket."""
+        self.number = number
+        hidden = None
+        try:
+            self.running = True
+            self.remember(code)
+            self.trigger("pre_execute")
+            value = self.evaluate_cell(dedent(code))
+            if value is not None and not code.rstrip().endswith(";"):
+                self.show(value)
+        except BaseException as error:  # noqa: BLE001 - whatever a cell raises is its result
+            hidden = error
+        try:
+            if hidden is not None:
+                self.report(hidden)
+            self.trigger("post_execute")
+        except BaseException as error:  # noqa: BLE001 - as above, for what IPython's users registered
+            self.report(error)
+        finally:
+            self.running = False
+
+    def remember(self, code):
+        self.inputs.append(code)
+        self.raw_inputs.append(code)
+
+    def evaluate_cell(self, code):
+        """Runs a cell; the value of its last expression."""
+        name = "<ipython-input-%d>" % self.number
+        self.names[name] = self.number
+        self.note_source(code, name)
+        if not self.transformers and (parts := compile_plainly(code, name, self.flags)):
+            return self.run_parts(*parts)
+        try:
+            tree = self.parse(code, name)
+        except SyntaxError as error:
+            # What is no Python may be IPython: magics, `!command`, `name?`.
+            transformed = self.transform(code, error)
+            self.note_source(transformed, name)
+            tree = self.parse(transformed, name)
+            # Magics may run cells of their own and take what those show.
+            with self.shell.builtin_trap, self.shell.display_trap:
+                return self.run_parts(*self.compile_tree(tree, name))
+        return self.run_parts(*self.compile_tree(tree, name))
+
+    def note_source(self, code, name):
+        """For tracebacks and `inspect`."""
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+
+    def parse(self, code, name):
+        return compile(code, name, "exec", ast.PyCF_ONLY_AST | self.flags, True)
+
+    def transform(self, code, error):
+        self.sync_shell()
+        self.display_changed = True
+        try:
+            transformed = self.shell.transform_cell(code)
+        except SyntaxError:
+            raise error from None
+        if transformed.strip() == code.strip():
+            raise error
+        return transformed
+
+    def compile_tree(self, tree, name):
+        """Code of a cell's statements and of its last expression; None for what it has not."""
+        for transformer in self.transformers:
+            tree = transformer.visit(tree)
+        body, last = tree.body, None
+        if body and type(body[-1]) is ast.Expr:
+            expression = ast.Expression(body.pop().value)
+            last = compile(expression, name, "eval", self.flags, True)
+        return compile(tree, name, "exec", self.flags, True) if body else None, last
+
+    def run_parts(self, body, last):
+        if body is not None:
+            self.evaluate(body)
+        return None if last is None else self.evaluate(last)
+
+    def evaluate(self, code):
+        # Future statements of a cell hold for those after it.
+        self.flags |= code.co_flags & FUTURE
+        value = eval(code, self.ns)  # noqa: S307 - running the user's code is the purpose
+        if code.co_flags & CO_COROUTINE:
+            value = self.wait_for(value)
+        return value
+
+    def wait_for(self, coroutine):
+        """Runs a cell that awaits something. The loop stays: tasks go on when a later cell awaits."""
+        import asyncio
+
+        if self.loop is None or self.loop.is_closed():
+            self.loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self.loop)
+        task = self.loop.create_task(coroutine)
+        try:
+            return self.loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            task.cancel()
+            # The task may clean up; what it says is of no use any more.
+            self.loop.run_until_complete(asyncio.wait([task], timeout=1))
+            raise
+
+    def show(self, value):
+        """The value of a cell's last expression."""
+        self.note(value)
+        if type(value) in PLAIN and not self.display_changed:
+            self.control.text_result(strip_quotes(repr(value)))
+            return
+        self.sync_shell()
+        self.shell.show_result(value)
+
+    def note(self, value):
+        """Keeps a result as `_`, `_3` and `Out[3]`."""
+        ns, out = self.ns, self.ns.get("Out")
+        if type(out) is not dict:
+            return
+        if len(out) >= MAX_OUT:
+            del out[next(iter(out))]
+        out[self.number] = value
+        ns["___"], ns["__"], ns["_"] = ns.get("__", ""), ns.get("_", ""), value
+        ns["_%d" % self.number] = value
+
+    def report(self, error):
+        self.sync_shell()
+        self.shell.report(error)
+
+    def sync_shell(self):
+        """Tells IPython what it has not seen."""
+        self.shell.execution_count = self.number
+        self.shell.compile._filename_map.update(self.names)
+
+    def trigger(self, event):
+        """Runs what was registered with IPython for this moment, such as the drawing of figures."""
+        if self.callbacks[event]:
+            self.shell.events.trigger(event)
+
+
+def compile_plainly(code, name, flags):
+    """Code of a cell's statements and of its last expression, without a tree of Python objects, which takes
+    half of the memory that a short cell touches. The cell is cut where its last line without indentation
+    begins; if both parts are Python on their own, that is where its last statement begins. None when this
+    does not tell."""
+    lines = code.splitlines(keepends=True)
+    cut = len(lines) - 1
+    while cut >= 0 and (lines[cut][0] in " \t\n\r)]}#" or not lines[cut].strip()):
+        cut -= 1
+    if cut < 0:
+        return None
+    head, tail = "".join(lines[:cut]), "".join(lines[cut:])
+    # Cells that end in a semicolon, or have several statements in their last line, want a closer look.
+    if ";" in tail or tail[0] in "%!?@":
+        return None
+    try:
+        body = compile(head, name, "exec", flags, True) if head.strip() else None
+        # Lines keep their numbers.
+        tail = "\n" * cut + tail
+        try:
+            return body, compile(tail, name, "eval", flags, True)
+        except SyntaxError:
+            return compile(code, name, "exec", flags, True), None
+    except SyntaxError:
+        return None
+
+
+def dedent(code):
+    """Code that is indented as a whole, as it stands in somebody's source."""
+    stripped = code.lstrip("\n\r")
+    if stripped[:1] not in (" ", "\t"):
+        return code
+    import textwrap
+
+    return textwrap.dedent(code)
+
+
+def strip_quotes(text):
+    """As official servers give text: without the quotes around it."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    return text
+
+
+def refuse_input(prompt=""):
+    raise RuntimeError("input() was called, but nobody is there to answer: standard input is empty")

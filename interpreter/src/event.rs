@@ -1,0 +1,93 @@
+//! The events of an execution that the server itself makes, each one line of JSON. Those of the hosts are
+//! passed on as they are (see [`crate::message`]).
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use api_types::envd::Timestamp;
+use serde::Serialize;
+
+/// An event in the answer to `/execute`.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum Event<'a> {
+    /// First of all: how many cells the context has begun, this one included.
+    NumberOfExecutions {
+        execution_count: u64,
+    },
+    /// Clients need the time stamp.
+    Stdout {
+        text: &'a str,
+        timestamp: Timestamp,
+    },
+    Stderr {
+        text: &'a str,
+        timestamp: Timestamp,
+    },
+    Error {
+        name: &'a str,
+        value: &'a str,
+        traceback: &'a str,
+    },
+    Keepalive,
+}
+
+/// The last line, as official servers write it.
+pub(crate) const END: &str = "{\"type\": \"end_of_execution\"}\n";
+
+impl Event<'_> {
+    /// The event with its line end.
+    pub(crate) fn line(&self) -> Vec<u8> {
+        // Strings and numbers always become JSON.
+        let mut line = serde_json::to_vec(self).unwrap_or_default();
+        line.push(b'\n');
+        line
+    }
+
+    /// The host is gone.
+    pub(crate) fn unexpected_end() -> Self {
+        Self::Error {
+            name: "UnexpectedEndOfExecution",
+            value: "Connection to the execution was closed before the execution was finished",
+            traceback: "",
+        }
+    }
+
+    /// Somebody restarted the context.
+    pub(crate) fn restarted() -> Self {
+        Self::Error {
+            name: "ContextRestarting",
+            value: "Context was restarted",
+            traceback: "",
+        }
+    }
+}
+
+/// The present wall-clock time.
+pub(crate) fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let ns = since.map_or(0, |since| since.as_nanos());
+    Timestamp::from_unix_ns(u64::try_from(ns).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_have_the_shapes_of_the_contract() {
+        let text = |event: Event<'_>| String::from_utf8(event.line()).unwrap();
+        assert_eq!(
+            text(Event::NumberOfExecutions { execution_count: 3 }),
+            "{\"type\":\"number_of_executions\",\"execution_count\":3}\n"
+        );
+        let stdout = text(Event::Stdout {
+            text: "a\n",
+            timestamp: Timestamp::from_unix_ns(0),
+        });
+        assert!(
+            stdout
+                .starts_with("{\"type\":\"stdout\",\"text\":\"a\\n\",\"timestamp\":\"1970-01-01T")
+        );
+        assert_eq!(text(Event::Keepalive), "{\"type\":\"keepalive\"}\n");
+    }
+}

@@ -1,0 +1,86 @@
+//! The code interpreter of a guest: a server on port 49999 that runs cells of code and streams what they
+//! print and show.
+//!
+//! ```text
+//! supervisor ─► server ─┬─ control socket, stdout, stderr ─► host process of a context (python)
+//!                       ├─ …                                                           (javascript)
+//!                       └─ …                                              more on first use
+//! ```
+//! The server is one thread around one `poll`, as the guest agent is one around epoll, and for the same
+//! reason: each page that a first request touches is a page of each clone. The hosts run the code; each is a
+//! process of one thread that reads requests from its control socket (see [`message`]).
+//!
+//! What must never happen: a cell that runs with the random state of the template; a blank line in an
+//! answer, on which clients break; a host that outlives its server.
+
+mod api;
+mod body;
+mod clone_state;
+mod conn;
+mod context;
+mod event;
+mod host;
+mod http;
+mod language;
+mod message;
+mod server;
+mod supervisor;
+mod sys;
+mod text;
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use server::Server;
+
+/// Where the template installs the hosts.
+const HOSTS: &str = "/usr/local/lib/cube-interpreter";
+/// Where the agent of a guest keeps what differs between clones.
+const STATE: &str = "/run/cube";
+const USAGE: &str =
+    "usage: cube-interpreter [--supervise] [--listen ADDRESS] [--hosts DIR] [--state DIR]";
+
+/// How the program was called.
+#[derive(Debug)]
+pub(crate) struct Config {
+    supervise: bool,
+    listen: SocketAddr,
+    hosts: PathBuf,
+    state: PathBuf,
+}
+
+impl Config {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Self> {
+        let mut config = Self {
+            supervise: false,
+            listen: SocketAddr::from(([127, 0, 0, 1], 49_999)),
+            hosts: HOSTS.into(),
+            state: STATE.into(),
+        };
+        while let Some(flag) = arguments.next() {
+            match flag.as_str() {
+                "--supervise" => config.supervise = true,
+                "--listen" => config.listen = arguments.next()?.parse().ok()?,
+                "--hosts" => config.hosts = arguments.next()?.into(),
+                "--state" => config.state = arguments.next()?.into(),
+                _ => return None,
+            }
+        }
+        Some(config)
+    }
+}
+
+fn main() -> ExitCode {
+    let Some(config) = Config::parse(std::env::args().skip(1)) else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    if config.supervise {
+        return supervisor::run(&config);
+    }
+    let done = Server::bind(config).and_then(|mut server| server.run());
+    if let Err(error) = done {
+        eprintln!("cube-interpreter: {}", api_types::chain(&error));
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,152 @@
+//! One clone: its VMM, and the way to its interpreter.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::Read,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use api_types::envd::{ENVD_PORT, EnvdClient, InitRequest};
+use model::{EntropySeed, Identity, RestoreSpec, WorkingSetPrefault};
+use serde_json::{Value, json};
+use vmm_control::VmProcess;
+
+const PORT: u16 = 49_999;
+/// For any single answer of a guest that may be one of many.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A clone; it ends when this is dropped.
+pub(crate) struct Clone {
+    vm: VmProcess,
+    dir: tempfile::TempDir,
+}
+
+fn variable(name: &str) -> PathBuf {
+    let value = std::env::var_os(name);
+    PathBuf::from(value.unwrap_or_else(|| panic!("{name} is not set: run `cargo xtask test`")))
+}
+
+pub(crate) fn template() -> PathBuf {
+    variable("CUBE_ARTIFACTS").join("templates/code-interpreter-v1")
+}
+
+fn identity() -> Identity {
+    let mut random = [0; 48];
+    File::open("/dev/urandom")
+        .unwrap()
+        .read_exact(&mut random)
+        .unwrap();
+    let (seed, id) = random.split_at(32);
+    Identity {
+        hostname: "clone".to_owned(),
+        machine_id: id.iter().map(|b| format!("{b:02x}")).collect(),
+        entropy: EntropySeed::new(seed.try_into().unwrap()),
+    }
+}
+
+impl Clone {
+    pub(crate) fn start() -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("cube-test-")
+            .tempdir()
+            .unwrap();
+        let program = variable("CUBE_BIN").join("cube-vmm");
+        let stderr = File::create(dir.path().join("stderr")).unwrap();
+        let mut vm = VmProcess::spawn(&program, Some(stderr), Some(PATIENCE)).unwrap();
+        let spec = RestoreSpec {
+            template: template(),
+            base: None,
+            vsock: dir.path().join("vsock"),
+            console: Some(dir.path().join("console")),
+            prefault: WorkingSetPrefault::On,
+        };
+        vm.control.restore(spec, None).unwrap();
+        vm.control.resume().unwrap();
+        vm.control.identity(identity(), PATIENCE).unwrap();
+        Self { vm, dir }
+    }
+
+    /// A clone with an environment of the sandbox.
+    pub(crate) fn with_environment(variables: &[(&str, &str)]) -> Self {
+        let clone = Self::start();
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let env_vars: BTreeMap<_, _> = variables.iter().map(own).collect();
+        let init = InitRequest {
+            env_vars,
+            ..InitRequest::default()
+        };
+        clone.agent().init(&init).unwrap();
+        clone
+    }
+
+    /// Of its VMM.
+    pub(crate) fn pid(&self) -> u32 {
+        self.vm.pid()
+    }
+
+    pub(crate) fn agent(&self) -> EnvdClient {
+        EnvdClient::connect(&self.dir.path().join("vsock"), ENVD_PORT, PATIENCE).unwrap()
+    }
+
+    /// The stream to the interpreter.
+    pub(crate) fn stream(&self) -> UnixStream {
+        self.agent().tunnel(PORT).unwrap().stream
+    }
+
+    pub(crate) fn interpreter(&self) -> EnvdClient {
+        EnvdClient::over(self.stream(), PATIENCE)
+    }
+
+    /// Waits until the interpreter takes cells.
+    pub(crate) fn until_ready(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        let ready = || {
+            let stream = self.agent().tunnel(PORT).ok()?.stream;
+            let answer = EnvdClient::over(stream, PATIENCE).request("GET", "/ready", &[], &[]);
+            answer.ok().filter(|answer| answer.status == 200)
+        };
+        while ready().is_none() {
+            assert!(Instant::now() < deadline, "the interpreter is not ready");
+        }
+    }
+
+    /// A request; its status and body.
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, String) {
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let answer = self
+            .interpreter()
+            .request(method, path, &[], body.as_bytes())
+            .unwrap();
+        (answer.status, String::from_utf8(answer.body).unwrap())
+    }
+
+    /// A cell; its events.
+    pub(crate) fn run(&self, request: &Value) -> Vec<Value> {
+        let (status, body) = self.ask("POST", "/execute", request);
+        assert_eq!(status, 200, "{body}");
+        assert!(!body.contains("\n\n"), "a blank line: {body:?}");
+        let lines = body.lines();
+        let events: Vec<Value> = lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(events.last().unwrap()["type"], "end_of_execution");
+        events
+    }
+
+    /// A cell of Python; its events.
+    pub(crate) fn python(&self, code: &str) -> Vec<Value> {
+        self.run(&json!({ "code": code }))
+    }
+
+    /// A cell of another language; its events.
+    pub(crate) fn cell(&self, language: &str, code: &str) -> Vec<Value> {
+        self.run(&json!({ "code": code, "language": language }))
+    }
+}

@@ -1,0 +1,203 @@
+//! How long a lease takes: creates sandboxes from a warm stock, one after another and in bursts, runs a first
+//! command in each, and prints quantiles of both in milliseconds. Needs root, `cube-vmm` and templates:
+//!
+//! ```text
+//! CUBE_BIN=… CUBE_ARTIFACTS=… cargo run --release -p pool --example acquire -- [singles] [burst] [rounds]
+//! ```
+
+use std::{
+    error::Error,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
+use model::Bytes;
+use pool::{CreateSpec, Init, Pool, PoolConfig, Sandbox, SandboxLimits, WarmMarks};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// Milliseconds to the answer of create, and to the first command's output.
+struct Sample {
+    created: f64,
+    executed: f64,
+    warm: bool,
+    phases: String,
+}
+
+fn main() -> Result<(), Failure> {
+    let number = |at: usize, or: u32| -> Result<u32, Failure> {
+        Ok(std::env::args().nth(at).map_or(Ok(or), |a| a.parse())?)
+    };
+    let (singles, burst, rounds) = (number(1, 50)?, number(2, 50)?, number(3, 3)?);
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?
+        .block_on(run(singles, burst, rounds))
+}
+
+async fn run(singles: u32, burst: u32, rounds: u32) -> Result<(), Failure> {
+    let state = PathBuf::from(format!("/var/tmp/cube-acquire-{}", std::process::id()));
+    let result = measure(&state, singles, burst, rounds).await;
+    std::fs::remove_dir_all(&state)?;
+    result
+}
+
+async fn measure(
+    state: &std::path::Path,
+    singles: u32,
+    burst: u32,
+    rounds: u32,
+) -> Result<(), Failure> {
+    let warm = burst.max(4);
+    let (pool, _, _ended) = Pool::open(config(state, warm)?).await?;
+    let before = meminfo()?;
+    let start = Instant::now();
+    until_warm(&pool, warm).await;
+    let (took, after) = (start.elapsed(), meminfo()?);
+    println!(
+        "filled {warm} slots in {took:?}: {:.1} a second, {} KiB of MemAvailable each",
+        f64::from(warm) / took.as_secs_f64(),
+        before.saturating_sub(after) / 1024 / u64::from(warm)
+    );
+    let mut alone = Vec::new();
+    for _ in 0..singles {
+        let (sample, sandbox) = lease(&pool).await?;
+        alone.push(sample);
+        pool.kill(&sandbox.id).await?;
+        until_warm(&pool, warm).await;
+    }
+    print("single", &mut alone);
+    let mut together = Vec::new();
+    for _ in 0..rounds {
+        let tasks: Vec<_> = (0..burst)
+            .map(|_| {
+                let pool = pool.clone();
+                tokio::spawn(async move { lease(&pool).await })
+            })
+            .collect();
+        let mut sandboxes = Vec::new();
+        for task in tasks {
+            let (sample, sandbox) = task.await??;
+            together.push(sample);
+            sandboxes.push(sandbox);
+        }
+        for sandbox in sandboxes {
+            pool.kill(&sandbox.id).await?;
+        }
+        until_warm(&pool, warm).await;
+    }
+    print(&format!("burst of {burst}"), &mut together);
+    pool.close(true).await;
+    Ok(())
+}
+
+async fn lease(pool: &Pool) -> Result<(Sample, Sandbox), Failure> {
+    let start = Instant::now();
+    let spec = CreateSpec {
+        template: "base".into(),
+        init: Init::default(),
+        note: "{}".into(),
+    };
+    let sandbox = pool.create(spec).await?;
+    let created = start.elapsed();
+    let vsock = sandbox.vsock.clone();
+    let run = tokio::task::spawn_blocking(move || -> Result<(), Failure> {
+        let mut agent = EnvdClient::connect(&vsock, ENVD_PORT, PATIENCE)?;
+        let mut request = ExecRequest::new("/bin/echo", &["on"]);
+        request.user = Some("root".into());
+        let out = agent.exec(&request, PATIENCE)?;
+        match out.stdout == b"on\n" {
+            true => Ok(()),
+            false => Err("another answer".into()),
+        }
+    });
+    run.await??;
+    let ms = |d: Duration| d.as_secs_f64() * 1000.0;
+    let first = sandbox.timeline.iter().next().map_or(0, |(_, at)| at);
+    let phases = sandbox
+        .timeline
+        .iter()
+        .map(|(phase, at)| format!("{} {} µs", phase.name(), (at - first) / 1000));
+    let sample = Sample {
+        created: ms(created),
+        executed: ms(start.elapsed()),
+        warm: sandbox.warm,
+        phases: phases.collect::<Vec<_>>().join(", "),
+    };
+    Ok((sample, sandbox))
+}
+
+fn print(what: &str, samples: &mut [Sample]) {
+    let n = samples.len();
+    let warm = samples.iter().filter(|s| s.warm).count();
+    let quantile = |values: &mut Vec<f64>, q: usize| {
+        values.sort_by(f64::total_cmp);
+        values
+            .get((n * q).div_ceil(100).saturating_sub(1))
+            .copied()
+            .unwrap_or(f64::NAN)
+    };
+    let mut created: Vec<_> = samples.iter().map(|s| s.created).collect();
+    let mut executed: Vec<_> = samples.iter().map(|s| s.executed).collect();
+    println!(
+        "{what} (n = {n}, {warm} warm): created P50 {:.2} P95 {:.2} ms, first command P50 {:.2} P95 {:.2} ms",
+        quantile(&mut created, 50),
+        quantile(&mut created, 95),
+        quantile(&mut executed, 50),
+        quantile(&mut executed, 95),
+    );
+    samples.sort_by(|a, b| a.created.total_cmp(&b.created));
+    if let Some(middle) = samples.get(n / 2) {
+        println!("  the middle one: {}", middle.phases);
+    }
+}
+
+async fn until_warm(pool: &Pool, warm: u32) {
+    loop {
+        let stats = pool.stats().await;
+        if stats.warm >= warm && stats.filling == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn config(state: &std::path::Path, warm: u32) -> Result<PoolConfig, Failure> {
+    let dir = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .ok_or(format!("{name} is not set"))
+    };
+    Ok(PoolConfig {
+        vmm: dir("CUBE_BIN")?.join("cube-vmm"),
+        state: state.to_owned(),
+        installed_templates: Some(dir("CUBE_ARTIFACTS")?.join("templates")),
+        warm: WarmMarks {
+            low: warm,
+            high: warm,
+        },
+        limits: SandboxLimits {
+            memory_overhead: Bytes::mib(64),
+            cpu_millis: None,
+            pids: 16,
+            io_bytes_per_s: None,
+        },
+        max_sandboxes: 1000,
+        memory_reserve: Bytes::mib(512),
+        start_timeout: PATIENCE,
+    })
+}
+
+fn meminfo() -> Result<u64, Failure> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib: u64 = line
+        .ok_or("no MemAvailable")?
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()?;
+    Ok(kib << 10)
+}

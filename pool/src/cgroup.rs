@@ -1,0 +1,403 @@
+//! Control groups: one around the pool, one in it for each VM. Version 2 where its controllers are, else
+//! version 1, one hierarchy for each controller. A controller that is missing is no error: its limit does not
+//! hold, and [`Groups::open`] says so once.
+//!
+//! ```text
+//! <mount>/cube-<tag>/            memory of all of them; the tag names the state directory
+//!                   <sandbox>/   memory, CPU, processes, disk bandwidth of one
+//! ```
+//! A group is made when its VM is started, holds nothing but that process, and goes with it.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use model::SandboxId;
+
+use crate::spec::SandboxLimits;
+
+const ROOT: &str = "/sys/fs/cgroup";
+const CONTROLLERS: [Controller; 4] = [
+    Controller::Memory,
+    Controller::Cpu,
+    Controller::Pids,
+    Controller::Io,
+];
+/// Length of a CPU period in microseconds, the kernel's default.
+const PERIOD_US: u64 = 100_000;
+
+/// A kind of limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Controller {
+    Memory,
+    Cpu,
+    Pids,
+    Io,
+}
+
+impl Controller {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+            Self::Pids => "pids",
+            Self::Io => "io",
+        }
+    }
+
+    /// Its hierarchy's usual place in version 1.
+    fn v1_mount(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+            Self::Pids => "pids",
+            Self::Io => "blkio",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// A hierarchy and what it limits.
+#[derive(Clone, Debug)]
+struct Hierarchy {
+    version: Version,
+    /// The pool's group.
+    group: PathBuf,
+    controllers: Vec<Controller>,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Groups {
+    hierarchies: Vec<Hierarchy>,
+    limits: SandboxLimits,
+    /// `major:minor` of the disk that layers are on.
+    disk: Option<String>,
+}
+
+impl Groups {
+    /// Finds the hierarchies and makes the pool's group, in which all VMs together get `memory` bytes. Says
+    /// which controllers are missing.
+    pub(crate) fn open(
+        tag: &str,
+        limits: SandboxLimits,
+        memory: Option<u64>,
+        scratch: &Path,
+    ) -> (Self, Vec<Controller>) {
+        let hierarchies = find(Path::new(ROOT), &format!("cube-{tag}"));
+        let this = Self {
+            hierarchies,
+            limits,
+            disk: disk_of(scratch),
+        };
+        if let Some(bytes) = memory {
+            for h in &this.hierarchies {
+                if h.controllers.contains(&Controller::Memory) {
+                    let file = match h.version {
+                        Version::One => "memory.limit_in_bytes",
+                        Version::Two => "memory.max",
+                    };
+                    warn_of(&h.group, fs::write(h.group.join(file), bytes.to_string()));
+                }
+            }
+        }
+        let missing = CONTROLLERS
+            .into_iter()
+            .filter(|c| !this.hierarchies.iter().any(|h| h.controllers.contains(c)))
+            .collect();
+        (this, missing)
+    }
+
+    /// Makes the group of a VM with so much guest RAM. Limits that the kernel does not take are told of, and
+    /// do not hold.
+    pub(crate) fn create(&self, id: &SandboxId, ram: u64) -> io::Result<()> {
+        for h in &self.hierarchies {
+            let group = h.group.join(id.as_str());
+            match fs::create_dir(&group) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                _ => {}
+            }
+            for controller in &h.controllers {
+                for (file, value) in self.settings(h.version, *controller, ram) {
+                    warn_of(&group, fs::write(group.join(file), value));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn settings(
+        &self,
+        version: Version,
+        controller: Controller,
+        ram: u64,
+    ) -> Vec<(&'static str, String)> {
+        let limits = &self.limits;
+        let memory = ram.saturating_add(limits.memory_overhead.0).to_string();
+        let one = version == Version::One;
+        match controller {
+            Controller::Memory if one => vec![("memory.limit_in_bytes", memory)],
+            Controller::Memory => vec![("memory.max", memory), ("memory.swap.max", "0".into())],
+            Controller::Pids => vec![("pids.max", limits.pids.to_string())],
+            Controller::Cpu => {
+                let Some(millis) = limits.cpu_millis else {
+                    return Vec::new();
+                };
+                let quota = (u64::from(millis) * PERIOD_US / 1000).max(1000);
+                match one {
+                    true => vec![("cpu.cfs_quota_us", quota.to_string())],
+                    false => vec![("cpu.max", format!("{quota} {PERIOD_US}"))],
+                }
+            }
+            Controller::Io => {
+                let (Some(bytes), Some(disk)) = (limits.io_bytes_per_s, &self.disk) else {
+                    return Vec::new();
+                };
+                match one {
+                    true => vec![
+                        ("blkio.throttle.read_bps_device", format!("{disk} {bytes}")),
+                        ("blkio.throttle.write_bps_device", format!("{disk} {bytes}")),
+                    ],
+                    false => vec![("io.max", format!("{disk} rbps={bytes} wbps={bytes}"))],
+                }
+            }
+        }
+    }
+
+    /// Puts a process into its group.
+    pub(crate) fn enter(&self, id: &SandboxId, pid: u32) -> io::Result<()> {
+        for h in &self.hierarchies {
+            let procs = h.group.join(id.as_str()).join("cgroup.procs");
+            fs::write(procs, pid.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Removes the group of a VM that is gone. One that is not there is no error.
+    pub(crate) fn remove(&self, id: &str) -> io::Result<()> {
+        for h in &self.hierarchies {
+            remove_group(&h.group.join(id))?;
+        }
+        Ok(())
+    }
+
+    /// Processes in the group of a VM.
+    pub(crate) fn processes(&self, id: &str) -> Vec<u32> {
+        let mut pids: Vec<u32> = self
+            .hierarchies
+            .iter()
+            .filter_map(|h| fs::read_to_string(h.group.join(id).join("cgroup.procs")).ok())
+            .flat_map(|text| {
+                text.lines()
+                    .filter_map(|l| l.parse().ok())
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    /// Names of all groups of VMs.
+    pub(crate) fn list(&self) -> Vec<String> {
+        let mut names: Vec<String> = self
+            .hierarchies
+            .iter()
+            .filter_map(|h| fs::read_dir(&h.group).ok())
+            .flatten()
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|t| t.is_dir()))
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// Removes the pool's own group; it stays while a VM is in it.
+    pub(crate) fn close(&self) {
+        for h in &self.hierarchies {
+            // Busy while sandboxes go on for the next server.
+            let _ = fs::remove_dir(&h.group);
+        }
+    }
+}
+
+/// A process that has been reaped can still be counted for a moment.
+fn remove_group(group: &Path) -> io::Result<()> {
+    const TRIES: u32 = 50;
+    for left in (0..TRIES).rev() {
+        match fs::remove_dir(group) {
+            Err(e) if e.raw_os_error() == Some(nix::libc::EBUSY) && left > 0 => {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+fn warn_of(group: &Path, result: io::Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!(group = %group.display(), %error, "a limit does not hold");
+    }
+}
+
+/// The hierarchies below `root` in which a group `name` exists now.
+fn find(root: &Path, name: &str) -> Vec<Hierarchy> {
+    let mut found = Vec::new();
+    for mount in [root.to_owned(), root.join("unified")] {
+        let Ok(offered) = fs::read_to_string(mount.join("cgroup.controllers")) else {
+            continue;
+        };
+        let controllers = offered_of(&offered);
+        if !controllers.is_empty() {
+            found.extend(make_v2(&mount, name, controllers));
+        }
+    }
+    for controller in CONTROLLERS {
+        let covered = found
+            .iter()
+            .any(|h: &Hierarchy| h.controllers.contains(&controller));
+        let mount = root.join(controller.v1_mount());
+        if covered || !mount.join("cgroup.procs").exists() {
+            continue;
+        }
+        let group = mount.join(name);
+        if make(&group).is_ok() {
+            found.push(Hierarchy {
+                version: Version::One,
+                group,
+                controllers: vec![controller],
+            });
+        }
+    }
+    found
+}
+
+fn offered_of(text: &str) -> Vec<Controller> {
+    let has = |c: &Controller| text.split_whitespace().any(|word| word == c.name());
+    CONTROLLERS.into_iter().filter(has).collect()
+}
+
+fn make(group: &Path) -> io::Result<()> {
+    match fs::create_dir(group) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Controllers have to be handed down level by level.
+fn make_v2(mount: &Path, name: &str, controllers: Vec<Controller>) -> Option<Hierarchy> {
+    let group = mount.join(name);
+    let hand_down = |dir: &Path| {
+        for c in &controllers {
+            // Those that cannot be are found missing below.
+            let _ = fs::write(dir.join("cgroup.subtree_control"), format!("+{}", c.name()));
+        }
+    };
+    hand_down(mount);
+    make(&group).ok()?;
+    hand_down(&group);
+    let text = fs::read_to_string(group.join("cgroup.subtree_control")).ok()?;
+    let controllers = offered_of(&text);
+    (!controllers.is_empty()).then_some(Hierarchy {
+        version: Version::Two,
+        group,
+        controllers,
+    })
+}
+
+/// The whole disk behind a directory: limits are for disks, not for their parts.
+fn disk_of(dir: &Path) -> Option<String> {
+    let dev = fs::metadata(dir).ok()?.dev();
+    let name = format!(
+        "{}:{}",
+        nix::sys::stat::major(dev),
+        nix::sys::stat::minor(dev)
+    );
+    let block = PathBuf::from(format!("/sys/dev/block/{name}"));
+    if !block.exists() {
+        return None;
+    }
+    match block.join("partition").exists() {
+        false => Some(name),
+        true => {
+            let disk = block.canonicalize().ok()?.parent()?.join("dev");
+            Some(fs::read_to_string(disk).ok()?.trim().to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Bytes;
+
+    use super::*;
+
+    fn groups(version: Version) -> Groups {
+        Groups {
+            hierarchies: vec![Hierarchy {
+                version,
+                group: "/none".into(),
+                controllers: CONTROLLERS.to_vec(),
+            }],
+            limits: SandboxLimits {
+                memory_overhead: Bytes::mib(64),
+                cpu_millis: Some(1500),
+                pids: 8,
+                io_bytes_per_s: Some(1000),
+            },
+            disk: Some("8:0".into()),
+        }
+    }
+
+    #[test]
+    fn limits_in_the_words_of_both_versions() {
+        let all = |version| -> Vec<String> {
+            CONTROLLERS
+                .into_iter()
+                .flat_map(|c| groups(version).settings(version, c, 256 << 20))
+                .map(|(file, value)| format!("{file} = {value}"))
+                .collect()
+        };
+        assert_eq!(
+            all(Version::Two),
+            [
+                "memory.max = 335544320",
+                "memory.swap.max = 0",
+                "cpu.max = 150000 100000",
+                "pids.max = 8",
+                "io.max = 8:0 rbps=1000 wbps=1000",
+            ]
+        );
+        assert_eq!(
+            all(Version::One),
+            [
+                "memory.limit_in_bytes = 335544320",
+                "cpu.cfs_quota_us = 150000",
+                "pids.max = 8",
+                "blkio.throttle.read_bps_device = 8:0 1000",
+                "blkio.throttle.write_bps_device = 8:0 1000",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_host_without_groups_has_all_limits_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(find(dir.path(), "cube-test").is_empty());
+        assert_eq!(
+            offered_of("cpuset cpu io hugetlb"),
+            [Controller::Cpu, Controller::Io]
+        );
+    }
+}

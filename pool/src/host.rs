@@ -1,0 +1,139 @@
+//! What the host says about itself and about processes: /proc, clocks, random bytes. What cannot be read is
+//! absent, never zero.
+
+use std::{fs, io, io::Read, os::unix::fs::MetadataExt, path::Path};
+
+use nix::time::{ClockId, clock_gettime};
+
+fn now(clock: ClockId) -> u64 {
+    // Neither clock can fail on Linux.
+    clock_gettime(clock).map_or(0, |t| {
+        t.tv_sec().cast_unsigned() * 1_000_000_000 + t.tv_nsec().cast_unsigned()
+    })
+}
+
+/// CLOCK_MONOTONIC in nanoseconds.
+pub(crate) fn monotonic_ns() -> u64 {
+    now(ClockId::CLOCK_MONOTONIC)
+}
+
+/// CLOCK_REALTIME in nanoseconds since 1970.
+pub(crate) fn unix_ns() -> u64 {
+    now(ClockId::CLOCK_REALTIME)
+}
+
+/// Names this boot of the host: process ids of another one mean nothing.
+pub(crate) fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?
+        .trim()
+        .to_owned())
+}
+
+/// Bytes of the kernel's random generator.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Lower-case hex.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A line of /proc/meminfo in bytes.
+pub(crate) fn meminfo(name: &str) -> Option<u64> {
+    kib_line(&fs::read_to_string("/proc/meminfo").ok()?, name)
+}
+
+/// `Name:   123 kB` in bytes.
+fn kib_line(text: &str, name: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| {
+        let (found, rest) = line.split_once(':')?;
+        (found == name).then_some(rest)
+    })?;
+    let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+/// Memory that is the process's own: pages that it has written, of private mappings of files too.
+pub(crate) fn private_bytes(pid: u32) -> Option<u64> {
+    kib_line(
+        &fs::read_to_string(format!("/proc/{pid}/status")).ok()?,
+        "RssAnon",
+    )
+}
+
+/// Clock ticks after the boot at which a process began: with its id, it names one process for ever. Absent if
+/// there is none, or only its remains.
+pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields = fields_after_name(&stat)?;
+    let state = *fields.first()?;
+    (state != "Z" && state != "X").then_some(())?;
+    // Field 22 of proc_pid_stat(5); the first of these is field 3.
+    fields.get(19)?.parse().ok()
+}
+
+/// The name in the second field may hold anything, also brackets and blanks.
+fn fields_after_name(stat: &str) -> Option<Vec<&str>> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    Some(rest.split_whitespace().collect())
+}
+
+/// CPU time of a process in nanoseconds, its threads included.
+pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields = fields_after_name(&stat)?;
+    let ticks = |i: usize| fields.get(i)?.parse::<u64>().ok();
+    // Fields 14 and 15, in ticks of 10 ms on every Linux that KVM runs on (USER_HZ).
+    Some((ticks(11)? + ticks(12)?) * 10_000_000)
+}
+
+/// Bytes that the unlinked files which a process holds open take on the disk: the writable layer of a VM.
+pub(crate) fn unlinked_bytes(pid: u32) -> Option<u64> {
+    let mut sum = 0;
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
+        // Through the link: the file itself, whatever became of its name.
+        let Ok(meta) = fs::metadata(entry.path()) else {
+            continue;
+        };
+        if meta.is_file() && meta.nlink() == 0 {
+            sum += meta.blocks() * 512;
+        }
+    }
+    Some(sum)
+}
+
+/// The last line of a file that says something, bounded.
+pub(crate) fn last_words(path: &Path) -> Option<String> {
+    let text = fs::read(path).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().rfind(|line| !line.trim().is_empty())?;
+    Some(line.trim().chars().take(500).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_proc_are_read() {
+        let text = "MemTotal:       24 kB\nMemAvailable:   1024 kB\nHugePages_Total:  3\n";
+        assert_eq!(kib_line(text, "MemAvailable"), Some(1 << 20));
+        assert_eq!(kib_line(text, "HugePages_Total"), None);
+        assert_eq!(kib_line(text, "Mem"), None);
+        let fields = fields_after_name("7 (a) b (c) S 1 2 3").unwrap();
+        assert_eq!(fields, ["S", "1", "2", "3"]);
+    }
+
+    #[test]
+    fn this_process_is_found() {
+        let me = std::process::id();
+        assert!(start_ticks(me).is_some());
+        assert!(private_bytes(me).unwrap() > 0);
+        assert!(cpu_ns(me).is_some());
+        assert_eq!(unlinked_bytes(me).map(|_| ()), Some(()));
+        assert_eq!(start_ticks(u32::MAX), None);
+    }
+}

@@ -1,0 +1,332 @@
+//! The journal: what the state directory says about each sandbox, one small file in each one's directory.
+//!
+//! ```text
+//! sandboxes/<id>/record.json   this module's; replaced by a rename
+//!                note          the caller's own text; likewise
+//!                control.sock  vsock.sock  console.log  vmm.stderr
+//!                pause/        the snapshot of a paused sandbox
+//! ```
+//! A rename survives SIGKILL of this process through the page cache. A crash of the host ends every VM, so only
+//! what says that a sandbox is *paused* is written through to the disk. What must never happen: a record that
+//! promises what is not there yet. So a VM's process is in the record before it runs a guest, and a pause is in
+//! it after its snapshot is whole and before its VM is killed. A sandbox that is to end loses its record first.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use model::SandboxId;
+use serde::{Deserialize, Serialize};
+
+use crate::spec::{Init, PauseMode, TemplateInfo};
+
+/// A reader refuses every other number.
+const VERSION: u32 = 1;
+const RECORD: &str = "record.json";
+const NOTE: &str = "note";
+/// No record is longer; a longer file is none.
+const MAX_RECORD: u64 = 4 << 20;
+
+/// Whose a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kept {
+    /// Nobody's yet: it ends with the server that made it.
+    Nobody,
+    /// A caller's, and its VM runs.
+    Running,
+    /// A caller's, and on disk.
+    Paused(PauseMode),
+}
+
+/// A process that may be another one by now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ProcessName {
+    pub(crate) pid: u32,
+    /// See [`crate::host::start_ticks`].
+    pub(crate) start_ticks: u64,
+}
+
+impl ProcessName {
+    /// The process of this id that runs now.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        let start_ticks = crate::host::start_ticks(pid)?;
+        Some(Self { pid, start_ticks })
+    }
+
+    /// Whether it still is that one.
+    pub(crate) fn is_alive(&self) -> bool {
+        Self::of(self.pid).as_ref() == Some(self)
+    }
+}
+
+/// What a sandbox's VM starts from when its disk is all there is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BootFiles {
+    pub(crate) kernel: PathBuf,
+    pub(crate) initrd: PathBuf,
+    pub(crate) root: PathBuf,
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Record {
+    pub(crate) version: u32,
+    /// See [`crate::host::boot_id`].
+    pub(crate) host_boot_id: String,
+    pub(crate) kept: Kept,
+    /// Absent while there is none.
+    pub(crate) vmm: Option<ProcessName>,
+    /// As it was when the VM was made.
+    pub(crate) template: TemplateInfo,
+    /// What it boots from if it is paused without its memory; absent if the template does not say.
+    pub(crate) boot: Option<BootFiles>,
+    /// 32 hex digits.
+    pub(crate) machine_id: String,
+    pub(crate) init: Init,
+    /// Whether a warm slot served it.
+    pub(crate) warm: bool,
+}
+
+impl Record {
+    pub(crate) fn new(
+        host_boot_id: &str,
+        template: TemplateInfo,
+        boot: Option<BootFiles>,
+        machine_id: String,
+    ) -> Self {
+        Self {
+            version: VERSION,
+            host_boot_id: host_boot_id.to_owned(),
+            kept: Kept::Nobody,
+            vmm: None,
+            template,
+            boot,
+            machine_id,
+            init: Init::default(),
+            warm: false,
+        }
+    }
+}
+
+/// Whether a write has to survive a crash of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// A crash of this process only.
+    Process,
+    /// A crash of the host too: slow.
+    Host,
+}
+
+/// The directory of one sandbox. The value owns nothing: removing is [`SlotDir::remove`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SlotDir(PathBuf);
+
+impl SlotDir {
+    pub(crate) fn new(sandboxes: &Path, id: &SandboxId) -> Self {
+        Self(sandboxes.join(id.as_str()))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn control(&self) -> PathBuf {
+        self.0.join("control.sock")
+    }
+
+    pub(crate) fn vsock(&self) -> PathBuf {
+        self.0.join("vsock.sock")
+    }
+
+    pub(crate) fn console(&self) -> PathBuf {
+        self.0.join("console.log")
+    }
+
+    pub(crate) fn stderr(&self) -> PathBuf {
+        self.0.join("vmm.stderr")
+    }
+
+    pub(crate) fn pause(&self) -> PathBuf {
+        self.0.join("pause")
+    }
+
+    pub(crate) fn create(&self) -> io::Result<()> {
+        DirBuilder::new().mode(0o700).create(&self.0)
+    }
+
+    /// Forgets whose it is: from here on the next server sweeps it, whatever is left of it.
+    pub(crate) fn disown(&self) -> io::Result<()> {
+        match fs::remove_file(self.0.join(RECORD)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes everything; what is gone already is no error.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        self.disown()?;
+        match fs::remove_dir_all(&self.0) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn write(&self, record: &Record, durability: Durability) -> io::Result<()> {
+        let bytes = serde_json::to_vec(record)?;
+        replace(&self.0, RECORD, &bytes, durability)
+    }
+
+    /// The record; a version or shape of another program is an error.
+    pub(crate) fn read(&self) -> io::Result<Record> {
+        let bytes = read_bounded(&self.0.join(RECORD), MAX_RECORD)?;
+        let record: Record = serde_json::from_slice(&bytes)?;
+        match record.version {
+            VERSION => Ok(record),
+            n => Err(io::Error::other(format!("a record of version {n}"))),
+        }
+    }
+
+    pub(crate) fn write_note(&self, note: &str, durability: Durability) -> io::Result<()> {
+        replace(&self.0, NOTE, note.as_bytes(), durability)
+    }
+
+    /// The note; empty if there is none.
+    pub(crate) fn note(&self) -> String {
+        let bytes = read_bounded(&self.0.join(NOTE), MAX_RECORD).unwrap_or_default();
+        String::from_utf8(bytes).unwrap_or_default()
+    }
+
+    /// Makes the note that is there survive a crash of the host.
+    pub(crate) fn sync_note(&self) -> io::Result<()> {
+        match File::open(self.0.join(NOTE)) {
+            Ok(file) => file.sync_all(),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Makes a directory that only its owner may enter; one that is there is no error.
+pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).recursive(true).create(dir)
+}
+
+/// Reads a file that must not be longer than `limit`.
+pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > limit {
+        true => Err(io::Error::other("the file is too long")),
+        false => Ok(bytes),
+    }
+}
+
+/// Replaces `dir/name`, readable by its owner only, in one step.
+pub(crate) fn replace(
+    dir: &Path,
+    name: &str,
+    bytes: &[u8],
+    durability: Durability,
+) -> io::Result<()> {
+    let draft = dir.join(format!("{name}.new"));
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&draft)?;
+    file.write_all(bytes)?;
+    if durability == Durability::Host {
+        file.sync_all()?;
+    }
+    fs::rename(&draft, dir.join(name))?;
+    if durability == Durability::Host {
+        File::open(dir)?.sync_all()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn record() -> Record {
+        let template = TemplateInfo {
+            id: "t".into(),
+            names: vec!["base".into()],
+            memory: model::Bytes::mib(256),
+            vcpus: 1,
+            disk: model::Bytes::mib(4096),
+            created_unix_s: 1,
+            is_snapshot: false,
+            spawned: 0,
+            warm: 0,
+        };
+        let boot = BootFiles {
+            kernel: "/k".into(),
+            initrd: "/i".into(),
+            root: "/r".into(),
+        };
+        Record::new("boot", template, Some(boot), "0".repeat(32))
+    }
+
+    #[test]
+    fn a_record_reads_back_and_is_private() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SlotDir::new(root.path(), &SandboxId::from_random([7; 19]));
+        dir.create().unwrap();
+        let mut record = record();
+        record.init.access_token = Some("secret".into());
+        for kept in [
+            Kept::Nobody,
+            Kept::Running,
+            Kept::Paused(PauseMode::Memory),
+            Kept::Paused(PauseMode::FilesystemOnly),
+        ] {
+            record.kept = kept;
+            record.vmm = ProcessName::of(std::process::id());
+            dir.write(&record, Durability::Host).unwrap();
+            assert_eq!(dir.read().unwrap(), record);
+        }
+        assert!(record.vmm.unwrap().is_alive());
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&dir.path().join(RECORD)), 0o600);
+        assert_eq!(mode(dir.path()), 0o700);
+        assert_eq!(dir.note(), "");
+        dir.write_note("n", Durability::Process).unwrap();
+        assert_eq!(dir.note(), "n");
+        dir.remove().unwrap();
+        dir.remove().unwrap();
+        assert!(dir.read().is_err());
+    }
+
+    #[test]
+    fn records_of_another_version_are_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SlotDir::new(root.path(), &SandboxId::from_random([7; 19]));
+        dir.create().unwrap();
+        let mut record = record();
+        record.version = VERSION + 1;
+        dir.write(&record, Durability::Process).unwrap();
+        assert!(dir.read().is_err());
+        fs::write(dir.path().join(RECORD), b"{}").unwrap();
+        assert!(dir.read().is_err());
+    }
+
+    #[test]
+    fn a_process_of_the_same_id_is_another_one() {
+        let mut name = ProcessName::of(std::process::id()).unwrap();
+        assert!(name.is_alive());
+        name.start_ticks += 1;
+        assert!(!name.is_alive());
+    }
+}

@@ -1,0 +1,223 @@
+//! What callers say to the pool and what it tells them.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use model::{Bytes, SandboxId, Timeline};
+use serde::{Deserialize, Serialize};
+
+/// How a pool is set up.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// The program `cube-vmm`.
+    pub vmm: PathBuf,
+    /// Where everything that outlives the process is: sandboxes, snapshots, template names. The path is
+    /// short enough for unix sockets below it (60 bytes at most).
+    pub state: PathBuf,
+    /// Directories of templates made elsewhere; each sub-directory with a manifest is a template of that name.
+    pub installed_templates: Option<PathBuf>,
+    /// Warm slots for each template that was asked for or installed.
+    pub warm: WarmMarks,
+    /// Each sandbox's limits.
+    pub limits: SandboxLimits,
+    /// At most so many running sandboxes, warm slots included.
+    pub max_sandboxes: u32,
+    /// Memory of the host that is never given to sandboxes.
+    pub memory_reserve: Bytes,
+    /// How long a start may take before it counts as failed.
+    pub start_timeout: Duration,
+}
+
+/// When to fill and when to stop: filling starts below `low` and ends at `high`. Both zero: no warm slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarmMarks {
+    /// Below it, filling starts.
+    pub low: u32,
+    /// At it, filling ends.
+    pub high: u32,
+}
+
+/// Limits of one sandbox as the host enforces them on its VMM process (cgroup v2, or v1).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxLimits {
+    /// Above guest RAM, for the VMM itself.
+    pub memory_overhead: Bytes,
+    /// CPU bandwidth in thousandths of a core; absent: no limit.
+    pub cpu_millis: Option<u32>,
+    /// Threads of the VMM.
+    pub pids: u32,
+    /// Bytes a second to and from the disk; absent: no limit.
+    pub io_bytes_per_s: Option<u64>,
+}
+
+/// What the agent is told at the start of a lease and after each resume.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Init {
+    /// Environment of every process in the sandbox.
+    pub env_vars: BTreeMap<String, String>,
+    /// What `X-Access-Token` must say; absent: the agent is open.
+    pub access_token: Option<String>,
+}
+
+impl std::fmt::Debug for Init {
+    /// Without the secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Init")
+            .field("env_vars", &self.env_vars.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A lease that is asked for.
+#[derive(Clone, Debug)]
+pub struct CreateSpec {
+    /// Id, name, `name:tag` or snapshot id.
+    pub template: String,
+    /// See [`Init`].
+    pub init: Init,
+    /// The caller's own text, kept in the record and handed back after a restart; the sandbox's id is not
+    /// known yet when it is written. At most 256 KiB.
+    pub note: String,
+}
+
+/// A running sandbox.
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    /// Its id.
+    pub id: SandboxId,
+    /// The template it came from.
+    pub template: TemplateInfo,
+    /// Unix socket of its vsock device: `CONNECT <port>\n` reaches a vsock port of the guest.
+    pub vsock: PathBuf,
+    /// The guest's console, bounded.
+    pub console: PathBuf,
+    /// Its VMM.
+    pub pid: u32,
+    /// Stamps of its start, CLOCK_MONOTONIC of the host.
+    pub timeline: Timeline,
+    /// Whether a warm slot served it.
+    pub warm: bool,
+}
+
+/// Where a sandbox is in its life, as callers see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SandboxState {
+    /// Being started, paused, resumed or ended at this moment.
+    Changing,
+    /// Its VM runs.
+    Running,
+    /// On disk, memory included or not.
+    Paused(PauseMode),
+}
+
+impl SandboxState {
+    /// For messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Changing => "changing state",
+            Self::Running => "running",
+            Self::Paused(_) => "paused",
+        }
+    }
+}
+
+/// What a pause keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseMode {
+    /// Memory, CPU and disk: a resume goes on where it stopped.
+    Memory,
+    /// The disk only: a resume is a cold boot.
+    FilesystemOnly,
+}
+
+/// What an opened pool found.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// Sandboxes that are usable: adopted while running, or paused on disk.
+    pub alive: Vec<Found>,
+    /// Sandboxes that were leased and are gone, with their notes and why.
+    pub lost: Vec<(SandboxId, String, String)>,
+}
+
+/// A sandbox found at start.
+#[derive(Debug)]
+pub struct Found {
+    /// The note that was last kept with it.
+    pub note: String,
+    /// Running or paused.
+    pub state: SandboxState,
+    /// As [`Sandbox`]; a paused one has no process (pid 0).
+    pub sandbox: Sandbox,
+}
+
+/// A sandbox that ended by itself.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Which. Everything of it is removed already.
+    pub id: SandboxId,
+    /// Why, with the VMM's last words.
+    pub why: String,
+}
+
+/// A template.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateInfo {
+    /// 20 lower-case letters and digits; derived from the name for installed templates, so that it is stable.
+    pub id: String,
+    /// Names, `name` or `name:tag`; empty for an unnamed snapshot.
+    pub names: Vec<String>,
+    /// Guest RAM.
+    pub memory: Bytes,
+    /// vCPUs.
+    pub vcpus: u8,
+    /// Size of the disk as the guest sees it.
+    pub disk: Bytes,
+    /// When it was made, seconds since 1970.
+    pub created_unix_s: u64,
+    /// Whether it was made by [`crate::Pool::snapshot`].
+    pub is_snapshot: bool,
+    /// Sandboxes started from it since the pool was opened.
+    pub spawned: u64,
+    /// Warm slots now.
+    pub warm: u32,
+}
+
+/// What a sandbox uses, seen from the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time of its VMM in nanoseconds.
+    pub cpu_ns: u64,
+    /// Memory private to it, bytes.
+    pub memory: u64,
+    /// Bytes its writable layer takes on the host.
+    pub disk: u64,
+}
+
+/// Counters since the pool was opened, and gauges. `Copy`able numbers only: they become metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Leased and running now.
+    pub running: u32,
+    /// Paused on disk now.
+    pub paused: u32,
+    /// Warm now.
+    pub warm: u32,
+    /// Being filled now.
+    pub filling: u32,
+    /// Creates served by a warm slot.
+    pub warm_hits: u64,
+    /// Creates that had to restore.
+    pub warm_misses: u64,
+    /// Creates refused for want of room.
+    pub refused: u64,
+    /// Starts that failed, by what failed.
+    pub failed: BTreeMap<&'static str, u64>,
+    /// VMs that ended unasked.
+    pub died: u64,
+    /// What one more sandbox is taken to need, bytes (measured).
+    pub expected_bytes: u64,
+    /// Memory available to sandboxes now, bytes.
+    pub available_bytes: u64,
+}

@@ -1,0 +1,496 @@
+//! The templates: which there are, what they are called, where their files are.
+//!
+//! ```text
+//! <installed>/<name>/manifest.json …      made elsewhere; id derived from the name
+//! <state>/templates/<id>/template.json    names, time, where the image is
+//!                        image/           files of a snapshot that the pool made; absent for added ones
+//! ```
+//! A name means one template: giving it to another one moves it. `name` is `name:default`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use model::{MANIFEST_NAME, TEMPLATE_FORMAT, TemplateManifest};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use vmm_control::template::LoadedTemplate;
+
+use crate::{
+    TemplateInfo,
+    error::PoolError,
+    record::{BootFiles, Durability, read_bounded, replace},
+};
+
+const RECORD: &str = "template.json";
+const VERSION: u32 = 1;
+const MAX_FILE: u64 = 1 << 20;
+const DEFAULT_TAG: &str = ":default";
+const MAX_NAME: usize = 128;
+
+/// Where clones of a template come from fastest.
+#[derive(Clone, Debug)]
+pub(crate) enum Memory {
+    /// Nobody has asked for warm slots of it.
+    OnDisk,
+    /// It is being copied.
+    Loading,
+    /// In huge pages.
+    Loaded(Arc<LoadedTemplate>),
+    /// It is a diff, of which its base may be in huge pages; or the host has none for it. Clones come from its
+    /// directory.
+    Unloadable,
+}
+
+/// A template and what the pool does for it.
+#[derive(Debug)]
+pub(crate) struct Template {
+    pub(crate) info: TemplateInfo,
+    /// Its files.
+    pub(crate) dir: PathBuf,
+    pub(crate) boot: Option<BootFiles>,
+    pub(crate) memory: Memory,
+    /// Whether warm slots are kept.
+    pub(crate) wanted: bool,
+    /// See [`crate::policy::Stock::refilling`].
+    pub(crate) refilling: bool,
+    /// Fills that failed one after another.
+    pub(crate) failures: u32,
+    /// No fill before this (CLOCK_MONOTONIC, ns).
+    pub(crate) not_before_ns: u64,
+    installed: bool,
+}
+
+/// What `template.json` says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    version: u32,
+    names: Vec<String>,
+    created_unix_s: u64,
+    is_snapshot: bool,
+    /// Absent: in `image` beside this file.
+    elsewhere: Option<PathBuf>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Templates {
+    /// `<state>/templates`.
+    dir: PathBuf,
+    by_id: BTreeMap<String, Template>,
+}
+
+impl Templates {
+    /// Reads both places. What is no template of this program is left alone, with a word in the log; what a
+    /// killed server left half made is removed.
+    pub(crate) fn open(dir: PathBuf, installed: Option<&Path>) -> io::Result<Self> {
+        let mut this = Self {
+            dir,
+            by_id: BTreeMap::new(),
+        };
+        for path in installed.map(directories).transpose()?.unwrap_or_default() {
+            if path.join(MANIFEST_NAME).exists() {
+                this.read_installed(&path);
+            }
+        }
+        for path in directories(&this.dir)? {
+            this.read_kept(&path);
+        }
+        Ok(this)
+    }
+
+    fn read_installed(&mut self, path: &Path) {
+        let Some(name) = path.file_name().and_then(|n| n.to_str()) else {
+            return;
+        };
+        let id = id_of_name(name);
+        match Template::read(path, id.clone(), vec![name.to_owned()]) {
+            Ok(mut template) => {
+                template.installed = true;
+                template.wanted = true;
+                self.by_id.insert(id, template);
+            }
+            Err(why) => tracing::warn!(template = name, why, "an installed template is not usable"),
+        }
+    }
+
+    fn read_kept(&mut self, path: &Path) {
+        let Some(id) = path.file_name().and_then(|n| n.to_str()) else {
+            return;
+        };
+        let kept = read_bounded(&path.join(RECORD), MAX_FILE)
+            .and_then(|bytes| Ok(serde_json::from_slice::<Kept>(&bytes)?));
+        let kept = match kept {
+            Ok(kept) if kept.version == VERSION => kept,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                // A snapshot that was never finished.
+                let _ = fs::remove_dir_all(path);
+                return;
+            }
+            Ok(_) | Err(_) => {
+                tracing::warn!(template = id, "its record cannot be read");
+                return;
+            }
+        };
+        let dir = kept.elsewhere.clone().unwrap_or_else(|| path.join("image"));
+        match Template::read(&dir, id.to_owned(), kept.names.clone()) {
+            Ok(mut template) => {
+                template.info.created_unix_s = kept.created_unix_s;
+                template.info.is_snapshot = kept.is_snapshot;
+                self.by_id.insert(id.to_owned(), template);
+            }
+            Err(why) => tracing::warn!(template = id, why, "a template is not usable"),
+        }
+    }
+
+    pub(crate) fn get(&self, id: &str) -> Option<&Template> {
+        self.by_id.get(id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: &str) -> Option<&mut Template> {
+        self.by_id.get_mut(id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Template> {
+        self.by_id.values()
+    }
+
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.by_id.keys().cloned().collect()
+    }
+
+    /// What an id, a name or `name:tag` means.
+    pub(crate) fn find(&self, reference: &str) -> Option<&Template> {
+        self.by_id.get(reference).or_else(|| {
+            let wanted = plain(reference);
+            self.iter()
+                .find(|t| t.info.names.iter().any(|name| plain(name) == wanted))
+        })
+    }
+
+    /// A directory for a new template and its id. It becomes a template with [`Templates::keep`].
+    pub(crate) fn draft(&self) -> io::Result<(String, PathBuf)> {
+        let id = id_of_bytes(&crate::host::random::<32>()?);
+        let dir = self.dir.join(&id);
+        crate::record::private_dir(&dir)?;
+        Ok((id, dir))
+    }
+
+    /// Checks names for a new template.
+    pub(crate) fn check_names(&self, names: &[String]) -> Result<(), PoolError> {
+        let mut seen = BTreeSet::new();
+        for name in names {
+            check_name(name)?;
+            if !seen.insert(plain(name)) {
+                return Err(PoolError::BadName(format!(
+                    "the name {name:?} is there twice"
+                )));
+            }
+            if self.by_id.contains_key(name) {
+                return Err(PoolError::BadName(format!("{name:?} is a template's id")));
+            }
+            let owner = self.find(name);
+            if owner.is_some_and(|t| t.installed) {
+                return Err(PoolError::BadName(format!(
+                    "{name:?} is the name of an installed template"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a template known whose files are in `elsewhere`, or in `image` of its own directory. Its names
+    /// leave the templates that had them.
+    pub(crate) fn keep(
+        &mut self,
+        id: &str,
+        names: Vec<String>,
+        elsewhere: Option<PathBuf>,
+        created_unix_s: u64,
+    ) -> Result<TemplateInfo, PoolError> {
+        let home = self.dir.join(id);
+        let dir = elsewhere.clone().unwrap_or_else(|| home.join("image"));
+        let failed = |why: String| PoolError::Failed {
+            what: "add a template",
+            why,
+        };
+        let mut template = Template::read(&dir, id.to_owned(), names.clone()).map_err(failed)?;
+        template.info.created_unix_s = created_unix_s;
+        template.info.is_snapshot = elsewhere.is_none();
+        let kept = Kept {
+            version: VERSION,
+            names,
+            created_unix_s,
+            is_snapshot: elsewhere.is_none(),
+            elsewhere,
+        };
+        let io = |e: io::Error| failed(e.to_string());
+        crate::record::private_dir(&home).map_err(io)?;
+        self.take_names_from_others(&kept.names).map_err(io)?;
+        write_kept(&home, &kept).map_err(io)?;
+        let info = template.info.clone();
+        self.by_id.insert(id.to_owned(), template);
+        Ok(info)
+    }
+
+    fn take_names_from_others(&mut self, names: &[String]) -> io::Result<()> {
+        let taken: BTreeSet<_> = names.iter().map(|n| plain(n)).collect();
+        let dir = self.dir.clone();
+        for template in self.by_id.values_mut().filter(|t| !t.installed) {
+            let before = template.info.names.len();
+            template.info.names.retain(|n| !taken.contains(&plain(n)));
+            if template.info.names.len() == before {
+                continue;
+            }
+            let home = dir.join(&template.info.id);
+            let bytes = read_bounded(&home.join(RECORD), MAX_FILE)?;
+            let mut kept: Kept = serde_json::from_slice(&bytes)?;
+            kept.names.clone_from(&template.info.names);
+            write_kept(&home, &kept)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets a template; what is left is its directory here, to be removed by the caller. Absent for an
+    /// installed one, which will be back at the next start.
+    pub(crate) fn forget(&mut self, id: &str) -> Option<PathBuf> {
+        let template = self.by_id.remove(id)?;
+        (!template.installed).then(|| self.dir.join(id))
+    }
+
+    /// Templates whose files another one's need: ids.
+    pub(crate) fn built_on(&self, dir: &Path) -> Vec<&str> {
+        self.iter()
+            .filter(|t| base_of(&t.dir).as_deref() == Some(dir))
+            .map(|t| t.info.id.as_str())
+            .collect()
+    }
+}
+
+impl Template {
+    fn read(dir: &Path, id: String, names: Vec<String>) -> Result<Self, String> {
+        // As diffs name their base: by where its files really are.
+        let dir = dir
+            .canonicalize()
+            .map_err(|e| format!("{}: {e}", dir.display()))?;
+        let manifest = read_manifest(&dir)?;
+        // A diff's layer is what was written over its base's.
+        let disk = match &manifest.base {
+            Some(base) => read_manifest(&base.dir)?.layer_sum.bytes,
+            None => manifest.layer_sum.bytes,
+        };
+        Ok(Self {
+            info: TemplateInfo {
+                id,
+                names,
+                memory: manifest.memory,
+                vcpus: manifest.vcpus,
+                disk: model::Bytes(disk),
+                created_unix_s: manifest.taken_at_unix_ns / 1_000_000_000,
+                is_snapshot: false,
+                spawned: 0,
+                warm: 0,
+            },
+            boot: boot_files(&manifest),
+            dir,
+            memory: Memory::OnDisk,
+            wanted: false,
+            refilling: false,
+            failures: 0,
+            not_before_ns: 0,
+            installed: false,
+        })
+    }
+}
+
+fn write_kept(home: &Path, kept: &Kept) -> io::Result<()> {
+    replace(
+        home,
+        RECORD,
+        &serde_json::to_vec_pretty(kept)?,
+        Durability::Process,
+    )
+}
+
+/// The manifest of a template that this program can read.
+pub(crate) fn read_manifest(dir: &Path) -> Result<TemplateManifest, String> {
+    let path = dir.join(MANIFEST_NAME);
+    let bytes = read_bounded(&path, MAX_FILE).map_err(|e| format!("{}: {e}", path.display()))?;
+    let manifest: TemplateManifest =
+        serde_json::from_slice(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+    match manifest.format {
+        TEMPLATE_FORMAT => Ok(manifest),
+        n => Err(format!(
+            "{}: format {n}, this program reads {TEMPLATE_FORMAT}",
+            path.display()
+        )),
+    }
+}
+
+/// What a VM of this template boots from; kernel and initramfs are beside the root image, where the images are
+/// made. Absent if they are not there.
+fn boot_files(manifest: &TemplateManifest) -> Option<BootFiles> {
+    let guest = manifest.root.parent()?;
+    let files = BootFiles {
+        kernel: guest.join("vmlinux"),
+        initrd: guest.join("initramfs.cpio"),
+        root: manifest.root.clone(),
+    };
+    (files.kernel.exists() && files.initrd.exists()).then_some(files)
+}
+
+/// The directory that a snapshot needs beside its own, if any.
+pub(crate) fn base_of(dir: &Path) -> Option<PathBuf> {
+    let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_FILE).ok()?;
+    let json: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
+    Some(json.get("base")?.get("dir")?.as_str()?.into())
+}
+
+fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found: Vec<_> = entries
+        .filter_map(|e| Some(e.ok()?.path()))
+        .filter(|path| path.is_dir())
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// A name without the tag that goes without saying.
+fn plain(name: &str) -> &str {
+    name.strip_suffix(DEFAULT_TAG).unwrap_or(name)
+}
+
+fn check_name(name: &str) -> Result<(), PoolError> {
+    let is_word = |word: &str| {
+        let mut bytes = word.bytes();
+        bytes.next().is_some_and(|b| b.is_ascii_alphanumeric())
+            && bytes.all(|b| b.is_ascii_alphanumeric() || b"._-/".contains(&b))
+    };
+    let mut words = name.split(':');
+    let good = name.len() <= MAX_NAME
+        && words.next().is_some_and(is_word)
+        && words.next().is_none_or(is_word)
+        && words.next().is_none();
+    match good {
+        true => Ok(()),
+        false => Err(PoolError::BadName(format!(
+            "{:?} is no name: letters, digits and ._-/ with at most one :tag, {MAX_NAME} bytes",
+            name.chars().take(MAX_NAME).collect::<String>()
+        ))),
+    }
+}
+
+/// The id of an installed template, stable.
+fn id_of_name(name: &str) -> String {
+    id_of_bytes(&Sha256::digest(format!("installed template {name}")))
+}
+
+/// 20 lower-case letters and digits.
+fn id_of_bytes(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+    bytes
+        .iter()
+        .take(20)
+        .map(|b| char::from(ALPHABET[usize::from(*b) % ALPHABET.len()]))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory that looks like a template.
+    fn image(at: &Path, base: Option<&Path>) {
+        fs::create_dir_all(at).unwrap();
+        let sum = |bytes| serde_json::json!({"bytes": bytes, "sha256": "0".repeat(64)});
+        let mut json = serde_json::json!({
+            "format": TEMPLATE_FORMAT, "platform": "ring3", "memory": "256MiB", "vcpus": 1,
+            "hypercalls": null, "taken_at_unix_ns": 7_000_000_000_u64, "root": "/r",
+            "root_sum": sum(1), "kernel_sum": sum(1), "memory_sum": sum(1),
+            "state_sum": sum(1), "layer_sum": sum(4096),
+        });
+        if let Some(base) = base {
+            json["base"] = serde_json::json!({"dir": base});
+        }
+        fs::write(at.join(MANIFEST_NAME), json.to_string()).unwrap();
+    }
+
+    #[test]
+    fn installed_and_kept_ones_are_found_by_every_name() {
+        let root = tempfile::tempdir().unwrap();
+        let (installed, state) = (root.path().join("i"), root.path().join("s"));
+        image(&installed.join("base"), None);
+        fs::create_dir(installed.join("no-template")).unwrap();
+        let open = || Templates::open(state.clone(), Some(&installed)).unwrap();
+        let mut templates = open();
+        let base = templates.find("base").unwrap().info.clone();
+        assert_eq!((base.id.len(), base.disk.0), (20, 4096));
+        assert_eq!(templates.find("base:default").unwrap().info, base);
+        assert_eq!(templates.find(&base.id).unwrap().info, base);
+        assert!(templates.find("base:v2").is_none());
+
+        fs::create_dir_all(&state).unwrap();
+        let names = vec!["mine".to_owned(), "mine:v2".to_owned()];
+        let (id, dir) = templates.draft().unwrap();
+        image(&dir.join("image"), None);
+        templates.keep(&id, names.clone(), None, 9).unwrap();
+        // A half-made one does not survive.
+        let (half, _) = templates.draft().unwrap();
+        let templates = open();
+        assert!(templates.get(&half).is_none() && !state.join(half).exists());
+        let mine = &templates.find("mine:v2").unwrap().info;
+        assert!(mine.is_snapshot && mine.created_unix_s == 9 && mine.names == names);
+        assert_eq!(templates.find("mine:default").unwrap().info.id, id);
+    }
+
+    #[test]
+    fn a_name_moves_and_what_is_no_name_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let (installed, state) = (root.path().join("i"), root.path().join("s"));
+        image(&installed.join("base"), None);
+        fs::create_dir_all(&state).unwrap();
+        let mut templates = Templates::open(state.clone(), Some(&installed)).unwrap();
+        let keep = |templates: &mut Templates| {
+            let (id, dir) = templates.draft().unwrap();
+            image(&dir.join("image"), None);
+            templates
+                .keep(&id, vec!["mine".into()], None, 1)
+                .unwrap()
+                .id
+        };
+        let first = keep(&mut templates);
+        let second = keep(&mut templates);
+        let templates = Templates::open(state, Some(&installed)).unwrap();
+        assert_eq!(templates.find("mine").unwrap().info.id, second);
+        assert!(templates.get(&first).unwrap().info.names.is_empty());
+        for wrong in [
+            "",
+            "a b",
+            ":x",
+            "a:b:c",
+            "base",
+            "-x",
+            &first,
+            &"x".repeat(129),
+        ] {
+            assert!(
+                templates.check_names(&[wrong.to_owned()]).is_err(),
+                "{wrong}"
+            );
+        }
+        assert!(
+            templates
+                .check_names(&["a".into(), "a:default".into()])
+                .is_err()
+        );
+        assert!(templates.check_names(&["a".into(), "a:b".into()]).is_ok());
+    }
+}

@@ -1,0 +1,144 @@
+//! What is done to one slot: the jobs that the driver starts and that report back to it. All of them but
+//! [`lease::serve`] block, and run on threads for that. A job that fails leaves no process behind that it started.
+
+pub(crate) mod lease;
+pub(crate) mod save;
+pub(crate) mod start;
+
+use std::{
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
+
+use api_types::chain;
+use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, InitRequest, Timestamp};
+use model::SandboxId;
+use vmm_control::{ControlError, FailureKind};
+
+use crate::{error::PoolError, host, spec::Init};
+
+/// Why a job failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WorkError {
+    /// A file, a directory or a control group.
+    #[error("{0}")]
+    Io(&'static str, #[source] io::Error),
+    /// The VMM.
+    #[error("{0}")]
+    Control(&'static str, #[source] ControlError),
+    /// The agent.
+    #[error("{0}")]
+    Agent(&'static str, #[source] ClientError),
+    /// The agent's answer to a lease.
+    #[error("the guest agent answered {0:?}")]
+    Answer(String),
+    /// Nobody answered in time.
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    /// What the sandbox would start from cannot be read.
+    #[error("{0}")]
+    Image(String),
+}
+
+impl WorkError {
+    /// A short name for counters.
+    pub(crate) fn cause(&self) -> &'static str {
+        match self {
+            Self::Io(..) => "io",
+            Self::Control(..) => "vmm",
+            Self::Agent(..) | Self::Answer(_) => "agent",
+            Self::Timeout(_) => "timeout",
+            Self::Image(_) => "image",
+        }
+    }
+
+    /// As callers of the pool see it.
+    pub(crate) fn into_pool(self, what: &'static str, id: &SandboxId) -> PoolError {
+        match &self {
+            Self::Control(_, ControlError::Refused(failure)) => match failure.kind {
+                FailureKind::NoSpace => return PoolError::NoSpace(chain(&self)),
+                FailureKind::AgentUnready => return PoolError::AgentSilent(id.clone()),
+                FailureKind::BadSpec
+                | FailureKind::BadSnapshot
+                | FailureKind::WrongPhase
+                | FailureKind::UnsuitableHost
+                | FailureKind::GuestExited
+                | FailureKind::Io => {}
+            },
+            Self::Io(_, e) if e.kind() == io::ErrorKind::StorageFull => {
+                return PoolError::NoSpace(chain(&self));
+            }
+            Self::Agent(_, ClientError::Timeout(_)) | Self::Timeout(_) => {
+                return PoolError::AgentSilent(id.clone());
+            }
+            Self::Io(..)
+            | Self::Control(..)
+            | Self::Agent(..)
+            | Self::Answer(_)
+            | Self::Image(_) => {}
+        }
+        PoolError::Failed {
+            what,
+            why: chain(&self),
+        }
+    }
+}
+
+/// Who a VM becomes.
+#[derive(Clone, Debug)]
+pub(crate) enum Who {
+    /// A machine of its own.
+    New { id: SandboxId, machine_id: String },
+    /// The one that it was.
+    Same,
+}
+
+/// The body of `POST /init` as of now.
+pub(crate) fn init_request(who: &Who, init: &Init) -> io::Result<InitRequest> {
+    let (hostname, machine_id) = match who {
+        Who::New { id, machine_id } => (Some(id.as_str().to_owned()), Some(machine_id.clone())),
+        Who::Same => (None, None),
+    };
+    Ok(InitRequest {
+        hostname,
+        machine_id,
+        entropy: Some(host::hex(&host::random::<32>()?)),
+        timestamp: Some(Timestamp::from_unix_ns(host::unix_ns())),
+        env_vars: init.env_vars.clone(),
+        // An empty one opens a door that the template's source had locked.
+        access_token: Some(init.access_token.clone().unwrap_or_default()),
+        ..InitRequest::default()
+    })
+}
+
+/// A connection to the agent, from its first byte on.
+pub(crate) fn connect_agent(vsock: &Path, timeout: Duration) -> Result<UnixStream, WorkError> {
+    let failed = |e| WorkError::Io("connect to the guest agent", e);
+    let mut stream = UnixStream::connect(vsock).map_err(failed)?;
+    stream.set_read_timeout(Some(timeout)).map_err(failed)?;
+    stream.set_write_timeout(Some(timeout)).map_err(failed)?;
+    let mut line = Vec::new();
+    writeln!(stream, "CONNECT {ENVD_PORT}").map_err(failed)?;
+    while line.last() != Some(&b'\n') {
+        let mut byte = [0];
+        let refused = || failed(io::ErrorKind::ConnectionRefused.into());
+        match stream.read(&mut byte).map_err(failed)? {
+            1 if line.len() < 64 => line.push(byte[0]),
+            _ => return Err(refused()),
+        }
+    }
+    match line.starts_with(b"OK ") {
+        true => Ok(stream),
+        false => Err(failed(io::ErrorKind::ConnectionRefused.into())),
+    }
+}
+
+/// A client over a copy of the connection, which stays usable after it.
+pub(crate) fn client_over(stream: &UnixStream, timeout: Duration) -> Result<EnvdClient, WorkError> {
+    let copy = stream
+        .try_clone()
+        .map_err(|e| WorkError::Io("copy a descriptor", e))?;
+    Ok(EnvdClient::over(copy, timeout))
+}

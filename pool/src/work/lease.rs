@@ -1,0 +1,150 @@
+//! A lease on a warm slot: resume the VM and tell the agent whose it is. This is what a caller waits for, so
+//! both messages are sent before an answer is awaited, and nothing is looked up or made.
+
+use std::{io, os::unix::net::UnixStream as StdStream, time::Duration};
+
+use model::{StartPhase, Timeline};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+    time::timeout,
+};
+use vmm_control::{Failure, Reply, Request, frame};
+
+use super::{Who, WorkError, init_request};
+use crate::{
+    host,
+    record::{Durability, Kept, Record, SlotDir},
+};
+
+/// More of an answer's head is not read.
+const MAX_HEAD: usize = 4096;
+
+/// The open connections of a slot.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    pub(crate) control: UnixStream,
+    pub(crate) agent: UnixStream,
+}
+
+impl Lines {
+    /// Of a VM that was just made. Needs a runtime around it.
+    pub(crate) fn new(control: StdStream, agent: StdStream) -> io::Result<Self> {
+        control.set_nonblocking(true)?;
+        agent.set_nonblocking(true)?;
+        Ok(Self {
+            control: UnixStream::from_std(control)?,
+            agent: UnixStream::from_std(agent)?,
+        })
+    }
+}
+
+/// What a lease needs.
+#[derive(Debug)]
+pub(crate) struct LeasePlan {
+    pub(crate) dir: SlotDir,
+    /// With the lease's settings.
+    pub(crate) record: Record,
+    pub(crate) note: String,
+    pub(crate) timeline: Timeline,
+    pub(crate) timeout: Duration,
+}
+
+/// A slot that is leased.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) record: Record,
+    pub(crate) timeline: Timeline,
+    pub(crate) lines: Lines,
+}
+
+/// See the module.
+pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Served, WorkError> {
+    let bound = plan.timeout;
+    let init = init_request(&Who::Same, &plan.record.init)
+        .map_err(|e| WorkError::Io("draw random bytes", e))?;
+    let init = http_request(&init)?;
+    let work = async {
+        let resume = frame::encode(&Request::Resume)
+            .map_err(|e| WorkError::Io("encode a request", io::Error::other(e)))?;
+        let vmm = |e| WorkError::Io("resume the VM", e);
+        let agent = |e| WorkError::Io("tell the guest agent", e);
+        lines.control.write_all(&resume).await.map_err(vmm)?;
+        lines.agent.write_all(&init).await.map_err(agent)?;
+        // The guest is at it; the record is written meanwhile. Small files in the page cache: handing them to
+        // another thread costs more.
+        plan.record.kept = Kept::Running;
+        plan.record.warm = true;
+        plan.dir
+            .write_note(&plan.note, Durability::Process)
+            .and_then(|()| plan.dir.write(&plan.record, Durability::Process))
+            .map_err(|e| WorkError::Io("write the sandbox's record", e))?;
+        resumed(&mut lines.control).await?;
+        plan.timeline
+            .stamp(StartPhase::Resumed, host::monotonic_ns());
+        told(&mut lines.agent).await?;
+        plan.timeline
+            .stamp(StartPhase::AgentReady, host::monotonic_ns());
+        Ok(())
+    };
+    timeout(bound, work)
+        .await
+        .map_err(|_| WorkError::Timeout(bound))??;
+    Ok(Served {
+        record: plan.record,
+        timeline: plan.timeline,
+        lines,
+    })
+}
+
+fn http_request(init: &api_types::envd::InitRequest) -> Result<Vec<u8>, WorkError> {
+    let body = serde_json::to_vec(init)
+        .map_err(|e| WorkError::Io("encode a request", io::Error::other(e)))?;
+    let mut request = format!(
+        "POST /init HTTP/1.1\r\nHost: guest\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    request.extend_from_slice(&body);
+    Ok(request)
+}
+
+/// The VMM's answer to `resume`.
+async fn resumed(control: &mut UnixStream) -> Result<(), WorkError> {
+    let failed = |e| WorkError::Io("resume the VM", e);
+    let mut header = [0; frame::HEADER];
+    control.read_exact(&mut header).await.map_err(failed)?;
+    let len = frame::check_header(&header).map_err(|e| failed(io::Error::other(e)))?;
+    let mut body = vec![0; len];
+    control.read_exact(&mut body).await.map_err(failed)?;
+    let answer: Result<Reply, Failure> =
+        serde_json::from_slice(&body).map_err(|e| failed(io::Error::other(e)))?;
+    match answer {
+        Ok(_) => Ok(()),
+        Err(e) => Err(failed(io::Error::other(e))),
+    }
+}
+
+/// The agent's answer to `/init`, which has no body when it is good.
+async fn told(agent: &mut UnixStream) -> Result<(), WorkError> {
+    let mut head = Vec::with_capacity(256);
+    let mut piece = [0; 512];
+    loop {
+        let n = agent
+            .read(&mut piece)
+            .await
+            .map_err(|e| WorkError::Io("hear the guest agent", e))?;
+        head.extend_from_slice(&piece[..n]);
+        let whole = head.windows(4).any(|w| w == b"\r\n\r\n");
+        if !whole && n > 0 && head.len() < MAX_HEAD {
+            continue;
+        }
+        return match head.starts_with(b"HTTP/1.1 2") && whole {
+            true => Ok(()),
+            false => {
+                let text = String::from_utf8_lossy(&head);
+                Err(WorkError::Answer(text.chars().take(200).collect()))
+            }
+        };
+    }
+}

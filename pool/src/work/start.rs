@@ -1,0 +1,295 @@
+//! Making a VM: for the warm stock, for a lease that cannot wait, for a sandbox that was paused.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use api_types::envd::ExecRequest;
+use model::{
+    EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, SandboxId, StartPhase, Timeline,
+    VmSpec, WorkingSetPrefault,
+};
+use vmm_control::{ControlClient, template::LoadedTemplate};
+
+use super::{Who, WorkError, client_over, connect_agent, init_request};
+use crate::{
+    cgroup::Groups,
+    host,
+    record::{BootFiles, Durability, Kept, ProcessName, Record, SlotDir},
+    vm::Vm,
+};
+
+/// What a warm guest has run before it waits: a process start, whose pages are then its own and whose page
+/// table entries are in place.
+const WARM_UP: &str = "/bin/true";
+/// A VMM that is told to die has gone after this.
+const END: Duration = Duration::from_secs(10);
+
+/// What it starts from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// The snapshot of a template, a fork or a paused sandbox; and the template in huge pages that it is to be
+    /// laid over, if it is a diff and that is loaded.
+    Snapshot(PathBuf, Option<Arc<LoadedTemplate>>),
+    /// A template whose memory is in huge pages, which are there as long as this is.
+    Loaded(Arc<LoadedTemplate>),
+    /// The disk alone.
+    Boot {
+        files: BootFiles,
+        layer: PathBuf,
+        memory: model::Bytes,
+        vcpus: u8,
+    },
+}
+
+/// What the VM is for.
+#[derive(Clone, Debug)]
+pub(crate) enum Purpose {
+    /// To wait for a lease.
+    Wait,
+    /// A lease: the note and the settings in the record are its own.
+    Lease { note: String },
+    /// A sandbox that goes on.
+    GoOn,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct StartPlan {
+    pub(crate) vmm: PathBuf,
+    pub(crate) id: SandboxId,
+    pub(crate) dir: SlotDir,
+    pub(crate) source: Source,
+    pub(crate) purpose: Purpose,
+    pub(crate) who: Who,
+    /// As it is to be while the VM is being made; its process is added.
+    pub(crate) record: Record,
+    /// Guest RAM.
+    pub(crate) ram: u64,
+    pub(crate) groups: Arc<Groups>,
+    pub(crate) timeout: Duration,
+    pub(crate) timeline: Timeline,
+}
+
+/// A VM that was made.
+#[derive(Debug)]
+pub(crate) struct Started {
+    pub(crate) vm: Vm,
+    pub(crate) record: Record,
+    pub(crate) timeline: Timeline,
+    pub(crate) control: UnixStream,
+    pub(crate) agent: UnixStream,
+    /// Bytes that are its own already.
+    pub(crate) private: Option<u64>,
+}
+
+impl StartPlan {
+    /// Makes the VM.
+    ///
+    /// # Errors
+    /// See [`WorkError`]; there is no process then. The directory stays.
+    pub(crate) fn run(mut self) -> Result<Started, WorkError> {
+        self.prepare()
+            .map_err(|e| WorkError::Io("prepare the sandbox's directory", e))?;
+        let vm = self.spawn()?;
+        match self.bring_up(&vm) {
+            Ok((control, agent)) => {
+                let private = host::private_bytes(vm.name.pid);
+                Ok(Started {
+                    vm,
+                    record: self.record,
+                    timeline: self.timeline,
+                    control,
+                    agent,
+                    private,
+                })
+            }
+            Err(e) => {
+                // It cannot be helped if even that fails; the next server finds it in the record.
+                let _ = vm.end(END);
+                Err(e)
+            }
+        }
+    }
+
+    fn prepare(&self) -> io::Result<()> {
+        match self.purpose {
+            Purpose::Wait | Purpose::Lease { .. } => self.dir.create()?,
+            Purpose::GoOn => {}
+        }
+        for stale in [self.dir.control(), self.dir.vsock()] {
+            match fs::remove_file(stale) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        self.groups.create(&self.id, self.ram)
+    }
+
+    fn spawn(&mut self) -> Result<Vm, WorkError> {
+        let log = File::options()
+            .append(true)
+            .create(true)
+            .open(self.dir.stderr())
+            .map_err(|e| WorkError::Io("create the VMM's log", e))?;
+        let child = vmm_control::spawn_detached(&self.vmm, &self.dir.control(), log)
+            .map_err(|e| WorkError::Control("start the VMM", e))?;
+        let vm = Vm::of_child(child).map_err(|(e, mut child)| {
+            let _ = child.kill();
+            let _ = child.wait();
+            WorkError::Io("watch the VMM", e)
+        })?;
+        // Its memory has to be counted in its group from the first page on, and it has to be in the record
+        // before it runs a guest.
+        let known = self.groups.enter(&self.id, vm.name.pid).and_then(|()| {
+            // When memory is short all the same, a sandbox goes before anything else.
+            fs::write(format!("/proc/{}/oom_score_adj", vm.name.pid), "500")?;
+            self.record.vmm = Some(vm.name);
+            self.dir.write(&self.record, Durability::Process)
+        });
+        match known {
+            Ok(()) => Ok(vm),
+            Err(e) => {
+                let _ = vm.end(END);
+                Err(WorkError::Io("confine the VMM", e))
+            }
+        }
+    }
+
+    fn bring_up(&mut self, vm: &Vm) -> Result<(UnixStream, UnixStream), WorkError> {
+        let stream = UnixStream::connect(self.dir.control())
+            .map_err(|e| WorkError::Io("connect to the VMM", e))?;
+        let copy = |e| WorkError::Io("copy a descriptor", e);
+        let mut control = ControlClient::new(stream.try_clone().map_err(copy)?, Some(self.timeout))
+            .map_err(copy)?;
+        self.build(&mut control)?;
+        let agent = connect_agent(&self.dir.vsock(), self.timeout)?;
+        let mut client = client_over(&agent, self.timeout)?;
+        let init = init_request(&self.who, &self.record.init)
+            .map_err(|e| WorkError::Io("draw random bytes", e))?;
+        client
+            .init(&init)
+            .map_err(|e| WorkError::Agent("give the guest its identity", e))?;
+        self.timeline
+            .stamp(StartPhase::AgentReady, host::monotonic_ns());
+        match self.purpose {
+            Purpose::Wait => {
+                let mut request = ExecRequest::new(WARM_UP, &[]);
+                request.user = Some("root".to_owned());
+                client
+                    .exec(&request, self.timeout)
+                    .map_err(|e| WorkError::Agent("run a first command", e))?;
+                control
+                    .pause()
+                    .map_err(|e| WorkError::Control("pause the VM", e))?;
+            }
+            Purpose::Lease { .. } | Purpose::GoOn => self.keep(vm.name)?,
+        }
+        Ok((stream, agent))
+    }
+
+    fn build(&mut self, control: &mut ControlClient) -> Result<(), WorkError> {
+        let stamps = match &self.source {
+            Source::Snapshot(template, base) => {
+                let base = base.as_ref().map(|base| base.dir());
+                self.restore(control, template.clone(), base)?
+            }
+            Source::Loaded(template) => self.restore(control, template.dir(), None)?,
+            Source::Boot { .. } => self.boot(control)?,
+        };
+        for (phase, at) in stamps.iter().filter(|(p, _)| *p != StartPhase::AgentReady) {
+            self.timeline.stamp(phase, at);
+        }
+        if self.timeline.at(StartPhase::Resumed).is_none() {
+            self.timeline
+                .stamp(StartPhase::Resumed, host::monotonic_ns());
+        }
+        Ok(())
+    }
+
+    fn restore(
+        &self,
+        control: &mut ControlClient,
+        template: PathBuf,
+        base: Option<PathBuf>,
+    ) -> Result<Timeline, WorkError> {
+        let spec = RestoreSpec {
+            template,
+            base,
+            vsock: self.dir.vsock(),
+            console: Some(self.dir.console()),
+            prefault: WorkingSetPrefault::On,
+        };
+        let stamps = control
+            .restore(spec, None)
+            .map_err(|e| WorkError::Control("restore the VM", e))?;
+        control
+            .resume()
+            .map_err(|e| WorkError::Control("resume the VM", e))?;
+        Ok(stamps)
+    }
+
+    /// Boots, and waits for the agent, which takes a first identity from the VMM.
+    fn boot(&self, control: &mut ControlClient) -> Result<Timeline, WorkError> {
+        let Source::Boot {
+            files,
+            layer,
+            memory,
+            vcpus,
+        } = &self.source
+        else {
+            return Err(WorkError::Image("there is nothing to boot from".into()));
+        };
+        let spec = VmSpec {
+            memory: *memory,
+            vcpus: *vcpus,
+            guest: GuestPaths {
+                kernel: files.kernel.clone(),
+                initrd: files.initrd.clone(),
+                root: files.root.clone(),
+                layer: layer.clone(),
+            },
+            cmdline: String::new(),
+            hypercalls: HypercallPath::default(),
+            vsock: self.dir.vsock(),
+            console: Some(self.dir.console()),
+        };
+        control
+            .boot(spec, None)
+            .map_err(|e| WorkError::Control("boot the VM", e))?;
+        let entropy = host::random().map_err(|e| WorkError::Io("draw random bytes", e))?;
+        let identity = Identity {
+            hostname: self.id.as_str().to_owned(),
+            machine_id: self.record.machine_id.clone(),
+            entropy: EntropySeed::new(entropy),
+        };
+        control
+            .identity(identity, self.timeout)
+            .map_err(|e| WorkError::Control("give the guest its identity", e))
+    }
+
+    /// From here on the sandbox is a caller's.
+    fn keep(&mut self, name: ProcessName) -> Result<(), WorkError> {
+        let failed = |e| WorkError::Io("write the sandbox's record", e);
+        if let Purpose::Lease { note } = &self.purpose {
+            self.dir
+                .write_note(note, Durability::Process)
+                .map_err(failed)?;
+        }
+        self.record.vmm = Some(name);
+        self.record.kept = Kept::Running;
+        self.dir
+            .write(&self.record, Durability::Process)
+            .map_err(failed)?;
+        // The VM holds the files that it was restored from by itself.
+        match fs::remove_dir_all(self.dir.pause()) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(e)),
+            _ => Ok(()),
+        }
+    }
+}

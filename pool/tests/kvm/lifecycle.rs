@@ -1,0 +1,387 @@
+//! Lives and deaths of sandboxes and of the pool's own process.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use model::StartPhase;
+use pool::{Init, PauseMode, Pool, PoolError, SandboxState};
+
+use super::support::{SERVER, State, config, exec, kill, open, sh, spec, until, until_warm};
+
+/// All tests of this file.
+pub(crate) const TESTS: [(&str, super::Test); 9] = [
+    ("kvm_a_lease_is_a_machine_of_its_own", a_lease_is_its_own),
+    ("kvm_a_warm_slot_serves_one_lease", a_warm_slot_serves_one),
+    ("kvm_a_hundred_leases_leave_nothing", a_hundred_leases),
+    ("kvm_a_vm_that_dies_is_told_of", a_vm_that_dies),
+    (
+        "kvm_a_killed_server_is_followed_by_another",
+        a_killed_server,
+    ),
+    ("kvm_a_pause_keeps_memory", a_pause_keeps_memory),
+    ("kvm_a_pause_of_the_disk_alone", a_pause_of_the_disk),
+    ("kvm_forks_go_on_where_their_source_is", forks),
+    ("kvm_a_snapshot_is_a_template", a_snapshot_is_a_template),
+];
+
+/// Runs a test on a runtime like a server's.
+pub(crate) fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(test);
+}
+
+fn a_lease_is_its_own() {
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 0).await;
+        let mut spec = spec();
+        spec.init = Init {
+            env_vars: [("WHO".to_owned(), "me".to_owned())].into(),
+            access_token: Some("secret".into()),
+        };
+        let a = pool.create(spec.clone()).await.expect("a sandbox");
+        let b = pool.create(spec).await.expect("a sandbox");
+        assert!(!a.warm && a.timeline.at(StartPhase::Accepted).is_some());
+        let of = |s: &pool::Sandbox| {
+            let script = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; echo $WHO";
+            let out = exec(s, Some("secret"), script);
+            let text = String::from_utf8_lossy(&out.stdout).into_owned();
+            text.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (of_a, of_b) = (of(&a), of(&b));
+        assert_eq!(
+            (of_a[0].as_str(), of_b[0].as_str()),
+            (a.id.as_str(), b.id.as_str())
+        );
+        assert!(
+            of_a[1] != of_b[1] && of_a[2] != of_b[2],
+            "{of_a:?} {of_b:?}"
+        );
+        assert_eq!(of_a[3], "me");
+        pool.annotate(&a.id, "mine".into()).await.expect("a note");
+        assert!(pool.usage(&a.id).await.expect("usage").memory > 0);
+        assert_eq!(pool.stats().await.running, 2);
+        pool.kill(&a.id).await.expect("a kill");
+        assert!(matches!(
+            pool.kill(&a.id).await,
+            Err(PoolError::NoSandbox(_))
+        ));
+        assert!(!a.vsock.exists());
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn a_warm_slot_serves_one() {
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 2).await;
+        until_warm(&pool, 2).await;
+        let a = pool.create(spec()).await.expect("a sandbox");
+        let b = pool.create(spec()).await.expect("a sandbox");
+        assert!(a.warm && b.warm);
+        assert_eq!(sh(&a, "hostname").await, a.id.as_str());
+        assert_ne!(
+            sh(&a, "cat /etc/machine-id; od -An -N16 /dev/urandom").await,
+            sh(&b, "cat /etc/machine-id; od -An -N16 /dev/urandom").await
+        );
+        // Its clock is the present, however long it waited.
+        let clock: u64 = sh(&a, "date +%s").await.parse().expect("seconds");
+        let now = std::time::SystemTime::UNIX_EPOCH
+            .elapsed()
+            .expect("a clock")
+            .as_secs();
+        assert!(now.abs_diff(clock) <= 2, "{now} {clock}");
+        until_warm(&pool, 2).await;
+        pool.kill(&a.id).await.expect("a kill");
+        let c = pool.create(spec()).await.expect("a sandbox");
+        assert!(c.warm && c.id != a.id && c.id != b.id);
+        let stats = pool.stats().await;
+        assert_eq!((stats.warm_hits, stats.warm_misses), (3, 0));
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn a_hundred_leases() {
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 3).await;
+        for _ in 0..100 {
+            let sandbox = pool.create(spec()).await.expect("a sandbox");
+            assert_eq!(sh(&sandbox, "echo on").await, "on");
+            pool.kill(&sandbox.id).await.expect("a kill");
+        }
+        pool.close(true).await;
+        state.assert_clean();
+        let open_files = std::fs::read_dir("/proc/self/fd")
+            .expect("descriptors")
+            .count();
+        assert!(open_files < 60, "{open_files} descriptors are left");
+    });
+}
+
+fn a_vm_that_dies() {
+    run(async {
+        let state = State::new();
+        let (pool, _, mut ended) = Pool::open(config(&state.0, 0)).await.expect("a pool");
+        let a = pool.create(spec()).await.expect("a sandbox");
+        kill(a.pid);
+        let end = ended.recv().await.expect("an end");
+        assert_eq!(end.id, a.id);
+        assert!(end.why.contains("killed"), "{}", end.why);
+        let b = pool.create(spec()).await.expect("a sandbox");
+        // The guest ends by itself, without an answer.
+        let off = "python3 -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321fedc)'";
+        let by_itself = {
+            let b = b.clone();
+            std::thread::spawn(move || std::panic::catch_unwind(|| exec(&b, None, off)).is_err())
+        };
+        let end = ended.recv().await.expect("an end");
+        assert_eq!(end.id, b.id);
+        assert!(end.why.contains("powered off"), "{}", end.why);
+        let _ = by_itself.join();
+        state.assert_clean();
+        assert_eq!(pool.stats().await.died, 2);
+        pool.close(true).await;
+    });
+}
+
+/// What this program does when it is started as a server that is to be killed: it makes sandboxes, says which,
+/// and goes on until it is killed.
+pub(crate) fn be_server(state: &Path) {
+    run(async {
+        let (pool, _, _ended) = Pool::open(config(state, 2)).await.expect("a pool");
+        until_warm(&pool, 2).await;
+        for note in ["running", "paused", "to die"] {
+            let mut spec = spec();
+            spec.note = note.into();
+            let sandbox = pool.create(spec).await.expect("a sandbox");
+            sh(&sandbox, &format!("echo {note} > /dev/shm/note")).await;
+            if note == "paused" {
+                pool.pause(&sandbox.id, PauseMode::Memory)
+                    .await
+                    .expect("a pause");
+            }
+            println!("{} {}", sandbox.id, sandbox.pid);
+        }
+        until_warm(&pool, 2).await;
+        println!("ready");
+        std::future::pending::<()>().await;
+    });
+}
+
+fn a_killed_server() {
+    run(async {
+        let state = State::new();
+        let mut server = Command::new(std::env::current_exe().expect("this program"))
+            .env(SERVER, &state.0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a server");
+        let out = BufReader::new(server.stdout.take().expect("a pipe"));
+        let lines: Vec<String> = out
+            .lines()
+            .map(|l| l.expect("a line"))
+            .take_while(|l| l != "ready")
+            .collect();
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(
+            Pool::open(config(&state.0, 0)).await.is_err(),
+            "two servers"
+        );
+        server.kill().expect("a kill");
+        server.wait().expect("its end");
+        let (doomed, pid) = lines[2].split_once(' ').expect("an id and a pid");
+        let pid: u32 = pid.parse().expect("a process id");
+        kill(pid);
+        until("it is gone", async || {
+            (!Path::new(&format!("/proc/{pid}")).exists()
+                || std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                    .is_ok_and(|s| s.contains(") Z ")))
+            .then_some(())
+        })
+        .await;
+
+        let (pool, recovered, mut ended) = Pool::open(config(&state.0, 0)).await.expect("a pool");
+        assert_eq!(recovered.lost.len(), 1, "{recovered:?}");
+        assert_eq!(recovered.lost[0].0.as_str(), doomed);
+        assert_eq!(recovered.lost[0].1, "to die");
+        assert_eq!(recovered.alive.len(), 2, "{recovered:?}");
+        for found in recovered.alive {
+            let id = &found.sandbox.id;
+            let sandbox = match found.state {
+                SandboxState::Running => found.sandbox.clone(),
+                SandboxState::Paused(_) => {
+                    pool.resume(id, Init::default()).await.expect("a resume")
+                }
+                SandboxState::Changing => panic!("{found:?}"),
+            };
+            assert_eq!(sh(&sandbox, "cat /dev/shm/note").await, found.note);
+            // An adopted one is watched, paused and ended like any other.
+            if found.note == "running" {
+                pool.pause(id, PauseMode::Memory).await.expect("a pause");
+                let sandbox = pool.resume(id, Init::default()).await.expect("a resume");
+                assert_eq!(sh(&sandbox, "cat /dev/shm/note").await, "running");
+                kill(sandbox.pid);
+                assert_eq!(ended.recv().await.expect("an end").id, *id);
+            }
+        }
+        // The warm slots of the killed server are gone.
+        assert_eq!(state.processes().len(), 1);
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn a_pause_keeps_memory() {
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 1).await;
+        let a = pool.create(spec()).await.expect("a sandbox");
+        let script = "echo disk > /root/disk; echo memory > /dev/shm/memory; \
+            (sleep 1000 & echo $!) > /run/pid 2>/dev/null; cat /proc/sys/kernel/random/boot_id";
+        let boot_id = sh(&a, script).await;
+        pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
+        assert!(matches!(
+            pool.pause(&a.id, PauseMode::Memory).await,
+            Err(PoolError::WrongState { .. })
+        ));
+        assert!(matches!(
+            pool.usage(&a.id).await,
+            Err(PoolError::WrongState { .. })
+        ));
+        assert_eq!(pool.stats().await.paused, 1);
+        assert!(!state.processes().contains(&a.pid));
+        for _ in 0..2 {
+            let again = pool.resume(&a.id, Init::default()).await.expect("a resume");
+            assert!(again.id == a.id && again.pid != a.pid);
+            let script = "cat /root/disk /dev/shm/memory; kill -0 $(cat /run/pid) && echo sleeps";
+            assert_eq!(sh(&again, script).await, "disk\nmemory\nsleeps");
+            assert_eq!(
+                sh(&again, "cat /proc/sys/kernel/random/boot_id").await,
+                boot_id
+            );
+            assert!(matches!(
+                pool.resume(&a.id, Init::default()).await,
+                Err(PoolError::WrongState { .. })
+            ));
+            pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
+        }
+        pool.kill(&a.id).await.expect("a kill");
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn a_pause_of_the_disk() {
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 0).await;
+        let a = pool.create(spec()).await.expect("a sandbox");
+        let script = "echo disk > /root/disk; echo memory > /dev/shm/memory; \
+            cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id";
+        let before = sh(&a, script).await;
+        let (machine, boot) = before.split_once('\n').expect("two lines");
+        pool.pause(&a.id, PauseMode::FilesystemOnly)
+            .await
+            .expect("a pause");
+        let again = pool.resume(&a.id, Init::default()).await.expect("a resume");
+        assert_eq!(sh(&again, "cat /root/disk; ls /dev/shm").await, "disk");
+        assert_eq!(sh(&again, "cat /etc/machine-id").await, machine);
+        assert_ne!(
+            sh(&again, "cat /proc/sys/kernel/random/boot_id").await,
+            boot
+        );
+        assert_eq!(sh(&again, "hostname").await, a.id.as_str());
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn forks() {
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 0).await;
+        let source = pool.create(spec()).await.expect("a sandbox");
+        sh(&source, "echo 1 > /dev/shm/n; echo 1 > /root/n").await;
+        let forks = pool
+            .fork(&source.id, vec![spec(); 10])
+            .await
+            .expect("forks");
+        sh(&source, "echo 2 > /dev/shm/n; echo 2 > /root/n").await;
+        let mut machines = vec![sh(&source, "cat /etc/machine-id").await];
+        for fork in forks {
+            let fork = fork.expect("a fork");
+            assert_eq!(sh(&fork, "cat /dev/shm/n /root/n").await, "1\n1");
+            assert_eq!(sh(&fork, "hostname").await, fork.id.as_str());
+            machines.push(sh(&fork, "cat /etc/machine-id").await);
+        }
+        machines.sort();
+        machines.dedup();
+        assert_eq!(machines.len(), 11);
+        // The image of the forks is gone, and a fork can be paused without it.
+        until("the image is gone", async || {
+            let left = std::fs::read_dir(state.0.join("forks")).expect("a directory");
+            (left.count() == 0).then_some(())
+        })
+        .await;
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn a_snapshot_is_a_template() {
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 0).await;
+        let source = pool.create(spec()).await.expect("a sandbox");
+        sh(&source, "echo kept > /root/kept").await;
+        let names = vec!["mine:v1".to_owned()];
+        let made = pool.snapshot(&source.id, names).await.expect("a snapshot");
+        assert!(made.is_snapshot);
+        sh(&source, "echo later > /root/kept").await;
+        pool.pause(&source.id, PauseMode::Memory)
+            .await
+            .expect("a pause");
+        let paused = pool
+            .snapshot(&source.id, Vec::new())
+            .await
+            .expect("a snapshot");
+        pool.kill(&source.id).await.expect("a kill");
+        pool.close(true).await;
+
+        let pool = open(&state, 0).await;
+        for (template, content) in [("mine:v1", "kept"), (paused.id.as_str(), "later")] {
+            let mut spec = spec();
+            spec.template = template.to_owned();
+            let sandbox = pool.create(spec).await.expect("a sandbox");
+            assert_eq!(sh(&sandbox, "cat /root/kept").await, content);
+            assert_eq!(sh(&sandbox, "hostname").await, sandbox.id.as_str());
+        }
+        assert_eq!(pool.template("mine:v1").await.map(|t| t.id), Some(made.id));
+        // Snapshots hold what differs from the base only.
+        assert!(matches!(
+            pool.remove_template("base").await,
+            Err(PoolError::InUse(..))
+        ));
+        pool.remove_template("mine:v1").await.expect("a removal");
+        assert!(pool.template("mine:v1").await.is_none());
+        let mut gone = spec();
+        gone.template = "mine:v1".into();
+        assert!(matches!(
+            pool.create(gone).await,
+            Err(PoolError::NoTemplate(_))
+        ));
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}

@@ -1,0 +1,317 @@
+//! Who is admitted, what gives way, what a sandbox may take; and that nothing is left, whatever happens.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use model::{Bytes, SandboxId};
+use pool::{Init, PauseMode, Pool, PoolError, SandboxState};
+
+use super::{
+    lifecycle::run,
+    support::{BUSY, SERVER, State, config, kill, open, sh, spec, until, until_warm},
+};
+
+/// All tests of this file.
+pub(crate) const TESTS: [(&str, super::Test); 6] = [
+    ("kvm_what_does_not_fit_is_refused", what_does_not_fit),
+    ("kvm_warm_slots_give_way", warm_slots_give_way),
+    ("kvm_each_vm_is_in_its_control_group", control_groups),
+    (
+        "kvm_a_caller_who_leaves_leaves_nothing",
+        a_caller_who_leaves,
+    ),
+    ("kvm_random_lives_leave_nothing", random_lives),
+    ("kvm_a_server_is_killed_at_any_moment", killed_at_any_moment),
+];
+
+fn refused(answer: Result<pool::Sandbox, PoolError>) -> (String, Duration) {
+    match answer {
+        Err(PoolError::Full { why, retry_after }) => (why, retry_after),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+fn what_does_not_fit() {
+    run(async {
+        let state = State::new();
+        let mut small = config(&state.0, 0);
+        small.max_sandboxes = 1;
+        let (pool, ..) = Pool::open(small).await.expect("a pool");
+        let a = pool.create(spec()).await.expect("a sandbox");
+        let (why, retry_after) = refused(pool.create(spec()).await);
+        assert!(
+            why.contains("limit") && retry_after > Duration::ZERO,
+            "{why}"
+        );
+        // A paused one takes no place, and may not come back while there is none.
+        pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
+        let b = pool.create(spec()).await.expect("a sandbox");
+        refused(pool.resume(&a.id, Init::default()).await);
+        pool.kill(&b.id).await.expect("a kill");
+        pool.resume(&a.id, Init::default()).await.expect("a resume");
+        assert_eq!(pool.stats().await.refused, 2);
+        pool.close(true).await;
+
+        // All of the host's memory is kept for others.
+        let mut none = config(&state.0, 2);
+        none.memory_reserve = Bytes(1 << 50);
+        none.warm = pool::WarmMarks { low: 1, high: 2 };
+        let (pool, ..) = Pool::open(none).await.expect("a pool");
+        let (why, _) = refused(pool.create(spec()).await);
+        assert!(why.contains("MiB"), "{why}");
+        let stats = pool.stats().await;
+        assert_eq!(
+            (stats.warm, stats.filling, stats.available_bytes),
+            (0, 0, 0)
+        );
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn warm_slots_give_way() {
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 0).await;
+        let a = pool.create(spec()).await.expect("a sandbox");
+        pool.snapshot(&a.id, vec!["other".into()])
+            .await
+            .expect("a snapshot");
+        pool.close(true).await;
+
+        let mut small = config(&state.0, 1);
+        small.max_sandboxes = 1;
+        let (pool, ..) = Pool::open(small).await.expect("a pool");
+        until_warm(&pool, 1).await;
+        let mut other = spec();
+        other.template = "other".into();
+        let b = pool.create(other).await.expect("a sandbox");
+        assert!(!b.warm);
+        refused(pool.create(spec()).await);
+        assert_eq!(pool.stats().await.warm, 0);
+        pool.kill(&b.id).await.expect("a kill");
+        // The stock comes back when there is room.
+        until_warm(&pool, 1).await;
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn control_groups() {
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 1).await;
+        until_warm(&pool, 1).await;
+        let a = pool.create(spec()).await.expect("a sandbox");
+        let groups: Vec<_> = state
+            .groups()
+            .into_iter()
+            .filter(|g| g.ends_with(a.id.as_str()))
+            .collect();
+        if groups.is_empty() {
+            println!("only the absence was tested: this host has no control groups for it");
+        }
+        for group in &groups {
+            let procs = fs::read_to_string(group.join("cgroup.procs")).expect("its processes");
+            assert_eq!(procs.trim(), a.pid.to_string(), "{}", group.display());
+            let memory = a.template.memory.0 + (64 << 20);
+            for (file, want) in [
+                ("memory.limit_in_bytes", memory.to_string()),
+                ("memory.max", memory.to_string()),
+                ("pids.max", "16".to_owned()),
+            ] {
+                if let Ok(limit) = fs::read_to_string(group.join(file)) {
+                    assert_eq!(limit.trim(), want, "{}", group.display());
+                }
+            }
+        }
+        pool.kill(&a.id).await.expect("a kill");
+        assert!(groups.iter().all(|g| !g.exists()));
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn a_caller_who_leaves() {
+    run(async {
+        let state = State::new();
+        let pool = open(&state, 0).await;
+        for _ in 0..3 {
+            let create = tokio::spawn({
+                let pool = pool.clone();
+                async move { pool.create(spec()).await }
+            });
+            until("it is being made", async || {
+                (!state.sandboxes().is_empty()).then_some(())
+            })
+            .await;
+            create.abort();
+            // On a quick host it was answered before.
+            if let Ok(created) = create.await {
+                let sandbox = created.expect("a sandbox");
+                pool.kill(&sandbox.id).await.expect("a kill");
+            }
+            until("it is gone", async || {
+                (state.sandboxes().is_empty() && state.processes().is_empty()).then_some(())
+            })
+            .await;
+        }
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+/// A few random bits at a time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        // xorshift64 (Marsaglia 2003).
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % u64::try_from(sides).expect("sides")).expect("a side")
+    }
+}
+
+/// What this program does when it is started as a busy server: everything at once, a line for each thing begun,
+/// until it is killed.
+pub(crate) fn be_busy(state: &Path) {
+    run(async {
+        let (pool, recovered, _ended) = Pool::open(config(state, 2)).await.expect("a pool");
+        let mut known: Vec<SandboxId> = recovered.alive.into_iter().map(|f| f.sandbox.id).collect();
+        let mut dice = Dice(u64::from(std::process::id()) << 20 | 1);
+        loop {
+            println!("{}", known.len());
+            let (later, what) = (pool.clone(), dice.roll(4));
+            match known.pop() {
+                Some(id) if known.len() > 4 => drop(later.kill(&id).await),
+                Some(id) if what < 3 => {
+                    known.insert(0, id.clone());
+                    tokio::spawn(async move {
+                        let _ = match what {
+                            0 => later.pause(&id, PauseMode::Memory).await,
+                            1 => later.resume(&id, Init::default()).await.map(drop),
+                            _ => later.fork(&id, vec![spec()]).await.map(drop),
+                        };
+                    });
+                }
+                _ => known.extend(later.create(spec()).await.map(|s| s.id).ok()),
+            }
+        }
+    });
+}
+
+/// Wherever SIGKILL meets a server, the next one has every sandbox that it says it has, and loses track of nothing.
+fn killed_at_any_moment() {
+    run(async {
+        let state = State::new();
+        let mut dice = Dice(u64::from(std::process::id()) << 20 | 3);
+        for round in 0..6 {
+            let mut server = Command::new(std::env::current_exe().expect("this program"))
+                .env(SERVER, &state.0)
+                .env(BUSY, "1")
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("a server");
+            let out = BufReader::new(server.stdout.take().expect("a pipe"));
+            let lines = out.lines().take(3 + dice.roll(25)).count();
+            server.kill().expect("a kill");
+            server.wait().expect("its end");
+            let (pool, recovered, _ended) = Pool::open(config(&state.0, 0)).await.expect("a pool");
+            println!("{round}: {lines} lines, {} alive", recovered.alive.len());
+            assert!(recovered.lost.is_empty(), "{:?}", recovered.lost);
+            let mut pids = Vec::new();
+            for found in recovered.alive {
+                let sandbox = match found.state {
+                    SandboxState::Running => found.sandbox,
+                    SandboxState::Paused(_) | SandboxState::Changing => pool
+                        .resume(&found.sandbox.id, Init::default())
+                        .await
+                        .expect("a resume"),
+                };
+                assert_eq!(sh(&sandbox, "hostname").await, sandbox.id.as_str());
+                pids.push(sandbox.pid);
+            }
+            pids.sort_unstable();
+            let mut processes = state.processes();
+            processes.sort_unstable();
+            assert_eq!(processes, pids, "VMMs that nobody knows");
+            // The next server takes over what runs now.
+            pool.close(false).await;
+        }
+        let (pool, ..) = Pool::open(config(&state.0, 0)).await.expect("a pool");
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+/// Everything at once on a few sandboxes, answers awaited or not, VMs killed from outside in between.
+fn random_lives() {
+    run(async {
+        let state = State::new();
+        let seed = std::time::SystemTime::UNIX_EPOCH
+            .elapsed()
+            .expect("a clock")
+            .as_nanos();
+        let seed = u64::try_from(seed & u128::from(u64::MAX)).expect("64 bits") | 1;
+        println!("seed {seed}");
+        let mut dice = Dice(seed);
+        let pool = open(&state, 2).await;
+        let mut known: Vec<SandboxId> = Vec::new();
+        let mut open_ends = Vec::new();
+        for _ in 0..120 {
+            let any = (!known.is_empty()).then(|| known[dice.roll(known.len())].clone());
+            let later = pool.clone();
+            let what = dice.roll(8);
+            match (what, any) {
+                (0 | 1, _) | (_, None) => {
+                    if let Ok(sandbox) = pool.create(spec()).await {
+                        known.push(sandbox.id);
+                    }
+                }
+                (2, Some(id)) => open_ends.push(tokio::spawn(async move {
+                    let _ = later.pause(&id, PauseMode::Memory).await;
+                })),
+                (3, Some(id)) => open_ends.push(tokio::spawn(async move {
+                    let _ = later.resume(&id, Init::default()).await;
+                })),
+                (4, Some(id)) => open_ends.push(tokio::spawn(async move {
+                    let _ = later.kill(&id).await;
+                })),
+                (5, Some(id)) => {
+                    if let Ok(forks) = pool.fork(&id, vec![spec(); 2]).await {
+                        known.extend(forks.into_iter().flatten().map(|s| s.id));
+                    }
+                }
+                (6, Some(id)) => open_ends.push(tokio::spawn(async move {
+                    let _ = later.annotate(&id, "note".repeat(100)).await;
+                })),
+                (_, Some(_)) => {
+                    let processes = state.processes();
+                    if !processes.is_empty() {
+                        kill(processes[dice.roll(processes.len())]);
+                    }
+                }
+            }
+            if known.len() > 8 {
+                let id = known.swap_remove(dice.roll(known.len()));
+                let _ = pool.kill(&id).await;
+            }
+        }
+        for end in open_ends {
+            end.await.expect("an answer");
+        }
+        // It still works, and then everything goes.
+        let last = pool.create(spec()).await.expect("a sandbox");
+        assert_eq!(sh(&last, "echo on").await, "on");
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}

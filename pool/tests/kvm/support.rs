@@ -1,0 +1,252 @@
+//! What this host offers, state directories, and commands in sandboxes.
+
+use std::{
+    env,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
+use model::Bytes;
+use pool::{CreateSpec, Init, Pool, PoolConfig, Sandbox, SandboxLimits, WarmMarks};
+
+/// Set for a process that is to be a server that is killed: its state directory.
+pub(crate) const SERVER: &str = "CUBE_TEST_POOL";
+/// Set beside it for one that does everything at once.
+pub(crate) const BUSY: &str = "CUBE_TEST_POOL_BUSY";
+/// A host under load gets this long for any single answer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+const PREFIX: &str = "cube-pool-";
+
+/// What the tests lack here; `None` if they can run.
+pub(crate) fn lack() -> Option<String> {
+    if let Err(e) = File::options().read(true).write(true).open("/dev/kvm") {
+        return Some(format!("/dev/kvm cannot be opened: {e}"));
+    }
+    for (variable, file) in [
+        ("CUBE_ARTIFACTS", "templates/base/manifest.json"),
+        ("CUBE_BIN", "cube-vmm"),
+    ] {
+        let Some(dir) = env::var_os(variable) else {
+            return Some(format!("{variable} is not set (run `cargo xtask test`)"));
+        };
+        let path = PathBuf::from(dir).join(file);
+        if !path.exists() {
+            return Some(format!("{} is missing", path.display()));
+        }
+    }
+    (!nix::unistd::geteuid().is_root()).then(|| "they need root".to_owned())
+}
+
+fn variable(name: &str) -> PathBuf {
+    PathBuf::from(env::var_os(name).unwrap_or_default())
+}
+
+/// A state directory, removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct State(pub(crate) PathBuf);
+
+impl State {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        // Short, and on a disk.
+        let dir = Path::new("/var/tmp").join(format!("{PREFIX}{}-{n}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a state directory");
+        Self(dir)
+    }
+
+    /// Sandboxes that have a directory.
+    pub(crate) fn sandboxes(&self) -> Vec<String> {
+        names(&self.0.join("sandboxes"))
+    }
+
+    /// VMMs whose files are below it.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        processes_of(&self.0)
+    }
+
+    /// Groups of VMs of this state directory's pool.
+    pub(crate) fn groups(&self) -> Vec<PathBuf> {
+        use std::os::unix::fs::MetadataExt;
+        let Ok(meta) = fs::metadata(self.0.join("lock")) else {
+            return Vec::new();
+        };
+        let name = format!("cube-{:x}-{:x}", meta.dev(), meta.ino());
+        let mounts = ["memory", "cpu", "pids", "blkio", "unified", "."];
+        mounts
+            .iter()
+            .map(|m| Path::new("/sys/fs/cgroup").join(m).join(&name))
+            .filter(|group| group.is_dir())
+            .flat_map(|group| {
+                names(&group)
+                    .into_iter()
+                    .map(move |n| group.join(n))
+                    .filter(|path| path.is_dir())
+            })
+            .collect()
+    }
+
+    /// Nothing of any sandbox is left.
+    pub(crate) fn assert_clean(&self) {
+        assert_eq!(self.sandboxes(), Vec::<String>::new());
+        assert_eq!(self.processes(), Vec::<u32>::new());
+        assert_eq!(self.groups(), Vec::<PathBuf>::new());
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        kill_all(&self.0);
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+/// VMMs are known by their log, which lies in their sandbox's directory.
+fn processes_of(state: &Path) -> Vec<u32> {
+    let pids = names(Path::new("/proc"));
+    pids.iter()
+        .filter_map(|name| name.parse().ok())
+        .filter(|pid: &u32| {
+            let log = fs::read_link(format!("/proc/{pid}/fd/2")).unwrap_or_default();
+            let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            comm.trim() == "cube-vmm" && log.starts_with(state)
+        })
+        .collect()
+}
+
+fn kill_all(state: &Path) {
+    for pid in processes_of(state) {
+        kill(pid);
+    }
+}
+
+/// SIGKILL.
+pub(crate) fn kill(pid: u32) {
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
+    // It may be gone.
+    let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+}
+
+/// Removes what processes left that are no more.
+pub(crate) fn sweep() {
+    for name in names(Path::new("/var/tmp")) {
+        let pid = name.strip_prefix(PREFIX).and_then(|n| n.split('-').next());
+        let pid = pid.and_then(|p| p.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let state = Path::new("/var/tmp").join(name);
+            kill_all(&state);
+            let _ = fs::remove_dir_all(state);
+        }
+    }
+}
+
+/// A small pool with so many warm slots.
+pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
+    PoolConfig {
+        vmm: variable("CUBE_BIN").join("cube-vmm"),
+        state: state.to_owned(),
+        installed_templates: Some(only_base(state)),
+        warm: WarmMarks {
+            low: warm,
+            high: warm,
+        },
+        limits: SandboxLimits {
+            memory_overhead: Bytes::mib(64),
+            cpu_millis: None,
+            pids: 16,
+            io_bytes_per_s: None,
+        },
+        max_sandboxes: 200,
+        memory_reserve: Bytes::mib(512),
+        start_timeout: PATIENCE,
+    }
+}
+
+/// Warm slots are counted over all templates: the tests install one, whatever else was prepared.
+fn only_base(state: &Path) -> PathBuf {
+    let installed = state.join("installed");
+    let base = installed.join("base");
+    std::fs::create_dir_all(&installed).expect("a directory");
+    if !base.exists() {
+        let made = variable("CUBE_ARTIFACTS").join("templates/base");
+        std::os::unix::fs::symlink(made, &base).expect("a link");
+    }
+    installed
+}
+
+/// An opened pool of an empty state directory.
+pub(crate) async fn open(state: &State, warm: u32) -> Pool {
+    let (pool, recovered, _) = Pool::open(config(&state.0, warm)).await.expect("a pool");
+    assert!(recovered.alive.is_empty() && recovered.lost.is_empty());
+    pool
+}
+
+pub(crate) fn spec() -> CreateSpec {
+    CreateSpec {
+        template: "base".into(),
+        init: Init::default(),
+        note: String::new(),
+    }
+}
+
+/// Waits until so many slots are warm and nothing is being filled.
+pub(crate) async fn until_warm(pool: &Pool, warm: u32) {
+    until("the stock is full", async || {
+        let stats = pool.stats().await;
+        (stats.warm == warm && stats.filling == 0).then_some(())
+    })
+    .await;
+}
+
+/// Asks again and again until there is an answer.
+pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Runs a command as root to its end.
+pub(crate) fn exec(sandbox: &Sandbox, token: Option<&str>, script: &str) -> ExecOutput {
+    let mut agent = EnvdClient::connect(&sandbox.vsock, ENVD_PORT, PATIENCE)
+        .unwrap_or_else(|e| panic!("no agent: {e:?}"));
+    agent.set_access_token(token.map(ToOwned::to_owned));
+    let mut request = ExecRequest::new("/bin/bash", &["-c", script]);
+    request.user = Some("root".into());
+    agent
+        .exec(&request, PATIENCE)
+        .unwrap_or_else(|e| panic!("{script}: {e:?}"))
+}
+
+/// As [`exec`]; it must succeed. What it printed.
+pub(crate) async fn sh(sandbox: &Sandbox, script: &str) -> String {
+    let (sandbox, script) = (sandbox.clone(), script.to_owned());
+    let run = tokio::task::spawn_blocking(move || {
+        let out = exec(&sandbox, None, &script);
+        let text = |b: &[u8]| String::from_utf8_lossy(b).trim_end().to_owned();
+        assert!(
+            out.exit_code == 0,
+            "{script}: {} {}",
+            out.status,
+            text(&out.stderr)
+        );
+        text(&out.stdout)
+    });
+    run.await.expect("a command")
+}

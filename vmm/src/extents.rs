@@ -1,0 +1,332 @@
+//! Which parts of a memory or a disk a diff holds. Its file has them one after another; a list of extents,
+//! in a file of its own, says where they belong. Holes say nothing: a copy may have lost or made some.
+//!
+//! ```text
+//! offset 0  magic "CUBEDIFF"                       8 bytes
+//!        8  format of the template, little-endian  4 bytes
+//!       12  zero                                   4 bytes
+//!       16  extents of the memory, LE              8 bytes
+//!       24  extents of the layer, LE               8 bytes
+//!       32  SHA-256 of what follows               32 bytes
+//!       64  pairs (offset, bytes) of LE u64: the memory's, then the layer's
+//! ```
+//! What must never happen: an extent outside of what it is laid over, or two that overlap.
+
+use sha2::{Digest, Sha256};
+
+use crate::memory::PAGE;
+
+const MAGIC: [u8; 8] = *b"CUBEDIFF";
+const HEADER: usize = 64;
+const PAIR: usize = 16;
+/// Most extents in a list: those of 8 GiB in which every other page differs, and as many blocks of a disk.
+pub const MAX_EXTENTS: usize = 2 << 20;
+/// Longest file of two lists.
+pub const MAX_FILE: u64 = (HEADER + 2 * MAX_EXTENTS * PAIR) as u64;
+
+/// A run of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Where it belongs.
+    pub at: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Where the diff's file has it.
+    pub stored: u64,
+}
+
+/// Runs of whole pages in ascending order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extents {
+    list: Vec<Extent>,
+}
+
+/// Where a byte is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// At `stored` of the diff's file, and so are the bytes after it up to offset `end`.
+    Here {
+        /// In the file.
+        stored: u64,
+        /// End of the extent, as an offset of the whole.
+        end: u64,
+    },
+    /// Not in the diff, up to offset `end`.
+    Elsewhere {
+        /// Begin of the next extent; `u64::MAX` if there is none.
+        end: u64,
+    },
+}
+
+/// Why bytes are no list of extents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExtentsError {
+    /// It does not begin with the magic.
+    #[error("it is no list of extents")]
+    Magic,
+    /// Another format.
+    #[error("it is of format {0}")]
+    Format(u32),
+    /// Its header promises another length.
+    #[error("its header does not fit its length")]
+    Length,
+    /// More than are read.
+    #[error("it has {0} extents, at most {MAX_EXTENTS} are read")]
+    TooMany(u64),
+    /// The sum.
+    #[error("its SHA-256 differs from the one in its header")]
+    Sum,
+    /// An extent that cannot be.
+    #[error("its extent of {bytes} bytes at {at:#x} is empty, no whole pages, or out of place")]
+    Extent {
+        /// Where it begins.
+        at: u64,
+        /// Its length.
+        bytes: u64,
+    },
+}
+
+impl Extents {
+    /// Checks ranges (offset, bytes): whole pages, ascending, apart from each other, below `limit` rounded
+    /// up to a page.
+    ///
+    /// # Errors
+    /// The first range that is none of this, or too many.
+    pub fn new(
+        ranges: impl IntoIterator<Item = (u64, u64)>,
+        limit: u64,
+    ) -> Result<Self, ExtentsError> {
+        let limit = limit.next_multiple_of(PAGE);
+        let mut this = Self::default();
+        let mut free_from = 0;
+        for (at, bytes) in ranges {
+            let whole = bytes > 0 && at.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE);
+            let end = at.checked_add(bytes).filter(|end| *end <= limit);
+            let end = end.filter(|_| whole && at >= free_from);
+            free_from = end.ok_or(ExtentsError::Extent { at, bytes })?;
+            this.push(at, bytes);
+        }
+        match this.list.len() {
+            0..=MAX_EXTENTS => Ok(this),
+            n => Err(ExtentsError::TooMany(n as u64)),
+        }
+    }
+
+    /// Adds pages after all others; they are stored after all others too.
+    pub fn push(&mut self, at: u64, bytes: u64) {
+        let stored = self.bytes();
+        match self.list.last_mut() {
+            Some(last) if last.at + last.bytes == at => last.bytes += bytes,
+            _ => self.list.push(Extent { at, bytes, stored }),
+        }
+    }
+
+    /// Length of the file that holds them.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.list.last().map_or(0, |last| last.stored + last.bytes)
+    }
+
+    /// How many runs there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether nothing differs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// In ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = &Extent> {
+        self.list.iter()
+    }
+
+    /// Where the byte at `at` is.
+    #[must_use]
+    pub fn find(&self, at: u64) -> Found {
+        let first = self.list.partition_point(|e| e.at + e.bytes <= at);
+        match self.list.get(first) {
+            Some(e) if e.at <= at => Found::Here {
+                stored: e.stored + (at - e.at),
+                end: e.at + e.bytes,
+            },
+            Some(e) => Found::Elsewhere { end: e.at },
+            None => Found::Elsewhere { end: u64::MAX },
+        }
+    }
+}
+
+/// The file of two lists.
+///
+/// # Errors
+/// A list is too long to be read again.
+pub fn encode(format: u32, memory: &Extents, layer: &Extents) -> Result<Vec<u8>, ExtentsError> {
+    for extents in [memory, layer] {
+        if extents.len() > MAX_EXTENTS {
+            return Err(ExtentsError::TooMany(extents.len() as u64));
+        }
+    }
+    let mut pairs = Vec::with_capacity((memory.len() + layer.len()) * PAIR);
+    for e in memory.iter().chain(layer.iter()) {
+        pairs.extend(e.at.to_le_bytes());
+        pairs.extend(e.bytes.to_le_bytes());
+    }
+    let mut bytes = Vec::with_capacity(HEADER + pairs.len());
+    bytes.extend(MAGIC);
+    bytes.extend(format.to_le_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend((memory.len() as u64).to_le_bytes());
+    bytes.extend((layer.len() as u64).to_le_bytes());
+    bytes.extend(Sha256::digest(&pairs));
+    bytes.extend(pairs);
+    Ok(bytes)
+}
+
+/// Reads the two lists; `memory` and `layer` are the lengths in bytes of what they are laid over.
+///
+/// # Errors
+/// See [`ExtentsError`].
+pub fn decode(
+    bytes: &[u8],
+    format: u32,
+    (memory, layer): (u64, u64),
+) -> Result<(Extents, Extents), ExtentsError> {
+    let (header, pairs) = bytes
+        .split_first_chunk::<HEADER>()
+        .ok_or(ExtentsError::Length)?;
+    if !header.starts_with(&MAGIC) {
+        return Err(ExtentsError::Magic);
+    }
+    let [.., f0, f1, f2, f3, _, _, _, _] = header[..16] else {
+        return Err(ExtentsError::Length);
+    };
+    let found = u32::from_le_bytes([f0, f1, f2, f3]);
+    if found != format {
+        return Err(ExtentsError::Format(found));
+    }
+    let count = |at: usize| {
+        let n = header[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
+        usize::try_from(n)
+            .ok()
+            .filter(|n| *n <= MAX_EXTENTS)
+            .ok_or(ExtentsError::TooMany(n))
+    };
+    let (of_memory, of_layer) = (count(16)?, count(24)?);
+    if pairs.len() != (of_memory + of_layer) * PAIR {
+        return Err(ExtentsError::Length);
+    }
+    if Sha256::digest(pairs)[..] != header[32..] {
+        return Err(ExtentsError::Sum);
+    }
+    let (of_memory, of_layer) = pairs.split_at(of_memory * PAIR);
+    Ok((
+        Extents::new(ranges(of_memory), memory)?,
+        Extents::new(ranges(of_layer), layer)?,
+    ))
+}
+
+fn ranges(pairs: &[u8]) -> impl Iterator<Item = (u64, u64)> {
+    let number = |b: &[u8]| b.try_into().map_or(0, u64::from_le_bytes);
+    pairs.chunks_exact(PAIR).map(move |pair| {
+        let (at, bytes) = pair.split_at(PAIR / 2);
+        (number(at), number(bytes))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMIT: u64 = 1000 * PAGE;
+
+    /// Gaps and lengths in pages, as extents inside [`LIMIT`].
+    fn any_extents() -> impl Strategy<Value = Extents> {
+        proptest::collection::vec((0..9_u64, 1..5_u64), 0..60).prop_map(|steps| {
+            let mut at = 0;
+            let ranges = steps.into_iter().map(move |(gap, pages)| {
+                let start = at + gap;
+                at = start + pages;
+                (start * PAGE, pages * PAGE)
+            });
+            Extents::new(ranges, LIMIT).unwrap()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn lists_read_back(memory in any_extents(), layer in any_extents()) {
+            let bytes = encode(7, &memory, &layer).unwrap();
+            let (m, l) = decode(&bytes, 7, (LIMIT, LIMIT)).unwrap();
+            prop_assert_eq!((m, l), (memory, layer));
+            prop_assert_eq!(decode(&bytes, 8, (LIMIT, LIMIT)), Err(ExtentsError::Format(7)));
+        }
+
+        #[test]
+        fn a_byte_is_found_where_the_list_says(extents in any_extents(), at in 0..LIMIT) {
+            let holder = extents.iter().find(|e| (e.at..e.at + e.bytes).contains(&at));
+            match (extents.find(at), holder) {
+                (Found::Here { stored, end }, Some(e)) => {
+                    prop_assert_eq!(stored, e.stored + at - e.at);
+                    prop_assert_eq!(end, e.at + e.bytes);
+                }
+                (Found::Elsewhere { end }, None) => {
+                    let next = extents.iter().map(|e| e.at).find(|start| *start > at);
+                    prop_assert_eq!(end, next.unwrap_or(u64::MAX));
+                }
+                other => prop_assert!(false, "{:?}", other),
+            }
+        }
+
+        #[test]
+        fn what_is_read_lies_inside_and_apart(
+            pairs in proptest::collection::vec((0..1100_u64, 0..40_u64), 0..4),
+            odd in 0..3_u64,
+        ) {
+            let pairs = pairs.iter().map(|(at, n)| (at * PAGE + odd / 2, n * PAGE + odd % 2));
+            if let Ok(extents) = Extents::new(pairs, LIMIT) {
+                let mut end = 0;
+                for e in extents.iter() {
+                    prop_assert!(e.at >= end && e.bytes > 0);
+                    prop_assert!(e.at % PAGE == 0 && e.bytes % PAGE == 0);
+                    end = e.at + e.bytes;
+                }
+                prop_assert!(end <= LIMIT);
+            }
+        }
+
+        #[test]
+        fn a_changed_byte_is_noticed(extents in any_extents(), at: prop::sample::Index, bit in 0..8_u32) {
+            let mut bytes = encode(7, &extents, &extents).unwrap();
+            let at = at.index(bytes.len());
+            // Four bytes of the header mean nothing.
+            prop_assume!(!(12..16).contains(&at));
+            bytes[at] ^= 1 << bit;
+            prop_assert!(decode(&bytes, 7, (LIMIT, LIMIT)).is_err());
+        }
+    }
+
+    #[test]
+    fn extents_that_cannot_be_are_refused() {
+        let page = PAGE;
+        for bad in [
+            vec![(0, 0)],
+            vec![(1, page)],
+            vec![(0, page - 1)],
+            vec![(LIMIT, page)],
+            vec![(u64::MAX - page + 1, page)],
+            vec![(page, page), (0, page)],
+            vec![(0, 2 * page), (page, page)],
+        ] {
+            let refused = Extents::new(bad.clone(), LIMIT);
+            assert!(
+                matches!(refused, Err(ExtentsError::Extent { .. })),
+                "{bad:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Lengths and sums of a template's files.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::unix::fs::FileExt,
+    path::Path,
+};
+
+use model::FileSum;
+use sha2::{Digest, Sha256};
+
+use super::{SnapshotError, at, hex};
+
+const BLOCK: u64 = 64 << 10;
+const BLOCK_BYTES: usize = 64 << 10;
+
+/// Length and plain SHA-256 of a file.
+///
+/// # Errors
+/// The file's.
+pub fn sum(path: &Path) -> Result<FileSum, SnapshotError> {
+    let mut hash = Sha256::new();
+    let bytes = for_each_block(path, Holes::Read, |_, block| hash.update(block))?;
+    Ok(FileSum {
+        bytes,
+        sha256: hex(&hash.finalize()),
+    })
+}
+
+/// Length and sum of a file with holes: SHA-256 over each 64 KiB block that is not zero, led by its index
+/// (little-endian u64). Holes cost nothing, and how a file system stores zeros does not matter.
+///
+/// # Errors
+/// The file's.
+pub fn sparse_sum(path: &Path) -> Result<FileSum, SnapshotError> {
+    let mut hash = Sha256::new();
+    let bytes = for_each_block(path, Holes::Skip, |index, block| {
+        update(&mut hash, index, block);
+    })?;
+    Ok(FileSum {
+        bytes,
+        sha256: hex(&hash.finalize()),
+    })
+}
+
+fn update(hash: &mut Sha256, index: u64, block: &[u8]) {
+    if block.iter().any(|byte| *byte != 0) {
+        hash.update(index.to_le_bytes());
+        hash.update(block);
+    }
+}
+
+/// A new file that is summed while it is written; its sum is the one of [`sparse_sum`].
+#[derive(Debug)]
+pub struct SummedFile {
+    file: File,
+    block: Vec<u8>,
+    blocks: u64,
+    hash: Sha256,
+}
+
+impl SummedFile {
+    /// Begins at the start of an empty file.
+    #[must_use]
+    pub fn new(file: File) -> Self {
+        Self {
+            file,
+            block: Vec::with_capacity(BLOCK_BYTES),
+            blocks: 0,
+            hash: Sha256::new(),
+        }
+    }
+
+    /// Writes the rest; length and sum.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn finish(mut self) -> io::Result<FileSum> {
+        let bytes = self.blocks * BLOCK + self.block.len() as u64;
+        self.write_block()?;
+        Ok(FileSum {
+            bytes,
+            sha256: hex(&self.hash.finalize()),
+        })
+    }
+
+    fn write_block(&mut self) -> io::Result<()> {
+        update(&mut self.hash, self.blocks, &self.block);
+        self.file.write_all(&self.block)?;
+        self.blocks += 1;
+        self.block.clear();
+        Ok(())
+    }
+}
+
+impl Write for SummedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = bytes.len().min(BLOCK_BYTES - self.block.len());
+        self.block.extend_from_slice(&bytes[..n]);
+        if self.block.len() == BLOCK_BYTES {
+            self.write_block()?;
+        }
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Holes {
+    Read,
+    Skip,
+}
+
+/// Reads a file in blocks of 64 KiB and returns its length.
+fn for_each_block(
+    path: &Path,
+    holes: Holes,
+    mut act: impl FnMut(u64, &[u8]),
+) -> Result<u64, SnapshotError> {
+    let file = File::open(path).map_err(at("read", path))?;
+    let bytes = file.metadata().map_err(at("read", path))?.len();
+    let mut buffer = vec![0; BLOCK_BYTES];
+    let mut index = 0;
+    while index * BLOCK < bytes {
+        if holes == Holes::Skip {
+            match next_data(&file, index * BLOCK).map_err(at("read", path))? {
+                Some(data) => index = data / BLOCK,
+                None => break,
+            }
+        }
+        let start = index * BLOCK;
+        let n = usize::try_from((bytes - start).min(BLOCK)).unwrap_or(0);
+        file.read_exact_at(&mut buffer[..n], start)
+            .map_err(at("read", path))?;
+        act(index, &buffer[..n]);
+        index += 1;
+    }
+    Ok(bytes)
+}
+
+/// Where data begins at or after `from`; `None` if only a hole is left.
+fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
+    use nix::unistd::{Whence, lseek};
+    match lseek(file, from.cast_signed(), Whence::SeekData) {
+        Ok(at) => Ok(Some(at.cast_unsigned())),
+        Err(nix::errno::Errno::ENXIO) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_sparse_sum_does_not_depend_on_how_zeros_are_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let (full, holes) = (dir.path().join("full"), dir.path().join("holes"));
+        let mut bytes = vec![0_u8; 1 << 20];
+        bytes[700_000] = 7;
+        fs::write(&full, &bytes).unwrap();
+        let file = File::create(&holes).unwrap();
+        file.set_len(1 << 20).unwrap();
+        file.write_all_at(&[7], 700_000).unwrap();
+        assert_eq!(sparse_sum(&full).unwrap(), sparse_sum(&holes).unwrap());
+        bytes[700_001] = 1;
+        fs::write(&full, &bytes).unwrap();
+        assert_ne!(sparse_sum(&full).unwrap(), sparse_sum(&holes).unwrap());
+    }
+
+    #[test]
+    fn a_file_is_summed_while_it_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        for len in [0, 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 200_000] {
+            let path = dir.path().join(len.to_string());
+            let mut bytes: Vec<_> = (0..len).map(|i| i.to_le_bytes()[1]).collect();
+            // A block of zeros in the middle.
+            bytes
+                .iter_mut()
+                .skip(BLOCK_BYTES)
+                .take(BLOCK_BYTES)
+                .for_each(|b| *b = 0);
+            let mut file = SummedFile::new(File::create(&path).unwrap());
+            for piece in bytes.chunks(4096) {
+                file.write_all(piece).unwrap();
+            }
+            assert_eq!(file.finish().unwrap(), sparse_sum(&path).unwrap());
+            assert_eq!(fs::read(&path).unwrap(), bytes);
+        }
+    }
+}

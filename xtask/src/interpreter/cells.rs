@@ -1,0 +1,58 @@
+//! Cells that the template runs: until everything is warm, and the one that its working set is recorded with.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use api_types::envd::EnvdClient;
+
+use crate::template::{self, PATIENCE};
+
+/// Importing what data agents import reads half a gigabyte, on a host that may be busy.
+const WARM_UP_PATIENCE: Duration = Duration::from_secs(240);
+/// Port of the interpreter in guests.
+const PORT: u16 = 49_999;
+/// The cell of the working set, and what it must say.
+pub(super) const FIRST: (&str, &str) = ("1+1", "\"text\":\"2\"");
+
+/// Waits until the hosts are warm, and takes the paths of a first request.
+pub(super) fn warm_up(vsock: &Path) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        match ready(vsock) {
+            Ok(true) => break,
+            Ok(false) | Err(_) if started.elapsed() < WARM_UP_PATIENCE => {
+                // A look every so often would be a sleep; the agent's own command waits in the guest.
+                template::run(&mut template::connect(vsock)?, &["/bin/sleep", "0.2"])?;
+            }
+            Ok(false) => bail!("the interpreter's hosts did not become ready"),
+            Err(error) => return Err(error),
+        }
+    }
+    // Nothing of the layer is left to write when the clones wake up.
+    template::run(&mut template::connect(vsock)?, &["/bin/sync"])
+}
+
+fn ready(vsock: &Path) -> Result<bool> {
+    let answer = interpreter(vsock)?.request("GET", "/ready", &[], &[])?;
+    Ok(answer.status == 200)
+}
+
+/// What every clone does first.
+pub(super) fn first_cell(vsock: &Path) -> Result<()> {
+    let (code, wanted) = FIRST;
+    let body = serde_json::json!({ "code": code }).to_string();
+    let answer = interpreter(vsock)?.request("POST", "/execute", &[], body.as_bytes())?;
+    let text = String::from_utf8_lossy(&answer.body);
+    ensure!(text.contains(wanted), "{code} gave {text}");
+    Ok(())
+}
+
+fn interpreter(vsock: &Path) -> Result<EnvdClient> {
+    let tunnel = template::connect(vsock)?
+        .tunnel(PORT)
+        .context("the interpreter does not listen")?;
+    Ok(EnvdClient::over(tunnel.stream, PATIENCE))
+}

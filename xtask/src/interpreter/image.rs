@@ -1,0 +1,81 @@
+//! The root image of the interpreter: the packages of `base`, Node, compilers, and wheels for Python.
+
+use std::{path::Path, process::Command};
+
+use anyhow::Result;
+
+use super::Parts;
+use crate::{
+    root_image,
+    stage::{Built, Recipe},
+    tool,
+    workspace::read_list,
+};
+
+pub(super) const FILE: &str = "code-interpreter.erofs";
+const PLACE: &str = "stages/code-interpreter-image";
+const WHEELS: &str = "stages/code-interpreter-wheels";
+/// The guest's Python, as pip names what fits it.
+const PYTHON: [&str; 12] = [
+    "--python-version",
+    "3.11.2",
+    "--implementation",
+    "cp",
+    "--platform",
+    "manylinux_2_28_x86_64",
+    "--platform",
+    "manylinux_2_27_x86_64",
+    "--platform",
+    "manylinux_2_17_x86_64",
+    "--platform",
+    "manylinux2014_x86_64",
+];
+
+/// Makes the image unless it is fresh.
+pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
+    let recipe_dir = parts.workspace.recipe("code-interpreter");
+    let wheels = wheels(parts, &recipe_dir.join("requirements.txt"))?;
+    let recipe = Recipe::new("code-interpreter-image")
+        .text("form", "1")
+        .text("release of Debian", parts.root.codename)
+        .text("sources", &parts.root.sources())
+        .stage("kernel", &parts.kernel.built)
+        .stage("wheels", &wheels)
+        .path("base", &parts.workspace.recipe("base"))?
+        .path("probe", &parts.workspace.recipe("probe"))?
+        .path("modules", &parts.root.root_modules())?
+        .path("recipe", &recipe_dir)?;
+    parts.store.build(&recipe, PLACE, |out, log| {
+        let tree = out.join("tree");
+        let packages = read_list(&recipe_dir.join("packages.txt"))?;
+        parts.root.unpack(&parts.kernel, &packages, &tree, log)?;
+        root_image::take_package_list(&tree, out)?;
+        tool::run(
+            Command::new("sh")
+                .arg(recipe_dir.join("customize.sh"))
+                .arg(&tree)
+                .arg(&wheels.dir),
+            log,
+        )?;
+        root_image::pack(&tree, &out.join(FILE), log)
+    })
+}
+
+/// Fetches the wheels, each checked against the sum in the list.
+fn wheels(parts: &Parts<'_>, requirements: &Path) -> Result<Built> {
+    let recipe = Recipe::new("code-interpreter-wheels")
+        .text("for", &PYTHON.join(" "))
+        .path("requirements", requirements)?;
+    parts.store.build(&recipe, WHEELS, |out, log| {
+        // The archive's own, whatever else calls itself so.
+        let mut pip = Command::new("/usr/bin/python3");
+        pip.args(["-m", "pip", "download", "--quiet", "--no-deps"])
+            .args(["--require-hashes", "--only-binary=:all:"])
+            .args(PYTHON)
+            .arg("--dest")
+            .arg(out)
+            .arg("--requirement")
+            .arg(requirements);
+        tool::run(&mut pip, log)
+    })
+}
