@@ -114,8 +114,9 @@ struct Subjects {
 pub fn run(scenario: &Scenario, settings: &Settings) -> Result<PathBuf, SessionError> {
     sweep(&settings.run_root)?;
     let mut host = facts::read(&settings.vmm.clone().unwrap_or_else(artifacts::default_vmm));
-    let run_dir = RunDir::create(&settings.run_root).map_err(at(&settings.run_root))?;
-    let subjects = subjects(scenario, settings, run_dir, &mut host)?;
+    // Lives until the last subject has ended: servers and clones have their files in it.
+    let run_dir = Arc::new(RunDir::create(&settings.run_root).map_err(at(&settings.run_root))?);
+    let subjects = subjects(scenario, settings, &run_dir, &mut host)?;
     let results = results_dir(scenario, settings)?;
     write_environment(&results, &host)?;
     carry_out(scenario, settings, &subjects, &results)?;
@@ -126,7 +127,7 @@ pub fn run(scenario: &Scenario, settings: &Settings) -> Result<PathBuf, SessionE
 fn subjects(
     scenario: &Scenario,
     settings: &Settings,
-    run_dir: RunDir,
+    run_dir: &Arc<RunDir>,
     host: &mut HostFacts,
 ) -> Result<Subjects, SessionError> {
     let spec = &scenario.target;
@@ -162,7 +163,7 @@ fn subjects(
 fn own_server(
     scenario: &Scenario,
     settings: &Settings,
-    run_dir: RunDir,
+    run_dir: &Arc<RunDir>,
     host: &mut HostFacts,
 ) -> Result<Subjects, SessionError> {
     let spec = &scenario.target;
@@ -221,7 +222,7 @@ fn e2b(spec: &TargetSpec, api: Endpoint, key: String) -> E2b {
 fn vmm_direct(
     scenario: &Scenario,
     settings: &Settings,
-    run_dir: RunDir,
+    run_dir: &Arc<RunDir>,
     host: &mut HostFacts,
 ) -> Result<(VmmDirect, FileId), SessionError> {
     let vmm = artifacts::find_vmm(settings.vmm.as_deref())?;
@@ -235,8 +236,14 @@ fn vmm_direct(
         .map_or_else(|| template.dir.clone(), LoadedTemplate::dir);
     let memory_path = source.join(model::template_file::MEMORY);
     let memory = FileId::of(&memory_path).map_err(at(&memory_path))?;
-    let direct = VmmDirect::new(vmm, template.dir, loaded, &scenario.target, run_dir)
-        .map_err(at(Path::new("/dev/urandom")))?;
+    let direct = VmmDirect::new(
+        vmm,
+        template.dir,
+        loaded,
+        &scenario.target,
+        Arc::clone(run_dir),
+    )
+    .map_err(at(Path::new("/dev/urandom")))?;
     Ok((direct, memory))
 }
 

@@ -6,7 +6,10 @@ use std::{
     io::{self, Read},
     os::fd::AsFd,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -42,13 +45,13 @@ pub struct VmmDirect {
     cold: AtomicBool,
     prefault: WorkingSetPrefault,
     timeout: Duration,
-    run_dir: RunDir,
+    run_dir: Arc<RunDir>,
     random: File,
 }
 
 impl VmmDirect {
     /// `program` is `cube-vmm`, `template` a template's directory, `loaded` the same template in huge pages
-    /// if the host has them. The run's directory is removed when this is dropped.
+    /// if the host has them.
     ///
     /// # Errors
     /// The host has no random source.
@@ -57,7 +60,7 @@ impl VmmDirect {
         template: PathBuf,
         loaded: Option<LoadedTemplate>,
         spec: &TargetSpec,
-        run_dir: RunDir,
+        run_dir: Arc<RunDir>,
     ) -> io::Result<Self> {
         Ok(Self {
             program,
