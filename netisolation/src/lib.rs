@@ -1,0 +1,19 @@
+//! What a sandbox may reach, enforced at its TAP; see docs/network.md.
+//!
+//! Every sandbox has a TAP of its own with one eBPF program on it, and all of them have the same addresses. A frame
+//! that the guest sends is either answered by that program (ARP, neighbour discovery), handed to the resolver (port 53
+//! of the gateway), sent out of an uplink in the host's name, or dropped and counted: nothing reaches the host's
+//! network stack by itself. Frames reach the guest only if they belong to a flow that it began.
+//!
+//! What must never happen: a guest runs on a TAP that was not verified; a frame passes because a map is full, a
+//! program is gone or this process died.
+
+mod event;
+mod isolation;
+mod policy;
+
+pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
+pub use isolation::{
+    Exception, Isolation, IsolationConfig, IsolationError, Tap, TapIndex, Uplinks, guest,
+};
+pub use policy::{Access, NamePattern, Policy, PolicyError, Rule, Verdict};

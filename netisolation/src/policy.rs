@@ -1,0 +1,123 @@
+//! What one sandbox may reach. Pure: no maps, no clock.
+
+use std::{net::SocketAddr, str::FromStr};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+/// A sandbox's policy. Its default is to deny everything. Addresses that the host's operator has not opened
+/// ([`crate::Exception`]: private ranges, link-local, loopback, multicast, metadata) stay denied, whatever it says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// By address: the longest prefix decides; what no rule matches is denied. Order means nothing, and no two
+    /// rules have the same block.
+    pub rules: Vec<Rule>,
+    /// By name: addresses that our resolver has answered for these names may be reached while the answer holds.
+    pub names: Vec<NamePattern>,
+    /// Where our resolver asks for this sandbox; empty: where the host's operator says.
+    pub dns_servers: Vec<SocketAddr>,
+    /// Bytes a second, each way; absent: no limit.
+    pub bytes_per_s: Option<u64>,
+    /// New flows a second; absent: the host's limit alone.
+    pub flows_per_s: Option<u32>,
+}
+
+/// What holds for a block of addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// IPv4 or IPv6; host bits are zero.
+    pub block: IpNet,
+    /// See [`Verdict`].
+    pub verdict: Verdict,
+}
+
+/// See [`Rule`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Nothing of it.
+    Deny,
+    /// These of its services; empty: all (TCP, UDP, ICMP echo).
+    Allow(Vec<Access>),
+}
+
+/// A protocol and a range of its ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Access {
+    /// TCP, UDP, or ICMP echo (whose ports are meaningless).
+    pub protocol: crate::Protocol,
+    /// First port.
+    pub first: u16,
+    /// Last port.
+    pub last: u16,
+}
+
+/// `example.com`, or `*.example.com`: every name below it, not itself. Lower case, ASCII (IDNA), no final dot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct NamePattern(String);
+
+/// Why there is no such policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// Not a name that can be asked for.
+    #[error(
+        "{0:?} is no domain name: labels of letters, digits and hyphens, at most `*.` before them"
+    )]
+    Name(String),
+}
+
+impl Policy {
+    /// Reaches everything that the host's operator lets sandboxes reach.
+    #[must_use]
+    pub fn internet() -> Self {
+        let everything = ["0.0.0.0/0", "::/0"];
+        let rules = everything
+            .iter()
+            .filter_map(|block| block.parse().ok())
+            .map(|block| Rule {
+                block,
+                verdict: Verdict::Allow(Vec::new()),
+            });
+        Self {
+            rules: rules.collect(),
+            ..Self::default()
+        }
+    }
+}
+
+impl FromStr for NamePattern {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
+        let labels = name.strip_prefix("*.").unwrap_or(&name);
+        let is_label = |label: &str| {
+            (1..=63).contains(&label.len())
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+                && label
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        };
+        if labels.len() <= 253 && labels.split('.').all(is_label) {
+            Ok(Self(name))
+        } else {
+            Err(PolicyError::Name(text.chars().take(64).collect()))
+        }
+    }
+}
+
+impl TryFrom<String> for NamePattern {
+    type Error = PolicyError;
+
+    fn try_from(text: String) -> Result<Self, PolicyError> {
+        text.parse()
+    }
+}
+
+impl From<NamePattern> for String {
+    fn from(pattern: NamePattern) -> Self {
+        pattern.0
+    }
+}
