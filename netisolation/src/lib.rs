@@ -16,4 +16,6 @@ pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
 pub use isolation::{
     Exception, Isolation, IsolationConfig, IsolationError, Tap, TapIndex, Uplinks, guest,
 };
-pub use policy::{Access, NamePattern, Policy, PolicyError, Rule, Verdict};
+pub use policy::{
+    Access, NamePattern, Policy, PolicyError, Rule, Verdict, forbidden, is_forbidden,
+};

@@ -5,6 +5,10 @@ use std::{net::SocketAddr, str::FromStr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+mod forbidden;
+
+pub use forbidden::{forbidden, is_forbidden};
+
 /// A sandbox's policy. Its default is to deny everything. Addresses that the host's operator has not opened
 /// ([`crate::Exception`]: private ranges, link-local, loopback, multicast, metadata) stay denied, whatever it says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,0 +1,179 @@
+//! Addresses that no sandbox reaches unless the host's operator opens them. The one definition: the programs' map,
+//! the resolver and the checks of options are all made from it.
+//!
+//! Ranges that documentation uses (192.0.2.0/24, 198.51.100.0/24, 203.0.113.0/24, 2001:db8::/32) are not in it:
+//! nothing is there, and tests play the internet with them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::Exception;
+
+/// From IANA's registries of special-purpose addresses, and what of IPv6 is not global unicast. No two overlap, so an
+/// exception is decided by the longer prefix alone.
+///
+/// `::ffff:0:0/96` is in it: a map that keys IPv4 addresses as v4-mapped leaves that one out, and its program
+/// refuses such destinations of IPv6 packets before it asks the map.
+static FORBIDDEN: [IpNet; 24] = [
+    v4([0, 0, 0, 0], 8),             // this network; Linux takes 0.0.0.0 for itself
+    v4([10, 0, 0, 0], 8),            // private
+    v4([100, 64, 0, 0], 10),         // carriers' NAT
+    v4([127, 0, 0, 0], 8),           // loopback
+    v4([169, 254, 0, 0], 16),        // link-local, clouds' metadata
+    v4([172, 16, 0, 0], 12),         // private
+    v4([192, 0, 0, 0], 24),          // protocol assignments
+    v4([192, 88, 99, 0], 24),        // relays of 6to4
+    v4([192, 168, 0, 0], 16),        // private
+    v4([198, 18, 0, 0], 15),         // benchmarks; our resolver's own addresses
+    v4([224, 0, 0, 0], 3),           // multicast, reserved, broadcast
+    v6([0, 0, 0, 0, 0, 0], 96),      // unspecified, loopback, v4-compatible
+    v6([0, 0, 0, 0, 0, 0xffff], 96), // v4-mapped
+    v6([0, 0, 0, 0, 0xffff, 0], 96), // v4-translated
+    v6([0x64, 0xff9b, 0, 0, 0, 0], 32), // NAT64, well-known and local
+    v6([0x100, 0, 0, 0, 0, 0], 8),   // discard
+    v6([0x200, 0, 0, 0, 0, 0], 7),   // not allocated; overlays use it
+    v6([0x400, 0, 0, 0, 0, 0], 6),   // not allocated
+    v6([0x800, 0, 0, 0, 0, 0], 5),   // not allocated
+    v6([0x1000, 0, 0, 0, 0, 0], 4),  // not allocated
+    v6([0x2001, 0, 0, 0, 0, 0], 23), // Teredo, benchmarks, ORCHID
+    v6([0x2002, 0, 0, 0, 0, 0], 16), // 6to4
+    v6([0x4000, 0, 0, 0, 0, 0], 2),  // not allocated; segment routing
+    v6([0x8000, 0, 0, 0, 0, 0], 1), // unique local (with metadata), link-local, site-local, multicast
+];
+
+/// The ranges, IPv4 first. Host bits are zero.
+#[must_use]
+pub fn forbidden() -> &'static [IpNet] {
+    &FORBIDDEN
+}
+
+/// Whether nobody may reach an address. The longest block that has it decides, and an exception of the same length
+/// beats the range; that an exception opens some services only is not looked at.
+#[must_use]
+pub fn is_forbidden(address: IpAddr, exceptions: &[Exception]) -> bool {
+    let length = |block: &IpNet| block.contains(&address).then(|| block.prefix_len());
+    let range = FORBIDDEN.iter().find_map(length);
+    let opened = exceptions.iter().filter_map(|e| length(&e.block)).max();
+    range.is_some_and(|range| opened.is_none_or(|opened| opened < range))
+}
+
+const fn v4([a, b, c, d]: [u8; 4], bits: u8) -> IpNet {
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), bits))
+}
+
+const fn v6([a, b, c, d, e, f]: [u16; 6], bits: u8) -> IpNet {
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(a, b, c, d, e, f, 0, 0),
+        bits,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_open(address: &str, exceptions: &[&str]) -> bool {
+        let exceptions = exceptions.iter().map(|block| Exception {
+            block: block.parse().unwrap(),
+            access: Vec::new(),
+        });
+        !is_forbidden(address.parse().unwrap(), &exceptions.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn no_two_ranges_overlap_and_host_bits_are_zero() {
+        for (n, a) in FORBIDDEN.iter().enumerate() {
+            assert_eq!(*a, a.trunc());
+            for b in &FORBIDDEN[n + 1..] {
+                assert!(!a.contains(b) && !b.contains(a), "{a} and {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_inside_or_not_global_is_forbidden() {
+        let inside = [
+            "0.0.0.0",
+            "10.1.2.3",
+            "100.64.0.1",
+            "100.127.255.255",
+            "127.0.0.53",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.1",
+            "192.88.99.1",
+            "192.168.1.1",
+            "198.18.0.1",
+            "198.19.255.255",
+            "224.0.0.251",
+            "239.255.255.250",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::7f00:1",
+            "::ffff:8.8.8.8",
+            "::ffff:127.0.0.1",
+            "::ffff:0:10.0.0.1",
+            "64:ff9b::a00:1",
+            "64:ff9b:1::a00:1",
+            "100::1",
+            "200::1",
+            "2001::1",
+            "2001:2::1",
+            "2001:20::1",
+            "2002:a00:1::1",
+            "5f00::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fe80::1",
+            "fec0::1",
+            "ff02::1",
+        ];
+        for address in inside {
+            assert!(!is_open(address, &[]), "{address}");
+        }
+    }
+
+    #[test]
+    fn the_internet_and_documentation_are_open() {
+        let outside = [
+            "1.1.1.1",
+            "8.8.8.8",
+            "9.255.255.255",
+            "11.0.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "128.0.0.1",
+            "172.15.255.255",
+            "172.32.0.0",
+            "192.0.2.1",
+            "198.17.255.255",
+            "198.20.0.0",
+            "198.51.100.7",
+            "203.0.113.9",
+            "223.255.255.255",
+            "2000::1",
+            "2001:200::1",
+            "2001:db8::1",
+            "2001:4860:4860::8888",
+            "2003::1",
+            "2606:4700::1111",
+            "3fff:ffff::1",
+        ];
+        for address in outside {
+            assert!(is_open(address, &[]), "{address}");
+        }
+    }
+
+    #[test]
+    fn an_exception_opens_what_is_as_specific_or_more() {
+        assert!(is_open("10.1.2.3", &["10.1.0.0/16"]));
+        assert!(is_open("10.1.2.3", &["10.0.0.0/8"]));
+        assert!(!is_open("10.1.2.3", &["10.2.0.0/16"]));
+        assert!(!is_open("10.1.2.3", &["0.0.0.0/0"]));
+        assert!(is_open("fd00:1::1", &["fe80::/10", "fd00:1::/32"]));
+    }
+}
