@@ -1,6 +1,7 @@
 //! The words that every crate shares: sizes, the start ladder, what a VM is made of, who a clone is,
 //! and what a template consists of. Types only: nothing here does I/O or reads a clock.
 
+pub mod guest;
 mod identity;
 mod phase;
 mod sandbox;

@@ -8,30 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Access, Counters, NetEvent, Policy};
 
-/// Addresses inside every guest; the same in all, so that snapshots carry no identity.
-pub mod guest {
-    use std::net::{Ipv4Addr, Ipv6Addr};
-
-    /// Of `eth0`.
-    pub const IPV4: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 21);
-    /// Its prefix length.
-    pub const IPV4_PREFIX: u8 = 30;
-    /// Gateway, and name server.
-    pub const GATEWAY4: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 22);
-    /// Of `eth0`.
-    pub const IPV6: Ipv6Addr = Ipv6Addr::new(0xfdcb, 0, 0, 0, 0, 0, 0, 0x15);
-    /// Its prefix length.
-    pub const IPV6_PREFIX: u8 = 64;
-    /// Gateway, and name server.
-    pub const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfdcb, 0, 0, 0, 0, 0, 0, 0x16);
-    /// Of `eth0`; the VMM gives it to every guest.
-    pub const MAC: [u8; 6] = [0x02, 0xcb, 0, 0, 0, 0x15];
-    /// Of the gateway.
-    pub const GATEWAY_MAC: [u8; 6] = [0x02, 0xcb, 0, 0, 0, 0x16];
-    /// Of `eth0` and of TAPs.
-    pub const MTU: u16 = 1500;
-}
-
 /// How isolation is set up on a host.
 #[derive(Clone, Debug)]
 pub struct IsolationConfig {

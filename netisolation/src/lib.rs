@@ -12,9 +12,11 @@ mod event;
 mod isolation;
 mod policy;
 
+pub use model::guest;
+
 pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
 pub use isolation::{
-    Exception, Isolation, IsolationConfig, IsolationError, Tap, TapIndex, Uplinks, guest,
+    Exception, Isolation, IsolationConfig, IsolationError, Tap, TapIndex, Uplinks,
 };
 pub use policy::{
     Access, NamePattern, Policy, PolicyError, Rule, Verdict, forbidden, is_forbidden,

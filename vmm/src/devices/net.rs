@@ -29,9 +29,6 @@ const HEADER_BUFFERS: std::ops::Range<usize> = 10..12;
 const FRAME_MAX: usize = HEADER + 14 + 65_536;
 /// Buffers that one frame may take: the driver's smallest ones, 1.5 KiB, need 44.
 const MERGE_MAX: usize = 128;
-/// All clones keep the same address: the host tells them apart by their TAP.
-const MAC: [u8; 6] = [0x02, 0xcb, 0x00, 0x00, 0x00, 0x01];
-
 /// What the driver may leave to the TAP, and the TAP to the driver.
 const OFFLOADS: u64 = feature(spec::VIRTIO_NET_F_CSUM)
     | feature(spec::VIRTIO_NET_F_HOST_TSO4)
@@ -87,7 +84,7 @@ impl Net {
                 | feature(spec::VIRTIO_NET_F_MAC)
                 | feature(spec::VIRTIO_NET_F_MRG_RXBUF),
             queue_sizes: &[256, 256],
-            config: MAC.to_vec(),
+            config: model::guest::MAC.to_vec(),
         }
     }
 
