@@ -19,5 +19,6 @@ pub use isolation::{
     Exception, Isolation, IsolationConfig, IsolationError, Tap, TapIndex, Uplinks,
 };
 pub use policy::{
-    Access, NamePattern, Policy, PolicyError, Rule, Verdict, forbidden, is_forbidden,
+    Access, DefaultEgress, NamePattern, Naming, Policy, PolicyError, Rule, Verdict, forbidden,
+    is_forbidden,
 };

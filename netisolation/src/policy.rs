@@ -1,13 +1,17 @@
 //! What one sandbox may reach. Pure: no maps, no clock.
 
-use std::{net::SocketAddr, str::FromStr};
+use std::net::SocketAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 mod forbidden;
+mod lists;
+mod name;
 
 pub use forbidden::{forbidden, is_forbidden};
+pub use lists::DefaultEgress;
+pub use name::{NamePattern, Naming};
 
 /// A sandbox's policy. Its default is to deny everything. Addresses that the host's operator has not opened
 /// ([`crate::Exception`]: private ranges, link-local, loopback, multicast, metadata) stay denied, whatever it says.
@@ -56,17 +60,12 @@ pub struct Access {
     pub last: u16,
 }
 
-/// `example.com`, or `*.example.com`: every name below it, not itself. Lower case, ASCII (IDNA), no final dot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct NamePattern(String);
-
 /// Why there is no such policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     /// Not a name that can be asked for.
     #[error(
-        "{0:?} is no domain name: labels of letters, digits and hyphens, at most `*.` before them"
+        "{0:?} is no domain name: labels of letters, digits and hyphens, with `*.` before them or `*` alone"
     )]
     Name(String),
 }
@@ -87,41 +86,5 @@ impl Policy {
             rules: rules.collect(),
             ..Self::default()
         }
-    }
-}
-
-impl FromStr for NamePattern {
-    type Err = PolicyError;
-
-    fn from_str(text: &str) -> Result<Self, PolicyError> {
-        let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
-        let labels = name.strip_prefix("*.").unwrap_or(&name);
-        let is_label = |label: &str| {
-            (1..=63).contains(&label.len())
-                && !label.starts_with('-')
-                && !label.ends_with('-')
-                && label
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-        };
-        if labels.len() <= 253 && labels.split('.').all(is_label) {
-            Ok(Self(name))
-        } else {
-            Err(PolicyError::Name(text.chars().take(64).collect()))
-        }
-    }
-}
-
-impl TryFrom<String> for NamePattern {
-    type Error = PolicyError;
-
-    fn try_from(text: String) -> Result<Self, PolicyError> {
-        text.parse()
-    }
-}
-
-impl From<NamePattern> for String {
-    fn from(pattern: NamePattern) -> Self {
-        pattern.0
     }
 }
