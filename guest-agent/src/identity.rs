@@ -20,7 +20,7 @@ use nix::{
     unistd::sethostname,
 };
 
-use crate::sys;
+use crate::{network, sys};
 
 /// What an identity is applied to.
 pub(crate) enum Duties {
@@ -50,6 +50,7 @@ pub(crate) struct Machine {
     layer: Option<OwnedFd>,
     machine_id: String,
     hostname: String,
+    network: bool,
 }
 
 /// Why an identity was not taken.
@@ -165,6 +166,7 @@ impl Machine {
             layer,
             machine_id: String::new(),
             hostname: String::new(),
+            network: false,
         }
     }
 
@@ -199,6 +201,10 @@ impl Machine {
             replace(&self.files.boot_id, boot.as_bytes(), 37)
                 .map_err(cannot("write the boot id"))?;
             id.clone_into(&mut self.machine_id);
+        }
+        if let Some(on) = request.network.filter(|on| *on != self.network) {
+            network::switch(on).map_err(cannot("set the network card"))?;
+            self.network = on;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@
 mod boot;
 mod console;
 mod identity;
+mod network;
 mod server;
 mod shutdown;
 mod sys;

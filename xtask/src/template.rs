@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
+use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest, InitRequest};
 use model::{
     Bytes, EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, VmSpec,
     WorkingSetPrefault, template_file,
@@ -118,6 +118,8 @@ impl Maker<'_> {
         };
         vm.control.boot(spec, None).context("cannot boot")?;
         vm.control.identity(identity()?, PATIENCE)?;
+        set_network(&vsock, true)?;
+        set_network(&vsock, false)?;
         warm_up(&vsock)?;
         vm.control.snapshot(dir).context("cannot snapshot")?;
         Ok(vm.control.shutdown()?)
@@ -141,6 +143,7 @@ impl Maker<'_> {
         vm.control.restore(spec, None)?;
         vm.control.resume()?;
         vm.control.identity(identity()?, PATIENCE)?;
+        set_network(&vsock, true)?;
         work(&vsock)?;
         let path = template.join(template_file::WORKING_SET);
         vm.control.record_working_set(&path)?;
@@ -170,6 +173,17 @@ pub(crate) fn connect(vsock: &Path) -> Result<EnvdClient> {
 
 fn probe(vsock: &Path) -> Result<()> {
     run(&mut connect(vsock)?, &PROBE)
+}
+
+/// As a sandbox with a network has it set up; a template's own guests have no TAP.
+fn set_network(vsock: &Path, on: bool) -> Result<()> {
+    let request = InitRequest {
+        network: Some(on),
+        ..InitRequest::default()
+    };
+    connect(vsock)?
+        .init(&request)
+        .context("the guest's network card")
 }
 
 fn warm_up(vsock: &Path) -> Result<()> {

@@ -31,6 +31,9 @@ pub struct InitRequest {
     /// What `X-Access-Token` must say from now on; an empty text opens the door again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<String>,
+    /// Whether the guest has a network: its card is set up with what every guest has, or taken down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<bool>,
     /// Who runs processes when the caller names nobody.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_user: Option<String>,

@@ -4,7 +4,7 @@
 //! initramfs: proc, sysfs, devtmpfs ─► modules ─► block devices appear
 //!   cube.root  (erofs, read-only) ──┐
 //!   cube.layer (ext4) upper, work ──┴─► overlay ─► moved to /, initramfs emptied
-//! root: proc, sys, cgroup2, dev, pts, shm, run ─► identity files ─► loopback up
+//! root: proc, sys, cgroup2, dev, pts, shm, run ─► identity files ─► loopback up, card quiet
 //! ```
 //! Without `/modules/order` the kernel has mounted a root itself, and only the last line is done.
 //! Everything that fails here ends the guest: a half-made root must never be served.
@@ -25,7 +25,7 @@ use std::{
 
 use nix::errno::Errno;
 
-use crate::identity::Machine;
+use crate::{identity::Machine, network};
 use cmdline::CommandLine;
 
 /// Why a guest has no root.
@@ -79,6 +79,7 @@ pub(crate) fn run() -> Result<Machine, BootError> {
     system::mount_all()?;
     system::open_console();
     system::loopback_up()?;
+    network::quieten().map_err(cannot("settle what the network card may do"))?;
     system::machine(layer)
 }
 
