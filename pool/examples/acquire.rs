@@ -100,6 +100,7 @@ async fn lease(pool: &Pool) -> Result<(Sample, Sandbox), Failure> {
         template: "base".into(),
         init: Init::default(),
         note: "{}".into(),
+        policy: netisolation::Policy::default(),
     };
     let sandbox = pool.create(spec).await?;
     let created = start.elapsed();
@@ -188,6 +189,7 @@ fn config(state: &std::path::Path, warm: u32) -> Result<PoolConfig, Failure> {
         max_sandboxes: 1000,
         memory_reserve: Bytes::mib(512),
         start_timeout: PATIENCE,
+        network: None,
     })
 }
 

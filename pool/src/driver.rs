@@ -22,7 +22,7 @@ use crate::{
     CreateSpec, Ended, Init, PoolConfig, PoolError, PoolStats, Sandbox,
     cgroup::Groups,
     message::{Answer, Ask, Report},
-    policy,
+    network, policy,
     slot::{Effects, Event, Stage, Wrong, transition},
     templates::Templates,
     work,
@@ -234,7 +234,10 @@ impl Driver {
             let (id, dir) = (id.clone(), entry.dir.clone());
             let groups = Arc::clone(&self.groups);
             let reporter = self.reporter.clone();
+            let (network, tap) = (self.config.network.clone(), entry.record.tap.take());
             tokio::task::spawn_blocking(move || {
+                let counters = network::release(network.as_ref(), tap);
+                let _ = reporter.send(Report::Released(counters));
                 if let Err(error) = work::save::clean(&dir, &groups, id.as_str()) {
                     tracing::error!(sandbox = %id, %error, "something of it is left");
                 }

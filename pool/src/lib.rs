@@ -25,6 +25,7 @@ mod driver;
 mod error;
 mod host;
 mod message;
+mod network;
 mod policy;
 mod record;
 mod recover;
@@ -49,6 +50,7 @@ use std::{
 };
 
 use model::SandboxId;
+use netisolation::{Counters, Policy};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
@@ -140,7 +142,9 @@ impl Opened {
         }
         let installed = config.installed_templates.as_deref();
         let templates = Templates::open(state.join(TEMPLATES), installed)?;
-        let (found, recovered) = recover::recover(&state.join(SANDBOXES), &host_boot_id, &groups)?;
+        let network = config.network.as_ref();
+        let (found, recovered) =
+            recover::recover(&state.join(SANDBOXES), &host_boot_id, &groups, network)?;
         Ok(Self {
             lock,
             host_boot_id,
@@ -312,6 +316,36 @@ impl Pool {
     /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (paused).
     pub async fn usage(&self, id: &SandboxId) -> Result<Usage, PoolError> {
         self.ask(|answer| Ask::Usage(id.clone(), answer)).await
+    }
+
+    /// Replaces what a running sandbox may reach, at once: open connections to what is denied now are cut. Where
+    /// sandboxes have no network it is kept for when they have one.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (paused), [`PoolError::Failed`]: then what held before
+    /// holds on.
+    pub async fn set_policy(&self, id: &SandboxId, policy: Policy) -> Result<(), PoolError> {
+        self.ask(|answer| Ask::SetPolicy(id.clone(), policy, answer))
+            .await
+    }
+
+    /// What passed the TAP of a running sandbox and what did not, since it was started or resumed; zeros without
+    /// network.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (paused), [`PoolError::Failed`].
+    pub async fn counters(&self, id: &SandboxId) -> Result<Counters, PoolError> {
+        self.ask(|answer| Ask::Counters(id.clone(), answer)).await
+    }
+
+    /// Reads back whether the TAP of a running sandbox enforces its policy.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (paused), [`PoolError::Failed`]: it does not, or there is
+    /// no network.
+    pub async fn verify_network(&self, id: &SandboxId) -> Result<(), PoolError> {
+        self.ask(|answer| Ask::VerifyNetwork(id.clone(), answer))
+            .await
     }
 
     /// All templates, by name order.

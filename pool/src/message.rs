@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use model::SandboxId;
+use netisolation::{Counters, Policy};
 use tokio::sync::oneshot;
 use vmm_control::template::LoadedTemplate;
 
@@ -30,6 +31,9 @@ pub(crate) enum Ask {
     ),
     Annotate(SandboxId, String, Answer<()>),
     Usage(SandboxId, Answer<Usage>),
+    SetPolicy(SandboxId, Policy, Answer<()>),
+    Counters(SandboxId, Answer<Counters>),
+    VerifyNetwork(SandboxId, Answer<()>),
     Templates(oneshot::Sender<Vec<TemplateInfo>>),
     Template(String, oneshot::Sender<Option<TemplateInfo>>),
     AddTemplate(PathBuf, Vec<String>, Answer<TemplateInfo>),
@@ -55,6 +59,8 @@ pub(crate) enum Report {
     Gone(SandboxId),
     /// What was left of a slot is removed.
     Cleaned(SandboxId),
+    /// A TAP was taken back; what its figures were.
+    Released(Counters),
     /// A template's memory is in huge pages, or cannot be.
     Loaded(String, Result<Arc<LoadedTemplate>, String>),
 }

@@ -21,6 +21,8 @@ use std::{
 use model::SandboxId;
 use serde::{Deserialize, Serialize};
 
+use netisolation::{Policy, TapIndex};
+
 use crate::spec::{Init, PauseMode, TemplateInfo};
 
 /// A reader refuses every other number.
@@ -92,6 +94,12 @@ pub(crate) struct Record {
     pub(crate) init: Init,
     /// Whether a warm slot served it.
     pub(crate) warm: bool,
+    /// Its VM's; absent while it has none, and where there is no network.
+    #[serde(default)]
+    pub(crate) tap: Option<TapIndex>,
+    /// What it may reach.
+    #[serde(default)]
+    pub(crate) policy: Policy,
 }
 
 impl Record {
@@ -111,6 +119,8 @@ impl Record {
             machine_id,
             init: Init::default(),
             warm: false,
+            tap: None,
+            policy: Policy::default(),
         }
     }
 }
@@ -286,6 +296,8 @@ mod tests {
         dir.create().unwrap();
         let mut record = record();
         record.init.access_token = Some("secret".into());
+        record.tap = Some(TapIndex(7));
+        record.policy = Policy::internet();
         for kept in [
             Kept::Nobody,
             Kept::Running,

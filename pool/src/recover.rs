@@ -4,6 +4,7 @@
 use std::{fs, io, path::Path, time::Duration};
 
 use model::{SandboxId, template_file};
+use netisolation::Isolation;
 use vmm_control::{ControlClient, VmPhase};
 
 use crate::{
@@ -38,6 +39,7 @@ pub(crate) fn recover(
     sandboxes: &Path,
     host_boot_id: &str,
     groups: &Groups,
+    network: Option<&Isolation>,
 ) -> io::Result<(Vec<(SandboxId, Entry)>, Recovered)> {
     let mut entries = Vec::new();
     let mut recovered = Recovered::default();
@@ -48,7 +50,7 @@ pub(crate) fn recover(
             continue;
         };
         let dir = SlotDir::new(sandboxes, &id);
-        match fate(&dir, host_boot_id) {
+        match fate(&dir, &id, host_boot_id, network) {
             Fate::Alive(entry) => {
                 recovered.alive.push(Found {
                     note: dir.note(),
@@ -89,7 +91,7 @@ fn sweep_group(groups: &Groups, group: &str) {
     }
 }
 
-fn fate(dir: &SlotDir, host_boot_id: &str) -> Fate {
+fn fate(dir: &SlotDir, id: &SandboxId, host_boot_id: &str, network: Option<&Isolation>) -> Fate {
     let record = match dir.read() {
         Ok(record) => record,
         Err(error) => {
@@ -110,7 +112,7 @@ fn fate(dir: &SlotDir, host_boot_id: &str) -> Fate {
             end(dir, vm);
             paused(dir, record, mode)
         }
-        (Kept::Running, Some(vm)) => match adopt(dir, record, vm) {
+        (Kept::Running, Some(vm)) => match adopt(dir, id, record, vm, network) {
             Ok(entry) => Fate::Alive(Box::new(entry)),
             Err(why) => Fate::Lost(dir.note(), why),
         },
@@ -155,6 +157,7 @@ fn paused(dir: &SlotDir, mut record: Record, mode: PauseMode) -> Fate {
         return Fate::Lost(dir.note(), "its snapshot is gone".to_owned());
     }
     record.vmm = None;
+    record.tap = None;
     Fate::Alive(Box::new(Entry::new(
         Slot::found(Stage::Paused(mode)),
         dir.clone(),
@@ -162,8 +165,14 @@ fn paused(dir: &SlotDir, mut record: Record, mode: PauseMode) -> Fate {
     )))
 }
 
-fn adopt(dir: &SlotDir, mut record: Record, vm: Vm) -> Result<Entry, String> {
-    match go_on(dir) {
+fn adopt(
+    dir: &SlotDir,
+    id: &SandboxId,
+    mut record: Record,
+    vm: Vm,
+    network: Option<&Isolation>,
+) -> Result<Entry, String> {
+    match adopt_tap(id, &record, network).and_then(|()| go_on(dir)) {
         Ok(()) => {}
         Err(why) => {
             end(dir, Some(vm));
@@ -179,6 +188,18 @@ fn adopt(dir: &SlotDir, mut record: Record, vm: Vm) -> Result<Entry, String> {
     entry.pidfd = Some(vm.pidfd.clone());
     entry.unwatched = Some(vm);
     Ok(entry)
+}
+
+/// Puts the record's policy in force at the TAP of a VM that went on without a server. One whose TAP nobody watches
+/// cannot stay.
+fn adopt_tap(id: &SandboxId, record: &Record, network: Option<&Isolation>) -> Result<(), String> {
+    match (record.tap, network) {
+        (None, _) => Ok(()),
+        (Some(_), None) => Err("it has a network, and this server gives none".to_owned()),
+        (Some(tap), Some(network)) => network
+            .adopt(tap, id, &record.policy)
+            .map_err(|e| api_types::chain(&e)),
+    }
 }
 
 /// Has an adopted VM run: the former server may have been killed while it was being written to disk.

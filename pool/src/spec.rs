@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use model::{Bytes, SandboxId, Timeline};
+use netisolation::{Counters, Isolation, Policy};
 use serde::{Deserialize, Serialize};
 
 /// How a pool is set up.
@@ -25,6 +26,8 @@ pub struct PoolConfig {
     pub memory_reserve: Bytes,
     /// How long a start may take before it counts as failed.
     pub start_timeout: Duration,
+    /// What gives each VM its TAP; absent: sandboxes have no network.
+    pub network: Option<Isolation>,
 }
 
 /// When to fill and when to stop: filling starts below `low` and ends at `high`. Both zero: no warm slots.
@@ -77,6 +80,8 @@ pub struct CreateSpec {
     /// The caller's own text, kept in the record and handed back after a restart; the sandbox's id is not
     /// known yet when it is written. At most 256 KiB.
     pub note: String,
+    /// What it may reach. A fork's is that of its source, whatever this says.
+    pub policy: Policy,
 }
 
 /// A running sandbox.
@@ -220,4 +225,6 @@ pub struct PoolStats {
     pub expected_bytes: u64,
     /// Memory available to sandboxes now, bytes.
     pub available_bytes: u64,
+    /// What passed their TAPs and what did not.
+    pub network: Counters,
 }

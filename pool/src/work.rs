@@ -15,6 +15,7 @@ use std::{
 use api_types::chain;
 use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, InitRequest, Timestamp};
 use model::SandboxId;
+use netisolation::IsolationError;
 use vmm_control::{ControlError, FailureKind};
 
 use crate::{error::PoolError, host, spec::Init};
@@ -40,6 +41,9 @@ pub(crate) enum WorkError {
     /// What the sandbox would start from cannot be read.
     #[error("{0}")]
     Image(String),
+    /// The TAP.
+    #[error("{0}")]
+    Network(&'static str, #[source] IsolationError),
 }
 
 impl WorkError {
@@ -51,6 +55,7 @@ impl WorkError {
             Self::Agent(..) | Self::Answer(_) => "agent",
             Self::Timeout(_) => "timeout",
             Self::Image(_) => "image",
+            Self::Network(..) => "network",
         }
     }
 
@@ -77,7 +82,8 @@ impl WorkError {
             | Self::Control(..)
             | Self::Agent(..)
             | Self::Answer(_)
-            | Self::Image(_) => {}
+            | Self::Image(_)
+            | Self::Network(..) => {}
         }
         PoolError::Failed {
             what,
@@ -95,8 +101,24 @@ pub(crate) enum Who {
     Same,
 }
 
+/// Whether the guest's network card leads anywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Card {
+    /// To the VM's TAP.
+    Connected,
+    /// Nowhere: it is off.
+    Off,
+}
+
+impl Card {
+    /// Of a VM with this TAP.
+    pub(crate) fn of<T>(tap: Option<&T>) -> Self {
+        tap.map_or(Self::Off, |_| Self::Connected)
+    }
+}
+
 /// The body of `POST /init` as of now.
-pub(crate) fn init_request(who: &Who, init: &Init) -> io::Result<InitRequest> {
+pub(crate) fn init_request(who: &Who, init: &Init, card: Card) -> io::Result<InitRequest> {
     let (hostname, machine_id) = match who {
         Who::New { id, machine_id } => (Some(id.as_str().to_owned()), Some(machine_id.clone())),
         Who::Same => (None, None),
@@ -109,6 +131,7 @@ pub(crate) fn init_request(who: &Who, init: &Init) -> io::Result<InitRequest> {
         env_vars: init.env_vars.clone(),
         // An empty one opens a door that the template's source had locked.
         access_token: Some(init.access_token.clone().unwrap_or_default()),
+        network: Some(card == Card::Connected),
         ..InitRequest::default()
     })
 }

@@ -177,6 +177,7 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
         max_sandboxes: config.max_sandboxes,
         memory_reserve: config.memory_reserve,
         start_timeout: Duration::from_secs(30),
+        network: None,
     };
     let rate = Rate {
         per_second: config.rate,

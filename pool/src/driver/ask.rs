@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use model::SandboxId;
+use netisolation::{Isolation, Policy, TapIndex};
 use tokio::sync::oneshot;
 
 use super::{Closing, Driver, ForkImage, Pending, Want, entry::Waiter};
@@ -10,6 +11,7 @@ use crate::{
     CreateSpec, Init, PauseMode, PoolError, PoolStats, Sandbox, SandboxState, TemplateInfo, Usage,
     host,
     message::{Answer, Ask, Report},
+    network,
     record::Durability,
     slot::{Event, Stage},
     templates::{Memory, base_of},
@@ -43,6 +45,11 @@ impl Driver {
             Ask::Fork(id, specs, at, answer) => self.fork(&id, specs, at, answer),
             Ask::Annotate(id, note, answer) => self.annotate(&id, note, answer),
             Ask::Usage(id, answer) => self.usage(&id, answer),
+            Ask::SetPolicy(id, policy, answer) => {
+                let _ = answer.send(self.set_policy(&id, policy));
+            }
+            Ask::Counters(id, answer) => self.of_tap(&id, answer, network::counters),
+            Ask::VerifyNetwork(id, answer) => self.of_tap(&id, answer, network::verify),
             Ask::Templates(answer) => drop(answer.send(self.all_templates())),
             Ask::Template(name, answer) => {
                 let found = self.templates.find(&name).map(|t| t.info.id.clone());
@@ -52,7 +59,7 @@ impl Driver {
                 let _ = answer.send(self.add_template(&dir, names));
             }
             Ask::RemoveTemplate(name, answer) => self.remove_template(&name, answer),
-            Ask::Stats(answer) => drop(answer.send(self.stats())),
+            Ask::Stats(answer) => self.tell_stats(answer),
             Ask::Close(kill, done) => self.close(kill, done),
         }
     }
@@ -277,7 +284,7 @@ impl Driver {
     fn fork(
         &mut self,
         id: &SandboxId,
-        specs: Vec<CreateSpec>,
+        mut specs: Vec<CreateSpec>,
         accepted_ns: u64,
         answer: Answer<Vec<oneshot::Receiver<Result<Sandbox, PoolError>>>>,
     ) {
@@ -291,6 +298,11 @@ impl Driver {
         if let Err(e) = checked {
             let _ = answer.send(Err(e));
             return;
+        }
+        // What the source may reach, forks may, and no more.
+        let policy = self.slots.get(id).map(|e| e.record.policy.clone());
+        for spec in &mut specs {
+            spec.policy = policy.clone().unwrap_or_default();
         }
         self.next_fork += 1;
         let dir = self
@@ -410,6 +422,53 @@ impl Driver {
         }
     }
 
+    /// A running sandbox's policy. It is a file and a few map entries: less than handing it to a thread, and no
+    /// other change of the sandbox comes between. The record is first: whoever finds it after a crash puts in force
+    /// what it says.
+    fn set_policy(&mut self, id: &SandboxId, policy: Policy) -> Result<(), PoolError> {
+        // A copy leaves the VM as it is.
+        let copied = self.slots.get(id).map(|e| e.slot.stage) == Some(Stage::Saving);
+        if !copied {
+            self.running(id)?;
+        }
+        let Some(entry) = self.slots.get_mut(id) else {
+            return Err(PoolError::NoSandbox(id.clone()));
+        };
+        let before = std::mem::replace(&mut entry.record.policy, policy);
+        let changed = entry
+            .dir
+            .write(&entry.record, Durability::Process)
+            .map_err(|e| WorkError::Io("write the sandbox's record", e))
+            .and_then(|()| network::update(self.config.network.as_ref(), &entry.record));
+        changed.map_err(|e| {
+            entry.record.policy = before;
+            if let Err(error) = entry.dir.write(&entry.record, Durability::Process) {
+                tracing::error!(sandbox = %id, %error, "its record has a policy that is not in force");
+            }
+            e.into_pool("set what the sandbox may reach", id)
+        })
+    }
+
+    /// Answers a question about a running sandbox's TAP, on a thread.
+    fn of_tap<T: Send + 'static>(
+        &self,
+        id: &SandboxId,
+        answer: Answer<T>,
+        question: fn(Option<&Isolation>, Option<TapIndex>) -> Result<T, WorkError>,
+    ) {
+        if let Err(e) = self.running(id) {
+            let _ = answer.send(Err(e));
+            return;
+        }
+        let tap = self.slots.get(id).and_then(|e| e.record.tap);
+        let (network, id) = (self.config.network.clone(), id.clone());
+        tokio::task::spawn_blocking(move || {
+            let said = question(network.as_ref(), tap);
+            let _ =
+                answer.send(said.map_err(|e| e.into_pool("look at the sandbox's network", &id)));
+        });
+    }
+
     fn template_info(&self, id: &str) -> Option<TemplateInfo> {
         let mut info = self.templates.get(id)?.info.clone();
         let warm = self.warm.get(id).map_or(0, std::collections::VecDeque::len);
@@ -515,6 +574,22 @@ impl Driver {
             available_bytes: room.available.saturating_sub(room.reserve),
             ..self.counters.clone()
         }
+    }
+
+    /// Counters and gauges; those of TAPs are read on a thread.
+    fn tell_stats(&mut self, answer: oneshot::Sender<PoolStats>) {
+        let mut stats = self.stats();
+        let network = self.config.network.clone();
+        let taps: Vec<_> = self.slots.values().filter_map(|e| e.record.tap).collect();
+        tokio::task::spawn_blocking(move || {
+            for tap in taps {
+                // One that is gone meanwhile counts from the next time on.
+                if let Ok(counters) = network::counters(network.as_ref(), Some(tap)) {
+                    network::add(&mut stats.network, &counters);
+                }
+            }
+            let _ = answer.send(stats);
+        });
     }
 
     fn close(&mut self, kill: bool, done: oneshot::Sender<()>) {

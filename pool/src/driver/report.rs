@@ -8,6 +8,7 @@ use super::{Driver, entry::Waiter};
 use crate::{
     PoolError, host,
     message::Report,
+    network,
     slot::{Event, Stage},
     templates::Memory,
     work::{
@@ -30,6 +31,7 @@ impl Driver {
             Report::Cleaned(id) => {
                 let _ = self.event(&id, Event::Cleaned);
             }
+            Report::Released(counters) => network::add(&mut self.counters.network, &counters),
             Report::Loaded(id, loaded) => self.loaded(&id, loaded),
         }
     }
@@ -182,7 +184,7 @@ impl Driver {
         let (event, error) = match paused {
             Paused::OnDisk(record) => {
                 if let Some(entry) = self.slots.get_mut(id) {
-                    entry.record = record;
+                    entry.record = *record;
                 }
                 (Event::Stopped, None)
             }
@@ -213,6 +215,12 @@ impl Driver {
         entry.lines = None;
         entry.private = None;
         entry.record.vmm = None;
+        let (network, tap) = (self.config.network.clone(), entry.record.tap.take());
+        let reporter = self.reporter.clone();
+        tokio::task::spawn_blocking(move || {
+            let counters = network::release(network.as_ref(), tap);
+            let _ = reporter.send(Report::Released(counters));
+        });
         match entry.waiter.take() {
             Some(Waiter::Pause(answer)) => drop(answer.send(Ok(()))),
             other => entry.waiter = other,

@@ -148,11 +148,14 @@ impl Driver {
             return;
         };
         entry.record.init = spec.init;
+        entry.record.policy = spec.policy;
         let mut timeline = Timeline::default();
         timeline.stamp(StartPhase::Accepted, pending.accepted_ns);
         entry.waiter = Some(Waiter::Sandbox(pending.answer));
         let plan = LeasePlan {
+            id: id.clone(),
             dir: entry.dir.clone(),
+            network: self.config.network.clone(),
             record: entry.record.clone(),
             note: spec.note,
             timeline,
@@ -198,6 +201,7 @@ impl Driver {
             }
         };
         plan.record.init = spec.init;
+        plan.record.policy = spec.policy;
         plan.purpose = Purpose::Lease { note: spec.note };
         plan.timeline.stamp(StartPhase::Accepted, accepted_ns);
         if let Some(entry) = self.slots.get_mut(&id) {
@@ -275,6 +279,7 @@ impl Driver {
             ram: record.template.memory.0,
             record,
             groups: self.groups.clone(),
+            network: self.config.network.clone(),
             timeout: self.config.start_timeout,
             timeline,
         })
@@ -330,6 +335,7 @@ impl Driver {
             record: record.clone(),
             ram,
             groups: self.groups.clone(),
+            network: self.config.network.clone(),
             timeout: self.config.start_timeout,
             timeline: Timeline::default(),
         };

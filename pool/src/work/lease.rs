@@ -3,7 +3,8 @@
 
 use std::{io, os::unix::net::UnixStream as StdStream, time::Duration};
 
-use model::{StartPhase, Timeline};
+use model::{SandboxId, StartPhase, Timeline};
+use netisolation::Isolation;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -11,7 +12,7 @@ use tokio::{
 };
 use vmm_control::{Failure, Reply, Request, frame};
 
-use super::{Who, WorkError, init_request};
+use super::{Card, Who, WorkError, init_request};
 use crate::{
     host,
     record::{Durability, Kept, Record, SlotDir},
@@ -42,7 +43,9 @@ impl Lines {
 /// What a lease needs.
 #[derive(Debug)]
 pub(crate) struct LeasePlan {
+    pub(crate) id: SandboxId,
     pub(crate) dir: SlotDir,
+    pub(crate) network: Option<Isolation>,
     /// With the lease's settings.
     pub(crate) record: Record,
     pub(crate) note: String,
@@ -61,9 +64,18 @@ pub(crate) struct Served {
 /// See the module.
 pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Served, WorkError> {
     let bound = plan.timeout;
-    let init = init_request(&Who::Same, &plan.record.init)
+    let card = Card::of(plan.record.tap.as_ref());
+    let init = init_request(&Who::Same, &plan.record.init, card)
         .map_err(|e| WorkError::Io("draw random bytes", e))?;
     let init = http_request(&init)?;
+    // Before the guest runs. A server that dies here leaves a record that says that the VM is nobody's.
+    if let (Some(network), Some(tap)) = (&plan.network, plan.record.tap) {
+        network
+            .confine(tap, &plan.id, &plan.record.policy)
+            .map_err(|e| WorkError::Network("confine the sandbox", e))?;
+        plan.timeline
+            .stamp(StartPhase::Confined, host::monotonic_ns());
+    }
     let work = async {
         let resume = frame::encode(&Request::Resume)
             .map_err(|e| WorkError::Io("encode a request", io::Error::other(e)))?;

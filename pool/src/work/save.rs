@@ -47,7 +47,7 @@ pub(crate) struct PausePlan {
 #[derive(Debug)]
 pub(crate) enum Paused {
     /// Everything is on disk, as the record says.
-    OnDisk(Record),
+    OnDisk(Box<Record>),
     /// It failed, and the VM goes on.
     Kept(WorkError),
     /// It failed, and the VM cannot go on.
@@ -62,7 +62,7 @@ impl PausePlan {
             Err(e) => return Paused::Lost(e),
         };
         match self.save(&mut control) {
-            Ok(()) => Paused::OnDisk(self.record),
+            Ok(()) => Paused::OnDisk(Box::new(self.record)),
             Err(e) => {
                 // Half a snapshot is of no use.
                 let _ = fs::remove_dir_all(self.dir.pause());

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::net::UnixStream,
+    os::{fd::AsFd, unix::net::UnixStream},
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -14,9 +14,10 @@ use model::{
     EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, SandboxId, StartPhase, Timeline,
     VmSpec, WorkingSetPrefault,
 };
+use netisolation::{Isolation, Tap};
 use vmm_control::{ControlClient, template::LoadedTemplate};
 
-use super::{Who, WorkError, client_over, connect_agent, init_request};
+use super::{Card, Who, WorkError, client_over, connect_agent, init_request};
 use crate::{
     cgroup::Groups,
     host,
@@ -72,6 +73,7 @@ pub(crate) struct StartPlan {
     /// Guest RAM.
     pub(crate) ram: u64,
     pub(crate) groups: Arc<Groups>,
+    pub(crate) network: Option<Isolation>,
     pub(crate) timeout: Duration,
     pub(crate) timeline: Timeline,
 }
@@ -96,9 +98,11 @@ impl StartPlan {
     pub(crate) fn run(mut self) -> Result<Started, WorkError> {
         self.prepare()
             .map_err(|e| WorkError::Io("prepare the sandbox's directory", e))?;
-        let vm = self.spawn()?;
-        match self.bring_up(&vm) {
-            Ok((control, agent)) => {
+        let tap = self.network.as_ref().map(Isolation::take).transpose();
+        let tap = tap.map_err(|e| WorkError::Network("make a TAP", e))?;
+        self.record.tap = tap.as_ref().map(|tap| tap.index);
+        match self.start(tap) {
+            Ok((vm, control, agent)) => {
                 let private = host::private_bytes(vm.name.pid);
                 Ok(Started {
                     vm,
@@ -109,6 +113,19 @@ impl StartPlan {
                     private,
                 })
             }
+            Err(e) => {
+                if let (Some(network), Some(tap)) = (&self.network, self.record.tap) {
+                    network.release(tap);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    fn start(&mut self, tap: Option<Tap>) -> Result<(Vm, UnixStream, UnixStream), WorkError> {
+        let vm = self.spawn()?;
+        match self.bring_up(&vm, tap) {
+            Ok((control, agent)) => Ok((vm, control, agent)),
             Err(e) => {
                 // It cannot be helped if even that fails; the next server finds it in the record.
                 let _ = vm.end(END);
@@ -161,16 +178,21 @@ impl StartPlan {
         }
     }
 
-    fn bring_up(&mut self, vm: &Vm) -> Result<(UnixStream, UnixStream), WorkError> {
+    fn bring_up(
+        &mut self,
+        vm: &Vm,
+        tap: Option<Tap>,
+    ) -> Result<(UnixStream, UnixStream), WorkError> {
         let stream = UnixStream::connect(self.dir.control())
             .map_err(|e| WorkError::Io("connect to the VMM", e))?;
         let copy = |e| WorkError::Io("copy a descriptor", e);
         let mut control = ControlClient::new(stream.try_clone().map_err(copy)?, Some(self.timeout))
             .map_err(copy)?;
-        self.build(&mut control)?;
+        self.build(&mut control, tap)?;
         let agent = connect_agent(&self.dir.vsock(), self.timeout)?;
         let mut client = client_over(&agent, self.timeout)?;
-        let init = init_request(&self.who, &self.record.init)
+        let card = Card::of(self.record.tap.as_ref());
+        let init = init_request(&self.who, &self.record.init, card)
             .map_err(|e| WorkError::Io("draw random bytes", e))?;
         client
             .init(&init)
@@ -193,31 +215,50 @@ impl StartPlan {
         Ok((stream, agent))
     }
 
-    fn build(&mut self, control: &mut ControlClient) -> Result<(), WorkError> {
-        let stamps = match &self.source {
+    /// Has the VMM build the VM and run it. The TAP is the VMM's from here on: ours is closed.
+    fn build(&mut self, control: &mut ControlClient, tap: Option<Tap>) -> Result<(), WorkError> {
+        match self.source.clone() {
             Source::Snapshot(template, base) => {
                 let base = base.as_ref().map(|base| base.dir());
-                self.restore(control, template.clone(), base)?
+                self.restore(control, template, base, tap)
             }
-            Source::Loaded(template) => self.restore(control, template.dir(), None)?,
-            Source::Boot { .. } => self.boot(control)?,
+            Source::Loaded(template) => self.restore(control, template.dir(), None, tap),
+            Source::Boot { .. } => self.boot(control, tap),
+        }
+    }
+
+    /// What the sandbox may reach is in force and was read back before its guest runs. A VM that waits has a TAP
+    /// that lets nothing pass, until its lease.
+    fn confine(&mut self) -> Result<(), WorkError> {
+        let (Some(network), Some(tap)) = (&self.network, self.record.tap) else {
+            return Ok(());
         };
-        for (phase, at) in stamps.iter().filter(|(p, _)| *p != StartPhase::AgentReady) {
-            self.timeline.stamp(phase, at);
+        match self.purpose {
+            Purpose::Wait => return Ok(()),
+            Purpose::Lease { .. } | Purpose::GoOn => {}
         }
-        if self.timeline.at(StartPhase::Resumed).is_none() {
-            self.timeline
-                .stamp(StartPhase::Resumed, host::monotonic_ns());
-        }
+        network
+            .confine(tap, &self.id, &self.record.policy)
+            .map_err(|e| WorkError::Network("confine the sandbox", e))?;
+        self.timeline
+            .stamp(StartPhase::Confined, host::monotonic_ns());
         Ok(())
     }
 
+    /// Takes over what the VMM has stamped.
+    fn stamp_all(&mut self, stamps: &Timeline) {
+        for (phase, at) in stamps.iter().filter(|(p, _)| *p != StartPhase::AgentReady) {
+            self.timeline.stamp(phase, at);
+        }
+    }
+
     fn restore(
-        &self,
+        &mut self,
         control: &mut ControlClient,
         template: PathBuf,
         base: Option<PathBuf>,
-    ) -> Result<Timeline, WorkError> {
+        tap: Option<Tap>,
+    ) -> Result<(), WorkError> {
         let spec = RestoreSpec {
             template,
             base,
@@ -226,16 +267,20 @@ impl StartPlan {
             prefault: WorkingSetPrefault::On,
         };
         let stamps = control
-            .restore(spec, None)
+            .restore(spec, tap.as_ref().map(|tap| tap.fd.as_fd()))
             .map_err(|e| WorkError::Control("restore the VM", e))?;
+        self.stamp_all(&stamps);
+        self.confine()?;
         control
             .resume()
             .map_err(|e| WorkError::Control("resume the VM", e))?;
-        Ok(stamps)
+        self.timeline
+            .stamp(StartPhase::Resumed, host::monotonic_ns());
+        Ok(())
     }
 
     /// Boots, and waits for the agent, which takes a first identity from the VMM.
-    fn boot(&self, control: &mut ControlClient) -> Result<Timeline, WorkError> {
+    fn boot(&mut self, control: &mut ControlClient, tap: Option<Tap>) -> Result<(), WorkError> {
         let Source::Boot {
             files,
             layer,
@@ -259,8 +304,9 @@ impl StartPlan {
             vsock: self.dir.vsock(),
             console: Some(self.dir.console()),
         };
+        self.confine()?;
         control
-            .boot(spec, None)
+            .boot(spec, tap.as_ref().map(|tap| tap.fd.as_fd()))
             .map_err(|e| WorkError::Control("boot the VM", e))?;
         let entropy = host::random().map_err(|e| WorkError::Io("draw random bytes", e))?;
         let identity = Identity {
@@ -268,9 +314,11 @@ impl StartPlan {
             machine_id: self.record.machine_id.clone(),
             entropy: EntropySeed::new(entropy),
         };
-        control
+        let stamps = control
             .identity(identity, self.timeout)
-            .map_err(|e| WorkError::Control("give the guest its identity", e))
+            .map_err(|e| WorkError::Control("give the guest its identity", e))?;
+        self.stamp_all(&stamps);
+        Ok(())
     }
 
     /// From here on the sandbox is a caller's.

@@ -171,6 +171,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
         max_sandboxes: 200,
         memory_reserve: Bytes::mib(512),
         start_timeout: PATIENCE,
+        network: None,
     }
 }
 
@@ -198,6 +199,7 @@ pub(crate) fn spec() -> CreateSpec {
         template: "base".into(),
         init: Init::default(),
         note: String::new(),
+        policy: netisolation::Policy::default(),
     }
 }
 

@@ -83,6 +83,7 @@ impl Driver {
             template,
             init: note.init(),
             note: text,
+            policy: netisolation::Policy::default(),
         };
         let pool = self.pool.clone();
         self.work.spawn(async move {
@@ -184,6 +185,7 @@ impl Driver {
                     template,
                     init,
                     note: text,
+                    policy: netisolation::Policy::default(),
                 };
                 (fork, spec)
             })

@@ -1,0 +1,88 @@
+//! TAPs as slots have them: taken for each VM before it is made, taken back when it is gone. Which one a VM has is in
+//! its record. What must never happen: a guest that runs before its policy was read back, or a TAP of a living VM that
+//! is given to another.
+
+use netisolation::{Counters, Isolation, TapIndex};
+
+use crate::{record::Record, work::WorkError};
+
+/// Puts the record's policy in force. Without a network there is nothing to do.
+pub(crate) fn update(network: Option<&Isolation>, record: &Record) -> Result<(), WorkError> {
+    match (network, record.tap) {
+        (Some(network), Some(tap)) => network
+            .update(tap, &record.policy)
+            .map_err(|e| WorkError::Network("replace the policy", e)),
+        (None, _) | (_, None) => Ok(()),
+    }
+}
+
+/// Figures of a TAP; zeros without one.
+pub(crate) fn counters(
+    network: Option<&Isolation>,
+    tap: Option<TapIndex>,
+) -> Result<Counters, WorkError> {
+    match (network, tap) {
+        (Some(network), Some(tap)) => network
+            .counters(tap)
+            .map_err(|e| WorkError::Network("read the counters", e)),
+        (None, _) | (_, None) => Ok(Counters::default()),
+    }
+}
+
+/// Whether a TAP is as it has to be.
+pub(crate) fn verify(network: Option<&Isolation>, tap: Option<TapIndex>) -> Result<(), WorkError> {
+    match (network, tap) {
+        (Some(network), Some(tap)) => network
+            .verify(tap)
+            .map_err(|e| WorkError::Network("verify the TAP", e)),
+        (None, _) | (_, None) => Err(WorkError::Image("the sandbox has no network".to_owned())),
+    }
+}
+
+/// Takes back the TAP of a VM that is gone; its last figures.
+pub(crate) fn release(network: Option<&Isolation>, tap: Option<TapIndex>) -> Counters {
+    let last = counters(network, tap).unwrap_or_default();
+    if let (Some(network), Some(tap)) = (network, tap) {
+        network.release(tap);
+    }
+    last
+}
+
+/// Adds figures up.
+pub(crate) fn add(sum: &mut Counters, more: &Counters) {
+    sum.packets_out += more.packets_out;
+    sum.bytes_out += more.bytes_out;
+    sum.packets_in += more.packets_in;
+    sum.bytes_in += more.bytes_in;
+    sum.flows += more.flows;
+    sum.events_lost += more.events_lost;
+    for (reason, packets) in &more.refused {
+        *sum.refused.entry(*reason).or_default() += packets;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netisolation::Reason;
+
+    use super::*;
+
+    #[test]
+    fn figures_add_up() {
+        let one = Counters {
+            packets_out: 1,
+            bytes_out: 2,
+            packets_in: 3,
+            bytes_in: 4,
+            flows: 5,
+            refused: [(Reason::Policy, 6)].into(),
+            events_lost: 7,
+        };
+        let mut sum = Counters::default();
+        add(&mut sum, &one);
+        assert_eq!(sum, one);
+        add(&mut sum, &one);
+        assert_eq!((sum.bytes_in, sum.events_lost), (8, 14));
+        assert_eq!(sum.refused[&Reason::Policy], 12);
+    }
+}
