@@ -65,8 +65,8 @@ pub(crate) fn build_guest(
     existing(dir.join(program))
 }
 
-/// Builds `cube-vmm`, `cube-bench` and `cube-api` and puts them into one place. They are static at a fixed address:
-/// a clone is a new `cube-vmm`, and half of what starting one costs is the dynamic linker's work.
+/// Builds `cube-vmm`, `cube-bench`, `cube-api` and the probe that `cube-bench` puts into guests, and puts them into one
+/// place. They are static at a fixed address: a clone is a new `cube-vmm`, and half of what starting one costs is the dynamic linker's work.
 pub(crate) fn build_host(
     workspace: &Workspace,
     progress: Progress,
@@ -84,8 +84,13 @@ pub(crate) fn build_host(
     let built = workspace.target()?.join(GUEST_TARGET).join("release");
     let dir = workspace.artifacts().join("bin");
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    for name in ["cube-vmm", "cube-bench", "cube-api"] {
-        let (from, to) = (existing(built.join(name))?, dir.join(name));
+    let probe = build_guest(workspace, progress, "netprobe", "cube-netprobe", log)?;
+    let programs = ["cube-vmm", "cube-bench", "cube-api"].map(|name| built.join(name));
+    for from in programs.into_iter().chain([probe]) {
+        let from = existing(from)?;
+        let name = from.file_name().context("a program without a name")?;
+        let name = name.to_string_lossy();
+        let to = dir.join(&*name);
         let next = dir.join(format!(".{name}"));
         std::fs::copy(&from, &next)
             .and_then(|_| std::fs::rename(&next, &to))

@@ -1,0 +1,116 @@
+//! Carrying out one probe.
+
+mod flows;
+mod frames;
+mod names;
+mod talk;
+
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+
+use netprobe::{Action, Finding, Outcome, Probe};
+
+/// What came of an action, before it has a name.
+#[derive(Debug)]
+pub(crate) struct Result {
+    pub(crate) outcome: Outcome,
+    pub(crate) said: String,
+    pub(crate) count: u64,
+    pub(crate) figures: Vec<u64>,
+}
+
+impl Result {
+    pub(crate) fn new(outcome: Outcome, said: impl Into<String>) -> Self {
+        Self {
+            outcome,
+            said: said.into(),
+            count: 0,
+            figures: Vec::new(),
+        }
+    }
+
+    pub(crate) fn counted(self, count: u64) -> Self {
+        Self { count, ..self }
+    }
+
+    /// What an error of a socket says about the network.
+    pub(crate) fn of_error(error: &io::Error) -> Self {
+        use io::ErrorKind as Kind;
+        let outcome = match error.kind() {
+            Kind::ConnectionRefused
+            | Kind::ConnectionReset
+            | Kind::UnexpectedEof
+            | Kind::BrokenPipe => Outcome::Refused,
+            Kind::TimedOut | Kind::WouldBlock => Outcome::Timeout,
+            Kind::HostUnreachable
+            | Kind::NetworkUnreachable
+            | Kind::NetworkDown
+            | Kind::AddrNotAvailable
+            | Kind::PermissionDenied
+            | Kind::InvalidInput => Outcome::Unreachable,
+            _ => Outcome::Failed,
+        };
+        Self::new(outcome, error.to_string())
+    }
+
+    /// The same for what should always work: opening the card.
+    pub(crate) fn not_tried(error: &io::Error) -> Self {
+        Self::new(Outcome::Failed, error.to_string())
+    }
+}
+
+/// Carries it out.
+pub(crate) fn carry_out(probe: &Probe) -> Finding {
+    let result = in_order(probe);
+    Finding {
+        name: probe.name.clone(),
+        outcome: result.outcome,
+        said: result.said,
+        count: result.count,
+        figures: result.figures,
+    }
+}
+
+fn in_order(probe: &Probe) -> Result {
+    for action in &probe.first {
+        let done = act(action, probe);
+        if done.outcome != Outcome::Ok {
+            let why = format!(
+                "before it, {action:?}: {}: {}",
+                done.outcome.name(),
+                done.said
+            );
+            return Result::new(Outcome::Failed, why);
+        }
+    }
+    act(&probe.action, probe)
+}
+
+fn act(action: &Action, probe: &Probe) -> Result {
+    let word = &probe.name;
+    let deadline = Instant::now() + Duration::from_millis(probe.within_ms);
+    match action {
+        Action::Tcp(to) => talk::tcp(*to, word, deadline),
+        Action::Udp(to) => talk::udp(*to, word, deadline),
+        Action::Dns(query) => names::ask(query, deadline),
+        Action::Name(service) => names::reach(service, word, deadline),
+        Action::Frame(frame) => frames::send(frame, word, deadline),
+        Action::Arp(asked) => frames::arp(*asked, deadline),
+        Action::Solicit(asked) => frames::solicit(*asked, deadline),
+        Action::Flood {
+            to,
+            addresses,
+            ports,
+        } => flows::flood(*to, *addresses, *ports, word),
+        Action::Numbered { to, every_ms } => flows::numbered(*to, *every_ms, word, deadline),
+        Action::Stream { to, every_ms } => flows::stream(*to, *every_ms, word, deadline),
+        Action::Requests { to, count } => flows::requests(*to, *count, word, deadline),
+        Action::Hear { words, until } => frames::hear(words, until, deadline),
+        Action::Wait(ms) => {
+            std::thread::sleep(Duration::from_millis(*ms));
+            Result::new(Outcome::Ok, "")
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Frames past the guest's own stack.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Instant,
+};
+
+use model::guest;
+use netprobe::{
+    Frame, Outcome,
+    frame::{self, NoFrame},
+    link::{Layer, Link},
+};
+
+use super::{Result, talk::AGAIN};
+
+pub(crate) fn send(what: &Frame, word: &str, deadline: Instant) -> Result {
+    until_answered(frame::build(what, word.as_bytes()), what.to, deadline)
+}
+
+pub(crate) fn arp(asked: Ipv4Addr, deadline: Instant) -> Result {
+    until_answered(Ok(frame::arp_request(asked)), Some(asked.into()), deadline)
+}
+
+pub(crate) fn solicit(asked: Ipv6Addr, deadline: Instant) -> Result {
+    until_answered(frame::solicitation(asked), Some(asked.into()), deadline)
+}
+
+/// Sends the frame again and again, until one comes from `from`.
+fn until_answered(
+    bytes: std::result::Result<Vec<u8>, NoFrame>,
+    from: Option<IpAddr>,
+    deadline: Instant,
+) -> Result {
+    let bytes = match bytes {
+        Ok(bytes) => bytes,
+        Err(NoFrame(why)) => return Result::new(Outcome::Failed, why),
+    };
+    match exchange(&bytes, from, deadline) {
+        Ok(Some(answer)) => Result::new(Outcome::Ok, hex(&answer)),
+        Ok(None) => Result::new(Outcome::Timeout, "no frame came back"),
+        Err(error) => Result::not_tried(&error),
+    }
+}
+
+fn exchange(bytes: &[u8], from: Option<IpAddr>, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
+    let link = Link::open(guest::CARD, Layer::Ethernet)?;
+    loop {
+        link.send(bytes)?;
+        let again = (Instant::now() + AGAIN).min(deadline);
+        while let Some(answer) = link.receive(again)? {
+            if frame::sender(&answer) == from {
+                return Ok(Some(answer));
+            }
+        }
+        if Instant::now() >= deadline {
+            return Ok(None);
+        }
+    }
+}
+
+pub(crate) fn hear(words: &[String], until: &str, deadline: Instant) -> Result {
+    match listen(words, until, deadline) {
+        Err(error) => Result::not_tried(&error),
+        Ok(None) => Result::new(Outcome::Failed, format!("{until:?} was not heard")),
+        Ok(Some(heard)) if heard.is_empty() => Result::new(Outcome::Timeout, ""),
+        Ok(Some(heard)) => Result::new(Outcome::Ok, heard.join(" ")),
+    }
+}
+
+fn listen(words: &[String], until: &str, deadline: Instant) -> io::Result<Option<Vec<String>>> {
+    let mut heard: Vec<String> = Vec::new();
+    let link = Link::open(guest::CARD, Layer::Ethernet)?;
+    while let Some(frame) = link.receive(deadline)? {
+        let says = |word: &str| {
+            frame
+                .windows(word.len().max(1))
+                .any(|w| w == word.as_bytes())
+        };
+        for word in words.iter().filter(|word| says(word)) {
+            if !heard.contains(word) {
+                heard.push(word.clone());
+            }
+        }
+        if says(until) {
+            return Ok(Some(heard));
+        }
+    }
+    Ok(None)
+}
+
+/// The beginning of a frame.
+fn hex(frame: &[u8]) -> String {
+    let digits = frame.iter().take(48).map(|byte| format!("{byte:02x}"));
+    digits.collect()
+}
