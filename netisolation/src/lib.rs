@@ -11,6 +11,7 @@
 mod event;
 mod isolation;
 mod policy;
+mod resolver;
 
 pub use model::guest;
 
@@ -22,3 +23,4 @@ pub use policy::{
     Access, DefaultEgress, NamePattern, Naming, Policy, PolicyError, Rule, Verdict, forbidden,
     is_forbidden,
 };
+pub use resolver::{Client, FindClient, Hooks, Pin, Resolver, ResolverConfig};

@@ -1,0 +1,172 @@
+//! The sockets.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, UdpSocket},
+    sync::Semaphore,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+
+use super::{
+    Judgement, Resolver,
+    query::{self, MAX_MESSAGE, MAX_QUERY, MAX_UNREAD},
+};
+use crate::Protocol;
+
+/// For the next message of a connection to be complete, and for a reply to be taken.
+const IDLE: Duration = Duration::from_secs(10);
+/// Connections of all sandboxes, at most.
+const MAX_CONNECTIONS: usize = 512;
+/// Before a socket is asked again that has just failed.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How often refusals are summed up.
+const TICK: Duration = Duration::from_secs(1);
+
+impl Resolver {
+    /// Answers on these sockets until the future is dropped; every task of it ends then. May run for several pairs at
+    /// a time.
+    ///
+    /// # Errors
+    /// The sockets cannot be used by this runtime.
+    pub async fn serve(
+        self: Arc<Self>,
+        udp: std::net::UdpSocket,
+        tcp: std::net::TcpListener,
+    ) -> io::Result<Infallible> {
+        udp.set_nonblocking(true)?;
+        tcp.set_nonblocking(true)?;
+        let udp = Arc::new(UdpSocket::from_std(udp)?);
+        let tcp = TcpListener::from_std(tcp)?;
+        tokio::select! {
+            never = Arc::clone(&self).serve_datagrams(udp) => Ok(never),
+            never = Arc::clone(&self).serve_connections(tcp) => Ok(never),
+            never = self.tick() => Ok(never),
+        }
+    }
+
+    async fn serve_datagrams(self: Arc<Self>, udp: Arc<UdpSocket>) -> Infallible {
+        let mut tasks = JoinSet::new();
+        // One byte more, so that what is too long is seen to be.
+        let mut buffer = vec![0; MAX_QUERY + 1];
+        loop {
+            while tasks.try_join_next().is_some() {}
+            let (length, source) = match udp.recv_from(&mut buffer).await {
+                Ok(received) => received,
+                Err(_) => {
+                    sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let bytes = buffer.get(..length).unwrap_or_default();
+            match self.judge(source, Protocol::Udp, bytes) {
+                Judgement::Silence => {}
+                Judgement::Reply(reply) => {
+                    send(&udp, source, query::encode(&reply, MAX_UNREAD)).await;
+                }
+                Judgement::Ask(ask) => {
+                    let (resolver, udp) = (Arc::clone(&self), Arc::clone(&udp));
+                    tasks.spawn(async move {
+                        let reply = resolver.resolve(&ask).await;
+                        let most = ask.question.max_datagram();
+                        send(&udp, source, query::encode(&reply, most)).await;
+                    });
+                }
+            }
+        }
+    }
+
+    async fn serve_connections(self: Arc<Self>, tcp: TcpListener) -> Infallible {
+        let mut tasks = JoinSet::new();
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        loop {
+            while tasks.try_join_next().is_some() {}
+            let (stream, source) = match tcp.accept().await {
+                Ok(accepted) => accepted,
+                Err(_) => {
+                    sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            // Without a place the connection closes.
+            let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                continue;
+            };
+            let resolver = Arc::clone(&self);
+            tasks.spawn(async move {
+                resolver.converse(stream, source).await;
+                drop(place);
+            });
+        }
+    }
+
+    /// One message after the other, until there is none or the TAP has another sandbox.
+    async fn converse(&self, mut stream: TcpStream, source: SocketAddr) {
+        let Some(client) = (self.hooks.client)(source) else {
+            return;
+        };
+        let Some(_place) = self.guard().connect(&client.sandbox, Instant::now()) else {
+            return;
+        };
+        while let Ok(Ok(message)) = timeout(IDLE, receive(&mut stream)).await {
+            let now = (self.hooks.client)(source);
+            if now.is_none_or(|now| now.sandbox != client.sandbox) {
+                return;
+            }
+            let reply = match self.judge(source, Protocol::Tcp, &message) {
+                Judgement::Silence => return,
+                Judgement::Reply(reply) => reply,
+                Judgement::Ask(ask) => self.resolve(&ask).await,
+            };
+            let Some(reply) = query::encode(&reply, MAX_MESSAGE) else {
+                return;
+            };
+            let Ok(Ok(())) = timeout(IDLE, reply_to(&mut stream, &reply)).await else {
+                return;
+            };
+        }
+    }
+
+    async fn tick(&self) -> Infallible {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let events = self.guard().tick(Instant::now());
+            events.into_iter().for_each(&self.hooks.refused);
+        }
+    }
+}
+
+/// A reply that cannot be sent is one that is lost, which clients of UDP expect.
+async fn send(udp: &UdpSocket, to: SocketAddr, reply: Option<Vec<u8>>) {
+    if let Some(reply) = reply {
+        let _lost = udp.send_to(&reply, to).await;
+    }
+}
+
+/// A message with its length before it (RFC 1035, 4.2.2).
+async fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let length = usize::from(stream.read_u16().await?);
+    if length > MAX_QUERY {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut message = vec![0; length];
+    stream.read_exact(&mut message).await?;
+    Ok(message)
+}
+
+async fn reply_to(stream: &mut TcpStream, reply: &[u8]) -> io::Result<()> {
+    let length = u16::try_from(reply.len()).map_err(io::Error::other)?;
+    stream
+        .write_all(&[&length.to_be_bytes(), reply].concat())
+        .await
+}

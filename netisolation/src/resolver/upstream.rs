@@ -1,0 +1,280 @@
+//! Asking name servers on behalf of sandboxes.
+//!
+//! Who is asked decides who shares answers: each list of servers has a cache of its own, so that one sandbox's own
+//! server cannot tell another sandbox anything.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use hickory_proto::{
+    op::ResponseCode,
+    rr::{Name, RData, Record, RecordType},
+};
+use hickory_resolver::{
+    TokioResolver,
+    config::{
+        ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
+        ServerOrderingStrategy,
+    },
+    net::{DnsError, NetError, runtime::TokioRuntimeProvider},
+};
+
+/// For an answer to one datagram.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// For everything that one question leads to: twice the same, and a chain on the way.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Lists of servers with a cache at a time; the one unused for longest goes.
+const MAX_LISTS: usize = 64;
+/// Answers in a cache, at most.
+const CACHED: u64 = 1024;
+/// Names from the one asked for to the one that has addresses (CNAME), the first not counted.
+const MAX_CHAIN: usize = 8;
+/// Addresses told of one name; clients try a few.
+const MAX_ADDRESSES: usize = 16;
+/// Name servers of /etc/resolv.conf, as resolv.conf(5) has it.
+const MAX_SERVERS: usize = 3;
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+const DNS_PORT: u16 = 53;
+
+/// What came of a question.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Addresses, of the family that was asked for, not none.
+    Addresses {
+        /// In the order of the answer.
+        addresses: Vec<IpAddr>,
+        /// How long they hold: the shortest of the chain.
+        ttl: Duration,
+    },
+    /// There are none: no error, or no such name.
+    None(ResponseCode),
+    /// Nobody answered sensibly in time.
+    Failed,
+}
+
+/// Name servers, by list.
+pub(super) struct Upstreams {
+    default: Vec<SocketAddr>,
+    /// The one used last first.
+    lists: Mutex<Vec<(Vec<SocketAddr>, TokioResolver)>>,
+}
+
+impl Upstreams {
+    /// With the servers to ask by default; none: what /etc/resolv.conf says.
+    pub(super) fn new(default: Vec<SocketAddr>) -> Self {
+        let default = match default[..] {
+            [] => of_resolv_conf(&fs::read_to_string(RESOLV_CONF).unwrap_or_default()),
+            _ => default,
+        };
+        Self {
+            default,
+            lists: Mutex::default(),
+        }
+    }
+
+    /// Asks `servers`, or the default ones if there are none, in their order. The name is in lower case, without a
+    /// final dot.
+    pub(super) async fn ask(
+        &self,
+        servers: &[SocketAddr],
+        name: &str,
+        kind: RecordType,
+    ) -> Outcome {
+        let servers = match servers {
+            [] => &self.default,
+            servers => servers,
+        };
+        let Ok(name) = Name::from_labels(name.split('.').map(str::as_bytes)) else {
+            return Outcome::None(ResponseCode::NXDomain);
+        };
+        let Ok(resolver) = self.resolver(servers) else {
+            return Outcome::Failed;
+        };
+        let lookup = resolver.lookup(name.clone(), kind);
+        match tokio::time::timeout(DEADLINE, lookup).await {
+            Ok(Ok(found)) => addresses(found.answers(), name, kind),
+            Ok(Err(NetError::Dns(DnsError::NoRecordsFound(none)))) => match none.response_code {
+                code @ (ResponseCode::NoError | ResponseCode::NXDomain) => Outcome::None(code),
+                _ => Outcome::Failed,
+            },
+            Ok(Err(_)) | Err(_) => Outcome::Failed,
+        }
+    }
+
+    fn resolver(&self, servers: &[SocketAddr]) -> Result<TokioResolver, NetError> {
+        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lists.iter().position(|(list, _)| list == servers);
+        let list = match known {
+            Some(at) => lists.remove(at),
+            None => (servers.to_vec(), resolver_of(servers)?),
+        };
+        let resolver = list.1.clone();
+        lists.insert(0, list);
+        lists.truncate(MAX_LISTS);
+        Ok(resolver)
+    }
+}
+
+fn resolver_of(servers: &[SocketAddr]) -> Result<TokioResolver, NetError> {
+    let servers = servers.iter().map(|server| {
+        let mut connections = vec![ConnectionConfig::udp(), ConnectionConfig::tcp()];
+        connections.iter_mut().for_each(|c| c.port = server.port());
+        NameServerConfig::new(server.ip(), true, connections)
+    });
+    let config = ResolverConfig::from_name_servers(servers.collect());
+    let provider = TokioRuntimeProvider::default();
+    TokioResolver::builder_with_config(config, provider)
+        .with_options(options())
+        .build()
+}
+
+fn options() -> ResolverOpts {
+    let mut options = ResolverOpts::default();
+    options.timeout = TIMEOUT;
+    options.attempts = 2;
+    options.cache_size = CACHED;
+    options.num_concurrent_reqs = 1;
+    options.server_ordering_strategy = ServerOrderingStrategy::UserProvidedOrder;
+    // The host's own names are nothing for guests.
+    options.use_hosts_file = ResolveHosts::Never;
+    options
+}
+
+/// Follows the chain from the name that was asked for; records of other names are nobody's business.
+fn addresses(records: &[Record], asked: Name, kind: RecordType) -> Outcome {
+    let mut name = asked;
+    let mut ttl_s = u32::MAX;
+    for _ in 0..=MAX_CHAIN {
+        let of_name = || records.iter().filter(|record| record.name == name);
+        let found: Vec<_> = of_name()
+            .filter(|record| record.record_type() == kind)
+            .filter_map(|record| Some((record.data.ip_addr()?, record.ttl)))
+            .take(MAX_ADDRESSES)
+            .collect();
+        if !found.is_empty() {
+            let ttl_s = found.iter().fold(ttl_s, |least, (_, ttl)| least.min(*ttl));
+            return Outcome::Addresses {
+                addresses: found.into_iter().map(|(address, _)| address).collect(),
+                ttl: Duration::from_secs(ttl_s.into()),
+            };
+        }
+        let next = of_name().find_map(|record| match &record.data {
+            RData::CNAME(target) => Some((target.0.clone(), record.ttl)),
+            _ => None,
+        });
+        let Some((target, ttl)) = next else {
+            return Outcome::None(ResponseCode::NoError);
+        };
+        ttl_s = ttl_s.min(ttl);
+        name = target;
+    }
+    Outcome::Failed
+}
+
+/// Name servers of a resolv.conf; without any, the one of this host, as resolv.conf(5) has it.
+fn of_resolv_conf(text: &str) -> Vec<SocketAddr> {
+    let server = |line: &str| {
+        let mut words = line.split_whitespace();
+        let is_server = words.next() == Some("nameserver");
+        let address = words.next()?.parse::<IpAddr>().ok()?;
+        is_server.then_some(SocketAddr::new(address, DNS_PORT))
+    };
+    let servers: Vec<_> = text.lines().filter_map(server).take(MAX_SERVERS).collect();
+    match servers[..] {
+        [] => vec![(Ipv4Addr::LOCALHOST, DNS_PORT).into()],
+        _ => servers,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::rdata::{A, CNAME};
+
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::from_ascii(text).unwrap()
+    }
+
+    fn alias(from: &str, to: &str, ttl: u32) -> Record {
+        Record::from_rdata(name(from), ttl, RData::CNAME(CNAME(name(to))))
+    }
+
+    fn address(of: &str, last: u8, ttl: u32) -> Record {
+        Record::from_rdata(name(of), ttl, RData::A(A([192, 0, 2, last].into())))
+    }
+
+    fn told(records: &[Record]) -> Outcome {
+        addresses(records, name("a.test."), RecordType::A)
+    }
+
+    fn found(last: &[u8], ttl_s: u64) -> Outcome {
+        Outcome::Addresses {
+            addresses: last.iter().map(|n| [192, 0, 2, *n].into()).collect(),
+            ttl: Duration::from_secs(ttl_s),
+        }
+    }
+
+    #[test]
+    fn only_the_chain_from_the_name_counts() {
+        let records = [
+            address("evil.test.", 66, 1),
+            address("c.test.", 1, 300),
+            alias("b.test.", "C.test.", 20),
+            alias("A.test.", "b.test.", 100),
+            address("c.test.", 2, 300),
+        ];
+        assert_eq!(told(&records), found(&[1, 2], 20));
+        assert_eq!(told(&records[..1]), Outcome::None(ResponseCode::NoError));
+        assert_eq!(told(&[address("a.test.", 1, 0)]), found(&[1], 0));
+    }
+
+    #[test]
+    fn chains_and_answers_are_bounded() {
+        let chain = |length: u8| {
+            let link = |n: u8| match n {
+                0 => "a.test.".to_owned(),
+                n => format!("x{n}.test."),
+            };
+            let mut records: Vec<_> = (0..length)
+                .map(|n| alias(&link(n), &link(n + 1), 9))
+                .collect();
+            records.push(address(&link(length), 1, 9));
+            records
+        };
+        assert_eq!(told(&chain(8)), found(&[1], 9));
+        assert_eq!(told(&chain(9)), Outcome::Failed);
+        assert_eq!(told(&[alias("a.test.", "a.test.", 9)]), Outcome::Failed);
+        let many: Vec<_> = (0..100).map(|n| address("a.test.", n, 9)).collect();
+        let Outcome::Addresses { addresses, .. } = told(&many) else {
+            panic!("no addresses");
+        };
+        assert_eq!(addresses.len(), MAX_ADDRESSES);
+    }
+
+    #[test]
+    fn a_file_without_servers_means_this_host() {
+        let text = "# x\nsearch a b\nnameserver 127.0.0.53\nnameserver fe80::1%eth0\nnameserver 2600::53 # y\n";
+        let expected: Vec<SocketAddr> = ["127.0.0.53:53", "[2600::53]:53"]
+            .map(|s| s.parse().unwrap())
+            .into();
+        assert_eq!(of_resolv_conf(text), expected);
+        assert_eq!(
+            of_resolv_conf("options rotate"),
+            ["127.0.0.1:53".parse().unwrap()]
+        );
+    }
+
+    #[tokio::test]
+    async fn lists_of_servers_are_bounded() {
+        let upstreams = Upstreams::new(Vec::new());
+        for n in 0..=255 {
+            upstreams.resolver(&[([192, 0, 2, n], 53).into()]).unwrap();
+        }
+        assert_eq!(upstreams.lists.lock().unwrap().len(), MAX_LISTS);
+    }
+}

@@ -1,0 +1,426 @@
+//! The resolver on real sockets, between clients and name servers that do what they like.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod upstream;
+mod world;
+
+use std::{net::IpAddr, time::Duration};
+
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::{Name, RecordType},
+};
+use netisolation::{Exception, Policy, Protocol, Reason};
+use tokio::time::timeout;
+
+use self::{
+    upstream::{By, Upstream, answer, coded, is_for, record},
+    world::{Pinned, World, addresses, ask_on, names, query, sandbox, until},
+};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+#[tokio::test]
+async fn an_allowed_name_is_answered_and_pinned_for_its_sandbox_alone() {
+    let upstream = Upstream::with(vec![record("www.good.test.", 300, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["*.good.test"]));
+    world.confine(2, names(&["other.test"]));
+    let reply = world.ask(1, "wWw.Good.test.", RecordType::A).await;
+    let pinned = Pinned {
+        tap: 1,
+        address: ip("192.0.2.1"),
+        name: "www.good.test".into(),
+        ttl_s: 300,
+    };
+    assert_eq!(world.pinned(), [pinned]);
+    assert_eq!(addresses(&reply), [ip("192.0.2.1")]);
+    assert_eq!(reply.queries[0].name.to_ascii(), "wWw.Good.test.");
+    assert_eq!(
+        world.code(2, "www.good.test.", RecordType::A).await,
+        ResponseCode::Refused
+    );
+    assert_eq!(
+        world.addresses(1, "www.good.test.").await,
+        [ip("192.0.2.1")]
+    );
+    assert_eq!(
+        upstream.asked().len(),
+        1,
+        "the second answer is from the cache"
+    );
+    assert_eq!(world.pinned().len(), 2, "and pinned all the same");
+}
+
+#[tokio::test]
+async fn a_name_that_the_policy_has_not_never_leaves_the_host() {
+    let upstream = Upstream::with(vec![record("secret.evil.test.", 300, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["good.test", "*.good.test"]));
+    for name in [
+        "secret.evil.test.",
+        "good.test.evil.test.",
+        "badgood.test.",
+        "test.",
+        ".",
+    ] {
+        for kind in [RecordType::A, RecordType::AAAA] {
+            assert_eq!(
+                world.code(1, name, kind).await,
+                ResponseCode::Refused,
+                "{name}"
+            );
+        }
+    }
+    for kind in [
+        RecordType::TXT,
+        RecordType::ANY,
+        RecordType::CNAME,
+        RecordType::NULL,
+        RecordType::PTR,
+    ] {
+        assert_eq!(
+            world.code(1, "good.test.", kind).await,
+            ResponseCode::Refused,
+            "{kind}"
+        );
+    }
+    let services = world.ask(1, "good.test.", RecordType::HTTPS).await;
+    assert_eq!(addresses(&services), Vec::<IpAddr>::new());
+    assert_eq!(upstream.asked(), Vec::<String>::new());
+    let event = world.event(Reason::Name).await;
+    assert_eq!(event.name.as_deref(), Some("secret.evil.test"));
+    assert_eq!(
+        (event.sandbox, event.protocol, event.destination.port()),
+        (sandbox(1), Protocol::Udp, 53)
+    );
+}
+
+#[tokio::test]
+async fn with_the_internet_every_name_is_answered_and_none_opens_an_address() {
+    let upstream = Upstream::with(vec![record("any.test.", 300, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, Policy::internet());
+    assert_eq!(world.addresses(1, "any.test.").await, [ip("192.0.2.1")]);
+    assert_eq!(world.pinned(), []);
+}
+
+#[tokio::test]
+async fn one_forbidden_address_spoils_the_answer() {
+    let inside = [
+        "127.0.0.1",
+        "169.254.169.254",
+        "10.0.0.1",
+        "0.0.0.0",
+        "::1",
+        "fd00:ec2::254",
+        "::ffff:192.0.2.1",
+    ];
+    for address in inside {
+        let upstream = Upstream::start(move |query, _| {
+            let outside = if address.contains(':') {
+                "2001:db8::1"
+            } else {
+                "192.0.2.1"
+            };
+            let records = [outside, address].map(|address| record("a.good.test.", 300, address));
+            vec![answer(query, &records)]
+        })
+        .await;
+        let world = World::start(vec![upstream.address]);
+        let kind = if address.contains(':') {
+            RecordType::AAAA
+        } else {
+            RecordType::A
+        };
+        for policy in [names(&["*.good.test"]), Policy::internet()] {
+            world.confine(1, policy);
+            assert_eq!(
+                world.code(1, "a.good.test.", kind).await,
+                ResponseCode::Refused,
+                "{address}"
+            );
+        }
+        assert_eq!(world.pinned(), []);
+        assert_eq!(
+            world.event(Reason::Rebinding).await.name.as_deref(),
+            Some("a.good.test")
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_operator_can_open_a_forbidden_address() {
+    let upstream = Upstream::with(vec![record("git.corp.test.", 300, "10.0.0.7")]).await;
+    let exception = Exception {
+        block: "10.0.0.7/32".parse().unwrap(),
+        access: Vec::new(),
+    };
+    let world = World::start_with(vec![upstream.address], vec![exception]);
+    world.confine(1, names(&["git.corp.test"]));
+    assert_eq!(world.addresses(1, "git.corp.test.").await, [ip("10.0.0.7")]);
+}
+
+#[tokio::test]
+async fn chains_are_followed_and_lies_beside_them_are_not() {
+    let upstream = Upstream::start(|query, _| {
+        let records = if is_for(query, "cdn.other.test.", RecordType::A) {
+            vec![record("cdn.other.test.", 10, "192.0.2.3")]
+        } else {
+            vec![
+                record("evil.test.", 300, "192.0.2.66"),
+                record("www.good.test.", 300, "mid.other.test."),
+                record("mid.other.test.", 300, "cdn.other.test."),
+            ]
+        };
+        vec![answer(query, &records)]
+    })
+    .await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["www.good.test"]));
+    let reply = world.ask(1, "www.good.test.", RecordType::A).await;
+    assert_eq!(addresses(&reply), [ip("192.0.2.3")]);
+    assert_eq!(reply.answers[0].name.to_ascii(), "www.good.test.");
+    assert_eq!(reply.answers[0].ttl, 10);
+    let [pinned] = &world.pinned()[..] else {
+        panic!("one address is pinned");
+    };
+    assert_eq!((pinned.name.as_str(), pinned.ttl_s), ("www.good.test", 60));
+}
+
+#[tokio::test]
+async fn answers_that_hold_for_no_time_are_pinned_for_a_minute_and_not_kept() {
+    let upstream = Upstream::with(vec![record("a.test.", 0, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["a.test"]));
+    for times in 1..=2 {
+        let reply = world.ask(1, "a.test.", RecordType::A).await;
+        assert_eq!(
+            (reply.answers[0].ttl, world.pinned()[times - 1].ttl_s),
+            (0, 60)
+        );
+        assert_eq!(upstream.asked().len(), times);
+    }
+}
+
+#[tokio::test]
+async fn answers_that_hold_for_ever_are_cut() {
+    let upstream = Upstream::with(vec![record("a.test.", 2_000_000, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["a.test"]));
+    let reply = world.ask(1, "a.test.", RecordType::A).await;
+    assert_eq!(
+        (reply.answers[0].ttl, world.pinned()[0].ttl_s),
+        (3600, 3600)
+    );
+}
+
+#[tokio::test]
+async fn an_address_that_cannot_be_pinned_is_not_told() {
+    let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["a.test"]));
+    world.fill();
+    assert_eq!(
+        world.code(1, "a.test.", RecordType::A).await,
+        ResponseCode::ServFail
+    );
+    world.event(Reason::Internal).await;
+}
+
+#[tokio::test]
+async fn what_is_forbidden_while_upstream_thinks_is_not_told() {
+    let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
+    upstream.gate.forget_permits(1_000_000);
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["a.test"]));
+    let asking = tokio::spawn({
+        let world = world.clone();
+        async move { world.code(1, "a.test.", RecordType::A).await }
+    });
+    until(async || (!upstream.asked().is_empty()).then_some(())).await;
+    world.confine(1, names(&["b.test"]));
+    upstream.gate.add_permits(1000);
+    assert_eq!(asking.await.unwrap(), ResponseCode::Refused);
+    assert_eq!(world.pinned(), []);
+}
+
+#[tokio::test]
+async fn names_without_addresses_and_servers_without_sense() {
+    let upstream = Upstream::start(|query, _| {
+        let name = query.queries[0].name.to_ascii();
+        let code = match name.as_str() {
+            "gone.good.test." => ResponseCode::NXDomain,
+            "empty.good.test." => ResponseCode::NoError,
+            _ => ResponseCode::ServFail,
+        };
+        vec![coded(query, code)]
+    })
+    .await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["*.good.test"]));
+    assert_eq!(
+        world.code(1, "gone.good.test.", RecordType::A).await,
+        ResponseCode::NXDomain
+    );
+    assert_eq!(
+        world.addresses(1, "empty.good.test.").await,
+        Vec::<IpAddr>::new()
+    );
+    assert_eq!(
+        world.code(1, "broken.good.test.", RecordType::A).await,
+        ResponseCode::ServFail
+    );
+}
+
+#[tokio::test]
+async fn answers_to_other_questions_are_not_believed() {
+    let upstream = Upstream::start(|query, by| {
+        let forged = |change: fn(&mut Message)| {
+            let mut reply = answer(query, &[record("a.test.", 300, "192.0.2.66")]);
+            change(&mut reply);
+            reply
+        };
+        let right = answer(query, &[record("a.test.", 300, "192.0.2.1")]);
+        match by {
+            By::Udp => vec![forged(|reply| reply.metadata.id ^= 1), right],
+            By::Tcp => vec![right],
+        }
+    })
+    .await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["a.test"]));
+    assert_eq!(world.addresses(1, "a.test.").await, [ip("192.0.2.1")]);
+
+    let upstream = Upstream::start(|query, _| {
+        let mut reply = answer(query, &[record("b.test.", 300, "192.0.2.66")]);
+        reply.queries[0].name = Name::from_ascii("b.test.").unwrap();
+        vec![reply]
+    })
+    .await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["a.test", "b.test"]));
+    let reply = world.ask(1, "a.test.", RecordType::A).await;
+    assert!(reply.answers.is_empty(), "{reply}");
+}
+
+#[tokio::test]
+async fn long_answers_go_by_tcp_on_both_sides() {
+    let long = format!("{}.{}.good.test.", "a".repeat(60), "b".repeat(60));
+    let asked = long.clone();
+    let upstream = Upstream::start(move |query, by| {
+        let records: Vec<_> = (1..=16)
+            .map(|n| record(&long, 300, &format!("2001:db8::{n}")))
+            .collect();
+        match by {
+            By::Udp => vec![answer(query, &records).truncate()],
+            By::Tcp => vec![answer(query, &records)],
+        }
+    })
+    .await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["*.good.test"]));
+    let reply = world.ask(1, &asked, RecordType::AAAA).await;
+    assert!(reply.metadata.truncation && reply.answers.is_empty());
+    let mut stream = world.connect(1).await;
+    for _ in 0..2 {
+        let reply = ask_on(&mut stream, &asked, RecordType::AAAA).await.unwrap();
+        assert_eq!(addresses(&reply).len(), 16);
+    }
+}
+
+#[tokio::test]
+async fn each_list_of_servers_has_a_cache_of_its_own() {
+    let honest = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
+    let liar = Upstream::with(vec![record("a.test.", 300, "192.0.2.66")]).await;
+    let world = World::start(vec![honest.address]);
+    world.confine(1, names(&["a.test"]));
+    world.confine(
+        2,
+        Policy {
+            dns_servers: vec![liar.address],
+            ..names(&["a.test"])
+        },
+    );
+    assert_eq!(world.addresses(2, "a.test.").await, [ip("192.0.2.66")]);
+    assert_eq!(world.addresses(1, "a.test.").await, [ip("192.0.2.1")]);
+}
+
+#[tokio::test]
+async fn a_flood_is_refused_and_counted_and_a_neighbour_is_answered() {
+    let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["a.test"]));
+    world.confine(2, names(&["a.test"]));
+    let flood = world.socket(1).await;
+    let query = query("x.evil.test.", RecordType::A);
+    let flooding = async {
+        while !world
+            .events()
+            .iter()
+            .any(|event| event.reason == Reason::Flows && event.count > 1)
+        {
+            for _ in 0..100 {
+                flood.send(&query).await.unwrap();
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(60), flooding).await.unwrap();
+    assert_eq!(world.addresses(2, "a.test.").await, [ip("192.0.2.1")]);
+    let told = world.events().len();
+    assert!(told < 200, "{told} records");
+    assert_eq!(world.event(Reason::Flows).await.name, None);
+}
+
+#[tokio::test]
+async fn connections_of_one_sandbox_are_bounded() {
+    let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["a.test"]));
+    world.confine(2, names(&["a.test"]));
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        let mut stream = world.connect(1).await;
+        assert!(
+            ask_on(&mut stream, "a.test.", RecordType::A)
+                .await
+                .is_some()
+        );
+        held.push(stream);
+    }
+    let mut ninth = world.connect(1).await;
+    assert!(ask_on(&mut ninth, "a.test.", RecordType::A).await.is_none());
+    let mut neighbours = world.connect(2).await;
+    assert!(
+        ask_on(&mut neighbours, "a.test.", RecordType::A)
+            .await
+            .is_some()
+    );
+    held.clear();
+    until(async || ask_on(&mut world.connect(1).await, "a.test.", RecordType::A).await).await;
+}
+
+#[tokio::test]
+async fn nobody_is_not_answered_and_nothing_is_asked_for_them() {
+    let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, Policy::internet());
+    let stranger = world.socket(9).await;
+    stranger
+        .send(&query("stranger.test.", RecordType::A))
+        .await
+        .unwrap();
+    let mut stream = world.connect(9).await;
+    assert!(
+        ask_on(&mut stream, "stranger.test.", RecordType::A)
+            .await
+            .is_none()
+    );
+    assert_eq!(world.addresses(1, "a.test.").await, [ip("192.0.2.1")]);
+    assert!(stranger.try_recv(&mut [0; 512]).is_err());
+    assert_eq!(upstream.asked(), ["a.test."]);
+}
