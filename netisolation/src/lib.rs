@@ -10,6 +10,7 @@
 
 mod event;
 mod isolation;
+mod log;
 mod policy;
 mod resolver;
 
@@ -19,6 +20,7 @@ pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
 pub use isolation::{
     Exception, Isolation, IsolationConfig, IsolationError, Tap, TapIndex, Uplinks,
 };
+pub use log::{EventLog, LogError, Subscriber};
 pub use policy::{
     Access, DefaultEgress, NamePattern, Naming, Policy, PolicyError, Rule, Verdict, forbidden,
     is_forbidden,

@@ -1,0 +1,177 @@
+//! JSON Lines, rotated by size.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File, OpenOptions, Permissions},
+    io::{self, Write},
+    net::SocketAddr,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use model::SandboxId;
+use serde::Serialize;
+
+use crate::{Direction, NetEvent, Protocol, Reason};
+
+/// A file is full at this many bytes; there are two at most.
+const MAX_BYTES: u64 = 16 << 20;
+/// Names of sandboxes' peers are nobody else's business.
+const MODE: u32 = 0o600;
+
+/// The file that grows.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    max_bytes: u64,
+}
+
+/// A record as people read it: the time is RFC 3339, the rest as in [`NetEvent`].
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    sandbox: &'a SandboxId,
+    direction: Direction,
+    protocol: Protocol,
+    source: SocketAddr,
+    destination: SocketAddr,
+    reason: Reason,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    count: u64,
+}
+
+impl LogFile {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        Self::with_limit(path, MAX_BYTES)
+    }
+
+    fn with_limit(path: &Path, max_bytes: u64) -> io::Result<Self> {
+        let file = append_to(path)?;
+        Ok(Self {
+            bytes: file.metadata()?.len(),
+            path: path.into(),
+            file,
+            max_bytes,
+        })
+    }
+
+    /// The line is there as a whole or not at all.
+    pub(super) fn append(&mut self, event: &NetEvent) -> io::Result<()> {
+        let mut line = serde_json::to_vec(&line(event))?;
+        line.push(b'\n');
+        let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
+        if self.bytes > 0 && self.bytes.saturating_add(length) > self.max_bytes {
+            self.rotate()?;
+        }
+        if let Err(error) = self.file.write_all(&line) {
+            // A disk that is full took half a line.
+            self.file.set_len(self.bytes)?;
+            return Err(error);
+        }
+        self.bytes += length;
+        Ok(())
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        let mut older = OsString::from(&self.path);
+        older.push(".1");
+        match fs::rename(&self.path, older) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        self.file = append_to(&self.path)?;
+        self.bytes = 0;
+        Ok(())
+    }
+}
+
+fn append_to(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(MODE)
+        .open(path)?;
+    file.set_permissions(Permissions::from_mode(MODE))?;
+    Ok(file)
+}
+
+fn line(event: &NetEvent) -> Line<'_> {
+    Line {
+        time: humantime::format_rfc3339_millis(event.time).to_string(),
+        sandbox: &event.sandbox,
+        direction: event.direction,
+        protocol: event.protocol,
+        source: event.source,
+        destination: event.destination,
+        reason: event.reason,
+        name: event.name.as_deref(),
+        count: event.count,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::tests::event;
+
+    #[test]
+    fn a_line_is_what_people_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        LogFile::open(&path)
+            .unwrap()
+            .append(&event(1, 443))
+            .unwrap();
+        let expected = format!(
+            "{{\"time\":\"1970-01-01T00:00:01.500Z\",\"sandbox\":\"{}\",\"direction\":\"out\",\"protocol\":\"tcp\",\
+             \"source\":\"169.254.0.21:40000\",\"destination\":\"10.0.0.1:443\",\"reason\":\"forbidden\",\
+             \"name\":\"a.test\",\"count\":3}}\n",
+            event(1, 0).sandbox
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_full_file_is_moved_aside_and_the_next_goes_on_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, older) = (dir.path().join("log"), dir.path().join("log.1"));
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        for n in 100..200 {
+            let mut log = LogFile::with_limit(&path, 1000).unwrap();
+            log.append(&event(1, n)).unwrap();
+        }
+        let read = |path: &Path| fs::read_to_string(path).unwrap();
+        assert!(read(&path).len() <= 1000 && read(&older).len() <= 1000);
+        let both = read(&older) + &read(&path);
+        let ports: Vec<_> = both
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .map(|line| line["destination"].as_str().unwrap().to_owned())
+            .collect();
+        let last: Vec<_> = (200 - ports.len()..200)
+            .map(|n| format!("10.0.0.1:{n}"))
+            .collect();
+        assert!(ports.len() > 4 && ports == last, "{ports:?}");
+        let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(&older)), (0o600, 0o600));
+    }
+
+    #[test]
+    fn a_file_that_somebody_took_away_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("below").join("log");
+        let below = path.parent().unwrap();
+        fs::create_dir(below).unwrap();
+        let mut log = LogFile::with_limit(&path, 10).unwrap();
+        log.append(&event(1, 1)).unwrap();
+        fs::remove_dir_all(below).unwrap();
+        assert!(log.append(&event(1, 2)).is_err());
+        fs::create_dir(below).unwrap();
+        log.append(&event(1, 3)).unwrap();
+        assert!(fs::read_to_string(&path).unwrap().contains("10.0.0.1:3"));
+    }
+}
