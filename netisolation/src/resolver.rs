@@ -239,7 +239,7 @@ fn event(
     name: Option<String>,
     reason: Reason,
 ) -> NetEvent {
-    let (own, gateway): (IpAddr, IpAddr) = match source.ip() {
+    let (own, gateway): (IpAddr, IpAddr) = match source.ip().to_canonical() {
         IpAddr::V4(_) => (guest::IPV4.into(), guest::GATEWAY4.into()),
         IpAddr::V6(_) => (guest::IPV6.into(), guest::GATEWAY6.into()),
     };

@@ -17,7 +17,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// … and this much ahead of it (100 queries).
 const BURST: Duration = Duration::from_secs(2);
 /// Queries of a sandbox that wait for upstream, at most.
-const MAX_WAITING: usize = 64;
+const MAX_WAITING: usize = 32;
 /// Connections of a sandbox, at most.
 const MAX_CONNECTIONS: usize = 8;
 

@@ -16,17 +16,18 @@ use hickory_proto::{
 };
 use hickory_resolver::{
     TokioResolver,
-    config::{
-        ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
-        ServerOrderingStrategy,
-    },
+    config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts},
     net::{DnsError, NetError, runtime::TokioRuntimeProvider},
 };
+use tokio::sync::Semaphore;
 
 /// For an answer to one datagram.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// For everything that one question leads to: twice the same, and a chain on the way.
+/// For everything that one question leads to: two tries, a chain on the way, waiting for a place.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// Questions of all sandboxes under way, at most: each takes a descriptor. Many times what one sandbox may have, so that
+/// it takes many to make the others wait.
+const MAX_ASKING: usize = 2048;
 /// Lists of servers with a cache at a time; the one unused for longest goes.
 const MAX_LISTS: usize = 64;
 /// Answers in a cache, at most.
@@ -61,6 +62,7 @@ pub(super) struct Upstreams {
     default: Vec<SocketAddr>,
     /// The one used last first.
     lists: Mutex<Vec<(Vec<SocketAddr>, TokioResolver)>>,
+    places: Semaphore,
 }
 
 impl Upstreams {
@@ -73,10 +75,11 @@ impl Upstreams {
         Self {
             default,
             lists: Mutex::default(),
+            places: Semaphore::new(MAX_ASKING),
         }
     }
 
-    /// Asks `servers`, or the default ones if there are none, in their order. The name is in lower case, without a
+    /// Asks `servers`, or the default ones if there are none. The name is in lower case, without a
     /// final dot.
     pub(super) async fn ask(
         &self,
@@ -94,7 +97,10 @@ impl Upstreams {
         let Ok(resolver) = self.resolver(servers) else {
             return Outcome::Failed;
         };
-        let lookup = resolver.lookup(name.clone(), kind);
+        let lookup = async {
+            let _place = self.places.acquire().await;
+            resolver.lookup(name.clone(), kind).await
+        };
         match tokio::time::timeout(DEADLINE, lookup).await {
             Ok(Ok(found)) => addresses(found.answers(), name, kind),
             Ok(Err(NetError::Dns(DnsError::NoRecordsFound(none)))) => match none.response_code {
@@ -135,10 +141,11 @@ fn resolver_of(servers: &[SocketAddr]) -> Result<TokioResolver, NetError> {
 fn options() -> ResolverOpts {
     let mut options = ResolverOpts::default();
     options.timeout = TIMEOUT;
-    options.attempts = 2;
+    // Beside the first. Two servers are asked at a time: one that is dead would take all the time for itself.
+    options.attempts = 1;
+    options.num_concurrent_reqs = 2;
     options.cache_size = CACHED;
-    options.num_concurrent_reqs = 1;
-    options.server_ordering_strategy = ServerOrderingStrategy::UserProvidedOrder;
+    options.max_active_requests = MAX_ASKING;
     // The host's own names are nothing for guests.
     options.use_hosts_file = ResolveHosts::Never;
     options

@@ -350,6 +350,35 @@ async fn each_list_of_servers_has_a_cache_of_its_own() {
 }
 
 #[tokio::test]
+async fn a_dead_server_does_not_hide_the_next() {
+    let dead = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
+    let world = World::start(vec![dead.local_addr().unwrap(), upstream.address]);
+    world.confine(1, names(&["a.test"]));
+    assert_eq!(world.addresses(1, "a.test.").await, [ip("192.0.2.1")]);
+}
+
+#[tokio::test]
+async fn questions_that_wait_for_upstream_leave_room_for_a_neighbours() {
+    let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
+    let slow = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let world = World::start(vec![upstream.address]);
+    let patient = Policy {
+        dns_servers: vec![slow.local_addr().unwrap()],
+        ..names(&["*.slow.test"])
+    };
+    world.confine(1, patient);
+    world.confine(2, names(&["a.test"]));
+    let socket = world.socket(1).await;
+    for n in 0..60 {
+        let query = query(&format!("{n}.slow.test."), RecordType::A);
+        socket.send(&query).await.unwrap();
+    }
+    assert_eq!(world.event(Reason::Flows).await.sandbox, sandbox(1));
+    assert_eq!(world.addresses(2, "a.test.").await, [ip("192.0.2.1")]);
+}
+
+#[tokio::test]
 async fn a_flood_is_refused_and_counted_and_a_neighbour_is_answered() {
     let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
     let world = World::start(vec![upstream.address]);
