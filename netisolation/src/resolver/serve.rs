@@ -25,7 +25,7 @@ use crate::Protocol;
 /// For the next message of a connection to be complete, and for a reply to be taken.
 const IDLE: Duration = Duration::from_secs(10);
 /// Connections of all sandboxes, at most.
-const MAX_CONNECTIONS: usize = 512;
+const MAX_CONNECTIONS: usize = 2048;
 /// Before a socket is asked again that has just failed.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How often refusals are summed up.
@@ -44,16 +44,17 @@ impl Resolver {
     ) -> io::Result<Infallible> {
         udp.set_nonblocking(true)?;
         tcp.set_nonblocking(true)?;
-        let udp = Arc::new(UdpSocket::from_std(udp)?);
+        let replies = Replies(Arc::new(udp.try_clone()?));
+        let udp = UdpSocket::from_std(udp)?;
         let tcp = TcpListener::from_std(tcp)?;
         tokio::select! {
-            never = Arc::clone(&self).serve_datagrams(udp) => Ok(never),
+            never = Arc::clone(&self).serve_datagrams(udp, replies) => Ok(never),
             never = Arc::clone(&self).serve_connections(tcp) => Ok(never),
             never = self.tick() => Ok(never),
         }
     }
 
-    async fn serve_datagrams(self: Arc<Self>, udp: Arc<UdpSocket>) -> Infallible {
+    async fn serve_datagrams(self: Arc<Self>, udp: UdpSocket, replies: Replies) -> Infallible {
         let mut tasks = JoinSet::new();
         // One byte more, so that what is too long is seen to be.
         let mut buffer = vec![0; MAX_QUERY + 1];
@@ -70,14 +71,14 @@ impl Resolver {
             match self.judge(source, Protocol::Udp, bytes) {
                 Judgement::Silence => {}
                 Judgement::Reply(reply) => {
-                    send(&udp, source, query::encode(&reply, MAX_UNREAD)).await;
+                    replies.send(source, query::encode(&reply, MAX_UNREAD));
                 }
                 Judgement::Ask(ask) => {
-                    let (resolver, udp) = (Arc::clone(&self), Arc::clone(&udp));
+                    let (resolver, replies) = (Arc::clone(&self), replies.clone());
                     tasks.spawn(async move {
                         let reply = resolver.resolve(&ask).await;
                         let most = ask.question.max_datagram();
-                        send(&udp, source, query::encode(&reply, most)).await;
+                        replies.send(source, query::encode(&reply, most));
                     });
                 }
             }
@@ -146,10 +147,17 @@ impl Resolver {
     }
 }
 
-/// A reply that cannot be sent is one that is lost, which clients of UDP expect.
-async fn send(udp: &UdpSocket, to: SocketAddr, reply: Option<Vec<u8>>) {
-    if let Some(reply) = reply {
-        let _lost = udp.send_to(&reply, to).await;
+/// The way back for datagrams.
+#[derive(Clone)]
+struct Replies(Arc<std::net::UdpSocket>);
+
+impl Replies {
+    /// Never waits: a guest that takes nothing must not fill the way for others. A reply that cannot be sent is lost,
+    /// which clients of UDP expect.
+    fn send(&self, to: SocketAddr, reply: Option<Vec<u8>>) {
+        if let Some(reply) = reply {
+            let _lost = self.0.send_to(&reply, to);
+        }
     }
 }
 
