@@ -1,12 +1,41 @@
 //! The handle: TAPs with programs on them.
 
-use std::{net::IpAddr, os::fd::OwnedFd, path::PathBuf, sync::mpsc::Receiver};
+use std::{
+    fmt, fs, io,
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, sync_channel},
+    },
+    thread,
+};
 
 use ipnet::IpNet;
-use model::SandboxId;
+use model::{SandboxId, guest};
 use serde::{Deserialize, Serialize};
 
-use crate::{Access, Counters, NetEvent, Policy};
+use crate::{
+    Access, Counters, IsolationError, NetEvent, Policy,
+    datapath::{Datapath, Home, Sizes},
+    device,
+    error::{system, unsuitable},
+    gateway::{Gateway, MAX_TAPS},
+    keeper,
+    layout::Settings,
+    owner::{Owner, Use},
+    records::reason,
+};
+
+/// Events that wait for their reader; more are lost, and counted.
+const EVENTS: usize = 4096;
+/// Flows of all sandboxes at a time, at most.
+const ALL_FLOWS: u32 = 1 << 22;
+/// What the programs need: tcx.
+const KERNEL: (u32, u32) = (6, 6);
+/// CAP_NET_ADMIN and CAP_BPF: bits of `CapEff`, and their names.
+const CAPABILITIES: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (39, "CAP_BPF")];
 
 /// How isolation is set up on a host.
 #[derive(Clone, Debug)]
@@ -61,55 +90,56 @@ pub struct Tap {
     pub fd: OwnedFd,
 }
 
-/// Why the network of a sandbox is not as it has to be.
-#[derive(Debug, thiserror::Error)]
-pub enum IsolationError {
-    /// The host cannot do it.
-    #[error("network isolation is not possible here: {what}; {cure}")]
-    Unsuitable {
-        /// What is missing.
-        what: String,
-        /// What to do.
-        cure: String,
-    },
-    /// Read back, and it is not what was written.
-    #[error("TAP {index:?} is not as its policy wants it: {what}")]
-    Mismatch {
-        /// Which.
-        index: TapIndex,
-        /// The difference.
-        what: String,
-    },
-    /// No such TAP.
-    #[error("there is no TAP {0:?}")]
-    Unknown(TapIndex),
-    /// All are taken.
-    #[error("all {0} TAPs are taken")]
-    Exhausted(u32),
-    /// A system call.
-    #[error("cannot {what}")]
-    System {
-        /// What was tried.
-        what: String,
-        /// The cause.
-        #[source]
-        source: std::io::Error,
-    },
+/// A cloneable handle; calls may come from any thread of the network namespace in which it was opened, and take
+/// microseconds to a millisecond.
+#[derive(Clone)]
+pub struct Isolation(Arc<Shared>);
+
+/// What the handles and the keeper's thread have in common.
+pub(crate) struct Shared {
+    owner: Mutex<Owner>,
+    gateway: Gateway,
+    pub(crate) stock: usize,
 }
 
-/// A cloneable handle; calls may come from any thread and take microseconds to a millisecond.
-#[derive(Clone, Debug)]
-pub struct Isolation {}
+impl fmt::Debug for Isolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Isolation").field(&self.0.gateway).finish()
+    }
+}
 
 impl Isolation {
-    /// Loads the programs, or takes over those of a predecessor with the same layout; removes what dead
+    /// Loads the programs, or takes over the maps of a predecessor with the same layout; removes what dead
     /// predecessors left. TAPs whose VMM lives are kept until [`Isolation::adopt`] or [`Isolation::release`].
     ///
     /// # Errors
     /// See [`IsolationError`].
     pub fn open(config: &IsolationConfig) -> Result<(Self, Receiver<NetEvent>), IsolationError> {
-        let _ = config;
-        todo!()
+        check_host()?;
+        check_config(config)?;
+        let home = Home::open(&config.pins, &config.instance)?;
+        let gateway = Gateway::open()?;
+        let (events, receiver) = sync_channel(EVENTS);
+        let datapath = Datapath::load(home, &settings(&gateway), sizes(config))?;
+        let mut maps = datapath.flow_maps()?;
+        let mut owner = Owner::new(config, datapath, events)?;
+        owner.datapath.attach_resolver(&gateway.device.name)?;
+        owner.attach_uplinks(&config.uplinks)?;
+        owner.read_addresses()?;
+        owner.credit(&maps.reap(crate::clock::monotonic()).removed);
+        let descriptor = owner.datapath.records_fd().try_clone_to_owned();
+        let records = descriptor.map_err(|e| system("copy a descriptor", e))?;
+        let shared = Arc::new(Shared {
+            owner: Mutex::new(owner),
+            gateway,
+            stock: usize::try_from(config.stock).unwrap_or(usize::MAX),
+        });
+        let weak = Arc::downgrade(&shared);
+        thread::Builder::new()
+            .name("net-keeper".to_owned())
+            .spawn(move || keeper::run(&weak, maps, &records))
+            .map_err(|e| system("start a thread", e))?;
+        Ok((Self(shared), receiver))
     }
 
     /// A TAP that denies everything, verified: for a VM that waits.
@@ -117,7 +147,7 @@ impl Isolation {
     /// # Errors
     /// See [`IsolationError`].
     pub fn take(&self) -> Result<Tap, IsolationError> {
-        todo!()
+        self.0.with(Owner::take)
     }
 
     /// Takes back a TAP of a VM that outlived the predecessor, with the policy that it had.
@@ -130,8 +160,7 @@ impl Isolation {
         sandbox: &SandboxId,
         policy: &Policy,
     ) -> Result<(), IsolationError> {
-        let _ = (index, sandbox, policy);
-        todo!()
+        self.0.with(|owner| owner.adopt(index.0, sandbox, policy))
     }
 
     /// Makes the TAP this sandbox's, with this policy from the next packet on, and verifies it.
@@ -144,17 +173,16 @@ impl Isolation {
         sandbox: &SandboxId,
         policy: &Policy,
     ) -> Result<(), IsolationError> {
-        let _ = (index, sandbox, policy);
-        todo!()
+        self.0.with(|owner| owner.confine(index.0, sandbox, policy))
     }
 
     /// Replaces the policy at once; open connections to what is denied now are cut.
     ///
     /// # Errors
-    /// See [`IsolationError`]. The old policy holds then.
+    /// See [`IsolationError`]. The old policy holds then, but after [`IsolationError::Mismatch`], which says that
+    /// somebody else changed the TAP: release it.
     pub fn update(&self, index: TapIndex, policy: &Policy) -> Result<(), IsolationError> {
-        let _ = (index, policy);
-        todo!()
+        self.0.with(|owner| owner.update(index.0, policy))
     }
 
     /// Reads back programs, links and maps and compares them with the policy.
@@ -162,13 +190,13 @@ impl Isolation {
     /// # Errors
     /// See [`IsolationError`].
     pub fn verify(&self, index: TapIndex) -> Result<(), IsolationError> {
-        let _ = index;
-        todo!()
+        self.0.with(|owner| owner.verify(index.0))
     }
 
-    /// Removes everything of a TAP. Of one that is not there: nothing.
+    /// Removes everything of a TAP: at once nothing passes, and the rest goes with the device. Of one that is not
+    /// there: nothing.
     pub fn release(&self, index: TapIndex) {
-        let _ = index;
+        self.0.with(|owner| owner.release(index.0));
     }
 
     /// What passed and what did not.
@@ -176,8 +204,7 @@ impl Isolation {
     /// # Errors
     /// See [`IsolationError`].
     pub fn counters(&self, index: TapIndex) -> Result<Counters, IsolationError> {
-        let _ = index;
-        todo!()
+        self.0.with(|owner| owner.counters(index.0))
     }
 
     /// Lets the sandbox reach an address that was answered for a name, until `ttl` after now and while flows to it
@@ -192,7 +219,169 @@ impl Isolation {
         name: &str,
         ttl: std::time::Duration,
     ) -> Result<(), IsolationError> {
-        let _ = (index, address, name, ttl);
-        todo!()
+        self.0.with(|owner| owner.pin(index.0, address, name, ttl))
+    }
+
+    /// Sockets to which queries of all sandboxes come: one port of a device that only guests reach. Each call gives
+    /// copies of the same two, in blocking mode.
+    ///
+    /// # Errors
+    /// Of copying descriptors.
+    pub fn resolver_sockets(&self) -> io::Result<(UdpSocket, TcpListener)> {
+        self.0.gateway.sockets()
+    }
+
+    /// Who asks from an address of [`Isolation::resolver_sockets`], and under which policy. Nothing for others, and
+    /// for a TAP that waits.
+    #[must_use]
+    pub fn tap_of(&self, peer: SocketAddr) -> Option<(TapIndex, SandboxId, Policy)> {
+        let index = self.0.gateway.tap_of(peer)?;
+        let seat = |owner: &mut Owner| owner.seat(index).ok()?.sandbox.clone();
+        let (sandbox, policy) = self.0.with(seat)?;
+        Some((TapIndex(index), sandbox, policy))
+    }
+
+    /// Counts and tells what the resolver refused.
+    pub fn record(&self, index: TapIndex, event: NetEvent) {
+        self.0.with(|owner| owner.record(index.0, event));
+    }
+}
+
+impl Shared {
+    /// The one lock; nothing that waits is done under it.
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Owner) -> T) -> T {
+        let mut owner: MutexGuard<'_, Owner> =
+            self.owner.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&mut owner)
+    }
+}
+
+impl Drop for Shared {
+    /// Leaves what living VMs need; without any, nothing.
+    fn drop(&mut self) {
+        let owner = self.owner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        owner
+            .seats
+            .retain(|_, seat| !matches!(seat.use_, Use::Stock(_)));
+        let lives = |name: &str| device::index(name).is_ok();
+        if !owner.seats.values().any(|seat| lives(&seat.name)) {
+            owner.datapath.remove_pins();
+        }
+    }
+}
+
+impl Owner {
+    fn counters(&mut self, index: u32) -> Result<Counters, IsolationError> {
+        let state = self.state(index)?;
+        self.records.flush(&mut self.datapath, &self.seats);
+        let seat = self.seat(index)?;
+        let numbered = (0_u8..).zip(state.refused).filter(|(_, count)| *count > 0);
+        let mut refused: std::collections::BTreeMap<_, _> = numbered
+            .filter_map(|(number, count)| Some((reason(number)?, count)))
+            .collect();
+        let total: u64 = refused.values().sum();
+        for (reason, count) in &seat.unanswered {
+            *refused.entry(*reason).or_default() += count;
+        }
+        Ok(Counters {
+            packets_out: state.packets_out,
+            bytes_out: state.bytes_out,
+            packets_in: state.packets_in,
+            bytes_in: state.bytes_in,
+            flows: state.opened,
+            refused,
+            events_lost: total.saturating_sub(self.records.told(index)) + seat.untold,
+        })
+    }
+
+    fn record(&mut self, index: u32, event: NetEvent) {
+        let (reason, count) = (event.reason, event.count);
+        let told = self.records.send(event);
+        if let Ok(seat) = self.seat_mut(index) {
+            *seat.unanswered.entry(reason).or_default() += count;
+            seat.untold += if told { 0 } else { count };
+        }
+    }
+}
+
+fn check_host() -> Result<(), IsolationError> {
+    let kernel = nix::sys::utsname::uname()
+        .map_err(|e| system("read the kernel's version", io::Error::from(e)))?;
+    let release = kernel.release().to_string_lossy().into_owned();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map(|n| n.parse::<u32>().unwrap_or(0));
+    if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < KERNEL {
+        let (major, minor) = KERNEL;
+        return Err(unsuitable(
+            format!("Linux {release} has no tcx"),
+            format!("boot Linux {major}.{minor} or newer"),
+        ));
+    }
+    let status = fs::read_to_string("/proc/thread-self/status")
+        .map_err(|e| system("read the capabilities", e))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let held = line
+        .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
+        .unwrap_or(0);
+    let missing = CAPABILITIES.iter().find(|(bit, _)| held >> bit & 1 == 0);
+    if let Some((_, name)) = missing {
+        return Err(unsuitable(
+            format!("{name} is missing"),
+            "run as root, or give the service AmbientCapabilities=CAP_NET_ADMIN CAP_BPF",
+        ));
+    }
+    if !fs::exists("/dev/net/tun").unwrap_or(false) {
+        return Err(unsuitable("there is no /dev/net/tun", "modprobe tun"));
+    }
+    Ok(())
+}
+
+fn check_config(config: &IsolationConfig) -> Result<(), IsolationError> {
+    let name = &config.instance;
+    let is_fine = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    if name.is_empty() || !name.bytes().all(is_fine) {
+        return Err(unsuitable(
+            format!("{name:?} is no name of an instance"),
+            "use lower-case letters and digits",
+        ));
+    }
+    if config.max_taps == 0 || config.max_taps > MAX_TAPS || config.max_flows == 0 {
+        return Err(unsuitable(
+            format!(
+                "{} TAPs with {} flows each",
+                config.max_taps, config.max_flows
+            ),
+            format!("ask for 1 to {MAX_TAPS} TAPs and at least one flow"),
+        ));
+    }
+    Ok(())
+}
+
+fn sizes(config: &IsolationConfig) -> Sizes {
+    Sizes {
+        taps: config.max_taps,
+        flows: config
+            .max_taps
+            .saturating_mul(config.max_flows)
+            .min(ALL_FLOWS),
+    }
+}
+
+fn settings(gateway: &Gateway) -> Settings {
+    Settings {
+        guest4: guest::IPV4.into(),
+        guest6: guest::IPV6.into(),
+        gateway4: guest::GATEWAY4.into(),
+        gateway6: guest::GATEWAY6.into(),
+        resolver4: gateway.address4.into(),
+        resolver6: gateway.program_address6(),
+        resolver_ifindex: gateway.device.index,
+        resolver_port: gateway.program_port(),
+        first_port: gateway.first_port,
+        ports: gateway.ports,
+        guest_mac: guest::MAC,
+        gateway_mac: guest::GATEWAY_MAC,
+        resolver_mac: gateway.mac,
     }
 }

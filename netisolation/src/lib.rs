@@ -8,21 +8,36 @@
 //! What must never happen: a guest runs on a TAP that was not verified; a frame passes because a map is full, a
 //! program is gone or this process died.
 
+mod clock;
+mod compile;
+mod datapath;
+mod device;
+mod error;
 mod event;
+mod gateway;
 mod isolation;
+mod keeper;
+mod layout;
 mod log;
+mod owner;
 mod policy;
+mod reap;
+mod records;
 mod resolver;
+mod uplink;
+mod verify;
 
 pub use model::guest;
 
+pub use error::IsolationError;
 pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
-pub use isolation::{
-    Exception, Isolation, IsolationConfig, IsolationError, Tap, TapIndex, Uplinks,
-};
+pub use isolation::{Exception, Isolation, IsolationConfig, Tap, TapIndex, Uplinks};
 pub use log::{EventLog, LogError, Subscriber};
 pub use policy::{
     Access, DefaultEgress, NamePattern, Naming, Policy, PolicyError, Rule, Verdict, forbidden,
     is_forbidden,
 };
 pub use resolver::{Client, FindClient, Hooks, Pin, Resolver, ResolverConfig};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,608 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+/* The way of a packet between a guest and the world; docs/network.md explains it.
+ *
+ * from_guest      at every TAP: answered, handed to the resolver, sent out of an uplink, or dropped
+ * from_wire       at every uplink: replies to guests' flows are taken out; all else is the host's
+ * from_resolver   at the device that the resolver's socket is bound to: its answers, and nothing else */
+#include "packet.h"
+
+char terms[] SEC("license") = "GPL";
+
+/* Written by the loader. */
+const struct settings settings SEC(".rodata") = {};
+
+/* The compiler must not see that what it compiles is zero. */
+INLINE const struct settings *set(void)
+{
+	const struct settings *pointer = &settings;
+	asm volatile("" : "+r"(pointer));
+	return pointer;
+}
+
+#define MAP(name, kind, key_type, value_type, entries, flags)                                                          \
+	struct {                                                                                                       \
+		__uint(type, kind);                                                                                    \
+		__uint(max_entries, entries);                                                                          \
+		__uint(map_flags, flags);                                                                              \
+		__uint(pinning, PIN_BY_NAME);                                                                          \
+		__type(key, key_type);                                                                                 \
+		__type(value, value_type);                                                                             \
+	} name SEC(".maps")
+
+MAP(indices, BPF_MAP_TYPE_HASH, __u32, __u32, 1, 0); /* ifindex → index of the TAP */
+MAP(taps, BPF_MAP_TYPE_ARRAY, __u32, struct tap, 1, 0);
+MAP(states, BPF_MAP_TYPE_ARRAY, __u32, struct state, 1, 0);
+MAP(rules, BPF_MAP_TYPE_LPM_TRIE, struct rule_key, struct rule, 1 << 20, BPF_F_NO_PREALLOC);
+MAP(pins, BPF_MAP_TYPE_HASH, struct pin_key, struct pin, 1 << 18, BPF_F_NO_PREALLOC);
+MAP(flows, BPF_MAP_TYPE_HASH, struct flow_key, struct flow, 1, BPF_F_NO_PREALLOC);
+MAP(wires, BPF_MAP_TYPE_HASH, struct wire_key, struct flow_key, 1, BPF_F_NO_PREALLOC);
+MAP(uplinks, BPF_MAP_TYPE_HASH, __u32, struct uplink, 64, 0); /* by ifindex */
+MAP(refusals, BPF_MAP_TYPE_LRU_HASH, struct refusal, __u64, 1 << 14, 0);
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+	__uint(pinning, PIN_BY_NAME);
+} records SEC(".maps");
+
+#define SECOND 1000000000ULL
+#define RECORDS_PER_S 100
+#define PORT_TRIES 32
+#define COUNT(counter, n) __sync_fetch_and_add(&(counter), (n))
+
+/* Takes `cost` (nanoseconds' worth) from a budget that fills with time and holds at most `burst`. */
+INLINE int spend(__u64 *due, __u64 cost, __u64 burst)
+{
+	__u64 now = bpf_ktime_get_ns(), was = *due, floor = now > burst ? now - burst : 0;
+	if (was < floor && __sync_val_compare_and_swap(due, was, floor) == was)
+		was = floor;
+	if (__sync_fetch_and_add(due, cost) + cost <= now)
+		return 1;
+	__sync_fetch_and_add(due, -cost);
+	return 0;
+}
+
+/* Counts a packet that does not pass; the first of its flow makes a record. */
+FUNCTION int refuse(struct packet *p, __u32 index, __u8 reason, __u8 direction)
+{
+	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
+	struct state *state = bpf_map_lookup_elem(&states, &index);
+	if (!p || !tap || !state || reason >= REASONS)
+		return TCX_DROP;
+	COUNT(state->refused[reason], 1);
+	struct record record = {};
+	struct refusal *refusal = &record.refusal;
+	refusal->tap = index;
+	refusal->tenure = tap->tenure;
+	refusal->reason = reason;
+	refusal->direction = direction;
+	refusal->protocol = p->protocol;
+	refusal->family = p->family;
+	refusal->source_port = p->source_port;
+	refusal->destination_port = p->destination_port;
+	refusal->source = p->source;
+	refusal->destination = p->destination;
+	__u64 *known = bpf_map_lookup_elem(&refusals, refusal), one = 1;
+	if (known) {
+		COUNT(*known, 1);
+		return TCX_DROP;
+	}
+	if (!spend(&state->records_due, SECOND / RECORDS_PER_S, SECOND))
+		return TCX_DROP;
+	if (bpf_map_update_elem(&refusals, refusal, &one, BPF_NOEXIST))
+		return TCX_DROP;
+	record.time = bpf_ktime_get_ns();
+	if (bpf_ringbuf_output(&records, &record, sizeof(record), 0))
+		bpf_map_delete_elem(&refusals, refusal);
+	return TCX_DROP;
+}
+
+INLINE int covers(const struct rule *rule, const struct packet *p, __u16 port)
+{
+	__u8 protocol = ICMP_ANY(p) ? IPPROTO_ICMP : p->protocol;
+	if (!rule->accesses)
+		return 1;
+	for (int i = 0; i < ACCESSES && i < rule->accesses; i++) {
+		const struct access *access = &rule->access[i];
+		if (access->protocol != protocol)
+			continue;
+		if (protocol == IPPROTO_ICMP || (access->first <= port && port <= access->last))
+			return 1;
+	}
+	return 0;
+}
+
+/* The rule for an address; one for IPv6 says nothing about IPv4. */
+INLINE struct rule *rule_for(__u32 policy, const struct address *address)
+{
+	struct rule_key key = {.prefix = 32 + 128, .policy = policy, .address = *address};
+	struct rule *rule = bpf_map_lookup_elem(&rules, &key);
+	return rule && is_v4(address) && rule->prefix < 96 ? 0 : rule;
+}
+
+/* Whether the sandbox may exchange `p` with `remote`: 0, or the reason why not. An address that was answered for a
+ * name may be reached while flows to it are open (`open`), even after the answer's time. */
+FUNCTION int judge(struct packet *p, __u32 index, __u8 outward, __u8 open)
+{
+	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
+	if (!p || !tap || !tap->tenure || !tap->policy)
+		return POLICY;
+	struct pin_key pin_key = {.tap = index, .address = outward ? p->destination : p->source};
+	const struct address *remote = &pin_key.address;
+	__u16 port = ntohs(outward ? p->destination_port : p->source_port);
+	if (p->family == 6 && is_v4(remote))
+		return FORBIDDEN_RANGE;
+	struct rule *rule = rule_for(0, remote);
+	if (rule && rule->verdict == HOST)
+		return OF_HOST;
+	if (rule && (rule->verdict == FORBIDDEN || !covers(rule, p, port)))
+		return FORBIDDEN_RANGE;
+	struct pin *pin = bpf_map_lookup_elem(&pins, &pin_key);
+	if (pin && pin->tenure == tap->tenure && (open || pin->expires > bpf_ktime_get_ns()))
+		return PASS;
+	rule = rule_for(tap->policy, remote);
+	return rule && rule->verdict == ALLOW && covers(rule, p, port) ? PASS : POLICY;
+}
+
+/* Whether a flow may go on: under the policy that is in force now. */
+INLINE int still_allowed(struct flow *flow, struct tap *tap, struct packet *p, __u32 index, __u8 outward)
+{
+	__u32 policy = tap->policy;
+	if (flow->policy == policy)
+		return PASS;
+	int reason = judge(p, index, outward, 1);
+	if (!reason)
+		flow->policy = policy;
+	return reason;
+}
+
+INLINE int within_rate(__u64 *due, __u64 bytes_per_s, __u32 bytes)
+{
+	return !bytes_per_s || spend(due, bytes * SECOND / bytes_per_s, SECOND / 10 + 65536 * SECOND / bytes_per_s);
+}
+
+INLINE __u32 segments(struct __sk_buff *skb)
+{
+	return skb->gso_segs ?: 1;
+}
+
+/* A free port of the uplink's address for this remote end, entered in `wires`; 0: all tries were taken. */
+INLINE __u16 take_port(struct wire_key *wire, const struct flow_key *key)
+{
+	if (!set()->ports)
+		return 0;
+	__u32 at = bpf_get_prandom_u32();
+	for (int i = 0; i < PORT_TRIES; i++) {
+		wire->port = htons(set()->first_port + (at + i * 97) % set()->ports);
+		if (!bpf_map_update_elem(&wires, wire, key, BPF_NOEXIST))
+			return wire->port;
+	}
+	return 0;
+}
+
+/* Enters a flow that has been allowed; 0, or why it cannot be. */
+FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struct address *local)
+{
+	if (!p || !key || !local)
+		return INTERNAL;
+	__u32 index = key->tap;
+	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
+	struct state *state = bpf_map_lookup_elem(&states, &index);
+	if (!tap || !state)
+		return INTERNAL;
+	if (state->opened - tap->closed >= tap->max_flows)
+		return FLOWS;
+	if (tap->flows_per_s && !spend(&state->flows_due, SECOND / tap->flows_per_s, SECOND))
+		return FLOWS;
+	struct wire_key wire = {
+		.local = *local, .remote = key->remote, .remote_port = key->remote_port, .protocol = key->protocol};
+	struct flow flow = {.seen = bpf_ktime_get_ns(), .tap = index, .tenure = tap->tenure, .policy = tap->policy, .local = *local};
+	flow.port = take_port(&wire, key);
+	if (!flow.port)
+		return INTERNAL;
+	if (bpf_map_update_elem(&flows, key, &flow, BPF_NOEXIST)) {
+		bpf_map_delete_elem(&wires, &wire);
+		return INTERNAL;
+	}
+	COUNT(state->opened, 1);
+	return PASS;
+}
+
+/* Where the host would send it; 0, or why it cannot go there. */
+INLINE int route(struct __sk_buff *skb, struct packet *p, struct bpf_fib_lookup *fib, struct address *local)
+{
+	fib->ifindex = set()->resolver_ifindex;
+	fib->l4_protocol = p->protocol;
+	fib->family = p->family == 4 ? 2 : 10;
+	if (p->family == 4)
+		fib->ipv4_dst = p->destination.word[3];
+	else
+		__builtin_memcpy(fib->ipv6_dst, &p->destination, sizeof(fib->ipv6_dst));
+	if (bpf_fib_lookup(skb, fib, sizeof(*fib), FIB_LOOKUP_SKIP_NEIGHBOUR))
+		return NO_ROUTE;
+	__u32 ifindex = fib->ifindex;
+	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &ifindex);
+	if (!uplink)
+		return NO_ROUTE;
+	*local = p->family == 4 ? uplink->local4 : uplink->local6;
+	return absent(local) ? NO_ROUTE : PASS;
+}
+
+INLINE int leave(struct bpf_fib_lookup *fib)
+{
+	struct bpf_redir_neigh next = {.nh_family = fib->family};
+	if (fib->family == 2)
+		next.ipv4_nh = fib->ipv4_dst;
+	else
+		__builtin_memcpy(next.ipv6_nh, fib->ipv6_dst, sizeof(next.ipv6_nh));
+	return bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
+}
+
+INLINE void mark(struct flow *flow, __u16 marks)
+{
+	if ((flow->marks | marks) != flow->marks)
+		flow->marks |= marks;
+}
+
+/* To the uplink; 0 and what to do with the packet, or why it does not pass. */
+INLINE int to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, int *action)
+{
+	struct flow_key key = {
+		.tap = index, .port = p->source_port, .remote_port = p->destination_port,
+		.remote = p->destination, .protocol = p->protocol};
+	struct bpf_fib_lookup fib = {};
+	struct address local;
+	int begins = p->protocol != IPPROTO_TCP || (p->tcp_flags & (SYN | ACK)) == SYN;
+	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+	if (flow && (flow->tap != index || flow->tenure != tap->tenure))
+		return INTERNAL;
+	int reason = flow ? still_allowed(flow, tap, p, index, 1) : judge(p, index, 1, 0);
+	if (reason)
+		return reason;
+	if (!flow && !begins)
+		return UNSOLICITED;
+	if (p->ttl <= 1)
+		return NO_ROUTE;
+	reason = route(skb, p, &fib, &local);
+	if (reason)
+		return reason;
+	if (!within_rate(&state->out_due, tap->bytes_per_s, skb->len))
+		return BANDWIDTH;
+	if (!flow) {
+		reason = open_flow(p, &key, &local);
+		if (reason)
+			return reason;
+		flow = bpf_map_lookup_elem(&flows, &key);
+		if (!flow)
+			return INTERNAL;
+	}
+	flow->seen = bpf_ktime_get_ns();
+	if ((p->tcp_flags & (SYN | ACK)) == SYN && flow->marks)
+		flow->marks = 0;
+	mark(flow, (p->tcp_flags & RST ? RESET : 0) | (p->tcp_flags & FIN ? FIN_OUT : 0));
+	local = flow->local;
+	__u16 port = flow->port;
+	/* An entry may be removed and used again while it is read. */
+	if (flow->tap != index)
+		return INTERNAL;
+	COUNT(state->packets_out, segments(skb));
+	COUNT(state->bytes_out, skb->len);
+	if (decrement_ttl(skb, p) || translate(skb, p, SOURCE, &local, port))
+		return INTERNAL;
+	*action = leave(&fib);
+	return PASS;
+}
+
+/* To the resolver's socket, from an address that says which TAP it was. Result as of `to_world`. */
+INLINE int to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, int *action)
+{
+	struct address resolver = p->family == 4 ? set()->resolver4 : set()->resolver6, peer;
+	if (!tap->tenure || !tap->policy || !set()->resolver_port || absent(&resolver))
+		return POLICY;
+	if (!within_rate(&state->out_due, tap->bytes_per_s, skb->len))
+		return BANDWIDTH;
+	COUNT(state->packets_out, segments(skb));
+	COUNT(state->bytes_out, skb->len);
+	peer = resolver;
+	peer.word[3] = htonl(htonl(resolver.word[3]) + index);
+	if (translate(skb, p, SOURCE, &peer, p->source_port) ||
+	    translate(skb, p, DESTINATION, &resolver, set()->resolver_port))
+		return INTERNAL;
+	struct mac mac = set()->resolver_mac;
+	if (bpf_skb_store_bytes(skb, 0, &mac, sizeof(mac), 0))
+		return INTERNAL;
+	*action = bpf_redirect(set()->resolver_ifindex, BPF_F_INGRESS);
+	return PASS;
+}
+
+/* An ARP request for the gateway becomes its answer; nothing else of ARP is of use. */
+INLINE int arp(struct __sk_buff *skb)
+{
+	struct __attribute__((packed)) {
+		__u16 hardware, protocol;
+		__u8 hardware_len, protocol_len;
+		__u16 operation;
+		struct mac sender_mac;
+		__u32 sender;
+		struct mac target_mac;
+		__u32 target;
+	} arp;
+	struct mac guest = set()->guest_mac, gateway = set()->gateway_mac;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &arp, sizeof(arp)))
+		return TCX_DROP;
+	if (arp.hardware != htons(1) || arp.protocol != htons(ETH_P_IP) || arp.hardware_len != 6 || arp.protocol_len != 4 ||
+	    arp.operation != htons(ARPOP_REQUEST) || arp.sender != set()->guest4.word[3] || arp.target != set()->gateway4.word[3])
+		return TCX_DROP;
+	arp.operation = htons(ARPOP_REPLY);
+	arp.sender_mac = gateway;
+	arp.sender = set()->gateway4.word[3];
+	arp.target_mac = guest;
+	arp.target = set()->guest4.word[3];
+	if (bpf_skb_store_bytes(skb, 0, &guest, sizeof(guest), 0) ||
+	    bpf_skb_store_bytes(skb, 6, &gateway, sizeof(gateway), 0) ||
+	    bpf_skb_store_bytes(skb, ETH_HLEN, &arp, sizeof(arp), 0))
+		return TCX_DROP;
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+struct __attribute__((packed)) neighbour {
+	struct mac to, from;
+	__u16 ethernet;
+	__u32 version;
+	__u16 len;
+	__u8 next, hops;
+	struct address source, destination;
+	__u8 type, code;
+	__u16 sum;
+	__u32 flags;
+	struct address target;
+	__u8 option, option_len;
+	struct mac mac;
+};
+
+/* The advertisement of the gateway, in answer to a solicitation (RFC 4861, 4.3 and 4.4). */
+INLINE int advertise(struct __sk_buff *skb, const struct address *to)
+{
+	struct neighbour answer = {
+		.to = set()->guest_mac, .from = set()->gateway_mac, .ethernet = htons(ETH_P_IPV6), .version = htonl(6u << 28), .len = htons(32),
+		.next = IPPROTO_ICMPV6, .hops = 255, .source = set()->gateway6, .destination = *to, .type = ADVERTISEMENT,
+		.flags = htonl(0xe0000000), .target = set()->gateway6, .option = 2, .option_len = 1, .mac = set()->gateway_mac};
+	__u32 pseudo[2] = {htonl(32), htonl(IPPROTO_ICMPV6)};
+	__s64 sum = bpf_csum_diff(0, 0, pseudo, sizeof(pseudo), 0);
+	sum = bpf_csum_diff(0, 0, (__u8 *)&answer + 22, 64, sum);
+	sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
+	sum = (sum & 0xffff) + (sum >> 16);
+	answer.sum = ~sum;
+	if (bpf_skb_change_tail(skb, sizeof(answer), 0) || bpf_skb_store_bytes(skb, 0, &answer, sizeof(answer), 0))
+		return TCX_DROP;
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+/* Answers a solicitation for the gateway; 0 if this is none. A guest may ask from its link-local address. */
+FUNCTION int neighbour(struct __sk_buff *skb)
+{
+	struct ipv6hdr ip;
+	struct {
+		__u8 type, code;
+		__u16 sum;
+		__u32 zero;
+		struct address target;
+	} ask;
+	struct address source, gateway = set()->gateway6, guest = set()->guest6;
+	if (skb->protocol != htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(ip), &ask, sizeof(ask)))
+		return 0;
+	__builtin_memcpy(&source, &ip.saddr, sizeof(source));
+	if (ip.version != 6 || ip.nexthdr != IPPROTO_ICMPV6 || ip.hop_limit != 255 || ask.type != SOLICITATION || ask.code != 0 ||
+	    !same(&ask.target, &gateway))
+		return 0;
+	if (!same(&source, &guest) && (source.word[0] & htonl(0xffc00000)) != htonl(0xfe800000))
+		return 0;
+	return advertise(skb, &source);
+}
+
+/* All that is left: IP of the guest's own address, to the resolver or to the world. */
+INLINE int outward(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, int *action)
+{
+	int reason = parse(skb, p);
+	struct address gateway = p->family == 4 ? set()->gateway4 : set()->gateway6, guest = p->family == 4 ? set()->guest4 : set()->guest6;
+	if (p->family && !same(&p->source, &guest))
+		return SPOOFED;
+	if (reason)
+		return reason;
+	/* No stack announces so small a segment; each costs the host as much as a large one. */
+	if (skb->gso_size && skb->gso_size < 48)
+		return MALFORMED;
+	if (ICMP_ANY(p) && p->icmp_type != (p->family == 4 ? ECHO : ECHO6))
+		return PROTOCOL;
+	if (ICMP_ANY(p) || p->destination_port != htons(53))
+		return to_world(skb, p, tap, state, index, action);
+	return same(&p->destination, &gateway) ? to_resolver(skb, p, tap, state, index, action) : DNS;
+}
+
+SEC("classifier") int from_guest(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	__u32 *known = bpf_map_lookup_elem(&indices, &ifindex);
+	if (!known)
+		return TCX_DROP;
+	__u32 index = *known;
+	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
+	struct state *state = bpf_map_lookup_elem(&states, &index);
+	if (!tap || !state)
+		return TCX_DROP;
+	struct packet p = {};
+	struct ethhdr ethernet;
+	struct mac mac = set()->guest_mac;
+	int action = TCX_DROP;
+	if (bpf_skb_load_bytes(skb, 0, &ethernet, sizeof(ethernet)))
+		return refuse(&p, index, MALFORMED, OUT);
+	if (!same_mac(ethernet.h_source, mac.byte))
+		return refuse(&p, index, SPOOFED, OUT);
+	if (skb->protocol == htons(ETH_P_ARP) && !skb->vlan_present)
+		action = arp(skb);
+	else if (!skb->vlan_present)
+		action = neighbour(skb) ?: TCX_DROP;
+	if (action != TCX_DROP)
+		return action;
+	int reason = outward(skb, &p, tap, state, index, &action);
+	return reason ? refuse(&p, index, reason, OUT) : action;
+}
+
+/* Gives a packet of a known flow to the guest. */
+INLINE int deliver(struct __sk_buff *skb, struct tap *tap, struct state *state)
+{
+	struct ethhdr ethernet = {.h_proto = skb->protocol};
+	struct mac guest = set()->guest_mac, gateway = set()->gateway_mac;
+	__builtin_memcpy(ethernet.h_dest, &guest, sizeof(guest));
+	__builtin_memcpy(ethernet.h_source, &gateway, sizeof(gateway));
+	if (bpf_skb_store_bytes(skb, 0, &ethernet, sizeof(ethernet), 0))
+		return TCX_DROP;
+	COUNT(state->packets_in, segments(skb));
+	COUNT(state->bytes_in, skb->len);
+	return bpf_redirect(tap->ifindex, 0);
+}
+
+/* The inner addresses and port of an ICMP error become the guest's, the checksums follow. The inner transport's own
+ * checksum is of no use to anybody: most of what it covers is missing. */
+INLINE int translate_error(struct __sk_buff *skb, struct packet *p, const struct wire_key *wire, __u16 port)
+{
+	int v4 = p->family == 4;
+	struct address guest = v4 ? set()->guest4 : set()->guest6;
+	__u32 ip = p->l4 + 8, sum = p->l4 + 2;
+	__u32 field = ip + (v4 ? 20 : 40) + (wire->protocol == IPPROTO_ICMP || wire->protocol == IPPROTO_ICMPV6 ? 4 : 0);
+	long failed = bpf_l4_csum_replace(skb, sum, wire->port, port, 2);
+	failed |= bpf_skb_store_bytes(skb, field, &port, 2, 0);
+	if (v4) {
+		failed |= bpf_l3_csum_replace(skb, ip + 10, wire->local.word[3], guest.word[3], 4);
+		failed |= bpf_l3_csum_replace(skb, ETH_HLEN + 10, p->destination.word[3], guest.word[3], 4);
+	} else {
+		__s64 inner = difference(&wire->local, &guest, 0), outer = difference(&p->destination, &guest, 0);
+		failed |= bpf_l4_csum_replace(skb, sum, 0, inner, 0);
+		failed |= bpf_l4_csum_replace(skb, sum, 0, outer, BPF_F_PSEUDO_HDR);
+	}
+	failed |= store_address(skb, address_offset(ip, v4, SOURCE), &guest, v4);
+	failed |= store_address(skb, address_offset(ETH_HLEN, v4, DESTINATION), &guest, v4);
+	return failed ? -1 : 0;
+}
+
+/* Of an ICMP error that speaks of one of our flows: the flow's key. */
+FUNCTION int quoted(struct __sk_buff *skb, struct packet *p, struct wire_key *wire)
+{
+	if (!p || !wire || p->l4_len < 8 || !ICMP_ANY(p))
+		return 0;
+	__u8 type = p->icmp_type;
+	__u16 start[3];
+	__u32 ip = p->l4 + 8;
+	if (p->family == 4) {
+		struct iphdr inner;
+		if ((type != UNREACHABLE && type != TIME_EXCEEDED && type != PARAMETER_PROBLEM) ||
+		    bpf_skb_load_bytes(skb, ip, &inner, sizeof(inner)) || inner.version != 4 || inner.ihl != 5)
+			return 0;
+		map_v4(&wire->local, inner.saddr);
+		map_v4(&wire->remote, inner.daddr);
+		wire->protocol = inner.protocol;
+		ip += sizeof(inner);
+	} else {
+		struct ipv6hdr inner;
+		if (type < FIRST_ERROR6 || type > LAST_ERROR6 || bpf_skb_load_bytes(skb, ip, &inner, sizeof(inner)) || inner.version != 6)
+			return 0;
+		__builtin_memcpy(&wire->local, &inner.saddr, sizeof(wire->local));
+		__builtin_memcpy(&wire->remote, &inner.daddr, sizeof(wire->remote));
+		wire->protocol = inner.nexthdr;
+		ip += sizeof(inner);
+	}
+	if (bpf_skb_load_bytes(skb, ip, start, sizeof(start)))
+		return 0;
+	int echo = wire->protocol == IPPROTO_ICMP || wire->protocol == IPPROTO_ICMPV6;
+	wire->port = echo ? start[2] : start[0];
+	wire->remote_port = echo ? 0 : start[1];
+	return same(&p->destination, &wire->local);
+}
+
+/* A packet of the flow `key`: 0 and what to do with it, or why it does not pass. `reason` is what parsing found. */
+INLINE int inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wire, struct flow_key *key, int error,
+		  int reason, int *action)
+{
+	__u32 index = key->tap;
+	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
+	struct state *state = bpf_map_lookup_elem(&states, &index);
+	struct flow *flow = bpf_map_lookup_elem(&flows, key);
+	if (!tap || !state)
+		return INTERNAL;
+	if (!flow || flow->tap != index || flow->tenure != tap->tenure || flow->port != wire->port)
+		return UNSOLICITED;
+	if (error) {
+		if (flow->policy != tap->policy)
+			return POLICY;
+	} else {
+		reason = reason ?: still_allowed(flow, tap, p, index, 0);
+	}
+	if (reason)
+		return reason;
+	if (p->ttl <= 1)
+		return NO_ROUTE;
+	if (!within_rate(&state->in_due, tap->bytes_per_s, skb->len))
+		return BANDWIDTH;
+	if (!error) {
+		struct address guest = p->family == 4 ? set()->guest4 : set()->guest6;
+		flow->seen = bpf_ktime_get_ns();
+		mark(flow, REPLIED | (p->tcp_flags & RST ? RESET : 0) | (p->tcp_flags & FIN ? FIN_IN : 0));
+		if (translate(skb, p, DESTINATION, &guest, key->port))
+			return INTERNAL;
+	} else if (translate_error(skb, p, wire, key->port)) {
+		return INTERNAL;
+	}
+	if (decrement_ttl(skb, p))
+		return INTERNAL;
+	*action = deliver(skb, tap, state);
+	return PASS;
+}
+
+SEC("classifier") int from_wire(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct wire_key wire = {};
+	if (skb->vlan_present || skb->pkt_type != 0)
+		return TCX_NEXT;
+	int reason = parse(skb, &p), error = !p.ports && ICMP_ANY(&p) && reason == PROTOCOL;
+	if (error && !quoted(skb, &p, &wire))
+		return TCX_NEXT;
+	if (!error) {
+		if (!p.ports)
+			return TCX_NEXT;
+		wire.local = p.destination;
+		wire.remote = p.source;
+		wire.port = p.destination_port;
+		wire.remote_port = p.source_port;
+		wire.protocol = p.protocol;
+	}
+	__u16 port = ntohs(wire.port);
+	if (port < FIRST_PORT)
+		return TCX_NEXT;
+	struct flow_key *known = bpf_map_lookup_elem(&wires, &wire);
+	if (!known)
+		return TCX_NEXT;
+	struct flow_key key = *known;
+	int action = TCX_DROP;
+	reason = inward(skb, &p, &wire, &key, error, reason, &action);
+	return reason ? refuse(&p, key.tap, reason, IN) : action;
+}
+
+SEC("classifier") int from_resolver(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	if (parse(skb, &p) || ICMP_ANY(&p) || p.source_port != set()->resolver_port)
+		return TCX_DROP;
+	struct address resolver = p.family == 4 ? set()->resolver4 : set()->resolver6, guest = p.family == 4 ? set()->guest4 : set()->guest6;
+	struct address gateway = p.family == 4 ? set()->gateway4 : set()->gateway6;
+	__u32 index = htonl(p.destination.word[3]) - htonl(resolver.word[3]);
+	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
+	struct state *state = bpf_map_lookup_elem(&states, &index);
+	if (!same(&p.source, &resolver) || !index || !tap || !state || !tap->tenure || !tap->ifindex)
+		return TCX_DROP;
+	if (!within_rate(&state->in_due, tap->bytes_per_s, skb->len))
+		return refuse(&p, index, BANDWIDTH, IN);
+	if (translate(skb, &p, SOURCE, &gateway, htons(53)) || translate(skb, &p, DESTINATION, &guest, p.destination_port))
+		return TCX_DROP;
+	return deliver(skb, tap, state);
+}

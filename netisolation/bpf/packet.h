@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* Reading headers into one structure, and rewriting addresses and ports with their checksums. Bytes are copied with
+ * bounds checked by the helpers; nothing here holds a pointer into a packet. */
+#pragma once
+
+#include "kernel.h"
+#include "layout.h"
+
+#define ICMP_ANY(p) ((p)->protocol == IPPROTO_ICMP || (p)->protocol == IPPROTO_ICMPV6)
+
+enum icmp_type { ECHO_REPLY = 0, UNREACHABLE = 3, ECHO = 8, TIME_EXCEEDED = 11, PARAMETER_PROBLEM = 12 };
+enum icmp6_type { FIRST_ERROR6 = 1, LAST_ERROR6 = 4, ECHO6 = 128, ECHO_REPLY6 = 129, SOLICITATION = 135, ADVERTISEMENT = 136 };
+enum tcp_flag { FIN = 1, SYN = 2, RST = 4, ACK = 16 };
+enum side { SOURCE, DESTINATION };
+
+struct packet {
+	struct address source, destination;
+	__u16 source_port, destination_port; /* an echo's identifier: the port of who asks */
+	__u16 l4, l4_len;                    /* offset from the Ethernet header, bytes */
+	__u8 protocol, family;
+	__u8 ttl;
+	__u8 tcp_flags;
+	__u8 icmp_type;
+	__u8 ports;     /* whether the two are known */
+};
+
+INLINE void map_v4(struct address *to, __u32 v4)
+{
+	to->word[0] = 0;
+	to->word[1] = 0;
+	to->word[2] = htonl(0xffff);
+	to->word[3] = v4;
+}
+
+INLINE int same(const struct address *a, const struct address *b)
+{
+	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
+	       a->word[3] == b->word[3];
+}
+
+INLINE int same_mac(const __u8 *a, const __u8 *b)
+{
+	__u8 differs = 0;
+	for (int i = 0; i < 6; i++)
+		differs |= a[i] ^ b[i];
+	return !differs;
+}
+
+INLINE int is_v4(const struct address *a)
+{
+	return a->word[0] == 0 && a->word[1] == 0 && a->word[2] == htonl(0xffff);
+}
+
+INLINE int absent(const struct address *a)
+{
+	return !a->word[0] && !a->word[1] && !a->word[2] && !a->word[3];
+}
+
+INLINE int parse_tcp(struct __sk_buff *skb, struct packet *p)
+{
+	__u8 tcp[20];
+	if (p->l4_len < sizeof(tcp) || bpf_skb_load_bytes(skb, p->l4, tcp, sizeof(tcp)))
+		return MALFORMED;
+	p->source_port = *(__u16 *)tcp;
+	p->destination_port = *(__u16 *)(tcp + 2);
+	p->ports = 1;
+	__u8 flags = p->tcp_flags = tcp[13];
+	__u16 header = (tcp[12] >> 4) * 4;
+	if (header < sizeof(tcp) || header > p->l4_len)
+		return MALFORMED;
+	if (!(flags & (SYN | ACK | RST)) || ((flags & SYN) && (flags & (FIN | RST))) || ((flags & FIN) && !(flags & ACK)))
+		return MALFORMED;
+	return PASS;
+}
+
+INLINE int parse_udp(struct __sk_buff *skb, struct packet *p)
+{
+	__u16 udp[4];
+	if (p->l4_len < sizeof(udp) || bpf_skb_load_bytes(skb, p->l4, udp, sizeof(udp)))
+		return MALFORMED;
+	p->source_port = udp[0];
+	p->destination_port = udp[1];
+	p->ports = 1;
+	return ntohs(udp[2]) == p->l4_len ? PASS : MALFORMED;
+}
+
+INLINE int parse_icmp(struct __sk_buff *skb, struct packet *p)
+{
+	__u8 icmp[8];
+	if (p->l4_len < sizeof(icmp) || bpf_skb_load_bytes(skb, p->l4, icmp, sizeof(icmp)))
+		return MALFORMED;
+	int v6 = p->protocol == IPPROTO_ICMPV6;
+	p->icmp_type = icmp[0];
+	if (icmp[0] == (v6 ? ECHO6 : ECHO))
+		p->source_port = *(__u16 *)(icmp + 4);
+	else if (icmp[0] == (v6 ? ECHO_REPLY6 : ECHO_REPLY))
+		p->destination_port = *(__u16 *)(icmp + 4);
+	else
+		return PROTOCOL;
+	p->ports = 1;
+	return icmp[1] == 0 ? PASS : MALFORMED;
+}
+
+INLINE int parse_transport(struct __sk_buff *skb, struct packet *p)
+{
+	if (p->protocol == IPPROTO_TCP)
+		return parse_tcp(skb, p);
+	if (p->protocol == IPPROTO_UDP)
+		return parse_udp(skb, p);
+	if (p->protocol == (p->family == 4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
+		return parse_icmp(skb, p);
+	return PROTOCOL;
+}
+
+/* Short frames are padded to 60 bytes on real wires. */
+INLINE int fits(struct __sk_buff *skb, __u32 len)
+{
+	return skb->len == ETH_HLEN + len || (skb->len > ETH_HLEN + len && skb->len <= 60);
+}
+
+/* The first reason to refuse it; what could be read is there all the same. */
+INLINE int parse_v4(struct __sk_buff *skb, struct packet *p)
+{
+	struct iphdr ip;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+		return MALFORMED;
+	p->family = 4;
+	p->protocol = ip.protocol;
+	p->ttl = ip.ttl;
+	map_v4(&p->source, ip.saddr);
+	map_v4(&p->destination, ip.daddr);
+	__u32 total = ntohs(ip.tot_len), header = ip.ihl * 4;
+	if (ip.version != 4 || header < sizeof(ip) || total < header || !fits(skb, total) || (ip.frag_off & htons(0x8000)))
+		return MALFORMED;
+	if (ip.frag_off & htons(0x1fff))
+		return FRAGMENT;
+	p->l4 = ETH_HLEN + header;
+	p->l4_len = total - header;
+	int reason = parse_transport(skb, p);
+	if (ip.frag_off & htons(0x2000))
+		return FRAGMENT;
+	return header > sizeof(ip) ? OPTIONS : reason;
+}
+
+INLINE int parse_v6(struct __sk_buff *skb, struct packet *p)
+{
+	struct ipv6hdr ip;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+		return MALFORMED;
+	p->family = 6;
+	p->protocol = ip.nexthdr;
+	p->ttl = ip.hop_limit;
+	__builtin_memcpy(&p->source, &ip.saddr, sizeof(p->source));
+	__builtin_memcpy(&p->destination, &ip.daddr, sizeof(p->destination));
+	__u32 len = ntohs(ip.payload_len);
+	if (ip.version != 6 || !fits(skb, sizeof(ip) + len))
+		return MALFORMED;
+	p->l4 = ETH_HLEN + sizeof(ip);
+	p->l4_len = len;
+	switch (ip.nexthdr) {
+	case 44:
+		return FRAGMENT;
+	case 0: case 43: case 50: case 51: case 60: case 135: case 139: case 140:
+		return OPTIONS;
+	}
+	return parse_transport(skb, p);
+}
+
+INLINE int parse(struct __sk_buff *skb, struct packet *p)
+{
+	if (skb->vlan_present)
+		return NOT_IP;
+	if (skb->protocol == htons(ETH_P_IP))
+		return parse_v4(skb, p);
+	if (skb->protocol == htons(ETH_P_IPV6))
+		return parse_v6(skb, p);
+	return NOT_IP;
+}
+
+INLINE __s64 difference(const struct address *from, const struct address *to, int v4)
+{
+	if (v4)
+		return bpf_csum_diff(&from->word[3], 4, &to->word[3], 4, 0);
+	return bpf_csum_diff(from, 16, to, 16, 0);
+}
+
+/* Of the header at Ethernet offset `ip`. */
+INLINE __u32 address_offset(__u32 ip, int v4, enum side side)
+{
+	return ip + (v4 ? (side == SOURCE ? 12 : 16) : (side == SOURCE ? 8 : 24));
+}
+
+INLINE long store_address(struct __sk_buff *skb, __u32 offset, const struct address *to, int v4)
+{
+	if (v4)
+		return bpf_skb_store_bytes(skb, offset, &to->word[3], 4, 0);
+	return bpf_skb_store_bytes(skb, offset, to, 16, 0);
+}
+
+/* Puts address and port in place of those of one side, in the packet and in `p`. Right for checksums that are left to
+ * the device, too: of those, the sum of the pseudo header alone is in the packet. */
+FUNCTION int translate(struct __sk_buff *skb, struct packet *p, enum side side, const struct address *to, __u16 port)
+{
+	if (!p || !to)
+		return -1;
+	int v4 = p->family == 4, icmp = ICMP_ANY(p);
+	struct address *address = side == SOURCE ? &p->source : &p->destination;
+	__u16 *old = side == SOURCE ? &p->source_port : &p->destination_port;
+	__u32 sum = p->l4 + (p->protocol == IPPROTO_TCP ? 16 : p->protocol == IPPROTO_UDP ? 6 : 2);
+	__u64 flags = p->protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	long failed = 0;
+	if (p->protocol != IPPROTO_ICMP)
+		failed |= bpf_l4_csum_replace(skb, sum, 0, difference(address, to, v4), flags | BPF_F_PSEUDO_HDR);
+	failed |= bpf_l4_csum_replace(skb, sum, *old, port, flags | 2);
+	if (v4)
+		failed |= bpf_l3_csum_replace(skb, ETH_HLEN + 10, address->word[3], to->word[3], 4);
+	failed |= store_address(skb, address_offset(ETH_HLEN, v4, side), to, v4);
+	__u32 offset = p->l4 + (icmp ? 4 : side == SOURCE ? 0 : 2);
+	failed |= bpf_skb_store_bytes(skb, offset, &port, 2, 0);
+	*address = *to;
+	*old = port;
+	return failed ? -1 : 0;
+}
+
+/* One hop less. The caller has checked that there is one. */
+INLINE long decrement_ttl(struct __sk_buff *skb, struct packet *p)
+{
+	__u8 ttl = p->ttl - 1;
+	if (p->family == 6)
+		return bpf_skb_store_bytes(skb, ETH_HLEN + 7, &ttl, 1, 0);
+	__u16 from = p->ttl | p->protocol << 8, to = ttl | p->protocol << 8;
+	return bpf_l3_csum_replace(skb, ETH_HLEN + 8 + 2, from, to, 2) |
+	       bpf_skb_store_bytes(skb, ETH_HLEN + 8, &ttl, 1, 0);
+}

@@ -1,0 +1,148 @@
+//! Network devices of this thread's network namespace: TAPs, addresses, routes, per-device settings.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::OwnedFd,
+};
+
+mod sys;
+
+pub(crate) use sys::{
+    address4, flags, hardware_address, index, make_tap, name, set_address4, set_address6, set_up,
+};
+
+/// IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE (`linux/if_addr.h`).
+const UNFIT_V6: u32 = 0x01 | 0x08 | 0x20 | 0x40;
+
+/// A TAP just made: down, without addresses, gone when `fd` is closed.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) fd: OwnedFd,
+    pub(crate) name: String,
+    pub(crate) index: u32,
+}
+
+/// An address of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Assigned {
+    pub(crate) ifindex: u32,
+    pub(crate) address: IpAddr,
+    /// Whether packets of others should have it: not temporary, not link-local, past its checks.
+    pub(crate) fit: bool,
+}
+
+/// Makes a TAP with a name from `pattern`, in which `%d` stands for the first free number.
+pub(crate) fn tap(pattern: &str) -> io::Result<Device> {
+    let (fd, name) = make_tap(pattern)?;
+    let index = index(&name)?;
+    Ok(Device { fd, name, index })
+}
+
+/// Writes a setting of a device; `family` is `ipv4` or `ipv6`.
+pub(crate) fn configure(family: &str, device: &str, key: &str, value: &str) -> io::Result<()> {
+    fs::write(format!("/proc/sys/net/{family}/conf/{device}/{key}"), value)
+}
+
+/// Whether the host has IPv6.
+pub(crate) fn has_ipv6() -> bool {
+    fs::exists("/proc/sys/net/ipv6/conf/all").unwrap_or(false)
+}
+
+/// All addresses of this namespace.
+pub(crate) fn addresses() -> io::Result<Vec<Assigned>> {
+    let mut all = addresses6()?;
+    for interface in nix::ifaddrs::getifaddrs()? {
+        let address = interface.address.as_ref().and_then(|a| a.as_sockaddr_in());
+        if let Some(v4) = address.map(|a| a.ip()) {
+            // A device that went since has no index any more.
+            let Ok(ifindex) = index(&interface.interface_name) else {
+                continue;
+            };
+            let address = IpAddr::V4(v4);
+            all.push(Assigned {
+                ifindex,
+                address,
+                fit: true,
+            });
+        }
+    }
+    Ok(all)
+}
+
+/// From `if_inet6`: address, index, prefix length, scope, flags in hexadecimal digits; name.
+pub(crate) fn addresses6() -> io::Result<Vec<Assigned>> {
+    let parse = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [address, index, _, scope, flags, _] = words[..] else {
+            return None;
+        };
+        let hex = |word: &str| u32::from_str_radix(word, 16).ok();
+        let address = u128::from_str_radix(address, 16).ok()?;
+        Some(Assigned {
+            ifindex: hex(index)?,
+            address: Ipv6Addr::from_bits(address).into(),
+            fit: hex(scope)? == 0 && hex(flags)? & UNFIT_V6 == 0,
+        })
+    };
+    Ok(read_table("if_inet6")?.lines().filter_map(parse).collect())
+}
+
+/// Names of the devices that default routes lead to.
+pub(crate) fn default_routes() -> io::Result<BTreeSet<String>> {
+    // RTF_UP, RTF_REJECT (`linux/route.h`).
+    let usable =
+        |flags: &str| u32::from_str_radix(flags, 16).is_ok_and(|f| f & 1 != 0 && f & 0x200 == 0);
+    let v4 = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [name, "00000000", _, flags, _, _, _, "00000000", ..] if usable(flags) => {
+                Some(name.to_owned())
+            }
+            _ => None,
+        }
+    };
+    let v6 = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [to, "00", _, _, _, _, _, _, flags, name]
+                if usable(flags) && to.bytes().all(|b| b == b'0') =>
+            {
+                Some(name.to_owned())
+            }
+            _ => None,
+        }
+    };
+    let mut names: BTreeSet<String> = read_table("route")?.lines().filter_map(v4).collect();
+    names.extend(read_table("ipv6_route")?.lines().filter_map(v6));
+    names.remove("lo");
+    Ok(names)
+}
+
+/// A file of this thread's `/proc/net`; empty where the protocol is absent.
+fn read_table(name: &str) -> io::Result<String> {
+    match fs::read_to_string(format!("/proc/thread-self/net/{name}")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        other => other,
+    }
+}
+
+/// The host's ephemeral ports.
+pub(crate) fn local_ports() -> io::Result<(u16, u16)> {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
+    let mut words = text.split_whitespace().map(str::parse);
+    match (words.next(), words.next()) {
+        (Some(Ok(first)), Some(Ok(last))) => Ok((first, last)),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, text)),
+    }
+}
+
+/// Whether a device has an IPv4 address.
+pub(crate) fn has_address4(name: &str) -> io::Result<Option<Ipv4Addr>> {
+    match address4(name) {
+        Ok(address) => Ok(Some(address)),
+        Err(error) if error.raw_os_error() == Some(nix::libc::EADDRNOTAVAIL) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,203 @@
+//! The device and the sockets of the resolver.
+//!
+//! Queries come to one address on a device that nothing else uses, each from an address that tells which TAP sent it.
+//! The device is a TAP that nobody reads: it goes with this process, and the program at its exit takes every answer
+//! to the guest before it could get there.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+};
+
+use nix::{
+    libc,
+    sys::socket::{
+        AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrLike, bind,
+        getsockname, listen, setsockopt, socket, sockopt,
+    },
+};
+
+use crate::{
+    IsolationError,
+    device::{self, Device},
+    error::{system, unsuitable},
+    layout::{Address, wire_port},
+};
+
+/// Servers in one network namespace at most. The first has most of the ports.
+const SLOTS: u32 = 8;
+/// TAPs of one server at most: what fits into its block of 198.18.0.0/15.
+pub(crate) const MAX_TAPS: u32 = 4000;
+/// Flows leave the host from these ports, whose first is in `bpf/layout.h` too.
+const FIRST_PORT: u16 = 61000;
+const PORTS_OF_FIRST: u16 = 3000;
+const PORTS_OF_OTHERS: u16 = 219;
+/// Of the block of a server, 198.18.0.0/20 and so on.
+const MASK4: Ipv4Addr = Ipv4Addr::new(255, 255, 240, 0);
+const PREFIX6: u32 = 96;
+
+/// The resolver's side of the host.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    pub(crate) device: Device,
+    pub(crate) mac: [u8; 6],
+    pub(crate) address4: Ipv4Addr,
+    /// Absent on a host without IPv6.
+    pub(crate) address6: Option<Ipv6Addr>,
+    pub(crate) port: u16,
+    pub(crate) first_port: u16,
+    pub(crate) ports: u16,
+    udp: OwnedFd,
+    tcp: OwnedFd,
+}
+
+impl Gateway {
+    /// Makes the device in the first free slot of this namespace.
+    pub(crate) fn open() -> Result<Self, IsolationError> {
+        check_ports()?;
+        for slot in 0..SLOTS {
+            match device::tap(&format!("cubedns{slot}")) {
+                Ok(device) => return Self::set_up(device, slot),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+                Err(e) => return Err(system("make the resolver's device", e)),
+            }
+        }
+        Err(unsuitable(
+            format!("{SLOTS} servers run in this network namespace"),
+            "end one, or run this one in another namespace",
+        ))
+    }
+
+    fn set_up(device: Device, slot: u32) -> Result<Self, IsolationError> {
+        let name = device.name.clone();
+        let address4 = Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 1).to_bits() + (slot << 12));
+        let twin = Ipv6Addr::from_bits(
+            Ipv6Addr::new(0xfdcb, 0, 0, 0x53, 0, 0, 0, 1).to_bits() + (u128::from(slot) << 32),
+        );
+        let address6 = device::has_ipv6().then_some(twin);
+        configure(&device, address4, address6).map_err(|e| system(format!("set {name} up"), e))?;
+        let mac = device::hardware_address(&name).map_err(|e| system(format!("read {name}"), e))?;
+        let (udp, tcp, port) = sockets(&name, address6.is_some())
+            .map_err(|e| system(format!("bind the resolver's sockets to {name}"), e))?;
+        let later = u16::try_from(slot).unwrap_or(0).saturating_sub(1);
+        let (first_port, ports) = match slot {
+            0 => (FIRST_PORT, PORTS_OF_FIRST),
+            _ => (
+                FIRST_PORT + PORTS_OF_FIRST + later * PORTS_OF_OTHERS,
+                PORTS_OF_OTHERS,
+            ),
+        };
+        Ok(Self {
+            device,
+            mac,
+            address4,
+            address6,
+            port,
+            first_port,
+            ports,
+            udp,
+            tcp,
+        })
+    }
+
+    /// Copies of the sockets; see [`crate::Isolation::resolver_sockets`].
+    pub(crate) fn sockets(&self) -> io::Result<(UdpSocket, TcpListener)> {
+        Ok((self.udp.try_clone()?.into(), self.tcp.try_clone()?.into()))
+    }
+
+    /// Which TAP speaks from an address.
+    pub(crate) fn tap_of(&self, peer: SocketAddr) -> Option<u32> {
+        let index = match peer.ip().to_canonical() {
+            IpAddr::V4(v4) => v4.to_bits().checked_sub(self.address4.to_bits())?,
+            IpAddr::V6(v6) => {
+                let distance = v6.to_bits().checked_sub(self.address6?.to_bits())?;
+                u32::try_from(distance).ok()?
+            }
+        };
+        (1..=MAX_TAPS).contains(&index).then_some(index)
+    }
+
+    /// For the programs; zero if there is none.
+    pub(crate) fn program_address6(&self) -> Address {
+        self.address6.map(Address::from).unwrap_or_default()
+    }
+
+    /// For the programs.
+    pub(crate) fn program_port(&self) -> u16 {
+        wire_port(self.port)
+    }
+}
+
+/// Flows must not leave from ports that the host hands out itself.
+fn check_ports() -> Result<(), IsolationError> {
+    let (first, last) = device::local_ports().map_err(|e| system("read ip_local_port_range", e))?;
+    if last < FIRST_PORT {
+        return Ok(());
+    }
+    Err(unsuitable(
+        format!(
+            "the host's own connections use ports {first} to {last}, sandboxes' from {FIRST_PORT} on"
+        ),
+        format!(
+            "sysctl net.ipv4.ip_local_port_range=\"32768 {}\"",
+            FIRST_PORT - 1
+        ),
+    ))
+}
+
+fn configure(device: &Device, v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> io::Result<()> {
+    let name = &device.name;
+    // Routes of guests' packets are looked up as if they came in here, which needs forwarding; nothing else does.
+    device::configure("ipv4", name, "forwarding", "1")?;
+    if v6.is_some() {
+        device::configure("ipv6", name, "addr_gen_mode", "1")?;
+        device::configure("ipv6", name, "disable_ipv6", "0")?;
+        device::configure("ipv6", name, "forwarding", "1")?;
+    }
+    // Without ARP the kernel sends answers off at once, to the device's own MAC.
+    device::set_up(name, libc::IFF_NOARP)?;
+    device::set_address4(name, v4, MASK4)?;
+    if let Some(v6) = v6 {
+        device::set_address6(device.index, v6, PREFIX6)?;
+    }
+    Ok(())
+}
+
+/// UDP and TCP on one port of all addresses of the device, and of no other.
+fn sockets(device: &str, v6: bool) -> io::Result<(OwnedFd, OwnedFd, u16)> {
+    let tcp = bound(device, SockType::Stream, v6, 0)?;
+    let port = match v6 {
+        true => getsockname::<SockaddrIn6>(tcp.as_raw_fd())?.port(),
+        false => getsockname::<SockaddrIn>(tcp.as_raw_fd())?.port(),
+    };
+    listen(&tcp, Backlog::new(512)?)?;
+    let udp = bound(device, SockType::Datagram, v6, port)?;
+    Ok((udp, tcp, port))
+}
+
+fn bound(device: &str, kind: SockType, v6: bool, port: u16) -> io::Result<OwnedFd> {
+    let family = match v6 {
+        true => AddressFamily::Inet6,
+        false => AddressFamily::Inet,
+    };
+    let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&socket, sockopt::BindToDevice, &device.into())?;
+    let address: Box<dyn SockaddrLike> = match v6 {
+        true => {
+            setsockopt(&socket, sockopt::Ipv6V6Only, &false)?;
+            Box::new(SockaddrIn6::from(std::net::SocketAddrV6::new(
+                Ipv6Addr::UNSPECIFIED,
+                port,
+                0,
+                0,
+            )))
+        }
+        false => Box::new(SockaddrIn::from(std::net::SocketAddrV4::new(
+            Ipv4Addr::UNSPECIFIED,
+            port,
+        ))),
+    };
+    bind(socket.as_fd().as_raw_fd(), address.as_ref())?;
+    Ok(socket)
+}

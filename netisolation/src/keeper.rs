@@ -1,0 +1,84 @@
+//! The thread that keeps things in order: records to events, TAPs that are gone, flows that ended, addresses, stock.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::Weak,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::{clock::monotonic, datapath::FlowMaps, isolation::Shared, owner::Owner};
+
+/// Wakes at least as often.
+const TICK_MS: u16 = 250;
+/// Records come in bursts: so long they gather before the thread looks again.
+const GATHER: Duration = Duration::from_millis(10);
+const SUM_EVERY: Duration = Duration::from_secs(1);
+const REAP_EVERY: Duration = Duration::from_millis(500);
+const READ_ADDRESSES_EVERY: Duration = Duration::from_secs(2);
+/// Share of the time that scans of the flows may take: one part in so many.
+const REAP_SHARE: u32 = 20;
+
+/// Works until the last handle is gone.
+pub(crate) fn run(shared: &Weak<Shared>, mut maps: FlowMaps, records: &OwnedFd) {
+    let (mut sum, mut reap, mut read) = (Instant::now(), Instant::now(), Instant::now());
+    loop {
+        let mut waiting = [PollFd::new(records.as_fd(), PollFlags::POLLIN)];
+        let woken = poll(&mut waiting, PollTimeout::from(TICK_MS));
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        shared.with(|owner| owner.drain());
+        let now = Instant::now();
+        if now >= reap {
+            shared.with(Owner::find_gone);
+            let began = Instant::now();
+            let reaped = maps.reap(monotonic());
+            reap = now + REAP_EVERY.max(began.elapsed() * REAP_SHARE);
+            shared.with(|owner| {
+                owner.credit(&reaped.removed);
+                owner.expire_pins(&reaped.open);
+                owner.clear_gone();
+            });
+            fill(&shared);
+        }
+        if now >= sum {
+            sum = now + SUM_EVERY;
+            shared.with(Owner::sum);
+        }
+        if now >= read {
+            read = now + READ_ADDRESSES_EVERY;
+            // A moment without an address is told by the packets that find no way.
+            let _next_time = shared.with(Owner::read_addresses);
+        }
+        drop(shared);
+        if woken.is_ok_and(|ready| ready > 0) {
+            thread::sleep(GATHER);
+        }
+    }
+}
+
+/// One TAP at a time: others wait for the lock.
+fn fill(shared: &Shared) {
+    for _ in 0..shared.stock {
+        let made = shared.with(|owner| match owner.stock() < shared.stock {
+            true => owner.make().is_ok(),
+            false => false,
+        });
+        if !made {
+            return;
+        }
+    }
+}
+
+impl Owner {
+    fn drain(&mut self) {
+        self.records.drain(&mut self.datapath, &self.seats);
+    }
+
+    fn sum(&mut self) {
+        self.records.sum(&mut self.datapath, &self.seats, Some(()));
+    }
+}

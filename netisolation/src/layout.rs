@@ -1,0 +1,267 @@
+//! Keys and values of the maps, as `bpf/layout.h` has them: same order, same sizes. Addresses and ports are in network
+//! order unless a comment says otherwise.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+mod sys;
+
+/// Port ranges of one rule at most.
+pub(crate) const ACCESSES: usize = 8;
+/// One more than the last [`crate::Reason`].
+pub(crate) const REASONS: usize = 18;
+/// Bytes of a name with zeros after it.
+const NAME: usize = 256;
+
+/// IPv6; IPv4 as `::ffff:a.b.c.d`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(C, align(4))]
+pub(crate) struct Address(pub(crate) [u8; 16]);
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Settings {
+    pub(crate) guest4: Address,
+    pub(crate) guest6: Address,
+    pub(crate) gateway4: Address,
+    pub(crate) gateway6: Address,
+    pub(crate) resolver4: Address,
+    pub(crate) resolver6: Address,
+    pub(crate) resolver_ifindex: u32,
+    pub(crate) resolver_port: u16,
+    /// Host order, as is `ports`.
+    pub(crate) first_port: u16,
+    pub(crate) ports: u16,
+    pub(crate) guest_mac: [u8; 6],
+    pub(crate) gateway_mac: [u8; 6],
+    pub(crate) resolver_mac: [u8; 6],
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Tap {
+    pub(crate) bytes_per_s: u64,
+    pub(crate) flows_per_s: u64,
+    pub(crate) closed: u64,
+    pub(crate) ifindex: u32,
+    pub(crate) tenure: u32,
+    pub(crate) policy: u32,
+    pub(crate) max_flows: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct State {
+    pub(crate) packets_out: u64,
+    pub(crate) bytes_out: u64,
+    pub(crate) packets_in: u64,
+    pub(crate) bytes_in: u64,
+    pub(crate) opened: u64,
+    pub(crate) refused: [u64; REASONS],
+    pub(crate) out_due: u64,
+    pub(crate) in_due: u64,
+    pub(crate) flows_due: u64,
+    pub(crate) records_due: u64,
+}
+
+/// The key of a rule without its prefix, which the map's type has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(C)]
+pub(crate) struct RuleKey {
+    pub(crate) policy: u32,
+    pub(crate) address: Address,
+}
+
+/// Ports in host order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct PortRange {
+    pub(crate) protocol: u8,
+    pub(crate) zero: u8,
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Rule {
+    pub(crate) verdict: u8,
+    pub(crate) prefix: u8,
+    pub(crate) accesses: u8,
+    pub(crate) zero: u8,
+    pub(crate) access: [PortRange; ACCESSES],
+}
+
+pub(crate) mod verdict {
+    pub(crate) const DENY: u8 = 1;
+    pub(crate) const ALLOW: u8 = 2;
+    pub(crate) const FORBIDDEN: u8 = 3;
+    pub(crate) const HOST: u8 = 4;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(C)]
+pub(crate) struct PinKey {
+    pub(crate) tap: u32,
+    pub(crate) address: Address,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Pin {
+    pub(crate) expires: u64,
+    pub(crate) tenure: u32,
+    pub(crate) zero: u32,
+    pub(crate) name: [u8; NAME],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct FlowKey {
+    pub(crate) tap: u32,
+    pub(crate) port: u16,
+    pub(crate) remote_port: u16,
+    pub(crate) remote: Address,
+    pub(crate) protocol: u8,
+    pub(crate) zero: [u8; 3],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct WireKey {
+    pub(crate) local: Address,
+    pub(crate) remote: Address,
+    pub(crate) port: u16,
+    pub(crate) remote_port: u16,
+    pub(crate) protocol: u8,
+    pub(crate) zero: [u8; 3],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Flow {
+    pub(crate) seen: u64,
+    pub(crate) tap: u32,
+    pub(crate) tenure: u32,
+    pub(crate) policy: u32,
+    pub(crate) port: u16,
+    pub(crate) marks: u16,
+    pub(crate) local: Address,
+}
+
+pub(crate) mod mark {
+    pub(crate) const REPLIED: u16 = 1;
+    pub(crate) const FIN_OUT: u16 = 2;
+    pub(crate) const FIN_IN: u16 = 4;
+    pub(crate) const RESET: u16 = 8;
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Uplink {
+    pub(crate) local4: Address,
+    pub(crate) local6: Address,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(C)]
+pub(crate) struct Refusal {
+    pub(crate) tap: u32,
+    pub(crate) tenure: u32,
+    pub(crate) reason: u8,
+    pub(crate) direction: u8,
+    pub(crate) protocol: u8,
+    pub(crate) family: u8,
+    pub(crate) source_port: u16,
+    pub(crate) destination_port: u16,
+    pub(crate) source: Address,
+    pub(crate) destination: Address,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Record {
+    pub(crate) time: u64,
+    pub(crate) refusal: Refusal,
+}
+
+impl Record {
+    /// From the bytes that the programs wrote; nothing if there are fewer.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+        let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let u16_at = |at: usize| Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+        let address_at = |at: usize| Some(Address(bytes.get(at..at + 16)?.try_into().ok()?));
+        Some(Self {
+            time: u64_at(0)?,
+            refusal: Refusal {
+                tap: u32_at(8)?,
+                tenure: u32_at(12)?,
+                reason: *bytes.get(16)?,
+                direction: *bytes.get(17)?,
+                protocol: *bytes.get(18)?,
+                family: *bytes.get(19)?,
+                source_port: u16_at(20)?,
+                destination_port: u16_at(22)?,
+                source: address_at(24)?,
+                destination: address_at(40)?,
+            },
+        })
+    }
+}
+
+impl Pin {
+    pub(crate) fn new(expires: u64, tenure: u32, text: &str) -> Self {
+        let mut name = [0; NAME];
+        // A domain name has 253 bytes at most; the last byte stays zero.
+        for (to, from) in name.iter_mut().zip(text.bytes().take(NAME - 1)) {
+            *to = from;
+        }
+        Self {
+            expires,
+            tenure,
+            zero: 0,
+            name,
+        }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        let end = self.name.iter().position(|b| *b == 0).unwrap_or(NAME);
+        String::from_utf8_lossy(&self.name[..end]).into_owned()
+    }
+}
+
+impl Address {
+    pub(crate) fn ip(self) -> IpAddr {
+        Ipv6Addr::from(self.0).to_canonical()
+    }
+
+    pub(crate) fn is_v4(self) -> bool {
+        self.ip().is_ipv4()
+    }
+}
+
+impl From<IpAddr> for Address {
+    fn from(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(v4) => v4.into(),
+            IpAddr::V6(v6) => v6.into(),
+        }
+    }
+}
+
+impl From<Ipv4Addr> for Address {
+    fn from(v4: Ipv4Addr) -> Self {
+        v4.to_ipv6_mapped().into()
+    }
+}
+
+impl From<Ipv6Addr> for Address {
+    fn from(v6: Ipv6Addr) -> Self {
+        Self(v6.octets())
+    }
+}
+
+/// A port as it is in a packet.
+pub(crate) fn wire_port(port: u16) -> u16 {
+    port.to_be()
+}

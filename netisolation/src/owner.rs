@@ -1,0 +1,594 @@
+//! The one owner of TAPs, policies and their entries in the maps. Behind the lock of [`crate::Isolation`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+    os::fd::OwnedFd,
+    sync::mpsc::SyncSender,
+    time::Duration,
+};
+
+use aya::maps::lpm_trie::Key;
+use model::SandboxId;
+
+use crate::{
+    Exception, IsolationConfig, IsolationError, NetEvent, Policy, Reason, Tap, TapIndex,
+    clock::{monotonic, nanoseconds},
+    compile::{self, Prefix, Rules},
+    datapath::Datapath,
+    device,
+    error::system,
+    is_forbidden,
+    layout::{self, PinKey, Rule, State},
+    records::Records,
+};
+
+/// Addresses that may be pinned for one sandbox at a time.
+const MAX_PINS: usize = 1024;
+
+/// See the module.
+pub(crate) struct Owner {
+    pub(crate) datapath: Datapath,
+    pub(crate) seats: BTreeMap<u32, Seat>,
+    pub(crate) records: Records,
+    /// Uplinks by device index: name, and their entries in the map.
+    pub(crate) uplinks: BTreeMap<u32, (String, layout::Uplink)>,
+    limits: Limits,
+    exceptions: Vec<Exception>,
+    for_all: Rules,
+    next_index: u32,
+    next_policy: u32,
+    next_tenure: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    max_taps: u32,
+    max_flows: u32,
+}
+
+/// A TAP and who sits on it.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) name: String,
+    /// What the map of TAPs has.
+    pub(crate) tap: layout::Tap,
+    /// What the map of rules has.
+    pub(crate) rules: Rules,
+    pub(crate) sandbox: Option<(SandboxId, Policy)>,
+    /// Names of pinned addresses, and when their answers expire.
+    pub(crate) pins: BTreeMap<IpAddr, (String, u64)>,
+    /// Refused by the resolver, and how many of these found the queue of events full.
+    pub(crate) unanswered: BTreeMap<Reason, u64>,
+    pub(crate) untold: u64,
+    pub(crate) use_: Use,
+}
+
+/// What a TAP is for.
+#[derive(Debug)]
+pub(crate) enum Use {
+    /// Nobody has it yet.
+    Stock(OwnedFd),
+    /// A VM has it, or a predecessor gave it to one.
+    Taken,
+    /// Its device is gone, its flows are about to be.
+    Gone,
+}
+
+impl Owner {
+    pub(crate) fn new(
+        config: &IsolationConfig,
+        datapath: Datapath,
+        events: SyncSender<NetEvent>,
+    ) -> Result<Self, IsolationError> {
+        let mut owner = Self {
+            datapath,
+            seats: BTreeMap::new(),
+            records: Records::new(events),
+            uplinks: BTreeMap::new(),
+            limits: Limits {
+                max_taps: config.max_taps,
+                max_flows: config.max_flows,
+            },
+            exceptions: config.exceptions.clone(),
+            for_all: Rules::new(),
+            next_index: 1,
+            next_policy: 1,
+            next_tenure: 1,
+        };
+        owner.take_over()?;
+        Ok(owner)
+    }
+
+    /// Goes on with the TAPs of a predecessor whose devices live, and clears away the rest.
+    fn take_over(&mut self) -> Result<(), IsolationError> {
+        for (index, ifindex) in self.datapath.linked_taps() {
+            match device::name(ifindex) {
+                Ok(name) if index >= 1 && index <= self.limits.max_taps => {
+                    self.seat_survivor(index, ifindex, name)?
+                }
+                _ => self.datapath.forget_tap(index, ifindex),
+            }
+        }
+        for index in 1..=self.limits.max_taps {
+            let tap = self.datapath.taps.get(&index, 0).unwrap_or_default();
+            self.next_tenure = self.next_tenure.max(tap.tenure + 1);
+            if tap != layout::Tap::default() && !self.seats.contains_key(&index) {
+                self.write_tap(index, &layout::Tap::default())?;
+            }
+        }
+        let live: BTreeSet<u32> = self.seats.values().map(|seat| seat.tap.ifindex).collect();
+        let indexed: Vec<u32> = self.datapath.indices.keys().flatten().collect();
+        for ifindex in indexed.into_iter().filter(|i| !live.contains(i)) {
+            let _absent = self.datapath.indices.remove(&ifindex);
+        }
+        self.take_over_rules();
+        self.take_over_pins();
+        Ok(())
+    }
+
+    /// A TAP with a link. Without an entry in the maps (another layout), it is denied everything until adopted.
+    fn seat_survivor(
+        &mut self,
+        index: u32,
+        ifindex: u32,
+        name: String,
+    ) -> Result<(), IsolationError> {
+        let mut tap = self.datapath.taps.get(&index, 0).unwrap_or_default();
+        if tap.ifindex != ifindex {
+            tap = layout::Tap {
+                ifindex,
+                ..layout::Tap::default()
+            };
+            self.write_tap(index, &tap)?;
+        }
+        self.write_index(ifindex, index)?;
+        if self.datapath.replace_tap(index, ifindex).is_err() {
+            self.datapath.forget_tap(index, ifindex);
+            return Ok(());
+        }
+        let refused = self.state(index)?.refused.iter().sum();
+        self.records.begin(index, refused);
+        self.seats.insert(index, Seat::new(name, tap, Use::Taken));
+        Ok(())
+    }
+
+    /// Keeps the rules of policies that TAPs have; what is for all is written anew later.
+    fn take_over_rules(&mut self) {
+        let keys: Vec<Key<layout::RuleKey>> = self.datapath.rules.keys().flatten().collect();
+        for key in keys {
+            let policy = { key.data() }.policy;
+            self.next_policy = self.next_policy.max(policy + 1);
+            let prefix: Prefix = (key.prefix_len(), key.data());
+            let rules = match policy {
+                compile::FOR_ALL => Some(&mut self.for_all),
+                _ => self
+                    .seats
+                    .values_mut()
+                    .find(|seat| seat.tap.policy == policy)
+                    .map(|seat| &mut seat.rules),
+            };
+            match (rules, self.datapath.rules.get(&key, 0)) {
+                (Some(rules), Ok(rule)) => drop(rules.insert(prefix, rule)),
+                _ => drop(self.datapath.rules.remove(&key)),
+            }
+        }
+    }
+
+    fn take_over_pins(&mut self) {
+        let keys: Vec<PinKey> = self.datapath.pins.keys().flatten().collect();
+        for key in keys {
+            let seat = self.seats.get_mut(&key.tap);
+            match (seat, self.datapath.pins.get(&key, 0)) {
+                (Some(seat), Ok(pin)) if pin.tenure == seat.tap.tenure => {
+                    seat.pins
+                        .insert(key.address.ip(), (pin.name(), pin.expires));
+                }
+                _ => drop(self.datapath.pins.remove(&key)),
+            }
+        }
+    }
+
+    /// From the stock, or made now.
+    pub(crate) fn take(&mut self) -> Result<Tap, IsolationError> {
+        let in_stock = |(_, seat): &(&u32, &mut Seat)| matches!(seat.use_, Use::Stock(_));
+        if !self.seats.iter_mut().any(|pair| in_stock(&pair)) {
+            self.make()?;
+        }
+        let found = self.seats.iter_mut().find(in_stock);
+        let Some((&index, seat)) = found else {
+            return Err(IsolationError::Exhausted(self.limits.max_taps));
+        };
+        match std::mem::replace(&mut seat.use_, Use::Taken) {
+            Use::Stock(fd) => {
+                self.verify(index)?;
+                Ok(Tap {
+                    index: TapIndex(index),
+                    fd,
+                })
+            }
+            Use::Taken | Use::Gone => Err(IsolationError::Unknown(TapIndex(index))),
+        }
+    }
+
+    /// How many TAPs wait.
+    pub(crate) fn stock(&self) -> usize {
+        let waits = |seat: &&Seat| matches!(seat.use_, Use::Stock(_));
+        self.seats.values().filter(waits).count()
+    }
+
+    /// Makes a TAP for the stock: the program is on it before it is up.
+    pub(crate) fn make(&mut self) -> Result<(), IsolationError> {
+        let index = self.free_index()?;
+        let device = device::tap("cube%d").map_err(|e| system("make a TAP", e))?;
+        let name = device.name.clone();
+        let failed = |source: io::Error| system(format!("set {name} up"), source);
+        if device::has_ipv6() {
+            device::configure("ipv6", &name, "disable_ipv6", "1").map_err(failed)?;
+        }
+        let tap = layout::Tap {
+            ifindex: device.index,
+            ..layout::Tap::default()
+        };
+        let written = self.datapath.states.set(index, State::default(), 0);
+        written.map_err(|e| system("write a TAP's state", e))?;
+        self.write_tap(index, &tap)?;
+        self.write_index(device.index, index)?;
+        self.datapath.attach_tap(index, &name, device.index)?;
+        device::set_up(&name, 0).map_err(failed)?;
+        self.records.begin(index, 0);
+        self.seats
+            .insert(index, Seat::new(name.clone(), tap, Use::Stock(device.fd)));
+        Ok(())
+    }
+
+    /// Numbers are used again as late as possible: an answer that is still under way finds nobody.
+    fn free_index(&mut self) -> Result<u32, IsolationError> {
+        for _ in 0..self.limits.max_taps {
+            let index = self.next_index;
+            self.next_index = index % self.limits.max_taps + 1;
+            if !self.seats.contains_key(&index) {
+                return Ok(index);
+            }
+        }
+        Err(IsolationError::Exhausted(self.limits.max_taps))
+    }
+
+    /// See [`crate::Isolation::confine`].
+    pub(crate) fn confine(
+        &mut self,
+        index: u32,
+        sandbox: &SandboxId,
+        policy: &Policy,
+    ) -> Result<(), IsolationError> {
+        let tenure = self.next_tenure;
+        self.next_tenure = tenure.wrapping_add(1).max(1);
+        self.drop_pins(index, |_| false);
+        let done = self.apply(index, sandbox, policy, tenure);
+        self.verified(index, done)
+    }
+
+    /// See [`crate::Isolation::adopt`]. Flows go on if the policy allows them.
+    pub(crate) fn adopt(
+        &mut self,
+        index: u32,
+        sandbox: &SandboxId,
+        policy: &Policy,
+    ) -> Result<(), IsolationError> {
+        let tenure = self.seat(index)?.tap.tenure;
+        if tenure == 0 {
+            return self.confine(index, sandbox, policy);
+        }
+        let done = self.apply(index, sandbox, policy, tenure);
+        self.drop_pins(index, |name| {
+            policy.names.iter().any(|pattern| pattern.has(name))
+        });
+        self.verified(index, done)
+    }
+
+    /// See [`crate::Isolation::update`].
+    pub(crate) fn update(&mut self, index: u32, policy: &Policy) -> Result<(), IsolationError> {
+        let seat = self.seat(index)?;
+        let tenure = seat.tap.tenure;
+        let Some((sandbox, _)) = seat.sandbox.clone() else {
+            return Err(IsolationError::Unknown(TapIndex(index)));
+        };
+        self.apply(index, &sandbox, policy, tenure)?;
+        self.drop_pins(index, |name| {
+            policy.names.iter().any(|pattern| pattern.has(name))
+        });
+        self.verify(index)
+    }
+
+    /// Writes the rules under a new number, then switches the TAP to it: no packet sees half of them.
+    fn apply(
+        &mut self,
+        index: u32,
+        sandbox: &SandboxId,
+        policy: &Policy,
+        tenure: u32,
+    ) -> Result<(), IsolationError> {
+        let number = self.next_policy;
+        let rules = compile::rules(policy, number)?;
+        let mut tap = self.seat(index)?.tap;
+        self.next_policy = number.wrapping_add(1).max(1);
+        tap.bytes_per_s = policy.bytes_per_s.unwrap_or(0);
+        tap.flows_per_s = policy.flows_per_s.map_or(0, u64::from);
+        tap.max_flows = self.limits.max_flows;
+        (tap.tenure, tap.policy) = (tenure, number);
+        let written = self
+            .write_rules(&rules)
+            .and_then(|()| self.write_tap(index, &tap));
+        if let Err(error) = written {
+            self.remove_rules(&rules);
+            return Err(error);
+        }
+        let seat = self.seat_mut(index)?;
+        seat.tap = tap;
+        seat.sandbox = Some((sandbox.clone(), policy.clone()));
+        let old = std::mem::replace(&mut seat.rules, rules);
+        self.remove_rules(&old);
+        Ok(())
+    }
+
+    /// What was done has to be there; otherwise nothing passes.
+    fn verified(
+        &mut self,
+        index: u32,
+        done: Result<(), IsolationError>,
+    ) -> Result<(), IsolationError> {
+        let outcome = done.and_then(|()| self.verify(index));
+        if outcome.is_err() {
+            self.deny(index);
+        }
+        outcome
+    }
+
+    /// Nothing passes from now on.
+    pub(crate) fn deny(&mut self, index: u32) {
+        let Some(seat) = self.seats.get_mut(&index) else {
+            return;
+        };
+        (seat.tap.policy, seat.tap.tenure) = (0, 0);
+        let (tap, rules) = (seat.tap, std::mem::take(&mut seat.rules));
+        if self.write_tap(index, &tap).is_err() {
+            // An array's element can always be written; should it not be, the rules' absence denies as well.
+        }
+        self.remove_rules(&rules);
+        self.drop_pins(index, |_| false);
+    }
+
+    /// See [`crate::Isolation::release`]. The link stays until the device is gone: a TAP without a program would hand
+    /// frames to the host.
+    pub(crate) fn release(&mut self, index: u32) {
+        self.records.flush(&mut self.datapath, &self.seats);
+        self.deny(index);
+        if let Some(seat) = self.seats.get_mut(&index) {
+            seat.sandbox = None;
+            if matches!(seat.use_, Use::Stock(_)) {
+                seat.use_ = Use::Taken;
+            }
+        }
+    }
+
+    /// Finds TAPs whose devices are gone and denies them; whether there are any to clear.
+    pub(crate) fn find_gone(&mut self) -> bool {
+        let is_gone = |seat: &Seat| device::index(&seat.name).ok() != Some(seat.tap.ifindex);
+        let gone: Vec<u32> = self
+            .seats
+            .iter()
+            .filter(|(_, seat)| is_gone(seat))
+            .map(|(i, _)| *i)
+            .collect();
+        for index in &gone {
+            self.deny(*index);
+            if let Some(seat) = self.seats.get_mut(index) {
+                seat.use_ = Use::Gone;
+            }
+        }
+        !gone.is_empty()
+    }
+
+    /// Clears TAPs that were found gone before their flows were removed.
+    pub(crate) fn clear_gone(&mut self) {
+        let gone = |seat: &Seat| matches!(seat.use_, Use::Gone);
+        let all: Vec<u32> = self
+            .seats
+            .iter()
+            .filter(|(_, seat)| gone(seat))
+            .map(|(i, _)| *i)
+            .collect();
+        for index in all {
+            self.clear(index);
+        }
+    }
+
+    fn clear(&mut self, index: u32) {
+        self.records.flush(&mut self.datapath, &self.seats);
+        self.records.end(&mut self.datapath, index);
+        let Some(seat) = self.seats.remove(&index) else {
+            return;
+        };
+        let _absent = self.datapath.indices.remove(&seat.tap.ifindex);
+        let _stays_denied = self.write_tap(index, &layout::Tap::default());
+        self.datapath.forget_tap(index, seat.tap.ifindex);
+    }
+
+    /// Counts flows that were removed.
+    pub(crate) fn credit(&mut self, removed: &BTreeMap<u32, u64>) {
+        for (index, flows) in removed {
+            let Some(seat) = self.seats.get_mut(index) else {
+                continue;
+            };
+            seat.tap.closed += flows;
+            let tap = seat.tap;
+            // It is written again with the next flows.
+            let _later = self.write_tap(*index, &tap);
+        }
+    }
+
+    /// See [`crate::Isolation::pin`].
+    pub(crate) fn pin(
+        &mut self,
+        index: u32,
+        address: IpAddr,
+        name: &str,
+        ttl: Duration,
+    ) -> Result<(), IsolationError> {
+        let expires = monotonic().saturating_add(nanoseconds(ttl));
+        let seat = self.seat(index)?;
+        let names = seat.sandbox.as_ref().map(|(_, policy)| &policy.names);
+        if !names.is_some_and(|names| names.iter().any(|pattern| pattern.has(name))) {
+            return Err(IsolationError::Unknown(TapIndex(index)));
+        }
+        if seat.pins.len() >= MAX_PINS && !seat.pins.contains_key(&address) {
+            return Err(IsolationError::TooMany {
+                what: "addresses of names",
+                limit: MAX_PINS,
+            });
+        }
+        let key = PinKey {
+            tap: index,
+            address: address.into(),
+        };
+        let pin = layout::Pin::new(expires, seat.tap.tenure, name);
+        let written = self.datapath.pins.insert(key, pin, 0);
+        written.map_err(|e| system("pin an address", e))?;
+        self.seat_mut(index)?
+            .pins
+            .insert(address, (name.to_owned(), expires));
+        Ok(())
+    }
+
+    /// Removes pins whose time is over and to which no flow is open.
+    pub(crate) fn expire_pins(&mut self, open: &BTreeSet<PinKey>) {
+        let now = monotonic();
+        let mut over = Vec::new();
+        for (index, seat) in &mut self.seats {
+            let key = |address: &IpAddr| PinKey {
+                tap: *index,
+                address: (*address).into(),
+            };
+            seat.pins.retain(|address, (_, expires)| {
+                let keep = *expires > now || open.contains(&key(address));
+                if !keep {
+                    over.push(key(address));
+                }
+                keep
+            });
+        }
+        for key in over {
+            let _absent = self.datapath.pins.remove(&key);
+        }
+    }
+
+    fn drop_pins(&mut self, index: u32, keep: impl Fn(&str) -> bool) {
+        let Some(seat) = self.seats.get_mut(&index) else {
+            return;
+        };
+        let mut dropped = Vec::new();
+        seat.pins.retain(|address, (name, _)| {
+            let kept = keep(name);
+            if !kept {
+                dropped.push(*address);
+            }
+            kept
+        });
+        for address in dropped {
+            let _absent = self.datapath.pins.remove(&PinKey {
+                tap: index,
+                address: address.into(),
+            });
+        }
+    }
+
+    /// Writes what holds for all sandboxes, the host's addresses among it; only differences reach the map.
+    pub(crate) fn set_rules_for_all(&mut self, host: &[IpAddr]) -> Result<(), IsolationError> {
+        let is_open = |address: &&IpAddr| !is_forbidden(**address, &self.exceptions);
+        let host: Vec<IpAddr> = host.iter().filter(is_open).copied().collect();
+        let wanted = compile::rules_for_all(&self.exceptions, &host)?;
+        let has = |rules: &Rules, (key, rule): (&Prefix, &Rule)| rules.get(key) == Some(rule);
+        let added: Rules = wanted
+            .iter()
+            .filter(|e| !has(&self.for_all, *e))
+            .map(|(k, r)| (*k, *r))
+            .collect();
+        let removed: Rules = self
+            .for_all
+            .iter()
+            .filter(|(key, _)| !wanted.contains_key(*key))
+            .map(|(k, r)| (*k, *r))
+            .collect();
+        self.write_rules(&added)?;
+        self.remove_rules(&removed);
+        self.for_all = wanted;
+        Ok(())
+    }
+
+    pub(crate) fn rules_for_all(&self) -> &Rules {
+        &self.for_all
+    }
+
+    pub(crate) fn state(&self, index: u32) -> Result<State, IsolationError> {
+        let state = self.datapath.states.get(&index, 0);
+        state.map_err(|e| system("read a TAP's state", e))
+    }
+
+    pub(crate) fn seat(&self, index: u32) -> Result<&Seat, IsolationError> {
+        let seat = self
+            .seats
+            .get(&index)
+            .filter(|seat| !matches!(seat.use_, Use::Gone));
+        seat.ok_or(IsolationError::Unknown(TapIndex(index)))
+    }
+
+    pub(crate) fn seat_mut(&mut self, index: u32) -> Result<&mut Seat, IsolationError> {
+        self.seats
+            .get_mut(&index)
+            .ok_or(IsolationError::Unknown(TapIndex(index)))
+    }
+
+    fn write_tap(&mut self, index: u32, tap: &layout::Tap) -> Result<(), IsolationError> {
+        let written = self.datapath.taps.set(index, tap, 0);
+        written.map_err(|e| system("write a TAP's entry", e))
+    }
+
+    fn write_index(&mut self, ifindex: u32, index: u32) -> Result<(), IsolationError> {
+        let written = self.datapath.indices.insert(ifindex, index, 0);
+        written.map_err(|e| system("write a TAP's index", e))
+    }
+
+    fn write_rules(&mut self, rules: &Rules) -> Result<(), IsolationError> {
+        for ((prefix, key), rule) in rules {
+            let written = self
+                .datapath
+                .rules
+                .insert(&Key::new(*prefix, *key), rule, 0);
+            written.map_err(|e| system("write a rule", e))?;
+        }
+        Ok(())
+    }
+
+    fn remove_rules(&mut self, rules: &Rules) {
+        for (prefix, key) in rules.keys() {
+            // What stays is under a number that no TAP has, and goes at the next start.
+            let _absent = self.datapath.rules.remove(&Key::new(*prefix, *key));
+        }
+    }
+}
+
+impl Seat {
+    fn new(name: String, tap: layout::Tap, use_: Use) -> Self {
+        Self {
+            name,
+            tap,
+            rules: Rules::new(),
+            sandbox: None,
+            pins: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
+            untold: 0,
+            use_,
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The programs, on frames: the tests are the VMM on one side and the wire on the other. Each runs in a network
+//! namespace of its own, which goes with its thread.
+
+mod frame;
+mod inward;
+mod outward;
+mod world;

@@ -1,0 +1,1 @@
+//! Towards the guest.

@@ -1,0 +1,93 @@
+//! Reading back what the kernel has, and comparing it with what it should have.
+
+use aya::{
+    maps::lpm_trie::Key,
+    programs::{SchedClassifier, TcAttachType},
+};
+use nix::libc::IFF_UP;
+
+use crate::{
+    IsolationError, TapIndex, device,
+    error::system,
+    owner::{Owner, Seat},
+};
+
+impl Owner {
+    /// See [`crate::Isolation::verify`].
+    pub(crate) fn verify(&self, index: u32) -> Result<(), IsolationError> {
+        let seat = self.seat(index)?;
+        let checks = [Self::check_device, Self::check_program, Self::check_maps];
+        for check in checks {
+            if let Some(what) = check(self, index, seat)? {
+                return Err(IsolationError::Mismatch {
+                    index: TapIndex(index),
+                    what,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Up, in this namespace, and without an address.
+    fn check_device(&self, _index: u32, seat: &Seat) -> Result<Option<String>, IsolationError> {
+        let name = &seat.name;
+        let failed = |e| system(format!("read {name}"), e);
+        match device::index(name) {
+            Ok(ifindex) if ifindex == seat.tap.ifindex => {}
+            Ok(ifindex) => return Ok(Some(format!("{name} is another device ({ifindex})"))),
+            Err(error) => return Ok(Some(format!("{name}: {error}"))),
+        }
+        if device::flags(name).map_err(failed)? & IFF_UP == 0 {
+            return Ok(Some(format!("{name} is down")));
+        }
+        let v4 = device::has_address4(name).map_err(failed)?;
+        if let Some(address) = v4 {
+            return Ok(Some(format!("{name} has the address {address}")));
+        }
+        let v6 = device::addresses6().map_err(failed)?;
+        let found = v6.iter().find(|a| a.ifindex == seat.tap.ifindex);
+        Ok(found.map(|a| format!("{name} has the address {}", a.address)))
+    }
+
+    /// Ours is the first program that a frame meets, on the TAP and on every uplink.
+    fn check_program(&self, _index: u32, seat: &Seat) -> Result<Option<String>, IsolationError> {
+        let tap = (&seat.name, self.datapath.from_guest_id);
+        let uplinks = self
+            .uplinks
+            .values()
+            .map(|(name, _)| (name, self.datapath.from_wire_id));
+        for (name, wanted) in std::iter::once(tap).chain(uplinks) {
+            let (_, programs) = SchedClassifier::query_tcx(name, TcAttachType::Ingress)
+                .map_err(|e| system(format!("read the programs of {name}"), e))?;
+            let first = programs.first().map(|program| program.id());
+            if first != Some(wanted) {
+                return Ok(Some(format!(
+                    "the first program of {name} is {first:?} and not {wanted}"
+                )));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The maps have what the policy compiles to.
+    fn check_maps(&self, index: u32, seat: &Seat) -> Result<Option<String>, IsolationError> {
+        let known = self.datapath.indices.get(&seat.tap.ifindex, 0).ok();
+        if known != Some(index) {
+            return Ok(Some(format!("its device leads to TAP {known:?}")));
+        }
+        let tap = self.datapath.taps.get(&index, 0).ok();
+        if tap != Some(seat.tap) {
+            return Ok(Some(format!("its entry is {tap:?} and not {:?}", seat.tap)));
+        }
+        for ((prefix, key), rule) in seat.rules.iter().chain(self.rules_for_all()) {
+            let found = self.datapath.rules.get(&Key::new(*prefix, *key), 0).ok();
+            if found != Some(*rule) {
+                let address = key.address.ip();
+                return Ok(Some(format!(
+                    "the rule for {address} is {found:?} and not {rule:?}"
+                )));
+            }
+        }
+        Ok(None)
+    }
+}
