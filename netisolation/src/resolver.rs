@@ -33,8 +33,8 @@ use self::{
     upstream::{Outcome, Upstreams},
 };
 use crate::{
-    Direction, Exception, IsolationError, Naming, NetEvent, Policy, Protocol, Reason, TapIndex,
-    guest, is_forbidden,
+    Direction, Exception, Isolation, IsolationError, Naming, NetEvent, Policy, Protocol, Reason,
+    TapIndex, guest, is_forbidden,
 };
 
 /// An address may be reached for at least this long after it was told: clients connect a while after they ask.
@@ -65,8 +65,31 @@ pub struct Hooks {
     pub client: Box<FindClient>,
     /// See [`Pin`].
     pub pin: Box<Pin>,
-    /// Takes a record of what was refused; does not block.
-    pub refused: Box<dyn Fn(NetEvent) + Send + Sync>,
+    /// Counts and records what was refused to the sandbox of a TAP; does not block.
+    pub refused: Box<dyn Fn(TapIndex, NetEvent) + Send + Sync>,
+}
+
+impl Hooks {
+    /// On the datapath.
+    #[must_use]
+    pub fn of(isolation: &Isolation) -> Self {
+        let (clients, pins, refused) = (isolation.clone(), isolation.clone(), isolation.clone());
+        Self {
+            client: Box::new(move |source| {
+                let (tap, sandbox, policy) = clients.tap_of(source)?;
+                let policy = Arc::new(policy);
+                Some(Client {
+                    tap,
+                    sandbox,
+                    policy,
+                })
+            }),
+            pin: Box::new(move |client, address, name, ttl| {
+                pins.pin(client.tap, address, name, ttl)
+            }),
+            refused: Box::new(move |tap, event| refused.record(tap, event)),
+        }
+    }
 }
 
 /// What the operator says about names.
@@ -217,12 +240,13 @@ impl Resolver {
         reason: Reason,
     ) {
         let refusal = Refusal {
+            tap: client.tap,
             event: event(client, source, transport, name, reason),
             at: Instant::now(),
         };
         let first = self.guard().refuse(refusal);
         if let Some(event) = first {
-            (self.hooks.refused)(event);
+            (self.hooks.refused)(client.tap, event);
         }
     }
 

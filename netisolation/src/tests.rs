@@ -3,5 +3,6 @@
 
 mod frame;
 mod inward;
+mod names;
 mod outward;
 mod world;

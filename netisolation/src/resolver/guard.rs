@@ -10,7 +10,7 @@ use std::{
 use model::SandboxId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{NetEvent, Reason};
+use crate::{NetEvent, Reason, TapIndex};
 
 /// Queries: one every so often (50 a second) …
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -32,6 +32,8 @@ pub(super) type Permit = OwnedSemaphorePermit;
 
 /// A refusal that may have to be told.
 pub(super) struct Refusal {
+    /// The sandbox's.
+    pub(super) tap: TapIndex,
     /// As it is told if it is the first of its kind in a while.
     pub(super) event: NetEvent,
     /// Now.
@@ -52,6 +54,7 @@ struct Meter {
 /// Refusals with the same name and reason since the first was told.
 #[derive(Debug)]
 struct Tally {
+    tap: TapIndex,
     untold: Option<NetEvent>,
 }
 
@@ -75,12 +78,12 @@ impl Guard {
 
     /// Counts a refusal. The event comes back if it is to be told now, else it is part of a later one.
     pub(super) fn refuse(&mut self, refusal: Refusal) -> Option<NetEvent> {
-        let Refusal { event, at } = refusal;
+        let Refusal { tap, event, at } = refusal;
         let meter = self.meter(&event.sandbox, at);
         let key = (event.name.clone(), event.reason);
         match meter.told.get_mut(&key) {
             None => {
-                meter.told.insert(key, Tally { untold: None });
+                meter.told.insert(key, Tally { tap, untold: None });
                 Some(event)
             }
             Some(tally) => {
@@ -98,12 +101,12 @@ impl Guard {
     }
 
     /// Once a second: what was summed up, and sandboxes that ask no more are forgotten.
-    pub(super) fn tick(&mut self, now: Instant) -> Vec<NetEvent> {
+    pub(super) fn tick(&mut self, now: Instant) -> Vec<(TapIndex, NetEvent)> {
         let mut events = Vec::new();
         self.meters.retain(|_, meter| {
             meter.told.retain(|_, tally| match tally.untold.take() {
                 Some(event) => {
-                    events.push(event);
+                    events.push((tally.tap, event));
                     true
                 }
                 None => false,
@@ -155,7 +158,11 @@ mod tests {
             name: Some(name.into()),
             count: 1,
         };
-        Refusal { event, at }
+        Refusal {
+            tap: TapIndex(1),
+            event,
+            at,
+        }
     }
 
     #[test]
@@ -206,7 +213,10 @@ mod tests {
         }
         let summed = guard.tick(start);
         assert_eq!(
-            summed.iter().map(|event| event.count).collect::<Vec<_>>(),
+            summed
+                .iter()
+                .map(|(_, event)| event.count)
+                .collect::<Vec<_>>(),
             [5]
         );
         assert!(guard.tick(start).is_empty(), "nothing is told twice");

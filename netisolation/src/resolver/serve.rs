@@ -142,7 +142,9 @@ impl Resolver {
         loop {
             ticks.tick().await;
             let events = self.guard().tick(Instant::now());
-            events.into_iter().for_each(&self.hooks.refused);
+            for (tap, event) in events {
+                (self.hooks.refused)(tap, event);
+            }
         }
     }
 }

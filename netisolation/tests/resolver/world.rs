@@ -81,7 +81,7 @@ impl World {
                     .cloned()
             }),
             pin: Box::new(move |client, address, name, ttl| pins.pin(client, address, name, ttl)),
-            refused: Box::new(move |event| events.state.lock().unwrap().events.push(event)),
+            refused: Box::new(move |_, event| events.state.lock().unwrap().events.push(event)),
         }
     }
 

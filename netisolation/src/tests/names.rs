@@ -1,0 +1,160 @@
+//! The resolver behind the datapath: from a guest's query to a packet that passes because of it.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
+
+use hickory_proto::{
+    op::{Message, MessageType, Query, ResponseCode},
+    rr::{
+        Name, RData, Record, RecordType,
+        rdata::{A, AAAA},
+    },
+};
+use tokio::sync::oneshot;
+
+use super::{
+    frame::{Packet, UDP, udp},
+    world::{Guest, PEER4, PEER6, World, eventually, in_namespace, ip},
+};
+use crate::{Hooks, Policy, Reason, Resolver, ResolverConfig, guest};
+
+const QUERY_PORT: u16 = 5353;
+
+#[test]
+fn net_an_address_may_be_reached_once_its_name_was_asked_for() {
+    in_namespace(|| {
+        let world = World::new();
+        let _serving = serve(&world);
+        let policy = policy(&["*.good.test"]);
+        let (asking, silent) = (world.guest(&policy), world.guest(&policy));
+        let ways = [
+            (guest::GATEWAY4.into(), RecordType::A, ip(PEER4)),
+            (guest::GATEWAY6.into(), RecordType::AAAA, ip(PEER6)),
+        ];
+        for (gateway, kind, peer) in ways {
+            let packet = Packet::from_guest(peer, UDP, udp(4000, 7, b"hello"));
+            world.refused(&asking, &packet.bytes(), Reason::Policy);
+            let reply = ask(&asking, gateway, "www.good.test.", kind);
+            let told: Vec<_> = reply.answers.iter().map(|r| r.data.ip_addr()).collect();
+            assert_eq!(told, [Some(peer)]);
+            assert_eq!(world.pass(&asking, &packet).destination, peer);
+            world.refused(&silent, &packet.bytes(), Reason::Policy);
+        }
+        world
+            .isolation
+            .update(asking.index, &self::policy(&["other.test"]))
+            .unwrap();
+        let packet = Packet::from_guest(ip(PEER4), UDP, udp(4000, 7, b"hello"));
+        world.refused(&asking, &packet.bytes(), Reason::Policy);
+    });
+}
+
+#[test]
+fn net_a_name_that_the_policy_has_not_is_refused_counted_and_recorded() {
+    in_namespace(|| {
+        let world = World::new();
+        let _serving = serve(&world);
+        let guest = world.guest(&policy(&["*.good.test"]));
+        for gateway in [guest::GATEWAY4.into(), guest::GATEWAY6.into()] {
+            let reply = ask(&guest, gateway, "www.evil.test.", RecordType::A);
+            assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
+        }
+        let event = world.event();
+        assert_eq!(
+            (event.reason, event.sandbox),
+            (Reason::Name, guest.sandbox.clone())
+        );
+        assert_eq!(event.name.as_deref(), Some("www.evil.test"));
+        assert_eq!(event.source, SocketAddr::from((guest::IPV4, QUERY_PORT)));
+        let counted = || world.counters(&guest).refused.get(&Reason::Name).copied();
+        eventually("both queries are counted", || counted() == Some(2));
+    });
+}
+
+/// The resolver in this namespace, with a name server. Ends when it is dropped, so that the isolation can.
+struct Serving {
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn serve(world: &World) -> Serving {
+    let upstream = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let config = ResolverConfig {
+        dns_servers: vec![upstream.local_addr().unwrap()],
+        exceptions: Vec::new(),
+    };
+    thread::spawn(move || answer_all(&upstream));
+    let resolver = Arc::new(Resolver::new(config, Hooks::of(&world.isolation)));
+    let (udp, tcp) = world.isolation.resolver_sockets().unwrap();
+    let (end, ended) = oneshot::channel();
+    let serving = async move {
+        tokio::select! {
+            served = resolver.serve(udp, tcp) => panic!("{served:?}"),
+            _ = ended => {}
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    Serving {
+        end: Some(end),
+        thread: Some(thread::spawn(move || runtime.block_on(serving))),
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _told_already = thread.join();
+        }
+    }
+}
+
+/// Says that every name is at the test's peers.
+fn answer_all(socket: &UdpSocket) {
+    let mut buffer = [0; 2048];
+    loop {
+        let (length, source) = socket.recv_from(&mut buffer).unwrap();
+        let mut reply = Message::from_vec(&buffer[..length]).unwrap();
+        reply.metadata.message_type = MessageType::Response;
+        let asked = reply.queries[0].clone();
+        let data = match (asked.query_type, ip(PEER4), ip(PEER6)) {
+            (RecordType::A, IpAddr::V4(peer), _) => RData::A(A(peer)),
+            (_, _, IpAddr::V6(peer)) => RData::AAAA(AAAA(peer)),
+            _ => unreachable!("the peers are of both families"),
+        };
+        reply.add_answer(Record::from_rdata(asked.name, 300, data));
+        socket.send_to(&reply.to_vec().unwrap(), source).unwrap();
+    }
+}
+
+/// The gateway's answer to the guest's question.
+fn ask(guest: &Guest, gateway: IpAddr, name: &str, kind: RecordType) -> Message {
+    let mut query = Message::query();
+    query.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+    let query = query.to_vec().unwrap();
+    guest.send(&Packet::from_guest(
+        gateway,
+        UDP,
+        udp(QUERY_PORT, 53, &query),
+    ));
+    let reply = guest.next();
+    assert_eq!((reply.source, reply.source_port()), (gateway, 53));
+    assert_eq!(reply.destination_port(), QUERY_PORT);
+    Message::from_vec(&reply.body[8..]).unwrap()
+}
+
+fn policy(patterns: &[&str]) -> Policy {
+    Policy {
+        names: patterns
+            .iter()
+            .map(|pattern| pattern.parse().unwrap())
+            .collect(),
+        ..Policy::default()
+    }
+}
