@@ -26,6 +26,7 @@ struct settings {
 	struct address guest4, guest6, gateway4, gateway6;
 	struct address resolver4, resolver6; /* TAP i is resolver + i; zero: none */
 	__u32 resolver_ifindex;
+	__u32 route_ifindex; /* as if from there, routes are looked up */
 	__u16 resolver_port;
 	__u16 first_port, ports; /* of flows on the wire, host order: this server's part of those from FIRST_PORT on */
 	struct mac guest_mac, gateway_mac, resolver_mac;
@@ -144,6 +145,8 @@ struct record {
 	__u64 time; /* CLOCK_MONOTONIC, nanoseconds */
 	struct refusal refusal;
 };
+
+_Static_assert(__builtin_offsetof(struct record, refusal) == 8, "no padding");
 
 enum direction { OUT, IN };
 

@@ -160,11 +160,6 @@ INLINE int within_rate(__u64 *due, __u64 bytes_per_s, __u32 bytes)
 	return !bytes_per_s || spend(due, bytes * SECOND / bytes_per_s, SECOND / 10 + 65536 * SECOND / bytes_per_s);
 }
 
-INLINE __u32 segments(struct __sk_buff *skb)
-{
-	return skb->gso_segs ?: 1;
-}
-
 /* A free port of the uplink's address for this remote end, entered in `wires`; 0: all tries were taken. */
 INLINE __u16 take_port(struct wire_key *wire, const struct flow_key *key)
 {
@@ -210,7 +205,7 @@ FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struc
 /* Where the host would send it; 0, or why it cannot go there. */
 INLINE int route(struct __sk_buff *skb, struct packet *p, struct bpf_fib_lookup *fib, struct address *local)
 {
-	fib->ifindex = set()->resolver_ifindex;
+	fib->ifindex = set()->route_ifindex;
 	fib->l4_protocol = p->protocol;
 	fib->family = p->family == 4 ? 2 : 10;
 	if (p->family == 4)
@@ -284,7 +279,7 @@ INLINE int to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, st
 	/* An entry may be removed and used again while it is read. */
 	if (flow->tap != index)
 		return INTERNAL;
-	COUNT(state->packets_out, segments(skb));
+	COUNT(state->packets_out, 1);
 	COUNT(state->bytes_out, skb->len);
 	if (decrement_ttl(skb, p) || translate(skb, p, SOURCE, &local, port))
 		return INTERNAL;
@@ -300,7 +295,7 @@ INLINE int to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap,
 		return POLICY;
 	if (!within_rate(&state->out_due, tap->bytes_per_s, skb->len))
 		return BANDWIDTH;
-	COUNT(state->packets_out, segments(skb));
+	COUNT(state->packets_out, 1);
 	COUNT(state->bytes_out, skb->len);
 	peer = resolver;
 	peer.word[3] = htonl(htonl(resolver.word[3]) + index);
@@ -457,7 +452,7 @@ INLINE int deliver(struct __sk_buff *skb, struct tap *tap, struct state *state)
 	__builtin_memcpy(ethernet.h_source, &gateway, sizeof(gateway));
 	if (bpf_skb_store_bytes(skb, 0, &ethernet, sizeof(ethernet), 0))
 		return TCX_DROP;
-	COUNT(state->packets_in, segments(skb));
+	COUNT(state->packets_in, 1);
 	COUNT(state->bytes_in, skb->len);
 	return bpf_redirect(tap->ifindex, 0);
 }
@@ -531,12 +526,9 @@ INLINE int inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wire
 		return INTERNAL;
 	if (!flow || flow->tap != index || flow->tenure != tap->tenure || flow->port != wire->port)
 		return UNSOLICITED;
-	if (error) {
-		if (flow->policy != tap->policy)
-			return POLICY;
-	} else {
-		reason = reason ?: still_allowed(flow, tap, p, index, 0);
-	}
+	/* What an error is about decides, not who sends it: any router on the way may. */
+	struct packet about = {.source = wire->remote, .source_port = wire->remote_port, .protocol = wire->protocol, .family = p->family};
+	reason = error ? still_allowed(flow, tap, &about, index, 0) : reason ?: still_allowed(flow, tap, p, index, 0);
 	if (reason)
 		return reason;
 	if (p->ttl <= 1)

@@ -45,6 +45,15 @@ pub(crate) fn configure(family: &str, device: &str, key: &str, value: &str) -> i
     fs::write(format!("/proc/sys/net/{family}/conf/{device}/{key}"), value)
 }
 
+/// The same, only if it is not so already.
+pub(crate) fn ensure(family: &str, device: &str, key: &str, value: &str) -> io::Result<()> {
+    let path = format!("/proc/sys/net/{family}/conf/{device}/{key}");
+    match fs::read_to_string(path)?.trim() == value {
+        true => Ok(()),
+        false => configure(family, device, key, value),
+    }
+}
+
 /// Whether the host has IPv6.
 pub(crate) fn has_ipv6() -> bool {
     fs::exists("/proc/sys/net/ipv6/conf/all").unwrap_or(false)

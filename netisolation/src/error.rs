@@ -16,7 +16,7 @@ pub enum IsolationError {
         cure: String,
     },
     /// Read back, and it is not what was written.
-    #[error("TAP {index:?} is not as its policy wants it: {what}")]
+    #[error("{index:?} is not as its policy wants it: {what}")]
     Mismatch {
         /// Which.
         index: TapIndex,

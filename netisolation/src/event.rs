@@ -96,7 +96,7 @@ pub struct NetEvent {
 /// Figures of one sandbox since its TAP was given to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// Packets that passed, from the sandbox.
+    /// Packets that passed, from the sandbox. What a network card would cut into segments is one.
     pub packets_out: u64,
     /// Their bytes, Ethernet header included.
     pub bytes_out: u64,

@@ -148,12 +148,9 @@ fn check_ports() -> Result<(), IsolationError> {
 
 fn configure(device: &Device, v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> io::Result<()> {
     let name = &device.name;
-    // Routes of guests' packets are looked up as if they came in here, which needs forwarding; nothing else does.
-    device::configure("ipv4", name, "forwarding", "1")?;
     if v6.is_some() {
         device::configure("ipv6", name, "addr_gen_mode", "1")?;
         device::configure("ipv6", name, "disable_ipv6", "0")?;
-        device::configure("ipv6", name, "forwarding", "1")?;
     }
     // Without ARP the kernel sends answers off at once, to the device's own MAC.
     device::set_up(name, libc::IFF_NOARP)?;

@@ -26,6 +26,7 @@ use crate::{
     layout::Settings,
     owner::{Owner, Use},
     records::reason,
+    uplink,
 };
 
 /// Events that wait for their reader; more are lost, and counted.
@@ -120,7 +121,11 @@ impl Isolation {
         let home = Home::open(&config.pins, &config.instance)?;
         let gateway = Gateway::open()?;
         let (events, receiver) = sync_channel(EVENTS);
-        let datapath = Datapath::load(home, &settings(&gateway), sizes(config))?;
+        let datapath = Datapath::load(
+            home,
+            &settings(&gateway, uplink::routing_device()?),
+            sizes(config),
+        )?;
         let mut maps = datapath.flow_maps()?;
         let mut owner = Owner::new(config, datapath, events)?;
         owner.datapath.attach_resolver(&gateway.device.name)?;
@@ -239,6 +244,12 @@ impl Isolation {
         let seat = |owner: &mut Owner| owner.seat(index).ok()?.sandbox.clone();
         let (sandbox, policy) = self.0.with(seat)?;
         Some((TapIndex(index), sandbox, policy))
+    }
+
+    /// For tests: what the owner has.
+    #[cfg(test)]
+    pub(crate) fn inspect<T>(&self, look: impl FnOnce(&mut Owner) -> T) -> T {
+        self.0.with(look)
     }
 
     /// Counts and tells what the resolver refused.
@@ -368,7 +379,7 @@ fn sizes(config: &IsolationConfig) -> Sizes {
     }
 }
 
-fn settings(gateway: &Gateway) -> Settings {
+fn settings(gateway: &Gateway, route_ifindex: u32) -> Settings {
     Settings {
         guest4: guest::IPV4.into(),
         guest6: guest::IPV6.into(),
@@ -377,6 +388,7 @@ fn settings(gateway: &Gateway) -> Settings {
         resolver4: gateway.address4.into(),
         resolver6: gateway.program_address6(),
         resolver_ifindex: gateway.device.index,
+        route_ifindex,
         resolver_port: gateway.program_port(),
         first_port: gateway.first_port,
         ports: gateway.ports,

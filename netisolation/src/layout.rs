@@ -27,6 +27,7 @@ pub(crate) struct Settings {
     pub(crate) resolver4: Address,
     pub(crate) resolver6: Address,
     pub(crate) resolver_ifindex: u32,
+    pub(crate) route_ifindex: u32,
     pub(crate) resolver_port: u16,
     /// Host order, as is `ports`.
     pub(crate) first_port: u16,
@@ -265,3 +266,6 @@ impl From<Ipv6Addr> for Address {
 pub(crate) fn wire_port(port: u16) -> u16 {
     port.to_be()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,11 @@
 //! The programs, on frames: the tests are the VMM on one side and the wire on the other. Each runs in a network
 //! namespace of its own, which goes with its thread.
 
+mod control;
 mod frame;
 mod inward;
 mod names;
 mod outward;
+mod survive;
+mod sys;
 mod world;

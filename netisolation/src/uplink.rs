@@ -10,6 +10,28 @@ use crate::{
     owner::Owner,
 };
 
+/// Routes are looked up as the host's own are: as if from here.
+const ROUTING_DEVICE: &str = "lo";
+
+/// The device index for lookups of routes, which the kernel does for devices that forward. Nothing is forwarded: what
+/// comes in by the loopback device is the host's.
+pub(crate) fn routing_device() -> Result<u32, IsolationError> {
+    let set = || {
+        device::ensure("ipv4", ROUTING_DEVICE, "forwarding", "1")?;
+        match device::has_ipv6() {
+            true => device::ensure("ipv6", ROUTING_DEVICE, "forwarding", "1"),
+            false => Ok(()),
+        }
+    };
+    set().map_err(|e| {
+        unsuitable(
+            format!("/proc/sys/net/*/conf/{ROUTING_DEVICE}/forwarding cannot be set: {e}"),
+            "mount /proc/sys writable, or set it to 1 beforehand",
+        )
+    })?;
+    device::index(ROUTING_DEVICE).map_err(|e| system("find the loopback device", e))
+}
+
 impl Owner {
     /// Puts the program on the uplinks. None at all is no error: then no packet leaves.
     pub(crate) fn attach_uplinks(&mut self, wanted: &Uplinks) -> Result<(), IsolationError> {
@@ -36,6 +58,8 @@ impl Owner {
 
     /// Reads the host's addresses: those of the uplinks are sandboxes' outside, and none is a destination.
     pub(crate) fn read_addresses(&mut self) -> Result<(), IsolationError> {
+        // Whoever writes net.ipv4.ip_forward resets it.
+        routing_device()?;
         let all = device::addresses().map_err(|e| system("read the host's addresses", e))?;
         let mut host: Vec<IpAddr> = all.iter().map(|a| a.address).collect();
         host.sort_unstable();

@@ -2,7 +2,7 @@
 
 use aya::{
     maps::lpm_trie::Key,
-    programs::{SchedClassifier, TcAttachType},
+    programs::{ProgramInfo, SchedClassifier, TcAttachType},
 };
 use nix::libc::IFF_UP;
 
@@ -49,21 +49,19 @@ impl Owner {
         Ok(found.map(|a| format!("{name} has the address {}", a.address)))
     }
 
-    /// Ours is the first program that a frame meets, on the TAP and on every uplink.
+    /// Ours is the first program that a frame meets on the TAP, and is on every uplink, where others may be besides.
     fn check_program(&self, _index: u32, seat: &Seat) -> Result<Option<String>, IsolationError> {
-        let tap = (&seat.name, self.datapath.from_guest_id);
-        let uplinks = self
-            .uplinks
-            .values()
-            .map(|(name, _)| (name, self.datapath.from_wire_id));
-        for (name, wanted) in std::iter::once(tap).chain(uplinks) {
-            let (_, programs) = SchedClassifier::query_tcx(name, TcAttachType::Ingress)
-                .map_err(|e| system(format!("read the programs of {name}"), e))?;
-            let first = programs.first().map(|program| program.id());
-            if first != Some(wanted) {
-                return Ok(Some(format!(
-                    "the first program of {name} is {first:?} and not {wanted}"
-                )));
+        let wanted = self.datapath.from_guest_id;
+        let first = programs(&seat.name)?.first().copied();
+        if first != Some(wanted) {
+            let name = &seat.name;
+            return Ok(Some(format!(
+                "the first program of {name} is {first:?} and not {wanted}"
+            )));
+        }
+        for (name, _) in self.uplinks.values() {
+            if !programs(name)?.contains(&self.datapath.from_wire_id) {
+                return Ok(Some(format!("the uplink {name} is without its program")));
             }
         }
         Ok(None)
@@ -90,4 +88,11 @@ impl Owner {
         }
         Ok(None)
     }
+}
+
+/// Numbers of the programs that a frame from a device meets, in order.
+fn programs(device: &str) -> Result<Vec<u32>, IsolationError> {
+    let (_, programs) = SchedClassifier::query_tcx(device, TcAttachType::Ingress)
+        .map_err(|e| system(format!("read the programs of {device}"), e))?;
+    Ok(programs.iter().map(ProgramInfo::id).collect())
 }

@@ -1,0 +1,253 @@
+//! The Rust structures against the C ones: names, sizes and offsets of all members, from the type information in the
+//! object file.
+
+use std::mem::{offset_of, size_of};
+
+use super::*;
+
+/// What `#[repr(C)]` structures of integers have: every byte in a member.
+macro_rules! members {
+    ($structure:ty { $($member:ident),* }) => {
+        (size_of::<$structure>(), vec![$((stringify!($member), offset_of!($structure, $member))),*])
+    };
+}
+
+/// Names and offsets.
+type Members = Vec<(String, usize)>;
+
+/// `(size, [(member, offset)])` of a structure of the object, by its name in C.
+fn of_object(name: &str) -> (usize, Members) {
+    types()
+        .into_iter()
+        .find(|(n, ..)| n == name)
+        .map(|(_, size, members)| (size, members))
+        .unwrap_or_else(|| panic!("struct {name}"))
+}
+
+#[test]
+fn structures_are_those_of_the_programs() {
+    let all = [
+        (
+            "tap",
+            members!(Tap {
+                bytes_per_s,
+                flows_per_s,
+                closed,
+                ifindex,
+                tenure,
+                policy,
+                max_flows
+            }),
+        ),
+        (
+            "state",
+            members!(State {
+                packets_out,
+                bytes_out,
+                packets_in,
+                bytes_in,
+                opened,
+                refused,
+                out_due,
+                in_due,
+                flows_due,
+                records_due
+            }),
+        ),
+        (
+            "access",
+            members!(PortRange {
+                protocol,
+                zero,
+                first,
+                last
+            }),
+        ),
+        (
+            "rule",
+            members!(Rule {
+                verdict,
+                prefix,
+                accesses,
+                zero,
+                access
+            }),
+        ),
+        ("pin_key", members!(PinKey { tap, address })),
+        (
+            "pin",
+            members!(Pin {
+                expires,
+                tenure,
+                zero,
+                name
+            }),
+        ),
+        (
+            "flow_key",
+            members!(FlowKey {
+                tap,
+                port,
+                remote_port,
+                remote,
+                protocol,
+                zero
+            }),
+        ),
+        (
+            "wire_key",
+            members!(WireKey {
+                local,
+                remote,
+                port,
+                remote_port,
+                protocol,
+                zero
+            }),
+        ),
+        (
+            "flow",
+            members!(Flow {
+                seen,
+                tap,
+                tenure,
+                policy,
+                port,
+                marks,
+                local
+            }),
+        ),
+        ("uplink", members!(Uplink { local4, local6 })),
+        (
+            "refusal",
+            members!(Refusal {
+                tap,
+                tenure,
+                reason,
+                direction,
+                protocol,
+                family,
+                source_port,
+                destination_port,
+                source,
+                destination
+            }),
+        ),
+        (
+            "settings",
+            members!(Settings {
+                guest4,
+                guest6,
+                gateway4,
+                gateway6,
+                resolver4,
+                resolver6,
+                resolver_ifindex,
+                route_ifindex,
+                resolver_port,
+                first_port,
+                ports,
+                guest_mac,
+                gateway_mac,
+                resolver_mac
+            }),
+        ),
+    ];
+    for (name, (size, members)) in all {
+        let members: Members = members
+            .into_iter()
+            .map(|(n, o)| (n.to_owned(), o))
+            .collect();
+        assert_eq!(of_object(name), (size, members), "struct {name}");
+    }
+    let (size, members) = of_object("rule_key");
+    assert_eq!(size, 4 + size_of::<RuleKey>());
+    assert_eq!(members[1].1, 4 + offset_of!(RuleKey, policy));
+    assert_eq!(members[2].1, 4 + offset_of!(RuleKey, address));
+    assert_eq!(of_object("address").0, size_of::<Address>());
+}
+
+#[test]
+fn no_structure_has_padding() {
+    let sizes = |name: &str| -> usize { of_object(name).0 };
+    assert_eq!(sizes("tap"), 3 * 8 + 4 * 4);
+    assert_eq!(sizes("state"), (5 + REASONS + 4) * 8);
+    assert_eq!(sizes("rule"), 4 + ACCESSES * 6);
+    assert_eq!(sizes("rule_key"), 8 + 16);
+    assert_eq!(sizes("pin_key"), 4 + 16);
+    assert_eq!(sizes("pin"), 16 + NAME);
+    assert_eq!(sizes("flow_key"), 4 + 4 + 16 + 4);
+    assert_eq!(sizes("wire_key"), 16 + 16 + 4 + 4);
+    assert_eq!(sizes("flow"), 8 + 3 * 4 + 2 * 2 + 16);
+    assert_eq!(sizes("uplink"), 2 * 16);
+    assert_eq!(sizes("refusal"), 2 * 4 + 4 + 2 * 2 + 2 * 16);
+    assert_eq!(sizes("settings"), 6 * 16 + 2 * 4 + 3 * 2 + 3 * 6);
+}
+
+/// The structure is in no map, so the object file says nothing of it: C asserts that a refusal comes after 8 bytes.
+#[test]
+fn a_record_is_read_where_the_members_are() {
+    let bytes: Vec<u8> = (0..u8::try_from(size_of::<Record>()).unwrap()).collect();
+    let record = Record::read(&bytes).unwrap();
+    assert_eq!(record.time.to_ne_bytes(), bytes[..8]);
+    let at = offset_of!(Record, refusal);
+    assert_eq!(at, 8);
+    let refusal = record.refusal;
+    assert_eq!(
+        refusal.tenure.to_ne_bytes(),
+        bytes[at + offset_of!(Refusal, tenure)..][..4]
+    );
+    assert_eq!(refusal.reason, bytes[at + offset_of!(Refusal, reason)]);
+    assert_eq!(refusal.family, bytes[at + offset_of!(Refusal, family)]);
+    let port = offset_of!(Refusal, destination_port);
+    assert_eq!(
+        refusal.destination_port.to_ne_bytes(),
+        bytes[at + port..][..2]
+    );
+    assert_eq!(
+        refusal.destination.0,
+        bytes[at + offset_of!(Refusal, destination)..][..16]
+    );
+    assert!(Record::read(&bytes[1..]).is_none());
+}
+
+/// All named structures of the section `.BTF` (the kernel's `Documentation/bpf/btf.rst`, little-endian).
+fn types() -> Vec<(String, usize, Members)> {
+    let object: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/net.bpf.o"));
+    // Magic number, version, flags, length of the header; `.BTF.ext` has a longer one.
+    let magic = [0x9f, 0xeb, 1, 0, 24, 0, 0, 0];
+    let at = object.windows(8).position(|w| w == magic).unwrap();
+    let btf = &object[at..];
+    let word = |at: usize| -> usize {
+        let bytes: [u8; 4] = btf[at..at + 4].try_into().unwrap();
+        usize::try_from(u32::from_le_bytes(bytes)).unwrap()
+    };
+    let (header, type_at, type_len, string_at) = (word(4), word(8), word(12), word(16));
+    let text = |offset: usize| -> String {
+        let bytes = &btf[header + string_at + offset..];
+        let end = bytes.iter().position(|b| *b == 0).unwrap();
+        String::from_utf8(bytes[..end].to_vec()).unwrap()
+    };
+    let mut found = Vec::new();
+    let mut next = header + type_at;
+    while next < header + type_at + type_len {
+        let (name, info, size) = (word(next), word(next + 4), word(next + 8));
+        let (kind, count) = (info >> 24 & 0x1f, info & 0xffff);
+        next += 12;
+        let rest = match kind {
+            // Structure, union: name, type, offset in bits.
+            4 | 5 => {
+                let member = |n: usize| (text(word(next + 12 * n)), word(next + 12 * n + 8) / 8);
+                found.push((text(name), size, (0..count).map(member).collect()));
+                12 * count
+            }
+            1 | 14 | 17 => 4,
+            3 => 12,
+            6 | 13 => 8 * count,
+            15 | 19 => 12 * count,
+            _ => 0,
+        };
+        next += rest;
+    }
+    found
+}
