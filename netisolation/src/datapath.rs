@@ -13,6 +13,7 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use aya::{
@@ -32,6 +33,7 @@ use nix::{
 
 use crate::{
     IsolationError,
+    device::Device,
     error::{chain, system, unsuitable},
     layout::{
         Flow, FlowKey, Pin, PinKey, Refusal, Rule, RuleKey, Settings, State, Tap, Uplink, WireKey,
@@ -54,7 +56,7 @@ pub(crate) struct Sizes {
 pub(crate) struct Datapath {
     home: Home,
     maps: PathBuf,
-    programs: Ebpf,
+    pub(crate) tap_program: TapProgram,
     /// Numbers that the kernel gave the programs, to compare with what is attached.
     pub(crate) from_guest_id: u32,
     pub(crate) from_wire_id: u32,
@@ -73,6 +75,13 @@ pub(crate) struct Datapath {
 pub(crate) struct Home {
     path: PathBuf,
     _lock: Flock<File>,
+}
+
+/// The programs, to be attached without the owner's lock.
+#[derive(Clone, Debug)]
+pub(crate) struct TapProgram {
+    programs: Arc<Mutex<Ebpf>>,
+    links: PathBuf,
 }
 
 /// Handles of the maps of flows, for the thread that reaps them.
@@ -177,7 +186,10 @@ impl Datapath {
             uplinks: map(&mut loaded, "uplinks")?,
             refusals: map(&mut loaded, "refusals")?,
             records: map(&mut loaded, "records")?,
-            programs: loaded,
+            tap_program: TapProgram {
+                programs: Arc::new(Mutex::new(loaded)),
+                links: home.links(),
+            },
             home,
         })
     }
@@ -195,31 +207,16 @@ impl Datapath {
         typed().map_err(|e| system("open the maps of flows", e))
     }
 
-    /// Puts the program on a TAP.
-    pub(crate) fn attach_tap(
-        &mut self,
-        tap: u32,
-        device: &str,
-        ifindex: u32,
-    ) -> Result<(), IsolationError> {
-        let pin = self.tap_link(tap, ifindex);
-        attach(
-            program(&mut self.programs, "from_guest")?,
-            device,
-            TcAttachType::Ingress,
-            &pin,
-        )
-    }
-
     /// Puts this server's program on a TAP that has a predecessor's; an error if the TAP is gone.
     pub(crate) fn replace_tap(&mut self, tap: u32, ifindex: u32) -> Result<(), IsolationError> {
-        let pin = self.tap_link(tap, ifindex);
-        replace(program(&mut self.programs, "from_guest")?, &pin)
+        let pin = self.tap_program.link(tap, ifindex);
+        self.tap_program
+            .with("from_guest", |program| replace(program, &pin))
     }
 
     /// Forgets the link of a TAP that is gone. That of one that lives would leave it without a program.
     pub(crate) fn forget_tap(&self, tap: u32, ifindex: u32) {
-        let _gone = fs::remove_file(self.tap_link(tap, ifindex));
+        let _gone = fs::remove_file(self.tap_program.link(tap, ifindex));
     }
 
     /// Index and device index of the TAPs that have links.
@@ -244,22 +241,24 @@ impl Datapath {
         ifindex: u32,
     ) -> Result<(), IsolationError> {
         let pin = self.home.links().join(format!("uplink-{ifindex}"));
-        let program = program(&mut self.programs, "from_wire")?;
-        if pin.exists() && replace(program, &pin).is_ok() {
-            return Ok(());
-        }
-        let _stale = fs::remove_file(&pin);
-        attach(program, device, TcAttachType::Ingress, &pin)
+        self.tap_program.with("from_wire", |program| {
+            if pin.exists() && replace(program, &pin).is_ok() {
+                return Ok(());
+            }
+            let _stale = fs::remove_file(&pin);
+            attach(program, device, TcAttachType::Ingress, &pin)
+        })
     }
 
     /// Puts the program on the resolver's device, for as long as this process lives.
     pub(crate) fn attach_resolver(&mut self, device: &str) -> Result<(), IsolationError> {
-        let options = TcAttachOptions::TcxOrder(LinkOrder::first());
-        let program = program(&mut self.programs, "from_resolver")?;
-        let attached = program.attach_with_options(device, TcAttachType::Egress, options);
-        attached
-            .map(|_kept_by_the_program| ())
-            .map_err(|e| system(format!("attach a program to {device}"), e))
+        self.tap_program.with("from_resolver", |program| {
+            let options = TcAttachOptions::TcxOrder(LinkOrder::first());
+            program
+                .attach_with_options(device, TcAttachType::Egress, options)
+                .map(|_kept_by_the_program| ())
+                .map_err(|e| system(format!("attach a program to {device}"), e))
+        })
     }
 
     /// Removes links and maps. Only when no TAP is left.
@@ -271,9 +270,29 @@ impl Datapath {
     pub(crate) fn records_fd(&self) -> BorrowedFd<'_> {
         self.records.as_fd()
     }
+}
 
-    fn tap_link(&self, tap: u32, ifindex: u32) -> PathBuf {
-        self.home.links().join(format!("tap-{tap}-{ifindex}"))
+impl TapProgram {
+    /// Puts the program on a TAP. Takes milliseconds: the kernel waits for all CPUs.
+    pub(crate) fn attach(&self, tap: u32, device: &Device) -> Result<(), IsolationError> {
+        let pin = self.link(tap, device.index);
+        self.with("from_guest", |program| {
+            attach(program, &device.name, TcAttachType::Ingress, &pin)
+        })
+    }
+
+    /// Pin of the link of a TAP.
+    fn link(&self, tap: u32, ifindex: u32) -> PathBuf {
+        self.links.join(format!("tap-{tap}-{ifindex}"))
+    }
+
+    fn with<T>(
+        &self,
+        name: &'static str,
+        work: impl FnOnce(&mut SchedClassifier) -> Result<T, IsolationError>,
+    ) -> Result<T, IsolationError> {
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        work(program(&mut programs, name)?)
     }
 }
 

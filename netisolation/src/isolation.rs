@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Access, Counters, IsolationError, NetEvent, Policy,
-    datapath::{Datapath, Home, Sizes},
+    datapath::{Datapath, Home, Sizes, TapProgram},
     device,
     error::{system, unsuitable},
     gateway::{Gateway, MAX_TAPS},
@@ -99,6 +99,7 @@ pub struct Isolation(Arc<Shared>);
 /// What the handles and the keeper's thread have in common.
 pub(crate) struct Shared {
     owner: Mutex<Owner>,
+    tap_program: TapProgram,
     gateway: Gateway,
     pub(crate) stock: usize,
 }
@@ -135,6 +136,7 @@ impl Isolation {
         let descriptor = owner.datapath.records_fd().try_clone_to_owned();
         let records = descriptor.map_err(|e| system("copy a descriptor", e))?;
         let shared = Arc::new(Shared {
+            tap_program: owner.datapath.tap_program.clone(),
             owner: Mutex::new(owner),
             gateway,
             stock: usize::try_from(config.stock).unwrap_or(usize::MAX),
@@ -152,7 +154,12 @@ impl Isolation {
     /// # Errors
     /// See [`IsolationError`].
     pub fn take(&self) -> Result<Tap, IsolationError> {
-        self.0.with(Owner::take)
+        loop {
+            if let Some(tap) = self.0.with(Owner::take)? {
+                return Ok(tap);
+            }
+            self.0.make()?;
+        }
     }
 
     /// Takes back a TAP of a VM that outlived the predecessor, with the policy that it had.
@@ -264,6 +271,22 @@ impl Shared {
         let mut owner: MutexGuard<'_, Owner> =
             self.owner.lock().unwrap_or_else(PoisonError::into_inner);
         work(&mut owner)
+    }
+}
+
+impl Shared {
+    /// Makes a TAP for the stock: the program is on it before it is up. What fails on the way is cleared away when
+    /// its device is found gone.
+    pub(crate) fn make(&self) -> Result<(), IsolationError> {
+        let device = device::tap("cube%d").map_err(|e| system("make a TAP", e))?;
+        let failed = |source: io::Error| system(format!("set {} up", device.name), source);
+        if device::has_ipv6() {
+            device::configure("ipv6", &device.name, "disable_ipv6", "1").map_err(failed)?;
+        }
+        let index = self.with(|owner| owner.enter(&device))?;
+        self.tap_program.attach(index, &device)?;
+        device::set_up(&device.name, 0).map_err(failed)?;
+        self.with(|owner| owner.store(index, device.fd))
     }
 }
 

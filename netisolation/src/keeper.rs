@@ -18,6 +18,8 @@ const GATHER: Duration = Duration::from_millis(10);
 const SUM_EVERY: Duration = Duration::from_secs(1);
 const REAP_EVERY: Duration = Duration::from_millis(500);
 const READ_ADDRESSES_EVERY: Duration = Duration::from_secs(2);
+/// TAPs made before the thread looks at the rest again.
+const TAPS_A_ROUND: u32 = 16;
 /// Share of the time that scans of the flows may take: one part in so many.
 const REAP_SHARE: u32 = 20;
 
@@ -60,14 +62,10 @@ pub(crate) fn run(shared: &Weak<Shared>, mut maps: FlowMaps, records: &OwnedFd) 
     }
 }
 
-/// One TAP at a time: others wait for the lock.
+/// Makes what is missing of the stock. The next time may succeed where this one fails.
 fn fill(shared: &Shared) {
-    for _ in 0..shared.stock {
-        let made = shared.with(|owner| match owner.stock() < shared.stock {
-            true => owner.make().is_ok(),
-            false => false,
-        });
-        if !made {
+    for _ in 0..TAPS_A_ROUND {
+        if shared.with(|owner| owner.stock()) >= shared.stock || shared.make().is_err() {
             return;
         }
     }

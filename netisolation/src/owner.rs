@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     net::IpAddr,
     os::fd::OwnedFd,
     sync::mpsc::SyncSender,
@@ -17,7 +16,7 @@ use crate::{
     clock::{monotonic, nanoseconds},
     compile::{self, Prefix, Rules},
     datapath::Datapath,
-    device,
+    device::{self, Device},
     error::system,
     is_forbidden,
     layout::{self, PinKey, Rule, State},
@@ -190,26 +189,18 @@ impl Owner {
         }
     }
 
-    /// From the stock, or made now.
-    pub(crate) fn take(&mut self) -> Result<Tap, IsolationError> {
+    /// From the stock, verified; nothing if it is empty.
+    pub(crate) fn take(&mut self) -> Result<Option<Tap>, IsolationError> {
         let in_stock = |(_, seat): &(&u32, &mut Seat)| matches!(seat.use_, Use::Stock(_));
-        if !self.seats.iter_mut().any(|pair| in_stock(&pair)) {
-            self.make()?;
-        }
-        let found = self.seats.iter_mut().find(in_stock);
-        let Some((&index, seat)) = found else {
-            return Err(IsolationError::Exhausted(self.limits.max_taps));
+        let Some((&index, seat)) = self.seats.iter_mut().find(in_stock) else {
+            return Ok(None);
         };
-        match std::mem::replace(&mut seat.use_, Use::Taken) {
-            Use::Stock(fd) => {
-                self.verify(index)?;
-                Ok(Tap {
-                    index: TapIndex(index),
-                    fd,
-                })
-            }
-            Use::Taken | Use::Gone => Err(IsolationError::Unknown(TapIndex(index))),
-        }
+        let Use::Stock(fd) = std::mem::replace(&mut seat.use_, Use::Taken) else {
+            return Ok(None);
+        };
+        self.verify(index)?;
+        let index = TapIndex(index);
+        Ok(Some(Tap { index, fd }))
     }
 
     /// How many TAPs wait.
@@ -218,15 +209,9 @@ impl Owner {
         self.seats.values().filter(waits).count()
     }
 
-    /// Makes a TAP for the stock: the program is on it before it is up.
-    pub(crate) fn make(&mut self) -> Result<(), IsolationError> {
+    /// Gives a new device a number and its entries, which deny everything.
+    pub(crate) fn enter(&mut self, device: &Device) -> Result<u32, IsolationError> {
         let index = self.free_index()?;
-        let device = device::tap("cube%d").map_err(|e| system("make a TAP", e))?;
-        let name = device.name.clone();
-        let failed = |source: io::Error| system(format!("set {name} up"), source);
-        if device::has_ipv6() {
-            device::configure("ipv6", &name, "disable_ipv6", "1").map_err(failed)?;
-        }
         let tap = layout::Tap {
             ifindex: device.index,
             ..layout::Tap::default()
@@ -235,11 +220,15 @@ impl Owner {
         written.map_err(|e| system("write a TAP's state", e))?;
         self.write_tap(index, &tap)?;
         self.write_index(device.index, index)?;
-        self.datapath.attach_tap(index, &name, device.index)?;
-        device::set_up(&name, 0).map_err(failed)?;
         self.records.begin(index, 0);
-        self.seats
-            .insert(index, Seat::new(name.clone(), tap, Use::Stock(device.fd)));
+        let seat = Seat::new(device.name.clone(), tap, Use::Taken);
+        self.seats.insert(index, seat);
+        Ok(index)
+    }
+
+    /// Puts a TAP whose program is attached into the stock.
+    pub(crate) fn store(&mut self, index: u32, fd: OwnedFd) -> Result<(), IsolationError> {
+        self.seat_mut(index)?.use_ = Use::Stock(fd);
         Ok(())
     }
 
