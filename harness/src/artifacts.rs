@@ -24,6 +24,12 @@ pub enum ArtifactError {
         /// Where it was looked for.
         path: PathBuf,
     },
+    /// No probe.
+    #[error("there is no cube-netprobe at {path}: {CURE}, or give --probe PATH")]
+    Probe {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
     /// No template of that name.
     #[error("template {name} cannot be read at {path}: {CURE}")]
     Template {
@@ -95,6 +101,18 @@ pub fn find_api(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     match path.canonicalize() {
         Ok(path) if path.is_file() => Ok(path),
         _ => Err(ArtifactError::Api { path }),
+    }
+}
+
+/// `given`, else `cube-netprobe` in $CUBE_BIN, else beside this program.
+///
+/// # Errors
+/// It is not there.
+pub fn find_probe(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
+    let path = given.map_or_else(|| default_program("cube-netprobe"), Path::to_owned);
+    match path.canonicalize() {
+        Ok(path) if path.is_file() => Ok(path),
+        _ => Err(ArtifactError::Probe { path }),
     }
 }
 

@@ -38,8 +38,8 @@ const END_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(10);
 /// Taken by a server that asks for none.
 const ANY_KEY: &str = "e2b_0000000000000000000000000000000000000000";
-/// More sandboxes than any scenario starts: the memory of the host is the bound.
-const MAX_SANDBOXES: &str = "100000";
+/// More sandboxes than any scenario starts, and no more than have a network of their own at a time.
+const MAX_SANDBOXES: &str = "3000";
 /// Requests a second; a run is one customer that asks as fast as it can.
 const RATE: &str = "1000000";
 
@@ -69,6 +69,8 @@ pub struct ServerSpec {
     pub door: Door,
     /// Whether it speaks HTTPS, with a certificate from an authority that is made for it.
     pub tls: Tls,
+    /// Further options of `cube-api serve`.
+    pub options: Vec<String>,
 }
 
 /// What the server speaks.
@@ -111,6 +113,7 @@ pub enum ServerError {
 pub struct LocalServer {
     child: Child,
     endpoint: Endpoint,
+    port: u16,
     key: String,
     dir: PathBuf,
     spec: ServerSpec,
@@ -135,6 +138,7 @@ impl LocalServer {
         let mut server = Self {
             child,
             endpoint,
+            port,
             key,
             dir: dir.to_owned(),
             spec,
@@ -171,6 +175,39 @@ impl LocalServer {
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.spec.program
+    }
+
+    /// SIGKILL; its VMs live on.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn kill(&mut self) -> io::Result<()> {
+        self.child.kill()?;
+        self.child.wait().map(|_| ())
+    }
+
+    /// Starts a successor of one that is dead, at the same address and on the same state.
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub fn restart(&mut self) -> Result<(), ServerError> {
+        let (child, _) =
+            spawn(&self.dir, &self.spec, self.port).map_err(|source| ServerError::Start {
+                program: self.spec.program.clone(),
+                source,
+            })?;
+        self.child = child;
+        self.await_answer()
+    }
+
+    /// Memory that it occupies, in KiB; `None` if it cannot be read.
+    #[must_use]
+    pub fn resident_kib(&self) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok()
     }
 
     fn await_answer(&mut self) -> Result<(), ServerError> {
@@ -232,7 +269,11 @@ impl Drop for LocalServer {
 }
 
 fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoint)> {
-    let log = File::create(dir.join(LOG))?;
+    // A successor goes on where its predecessor stopped.
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(dir.join(LOG))?;
     let address = format!("127.0.0.1:{port}");
     let certificates = dir.join(CERTIFICATES);
     let (scheme, tls) = match spec.tls {
@@ -266,6 +307,7 @@ fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoin
         })
         .args(spec.domain.iter().flat_map(|domain| ["--domain", domain]))
         .args(tls)
+        .args(&spec.options)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)

@@ -182,6 +182,7 @@ fn own_server(
             door: Door::Open,
             tls: Tls::Off,
             program,
+            options: Vec::new(),
         },
     )?;
     host.endpoint = Some(format!("cube-api of the run's own, {} warm", spec.warm));

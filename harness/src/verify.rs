@@ -8,6 +8,7 @@
 //! counted. A case that does not answer in time is not waited for, and one that was not run is no pass.
 
 pub mod features;
+pub mod isolation;
 pub mod report;
 pub mod sdk;
 mod suite;
@@ -310,6 +311,7 @@ fn own_server(
         domain: Some(DOMAIN.to_owned()),
         door: Door::Locked,
         tls,
+        options: Vec::new(),
     };
     Ok(LocalServer::start(dir, spec)?)
 }
