@@ -1,4 +1,5 @@
-//! The project's tasks: `cargo xtask bench`, `verify`, `test`, `prepare`, `images`, `sdks`, `hvm`, `soak`.
+//! The project's tasks: `cargo xtask bench`, `verify`, `test`, `prepare`, `images`, `sdks`, `hvm`, `soak`,
+//! `mutate-netisolation`.
 //!
 //! Exit codes: 0 done · 1 a bug or a failed test · 2 usage · 6 unsuitable host. `bench` ends with the code
 //! of `cube-bench` once that has been started.
@@ -14,6 +15,8 @@ mod tiers;
 
 mod fuzz;
 mod hvm;
+mod isolation;
+mod mutate;
 
 mod prepare;
 mod workspace;
@@ -102,6 +105,11 @@ enum Task {
     Hvm,
     /// Run the long tests.
     Soak,
+    /// Take checks of network isolation out, one at a time, and see whether the prover notices.
+    MutateNetisolation {
+        /// Only mutations whose names contain this.
+        only: Option<String>,
+    },
 }
 
 /// Templates that `prepare` leaves out, because they take minutes.
@@ -134,6 +142,13 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Sdks => prepare::sdks(&workspace, progress)?,
         Task::Hvm => return tasks::hvm(&workspace, progress),
         Task::Soak => return tasks::soak(&workspace, progress),
+        Task::MutateNetisolation { only } => {
+            let code = match mutate::run(&workspace, only.as_deref(), progress)? {
+                true => 0,
+                false => EXIT_BUG,
+            };
+            return Ok(ExitCode::from(code));
+        }
         Task::Prepare { refresh } => {
             prepare::all(&workspace, progress, freshness(refresh))?;
         }

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, conformance, fuzz, host, hvm, prepare,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, conformance, fuzz, host, hvm, isolation, prepare,
     prepare::Freshness,
     progress::Progress,
     tiers::{self, Outcome, Surroundings, Tier},
@@ -106,6 +106,9 @@ pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) ->
     }
     if plan.run.contains(&Tier::Fuzz) {
         outcome = outcome.and(fuzz::run(workspace, progress)?);
+    }
+    if plan.run.contains(&Tier::Isolation) {
+        outcome = outcome.and(isolation::run(workspace, &surroundings)?);
     }
     for (tier, part) in [
         (Tier::Interpreter, conformance::INTERPRETER),

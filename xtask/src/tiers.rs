@@ -29,6 +29,8 @@ pub(crate) enum Tier {
     Hvm,
     /// A C++ compiler, and a minute.
     Fuzz,
+    /// As kvm, and namespaces; what sandboxes can reach.
+    Isolation,
     /// As kvm; the official SDKs against a real server.
     E2b,
     /// As kvm, and much time.
@@ -51,7 +53,7 @@ impl Tier {
     pub(crate) fn needs_kvm(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Hvm | Self::Fuzz => false,
-            Self::Kvm | Self::Interpreter | Self::E2b | Self::Soak => true,
+            Self::Kvm | Self::Interpreter | Self::Isolation | Self::E2b | Self::Soak => true,
         }
     }
 
@@ -59,14 +61,14 @@ impl Tier {
     pub(crate) fn is_cargos(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Kvm | Self::Interpreter | Self::Soak => true,
-            Self::Hvm | Self::Fuzz | Self::E2b => false,
+            Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b => false,
         }
     }
 
     /// How the names of its tests begin; `None` for those that begin otherwise, or are none of the runner's.
     fn prefix(self) -> Option<&'static str> {
         match self {
-            Self::Unit | Self::Hvm | Self::Fuzz | Self::E2b => None,
+            Self::Unit | Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b => None,
             Self::Net => Some("net_"),
             Self::Kvm => Some("kvm_"),
             Self::Interpreter => Some("interpreter_"),

@@ -1,0 +1,263 @@
+//! `cargo xtask mutate-netisolation`: does the prover notice when a check is taken out?
+//!
+//! ```text
+//! mutations.toml ─► copy of the sources ─► one edit ─► cube-api ─► cube-bench verify isolation --case CLASS
+//! ```
+//! Each mutation takes one check out of the programs, the policy or the resolver. The prover then has to find a breach
+//! or at least a refusal that nobody tells of, in the class that the list names; one that it does not notice is a
+//! failure of this task. Unmutated, the same classes have to pass.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::{
+    isolation::{self, Proof},
+    prepare,
+    prepare::Freshness,
+    progress::Progress,
+    tool,
+    workspace::Workspace,
+};
+
+const LIST: &str = "harness/isolation/mutations.toml";
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    mutation: Vec<Mutation>,
+}
+
+/// One edit.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mutation {
+    name: String,
+    /// In the checkout.
+    file: PathBuf,
+    /// Must be there exactly once.
+    find: String,
+    replace: String,
+    /// Class of the cases that have to notice.
+    class: String,
+    /// How the prover has to end.
+    found: Found,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Found {
+    /// Something gets through.
+    Breach,
+    /// Another check still stops it, for another reason.
+    Unproven,
+}
+
+impl Found {
+    fn code(self) -> i32 {
+        match self {
+            Self::Breach => 4,
+            Self::Unproven => 5,
+        }
+    }
+}
+
+/// Where mutants are made.
+#[derive(Debug)]
+struct Nursery<'a> {
+    workspace: &'a Workspace,
+    /// Copy of the sources.
+    tree: PathBuf,
+    /// Cargo's target directory, kept from run to run.
+    target: PathBuf,
+    /// Binaries of the unmutated tree.
+    binaries: PathBuf,
+    log: PathBuf,
+}
+
+/// Tries the mutations whose names contain `only`; all without it. Whether all are noticed.
+pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress) -> Result<bool> {
+    let list = load(workspace)?;
+    let chosen: Vec<&Mutation> = list
+        .mutation
+        .iter()
+        .filter(|mutation| only.is_none_or(|part| mutation.name.contains(part)))
+        .collect();
+    ensure!(!chosen.is_empty(), "no mutation in {LIST} is called so");
+    let binaries = prepare::all(workspace, progress, Freshness::Keep)?.dir;
+    let home = workspace.artifacts().join("mutants");
+    let nursery = Nursery {
+        workspace,
+        tree: home.join("tree"),
+        target: home.join("target"),
+        binaries,
+        log: home.join("build.log"),
+    };
+    fs::create_dir_all(&home)?;
+    fs::write(&nursery.log, "")?;
+    nursery.copy_sources()?;
+    let api = progress.stage("unmutated", || nursery.build())?;
+    for class in classes(&chosen) {
+        let (code, proof) = nursery.prove(&api, class)?;
+        if code != 0 {
+            bail!(
+                "the class {class} fails without any mutation: {}",
+                failing(&proof)
+            );
+        }
+    }
+    let mut all_found = true;
+    println!("{:<32} {:<10} {:<9} noticed by", "mutation", "class", "end");
+    for mutation in chosen {
+        let (end, noticed) = nursery.try_one(mutation, progress)?;
+        all_found &= end == Some(mutation.found);
+        let word = match end {
+            Some(Found::Breach) => "breach",
+            Some(Found::Unproven) => "unproven",
+            None => "SURVIVED",
+        };
+        println!(
+            "{:<32} {:<10} {word:<9} {noticed}",
+            mutation.name, mutation.class
+        );
+    }
+    Ok(all_found)
+}
+
+fn load(workspace: &Workspace) -> Result<List> {
+    let path = workspace.root().join(LIST);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {LIST}"))?;
+    toml::from_str(&text).with_context(|| format!("cannot understand {LIST}"))
+}
+
+fn classes<'a>(mutations: &[&'a Mutation]) -> Vec<&'a str> {
+    let mut classes: Vec<&str> = mutations
+        .iter()
+        .map(|mutation| mutation.class.as_str())
+        .collect();
+    classes.sort_unstable();
+    classes.dedup();
+    classes
+}
+
+fn failing(proof: &Proof) -> String {
+    let cases = proof.cases.iter().filter(|case| case.verdict != "pass");
+    let cases: Vec<&str> = cases.map(|case| case.case.as_str()).collect();
+    cases.join(" ")
+}
+
+impl Nursery<'_> {
+    /// All that git knows of or would take up.
+    fn copy_sources(&self) -> Result<()> {
+        if self.tree.exists() {
+            fs::remove_dir_all(&self.tree)?;
+        }
+        let mut list = Command::new("git");
+        list.current_dir(self.workspace.root()).args([
+            "ls-files",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ]);
+        for file in tool::output(&mut list)?.lines() {
+            let (from, to) = (self.workspace.root().join(file), self.tree.join(file));
+            if !from.is_file() {
+                continue;
+            }
+            if let Some(dir) = to.parent() {
+                fs::create_dir_all(dir)?;
+            }
+            // With its time, so that cargo builds anew only what was mutated.
+            fs::copy(&from, &to)?;
+            let time = fs::metadata(&from)?.modified()?;
+            fs::File::options()
+                .write(true)
+                .open(&to)?
+                .set_modified(time)?;
+        }
+        Ok(())
+    }
+
+    /// Builds the server of the copy as it is now.
+    fn build(&self) -> Result<PathBuf> {
+        let mut cargo = self.workspace.cargo();
+        cargo
+            .current_dir(&self.tree)
+            .env("CARGO_TARGET_DIR", &self.target)
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .args(["build", "--package", "api"]);
+        tool::run(&mut cargo, &self.log)?;
+        Ok(self.target.join("debug/cube-api"))
+    }
+
+    /// How the prover ends with that server.
+    fn prove(&self, api: &Path, class: &str) -> Result<(i32, Proof)> {
+        let results = tempfile::tempdir()?;
+        let done = isolation::command(self.workspace, &self.binaries, results.path())
+            .args(["--case", class])
+            .arg("--api")
+            .arg(api)
+            .output()
+            .context("cannot start cube-bench")?;
+        let code = done.status.code().context("the prover was killed")?;
+        let said = String::from_utf8_lossy(&done.stderr);
+        let proof = Proof::read(results.path()).with_context(|| said.trim().to_owned())?;
+        Ok((code, proof))
+    }
+
+    /// How the prover found it, if it did, and in which cases.
+    fn try_one(&self, mutation: &Mutation, progress: Progress) -> Result<(Option<Found>, String)> {
+        let path = self.tree.join(&mutation.file);
+        let original = fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", mutation.file.display()))?;
+        let places = original.matches(&mutation.find).count();
+        ensure!(
+            places == 1,
+            "{}: {} has {places} places like {:?}",
+            mutation.name,
+            mutation.file.display(),
+            mutation.find
+        );
+        fs::write(
+            &path,
+            original.replacen(&mutation.find, &mutation.replace, 1),
+        )?;
+        let tried = progress
+            .stage(&mutation.name, || self.build())
+            .and_then(|api| self.prove(&api, &mutation.class));
+        fs::write(&path, &original)?;
+        let (code, proof) = tried?;
+        let in_class = proof.cases.iter().any(|case| case.class == mutation.class);
+        ensure!(
+            in_class,
+            "{}: no case is of the class {}",
+            mutation.name,
+            mutation.class
+        );
+        let kinds = [Found::Breach, Found::Unproven];
+        let end = kinds.into_iter().find(|found| found.code() == code);
+        Ok((end, failing(&proof)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mutation_finds_its_place() {
+        let workspace = Workspace::locate().unwrap();
+        let list = load(&workspace).unwrap();
+        assert!(!list.mutation.is_empty());
+        for mutation in list.mutation {
+            let text = fs::read_to_string(workspace.root().join(&mutation.file)).unwrap();
+            assert_eq!(text.matches(&mutation.find).count(), 1, "{}", mutation.name);
+            assert_ne!(mutation.find, mutation.replace);
+        }
+    }
+}
