@@ -9,6 +9,7 @@
 pub mod auth;
 pub mod control;
 pub mod listen;
+pub mod network;
 pub mod proxy;
 pub mod registry;
 pub mod serve;

@@ -21,6 +21,7 @@ use crate::{
     auth::{Door, KeyError, KeyFile, Rate, watch_keys},
     control::{self, Control},
     listen::{self, Dispatch, Limits, ListenError, Server},
+    network::{self, NetworkError, NetworkSpec},
     proxy::{Hosts, Proxy},
     registry::{Registry, sample_all},
     telemetry::Telemetry,
@@ -49,6 +50,8 @@ pub struct ServeSpec {
     pub max_timeout_s: u32,
     /// What happens to running sandboxes at the end.
     pub on_exit: OnExit,
+    /// Absent: sandboxes have no network.
+    pub network: Option<NetworkSpec>,
 }
 
 /// A certificate and its key, in PEM.
@@ -84,6 +87,9 @@ pub enum ServeError {
     /// An address.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The sandboxes' network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// The pool.
     #[error("the pool cannot be opened")]
     Pool(#[source] PoolError),
@@ -157,9 +163,18 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     if let Err(why) = listen::raise_file_limit() {
         warn!(why = %why, "the limit of open files stays as it is");
     }
-    let opened = Pool::open(spec.pool.clone()).await;
+    let mut config = spec.pool.clone();
+    let mut network = None;
+    if let Some(wanted) = &spec.network {
+        let (isolation, opened) =
+            network::open(wanted, &config.state, config.max_sandboxes).await?;
+        config.network = Some(isolation);
+        network = Some(opened);
+    }
+    let opened = Pool::open(config).await;
     let (pool, recovered, ended) = opened.map_err(ServeError::Pool)?;
-    let registry = Registry::open(pool.clone(), recovered, ended);
+    let log = network.as_ref().map(|network| network.log.clone());
+    let registry = Registry::open(pool.clone(), recovered, ended, log);
     tokio::spawn(sample_all(registry.clone(), pool.clone()));
     if spec.rate.is_some() {
         tokio::spawn(watch_keys(keys, door.clone()));
@@ -170,6 +185,7 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
         door,
         telemetry: Telemetry::shared(),
         domain: spec.domain.clone(),
+        network,
         max_timeout_s: spec.max_timeout_s,
     });
     let hosts = Hosts::new(spec.domain.as_deref().map(without_port));

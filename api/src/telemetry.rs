@@ -6,6 +6,7 @@ use std::{fmt::Write, sync::Arc, time::Duration};
 
 use hyper::Method;
 use model::{StartPhase, Timeline};
+use netisolation::{Counters, Reason};
 use pool::PoolStats;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
@@ -213,6 +214,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
             "# HELP cube_{name} {help}.\n# TYPE cube_{name} counter\ncube_{name}_total {value}"
         )?;
     }
+    write_network(text, &stats.network)?;
     writeln!(
         text,
         "# HELP cube_pool_failed Starts that failed, by what failed.\n# TYPE cube_pool_failed counter"
@@ -221,6 +223,53 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
         writeln!(text, "cube_pool_failed_total{{what={what:?}}} {value}")?;
     }
     Ok(())
+}
+
+/// What passed the sandboxes' TAPs, those of the past included, and what did not.
+fn write_network(text: &mut String, network: &Counters) -> std::fmt::Result {
+    let passed = [
+        (
+            "packets",
+            "Packets",
+            network.packets_out,
+            network.packets_in,
+        ),
+        ("bytes", "Bytes", network.bytes_out, network.bytes_in),
+    ];
+    for (unit, word, out, back) in passed {
+        writeln!(
+            text,
+            "# HELP cube_network_{unit} {word} that passed, from sandboxes and to them.\n\
+             # TYPE cube_network_{unit} counter\n\
+             cube_network_{unit}_total{{direction=\"out\"}} {out}\n\
+             cube_network_{unit}_total{{direction=\"in\"}} {back}"
+        )?;
+    }
+    writeln!(
+        text,
+        "# HELP cube_network_flows Flows that sandboxes began.\n\
+         # TYPE cube_network_flows counter\ncube_network_flows_total {}\n\
+         # HELP cube_network_events_lost Refused packets whose record was lost.\n\
+         # TYPE cube_network_events_lost counter\ncube_network_events_lost_total {}\n\
+         # HELP cube_network_refused Packets refused, by reason.\n\
+         # TYPE cube_network_refused counter",
+        network.flows, network.events_lost
+    )?;
+    for (reason, packets) in &network.refused {
+        let reason = name_of_reason(*reason);
+        writeln!(
+            text,
+            "cube_network_refused_total{{reason={reason:?}}} {packets}"
+        )?;
+    }
+    Ok(())
+}
+
+/// As it is on the wire.
+pub(crate) fn name_of_reason(reason: Reason) -> String {
+    let name = serde_json::to_value(reason).ok();
+    let name = name.as_ref().and_then(serde_json::Value::as_str);
+    name.unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
@@ -242,6 +291,8 @@ mod tests {
             ..PoolStats::default()
         };
         stats.failed.insert("spawn", 2);
+        stats.network.bytes_in = 7;
+        stats.network.refused.insert(Reason::NotIp, 5);
         let text = telemetry.render(&stats);
         let count =
             "cube_api_requests_total{method=\"GET\",route=\"/sandboxes/{id}\",status=\"404\"} 1";
@@ -253,6 +304,8 @@ mod tests {
         );
         assert!(text.contains("cube_pool_warm 3\n"));
         assert!(text.contains("cube_pool_failed_total{what=\"spawn\"} 2\n"));
+        assert!(text.contains("cube_network_bytes_total{direction=\"in\"} 7\n"));
+        assert!(text.contains("cube_network_refused_total{reason=\"not_ip\"} 5\n"));
         assert!(text.ends_with("# EOF\n"));
         assert_eq!(text.matches("# EOF").count(), 1);
         let families = text.lines().filter(|l| l.starts_with("# TYPE"));

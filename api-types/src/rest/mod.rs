@@ -12,7 +12,8 @@ mod template;
 pub use error::RestError;
 pub use network::{NetworkConfig, NetworkUpdate};
 pub use observe::{
-    LogEntry, LogLevel, LogLine, SandboxLogs, SandboxLogsV2, SandboxMetric, SandboxesWithMetrics,
+    LogEntry, LogLevel, LogLine, NetworkEvent, SandboxLogs, SandboxLogsV2, SandboxMetric,
+    SandboxesWithMetrics,
 };
 pub use sandbox::{
     AutoResume, ConnectSandbox, ForkRequest, ForkResult, Lifecycle, ListedSandbox, NewSandbox,

@@ -83,6 +83,30 @@ pub struct SandboxLogs {
     pub log_entries: Vec<LogEntry>,
 }
 
+/// Something that a sandbox's network refused: `GET /sandboxes/{id}/network/events`, the newest last. E2B has no such
+/// route.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkEvent {
+    /// When its first packet was refused.
+    pub timestamp: Timestamp,
+    /// `out`, from the sandbox, or `in`.
+    pub direction: String,
+    /// `tcp`, `udp`, `icmp`, or the number of another.
+    pub protocol: String,
+    /// Address and port; port 0 where there is none.
+    pub source: String,
+    /// Address and port.
+    pub destination: String,
+    /// In one word.
+    pub reason: String,
+    /// The name that was asked for, or by which the address is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Packets that this stands for.
+    pub count: u64,
+}
+
 /// `GET /v2/sandboxes/{id}/logs`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxLogsV2 {

@@ -3,6 +3,7 @@
 mod ca;
 mod exit;
 mod key;
+mod network;
 mod serve;
 mod template;
 

@@ -16,7 +16,7 @@ use model::Bytes;
 use pool::{PoolConfig, SandboxLimits, WarmMarks};
 use tracing_subscriber::EnvFilter;
 
-use super::{Failure, STATE, failure};
+use super::{Failure, STATE, failure, network::NetworkOptions};
 
 /// Bursts are this many times the rate.
 const BURST: u32 = 2;
@@ -78,6 +78,8 @@ pub(super) struct ServeConfig {
     /// How the log is written to standard error; CUBE_LOG filters it (`info`, `api=debug`, …)
     #[arg(long, value_enum, default_value = "human")]
     log: Log,
+    #[command(flatten)]
+    network: NetworkOptions,
 }
 
 /// Low and high marks.
@@ -195,6 +197,7 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
             Exit::Keep => OnExit::Keep,
             Exit::Kill => OnExit::Kill,
         },
+        network: config.network.spec().map_err(Failure::Usage)?,
     })
 }
 
@@ -219,6 +222,7 @@ fn ended(why: &ServeError) -> Failure {
         | ServeError::Keys(_)
         | ServeError::Tls(_)
         | ServeError::Listen(_)
+        | ServeError::Network(_)
         | ServeError::Pool(_)
         | ServeError::Signals(_) => failure(Failure::UnsuitableHost, why),
     }
@@ -262,6 +266,7 @@ mod tests {
         assert!(spec(&["--warm", "4:2"]).is_err());
         assert!(spec(&["--warm", "3"]).is_err());
         assert!(spec(&["--templates", "/nonexistent"]).is_err());
+        assert!(spec(&["--network", "none", "--uplink", "eth0"]).is_err());
         let warm = spec(&["--warm", "0:3"]).unwrap().pool.warm;
         assert_eq!(warm, WarmMarks { low: 0, high: 3 });
     }

@@ -137,9 +137,10 @@ async fn set_network(
     MaybeBody(body): MaybeBody<NetworkUpdate>,
 ) -> Result<StatusCode, ApiError> {
     let allow_internet_access = body.allow_internet_access;
-    let outbound = network::check_update(body)?;
+    let outbound = network::outbound(body);
+    let policy = network::grant(&outbound, allow_internet_access, app.egress())?;
     app.registry
-        .set_network(&id, outbound, allow_internet_access)
+        .set_network(&id, outbound, allow_internet_access, policy)
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }

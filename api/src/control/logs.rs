@@ -1,4 +1,4 @@
-//! What a sandbox left to be read: the events of its life, and the end of its console.
+//! What a sandbox left to be read: the events of its life, what its network refused, and the end of its console.
 //!
 //! Lines of the console have no time of their own; they are shown with the time at which the VM was started.
 
@@ -6,9 +6,10 @@ use std::{collections::BTreeMap, io::SeekFrom, path::Path};
 
 use api_types::rest::{LogEntry, LogLevel, LogLine, SandboxLogs, SandboxLogsV2};
 use axum::{Json, extract::State, routing::MethodFilter};
+use netisolation::NetEvent;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
-use super::{Access, ApiError, App, Endpoint, body::OfSandbox, query::Query};
+use super::{Access, ApiError, App, Endpoint, body::OfSandbox, events, query::Query};
 use crate::{
     auth::Scope,
     registry::{History, timestamp},
@@ -34,8 +35,9 @@ async fn old(
     query: Query,
 ) -> Result<Json<SandboxLogs>, ApiError> {
     let history = app.registry.history(&id).await?;
+    let refused = app.refused(&id).await;
     let from_ms = query.number("start")?.unwrap_or(0);
-    let mut entries = entries(&history).await;
+    let mut entries = entries(&history, &refused).await;
     entries.retain(|entry| entry.timestamp.unix_ns() / 1_000_000 >= from_ms);
     entries.truncate(limit(&query)?);
     let logs = entries.iter().map(line).collect();
@@ -61,7 +63,7 @@ async fn new(
         }
     };
     let search = query.get("search").unwrap_or_default();
-    let mut logs = entries(&history).await;
+    let mut logs = entries(&history, &app.refused(&id).await).await;
     logs.retain(|entry| {
         let at_ms = entry.timestamp.unix_ns() / 1_000_000;
         let in_range = match (cursor_ms, is_backward) {
@@ -83,14 +85,15 @@ fn limit(query: &Query) -> Result<usize, ApiError> {
 }
 
 /// All there is, oldest first.
-async fn entries(history: &History) -> Vec<LogEntry> {
+async fn entries(history: &History, refused: &[NetEvent]) -> Vec<LogEntry> {
     let (console, since) = &history.console;
     let text = console_end(console).await.unwrap_or_default();
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     let console = lines.map(|line| entry(*since, "console", line));
-    let events = history.events.iter();
-    let events = events.map(|event| entry(event.at, "lifecycle", &event.what));
-    let mut all: Vec<_> = events.chain(console).collect();
+    let lived = history.events.iter();
+    let lived = lived.map(|event| entry(event.at, "lifecycle", &event.what));
+    let refused = refused.iter().map(events::log_entry);
+    let mut all: Vec<_> = lived.chain(console).chain(refused).collect();
     all.sort_by_key(|entry| entry.timestamp);
     all
 }
@@ -107,7 +110,7 @@ fn entry(at_ms: u64, logger: &str, message: &str) -> LogEntry {
 /// As older clients take it apart.
 fn line(entry: &LogEntry) -> LogLine {
     let line = serde_json::json!({
-        "level": "info",
+        "level": entry.level,
         "logger": entry.fields.get("logger"),
         "message": entry.message,
         "timestamp": entry.timestamp,

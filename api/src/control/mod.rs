@@ -6,6 +6,7 @@
 
 mod body;
 mod error;
+mod events;
 mod guard;
 mod lifecycle;
 mod logs;
@@ -26,15 +27,19 @@ use axum::{
     Router, middleware,
     routing::{MethodFilter, MethodRouter, on},
 };
+use model::SandboxId;
+use netisolation::NetEvent;
 use pool::Pool;
 
 use crate::{
     auth::{Door, Scope},
+    network::Network,
     registry::Registry,
     telemetry::Telemetry,
 };
 
 pub use error::ApiError;
+pub use network::EgressConfig;
 
 /// What envd's protocol this server's guests speak; clients switch features on it.
 pub const ENVD_VERSION: &str = "0.6.13";
@@ -52,8 +57,25 @@ pub struct Control {
     pub telemetry: Arc<Telemetry>,
     /// What `domain` says in answers; `None`: nothing, clients know it from their own settings.
     pub domain: Option<String>,
+    /// `None`: sandboxes have none.
+    pub network: Option<Network>,
     /// No sandbox is given longer, in seconds.
     pub max_timeout_s: u32,
+}
+
+impl Control {
+    /// What the operator says about the way out; `None`: there is none.
+    fn egress(&self) -> Option<&EgressConfig> {
+        self.network.as_ref().map(|network| &network.egress)
+    }
+
+    /// What a sandbox's network refused, the newest last.
+    async fn refused(&self, id: &SandboxId) -> Vec<NetEvent> {
+        match &self.network {
+            Some(network) => network.log.events_of(id).await,
+            None => Vec::new(),
+        }
+    }
 }
 
 /// What handlers get.
@@ -102,6 +124,7 @@ pub fn endpoints() -> Vec<Endpoint> {
     all.extend(snapshots::endpoints());
     all.extend(metrics::endpoints());
     all.extend(logs::endpoints());
+    all.extend(events::endpoints());
     all.extend(templates::endpoints());
     all.extend(server::endpoints());
     all.extend(unsupported::endpoints());

@@ -32,7 +32,7 @@ pub(super) enum Wish {
 
 /// What the operator says about the way out.
 #[derive(Clone, Debug, Default)]
-pub(super) struct EgressConfig {
+pub struct EgressConfig {
     /// For sandboxes whose client says nothing.
     pub default: DefaultEgress,
     /// See [`Exception`]; name servers may be among them.
@@ -205,39 +205,39 @@ fn wrong(what: String) -> ApiError {
     ApiError::BadRequest(what)
 }
 
-/// While sandboxes have no network: what the options would open is refused with the option's name.
-pub(super) fn check(
+/// As [`policy_of`]; where sandboxes have no network, what the options would open is refused with the option's name.
+pub(super) fn grant(
     network: &NetworkConfig,
     allow_internet_access: Option<bool>,
-    wish: Wish,
-) -> Result<(), ApiError> {
-    let allow = asked(allow_internet_access, wish);
-    let policy = policy_of(network, allow, &EgressConfig::default())?;
+    egress: Option<&EgressConfig>,
+) -> Result<Policy, ApiError> {
+    if let Some(egress) = egress {
+        return policy_of(network, allow_internet_access, egress);
+    }
+    let policy = policy_of(network, allow_internet_access, &EgressConfig::default())?;
     let opens = |rule: &netisolation::Rule| rule.verdict != Verdict::Deny;
     if policy.names.is_empty() && !policy.rules.iter().any(opens) {
-        return Ok(());
+        return Ok(policy);
     }
-    let option = match allow {
+    let option = match allow_internet_access {
         Some(true) => "allow_internet_access: true",
         Some(false) | None => "network.allowOut",
     };
     Err(ApiError::NotImplemented(format!(
-        "{option}: sandboxes of this server have no network, so nothing can be let out"
+        "{option}: sandboxes of this server have no network (it was started with --network none)"
     )))
 }
 
-/// The same for an update, and what it replaces.
-pub(super) fn check_update(update: NetworkUpdate) -> Result<NetworkConfig, ApiError> {
-    let network = NetworkConfig {
+/// The outbound options of an update, all of them: what is absent is cleared.
+pub(super) fn outbound(update: NetworkUpdate) -> NetworkConfig {
+    NetworkConfig {
         allow_out: update.allow_out,
         deny_out: update.deny_out,
         dns_servers: update.dns_servers,
         egress_proxy: update.egress_proxy,
         rules: update.rules,
         ..NetworkConfig::default()
-    };
-    check(&network, update.allow_internet_access, Wish::Explicit)?;
-    Ok(network)
+    }
 }
 
 #[cfg(test)]
@@ -444,7 +444,8 @@ mod tests {
     #[test]
     fn without_a_network_nothing_is_opened() {
         let status = |network: &NetworkConfig, allow, wish| {
-            check(network, allow, wish).map_or_else(|error| error.status().as_u16(), |()| 204)
+            grant(network, asked(allow, wish), None)
+                .map_or_else(|error| error.status().as_u16(), |_| 204)
         };
         let none = NetworkConfig::default();
         assert_eq!(status(&none, None, Wish::Explicit), 204);
@@ -459,8 +460,7 @@ mod tests {
 
     #[test]
     fn an_update_of_nothing_clears() {
-        let cleared = check_update(NetworkUpdate::default()).unwrap();
-        assert_eq!(cleared, NetworkConfig::default());
+        assert_eq!(outbound(NetworkUpdate::default()), NetworkConfig::default());
     }
 
     fn entry() -> impl Strategy<Value = String> {

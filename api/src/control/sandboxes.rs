@@ -10,7 +10,7 @@ use pool::PauseMode;
 use super::{
     Access, ApiError, App, Endpoint,
     body::{Body, OfSandbox},
-    network::{self, Wish},
+    network::{self, EgressConfig, Wish},
     paging::{Page, Position},
     query::Query,
     wire,
@@ -59,7 +59,7 @@ async fn create_old(State(app): State<App>, Body(body): Body<NewSandbox>) -> Cre
 
 async fn create_as(app: &App, body: NewSandbox, default_s: u32, wish: Wish) -> CreateAnswer {
     let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
-    let lease = lease_of(body, timeout_s, wish)?;
+    let lease = lease_of(body, timeout_s, wish, app.egress())?;
     let created = app.registry.create(lease).await?;
     app.telemetry.started(&created.timeline, created.warm);
     let start = if created.warm { "warm" } else { "restored" };
@@ -82,7 +82,12 @@ pub(super) fn timeout(app: &App, asked: Option<i64>) -> Result<Option<u32>, ApiE
 }
 
 /// Everything about a create that can be wrong without asking anybody.
-fn lease_of(body: NewSandbox, timeout_s: u32, wish: Wish) -> Result<NewLease, ApiError> {
+fn lease_of(
+    body: NewSandbox,
+    timeout_s: u32,
+    wish: Wish,
+    egress: Option<&EgressConfig>,
+) -> Result<NewLease, ApiError> {
     if body.template_id.is_empty() {
         return Err(ApiError::BadRequest("templateID is empty".into()));
     }
@@ -91,7 +96,8 @@ fn lease_of(body: NewSandbox, timeout_s: u32, wish: Wish) -> Result<NewLease, Ap
     let at_deadline = at_deadline(auto_pause, body.auto_pause_memory, auto_resume)?;
     let is_secure = body.secure != Some(false);
     let network = body.network.unwrap_or_default();
-    network::check(&network, body.allow_internet_access, wish)?;
+    let allow_internet_access = network::asked(body.allow_internet_access, wish);
+    let policy = network::grant(&network, allow_internet_access, egress)?;
     let is_public = network.allow_public_traffic != Some(false);
     if !is_public && !is_secure {
         let wrong = "network.allowPublicTraffic: false needs secure: true";
@@ -117,7 +123,8 @@ fn lease_of(body: NewSandbox, timeout_s: u32, wish: Wish) -> Result<NewLease, Ap
         traffic_token: drawn(!is_public),
         metadata: body.metadata.unwrap_or_default(),
         env_vars: body.env_vars.unwrap_or_default(),
-        allow_internet_access: body.allow_internet_access,
+        allow_internet_access,
+        policy,
         network: Some(network).filter(|network| *network != Default::default()),
         mcp: body.mcp.filter(|mcp| !mcp.is_null()),
     })
@@ -274,7 +281,7 @@ mod tests {
 
     fn lease(json: serde_json::Value, wish: Wish) -> Result<NewLease, u16> {
         let body = serde_json::from_value(json).unwrap();
-        lease_of(body, 9, wish).map_err(|error| error.status().as_u16())
+        lease_of(body, 9, wish, None).map_err(|error| error.status().as_u16())
     }
 
     #[test]

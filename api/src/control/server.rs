@@ -35,7 +35,10 @@ async fn openapi() -> impl IntoResponse {
 }
 
 async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
-    let stats = app.pool.stats().await;
+    let mut stats = app.pool.stats().await;
+    if let Some(network) = &app.network {
+        stats.network.events_lost += network.log.lost();
+    }
     let text = app.telemetry.render(&stats);
     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(CONTENT_TYPE, openmetrics)], text))

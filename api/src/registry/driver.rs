@@ -9,6 +9,7 @@ use std::{
 };
 
 use model::SandboxId;
+use netisolation::EventLog;
 use pool::{CreateSpec, Ended, Found, Pool, PoolError, Recovered, SandboxState};
 use tokio::{
     sync::mpsc,
@@ -29,7 +30,7 @@ use super::{
 mod settle;
 mod work;
 
-use work::{By, Finished, Owed, Waker};
+use work::{By, Finished, Outbound, Owed, Waker};
 
 /// Requests that may wait for the end of one sandbox's change.
 const MAX_WAITING: usize = 1024;
@@ -49,6 +50,8 @@ pub(super) struct Driver {
     generation: u64,
     drains: Vec<Reply<()>>,
     draining: bool,
+    /// What sandboxes' networks refused.
+    refused: Option<EventLog>,
 }
 
 /// A note that is being written: the next one follows when it is on disk, so that they keep their order.
@@ -64,7 +67,7 @@ struct Saving {
 
 impl Driver {
     /// An owner of what the pool found.
-    pub(super) fn new(pool: Pool, recovered: Recovered) -> Self {
+    pub(super) fn new(pool: Pool, recovered: Recovered, refused: Option<EventLog>) -> Self {
         let mut driver = Self {
             pool,
             book: Book::default(),
@@ -75,6 +78,7 @@ impl Driver {
             generation: 0,
             drains: Vec::new(),
             draining: false,
+            refused,
         };
         for (id, _, why) in recovered.lost {
             warn!(sandbox = %id, why, "a sandbox was lost while there was no server");
@@ -239,11 +243,15 @@ impl Driver {
             Message::SetNetwork {
                 outbound,
                 allow_internet_access,
+                policy,
                 reply,
                 ..
             } => {
-                self.set_network(&id, *outbound, allow_internet_access);
-                self.save(id, Some(Owed::Adjusted(reply)));
+                let wanted = Outbound {
+                    options: outbound,
+                    allow_internet_access,
+                };
+                self.start_set_policy(id, policy, wanted, reply);
             }
             Message::Pause { mode, reply, .. } => self.start_pause(id, mode, By::Client(reply)),
             Message::Kill { reply, .. } => self.start_kill(id, By::Client(reply)),
@@ -283,12 +291,7 @@ impl Driver {
         }
     }
 
-    fn set_network(
-        &mut self,
-        id: &SandboxId,
-        outbound: api_types::rest::NetworkConfig,
-        allow_internet_access: Option<bool>,
-    ) {
+    fn set_network(&mut self, id: &SandboxId, outbound: Outbound) {
         let Some(entry) = self.book.get_mut(id) else {
             return;
         };
@@ -299,9 +302,9 @@ impl Driver {
             allow_public_traffic: kept.allow_public_traffic,
             mask_request_host: kept.mask_request_host,
             https_ports: kept.https_ports,
-            ..outbound
+            ..*outbound.options
         });
-        note.allow_internet_access = allow_internet_access;
+        note.allow_internet_access = outbound.allow_internet_access;
     }
 
     /// A question.

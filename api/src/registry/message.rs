@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use api_types::rest::NetworkConfig;
 use model::SandboxId;
+use netisolation::Policy;
 use pool::{PauseMode, TemplateInfo, Usage};
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -39,6 +40,8 @@ pub struct NewLease {
     pub allow_internet_access: Option<bool>,
     /// What was asked for.
     pub network: Option<NetworkConfig>,
+    /// What both come to.
+    pub policy: Policy,
     /// Kept for the client.
     pub mcp: Option<Value>,
 }
@@ -113,6 +116,7 @@ pub(super) enum Message {
         id: SandboxId,
         outbound: Box<NetworkConfig>,
         allow_internet_access: Option<bool>,
+        policy: Policy,
         reply: Reply<()>,
     },
     Route {

@@ -22,6 +22,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use api_types::rest::NetworkConfig;
 use model::{SandboxId, Timeline};
+use netisolation::{EventLog, Policy};
 use pool::{Ended, Pool, Recovered, TemplateInfo};
 use tokio::sync::{mpsc, oneshot};
 
@@ -93,11 +94,16 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts the task on an opened pool and what it found.
+    /// Starts the task on an opened pool and what it found. `refused` forgets sandboxes that are gone.
     #[must_use]
-    pub fn open(pool: Pool, recovered: Recovered, ended: mpsc::Receiver<Ended>) -> Self {
+    pub fn open(
+        pool: Pool,
+        recovered: Recovered,
+        ended: mpsc::Receiver<Ended>,
+        refused: Option<EventLog>,
+    ) -> Self {
         let (messages, inbox) = mpsc::channel(QUEUE);
-        let driver = driver::Driver::new(pool, recovered);
+        let driver = driver::Driver::new(pool, recovered, refused);
         tokio::spawn(driver.run(inbox, ended));
         Self { messages }
     }
@@ -221,15 +227,16 @@ impl Registry {
         .await
     }
 
-    /// Replaces the outbound options of a running sandbox.
+    /// Replaces the outbound options of a running sandbox, and what it may reach: `policy` is what they come to.
     ///
     /// # Errors
-    /// [`RegistryError::NotFound`], [`RegistryError::NotRunning`].
+    /// [`RegistryError::NotFound`], [`RegistryError::NotRunning`], the pool's: then all is as it was.
     pub async fn set_network(
         &self,
         id: &SandboxId,
         outbound: NetworkConfig,
         allow_internet_access: Option<bool>,
+        policy: Policy,
     ) -> Result<(), RegistryError> {
         let id = id.clone();
         let outbound = Box::new(outbound);
@@ -237,6 +244,7 @@ impl Registry {
             id,
             outbound,
             allow_internet_access,
+            policy,
             reply,
         })
         .await

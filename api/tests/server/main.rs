@@ -8,6 +8,8 @@ mod churn;
 mod http;
 mod keys;
 mod lives;
+mod network;
+mod outside;
 mod process;
 mod restarts;
 mod rules;
@@ -53,6 +55,14 @@ fn main() {
         restarts::{
             kvm_what_runs_outlives_a_killed_server,
             kvm_a_stopped_server_keeps_or_ends_what_runs,
+        },
+        network::{
+            kvm_a_sandbox_reaches_what_its_policy_allows,
+            kvm_a_sandbox_that_does_nothing_sends_nothing,
+            kvm_a_policy_is_replaced_while_the_sandbox_runs,
+            kvm_pause_fork_and_kill_take_the_policy_along,
+            kvm_a_killed_server_leaves_the_policy_in_force,
+            kvm_without_a_network_programs_are_told_at_once,
         },
         churn::{
             kvm_two_hundred_sandboxes_leave_nothing,

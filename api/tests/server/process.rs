@@ -99,6 +99,18 @@ impl Server {
         std::fs::read_dir(fds).unwrap().count()
     }
 
+    /// Names of the TAPs that the process has open.
+    pub(crate) fn taps(&self) -> Vec<String> {
+        let infos = std::fs::read_dir(format!("/proc/{}/fdinfo", self.child.id())).unwrap();
+        // One that was closed meanwhile has none.
+        let texts = infos.filter_map(|info| std::fs::read_to_string(info.ok()?.path()).ok());
+        let of_tap = |text: String| {
+            let name = text.lines().find_map(|line| line.strip_prefix("iff:"))?;
+            Some(name.trim().to_owned())
+        };
+        texts.filter_map(of_tap).collect()
+    }
+
     /// Ids of all sandboxes, as the control plane lists them.
     pub(crate) fn list(&self) -> Vec<String> {
         let mut ids = Vec::new();

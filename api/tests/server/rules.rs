@@ -16,7 +16,10 @@ pub(crate) fn kvm_wrong_requests_are_told_in_json() {
     create(json!({"timeout": 5})).expect(400);
     create(json!({"templateID": "base", "timeout": 100_000_000})).expect(400);
     create(json!({"templateID": "base", "metadata": {"a": 1}})).expect(400);
-    create(json!({"templateID": "base", "allow_internet_access": true})).expect(501);
+    let domain = json!({"templateID": "base", "network": {"allowOut": ["a.test"]}});
+    create(domain).expect(400);
+    let proxy = json!({"templateID": "base", "network": {"egressProxy": {"address": "h:1"}}});
+    create(proxy).expect(501);
     let many = "x".repeat(300_000);
     create(json!({"templateID": "base", "metadata": {"a": many}})).expect(400);
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
@@ -67,7 +70,7 @@ pub(crate) fn kvm_ports_ask_for_their_tokens() {
                           "denyOut": ["10.0.0.0/8"]});
     assert_eq!(detail["network"], expected);
     server
-        .put(&sandbox.path("/network"), &json!({"allowOut": ["8.8.8.8"]}))
+        .put(&sandbox.path("/network"), &json!({"rules": {"a.test": []}}))
         .expect(501);
     server
         .put(&sandbox.path("/network"), &json!({"denyOut": ["a.b"]}))

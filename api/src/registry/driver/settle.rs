@@ -30,6 +30,12 @@ impl Driver {
                 result,
                 reply,
             }) => self.forked(&id, notes, result, reply),
+            Ok(Finished::PolicySet {
+                id,
+                outbound,
+                result,
+                reply,
+            }) => self.policy_set(id, outbound, result, reply),
             Ok(Finished::Saved { id, result }) => self.saved(id, result),
             Err(why) => error!(why = %why, "a task of the registry did not end well"),
         }
@@ -188,6 +194,7 @@ impl Driver {
             drop(reply.send(result.map_err(Into::into)));
         }
         self.tokens = None;
+        self.forget(id);
         self.settle(id, Outcome::Gone);
     }
 
@@ -227,6 +234,23 @@ impl Driver {
         self.settle(id, outcome);
     }
 
+    fn policy_set(
+        &mut self,
+        id: SandboxId,
+        outbound: Outbound,
+        result: Result<(), PoolError>,
+        reply: Reply<()>,
+    ) {
+        match result {
+            Ok(()) => {
+                self.set_network(&id, outbound);
+                self.tell(&id, "what it may reach was replaced");
+                self.save(id, Some(Owed::Adjusted(reply)));
+            }
+            Err(error) => drop(reply.send(Err(error.into()))),
+        }
+    }
+
     fn saved(&mut self, id: SandboxId, result: Result<(), PoolError>) {
         let Some(saving) = self.saving.remove(&id) else {
             return;
@@ -261,10 +285,17 @@ impl Driver {
         }
     }
 
+    fn forget(&self, id: &SandboxId) {
+        if let Some(refused) = &self.refused {
+            refused.forget(id);
+        }
+    }
+
     /// A VM that ended unasked.
     pub(super) fn ended(&mut self, ended: &Ended) {
         warn!(sandbox = %ended.id, why = ended.why, "a sandbox ended by itself");
         self.tokens = None;
+        self.forget(&ended.id);
         self.book.remove(&ended.id);
         self.wake_waiting(&ended.id);
     }

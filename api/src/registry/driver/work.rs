@@ -1,6 +1,8 @@
 //! Work on the pool, started here and reported back as [`Finished`].
 
 use super::*;
+use api_types::rest::NetworkConfig;
+use netisolation::Policy;
 use pool::{PauseMode, TemplateInfo};
 use tokio::sync::oneshot;
 
@@ -26,6 +28,12 @@ pub(super) enum Waker {
 pub(super) enum Owed {
     Adjusted(Reply<()>),
     Connected(Box<Connected>, Reply<Connected>),
+}
+
+/// Outbound options as they were asked for.
+pub(super) struct Outbound {
+    pub(super) options: Box<NetworkConfig>,
+    pub(super) allow_internet_access: Option<bool>,
 }
 
 /// What came of a piece of work.
@@ -62,6 +70,12 @@ pub(super) enum Finished {
         result: Result<Vec<Result<pool::Sandbox, PoolError>>, PoolError>,
         reply: Reply<Vec<Result<View, RegistryError>>>,
     },
+    PolicySet {
+        id: SandboxId,
+        outbound: Outbound,
+        result: Result<(), PoolError>,
+        reply: Reply<()>,
+    },
     Saved {
         id: SandboxId,
         result: Result<(), PoolError>,
@@ -70,7 +84,7 @@ pub(super) enum Finished {
 
 impl Driver {
     pub(super) fn start_create(&mut self, lease: NewLease, reply: Reply<Created>) {
-        let template = lease.template.clone();
+        let (template, policy) = (lease.template.clone(), lease.policy.clone());
         let prepared = note_of(lease, now()).and_then(|note| {
             let text = note.to_text()?;
             Ok((note, text))
@@ -83,7 +97,7 @@ impl Driver {
             template,
             init: note.init(),
             note: text,
-            policy: netisolation::Policy::default(),
+            policy,
         };
         let pool = self.pool.clone();
         self.work.spawn(async move {
@@ -185,7 +199,8 @@ impl Driver {
                     template,
                     init,
                     note: text,
-                    policy: netisolation::Policy::default(),
+                    // The pool's: that of the source.
+                    policy: Policy::default(),
                 };
                 (fork, spec)
             })
@@ -196,6 +211,26 @@ impl Driver {
             Finished::Forked {
                 id,
                 notes,
+                result,
+                reply,
+            }
+        });
+    }
+
+    /// Has the pool put a policy in force; the options that it comes from are noted when that is done.
+    pub(super) fn start_set_policy(
+        &mut self,
+        id: SandboxId,
+        policy: Policy,
+        outbound: Outbound,
+        reply: Reply<()>,
+    ) {
+        let pool = self.pool.clone();
+        self.work.spawn(async move {
+            let result = pool.set_policy(&id, policy).await;
+            Finished::PolicySet {
+                id,
+                outbound,
                 result,
                 reply,
             }

@@ -1,0 +1,188 @@
+//! Options of `serve` about the sandboxes' network.
+
+use std::{net::IpAddr, net::SocketAddr, str::FromStr};
+
+use api::{control::EgressConfig, network::NetworkSpec};
+use clap::{Args, ValueEnum};
+use ipnet::IpNet;
+use netisolation::{Access, DefaultEgress, Exception, Protocol, Uplinks};
+
+const DNS_PORT: u16 = 53;
+
+#[derive(Args)]
+pub(super) struct NetworkOptions {
+    /// Whether sandboxes have a network
+    #[arg(long, value_enum, default_value = "isolated")]
+    network: Network,
+    /// Interface by which sandboxes' packets may leave; repeat for more [default: those of the default routes]
+    #[arg(long, value_name = "NAME")]
+    uplink: Vec<String>,
+    /// Opens part of the ranges that are denied to all sandboxes; their own policies have to allow it besides
+    #[arg(long, value_name = "CIDR[:PORT]")]
+    network_exception: Vec<Opened>,
+    /// What sandboxes may reach whose client says nothing
+    #[arg(long, value_enum, default_value = "deny")]
+    default_egress: Egress,
+    /// Name server that is asked for sandboxes; repeat for more [default: those of /etc/resolv.conf]
+    #[arg(long, value_name = "ADDRESS[:PORT]")]
+    dns_server: Vec<NameServer>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Network {
+    /// Each has its own, with a policy at its TAP; the host must be able to enforce it
+    Isolated,
+    /// Their network cards lead nowhere
+    None,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Egress {
+    /// Nothing
+    Deny,
+    /// All that the operator has not denied to all
+    Internet,
+}
+
+/// An exception as it is typed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Opened(Exception);
+
+impl FromStr for Opened {
+    type Err = String;
+
+    /// The port of a block follows its length: `10.0.0.0/8:443`, `fd00::/8:443`; an address of IPv6 with a port needs
+    /// its length, too.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not CIDR[:PORT], as in 10.1.2.3/32:443 or fd00::/8");
+        let (block, port) = match (text.rsplit_once('/'), text.parse::<IpAddr>()) {
+            (Some((_, tail)), _) => cut_port(text, tail),
+            (None, Ok(_)) => (text, None),
+            (None, Err(_)) => cut_port(text, text),
+        };
+        let block = match block.parse::<IpAddr>() {
+            Ok(address) => IpNet::from(address),
+            Err(_) => block.parse::<IpNet>().map_err(|_| wrong())?.trunc(),
+        };
+        let access = match port.map(str::parse::<u16>) {
+            None => Vec::new(),
+            Some(Ok(port)) if port > 0 => [Protocol::Tcp, Protocol::Udp]
+                .map(|protocol| Access {
+                    protocol,
+                    first: port,
+                    last: port,
+                })
+                .into(),
+            Some(_) => return Err(wrong()),
+        };
+        Ok(Self(Exception { block, access }))
+    }
+}
+
+/// Cuts the port off that `tail`, the end of `text`, has after a colon.
+fn cut_port<'a>(text: &'a str, tail: &'a str) -> (&'a str, Option<&'a str>) {
+    match tail.split_once(':') {
+        Some((_, port)) => (&text[..text.len() - port.len() - 1], Some(port)),
+        None => (text, None),
+    }
+}
+
+/// A name server as it is typed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NameServer(SocketAddr);
+
+impl FromStr for NameServer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let whole = text.parse::<SocketAddr>();
+        let whole = whole.or_else(|_| text.parse().map(|ip: IpAddr| (ip, DNS_PORT).into()));
+        whole.map(Self).map_err(|_| {
+            format!("{text:?} is not ADDRESS[:PORT], as in 9.9.9.9, [2620:fe::fe]:53 or 127.0.0.53")
+        })
+    }
+}
+
+impl NetworkOptions {
+    /// What they say; absent: sandboxes have no network.
+    ///
+    /// # Errors
+    /// An option that means nothing without a network.
+    pub(super) fn spec(self) -> Result<Option<NetworkSpec>, String> {
+        let default = match self.default_egress {
+            Egress::Deny => DefaultEgress::Deny,
+            Egress::Internet => DefaultEgress::Internet,
+        };
+        if let Network::None = self.network {
+            let is_plain = self.uplink.is_empty()
+                && self.network_exception.is_empty()
+                && self.dns_server.is_empty()
+                && default == DefaultEgress::Deny;
+            return match is_plain {
+                true => Ok(None),
+                false => Err("--network none goes with no other option of the network".into()),
+            };
+        }
+        let uplinks = match self.uplink.is_empty() {
+            true => Uplinks::DefaultRoutes,
+            false => Uplinks::Named(self.uplink),
+        };
+        let exceptions = self.network_exception.into_iter().map(|opened| opened.0);
+        let servers = self.dns_server.into_iter().map(|server| server.0);
+        Ok(Some(NetworkSpec {
+            uplinks,
+            egress: EgressConfig {
+                default,
+                exceptions: exceptions.collect(),
+            },
+            dns_servers: servers.collect(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exceptions_are_blocks_with_a_port_or_without() {
+        let read = |text: &str| {
+            text.parse::<Opened>()
+                .map(|o| (o.0.block.to_string(), o.0.access))
+        };
+        let whole = |block: &str| Ok((block.to_owned(), Vec::new()));
+        assert_eq!(read("10.1.2.3"), whole("10.1.2.3/32"));
+        assert_eq!(read("10.1.2.3/8"), whole("10.0.0.0/8"));
+        assert_eq!(read("fd00::1"), whole("fd00::1/128"));
+        assert_eq!(read("fd00::/8"), whole("fd00::/8"));
+        for (text, block) in [
+            ("10.1.2.3:443", "10.1.2.3/32"),
+            ("10.0.0.0/8:443", "10.0.0.0/8"),
+            ("fd00::/8:443", "fd00::/8"),
+        ] {
+            let (found, access) = read(text).unwrap();
+            assert_eq!((found.as_str(), access.len()), (block, 2));
+            assert!(access.iter().all(|a| (a.first, a.last) == (443, 443)));
+        }
+        for wrong in [
+            "",
+            "10",
+            "10.0.0.0/33",
+            "10.0.0.0/8:0",
+            "10.0.0.0/8:x",
+            "a.test:1",
+            ":1",
+        ] {
+            assert!(read(wrong).unwrap_err().contains(wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn name_servers_have_port_53_unless_told() {
+        let read = |text: &str| text.parse::<NameServer>().map(|s| s.0.to_string());
+        assert_eq!(read("9.9.9.9"), Ok("9.9.9.9:53".into()));
+        assert_eq!(read("9.9.9.9:5353"), Ok("9.9.9.9:5353".into()));
+        assert_eq!(read("2620:fe::fe"), Ok("[2620:fe::fe]:53".into()));
+        assert!(read("dns.test").is_err());
+    }
+}

@@ -1,0 +1,252 @@
+//! What sandboxes reach, tried from inside them.
+
+use std::{thread, time::Duration};
+
+use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
+use serde_json::{Value, json};
+
+use crate::{
+    outside::{FAR, NEAR, PORT, SIX, taps, with_outside},
+    process::{PATIENCE, Sandbox, Server, until},
+};
+
+/// Says what the other side sends back, or fails within three seconds.
+const TRY: &str = r#"
+import socket, sys
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)
+s.sendall(b"hello")
+print(s.recv(9).decode())
+"#;
+/// Opens a connection, tells that it works, and tries it again when a file says so.
+const TRY_AGAIN: &str = r#"
+import os, socket, sys, time
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)
+s.settimeout(3)
+def talk():
+    s.sendall(b"hello")
+    return s.recv(9) == b"hello"
+assert talk()
+open("/tmp/open", "w").close()
+while not os.path.exists("/tmp/again"):
+    time.sleep(0.05)
+try:
+    print("open" if talk() else "over")
+except OSError:
+    print("cut")
+"#;
+
+fn server() -> Server {
+    Server::with(&["--insecure-loopback", "--warm", "0:1", "--uplink", "up0"])
+}
+
+/// Runs Python in a sandbox, without the server.
+fn python(server: &Server, sandbox: &Sandbox, code: &str, address: &str) -> ExecOutput {
+    let vsock = server.state.path().join("sandboxes").join(&sandbox.id);
+    let vsock = vsock.join("vsock.sock");
+    let mut agent = EnvdClient::connect(&vsock, ENVD_PORT, PATIENCE).unwrap();
+    agent.set_access_token(Some(sandbox.token.clone()));
+    let port = PORT.to_string();
+    let request = ExecRequest::new("/usr/bin/python3", &["-c", code, address, &port]);
+    agent.exec(&request, PATIENCE).unwrap()
+}
+
+fn reaches(server: &Server, sandbox: &Sandbox, address: &str) -> bool {
+    let output = python(server, sandbox, TRY, address);
+    let said = String::from_utf8_lossy(&output.stdout);
+    match output.exit_code {
+        0 => said.trim() == "hello",
+        _ => false,
+    }
+}
+
+fn assert_reaches(server: &Server, sandbox: &Sandbox, wanted: &[&str]) {
+    for address in [NEAR, FAR, SIX] {
+        let does = reaches(server, sandbox, address);
+        assert_eq!(does, wanted.contains(&address), "{address}");
+    }
+}
+
+fn only(allowed: &[&str]) -> Value {
+    json!({"allowOut": allowed, "denyOut": ["0.0.0.0/0"]})
+}
+
+fn refused(server: &Server, sandbox: &Sandbox) -> Vec<Value> {
+    let events = server.get(&sandbox.path("/network/events")).expect(200);
+    events.json().as_array().unwrap().clone()
+}
+
+pub(crate) fn kvm_a_sandbox_reaches_what_its_policy_allows() {
+    with_outside(|| {
+        let server = server();
+        let shut = server.create(&json!({}));
+        assert_reaches(&server, &shut, &[]);
+        let sandbox = server.create(&json!({"network": only(&[NEAR, SIX])}));
+        let detail = server.get(&sandbox.path("")).expect(200).json();
+        assert_eq!(detail["network"]["allowOut"], json!([NEAR, SIX]));
+        assert_reaches(&server, &sandbox, &[NEAR, SIX]);
+        // The host itself, whatever a policy says.
+        assert!(!reaches(&server, &sandbox, "203.0.113.2"));
+        let to_far = |event: &Value| {
+            event["destination"] == format!("{FAR}:{PORT}") && event["reason"] == "policy"
+        };
+        until("the refusal is told", || {
+            refused(&server, &sandbox).iter().any(to_far)
+        });
+        let logs = server.get(&sandbox.path("/logs")).expect(200).json();
+        let lines = logs["logEntries"].as_array().unwrap();
+        let told = |line: &Value| {
+            line["level"] == "warn"
+                && line["fields"]["logger"] == "network"
+                && line["message"].as_str().unwrap().contains(FAR)
+        };
+        assert!(lines.iter().any(told), "{logs}");
+        let metrics = server.get("/metrics").expect(200).text();
+        let count = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("cube_network_refused_total{reason=\"policy\"} "));
+        assert!(count.unwrap().parse::<u64>().unwrap() > 0, "{metrics}");
+        // Others' refusals are no business of this one.
+        assert!(
+            refused(&server, &shut)
+                .iter()
+                .all(|e| e["reason"] != "host"),
+            "of another"
+        );
+        let internet = server.create(&json!({"allow_internet_access": true}));
+        assert_reaches(&server, &internet, &[NEAR, FAR, SIX]);
+    });
+}
+
+pub(crate) fn kvm_a_sandbox_that_does_nothing_sends_nothing() {
+    with_outside(|| {
+        let server = server();
+        let sandbox = server.create(&json!({}));
+        server.read_file(&sandbox, "/etc/hostname");
+        // Time for what kernels send by themselves: reports of groups, solicitations of routers.
+        thread::sleep(Duration::from_secs(4));
+        assert_eq!(refused(&server, &sandbox), Vec::<Value>::new());
+    });
+}
+
+pub(crate) fn kvm_a_policy_is_replaced_while_the_sandbox_runs() {
+    with_outside(|| {
+        let server = server();
+        let sandbox = server.create(&json!({"network": only(&[NEAR])}));
+        let output = thread::scope(|scope| {
+            let connection = scope.spawn(|| python(&server, &sandbox, TRY_AGAIN, NEAR));
+            until("the connection is open", || {
+                let open = "/files?username=root&path=/tmp/open";
+                server.envd(&sandbox, "GET", open, b"").status == 200
+            });
+            server
+                .put(&sandbox.path("/network"), &only(&[FAR]))
+                .expect(204);
+            server.write_file(&sandbox, "/tmp/again", "");
+            connection.join().unwrap()
+        });
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "cut\n",
+            "{output:?}"
+        );
+        assert_reaches(&server, &sandbox, &[FAR]);
+        let refusal = server.put(&sandbox.path("/network"), &json!({"denyOut": ["a.test"]}));
+        refusal.expect(400);
+        assert_reaches(&server, &sandbox, &[FAR]);
+        server
+            .put(&sandbox.path("/network"), &json!({}))
+            .expect(204);
+        assert_reaches(&server, &sandbox, &[]);
+    });
+}
+
+pub(crate) fn kvm_pause_fork_and_kill_take_the_policy_along() {
+    with_outside(|| {
+        let server = Server::with(&["--insecure-loopback", "--warm", "0:0", "--uplink", "up0"]);
+        let sandbox = server.create(&json!({"network": only(&[NEAR])}));
+        until("one TAP is in use", || taps_in_use(&server) == 1);
+        for keeps_memory in [true, false] {
+            let how = json!({"memory": keeps_memory});
+            server.post(&sandbox.path("/pause"), &how).expect(204);
+            until("the TAP of a paused one is gone", || {
+                taps_in_use(&server) == 0
+            });
+            let connect = format!("/v2{}", sandbox.path("/connect"));
+            server.post(&connect, &json!({"timeout": 300})).expect(201);
+            assert_reaches(&server, &sandbox, &[NEAR]);
+        }
+        server
+            .put(&sandbox.path("/network"), &only(&[FAR]))
+            .expect(204);
+        let forks = server
+            .post(&sandbox.path("/fork"), &json!({"count": 2}))
+            .expect(201)
+            .json();
+        for fork in forks.as_array().unwrap() {
+            assert_reaches(&server, &Sandbox::of(&fork["sandbox"]), &[FAR]);
+        }
+        for id in server.list() {
+            server.delete(&format!("/sandboxes/{id}")).expect(204);
+        }
+        until("all TAPs are gone", || taps_in_use(&server) == 0);
+    });
+}
+
+/// TAPs that VMs have: all but those that the server holds for the next ones.
+fn taps_in_use(server: &Server) -> usize {
+    let all = taps();
+    // One that is made meanwhile is in the stock alone.
+    let stock = server.taps();
+    all.iter().filter(|name| !stock.contains(name)).count()
+}
+
+pub(crate) fn kvm_a_killed_server_leaves_the_policy_in_force() {
+    with_outside(|| {
+        let mut server = server();
+        let sandbox = server.create(&json!({"network": only(&[NEAR])}));
+        let shut = server.create(&json!({}));
+        assert_reaches(&server, &sandbox, &[NEAR]);
+        server.kill();
+        assert_reaches(&server, &sandbox, &[NEAR]);
+        assert_reaches(&server, &shut, &[]);
+        server.restart();
+        assert_reaches(&server, &sandbox, &[NEAR]);
+        assert_reaches(&server, &shut, &[]);
+        server
+            .put(&sandbox.path("/network"), &only(&[FAR]))
+            .expect(204);
+        assert_reaches(&server, &sandbox, &[FAR]);
+        let before = taps_in_use(&server);
+        server.delete(&shut.path("")).expect(204);
+        until("its TAP is gone", || taps_in_use(&server) < before);
+        server
+            .put(&sandbox.path("/network"), &json!({}))
+            .expect(204);
+        assert_reaches(&server, &sandbox, &[]);
+    });
+}
+
+pub(crate) fn kvm_without_a_network_programs_are_told_at_once() {
+    let server = Server::with(&["--insecure-loopback", "--warm", "0:0", "--network", "none"]);
+    let sandbox = server.create(&json!({"network": {"denyOut": ["0.0.0.0/0"]}}));
+    for address in [NEAR, SIX, "169.254.0.22"] {
+        let output = python(&server, &sandbox, TRY, address);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("Network is unreachable"), "{address}: {said}");
+    }
+    let body = json!({"templateID": "base", "network": only(&[NEAR])});
+    let refusal = server.post("/v2/sandboxes", &body).expect(501).json();
+    assert!(
+        refusal["message"]
+            .as_str()
+            .unwrap()
+            .contains("--network none")
+    );
+    server
+        .put(&sandbox.path("/network"), &only(&[NEAR]))
+        .expect(501);
+    server
+        .put(&sandbox.path("/network"), &json!({}))
+        .expect(204);
+    assert_eq!(refused(&server, &sandbox), Vec::<Value>::new());
+}

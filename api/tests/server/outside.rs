@@ -1,0 +1,120 @@
+//! A small internet: a network namespace for the test and its server, and one beyond it with addresses of the
+//! documentation ranges (RFC 5737, RFC 3849), joined by the uplink `up0`. Both are gone with their threads.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    process::Command,
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+};
+
+use nix::{
+    sched::{CloneFlags, unshare},
+    unistd::gettid,
+};
+
+/// Where something listens at [`PORT`]; sends back what it gets.
+pub(crate) const NEAR: &str = "192.0.2.1";
+/// Another such.
+pub(crate) const FAR: &str = "198.51.100.1";
+/// Another such.
+pub(crate) const SIX: &str = "2001:db8::1";
+/// See [`NEAR`].
+pub(crate) const PORT: u16 = 8000;
+
+/// The side beyond; it ends when this is dropped.
+struct Beyond {
+    _alive: Sender<()>,
+}
+
+/// Runs a test whose server has an uplink.
+pub(crate) fn with_outside(test: impl FnOnce() + Send + 'static) {
+    let inside = move || {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        let _beyond = Beyond::join();
+        test();
+    };
+    if let Err(panic) = thread::spawn(inside).join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs `ip` in the namespace of the calling thread.
+pub(crate) fn ip(arguments: &str) -> String {
+    let output = Command::new("ip").args(arguments.split(' ')).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "ip {arguments}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// TAPs of sandboxes in the namespace of the calling thread.
+pub(crate) fn taps() -> Vec<String> {
+    let links = ip("-o link show");
+    let names = links.lines().filter_map(|line| line.split(": ").nth(1));
+    names
+        .filter(|name| is_tap(name))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn is_tap(name: &str) -> bool {
+    let number = name.strip_prefix("cube").unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+}
+
+impl Beyond {
+    /// Makes the uplink and the side beyond.
+    fn join() -> Self {
+        let (alive, until_dropped) = channel();
+        let (tell, hear) = channel();
+        thread::spawn(move || live(&tell, &until_dropped));
+        let thread = hear.recv().unwrap();
+        ip("link set lo up");
+        ip("link add up0 type veth peer name beyond");
+        ip(&format!("link set beyond netns {thread}"));
+        ip("address add 203.0.113.2/24 dev up0");
+        ip("address add 2001:db8:0:1::2/64 dev up0 nodad");
+        ip("link set up0 up");
+        // The far end is there and up.
+        hear.recv().unwrap();
+        ip("route add default via 203.0.113.1");
+        ip("-6 route add default via 2001:db8:0:1::1");
+        Self { _alive: alive }
+    }
+}
+
+/// The thread of the side beyond: says which it is, then that it is ready.
+fn live(tell: &Sender<i32>, until_dropped: &Receiver<()>) {
+    unshare(CloneFlags::CLONE_NEWNET).unwrap();
+    tell.send(gettid().as_raw()).unwrap();
+    ip("link set lo up");
+    crate::process::until("the far end of the uplink", || {
+        ip("-o link show").contains("beyond")
+    });
+    ip("address add 203.0.113.1/24 dev beyond");
+    ip("address add 2001:db8:0:1::1/64 dev beyond nodad");
+    for address in [NEAR, FAR] {
+        ip(&format!("address add {address}/32 dev lo"));
+    }
+    ip(&format!("address add {SIX}/128 dev lo nodad"));
+    ip("link set beyond up");
+    let listener = TcpListener::bind(("::", PORT)).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || echo(stream));
+        }
+    });
+    tell.send(0).unwrap();
+    // An error says that the other side is gone.
+    let _ = until_dropped.recv();
+}
+
+fn echo(mut stream: TcpStream) {
+    let mut buffer = [0; 1024];
+    while let Ok(n @ 1..) = stream.read(&mut buffer) {
+        if stream.write_all(&buffer[..n]).is_err() {
+            return;
+        }
+    }
+}
