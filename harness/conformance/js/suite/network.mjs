@@ -1,7 +1,7 @@
 // Ports of a sandbox, seen from outside. The address is the API's; the host name chooses the sandbox.
 
 import http from 'node:http'
-import { ok, same, until, withSandbox } from './case.mjs'
+import { ok, raises, same, until, withSandbox } from './case.mjs'
 
 function get(host, path = '/', headers = {}) {
   const url = new URL(process.env.E2B_SANDBOX_URL)
@@ -25,6 +25,19 @@ async function serve(s) {
   await s.commands.run('node /home/user/server.js', { background: true, timeoutMs: 0 })
   await until('the server', async () =>
     (await s.commands.run('(exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null && echo up || true')).stdout)
+}
+
+const OUT = { allowOut: ['192.0.2.1', '198.51.100.0/24', '*.example.com'], denyOut: ['0.0.0.0/0'] }
+
+async function outbound(s) {
+  const { network = {} } = await s.getInfo()
+  return [network.allowOut, network.denyOut]
+}
+
+/** The options do not make a sandbox, and the refusal says why. */
+async function refused(word, options) {
+  const error = await raises(Error, withSandbox(async () => {}, options))
+  ok(error.message.includes(word), error.message)
 }
 
 export const cases = {
@@ -53,5 +66,21 @@ export const cases = {
       same((await get(host)).status, 403)
       same((await get(host, '/', { 'e2b-traffic-access-token': s.trafficAccessToken })).status, 200)
     }, { network: { allowPublicTraffic: false } })
+  },
+  async 'network-allow-out'() {
+    await withSandbox(async (s) => same(await outbound(s), [OUT.allowOut, OUT.denyOut]), { network: OUT })
+    await refused('ALL_TRAFFIC', { network: { allowOut: ['example.com'] } })
+  },
+  async 'network-deny'() {
+    await withSandbox(async (s) => same((await s.getInfo()).allowInternetAccess, false), { allowInternetAccess: false })
+    await refused('example.com', { network: { denyOut: ['example.com'] } })
+  },
+  async 'network-update'() {
+    await withSandbox(async (s) => {
+      await s.updateNetwork(OUT)
+      same(await outbound(s), [OUT.allowOut, OUT.denyOut])
+      await s.updateNetwork({})
+      same(await outbound(s), [undefined, undefined])
+    })
   },
 }

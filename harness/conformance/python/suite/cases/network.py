@@ -205,3 +205,60 @@ def mask_request_host():
         serve(s, SERVER, 8000)
         _, body = get(s.get_host(8000))
         same(json.loads(body)["headers"]["host"], "localhost:8000")
+
+
+OUT = {"allow_out": ["192.0.2.1", "198.51.100.0/24", "*.example.com"], "deny_out": ["0.0.0.0/0"]}
+# No address of this block is anybody's (RFC 5737).
+NOBODY = "203.0.113.1"
+
+
+def refused(word: str, **options) -> None:
+    """The options do not make a sandbox, and the refusal says why."""
+    try:
+        with sandbox(**options):
+            pass
+    except Exception as why:
+        assert word in str(why), why
+    else:
+        raise AssertionError(f"{options} were taken")
+
+
+def outbound(s):
+    network = s.get_info().network or {}
+    return network.get("allow_out"), network.get("deny_out")
+
+
+@case
+def network_allow_out():
+    with sandbox(network=OUT) as s:
+        same(outbound(s), (OUT["allow_out"], OUT["deny_out"]))
+    refused("ALL_TRAFFIC", network={"allow_out": ["example.com"]})
+    refused("10.0.0.0/33", network={"allow_out": ["10.0.0.0/33"], "deny_out": ["0.0.0.0/0"]})
+
+
+@case
+def network_deny():
+    with sandbox(allow_internet_access=False) as s:
+        same(s.get_info().allow_internet_access, False)
+        said = s.commands.run(f"curl -sS -m 2 http://{NOBODY}/ || echo refused").stdout
+        assert "refused" in said, said
+    with sandbox(network={"deny_out": ["8.8.8.8", "10.0.0.0/8"]}) as s:
+        same(outbound(s), (None, ["8.8.8.8", "10.0.0.0/8"]))
+    refused("example.com", network={"deny_out": ["example.com"]})
+
+
+@case
+def network_update():
+    with sandbox(network={"allow_public_traffic": False}) as s:
+        s.update_network(OUT)
+        same(outbound(s), (OUT["allow_out"], OUT["deny_out"]))
+        s.update_network({})
+        same(outbound(s), (None, None))
+        # The way in is no part of it.
+        same(s.get_info().network["allow_public_traffic"], False)
+        try:
+            s.update_network({"deny_out": ["example.com"]})
+        except Exception as why:
+            assert "example.com" in str(why), why
+        else:
+            raise AssertionError("a domain was denied")
