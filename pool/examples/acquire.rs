@@ -2,8 +2,9 @@
 //! command in each, and prints quantiles of both in milliseconds. Needs root, `cube-vmm` and templates:
 //!
 //! ```text
-//! CUBE_BIN=… CUBE_ARTIFACTS=… cargo run --release -p pool --example acquire -- [singles] [burst] [rounds]
+//! CUBE_BIN=… CUBE_ARTIFACTS=… cargo run --release -p pool --example acquire -- [singles] [burst] [rounds] [none|isolated]
 //! ```
+//! The last says whether sandboxes have a network, which nobody uses here: what a TAP and its policy cost.
 
 use std::{
     error::Error,
@@ -13,6 +14,7 @@ use std::{
 
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
 use model::Bytes;
+use netisolation::{Isolation, IsolationConfig, Uplinks};
 use pool::{CreateSpec, Init, Pool, PoolConfig, Sandbox, SandboxLimits, WarmMarks};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -189,8 +191,28 @@ fn config(state: &std::path::Path, warm: u32) -> Result<PoolConfig, Failure> {
         max_sandboxes: 1000,
         memory_reserve: Bytes::mib(512),
         start_timeout: PATIENCE,
-        network: None,
+        network: network()?,
     })
+}
+
+/// As the last argument says.
+fn network() -> Result<Option<Isolation>, Failure> {
+    match std::env::args().nth(4).as_deref() {
+        None | Some("none") => return Ok(None),
+        Some("isolated") => {}
+        Some(other) => return Err(format!("{other:?} is neither none nor isolated").into()),
+    }
+    let (isolation, _nobody_listens) = Isolation::open(&IsolationConfig {
+        instance: format!("acquire{}", std::process::id()),
+        pins: "/sys/fs/bpf/cube".into(),
+        uplinks: Uplinks::DefaultRoutes,
+        exceptions: Vec::new(),
+        dns_servers: Vec::new(),
+        stock: 4,
+        max_taps: 1024,
+        max_flows: 1024,
+    })?;
+    Ok(Some(isolation))
 }
 
 fn meminfo() -> Result<u64, Failure> {
