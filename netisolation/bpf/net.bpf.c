@@ -50,7 +50,7 @@ struct {
 #define COUNT(counter, n) __sync_fetch_and_add(&(counter), (n))
 
 /* Takes `cost` (nanoseconds' worth) from a budget that fills with time and holds at most `burst`. */
-INLINE int spend(__u64 *due, __u64 cost, __u64 burst)
+INLINE long spend(__u64 *due, __u64 cost, __u64 burst)
 {
 	__u64 now = bpf_ktime_get_ns(), was = *due, floor = now > burst ? now - burst : 0;
 	if (was < floor && __sync_val_compare_and_swap(due, was, floor) == was)
@@ -96,7 +96,7 @@ FUNCTION int refuse(struct packet *p, __u32 index, __u8 reason, __u8 direction)
 	return TCX_DROP;
 }
 
-INLINE int covers(const struct rule *rule, const struct packet *p, __u16 port)
+INLINE long covers(const struct rule *rule, const struct packet *p, __u16 port)
 {
 	__u8 protocol = ICMP_ANY(p) ? IPPROTO_ICMP : p->protocol;
 	if (!rule->accesses)
@@ -126,9 +126,9 @@ FUNCTION int judge(struct packet *p, __u32 index, __u8 outward, __u8 open)
 	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
 	if (!p || !tap || !tap->tenure || !tap->policy)
 		return POLICY;
-	struct pin_key pin_key = {.tap = index, .address = outward ? p->destination : p->source};
+	struct pin_key pin_key = {.tap = index, .address = pick(outward, &p->destination, &p->source)};
 	const struct address *remote = &pin_key.address;
-	__u16 port = ntohs(outward ? p->destination_port : p->source_port);
+	__u16 port = ntohs(pick_port(outward, p->destination_port, p->source_port));
 	if (p->family == 6 && is_v4(remote))
 		return FORBIDDEN_RANGE;
 	struct rule *rule = rule_for(0, remote);
@@ -144,18 +144,18 @@ FUNCTION int judge(struct packet *p, __u32 index, __u8 outward, __u8 open)
 }
 
 /* Whether a flow may go on: under the policy that is in force now. */
-INLINE int still_allowed(struct flow *flow, struct tap *tap, struct packet *p, __u32 index, __u8 outward)
+INLINE long still_allowed(struct flow *flow, struct tap *tap, struct packet *p, __u32 index, __u8 outward)
 {
 	__u32 policy = tap->policy;
 	if (flow->policy == policy)
 		return PASS;
-	int reason = judge(p, index, outward, 1);
+	long reason = judge(p, index, outward, 1);
 	if (!reason)
 		flow->policy = policy;
 	return reason;
 }
 
-INLINE int within_rate(__u64 *due, __u64 bytes_per_s, __u32 bytes)
+INLINE long within_rate(__u64 *due, __u64 bytes_per_s, __u32 bytes)
 {
 	return !bytes_per_s || spend(due, bytes * SECOND / bytes_per_s, SECOND / 10 + 65536 * SECOND / bytes_per_s);
 }
@@ -203,8 +203,10 @@ FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struc
 }
 
 /* Where the host would send it; 0, or why it cannot go there. */
-INLINE int route(struct __sk_buff *skb, struct packet *p, struct bpf_fib_lookup *fib, struct address *local)
+FUNCTION int route(struct __sk_buff *skb, struct packet *p, struct bpf_fib_lookup *fib, struct address *local)
 {
+	if (!p || !fib || !local)
+		return INTERNAL;
 	fib->ifindex = set()->route_ifindex;
 	fib->l4_protocol = p->protocol;
 	fib->family = p->family == 4 ? 2 : 10;
@@ -218,11 +220,11 @@ INLINE int route(struct __sk_buff *skb, struct packet *p, struct bpf_fib_lookup 
 	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &ifindex);
 	if (!uplink)
 		return NO_ROUTE;
-	*local = p->family == 4 ? uplink->local4 : uplink->local6;
+	*local = pick(p->family == 4, &uplink->local4, &uplink->local6);
 	return absent(local) ? NO_ROUTE : PASS;
 }
 
-INLINE int leave(struct bpf_fib_lookup *fib)
+INLINE long leave(struct bpf_fib_lookup *fib)
 {
 	struct bpf_redir_neigh next = {.nh_family = fib->family};
 	if (fib->family == 2)
@@ -239,18 +241,18 @@ INLINE void mark(struct flow *flow, __u16 marks)
 }
 
 /* To the uplink; 0 and what to do with the packet, or why it does not pass. */
-INLINE int to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, int *action)
+INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
 	struct flow_key key = {
 		.tap = index, .port = p->source_port, .remote_port = p->destination_port,
 		.remote = p->destination, .protocol = p->protocol};
 	struct bpf_fib_lookup fib = {};
-	struct address local;
-	int begins = p->protocol != IPPROTO_TCP || (p->tcp_flags & (SYN | ACK)) == SYN;
+	struct address local = {};
+	long begins = p->protocol != IPPROTO_TCP || (p->tcp_flags & (SYN | ACK)) == SYN;
 	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow && (flow->tap != index || flow->tenure != tap->tenure))
 		return INTERNAL;
-	int reason = flow ? still_allowed(flow, tap, p, index, 1) : judge(p, index, 1, 0);
+	long reason = flow ? still_allowed(flow, tap, p, index, 1) : judge(p, index, 1, 0);
 	if (reason)
 		return reason;
 	if (!flow && !begins)
@@ -288,9 +290,9 @@ INLINE int to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, st
 }
 
 /* To the resolver's socket, from an address that says which TAP it was. Result as of `to_world`. */
-INLINE int to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, int *action)
+INLINE long to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
-	struct address resolver = p->family == 4 ? set()->resolver4 : set()->resolver6, peer;
+	struct address resolver = pick(p->family == 4, &set()->resolver4, &set()->resolver6), peer;
 	if (!tap->tenure || !tap->policy || !set()->resolver_port || absent(&resolver))
 		return POLICY;
 	if (!within_rate(&state->out_due, tap->bytes_per_s, skb->len))
@@ -310,7 +312,7 @@ INLINE int to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap,
 }
 
 /* An ARP request for the gateway becomes its answer; nothing else of ARP is of use. */
-INLINE int arp(struct __sk_buff *skb)
+INLINE long arp(struct __sk_buff *skb)
 {
 	struct __attribute__((packed)) {
 		__u16 hardware, protocol;
@@ -355,7 +357,7 @@ struct __attribute__((packed)) neighbour {
 };
 
 /* The advertisement of the gateway, in answer to a solicitation (RFC 4861, 4.3 and 4.4). */
-INLINE int advertise(struct __sk_buff *skb, const struct address *to)
+INLINE long advertise(struct __sk_buff *skb, const struct address *to)
 {
 	struct neighbour answer = {
 		.to = set()->guest_mac, .from = set()->gateway_mac, .ethernet = htons(ETH_P_IPV6), .version = htonl(6u << 28), .len = htons(32),
@@ -396,10 +398,10 @@ FUNCTION int neighbour(struct __sk_buff *skb)
 }
 
 /* All that is left: IP of the guest's own address, to the resolver or to the world. */
-INLINE int outward(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, int *action)
+INLINE long outward(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
-	int reason = parse(skb, p);
-	struct address gateway = p->family == 4 ? set()->gateway4 : set()->gateway6, guest = p->family == 4 ? set()->guest4 : set()->guest6;
+	long reason = parse(skb, p);
+	struct address gateway = pick(p->family == 4, &set()->gateway4, &set()->gateway6), guest = pick(p->family == 4, &set()->guest4, &set()->guest6);
 	if (p->family && !same(&p->source, &guest))
 		return SPOOFED;
 	if (reason)
@@ -428,7 +430,7 @@ SEC("classifier") int from_guest(struct __sk_buff *skb)
 	struct packet p = {};
 	struct ethhdr ethernet;
 	struct mac mac = set()->guest_mac;
-	int action = TCX_DROP;
+	long action = TCX_DROP;
 	if (bpf_skb_load_bytes(skb, 0, &ethernet, sizeof(ethernet)))
 		return refuse(&p, index, MALFORMED, OUT);
 	if (!same_mac(ethernet.h_source, mac.byte))
@@ -439,12 +441,12 @@ SEC("classifier") int from_guest(struct __sk_buff *skb)
 		action = neighbour(skb) ?: TCX_DROP;
 	if (action != TCX_DROP)
 		return action;
-	int reason = outward(skb, &p, tap, state, index, &action);
+	long reason = outward(skb, &p, tap, state, index, &action);
 	return reason ? refuse(&p, index, reason, OUT) : action;
 }
 
 /* Gives a packet of a known flow to the guest. */
-INLINE int deliver(struct __sk_buff *skb, struct tap *tap, struct state *state)
+INLINE long deliver(struct __sk_buff *skb, struct tap *tap, struct state *state)
 {
 	struct ethhdr ethernet = {.h_proto = skb->protocol};
 	struct mac guest = set()->guest_mac, gateway = set()->gateway_mac;
@@ -459,10 +461,10 @@ INLINE int deliver(struct __sk_buff *skb, struct tap *tap, struct state *state)
 
 /* The inner addresses and port of an ICMP error become the guest's, the checksums follow. The inner transport's own
  * checksum is of no use to anybody: most of what it covers is missing. */
-INLINE int translate_error(struct __sk_buff *skb, struct packet *p, const struct wire_key *wire, __u16 port)
+INLINE long translate_error(struct __sk_buff *skb, struct packet *p, const struct wire_key *wire, __u16 port)
 {
 	int v4 = p->family == 4;
-	struct address guest = v4 ? set()->guest4 : set()->guest6;
+	struct address guest = pick(v4, &set()->guest4, &set()->guest6);
 	__u32 ip = p->l4 + 8, sum = p->l4 + 2;
 	__u32 field = ip + (v4 ? 20 : 40) + (wire->protocol == IPPROTO_ICMP || wire->protocol == IPPROTO_ICMPV6 ? 4 : 0);
 	long failed = bpf_l4_csum_replace(skb, sum, wire->port, port, 2);
@@ -515,8 +517,8 @@ FUNCTION int quoted(struct __sk_buff *skb, struct packet *p, struct wire_key *wi
 }
 
 /* A packet of the flow `key`: 0 and what to do with it, or why it does not pass. `reason` is what parsing found. */
-INLINE int inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wire, struct flow_key *key, int error,
-		  int reason, int *action)
+INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wire, struct flow_key *key, long error,
+		  long reason, long *action)
 {
 	__u32 index = key->tap;
 	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
@@ -536,7 +538,7 @@ INLINE int inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wire
 	if (!within_rate(&state->in_due, tap->bytes_per_s, skb->len))
 		return BANDWIDTH;
 	if (!error) {
-		struct address guest = p->family == 4 ? set()->guest4 : set()->guest6;
+		struct address guest = pick(p->family == 4, &set()->guest4, &set()->guest6);
 		flow->seen = bpf_ktime_get_ns();
 		mark(flow, REPLIED | (p->tcp_flags & RST ? RESET : 0) | (p->tcp_flags & FIN ? FIN_IN : 0));
 		if (translate(skb, p, DESTINATION, &guest, key->port))
@@ -556,7 +558,7 @@ SEC("classifier") int from_wire(struct __sk_buff *skb)
 	struct wire_key wire = {};
 	if (skb->vlan_present || skb->pkt_type != 0)
 		return TCX_NEXT;
-	int reason = parse(skb, &p), error = !p.ports && ICMP_ANY(&p) && reason == PROTOCOL;
+	long reason = parse(skb, &p), error = !p.ports && ICMP_ANY(&p) && reason == PROTOCOL;
 	if (error && !quoted(skb, &p, &wire))
 		return TCX_NEXT;
 	if (!error) {
@@ -575,7 +577,7 @@ SEC("classifier") int from_wire(struct __sk_buff *skb)
 	if (!known)
 		return TCX_NEXT;
 	struct flow_key key = *known;
-	int action = TCX_DROP;
+	long action = TCX_DROP;
 	reason = inward(skb, &p, &wire, &key, error, reason, &action);
 	return reason ? refuse(&p, key.tap, reason, IN) : action;
 }
@@ -585,8 +587,8 @@ SEC("classifier") int from_resolver(struct __sk_buff *skb)
 	struct packet p = {};
 	if (parse(skb, &p) || ICMP_ANY(&p) || p.source_port != set()->resolver_port)
 		return TCX_DROP;
-	struct address resolver = p.family == 4 ? set()->resolver4 : set()->resolver6, guest = p.family == 4 ? set()->guest4 : set()->guest6;
-	struct address gateway = p.family == 4 ? set()->gateway4 : set()->gateway6;
+	struct address resolver = pick(p.family == 4, &set()->resolver4, &set()->resolver6), guest = pick(p.family == 4, &set()->guest4, &set()->guest6);
+	struct address gateway = pick(p.family == 4, &set()->gateway4, &set()->gateway6);
 	__u32 index = htonl(p.destination.word[3]) - htonl(resolver.word[3]);
 	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
 	struct state *state = bpf_map_lookup_elem(&states, &index);

@@ -21,7 +21,8 @@ struct packet {
 	__u8 ttl;
 	__u8 tcp_flags;
 	__u8 icmp_type;
-	__u8 ports;     /* whether the two are known */
+	__u8 ports; /* whether the two are known */
+	__u8 zero[2];
 };
 
 INLINE void map_v4(struct address *to, __u32 v4)
@@ -32,13 +33,32 @@ INLINE void map_v4(struct address *to, __u32 v4)
 	to->word[3] = v4;
 }
 
-INLINE int same(const struct address *a, const struct address *b)
+INLINE long same(const struct address *a, const struct address *b)
 {
 	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
 	       a->word[3] == b->word[3];
 }
 
-INLINE int same_mac(const __u8 *a, const __u8 *b)
+/* One of two, without a branch: a server without CAP_PERFMON may load no program that chooses between pointers. */
+INLINE struct address pick(int first, const struct address *a, const struct address *b)
+{
+	__u32 mask = first ? 0xffffffff : 0;
+	struct address picked;
+	asm volatile("" : "+r"(mask));
+	for (int i = 0; i < 4; i++)
+		picked.word[i] = (a->word[i] & mask) | (b->word[i] & ~mask);
+	return picked;
+}
+
+/* The same of ports. */
+INLINE __u16 pick_port(int first, __u16 a, __u16 b)
+{
+	__u32 mask = first ? 0xffff : 0;
+	asm volatile("" : "+r"(mask));
+	return (a & mask) | (b & ~mask);
+}
+
+INLINE long same_mac(const __u8 *a, const __u8 *b)
 {
 	__u8 differs = 0;
 	for (int i = 0; i < 6; i++)
@@ -46,17 +66,17 @@ INLINE int same_mac(const __u8 *a, const __u8 *b)
 	return !differs;
 }
 
-INLINE int is_v4(const struct address *a)
+INLINE long is_v4(const struct address *a)
 {
 	return a->word[0] == 0 && a->word[1] == 0 && a->word[2] == htonl(0xffff);
 }
 
-INLINE int absent(const struct address *a)
+INLINE long absent(const struct address *a)
 {
 	return !a->word[0] && !a->word[1] && !a->word[2] && !a->word[3];
 }
 
-INLINE int parse_tcp(struct __sk_buff *skb, struct packet *p)
+INLINE long parse_tcp(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 tcp[20];
 	if (p->l4_len < sizeof(tcp) || bpf_skb_load_bytes(skb, p->l4, tcp, sizeof(tcp)))
@@ -73,7 +93,7 @@ INLINE int parse_tcp(struct __sk_buff *skb, struct packet *p)
 	return PASS;
 }
 
-INLINE int parse_udp(struct __sk_buff *skb, struct packet *p)
+INLINE long parse_udp(struct __sk_buff *skb, struct packet *p)
 {
 	__u16 udp[4];
 	if (p->l4_len < sizeof(udp) || bpf_skb_load_bytes(skb, p->l4, udp, sizeof(udp)))
@@ -84,7 +104,7 @@ INLINE int parse_udp(struct __sk_buff *skb, struct packet *p)
 	return ntohs(udp[2]) == p->l4_len ? PASS : MALFORMED;
 }
 
-INLINE int parse_icmp(struct __sk_buff *skb, struct packet *p)
+INLINE long parse_icmp(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 icmp[8];
 	if (p->l4_len < sizeof(icmp) || bpf_skb_load_bytes(skb, p->l4, icmp, sizeof(icmp)))
@@ -101,7 +121,7 @@ INLINE int parse_icmp(struct __sk_buff *skb, struct packet *p)
 	return icmp[1] == 0 ? PASS : MALFORMED;
 }
 
-INLINE int parse_transport(struct __sk_buff *skb, struct packet *p)
+INLINE long parse_transport(struct __sk_buff *skb, struct packet *p)
 {
 	if (p->protocol == IPPROTO_TCP)
 		return parse_tcp(skb, p);
@@ -113,13 +133,13 @@ INLINE int parse_transport(struct __sk_buff *skb, struct packet *p)
 }
 
 /* Short frames are padded to 60 bytes on real wires. */
-INLINE int fits(struct __sk_buff *skb, __u32 len)
+INLINE long fits(struct __sk_buff *skb, __u32 len)
 {
 	return skb->len == ETH_HLEN + len || (skb->len > ETH_HLEN + len && skb->len <= 60);
 }
 
 /* The first reason to refuse it; what could be read is there all the same. */
-INLINE int parse_v4(struct __sk_buff *skb, struct packet *p)
+INLINE long parse_v4(struct __sk_buff *skb, struct packet *p)
 {
 	struct iphdr ip;
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
@@ -136,13 +156,13 @@ INLINE int parse_v4(struct __sk_buff *skb, struct packet *p)
 		return FRAGMENT;
 	p->l4 = ETH_HLEN + header;
 	p->l4_len = total - header;
-	int reason = parse_transport(skb, p);
+	long reason = parse_transport(skb, p);
 	if (ip.frag_off & htons(0x2000))
 		return FRAGMENT;
 	return header > sizeof(ip) ? OPTIONS : reason;
 }
 
-INLINE int parse_v6(struct __sk_buff *skb, struct packet *p)
+INLINE long parse_v6(struct __sk_buff *skb, struct packet *p)
 {
 	struct ipv6hdr ip;
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
@@ -166,7 +186,7 @@ INLINE int parse_v6(struct __sk_buff *skb, struct packet *p)
 	return parse_transport(skb, p);
 }
 
-INLINE int parse(struct __sk_buff *skb, struct packet *p)
+INLINE long parse(struct __sk_buff *skb, struct packet *p)
 {
 	if (skb->vlan_present)
 		return NOT_IP;
@@ -197,28 +217,26 @@ INLINE long store_address(struct __sk_buff *skb, __u32 offset, const struct addr
 	return bpf_skb_store_bytes(skb, offset, to, 16, 0);
 }
 
-/* Puts address and port in place of those of one side, in the packet and in `p`. Right for checksums that are left to
- * the device, too: of those, the sum of the pseudo header alone is in the packet. */
-FUNCTION int translate(struct __sk_buff *skb, struct packet *p, enum side side, const struct address *to, __u16 port)
+/* Puts address and port in place of those of one side, in the packet alone. Right for checksums that are left to the
+ * device, too: of those, the sum of the pseudo header alone is in the packet. */
+FUNCTION int translate(struct __sk_buff *skb, const struct packet *p, enum side side, const struct address *to, __u16 port)
 {
 	if (!p || !to)
 		return -1;
 	int v4 = p->family == 4, icmp = ICMP_ANY(p);
-	struct address *address = side == SOURCE ? &p->source : &p->destination;
-	__u16 *old = side == SOURCE ? &p->source_port : &p->destination_port;
+	struct address from = pick(side == SOURCE, &p->source, &p->destination);
+	__u16 old = pick_port(side == SOURCE, p->source_port, p->destination_port);
 	__u32 sum = p->l4 + (p->protocol == IPPROTO_TCP ? 16 : p->protocol == IPPROTO_UDP ? 6 : 2);
 	__u64 flags = p->protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 	long failed = 0;
 	if (p->protocol != IPPROTO_ICMP)
-		failed |= bpf_l4_csum_replace(skb, sum, 0, difference(address, to, v4), flags | BPF_F_PSEUDO_HDR);
-	failed |= bpf_l4_csum_replace(skb, sum, *old, port, flags | 2);
+		failed |= bpf_l4_csum_replace(skb, sum, 0, difference(&from, to, v4), flags | BPF_F_PSEUDO_HDR);
+	failed |= bpf_l4_csum_replace(skb, sum, old, port, flags | 2);
 	if (v4)
-		failed |= bpf_l3_csum_replace(skb, ETH_HLEN + 10, address->word[3], to->word[3], 4);
+		failed |= bpf_l3_csum_replace(skb, ETH_HLEN + 10, from.word[3], to->word[3], 4);
 	failed |= store_address(skb, address_offset(ETH_HLEN, v4, side), to, v4);
 	__u32 offset = p->l4 + (icmp ? 4 : side == SOURCE ? 0 : 2);
 	failed |= bpf_skb_store_bytes(skb, offset, &port, 2, 0);
-	*address = *to;
-	*old = port;
 	return failed ? -1 : 0;
 }
 

@@ -1,9 +1,8 @@
 //! Reading back what the kernel has, and comparing it with what it should have.
 
-use aya::{
-    maps::lpm_trie::Key,
-    programs::{ProgramInfo, SchedClassifier, TcAttachType},
-};
+mod sys;
+
+use aya::maps::lpm_trie::Key;
 use nix::libc::IFF_UP;
 
 use crate::{
@@ -51,16 +50,18 @@ impl Owner {
 
     /// Ours is the first program that a frame meets on the TAP, and is on every uplink, where others may be besides.
     fn check_program(&self, _index: u32, seat: &Seat) -> Result<Option<String>, IsolationError> {
-        let wanted = self.datapath.from_guest_id;
-        let first = programs(&seat.name)?.first().copied();
+        let programs = |name: &str, ifindex: u32| {
+            sys::programs(ifindex).map_err(|e| system(format!("read the programs of {name}"), e))
+        };
+        let (name, wanted) = (&seat.name, self.datapath.from_guest_id);
+        let first = programs(name, seat.tap.ifindex)?.first().copied();
         if first != Some(wanted) {
-            let name = &seat.name;
             return Ok(Some(format!(
                 "the first program of {name} is {first:?} and not {wanted}"
             )));
         }
-        for (name, _) in self.uplinks.values() {
-            if !programs(name)?.contains(&self.datapath.from_wire_id) {
+        for (ifindex, (name, _)) in &self.uplinks {
+            if !programs(name, *ifindex)?.contains(&self.datapath.from_wire_id) {
                 return Ok(Some(format!("the uplink {name} is without its program")));
             }
         }
@@ -88,11 +89,4 @@ impl Owner {
         }
         Ok(None)
     }
-}
-
-/// Numbers of the programs that a frame from a device meets, in order.
-fn programs(device: &str) -> Result<Vec<u32>, IsolationError> {
-    let (_, programs) = SchedClassifier::query_tcx(device, TcAttachType::Ingress)
-        .map_err(|e| system(format!("read the programs of {device}"), e))?;
-    Ok(programs.iter().map(ProgramInfo::id).collect())
 }
