@@ -128,6 +128,22 @@ fn named_memory(line: &str) -> Option<FileId> {
     (name == model::template_file::MEMORY).then(|| mapping(line))?
 }
 
+/// Page faults of a process and all its threads since it began, minor and major: fields 10 and 12 of
+/// /proc/PID/stat (proc(5)). Faults that KVM takes for a guest are its vCPU's. `None` if it is gone.
+#[must_use]
+pub fn page_faults(pid: u32) -> Option<u64> {
+    faults_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn faults_of(stat: &str) -> Option<u64> {
+    // The name may hold anything, a closing bracket too; the state, field 3, comes after it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let field = |number: usize| -> Option<u64> {
+        rest.split_ascii_whitespace().nth(number - 3)?.parse().ok()
+    };
+    Some(field(10)? + field(12)?)
+}
+
 /// Reads what a VMM owns; `guest` is the template's memory file. Round and arrival are left at zero.
 #[must_use]
 pub fn clone_ledger(pid: u32, guest: Option<FileId>) -> CloneLedger {

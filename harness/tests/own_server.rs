@@ -31,6 +31,72 @@ metric = "failures"
 limit = "0"
 "#;
 
+/// Each round a parent; its forks see what it did and go on from there.
+const FORKS: &str = r#"
+rounds = 2
+warmup_rounds = 0
+[target]
+kind = "e2b"
+template = "code-interpreter-v1"
+warm = 1
+start_timeout = "300s"
+[[parent]]
+cell = "seen = [1, 2]"
+[[parent]]
+argv = ["/bin/sh", "-c", "echo of-parent > /tmp/file"]
+[arrival]
+starts = 3
+[exec]
+cell = "seen.append(3); print('has'); seen"
+expect_stdout = "has\n[1, 2, 3]"
+timeout = "300s"
+[[turns]]
+name = "state stays"
+cell = "sum(seen)"
+expect_stdout = "6"
+[[turns]]
+name = "file came along"
+argv = ["/bin/cat", "/tmp/file"]
+expect_stdout = "of-parent\n"
+[hold]
+until = "exec"
+[baseline]
+kind = "none"
+[[gates]]
+name = "all"
+metric = "failures"
+limit = "0"
+"#;
+
+/// The same work four times in clones whose working set is copied at restore, and in others.
+const TAX: &str = r#"
+rounds = 4
+warmup_rounds = 0
+[target]
+start_timeout = "120s"
+[beside]
+kind = "vmm-direct"
+prefault = "off"
+[arrival]
+kind = "closed"
+starts = 3
+[exec]
+timeout = "120s"
+[[turns]]
+name = "work"
+argv = ["/usr/bin/python3", "-c", "print(sum(range(1000)))"]
+expect_stdout = "499500\n"
+times = 4
+[hold]
+until = "exec"
+[baseline]
+kind = "none"
+[[gates]]
+name = "all"
+metric = "failures"
+limit = "0"
+"#;
+
 /// A run on the artifacts that the tier names, in directories of its own.
 struct Bench {
     dir: tempfile::TempDir,
@@ -100,4 +166,40 @@ fn kvm_a_server_of_the_runs_own_serves_a_scenario_with_nothing_beside_it() {
     }
     assert!(d.starts.contains_key("warm"), "{:?}", d.starts.keys());
     assert!(d.beside.is_none() && d.baseline.is_none());
+}
+
+#[test]
+fn interpreter_forks_go_on_where_their_parent_is() {
+    let d = Bench::new().passes(FORKS);
+    assert_eq!((d.n, d.phases["first_exec"].failed), (6, 0));
+    let turns = d.turns.unwrap();
+    let n: Vec<_> = turns
+        .turns
+        .iter()
+        .map(|t| (t.latency.n, t.latency.failed))
+        .collect();
+    assert_eq!(n, [(6, 0), (6, 0)]);
+    assert!(
+        turns.first_exec_faults.unwrap() > 0.0,
+        "their VMMs are on this host"
+    );
+    assert!(turns.tax.is_none());
+    assert_eq!(d.round.unwrap().n, 2);
+}
+
+#[test]
+fn kvm_the_tax_of_a_new_clone_is_counted_with_and_without_prefault() {
+    let d = Bench::new().passes(TAX);
+    assert_eq!(d.beside_name.as_deref(), Some("prefault off"));
+    let (on, off) = (d.turns.unwrap(), d.beside_turns.unwrap());
+    for turns in [&on, &off] {
+        let faults = |at: usize| turns.turns[at].faults.unwrap();
+        assert!(
+            faults(0) > faults(3),
+            "the first time touches pages: {turns:?}"
+        );
+        let tax = turns.tax.as_ref().unwrap();
+        assert!(tax.faults.unwrap() > 0.0 && tax.time.p50_ms.is_some());
+    }
+    assert_eq!((d.n, d.beside.unwrap()["first_exec"].n), (12, 12));
 }

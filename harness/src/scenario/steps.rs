@@ -1,0 +1,77 @@
+//! Commands and cells beside the first one, as they are written.
+
+use serde::Deserialize;
+
+use super::{ExecSpec, TurnSpec};
+
+/// A step of a parent. Exactly one of `argv` and `cell` is given.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StepConfig {
+    #[serde(default)]
+    argv: Vec<String>,
+    #[serde(default)]
+    cell: String,
+    #[serde(default)]
+    expect_stdout: String,
+}
+
+/// A turn, or several of one kind.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TurnConfig {
+    name: String,
+    #[serde(default)]
+    argv: Vec<String>,
+    #[serde(default)]
+    cell: String,
+    #[serde(default)]
+    expect_stdout: String,
+    #[serde(default = "once")]
+    times: usize,
+}
+
+fn once() -> usize {
+    1
+}
+
+impl StepConfig {
+    /// User and bound are those of `[exec]`. The error is a sentence for the user.
+    pub(super) fn check(self, of: &str, exec: &ExecSpec) -> Result<ExecSpec, String> {
+        if self.argv.is_empty() == self.cell.is_empty() {
+            return Err(format!("{of} needs one of argv and cell"));
+        }
+        Ok(ExecSpec {
+            argv: self.argv,
+            cell: Some(self.cell).filter(|cell| !cell.is_empty()),
+            expect_stdout: self.expect_stdout,
+            ..exec.clone()
+        })
+    }
+}
+
+impl TurnConfig {
+    /// As many turns as it says, numbered if there are several.
+    pub(super) fn check(self, exec: &ExecSpec) -> Result<Vec<TurnSpec>, String> {
+        let (name, times) = (self.name, self.times);
+        if times == 0 || times > super::config::MAX_TURNS {
+            return Err(format!("turn {name:?}: times is {times}"));
+        }
+        let step = StepConfig {
+            argv: self.argv,
+            cell: self.cell,
+            expect_stdout: self.expect_stdout,
+        };
+        let exec = step.check(&format!("turn {name:?}"), exec)?;
+        let numbered = |number| match times {
+            1 => name.clone(),
+            _ => format!("{name} {number}"),
+        };
+        Ok((1..=times)
+            .map(|number| TurnSpec {
+                name: numbered(number),
+                exec: exec.clone(),
+            })
+            .collect())
+    }
+}
