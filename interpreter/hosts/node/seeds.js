@@ -6,7 +6,6 @@ const crypto = require('node:crypto');
 const fs = require('node:fs');
 const path = require('node:path');
 
-let reseedOpenSsl = null;
 // xoshiro128**, by Blackman and Vigna: four words that are not all zero.
 let [a, b, c, d] = [1, 2, 3, 4];
 
@@ -29,9 +28,8 @@ function random() {
 }
 
 function prepare() {
-  const addon = { exports: {} };
-  process.dlopen(addon, path.join(__dirname, 'reseed.node'));
-  reseedOpenSsl = addon.exports;
+  // OpenSSL's generators: nothing of theirs is left to be seeded.
+  process.dlopen({ exports: {} }, path.join(__dirname, '..', 'random.so'));
   Object.defineProperty(random, 'name', { value: 'random' });
   Math.random = random;
   // Without its cache of random bytes, which would be the same in clones of a sandbox that has used it.
@@ -50,7 +48,6 @@ function reseed() {
   fs.closeSync(urandom);
   [a, b, c, d] = seed;
   a |= 1;
-  if (!reseedOpenSsl()) throw new Error('OpenSSL cannot be seeded');
 }
 
 module.exports = { prepare, reseed };
