@@ -6,6 +6,12 @@ const crypto = require('node:crypto');
 const fs = require('node:fs');
 const path = require('node:path');
 
+// Random bytes that Node keeps for `randomInt`, and how many one number takes.
+const KEPT = 6 * 1024;
+const TAKEN = 6;
+
+let intsWereDrawn = false;
+const { randomInt } = crypto;
 // xoshiro128**, by Blackman and Vigna: four words that are not all zero.
 let [a, b, c, d] = [1, 2, 3, 4];
 
@@ -36,8 +42,15 @@ function prepare() {
   const uuid = crypto.randomUUID;
   crypto.randomUUID = () => uuid({ disableEntropyCache: true });
   Object.defineProperty(crypto.webcrypto, 'randomUUID', { value: crypto.randomUUID, configurable: true });
+  crypto.randomInt = (...bounds) => {
+    intsWereDrawn = true;
+    return randomInt(...bounds);
+  };
+  Object.defineProperty(crypto.randomInt, 'name', { value: 'randomInt' });
   // Node 18 has it only as a module.
   globalThis.crypto ??= crypto.webcrypto;
+  // For those who import the functions by name.
+  require('node:module').syncBuiltinESMExports();
   reseed();
 }
 
@@ -48,6 +61,9 @@ function reseed() {
   fs.closeSync(urandom);
   [a, b, c, d] = seed;
   a |= 1;
+  // What is left of bytes that were drawn before is used up.
+  for (let left = intsWereDrawn ? KEPT : 0; left > 0; left -= TAKEN) randomInt(2);
+  intsWereDrawn = false;
 }
 
 module.exports = { prepare, reseed };

@@ -72,8 +72,10 @@ def reseed(untouched=False):
     if "numpy.random" in modules:
         seed_numpy(modules["numpy.random"], untouched)
     if uuid := modules.get("uuid"):
-        # `uuid1` has the machine's address and the last time in it.
-        uuid._node = None
+        # `uuid1` has node, clock sequence and the last time in it. The C library keeps them where nobody can
+        # change them; without it the sequence is drawn anew each time.
+        uuid._generate_time_safe = None
+        uuid._node = uuid._random_getnode()
         uuid._last_timestamp = None
     if tempfile := modules.get("tempfile"):
         tempfile._name_sequence = None
