@@ -27,7 +27,12 @@ use harness::{
     scenario::{self, ScenarioError},
     session::{self, SessionError, Settings},
     stats::fold,
-    verify::{self, Matrix, VerifyError, VerifySpec, features::Area, report as matrix_report},
+    verify::{
+        self, Matrix, Programs, VerifyError, VerifySpec,
+        features::Area,
+        hazards::{self, HazardSpec, report as hazard_report},
+        report as matrix_report,
+    },
 };
 
 #[derive(Parser)]
@@ -92,7 +97,7 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
     },
-    /// Run the official SDKs against an endpoint and say which of their features work
+    /// Verify an endpoint: what the official SDKs can do with it, and what its clones share
     Verify {
         #[command(subcommand)]
         what: Verify,
@@ -136,6 +141,24 @@ enum Verify {
         #[arg(long, value_enum, default_value_t)]
         format: MatrixFormat,
     },
+    /// What two sandboxes of one memory must not share; exit code 4 if they share it, 5 if a case could not be tried
+    CloneHazards {
+        #[command(flatten)]
+        places: Places,
+        #[command(flatten)]
+        run_root: RunRoot,
+        /// An endpoint; its key is E2B_API_KEY [default: a cube-api of the run's own]
+        #[arg(long, value_name = "URL")]
+        target: Option<String>,
+        /// Its data plane, such as https://{port}-{id}.example.com [default: as the target]
+        #[arg(long, value_name = "PATTERN", requires = "target")]
+        sandbox_url: Option<String>,
+        /// Template id or name
+        #[arg(long, default_value = "code-interpreter-v1")]
+        template: String,
+        #[arg(long, value_enum, default_value_t)]
+        format: Format,
+    },
 }
 
 /// Sockets of clones need a short path, so this is not below the results.
@@ -157,6 +180,16 @@ struct Places {
     /// The server [default: cube-api in $CUBE_BIN, else beside this program]
     #[arg(long, value_name = "PATH")]
     api: Option<PathBuf>,
+}
+
+impl Places {
+    fn programs(self) -> Programs {
+        Programs {
+            artifacts: self.artifacts.unwrap_or_else(artifacts::default_dir),
+            vmm: self.vmm,
+            api: self.api,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
@@ -214,9 +247,13 @@ impl CommandError {
         match self {
             Self::Scenario(_) | Self::Record(_) | Self::Compare(_) | Self::NoRun(_) => End::Usage,
             Self::Verify(error) => match error {
-                VerifyError::Artifact(_) | VerifyError::Server(_) => End::TargetUnreachable,
+                VerifyError::Artifact(_) | VerifyError::Server(_) | VerifyError::Target(_) => {
+                    End::TargetUnreachable
+                }
                 VerifyError::Features(_) => End::Bug,
-                VerifyError::Unknown { .. } | VerifyError::NoKey => End::Usage,
+                VerifyError::Unknown { .. } | VerifyError::Url(_) | VerifyError::NoKey => {
+                    End::Usage
+                }
                 VerifyError::Io { .. } => End::UnsuitableHost,
             },
             Self::Session(error) => match error {
@@ -285,7 +322,7 @@ impl Command {
                 format,
             } => compare_runs(&a, &b, margin / 100.0, format),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
-            Self::Verify { what } => verify_e2b(what),
+            Self::Verify { what } => what.carry_out(),
             Self::Sweep { run_root } => {
                 session::sweep(&run_root.run_root)?;
                 Ok(End::Pass)
@@ -319,34 +356,64 @@ fn report(dir: &Path, format: Format) -> Result<End, CommandError> {
     Ok(view.end())
 }
 
+impl Verify {
+    fn carry_out(self) -> Result<End, CommandError> {
+        match self {
+            Self::E2b {
+                places,
+                run_root,
+                api_url,
+                template,
+                area,
+                sdks,
+                features,
+                jobs,
+                results,
+                format,
+            } => {
+                let spec = VerifySpec {
+                    programs: places.programs(),
+                    api_url,
+                    run_root: run_root.run_root,
+                    template,
+                    area,
+                    sdks,
+                    features,
+                    jobs,
+                };
+                verify_e2b(&spec, results.as_deref(), format)
+            }
+            Self::CloneHazards {
+                places,
+                run_root,
+                target,
+                sandbox_url,
+                template,
+                format,
+            } => {
+                let spec = HazardSpec {
+                    programs: places.programs(),
+                    target,
+                    sandbox_url,
+                    run_root: run_root.run_root,
+                    template,
+                    mode: hazards::Mode::Look,
+                };
+                verify_clone_hazards(&spec, format)
+            }
+        }
+    }
+}
+
 fn verify_e2b(
-    Verify::E2b {
-        places,
-        run_root,
-        api_url,
-        template,
-        area,
-        sdks,
-        features,
-        jobs,
-        results,
-        format,
-    }: Verify,
+    spec: &VerifySpec,
+    results: Option<&Path>,
+    format: MatrixFormat,
 ) -> Result<End, CommandError> {
-    let matrix = verify::run(&VerifySpec {
-        artifacts: places.artifacts.unwrap_or_else(artifacts::default_dir),
-        vmm: places.vmm,
-        api: places.api,
-        api_url,
-        run_root: run_root.run_root,
-        template,
-        area,
-        sdks,
-        features,
-        jobs,
-    })?;
+    let matrix = verify::run(spec)?;
     if let Some(dir) = results {
-        write_matrix(&dir, &matrix).map_err(|source| VerifyError::Io { path: dir, source })?;
+        let path = dir.to_owned();
+        write_matrix(dir, &matrix).map_err(|source| VerifyError::Io { path, source })?;
     }
     print!(
         "{}",
@@ -358,6 +425,19 @@ fn verify_e2b(
         }
     );
     Ok(matrix.end())
+}
+
+fn verify_clone_hazards(spec: &HazardSpec, format: Format) -> Result<End, CommandError> {
+    let findings = hazards::run(spec)?;
+    print!(
+        "{}",
+        match format {
+            Format::Human => hazard_report::terminal(&findings),
+            Format::Json => hazard_report::json(&findings),
+            Format::Junit => hazard_report::junit(&findings),
+        }
+    );
+    Ok(findings.end())
 }
 
 fn write_matrix(dir: &Path, matrix: &Matrix) -> std::io::Result<()> {
