@@ -8,7 +8,10 @@ mod gate_spec;
 mod keys;
 mod steps;
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use model::{Bytes, WorkingSetPrefault};
 use serde::{Deserialize, Serialize};
@@ -50,7 +53,7 @@ pub struct Scenario {
     pub turns: Vec<TurnSpec>,
     /// What runs in the sandbox that a round's clones are forks of; empty: they are clones of the template.
     #[serde(default)]
-    pub parent: Vec<ExecSpec>,
+    pub parent: Vec<ParentStep>,
     /// How long it stays.
     pub hold: HoldSpec,
     /// What is read about memory; absent when nothing is.
@@ -169,6 +172,21 @@ impl ExecSpec {
             None => format!("{:?}", self.argv),
         }
     }
+}
+
+/// What is done to a parent before it is forked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ParentStep {
+    /// A command or a cell.
+    Run(ExecSpec),
+    /// A file of this host, read when the round begins, becomes one of the sandbox.
+    Upload {
+        /// Seen from where the harness was started.
+        file: PathBuf,
+        /// In the sandbox.
+        to: String,
+    },
 }
 
 /// A command or cell after the first one.
@@ -317,8 +335,11 @@ mod tests {
         let mut n = 0;
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
-            if path.ends_with("defaults.toml") {
-                // As a file it would say keys of several arrival kinds at once.
+            // As a file the defaults would say keys of several arrival kinds at once.
+            let scenario = path
+                .extension()
+                .is_some_and(|extension| extension == "toml");
+            if !scenario || path.ends_with("defaults.toml") {
                 continue;
             }
             load(&path).unwrap_or_else(|e| panic!("{}: {e:?}", path.display()));
@@ -345,6 +366,7 @@ mod tests {
         insta::assert_snapshot!(refused("[[turns]]\nname='a'"), @r#"scenario t: turn "a" needs one of argv and cell"#);
         insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='turn.1.p50'\nlimit='1ms'"), @"scenario t: gate a: there are 0 turns, none is number 1");
         insta::assert_snapshot!(refused("[[parent]]\ncell='1'"), @r#"scenario t: parent is for kind "e2b" with nothing beside it"#);
+        insta::assert_snapshot!(refused("[[parent]]\nupload='a'\nto='b'"), @"scenario t: parent: upload goes with an absolute path in `to`, and nothing else");
         insta::assert_snapshot!(refused("[beside]\nkind='vmm-direct'\nprefault='on'"), @r#"scenario t: beside.kind is what the target is already: "vmm-direct" with this prefault"#);
     }
 

@@ -43,7 +43,8 @@ start_timeout = "300s"
 [[parent]]
 cell = "seen = [1, 2]"
 [[parent]]
-argv = ["/bin/sh", "-c", "echo of-parent > /tmp/file"]
+upload = "/proc/sys/kernel/ostype"
+to = "/tmp/file"
 [arrival]
 starts = 3
 [exec]
@@ -57,7 +58,7 @@ expect_stdout = "6"
 [[turns]]
 name = "file came along"
 argv = ["/bin/cat", "/tmp/file"]
-expect_stdout = "of-parent\n"
+expect_stdout = "Linux\n"
 [hold]
 until = "exec"
 [baseline]

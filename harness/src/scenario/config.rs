@@ -11,7 +11,7 @@ use super::{
     Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, MemorySpec, Metric, Scenario, Spacing,
     TargetKind, TargetSpec, TurnSpec,
     gate_spec::GateConfig,
-    steps::{StepConfig, TurnConfig},
+    steps::{ParentConfig, TurnConfig},
 };
 
 /// More clones than this in one round are a typing mistake.
@@ -35,7 +35,7 @@ pub(super) struct ScenarioConfig {
     arrival: ArrivalConfig,
     exec: ExecConfig,
     turns: Vec<TurnConfig>,
-    parent: Vec<StepConfig>,
+    parent: Vec<ParentConfig>,
     hold: HoldConfig,
     memory: MemoryConfig,
     baseline: BaselineConfig,
@@ -157,7 +157,10 @@ impl ScenarioConfig {
         }
         let exec = self.exec.check()?;
         let turns = turns(self.turns, &exec)?;
-        let parent = parent(self.parent, &exec)?;
+        let parent = self.parent.into_iter();
+        let parent = parent
+            .map(|step| step.check(&exec))
+            .collect::<Result<Vec<_>, _>>()?;
         if !parent.is_empty() && (self.target.kind != TargetKind::E2b || beside.is_some()) {
             return Err("parent is for kind \"e2b\" with nothing beside it".to_owned());
         }
@@ -202,13 +205,6 @@ fn turns(typed: Vec<TurnConfig>, exec: &ExecSpec) -> Result<Vec<TurnSpec>, Strin
         }
     }
     Ok(turns)
-}
-
-fn parent(typed: Vec<StepConfig>, exec: &ExecSpec) -> Result<Vec<ExecSpec>, String> {
-    typed
-        .into_iter()
-        .map(|step| step.check("parent", exec))
-        .collect()
 }
 
 fn gates(typed: Vec<GateConfig>, turns: usize) -> Result<Vec<GateSpec>, String> {

@@ -8,7 +8,7 @@ use super::ScenarioError;
 const LISTS: [(&str, &[&str]); 3] = [
     ("gates", &["name", "metric", "limit", "limit_ratio"]),
     ("turns", &["name", "argv", "cell", "expect_stdout", "times"]),
-    ("parent", &["argv", "cell", "expect_stdout"]),
+    ("parent", &["argv", "cell", "expect_stdout", "upload", "to"]),
 ];
 
 /// Refuses a key of `typed` that `defaults` does not have.

@@ -2,17 +2,28 @@
 
 use serde::Deserialize;
 
-use super::{ExecSpec, TurnSpec};
+use super::{ExecSpec, ParentStep, TurnSpec};
 
-/// A step of a parent. Exactly one of `argv` and `cell` is given.
+/// A step of a parent: `upload` and `to`, or one of `argv` and `cell`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct StepConfig {
+pub(super) struct ParentConfig {
     #[serde(default)]
     argv: Vec<String>,
     #[serde(default)]
     cell: String,
     #[serde(default)]
+    expect_stdout: String,
+    #[serde(default)]
+    upload: String,
+    #[serde(default)]
+    to: String,
+}
+
+/// What is run. Exactly one of `argv` and `cell` is given.
+struct StepConfig {
+    argv: Vec<String>,
+    cell: String,
     expect_stdout: String,
 }
 
@@ -35,9 +46,33 @@ fn once() -> usize {
     1
 }
 
+impl ParentConfig {
+    /// The error is a sentence for the user.
+    pub(super) fn check(self, exec: &ExecSpec) -> Result<ParentStep, String> {
+        if self.upload.is_empty() && self.to.is_empty() {
+            let step = StepConfig {
+                argv: self.argv,
+                cell: self.cell,
+                expect_stdout: self.expect_stdout,
+            };
+            return step.check("parent", exec).map(ParentStep::Run);
+        }
+        let also = !(self.argv.is_empty() && self.cell.is_empty() && self.expect_stdout.is_empty());
+        if also || self.upload.is_empty() || !self.to.starts_with('/') {
+            return Err(
+                "parent: upload goes with an absolute path in `to`, and nothing else".into(),
+            );
+        }
+        Ok(ParentStep::Upload {
+            file: self.upload.into(),
+            to: self.to,
+        })
+    }
+}
+
 impl StepConfig {
-    /// User and bound are those of `[exec]`. The error is a sentence for the user.
-    pub(super) fn check(self, of: &str, exec: &ExecSpec) -> Result<ExecSpec, String> {
+    /// User and bound are those of `[exec]`.
+    fn check(self, of: &str, exec: &ExecSpec) -> Result<ExecSpec, String> {
         if self.argv.is_empty() == self.cell.is_empty() {
             return Err(format!("{of} needs one of argv and cell"));
         }

@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -225,6 +225,33 @@ impl Remote {
         }
     }
 
+    /// A client for a port of the sandbox, and where it leads.
+    fn client_of(&mut self, port: u16) -> Result<(Endpoint, EnvdClient<Wire>), Failure> {
+        let data = self.target.data_endpoint(&self.id, port)?;
+        let mut client = self.client_to(&data)?;
+        let port = port.to_string();
+        let route = [
+            ("e2b-sandbox-id", self.id.as_str()),
+            ("e2b-sandbox-port", &port),
+        ];
+        client.set_route(&data.authority(), &route);
+        client.set_access_token(self.token.clone());
+        Ok((data, client))
+    }
+
+    /// Makes a file of this host one of the sandbox.
+    pub(super) fn upload(&mut self, file: &Path, to: &str) -> Result<(), Failure> {
+        let bytes = std::fs::read(file)
+            .map_err(|e| failed(FailureCause::Exec, format!("{}: {e}", file.display())))?;
+        let (data, mut client) = self.client_of(ENVD_PORT)?;
+        client.set_timeout(self.target.timeout);
+        client
+            .write_file(to, &bytes, Some("root"))
+            .map_err(|e| guest::failure(FailureCause::Exec, &e))?;
+        self.client = Some((data, client));
+        Ok(())
+    }
+
     fn end(&mut self) -> Result<(), Failure> {
         self.alive = false;
         let api = self.target.api.clone();
@@ -250,15 +277,7 @@ impl Sandbox for Remote {
             Some(_) => guest::INTERPRETER_PORT,
             None => ENVD_PORT,
         };
-        let data = self.target.data_endpoint(&self.id, port)?;
-        let mut client = self.client_to(&data)?;
-        let port = port.to_string();
-        let route = [
-            ("e2b-sandbox-id", self.id.as_str()),
-            ("e2b-sandbox-port", &port),
-        ];
-        client.set_route(&data.authority(), &route);
-        client.set_access_token(self.token.clone());
+        let (data, mut client) = self.client_of(port)?;
         let output = match &command.cell {
             Some(code) => guest::cell_over(&mut client, code, command.timeout)?,
             None => guest::exec_over(&mut client, command)?,

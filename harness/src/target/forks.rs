@@ -20,7 +20,7 @@ use crate::{
     clock,
     event::{Failure, FailureCause},
     guest,
-    scenario::ExecSpec,
+    scenario::ParentStep,
 };
 
 /// Forks of one request. Servers bound it; ours takes 64.
@@ -30,7 +30,7 @@ const BATCH: u32 = 50;
 #[derive(Debug)]
 pub struct Forks {
     e2b: E2b,
-    parent: Vec<ExecSpec>,
+    parent: Vec<ParentStep>,
     starts: u32,
     /// Written between rounds, read by workers.
     family: RwLock<Option<Family>>,
@@ -54,9 +54,9 @@ struct Fork {
 }
 
 impl Forks {
-    /// `parent` is what a round's parent runs first, `starts` how many forks a round has.
+    /// `parent` is what is done to a round's parent first, `starts` how many forks a round has.
     #[must_use]
-    pub fn new(e2b: E2b, parent: Vec<ExecSpec>, starts: u32) -> Self {
+    pub fn new(e2b: E2b, parent: Vec<ParentStep>, starts: u32) -> Self {
         Self {
             e2b,
             parent,
@@ -68,7 +68,10 @@ impl Forks {
     fn new_family(&self) -> Result<Family, Failure> {
         let mut parent = self.e2b.start(&mut Timeline::default())?;
         for step in &self.parent {
-            exec_and_compare(&mut parent, step)?;
+            match step {
+                ParentStep::Run(command) => exec_and_compare(&mut parent, command)?,
+                ParentStep::Upload { file, to } => parent.upload(file, to)?,
+            }
         }
         let batches = self.starts.div_ceil(BATCH);
         Ok(Family {
