@@ -271,6 +271,19 @@ VmFlags: rd wr mr mw me ac sd
     }
 
     #[test]
+    fn faults_are_found_behind_any_name() {
+        let stat = "7 (a) R (b) S 1 7 7 0 -1 4194560 120 5 3 9 11 12 0 0 20 0 1 0 99";
+        assert_eq!(
+            faults_of(stat),
+            Some(123),
+            "minor and major, not the children's"
+        );
+        assert_eq!(faults_of("7 (short) S 1"), None);
+        assert!(page_faults(std::process::id()).unwrap() > 0);
+        assert_eq!(page_faults(0), None);
+    }
+
+    #[test]
     fn free_pages_in_lists_of_cpus_are_added_up() {
         let text = "  pagesets\n    cpu: 0\n              count:    88\n              high:     2575\n    cpu: 1\n              count:    2\n";
         assert_eq!(cpu_lists_free(text), Some(90 * 4096));
