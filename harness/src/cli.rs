@@ -1,5 +1,7 @@
 //! Command line: what each command does, and how each error ends the program.
 
+mod verify;
+
 use std::{
     path::{Path, PathBuf},
     time::Duration,
@@ -27,12 +29,7 @@ use harness::{
     scenario::{self, ScenarioError},
     session::{self, SessionError, Settings},
     stats::fold,
-    verify::{
-        self, Matrix, VerifyError, VerifySpec,
-        features::Area,
-        isolation::{self, IsolationError, IsolationSpec, Scope, report as proof_report},
-        report as matrix_report,
-    },
+    verify::{VerifyError, isolation::IsolationError},
 };
 
 #[derive(Parser)]
@@ -97,81 +94,16 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
     },
-    /// Check that features work and that sandboxes are confined
+    /// Verify: what the official SDKs can do, what sandboxes reach, what clones share
     Verify {
         #[command(subcommand)]
-        what: Verify,
+        what: verify::Verify,
     },
     /// Remove what killed runs left: VMM processes and directories below /run/cube
     Sweep {
         #[command(flatten)]
         run_root: RunRoot,
     },
-}
-
-#[derive(Subcommand)]
-enum Verify {
-    /// Conformance with E2B: every feature with every SDK; exit code 0 only if all that must work does
-    E2b(Conformance),
-    /// Whether a sandbox reaches what it must not; exit code 4 for a breach, 5 for what is not proved
-    Isolation(Prover),
-    /// The part of `isolation` that is about what a policy lets out
-    Egress(Prover),
-}
-
-/// Of the conformance suite.
-#[derive(clap::Args)]
-struct Conformance {
-    #[command(flatten)]
-    places: Places,
-    #[command(flatten)]
-    run_root: RunRoot,
-    /// An endpoint; its key is E2B_API_KEY [default: a cube-api of the run's own]
-    #[arg(long, value_name = "URL")]
-    api_url: Option<String>,
-    /// Template id or name
-    #[arg(long, default_value = "base")]
-    template: String,
-    /// What is verified; `interpreter` needs the template code-interpreter-v1
-    #[arg(long, value_enum, default_value_t = Area::Sandbox)]
-    area: Area,
-    /// Only this SDK, such as python-2.63.0; repeat for more
-    #[arg(long = "sdk", value_name = "NAME")]
-    sdks: Vec<String>,
-    /// Only this feature; repeat for more
-    #[arg(long = "feature", value_name = "NAME")]
-    features: Vec<String>,
-    /// SDKs at work at the same time
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    jobs: usize,
-    /// Also write matrix.json, matrix.md and matrix.xml into this directory
-    #[arg(long, value_name = "DIR")]
-    results: Option<PathBuf>,
-    #[arg(long, value_enum, default_value_t)]
-    format: MatrixFormat,
-}
-
-/// Of the isolation prover.
-#[derive(clap::Args)]
-struct Prover {
-    #[command(flatten)]
-    places: Places,
-    #[command(flatten)]
-    run_root: RunRoot,
-    /// The probe that is put into sandboxes [default: cube-netprobe in $CUBE_BIN, else beside this program]
-    #[arg(long, value_name = "PATH")]
-    probe: Option<PathBuf>,
-    /// Template id or name
-    #[arg(long, default_value = "base")]
-    template: String,
-    /// Only this case, or the cases of this class; repeat for more
-    #[arg(long = "case", value_name = "NAME")]
-    only: Vec<String>,
-    /// Also write isolation.json and isolation.xml into this directory
-    #[arg(long, value_name = "DIR")]
-    results: Option<PathBuf>,
-    #[arg(long, value_enum, default_value_t)]
-    format: ProofFormat,
 }
 
 /// Sockets of clones need a short path, so this is not below the results.
@@ -201,30 +133,6 @@ enum Format {
     #[default]
     Human,
     /// One document, described in docs/report-format.md
-    Json,
-    /// For CI systems
-    Junit,
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum MatrixFormat {
-    /// For a terminal
-    #[default]
-    Human,
-    /// One document, described in docs/conformance.md
-    Json,
-    /// For CI systems
-    Junit,
-    /// For issues and pages
-    Markdown,
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum ProofFormat {
-    /// For a terminal
-    #[default]
-    Human,
-    /// One document, described in docs/isolation.md
     Json,
     /// For CI systems
     Junit,
@@ -263,9 +171,13 @@ impl CommandError {
         match self {
             Self::Scenario(_) | Self::Record(_) | Self::Compare(_) | Self::NoRun(_) => End::Usage,
             Self::Verify(error) => match error {
-                VerifyError::Artifact(_) | VerifyError::Server(_) => End::TargetUnreachable,
+                VerifyError::Artifact(_) | VerifyError::Server(_) | VerifyError::Target(_) => {
+                    End::TargetUnreachable
+                }
                 VerifyError::Features(_) => End::Bug,
-                VerifyError::Unknown { .. } | VerifyError::NoKey => End::Usage,
+                VerifyError::Unknown { .. } | VerifyError::Url(_) | VerifyError::NoKey => {
+                    End::Usage
+                }
                 VerifyError::Io { .. } => End::UnsuitableHost,
             },
             Self::Isolation(error) => match error {
@@ -342,11 +254,7 @@ impl Command {
                 format,
             } => compare_runs(&a, &b, margin / 100.0, format),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
-            Self::Verify { what } => match what {
-                Verify::E2b(conformance) => verify_e2b(conformance),
-                Verify::Isolation(prover) => prove(prover, Scope::Isolation),
-                Verify::Egress(prover) => prove(prover, Scope::Egress),
-            },
+            Self::Verify { what } => what.carry_out(),
             Self::Sweep { run_root } => {
                 session::sweep(&run_root.run_root)?;
                 Ok(End::Pass)
@@ -378,89 +286,6 @@ fn report(dir: &Path, format: Format) -> Result<End, CommandError> {
         Format::Junit => print!("{}", junit::render(&view)),
     }
     Ok(view.end())
-}
-
-fn verify_e2b(
-    Conformance {
-        places,
-        run_root,
-        api_url,
-        template,
-        area,
-        sdks,
-        features,
-        jobs,
-        results,
-        format,
-    }: Conformance,
-) -> Result<End, CommandError> {
-    let matrix = verify::run(&VerifySpec {
-        artifacts: places.artifacts.unwrap_or_else(artifacts::default_dir),
-        vmm: places.vmm,
-        api: places.api,
-        api_url,
-        run_root: run_root.run_root,
-        template,
-        area,
-        sdks,
-        features,
-        jobs,
-    })?;
-    if let Some(dir) = results {
-        write_matrix(&dir, &matrix).map_err(|source| VerifyError::Io { path: dir, source })?;
-    }
-    print!(
-        "{}",
-        match format {
-            MatrixFormat::Human => matrix_report::terminal(&matrix),
-            MatrixFormat::Json => matrix_report::json(&matrix),
-            MatrixFormat::Junit => matrix_report::junit(&matrix),
-            MatrixFormat::Markdown => matrix_report::markdown(&matrix),
-        }
-    );
-    Ok(matrix.end())
-}
-
-fn prove(prover: Prover, scope: Scope) -> Result<End, CommandError> {
-    let proof = isolation::run(&IsolationSpec {
-        artifacts: prover
-            .places
-            .artifacts
-            .unwrap_or_else(artifacts::default_dir),
-        vmm: prover.places.vmm,
-        api: prover.places.api,
-        probe: prover.probe,
-        run_root: prover.run_root.run_root,
-        template: prover.template,
-        scope,
-        only: prover.only,
-    })?;
-    if let Some(dir) = prover.results {
-        let write = |name: &str, text: String| std::fs::write(dir.join(name), text);
-        std::fs::create_dir_all(&dir)
-            .and_then(|()| write("isolation.json", proof_report::json(&proof)))
-            .and_then(|()| write("isolation.xml", proof_report::junit(&proof)))
-            .map_err(|source| IsolationError::Io {
-                path: dir.clone(),
-                source,
-            })?;
-    }
-    print!(
-        "{}",
-        match prover.format {
-            ProofFormat::Human => proof_report::terminal(&proof),
-            ProofFormat::Json => proof_report::json(&proof),
-            ProofFormat::Junit => proof_report::junit(&proof),
-        }
-    );
-    Ok(proof.end())
-}
-
-fn write_matrix(dir: &Path, matrix: &Matrix) -> std::io::Result<()> {
-    std::fs::create_dir_all(dir)?;
-    std::fs::write(dir.join("matrix.json"), matrix_report::json(matrix))?;
-    std::fs::write(dir.join("matrix.md"), matrix_report::markdown(matrix))?;
-    std::fs::write(dir.join("matrix.xml"), matrix_report::junit(matrix))
 }
 
 fn print_plan(path: &Path, seed: Option<u64>, format: PlainFormat) -> Result<End, CommandError> {

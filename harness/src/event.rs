@@ -103,7 +103,14 @@ pub struct Attempt {
     /// How the target came by it; absent where the target does not tell.
     #[serde(default)]
     pub start: Option<StartKind>,
-    /// Absent when the first command gave the right answer.
+    /// Page faults of its VMM from its beginning to first exec; absent without turns, and where there is no
+    /// such process on this host.
+    #[serde(default)]
+    pub faults: Option<u64>,
+    /// The turns that gave the right answer, in order.
+    #[serde(default)]
+    pub turns: Vec<Turn>,
+    /// Absent when the first command and all turns gave the right answer.
     pub failure: Option<Failure>,
     /// When the worker was done with it, the kill included where it was not held.
     pub ended_ns: u64,
@@ -116,6 +123,16 @@ impl Attempt {
         let at = self.timeline.at(phase)?;
         Some(at.saturating_sub(self.intended_ns))
     }
+}
+
+/// One command or cell after the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    /// From question to answer.
+    pub took_ns: u64,
+    /// Page faults of the clone's VMM meanwhile, minor and major, those that KVM takes for the guest among
+    /// them; absent where there is no such process on this host.
+    pub faults: Option<u64>,
 }
 
 /// How a server came by a sandbox. Two kinds are never in one row.

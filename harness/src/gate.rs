@@ -1,13 +1,16 @@
 //! Judging: a gate's metric against its limit, or against the baseline of the same run.
 
-use model::StartPhase;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     event::StartKind,
     host::grade::Grade,
     scenario::{GateSpec, Limit, Metric, Quantile},
-    stats::{fold::Summary, quantile::Estimate},
+    stats::{
+        fold::Summary,
+        quantile::{Estimate, Samples},
+        turns,
+    },
 };
 
 /// What a gate came to.
@@ -88,7 +91,27 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
     gates
         .iter()
         .map(|gate| match gate.metric {
-            Metric::Phase(phase, quantile) => time(gate, phase, quantile, summary, grade),
+            Metric::Phase(phase, quantile) => {
+                let times = Times {
+                    clones: summary.phase(phase),
+                    baseline: summary.baseline_samples(),
+                };
+                time(gate, &times, quantile, &summary.mixture(), grade)
+            }
+            Metric::Turn(number, quantile) => {
+                let times = Times {
+                    clones: turns::latencies(&summary.clones, number.saturating_sub(1)),
+                    baseline: summary.baseline_samples(),
+                };
+                time(gate, &times, quantile, "", grade)
+            }
+            Metric::Round(quantile) => {
+                let times = Times {
+                    clones: summary.round_samples(),
+                    baseline: summary.baseline_round_samples(),
+                };
+                time(gate, &times, quantile, "", grade)
+            }
             Metric::MemorySlope => slope(gate, summary),
             Metric::Failures => failures(gate, summary),
             Metric::NotWarm => not_warm(gate, summary),
@@ -129,14 +152,22 @@ fn limit_of(gate: &GateSpec) -> f64 {
     result(gate, 0, None, Verdict::Pass, String::new()).limit
 }
 
+/// What a gate on a time compares.
+struct Times {
+    clones: Samples,
+    /// Of the host processes of the same run.
+    baseline: Samples,
+}
+
+/// `mixture` says what the number mixes.
 fn time(
     gate: &GateSpec,
-    phase: StartPhase,
+    times: &Times,
     quantile: Quantile,
-    summary: &Summary,
+    mixture: &str,
     grade: Grade,
 ) -> GateResult {
-    let samples = summary.phase(phase);
+    let samples = &times.clones;
     let n = samples.n();
     let ns = match samples.quantile(quantile) {
         Estimate::TooFew { needs } => {
@@ -151,7 +182,6 @@ fn time(
     };
     let ms = ns as f64 / 1e6;
     let limit = limit_of(gate);
-    let mixture = summary.mixture();
     let judged =
         |verdict, reason: String| result(gate, n, Some(ms), verdict, format!("{reason}{mixture}"));
     if ms <= limit {
@@ -166,7 +196,7 @@ fn time(
             Verdict::Inconclusive,
             format!("{ms:.2} ms exceeds {limit} ms, but the host is graded unfit"),
         ),
-        Grade::Indicative => match ratio(gate, ms, quantile, summary) {
+        Grade::Indicative => match ratio(gate, ms, quantile, &times.baseline) {
             Err(why) => judged(
                 Verdict::Inconclusive,
                 format!("{ms:.2} ms exceeds {limit} ms on a host graded indicative; {why}"),
@@ -200,12 +230,11 @@ fn ratio(
     gate: &GateSpec,
     ms: f64,
     quantile: Quantile,
-    summary: &Summary,
+    baseline: &Samples,
 ) -> Result<RatioResult, String> {
     let limit = gate
         .limit_ratio
         .ok_or("the scenario states no limit_ratio")?;
-    let baseline = summary.baseline_samples();
     match baseline.quantile(quantile) {
         Estimate::Value(ns) if ns > 0 => Ok(RatioResult {
             measured: ms / (ns as f64 / 1e6),

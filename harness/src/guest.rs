@@ -1,9 +1,12 @@
-//! Commands inside a guest, through its agent.
+//! Commands and cells inside a guest, through its agent and its interpreter.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use api_types::chain;
 use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, Transport};
+
+use serde::Deserialize;
+use serde_json::json;
 
 use crate::{
     event::{Failure, FailureCause},
@@ -11,14 +14,22 @@ use crate::{
     target::Output,
 };
 
-/// Runs a command in the guest behind a clone's vsock socket, on a connection of its own.
+/// Where the interpreter listens in a guest.
+pub(crate) const INTERPRETER_PORT: u16 = 49_999;
+
+/// Runs a command or a cell in the guest behind a clone's vsock socket, on a connection of its own.
 ///
 /// # Errors
-/// The agent cannot be reached or refuses.
+/// The agent or the interpreter cannot be reached or refuses.
 pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> {
-    let mut client = EnvdClient::connect(vsock, ENVD_PORT, command.timeout)
-        .map_err(|e| failure(FailureCause::Connect, &e))?;
-    exec_over(&mut client, command)
+    let connect = |e: ClientError| failure(FailureCause::Connect, &e);
+    let mut client = EnvdClient::connect(vsock, ENVD_PORT, command.timeout).map_err(connect)?;
+    let Some(code) = &command.cell else {
+        return exec_over(&mut client, command);
+    };
+    let tunnel = client.tunnel(INTERPRETER_PORT).map_err(connect)?;
+    let mut interpreter = EnvdClient::over(tunnel.stream, command.timeout);
+    cell_over(&mut interpreter, code, command.timeout)
 }
 
 /// The same on a connection that is open.
@@ -30,8 +41,8 @@ pub(crate) fn exec_over<S: Transport>(
     command: &ExecSpec,
 ) -> Result<Output, Failure> {
     let request = ExecRequest {
-        cmd: command.argv[0].clone(),
-        args: command.argv[1..].to_vec(),
+        cmd: command.argv.first().cloned().unwrap_or_default(),
+        args: command.argv.get(1..).unwrap_or_default().to_vec(),
         user: Some(command.user.clone()),
         stdin: Some(false),
         ..ExecRequest::default()
@@ -46,6 +57,87 @@ pub(crate) fn exec_over<S: Transport>(
     })
 }
 
+/// Runs a cell on a connection that leads to the interpreter.
+///
+/// # Errors
+/// The interpreter, or who stands before it, refuses, or its answer is none.
+pub(crate) fn cell_over<S: Transport>(
+    client: &mut EnvdClient<S>,
+    code: &str,
+    timeout: Duration,
+) -> Result<Output, Failure> {
+    client.set_timeout(timeout);
+    let body = json!({ "code": code }).to_string();
+    let json = [("content-type", "application/json")];
+    let answer = client
+        .request("POST", "/execute", &json, body.as_bytes())
+        .map_err(|e| failure(FailureCause::Exec, &e))?;
+    if answer.status != 200 {
+        let text: String = String::from_utf8_lossy(&answer.body)
+            .chars()
+            .take(300)
+            .collect();
+        return Err(no_cell(format!("status {}: {text}", answer.status)));
+    }
+    cell_output(&answer.body)
+}
+
+/// One line of the answer to a cell, as far as it matters here.
+#[derive(Deserialize)]
+struct CellEvent {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: Option<String>,
+    #[serde(default)]
+    is_main_result: bool,
+    #[serde(default)]
+    traceback: Option<String>,
+}
+
+/// What a cell printed and then the text of its result; its traceback as standard error, and then no status.
+fn cell_output(lines: &[u8]) -> Result<Output, Failure> {
+    let mut output = Output {
+        status: Some(0),
+        stdout: Vec::new(),
+        stderr: Vec::new(),
+    };
+    let (mut result, mut ended) = (None, false);
+    for line in lines.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+        let event: CellEvent =
+            serde_json::from_slice(line).map_err(|e| no_cell(format!("no event: {e}")))?;
+        let text = event.text.unwrap_or_default();
+        match event.kind.as_str() {
+            "stdout" => output.stdout.extend_from_slice(text.as_bytes()),
+            "stderr" => output.stderr.extend_from_slice(text.as_bytes()),
+            "result" if event.is_main_result => result = Some(text),
+            "error" => {
+                output.status = None;
+                output
+                    .stderr
+                    .extend(event.traceback.unwrap_or_default().into_bytes());
+            }
+            "end_of_execution" => ended = true,
+            // Counts, other results, and what later servers may say besides.
+            _ => {}
+        }
+    }
+    output
+        .stdout
+        .extend(result.unwrap_or_default().into_bytes());
+    match ended {
+        true => Ok(output),
+        false => Err(no_cell("the answer ends before the cell does".to_owned())),
+    }
+}
+
+fn no_cell(what: String) -> Failure {
+    Failure {
+        cause: FailureCause::Exec,
+        message: format!("cell: {what}"),
+    }
+}
+
 /// What a client's error means for the step that it broke.
 pub(crate) fn failure(step: FailureCause, error: &ClientError) -> Failure {
     let cause = match error {
@@ -57,5 +149,37 @@ pub(crate) fn failure(step: FailureCause, error: &ClientError) -> Failure {
     Failure {
         cause,
         message: format!("{}: {}", step.name(), chain(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_says_what_it_prints_and_then_its_result() {
+        let lines = concat!(
+            "{\"type\":\"number_of_executions\",\"execution_count\":1}\n",
+            "{\"type\":\"stdout\",\"text\":\"a\\n\",\"timestamp\":1}\n",
+            "{\"type\":\"result\",\"text\":\"shown\",\"is_main_result\":false}\n",
+            "{\"type\":\"result\",\"text\":\"2\",\"is_main_result\":true}\n",
+            "{\"type\": \"end_of_execution\"}\n",
+        );
+        let output = cell_output(lines.as_bytes()).unwrap();
+        assert_eq!(
+            (output.status, output.stdout.as_slice()),
+            (Some(0), &b"a\n2"[..])
+        );
+        let cut = &lines.as_bytes()[..lines.len() - 30];
+        assert_eq!(cell_output(cut).unwrap_err().cause, FailureCause::Exec);
+        let error = concat!(
+            "{\"type\":\"error\",\"name\":\"E\",\"value\":\"v\",\"traceback\":\"E: v\"}\n",
+            "{\"type\":\"end_of_execution\"}\n",
+        );
+        let output = cell_output(error.as_bytes()).unwrap();
+        assert_eq!(
+            (output.status, output.stderr.as_slice()),
+            (None, &b"E: v"[..])
+        );
     }
 }

@@ -128,6 +128,22 @@ fn named_memory(line: &str) -> Option<FileId> {
     (name == model::template_file::MEMORY).then(|| mapping(line))?
 }
 
+/// Page faults of a process and all its threads since it began, minor and major: fields 10 and 12 of
+/// /proc/PID/stat (proc(5)). Faults that KVM takes for a guest are its vCPU's. `None` if it is gone.
+#[must_use]
+pub fn page_faults(pid: u32) -> Option<u64> {
+    faults_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn faults_of(stat: &str) -> Option<u64> {
+    // The name may hold anything, a closing bracket too; the state, field 3, comes after it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let field = |number: usize| -> Option<u64> {
+        rest.split_ascii_whitespace().nth(number - 3)?.parse().ok()
+    };
+    Some(field(10)? + field(12)?)
+}
+
 /// Reads what a VMM owns; `guest` is the template's memory file. Round and arrival are left at zero.
 #[must_use]
 pub fn clone_ledger(pid: u32, guest: Option<FileId>) -> CloneLedger {
@@ -252,6 +268,19 @@ VmFlags: rd wr mr mw me ac sd
         assert!(ours.page_tables_bytes.unwrap() > 0);
         assert!(ours.vmm_private_bytes.unwrap() > 0);
         assert_eq!(clone_ledger(0, None), CloneLedger::default());
+    }
+
+    #[test]
+    fn faults_are_found_behind_any_name() {
+        let stat = "7 (a) R (b) S 1 7 7 0 -1 4194560 120 5 3 9 11 12 0 0 20 0 1 0 99";
+        assert_eq!(
+            faults_of(stat),
+            Some(123),
+            "minor and major, not the children's"
+        );
+        assert_eq!(faults_of("7 (short) S 1"), None);
+        assert!(page_faults(std::process::id()).unwrap() > 0);
+        assert_eq!(page_faults(0), None);
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod junit;
 pub mod markdown;
 mod plot;
 pub mod terminal;
+pub mod turns;
 
 use model::StartPhase;
 

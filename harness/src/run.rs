@@ -22,7 +22,7 @@ use std::{
 
 use crate::{
     clock,
-    event::{EndReason, RunEvent},
+    event::{EndReason, Failure, RunEvent},
     memory,
     plan::{Plan, Round, Row, Subject},
     scenario::{HoldUntil, Scenario},
@@ -67,6 +67,9 @@ pub enum RunError {
     /// What the target keeps ready does not get ready.
     #[error("the target does not get ready")]
     NotReady(#[source] std::io::Error),
+    /// What the clones of a round share cannot be made.
+    #[error("a round cannot begin: {}", .0.message)]
+    Round(Failure),
     /// The host refuses a worker thread.
     #[error("cannot start worker {number}")]
     Worker {
@@ -133,6 +136,7 @@ impl Runner<'_> {
         let counted = round.row == Row::Measured && round.subject == Subject::Clone;
         if round.subject == Subject::Clone {
             self.target.await_ready().map_err(RunError::NotReady)?;
+            self.target.begin_round().map_err(RunError::Round)?;
         }
         if counted && held.is_empty() {
             self.sample_memory(round.index, 0)?;

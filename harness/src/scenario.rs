@@ -6,8 +6,12 @@
 mod config;
 mod gate_spec;
 mod keys;
+mod steps;
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use model::{Bytes, WorkingSetPrefault};
 use serde::{Deserialize, Serialize};
@@ -37,10 +41,19 @@ pub struct Scenario {
     /// What is started in rounds beside it, for comparison; absent when nothing is.
     #[serde(default)]
     pub beside: Option<TargetKind>,
+    /// How those differ in their restore; absent: they do not.
+    #[serde(default)]
+    pub beside_prefault: Option<WorkingSetPrefault>,
     /// When it is started.
     pub arrival: Arrival,
     /// What it runs first.
     pub exec: ExecSpec,
+    /// What it runs after that, each timed by itself.
+    #[serde(default)]
+    pub turns: Vec<TurnSpec>,
+    /// What runs in the sandbox that a round's clones are forks of; empty: they are clones of the template.
+    #[serde(default)]
+    pub parent: Vec<ParentStep>,
     /// How long it stays.
     pub hold: HoldSpec,
     /// What is read about memory; absent when nothing is.
@@ -134,17 +147,55 @@ pub enum Spacing {
     Constant,
 }
 
-/// A command and what it must say.
+/// A command or a cell, and what it must say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecSpec {
-    /// Argument vector, never empty.
+    /// Argument vector, empty only beside a cell.
     pub argv: Vec<String>,
-    /// User inside the guest; the baseline runs as the harness does.
+    /// Code for the sandbox's interpreter, in place of a command.
+    #[serde(default)]
+    pub cell: Option<String>,
+    /// User inside the guest; the baseline runs as the harness does, a cell as its interpreter.
     pub user: String,
-    /// Standard output, exactly.
+    /// Standard output, exactly; of a cell what it prints and then the text of its result.
     pub expect_stdout: String,
     /// Bound of the whole exchange.
     pub timeout: Duration,
+}
+
+impl ExecSpec {
+    /// What is run, for messages.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match &self.cell {
+            Some(code) => format!("cell {code:?}"),
+            None => format!("{:?}", self.argv),
+        }
+    }
+}
+
+/// What is done to a parent before it is forked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ParentStep {
+    /// A command or a cell.
+    Run(ExecSpec),
+    /// A file of this host, read when the round begins, becomes one of the sandbox.
+    Upload {
+        /// Seen from where the harness was started.
+        file: PathBuf,
+        /// In the sandbox.
+        to: String,
+    },
+}
+
+/// A command or cell after the first one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnSpec {
+    /// In reports.
+    pub name: String,
+    /// What is run.
+    pub exec: ExecSpec,
 }
 
 /// How long clones stay.
@@ -284,8 +335,11 @@ mod tests {
         let mut n = 0;
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
-            if path.ends_with("defaults.toml") {
-                // As a file it would say keys of several arrival kinds at once.
+            // As a file the defaults would say keys of several arrival kinds at once.
+            let scenario = path
+                .extension()
+                .is_some_and(|extension| extension == "toml");
+            if !scenario || path.ends_with("defaults.toml") {
                 continue;
             }
             load(&path).unwrap_or_else(|e| panic!("{}: {e:?}", path.display()));
@@ -305,10 +359,27 @@ mod tests {
     fn values_that_cannot_be_are_named() {
         insta::assert_snapshot!(refused("rounds = 0"), @"scenario t: rounds is 0, at least 1 is needed");
         insta::assert_snapshot!(refused("[arrival]\nkind='burst'\nworkers=4"), @"scenario t: arrival.workers has no meaning for kind \"burst\"");
-        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is no metric: write PHASE.p50, .p95, .p99 or .max, memory.slope, failures, not_warm, after_hold.failures or starts_per_s");
+        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is no metric: write PHASE.p50, .p95, .p99 or .max, the same of turn.N or round, memory.slope, failures, not_warm, after_hold.failures or starts_per_s");
         insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p95'\nlimit='60'"), @"scenario t: gate a: limit \"60\" is no duration with a unit such as \"60ms\"");
         insta::assert_snapshot!(refused("[hold]\nat_least='3'"), @r#"scenario t: hold.at_least: "3" is no duration with a unit such as "250ms""#);
         assert!(refused("[hold]\nat_least=3").contains("invalid type: integer"));
+        insta::assert_snapshot!(refused("[[turns]]\nname='a'"), @r#"scenario t: turn "a" needs one of argv and cell"#);
+        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='turn.1.p50'\nlimit='1ms'"), @"scenario t: gate a: there are 0 turns, none is number 1");
+        insta::assert_snapshot!(refused("[[parent]]\ncell='1'"), @r#"scenario t: parent is for kind "e2b" with nothing beside it"#);
+        insta::assert_snapshot!(refused("[[parent]]\nupload='a'\nto='b'"), @"scenario t: parent: upload goes with an absolute path in `to`, and nothing else");
+        insta::assert_snapshot!(refused("[beside]\nkind='vmm-direct'\nprefault='on'"), @r#"scenario t: beside.kind is what the target is already: "vmm-direct" with this prefault"#);
+    }
+
+    #[test]
+    fn a_turn_may_be_repeated_and_judged() {
+        let text = "[[turns]]\nname='w'\ncell='1'\nexpect_stdout='1'\ntimes=2\n[[gates]]\nname='g'\nmetric='turn.2.p95'\nlimit='1ms'";
+        let s = parse("t", text).unwrap();
+        let names: Vec<_> = s.turns.iter().map(|turn| turn.name.as_str()).collect();
+        assert_eq!(names, ["w 1", "w 2"]);
+        assert_eq!(s.turns[1].exec.cell.as_deref(), Some("1"));
+        assert_eq!(s.turns[1].exec.timeout, s.exec.timeout);
+        assert_eq!(s.gates[0].metric, Metric::Turn(2, Quantile::P95));
+        assert_eq!(s.gates[0].metric.to_string(), "turn.2.p95");
     }
 
     proptest! {

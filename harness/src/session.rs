@@ -36,7 +36,10 @@ use crate::{
     run::Runner,
     scenario::{Scenario, TargetKind, TargetSpec},
     server::{Door, LocalServer, ServerError, ServerSpec, Tls},
-    target::{Target, e2b::E2b, host_process::HostProcess, vmm_direct::VmmDirect},
+    target::{
+        Target, e2b::E2b, forks::Forks, host_process::HostProcess, vmm_direct::RANDOM,
+        vmm_direct::VmmDirect,
+    },
 };
 
 /// What a run is told.
@@ -134,9 +137,17 @@ fn subjects(
     match (spec.kind, &spec.api_url) {
         (TargetKind::VmmDirect, _) => {
             let (direct, memory) = vmm_direct(scenario, settings, run_dir, host)?;
+            let beside = match (scenario.beside, scenario.beside_prefault) {
+                (Some(_), Some(prefault)) => Some(
+                    direct
+                        .with_prefault(prefault)
+                        .map_err(at(Path::new(RANDOM)))?,
+                ),
+                _ => None,
+            };
             Ok(Subjects {
                 target: Box::new(direct),
-                beside: None,
+                beside,
                 memory: Some(memory),
                 _server: None,
             })
@@ -145,12 +156,9 @@ fn subjects(
             let api = Endpoint::parse(url)?;
             host.endpoint = Some(api.to_string());
             let key = std::env::var("E2B_API_KEY").map_err(|_| SessionError::NoKey)?;
-            let beside = match scenario.beside {
-                None => None,
-                Some(_) => Some(vmm_direct(scenario, settings, run_dir, host)?.0),
-            };
+            let beside = beside(scenario, settings, run_dir, host)?;
             Ok(Subjects {
-                target: Box::new(e2b(spec, api, key)),
+                target: through(scenario, e2b(spec, api, key)),
                 beside,
                 memory: None,
                 _server: None,
@@ -190,16 +198,39 @@ fn own_server(
     let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
     target.sandboxes = Some(server.sandboxes());
     target.warm = spec.warm;
-    let beside = match scenario.beside {
-        None => None,
-        Some(_) => Some(vmm_direct(scenario, settings, run_dir, host)?.0),
-    };
+    let beside = beside(scenario, settings, run_dir, host)?;
     Ok(Subjects {
-        target: Box::new(target),
+        target: through(scenario, target),
         beside,
         memory: None,
         _server: Some(server),
     })
+}
+
+/// The clones beside those of an API.
+fn beside(
+    scenario: &Scenario,
+    settings: &Settings,
+    run_dir: &Arc<RunDir>,
+    host: &mut HostFacts,
+) -> Result<Option<VmmDirect>, SessionError> {
+    if scenario.beside.is_none() {
+        return Ok(None);
+    }
+    let (direct, _) = vmm_direct(scenario, settings, run_dir, host)?;
+    let Some(prefault) = scenario.beside_prefault else {
+        return Ok(Some(direct));
+    };
+    let other = direct.with_prefault(prefault);
+    other.map(Some).map_err(at(Path::new(RANDOM)))
+}
+
+/// Creates, or forks of a parent where the scenario has one.
+fn through(scenario: &Scenario, e2b: E2b) -> Box<dyn Target> {
+    match scenario.parent.as_slice() {
+        [] => Box::new(e2b),
+        parent => Box::new(Forks::new(e2b, parent.to_vec(), scenario.arrival.starts())),
+    }
 }
 
 /// Shows the server the scenario's template and no other: it keeps sandboxes of each that it sees.
@@ -244,7 +275,7 @@ fn vmm_direct(
         &scenario.target,
         Arc::clone(run_dir),
     )
-    .map_err(at(Path::new("/dev/urandom")))?;
+    .map_err(at(Path::new(RANDOM)))?;
     Ok((direct, memory))
 }
 

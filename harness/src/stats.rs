@@ -5,3 +5,4 @@ pub mod fold;
 pub mod permutation;
 pub mod quantile;
 pub mod slope;
+pub mod turns;

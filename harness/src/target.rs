@@ -1,6 +1,7 @@
 //! What a run starts, behind one trait: the VMM's control socket, processes on the host, the tests' fake.
 
 pub mod e2b;
+pub mod forks;
 pub mod host_process;
 pub mod vmm_direct;
 
@@ -42,6 +43,14 @@ pub trait Target: Sync {
     fn await_ready(&self) -> std::io::Result<()> {
         Ok(())
     }
+
+    /// Makes what the clones of one round share. What the round before shared is gone then.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    fn begin_round(&self) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// State of the page cache for the template's memory file.
@@ -55,7 +64,7 @@ pub enum PageCache {
 
 /// A started sandbox. Dropping it kills it.
 pub trait Sandbox: Send {
-    /// Runs a command and waits for its end.
+    /// Runs a command or a cell and waits for its end.
     ///
     /// # Errors
     /// The command could not be run; what it said is not judged here.
@@ -99,8 +108,8 @@ pub fn exec_and_compare(sandbox: &mut dyn Sandbox, command: &ExecSpec) -> Result
     Err(Failure {
         cause: FailureCause::WrongOutput,
         message: format!(
-            "{:?} ended with status {:?}, stdout {:?}, stderr {:?}; expected status 0, stdout {:?}",
-            command.argv,
+            "{} ended with status {:?}, stdout {:?}, stderr {:?}; expected status 0, stdout {:?}",
+            command.describe(),
             output.status,
             shorten(&output.stdout),
             shorten(&output.stderr),

@@ -8,6 +8,7 @@
 //! counted. A case that does not answer in time is not waited for, and one that was not run is no pass.
 
 pub mod features;
+pub mod hazards;
 pub mod isolation;
 pub mod report;
 pub mod sdk;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     artifacts::{self, ArtifactError},
+    endpoint::BadUrl,
     exit::End,
     leftovers::{self, RunDir},
     server::{Door, LocalServer, ServerError, ServerSpec, Tls},
@@ -36,15 +38,22 @@ const DOMAIN: &str = "cube.test";
 /// Sandboxes that the server of the suite's own keeps ready.
 const WARM: u32 = 4;
 
-/// What is verified, and with what.
+/// What a server of the suite's own is made of.
 #[derive(Clone, Debug)]
-pub struct VerifySpec {
+pub struct Programs {
     /// Directory with `templates/` and `sdk/`.
     pub artifacts: PathBuf,
     /// The VMM, if given.
     pub vmm: Option<PathBuf>,
     /// The server, if given.
     pub api: Option<PathBuf>,
+}
+
+/// What is verified, and with what.
+#[derive(Clone, Debug)]
+pub struct VerifySpec {
+    /// For a server of the suite's own, and the SDKs.
+    pub programs: Programs,
     /// An endpoint that is there already; its key is E2B_API_KEY.
     pub api_url: Option<String>,
     /// Where the directory of a server of the suite's own is made.
@@ -83,6 +92,12 @@ pub enum VerifyError {
         /// All names.
         known: String,
     },
+    /// An endpoint that is none.
+    #[error(transparent)]
+    Url(#[from] BadUrl),
+    /// The endpoint gives no sandbox.
+    #[error("there is no sandbox to verify with: {0}")]
+    Target(String),
     /// No key for an endpoint.
     #[error("the API wants a key: set E2B_API_KEY")]
     NoKey,
@@ -231,7 +246,7 @@ pub fn run(spec: &VerifySpec) -> Result<Matrix, VerifyError> {
     let secure = match features.iter().any(|feature| feature.own_server) {
         true => {
             let dir = run_dir.path().join("secure");
-            Some(own_server(spec, &dir, Tls::PrivateAuthority, 0)?)
+            Some(own_server(&spec.programs, &dir, Tls::PrivateAuthority, 0)?)
         }
         false => None,
     };
@@ -285,7 +300,7 @@ fn endpoint(
         };
         return Ok((None, address));
     }
-    let server = own_server(spec, run_dir.path(), Tls::Off, WARM)?;
+    let server = own_server(&spec.programs, run_dir.path(), Tls::Off, WARM)?;
     let address = Address {
         url: server.endpoint().to_string(),
         key: server.key().to_owned(),
@@ -296,16 +311,16 @@ fn endpoint(
 }
 
 fn own_server(
-    spec: &VerifySpec,
+    programs: &Programs,
     dir: &Path,
     tls: Tls,
     warm: u32,
 ) -> Result<LocalServer, VerifyError> {
     fs::create_dir_all(dir).map_err(at(dir))?;
-    let templates = spec.artifacts.join("templates");
+    let templates = programs.artifacts.join("templates");
     let spec = ServerSpec {
-        program: artifacts::find_api(spec.api.as_deref())?,
-        vmm: artifacts::find_vmm(spec.vmm.as_deref())?,
+        program: artifacts::find_api(programs.api.as_deref())?,
+        vmm: artifacts::find_vmm(programs.vmm.as_deref())?,
         templates: templates.canonicalize().map_err(at(&templates))?,
         warm,
         domain: Some(DOMAIN.to_owned()),
@@ -335,7 +350,7 @@ fn run_all(
         loop {
             let next = waiting.lock().ok().and_then(|mut sdks| sdks.next());
             let Some(sdk) = next else { return cells };
-            let dir = spec.artifacts.join("sdk");
+            let dir = spec.programs.artifacts.join("sdk");
             cells.extend(suite::run(sdk, &dir, features, address, home));
         }
     };

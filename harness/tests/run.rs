@@ -107,6 +107,28 @@ fn wrong_answers_are_failures_and_fail_the_gate() {
 }
 
 #[test]
+fn a_turn_that_answers_wrong_is_a_failure_of_its_start() {
+    let Some(stage) = Stage::set() else { return };
+    let output = stage.run(concat!(
+        "rounds = 12\nwarmup_rounds = 0\n[baseline]\nkind = \"none\"\n",
+        "[[turns]]\nname = \"right\"\nargv = [\"x\"]\nexpect_stdout = \"ok\\n\"\ntimes = 2\n",
+        "[[turns]]\nname = \"wrong\"\nargv = [\"x\"]\nexpect_stdout = \"no\"\n",
+    ));
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((d.n, d.failures["wrong_output"]), (12, 12));
+    assert_eq!(d.phases["first_exec"].failed, 0);
+    let turns = d.turns.unwrap();
+    let names: Vec<_> = turns.turns.iter().map(|t| t.name.as_str()).collect();
+    assert_eq!(names, ["right 1", "right 2", "wrong"]);
+    let failed: Vec<_> = turns.turns.iter().map(|t| t.latency.failed).collect();
+    assert_eq!(failed, [0, 0, 12]);
+    assert!(turns.turns[0].latency.p50_ms.unwrap() > 0.0);
+    assert!(turns.first_exec_faults.unwrap() > 0.0);
+    assert!(turns.tax.is_none(), "the turns are not the same work");
+    assert_eq!(d.round.unwrap().failed, 12);
+}
+
+#[test]
 fn after_sigkill_a_sweep_finds_what_was_left() {
     let Some(stage) = Stage::set() else { return };
     let mut child = stage.start(LONG);

@@ -1,8 +1,8 @@
 //! One connection: its buffers and what it is doing.
 
 use std::{
+    fs::File,
     io::{self, Read, Write},
-    net::TcpStream,
     os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
 };
@@ -27,7 +27,7 @@ const KEEP: usize = 16 << 10;
 /// A connection.
 #[derive(Debug)]
 pub(crate) struct Conn {
-    socket: TcpStream,
+    socket: File,
     /// Received and not yet used.
     pub(crate) input: Vec<u8>,
     /// To be sent, from `sent` on.
@@ -63,7 +63,7 @@ pub(crate) enum Phase {
 pub(crate) struct Gone;
 
 impl Conn {
-    pub(crate) fn new(socket: TcpStream, now: Instant) -> Self {
+    pub(crate) fn new(socket: File, now: Instant) -> Self {
         Self {
             socket,
             input: Vec::new(),

@@ -22,6 +22,7 @@ mod event;
 mod host;
 mod http;
 mod language;
+mod listener;
 mod message;
 mod server;
 mod supervisor;
@@ -36,14 +37,15 @@ use server::Server;
 const HOSTS: &str = "/usr/local/lib/cube-interpreter";
 /// Where the agent of a guest keeps what differs between clones.
 const STATE: &str = "/run/cube";
-const USAGE: &str =
-    "usage: cube-interpreter [--supervise] [--listen ADDRESS] [--hosts DIR] [--state DIR]";
+const USAGE: &str = "usage: cube-interpreter [--supervise] [--listen ADDRESS] [--vsock PORT] [--hosts DIR] [--state DIR]";
 
 /// How the program was called.
 #[derive(Debug)]
 pub(crate) struct Config {
     supervise: bool,
     listen: SocketAddr,
+    /// Where the host reaches the server directly, in guests.
+    vsock: Option<u32>,
     hosts: PathBuf,
     state: PathBuf,
 }
@@ -53,6 +55,7 @@ impl Config {
         let mut config = Self {
             supervise: false,
             listen: SocketAddr::from(([127, 0, 0, 1], 49_999)),
+            vsock: None,
             hosts: HOSTS.into(),
             state: STATE.into(),
         };
@@ -60,6 +63,7 @@ impl Config {
             match flag.as_str() {
                 "--supervise" => config.supervise = true,
                 "--listen" => config.listen = arguments.next()?.parse().ok()?,
+                "--vsock" => config.vsock = Some(arguments.next()?.parse().ok()?),
                 "--hosts" => config.hosts = arguments.next()?.into(),
                 "--state" => config.state = arguments.next()?.into(),
                 _ => return None,

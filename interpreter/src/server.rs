@@ -13,8 +13,6 @@ mod requests;
 
 use std::{
     collections::BTreeMap,
-    net::TcpListener,
-    os::fd::AsFd,
     process::Child,
     time::{Duration, Instant},
 };
@@ -32,6 +30,7 @@ use crate::{
     event::Event,
     host::Stream,
     language::Language,
+    listener::{ListenError, Listener},
 };
 
 /// Connections at once; the most idle one makes room for another.
@@ -44,13 +43,8 @@ const REAP: Duration = Duration::from_millis(50);
 /// The server cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServerError {
-    /// Nobody could reach it.
-    #[error("cannot listen on {address}")]
-    Listen {
-        address: std::net::SocketAddr,
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     #[error("cannot wait for events")]
     Wait(#[source] Errno),
 }
@@ -59,7 +53,7 @@ pub(crate) enum ServerError {
 #[derive(Debug)]
 pub(crate) struct Server {
     config: Config,
-    listener: TcpListener,
+    listeners: Vec<Listener>,
     conns: BTreeMap<u64, Conn>,
     /// In the order of their creation.
     contexts: Vec<Context>,
@@ -75,7 +69,7 @@ pub(crate) struct Server {
 /// What a descriptor of `poll` belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Token {
-    Listener,
+    Listener(usize),
     Conn(u64),
     Control(u64),
     Output(u64, Stream),
@@ -86,14 +80,14 @@ const OUTPUTS: [Stream; 2] = [Stream::Stdout, Stream::Stderr];
 impl Server {
     /// Listens, and starts the contexts that exist from the start.
     pub(crate) fn bind(config: Config) -> Result<Self, ServerError> {
-        let address = config.listen;
-        let failed = |source| ServerError::Listen { address, source };
-        let listener = TcpListener::bind(address).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
+        let mut listeners = vec![Listener::tcp(config.listen)?];
+        if let Some(port) = config.vsock {
+            listeners.push(Listener::vsock(port)?);
+        }
         let clone = CloneState::new(&config.state);
         let mut server = Self {
             config,
-            listener,
+            listeners,
             conns: BTreeMap::new(),
             contexts: Vec::new(),
             clone,
@@ -126,8 +120,11 @@ impl Server {
 
     /// Everything that happened since the last call, waiting until something does.
     fn wait(&self) -> Result<Vec<(Token, PollFlags)>, ServerError> {
-        let mut tokens = vec![Token::Listener];
-        let mut fds = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
+        let (mut tokens, mut fds) = (Vec::new(), Vec::new());
+        for (at, listener) in self.listeners.iter().enumerate() {
+            tokens.push(Token::Listener(at));
+            fds.push(PollFd::new(listener.fd(), PollFlags::POLLIN));
+        }
         for (serial, conn) in &self.conns {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::POLLIN, conn.wants_input());
@@ -184,7 +181,7 @@ impl Server {
     fn handle(&mut self, token: Token, flags: PollFlags) {
         let readable = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;
         match token {
-            Token::Listener => self.accept(),
+            Token::Listener(at) => self.accept(at),
             Token::Conn(serial) if flags.intersects(readable) => self.receive(serial),
             // Everything is flushed at the end of the turn.
             Token::Conn(_) => {}
@@ -200,14 +197,12 @@ impl Server {
         }
     }
 
-    fn accept(&mut self) {
-        let Ok((socket, _)) = self.listener.accept() else {
+    fn accept(&mut self, listener: usize) {
+        let listener = self.listeners.get(listener);
+        let Some(socket) = listener.and_then(Listener::accept) else {
             return;
         };
-        let set_up = socket
-            .set_nonblocking(true)
-            .and_then(|()| socket.set_nodelay(true));
-        if set_up.is_err() || (self.conns.len() >= MAX_CONNS && !self.close_most_idle()) {
+        if self.conns.len() >= MAX_CONNS && !self.close_most_idle() {
             return;
         }
         let serial = self.serial();

@@ -38,6 +38,9 @@ fn server(config: &Config) -> std::io::Result<Command> {
         .arg(&config.hosts)
         .arg("--state")
         .arg(&config.state);
+    if let Some(port) = config.vsock {
+        command.args(["--vsock", &port.to_string()]);
+    }
     sys::end_with_parent(&mut command);
     Ok(command)
 }

@@ -278,6 +278,7 @@ mod tests {
             disk: model::Bytes::mib(4096),
             created_unix_s: 1,
             is_snapshot: false,
+            source: None,
             spawned: 0,
             warm: 0,
         };

@@ -183,6 +183,9 @@ pub struct TemplateInfo {
     pub created_unix_s: u64,
     /// Whether it was made by [`crate::Pool::snapshot`].
     pub is_snapshot: bool,
+    /// The sandbox that it was made of, which may be gone. Absent for what is no snapshot, and for snapshots of
+    /// servers that did not note it.
+    pub source: Option<SandboxId>,
     /// Sandboxes started from it since the pool was opened.
     pub spawned: u64,
     /// Warm slots now.

@@ -14,7 +14,7 @@ use std::{
     sync::Arc,
 };
 
-use model::{MANIFEST_NAME, TEMPLATE_FORMAT, TemplateManifest};
+use model::{MANIFEST_NAME, SandboxId, TEMPLATE_FORMAT, TemplateManifest};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use vmm_control::template::LoadedTemplate;
@@ -72,8 +72,19 @@ struct Kept {
     names: Vec<String>,
     created_unix_s: u64,
     is_snapshot: bool,
+    /// The sandbox of a snapshot.
+    source: Option<SandboxId>,
     /// Absent: in `image` beside this file.
     elsewhere: Option<PathBuf>,
+}
+
+/// Where a new template comes from.
+#[derive(Clone, Debug)]
+pub(crate) enum Origin {
+    /// Files that somebody else keeps.
+    Elsewhere(PathBuf),
+    /// A snapshot of this sandbox, in `image` of the template's own directory.
+    Snapshot(SandboxId),
 }
 
 /// See the module.
@@ -141,6 +152,7 @@ impl Templates {
             Ok(mut template) => {
                 template.info.created_unix_s = kept.created_unix_s;
                 template.info.is_snapshot = kept.is_snapshot;
+                template.info.source = kept.source;
                 self.by_id.insert(id.to_owned(), template);
             }
             Err(why) => tracing::warn!(template = id, why, "a template is not usable"),
@@ -203,16 +215,19 @@ impl Templates {
         Ok(())
     }
 
-    /// Makes a template known whose files are in `elsewhere`, or in `image` of its own directory. Its names
-    /// leave the templates that had them.
+    /// Makes a template known. Its names leave the templates that had them.
     pub(crate) fn keep(
         &mut self,
         id: &str,
         names: Vec<String>,
-        elsewhere: Option<PathBuf>,
+        origin: Origin,
         created_unix_s: u64,
     ) -> Result<TemplateInfo, PoolError> {
         let home = self.dir.join(id);
+        let (elsewhere, source) = match origin {
+            Origin::Elsewhere(dir) => (Some(dir), None),
+            Origin::Snapshot(source) => (None, Some(source)),
+        };
         let dir = elsewhere.clone().unwrap_or_else(|| home.join("image"));
         let failed = |why: String| PoolError::Failed {
             what: "add a template",
@@ -220,12 +235,14 @@ impl Templates {
         };
         let mut template = Template::read(&dir, id.to_owned(), names.clone()).map_err(failed)?;
         template.info.created_unix_s = created_unix_s;
-        template.info.is_snapshot = elsewhere.is_none();
+        template.info.is_snapshot = source.is_some();
+        template.info.source.clone_from(&source);
         let kept = Kept {
             version: VERSION,
             names,
             created_unix_s,
-            is_snapshot: elsewhere.is_none(),
+            is_snapshot: source.is_some(),
+            source,
             elsewhere,
         };
         let io = |e: io::Error| failed(e.to_string());
@@ -292,6 +309,7 @@ impl Template {
                 disk: model::Bytes(disk),
                 created_unix_s: manifest.taken_at_unix_ns / 1_000_000_000,
                 is_snapshot: false,
+                source: None,
                 spawned: 0,
                 warm: 0,
             },
@@ -441,13 +459,16 @@ mod tests {
         let names = vec!["mine".to_owned(), "mine:v2".to_owned()];
         let (id, dir) = templates.draft().unwrap();
         image(&dir.join("image"), None);
-        templates.keep(&id, names.clone(), None, 9).unwrap();
+        let source = SandboxId::from_random([7; 19]);
+        let origin = Origin::Snapshot(source.clone());
+        templates.keep(&id, names.clone(), origin, 9).unwrap();
         // A half-made one does not survive.
         let (half, _) = templates.draft().unwrap();
         let templates = open();
         assert!(templates.get(&half).is_none() && !state.join(half).exists());
         let mine = &templates.find("mine:v2").unwrap().info;
         assert!(mine.is_snapshot && mine.created_unix_s == 9 && mine.names == names);
+        assert_eq!(mine.source, Some(source));
         assert_eq!(templates.find("mine:default").unwrap().info.id, id);
     }
 
@@ -462,7 +483,12 @@ mod tests {
             let (id, dir) = templates.draft().unwrap();
             image(&dir.join("image"), None);
             templates
-                .keep(&id, vec!["mine".into()], None, 1)
+                .keep(
+                    &id,
+                    vec!["mine".into()],
+                    Origin::Snapshot(SandboxId::from_random([7; 19])),
+                    1,
+                )
                 .unwrap()
                 .id
         };

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! wheels ─► root image (base's packages and more) ──┐
-//! server, hosts, add-on of Node ────────────────────┴─► boot → install → start → warm up → snapshot
+//! server, hosts, their generator ────────────────────┴─► boot → install → start → warm up → snapshot
 //! ```
 //! Server and hosts go into the template's layer, not into the image: they change often, the image is large.
 
@@ -35,6 +35,8 @@ const PLACE: &str = "templates/code-interpreter-v1";
 const MEMORY: Bytes = Bytes::mib(1024);
 /// Where the server looks for its hosts.
 const HOSTS: &str = "/usr/local/lib/cube-interpreter";
+/// Port of the interpreter in guests: TCP's for programs there, vsock's for the host.
+const PORT: u16 = 49_999;
 const SERVER: &str = "/usr/local/bin/cube-interpreter";
 /// Root's, as in official sandboxes; matplotlib's list of fonts is in the image.
 const ENVIRONMENT: &str = "HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 \
@@ -80,8 +82,8 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
         let run = tempfile::Builder::new()
             .prefix("cube-template-")
             .tempdir()?;
-        let addon = run.path().join("reseed.node");
-        build_addon(&parts.hosts().join("node/reseed.c"), &addon, log)?;
+        let random = run.path().join("random.so");
+        build_library(&parts.hosts().join("random.c"), &random, log)?;
         let maker = Maker {
             vmm: &parts.vmm,
             run: run.path(),
@@ -91,7 +93,7 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
         fs::remove_dir(out)?;
         maker
             .snapshot(paths, MEMORY, out, |vsock| {
-                install(parts, &addon, vsock)?;
+                install(parts, &random, vsock)?;
                 cells::warm_up(vsock)
             })
             .with_context(|| maker.failed("cannot make the template", template::BOOT))?;
@@ -101,28 +103,24 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
     })
 }
 
-/// Node's add-on needs no header: it declares the four functions that it calls.
-fn build_addon(source: &Path, addon: &Path, log: &Path) -> Result<()> {
+/// The library needs no header: it declares the functions that it calls.
+fn build_library(source: &Path, library: &Path, log: &Path) -> Result<()> {
     let mut cc = Command::new("gcc");
     cc.args(["-shared", "-fPIC", "-O2", "-s", "-o"])
-        .arg(addon)
+        .arg(library)
         .arg(source);
     tool::run(&mut cc, log)
 }
 
 /// Puts server and hosts into the guest and starts the server.
-fn install(parts: &Parts<'_>, addon: &Path, vsock: &Path) -> Result<()> {
+fn install(parts: &Parts<'_>, random: &Path, vsock: &Path) -> Result<()> {
     let mut agent = template::connect(vsock)?;
     copy_below(&mut agent, &parts.hosts(), Path::new(HOSTS))?;
-    copy(
-        &mut agent,
-        addon,
-        &Path::new(HOSTS).join("node/reseed.node"),
-    )?;
+    copy(&mut agent, random, &Path::new(HOSTS).join("random.so"))?;
     copy(&mut agent, &parts.server, Path::new(SERVER))?;
     let script = format!(
         "chmod 755 {SERVER}; python3 -m compileall -q {HOSTS}; \
-         cd /; exec env -i {ENVIRONMENT} setsid -f {SERVER} --supervise </dev/null >/dev/null 2>&1"
+         cd /; exec env -i {ENVIRONMENT} setsid -f {SERVER} --supervise --vsock {PORT} </dev/null >/dev/null 2>&1"
     );
     template::run_as(&mut agent, Some("root"), &["/bin/sh", "-ec", &script])
 }

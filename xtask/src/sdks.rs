@@ -39,6 +39,7 @@ pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
         dir: workspace.root().join("harness/conformance"),
         artifacts: workspace.artifacts(),
         docs: workspace.root().join("docs"),
+        examples: workspace.root().join("examples"),
     };
     let node = sources.python(store, NODE, &sources.dir.join("js/node.txt"))?;
     for version in PYTHON {
@@ -63,6 +64,8 @@ struct Sources {
     artifacts: PathBuf,
     /// Where the [`GUIDES`] are.
     docs: PathBuf,
+    /// Programs that are cases as well, one directory for each suite that has any.
+    examples: PathBuf,
 }
 
 impl Sources {
@@ -122,6 +125,10 @@ impl Sources {
         }
         copy_tree(&self.dir.join(suite).join("suite"), &to)
             .with_context(|| format!("cannot copy the suite to {}", to.display()))?;
+        let examples = self.examples.join(suite);
+        if examples.exists() {
+            copy_tree(&examples, &to.join("examples")).context("cannot copy the examples")?;
+        }
         for guide in GUIDES {
             fs::copy(self.docs.join(guide), to.join(guide))
                 .with_context(|| format!("cannot copy {guide}"))?;

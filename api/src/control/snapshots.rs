@@ -88,13 +88,18 @@ async fn list(
 ) -> Result<(HeaderMap, Json<Vec<SnapshotInfo>>), ApiError> {
     let page = Page::of(&query)?;
     let name = query.get("name");
+    let source = query.get("sandboxID");
     let mut snapshots = app.pool.templates().await;
     snapshots.retain(|template| {
         let named = |wanted| {
             let mut names = template.names.iter();
             names.any(|n| n == wanted || wire::split_tag(n).0 == wanted)
         };
-        template.is_snapshot && name.is_none_or(named)
+        let made_of = |wanted| {
+            let source = template.source.as_ref();
+            source.is_some_and(|source| source.as_str() == wanted)
+        };
+        template.is_snapshot && name.is_none_or(named) && source.is_none_or(made_of)
     });
     let (snapshots, token) = page.cut(snapshots, |template| Position {
         at: template.created_unix_s,

@@ -20,6 +20,8 @@ use tokio::net::UnixStream;
 
 use super::upload::Upload;
 
+/// The code interpreter's, whose server listens on vsock too: a request saves the way through the agent.
+const INTERPRETER_PORT: u16 = 49_999;
 /// How long until a connection to a port of a sandbox is open.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
 /// The longest greeting of VMM and agent together.
@@ -87,19 +89,40 @@ pub(super) async fn dial(vsock: &Path, port: u16) -> Result<Sender, DialError> {
     Ok(sender)
 }
 
+/// How a port is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Its server listens on vsock.
+    Direct,
+    /// Its server listens on TCP, where the agent connects to it.
+    Agent,
+}
+
 async fn open(vsock: &Path, port: u16) -> Result<UnixStream, DialError> {
-    let mut stream = UnixStream::connect(vsock).await.map_err(DialError::Gone)?;
-    let mut asked = format!("CONNECT {ENVD_PORT}\n");
-    if port != ENVD_PORT {
-        asked.push_str(&format!(
-            "CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
-        ));
+    match port {
+        ENVD_PORT => open_by(Way::Direct, vsock, port).await,
+        INTERPRETER_PORT => match open_by(Way::Direct, vsock, port).await {
+            Ok(stream) => Ok(stream),
+            // Another program may serve the port, which listens on TCP alone.
+            Err(_) => open_by(Way::Agent, vsock, port).await,
+        },
+        _ => open_by(Way::Agent, vsock, port).await,
     }
+}
+
+async fn open_by(way: Way, vsock: &Path, port: u16) -> Result<UnixStream, DialError> {
+    let mut stream = UnixStream::connect(vsock).await.map_err(DialError::Gone)?;
+    let asked = match way {
+        Way::Direct => format!("CONNECT {port}\n"),
+        Way::Agent => format!(
+            "CONNECT {ENVD_PORT}\nCONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+        ),
+    };
     let written = stream.write_all(asked.as_bytes()).await;
     written.map_err(DialError::Broken)?;
     let mut said = Vec::with_capacity(256);
     let greeted = loop {
-        if let Some(greeted) = greeting(&said, port)? {
+        if let Some(greeted) = greeting(&said, way)? {
             break greeted;
         }
         if said.len() >= GREETING_MAX {
@@ -117,7 +140,7 @@ async fn open(vsock: &Path, port: u16) -> Result<UnixStream, DialError> {
 }
 
 /// Length of a complete greeting; `None` when more must be read.
-fn greeting(said: &[u8], port: u16) -> Result<Option<usize>, DialError> {
+fn greeting(said: &[u8], way: Way) -> Result<Option<usize>, DialError> {
     let Some(line_end) = said.iter().position(|byte| *byte == b'\n') else {
         let is_start = said.starts_with(b"OK ") || b"OK ".starts_with(said);
         return match is_start {
@@ -129,7 +152,7 @@ fn greeting(said: &[u8], port: u16) -> Result<Option<usize>, DialError> {
     if !line.starts_with(b"OK ") {
         return Err(DialError::Protocol);
     }
-    if port == ENVD_PORT {
+    if way == Way::Direct {
         return Ok(Some(line.len()));
     }
     let status = status(rest)?;
@@ -166,13 +189,13 @@ mod tests {
 
     #[test]
     fn greetings_end_where_they_end() {
-        assert_eq!(greeting(b"OK 7\n", ENVD_PORT).unwrap(), Some(5));
-        assert_eq!(greeting(b"OK 7\nHTTP", ENVD_PORT).unwrap(), Some(5));
+        assert_eq!(greeting(b"OK 7\n", Way::Direct).unwrap(), Some(5));
+        assert_eq!(greeting(b"OK 7\nHTTP", Way::Direct).unwrap(), Some(5));
         for cut in 0..TUNNEL.len() {
-            assert_eq!(greeting(&TUNNEL[..cut], 80).unwrap(), None, "{cut}");
+            assert_eq!(greeting(&TUNNEL[..cut], Way::Agent).unwrap(), None, "{cut}");
         }
-        assert_eq!(greeting(TUNNEL, 80).unwrap(), Some(TUNNEL.len()));
-        let refused = greeting(b"OK 7\nHTTP/1.1 502 Bad", 80);
+        assert_eq!(greeting(TUNNEL, Way::Agent).unwrap(), Some(TUNNEL.len()));
+        let refused = greeting(b"OK 7\nHTTP/1.1 502 Bad", Way::Agent);
         assert!(matches!(refused, Err(DialError::Refused(502))));
     }
 
@@ -184,14 +207,18 @@ mod tests {
             b"HTTP/1.1 200 OK\r\n\r\n",
             b"OK 1\nSSH-2.0",
         ] {
-            assert!(matches!(greeting(said, 80), Err(DialError::Protocol)));
+            assert!(matches!(
+                greeting(said, Way::Agent),
+                Err(DialError::Protocol)
+            ));
         }
     }
 
     proptest! {
         #[test]
-        fn any_greeting_is_decided(said: Vec<u8>, port: u16) {
-            if let Ok(Some(end)) = greeting(&said, port) {
+        fn any_greeting_is_decided(said: Vec<u8>, direct: bool) {
+            let way = if direct { Way::Direct } else { Way::Agent };
+            if let Ok(Some(end)) = greeting(&said, way) {
                 prop_assert!(end <= said.len());
             }
         }

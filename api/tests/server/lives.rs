@@ -249,6 +249,11 @@ pub(crate) fn kvm_snapshots_and_forks_have_what_the_source_had() {
         server.get("/snapshots?name=other").expect(200).json(),
         json!([])
     );
+    let other = server.create(&json!({}));
+    for (sandbox, made_of_it) in [(&source, json!([snapshot])), (&other, json!([]))] {
+        let path = format!("/snapshots?sandboxID={}", sandbox.id);
+        assert_eq!(server.get(&path).expect(200).json(), made_of_it);
+    }
     server.delete(&format!("/templates/{id}")).expect(204);
     server.delete(&format!("/templates/{id}")).expect(404);
     for wrong in [

@@ -3,13 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use model::StartPhase;
+use model::{StartPhase, WorkingSetPrefault};
 use serde::{Deserialize, Serialize};
 
-use super::View;
+use super::{
+    View,
+    turns::{self, TurnsDocument},
+};
 use crate::{
     gate::GateResult,
-    scenario::Quantile,
+    scenario::{Arrival, Quantile},
     stats::{
         fold,
         quantile::{Estimate, Samples},
@@ -49,6 +52,19 @@ pub struct Document {
     /// Latencies of the target beside it, by phase; `null` without one.
     #[serde(default)]
     pub beside: Option<BTreeMap<String, PhaseDocument>>,
+    /// How the target beside it differs, in a word or two: "direct", "prefault off".
+    #[serde(default)]
+    pub beside_name: Option<String>,
+    /// What clones did after first exec; `null` if nothing.
+    #[serde(default)]
+    pub turns: Option<TurnsDocument>,
+    /// The same of the target beside it.
+    #[serde(default)]
+    pub beside_turns: Option<TurnsDocument>,
+    /// Whole rounds from the first intended start to the end of the last start; `n` is their number. `null`
+    /// unless arrivals are bursts.
+    #[serde(default)]
+    pub round: Option<PhaseDocument>,
     /// First-exec latency of the host-process baseline; `null` without one.
     pub baseline: Option<PhaseDocument>,
     /// First-exec latency without the template in the page cache; `null` without such starts.
@@ -205,6 +221,13 @@ impl Document {
                 .collect(),
             beside: (!summary.beside.is_empty())
                 .then(|| by_name(fold::ladder(&summary.beside.iter().collect::<Vec<_>>()))),
+            beside_name: beside_name(view),
+            turns: TurnsDocument::new(&view.scenario.turns, &summary.clones),
+            beside_turns: TurnsDocument::new(&view.scenario.turns, &summary.beside),
+            round: match view.scenario.arrival {
+                Arrival::Burst { .. } => present(&summary.round_samples()),
+                Arrival::Closed { .. } | Arrival::Open { .. } => None,
+            },
             baseline: present(&summary.baseline_samples()),
             cold: present(&summary.cold_samples()),
             starts_per_s: summary.starts_per_s(),
@@ -232,6 +255,7 @@ impl Document {
     #[must_use]
     pub fn rows(&self) -> Vec<(String, &PhaseDocument)> {
         let mut rows = Vec::new();
+        let beside_name = self.beside_name.as_deref().unwrap_or("direct");
         if self.starts.is_empty() {
             ladder_rows(&mut rows, "", &self.phases);
         }
@@ -239,9 +263,14 @@ impl Document {
             ladder_rows(&mut rows, &format!("{kind} "), phases);
         }
         if let Some(phases) = &self.beside {
-            ladder_rows(&mut rows, "direct ", phases);
+            ladder_rows(&mut rows, &format!("{beside_name} "), phases);
+        }
+        rows.extend(self.turns.iter().flat_map(TurnsDocument::rows));
+        for (name, row) in self.beside_turns.iter().flat_map(TurnsDocument::rows) {
+            rows.push((format!("{beside_name} {name}"), row));
         }
         for (name, row) in [
+            ("whole round", &self.round),
             ("host process", &self.baseline),
             ("cold first_exec", &self.cold),
             ("asked again", &self.after_hold),
@@ -249,6 +278,12 @@ impl Document {
             rows.extend(row.as_ref().map(|row| (name.to_owned(), row)));
         }
         rows
+    }
+
+    /// Mean page faults of a VMM by step, of the target and of the one beside it, as people read them.
+    #[must_use]
+    pub fn fault_rows(&self) -> Vec<(String, String, String)> {
+        turns::fault_rows(self.turns.as_ref(), self.beside_turns.as_ref())
     }
 
     /// Pretty JSON with a line end.
@@ -279,6 +314,15 @@ fn ladder_rows<'a>(
             rows.push((format!("{prefix}{}", phase.name()), row));
         }
     }
+}
+
+fn beside_name(view: &View<'_>) -> Option<String> {
+    view.scenario.beside?;
+    Some(match view.scenario.beside_prefault {
+        None => "direct".to_owned(),
+        Some(WorkingSetPrefault::On) => "prefault on".to_owned(),
+        Some(WorkingSetPrefault::Off) => "prefault off".to_owned(),
+    })
 }
 
 fn ended(view: &View<'_>) -> &'static str {

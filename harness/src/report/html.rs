@@ -29,6 +29,7 @@ pub fn render(view: &View<'_>) -> String {
                 (head(view, &d))
                 (gates(view))
                 section { h2 { "Latency" } (latency(&d)) }
+                (faults(&d))
                 section { h2 { "Share of starts done" } (plot::cdf::draw(view)) }
                 section { h2 { "Where the time goes" } (plot::ladder::draw(view)) }
                 section { h2 { "A typical round" } (plot::timeline::draw(view)) }
@@ -119,6 +120,25 @@ fn latency(d: &Document) -> Markup {
                         td.n { (cell(p, p.p99_ms, Quantile::P99)) }
                         td.n { (cell(p, p.max_ms, Quantile::Max)) }
                         td.n { @if let Some([low, high]) = p.p95_ci95_ms { (format!("{low:.2} – {high:.2}")) } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn faults(d: &Document) -> Markup {
+    let rows = d.fault_rows();
+    html! {
+        @if !rows.is_empty() {
+            section {
+                h2 { "Page faults" }
+                table {
+                    thead { tr { th { "mean of one VMM" } th.n {} th.n { (d.beside_name.as_deref().unwrap_or_default()) } } }
+                    tbody {
+                        @for (name, ours, theirs) in rows {
+                            tr { td { (name) } td.n { (ours) } td.n { (theirs) } }
+                        }
                     }
                 }
             }

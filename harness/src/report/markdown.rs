@@ -42,6 +42,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     for (name, row) in d.rows() {
         line(out, &name, row)?;
     }
+    faults(out, d)?;
     memory(out, d)?;
     gates(out, view)?;
     writeln!(out, "\nRun again: `{}`", view.reproduce)
@@ -57,6 +58,20 @@ fn line(out: &mut String, name: &str, p: &PhaseDocument) -> std::fmt::Result {
         cell(p, p.p99_ms, Quantile::P99),
         cell(p, p.max_ms, Quantile::Max),
     )
+}
+
+fn faults(out: &mut String, d: &Document) -> std::fmt::Result {
+    let rows = d.fault_rows();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let beside = d.beside_name.as_deref().unwrap_or_default();
+    writeln!(out, "\n| page faults of one VMM, mean | | {beside} |")?;
+    writeln!(out, "|---|--:|--:|")?;
+    for (name, ours, theirs) in rows {
+        writeln!(out, "| {name} | {ours} | {theirs} |")?;
+    }
+    Ok(())
 }
 
 fn memory(out: &mut String, d: &Document) -> std::fmt::Result {

@@ -32,6 +32,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     if let Some(rate) = d.starts_per_s {
         writeln!(out, "\n{rate:.1} starts a second of measured rounds")?;
     }
+    faults(out, d)?;
     memory(out, d)?;
     failures(out, view, d)?;
     gates(out, view)
@@ -88,6 +89,19 @@ fn columns(p: &PhaseDocument) -> String {
         cell(p.p99_ms, Quantile::P99),
         cell(p.max_ms, Quantile::Max),
     )
+}
+
+fn faults(out: &mut String, d: &Document) -> std::fmt::Result {
+    let rows = d.fault_rows();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let beside = d.beside_name.as_deref().unwrap_or_default();
+    writeln!(out, "\n{:<36}{beside:>16}", "page faults of one VMM, mean")?;
+    for (name, ours, theirs) in rows {
+        writeln!(out, "  {name:<24}{ours:>10}{theirs:>16}")?;
+    }
+    Ok(())
 }
 
 fn memory(out: &mut String, d: &Document) -> std::fmt::Result {

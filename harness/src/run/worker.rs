@@ -11,7 +11,8 @@ use model::{StartPhase, Timeline};
 use super::held::HeldClone;
 use crate::{
     clock,
-    event::{Attempt, Failure, RunEvent, StartKind},
+    event::{Attempt, Failure, RunEvent, Turn},
+    memory,
     plan::{Round, Start, Subject},
     scenario::{ExecSpec, HoldUntil, Scenario},
     target::{CloneId, Sandbox, Target, exec_and_compare},
@@ -65,39 +66,62 @@ impl Worker<'_> {
             round: self.round.index,
             arrival,
         };
-        let mut timeline = Timeline::default();
-        let mut start = None;
-        let (failure, clone) = match self.start(id, &mut timeline, &mut start) {
-            Ok(sandbox) => self.keep_or_kill(id, sandbox),
-            Err(failure) => (Some(failure), None),
-        };
-        let attempt = Attempt {
+        let mut attempt = Attempt {
             round: self.round.index,
             subject: self.round.subject,
             row: self.round.row,
             arrival,
             intended_ns,
             actual_ns,
-            timeline,
-            start,
-            failure,
-            ended_ns: clock::monotonic_ns(),
+            timeline: Timeline::default(),
+            start: None,
+            faults: None,
+            turns: Vec::new(),
+            failure: None,
+            ended_ns: actual_ns,
         };
+        let (failure, clone) = match self.start(id, &mut attempt) {
+            Ok(sandbox) => self.keep_or_kill(id, sandbox),
+            Err(failure) => (Some(failure), None),
+        };
+        attempt.failure = failure;
+        attempt.ended_ns = clock::monotonic_ns();
         (attempt, clone)
     }
 
-    /// `kind` is known as soon as the create was answered, also when the command fails.
-    fn start(
-        &self,
-        id: CloneId,
-        timeline: &mut Timeline,
-        kind: &mut Option<StartKind>,
-    ) -> Result<Box<dyn Sandbox>, Failure> {
-        let mut sandbox = self.target.create(id, timeline)?;
-        *kind = sandbox.start_kind();
+    /// What is known goes into `attempt` at once, also when a later step fails.
+    fn start(&self, id: CloneId, attempt: &mut Attempt) -> Result<Box<dyn Sandbox>, Failure> {
+        let mut sandbox = self.target.create(id, &mut attempt.timeline)?;
+        attempt.start = sandbox.start_kind();
         exec_and_compare(sandbox.as_mut(), self.command())?;
-        timeline.stamp(StartPhase::FirstExec, clock::monotonic_ns());
+        let first_exec = clock::monotonic_ns();
+        attempt.timeline.stamp(StartPhase::FirstExec, first_exec);
+        if self.round.subject != Subject::HostProcess && !self.scenario.turns.is_empty() {
+            self.turns(sandbox.as_mut(), attempt)?;
+        }
         Ok(sandbox)
+    }
+
+    /// Runs all turns; page faults are read between them, outside of what is timed.
+    fn turns(&self, sandbox: &mut dyn Sandbox, attempt: &mut Attempt) -> Result<(), Failure> {
+        let pid = sandbox.pid();
+        let faults = || pid.and_then(memory::page_faults);
+        let mut before = faults();
+        attempt.faults = before;
+        for turn in &self.scenario.turns {
+            let began = clock::monotonic_ns();
+            exec_and_compare(sandbox, &turn.exec)?;
+            let took_ns = clock::monotonic_ns() - began;
+            let after = faults();
+            attempt.turns.push(Turn {
+                took_ns,
+                faults: after
+                    .zip(before)
+                    .map(|(after, before)| after.saturating_sub(before)),
+            });
+            before = after;
+        }
+        Ok(())
     }
 
     fn keep_or_kill(

@@ -8,14 +8,18 @@ use serde::Deserialize;
 use crate::endpoint::Endpoint;
 
 use super::{
-    Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, MemorySpec, Scenario, Spacing, TargetKind,
-    TargetSpec, gate_spec::GateConfig,
+    Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, MemorySpec, Metric, Scenario, Spacing,
+    TargetKind, TargetSpec, TurnSpec,
+    gate_spec::GateConfig,
+    steps::{ParentConfig, TurnConfig},
 };
 
 /// More clones than this in one round are a typing mistake.
 const MAX_STARTS: u32 = 100_000;
 /// So are more warm sandboxes than this.
 const MAX_WARM: u32 = 10_000;
+/// And more turns than this.
+pub(super) const MAX_TURNS: usize = 1000;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,6 +34,8 @@ pub(super) struct ScenarioConfig {
     beside: BesideConfig,
     arrival: ArrivalConfig,
     exec: ExecConfig,
+    turns: Vec<TurnConfig>,
+    parent: Vec<ParentConfig>,
     hold: HoldConfig,
     memory: MemoryConfig,
     baseline: BaselineConfig,
@@ -53,6 +59,7 @@ struct TargetConfig {
 #[serde(deny_unknown_fields)]
 struct BesideConfig {
     kind: BesideKind,
+    prefault: String,
 }
 
 #[derive(Deserialize)]
@@ -84,6 +91,7 @@ enum ArrivalKind {
 #[serde(deny_unknown_fields)]
 struct ExecConfig {
     argv: Vec<String>,
+    cell: String,
     user: String,
     expect_stdout: String,
     timeout: String,
@@ -139,7 +147,7 @@ impl ScenarioConfig {
         if self.memory.measure && self.hold.until == HoldUntil::Exec {
             return Err("memory.measure needs clones that stay: hold.until is \"exec\"".to_owned());
         }
-        let beside = self.beside.check(self.target.kind)?;
+        let (beside, beside_prefault) = self.beside.check(&self.target)?;
         if self.cold_rounds > 0 && self.target.kind == TargetKind::E2b && beside.is_none() {
             return Err(
                 "cold_rounds need a template that can be dropped from the page cache: set \
@@ -148,6 +156,15 @@ impl ScenarioConfig {
             );
         }
         let exec = self.exec.check()?;
+        let turns = turns(self.turns, &exec)?;
+        let parent = self.parent.into_iter();
+        let parent = parent
+            .map(|step| step.check(&exec))
+            .collect::<Result<Vec<_>, _>>()?;
+        if !parent.is_empty() && (self.target.kind != TargetKind::E2b || beside.is_some()) {
+            return Err("parent is for kind \"e2b\" with nothing beside it".to_owned());
+        }
+        let gates = gates(self.gates, turns.len())?;
         Ok(Scenario {
             name: if self.name.is_empty() {
                 name.to_owned()
@@ -161,22 +178,51 @@ impl ScenarioConfig {
             cold_rounds: self.cold_rounds,
             target: self.target.check()?,
             beside,
+            beside_prefault,
             arrival: self.arrival.check(arrival_keys)?,
-            baseline: self.baseline.check(&exec),
+            baseline: self.baseline.check(&exec)?,
             exec,
+            turns,
+            parent,
             hold: HoldSpec {
                 until: self.hold.until,
                 at_least: duration("hold.at_least", &self.hold.at_least)?,
                 exec_after: self.hold.exec_after,
             },
             memory: self.memory.check()?,
-            gates: self
-                .gates
-                .into_iter()
-                .map(GateSpec::try_from)
-                .collect::<Result<_, _>>()?,
+            gates,
         })
     }
+}
+
+/// Each as often as it says.
+fn turns(typed: Vec<TurnConfig>, exec: &ExecSpec) -> Result<Vec<TurnSpec>, String> {
+    let mut turns = Vec::new();
+    for turn in typed {
+        turns.extend(turn.check(exec)?);
+        if turns.len() > MAX_TURNS {
+            return Err(format!("there are more than {MAX_TURNS} turns"));
+        }
+    }
+    Ok(turns)
+}
+
+fn gates(typed: Vec<GateConfig>, turns: usize) -> Result<Vec<GateSpec>, String> {
+    let gates: Vec<GateSpec> = typed
+        .into_iter()
+        .map(GateSpec::try_from)
+        .collect::<Result<_, _>>()?;
+    for gate in &gates {
+        if let Metric::Turn(turn, _) = gate.metric
+            && !(1..=turns).contains(&turn)
+        {
+            let name = &gate.name;
+            return Err(format!(
+                "gate {name}: there are {turns} turns, none is number {turn}"
+            ));
+        }
+    }
+    Ok(gates)
 }
 
 impl TargetConfig {
@@ -244,13 +290,27 @@ impl TargetConfig {
 }
 
 impl BesideConfig {
-    fn check(&self, target: TargetKind) -> Result<Option<TargetKind>, String> {
-        match (&self.kind, target) {
-            (BesideKind::None, _) => Ok(None),
-            (BesideKind::VmmDirect, TargetKind::E2b) => Ok(Some(TargetKind::VmmDirect)),
-            (BesideKind::VmmDirect, TargetKind::VmmDirect) => {
-                Err("beside.kind is what the target is already: \"vmm-direct\"".to_owned())
+    fn check(
+        &self,
+        target: &TargetConfig,
+    ) -> Result<(Option<TargetKind>, Option<WorkingSetPrefault>), String> {
+        let prefault = match self.prefault.as_str() {
+            "" => None,
+            "on" => Some(WorkingSetPrefault::On),
+            "off" => Some(WorkingSetPrefault::Off),
+            other => return Err(format!("beside.prefault is {other:?}: on, off or empty")),
+        };
+        let differs = prefault.is_some_and(|prefault| prefault != target.prefault);
+        match (&self.kind, target.kind) {
+            (BesideKind::None, _) if prefault.is_some() => {
+                Err("beside.prefault has no meaning for kind \"none\"".to_owned())
             }
+            (BesideKind::None, _) => Ok((None, None)),
+            (BesideKind::VmmDirect, TargetKind::VmmDirect) if !differs => Err(
+                "beside.kind is what the target is already: \"vmm-direct\" with this prefault"
+                    .to_owned(),
+            ),
+            (BesideKind::VmmDirect, _) => Ok((Some(TargetKind::VmmDirect), prefault)),
         }
     }
 }
@@ -297,6 +357,7 @@ impl ExecConfig {
         }
         Ok(ExecSpec {
             argv: self.argv,
+            cell: Some(self.cell).filter(|cell| !cell.is_empty()),
             user: self.user,
             expect_stdout: self.expect_stdout,
             timeout: positive("exec.timeout", &self.timeout)?,
@@ -321,15 +382,19 @@ impl MemoryConfig {
 }
 
 impl BaselineConfig {
-    fn check(self, exec: &ExecSpec) -> Option<ExecSpec> {
+    fn check(self, exec: &ExecSpec) -> Result<Option<ExecSpec>, String> {
         match self.kind {
-            BaselineKind::None => None,
-            BaselineKind::HostProcess if self.argv.is_empty() => Some(exec.clone()),
-            BaselineKind::HostProcess => Some(ExecSpec {
+            BaselineKind::None => Ok(None),
+            BaselineKind::HostProcess if self.argv.is_empty() && exec.cell.is_some() => Err(
+                "baseline.argv is empty, but the host has no interpreter for exec.cell".to_owned(),
+            ),
+            BaselineKind::HostProcess if self.argv.is_empty() => Ok(Some(exec.clone())),
+            BaselineKind::HostProcess => Ok(Some(ExecSpec {
                 argv: self.argv,
+                cell: None,
                 expect_stdout: self.expect_stdout,
                 ..exec.clone()
-            }),
+            })),
         }
     }
 }

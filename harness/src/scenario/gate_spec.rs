@@ -34,6 +34,10 @@ pub struct GateSpec {
 pub enum Metric {
     /// A quantile of a phase of the ladder, from the intended start.
     Phase(StartPhase, Quantile),
+    /// A quantile of a turn, by its number from 1, from its question to its answer.
+    Turn(usize, Quantile),
+    /// A quantile of whole rounds, from the first intended start to the end of the last start.
+    Round(Quantile),
     /// What one more clone costs the host.
     MemorySlope,
     /// Clones that did not reach first exec with the right answer.
@@ -94,6 +98,8 @@ impl fmt::Display for Metric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Phase(phase, quantile) => write!(f, "{}.{}", phase.name(), quantile.name()),
+            Self::Turn(number, quantile) => write!(f, "turn.{number}.{}", quantile.name()),
+            Self::Round(quantile) => write!(f, "round.{}", quantile.name()),
             Self::MemorySlope => f.write_str("memory.slope"),
             Self::Failures => f.write_str("failures"),
             Self::NotWarm => f.write_str("not_warm"),
@@ -112,9 +118,15 @@ impl Metric {
             "after_hold.failures" => Some(Self::AfterHoldFailures),
             "starts_per_s" => Some(Self::StartsPerSecond),
             _ => {
-                let (phase, quantile) = text.split_once('.')?;
-                let phase = StartPhase::ALL.into_iter().find(|p| p.name() == phase)?;
+                let (of, quantile) = text.rsplit_once('.')?;
                 let quantile = Quantile::ALL.into_iter().find(|q| q.name() == quantile)?;
+                if let Some(number) = of.strip_prefix("turn.") {
+                    return Some(Self::Turn(number.parse().ok()?, quantile));
+                }
+                if of == "round" {
+                    return Some(Self::Round(quantile));
+                }
+                let phase = StartPhase::ALL.into_iter().find(|p| p.name() == of)?;
                 Some(Self::Phase(phase, quantile))
             }
         }
@@ -122,7 +134,7 @@ impl Metric {
 
     fn limit(self, text: &str) -> Result<Limit, String> {
         let (limit, shape) = match self {
-            Self::Phase(..) => (
+            Self::Phase(..) | Self::Turn(..) | Self::Round(_) => (
                 humantime::parse_duration(text)
                     .ok()
                     .map(|d| Limit::Nanoseconds(crate::clock::nanoseconds(d))),
@@ -154,8 +166,8 @@ impl TryFrom<GateConfig> for GateSpec {
         let name = config.name;
         let metric = Metric::parse(&config.metric).ok_or_else(|| {
             format!(
-                "gate {name}: {:?} is no metric: write PHASE.p50, .p95, .p99 or .max, memory.slope, \
-                 failures, not_warm, after_hold.failures or starts_per_s",
+                "gate {name}: {:?} is no metric: write PHASE.p50, .p95, .p99 or .max, the same of turn.N \
+                 or round, memory.slope, failures, not_warm, after_hold.failures or starts_per_s",
                 config.metric
             )
         })?;
@@ -163,7 +175,10 @@ impl TryFrom<GateConfig> for GateSpec {
             .limit(&config.limit)
             .map_err(|what| format!("gate {name}: {what}"))?;
         if let Some(ratio) = config.limit_ratio {
-            if !matches!(metric, Metric::Phase(..)) {
+            if !matches!(
+                metric,
+                Metric::Phase(..) | Metric::Turn(..) | Metric::Round(_)
+            ) {
                 return Err(format!("gate {name}: limit_ratio is for times only"));
             }
             if !(ratio.is_finite() && ratio > 0.0) {

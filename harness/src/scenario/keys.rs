@@ -4,16 +4,22 @@ use toml::{Table, Value};
 
 use super::ScenarioError;
 
-/// Keys of a gate; gates are a list, so the defaults cannot show them.
-const GATE_KEYS: [&str; 4] = ["name", "metric", "limit", "limit_ratio"];
+/// Lists of tables and the keys of theirs, which the defaults cannot show.
+const LISTS: [(&str, &[&str]); 3] = [
+    ("gates", &["name", "metric", "limit", "limit_ratio"]),
+    ("turns", &["name", "argv", "cell", "expect_stdout", "times"]),
+    ("parent", &["argv", "cell", "expect_stdout", "upload", "to"]),
+];
 
 /// Refuses a key of `typed` that `defaults` does not have.
 pub(super) fn check(name: &str, typed: &Table, defaults: &Table) -> Result<(), ScenarioError> {
     check_table(name, "", typed, defaults)?;
-    let gates = typed.get("gates").and_then(Value::as_array);
-    for gate in gates.into_iter().flatten().filter_map(Value::as_table) {
-        for key in gate.keys() {
-            known(name, "gates.", key, &GATE_KEYS)?;
+    for (list, keys) in LISTS {
+        let items = typed.get(list).and_then(Value::as_array);
+        for item in items.into_iter().flatten().filter_map(Value::as_table) {
+            for key in item.keys() {
+                known(name, &format!("{list}."), key, keys)?;
+            }
         }
     }
     Ok(())

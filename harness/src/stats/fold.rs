@@ -36,6 +36,8 @@ pub struct Summary {
     pub warm_up: u32,
     /// Base and end of each measured round of clones.
     pub rounds: BTreeMap<u32, RoundTimes>,
+    /// The same of the baseline.
+    pub baseline_rounds: BTreeMap<u32, RoundTimes>,
     /// See [`MemoryPoint`].
     pub memory: Vec<MemoryPoint>,
     /// See [`CloneLedger`].
@@ -74,7 +76,7 @@ impl Summary {
             RunEvent::RunStarted(started) => self.started = Some((**started).clone()),
             RunEvent::RoundStarted {
                 round,
-                subject: Subject::Clone,
+                subject,
                 row: Row::Measured,
                 base_ns,
             } => {
@@ -82,11 +84,16 @@ impl Summary {
                     base_ns: *base_ns,
                     end_ns: None,
                 };
-                self.rounds.insert(*round, times);
+                match subject {
+                    Subject::Clone => self.rounds.insert(*round, times),
+                    Subject::HostProcess => self.baseline_rounds.insert(*round, times),
+                    Subject::Beside => None,
+                };
             }
             RunEvent::RoundStarted { .. } => {}
             RunEvent::RoundEnded { round, at_ns } => {
-                if let Some(times) = self.rounds.get_mut(round) {
+                let both = [&mut self.rounds, &mut self.baseline_rounds];
+                for times in both.into_iter().filter_map(|rounds| rounds.get_mut(round)) {
                     times.end_ns = Some(*at_ns);
                 }
             }
@@ -204,6 +211,18 @@ impl Summary {
         Samples::new(latencies(&self.cold, StartPhase::FirstExec))
     }
 
+    /// How long whole rounds of clones took; one in which a start failed counts as [`INFINITE`].
+    #[must_use]
+    pub fn round_samples(&self) -> Samples {
+        walls(&self.rounds, &self.clones)
+    }
+
+    /// The same of the baseline.
+    #[must_use]
+    pub fn baseline_round_samples(&self) -> Samples {
+        walls(&self.baseline_rounds, &self.baseline)
+    }
+
     /// Clones that reached first exec per second of the measured rounds; `None` without a finished round.
     #[must_use]
     pub fn starts_per_s(&self) -> Option<f64> {
@@ -255,6 +274,20 @@ impl Summary {
         let read: Vec<u64> = self.ledgers.iter().filter_map(field).collect();
         (!read.is_empty()).then(|| read.iter().sum::<u64>() as f64 / read.len() as f64)
     }
+}
+
+/// From base to end of each round that has ended.
+fn walls(rounds: &BTreeMap<u32, RoundTimes>, attempts: &[Attempt]) -> Samples {
+    let failed = |round: &u32| {
+        let mut of_round = attempts.iter().filter(|a| a.round == *round);
+        of_round.any(|a| a.failure.is_some())
+    };
+    let wall = |(round, times): (&u32, &RoundTimes)| {
+        let end_ns = times.end_ns?;
+        let ns = end_ns.saturating_sub(times.base_ns);
+        Some(if failed(round) { INFINITE } else { ns })
+    };
+    Samples::new(rounds.iter().filter_map(wall).collect())
 }
 
 /// The name of a kind of start in reports.

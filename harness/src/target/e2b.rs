@@ -1,12 +1,12 @@
 //! `e2b`: any endpoint that speaks E2B's API. A create is `POST /v2/sandboxes`, a command is
-//! `process.Process/Start` through the endpoint's proxy, a kill is `DELETE`.
+//! `process.Process/Start` and a cell `POST /execute` through the endpoint's proxy, a kill is `DELETE`.
 //!
 //! Each start opens a connection of its own, so its handshakes are inside the latency. If control and data
 //! plane have one address, the connection serves both.
 
 use std::{
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Lifetime that is asked for, in seconds: longer than any round, and a bound on what a killed run leaves.
-const LIFETIME_S: u32 = 3600;
+pub(super) const LIFETIME_S: u32 = 3600;
 /// Answers to a create that are longer are no sandboxes.
 const MAX_ID: usize = 128;
 /// A server that keeps sandboxes ready has refilled its pool by then.
@@ -56,23 +56,39 @@ pub struct E2b {
 }
 
 /// What a create answers, as far as it matters here.
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Created {
+pub(super) struct Created {
     #[serde(rename = "sandboxID")]
     sandbox_id: String,
     envd_access_token: Option<String>,
 }
 
+impl Created {
+    /// Refuses what cannot become part of a path, a host name and a header.
+    pub(super) fn check(&self) -> Result<(), &'static str> {
+        let id = &self.sandbox_id;
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+        if id.is_empty() || id.len() > MAX_ID || !id.bytes().all(plain) {
+            return Err("the sandbox's id is none");
+        }
+        let token = self.envd_access_token.as_deref().unwrap_or_default();
+        match token.bytes().all(|b| b.is_ascii_graphic()) {
+            true => Ok(()),
+            false => Err("the sandbox's token is none"),
+        }
+    }
+}
+
 impl E2b {
-    fn connect(&self, to: &Endpoint) -> Result<EnvdClient<Wire>, Failure> {
+    pub(super) fn connect(&self, to: &Endpoint) -> Result<EnvdClient<Wire>, Failure> {
         let wire = to.dial(self.timeout).map_err(|e| dial_failure(&e))?;
         let mut client = EnvdClient::over(wire, self.timeout);
         client.set_route(&to.authority(), &[]);
         Ok(client)
     }
 
-    fn control(
+    pub(super) fn control(
         &self,
         client: &mut EnvdClient<Wire>,
         method: &str,
@@ -101,36 +117,47 @@ impl E2b {
             .ok_or_else(|| io::Error::other("the server does not say how many are warm"))
     }
 
-    fn data_endpoint(&self, id: &str) -> Result<Endpoint, Failure> {
+    /// Where requests to a port of a sandbox go.
+    fn data_endpoint(&self, id: &str, port: u16) -> Result<Endpoint, Failure> {
         let Some(pattern) = &self.sandbox_url else {
             return Ok(self.api.clone());
         };
         let url = pattern
             .replace("{id}", id)
-            .replace("{port}", &ENVD_PORT.to_string());
+            .replace("{port}", &port.to_string());
         Endpoint::parse(&url).map_err(|e| failed(FailureCause::Connect, chain(&e)))
     }
-}
 
-impl Target for E2b {
-    fn create(&self, _: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure> {
+    /// A create of the template.
+    pub(super) fn start(&self, timeline: &mut Timeline) -> Result<Remote, Failure> {
         let mut client = self.connect(&self.api)?;
         let body = json!({ "templateID": self.template, "timeout": LIFETIME_S }).to_string();
         let answer = self
             .control(&mut client, "POST", "/v2/sandboxes", body.as_bytes())
             .map_err(|e| guest::failure(FailureCause::Create, &e))?;
         timeline.stamp(StartPhase::Replied, clock::monotonic_ns());
-        let created = created(&answer)?;
-        let data = self.data_endpoint(&created.sandbox_id)?;
-        Ok(Box::new(Remote {
+        let mut remote = self.remote(created(&answer)?);
+        remote.start = answer.header(START_KIND).and_then(StartKind::parse);
+        remote.client = Some((self.api.clone(), client));
+        Ok(remote)
+    }
+
+    /// The handle of a sandbox that is there.
+    pub(super) fn remote(&self, created: Created) -> Remote {
+        Remote {
             target: self.clone(),
-            client: (data == self.api).then_some(client),
-            data,
+            client: None,
             id: created.sandbox_id,
             token: created.envd_access_token,
-            start: answer.header(START_KIND).and_then(StartKind::parse),
+            start: None,
             alive: true,
-        }))
+        }
+    }
+}
+
+impl Target for E2b {
+    fn create(&self, _: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure> {
+        Ok(Box::new(self.start(timeline)?))
     }
 
     fn prepare_cache(&self, _: PageCache) -> io::Result<()> {
@@ -171,39 +198,64 @@ fn created(answer: &HttpAnswer) -> Result<Created, Failure> {
     }
     let created: Created =
         serde_json::from_slice(&answer.body).map_err(|e| refused(format!(", {e}")))?;
-    let id = &created.sandbox_id;
-    // It becomes part of a path, a host name and a header.
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-    if id.is_empty() || id.len() > MAX_ID || !id.bytes().all(plain) {
-        return Err(refused(", the sandbox's id is none".to_owned()));
+    match created.check() {
+        Ok(()) => Ok(created),
+        Err(why) => Err(refused(format!(", {why}"))),
     }
-    let token = created.envd_access_token.as_deref().unwrap_or_default();
-    if !token.bytes().all(|b| b.is_ascii_graphic()) {
-        return Err(refused(", the sandbox's token is none".to_owned()));
-    }
-    Ok(created)
 }
 
 /// A sandbox behind the endpoint.
 #[derive(Debug)]
-struct Remote {
+pub(super) struct Remote {
     target: E2b,
-    data: Endpoint,
-    /// Absent before the first use, and after an error.
-    client: Option<EnvdClient<Wire>>,
-    id: String,
+    /// The last connection and where it leads; absent before the first use, and after an error.
+    client: Option<(Endpoint, EnvdClient<Wire>)>,
+    pub(super) id: String,
     token: Option<String>,
     start: Option<StartKind>,
     alive: bool,
 }
 
 impl Remote {
+    /// The connection at hand if it leads there, else a new one.
+    fn client_to(&mut self, to: &Endpoint) -> Result<EnvdClient<Wire>, Failure> {
+        match self.client.take() {
+            Some((at, client)) if at == *to => Ok(client),
+            _ => self.target.connect(to),
+        }
+    }
+
+    /// A client for a port of the sandbox, and where it leads.
+    fn client_of(&mut self, port: u16) -> Result<(Endpoint, EnvdClient<Wire>), Failure> {
+        let data = self.target.data_endpoint(&self.id, port)?;
+        let mut client = self.client_to(&data)?;
+        let port = port.to_string();
+        let route = [
+            ("e2b-sandbox-id", self.id.as_str()),
+            ("e2b-sandbox-port", &port),
+        ];
+        client.set_route(&data.authority(), &route);
+        client.set_access_token(self.token.clone());
+        Ok((data, client))
+    }
+
+    /// Makes a file of this host one of the sandbox.
+    pub(super) fn upload(&mut self, file: &Path, to: &str) -> Result<(), Failure> {
+        let bytes = std::fs::read(file)
+            .map_err(|e| failed(FailureCause::Exec, format!("{}: {e}", file.display())))?;
+        let (data, mut client) = self.client_of(ENVD_PORT)?;
+        client.set_timeout(self.target.timeout);
+        client
+            .write_file(to, &bytes, Some("root"))
+            .map_err(|e| guest::failure(FailureCause::Exec, &e))?;
+        self.client = Some((data, client));
+        Ok(())
+    }
+
     fn end(&mut self) -> Result<(), Failure> {
         self.alive = false;
-        let mut client = match self.client.take().filter(|_| self.data == self.target.api) {
-            Some(client) => client,
-            None => self.target.connect(&self.target.api)?,
-        };
+        let api = self.target.api.clone();
+        let mut client = self.client_to(&api)?;
         let path = format!("/sandboxes/{}", self.id);
         let answer = self.target.control(&mut client, "DELETE", &path, b"");
         match answer
@@ -221,19 +273,16 @@ impl Remote {
 
 impl Sandbox for Remote {
     fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure> {
-        let mut client = match self.client.take() {
-            Some(client) => client,
-            None => self.target.connect(&self.data)?,
+        let port = match command.cell {
+            Some(_) => guest::INTERPRETER_PORT,
+            None => ENVD_PORT,
         };
-        let port = ENVD_PORT.to_string();
-        let route = [
-            ("e2b-sandbox-id", self.id.as_str()),
-            ("e2b-sandbox-port", &port),
-        ];
-        client.set_route(&self.data.authority(), &route);
-        client.set_access_token(self.token.clone());
-        let output = guest::exec_over(&mut client, command)?;
-        self.client = Some(client);
+        let (data, mut client) = self.client_of(port)?;
+        let output = match &command.cell {
+            Some(code) => guest::cell_over(&mut client, code, command.timeout)?,
+            None => guest::exec_over(&mut client, command)?,
+        };
+        self.client = Some((data, client));
         Ok(output)
     }
 
@@ -371,6 +420,7 @@ mod tests {
         assert_eq!(sandbox.start_kind(), Some(StartKind::Warm));
         let command = ExecSpec {
             argv: vec!["/usr/local/bin/probe".into()],
+            cell: None,
             user: "root".into(),
             expect_stdout: "ok\n".into(),
             timeout: Duration::from_secs(10),
@@ -421,7 +471,11 @@ mod tests {
     fn the_data_plane_may_have_a_host_of_its_own() {
         let mut target = target(Endpoint::parse("https://api.example.com").unwrap());
         target.sandbox_url = Some("https://{port}-{id}.example.com".to_owned());
-        let data = target.data_endpoint("i1").unwrap();
-        assert_eq!(data.to_string(), "https://49983-i1.example.com");
+        let data = |port| target.data_endpoint("i1", port).unwrap().to_string();
+        assert_eq!(data(ENVD_PORT), "https://49983-i1.example.com");
+        assert_eq!(
+            data(guest::INTERPRETER_PORT),
+            "https://49999-i1.example.com"
+        );
     }
 }

@@ -36,13 +36,17 @@ impl Target for HostProcess {
 
 impl Sandbox for HostProcess {
     fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure> {
-        let mut child = Command::new(&command.argv[0])
+        let Some(program) = command.argv.first() else {
+            let why = format!("{} is for sandboxes", command.describe());
+            return Err(failed(FailureCause::Exec, &why));
+        };
+        let mut child = Command::new(program)
             .args(&command.argv[1..])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|e| failed(FailureCause::Spawn, &format!("{}: {e}", command.argv[0])))?;
+            .map_err(|e| failed(FailureCause::Spawn, &format!("{program}: {e}")))?;
         let answer = wait(&mut child, command.timeout);
         if answer.is_err() {
             // Fails only when it has ended in the meantime.
@@ -103,6 +107,7 @@ mod tests {
     fn spec(argv: &[&str], expect: &str, timeout: Duration) -> ExecSpec {
         ExecSpec {
             argv: argv.iter().map(|s| (*s).to_owned()).collect(),
+            cell: None,
             user: "root".into(),
             expect_stdout: expect.into(),
             timeout,

@@ -29,6 +29,8 @@ use crate::{
     scenario::{ExecSpec, TargetSpec},
 };
 
+/// Where identities come from.
+pub const RANDOM: &str = "/dev/urandom";
 /// Name of the clone's vsock socket in its directory.
 const VSOCK: &str = "vsock.sock";
 /// Name of the guest's console in the clone's directory.
@@ -41,7 +43,7 @@ pub const STDERR: &str = "vmm.stderr";
 pub struct VmmDirect {
     program: PathBuf,
     template: PathBuf,
-    loaded: Option<LoadedTemplate>,
+    loaded: Option<Arc<LoadedTemplate>>,
     cold: AtomicBool,
     prefault: WorkingSetPrefault,
     timeout: Duration,
@@ -65,12 +67,29 @@ impl VmmDirect {
         Ok(Self {
             program,
             template,
-            loaded,
+            loaded: loaded.map(Arc::new),
             cold: AtomicBool::new(false),
             prefault: spec.prefault,
             timeout: spec.start_timeout,
             run_dir,
-            random: File::open("/dev/urandom")?,
+            random: File::open(RANDOM)?,
+        })
+    }
+
+    /// Clones of the same template in the same memory, restored another way.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn with_prefault(&self, prefault: WorkingSetPrefault) -> io::Result<Self> {
+        Ok(Self {
+            program: self.program.clone(),
+            template: self.template.clone(),
+            loaded: self.loaded.clone(),
+            cold: AtomicBool::new(false),
+            prefault,
+            timeout: self.timeout,
+            run_dir: Arc::clone(&self.run_dir),
+            random: self.random.try_clone()?,
         })
     }
 

@@ -125,6 +125,8 @@ fn round(
             actual_ns: base_ns + 50_000,
             timeline,
             start: None,
+            faults: None,
+            turns: Vec::new(),
             failure: fails.then(|| Failure {
                 cause: FailureCause::Connect,
                 message: "connect: the agent cannot be reached <here>".into(),

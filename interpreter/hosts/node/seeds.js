@@ -6,7 +6,12 @@ const crypto = require('node:crypto');
 const fs = require('node:fs');
 const path = require('node:path');
 
-let reseedOpenSsl = null;
+// Random bytes that Node keeps for `randomInt`, and how many one number takes.
+const KEPT = 6 * 1024;
+const TAKEN = 6;
+
+let intsWereDrawn = false;
+const { randomInt } = crypto;
 // xoshiro128**, by Blackman and Vigna: four words that are not all zero.
 let [a, b, c, d] = [1, 2, 3, 4];
 
@@ -29,17 +34,23 @@ function random() {
 }
 
 function prepare() {
-  const addon = { exports: {} };
-  process.dlopen(addon, path.join(__dirname, 'reseed.node'));
-  reseedOpenSsl = addon.exports;
+  // OpenSSL's generators: nothing of theirs is left to be seeded.
+  process.dlopen({ exports: {} }, path.join(__dirname, '..', 'random.so'));
   Object.defineProperty(random, 'name', { value: 'random' });
   Math.random = random;
   // Without its cache of random bytes, which would be the same in clones of a sandbox that has used it.
   const uuid = crypto.randomUUID;
   crypto.randomUUID = () => uuid({ disableEntropyCache: true });
   Object.defineProperty(crypto.webcrypto, 'randomUUID', { value: crypto.randomUUID, configurable: true });
+  crypto.randomInt = (...bounds) => {
+    intsWereDrawn = true;
+    return randomInt(...bounds);
+  };
+  Object.defineProperty(crypto.randomInt, 'name', { value: 'randomInt' });
   // Node 18 has it only as a module.
   globalThis.crypto ??= crypto.webcrypto;
+  // For those who import the functions by name.
+  require('node:module').syncBuiltinESMExports();
   reseed();
 }
 
@@ -50,7 +61,9 @@ function reseed() {
   fs.closeSync(urandom);
   [a, b, c, d] = seed;
   a |= 1;
-  if (!reseedOpenSsl()) throw new Error('OpenSSL cannot be seeded');
+  // What is left of bytes that were drawn before is used up.
+  for (let left = intsWereDrawn ? KEPT : 0; left > 0; left -= TAKEN) randomInt(2);
+  intsWereDrawn = false;
 }
 
 module.exports = { prepare, reseed };

@@ -91,13 +91,14 @@ impl Clone {
         EnvdClient::connect(&self.dir.path().join("vsock"), ENVD_PORT, PATIENCE).unwrap()
     }
 
-    /// The stream to the interpreter.
+    /// The stream to the interpreter, through the agent, as for any port of the guest.
     pub(crate) fn stream(&self) -> UnixStream {
         self.agent().tunnel(PORT).unwrap().stream
     }
 
+    /// The interpreter by its own vsock port, as the API reaches it.
     pub(crate) fn interpreter(&self) -> EnvdClient {
-        EnvdClient::over(self.stream(), PATIENCE)
+        EnvdClient::connect(&self.dir.path().join("vsock"), PORT, PATIENCE).unwrap()
     }
 
     /// Waits until the interpreter takes cells.

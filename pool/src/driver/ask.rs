@@ -14,7 +14,7 @@ use crate::{
     network,
     record::Durability,
     slot::{Event, Stage},
-    templates::{Memory, base_of},
+    templates::{Memory, Origin, base_of},
     work::{
         WorkError,
         save::{CopyPlan, PausePlan, link_snapshot},
@@ -251,8 +251,16 @@ impl Driver {
         }
         let _ = self.event(id, event);
         match waiter {
-            Some(Waiter::Template { id, names, answer }) => {
-                self.template_copied(&id, names, result, answer);
+            Some(Waiter::Template {
+                id: template,
+                names,
+                answer,
+            }) => {
+                let origin = Origin::Snapshot(id.clone());
+                let created = host::unix_ns() / 1_000_000_000;
+                let kept =
+                    result.and_then(|()| self.templates.keep(&template, names, origin, created));
+                self.template_copied(&template, kept, answer);
             }
             Some(Waiter::Fork(plan)) => {
                 self.fork_copied(plan, source.unwrap_or_default(), result);
@@ -264,12 +272,9 @@ impl Driver {
     fn template_copied(
         &mut self,
         id: &str,
-        names: Vec<String>,
-        copied: Result<(), PoolError>,
+        kept: Result<TemplateInfo, PoolError>,
         answer: Answer<TemplateInfo>,
     ) {
-        let created = host::unix_ns() / 1_000_000_000;
-        let kept = copied.and_then(|()| self.templates.keep(id, names, None, created));
         let home = self.config.state.join(crate::TEMPLATES).join(id);
         tokio::task::spawn_blocking(move || {
             match &kept {
@@ -496,7 +501,9 @@ impl Driver {
         let dir = dir.canonicalize().map_err(failed)?;
         let (id, home) = self.templates.draft().map_err(failed)?;
         let created = host::unix_ns() / 1_000_000_000;
-        let kept = self.templates.keep(&id, names, Some(dir), created);
+        let kept = self
+            .templates
+            .keep(&id, names, Origin::Elsewhere(dir), created);
         if kept.is_err() {
             // Empty, and nobody knows of it.
             let _ = std::fs::remove_dir_all(home);

@@ -8,12 +8,11 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use api_types::envd::EnvdClient;
 
+use super::PORT;
 use crate::template::{self, PATIENCE};
 
 /// Importing what data agents import reads half a gigabyte, on a host that may be busy.
 const WARM_UP_PATIENCE: Duration = Duration::from_secs(240);
-/// Port of the interpreter in guests.
-const PORT: u16 = 49_999;
 /// The cell of the working set, and what it must say.
 pub(super) const FIRST: (&str, &str) = ("1+1", "\"text\":\"2\"");
 
@@ -51,8 +50,5 @@ pub(super) fn first_cell(vsock: &Path) -> Result<()> {
 }
 
 fn interpreter(vsock: &Path) -> Result<EnvdClient> {
-    let tunnel = template::connect(vsock)?
-        .tunnel(PORT)
-        .context("the interpreter does not listen")?;
-    Ok(EnvdClient::over(tunnel.stream, PATIENCE))
+    EnvdClient::connect(vsock, PORT, PATIENCE).context("the interpreter does not listen")
 }

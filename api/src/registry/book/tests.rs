@@ -20,6 +20,7 @@ fn view(n: u8, at: UnixMs, timeout_s: u32, habits: lifecycle::Habits) -> View {
         disk: Bytes::mib(512),
         created_unix_s: 0,
         is_snapshot: false,
+        source: None,
         spawned: 0,
         warm: 0,
     };

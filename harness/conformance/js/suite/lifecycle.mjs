@@ -73,6 +73,21 @@ export const cases = {
       }
     })
   },
+  async 'snapshots-of-a-sandbox'() {
+    await withSandbox((one) =>
+      withSandbox(async (two) => {
+        const made = await one.createSnapshot()
+        try {
+          const of = async (which) => (await Sandbox.listSnapshots(which).nextItems()).map((s) => s.snapshotId)
+          same(await of({ sandboxId: one.sandboxId }), [made.snapshotId])
+          same(await of({ sandboxId: two.sandboxId }), [])
+          ok((await of({})).includes(made.snapshotId))
+        } finally {
+          await Sandbox.deleteSnapshot(made.snapshotId)
+        }
+      }),
+    )
+  },
   async fork() {
     await withSandbox(async (s) => {
       if (!s.fork) throw new Absent('no fork')

@@ -3,6 +3,7 @@
 import fs from 'node:fs'
 import { Absent } from './case.mjs'
 import * as guide from './guide.mjs'
+import * as examples from './examples.mjs'
 import * as sandboxes from './sandboxes.mjs'
 import * as commands from './commands.mjs'
 import * as files from './files.mjs'
@@ -11,7 +12,7 @@ import * as lifecycle from './lifecycle.mjs'
 import * as interpreter from './interpreter.mjs'
 
 const cases = new Map()
-for (const area of [guide, sandboxes, commands, files, network, lifecycle, interpreter]) {
+for (const area of [guide, examples, sandboxes, commands, files, network, lifecycle, interpreter]) {
   for (const [name, run] of Object.entries(area.cases)) {
     if (cases.has(name)) throw new Error(`two cases are called ${name}`)
     cases.set(name, run)

@@ -14,7 +14,7 @@ import traceback
 
 from cases import Absent, Case
 
-AREAS = ("guide", "sandboxes", "commands", "terminals", "files", "watching", "network", "lifecycle", "interpreter")
+AREAS = ("guide", "examples", "sandboxes", "commands", "terminals", "files", "watching", "network", "lifecycle", "interpreter")
 
 
 def known() -> dict[str, Case]:

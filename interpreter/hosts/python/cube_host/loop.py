@@ -21,6 +21,8 @@ class Loop:
         self.control = control
         self.base = {}
         self.cells = None
+        # Whether no cell of a user has run yet.
+        self.untouched = True
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
@@ -30,6 +32,7 @@ class Loop:
             # Whoever waits for the context waits no longer; the rest is done before the first cell.
             self.control.ready()
         self.cells.prepare()
+        seeds.use_kernel_for_openssl()
         if warm:
             self.warm_up()
             self.control.ready()
@@ -39,7 +42,8 @@ class Loop:
 
     def handle(self, request):
         if request.get("seed"):
-            seeds.reseed()
+            seeds.reseed(untouched=self.untouched)
+        self.untouched = False
         if "base" in request:
             self.set_base(request["base"])
         env = request.get("env")
@@ -79,6 +83,7 @@ class Loop:
         for _ in range(3):
             self.handle({"n": 1, "code": "1+1", "base": {}, "seed": True})
             self.cells.reset()
+            self.untouched = True
         self.control = self.cells.control = real
         gc.collect()
         tidy_heap()

@@ -3,7 +3,10 @@
 import asyncio
 import base64
 import json
+import os
 from contextlib import contextmanager
+
+import httpx
 
 from . import Absent, Cases, guide, raises, same
 
@@ -37,6 +40,14 @@ def text(execution):
 def printed(execution):
     assert execution.error is None, execution.error
     return "".join(execution.logs.stdout)
+
+
+def ask(s, method, path, **body):
+    """A request to the code interpreter as it goes over the wire: status and text."""
+    headers = {"E2b-Sandbox-Id": s.sandbox_id, "E2b-Sandbox-Port": "49999"}
+    url = os.environ["E2B_SANDBOX_URL"] + path
+    answer = httpx.request(method, url, headers=headers, json=body or None, timeout=60)
+    return answer.status_code, answer.text
 
 
 @case
@@ -77,6 +88,37 @@ def run_code_streams():
         same(sorted(heard), sorted(wanted))
         same(heard[-2:], wanted[-2:])
         same((done.logs.stdout, done.logs.stderr), (["a\n"], ["b\n"]))
+
+
+@case
+def run_code_wire():
+    """What other clients than the SDKs go by: the lines of the answer as they come."""
+    with sandbox() as s:
+        same(ask(s, "GET", "/health"), (200, '"OK"'))
+        status, body = ask(s, "POST", "/execute", code="import time; print('a'); time.sleep(7); 1")
+        lines = body.split("\n")
+        same((status, lines.pop()), (200, ""))
+        assert all(lines), "a blank line"
+        events = [json.loads(line) for line in lines]
+        same((events[0], events[-1]), ({"type": "number_of_executions", "execution_count": 1}, {"type": "end_of_execution"}))
+        kinds = [event["type"] for event in events[1:-1]]
+        # A client that hears nothing for longer takes the sandbox for dead.
+        assert kinds[0] == "stdout" and kinds[-1] == "result" and set(kinds[1:-1]) == {"keepalive"}, kinds
+
+
+@case
+def run_code_refusals():
+    with sandbox() as s:
+        for method, path, body, status, words in (
+            ("POST", "/execute", {"code": "1", "context_id": "none"}, 404, "none not found"),
+            ("POST", "/execute", {"code": "1", "context_id": "none", "language": "python"}, 400, ""),
+            ("POST", "/execute", {"code": "1", "language": "cobol"}, 500, "cobol"),
+            ("POST", "/execute", {"language": "python"}, 422, ""),
+            ("POST", "/contexts/none/restart", {}, 404, "none not found"),
+            ("DELETE", "/contexts/none", {}, 404, "none not found"),
+        ):
+            got, text = ask(s, method, path, **body)
+            assert got == status and words in text, (method, path, body, got, text)
 
 
 @case
@@ -136,6 +178,21 @@ def run_code_images():
 
 
 @case
+def run_code_binary_results():
+    with sandbox() as s:
+        done = s.run_code(
+            "from IPython.display import *\n"
+            "display({'image/jpeg': 'anBlZw==', 'application/pdf': 'cGRm'}, raw=True)\n"
+            "display(Image(data=b'\\x89PNG\\r\\n\\x1a\\n', format='png'))"
+        )
+        assert done.error is None, done.error
+        same((done.results[0].jpeg.strip(), done.results[0].pdf.strip()), ("anBlZw==", "cGRm"))
+        assert base64.b64decode(done.results[1].png).startswith(b"\x89PNG")
+        # The quotes of a text are Python's, not its own.
+        same([text(s.run_code(code)) for code in ("'plain'", "\"it's\"")], ["plain", "it's"])
+
+
+@case
 def run_code_data_frame():
     with sandbox() as s:
         done = s.run_code("import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': ['x', None]})")
@@ -165,6 +222,24 @@ def run_code_charts():
             done = s.run_code(draw + code + "\nplt.show()")
             kinds = [type(r.chart) for r in done.results if r.chart]
             assert kinds == [kind], (code, kinds, done.error)
+
+
+@case
+def run_code_chart_elements():
+    draw = "import matplotlib.pyplot as plt\n"
+    with sandbox() as s:
+        chart = lambda code: s.run_code(draw + code + "\nplt.show()").results[0].chart
+        line = chart("plt.semilogy([1, 2], [1, 100]); plt.xticks([1, 2], ['one', 'two'])")
+        same((line.x_scale, line.y_scale, line.x_ticks, line.x_tick_labels), ("linear", "log", [1, 2], ["one", "two"]))
+        bars = chart("plt.bar(['a', 'b'], [1, 2], label='l')")
+        same([(e.label, e.group, float(e.value)) for e in bars.elements], [("a", "l", 1.0), ("b", "l", 2.0)])
+        pie = chart("plt.pie([1, 3], labels=['a', 'b'])")
+        same([(e.label, round(e.angle), e.radius) for e in pie.elements], [("a", 90, 1), ("b", 270, 1)])
+        box = chart("plt.boxplot([list(range(10)), list(range(5, 25))], patch_artist=True)").elements[0]
+        numbers = (box.min, box.first_quartile, box.median, box.third_quartile, box.max)
+        same(([float(n) for n in numbers], box.outliers), ([0, 2.25, 4.5, 6.75, 9], []))
+        both = chart("f, a = plt.subplots(1, 2); a[0].plot([1]); a[1].bar(['a'], [1])")
+        same([type(part) for part in both.elements], [charts.LineChart, charts.BarChart])
 
 
 @case
@@ -221,6 +296,22 @@ def run_code_contexts():
         same([c.id for c in s.list_code_contexts()], [c.id for c in before])
         raises(Exception, s.run_code, "1", context=own)
         raises(Exception, s.remove_code_context, own.id)
+
+
+@case
+def run_code_context_defaults():
+    with sandbox() as s:
+        plain = s.create_code_context()
+        same((plain.language, plain.cwd), ("python", "/home/user"))
+        # A language that is not there from the start gets its context with its first cell.
+        same(printed(s.run_code("echo $PWD", language="bash")), "/home/user\n")
+        same(sorted(c.language for c in s.list_code_contexts()), ["bash", "javascript", "python", "python"])
+
+
+@case
+def run_code_private_traffic():
+    with sandbox(network={"allow_public_traffic": False}) as s:
+        same(text(s.run_code("6 * 7")), "42")
 
 
 @case

@@ -128,6 +128,19 @@ def snapshot_and_start_from_it():
 
 
 @case
+def snapshots_of_a_sandbox():
+    with sandbox() as one, sandbox() as two:
+        made = one.create_snapshot()
+        try:
+            of = lambda **which: [found.snapshot_id for found in Sandbox.list_snapshots(**which).next_items()]
+            same(of(sandbox_id=one.sandbox_id), [made.snapshot_id])
+            same(of(sandbox_id=two.sandbox_id), [])
+            assert made.snapshot_id in of()
+        finally:
+            Sandbox.delete_snapshot(made.snapshot_id)
+
+
+@case
 def fork():
     with sandbox() as s:
         if not hasattr(s, "fork"):

@@ -1,0 +1,112 @@
+//! Commands and cells beside the first one, as they are written.
+
+use serde::Deserialize;
+
+use super::{ExecSpec, ParentStep, TurnSpec};
+
+/// A step of a parent: `upload` and `to`, or one of `argv` and `cell`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ParentConfig {
+    #[serde(default)]
+    argv: Vec<String>,
+    #[serde(default)]
+    cell: String,
+    #[serde(default)]
+    expect_stdout: String,
+    #[serde(default)]
+    upload: String,
+    #[serde(default)]
+    to: String,
+}
+
+/// What is run. Exactly one of `argv` and `cell` is given.
+struct StepConfig {
+    argv: Vec<String>,
+    cell: String,
+    expect_stdout: String,
+}
+
+/// A turn, or several of one kind.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TurnConfig {
+    name: String,
+    #[serde(default)]
+    argv: Vec<String>,
+    #[serde(default)]
+    cell: String,
+    #[serde(default)]
+    expect_stdout: String,
+    #[serde(default = "once")]
+    times: usize,
+}
+
+fn once() -> usize {
+    1
+}
+
+impl ParentConfig {
+    /// The error is a sentence for the user.
+    pub(super) fn check(self, exec: &ExecSpec) -> Result<ParentStep, String> {
+        if self.upload.is_empty() && self.to.is_empty() {
+            let step = StepConfig {
+                argv: self.argv,
+                cell: self.cell,
+                expect_stdout: self.expect_stdout,
+            };
+            return step.check("parent", exec).map(ParentStep::Run);
+        }
+        let also = !(self.argv.is_empty() && self.cell.is_empty() && self.expect_stdout.is_empty());
+        if also || self.upload.is_empty() || !self.to.starts_with('/') {
+            return Err(
+                "parent: upload goes with an absolute path in `to`, and nothing else".into(),
+            );
+        }
+        Ok(ParentStep::Upload {
+            file: self.upload.into(),
+            to: self.to,
+        })
+    }
+}
+
+impl StepConfig {
+    /// User and bound are those of `[exec]`.
+    fn check(self, of: &str, exec: &ExecSpec) -> Result<ExecSpec, String> {
+        if self.argv.is_empty() == self.cell.is_empty() {
+            return Err(format!("{of} needs one of argv and cell"));
+        }
+        Ok(ExecSpec {
+            argv: self.argv,
+            cell: Some(self.cell).filter(|cell| !cell.is_empty()),
+            expect_stdout: self.expect_stdout,
+            ..exec.clone()
+        })
+    }
+}
+
+impl TurnConfig {
+    /// As many turns as it says, numbered if there are several.
+    pub(super) fn check(self, exec: &ExecSpec) -> Result<Vec<TurnSpec>, String> {
+        let (name, times) = (self.name, self.times);
+        if times == 0 || times > super::config::MAX_TURNS {
+            return Err(format!("turn {name:?}: times is {times}"));
+        }
+        let step = StepConfig {
+            argv: self.argv,
+            cell: self.cell,
+            expect_stdout: self.expect_stdout,
+        };
+        let exec = step.check(&format!("turn {name:?}"), exec)?;
+        let numbered = |number| match times {
+            1 => name.clone(),
+            _ => format!("{name} {number}"),
+        };
+        Ok((1..=times)
+            .map(|number| TurnSpec {
+                name: numbered(number),
+                exec: exec.clone(),
+            })
+            .collect())
+    }
+}

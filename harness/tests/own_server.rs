@@ -1,0 +1,206 @@
+//! Whole runs of `cube-bench` through a `cube-api` of the run's own, on real guests.
+#![expect(
+    clippy::unwrap_used,
+    reason = "what is missing should stop the test with its reason"
+)]
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+};
+
+use harness::report::document::Document;
+
+/// Nothing beside the sandboxes that the server hands out, so that only the run itself keeps its directory.
+const ALONE: &str = r#"
+rounds = 2
+warmup_rounds = 1
+[target]
+kind = "e2b"
+warm = 2
+start_timeout = "120s"
+[arrival]
+starts = 3
+[exec]
+timeout = "120s"
+[baseline]
+kind = "none"
+[[gates]]
+name = "all"
+metric = "failures"
+limit = "0"
+"#;
+
+/// Each round a parent; its forks see what it did and go on from there.
+const FORKS: &str = r#"
+rounds = 2
+warmup_rounds = 0
+[target]
+kind = "e2b"
+template = "code-interpreter-v1"
+warm = 1
+start_timeout = "300s"
+[[parent]]
+cell = "seen = [1, 2]"
+[[parent]]
+upload = "/proc/sys/kernel/ostype"
+to = "/tmp/file"
+[arrival]
+starts = 3
+[exec]
+cell = "seen.append(3); print('has'); seen"
+expect_stdout = "has\n[1, 2, 3]"
+timeout = "300s"
+[[turns]]
+name = "state stays"
+cell = "sum(seen)"
+expect_stdout = "6"
+[[turns]]
+name = "file came along"
+argv = ["/bin/cat", "/tmp/file"]
+expect_stdout = "Linux\n"
+[hold]
+until = "exec"
+[baseline]
+kind = "none"
+[[gates]]
+name = "all"
+metric = "failures"
+limit = "0"
+"#;
+
+/// The same work four times in clones whose working set is copied at restore, and in others.
+const TAX: &str = r#"
+rounds = 4
+warmup_rounds = 0
+[target]
+start_timeout = "120s"
+[beside]
+kind = "vmm-direct"
+prefault = "off"
+[arrival]
+kind = "closed"
+starts = 3
+[exec]
+timeout = "120s"
+[[turns]]
+name = "work"
+argv = ["/usr/bin/python3", "-c", "print(sum(range(1000)))"]
+expect_stdout = "499500\n"
+times = 4
+[hold]
+until = "exec"
+[baseline]
+kind = "none"
+[[gates]]
+name = "all"
+metric = "failures"
+limit = "0"
+"#;
+
+/// A run on the artifacts that the tier names, in directories of its own.
+struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        // Sockets below it have short names: a unix address has 107 bytes.
+        let dir = tempfile::Builder::new().prefix("hb").tempdir_in("/tmp");
+        Self { dir: dir.unwrap() }
+    }
+
+    fn run_root(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    fn run(&self, scenario: &str) -> Output {
+        let path = self.dir.path().join("test.toml");
+        std::fs::write(&path, scenario).unwrap();
+        Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+            .args(["run", "--format", "json", "--artifacts"])
+            .arg(variable("CUBE_ARTIFACTS"))
+            .arg("--vmm")
+            .arg(variable("CUBE_BIN").join("cube-vmm"))
+            .arg("--api")
+            .arg(variable("CUBE_BIN").join("cube-api"))
+            .arg("--run-root")
+            .arg(self.run_root())
+            .arg("--results")
+            .arg(self.dir.path().join("results"))
+            .arg(path)
+            .output()
+            .unwrap()
+    }
+
+    /// The report of a run that must pass and leave nothing below the run root.
+    fn passes(&self, scenario: &str) -> Document {
+        let output = self.run(scenario);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{stderr}\n{stdout}");
+        let left: Vec<_> = std::fs::read_dir(self.run_root()).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+        serde_json::from_str(&stdout).unwrap()
+    }
+}
+
+fn variable(name: &str) -> PathBuf {
+    let value = std::env::var_os(name);
+    PathBuf::from(value.unwrap_or_else(|| panic!("{name} is not set: run `cargo xtask test`")))
+}
+
+#[test]
+fn kvm_a_server_of_the_runs_own_serves_a_scenario_with_nothing_beside_it() {
+    let bench = Bench::new();
+    let d = bench.passes(ALONE);
+    assert_eq!(
+        (d.n, d.failures.len(), d.ended.as_str()),
+        (6, 0, "complete")
+    );
+    for phase in ["replied", "first_exec"] {
+        assert_eq!(
+            (d.phases[phase].n, d.phases[phase].failed),
+            (6, 0),
+            "{phase}"
+        );
+    }
+    assert!(d.starts.contains_key("warm"), "{:?}", d.starts.keys());
+    assert!(d.beside.is_none() && d.baseline.is_none());
+}
+
+#[test]
+fn interpreter_forks_go_on_where_their_parent_is() {
+    let d = Bench::new().passes(FORKS);
+    assert_eq!((d.n, d.phases["first_exec"].failed), (6, 0));
+    let turns = d.turns.unwrap();
+    let n: Vec<_> = turns
+        .turns
+        .iter()
+        .map(|t| (t.latency.n, t.latency.failed))
+        .collect();
+    assert_eq!(n, [(6, 0), (6, 0)]);
+    assert!(
+        turns.first_exec_faults.unwrap() > 0.0,
+        "their VMMs are on this host"
+    );
+    assert!(turns.tax.is_none());
+    assert_eq!(d.round.unwrap().n, 2);
+}
+
+#[test]
+fn kvm_the_tax_of_a_new_clone_is_counted_with_and_without_prefault() {
+    let d = Bench::new().passes(TAX);
+    assert_eq!(d.beside_name.as_deref(), Some("prefault off"));
+    let (on, off) = (d.turns.unwrap(), d.beside_turns.unwrap());
+    for turns in [&on, &off] {
+        let faults = |at: usize| turns.turns[at].faults.unwrap();
+        assert!(
+            faults(0) > faults(3),
+            "the first time touches pages: {turns:?}"
+        );
+        let tax = turns.tax.as_ref().unwrap();
+        assert!(tax.faults.unwrap() > 0.0 && tax.time.p50_ms.is_some());
+    }
+    assert_eq!((d.n, d.beside.unwrap()["first_exec"].n), (12, 12));
+}
