@@ -309,20 +309,24 @@ impl Owner {
         let state = self.state(index)?;
         self.records.flush(&mut self.datapath, &self.seats);
         let seat = self.seat(index)?;
-        let numbered = (0_u8..).zip(state.refused).filter(|(_, count)| *count > 0);
+        let before = &seat.before;
+        let refused_since = state.refused.iter().zip(before.refused);
+        let numbered = (0_u8..)
+            .zip(refused_since.map(|(now, then)| now - then))
+            .filter(|(_, count)| *count > 0);
         let mut refused: std::collections::BTreeMap<_, _> = numbered
             .filter_map(|(number, count)| Some((reason(number)?, count)))
             .collect();
-        let total: u64 = refused.values().sum();
+        let total: u64 = state.refused.iter().sum();
         for (reason, count) in &seat.unanswered {
             *refused.entry(*reason).or_default() += count;
         }
         Ok(Counters {
-            packets_out: state.packets_out,
-            bytes_out: state.bytes_out,
-            packets_in: state.packets_in,
-            bytes_in: state.bytes_in,
-            flows: state.opened,
+            packets_out: state.packets_out - before.packets_out,
+            bytes_out: state.bytes_out - before.bytes_out,
+            packets_in: state.packets_in - before.packets_in,
+            bytes_in: state.bytes_in - before.bytes_in,
+            flows: state.opened - before.opened,
             refused,
             events_lost: total.saturating_sub(self.records.told(index)) + seat.untold,
         })

@@ -56,6 +56,8 @@ pub(crate) struct Seat {
     /// What the map of rules has.
     pub(crate) rules: Rules,
     pub(crate) sandbox: Option<(SandboxId, Policy)>,
+    /// Figures when the sandbox came: what a guest sent while it waited is not the sandbox's.
+    pub(crate) before: State,
     /// Names of pinned addresses, and when their answers expire.
     pub(crate) pins: BTreeMap<IpAddr, (String, u64)>,
     /// Refused by the resolver, and how many of these found the queue of events full.
@@ -254,8 +256,19 @@ impl Owner {
         let tenure = self.next_tenure;
         self.next_tenure = tenure.wrapping_add(1).max(1);
         self.drop_pins(index, |_| false);
+        self.begin_counting(index)?;
         let done = self.apply(index, sandbox, policy, tenure);
         self.verified(index, done)
+    }
+
+    fn begin_counting(&mut self, index: u32) -> Result<(), IsolationError> {
+        self.records.flush(&mut self.datapath, &self.seats);
+        let state = self.state(index)?;
+        self.records.begin(index, state.refused.iter().sum());
+        let seat = self.seat_mut(index)?;
+        (seat.before, seat.untold) = (state, 0);
+        seat.unanswered.clear();
+        Ok(())
     }
 
     /// See [`crate::Isolation::adopt`]. Flows go on if the policy allows them.
@@ -574,6 +587,7 @@ impl Seat {
             tap,
             rules: Rules::new(),
             sandbox: None,
+            before: State::default(),
             pins: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             untold: 0,

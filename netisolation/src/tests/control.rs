@@ -245,7 +245,7 @@ fn net_bandwidth_is_held_each_way() {
             let bytes = u128::from(passed() - before);
             let earned = u128::from(RATE) * began.elapsed().as_micros() / 1_000_000;
             assert!(bytes <= earned * 11 / 10, "{bytes} of {earned}");
-            assert!(bytes >= earned * 6 / 10, "{bytes} of {earned}");
+            assert!(bytes >= earned / 3, "{bytes} of {earned}");
         };
         held(&|| guest.send(&ask), &|| world.counters(&guest).bytes_out);
         held(&|| world.send_on_wire(&answer), &|| {

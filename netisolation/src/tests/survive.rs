@@ -182,6 +182,25 @@ fn net_a_released_tap_is_closed_while_its_device_lives() {
 }
 
 #[test]
+fn net_what_a_guest_sent_while_it_waited_is_not_its_sandboxs() {
+    in_namespace(|| {
+        let world = World::new();
+        let tap = world.isolation.take().unwrap();
+        write(&tap.fd, &datagram(7).bytes());
+        let sandbox = model::SandboxId::from_random([3; 19]);
+        let counters = || world.isolation.counters(tap.index).unwrap();
+        assert_eq!(counters().refused[&Reason::Policy], 1);
+        world.nothing_on_wire();
+        world
+            .isolation
+            .confine(tap.index, &sandbox, &Policy::internet())
+            .unwrap();
+        assert_eq!(counters(), crate::Counters::default());
+        assert!(world.events.try_recv().is_err());
+    });
+}
+
+#[test]
 fn net_taps_are_limited_and_their_numbers_come_back_late() {
     in_namespace(|| {
         let mut config = config();
