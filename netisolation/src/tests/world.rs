@@ -1,6 +1,8 @@
 //! A network namespace with an uplink whose other end is the test, and an isolation in it.
 
 use std::{
+    cell::RefCell,
+    fs,
     net::IpAddr,
     os::fd::{AsFd, OwnedFd},
     panic,
@@ -66,12 +68,29 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
         return;
     }
     let thread = thread::spawn(|| {
+        let _clean = Clean;
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         command(&["link", "set", "lo", "up"]);
         test();
     });
     if let Err(payload) = thread.join() {
         panic::resume_unwind(payload);
+    }
+}
+
+thread_local! {
+    /// Directories of the installations of this test.
+    static PINS: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Removes the pins of a test, which would outlive it as those of a killed server do.
+struct Clean;
+
+impl Drop for Clean {
+    fn drop(&mut self) {
+        for path in PINS.take() {
+            let _removed_by_its_owner = fs::remove_dir_all(path);
+        }
     }
 }
 
@@ -84,9 +103,12 @@ pub(crate) fn command(arguments: &[&str]) {
 pub(crate) fn config() -> IsolationConfig {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let instance = format!("test{}x{number}", std::process::id());
+    let pins = PathBuf::from("/sys/fs/bpf/cube-tests");
+    PINS.with_borrow_mut(|all| all.push(pins.join(&instance)));
     IsolationConfig {
-        instance: format!("test{}x{number}", std::process::id()),
-        pins: PathBuf::from("/sys/fs/bpf/cube-tests"),
+        instance,
+        pins,
         uplinks: Uplinks::DefaultRoutes,
         exceptions: Vec::new(),
         dns_servers: Vec::new(),
