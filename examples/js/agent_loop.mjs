@@ -14,7 +14,7 @@ const ANSWERS = [
 /** An agent asks a model here. */
 const model = (messages) => ANSWERS[messages.length - 1]
 
-const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
+const sandbox = await Sandbox.create({ timeoutMs: 300_000 })
 try {
   await sandbox.files.write('scores.json', '[{"name": "ann", "score": 3}, {"name": "bob", "score": 5}]')
   const messages = [TASK]

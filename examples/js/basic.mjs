@@ -2,7 +2,7 @@
 
 import { Sandbox } from 'e2b'
 
-const sandbox = await Sandbox.create('base', { timeoutMs: 60_000 })
+const sandbox = await Sandbox.create('base', { timeoutMs: 300_000 })
 try {
   const result = await sandbox.commands.run("echo 'hello from' $(whoami); uname -s")
   console.log(result.stdout.trim())

@@ -2,7 +2,7 @@
 
 import { Sandbox } from 'e2b'
 
-const sandbox = await Sandbox.create('base', { timeoutMs: 60_000 })
+const sandbox = await Sandbox.create('base', { timeoutMs: 300_000 })
 try {
   await sandbox.files.write('data/numbers.txt', '3\n1\n2\n')
   await sandbox.commands.run('sort data/numbers.txt > data/sorted.txt')

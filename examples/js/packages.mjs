@@ -2,14 +2,15 @@
 
 import { Sandbox } from 'e2b'
 
-const sandbox = await Sandbox.create('base', { timeoutMs: 120_000 })
+const sandbox = await Sandbox.create('base', { timeoutMs: 300_000 })
 try {
   await sandbox.files.write([
     { path: 'packages/greeting/package.json', data: '{"name": "greeting", "version": "1.0.0", "main": "index.js"}' },
     { path: 'packages/greeting/index.js', data: 'exports.greet = (name) => `hello, ${name}`\n' },
   ])
-  await sandbox.commands.run('cd packages && npm pack --silent ./greeting')
-  await sandbox.commands.run('npm install --silent --offline --no-audit ./packages/greeting-1.0.0.tgz')
+  // Installers may take longer than the minute that a command has.
+  const install = 'npm install --silent --offline --no-audit --install-links ./packages/greeting'
+  await sandbox.commands.run(install, { timeoutMs: 0 })
   const used = await sandbox.commands.run(`node -e "console.log(require('greeting').greet('sandbox'))"`)
   console.log(used.stdout.trim())
 } finally {

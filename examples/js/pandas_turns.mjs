@@ -4,7 +4,7 @@ import { Sandbox } from '@e2b/code-interpreter'
 
 const CSV = 'region,month,amount\nnorth,1,10\nsouth,1,5\nnorth,2,7\nsouth,2,9\n'
 
-const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
+const sandbox = await Sandbox.create({ timeoutMs: 300_000 })
 try {
   await sandbox.files.write('sales.csv', CSV)
   const loaded = await sandbox.runCode("import pandas as pd\nsales = pd.read_csv('sales.csv')\nlen(sales)")

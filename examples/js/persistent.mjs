@@ -2,7 +2,7 @@
 
 import { Sandbox } from 'e2b'
 
-const sandbox = await Sandbox.create('base', { timeoutMs: 60_000 })
+const sandbox = await Sandbox.create('base', { timeoutMs: 300_000 })
 try {
   await sandbox.files.write('notes.txt', 'before the pause')
   const count = 'for i in $(seq 100000); do echo $i > count; sleep 0.1; done'
@@ -13,7 +13,7 @@ try {
   console.log('running:', await sandbox.isRunning())
 
   // Any program with the key can do this, hours later.
-  const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 60_000 })
+  const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 300_000 })
   console.log('the same sandbox:', again.sandboxId === sandbox.sandboxId)
   console.log(await again.files.read('notes.txt'))
   const processes = await again.commands.list()

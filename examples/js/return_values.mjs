@@ -2,7 +2,7 @@
 
 import { Sandbox } from '@e2b/code-interpreter'
 
-const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
+const sandbox = await Sandbox.create({ timeoutMs: 300_000 })
 try {
   const cell = await sandbox.runCode("print('working')\n6 * 7")
   console.log('value', cell.text, 'printed', cell.logs.stdout.join('').trim())

@@ -2,7 +2,7 @@
 
 import { CommandExitError, Sandbox } from 'e2b'
 
-const sandbox = await Sandbox.create('base', { timeoutMs: 60_000 })
+const sandbox = await Sandbox.create('base', { timeoutMs: 300_000 })
 try {
   const words = await sandbox.commands.run("printf 'pear\\napple\\nfig\\n' | sort | head -n 2")
   console.log(words.stdout.trim().split('\n').join(' '))

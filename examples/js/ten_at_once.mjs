@@ -3,7 +3,7 @@
 import { Sandbox } from 'e2b'
 
 async function countPrimes(part) {
-  const sandbox = await Sandbox.create('base', { timeoutMs: 120_000 })
+  const sandbox = await Sandbox.create('base', { timeoutMs: 300_000 })
   try {
     const code =
       `low = ${part} * 100\n` +

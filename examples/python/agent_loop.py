@@ -19,7 +19,7 @@ def model(messages: list[str]) -> str:
     return ANSWERS[len(messages) - 1]
 
 
-with Sandbox.create(timeout=60) as sandbox:
+with Sandbox.create(timeout=300) as sandbox:
     sandbox.files.write("scores.json", '[{"name": "ann", "score": 3}, {"name": "bob", "score": 5}]')
     messages = [TASK]
     while True:

@@ -2,7 +2,7 @@
 
 from e2b import Sandbox
 
-with Sandbox.create("base", timeout=60) as sandbox:
+with Sandbox.create("base", timeout=300) as sandbox:
     result = sandbox.commands.run("echo 'hello from' $(whoami); uname -s")
     print(result.stdout, end="")
     print("status", result.exit_code)

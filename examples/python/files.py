@@ -2,7 +2,7 @@
 
 from e2b import Sandbox
 
-with Sandbox.create("base", timeout=60) as sandbox:
+with Sandbox.create("base", timeout=300) as sandbox:
     sandbox.files.write("data/numbers.txt", "3\n1\n2\n")
     sandbox.commands.run("sort data/numbers.txt > data/sorted.txt")
     print(sandbox.files.read("data/sorted.txt").split())

@@ -4,7 +4,7 @@ from e2b_code_interpreter import Sandbox
 
 CSV = "region,month,amount\nnorth,1,10\nsouth,1,5\nnorth,2,7\nsouth,2,9\n"
 
-with Sandbox.create(timeout=60) as sandbox:
+with Sandbox.create(timeout=300) as sandbox:
     sandbox.files.write("sales.csv", CSV)
     loaded = sandbox.run_code("import pandas as pd\nsales = pd.read_csv('sales.csv')\nlen(sales)")
     print("rows", loaded.text)

@@ -2,7 +2,7 @@
 
 from e2b import Sandbox
 
-sandbox = Sandbox.create("base", timeout=60)
+sandbox = Sandbox.create("base", timeout=300)
 try:
     sandbox.files.write("notes.txt", "before the pause")
     counter = sandbox.commands.run("for i in $(seq 100000); do echo $i > count; sleep 0.1; done", background=True)
@@ -10,7 +10,7 @@ try:
     print("running:", sandbox.is_running())
 
     # Any program with the key can do this, hours later.
-    again = Sandbox.connect(sandbox.sandbox_id, timeout=60)
+    again = Sandbox.connect(sandbox.sandbox_id, timeout=300)
     print("the same sandbox:", again.sandbox_id == sandbox.sandbox_id)
     print(again.files.read("notes.txt"))
     print("still counting:", counter.pid in [process.pid for process in again.commands.list()])

@@ -2,7 +2,7 @@
 
 from e2b_code_interpreter import Sandbox
 
-with Sandbox.create(timeout=60) as sandbox:
+with Sandbox.create(timeout=300) as sandbox:
     cell = sandbox.run_code("print('working')\n6 * 7")
     print("value", cell.text, "printed", cell.logs.stdout)
 

@@ -2,7 +2,7 @@
 
 from e2b import CommandExitException, Sandbox
 
-with Sandbox.create("base", timeout=60) as sandbox:
+with Sandbox.create("base", timeout=300) as sandbox:
     sorted_words = sandbox.commands.run("printf 'pear\\napple\\nfig\\n' | sort | head -n 2").stdout
     print(sorted_words.split())
 

@@ -6,7 +6,7 @@ from e2b import AsyncSandbox
 
 
 async def count_primes(part: int) -> int:
-    sandbox = await AsyncSandbox.create("base", timeout=120)
+    sandbox = await AsyncSandbox.create("base", timeout=300)
     try:
         code = (
             f"low = {part} * 100\n"

@@ -15,7 +15,7 @@ use std::{collections::VecDeque, path::Path, time::Instant};
 use crate::{
     clone_state::{CloneState, Variables},
     host::{Gone, Host},
-    language::{Deafness, Language, Start},
+    language::{Language, Start},
     message::Run,
 };
 
@@ -51,6 +51,8 @@ pub(crate) struct Context {
     pub(crate) cwd: String,
     /// Whether cells that name only the language run here.
     pub(crate) is_default: bool,
+    /// Whether clients have made it, or used it, or it is there from the start: others know nothing of it.
+    pub(crate) is_listed: bool,
     pub(crate) state: State,
     pub(crate) host: Option<Host>,
     pub(crate) queue: VecDeque<Job>,
@@ -63,6 +65,8 @@ pub(crate) struct Context {
     next_start: Start,
     /// When something is done about an interrupted cell that still runs.
     pub(crate) patience: Option<Instant>,
+    /// Since when it is interrupted; meaningless otherwise.
+    interrupted: Instant,
 }
 
 /// The context has too much to do.
@@ -83,6 +87,7 @@ impl Context {
             language,
             cwd,
             is_default: false,
+            is_listed: true,
             state: State::Failed,
             host: None,
             queue: VecDeque::new(),
@@ -91,18 +96,28 @@ impl Context {
             environment: None,
             next_start: start,
             patience: None,
+            interrupted: Instant::now(),
         }
     }
 
     /// Starts a host where there is none.
-    pub(crate) fn start(&mut self, hosts: &Path) -> std::io::Result<()> {
+    pub(crate) fn start(&mut self, hosts: &Path, clone: &mut CloneState) -> std::io::Result<()> {
         let how = std::mem::replace(&mut self.next_start, Start::Plain);
         self.count = 0;
         self.generation = None;
         self.environment = None;
         self.patience = None;
         self.state = State::Failed;
-        self.host = Some(Host::start(self.language, hosts, &self.cwd, how)?);
+        // Hosts of this project are told with the first cell; kernels may have no words for it.
+        let none = Variables::new();
+        let env = match self.language {
+            Language::Kernel(_) => {
+                clone.refresh();
+                clone.variables()
+            }
+            _ => &none,
+        };
+        self.host = Some(Host::start(&self.language, hosts, &self.cwd, how, env)?);
         self.state = State::Starting;
         Ok(())
     }
@@ -167,6 +182,7 @@ impl Context {
         self.queue.retain(|job| job.conn != conn);
         if self.answered() == Some(conn) {
             self.state = State::Running(None);
+            self.interrupted = now;
             self.interrupt(now);
         }
     }
@@ -175,17 +191,16 @@ impl Context {
         if let Some(host) = &self.host {
             host.interrupt();
         }
-        self.patience = Some(now + self.language.deafness().patience());
+        self.patience = Some(now + self.language.deafness().again);
     }
 
     /// What an interrupted cell that still runs costs; whether it is the host's life.
     pub(crate) fn lose_patience(&mut self, now: Instant) -> bool {
-        match self.language.deafness() {
-            Deafness::Replace => true,
-            Deafness::Again => {
-                self.interrupt(now);
-                false
-            }
+        let replace = self.language.deafness().replace;
+        let deaf = replace.is_some_and(|after| now >= self.interrupted + after);
+        if !deaf {
+            self.interrupt(now);
         }
+        deaf
     }
 }

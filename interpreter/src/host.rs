@@ -21,6 +21,7 @@ use nix::{
 };
 
 use crate::{
+    clone_state::Variables,
     language::{Language, Start},
     sys,
     text::Decoder,
@@ -60,12 +61,13 @@ struct Pipe {
 pub(crate) struct Gone;
 
 impl Host {
-    /// Starts a host. It is ready when it says so.
+    /// Starts a host with variables beside this process's own. It is ready when it says so.
     pub(crate) fn start(
-        language: Language,
+        language: &Language,
         hosts: &Path,
         cwd: &str,
         how: Start,
+        env: &Variables,
     ) -> io::Result<Self> {
         let (control, theirs) = UnixStream::pair()?;
         control.set_nonblocking(true)?;
@@ -77,6 +79,7 @@ impl Host {
         command
             .args(arguments)
             .current_dir(cwd)
+            .envs(env)
             .stdin(OwnedFd::from(theirs))
             .stdout(stdout_writer)
             .stderr(stderr_writer)

@@ -2,13 +2,17 @@
 
 use std::{path::Path, time::Duration};
 
+use crate::kernel::{self, Kernel};
+
 /// A language of cells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Language {
     Python,
     JavaScript,
     TypeScript,
     Bash,
+    /// Whatever a Jupyter kernel speaks.
+    Kernel(Kernel),
 }
 
 /// In what form a host takes requests; all answer alike.
@@ -20,24 +24,13 @@ pub(crate) enum Dialect {
     Fields,
 }
 
-/// What is done about a host that does not hear an interrupt.
+/// What is done about an interrupted cell that still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Deafness {
-    /// It is interrupted again: Node loses a signal that arrives while it changes who handles it, and Python
-    /// sleeps on if one arrives just before it sleeps.
-    Again,
-    /// It is replaced: a shell's loop outlives the command that an interrupt ends.
-    Replace,
-}
-
-impl Deafness {
-    /// How long it has.
-    pub(crate) fn patience(self) -> Duration {
-        match self {
-            Self::Again => Duration::from_millis(500),
-            Self::Replace => Duration::from_secs(5),
-        }
-    }
+pub(crate) struct Deafness {
+    /// How long until it is interrupted again.
+    pub(crate) again: Duration,
+    /// How long until its host is replaced; `None` for hosts that hear in the end.
+    pub(crate) replace: Option<Duration>,
 }
 
 /// Whether a host does before it is ready what users do first, so that a snapshot holds it.
@@ -51,6 +44,9 @@ impl Language {
     /// Those that have a context from the start, in the order in which they are listed.
     pub(crate) const AT_START: [Self; 2] = [Self::Python, Self::JavaScript];
 
+    /// The one whose context is made ahead, for the snapshot alone: its compiler takes seconds to load.
+    pub(crate) const AHEAD: Self = Self::TypeScript;
+
     /// The language of a name that a client gave.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         match name.trim().to_ascii_lowercase().as_str() {
@@ -58,44 +54,60 @@ impl Language {
             "javascript" | "js" => Some(Self::JavaScript),
             "typescript" | "ts" => Some(Self::TypeScript),
             "bash" => Some(Self::Bash),
-            _ => None,
+            other => kernel::find(other).map(Self::Kernel),
         }
     }
 
     /// Its name in answers.
-    pub(crate) fn name(self) -> &'static str {
+    pub(crate) fn name(&self) -> &str {
         match self {
             Self::Python => "python",
             Self::JavaScript => "javascript",
             Self::TypeScript => "typescript",
             Self::Bash => "bash",
+            Self::Kernel(kernel) => &kernel.name,
         }
     }
 
     /// What becomes of an interrupted cell that goes on.
-    pub(crate) fn deafness(self) -> Deafness {
-        match self {
-            Self::Python | Self::JavaScript | Self::TypeScript => Deafness::Again,
-            Self::Bash => Deafness::Replace,
-        }
+    pub(crate) fn deafness(&self) -> Deafness {
+        let seconds = Duration::from_secs;
+        let (again, replace) = match self {
+            // Node loses a signal that arrives while it changes who handles it, and Python sleeps on if one
+            // arrives just before it sleeps.
+            Self::Python | Self::JavaScript | Self::TypeScript => {
+                (Duration::from_millis(500), None)
+            }
+            // A shell's loop outlives the command that an interrupt ends, and one between two commands misses
+            // both.
+            Self::Bash => (Duration::from_millis(500), Some(seconds(5))),
+            // A kernel that is interrupted while it tells of an interrupt may never finish telling.
+            Self::Kernel(_) => (seconds(10), Some(seconds(60))),
+        };
+        Deafness { again, replace }
     }
 
-    pub(crate) fn dialect(self) -> Dialect {
+    pub(crate) fn dialect(&self) -> Dialect {
         match self {
             Self::Bash => Dialect::Fields,
-            Self::Python | Self::JavaScript | Self::TypeScript => Dialect::Json,
+            Self::Python | Self::JavaScript | Self::TypeScript | Self::Kernel(_) => Dialect::Json,
         }
     }
 
     /// The command line of its host below the directory of hosts.
-    pub(crate) fn command(self, hosts: &Path, start: Start) -> Vec<String> {
+    pub(crate) fn command(&self, hosts: &Path, start: Start) -> Vec<String> {
         let file = |name: &str| hosts.join(name).display().to_string();
         let mut words = match self {
             Self::Python => vec!["python3".to_owned(), file("python/host.py")],
             Self::JavaScript => node(file("node/host.js"), "javascript"),
             Self::TypeScript => node(file("node/host.js"), "typescript"),
             Self::Bash => vec!["bash".to_owned(), file("bash/host.bash")],
+            Self::Kernel(kernel) => {
+                let dir = kernel.dir.display().to_string();
+                vec!["/proc/self/exe".to_owned(), "--kernel".to_owned(), dir]
+            }
         };
+        // Kernels start on first use, never before a snapshot.
         if start == Start::Warm {
             words.push("--warm".to_owned());
         }

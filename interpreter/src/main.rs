@@ -21,6 +21,7 @@ mod context;
 mod event;
 mod host;
 mod http;
+mod kernel;
 mod language;
 mod listener;
 mod message;
@@ -37,34 +38,42 @@ use server::Server;
 const HOSTS: &str = "/usr/local/lib/cube-interpreter";
 /// Where the agent of a guest keeps what differs between clones.
 const STATE: &str = "/run/cube";
-const USAGE: &str = "usage: cube-interpreter [--supervise] [--listen ADDRESS] [--vsock PORT] [--hosts DIR] [--state DIR]";
+const USAGE: &str = "usage: cube-interpreter [--supervise] [--warm] [--listen ADDRESS] [--vsock PORT] [--hosts DIR] [--state DIR]";
 
 /// How the program was called.
 #[derive(Debug)]
 pub(crate) struct Config {
     supervise: bool,
+    /// The first hosts do ahead what users do first, for a snapshot.
+    warm: bool,
     listen: SocketAddr,
     /// Where the host reaches the server directly, in guests.
     vsock: Option<u32>,
     hosts: PathBuf,
     state: PathBuf,
+    /// Directory of a kernelspec: be the host of that kernel and nothing else.
+    kernel: Option<PathBuf>,
 }
 
 impl Config {
     fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Self> {
         let mut config = Self {
             supervise: false,
+            warm: false,
             listen: SocketAddr::from(([127, 0, 0, 1], 49_999)),
             vsock: None,
             hosts: HOSTS.into(),
             state: STATE.into(),
+            kernel: None,
         };
         while let Some(flag) = arguments.next() {
             match flag.as_str() {
                 "--supervise" => config.supervise = true,
+                "--warm" => config.warm = true,
                 "--listen" => config.listen = arguments.next()?.parse().ok()?,
                 "--vsock" => config.vsock = Some(arguments.next()?.parse().ok()?),
                 "--hosts" => config.hosts = arguments.next()?.into(),
+                "--kernel" => config.kernel = Some(arguments.next()?.into()),
                 "--state" => config.state = arguments.next()?.into(),
                 _ => return None,
             }
@@ -81,10 +90,18 @@ fn main() -> ExitCode {
     if config.supervise {
         return supervisor::run(&config);
     }
-    let done = Server::bind(config).and_then(|mut server| server.run());
-    if let Err(error) = done {
-        eprintln!("cube-interpreter: {}", api_types::chain(&error));
-        return ExitCode::FAILURE;
+    if let Some(dir) = &config.kernel {
+        return exit_code(kernel::run(dir));
     }
-    ExitCode::SUCCESS
+    exit_code(Server::bind(config).and_then(|mut server| server.run()))
+}
+
+fn exit_code<E: std::error::Error>(done: Result<(), E>) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cube-interpreter: {}", api_types::chain(&error));
+            ExitCode::FAILURE
+        }
+    }
 }

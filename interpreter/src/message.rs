@@ -9,7 +9,7 @@
 //! From a host, lines: `{"ready":true}` once, `{"done":true}` after each cell, and between them events of the
 //! answer, which begin with `{"type":` and are passed on unread.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{clone_state::Variables, language::Dialect};
 
@@ -65,9 +65,20 @@ fn push_variables(fields: &mut Vec<String>, variables: &Variables) {
 }
 
 /// Whether a shell takes it for a variable.
-fn is_name(name: &str) -> bool {
+pub(crate) fn is_name(name: &str) -> bool {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     !name.is_empty() && name.bytes().all(good) && !name.starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// A cell as a host of this program reads it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) code: String,
+    #[serde(default)]
+    pub(crate) env: Variables,
+    pub(crate) base: Option<Variables>,
+    #[serde(default)]
+    pub(crate) seed: bool,
 }
 
 /// A line of a host, without its end.

@@ -85,6 +85,7 @@ impl Server {
             listeners.push(Listener::vsock(port)?);
         }
         let clone = CloneState::new(&config.state);
+        let warming = config.warm;
         let mut server = Self {
             config,
             listeners,
@@ -94,10 +95,13 @@ impl Server {
             graves: Vec::new(),
             scratch: vec![0; SCRATCH],
             next_serial: 0,
-            warming: true,
+            warming,
         };
         for language in Language::AT_START {
             server.default_context(language);
+        }
+        if warming {
+            server.prepare_context(Language::AHEAD);
         }
         server.warming = false;
         Ok(server)

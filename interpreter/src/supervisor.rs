@@ -14,9 +14,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Never comes back unless no server can be started.
 pub(crate) fn run(config: &Config) -> ExitCode {
+    // Who waits for a server that was killed does not want it to take its time.
+    let mut warm = config.warm;
     loop {
         let started = Instant::now();
-        let status = server(config).and_then(|mut command| command.status());
+        let status = server(config, std::mem::take(&mut warm)).and_then(|mut c| c.status());
         match status {
             Ok(status) => eprintln!("cube-interpreter: the server ended: {status}"),
             Err(error) => {
@@ -30,7 +32,7 @@ pub(crate) fn run(config: &Config) -> ExitCode {
     }
 }
 
-fn server(config: &Config) -> std::io::Result<Command> {
+fn server(config: &Config, warm: bool) -> std::io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command
         .args(["--listen", &config.listen.to_string()])
@@ -40,6 +42,9 @@ fn server(config: &Config) -> std::io::Result<Command> {
         .arg(&config.state);
     if let Some(port) = config.vsock {
         command.args(["--vsock", &port.to_string()]);
+    }
+    if warm {
+        command.arg("--warm");
     }
     sys::end_with_parent(&mut command);
     Ok(command)

@@ -15,15 +15,20 @@ use std::{
 
 use nix::sys::{
     prctl::set_pdeathsig,
-    signal::Signal,
+    signal::{SigSet, Signal},
     socket::{SockFlag, accept4},
 };
 
-/// Has the kernel kill the command's process when this one ends, however it ends.
+/// Has the kernel kill the command's process when this one ends, however it ends. The process hears all
+/// signals, also those that this one keeps to itself.
 pub(crate) fn end_with_parent(command: &mut Command) {
-    let ask = || set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from);
+    let ask = || {
+        SigSet::all().thread_unblock()?;
+        Ok(set_pdeathsig(Signal::SIGKILL)?)
+    };
     // SAFETY: between fork and exec only async-signal-safe calls may be made and nothing may be allocated.
-    // `ask` is one prctl system call, and its error is a number. It runs once, in the child, before exec.
+    // `ask` is two system calls, rt_sigprocmask and prctl, and its error is a number. It runs once, in the
+    // child, before exec.
     unsafe { command.pre_exec(ask) };
 }
 

@@ -337,6 +337,24 @@ fn who_leaves_interrupts_their_cell() {
 }
 
 #[test]
+fn a_cell_of_several_commands_is_interrupted_until_it_ends() {
+    let server = Server::start();
+    server.bash("x=kept");
+    let mut leaving = server.client();
+    let code = "sh -c 'echo started; exec sleep 1000'; sleep 1000";
+    let body = json!({"code": code, "language": "bash"}).to_string();
+    leaving.send("POST", "/execute", &body);
+    leaving.head();
+    let mut seen = String::new();
+    while !seen.contains("started") {
+        seen.push_str(&String::from_utf8(leaving.chunk().unwrap()).unwrap());
+    }
+    drop(leaving);
+    // The first interrupt ends one command only; a shell that was replaced would know of no variable.
+    assert_eq!(text(&server.bash("echo $x"), "stdout"), "kept\n");
+}
+
+#[test]
 fn a_shell_that_ignores_the_interrupt_is_replaced() {
     let server = Server::start();
     let mut leaving = server.client();

@@ -30,7 +30,6 @@ use crate::{
     workspace::Workspace,
 };
 
-const PLACE: &str = "templates/code-interpreter-v1";
 /// Data frames want room; memory that a clone never touches costs nothing.
 const MEMORY: Bytes = Bytes::mib(1024);
 /// Where the server looks for its hosts.
@@ -43,6 +42,31 @@ const ENVIRONMENT: &str = "HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     MPLCONFIGDIR=/usr/local/share/matplotlib";
 
+/// Which languages are in the template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Variant {
+    /// `code-interpreter-v1`: Python, JavaScript, TypeScript and bash.
+    Usual,
+    /// `code-interpreter-r`: R as well.
+    R,
+}
+
+impl Variant {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Usual => "code-interpreter",
+            Self::R => "code-interpreter-r",
+        }
+    }
+
+    fn place(self) -> &'static str {
+        match self {
+            Self::Usual => "templates/code-interpreter-v1",
+            Self::R => "templates/code-interpreter-r",
+        }
+    }
+}
+
 /// What the template is made of.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
@@ -53,6 +77,7 @@ pub(crate) struct Parts<'a> {
     /// The static server.
     pub(crate) server: PathBuf,
     pub(crate) vmm: PathBuf,
+    pub(crate) variant: Variant,
 }
 
 impl Parts<'_> {
@@ -64,11 +89,14 @@ impl Parts<'_> {
 /// Makes the template unless it is fresh.
 pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
     let image = image::build(parts)?;
+    if parts.variant == Variant::Usual {
+        image::kernel_wheels(parts)?;
+    }
     let paths = GuestPaths {
         root: image.dir.join(image::FILE),
         ..template::guest_paths(&parts.workspace.guest())
     };
-    let recipe = Recipe::new("code-interpreter")
+    let recipe = Recipe::new(parts.variant.name())
         .text("memory", &MEMORY.to_string())
         .text("cells", &format!("{:?}", cells::FIRST))
         .text("environment", ENVIRONMENT)
@@ -78,29 +106,31 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
         .path("server", &parts.server)?
         .path("guest", &parts.workspace.guest().join(guest_dir::MANIFEST))?
         .path("vmm", &parts.vmm)?;
-    parts.store.build(&recipe, PLACE, |out, log| {
-        let run = tempfile::Builder::new()
-            .prefix("cube-template-")
-            .tempdir()?;
-        let random = run.path().join("random.so");
-        build_library(&parts.hosts().join("random.c"), &random, log)?;
-        let maker = Maker {
-            vmm: &parts.vmm,
-            run: run.path(),
-            log,
-        };
-        // The VMM makes the directory itself, so that it never writes into one that stands.
-        fs::remove_dir(out)?;
-        maker
-            .snapshot(paths, MEMORY, out, |vsock| {
-                install(parts, &random, vsock)?;
-                cells::warm_up(vsock)
-            })
-            .with_context(|| maker.failed("cannot make the template", template::BOOT))?;
-        maker
-            .record_working_set(out, cells::first_cell)
-            .with_context(|| maker.failed("the template cannot be restored", template::RESTORE))
-    })
+    parts
+        .store
+        .build(&recipe, parts.variant.place(), |out, log| {
+            let run = tempfile::Builder::new()
+                .prefix("cube-template-")
+                .tempdir()?;
+            let random = run.path().join("random.so");
+            build_library(&parts.hosts().join("random.c"), &random, log)?;
+            let maker = Maker {
+                vmm: &parts.vmm,
+                run: run.path(),
+                log,
+            };
+            // The VMM makes the directory itself, so that it never writes into one that stands.
+            fs::remove_dir(out)?;
+            maker
+                .snapshot(paths, MEMORY, out, |vsock| {
+                    install(parts, &random, vsock)?;
+                    cells::warm_up(vsock)
+                })
+                .with_context(|| maker.failed("cannot make the template", template::BOOT))?;
+            maker
+                .record_working_set(out, cells::first_cell)
+                .with_context(|| maker.failed("the template cannot be restored", template::RESTORE))
+        })
 }
 
 /// The library needs no header: it declares the functions that it calls.
@@ -120,7 +150,7 @@ fn install(parts: &Parts<'_>, random: &Path, vsock: &Path) -> Result<()> {
     copy(&mut agent, &parts.server, Path::new(SERVER))?;
     let script = format!(
         "chmod 755 {SERVER}; python3 -m compileall -q {HOSTS}; \
-         cd /; exec env -i {ENVIRONMENT} setsid -f {SERVER} --supervise --vsock {PORT} </dev/null >/dev/null 2>&1"
+         cd /; exec env -i {ENVIRONMENT} setsid -f {SERVER} --supervise --warm --vsock {PORT} </dev/null >/dev/null 2>&1"
     );
     template::run_as(&mut agent, Some("root"), &["/bin/sh", "-ec", &script])
 }

@@ -43,6 +43,7 @@ mod progress;
 mod stage;
 mod tool;
 
+use interpreter::Variant;
 use prepare::Freshness;
 use progress::Progress;
 use tiers::Tier;
@@ -117,6 +118,8 @@ enum Task {
 enum FurtherTemplate {
     /// `code-interpreter-v1`: Python, JavaScript, TypeScript and bash, warm.
     CodeInterpreter,
+    /// `code-interpreter-r`: R as well.
+    CodeInterpreterR,
 }
 
 fn main() -> ExitCode {
@@ -154,7 +157,10 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Template { name } => match name {
             FurtherTemplate::CodeInterpreter => {
-                prepare::code_interpreter(&workspace, progress)?;
+                prepare::code_interpreter(&workspace, progress, Variant::Usual)?;
+            }
+            FurtherTemplate::CodeInterpreterR => {
+                prepare::code_interpreter(&workspace, progress, Variant::R)?;
             }
         },
         Task::Images { refresh } => {

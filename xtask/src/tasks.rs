@@ -8,7 +8,9 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, conformance, fuzz, host, hvm, isolation, prepare,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, conformance, fuzz, host, hvm,
+    interpreter::Variant,
+    isolation, prepare,
     prepare::Freshness,
     progress::Progress,
     tiers::{self, Outcome, Surroundings, Tier},
@@ -163,7 +165,9 @@ pub(crate) fn soak(workspace: &Workspace, progress: Progress) -> Result<ExitCode
 fn surroundings(workspace: &Workspace, tiers: &[Tier], progress: Progress) -> Result<Surroundings> {
     let artifacts = workspace.artifacts();
     let binaries = if tiers.contains(&Tier::Interpreter) {
-        Some(prepare::code_interpreter(workspace, progress)?.dir)
+        Some(prepare::code_interpreter(workspace, progress, Variant::Usual)?.dir)
+    } else if tiers.contains(&Tier::Soak) {
+        Some(prepare::code_interpreter(workspace, progress, Variant::R)?.dir)
     } else if tiers.iter().any(|tier| tier.needs_kvm()) {
         Some(prepare::all(workspace, progress, Freshness::Keep)?.dir)
     } else {

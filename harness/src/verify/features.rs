@@ -141,7 +141,7 @@ mod tests {
             assert!(!feature.why.is_empty(), "{}", feature.name);
             assert!(!feature.suites.is_empty(), "{}", feature.name);
             assert!(
-                feature.within <= Duration::from_secs(120),
+                feature.within <= Duration::from_secs(240),
                 "{}",
                 feature.name
             );

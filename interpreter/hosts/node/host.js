@@ -134,7 +134,8 @@ globalThis.display = (value) => {
 async function main() {
   seeds.prepare();
   if (process.argv.includes('--warm')) {
-    for (const code of ['1+1', 'const a = { b: [1] }; a', 'await 1', 'throw new Error("x")', 'console.log("")', '1+1']) {
+    const typed = ['{ const n: number = 1; n }', '{ enum E { A } interface I { a: string } }'];
+    for (const code of [...(language === 'typescript' ? typed : []), '1+1', '{ const a = { b: [1] }; a }', 'await 1', 'throw new Error("x")', 'console.log("")', '1+1']) {
       await runCell(1, code);
     }
     pending = [];

@@ -193,7 +193,9 @@ impl Server {
         let Some(context) = self.contexts.iter_mut().find(|c| c.serial == serial) else {
             return;
         };
-        if matches!(context.state, State::Failed) && context.start(&self.config.hosts).is_err() {
+        if matches!(context.state, State::Failed)
+            && context.start(&self.config.hosts, &mut self.clone).is_err()
+        {
             self.fail_waiting(serial);
         }
     }
@@ -203,7 +205,7 @@ impl Server {
         let Some(context) = self.context(serial) else {
             return;
         };
-        let language = context.language.name();
+        let language = context.language.name().to_owned();
         let jobs = std::mem::take(&mut context.queue);
         let text = format!("Failed to create context: the host of {language} does not start");
         for job in jobs {

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Contexts at once.
 const MAX_CONTEXTS: usize = 32;
 /// How long a host may take to start before its requester gets no answer.
-const START_PATIENCE: Duration = Duration::from_secs(60);
+const START_PATIENCE: Duration = Duration::from_secs(120);
 /// Where cells run unless their context says otherwise.
 const HOME: &str = "/home/user";
 
@@ -96,7 +96,12 @@ impl Server {
             },
             Ok(Route::Execute) => self.execute(serial, body),
             Ok(Route::ListContexts) => {
-                let list: Vec<_> = self.contexts.iter().map(info).collect();
+                let list: Vec<_> = self
+                    .contexts
+                    .iter()
+                    .filter(|c| c.is_listed)
+                    .map(info)
+                    .collect();
                 let list = serde_json::to_vec(&list).unwrap_or_default();
                 self.answer(serial, 200, http::JSON, &list);
             }
@@ -228,9 +233,9 @@ impl Server {
 
     /// The context for cells that name only a language, made on first use.
     pub(super) fn default_context(&mut self, language: Language) -> u64 {
-        let mut defaults = self.contexts.iter().filter(|c| c.is_default);
-        if let Some(context) = defaults.find(|c| c.language == language) {
-            return context.serial;
+        let found = |c: &Context| c.is_default && c.language == language;
+        if let Some(at) = self.contexts.iter().position(found) {
+            return self.use_context(at);
         }
         let start = match self.warming {
             true => Start::Warm,
@@ -242,6 +247,26 @@ impl Server {
             context.is_default = true;
         }
         serial
+    }
+
+    /// A context that was made ahead becomes the newest one.
+    fn use_context(&mut self, at: usize) -> u64 {
+        let mut context = self.contexts.remove(at);
+        let serial = context.serial;
+        let place = match std::mem::replace(&mut context.is_listed, true) {
+            true => at,
+            false => self.contexts.len(),
+        };
+        self.contexts.insert(place, context);
+        serial
+    }
+
+    /// Makes the default context of a language ahead; it is listed once it is used.
+    pub(super) fn prepare_context(&mut self, language: Language) {
+        let serial = self.default_context(language);
+        if let Some(context) = self.contexts.iter_mut().find(|c| c.serial == serial) {
+            context.is_listed = false;
+        }
     }
 
     fn add_context(&mut self, language: Language, cwd: String, start: Start) -> u64 {

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{ENVD_PORT, EnvdClient, InitRequest};
+use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest, InitRequest};
 use model::{EntropySeed, Identity, RestoreSpec, WorkingSetPrefault};
 use serde_json::{Value, json};
 use vmm_control::VmProcess;
@@ -24,13 +24,27 @@ pub(crate) struct Clone {
     dir: tempfile::TempDir,
 }
 
+/// What the environment says, or what to do about it.
 fn variable(name: &str) -> PathBuf {
     let value = std::env::var_os(name);
-    PathBuf::from(value.unwrap_or_else(|| panic!("{name} is not set: run `cargo xtask test`")))
+    PathBuf::from(value.unwrap_or_else(|| {
+        panic!(
+            "{name} is not set. `cargo xtask test --tier interpreter` prepares what these tests need and sets it; \
+             by hand: CUBE_ARTIFACTS=$PWD/target/cube CUBE_BIN=$PWD/target/cube/bin, after \
+             `cargo xtask template code-interpreter`"
+        )
+    }))
 }
 
-pub(crate) fn template() -> PathBuf {
-    variable("CUBE_ARTIFACTS").join("templates/code-interpreter-v1")
+/// What was prepared, by its path below the directory of artifacts.
+pub(crate) fn artifact(path: &str, task: &str) -> PathBuf {
+    let path = variable("CUBE_ARTIFACTS").join(path);
+    assert!(
+        path.exists(),
+        "{} is missing: run `cargo xtask {task}`",
+        path.display()
+    );
+    path
 }
 
 fn identity() -> Identity {
@@ -49,6 +63,12 @@ fn identity() -> Identity {
 
 impl Clone {
     pub(crate) fn start() -> Self {
+        Self::of("code-interpreter-v1", "template code-interpreter")
+    }
+
+    /// A clone of a template, which that task makes.
+    pub(crate) fn of(template: &str, task: &str) -> Self {
+        let template = artifact(&format!("templates/{template}"), task);
         let dir = tempfile::Builder::new()
             .prefix("cube-test-")
             .tempdir()
@@ -57,7 +77,7 @@ impl Clone {
         let stderr = File::create(dir.path().join("stderr")).unwrap();
         let mut vm = VmProcess::spawn(&program, Some(stderr), Some(PATIENCE)).unwrap();
         let spec = RestoreSpec {
-            template: template(),
+            template,
             base: None,
             vsock: dir.path().join("vsock"),
             console: Some(dir.path().join("console")),
@@ -89,6 +109,18 @@ impl Clone {
 
     pub(crate) fn agent(&self) -> EnvdClient {
         EnvdClient::connect(&self.dir.path().join("vsock"), ENVD_PORT, PATIENCE).unwrap()
+    }
+
+    /// Runs a command as root; what it prints.
+    pub(crate) fn command(&self, script: &str) -> String {
+        let request = ExecRequest {
+            user: Some("root".to_owned()),
+            ..ExecRequest::new("/bin/sh", &["-ec", script])
+        };
+        let output = self.agent().exec(&request, PATIENCE).unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert_eq!(output.exit_code, 0, "{script}: {}", text(&output.stderr));
+        text(&output.stdout)
     }
 
     /// The stream to the interpreter, through the agent, as for any port of the guest.

@@ -1,6 +1,6 @@
 //! JavaScript, TypeScript and bash, and variables in each language.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{clone::Clone, error, main_result, main_text, of_type, text};
 
@@ -76,6 +76,11 @@ fn interpreter_typescript_and_bash_cells() {
         "1"
     );
     assert_eq!(main_text(&clone.cell("ts", "process.cwd()")), "/home/user");
+    // Its context was made ahead, and is seen from its first cell on.
+    let (_, contexts) = clone.ask("GET", "/contexts", &Value::Null);
+    let contexts: Vec<Value> = serde_json::from_str(&contexts).unwrap();
+    assert_eq!(contexts.last().unwrap()["language"], "typescript");
+    assert_eq!(contexts.len(), 3);
     assert_eq!(
         text(&clone.cell("bash", "pwd; x=3"), "stdout"),
         "/home/user\n"

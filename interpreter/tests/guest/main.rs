@@ -5,6 +5,7 @@
 
 mod clone;
 mod identity;
+mod kernels;
 mod languages;
 mod latency;
 mod python;

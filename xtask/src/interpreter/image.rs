@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use anyhow::Result;
 
-use super::Parts;
+use super::{Parts, Variant};
 use crate::{
     root_image,
     stage::{Built, Recipe},
@@ -13,8 +13,9 @@ use crate::{
 };
 
 pub(super) const FILE: &str = "code-interpreter.erofs";
-const PLACE: &str = "stages/code-interpreter-image";
 const WHEELS: &str = "stages/code-interpreter-wheels";
+/// Where the tests find a Jupyter kernel to install.
+const KERNEL_WHEELS: &str = "stages/code-interpreter-kernel-wheels";
 /// The guest's Python, as pip names what fits it.
 const PYTHON: [&str; 12] = [
     "--python-version",
@@ -34,8 +35,15 @@ const PYTHON: [&str; 12] = [
 /// Makes the image unless it is fresh.
 pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
     let recipe_dir = parts.workspace.recipe("code-interpreter");
-    let wheels = wheels(parts, &recipe_dir.join("requirements.txt"))?;
-    let recipe = Recipe::new("code-interpreter-image")
+    let wheels = wheels(parts, WHEELS, &recipe_dir.join("requirements.txt"))?;
+    let (name, place) = match parts.variant {
+        Variant::Usual => ("code-interpreter-image", "stages/code-interpreter-image"),
+        Variant::R => (
+            "code-interpreter-r-image",
+            "stages/code-interpreter-r-image",
+        ),
+    };
+    let mut recipe = Recipe::new(name)
         .text("form", "1")
         .text("release of Debian", parts.root.codename)
         .text("sources", &parts.root.sources())
@@ -45,9 +53,14 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
         .path("probe", &parts.workspace.recipe("probe"))?
         .path("modules", &parts.root.root_modules())?
         .path("recipe", &recipe_dir)?;
-    parts.store.build(&recipe, PLACE, |out, log| {
+    let mut packages = read_list(&recipe_dir.join("packages.txt"))?;
+    if parts.variant == Variant::R {
+        let further = parts.workspace.recipe("code-interpreter-r");
+        packages.extend(read_list(&further.join("packages.txt"))?);
+        recipe = recipe.path("further recipe", &further)?;
+    }
+    parts.store.build(&recipe, place, |out, log| {
         let tree = out.join("tree");
-        let packages = read_list(&recipe_dir.join("packages.txt"))?;
         parts.root.unpack(&parts.kernel, &packages, &tree, log)?;
         root_image::take_package_list(&tree, out)?;
         tool::run(
@@ -61,12 +74,19 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
     })
 }
 
+/// Fetches what the tests of Jupyter kernels install in a clone.
+pub(super) fn kernel_wheels(parts: &Parts<'_>) -> Result<Built> {
+    let list = "interpreter/tests/kernel-requirements.txt";
+    wheels(parts, KERNEL_WHEELS, &parts.workspace.root().join(list))
+}
+
 /// Fetches the wheels, each checked against the sum in the list.
-fn wheels(parts: &Parts<'_>, requirements: &Path) -> Result<Built> {
-    let recipe = Recipe::new("code-interpreter-wheels")
+fn wheels(parts: &Parts<'_>, place: &'static str, requirements: &Path) -> Result<Built> {
+    let name = place.trim_start_matches("stages/");
+    let recipe = Recipe::new(name)
         .text("for", &PYTHON.join(" "))
         .path("requirements", requirements)?;
-    parts.store.build(&recipe, WHEELS, |out, log| {
+    parts.store.build(&recipe, place, |out, log| {
         // The archive's own, whatever else calls itself so.
         let mut pip = Command::new("/usr/bin/python3");
         pip.args(["-m", "pip", "download", "--quiet", "--no-deps"])

@@ -95,7 +95,7 @@ def run_code_wire():
     """What other clients than the SDKs go by: the lines of the answer as they come."""
     with sandbox() as s:
         same(ask(s, "GET", "/health"), (200, '"OK"'))
-        status, body = ask(s, "POST", "/execute", code="import time; print('a'); time.sleep(7); 1")
+        status, body = ask(s, "POST", "/execute", code="import time; print('a'); time.sleep(12); 1")
         lines = body.split("\n")
         same((status, lines.pop()), (200, ""))
         assert all(lines), "a blank line"
@@ -103,7 +103,8 @@ def run_code_wire():
         same((events[0], events[-1]), ({"type": "number_of_executions", "execution_count": 1}, {"type": "end_of_execution"}))
         kinds = [event["type"] for event in events[1:-1]]
         # A client that hears nothing for longer takes the sandbox for dead.
-        assert kinds[0] == "stdout" and kinds[-1] == "result" and set(kinds[1:-1]) == {"keepalive"}, kinds
+        same([kind for kind in kinds if kind != "keepalive"], ["stdout", "result"])
+        assert "keepalive" in kinds, kinds
 
 
 @case

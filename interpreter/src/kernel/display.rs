@@ -1,0 +1,89 @@
+//! From content by type, as kernels send it, to the results that clients read.
+
+use serde_json::{Map, Value, json};
+
+/// Names of types of content in results. Others go into `extra` under their own name.
+const KEYS: [(&str, &str); 12] = [
+    ("text/plain", "text"),
+    ("text/html", "html"),
+    ("text/markdown", "markdown"),
+    ("image/svg+xml", "svg"),
+    ("image/png", "png"),
+    ("image/jpeg", "jpeg"),
+    ("application/pdf", "pdf"),
+    ("text/latex", "latex"),
+    ("application/json", "json"),
+    ("application/javascript", "javascript"),
+    ("e2b/data", "data"),
+    ("e2b/chart", "chart"),
+];
+
+/// Whether a result is the value of the cell's last expression.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weight {
+    Main,
+    Aside,
+}
+
+/// The line of a result, without its end.
+pub(crate) fn result(content: &Value, weight: Weight) -> String {
+    let (mut fields, mut extra) = (Map::new(), Map::new());
+    let none = Map::new();
+    for (kind, value) in content["data"].as_object().unwrap_or(&none) {
+        let value = joined(value);
+        match KEYS.iter().find(|(known, _)| known == kind) {
+            Some((_, "text")) => fields.insert("text".to_owned(), unquoted(value)),
+            Some((_, key)) => fields.insert((*key).to_owned(), value),
+            None => extra.insert(kind.clone(), value),
+        };
+    }
+    if !extra.is_empty() {
+        fields.insert("extra".to_owned(), Value::Object(extra));
+    }
+    let main = weight == Weight::Main;
+    fields.insert("is_main_result".to_owned(), json!(main));
+    // The server tells events by how they begin.
+    let rest = Value::Object(fields).to_string();
+    format!("{{\"type\":\"result\",{}", rest.trim_start_matches('{'))
+}
+
+/// Text may come in pieces.
+fn joined(value: &Value) -> Value {
+    let pieces = value
+        .as_array()
+        .map(|pieces| pieces.iter().map(Value::as_str));
+    match pieces.and_then(|pieces| pieces.collect::<Option<String>>()) {
+        Some(text) => Value::String(text),
+        None => value.clone(),
+    }
+}
+
+/// As official servers give text: without the quotes around it.
+fn unquoted(value: Value) -> Value {
+    let inner = |quote: char| value.as_str()?.strip_prefix(quote)?.strip_suffix(quote);
+    match inner('\'').or_else(|| inner('"')) {
+        Some(text) => json!(text),
+        None => value,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_goes_under_the_names_of_the_contract() {
+        let content =
+            json!({"data": {"text/plain": "'a'", "text/html": ["<b>", "</b>"], "x/y": [1, "z"]}});
+        let line = result(&content, Weight::Main);
+        assert!(line.starts_with("{\"type\":\"result\","), "{line}");
+        let read: Value = serde_json::from_str(&line).unwrap();
+        let wanted = json!({
+            "type": "result", "text": "a", "html": "<b></b>", "extra": {"x/y": [1, "z"]},
+            "is_main_result": true,
+        });
+        assert_eq!(read, wanted);
+        let nothing: Value = serde_json::from_str(&result(&json!({}), Weight::Aside)).unwrap();
+        assert_eq!(nothing, json!({"type": "result", "is_main_result": false}));
+    }
+}

@@ -1,0 +1,143 @@
+//! Jupyter kernels as contexts: Python's own, installed in a clone, and R in its variant of the template.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+
+use crate::{
+    clone::{Clone, artifact},
+    error, main_text, of_type,
+    python::leave_running,
+    text,
+};
+
+/// A clone in which ipykernel is installed as a user would install it.
+fn with_ipykernel() -> Clone {
+    let clone = Clone::with_environment(&[("GLOBAL", "sandbox")]);
+    let wheels = artifact(
+        "stages/code-interpreter-kernel-wheels",
+        "template code-interpreter",
+    );
+    for entry in fs::read_dir(wheels).unwrap() {
+        let wheel = entry.unwrap().path();
+        if wheel.extension() != Some("whl".as_ref()) {
+            continue;
+        }
+        let to = Path::new("/tmp/wheels").join(wheel.file_name().unwrap());
+        let bytes = fs::read(&wheel).unwrap();
+        let to = to.to_str().unwrap();
+        clone.agent().write_file(to, &bytes, None).unwrap();
+    }
+    clone.command("pip install --quiet --no-index --no-deps /tmp/wheels/*.whl");
+    clone
+}
+
+#[test]
+fn interpreter_any_installed_jupyter_kernel_is_a_context() {
+    let clone = Clone::start();
+    assert_eq!(
+        clone
+            .ask("POST", "/contexts", &json!({"language": "python3"}))
+            .0,
+        500
+    );
+    drop(clone);
+    let clone = with_ipykernel();
+    let (status, made) = clone.ask(
+        "POST",
+        "/contexts",
+        &json!({"language": "python3", "cwd": "/tmp"}),
+    );
+    assert_eq!(status, 200, "{made}");
+    let id = serde_json::from_str::<Value>(&made).unwrap()["id"].clone();
+    let run = |code: &str| clone.run(&json!({"code": code, "context_id": id}));
+
+    let first = run("import os, sys; print('out'); print('err', file=sys.stderr); x = 6; x * 7");
+    assert_eq!(
+        (
+            text(&first, "stdout").as_str(),
+            text(&first, "stderr").as_str()
+        ),
+        ("out\n", "err\n")
+    );
+    assert_eq!(main_text(&first), "42");
+    assert_eq!(
+        main_text(&run("'kernel' in str(type(get_ipython())), os.getcwd(), x")),
+        "(True, '/tmp', 6)"
+    );
+    let shown = run("from IPython.display import HTML, display; display(HTML('<b>')); 'last'");
+    assert_eq!(of_type(&shown, "result")[0]["html"], "<b>");
+    assert_eq!(main_text(&shown), "last");
+    assert_eq!(error(&run("1/0"))["name"], "ZeroDivisionError");
+
+    // Variables of the sandbox hold from the kernel's start, those of a cell for that cell.
+    let get = "(os.environ.get('GLOBAL'), os.environ.get('CELL'))";
+    let request =
+        json!({"code": get, "context_id": id, "env_vars": {"CELL": "it's", "GLOBAL": "cell"}});
+    assert_eq!(main_text(&clone.run(&request)), "('cell', \"it's\")");
+    assert_eq!(main_text(&run(get)), "('sandbox', None)");
+
+    // Who goes away interrupts.
+    let code = "print('on', flush=True)\nimport time\nwhile True: time.sleep(0.1)";
+    leave_running(&clone, &json!({"code": code, "context_id": id}), "on");
+    assert_eq!(main_text(&run("x")), "6");
+    // A kernel that dies is reported and replaced.
+    assert_eq!(
+        error(&run("os.kill(os.getpid(), 9)"))["name"],
+        "UnexpectedEndOfExecution"
+    );
+    assert_eq!(error(&run("x"))["name"], "NameError");
+    assert_eq!(
+        clone
+            .ask(
+                "POST",
+                &format!("/contexts/{}/restart", id.as_str().unwrap()),
+                &Value::Null
+            )
+            .0,
+        200
+    );
+    assert_eq!(main_text(&run("1+1")), "2");
+    // No key is left where others could read it.
+    assert_eq!(clone.command("ls /tmp | grep cube-kernel || true"), "");
+}
+
+/// The text of the first result: R's kernel displays values, it has no last expression.
+fn value(events: &[Value]) -> String {
+    let shown = of_type(events, "result");
+    assert!(!shown.is_empty(), "{events:?}");
+    shown[0]["text"].as_str().unwrap().to_owned()
+}
+
+/// Of the template `code-interpreter-r`, which takes minutes to make.
+#[test]
+#[ignore = "soak"]
+fn soak_r_cells() {
+    let start = || Clone::of("code-interpreter-r", "template code-interpreter-r");
+    let clone = start();
+    let r = |code: &str| clone.cell("r", code);
+    let hello = r("x <- 6; cat('Hello, World!\\n')");
+    assert_eq!(text(&hello, "stdout"), "Hello, World!\n");
+    assert_eq!(value(&r("x * 7")), "[1] 42");
+    assert!(text(&r("message('no')"), "stderr").starts_with("no\n"));
+    assert_eq!(text(&r("system('echo child')"), "stdout"), "child\n");
+    let stop = r("f <- function() stop('bad')\nf()");
+    assert_eq!(error(&stop)["value"], "Error in f(): bad\n");
+    let frame = r("data.frame(a = 1:2, b = c('x', 'y'))");
+    let html = of_type(&frame, "result")[0]["html"].as_str().unwrap();
+    assert!(html.starts_with("<table"), "{html}");
+    let plot = r("plot(1:3)");
+    let png = of_type(&plot, "result")[0]["png"].as_str().unwrap();
+    assert!(png.starts_with("iVBOR"), "{png}");
+    let get = "cat(Sys.getenv('CELL'))";
+    let request = json!({"code": get, "language": "R", "env_vars": {"CELL": "a'b\"c $d"}});
+    assert_eq!(text(&clone.run(&request), "stdout"), "a'b\"c $d");
+    assert_eq!(text(&r(get), "stdout"), "");
+    let endless = "cat('on\\n'); flush.console(); repeat Sys.sleep(0.1)";
+    leave_running(&clone, &json!({"code": endless, "language": "r"}), "on");
+    assert_eq!(value(&r("x")), "[1] 6");
+    let (_, contexts) = clone.ask("GET", "/contexts", &Value::Null);
+    assert!(contexts.contains(r#""language":"r""#), "{contexts}");
+    let draw = |clone: &Clone| value(&clone.cell("r", "runif(3)"));
+    assert_ne!(draw(&clone), draw(&start()));
+}
