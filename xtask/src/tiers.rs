@@ -39,13 +39,14 @@ pub(crate) enum Tier {
 
 impl Tier {
     /// The tiers of `cargo xtask test`.
-    pub(crate) const USUAL: [Self; 7] = [
+    pub(crate) const USUAL: [Self; 8] = [
         Self::Unit,
         Self::Net,
         Self::Kvm,
         Self::Interpreter,
         Self::Hvm,
         Self::Fuzz,
+        Self::Isolation,
         Self::E2b,
     ];
 
