@@ -179,7 +179,7 @@ pub(crate) fn kvm_pause_fork_and_kill_take_the_policy_along() {
             .put(&sandbox.path("/network"), &only(&[FAR]))
             .expect(204);
         let forks = server
-            .post(&sandbox.path("/fork"), &json!({"count": 2}))
+            .post(&sandbox.path("/fork"), &json!({"count": 2, "timeout": 300}))
             .expect(201)
             .json();
         for fork in forks.as_array().unwrap() {
