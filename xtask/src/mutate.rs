@@ -13,7 +13,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use crate::{
@@ -102,15 +102,12 @@ pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress)
     fs::write(&nursery.log, "")?;
     nursery.copy_sources()?;
     let api = progress.stage("unmutated", || nursery.build())?;
-    for class in classes(&chosen) {
-        let (code, proof) = nursery.prove(&api, class)?;
-        if code != 0 {
-            bail!(
-                "the class {class} fails without any mutation: {}",
-                failing(&proof)
-            );
-        }
-    }
+    let (code, proof) = nursery.prove(&api, &classes(&chosen))?;
+    ensure!(
+        code == 0,
+        "cases fail without any mutation: {}",
+        failing(&proof)
+    );
     let mut all_found = true;
     println!("{:<32} {:<10} {:<9} noticed by", "mutation", "class", "end");
     for mutation in chosen {
@@ -196,10 +193,10 @@ impl Nursery<'_> {
     }
 
     /// How the prover ends with that server.
-    fn prove(&self, api: &Path, class: &str) -> Result<(i32, Proof)> {
+    fn prove(&self, api: &Path, classes: &[&str]) -> Result<(i32, Proof)> {
         let results = tempfile::tempdir()?;
         let done = isolation::command(self.workspace, &self.binaries, results.path())
-            .args(["--case", class])
+            .args(classes.iter().flat_map(|class| ["--case", class]))
             .arg("--api")
             .arg(api)
             .output()
@@ -229,7 +226,7 @@ impl Nursery<'_> {
         )?;
         let tried = progress
             .stage(&mutation.name, || self.build())
-            .and_then(|api| self.prove(&api, &mutation.class));
+            .and_then(|api| self.prove(&api, &[&mutation.class]));
         fs::write(&path, &original)?;
         let (code, proof) = tried?;
         let in_class = proof.cases.iter().any(|case| case.class == mutation.class);
