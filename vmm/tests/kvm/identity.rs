@@ -76,7 +76,9 @@ fn wall_clock_error_ms(vm: &TestVm) -> (i128, i128) {
 fn assert_wall_clock(start: impl Fn() -> TestVm) {
     let errors: Vec<_> = (0..3).map(|_| wall_clock_error_ms(&start())).collect();
     assert!(
-        errors.iter().any(|(least, most)| *least <= 50 && *most >= -50),
+        errors
+            .iter()
+            .any(|(least, most)| *least <= 50 && *most >= -50),
         "the clocks are wrong by these intervals (ms): {errors:?}"
     );
 }

@@ -337,15 +337,19 @@ mod tests {
         }
     }
 
-    /// A connection's first packet has no payload: the receiver alone tells cases apart.
+    /// A connection's first packet has no payload, and an answer to a frame is known by its sender: the receiver alone
+    /// tells cases apart.
     #[test]
-    fn no_two_cases_of_a_policy_connect_to_the_same_port_of_an_address() {
+    fn no_two_cases_of_a_policy_have_the_same_receiver() {
         for group in load().unwrap() {
             let mut seen = BTreeSet::new();
             for case in &group.cases {
-                if let Some(Action::Tcp(to)) = &case.action {
-                    assert!(seen.insert(*to), "{}: {to}", case.name);
-                }
+                let receiver = match &case.action {
+                    Some(Action::Tcp(to)) => *to,
+                    Some(Action::Frame(frame)) => (frame.to.unwrap(), frame.port).into(),
+                    _ => continue,
+                };
+                assert!(seen.insert(receiver), "{}: {receiver}", case.name);
             }
         }
     }
