@@ -174,8 +174,9 @@ INLINE __u16 take_port(struct wire_key *wire, const struct flow_key *key)
 	return 0;
 }
 
-/* Enters a flow that has been allowed; 0, or why it cannot be. */
-FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struct address *local)
+/* Enters a flow that `policy` has allowed; 0, or why it cannot be. If another is in force by now, it judges the flow's
+ * next packet. */
+FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struct address *local, __u32 policy)
 {
 	if (!p || !key || !local)
 		return INTERNAL;
@@ -190,7 +191,7 @@ FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struc
 		return FLOWS;
 	struct wire_key wire = {
 		.local = *local, .remote = key->remote, .remote_port = key->remote_port, .protocol = key->protocol};
-	struct flow flow = {.seen = bpf_ktime_get_ns(), .tap = index, .tenure = tap->tenure, .policy = tap->policy, .local = *local};
+	struct flow flow = {.seen = bpf_ktime_get_ns(), .tap = index, .tenure = tap->tenure, .policy = policy, .local = *local};
 	flow.port = take_port(&wire, key);
 	if (!flow.port)
 		return INTERNAL;
@@ -248,6 +249,7 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 		.remote = p->destination, .protocol = p->protocol};
 	struct bpf_fib_lookup fib = {};
 	struct address local = {};
+	__u32 policy = *(volatile __u32 *)&tap->policy; /* before it is asked */
 	long begins = p->protocol != IPPROTO_TCP || (p->tcp_flags & (SYN | ACK)) == SYN;
 	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow && (flow->tap != index || flow->tenure != tap->tenure))
@@ -265,7 +267,7 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 	if (!within_rate(&state->out_due, tap->bytes_per_s, skb->len))
 		return BANDWIDTH;
 	if (!flow) {
-		reason = open_flow(p, &key, &local);
+		reason = open_flow(p, &key, &local, policy);
 		if (reason)
 			return reason;
 		flow = bpf_map_lookup_elem(&flows, &key);
