@@ -90,12 +90,13 @@ fn in_order(probe: &Probe) -> Result {
 
 fn act(action: &Action, probe: &Probe) -> Result {
     let word = &probe.name;
-    let deadline = Instant::now() + Duration::from_millis(probe.within_ms);
+    let within = Duration::from_millis(probe.within_ms);
+    let deadline = Instant::now() + within;
     match action {
         Action::Tcp(to) => talk::tcp(*to, word, deadline),
         Action::Udp(to) => talk::udp(*to, word, deadline),
         Action::Dns(query) => names::ask(query, deadline),
-        Action::Name(service) => names::reach(service, word, deadline),
+        Action::Name(service) => names::reach(service, word, within),
         Action::Frame(frame) => frames::send(frame, word, deadline),
         Action::Arp(asked) => frames::arp(*asked, deadline),
         Action::Solicit(asked) => frames::solicit(*asked, deadline),

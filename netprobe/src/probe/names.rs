@@ -14,6 +14,9 @@ use super::{
     talk::{self, AGAIN, left, socket_to},
 };
 
+/// Name servers are given this long at least.
+const ANSWER: Duration = Duration::from_secs(20);
+
 pub(crate) fn ask(query: &Query, deadline: Instant) -> Result {
     match lookup(query, deadline) {
         Ok(answer) if answer.code == 0 && !answer.addresses.is_empty() => {
@@ -27,21 +30,25 @@ pub(crate) fn ask(query: &Query, deadline: Instant) -> Result {
     }
 }
 
-pub(crate) fn reach(service: &Service, word: &str, deadline: Instant) -> Result {
+/// `within` bounds the connection; the answer before it may take its time.
+pub(crate) fn reach(service: &Service, word: &str, within: Duration) -> Result {
     let query = Query {
         server: None,
         name: service.name.clone(),
         kind: service.kind,
         over: Over::Udp,
     };
-    let answer = match lookup(&query, deadline) {
+    let answer = match lookup(&query, Instant::now() + within.max(ANSWER)) {
         Ok(answer) => answer,
         Err(error) => return Result::of_error(&error),
     };
     match answer.addresses.first() {
         Some(address) if answer.code == 0 => {
             std::thread::sleep(Duration::from_millis(service.pause_ms));
-            talk::tcp(SocketAddr::new(*address, service.port), word, deadline)
+            {
+                let to = SocketAddr::new(*address, service.port);
+                talk::tcp(to, word, Instant::now() + within)
+            }
         }
         _ => Result::new(Outcome::Refused, format!("code {}", answer.code)),
     }

@@ -27,6 +27,8 @@ const THIRD: &str = "198.51.100.12:5000";
 const SILENT: &str = "198.51.100.10:7001";
 /// Bound of waits for packets.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the connection that is cut would go on.
+const CUT_MS: u64 = 8000;
 /// Changes to and fro.
 const SWAPS: usize = 12;
 /// Of the flood: one flow for each port of each address.
@@ -128,6 +130,19 @@ pub(super) fn address(text: &str) -> SocketAddr {
     text.parse().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)))
 }
 
+/// Lets a sandbox ask an echo with this word until its ear has heard the answer. An ear may open late.
+pub(super) fn speak_until(is_heard: impl Fn() -> bool, guest: &Guest, word: String) {
+    let speak = [probe(word, Action::Udp(address(ECHO)), PASS_MS)];
+    for _ in 0..30 {
+        // If it cannot be sent, the ear does not hear it and says so.
+        let _ = guest.probe(&speak);
+        thread::sleep(Duration::from_millis(50));
+        if is_heard() {
+            return;
+        }
+    }
+}
+
 fn host_of(text: &str) -> String {
     address(text).ip().to_string()
 }
@@ -227,8 +242,8 @@ fn cut(stage: &mut Stage, name: &str) -> Result<Found, ScriptError> {
         to: address(FIRST),
         every_ms: 10,
     };
-    let open = probe(format!("{name}-open"), action, 5000);
-    let steady = numbered(&format!("{name}-steady"), SECOND, 5000);
+    let open = probe(format!("{name}-open"), action, CUT_MS);
+    let steady = numbered(&format!("{name}-steady"), SECOND, CUT_MS);
     let witness = &mut stage.world.witness;
     let findings = thread::scope(|scope| {
         let probing = scope.spawn(|| guest.probe(&[open, steady]));
@@ -408,7 +423,7 @@ fn late(stage: &mut Stage, name: &str) -> Result<Found, ScriptError> {
     for turn in 0..4 {
         let next = stage
             .customer
-            .create(&allowing(&[&host_of(SILENT), &host_of(FIRST)]))?;
+            .create(&allowing(&[&host_of(SILENT), &host_of(ECHO)]))?;
         let until = format!("{name}-end-{turn}");
         let hear = Action::Hear {
             words: vec![word.clone()],
@@ -421,7 +436,7 @@ fn late(stage: &mut Stage, name: &str) -> Result<Found, ScriptError> {
                 friend.send_to(word.as_bytes(), mapped)?;
                 thread::sleep(Duration::from_millis(30));
             }
-            next.probe(&[probe(until, Action::Udp(address(FIRST)), PASS_MS)])?;
+            speak_until(|| listening.is_finished(), &next, until);
             let findings = listening
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -502,7 +517,7 @@ fn flood(stage: &mut Stage, neighbour: &Guest, name: &str) -> Result<Found, Scri
             to: address(ECHO),
             count: REQUESTS,
         };
-        neighbour.probe(&[probe(format!("{name}-{suffix}"), action, 60_000)])
+        neighbour.probe(&[probe(format!("{name}-{suffix}"), action, 180_000)])
     };
     let memory = stage.server.resident_kib();
     let before = ask("before")?;
