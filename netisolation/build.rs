@@ -42,7 +42,7 @@ fn compile(source: &Path, object: &Path) -> Result<(), Box<dyn Error>> {
             Err(error) => return Err(error.into()),
         }
     }
-    Err("no clang to compile the eBPF programs: apt install clang-14 linux-libc-dev".into())
+    Err("no clang to compile the eBPF programs: apt install clang linux-libc-dev".into())
 }
 
 /// FNV-1a of the shared structures and of the maps' declarations.
