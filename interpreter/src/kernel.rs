@@ -18,7 +18,13 @@ mod wire;
 mod words;
 mod zmtp;
 
-use std::{collections::BTreeMap, io, os::fd::AsFd, path::Path};
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::AsFd,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use control::Control;
 use display::Weight;
@@ -44,6 +50,9 @@ use crate::{
 
 /// Everything is read through a buffer of this size.
 const SCRATCH: usize = 64 << 10;
+/// An interrupt that comes while a kernel tells of a cell's end may take either half of it away (ipykernel: the
+/// reply). After one, this long without the other half ends the cell as well.
+const HALF_END: Duration = Duration::from_secs(2);
 
 /// The bridge cannot go on. A kernel that ends is the usual case.
 #[derive(Debug, thiserror::Error)]
@@ -139,6 +148,21 @@ struct Progress {
     replied: bool,
     idle: bool,
     failed: bool,
+    interrupted: bool,
+    /// When the first of `replied` and `idle` came.
+    half: Option<Instant>,
+}
+
+impl Progress {
+    fn is_over(&self) -> bool {
+        self.replied && self.idle || self.left() == Some(Duration::ZERO)
+    }
+
+    /// How long an interrupted request's other half is waited for; `None`: for as long as it takes.
+    fn left(&self) -> Option<Duration> {
+        let half = self.half.filter(|_| self.interrupted)?;
+        Some(HALF_END.saturating_sub(half.elapsed()))
+    }
 }
 
 impl Bridge {
@@ -202,10 +226,11 @@ impl Bridge {
         let (id, parts) = self.session.request("execute_request", &content);
         self.shell.send(&parts).map_err(KernelError::Kernel)?;
         let mut progress = Progress::default();
-        while !(progress.replied && progress.idle) {
-            let ready = self.wait()?;
+        while !progress.is_over() {
+            let ready = self.wait(progress.left())?;
             let [shell, orders, news, interrupts] = ready;
             if interrupts {
+                progress.interrupted = true;
                 self.interrupt()?;
             }
             if news {
@@ -227,12 +252,18 @@ impl Bridge {
                 // Answers to interrupts say nothing.
                 receive(&mut self.orders, &self.session, &mut self.scratch)?;
             }
+            if progress.half.is_none() && (progress.replied || progress.idle) {
+                progress.half = Some(Instant::now());
+            }
+        }
+        if !progress.replied && heard && !progress.failed {
+            self.error(&json!({"ename": "KeyboardInterrupt", "evalue": ""}))?;
         }
         Ok(())
     }
 
-    /// Waits for the kernel or an interrupt; which of them has something to say.
-    fn wait(&self) -> Result<[bool; 4], KernelError> {
+    /// Waits for the kernel or an interrupt, at most `limit`; which of them has something to say.
+    fn wait(&self, limit: Option<Duration>) -> Result<[bool; 4], KernelError> {
         let mut fds = [
             self.shell.as_fd(),
             self.orders.as_fd(),
@@ -240,7 +271,11 @@ impl Bridge {
             self.interrupts.as_fd(),
         ]
         .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        match poll(&mut fds, PollTimeout::NONE) {
+        // Rounded up, so that what is left is gone when nothing comes.
+        let limit = limit.map_or(PollTimeout::NONE, |limit| {
+            PollTimeout::try_from(limit + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+        });
+        match poll(&mut fds, limit) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(errno) => return Err(KernelError::Kernel(errno.into())),
         }

@@ -80,7 +80,13 @@ fn interpreter_any_installed_jupyter_kernel_is_a_context() {
     // Who goes away interrupts.
     let code = "print('on', flush=True)\nimport time\nwhile True: time.sleep(0.1)";
     leave_running(&clone, &json!({"code": code, "context_id": id}), "on");
-    assert_eq!(main_text(&run("x")), "6");
+    // A kernel that loses the interrupt is replaced after a minute: the context goes on without its variables.
+    let after = run("x");
+    if of_type(&after, "error").is_empty() {
+        assert_eq!(main_text(&after), "6");
+    } else {
+        assert_eq!(error(&after)["name"], "NameError");
+    }
     // A kernel that dies is reported and replaced.
     assert_eq!(
         error(&run("os.kill(os.getpid(), 9)"))["name"],
