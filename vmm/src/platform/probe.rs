@@ -18,7 +18,7 @@ use crate::{error::MachineError, memory::Memory, sys};
 const LOOPS: u64 = 1000;
 /// How often a ring is measured before it counts as emulated.
 const ROUNDS: u32 = 8;
-/// The same for ring 0 of a CPU that announces VMX or SVM. There it is native as a rule, and slow runs are a
+/// The same for ring 0 of a CPU that announces VMX or SVM, while it does not look native. There it is native as a rule, and slow runs are a
 /// busy host's: an emulated machine's CPU time counts also while its own host runs something else.
 const ROUNDS_ANNOUNCED: u32 = 100;
 /// More than this for an iteration is emulation: native is below 2 ns (where QEMU emulates the CPU, 20 to 120),
@@ -97,18 +97,19 @@ fn judge(ring0_ns: Option<u64>, ring3_ns: Option<u64>) -> HostPlatform {
 fn iteration_ns(kvm: &Kvm, cpl: u8) -> Option<u64> {
     let mut empty = Duration::MAX;
     let mut full = Duration::MAX;
-    let rounds = match cpl {
-        0 if announces_virtualization() => ROUNDS_ANNOUNCED,
-        _ => ROUNDS,
-    };
-    for _ in 0..rounds {
+    let mut ns = None;
+    for round in 1..=ROUNDS_ANNOUNCED {
         empty = empty.min(run(kvm, cpl, 1)?);
         full = full.min(run(kvm, cpl, LOOPS)?);
         if let Some(ns) = fast(full) {
             return Some(ns);
         }
+        ns = u64::try_from(full.saturating_sub(empty).as_nanos() / u128::from(LOOPS)).ok();
+        if round >= ROUNDS && (native(ns) || cpl != 0 || !announces_virtualization()) {
+            break;
+        }
     }
-    u64::try_from(full.saturating_sub(empty).as_nanos() / u128::from(LOOPS)).ok()
+    ns
 }
 
 /// Whether CPUID has VMX (Intel SDM, leaf 1, ECX 5) or SVM (AMD APM, leaf 8000_0001, ECX 2).
