@@ -124,6 +124,16 @@ impl Client {
         (len > 0).then_some(bytes)
     }
 
+    /// The answer as far as the chunk that has `mark`.
+    fn read_until(&mut self, mark: &str) -> String {
+        self.head();
+        let mut seen = String::new();
+        while !seen.contains(mark) {
+            seen.push_str(&String::from_utf8(self.chunk().unwrap()).unwrap());
+        }
+        seen
+    }
+
     fn ask(&mut self, method: &str, path: &str, body: &str) -> (u16, String) {
         self.send(method, path, body);
         let (status, length) = self.head();
@@ -259,11 +269,7 @@ fn output_appears_while_the_cell_runs() {
         "/execute",
         &json!({"code": code, "language": "bash"}).to_string(),
     );
-    client.head();
-    let mut seen = String::new();
-    while !seen.contains("first") {
-        seen.push_str(&String::from_utf8(client.chunk().unwrap()).unwrap());
-    }
+    let mut seen = client.read_until("first");
     assert!(!seen.contains("second"));
     std::fs::write(&gate, "").unwrap();
     while let Some(chunk) = client.chunk() {
@@ -281,11 +287,7 @@ fn a_silent_cell_is_kept_alive() {
         "/execute",
         r#"{"code":"sleep 1000","language":"bash"}"#,
     );
-    client.head();
-    let mut seen = String::new();
-    while !seen.contains("keepalive") {
-        seen.push_str(&String::from_utf8(client.chunk().unwrap()).unwrap());
-    }
+    client.read_until("keepalive");
 }
 
 #[test]
@@ -327,11 +329,7 @@ fn who_leaves_interrupts_their_cell() {
         // A program is under way when it is heard of: an interrupt between two of them would miss both.
         r#"{"code":"sh -c 'echo started; exec sleep 1000'","language":"bash"}"#,
     );
-    leaving.head();
-    let mut seen = String::new();
-    while !seen.contains("started") {
-        seen.push_str(&String::from_utf8(leaving.chunk().unwrap()).unwrap());
-    }
+    leaving.read_until("started");
     drop(leaving);
     assert_eq!(text(&server.bash("echo $x"), "stdout"), "kept\n");
 }
@@ -344,11 +342,7 @@ fn a_cell_of_several_commands_is_interrupted_until_it_ends() {
     let code = "sh -c 'echo started; exec sleep 1000'; sleep 1000";
     let body = json!({"code": code, "language": "bash"}).to_string();
     leaving.send("POST", "/execute", &body);
-    leaving.head();
-    let mut seen = String::new();
-    while !seen.contains("started") {
-        seen.push_str(&String::from_utf8(leaving.chunk().unwrap()).unwrap());
-    }
+    leaving.read_until("started");
     drop(leaving);
     // The first interrupt ends one command only; a shell that was replaced would know of no variable.
     assert_eq!(text(&server.bash("echo $x"), "stdout"), "kept\n");
@@ -453,11 +447,7 @@ fn a_restart_ends_the_running_cell() {
         "/execute",
         &json!({"code": "echo started; sleep 1000", "context_id": id}).to_string(),
     );
-    running.head();
-    let mut seen = String::new();
-    while !seen.contains("started") {
-        seen.push_str(&String::from_utf8(running.chunk().unwrap()).unwrap());
-    }
+    let mut seen = running.read_until("started");
     assert_eq!(
         client.ask("POST", &format!("/contexts/{id}/restart"), "").0,
         200
