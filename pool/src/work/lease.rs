@@ -12,7 +12,10 @@ use tokio::{
 };
 use vmm_control::{Failure, Reply, Request, frame};
 
-use super::{Card, Who, WorkError, init_request};
+use super::{
+    Card, Who, WorkError, init_request,
+    wall_clock::{Telling, time_alone},
+};
 use crate::{
     host,
     record::{Durability, Kept, Record, SlotDir},
@@ -64,10 +67,6 @@ pub(crate) struct Served {
 /// See the module.
 pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Served, WorkError> {
     let bound = plan.timeout;
-    let card = Card::of(plan.record.tap.as_ref());
-    let init = init_request(&Who::Same, &plan.record.init, card)
-        .map_err(|e| WorkError::Io("draw random bytes", e))?;
-    let init = http_request(&init)?;
     // Before the guest runs. A server that dies here leaves a record that says that the VM is nobody's.
     if let (Some(network), Some(tap)) = (&plan.network, plan.record.tap) {
         network
@@ -76,13 +75,18 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         plan.timeline
             .stamp(StartPhase::Confined, host::monotonic_ns());
     }
+    // Last, for the time that is in it.
+    let telling = Telling::first(host::monotonic_ns());
+    let card = Card::of(plan.record.tap.as_ref());
+    let init = init_request(&Who::Same, &plan.record.init, card)
+        .map_err(|e| WorkError::Io("draw random bytes", e))?;
+    let init = http_request(&init)?;
     let work = async {
         let resume = frame::encode(&Request::Resume)
             .map_err(|e| WorkError::Io("encode a request", io::Error::other(e)))?;
         let vmm = |e| WorkError::Io("resume the VM", e);
-        let agent = |e| WorkError::Io("tell the guest agent", e);
         lines.control.write_all(&resume).await.map_err(vmm)?;
-        lines.agent.write_all(&init).await.map_err(agent)?;
+        tell(&mut lines.agent, &init).await?;
         // The guest is at it; the record is written meanwhile. Small files in the page cache: handing them to
         // another thread costs more.
         plan.record.kept = Kept::Running;
@@ -95,6 +99,7 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         plan.timeline
             .stamp(StartPhase::Resumed, host::monotonic_ns());
         told(&mut lines.agent).await?;
+        correct_clock(&mut lines.agent, telling).await?;
         plan.timeline
             .stamp(StartPhase::AgentReady, host::monotonic_ns());
         Ok(())
@@ -119,6 +124,23 @@ fn http_request(init: &api_types::envd::InitRequest) -> Result<Vec<u8>, WorkErro
     .into_bytes();
     request.extend_from_slice(&body);
     Ok(request)
+}
+
+/// Sends a request to the agent.
+async fn tell(agent: &mut UnixStream, request: &[u8]) -> Result<(), WorkError> {
+    let sent = agent.write_all(request).await;
+    sent.map_err(|e| WorkError::Io("tell the guest agent", e))
+}
+
+/// Tells the time again if the guest took it late; usually there is nothing to do.
+async fn correct_clock(agent: &mut UnixStream, first: Telling) -> Result<(), WorkError> {
+    let mut telling = first;
+    while let Some(again) = telling.again(host::monotonic_ns()) {
+        tell(agent, &http_request(&time_alone())?).await?;
+        told(agent).await?;
+        telling = again;
+    }
+    Ok(())
 }
 
 /// The VMM's answer to `resume`.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use api_types::envd::ExecRequest;
+use api_types::envd::{EnvdClient, ExecRequest};
 use model::{
     EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, SandboxId, StartPhase, Timeline,
     VmSpec, WorkingSetPrefault,
@@ -17,7 +17,10 @@ use model::{
 use netisolation::{Isolation, Tap};
 use vmm_control::{ControlClient, template::LoadedTemplate};
 
-use super::{Card, Who, WorkError, client_over, connect_agent, init_request};
+use super::{
+    Card, Who, WorkError, client_over, connect_agent, init_request,
+    wall_clock::{Telling, time_alone},
+};
 use crate::{
     cgroup::Groups,
     host,
@@ -191,12 +194,7 @@ impl StartPlan {
         self.build(&mut control, tap)?;
         let agent = connect_agent(&self.dir.vsock(), self.timeout)?;
         let mut client = client_over(&agent, self.timeout)?;
-        let card = Card::of(self.record.tap.as_ref());
-        let init = init_request(&self.who, &self.record.init, card)
-            .map_err(|e| WorkError::Io("draw random bytes", e))?;
-        client
-            .init(&init)
-            .map_err(|e| WorkError::Agent("give the guest its identity", e))?;
+        self.identify(&mut client)?;
         self.timeline
             .stamp(StartPhase::AgentReady, host::monotonic_ns());
         match self.purpose {
@@ -213,6 +211,26 @@ impl StartPlan {
             Purpose::Lease { .. } | Purpose::GoOn => self.keep(vm.name)?,
         }
         Ok((stream, agent))
+    }
+
+    /// Tells the guest who it is and what time it is.
+    fn identify(&self, client: &mut EnvdClient) -> Result<(), WorkError> {
+        let failed = |e| WorkError::Agent("give the guest its identity", e);
+        let mut telling = Telling::first(host::monotonic_ns());
+        let card = Card::of(self.record.tap.as_ref());
+        let init = init_request(&self.who, &self.record.init, card)
+            .map_err(|e| WorkError::Io("draw random bytes", e))?;
+        client.init(&init).map_err(failed)?;
+        match self.purpose {
+            // The lease will tell the time.
+            Purpose::Wait => return Ok(()),
+            Purpose::Lease { .. } | Purpose::GoOn => {}
+        }
+        while let Some(again) = telling.again(host::monotonic_ns()) {
+            client.init(&time_alone()).map_err(failed)?;
+            telling = again;
+        }
+        Ok(())
     }
 
     /// Has the VMM build the VM and run it. The TAP is the VMM's from here on: ours is closed.
