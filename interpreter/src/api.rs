@@ -48,6 +48,9 @@ pub(crate) struct ExecuteRequest {
     pub(crate) context_id: Option<String>,
     pub(crate) language: Option<String>,
     pub(crate) env_vars: Option<Variables>,
+    /// Jupyter's word for whether the cell is counted and its results are remembered. Not part of the official
+    /// contract, where each is.
+    pub(crate) store_history: Option<bool>,
 }
 
 /// Body of `POST /contexts`.

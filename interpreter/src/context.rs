@@ -28,6 +28,8 @@ pub(crate) struct Job {
     pub(crate) conn: u64,
     pub(crate) code: String,
     pub(crate) env_vars: Variables,
+    /// Whether it is counted and its results are remembered.
+    pub(crate) store_history: bool,
 }
 
 /// See the drawing.
@@ -56,7 +58,7 @@ pub(crate) struct Context {
     pub(crate) state: State,
     pub(crate) host: Option<Host>,
     pub(crate) queue: VecDeque<Job>,
-    /// Cells begun since the host started.
+    /// Cells begun since the host started, as far as they are counted.
     count: u64,
     /// What the host was last told, as counted by [`CloneState`].
     generation: Option<u64>,
@@ -140,7 +142,10 @@ impl Context {
             return Ok(None);
         };
         clone.refresh();
-        self.count += 1;
+        let number = self.count + 1;
+        if job.store_history {
+            self.count = number;
+        }
         self.patience = None;
         self.state = State::Running(Some(job.conn));
         let changed = self.environment != Some(clone.environment);
@@ -148,17 +153,18 @@ impl Context {
         let nothing = self.environment.is_none() && clone.variables().is_empty();
         let base = (changed && !nothing).then(|| clone.variables());
         let run = Run {
-            n: self.count,
+            n: number,
             code: &job.code,
             env: &job.env_vars,
             base,
             seed: self.generation != Some(clone.generation),
+            unstored: !job.store_history,
         };
         let request = run.encode(self.language.dialect());
         self.environment = Some(clone.environment);
         self.generation = Some(clone.generation);
         host.send(&request)?;
-        Ok(Some((job.conn, self.count)))
+        Ok(Some((job.conn, number)))
     }
 
     /// Whether its host takes cells.

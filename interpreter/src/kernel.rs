@@ -179,7 +179,7 @@ impl Bridge {
         }
         let (set, undo) = for_one_cell(&self.variables, &request.env);
         if self.change(&set)? {
-            self.execute(&request.code, Audience::Client)?;
+            self.execute(&request.code, Audience::Client, !request.unstored)?;
             self.change(&undo)?;
         } else {
             self.refuse_variables()?;
@@ -211,16 +211,16 @@ impl Bridge {
     /// Runs code that nobody hears of.
     fn whisper(&mut self, code: Option<String>) -> Result<(), KernelError> {
         match code {
-            Some(code) => self.execute(&code, Audience::Nobody),
+            Some(code) => self.execute(&code, Audience::Nobody, false),
             None => Ok(()),
         }
     }
 
     /// Runs code until the kernel has answered and has said all that belongs to it.
-    fn execute(&mut self, code: &str, audience: Audience) -> Result<(), KernelError> {
+    fn execute(&mut self, code: &str, audience: Audience, stored: bool) -> Result<(), KernelError> {
         let heard = audience == Audience::Client;
         let content = json!({
-            "code": code, "silent": !heard, "store_history": heard, "user_expressions": {},
+            "code": code, "silent": !heard, "store_history": stored, "user_expressions": {},
             "allow_stdin": false, "stop_on_error": false,
         });
         let (id, parts) = self.session.request("execute_request", &content);

@@ -1,9 +1,9 @@
 //! What the server and a host say to each other over the control socket.
 //!
 //! To a host, one request per cell. As JSON, one line:
-//! `{"n":3,"code":"…","env":{…},"base":{…},"seed":true}` where `env` holds for this cell only, `base` (there
+//! `{"n":3,"code":"…","env":{…},"base":{…},"seed":true,"unstored":true}` where `env` holds for this cell only, `base` (there
 //! when it changed) is the sandbox's environment from now on, and `seed` says that this is another clone than
-//! before. As fields, each ended by a zero byte: `seed` or nothing, the number of base variables or nothing
+//! before; an `unstored` cell takes no number and leaves nothing in the history. As fields, each ended by a zero byte: `seed` or nothing, the number of base variables or nothing
 //! when they did not change, these as `NAME=value`, the number of variables of the cell, these, the code.
 //!
 //! From a host, lines: `{"ready":true}` once, `{"done":true}` after each cell, and between them events of the
@@ -25,6 +25,9 @@ pub(crate) struct Run<'a> {
     pub(crate) base: Option<&'a Variables>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) seed: bool,
+    /// A shell has no history of results to leave it out of: not among the fields.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) unstored: bool,
 }
 
 impl Run<'_> {
@@ -79,6 +82,8 @@ pub(crate) struct Request {
     pub(crate) base: Option<Variables>,
     #[serde(default)]
     pub(crate) seed: bool,
+    #[serde(default)]
+    pub(crate) unstored: bool,
 }
 
 /// A line of a host, without its end.
@@ -114,6 +119,7 @@ mod tests {
             env,
             base,
             seed: false,
+            unstored: false,
         }
     }
 

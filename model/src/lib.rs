@@ -18,5 +18,6 @@ pub use spec::{
     WorkingSetPrefault,
 };
 pub use template::{
-    FileSum, MANIFEST_NAME, TEMPLATE_FORMAT, TemplateBase, TemplateManifest, template_file,
+    FileSum, MANIFEST_NAME, TEMPLATE_FORMAT, TemplateBase, TemplateManifest, WarmUpRequest,
+    template_file,
 };

@@ -23,6 +23,22 @@ pub mod template_file {
     pub const EXTENTS: &str = "extents";
     /// Pages that a first restore made private: pairs of little-endian u64 (offset, length) in bytes.
     pub const WORKING_SET: &str = "working-set";
+    /// What its servers are asked in a clone that is to be warm: a list of [`super::WarmUpRequest`] as JSON. Absent
+    /// when there is nothing to ask.
+    pub const WARM_UP: &str = "warm-up.json";
+}
+
+/// A `POST` to a server in the guest that leaves no trace there, but has its pages in place: what users ask first
+/// is then quick. Any status but 200 means that the clone is not fit for use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WarmUpRequest {
+    /// The vsock port on which the server listens.
+    pub port: u16,
+    /// The request's target, such as `/execute`.
+    pub path: String,
+    /// The request's body, JSON.
+    pub body: String,
 }
 
 /// Length and SHA-256 (hex) of a file; over all of it unless the field says otherwise.

@@ -14,7 +14,9 @@ use std::{
     sync::Arc,
 };
 
-use model::{MANIFEST_NAME, SandboxId, TEMPLATE_FORMAT, TemplateManifest};
+use model::{
+    MANIFEST_NAME, SandboxId, TEMPLATE_FORMAT, TemplateManifest, WarmUpRequest, template_file,
+};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use vmm_control::template::LoadedTemplate;
@@ -52,6 +54,8 @@ pub(crate) struct Template {
     /// Its files.
     pub(crate) dir: PathBuf,
     pub(crate) boot: Option<BootFiles>,
+    /// What a clone is asked before it waits for a lease.
+    pub(crate) warm_up: Arc<[WarmUpRequest]>,
     pub(crate) memory: Memory,
     /// Whether warm slots are kept.
     pub(crate) wanted: bool,
@@ -314,6 +318,7 @@ impl Template {
                 warm: 0,
             },
             boot: boot_files(&manifest),
+            warm_up: read_warm_up(&dir)?,
             dir,
             memory: Memory::OnDisk,
             wanted: false,
@@ -346,6 +351,18 @@ pub(crate) fn read_manifest(dir: &Path) -> Result<TemplateManifest, String> {
             "{}: format {n}, this program reads {TEMPLATE_FORMAT}",
             path.display()
         )),
+    }
+}
+
+fn read_warm_up(dir: &Path) -> Result<Arc<[WarmUpRequest]>, String> {
+    let path = dir.join(template_file::WARM_UP);
+    let failed = |why: String| format!("{}: {why}", path.display());
+    match read_bounded(&path, MAX_FILE) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Arc::default()),
+        Err(e) => Err(failed(e.to_string())),
+        Ok(bytes) => serde_json::from_slice::<Vec<_>>(&bytes)
+            .map(Arc::from)
+            .map_err(|e| failed(e.to_string())),
     }
 }
 

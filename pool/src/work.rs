@@ -33,8 +33,8 @@ pub(crate) enum WorkError {
     /// The agent.
     #[error("{0}")]
     Agent(&'static str, #[source] ClientError),
-    /// The agent's answer to a lease.
-    #[error("the guest agent answered {0:?}")]
+    /// An answer of the guest that is not the one it should be.
+    #[error("the guest answered {0:?}")]
     Answer(String),
     /// Nobody answered in time.
     #[error("no answer within {0:?}")]

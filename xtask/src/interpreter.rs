@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use api_types::envd::EnvdClient;
-use model::{Bytes, GuestPaths};
+use model::{Bytes, GuestPaths, template_file};
 
 use crate::{
     guest_dir,
@@ -98,7 +98,7 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
     };
     let recipe = Recipe::new(parts.variant.name())
         .text("memory", &MEMORY.to_string())
-        .text("cells", &format!("{:?}", cells::FIRST))
+        .text("cells", &format!("{:?}", cells::first()))
         .text("environment", ENVIRONMENT)
         .text("root image at", &paths.root.display().to_string())
         .stage("root image", &image)
@@ -129,7 +129,11 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
                 .with_context(|| maker.failed("cannot make the template", template::BOOT))?;
             maker
                 .record_working_set(out, cells::first_cell)
-                .with_context(|| maker.failed("the template cannot be restored", template::RESTORE))
+                .with_context(|| {
+                    maker.failed("the template cannot be restored", template::RESTORE)
+                })?;
+            let requests = serde_json::to_vec(&[cells::first()])?;
+            Ok(fs::write(out.join(template_file::WARM_UP), requests)?)
         })
 }
 

@@ -163,6 +163,7 @@ impl Server {
             conn: serial,
             code: request.code,
             env_vars: request.env_vars.unwrap_or_default(),
+            store_history: request.store_history.unwrap_or(true),
         };
         let now = Instant::now();
         let Some(found) = self.contexts.iter_mut().find(|c| c.serial == context) else {

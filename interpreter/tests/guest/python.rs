@@ -25,6 +25,23 @@ pub(crate) fn leave_running(clone: &Clone, request: &Value, mark: &str) {
 }
 
 #[test]
+fn interpreter_cells_that_are_not_stored() {
+    let clone = Clone::start();
+    let unstored = |code: &str| clone.run(&json!({"code": code, "store_history": false}));
+    for _ in 0..2 {
+        let events = unstored("1+1");
+        assert_eq!(events[0]["execution_count"], 1);
+        assert_eq!(main_text(&events), "2");
+    }
+    assert_eq!(error(&unstored("1/0"))["name"], "ZeroDivisionError");
+    let first = clone.python("'_' in globals(), len(In), len(Out)");
+    assert_eq!(first[0]["execution_count"], 1);
+    // A shell's first input is empty, the second is the cell itself.
+    assert_eq!(main_text(&first), "(False, 2, 0)");
+    assert_eq!(clone.python("1")[0]["execution_count"], 2);
+}
+
+#[test]
 fn interpreter_first_cells() {
     let clone = Clone::start();
     let first = clone.python("x =1; x");

@@ -319,6 +319,7 @@ impl Driver {
             }
         };
         let (info, boot) = (known.info.clone(), known.boot.clone());
+        let warm_up = known.warm_up.clone();
         let ram = info.memory.0;
         let record = Record::new(&self.host_boot_id, info, boot, machine_id.clone());
         let dir = SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id);
@@ -327,7 +328,7 @@ impl Driver {
             id: id.clone(),
             dir: dir.clone(),
             source,
-            purpose: Purpose::Wait,
+            purpose: Purpose::Wait { warm_up },
             who: Who::New {
                 id: id.clone(),
                 machine_id,

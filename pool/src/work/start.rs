@@ -12,7 +12,7 @@ use std::{
 use api_types::envd::{EnvdClient, ExecRequest};
 use model::{
     EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, SandboxId, StartPhase, Timeline,
-    VmSpec, WorkingSetPrefault,
+    VmSpec, WarmUpRequest, WorkingSetPrefault,
 };
 use netisolation::{Isolation, Tap};
 use vmm_control::{ControlClient, template::LoadedTemplate};
@@ -31,6 +31,8 @@ use crate::{
 /// What a warm guest has run before it waits: a process start, whose pages are then its own and whose page
 /// table entries are in place.
 const WARM_UP: &str = "/bin/true";
+/// The header of what the template's servers are asked.
+const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 /// A VMM that is told to die has gone after this.
 const END: Duration = Duration::from_secs(10);
 
@@ -54,8 +56,8 @@ pub(crate) enum Source {
 /// What the VM is for.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {
-    /// To wait for a lease.
-    Wait,
+    /// To wait for a lease, after its servers were asked this.
+    Wait { warm_up: Arc<[WarmUpRequest]> },
     /// A lease: the note and the settings in the record are its own.
     Lease { note: String },
     /// A sandbox that goes on.
@@ -139,7 +141,7 @@ impl StartPlan {
 
     fn prepare(&self) -> io::Result<()> {
         match self.purpose {
-            Purpose::Wait | Purpose::Lease { .. } => self.dir.create()?,
+            Purpose::Wait { .. } | Purpose::Lease { .. } => self.dir.create()?,
             Purpose::GoOn => {}
         }
         for stale in [self.dir.control(), self.dir.vsock()] {
@@ -197,8 +199,9 @@ impl StartPlan {
         self.identify(&mut client)?;
         self.timeline
             .stamp(StartPhase::AgentReady, host::monotonic_ns());
-        match self.purpose {
-            Purpose::Wait => {
+        match &self.purpose {
+            Purpose::Wait { warm_up } => {
+                self.warm_up(warm_up)?;
                 let mut request = ExecRequest::new(WARM_UP, &[]);
                 request.user = Some("root".to_owned());
                 client
@@ -223,12 +226,30 @@ impl StartPlan {
         client.init(&init).map_err(failed)?;
         match self.purpose {
             // The lease will tell the time.
-            Purpose::Wait => return Ok(()),
+            Purpose::Wait { .. } => return Ok(()),
             Purpose::Lease { .. } | Purpose::GoOn => {}
         }
         while let Some(again) = telling.again(host::monotonic_ns()) {
             client.init(&time_alone()).map_err(failed)?;
             telling = again;
+        }
+        Ok(())
+    }
+
+    /// Has the pages of what users ask first in place.
+    fn warm_up(&self, requests: &[WarmUpRequest]) -> Result<(), WorkError> {
+        let failed = |e| WorkError::Agent("ask a server of the guest for the first time", e);
+        for request in requests {
+            let mut server = EnvdClient::connect(&self.dir.vsock(), request.port, self.timeout)
+                .map_err(failed)?;
+            let answer = server
+                .request("POST", &request.path, &JSON, request.body.as_bytes())
+                .map_err(failed)?;
+            if answer.status != 200 {
+                let WarmUpRequest { port, path, .. } = request;
+                let why = format!("POST {path} on port {port}: status {}", answer.status);
+                return Err(WorkError::Answer(why));
+            }
         }
         Ok(())
     }
@@ -252,7 +273,7 @@ impl StartPlan {
             return Ok(());
         };
         match self.purpose {
-            Purpose::Wait => return Ok(()),
+            Purpose::Wait { .. } => return Ok(()),
             Purpose::Lease { .. } | Purpose::GoOn => {}
         }
         network

@@ -6,15 +6,22 @@ use std::{
     process::{Command, Stdio},
 };
 
-use model::StartPhase;
-use pool::{Init, PauseMode, Pool, PoolError, SandboxState};
+use api_types::envd::ENVD_PORT;
+use model::{StartPhase, WarmUpRequest};
+use pool::{CreateSpec, Init, PauseMode, Pool, PoolError, SandboxState};
 
-use super::support::{SERVER, State, config, exec, kill, open, sh, spec, until, until_warm};
+use super::support::{
+    SERVER, State, config, exec, kill, open, sh, spec, template_with, until, until_warm,
+};
 
 /// All tests of this file.
-pub(crate) const TESTS: [(&str, super::Test); 9] = [
+pub(crate) const TESTS: [(&str, super::Test); 10] = [
     ("kvm_a_lease_is_a_machine_of_its_own", a_lease_is_its_own),
     ("kvm_a_warm_slot_serves_one_lease", a_warm_slot_serves_one),
+    (
+        "kvm_a_warm_slot_was_asked_its_templates_requests",
+        a_warm_slot_was_asked,
+    ),
     ("kvm_a_hundred_leases_leave_nothing", a_hundred_leases),
     ("kvm_a_vm_that_dies_is_told_of", a_vm_that_dies),
     (
@@ -105,6 +112,47 @@ fn a_warm_slot_serves_one() {
         assert!(c.warm && c.id != a.id && c.id != b.id);
         let stats = pool.stats().await;
         assert_eq!((stats.warm_hits, stats.warm_misses), (3, 0));
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn a_warm_slot_was_asked() {
+    run(async {
+        let state = State::new();
+        let mut config = config(&state.0, 1);
+        let installed = state.0.join("asked");
+        config.installed_templates = Some(installed.clone());
+        let request = |port, body: &str| {
+            let path = "/filesystem.Filesystem/MakeDir".to_owned();
+            let body = body.to_owned();
+            serde_json::to_vec(&[WarmUpRequest { port, path, body }]).expect("JSON")
+        };
+        let good = request(ENVD_PORT, r#"{"path":"/tmp/asked"}"#);
+        template_with(&installed.join("good"), &good);
+        let (pool, ..) = Pool::open(config.clone()).await.expect("a pool");
+        until_warm(&pool, 1).await;
+        let spec = || CreateSpec {
+            template: "good".into(),
+            ..spec()
+        };
+        let sandbox = pool.create(spec()).await.expect("a sandbox");
+        assert!(sandbox.warm);
+        sh(&sandbox, "test -d /tmp/asked").await;
+        pool.close(true).await;
+
+        // What refuses its template's request is not kept; a create does not ask and works.
+        template_with(&installed.join("good"), &request(ENVD_PORT, "no JSON"));
+        let (pool, ..) = Pool::open(config).await.expect("a pool");
+        until("a fill fails", async || {
+            let stats = pool.stats().await;
+            assert_eq!(stats.warm, 0);
+            (!stats.failed.is_empty()).then_some(())
+        })
+        .await;
+        let sandbox = pool.create(spec()).await.expect("a sandbox");
+        assert!(!sandbox.warm);
+        sh(&sandbox, "test ! -d /tmp/asked").await;
         pool.close(true).await;
         state.assert_clean();
     });

@@ -9,7 +9,7 @@ use std::{
 };
 
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
-use model::Bytes;
+use model::{Bytes, template_file};
 use pool::{CreateSpec, Init, Pool, PoolConfig, Sandbox, SandboxLimits, WarmMarks};
 
 /// Set for a process that is to be a server that is killed: its state directory.
@@ -185,6 +185,19 @@ fn only_base(state: &Path) -> PathBuf {
         std::os::unix::fs::symlink(made, &base).expect("a link");
     }
     installed
+}
+
+/// The template `base` under another name, whose clones are asked this.
+pub(crate) fn template_with(dir: &Path, warm_up: &[u8]) {
+    let made = variable("CUBE_ARTIFACTS").join("templates/base");
+    fs::create_dir_all(dir).expect("a directory");
+    for name in names(&made) {
+        let link = dir.join(&name);
+        if !link.exists() {
+            std::os::unix::fs::symlink(made.join(&name), link).expect("a link");
+        }
+    }
+    fs::write(dir.join(template_file::WARM_UP), warm_up).expect("the list");
 }
 
 /// An opened pool of an empty state directory.

@@ -7,14 +7,26 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use api_types::envd::EnvdClient;
+use model::WarmUpRequest;
 
 use super::PORT;
 use crate::template::{self, PATIENCE};
 
 /// Importing what data agents import reads half a gigabyte, on a host that may be busy.
 const WARM_UP_PATIENCE: Duration = Duration::from_secs(240);
-/// The cell of the working set, and what it must say.
-pub(super) const FIRST: (&str, &str) = ("1+1", "\"text\":\"2\"");
+/// What the working set is recorded with and warm clones are asked; what the answer has in it. The cell takes no
+/// number and leaves nothing in the history.
+const FIRST: &str = r#"{"code":"1+1","store_history":false}"#;
+const ANSWER: &str = r#""text":"2""#;
+
+/// The template's list of requests.
+pub(super) fn first() -> WarmUpRequest {
+    WarmUpRequest {
+        port: PORT,
+        path: "/execute".to_owned(),
+        body: FIRST.to_owned(),
+    }
+}
 
 /// Waits until the hosts are warm, and takes the paths of a first request.
 pub(super) fn warm_up(vsock: &Path) -> Result<()> {
@@ -41,11 +53,10 @@ fn ready(vsock: &Path) -> Result<bool> {
 
 /// What every clone does first.
 pub(super) fn first_cell(vsock: &Path) -> Result<()> {
-    let (code, wanted) = FIRST;
-    let body = serde_json::json!({ "code": code }).to_string();
-    let answer = interpreter(vsock)?.request("POST", "/execute", &[], body.as_bytes())?;
+    let WarmUpRequest { path, body, .. } = first();
+    let answer = interpreter(vsock)?.request("POST", &path, &[], body.as_bytes())?;
     let text = String::from_utf8_lossy(&answer.body);
-    ensure!(text.contains(wanted), "{code} gave {text}");
+    ensure!(text.contains(ANSWER), "{body} gave {text}");
     Ok(())
 }
 

@@ -36,6 +36,8 @@ class Cells:
         self.loop = None
         self.running = False
         self.number = 0
+        # Whether the cell that runs is part of the history.
+        self.stored = True
         # Numbers of cells by the file names under which they were compiled.
         self.names = {}
 
@@ -76,13 +78,15 @@ class Cells:
         else:
             raise KeyboardInterrupt
 
-    def run(self, number, code):
-        """Runs one cell; everything that comes of it goes to the control socket."""
-        self.number = number
+    def run(self, number, code, stored=True):
+        """Runs one cell; everything that comes of it goes to the control socket. One that is not `stored`
+        leaves nothing in the history and its result nowhere."""
+        self.number, self.stored = number, stored
         hidden = None
         try:
             self.running = True
-            self.remember(code)
+            if stored:
+                self.remember(code)
             self.trigger("pre_execute")
             value = self.evaluate_cell(dedent(code))
             if value is not None and not code.rstrip().endswith(";"):
@@ -180,7 +184,8 @@ class Cells:
 
     def show(self, value):
         """The value of a cell's last expression."""
-        self.note(value)
+        if self.stored:
+            self.note(value)
         if type(value) in PLAIN and not self.display_changed:
             self.control.text_result(strip_quotes(repr(value)))
             return

@@ -43,13 +43,15 @@ class Loop:
     def handle(self, request):
         if request.get("seed"):
             seeds.reseed(untouched=self.untouched)
-        self.untouched = False
+        stored = not request.get("unstored")
+        if stored:
+            self.untouched = False
         if "base" in request:
             self.set_base(request["base"])
         env = request.get("env")
         before = swap_environment(env) if env else None
         try:
-            self.cells.run(request["n"], request["code"])
+            self.cells.run(request["n"], request["code"], stored)
         except KeyboardInterrupt:
             # It came when the cell was as good as over.
             pass
