@@ -4,7 +4,7 @@
 pub(crate) mod lease;
 pub(crate) mod save;
 pub(crate) mod start;
-mod wall_clock;
+pub(crate) mod wall_clock;
 
 use std::{
     io::{self, Read, Write},

@@ -16,6 +16,7 @@ use crate::{
         lease::{Lines, Served},
         save::Paused,
         start::Started,
+        wall_clock::tell_again,
     },
 };
 
@@ -68,8 +69,7 @@ impl Driver {
             vm,
             record,
             timeline,
-            control,
-            agent,
+            up,
             private,
         } = started;
         let Some(entry) = self.slots.get_mut(id) else {
@@ -80,7 +80,10 @@ impl Driver {
         entry.record = record;
         entry.timeline = timeline;
         entry.private = private;
-        entry.lines = Lines::new(control, agent).ok();
+        entry.lines = Lines::new(up.control, up.agent).ok();
+        if let Some(lines) = entry.lines.as_ref().filter(|_| up.clock_may_be_late) {
+            tell_again(&lines.agent, self.config.start_timeout);
+        }
         self.watch(id, vm);
         let event = match stage {
             Stage::Filling => Event::Filled,

@@ -12,10 +12,7 @@ use tokio::{
 };
 use vmm_control::{Failure, Reply, Request, frame};
 
-use super::{
-    Card, Who, WorkError, init_request,
-    wall_clock::{Telling, time_alone},
-};
+use super::{Card, Who, WorkError, init_request, wall_clock};
 use crate::{
     host,
     record::{Durability, Kept, Record, SlotDir},
@@ -76,7 +73,7 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
             .stamp(StartPhase::Confined, host::monotonic_ns());
     }
     // Last, for the time that is in it.
-    let telling = Telling::first(host::monotonic_ns());
+    let sent_ns = host::monotonic_ns();
     let card = Card::of(plan.record.tap.as_ref());
     let init = init_request(&Who::Same, &plan.record.init, card)
         .map_err(|e| WorkError::Io("draw random bytes", e))?;
@@ -86,7 +83,8 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
             .map_err(|e| WorkError::Io("encode a request", io::Error::other(e)))?;
         let vmm = |e| WorkError::Io("resume the VM", e);
         lines.control.write_all(&resume).await.map_err(vmm)?;
-        tell(&mut lines.agent, &init).await?;
+        let sent = lines.agent.write_all(&init).await;
+        sent.map_err(|e| WorkError::Io("tell the guest agent", e))?;
         // The guest is at it; the record is written meanwhile. Small files in the page cache: handing them to
         // another thread costs more.
         plan.record.kept = Kept::Running;
@@ -99,9 +97,11 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         plan.timeline
             .stamp(StartPhase::Resumed, host::monotonic_ns());
         told(&mut lines.agent).await?;
-        correct_clock(&mut lines.agent, telling).await?;
-        plan.timeline
-            .stamp(StartPhase::AgentReady, host::monotonic_ns());
+        let now_ns = host::monotonic_ns();
+        plan.timeline.stamp(StartPhase::AgentReady, now_ns);
+        if wall_clock::may_be_late(sent_ns, now_ns) {
+            wall_clock::tell_again(&lines.agent, bound);
+        }
         Ok(())
     };
     timeout(bound, work)
@@ -114,7 +114,8 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
     })
 }
 
-fn http_request(init: &api_types::envd::InitRequest) -> Result<Vec<u8>, WorkError> {
+/// `POST /init`, whole.
+pub(super) fn http_request(init: &api_types::envd::InitRequest) -> Result<Vec<u8>, WorkError> {
     let body = serde_json::to_vec(init)
         .map_err(|e| WorkError::Io("encode a request", io::Error::other(e)))?;
     let mut request = format!(
@@ -124,23 +125,6 @@ fn http_request(init: &api_types::envd::InitRequest) -> Result<Vec<u8>, WorkErro
     .into_bytes();
     request.extend_from_slice(&body);
     Ok(request)
-}
-
-/// Sends a request to the agent.
-async fn tell(agent: &mut UnixStream, request: &[u8]) -> Result<(), WorkError> {
-    let sent = agent.write_all(request).await;
-    sent.map_err(|e| WorkError::Io("tell the guest agent", e))
-}
-
-/// Tells the time again if the guest took it late; usually there is nothing to do.
-async fn correct_clock(agent: &mut UnixStream, first: Telling) -> Result<(), WorkError> {
-    let mut telling = first;
-    while let Some(again) = telling.again(host::monotonic_ns()) {
-        tell(agent, &http_request(&time_alone())?).await?;
-        told(agent).await?;
-        telling = again;
-    }
-    Ok(())
 }
 
 /// The VMM's answer to `resume`.
@@ -160,7 +144,7 @@ async fn resumed(control: &mut UnixStream) -> Result<(), WorkError> {
 }
 
 /// The agent's answer to `/init`, which has no body when it is good.
-async fn told(agent: &mut UnixStream) -> Result<(), WorkError> {
+pub(super) async fn told(agent: &mut UnixStream) -> Result<(), WorkError> {
     let mut head = Vec::with_capacity(256);
     let mut piece = [0; 512];
     loop {

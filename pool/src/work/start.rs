@@ -18,8 +18,7 @@ use netisolation::{Isolation, Tap};
 use vmm_control::{ControlClient, template::LoadedTemplate};
 
 use super::{
-    Card, Who, WorkError, client_over, connect_agent, init_request,
-    wall_clock::{Telling, time_alone},
+    Card, Who, WorkError, client_over, connect_agent, init_request, wall_clock::may_be_late,
 };
 use crate::{
     cgroup::Groups,
@@ -89,10 +88,18 @@ pub(crate) struct Started {
     pub(crate) vm: Vm,
     pub(crate) record: Record,
     pub(crate) timeline: Timeline,
-    pub(crate) control: UnixStream,
-    pub(crate) agent: UnixStream,
+    pub(crate) up: Up,
     /// Bytes that are its own already.
     pub(crate) private: Option<u64>,
+}
+
+/// A VM whose agent has answered.
+#[derive(Debug)]
+pub(crate) struct Up {
+    pub(crate) control: UnixStream,
+    pub(crate) agent: UnixStream,
+    /// Whether the time has to be told again: see [`super::wall_clock`].
+    pub(crate) clock_may_be_late: bool,
 }
 
 impl StartPlan {
@@ -107,14 +114,13 @@ impl StartPlan {
         let tap = tap.map_err(|e| WorkError::Network("make a TAP", e))?;
         self.record.tap = tap.as_ref().map(|tap| tap.index);
         match self.start(tap) {
-            Ok((vm, control, agent)) => {
+            Ok((vm, up)) => {
                 let private = host::private_bytes(vm.name.pid);
                 Ok(Started {
                     vm,
                     record: self.record,
                     timeline: self.timeline,
-                    control,
-                    agent,
+                    up,
                     private,
                 })
             }
@@ -127,10 +133,10 @@ impl StartPlan {
         }
     }
 
-    fn start(&mut self, tap: Option<Tap>) -> Result<(Vm, UnixStream, UnixStream), WorkError> {
+    fn start(&mut self, tap: Option<Tap>) -> Result<(Vm, Up), WorkError> {
         let vm = self.spawn()?;
         match self.bring_up(&vm, tap) {
-            Ok((control, agent)) => Ok((vm, control, agent)),
+            Ok(up) => Ok((vm, up)),
             Err(e) => {
                 // It cannot be helped if even that fails; the next server finds it in the record.
                 let _ = vm.end(END);
@@ -183,11 +189,7 @@ impl StartPlan {
         }
     }
 
-    fn bring_up(
-        &mut self,
-        vm: &Vm,
-        tap: Option<Tap>,
-    ) -> Result<(UnixStream, UnixStream), WorkError> {
+    fn bring_up(&mut self, vm: &Vm, tap: Option<Tap>) -> Result<Up, WorkError> {
         let stream = UnixStream::connect(self.dir.control())
             .map_err(|e| WorkError::Io("connect to the VMM", e))?;
         let copy = |e| WorkError::Io("copy a descriptor", e);
@@ -196,7 +198,7 @@ impl StartPlan {
         self.build(&mut control, tap)?;
         let agent = connect_agent(&self.dir.vsock(), self.timeout)?;
         let mut client = client_over(&agent, self.timeout)?;
-        self.identify(&mut client)?;
+        let clock_may_be_late = self.identify(&mut client)?;
         self.timeline
             .stamp(StartPhase::AgentReady, host::monotonic_ns());
         match &self.purpose {
@@ -213,27 +215,28 @@ impl StartPlan {
             }
             Purpose::Lease { .. } | Purpose::GoOn => self.keep(vm.name)?,
         }
-        Ok((stream, agent))
+        Ok(Up {
+            control: stream,
+            agent,
+            clock_may_be_late,
+        })
     }
 
-    /// Tells the guest who it is and what time it is.
-    fn identify(&self, client: &mut EnvdClient) -> Result<(), WorkError> {
-        let failed = |e| WorkError::Agent("give the guest its identity", e);
-        let mut telling = Telling::first(host::monotonic_ns());
+    /// Tells the guest who it is and what time it is. Whether its clock may be late all the same.
+    fn identify(&self, client: &mut EnvdClient) -> Result<bool, WorkError> {
+        let sent_ns = host::monotonic_ns();
         let card = Card::of(self.record.tap.as_ref());
         let init = init_request(&self.who, &self.record.init, card)
             .map_err(|e| WorkError::Io("draw random bytes", e))?;
-        client.init(&init).map_err(failed)?;
-        match self.purpose {
+        client
+            .init(&init)
+            .map_err(|e| WorkError::Agent("give the guest its identity", e))?;
+        let late = may_be_late(sent_ns, host::monotonic_ns());
+        Ok(match self.purpose {
             // The lease will tell the time.
-            Purpose::Wait { .. } => return Ok(()),
-            Purpose::Lease { .. } | Purpose::GoOn => {}
-        }
-        while let Some(again) = telling.again(host::monotonic_ns()) {
-            client.init(&time_alone()).map_err(failed)?;
-            telling = again;
-        }
-        Ok(())
+            Purpose::Wait { .. } => false,
+            Purpose::Lease { .. } | Purpose::GoOn => late,
+        })
     }
 
     /// Has the pages of what users ask first in place.
