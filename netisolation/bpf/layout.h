@@ -37,10 +37,11 @@ struct tap {
 	__u64 bytes_per_s; /* each way; 0: no limit */
 	__u64 flows_per_s; /* 0: no limit */
 	__u64 closed;      /* flows that were removed; `state.opened` less this is how many there are */
+	__u64 policy;      /* changes with every policy; the lower half is the number in `rule_key`; 0: nothing passes */
 	__u32 ifindex;     /* 0: no such TAP */
 	__u32 tenure;      /* changes with the sandbox; 0: no sandbox, nothing passes */
-	__u32 policy;      /* number in `rule_key`; 0: none, nothing passes */
 	__u32 max_flows;
+	__u32 zero;
 };
 
 /* Written by the programs only. Times are CLOCK_MONOTONIC, nanoseconds. */
@@ -52,10 +53,11 @@ struct state {
 	__u64 flows_due, records_due;
 };
 
-/* Longest prefix over policy and address. Policy 0 is what holds for all sandboxes. */
+/* Longest prefix over number and address. Number 0 is what holds for all sandboxes; others may be shared by sandboxes
+ * with the same rules. */
 struct rule_key {
-	__u32 prefix; /* bits: 32 of the policy and those of the address */
-	__u32 policy;
+	__u32 prefix; /* bits: 32 of the number and those of the address */
+	__u32 number;
 	struct address address;
 };
 
@@ -110,11 +112,12 @@ struct wire_key {
 
 struct flow {
 	__u64 seen; /* last packet; CLOCK_MONOTONIC, nanoseconds */
+	__u64 policy; /* that allowed it, as in `tap` */
 	__u32 tap;
 	__u32 tenure;
-	__u32 policy; /* that allowed it */
-	__u16 port;   /* on the wire */
+	__u16 port; /* on the wire */
 	__u16 marks;
+	__u32 zero;
 	struct address local;
 };
 

@@ -112,9 +112,9 @@ INLINE long covers(const struct rule *rule, const struct packet *p, __u16 port)
 }
 
 /* The rule for an address; one for IPv6 says nothing about IPv4. */
-INLINE struct rule *rule_for(__u32 policy, const struct address *address)
+INLINE struct rule *rule_for(__u32 number, const struct address *address)
 {
-	struct rule_key key = {.prefix = 32 + 128, .policy = policy, .address = *address};
+	struct rule_key key = {.prefix = 32 + 128, .number = number, .address = *address};
 	struct rule *rule = bpf_map_lookup_elem(&rules, &key);
 	return rule && is_v4(address) && rule->prefix < 96 ? 0 : rule;
 }
@@ -139,14 +139,14 @@ FUNCTION int judge(struct packet *p, __u32 index, __u8 outward, __u8 open)
 	struct pin *pin = bpf_map_lookup_elem(&pins, &pin_key);
 	if (pin && pin->tenure == tap->tenure && (open || pin->expires > bpf_ktime_get_ns()))
 		return PASS;
-	rule = rule_for(tap->policy, remote);
+	rule = rule_for((__u32)tap->policy, remote);
 	return rule && rule->verdict == ALLOW && covers(rule, p, port) ? PASS : POLICY;
 }
 
 /* Whether a flow may go on: under the policy that is in force now. */
 INLINE long still_allowed(struct flow *flow, struct tap *tap, struct packet *p, __u32 index, __u8 outward)
 {
-	__u32 policy = tap->policy;
+	__u64 policy = tap->policy;
 	if (flow->policy == policy)
 		return PASS;
 	long reason = judge(p, index, outward, 1);
@@ -176,7 +176,7 @@ INLINE __u16 take_port(struct wire_key *wire, const struct flow_key *key)
 
 /* Enters a flow that `policy` has allowed; 0, or why it cannot be. If another is in force by now, it judges the flow's
  * next packet. */
-FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struct address *local, __u32 policy)
+FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struct address *local, __u64 policy)
 {
 	if (!p || !key || !local)
 		return INTERNAL;
@@ -249,7 +249,7 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 		.remote = p->destination, .protocol = p->protocol};
 	struct bpf_fib_lookup fib = {};
 	struct address local = {};
-	__u32 policy = *(volatile __u32 *)&tap->policy; /* before it is asked */
+	__u64 policy = *(volatile __u64 *)&tap->policy; /* before it is asked */
 	long begins = p->protocol != IPPROTO_TCP || (p->tcp_flags & (SYN | ACK)) == SYN;
 	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow && (flow->tap != index || flow->tenure != tap->tenure))

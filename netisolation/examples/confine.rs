@@ -30,22 +30,35 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (isolation, _events) = Isolation::open(&config)?;
     let all = measure("take (made now)", taps, |_| isolation.take())?;
     let sandbox = SandboxId::from_random([7; 19]);
-    let policy = policy(rules)?;
+    let common = policy(rules, 0)?;
+    let own = |n: u32| policy(rules, n + 1);
     let of = |n: u32| {
         all.get(usize::try_from(n).unwrap_or(0))
             .map(|tap: &Tap| tap.index)
     };
     let tap = |n| of(n).ok_or_else(|| Box::<dyn Error>::from("no such TAP"));
-    measure("confine, which verifies", taps, |n| {
-        isolation
-            .confine(tap(n)?, &sandbox, &policy)
-            .map_err(Box::<dyn Error>::from)
+    let confine = |n, policy: &Policy| {
+        let confined = isolation.confine(tap(n)?, &sandbox, policy);
+        confined.map_err(Box::<dyn Error>::from)
+    };
+    let update = |n, policy: &Policy| {
+        let updated = isolation.update(tap(n)?, policy);
+        updated.map_err(Box::<dyn Error>::from)
+    };
+    measure("confine, rules that others have", taps, |n| {
+        confine(n, &common)
     })?;
-    measure("update", taps, |n| {
-        isolation
-            .update(tap(n)?, &policy)
-            .map_err(Box::<dyn Error>::from)
+    let policies = (0..taps).map(own).collect::<Result<Vec<_>, _>>()?;
+    let own = |n: u32| {
+        policies
+            .get(usize::try_from(n).unwrap_or(0))
+            .unwrap_or(&common)
+    };
+    measure("update, rules of its own", taps, |n| update(n, own(n)))?;
+    measure("update, rules that others have", taps, |n| {
+        update(n, &common)
     })?;
+    measure("confine, rules of its own", taps, |n| confine(n, own(n)))?;
     measure("verify", taps, |n| {
         isolation.verify(tap(n)?).map_err(Box::<dyn Error>::from)
     })?;
@@ -58,12 +71,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// So many neighbouring blocks.
-fn policy(rules: u32) -> Result<Policy, Box<dyn Error>> {
+/// So many neighbouring blocks, and one that only this policy has; 0 is that of many.
+fn policy(rules: u32, number: u32) -> Result<Policy, Box<dyn Error>> {
     let block = |n: u32| {
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(20, 0, 0, 0).to_bits() + (n << 8));
+        let bits = if n == 0 { 32 } else { 24 };
+        let address = if n == 0 {
+            Ipv4Addr::from_bits((30 << 24) + number)
+        } else {
+            address
+        };
         Ok(Rule {
-            block: IpNet::V4(Ipv4Net::new(address, 24)?),
+            block: IpNet::V4(Ipv4Net::new(address, bits)?),
             verdict: Verdict::Allow(Vec::new()),
         })
     };

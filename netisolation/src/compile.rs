@@ -6,7 +6,8 @@ use ipnet::IpNet;
 
 use crate::{
     Access, Exception, IsolationError, Policy, Protocol, Verdict, forbidden,
-    layout::{ACCESSES, Address, PortRange, Rule, RuleKey, verdict},
+    layout::{ACCESSES, Address, PortRange, Rule, verdict},
+    rules,
 };
 
 /// The number of what holds for all sandboxes; see `bpf/layout.h`.
@@ -14,13 +15,13 @@ pub(crate) const FOR_ALL: u32 = 0;
 /// Rules of one policy at most: what the programs' map has room for, shared by all.
 const MAX_RULES: usize = 4096;
 
-/// Bits of a key, and the key.
-pub(crate) type Prefix = (u32, RuleKey);
-/// Entries of the map of rules.
+/// Bits of an address, and the address.
+pub(crate) type Prefix = (u8, Address);
+/// Entries of the map of rules, all under one number.
 pub(crate) type Rules = BTreeMap<Prefix, Rule>;
 
-/// The rules of a policy under its number.
-pub(crate) fn rules(policy: &Policy, number: u32) -> Result<Rules, IsolationError> {
+/// The rules of a policy.
+pub(crate) fn rules_of(policy: &Policy) -> Result<Rules, IsolationError> {
     if policy.rules.len() > MAX_RULES {
         return Err(IsolationError::TooMany {
             what: "rules",
@@ -29,11 +30,13 @@ pub(crate) fn rules(policy: &Policy, number: u32) -> Result<Rules, IsolationErro
     }
     let entry = |rule: &crate::Rule| {
         Ok(match &rule.verdict {
-            Verdict::Deny => entry(number, rule.block, verdict::DENY, &[])?,
-            Verdict::Allow(access) => entry(number, rule.block, verdict::ALLOW, access)?,
+            Verdict::Deny => entry(rule.block, verdict::DENY, &[])?,
+            Verdict::Allow(access) => entry(rule.block, verdict::ALLOW, access)?,
         })
     };
-    policy.rules.iter().map(entry).collect()
+    let mut all: Rules = policy.rules.iter().map(entry).collect::<Result<_, _>>()?;
+    add_mark(&mut all, verdict::DENY);
+    Ok(all)
 }
 
 /// What is denied to all, what of it the operator opens, and the host's own addresses. An exception outside of what is
@@ -45,25 +48,34 @@ pub(crate) fn rules_for_all(
     let mapped = |block: &&IpNet| Address::from(block.network()).is_v4() && block.addr().is_ipv6();
     let mut all = Rules::new();
     for block in forbidden().iter().filter(|block| !mapped(block)) {
-        all.extend([entry(FOR_ALL, *block, verdict::FORBIDDEN, &[])?]);
+        all.extend([entry(*block, verdict::FORBIDDEN, &[])?]);
     }
     for Exception { block, access } in exceptions {
         if forbidden().iter().any(|range| range.contains(block)) {
-            all.extend([entry(FOR_ALL, *block, verdict::ALLOW, access)?]);
+            all.extend([entry(*block, verdict::ALLOW, access)?]);
         }
     }
     for address in host {
-        all.extend([entry(FOR_ALL, IpNet::from(*address), verdict::HOST, &[])?]);
+        all.extend([entry(IpNet::from(*address), verdict::HOST, &[])?]);
     }
+    add_mark(&mut all, verdict::FORBIDDEN);
     Ok(all)
 }
 
-fn entry(
-    policy: u32,
-    block: IpNet,
-    verdict: u8,
-    access: &[Access],
-) -> Result<(Prefix, Rule), IsolationError> {
+/// Where reading back begins: at the address that is nobody's. A rule for it alone does as well.
+fn add_mark(all: &mut Rules, verdict: u8) {
+    let (prefix, address) = rules::MARK;
+    let rule = Rule {
+        verdict,
+        prefix,
+        accesses: 0,
+        zero: 0,
+        access: [PortRange::default(); ACCESSES],
+    };
+    all.entry((prefix, address)).or_insert(rule);
+}
+
+fn entry(block: IpNet, verdict: u8, access: &[Access]) -> Result<(Prefix, Rule), IsolationError> {
     let prefix = match block {
         IpNet::V4(v4) => 96 + v4.prefix_len(),
         IpNet::V6(v6) => v6.prefix_len(),
@@ -83,10 +95,6 @@ fn entry(
             last: from.last,
         };
     }
-    let key = RuleKey {
-        policy,
-        address: block.network().into(),
-    };
     let rule = Rule {
         verdict,
         prefix,
@@ -94,7 +102,7 @@ fn entry(
         zero: 0,
         access: ranges,
     };
-    Ok(((32 + u32::from(prefix), key), rule))
+    Ok(((prefix, block.network().into()), rule))
 }
 
 /// In IPv4's registry; ICMP stands for ICMPv6 too.

@@ -18,7 +18,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
-    maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, RingBuf},
+    maps::{Array, HashMap, Map, MapData, MapError, RingBuf},
     programs::{
         LinkOrder, ProgramError, SchedClassifier, TcAttachType,
         links::{FdLink, PinnedLink},
@@ -35,9 +35,8 @@ use crate::{
     IsolationError,
     device::Device,
     error::{chain, system, unsuitable},
-    layout::{
-        Flow, FlowKey, Pin, PinKey, Refusal, Rule, RuleKey, Settings, State, Tap, Uplink, WireKey,
-    },
+    layout::{Flow, FlowKey, Pin, PinKey, Refusal, Settings, State, Tap, Uplink, WireKey},
+    rules::RuleSets,
 };
 
 /// Where a bpffs is, by convention.
@@ -63,7 +62,7 @@ pub(crate) struct Datapath {
     pub(crate) indices: HashMap<MapData, u32, u32>,
     pub(crate) taps: Array<MapData, Tap>,
     pub(crate) states: Array<MapData, State>,
-    pub(crate) rules: LpmTrie<MapData, RuleKey, Rule>,
+    pub(crate) rules: RuleSets,
     pub(crate) pins: HashMap<MapData, PinKey, Pin>,
     pub(crate) uplinks: HashMap<MapData, u32, Uplink>,
     pub(crate) refusals: HashMap<MapData, Refusal, u64>,
@@ -181,7 +180,7 @@ impl Datapath {
             indices: map(&mut loaded, "indices")?,
             taps: map(&mut loaded, "taps")?,
             states: map(&mut loaded, "states")?,
-            rules: map(&mut loaded, "rules")?,
+            rules: RuleSets::new(map(&mut loaded, "rules")?),
             pins: map(&mut loaded, "pins")?,
             uplinks: map(&mut loaded, "uplinks")?,
             refusals: map(&mut loaded, "refusals")?,

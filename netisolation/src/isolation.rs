@@ -1,7 +1,8 @@
 //! The handle: TAPs with programs on them.
 
 use std::{
-    fmt, fs, io,
+    fmt, fs,
+    io::{self, PipeWriter},
     net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     os::fd::OwnedFd,
     path::PathBuf,
@@ -9,7 +10,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, sync_channel},
     },
-    thread,
+    thread::{self, JoinHandle},
 };
 
 use ipnet::IpNet;
@@ -94,7 +95,16 @@ pub struct Tap {
 /// A cloneable handle; calls may come from any thread of the network namespace in which it was opened, and take
 /// microseconds to a millisecond.
 #[derive(Clone)]
-pub struct Isolation(Arc<Shared>);
+pub struct Isolation(Arc<Running>);
+
+/// Ends with the last handle, in whose thread everything is put in order: what a thread of its own did might not be
+/// done when the program is.
+struct Running {
+    shared: Arc<Shared>,
+    /// Closed, it tells the keeper to end.
+    end: Option<PipeWriter>,
+    keeper: Option<JoinHandle<()>>,
+}
 
 /// What the handles and the keeper's thread have in common.
 pub(crate) struct Shared {
@@ -106,7 +116,8 @@ pub(crate) struct Shared {
 
 impl fmt::Debug for Isolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Isolation").field(&self.0.gateway).finish()
+        let gateway = &self.0.shared.gateway;
+        f.debug_tuple("Isolation").field(gateway).finish()
     }
 }
 
@@ -141,12 +152,18 @@ impl Isolation {
             gateway,
             stock: usize::try_from(config.stock).unwrap_or(usize::MAX),
         });
-        let weak = Arc::downgrade(&shared);
-        thread::Builder::new()
+        let (ended, end) = io::pipe().map_err(|e| system("make a pipe", e))?;
+        let kept = Arc::clone(&shared);
+        let keeper = thread::Builder::new()
             .name("net-keeper".to_owned())
-            .spawn(move || keeper::run(&weak, maps, &records))
+            .spawn(move || keeper::run(&kept, maps, &records, &ended))
             .map_err(|e| system("start a thread", e))?;
-        Ok((Self(shared), receiver))
+        let running = Running {
+            shared,
+            end: Some(end),
+            keeper: Some(keeper),
+        };
+        Ok((Self(Arc::new(running)), receiver))
     }
 
     /// A TAP that denies everything, verified: for a VM that waits.
@@ -155,10 +172,10 @@ impl Isolation {
     /// See [`IsolationError`].
     pub fn take(&self) -> Result<Tap, IsolationError> {
         loop {
-            if let Some(tap) = self.0.with(Owner::take)? {
+            if let Some(tap) = self.with(Owner::take)? {
                 return Ok(tap);
             }
-            self.0.make()?;
+            self.0.shared.make()?;
         }
     }
 
@@ -172,7 +189,7 @@ impl Isolation {
         sandbox: &SandboxId,
         policy: &Policy,
     ) -> Result<(), IsolationError> {
-        self.0.with(|owner| owner.adopt(index.0, sandbox, policy))
+        self.with(|owner| owner.adopt(index.0, sandbox, policy))
     }
 
     /// Makes the TAP this sandbox's, with this policy from the next packet on, and verifies it.
@@ -185,7 +202,7 @@ impl Isolation {
         sandbox: &SandboxId,
         policy: &Policy,
     ) -> Result<(), IsolationError> {
-        self.0.with(|owner| owner.confine(index.0, sandbox, policy))
+        self.with(|owner| owner.confine(index.0, sandbox, policy))
     }
 
     /// Replaces the policy at once; open connections to what is denied now are cut.
@@ -194,7 +211,7 @@ impl Isolation {
     /// See [`IsolationError`]. The old policy holds then, but after [`IsolationError::Mismatch`], which says that
     /// somebody else changed the TAP: release it.
     pub fn update(&self, index: TapIndex, policy: &Policy) -> Result<(), IsolationError> {
-        self.0.with(|owner| owner.update(index.0, policy))
+        self.with(|owner| owner.update(index.0, policy))
     }
 
     /// Reads back programs, links and maps and compares them with the policy.
@@ -202,13 +219,13 @@ impl Isolation {
     /// # Errors
     /// See [`IsolationError`].
     pub fn verify(&self, index: TapIndex) -> Result<(), IsolationError> {
-        self.0.with(|owner| owner.verify(index.0))
+        self.with(|owner| owner.verify(index.0))
     }
 
     /// Removes everything of a TAP: at once nothing passes, and the rest goes with the device. Of one that is not
     /// there: nothing.
     pub fn release(&self, index: TapIndex) {
-        self.0.with(|owner| owner.release(index.0));
+        self.with(|owner| owner.release(index.0));
     }
 
     /// What passed and what did not.
@@ -216,22 +233,24 @@ impl Isolation {
     /// # Errors
     /// See [`IsolationError`].
     pub fn counters(&self, index: TapIndex) -> Result<Counters, IsolationError> {
-        self.0.with(|owner| owner.counters(index.0))
+        self.with(|owner| owner.counters(index.0))
     }
 
     /// Lets the sandbox reach an address that was answered for a name, until `ttl` after now and while flows to it
     /// are open. The resolver's.
     ///
     /// # Errors
-    /// See [`IsolationError`]; too many addresses for one sandbox.
+    /// See [`IsolationError`]: the TAP is another sandbox's by now, its policy has not the name any more, or it has
+    /// too many addresses.
     pub fn pin(
         &self,
         index: TapIndex,
+        sandbox: &SandboxId,
         address: IpAddr,
         name: &str,
         ttl: std::time::Duration,
     ) -> Result<(), IsolationError> {
-        self.0.with(|owner| owner.pin(index.0, address, name, ttl))
+        self.with(|owner| owner.pin(index.0, sandbox, address, name, ttl))
     }
 
     /// Sockets to which queries of all sandboxes come: one port of a device that only guests reach. Each call gives
@@ -240,28 +259,32 @@ impl Isolation {
     /// # Errors
     /// Of copying descriptors.
     pub fn resolver_sockets(&self) -> io::Result<(UdpSocket, TcpListener)> {
-        self.0.gateway.sockets()
+        self.0.shared.gateway.sockets()
     }
 
     /// Who asks from an address of [`Isolation::resolver_sockets`], and under which policy. Nothing for others, and
     /// for a TAP that waits.
     #[must_use]
-    pub fn tap_of(&self, peer: SocketAddr) -> Option<(TapIndex, SandboxId, Policy)> {
-        let index = self.0.gateway.tap_of(peer)?;
+    pub fn tap_of(&self, peer: SocketAddr) -> Option<(TapIndex, SandboxId, Arc<Policy>)> {
+        let index = self.0.shared.gateway.tap_of(peer)?;
         let seat = |owner: &mut Owner| owner.seat(index).ok()?.sandbox.clone();
-        let (sandbox, policy) = self.0.with(seat)?;
+        let (sandbox, policy) = self.with(seat)?;
         Some((TapIndex(index), sandbox, policy))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Owner) -> T) -> T {
+        self.0.shared.with(work)
     }
 
     /// For tests: what the owner has.
     #[cfg(test)]
     pub(crate) fn inspect<T>(&self, look: impl FnOnce(&mut Owner) -> T) -> T {
-        self.0.with(look)
+        self.with(look)
     }
 
     /// Counts and tells what the resolver refused.
     pub fn record(&self, index: TapIndex, event: NetEvent) {
-        self.0.with(|owner| owner.record(index.0, event));
+        self.with(|owner| owner.record(index.0, event));
     }
 }
 
@@ -290,24 +313,31 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
-    /// Leaves what living VMs need; without any, nothing.
+impl Drop for Running {
     fn drop(&mut self) {
-        let owner = self.owner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        owner
-            .seats
-            .retain(|_, seat| !matches!(seat.use_, Use::Stock(_)));
-        let lives = |name: &str| device::index(name).is_ok();
-        if !owner.seats.values().any(|seat| lives(&seat.name)) {
-            owner.datapath.remove_pins();
+        drop(self.end.take());
+        if let Some(keeper) = self.keeper.take() {
+            // If it panicked, it said so already.
+            let _told = keeper.join();
         }
+        self.shared.with(Owner::end);
     }
 }
 
 impl Owner {
+    /// Leaves what living VMs need; without any, nothing.
+    fn end(&mut self) {
+        self.seats
+            .retain(|_, seat| !matches!(seat.use_, Use::Stock(_)));
+        let lives = |name: &str| device::index(name).is_ok();
+        if !self.seats.values().any(|seat| lives(&seat.name)) {
+            self.datapath.remove_pins();
+        }
+    }
+
     fn counters(&mut self, index: u32) -> Result<Counters, IsolationError> {
         let state = self.state(index)?;
-        self.records.flush(&mut self.datapath, &self.seats);
+        self.records.flush(&mut self.datapath, &self.seats, index);
         let seat = self.seat(index)?;
         let before = &seat.before;
         let refused_since = state.refused.iter().zip(before.refused);

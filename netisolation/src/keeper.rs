@@ -1,8 +1,8 @@
 //! The thread that keeps things in order: records to events, TAPs that are gone, flows that ended, addresses, stock.
 
 use std::{
+    io::PipeReader,
     os::fd::{AsFd, OwnedFd},
-    sync::Weak,
     thread,
     time::{Duration, Instant},
 };
@@ -23,15 +23,18 @@ const TAPS_A_ROUND: u32 = 16;
 /// Share of the time that scans of the flows may take: one part in so many.
 const REAP_SHARE: u32 = 20;
 
-/// Works until the last handle is gone.
-pub(crate) fn run(shared: &Weak<Shared>, mut maps: FlowMaps, records: &OwnedFd) {
+/// Works until the other end of `ended` is closed.
+pub(crate) fn run(shared: &Shared, mut maps: FlowMaps, records: &OwnedFd, ended: &PipeReader) {
     let (mut sum, mut reap, mut read) = (Instant::now(), Instant::now(), Instant::now());
     loop {
-        let mut waiting = [PollFd::new(records.as_fd(), PollFlags::POLLIN)];
+        let mut waiting = [
+            PollFd::new(ended.as_fd(), PollFlags::empty()),
+            PollFd::new(records.as_fd(), PollFlags::POLLIN),
+        ];
         let woken = poll(&mut waiting, PollTimeout::from(TICK_MS));
-        let Some(shared) = shared.upgrade() else {
+        if waiting[0].any().unwrap_or(false) {
             return;
-        };
+        }
         shared.with(|owner| owner.drain());
         let now = Instant::now();
         if now >= reap {
@@ -44,7 +47,7 @@ pub(crate) fn run(shared: &Weak<Shared>, mut maps: FlowMaps, records: &OwnedFd) 
                 owner.expire_pins(&reaped.open);
                 owner.clear_gone();
             });
-            fill(&shared);
+            fill(shared);
         }
         if now >= sum {
             sum = now + SUM_EVERY;
@@ -55,7 +58,6 @@ pub(crate) fn run(shared: &Weak<Shared>, mut maps: FlowMaps, records: &OwnedFd) 
             // A moment without an address is told by the packets that find no way.
             let _next_time = shared.with(Owner::read_addresses);
         }
-        drop(shared);
         if woken.is_ok_and(|ready| ready > 0) {
             thread::sleep(GATHER);
         }
@@ -77,6 +79,6 @@ impl Owner {
     }
 
     fn sum(&mut self) {
-        self.records.sum(&mut self.datapath, &self.seats, Some(()));
+        self.records.sum_all(&mut self.datapath, &self.seats);
     }
 }

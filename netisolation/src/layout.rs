@@ -43,10 +43,11 @@ pub(crate) struct Tap {
     pub(crate) bytes_per_s: u64,
     pub(crate) flows_per_s: u64,
     pub(crate) closed: u64,
+    pub(crate) policy: u64,
     pub(crate) ifindex: u32,
     pub(crate) tenure: u32,
-    pub(crate) policy: u32,
     pub(crate) max_flows: u32,
+    pub(crate) zero: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,12 +69,12 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub(crate) struct RuleKey {
-    pub(crate) policy: u32,
+    pub(crate) number: u32,
     pub(crate) address: Address,
 }
 
 /// Ports in host order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub(crate) struct PortRange {
     pub(crate) protocol: u8,
@@ -82,7 +83,7 @@ pub(crate) struct PortRange {
     pub(crate) last: u16,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub(crate) struct Rule {
     pub(crate) verdict: u8,
@@ -141,11 +142,12 @@ pub(crate) struct WireKey {
 #[repr(C)]
 pub(crate) struct Flow {
     pub(crate) seen: u64,
+    pub(crate) policy: u64,
     pub(crate) tap: u32,
     pub(crate) tenure: u32,
-    pub(crate) policy: u32,
     pub(crate) port: u16,
     pub(crate) marks: u16,
+    pub(crate) zero: u32,
     pub(crate) local: Address,
 }
 
@@ -163,7 +165,7 @@ pub(crate) struct Uplink {
     pub(crate) local6: Address,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub(crate) struct Refusal {
     pub(crate) tap: u32,
@@ -183,6 +185,14 @@ pub(crate) struct Refusal {
 pub(crate) struct Record {
     pub(crate) time: u64,
     pub(crate) refusal: Refusal,
+}
+
+impl Tap {
+    /// Under which its rules are; 0: it has none.
+    pub(crate) fn number(&self) -> u32 {
+        let [a, b, c, d, ..] = self.policy.to_le_bytes();
+        u32::from_le_bytes([a, b, c, d])
+    }
 }
 
 impl Record {

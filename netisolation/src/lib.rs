@@ -24,6 +24,7 @@ mod policy;
 mod reap;
 mod records;
 mod resolver;
+mod rules;
 mod uplink;
 mod verify;
 

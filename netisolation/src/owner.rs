@@ -4,22 +4,21 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     os::fd::OwnedFd,
-    sync::mpsc::SyncSender,
+    sync::{Arc, mpsc::SyncSender},
     time::Duration,
 };
 
-use aya::maps::lpm_trie::Key;
 use model::SandboxId;
 
 use crate::{
-    Exception, IsolationConfig, IsolationError, NetEvent, Policy, Reason, Tap, TapIndex,
+    Exception, IsolationConfig, IsolationError, Naming, NetEvent, Policy, Reason, Tap, TapIndex,
     clock::{monotonic, nanoseconds},
-    compile::{self, Prefix, Rules},
+    compile,
     datapath::Datapath,
     device::{self, Device},
     error::system,
     is_forbidden,
-    layout::{self, PinKey, Rule, State},
+    layout::{self, PinKey, State},
     records::Records,
 };
 
@@ -35,9 +34,9 @@ pub(crate) struct Owner {
     pub(crate) uplinks: BTreeMap<u32, (String, layout::Uplink)>,
     limits: Limits,
     exceptions: Vec<Exception>,
-    for_all: Rules,
     next_index: u32,
-    next_policy: u32,
+    /// Upper half of the next policy in a TAP's entry.
+    next_change: u32,
     next_tenure: u32,
 }
 
@@ -53,9 +52,7 @@ pub(crate) struct Seat {
     pub(crate) name: String,
     /// What the map of TAPs has.
     pub(crate) tap: layout::Tap,
-    /// What the map of rules has.
-    pub(crate) rules: Rules,
-    pub(crate) sandbox: Option<(SandboxId, Policy)>,
+    pub(crate) sandbox: Option<(SandboxId, Arc<Policy>)>,
     /// Figures when the sandbox came: what a guest sent while it waited is not the sandbox's.
     pub(crate) before: State,
     /// Names of pinned addresses, and when their answers expire.
@@ -93,9 +90,8 @@ impl Owner {
                 max_flows: config.max_flows,
             },
             exceptions: config.exceptions.clone(),
-            for_all: Rules::new(),
             next_index: 1,
-            next_policy: 1,
+            next_change: 1,
             next_tenure: 1,
         };
         owner.take_over()?;
@@ -114,7 +110,9 @@ impl Owner {
         }
         for index in 1..=self.limits.max_taps {
             let tap = self.datapath.taps.get(&index, 0).unwrap_or_default();
-            self.next_tenure = self.next_tenure.max(tap.tenure + 1);
+            self.next_tenure = self.next_tenure.max(tap.tenure.wrapping_add(1));
+            let change = u32::try_from(tap.policy >> 32).unwrap_or(0);
+            self.next_change = self.next_change.max(change.wrapping_add(1));
             if tap != layout::Tap::default() && !self.seats.contains_key(&index) {
                 self.write_tap(index, &layout::Tap::default())?;
             }
@@ -124,9 +122,10 @@ impl Owner {
         for ifindex in indexed.into_iter().filter(|i| !live.contains(i)) {
             let _absent = self.datapath.indices.remove(&ifindex);
         }
-        self.take_over_rules();
         self.take_over_pins();
-        Ok(())
+        let used: Vec<u32> = self.seats.values().map(|seat| seat.tap.number()).collect();
+        let rules = self.datapath.rules.take_over(&used);
+        rules.map_err(|e| system("take over the rules of a predecessor", e))
     }
 
     /// A TAP with a link. Without an entry in the maps (another layout), it is denied everything until adopted.
@@ -153,28 +152,6 @@ impl Owner {
         self.records.begin(index, refused);
         self.seats.insert(index, Seat::new(name, tap, Use::Taken));
         Ok(())
-    }
-
-    /// Keeps the rules of policies that TAPs have; what is for all is written anew later.
-    fn take_over_rules(&mut self) {
-        let keys: Vec<Key<layout::RuleKey>> = self.datapath.rules.keys().flatten().collect();
-        for key in keys {
-            let policy = { key.data() }.policy;
-            self.next_policy = self.next_policy.max(policy + 1);
-            let prefix: Prefix = (key.prefix_len(), key.data());
-            let rules = match policy {
-                compile::FOR_ALL => Some(&mut self.for_all),
-                _ => self
-                    .seats
-                    .values_mut()
-                    .find(|seat| seat.tap.policy == policy)
-                    .map(|seat| &mut seat.rules),
-            };
-            match (rules, self.datapath.rules.get(&key, 0)) {
-                (Some(rules), Ok(rule)) => drop(rules.insert(prefix, rule)),
-                _ => drop(self.datapath.rules.remove(&key)),
-            }
-        }
     }
 
     fn take_over_pins(&mut self) {
@@ -262,7 +239,7 @@ impl Owner {
     }
 
     fn begin_counting(&mut self, index: u32) -> Result<(), IsolationError> {
-        self.records.flush(&mut self.datapath, &self.seats);
+        self.records.flush(&mut self.datapath, &self.seats, index);
         let state = self.state(index)?;
         self.records.begin(index, state.refused.iter().sum());
         let seat = self.seat_mut(index)?;
@@ -303,7 +280,8 @@ impl Owner {
         self.verify(index)
     }
 
-    /// Writes the rules under a new number, then switches the TAP to it: no packet sees half of them.
+    /// Writes the rules unless they are there, then switches the TAP to them: no packet sees half of them. The entry's
+    /// policy is another one even if the rules are the same, so that open flows are judged anew.
     fn apply(
         &mut self,
         index: u32,
@@ -311,26 +289,28 @@ impl Owner {
         policy: &Policy,
         tenure: u32,
     ) -> Result<(), IsolationError> {
-        let number = self.next_policy;
-        let rules = compile::rules(policy, number)?;
-        let mut tap = self.seat(index)?.tap;
-        self.next_policy = number.wrapping_add(1).max(1);
-        tap.bytes_per_s = policy.bytes_per_s.unwrap_or(0);
-        tap.flows_per_s = policy.flows_per_s.map_or(0, u64::from);
-        tap.max_flows = self.limits.max_flows;
-        (tap.tenure, tap.policy) = (tenure, number);
-        let written = self
-            .write_rules(&rules)
-            .and_then(|()| self.write_tap(index, &tap));
-        if let Err(error) = written {
-            self.remove_rules(&rules);
+        let rules = compile::rules_of(policy)?;
+        let before = self.seat(index)?.tap;
+        let entered = self.datapath.rules.enter(rules);
+        let number = entered.map_err(|e| system("write rules", e))?;
+        let change = self.next_change;
+        self.next_change = change.wrapping_add(1);
+        let tap = layout::Tap {
+            bytes_per_s: policy.bytes_per_s.unwrap_or(0),
+            flows_per_s: policy.flows_per_s.map_or(0, u64::from),
+            max_flows: self.limits.max_flows,
+            tenure,
+            policy: u64::from(change) << 32 | u64::from(number),
+            ..before
+        };
+        if let Err(error) = self.write_tap(index, &tap) {
+            self.datapath.rules.leave(number);
             return Err(error);
         }
         let seat = self.seat_mut(index)?;
         seat.tap = tap;
-        seat.sandbox = Some((sandbox.clone(), policy.clone()));
-        let old = std::mem::replace(&mut seat.rules, rules);
-        self.remove_rules(&old);
+        seat.sandbox = Some((sandbox.clone(), Arc::new(policy.clone())));
+        self.datapath.rules.leave(before.number());
         Ok(())
     }
 
@@ -352,19 +332,19 @@ impl Owner {
         let Some(seat) = self.seats.get_mut(&index) else {
             return;
         };
+        let number = seat.tap.number();
         (seat.tap.policy, seat.tap.tenure) = (0, 0);
-        let (tap, rules) = (seat.tap, std::mem::take(&mut seat.rules));
-        if self.write_tap(index, &tap).is_err() {
-            // An array's element can always be written; should it not be, the rules' absence denies as well.
-        }
-        self.remove_rules(&rules);
+        let tap = seat.tap;
+        // An array's element can always be written.
+        let _always = self.write_tap(index, &tap);
+        self.datapath.rules.leave(number);
         self.drop_pins(index, |_| false);
     }
 
     /// See [`crate::Isolation::release`]. The link stays until the device is gone: a TAP without a program would hand
     /// frames to the host.
     pub(crate) fn release(&mut self, index: u32) {
-        self.records.flush(&mut self.datapath, &self.seats);
+        self.records.flush(&mut self.datapath, &self.seats, index);
         self.deny(index);
         if let Some(seat) = self.seats.get_mut(&index) {
             seat.sandbox = None;
@@ -407,7 +387,7 @@ impl Owner {
     }
 
     fn clear(&mut self, index: u32) {
-        self.records.flush(&mut self.datapath, &self.seats);
+        self.records.flush(&mut self.datapath, &self.seats, index);
         self.records.end(&mut self.datapath, index);
         let Some(seat) = self.seats.remove(&index) else {
             return;
@@ -434,14 +414,16 @@ impl Owner {
     pub(crate) fn pin(
         &mut self,
         index: u32,
+        sandbox: &SandboxId,
         address: IpAddr,
         name: &str,
         ttl: Duration,
     ) -> Result<(), IsolationError> {
         let expires = monotonic().saturating_add(nanoseconds(ttl));
         let seat = self.seat(index)?;
-        let names = seat.sandbox.as_ref().map(|(_, policy)| &policy.names);
-        if !names.is_some_and(|names| names.iter().any(|pattern| pattern.has(name))) {
+        let policy = seat.sandbox.as_ref().filter(|(id, _)| id == sandbox);
+        let has = |(_, policy): &(_, Arc<Policy>)| policy.naming(name) == Naming::Pinned;
+        if !policy.is_some_and(has) {
             return Err(IsolationError::Unknown(TapIndex(index)));
         }
         if seat.pins.len() >= MAX_PINS && !seat.pins.contains_key(&address) {
@@ -510,26 +492,8 @@ impl Owner {
         let is_open = |address: &&IpAddr| !is_forbidden(**address, &self.exceptions);
         let host: Vec<IpAddr> = host.iter().filter(is_open).copied().collect();
         let wanted = compile::rules_for_all(&self.exceptions, &host)?;
-        let has = |rules: &Rules, (key, rule): (&Prefix, &Rule)| rules.get(key) == Some(rule);
-        let added: Rules = wanted
-            .iter()
-            .filter(|e| !has(&self.for_all, *e))
-            .map(|(k, r)| (*k, *r))
-            .collect();
-        let removed: Rules = self
-            .for_all
-            .iter()
-            .filter(|(key, _)| !wanted.contains_key(*key))
-            .map(|(k, r)| (*k, *r))
-            .collect();
-        self.write_rules(&added)?;
-        self.remove_rules(&removed);
-        self.for_all = wanted;
-        Ok(())
-    }
-
-    pub(crate) fn rules_for_all(&self) -> &Rules {
-        &self.for_all
+        let written = self.datapath.rules.set_for_all(wanted);
+        written.map_err(|e| system("write the rules for all", e))
     }
 
     pub(crate) fn state(&self, index: u32) -> Result<State, IsolationError> {
@@ -560,24 +524,6 @@ impl Owner {
         let written = self.datapath.indices.insert(ifindex, index, 0);
         written.map_err(|e| system("write a TAP's index", e))
     }
-
-    fn write_rules(&mut self, rules: &Rules) -> Result<(), IsolationError> {
-        for ((prefix, key), rule) in rules {
-            let written = self
-                .datapath
-                .rules
-                .insert(&Key::new(*prefix, *key), rule, 0);
-            written.map_err(|e| system("write a rule", e))?;
-        }
-        Ok(())
-    }
-
-    fn remove_rules(&mut self, rules: &Rules) {
-        for (prefix, key) in rules.keys() {
-            // What stays is under a number that no TAP has, and goes at the next start.
-            let _absent = self.datapath.rules.remove(&Key::new(*prefix, *key));
-        }
-    }
 }
 
 impl Seat {
@@ -585,7 +531,6 @@ impl Seat {
         Self {
             name,
             tap,
-            rules: Rules::new(),
             sandbox: None,
             before: State::default(),
             pins: BTreeMap::new(),

@@ -1,6 +1,6 @@
 //! What one sandbox may reach. Pure: no maps, no clock.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -86,5 +86,14 @@ impl Policy {
             rules: rules.collect(),
             ..Self::default()
         }
+    }
+
+    /// Whether the rules allow something at an address, as the programs read them: the longest prefix decides. Names
+    /// and what is forbidden to all are not looked at.
+    #[must_use]
+    pub fn allows(&self, address: IpAddr) -> bool {
+        let having = self.rules.iter().filter(|r| r.block.contains(&address));
+        let longest = having.max_by_key(|rule| rule.block.prefix_len());
+        longest.is_some_and(|rule| rule.verdict != Verdict::Deny)
     }
 }

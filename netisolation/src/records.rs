@@ -82,38 +82,54 @@ impl Records {
         }
     }
 
-    /// Tells of the packets since the last sum.
-    pub(crate) fn flush(&mut self, datapath: &mut Datapath, seats: &BTreeMap<u32, Seat>) {
+    /// Tells of a TAP's packets since the last sum.
+    pub(crate) fn flush(&mut self, datapath: &mut Datapath, seats: &BTreeMap<u32, Seat>, tap: u32) {
         self.drain(datapath, seats);
-        self.sum(datapath, seats, None);
+        let first = |tap| Refusal {
+            tap,
+            ..Refusal::default()
+        };
+        let of_tap = self
+            .followed
+            .range(first(tap)..first(tap.saturating_add(1)));
+        let keys: Vec<Refusal> = of_tap.map(|(refusal, _)| *refusal).collect();
+        for refusal in keys {
+            self.sum(datapath, seats, &refusal);
+        }
     }
 
-    /// The same of one TAP, or of all with a step towards forgetting those that are quiet.
-    pub(crate) fn sum(
-        &mut self,
-        datapath: &mut Datapath,
-        seats: &BTreeMap<u32, Seat>,
-        forget: Option<()>,
-    ) {
-        let mut followed = std::mem::take(&mut self.followed);
-        followed.retain(|refusal, state| {
-            let Ok(count) = datapath.refusals.get(refusal, 0) else {
-                return false;
+    /// The same of all TAPs; those flows that have been quiet for long are forgotten.
+    pub(crate) fn sum_all(&mut self, datapath: &mut Datapath, seats: &BTreeMap<u32, Seat>) {
+        let keys: Vec<Refusal> = self.followed.keys().copied().collect();
+        for refusal in keys {
+            let more = self.sum(datapath, seats, &refusal);
+            let Some(state) = self.followed.get_mut(&refusal) else {
+                continue;
             };
-            let more = count.saturating_sub(state.told);
-            if more > 0 {
-                self.tell(refusal, more, SystemTime::now(), seats);
-                (state.told, state.quiet) = (count, 0);
-            } else if forget.is_some() {
-                state.quiet += 1;
+            state.quiet = if more > 0 { 0 } else { state.quiet + 1 };
+            if state.quiet >= QUIET_SUMS {
+                self.followed.remove(&refusal);
+                let _absent = datapath.refusals.remove(&refusal);
             }
-            let keep = state.quiet < QUIET_SUMS;
-            if !keep {
-                let _absent = datapath.refusals.remove(refusal);
-            }
-            keep
-        });
-        self.followed = followed;
+        }
+    }
+
+    /// Tells of one flow's packets since the last sum; how many these are. One that the programs' map has not any
+    /// more is forgotten.
+    fn sum(&mut self, datapath: &Datapath, seats: &BTreeMap<u32, Seat>, refusal: &Refusal) -> u64 {
+        let Some(state) = self.followed.get_mut(refusal) else {
+            return 0;
+        };
+        let Ok(count) = datapath.refusals.get(refusal, 0) else {
+            self.followed.remove(refusal);
+            return 0;
+        };
+        let more = count.saturating_sub(state.told);
+        if more > 0 {
+            state.told = count;
+            self.tell(refusal, more, SystemTime::now(), seats);
+        }
+        more
     }
 
     fn tell(

@@ -77,7 +77,6 @@ impl Hooks {
         Self {
             client: Box::new(move |source| {
                 let (tap, sandbox, policy) = clients.tap_of(source)?;
-                let policy = Arc::new(policy);
                 Some(Client {
                     tap,
                     sandbox,
@@ -85,7 +84,7 @@ impl Hooks {
                 })
             }),
             pin: Box::new(move |client, address, name, ttl| {
-                pins.pin(client.tap, address, name, ttl)
+                pins.pin(client.tap, &client.sandbox, address, name, ttl)
             }),
             refused: Box::new(move |tap, event| refused.record(tap, event)),
         }

@@ -2,18 +2,30 @@
 
 mod sys;
 
-use aya::maps::lpm_trie::Key;
+use std::net::{IpAddr, Ipv6Addr};
+
 use nix::libc::IFF_UP;
 
 use crate::{
-    IsolationError, TapIndex, device,
+    IsolationError, TapIndex,
+    compile::{FOR_ALL, Prefix},
+    device,
     error::system,
     owner::{Owner, Seat},
 };
 
 impl Owner {
     /// See [`crate::Isolation::verify`].
-    pub(crate) fn verify(&self, index: u32) -> Result<(), IsolationError> {
+    pub(crate) fn verify(&mut self, index: u32) -> Result<(), IsolationError> {
+        let outcome = self.check(index);
+        if matches!(outcome, Err(IsolationError::Mismatch { .. })) {
+            let number = self.seat(index)?.tap.number();
+            self.datapath.rules.distrust(number);
+        }
+        outcome
+    }
+
+    fn check(&self, index: u32) -> Result<(), IsolationError> {
         let seat = self.seat(index)?;
         let checks = [Self::check_device, Self::check_program, Self::check_maps];
         for check in checks {
@@ -78,15 +90,46 @@ impl Owner {
         if tap != Some(seat.tap) {
             return Ok(Some(format!("its entry is {tap:?} and not {:?}", seat.tap)));
         }
-        for ((prefix, key), rule) in seat.rules.iter().chain(self.rules_for_all()) {
-            let found = self.datapath.rules.get(&Key::new(*prefix, *key), 0).ok();
-            if found != Some(*rule) {
-                let address = key.address.ip();
-                return Ok(Some(format!(
-                    "the rule for {address} is {found:?} and not {rule:?}"
-                )));
+        // A TAP that waits has no rules of its own.
+        let own = (seat.tap.number() != FOR_ALL).then_some(seat.tap.number());
+        for number in own.into_iter().chain([FOR_ALL]) {
+            if let Some(what) = self.check_rules(number)? {
+                return Ok(Some(what));
             }
         }
         Ok(None)
+    }
+
+    /// Under the number are the rules that were written there, and nothing else.
+    fn check_rules(&self, number: u32) -> Result<Option<String>, IsolationError> {
+        let sets = &self.datapath.rules;
+        let Some(rules) = sets.of(number) else {
+            return Ok(Some(format!("there are no rules of the number {number}")));
+        };
+        // Room for one that is too many.
+        let found = sets.map.read(number, rules.len() + 1);
+        let found = found.map_err(|e| system("read rules back", e))?;
+        if found == *rules {
+            return Ok(None);
+        }
+        let differs = rules
+            .iter()
+            .find(|(prefix, rule)| found.get(prefix) != Some(rule));
+        let more = found.keys().find(|prefix| !rules.contains_key(prefix));
+        Ok(Some(match (differs, more) {
+            (Some((prefix, rule)), _) => {
+                let (block, found) = (block(prefix), found.get(prefix));
+                format!("the rule for {block} is {found:?} and not {rule:?}")
+            }
+            (None, Some(prefix)) => format!("somebody added a rule for {}", block(prefix)),
+            (None, None) => "its rules cannot be compared".to_owned(),
+        }))
+    }
+}
+
+fn block((bits, address): &Prefix) -> String {
+    match address.ip() {
+        IpAddr::V4(v4) if *bits >= 96 => format!("{v4}/{}", bits - 96),
+        _ => format!("{}/{bits}", Ipv6Addr::from(address.0)),
     }
 }

@@ -1,0 +1,169 @@
+//! BPF_MAP_LOOKUP_ELEM and the batches of bpf(2) (`linux/bpf.h`), on the map of rules. aya has no batches.
+#![expect(unsafe_code, reason = "there is no safe wrapper of these commands")]
+
+use std::{
+    io,
+    mem::{MaybeUninit, size_of},
+    os::fd::{AsRawFd, BorrowedFd},
+    ptr,
+};
+
+use nix::libc;
+
+use super::RawKey;
+use crate::layout::Rule;
+
+/// Commands of bpf(2) (`linux/bpf.h`).
+const LOOKUP_ELEM: libc::c_int = 1;
+const LOOKUP_BATCH: libc::c_int = 24;
+const UPDATE_BATCH: libc::c_int = 26;
+const DELETE_BATCH: libc::c_int = 27;
+
+/// The members of `union bpf_attr` for one element.
+#[repr(C)]
+struct Element {
+    map: u32,
+    zero: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// `batch` of `union bpf_attr`.
+#[repr(C)]
+#[derive(Default)]
+struct Batch {
+    from: u64,
+    to: u64,
+    keys: u64,
+    values: u64,
+    /// In: how many there are, or have room. Out: how many were done.
+    count: u32,
+    map: u32,
+    element_flags: u64,
+    flags: u64,
+}
+
+/// Writes each value under the key of the same place.
+pub(super) fn update(map: BorrowedFd<'_>, keys: &[RawKey], values: &[Rule]) -> io::Result<()> {
+    let mut batch = Batch {
+        keys: address(keys.as_ptr()),
+        values: address(values.as_ptr()),
+        count: count(keys.len().min(values.len()))?,
+        ..Batch::of(map)?
+    };
+    if batch.count == 0 {
+        return Ok(());
+    }
+    // SAFETY: the kernel reads `count` keys and values of the sizes that the map was declared with, which are those of
+    // the types (a test compares `Rule` and `RuleKey` with the object file); both slices have as many until the end of
+    // the call.
+    unsafe { call(UPDATE_BATCH, &raw mut batch) }
+}
+
+/// Removes keys in order, up to the first that is not there; how many it removed.
+pub(super) fn delete(map: BorrowedFd<'_>, keys: &[RawKey]) -> (usize, io::Result<()>) {
+    let batch = Batch::of(map).and_then(|batch| {
+        Ok(Batch {
+            keys: address(keys.as_ptr()),
+            count: count(keys.len())?,
+            ..batch
+        })
+    });
+    let mut batch = match batch {
+        Ok(batch) => batch,
+        Err(error) => return (0, Err(error)),
+    };
+    // SAFETY: the kernel reads `count` keys of the map's key size, which is that of the type; the slice has as many
+    // until the end of the call.
+    let outcome = unsafe { call(DELETE_BATCH, &raw mut batch) };
+    (usize::try_from(batch.count).unwrap_or(0), outcome)
+}
+
+/// The value of the longest prefix that has the key.
+pub(super) fn lookup(map: BorrowedFd<'_>, key: &RawKey) -> io::Result<Option<Rule>> {
+    let mut value = MaybeUninit::<Rule>::zeroed();
+    let mut element = Element {
+        map: number(map)?,
+        zero: 0,
+        key: address(ptr::from_ref(key)),
+        value: value.as_mut_ptr().expose_provenance() as u64,
+        flags: 0,
+    };
+    // SAFETY: the kernel reads one key and writes one value of the sizes of the types, at places that outlive the call.
+    match unsafe { call(LOOKUP_ELEM, &raw mut element) } {
+        // SAFETY: it is integers, of which all bytes were zero and then the kernel's: any value is one; owned here.
+        Ok(()) => Ok(Some(unsafe { value.assume_init() })),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The next entries in the kernel's order, `most` at most: after `from`, or the first ones.
+pub(super) fn walk(
+    map: BorrowedFd<'_>,
+    from: Option<&RawKey>,
+    most: usize,
+) -> io::Result<Vec<(RawKey, Rule)>> {
+    if most == 0 {
+        return Ok(Vec::new());
+    }
+    let mut keys = vec![MaybeUninit::<RawKey>::zeroed(); most];
+    let mut values = vec![MaybeUninit::<Rule>::zeroed(); most];
+    let mut to = MaybeUninit::<RawKey>::zeroed();
+    let mut batch = Batch {
+        from: from.map_or(0, |key| address(ptr::from_ref(key))),
+        to: to.as_mut_ptr().expose_provenance() as u64,
+        keys: keys.as_mut_ptr().expose_provenance() as u64,
+        values: values.as_mut_ptr().expose_provenance() as u64,
+        count: count(most)?,
+        ..Batch::of(map)?
+    };
+    // SAFETY: the kernel reads one key at `from`, if there is one, and writes one at `to` and at most `count` at `keys`
+    // and `values`, of the sizes of the types; all have room for as many and outlive the call.
+    match unsafe { call(LOOKUP_BATCH, &raw mut batch) } {
+        // ENOENT: there are no further ones.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let read = usize::try_from(batch.count).map_err(io::Error::other)?;
+    // SAFETY: keys and values are integers, all bytes of which were zero or are the kernel's: any value is one; the
+    // vectors own them.
+    let entry = |(key, value): (&MaybeUninit<RawKey>, &MaybeUninit<Rule>)| unsafe {
+        (key.assume_init(), value.assume_init())
+    };
+    Ok(keys.iter().zip(&values).take(read).map(entry).collect())
+}
+
+impl Batch {
+    fn of(map: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self {
+            map: number(map)?,
+            ..Self::default()
+        })
+    }
+}
+
+fn number(map: BorrowedFd<'_>) -> io::Result<u32> {
+    u32::try_from(map.as_raw_fd()).map_err(io::Error::other)
+}
+
+fn count(length: usize) -> io::Result<u32> {
+    u32::try_from(length).map_err(io::Error::other)
+}
+
+fn address<T>(pointer: *const T) -> u64 {
+    pointer.expose_provenance() as u64
+}
+
+/// # Safety
+/// `attributes` has the members of `union bpf_attr` that the command reads and writes, and every address in it is good
+/// for what the command does with it.
+unsafe fn call<T>(command: libc::c_int, attributes: *mut T) -> io::Result<()> {
+    // SAFETY: as above; the kernel takes what lies behind `size` bytes as zero.
+    let outcome = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
+    match outcome < 0 {
+        true => Err(io::Error::last_os_error()),
+        false => Ok(()),
+    }
+}
