@@ -30,6 +30,11 @@ const PAGE_BYTES: usize = 4096;
 /// Most runs of a diff that are mapped. Each may cut a mapping in two; a process may have 65530
 /// (`vm.max_map_count`).
 const MAX_MAPPED: usize = 20_000;
+/// Runs of a diff up to this length are read rather than mapped: a mapping costs as much as copying a few
+/// pages, again at the first touch of each page, and again when the process ends.
+const LONGEST_READ: u64 = 16 * PAGE;
+/// Most bytes that are read for that reason: what is copied is this clone's alone.
+const MAX_READ: u64 = 4 << 20;
 
 /// Why guest memory could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -236,8 +241,8 @@ impl Memory {
     }
 
     /// Lays the pages of a diff over what is there, for a VM that is not made yet. Long runs are mapped, so
-    /// that what a clone only reads is the host's page cache; if there are more runs than a process may
-    /// have mappings, the shorter ones are read.
+    /// that what a clone only reads is the host's page cache; short ones are read, which is faster
+    /// (see [`LONGEST_READ`]), and more of them if there are more runs than a process may have mappings.
     ///
     /// # Errors
     /// The file is shorter than the extents say, or the host refuses.
@@ -271,7 +276,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies pages ahead of their first store; see [`sys::populate`].
+    /// Copies pages ahead of their first store; see [`sys::touch`].
     pub fn prefault(&self, ranges: &[(u64, u64)]) {
         for part in &self.parts {
             let inside = ranges.iter().filter_map(|(at, n)| {
@@ -280,7 +285,7 @@ impl Memory {
                 let offset = usize::try_from(from - part.offset).ok()?;
                 Some((offset, usize::try_from(bytes).ok()?))
             });
-            sys::populate(&part.region, inside);
+            sys::touch(&part.region, inside);
         }
     }
 
@@ -367,14 +372,18 @@ fn united(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     united
 }
 
-/// The length in bytes from which on runs are mapped, so that at most [`MAX_MAPPED`] are.
+/// The length in bytes from which on runs are mapped; see [`MAX_READ`], [`MAX_MAPPED`].
 fn shortest_mapped(extents: &Extents) -> u64 {
     let mut lengths: Vec<u64> = extents.iter().map(|e| e.bytes).collect();
-    if lengths.len() <= MAX_MAPPED {
-        return PAGE;
-    }
-    lengths.sort_unstable_by(|a, b| b.cmp(a));
-    lengths[MAX_MAPPED] + PAGE
+    lengths.sort_unstable();
+    let mut read = 0;
+    let too_much = lengths.iter().find(|bytes| {
+        read += **bytes;
+        read > MAX_READ || **bytes > LONGEST_READ
+    });
+    let cheap = too_much.map_or(LONGEST_READ + PAGE, |bytes| *bytes);
+    let demanded = lengths.len().checked_sub(MAX_MAPPED + 1);
+    cheap.max(demanded.map_or(PAGE, |last| lengths[last] + PAGE))
 }
 
 fn extend(ranges: &mut Vec<(u64, u64)>, page: u64) {
@@ -571,6 +580,33 @@ mod tests {
         assert!(all(&other) == all(&memory) && all(&clone()) == all(&memory));
         let extents = one.save_diff(&base, &[], &mut io::sink()).unwrap();
         assert_eq!(extents.bytes(), 8 * PAGE);
+    }
+
+    #[test]
+    fn short_runs_of_a_diff_are_read_while_they_are_few_and_long_ones_mapped() {
+        let bytes = 1 << 30;
+        let extents = |runs: &[(u64, u64)]| Extents::new(runs.iter().copied(), bytes).unwrap();
+        let long = LONGEST_READ + PAGE;
+        let both = extents(&[(0, PAGE), (4 * PAGE, LONGEST_READ), (64 * PAGE, long)]);
+        assert_eq!(shortest_mapped(&both), long);
+        let many: Vec<_> = (0..=MAX_READ / PAGE)
+            .map(|i| (i * 2 * PAGE, PAGE))
+            .collect();
+        assert_eq!(shortest_mapped(&extents(&many[1..])), long);
+        assert_eq!(shortest_mapped(&extents(&many)), PAGE);
+
+        let (base, memory) = base_and_copy();
+        for page in [5, 6, 100] {
+            let n = if page == 100 { long } else { PAGE };
+            let n = usize::try_from(n).unwrap();
+            memory.write(page * PAGE, &vec![7; n]).unwrap();
+        }
+        let mut file = tempfile::tempfile().unwrap();
+        let extents = memory.save_diff(&base, &[], &mut file).unwrap();
+        let mut clone = Memory::private_copy(base, memory.bytes(), HOLE).unwrap();
+        clone.lay_over(&file, extents).unwrap();
+        assert_eq!(clone.private_ranges().unwrap(), [(5 * PAGE, 2 * PAGE)]);
+        assert!(all(&clone) == all(&memory));
     }
 
     /// Every other page of 256 MiB: more runs than are mapped.

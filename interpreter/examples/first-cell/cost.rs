@@ -1,0 +1,151 @@
+//! Counters of one VMM, and what a stage of its life added to them.
+
+use std::{fmt, fs, path::Path, time::Instant};
+
+use anyhow::{Context, Result};
+
+pub(crate) const LEGEND: &str = "CPU and wall in ms; host: minor faults of the VMM; own: guest pages that are \
+    the clone's by then; shadow: entries that KVM set, in one life apart";
+
+/// Part of a clone's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// From the start of the VMM until the guest has its identity.
+    Start,
+    /// From connecting to the end of the answer.
+    First,
+    /// The same cell on the same connection.
+    Second,
+    /// Being killed.
+    End,
+    /// Start, first cell and end.
+    Life,
+}
+
+impl Stage {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Start,
+        Self::First,
+        Self::Second,
+        Self::End,
+        Self::Life,
+    ];
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.pad(match self {
+            Self::Start => "start",
+            Self::First => "first",
+            Self::Second => "second",
+            Self::End => "end",
+            Self::Life => "life",
+        })
+    }
+}
+
+/// What a stage cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cost {
+    pub(crate) cpu_ns: u64,
+    pub(crate) wall_ns: u64,
+    pub(crate) minor_faults: u64,
+    /// Shadow entries, in a life that was traced.
+    pub(crate) shadow: Option<u64>,
+    /// Not a difference: how many there are at the end of the stage.
+    pub(crate) own_pages: Option<u64>,
+}
+
+impl Cost {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.cpu_ns += other.cpu_ns;
+        self.wall_ns += other.wall_ns;
+        self.minor_faults += other.minor_faults;
+        self.shadow = match (self.shadow, other.shadow) {
+            (Some(mine), Some(theirs)) => Some(mine + theirs),
+            (mine, theirs) => mine.or(theirs),
+        };
+        self.own_pages = other.own_pages.or(self.own_pages);
+    }
+}
+
+/// Counters at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counters {
+    at: Instant,
+    pub(crate) cpu_ns: u64,
+    minor_faults: u64,
+}
+
+impl Counters {
+    /// Of a process that does not exist yet, or no more.
+    pub(crate) fn zero() -> Self {
+        Self {
+            at: Instant::now(),
+            cpu_ns: 0,
+            minor_faults: 0,
+        }
+    }
+
+    /// Of a VMM now.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub(crate) fn read(pid: u32) -> Result<Self> {
+        let at = Instant::now();
+        let proc = Path::new("/proc").join(pid.to_string());
+        let schedstat = fs::read_to_string(proc.join("schedstat"))?;
+        let stat = fs::read_to_string(proc.join("stat"))?;
+        // Fields are counted from behind the name, which may have anything in it (proc_pid_stat(5)).
+        let (_, fields) = stat
+            .rsplit_once(')')
+            .context("a stat file without a name")?;
+        Ok(Self {
+            at,
+            cpu_ns: field(&schedstat, 0)?,
+            minor_faults: field(fields, 7)?,
+        })
+    }
+
+    /// From here to a later moment.
+    pub(crate) fn to(self, later: Self) -> Cost {
+        Cost {
+            cpu_ns: later.cpu_ns - self.cpu_ns,
+            wall_ns: u64::try_from((later.at - self.at).as_nanos()).unwrap_or(u64::MAX),
+            minor_faults: later.minor_faults - self.minor_faults,
+            ..Cost::default()
+        }
+    }
+}
+
+fn field(text: &str, at: usize) -> Result<u64> {
+    let word = text.split_whitespace().nth(at);
+    let word = word.with_context(|| format!("no field {at} in {text:?}"))?;
+    Ok(word.parse()?)
+}
+
+/// One line of the report. `None` stands for what could not be read.
+pub(crate) fn medians(costs: &[Cost]) -> String {
+    let of =
+        |value: &dyn Fn(&Cost) -> Option<u64>| median(costs.iter().filter_map(value).collect());
+    let count = |n: Option<u64>| n.map_or("-".to_owned(), |n| n.to_string());
+    let ms = |ns: Option<u64>| {
+        let hundredths = ns.map(|ns| ns / 10_000);
+        hundredths.map_or("-".to_owned(), |n| format!("{}.{:02}", n / 100, n % 100))
+    };
+    // Those of the timed lives are all there is, but for shadow entries.
+    format!(
+        "CPU {:>6}  wall {:>6}  host {:>5}  own {:>5}  shadow {:>5}",
+        ms(of(&|cost| cost.shadow.is_none().then_some(cost.cpu_ns))),
+        ms(of(&|cost| cost.shadow.is_none().then_some(cost.wall_ns))),
+        count(of(&|cost| Some(cost.minor_faults))),
+        count(of(&|cost| cost.own_pages)),
+        count(of(&|cost| cost.shadow)),
+    )
+}
+
+/// Nearest rank; none of nothing.
+fn median(mut values: Vec<u64>) -> Option<u64> {
+    values.sort_unstable();
+    values.get(values.len().checked_sub(1)? / 2).copied()
+}

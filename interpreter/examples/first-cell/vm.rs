@@ -1,0 +1,194 @@
+//! Lives of clones and forks: start, cells, end.
+
+use std::{
+    fmt,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use api_types::envd::EnvdClient;
+use model::{EntropySeed, Identity, RestoreSpec, WorkingSetPrefault};
+use nix::sys::resource::{UsageWho, getrusage};
+use vmm_control::{VmProcess, template::LoadedTemplate};
+
+use crate::{
+    cost::{Cost, Counters, Stage},
+    trace::Trace,
+};
+
+/// The interpreter's vsock port.
+const PORT: u16 = 49_999;
+/// For any single answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The cell, and what its answer has in it.
+const CELL: (&str, &str) = (r#"{"code":"1+1"}"#, r#""text":"2""#);
+
+/// What a clone is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The template.
+    Template,
+    /// A copy of a clone that has run a cell.
+    Fork,
+}
+
+impl Source {
+    pub(crate) const ALL: [Self; 2] = [Self::Template, Self::Fork];
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.pad(match self {
+            Self::Template => "clone",
+            Self::Fork => "fork",
+        })
+    }
+}
+
+/// A template in memory, and a fork's snapshot beside it.
+pub(crate) struct Parent {
+    vmm: PathBuf,
+    template: LoadedTemplate,
+    run: tempfile::TempDir,
+}
+
+impl Parent {
+    /// Loads the template, and writes down a clone of it that has run a cell.
+    pub(crate) fn start(vmm: &Path, template: &Path) -> Result<Self> {
+        let this = Self {
+            vmm: vmm.to_owned(),
+            template: LoadedTemplate::load(template)?,
+            run: tempfile::Builder::new().prefix("first-cell-").tempdir()?,
+        };
+        let mut parent = this.clone_of(Source::Template, None)?;
+        run_cell(&mut this.connect()?)?;
+        parent.control.snapshot_diff(&this.fork())?;
+        parent.kill()?;
+        Ok(this)
+    }
+
+    fn fork(&self) -> PathBuf {
+        self.run.path().join("fork")
+    }
+
+    fn connect(&self) -> Result<EnvdClient> {
+        EnvdClient::connect(&self.run.path().join("vsock"), PORT, PATIENCE)
+            .context("the interpreter does not listen")
+    }
+
+    fn clone_of(&self, source: Source, trace: Option<&Trace>) -> Result<VmProcess> {
+        let log = File::create(self.run.path().join("stderr"))?;
+        let mut vm = VmProcess::spawn(&self.vmm, Some(log), Some(PATIENCE))?;
+        if let Some(trace) = trace {
+            trace.follow(vm.pid())?;
+        }
+        let vsock = self.run.path().join("vsock");
+        // The last clone's, which was killed.
+        let _ = std::fs::remove_file(&vsock);
+        let (template, base) = match source {
+            Source::Template => (self.template.dir(), None),
+            Source::Fork => (self.fork(), Some(self.template.dir())),
+        };
+        let spec = RestoreSpec {
+            template,
+            base,
+            vsock,
+            console: None,
+            prefault: WorkingSetPrefault::On,
+        };
+        vm.control.restore(spec, None)?;
+        vm.control.resume()?;
+        vm.control.identity(identity()?, PATIENCE)?;
+        Ok(vm)
+    }
+
+    /// What each stage of one clone's life cost. A life that is traced takes longer.
+    pub(crate) fn one_life(
+        &self,
+        source: Source,
+        trace: Option<&Trace>,
+    ) -> Result<Vec<(Stage, Cost)>> {
+        let children = children_cpu_ns()?;
+        let mut meter = Meter {
+            from: Counters::zero(),
+            trace,
+            stages: Vec::new(),
+        };
+        let mut vm = self.clone_of(source, trace)?;
+        meter.note(Stage::Start, &mut vm)?;
+        let mut client = self.connect()?;
+        run_cell(&mut client)?;
+        meter.note(Stage::First, &mut vm)?;
+        run_cell(&mut client)?;
+        meter.note(Stage::Second, &mut vm)?;
+        let before = Counters::read(vm.pid())?;
+        let killed = Counters::zero();
+        vm.kill()?;
+        let mut end = killed.to(Counters::zero());
+        end.cpu_ns = (children_cpu_ns()? - children).saturating_sub(before.cpu_ns);
+        end.shadow = trace.map(Trace::take).transpose()?;
+        meter.stages.push((Stage::End, end));
+        Ok(meter.finish())
+    }
+}
+
+/// Notes stages, and leaves out what it costs to note them.
+struct Meter<'a> {
+    from: Counters,
+    trace: Option<&'a Trace>,
+    stages: Vec<(Stage, Cost)>,
+}
+
+impl Meter<'_> {
+    fn note(&mut self, stage: Stage, vm: &mut VmProcess) -> Result<()> {
+        let mut cost = self.from.to(Counters::read(vm.pid())?);
+        cost.shadow = self.trace.map(Trace::take).transpose()?;
+        cost.own_pages = vm.control.stats()?.guest_private_bytes.map(|n| n >> 12);
+        self.stages.push((stage, cost));
+        self.from = Counters::read(vm.pid())?;
+        Ok(())
+    }
+
+    /// With the sum of a life of one cell.
+    fn finish(mut self) -> Vec<(Stage, Cost)> {
+        let mut life = Cost::default();
+        for (stage, cost) in &self.stages {
+            if matches!(stage, Stage::Start | Stage::First | Stage::End) {
+                life.add(cost);
+            }
+        }
+        self.stages.push((Stage::Life, life));
+        self.stages
+    }
+}
+
+/// CPU of all children that were waited for.
+fn children_cpu_ns() -> Result<u64> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+    let ns = |time: nix::sys::time::TimeVal| {
+        u64::try_from(time.tv_sec() * 1_000_000_000 + time.tv_usec() * 1000).unwrap_or(0)
+    };
+    Ok(ns(usage.user_time()) + ns(usage.system_time()))
+}
+
+fn run_cell(client: &mut EnvdClient) -> Result<()> {
+    let (code, wanted) = CELL;
+    let answer = client.request("POST", "/execute", &[], code.as_bytes())?;
+    let text = String::from_utf8_lossy(&answer.body);
+    ensure!(text.contains(wanted), "the cell gave {text}");
+    Ok(())
+}
+
+fn identity() -> Result<Identity> {
+    let mut random = [0; 48];
+    File::open("/dev/urandom")?.read_exact(&mut random)?;
+    let (seed, id) = random.split_at(32);
+    Ok(Identity {
+        hostname: "clone".to_owned(),
+        machine_id: id.iter().map(|b| format!("{b:02x}")).collect(),
+        entropy: EntropySeed::new(seed.try_into()?),
+    })
+}
