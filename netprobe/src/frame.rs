@@ -192,7 +192,8 @@ fn short(length: usize) -> Result<u16, NoFrame> {
 }
 
 /// RFC 1071, over parts of which all but the last have an even length.
-fn checksum(parts: &[&[u8]]) -> u16 {
+#[must_use]
+pub fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum: u32 = 0;
     for pair in parts.iter().flat_map(|part| part.chunks(2)) {
         let low = pair.get(1).copied().unwrap_or(0);

@@ -143,6 +143,55 @@ fn net_errors_about_known_flows_are_delivered() {
 }
 
 #[test]
+fn net_errors_about_what_is_no_flow_of_the_guests_are_not_delivered() {
+    in_namespace(|| {
+        let world = World::new();
+        let guest = world.guest(&Policy::internet());
+        for peer in [ip(PEER4), ip(PEER6)] {
+            let ask = Packet::from_guest(peer, UDP, udp(4000, 7, b"ask"));
+            let out = world.pass(&guest, &ask);
+            let port = out.source_port();
+            // Of what an error quotes, each differs from the flow in one thing.
+            let forged = [
+                Packet {
+                    destination: neighbour(peer),
+                    ..out.clone()
+                },
+                Packet {
+                    source: neighbour(out.source),
+                    ..out.clone()
+                },
+                Packet {
+                    body: udp(port ^ 1, 7, b"x"),
+                    ..out.clone()
+                },
+                Packet {
+                    body: udp(port, 8, b"x"),
+                    ..out.clone()
+                },
+                Packet {
+                    protocol: TCP,
+                    body: tcp(port, 7, ACK, b"x"),
+                    ..out.clone()
+                },
+                out.answer(udp(7, port, b"x")),
+            ];
+            for quoted in forged {
+                // For the host, whoever it speaks of.
+                world.send_on_wire(&Packet {
+                    destination: out.source,
+                    ..too_big(&quoted)
+                });
+            }
+            world.send_on_wire(&too_big(&out));
+            assert_eq!(inner(&guest.next()).body[..4], ask.body[..4]);
+        }
+        assert_eq!(world.counters(&guest).packets_in, 2);
+        assert!(guest.has_nothing());
+    });
+}
+
+#[test]
 fn net_what_is_wrong_with_an_answer_is_told() {
     in_namespace(|| {
         let world = World::new();

@@ -126,6 +126,8 @@ pub enum Script {
     Clear,
     /// Packets to the ports of the address translation.
     Unsolicited,
+    /// ICMP errors about flows that are not the guest's.
+    Forged,
     /// Late packets for a predecessor on the same TAP.
     Late,
     /// Pause and resume.

@@ -172,6 +172,20 @@ impl Guest {
             .map(|_| ())
     }
 
+    /// Begins to keep its CPU busy; what ends it.
+    pub(super) fn compute(&self) -> Result<String, SandboxError> {
+        let script = "setsid sh -c 'while :; do :; done' >/dev/null 2>&1 </dev/null & echo $!";
+        let said = self.exec("keep it busy", "sh", &["-c", script], PATIENCE)?;
+        Ok(String::from_utf8_lossy(&said).trim().to_owned())
+    }
+
+    /// Ends what [`Guest::compute`] began.
+    pub(super) fn stop_computing(&self, computing: &str) -> Result<(), SandboxError> {
+        let arguments = ["-c", "kill -9 \"$0\"", computing];
+        self.exec("let it rest", "sh", &arguments, PATIENCE)
+            .map(|_| ())
+    }
+
     /// Standard output of a command that has to succeed, as root.
     fn exec(
         &self,

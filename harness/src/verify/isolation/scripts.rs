@@ -1,9 +1,12 @@
 //! Cases that take more than one attempt. Each tells what got through that must not (a breach), and what was not
 //! borne out (a doubt).
 
+mod forged;
+mod load;
+
 use std::{
     io,
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     thread,
     time::{Duration, Instant},
 };
@@ -31,16 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CUT_MS: u64 = 8000;
 /// Changes to and fro.
 const SWAPS: usize = 12;
-/// Of the flood: one flow for each port of each address.
-const FLOODED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 100);
-const FLOOD_ADDRESSES: u32 = 50;
-const FLOOD_PORTS: u16 = 2000;
-/// Requests of the neighbour of a flood.
-const REQUESTS: u32 = 150;
-/// Slower by this factor a neighbour may get on a host of two CPUs, one of which the flood has.
-const SLOWER: u64 = 50;
-/// Memory that the server may grow by under a flood, in KiB.
-const GROWTH_KIB: u64 = 64 << 10;
 
 /// What a script found.
 #[derive(Debug, Default)]
@@ -88,7 +81,8 @@ pub(super) fn try_script(stage: &mut Stage, neighbour: &Guest, case: &Case) -> J
         Some(Script::Pause) => pause(stage, name),
         Some(Script::Fork) => fork(stage, name),
         Some(Script::Crash) => crash(stage, name),
-        Some(Script::Flood) => flood(stage, neighbour, name),
+        Some(Script::Flood) => load::flood(stage, neighbour, name),
+        Some(Script::Forged) => forged::errors(stage, name),
         None => Err(ScriptError::Stuck("it has no script".to_owned())),
     };
     let (verdict, guest, wrong) = match found {
@@ -507,80 +501,4 @@ fn crash(stage: &mut Stage, name: &str) -> Result<Found, ScriptError> {
     );
     still_confined(stage, &guest, name, &mut found)?;
     Ok(found)
-}
-
-fn flood(stage: &mut Stage, neighbour: &Guest, name: &str) -> Result<Found, ScriptError> {
-    let mut found = Found::default();
-    let guest = stage.customer.create(&allowing(&["198.51.100.0/24"]))?;
-    let ask = |suffix: &str| {
-        let action = Action::Requests {
-            to: address(ECHO),
-            count: REQUESTS,
-        };
-        neighbour.probe(&[probe(format!("{name}-{suffix}"), action, 180_000)])
-    };
-    let memory = stage.server.resident_kib();
-    let before = ask("before")?;
-    let action = Action::Flood {
-        to: FLOODED,
-        addresses: FLOOD_ADDRESSES,
-        ports: FLOOD_PORTS,
-    };
-    let flood = probe(format!("{name}-flow"), action, 120_000);
-    let (flooded, during) = thread::scope(|scope| {
-        let flooding = scope.spawn(|| guest.probe(&[flood]));
-        let during = ask("during");
-        let flooded = flooding
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok::<_, ScriptError>((flooded?, during?))
-    })?;
-    let answered = |findings: &[Finding]| findings.iter().map(|f| f.count).sum::<u64>();
-    found.doubt_unless(
-        answered(&before) == u64::from(REQUESTS),
-        "the neighbour lost requests without a flood",
-    );
-    let lost = u64::from(REQUESTS) - answered(&during).min(u64::from(REQUESTS));
-    found.breach_if(
-        lost > 0,
-        format!("the neighbour lost {lost} of {REQUESTS} requests"),
-    );
-    let (calm, rough) = (median(&before), median(&during));
-    found.breach_if(
-        rough > calm.saturating_mul(SLOWER),
-        format!("the neighbour's median went from {calm} µs to {rough} µs"),
-    );
-    let sent = answered(&flooded);
-    let all = u64::from(FLOOD_ADDRESSES) * u64::from(FLOOD_PORTS);
-    found.doubt_unless(
-        sent >= all / 2,
-        format!("only {sent} of {all} flows were tried"),
-    );
-    found.doubt_unless(
-        told(&guest, |event| event.reason == "flows")?,
-        "no event tells of too many flows",
-    );
-    let grown = stage
-        .server
-        .resident_kib()
-        .zip(memory)
-        .map(|(after, before)| after.saturating_sub(before));
-    found.breach_if(
-        grown.is_some_and(|kib| kib > GROWTH_KIB),
-        format!("the server grew by {grown:?} KiB"),
-    );
-    found.doubt_unless(grown.is_some(), "the server's memory cannot be read");
-    found.guest =
-        format!("{sent} flows; the neighbour's median {calm} µs before, {rough} µs during");
-    Ok(found)
-}
-
-/// Microseconds; zero without figures.
-fn median(findings: &[Finding]) -> u64 {
-    let mut figures: Vec<u64> = findings
-        .iter()
-        .flat_map(|finding| finding.figures.clone())
-        .collect();
-    figures.sort_unstable();
-    figures.get(figures.len() / 2).copied().unwrap_or(0)
 }

@@ -19,7 +19,8 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    os::fd::{AsRawFd, OwnedFd},
     process::Command,
     thread,
     time::Duration,
@@ -28,6 +29,9 @@ use std::{
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, setns, unshare},
+    sys::socket::{
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
+    },
     unistd::gettid,
 };
 
@@ -146,6 +150,28 @@ impl World {
             socket.set_read_timeout(Some(PATIENCE))?;
             Ok(socket)
         })
+    }
+
+    /// A socket outside that sends ICMP.
+    pub(super) fn icmp_socket(&self) -> io::Result<IcmpSocket> {
+        within(&self.outside, || {
+            let (kind, flags) = (SockType::Raw, SockFlag::SOCK_CLOEXEC);
+            let socket = socket(AddressFamily::Inet, kind, flags, SockProtocol::Icmp)?;
+            Ok(IcmpSocket(socket))
+        })
+    }
+}
+
+/// See [`World::icmp_socket`].
+#[derive(Debug)]
+pub(super) struct IcmpSocket(OwnedFd);
+
+impl IcmpSocket {
+    /// Sends a whole message, its checksum included.
+    pub(super) fn send(&self, message: &[u8], to: Ipv4Addr) -> io::Result<()> {
+        let to = SockaddrIn::from(SocketAddrV4::new(to, 0));
+        sendto(self.0.as_raw_fd(), message, &to, MsgFlags::empty())?;
+        Ok(())
     }
 }
 
