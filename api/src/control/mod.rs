@@ -18,6 +18,7 @@ mod sandboxes;
 mod server;
 mod snapshots;
 mod templates;
+mod timing;
 mod unsupported;
 mod wire;
 

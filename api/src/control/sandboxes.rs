@@ -13,7 +13,7 @@ use super::{
     network::{self, EgressConfig, Wish},
     paging::{Page, Position},
     query::Query,
-    wire,
+    timing, wire,
 };
 use crate::{
     auth::Scope,
@@ -39,8 +39,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     ]
 }
 
-type CreateAnswer =
-    Result<(StatusCode, [(&'static str, &'static str); 1], Json<Sandbox>), ApiError>;
+type CreateAnswer = Result<(StatusCode, [(&'static str, String); 2], Json<Sandbox>), ApiError>;
 
 /// Whether a sandbox stood ready (`warm`) or was restored for this create (`restored`): who measures must not
 /// mix the two.
@@ -64,7 +63,11 @@ async fn create_as(app: &App, body: NewSandbox, default_s: u32, wish: Wish) -> C
     app.telemetry.started(&created.timeline, created.warm);
     let start = if created.warm { "warm" } else { "restored" };
     let answer = wire::sandbox(app, &created.view);
-    Ok((StatusCode::CREATED, [(START, start)], Json(answer)))
+    let headers = [
+        (START, start.to_owned()),
+        (timing::HEADER, timing::of(&created.timeline)),
+    ];
+    Ok((StatusCode::CREATED, headers, Json(answer)))
 }
 
 /// A timeout in range.
