@@ -50,6 +50,10 @@ enum Command {
         scenario: PathBuf,
         #[command(flatten)]
         places: Places,
+        /// The program that scenarios with a network put into sandboxes [default: cube-netprobe in $CUBE_BIN, else
+        /// beside this program]
+        #[arg(long, value_name = "PATH")]
+        probe: Option<PathBuf>,
         /// Directory for this run's results [default: ARTIFACTS/results/NAME-TIME]
         #[arg(long, value_name = "DIR")]
         results: Option<PathBuf>,
@@ -191,7 +195,9 @@ impl CommandError {
             Self::Session(error) => match error {
                 SessionError::Artifact(_) | SessionError::Server(_) => End::TargetUnreachable,
                 SessionError::Url(_) | SessionError::NoKey => End::Usage,
-                SessionError::Kvm(_) | SessionError::Io { .. } => End::UnsuitableHost,
+                SessionError::Kvm(_) | SessionError::World(_) | SessionError::Io { .. } => {
+                    End::UnsuitableHost
+                }
                 SessionError::Record(_) => End::Usage,
                 SessionError::Recording { .. } => End::UnsuitableHost,
             },
@@ -227,6 +233,7 @@ impl Command {
             Self::Run {
                 scenario,
                 places,
+                probe,
                 results,
                 run_root,
                 format,
@@ -235,6 +242,7 @@ impl Command {
                     artifacts: places.artifacts.unwrap_or_else(artifacts::default_dir),
                     vmm: places.vmm,
                     api: places.api,
+                    probe,
                     results,
                     run_root: run_root.run_root,
                     reproduce: format!("cube-bench run {}", scenario.display()),

@@ -125,14 +125,31 @@ impl Attempt {
     }
 }
 
-/// One command or cell after the first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// One command, cell or exchange after the first command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
-    /// From question to answer.
+    /// From question to answer; of an exchange all of it, with the start of the sandbox's end.
     pub took_ns: u64,
     /// Page faults of the clone's VMM meanwhile, minor and major, those that KVM takes for the guest among
     /// them; absent where there is no such process on this host.
     pub faults: Option<u64>,
+    /// What was measured outside; absent for what is no exchange, and for one that nobody must hear of.
+    #[serde(default)]
+    pub exchange: Option<Exchanged>,
+}
+
+/// What a peer outside measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exchanged {
+    /// Round trips; or the time of all bytes, for each connection; or replacements of the policy, from question to
+    /// answer.
+    pub times_ns: Vec<u64>,
+    /// Bytes that each connection moved; zero where that is not what was measured.
+    #[serde(default)]
+    pub bytes: u64,
+    /// From answers that opened the policy to the first packet; zero where that was earlier.
+    #[serde(default)]
+    pub effects_ns: Vec<u64>,
 }
 
 /// How a server came by a sandbox. Two kinds are never in one row.
@@ -193,6 +210,10 @@ pub enum FailureCause {
     Exec,
     /// It ran, and its status or output was wrong.
     WrongOutput,
+    /// What the policy allows did not get through, or could not be measured.
+    Network,
+    /// What the policy denies got through.
+    Breach,
     /// A step took longer than its bound.
     Timeout,
     /// It could not be killed or its files not be removed.
@@ -212,6 +233,8 @@ impl FailureCause {
             Self::Create => "create",
             Self::Exec => "exec",
             Self::WrongOutput => "wrong_output",
+            Self::Network => "network",
+            Self::Breach => "breach",
             Self::Timeout => "timeout",
             Self::Kill => "kill",
         }

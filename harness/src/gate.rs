@@ -9,7 +9,7 @@ use crate::{
     stats::{
         fold::Summary,
         quantile::{Estimate, Samples},
-        turns,
+        ratio, turns,
     },
 };
 
@@ -44,7 +44,7 @@ pub struct GateResult {
     pub name: String,
     /// As written in the scenario.
     pub metric: String,
-    /// `ms`, `bytes`, `count` or `per_s`.
+    /// `ms`, `bytes`, `count`, `per_s` or `times`.
     pub unit: String,
     /// `null` when there is no finite number.
     pub measured: Option<f64>,
@@ -105,6 +105,7 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
                 };
                 time(gate, &times, quantile, "", grade)
             }
+            Metric::TurnRatio(number) => turn_ratio(gate, summary, number, grade),
             Metric::Round(quantile) => {
                 let times = Times {
                     clones: summary.round_samples(),
@@ -133,6 +134,7 @@ fn result(
         Limit::Bytes(bytes) => ("bytes", bytes as f64),
         Limit::Count(count) => ("count", count as f64),
         Limit::PerSecond(rate) => ("per_s", rate),
+        Limit::Times(times) => ("times", times),
     };
     GateResult {
         name: gate.name.clone(),
@@ -280,6 +282,32 @@ fn slope(gate: &GateSpec, summary: &Summary) -> GateResult {
         ),
     };
     result(gate, n, Some(slope.value), verdict, why)
+}
+
+/// A ratio passes when its whole interval is within the limit and fails when none of it is.
+fn turn_ratio(gate: &GateSpec, summary: &Summary, number: usize, grade: Grade) -> GateResult {
+    let ratio = ratio::of_turn(summary, number.saturating_sub(1));
+    let n = ratio.pairs;
+    let limit = limit_of(gate);
+    let measured = ratio.value.filter(|value| value.is_finite());
+    let Some((low, high)) = ratio.interval95 else {
+        let why = format!("{n} pairs of rounds are too few");
+        return result(gate, n, measured, Verdict::Inconclusive, why);
+    };
+    let verdict = match () {
+        () if grade == Grade::Unfit => Verdict::Inconclusive,
+        () if high <= limit => Verdict::Pass,
+        () if low > limit => Verdict::Fail,
+        () => Verdict::Inconclusive,
+    };
+    let unfit = match grade {
+        Grade::Unfit => "; the host is graded unfit",
+        Grade::Publishable | Grade::Indicative => "",
+    };
+    let why = format!(
+        "95 % confidence interval {low:.3} to {high:.3} times the same turn beside, over {n} pairs of rounds{unfit}"
+    );
+    result(gate, n, measured, verdict, why)
 }
 
 fn failures(gate: &GateSpec, summary: &Summary) -> GateResult {

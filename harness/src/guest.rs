@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use api_types::chain;
-use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, Transport};
+use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, InitRequest, Transport};
 
 use serde::Deserialize;
 use serde_json::json;
@@ -14,6 +14,8 @@ use crate::{
     target::Output,
 };
 
+/// Bound of a file's way into a guest.
+const WRITE_PATIENCE: Duration = Duration::from_secs(60);
 /// Where the interpreter listens in a guest.
 pub(crate) const INTERPRETER_PORT: u16 = 49_999;
 
@@ -30,6 +32,31 @@ pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> 
     let tunnel = client.tunnel(INTERPRETER_PORT).map_err(connect)?;
     let mut interpreter = EnvdClient::over(tunnel.stream, command.timeout);
     cell_over(&mut interpreter, code, command.timeout)
+}
+
+/// Makes a file of root's in the guest behind a clone's vsock socket.
+///
+/// # Errors
+/// The agent cannot be reached or refuses.
+pub(crate) fn write_file(vsock: &Path, path: &str, bytes: &[u8]) -> Result<(), Failure> {
+    EnvdClient::connect(vsock, ENVD_PORT, WRITE_PATIENCE)
+        .map_err(|e| failure(FailureCause::Connect, &e))?
+        .write_file(path, bytes, Some("root"))
+        .map_err(|e| failure(FailureCause::Exec, &e))
+}
+
+/// Tells a guest that has its identity that its network card leads somewhere.
+///
+/// # Errors
+/// The agent cannot be reached or refuses.
+pub(crate) fn switch_network_on(vsock: &Path, timeout: Duration) -> Result<(), Failure> {
+    let init = InitRequest {
+        network: Some(true),
+        ..InitRequest::default()
+    };
+    EnvdClient::connect(vsock, ENVD_PORT, timeout)
+        .and_then(|mut agent| agent.init(&init))
+        .map_err(|e| failure(FailureCause::Identity, &e))
 }
 
 /// The same on a connection that is open.

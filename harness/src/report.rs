@@ -12,6 +12,7 @@ pub mod turns;
 use model::StartPhase;
 
 use crate::{
+    event::FailureCause,
     exit::End,
     gate::{self, GateResult},
     host::{
@@ -78,7 +79,9 @@ impl<'a> View<'a> {
             && clones
                 .iter()
                 .all(|clone| clone.timeline.at(StartPhase::Replied).is_none());
+        let is_breached = self.summary.failures().contains_key(&FailureCause::Breach);
         match End::of_run(self.summary.ended.as_ref(), &self.gates) {
+            End::Pass | End::GateFailed | End::Inconclusive if is_breached => End::Breach,
             End::Pass | End::GateFailed | End::Inconclusive if none_replied => {
                 End::TargetUnreachable
             }

@@ -23,6 +23,7 @@ use std::{
 use crate::{
     clock,
     event::{EndReason, Failure, RunEvent},
+    exchange::Network,
     memory,
     plan::{Plan, Round, Row, Subject},
     scenario::{HoldUntil, Scenario},
@@ -50,6 +51,8 @@ pub struct Runner<'a> {
     pub beside: Option<&'a dyn Target>,
     /// What baseline rounds are started from.
     pub baseline: &'a dyn Target,
+    /// What lies around the sandboxes; a scenario without a network needs none.
+    pub network: Option<&'a Network>,
     /// The template's memory file, for the ledger; absent if the target has none.
     pub guest_memory: Option<memory::FileId>,
     /// Where events go.
@@ -169,7 +172,7 @@ impl Runner<'_> {
             }
         }
         if self.scenario.hold.exec_after && !self.interrupted.load(Ordering::Relaxed) {
-            held::exec_again(clones, &self.scenario.exec, &self.events);
+            held::exec_again(clones, &self.scenario.exec, self.network, &self.events);
         }
     }
 
@@ -212,6 +215,7 @@ impl Runner<'_> {
         let worker = worker::Worker {
             round,
             scenario: self.scenario,
+            network: self.network,
             target: match round.subject {
                 Subject::Clone => self.target,
                 Subject::Beside => self.beside.unwrap_or(self.target),

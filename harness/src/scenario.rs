@@ -6,6 +6,7 @@
 mod config;
 mod gate_spec;
 mod keys;
+mod network;
 mod steps;
 
 use std::{
@@ -17,6 +18,7 @@ use model::{Bytes, WorkingSetPrefault};
 use serde::{Deserialize, Serialize};
 
 pub use gate_spec::{GateSpec, Limit, Metric, Quantile};
+pub use network::{ExchangeSpec, NetworkSpec};
 
 /// The commented reference.
 pub const DEFAULTS: &str = include_str!("../../scenarios/defaults.toml");
@@ -44,6 +46,9 @@ pub struct Scenario {
     /// How those differ in their restore; absent: they do not.
     #[serde(default)]
     pub beside_prefault: Option<WorkingSetPrefault>,
+    /// The network around the sandboxes; absent: what the host has, and nothing is said about it.
+    #[serde(default)]
+    pub network: Option<NetworkSpec>,
     /// When it is started.
     pub arrival: Arrival,
     /// What it runs first.
@@ -189,13 +194,16 @@ pub enum ParentStep {
     },
 }
 
-/// A command or cell after the first one.
+/// A command, a cell or an exchange after the first command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnSpec {
     /// In reports.
     pub name: String,
-    /// What is run.
+    /// What is run; of an exchange only its bound is meant.
     pub exec: ExecSpec,
+    /// What is done with somebody outside, in place of a command.
+    #[serde(default)]
+    pub exchange: Option<ExchangeSpec>,
 }
 
 /// How long clones stay.
@@ -359,7 +367,7 @@ mod tests {
     fn values_that_cannot_be_are_named() {
         insta::assert_snapshot!(refused("rounds = 0"), @"scenario t: rounds is 0, at least 1 is needed");
         insta::assert_snapshot!(refused("[arrival]\nkind='burst'\nworkers=4"), @"scenario t: arrival.workers has no meaning for kind \"burst\"");
-        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is no metric: write PHASE.p50, .p95, .p99 or .max, the same of turn.N or round, memory.slope, failures, not_warm, after_hold.failures or starts_per_s");
+        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is no metric: write PHASE.p50, .p95, .p99 or .max, the same of turn.N or round, turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures or starts_per_s");
         insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p95'\nlimit='60'"), @"scenario t: gate a: limit \"60\" is no duration with a unit such as \"60ms\"");
         insta::assert_snapshot!(refused("[hold]\nat_least='3'"), @r#"scenario t: hold.at_least: "3" is no duration with a unit such as "250ms""#);
         assert!(refused("[hold]\nat_least=3").contains("invalid type: integer"));
@@ -368,6 +376,41 @@ mod tests {
         insta::assert_snapshot!(refused("[[parent]]\ncell='1'"), @r#"scenario t: parent is for kind "e2b" with nothing beside it"#);
         insta::assert_snapshot!(refused("[[parent]]\nupload='a'\nto='b'"), @"scenario t: parent: upload goes with an absolute path in `to`, and nothing else");
         insta::assert_snapshot!(refused("[beside]\nkind='vmm-direct'\nprefault='on'"), @r#"scenario t: beside.kind is what the target is already: "vmm-direct" with this prefault"#);
+    }
+
+    /// An isolated network around sandboxes of an API, with one turn and a line more.
+    fn networked(turn: &str, more: &str) -> String {
+        format!(
+            "[target]\nkind='e2b'\nwarm=1\n[network]\nkind='isolated'\n[[turns]]\nname='a'\n{turn}\n{more}"
+        )
+    }
+
+    #[test]
+    fn exchanges_say_what_they_need() {
+        insta::assert_snapshot!(refused("[[turns]]\nname='a'\nexchange='echo'\ncount=1"), @r#"scenario t: turn "a" is an exchange: network.kind must be "isolated""#);
+        insta::assert_snapshot!(refused("[network]\nkind='isolated'"), @r#"scenario t: network.kind is "isolated": that needs kind "e2b" without target.api_url"#);
+        insta::assert_snapshot!(refused(&networked("exchange='echo'", "")), @r#"scenario t: turn "a": count is needed for exchange "echo""#);
+        insta::assert_snapshot!(refused(&networked("exchange='send'\namount='1MB'\ncount=1", "")), @r#"scenario t: turn "a": count has no meaning for exchange "send""#);
+        insta::assert_snapshot!(refused(&networked("exchange='send'\namount='1'", "")), @r#"scenario t: turn "a": amount: "1" is not a size: write a whole number and one of B, KiB, MiB, GiB, KB, MB, GB"#);
+        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=0", "")), @r#"scenario t: turn "a": count is 0, from 1 to 1000000"#);
+        insta::assert_snapshot!(refused(&networked("exchange='denied'\nrepeat=2", "")), @r#"scenario t: turn "a": repeat is for echo, send and receive"#);
+        insta::assert_snapshot!(refused(&networked("exchange='shout'", "")), @r#"scenario t: turn "a": exchange is "shout": echo, send, receive, denied or churn"#);
+        insta::assert_snapshot!(refused(&networked("exchange='denied'\ncell='1'", "")), @r#"scenario t: turn "a" is an exchange, which has no argv, cell or expect_stdout"#);
+        insta::assert_snapshot!(refused(&networked("exchange='denied'", "[beside]\nkind='vmm-direct'")), @r#"scenario t: turn "a" needs a policy, which clones beside have none of"#);
+        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=1", "[beside]\nkind='vmm-direct'\n[arrival]\nstarts=2")), @"scenario t: there is a plain network for one clone beside, and 2 may start at once");
+        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=1", "[[gates]]\nname='g'\nmetric='turn.1.ratio'\nlimit='1.1'")), @"scenario t: gate g: there is nothing beside to compare with");
+        let s = parse(
+            "t",
+            &networked("exchange='churn'\ncount=3\nevery='2ms'", ""),
+        )
+        .unwrap();
+        let every = Duration::from_millis(2);
+        assert_eq!(
+            s.turns[0].exchange,
+            Some(ExchangeSpec::Churn { count: 3, every })
+        );
+        let options = s.network.unwrap().options();
+        assert_eq!(options["denyOut"][0], "0.0.0.0/0");
     }
 
     #[test]

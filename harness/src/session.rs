@@ -27,6 +27,7 @@ use crate::{
     clock,
     endpoint::{BadUrl, Endpoint},
     event::{EVENTS_FORMAT, EndReason, RunEvent, RunStarted},
+    exchange::{NAME_SERVER, Network},
     host::facts::{self, ENVIRONMENT_FILE, HostFacts, TemplateFacts},
     leftovers::{self, RunDir},
     live::LiveView,
@@ -34,12 +35,13 @@ use crate::{
     noise, plan,
     record::{RecordError, Recorder},
     run::Runner,
-    scenario::{Scenario, TargetKind, TargetSpec},
+    scenario::{NetworkSpec, Scenario, TargetKind, TargetSpec},
     server::{Door, LocalServer, ServerError, ServerSpec, Tls},
     target::{
-        Target, e2b::E2b, forks::Forks, host_process::HostProcess, vmm_direct::RANDOM,
-        vmm_direct::VmmDirect,
+        Target, e2b::E2b, forks::Forks, group::Groups, host_process::HostProcess,
+        vmm_direct::RANDOM, vmm_direct::VmmDirect,
     },
+    world::{PlainNetwork, UPLINK, WorldError},
 };
 
 /// What a run is told.
@@ -51,6 +53,8 @@ pub struct Settings {
     pub vmm: Option<PathBuf>,
     /// The server, if given.
     pub api: Option<PathBuf>,
+    /// The program that is put into sandboxes for exchanges, if given.
+    pub probe: Option<PathBuf>,
     /// Directory of this run's results, if given.
     pub results: Option<PathBuf>,
     /// Where runs keep sockets and logs of their clones.
@@ -77,6 +81,9 @@ pub enum SessionError {
     /// No KVM.
     #[error("/dev/kvm cannot be used ({0}): run as root on a host with KVM")]
     Kvm(String),
+    /// The namespaces of a scenario with a network.
+    #[error(transparent)]
+    World(#[from] WorldError),
     /// A directory or file of the run.
     #[error("cannot use {path}")]
     Io {
@@ -115,28 +122,51 @@ struct Subjects {
 /// # Errors
 /// See [`SessionError`]. Failures of clones are results, not errors.
 pub fn run(scenario: &Scenario, settings: &Settings) -> Result<PathBuf, SessionError> {
+    // First of all, while there is one thread.
+    let network = network(scenario, settings)?;
     sweep(&settings.run_root)?;
     let mut host = facts::read(&settings.vmm.clone().unwrap_or_else(artifacts::default_vmm));
     // Lives until the last subject has ended: servers and clones have their files in it.
     let run_dir = Arc::new(RunDir::create(&settings.run_root).map_err(at(&settings.run_root))?);
-    let subjects = subjects(scenario, settings, &run_dir, &mut host)?;
+    let ground = Ground {
+        run_dir: &run_dir,
+        network: network.as_ref(),
+    };
+    let subjects = subjects(scenario, settings, ground, &mut host)?;
     let results = results_dir(scenario, settings)?;
     write_environment(&results, &host)?;
-    carry_out(scenario, settings, &subjects, &results)?;
+    carry_out(scenario, settings, &subjects, network.as_ref(), &results)?;
     Ok(results)
+}
+
+/// What subjects stand on.
+#[derive(Clone, Copy)]
+struct Ground<'a> {
+    run_dir: &'a Arc<RunDir>,
+    network: Option<&'a Network>,
+}
+
+/// The network of the scenario, if it has one. The process is in namespaces of its own then.
+fn network(scenario: &Scenario, settings: &Settings) -> Result<Option<Network>, SessionError> {
+    let Some(spec) = scenario.network.clone() else {
+        return Ok(None);
+    };
+    let probe = artifacts::find_probe(settings.probe.as_deref())?;
+    let program = fs::read(&probe).map_err(at(&probe))?;
+    Ok(Some(Network::enter(spec, program)?))
 }
 
 /// Starts or finds everything that the scenario names, and adds what it is to the facts.
 fn subjects(
     scenario: &Scenario,
     settings: &Settings,
-    run_dir: &Arc<RunDir>,
+    ground: Ground<'_>,
     host: &mut HostFacts,
 ) -> Result<Subjects, SessionError> {
     let spec = &scenario.target;
     match (spec.kind, &spec.api_url) {
         (TargetKind::VmmDirect, _) => {
-            let (direct, memory) = vmm_direct(scenario, settings, run_dir, host)?;
+            let (direct, memory) = vmm_direct(scenario, settings, ground.run_dir, host)?;
             let beside = match (scenario.beside, scenario.beside_prefault) {
                 (Some(_), Some(prefault)) => Some(
                     direct
@@ -156,7 +186,7 @@ fn subjects(
             let api = Endpoint::parse(url)?;
             host.endpoint = Some(api.to_string());
             let key = std::env::var("E2B_API_KEY").map_err(|_| SessionError::NoKey)?;
-            let beside = beside(scenario, settings, run_dir, host)?;
+            let beside = beside(scenario, settings, ground.run_dir, host)?;
             Ok(Subjects {
                 target: through(scenario, e2b(spec, api, key)),
                 beside,
@@ -164,24 +194,24 @@ fn subjects(
                 _server: None,
             })
         }
-        (TargetKind::E2b, None) => own_server(scenario, settings, run_dir, host),
+        (TargetKind::E2b, None) => own_server(scenario, settings, ground, host),
     }
 }
 
 fn own_server(
     scenario: &Scenario,
     settings: &Settings,
-    run_dir: &Arc<RunDir>,
+    ground: Ground<'_>,
     host: &mut HostFacts,
 ) -> Result<Subjects, SessionError> {
     let spec = &scenario.target;
     let program = artifacts::find_api(settings.api.as_deref())?;
     let template = artifacts::find_template(&settings.artifacts, spec)?;
     refuse_without_kvm(host)?;
-    let templates = run_dir.path().join("templates");
+    let templates = ground.run_dir.path().join("templates");
     install(&template.dir, &templates.join(&spec.template)).map_err(at(&templates))?;
     let server = LocalServer::start(
-        run_dir.path(),
+        ground.run_dir.path(),
         ServerSpec {
             vmm: artifacts::find_vmm(settings.vmm.as_deref())?,
             templates,
@@ -190,7 +220,12 @@ fn own_server(
             door: Door::Open,
             tls: Tls::Off,
             program,
-            options: Vec::new(),
+            options: match ground.network {
+                None => Vec::new(),
+                Some(_) => ["--uplink", UPLINK, "--dns-server", NAME_SERVER]
+                    .map(str::to_owned)
+                    .to_vec(),
+            },
         },
     )?;
     host.endpoint = Some(format!("cube-api of the run's own, {} warm", spec.warm));
@@ -198,7 +233,12 @@ fn own_server(
     let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
     target.sandboxes = Some(server.sandboxes());
     target.warm = spec.warm;
-    let beside = beside(scenario, settings, run_dir, host)?;
+    target.network = scenario.network.as_ref().map(NetworkSpec::options);
+    let beside = beside(scenario, settings, ground.run_dir, host)?;
+    let beside = match (beside, ground.network) {
+        (Some(direct), Some(network)) => Some(with_plain_network(direct, network, &target)?),
+        (direct, _) => direct,
+    };
     Ok(Subjects {
         target: through(scenario, target),
         beside,
@@ -225,6 +265,22 @@ fn beside(
     other.map(Some).map_err(at(Path::new(RANDOM)))
 }
 
+/// Gives clones beside a network without programs, and groups like those of the server's sandboxes.
+fn with_plain_network(
+    direct: VmmDirect,
+    network: &Network,
+    server: &E2b,
+) -> Result<VmmDirect, SessionError> {
+    let sandboxes = server.sandboxes.clone().unwrap_or_default();
+    let warm = || {
+        server.await_ready()?;
+        let vmm = leftovers::processes_of(&sandboxes).first().copied();
+        Groups::like(vmm.ok_or_else(|| io::Error::other("no sandbox is warm"))?)
+    };
+    let groups = warm().map_err(at(&sandboxes))?;
+    Ok(direct.with_network(PlainNetwork::new(network.outside())?, groups))
+}
+
 /// Creates, or forks of a parent where the scenario has one.
 fn through(scenario: &Scenario, e2b: E2b) -> Box<dyn Target> {
     match scenario.parent.as_slice() {
@@ -248,6 +304,7 @@ fn e2b(spec: &TargetSpec, api: Endpoint, key: String) -> E2b {
         timeout: spec.start_timeout,
         sandboxes: None,
         warm: 0,
+        network: None,
     }
 }
 
@@ -362,6 +419,7 @@ fn carry_out(
     scenario: &Scenario,
     settings: &Settings,
     subjects: &Subjects,
+    network: Option<&Network>,
     results: &Path,
 ) -> Result<(), SessionError> {
     let recorder = Recorder::create(results)?;
@@ -385,6 +443,7 @@ fn carry_out(
             target: subjects.target.as_ref(),
             beside: subjects.beside.as_ref().map(|beside| beside as &dyn Target),
             baseline: &HostProcess,
+            network,
             guest_memory: subjects.memory,
             events: events.clone(),
             interrupted: &interrupted,

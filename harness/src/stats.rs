@@ -4,5 +4,6 @@
 pub mod fold;
 pub mod permutation;
 pub mod quantile;
+pub mod ratio;
 pub mod slope;
 pub mod turns;

@@ -2,6 +2,7 @@
 
 pub mod e2b;
 pub mod forks;
+pub(crate) mod group;
 pub mod host_process;
 pub mod vmm_direct;
 
@@ -70,6 +71,18 @@ pub trait Sandbox: Send {
     /// The command could not be run; what it said is not judged here.
     fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure>;
 
+    /// Makes a file of root's of these bytes.
+    ///
+    /// # Errors
+    /// It cannot be made, or there are none here.
+    fn write_file(&mut self, path: &str, bytes: &[u8]) -> Result<(), Failure>;
+
+    /// Replaces what it may reach by these options, as E2B has them, and waits for the answer.
+    ///
+    /// # Errors
+    /// It was refused, or there are no policies here.
+    fn set_network(&mut self, options: &serde_json::Value) -> Result<(), Failure>;
+
     /// The process whose memory is the sandbox's; `None` if there is none on this host.
     fn pid(&self) -> Option<u32>;
 
@@ -101,11 +114,27 @@ pub struct Output {
 /// # Errors
 /// It could not be run, or its status or output is not what the scenario expects.
 pub fn exec_and_compare(sandbox: &mut dyn Sandbox, command: &ExecSpec) -> Result<(), Failure> {
-    let output = sandbox.exec(command)?;
-    if output.status == Some(0) && output.stdout == command.expect_stdout.as_bytes() {
-        return Ok(());
+    let output = exec_checked(sandbox, command)?;
+    match output.stdout == command.expect_stdout.as_bytes() {
+        true => Ok(()),
+        false => Err(wrong_output(command, &output)),
     }
-    Err(Failure {
+}
+
+/// Runs a command whose output may be anything.
+///
+/// # Errors
+/// It could not be run, or its status is not 0.
+pub fn exec_checked(sandbox: &mut dyn Sandbox, command: &ExecSpec) -> Result<Output, Failure> {
+    let output = sandbox.exec(command)?;
+    match output.status {
+        Some(0) => Ok(output),
+        _ => Err(wrong_output(command, &output)),
+    }
+}
+
+fn wrong_output(command: &ExecSpec, output: &Output) -> Failure {
+    Failure {
         cause: FailureCause::WrongOutput,
         message: format!(
             "{} ended with status {:?}, stdout {:?}, stderr {:?}; expected status 0, stdout {:?}",
@@ -115,7 +144,7 @@ pub fn exec_and_compare(sandbox: &mut dyn Sandbox, command: &ExecSpec) -> Result
             shorten(&output.stderr),
             command.expect_stdout,
         ),
-    })
+    }
 }
 
 /// The first 200 bytes of an output, for messages.

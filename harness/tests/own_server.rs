@@ -98,6 +98,83 @@ metric = "failures"
 limit = "0"
 "#;
 
+/// Sandboxes with a policy, in a world of the run's own: all kinds of exchanges.
+const NETWORK: &str = r#"
+rounds = 2
+warmup_rounds = 0
+[target]
+kind = "e2b"
+start_timeout = "120s"
+[network]
+kind = "isolated"
+[arrival]
+starts = 2
+[exec]
+argv = ["/bin/bash", "-c", "exec 3<>/dev/tcp/{peer}/{port} && echo ok >&3 && read -r word <&3 && echo $word"]
+timeout = "120s"
+[[turns]]
+name = "echo"
+exchange = "echo"
+count = 20
+[[turns]]
+name = "denied"
+exchange = "denied"
+[[turns]]
+name = "churn"
+exchange = "churn"
+count = 4
+every = "500ms"
+[hold]
+exec_after = true
+[baseline]
+kind = "none"
+[[gates]]
+name = "all"
+metric = "failures"
+limit = "0"
+[[gates]]
+name = "again"
+metric = "after_hold.failures"
+limit = "0"
+"#;
+
+/// The same exchanges through the programs and without them.
+const BESIDE: &str = r#"
+rounds = 10
+warmup_rounds = 0
+[target]
+kind = "e2b"
+warm = 1
+start_timeout = "120s"
+[beside]
+kind = "vmm-direct"
+[network]
+kind = "isolated"
+[exec]
+argv = ["/bin/bash", "-c", "exec 3<>/dev/tcp/{peer}/{port} && echo ok >&3 && read -r word <&3 && echo $word"]
+timeout = "120s"
+[[turns]]
+name = "echo"
+exchange = "echo"
+count = 20
+[[turns]]
+name = "send"
+exchange = "send"
+amount = "1MiB"
+[[turns]]
+name = "receive"
+exchange = "receive"
+amount = "1MiB"
+[hold]
+until = "exec"
+[baseline]
+kind = "none"
+[[gates]]
+name = "all"
+metric = "failures"
+limit = "0"
+"#;
+
 /// A run on the artifacts that the tier names, in directories of its own.
 struct Bench {
     dir: tempfile::TempDir,
@@ -124,6 +201,8 @@ impl Bench {
             .arg(variable("CUBE_BIN").join("cube-vmm"))
             .arg("--api")
             .arg(variable("CUBE_BIN").join("cube-api"))
+            .arg("--probe")
+            .arg(variable("CUBE_BIN").join("cube-netprobe"))
             .arg("--run-root")
             .arg(self.run_root())
             .arg("--results")
@@ -203,4 +282,49 @@ fn kvm_the_tax_of_a_new_clone_is_counted_with_and_without_prefault() {
         assert!(tax.faults.unwrap() > 0.0 && tax.time.p50_ms.is_some());
     }
     assert_eq!((d.n, d.beside.unwrap()["first_exec"].n), (12, 12));
+}
+
+#[test]
+fn kvm_sandboxes_with_policies_exchange_with_an_outside_of_the_runs_own() {
+    let d = Bench::new().passes(NETWORK);
+    let first = |phase: &str| (d.phases[phase].n, d.phases[phase].failed);
+    for phase in ["confined", "replied", "first_network_byte", "first_exec"] {
+        assert_eq!(first(phase), (4, 0), "{phase}");
+    }
+    assert!(d.phases["first_network_byte"].max_ms < d.phases["first_exec"].max_ms);
+    assert!(d.phases["confined"].max_ms < d.phases["replied"].max_ms);
+    let turns = d.turns.unwrap().turns;
+    assert_eq!(turns[0].latency.n, 4 * 20, "each round trip counts");
+    assert_eq!(turns[2].latency.n, 4 * 4, "each replacement counts");
+    assert_eq!(turns[2].effect.as_ref().unwrap().n, 4 * 2);
+    assert_eq!(d.after_hold.unwrap().n, 4);
+}
+
+#[test]
+fn kvm_what_should_be_denied_and_is_not_is_a_breach() {
+    let open = "allow_out = [\"198.51.100.0/24\", \"203.0.113.0/24\"]";
+    let scenario = NETWORK.replacen(
+        "kind = \"isolated\"",
+        &format!("kind = \"isolated\"\n{open}"),
+        1,
+    );
+    let output = Bench::new().run(&scenario);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{stderr}");
+    let d: Document = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(d.failures.get("breach"), Some(&4), "{:?}", d.failures);
+}
+
+#[test]
+fn kvm_the_same_exchange_is_measured_without_the_programs() {
+    let d = Bench::new().passes(BESIDE);
+    assert_eq!(d.beside_name.as_deref(), Some("plain"));
+    assert_eq!(d.beside.unwrap()["first_network_byte"].failed, 0);
+    let beside = d.beside_turns.unwrap().turns;
+    assert_eq!((beside[0].latency.n, beside[0].latency.failed), (200, 0));
+    for (turn, ratio) in d.turn_ratios.iter().enumerate() {
+        assert_eq!(ratio.pairs, 10);
+        assert!(ratio.ratio.unwrap() > 0.0 && ratio.ratio_ci95.is_some());
+        assert_eq!(beside[turn].bytes_per_s.is_some(), turn > 0);
+    }
 }

@@ -1,5 +1,7 @@
 //! What people and scripts read, from one recorded run on one invented host.
 
+#[path = "support/exchanged.rs"]
+mod exchanged;
 #[path = "support/recorded.rs"]
 mod recorded;
 
@@ -7,6 +9,8 @@ use std::path::Path;
 
 use harness::{
     compare::{self, CompareError, Side},
+    exit::End,
+    gate::Verdict,
     host::facts::{self, HostFacts},
     report::{View, document::Document, html, junit, markdown, terminal},
     stats::fold::{Summary, fold},
@@ -111,4 +115,47 @@ fn a_run_compared_with_itself_is_no_regression() {
         compare::compare(side, other, 0.1),
         Err(CompareError::Host { .. })
     ));
+}
+
+#[test]
+fn a_turn_is_judged_by_its_ratio_to_the_same_turn_beside() {
+    let (summary, mut host) = (fold(&exchanged::events(12)), host());
+    let verdicts = |host: &HostFacts| {
+        let view = View::new(&summary, host).expect("the events begin with a start");
+        view.gates
+            .iter()
+            .map(|gate| gate.verdict)
+            .collect::<Vec<_>>()
+    };
+    let (pass, fail, open) = (Verdict::Pass, Verdict::Fail, Verdict::Inconclusive);
+    assert_eq!(verdicts(&host), [pass, fail, open]);
+    host.debug_build = true;
+    assert_eq!(verdicts(&host), [open; 3], "the host is unfit");
+    let few = fold(&exchanged::events(9));
+    host.debug_build = false;
+    let view = View::new(&few, &host).expect("the events begin with a start");
+    assert!(view.gates.iter().all(|gate| gate.verdict == open));
+}
+
+#[test]
+fn ratios_are_in_every_report() {
+    let (summary, host) = (fold(&exchanged::events(12)), host());
+    let view = View::new(&summary, &host).expect("the events begin with a start");
+    insta::assert_snapshot!(terminal::render(&view));
+    for text in [markdown::render(&view), html::render(&view)] {
+        for cell in ["turn request", "1.050", "1.500", "MB/s plain"] {
+            assert!(text.contains(cell), "{cell}: {text}");
+        }
+    }
+    let document = Document::new(&view);
+    let ratios: Vec<_> = document.turn_ratios.iter().map(|r| r.ratio).collect();
+    assert_eq!(ratios, [Some(1.05), Some(1.5), Some(1.0)]);
+    assert!(document.turns.is_some_and(|turns| turns.tax.is_none()));
+}
+
+#[test]
+fn a_breach_is_the_end_of_a_run() {
+    let (summary, host) = (fold(&exchanged::breached()), host());
+    let view = View::new(&summary, &host).expect("the events begin with a start");
+    assert_eq!(view.end(), End::Breach);
 }

@@ -75,6 +75,13 @@ pub enum Action {
         /// How many.
         count: u32,
     },
+    /// Connect and send everything back that comes, until the other end closes.
+    Echo(SocketAddr),
+    /// Connect, wait for one byte, then send zeros until the other end closes.
+    Source(SocketAddr),
+    /// Connect and take what comes until the other end sends no more; then tell it how many bytes that were, as
+    /// eight bytes, the lowest first.
+    Sink(SocketAddr),
     /// Listen to all that the card receives until the last word is heard; tells which of the others were. Without the
     /// last word nothing is known: [`Outcome::Failed`].
     Hear {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     View,
-    turns::{self, TurnsDocument},
+    turns::{self, RatioDocument, TurnsDocument},
 };
 use crate::{
     gate::GateResult,
@@ -61,6 +61,9 @@ pub struct Document {
     /// The same of the target beside it.
     #[serde(default)]
     pub beside_turns: Option<TurnsDocument>,
+    /// Each turn against the same turn beside; empty without.
+    #[serde(default)]
+    pub turn_ratios: Vec<RatioDocument>,
     /// Whole rounds from the first intended start to the end of the last start; `n` is their number. `null`
     /// unless arrivals are bursts.
     #[serde(default)]
@@ -224,6 +227,7 @@ impl Document {
             beside_name: beside_name(view),
             turns: TurnsDocument::new(&view.scenario.turns, &summary.clones),
             beside_turns: TurnsDocument::new(&view.scenario.turns, &summary.beside),
+            turn_ratios: RatioDocument::all(&view.scenario.turns, summary),
             round: match view.scenario.arrival {
                 Arrival::Burst { .. } => present(&summary.round_samples()),
                 Arrival::Closed { .. } | Arrival::Open { .. } => None,
@@ -286,6 +290,42 @@ impl Document {
         turns::fault_rows(self.turns.as_ref(), self.beside_turns.as_ref())
     }
 
+    /// Above [`Self::ratio_rows`]; `None` if there are none.
+    #[must_use]
+    pub fn ratio_columns(&self) -> Option<[String; 5]> {
+        let pairs = self.turn_ratios.first()?.pairs;
+        let beside = self.beside_name.as_deref().unwrap_or_default();
+        Some([
+            format!("over {beside}, {pairs} pairs of rounds"),
+            "ratio".to_owned(),
+            "95 %".to_owned(),
+            "MB/s".to_owned(),
+            format!("MB/s {beside}"),
+        ])
+    }
+
+    /// Of each turn: name, time over the time beside, its interval, and bytes a second of both where any are moved.
+    #[must_use]
+    pub fn ratio_rows(&self) -> Vec<[String; 5]> {
+        let speed = |turns: &Option<TurnsDocument>, index: usize| {
+            let turn = turns.as_ref().and_then(|t| t.turns.get(index));
+            let rate = turn.and_then(|t| t.bytes_per_s);
+            rate.map_or(String::new(), |rate| format!("{:.1}", rate / 1e6))
+        };
+        let row = |(index, of): (usize, &RatioDocument)| {
+            [
+                format!("turn {}", of.turn),
+                of.ratio.map_or("n/a".to_owned(), |r| format!("{r:.3}")),
+                of.ratio_ci95.map_or("n/a".to_owned(), |[low, high]| {
+                    format!("{low:.3}–{high:.3}")
+                }),
+                speed(&self.turns, index),
+                speed(&self.beside_turns, index),
+            ]
+        };
+        self.turn_ratios.iter().enumerate().map(row).collect()
+    }
+
     /// Pretty JSON with a line end.
     #[must_use]
     pub fn render(&self) -> String {
@@ -318,11 +358,13 @@ fn ladder_rows<'a>(
 
 fn beside_name(view: &View<'_>) -> Option<String> {
     view.scenario.beside?;
-    Some(match view.scenario.beside_prefault {
-        None => "direct".to_owned(),
-        Some(WorkingSetPrefault::On) => "prefault on".to_owned(),
-        Some(WorkingSetPrefault::Off) => "prefault off".to_owned(),
-    })
+    let name = match (view.scenario.beside_prefault, &view.scenario.network) {
+        (Some(WorkingSetPrefault::On), _) => "prefault on",
+        (Some(WorkingSetPrefault::Off), _) => "prefault off",
+        (None, Some(_)) => "plain",
+        (None, None) => "direct",
+    };
+    Some(name.to_owned())
 }
 
 fn ended(view: &View<'_>) -> &'static str {

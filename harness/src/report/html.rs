@@ -6,7 +6,7 @@ use super::{
     View,
     document::{Document, PhaseDocument},
     plot,
-    terminal::{mb, quantity},
+    terminal::{mb, milliseconds, quantity},
 };
 use crate::scenario::Quantile;
 
@@ -29,6 +29,7 @@ pub fn render(view: &View<'_>) -> String {
                 (head(view, &d))
                 (gates(view))
                 section { h2 { "Latency" } (latency(&d)) }
+                (ratios(&d))
                 (faults(&d))
                 section { h2 { "Share of starts done" } (plot::cdf::draw(view)) }
                 section { h2 { "Where the time goes" } (plot::ladder::draw(view)) }
@@ -119,8 +120,22 @@ fn latency(d: &Document) -> Markup {
                         td.n { (cell(p, p.p95_ms, Quantile::P95)) }
                         td.n { (cell(p, p.p99_ms, Quantile::P99)) }
                         td.n { (cell(p, p.max_ms, Quantile::Max)) }
-                        td.n { @if let Some([low, high]) = p.p95_ci95_ms { (format!("{low:.2} – {high:.2}")) } }
+                        td.n { @if let Some([low, high]) = p.p95_ci95_ms { (milliseconds(low)) " – " (milliseconds(high)) } }
                     }
+                }
+            }
+        }
+    }
+}
+
+fn ratios(d: &Document) -> Markup {
+    html! {
+        @if let Some(names) = d.ratio_columns() {
+            section {
+                h2 { "Turns beside each other" }
+                table {
+                    thead { tr { @for name in names { th { (name) } } } }
+                    tbody { @for row in d.ratio_rows() { tr { @for cell in row { td { (cell) } } } } }
                 }
             }
         }
@@ -149,7 +164,7 @@ fn faults(d: &Document) -> Markup {
 /// A quantile as people read it.
 pub(super) fn cell(p: &PhaseDocument, ms: Option<f64>, quantile: Quantile) -> String {
     match ms {
-        Some(ms) => format!("{ms:.2}"),
+        Some(ms) => milliseconds(ms),
         None if p.n >= quantile.needs() => "failed".to_owned(),
         None => format!("n/a (n = {})", p.n),
     }

@@ -42,6 +42,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     for (name, row) in d.rows() {
         line(out, &name, row)?;
     }
+    ratios(out, d)?;
     faults(out, d)?;
     memory(out, d)?;
     gates(out, view)?;
@@ -58,6 +59,17 @@ fn line(out: &mut String, name: &str, p: &PhaseDocument) -> std::fmt::Result {
         cell(p, p.p99_ms, Quantile::P99),
         cell(p, p.max_ms, Quantile::Max),
     )
+}
+
+fn ratios(out: &mut String, d: &Document) -> std::fmt::Result {
+    let Some(names) = d.ratio_columns() else {
+        return Ok(());
+    };
+    writeln!(out, "\n| {} |\n|---|--:|--:|--:|--:|", names.join(" | "))?;
+    for row in d.ratio_rows() {
+        writeln!(out, "| {} |", row.join(" | "))?;
+    }
+    Ok(())
 }
 
 fn faults(out: &mut String, d: &Document) -> std::fmt::Result {

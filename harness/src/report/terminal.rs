@@ -32,6 +32,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     if let Some(rate) = d.starts_per_s {
         writeln!(out, "\n{rate:.1} starts a second of measured rounds")?;
     }
+    ratios(out, d)?;
     faults(out, d)?;
     memory(out, d)?;
     failures(out, view, d)?;
@@ -74,13 +75,13 @@ fn columns_head() -> String {
 
 fn columns(p: &PhaseDocument) -> String {
     let cell = |ms: Option<f64>, quantile: Quantile| match ms {
-        Some(ms) => format!("{ms:>15.2}"),
+        Some(ms) => format!("{:>15}", milliseconds(ms)),
         None if p.n >= quantile.needs() => format!("{:>15}", "failed"),
         None => format!("{:>15}", format!("n/a (n = {})", p.n)),
     };
-    let interval = p
-        .p95_ci95_ms
-        .map_or(String::new(), |[low, high]| format!("  {low:.2}–{high:.2}"));
+    let interval = p.p95_ci95_ms.map_or(String::new(), |[low, high]| {
+        format!("  {}–{}", milliseconds(low), milliseconds(high))
+    });
     format!(
         "{:>6}{}{}{}{}{interval}",
         p.n,
@@ -89,6 +90,29 @@ fn columns(p: &PhaseDocument) -> String {
         cell(p.p99_ms, Quantile::P99),
         cell(p.max_ms, Quantile::Max),
     )
+}
+
+/// Two digits, three below one millisecond.
+pub(super) fn milliseconds(ms: f64) -> String {
+    match ms < 1.0 {
+        true => format!("{ms:.3}"),
+        false => format!("{ms:.2}"),
+    }
+}
+
+fn ratios(out: &mut String, d: &Document) -> std::fmt::Result {
+    let rows = d.ratio_rows();
+    let Some(names) = d.ratio_columns() else {
+        return Ok(());
+    };
+    writeln!(out)?;
+    for [name, ratio, interval, ours, theirs] in std::iter::once(names).chain(rows) {
+        writeln!(
+            out,
+            "{name:<36}{ratio:>9}{interval:>16}{ours:>14}{theirs:>14}"
+        )?;
+    }
+    Ok(())
 }
 
 fn faults(out: &mut String, d: &Document) -> std::fmt::Result {
@@ -178,6 +202,7 @@ pub(super) fn quantity(value: Option<f64>, unit: &str) -> String {
         (None, _) => "n/a".to_owned(),
         (value, "bytes") => mb(value),
         (Some(value), "count") => number(value),
+        (Some(value), "times") => format!("{value:.3}"),
         (Some(value), "per_s") => format!("{}/s", number(value)),
         (Some(value), unit) => format!("{} {unit}", number(value)),
     }

@@ -3,7 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::document::PhaseDocument;
-use crate::{event::Attempt, scenario::TurnSpec, stats::turns};
+use crate::{
+    event::Attempt,
+    scenario::TurnSpec,
+    stats::{fold::Summary, ratio, turns},
+};
 
 /// The turns of one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +29,48 @@ pub struct TurnDocument {
     pub latency: PhaseDocument,
     /// Mean page faults of the clone's VMM meanwhile.
     pub faults: Option<f64>,
+    /// Bytes a second at the median time; `null` unless it moves a number of bytes.
+    #[serde(default)]
+    pub bytes_per_s: Option<f64>,
+    /// From answers that opened the policy to the first packet; `null` unless that was measured.
+    #[serde(default)]
+    pub effect: Option<PhaseDocument>,
+}
+
+/// A turn against the same turn of the target beside.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RatioDocument {
+    /// Name of the turn.
+    pub turn: String,
+    /// Time over the time beside: median over pairs of neighbouring rounds. `null` with too few pairs, and where it is
+    /// not finite.
+    pub ratio: Option<f64>,
+    /// Its 95 % confidence interval.
+    pub ratio_ci95: Option<[f64; 2]>,
+    /// Pairs of rounds.
+    pub pairs: usize,
+}
+
+impl RatioDocument {
+    /// Of all turns; empty without turns or anything beside.
+    #[must_use]
+    pub fn all(specs: &[TurnSpec], summary: &Summary) -> Vec<Self> {
+        if summary.beside.is_empty() {
+            return Vec::new();
+        }
+        let finite = |x: f64| x.is_finite().then_some(x);
+        let one = |(index, spec): (usize, &TurnSpec)| {
+            let ratio = ratio::of_turn(summary, index);
+            let interval = ratio.interval95;
+            Self {
+                turn: spec.name.clone(),
+                ratio: ratio.value.and_then(finite),
+                ratio_ci95: interval.and_then(|(low, high)| Some([finite(low)?, finite(high)?])),
+                pairs: ratio.pairs,
+            }
+        };
+        specs.iter().enumerate().map(one).collect()
+    }
 }
 
 /// What clones paid in all turns beyond as many turns of a warm VM, which is the median of a clone's later half.
@@ -43,12 +89,23 @@ impl TurnsDocument {
         if specs.is_empty() || attempts.is_empty() {
             return None;
         }
-        let turn = |(index, spec): (usize, &TurnSpec)| TurnDocument {
-            name: spec.name.clone(),
-            latency: PhaseDocument::new(&turns::latencies(attempts, index)),
-            faults: turns::mean_faults(attempts, index),
+        let turn = |(index, spec): (usize, &TurnSpec)| {
+            let latency = PhaseDocument::new(&turns::latencies(attempts, index));
+            let effects = turns::effects(attempts, index);
+            TurnDocument {
+                name: spec.name.clone(),
+                faults: turns::mean_faults(attempts, index),
+                bytes_per_s: turns::bytes(attempts, index)
+                    .zip(latency.p50_ms)
+                    .map(|(bytes, ms)| bytes as f64 / (ms / 1e3)),
+                effect: (effects.n() > 0).then(|| PhaseDocument::new(&effects)),
+                latency,
+            }
         };
-        let same = specs.len() > 1 && specs.windows(2).all(|two| two[0].exec == two[1].exec);
+        let is_work = |spec: &TurnSpec| spec.exchange.is_none();
+        let same = specs.len() > 1
+            && specs.iter().all(is_work)
+            && specs.windows(2).all(|two| two[0].exec == two[1].exec);
         Some(Self {
             first_exec_faults: turns::mean_faults_to_first_exec(attempts),
             turns: specs.iter().enumerate().map(turn).collect(),
@@ -61,8 +118,11 @@ impl TurnsDocument {
 
     /// Names and latencies of all turns, and of the tax.
     pub(super) fn rows(&self) -> impl Iterator<Item = (String, &PhaseDocument)> {
-        let turns = self.turns.iter();
-        let turns = turns.map(|turn| (format!("turn {}", turn.name), &turn.latency));
+        let turns = self.turns.iter().flat_map(|turn| {
+            let effect = turn.effect.as_ref();
+            let effect = effect.map(|effect| (format!("turn {} effect", turn.name), effect));
+            std::iter::once((format!("turn {}", turn.name), &turn.latency)).chain(effect)
+        });
         turns.chain(self.tax.iter().map(|tax| ("tax".to_owned(), &tax.time)))
     }
 

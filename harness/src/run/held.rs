@@ -5,9 +5,10 @@ use std::{sync::mpsc::Sender, thread};
 use crate::{
     clock,
     event::{CloneLedger, RunEvent},
+    exchange::{FirstCommand, Network},
     memory,
     scenario::ExecSpec,
-    target::{CloneId, Sandbox, exec_and_compare},
+    target::{CloneId, Sandbox},
 };
 
 /// Threads that ask or kill held clones.
@@ -35,14 +36,20 @@ pub(super) fn ledgers(clones: &[HeldClone], guest: Option<memory::FileId>) -> Ve
 }
 
 /// Runs the command in each clone again, a few at a time.
-pub(super) fn exec_again(clones: &mut [HeldClone], command: &ExecSpec, events: &Sender<RunEvent>) {
+pub(super) fn exec_again(
+    clones: &mut [HeldClone],
+    command: &ExecSpec,
+    network: Option<&Network>,
+    events: &Sender<RunEvent>,
+) {
     thread::scope(|scope| {
         for part in clones.chunks_mut(part_size(clones.len())) {
             let events = events.clone();
             scope.spawn(move || {
                 for clone in part {
                     let began = clock::monotonic_ns();
-                    let answer = exec_and_compare(clone.sandbox.as_mut(), command);
+                    let answer = FirstCommand::prepare(command, network)
+                        .and_then(|first| first.run(clone.sandbox.as_mut()));
                     let took = clock::monotonic_ns() - began;
                     // The receiver outlives the run.
                     let _ = events.send(RunEvent::AfterHold {

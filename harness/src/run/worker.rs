@@ -11,10 +11,11 @@ use model::{StartPhase, Timeline};
 use super::held::HeldClone;
 use crate::{
     clock,
-    event::{Attempt, Failure, RunEvent, Turn},
+    event::{Attempt, Exchanged, Failure, RunEvent, Turn},
+    exchange::{FirstCommand, Network},
     memory,
     plan::{Round, Start, Subject},
-    scenario::{ExecSpec, HoldUntil, Scenario},
+    scenario::{ExecSpec, HoldUntil, Scenario, TurnSpec},
     target::{CloneId, Sandbox, Target, exec_and_compare},
 };
 
@@ -22,6 +23,7 @@ use crate::{
 pub(super) struct Worker<'a> {
     pub(super) round: &'a Round,
     pub(super) scenario: &'a Scenario,
+    pub(super) network: Option<&'a Network>,
     pub(super) target: &'a dyn Target,
     /// Set once all workers are there.
     pub(super) base: &'a OnceLock<u64>,
@@ -91,12 +93,18 @@ impl Worker<'_> {
 
     /// What is known goes into `attempt` at once, also when a later step fails.
     fn start(&self, id: CloneId, attempt: &mut Attempt) -> Result<Box<dyn Sandbox>, Failure> {
+        let is_sandbox = self.round.subject != Subject::HostProcess;
+        let network = self.network.filter(|_| is_sandbox);
+        let first = FirstCommand::prepare(self.command(), network)?;
         let mut sandbox = self.target.create(id, &mut attempt.timeline)?;
         attempt.start = sandbox.start_kind();
-        exec_and_compare(sandbox.as_mut(), self.command())?;
+        let first_byte = first.run(sandbox.as_mut())?;
         let first_exec = clock::monotonic_ns();
+        if let Some(at) = first_byte {
+            attempt.timeline.stamp(StartPhase::FirstNetworkByte, at);
+        }
         attempt.timeline.stamp(StartPhase::FirstExec, first_exec);
-        if self.round.subject != Subject::HostProcess && !self.scenario.turns.is_empty() {
+        if is_sandbox && !self.scenario.turns.is_empty() {
             self.turns(sandbox.as_mut(), attempt)?;
         }
         Ok(sandbox)
@@ -104,13 +112,19 @@ impl Worker<'_> {
 
     /// Runs all turns; page faults are read between them, outside of what is timed.
     fn turns(&self, sandbox: &mut dyn Sandbox, attempt: &mut Attempt) -> Result<(), Failure> {
+        let turns = &self.scenario.turns;
+        if let Some(network) = self.network
+            && turns.iter().any(|turn| turn.exchange.is_some())
+        {
+            network.put_probe(sandbox, &self.scenario.exec)?;
+        }
         let pid = sandbox.pid();
         let faults = || pid.and_then(memory::page_faults);
         let mut before = faults();
         attempt.faults = before;
-        for turn in &self.scenario.turns {
+        for turn in turns {
             let began = clock::monotonic_ns();
-            exec_and_compare(sandbox, &turn.exec)?;
+            let exchange = self.turn(sandbox, turn)?;
             let took_ns = clock::monotonic_ns() - began;
             let after = faults();
             attempt.turns.push(Turn {
@@ -118,10 +132,22 @@ impl Worker<'_> {
                 faults: after
                     .zip(before)
                     .map(|(after, before)| after.saturating_sub(before)),
+                exchange,
             });
             before = after;
         }
         Ok(())
+    }
+
+    fn turn(
+        &self,
+        sandbox: &mut dyn Sandbox,
+        turn: &TurnSpec,
+    ) -> Result<Option<Exchanged>, Failure> {
+        match (turn.exchange, self.network) {
+            (Some(exchange), Some(network)) => network.exchange(sandbox, exchange, &turn.exec),
+            (Some(_), None) | (None, _) => exec_and_compare(sandbox, &turn.exec).map(|()| None),
+        }
     }
 
     fn keep_or_kill(

@@ -11,6 +11,7 @@ use super::{
     Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, MemorySpec, Metric, Scenario, Spacing,
     TargetKind, TargetSpec, TurnSpec,
     gate_spec::GateConfig,
+    network::{ExchangeSpec, NetworkConfig},
     steps::{ParentConfig, TurnConfig},
 };
 
@@ -32,6 +33,7 @@ pub(super) struct ScenarioConfig {
     cold_rounds: u32,
     target: TargetConfig,
     beside: BesideConfig,
+    network: NetworkConfig,
     arrival: ArrivalConfig,
     exec: ExecConfig,
     turns: Vec<TurnConfig>,
@@ -164,7 +166,15 @@ impl ScenarioConfig {
         if !parent.is_empty() && (self.target.kind != TargetKind::E2b || beside.is_some()) {
             return Err("parent is for kind \"e2b\" with nothing beside it".to_owned());
         }
-        let gates = gates(self.gates, turns.len())?;
+        let arrival = self.arrival.check(arrival_keys)?;
+        let network = self.network.check();
+        if network.is_some() {
+            can_have_a_network(&self.target, beside.is_some(), arrival)?;
+        }
+        for turn in turns.iter().filter(|turn| turn.exchange.is_some()) {
+            can_exchange(turn, network.is_some(), beside.is_some())?;
+        }
+        let gates = gates(self.gates, turns.len(), beside.is_some())?;
         Ok(Scenario {
             name: if self.name.is_empty() {
                 name.to_owned()
@@ -179,7 +189,8 @@ impl ScenarioConfig {
             target: self.target.check()?,
             beside,
             beside_prefault,
-            arrival: self.arrival.check(arrival_keys)?,
+            network,
+            arrival,
             baseline: self.baseline.check(&exec)?,
             exec,
             turns,
@@ -207,18 +218,64 @@ fn turns(typed: Vec<TurnConfig>, exec: &ExecSpec) -> Result<Vec<TurnSpec>, Strin
     Ok(turns)
 }
 
-fn gates(typed: Vec<GateConfig>, turns: usize) -> Result<Vec<GateSpec>, String> {
+/// The network is that of a server of the run's own. Guests without one all have the same address, and one place for it.
+fn can_have_a_network(target: &TargetConfig, beside: bool, arrival: Arrival) -> Result<(), String> {
+    if target.kind != TargetKind::E2b || !target.api_url.is_empty() {
+        return Err(
+            "network.kind is \"isolated\": that needs kind \"e2b\" without target.api_url".into(),
+        );
+    }
+    let at_once = match arrival {
+        Arrival::Closed { workers, .. } => workers,
+        Arrival::Burst { starts } | Arrival::Open { starts, .. } => starts,
+    };
+    if beside && target.warm == 0 {
+        return Err(
+            "clones beside are put into control groups like those of warm sandboxes: target.warm is 0".into(),
+        );
+    }
+    if beside && at_once > 1 {
+        return Err(format!(
+            "there is a plain network for one clone beside, and {at_once} may start at once"
+        ));
+    }
+    Ok(())
+}
+
+fn can_exchange(turn: &TurnSpec, network: bool, beside: bool) -> Result<(), String> {
+    let name = &turn.name;
+    let has_policy = matches!(
+        turn.exchange,
+        Some(ExchangeSpec::Denied | ExchangeSpec::Churn { .. })
+    );
+    match (network, beside) {
+        (false, _) => Err(format!(
+            "turn {name:?} is an exchange: network.kind must be \"isolated\""
+        )),
+        (true, true) if has_policy => Err(format!(
+            "turn {name:?} needs a policy, which clones beside have none of"
+        )),
+        (true, _) => Ok(()),
+    }
+}
+
+fn gates(typed: Vec<GateConfig>, turns: usize, beside: bool) -> Result<Vec<GateSpec>, String> {
     let gates: Vec<GateSpec> = typed
         .into_iter()
         .map(GateSpec::try_from)
         .collect::<Result<_, _>>()?;
     for gate in &gates {
-        if let Metric::Turn(turn, _) = gate.metric
+        let name = &gate.name;
+        if let Metric::Turn(turn, _) | Metric::TurnRatio(turn) = gate.metric
             && !(1..=turns).contains(&turn)
         {
-            let name = &gate.name;
             return Err(format!(
                 "gate {name}: there are {turns} turns, none is number {turn}"
+            ));
+        }
+        if matches!(gate.metric, Metric::TurnRatio(_)) && !beside {
+            return Err(format!(
+                "gate {name}: there is nothing beside to compare with"
             ));
         }
     }
@@ -413,7 +470,7 @@ fn duration(key: &str, text: &str) -> Result<Duration, String> {
         .map_err(|_| format!("{key}: {text:?} is no duration with a unit such as \"250ms\""))
 }
 
-fn positive(key: &str, text: &str) -> Result<Duration, String> {
+pub(super) fn positive(key: &str, text: &str) -> Result<Duration, String> {
     let value = duration(key, text)?;
     if value.is_zero() {
         return Err(format!("{key} is zero"));

@@ -36,6 +36,8 @@ pub enum Metric {
     Phase(StartPhase, Quantile),
     /// A quantile of a turn, by its number from 1, from its question to its answer.
     Turn(usize, Quantile),
+    /// Of a turn, by its number from 1: its time over that of the same turn beside.
+    TurnRatio(usize),
     /// A quantile of whole rounds, from the first intended start to the end of the last start.
     Round(Quantile),
     /// What one more clone costs the host.
@@ -76,6 +78,8 @@ pub enum Limit {
     Count(u64),
     /// At least so many a second.
     PerSecond(f64),
+    /// At most so many times as much.
+    Times(f64),
 }
 
 impl Quantile {
@@ -99,6 +103,7 @@ impl fmt::Display for Metric {
         match self {
             Self::Phase(phase, quantile) => write!(f, "{}.{}", phase.name(), quantile.name()),
             Self::Turn(number, quantile) => write!(f, "turn.{number}.{}", quantile.name()),
+            Self::TurnRatio(number) => write!(f, "turn.{number}.ratio"),
             Self::Round(quantile) => write!(f, "round.{}", quantile.name()),
             Self::MemorySlope => f.write_str("memory.slope"),
             Self::Failures => f.write_str("failures"),
@@ -119,6 +124,9 @@ impl Metric {
             "starts_per_s" => Some(Self::StartsPerSecond),
             _ => {
                 let (of, quantile) = text.rsplit_once('.')?;
+                if let ("ratio", Some(number)) = (quantile, of.strip_prefix("turn.")) {
+                    return Some(Self::TurnRatio(number.parse().ok()?));
+                }
                 let quantile = Quantile::ALL.into_iter().find(|q| q.name() == quantile)?;
                 if let Some(number) = of.strip_prefix("turn.") {
                     return Some(Self::Turn(number.parse().ok()?, quantile));
@@ -139,6 +147,13 @@ impl Metric {
                     .ok()
                     .map(|d| Limit::Nanoseconds(crate::clock::nanoseconds(d))),
                 "duration with a unit such as \"60ms\"",
+            ),
+            Self::TurnRatio(_) => (
+                text.parse::<f64>()
+                    .ok()
+                    .filter(|n| n.is_finite() && *n > 0.0)
+                    .map(Limit::Times),
+                "number such as \"1.10\"",
             ),
             Self::MemorySlope => (
                 text.parse::<Bytes>().ok().map(|b| Limit::Bytes(b.0)),
@@ -167,7 +182,7 @@ impl TryFrom<GateConfig> for GateSpec {
         let metric = Metric::parse(&config.metric).ok_or_else(|| {
             format!(
                 "gate {name}: {:?} is no metric: write PHASE.p50, .p95, .p99 or .max, the same of turn.N \
-                 or round, memory.slope, failures, not_warm, after_hold.failures or starts_per_s",
+                 or round, turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures or starts_per_s",
                 config.metric
             )
         })?;

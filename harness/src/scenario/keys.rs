@@ -7,7 +7,21 @@ use super::ScenarioError;
 /// Lists of tables and the keys of theirs, which the defaults cannot show.
 const LISTS: [(&str, &[&str]); 3] = [
     ("gates", &["name", "metric", "limit", "limit_ratio"]),
-    ("turns", &["name", "argv", "cell", "expect_stdout", "times"]),
+    (
+        "turns",
+        &[
+            "name",
+            "argv",
+            "cell",
+            "expect_stdout",
+            "times",
+            "exchange",
+            "count",
+            "repeat",
+            "amount",
+            "every",
+        ],
+    ),
     ("parent", &["argv", "cell", "expect_stdout", "upload", "to"]),
 ];
 

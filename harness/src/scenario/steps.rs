@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{ExecSpec, ParentStep, TurnSpec};
+use super::{ExecSpec, ParentStep, TurnSpec, network::ExchangeConfig};
 
 /// A step of a parent: `upload` and `to`, or one of `argv` and `cell`.
 #[derive(Deserialize)]
@@ -40,6 +40,16 @@ pub(super) struct TurnConfig {
     expect_stdout: String,
     #[serde(default = "once")]
     times: usize,
+    #[serde(default)]
+    exchange: String,
+    #[serde(default)]
+    count: Option<u32>,
+    #[serde(default)]
+    repeat: Option<u32>,
+    #[serde(default)]
+    amount: String,
+    #[serde(default)]
+    every: String,
 }
 
 fn once() -> usize {
@@ -85,6 +95,23 @@ impl StepConfig {
     }
 }
 
+impl StepConfig {
+    /// An exchange runs nothing of the scenario's.
+    fn check_empty(self, of: &str, exec: &ExecSpec) -> Result<ExecSpec, String> {
+        if !(self.argv.is_empty() && self.cell.is_empty() && self.expect_stdout.is_empty()) {
+            return Err(format!(
+                "{of} is an exchange, which has no argv, cell or expect_stdout"
+            ));
+        }
+        Ok(ExecSpec {
+            argv: Vec::new(),
+            cell: None,
+            expect_stdout: String::new(),
+            ..exec.clone()
+        })
+    }
+}
+
 impl TurnConfig {
     /// As many turns as it says, numbered if there are several.
     pub(super) fn check(self, exec: &ExecSpec) -> Result<Vec<TurnSpec>, String> {
@@ -92,12 +119,24 @@ impl TurnConfig {
         if times == 0 || times > super::config::MAX_TURNS {
             return Err(format!("turn {name:?}: times is {times}"));
         }
+        let of = format!("turn {name:?}");
+        let typed = ExchangeConfig {
+            exchange: self.exchange,
+            count: self.count,
+            repeat: self.repeat,
+            amount: self.amount,
+            every: self.every,
+        };
+        let exchange = typed.check(&of)?;
         let step = StepConfig {
             argv: self.argv,
             cell: self.cell,
             expect_stdout: self.expect_stdout,
         };
-        let exec = step.check(&format!("turn {name:?}"), exec)?;
+        let exec = match exchange {
+            None => step.check(&of, exec)?,
+            Some(_) => step.check_empty(&of, exec)?,
+        };
         let numbered = |number| match times {
             1 => name.clone(),
             _ => format!("{name} {number}"),
@@ -106,6 +145,7 @@ impl TurnConfig {
             .map(|number| TurnSpec {
                 name: numbered(number),
                 exec: exec.clone(),
+                exchange,
             })
             .collect())
     }

@@ -72,6 +72,12 @@ impl Samples {
         Self(latencies_ns)
     }
 
+    /// All, rising, failures at the end.
+    #[must_use]
+    pub fn all(&self) -> &[u64] {
+        &self.0
+    }
+
     /// How many, failures included.
     #[must_use]
     pub fn n(&self) -> usize {
@@ -118,7 +124,7 @@ impl Samples {
 
 /// Ranks `low < high` (from 1) such that the number of samples below the quantile is in `low..high` with
 /// probability 0.95 or more: the narrowest range around the mode of Binomial(n, q).
-fn order_interval(n: usize, q: f64) -> Option<(usize, usize)> {
+pub(super) fn order_interval(n: usize, q: f64) -> Option<(usize, usize)> {
     let weights = binomial(n, q);
     let mode = (0..weights.len()).max_by(|a, b| weights[*a].total_cmp(&weights[*b]))?;
     let (mut first, mut last) = (mode, mode);

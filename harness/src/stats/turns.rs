@@ -2,16 +2,45 @@
 //! it works as fast as a warm VM.
 
 use super::quantile::{INFINITE, Samples};
-use crate::event::{Attempt, Turn};
+use crate::event::{Attempt, Exchanged, Turn};
 
-/// Latencies of the turn at `index`; a start that did not get there, or got a wrong answer, is [`INFINITE`].
+/// Times of the turn at `index`: of each start from its question to its answer, of an exchange all that was measured in
+/// it. A start that did not get there, or got a wrong answer, is one [`INFINITE`].
 #[must_use]
 pub fn latencies(attempts: &[Attempt], index: usize) -> Samples {
-    let ns = attempts.iter().map(|attempt| {
-        let turn = attempt.turns.get(index);
-        turn.map_or(INFINITE, |turn| turn.took_ns)
-    });
-    Samples::new(ns.collect())
+    Samples::new(attempts.iter().flat_map(|a| times(a, index)).collect())
+}
+
+/// The same of one start.
+#[must_use]
+pub fn times(attempt: &Attempt, index: usize) -> Vec<u64> {
+    match attempt.turns.get(index) {
+        None => vec![INFINITE],
+        Some(turn) => match &turn.exchange {
+            None => vec![turn.took_ns],
+            Some(exchanged) => exchanged.times_ns.clone(),
+        },
+    }
+}
+
+/// Of the exchange at `index`, all times until a change of the policy was felt; empty where there was none.
+#[must_use]
+pub fn effects(attempts: &[Attempt], index: usize) -> Samples {
+    let exchanges = exchanges(attempts, index);
+    Samples::new(exchanges.flat_map(|e| e.effects_ns.clone()).collect())
+}
+
+/// Bytes that each exchange at `index` moved; `None` where that was not measured.
+#[must_use]
+pub fn bytes(attempts: &[Attempt], index: usize) -> Option<u64> {
+    let mut exchanges = exchanges(attempts, index);
+    exchanges.next().map(|e| e.bytes).filter(|bytes| *bytes > 0)
+}
+
+fn exchanges(attempts: &[Attempt], index: usize) -> impl Iterator<Item = &Exchanged> {
+    attempts
+        .iter()
+        .filter_map(move |a| a.turns.get(index)?.exchange.as_ref())
 }
 
 /// Mean page faults of the turn at `index` over those that know; `None` if none does.
@@ -88,6 +117,7 @@ mod tests {
                 .map(|(took_ns, faults)| Turn {
                     took_ns: *took_ns,
                     faults: *faults,
+                    exchange: None,
                 })
                 .collect(),
             failure: None,

@@ -14,7 +14,7 @@ use api_types::chain;
 use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, HttpAnswer};
 use model::{StartPhase, Timeline};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{CloneId, Output, PageCache, Sandbox, Target};
 use crate::{
@@ -35,6 +35,10 @@ const READY_LOOK: Duration = Duration::from_millis(50);
 const WARM_GAUGE: &str = "cube_pool_warm ";
 /// In the answer to a create: whether it was served from the warm pool.
 const START_KIND: &str = "x-cube-start";
+/// In the same: what its phases took, in milliseconds since the request was accepted.
+const PHASES: &str = "server-timing";
+/// Among them: until the answer was made.
+const TOTAL: &str = "total";
 
 /// Where sandboxes are asked for, and how.
 #[derive(Clone, Debug)]
@@ -53,6 +57,8 @@ pub struct E2b {
     pub sandboxes: Option<PathBuf>,
     /// Sandboxes that the server keeps ready; zero: it is not asked.
     pub warm: u32,
+    /// Option `network` of each create; absent: none.
+    pub network: Option<Value>,
 }
 
 /// What a create answers, as far as it matters here.
@@ -131,11 +137,20 @@ impl E2b {
     /// A create of the template.
     pub(super) fn start(&self, timeline: &mut Timeline) -> Result<Remote, Failure> {
         let mut client = self.connect(&self.api)?;
-        let body = json!({ "templateID": self.template, "timeout": LIFETIME_S }).to_string();
+        let mut body = json!({ "templateID": self.template, "timeout": LIFETIME_S });
+        if let Some(network) = &self.network {
+            body["network"] = network.clone();
+        }
+        let body = body.to_string();
+        let asked_ns = clock::monotonic_ns();
         let answer = self
             .control(&mut client, "POST", "/v2/sandboxes", body.as_bytes())
             .map_err(|e| guest::failure(FailureCause::Create, &e))?;
-        timeline.stamp(StartPhase::Replied, clock::monotonic_ns());
+        let replied_ns = clock::monotonic_ns();
+        if let Some(told) = answer.header(PHASES) {
+            stamp_phases(timeline, told, asked_ns, replied_ns);
+        }
+        timeline.stamp(StartPhase::Replied, replied_ns);
         let mut remote = self.remote(created(&answer)?);
         remote.start = answer.header(START_KIND).and_then(StartKind::parse);
         remote.client = Some((self.api.clone(), client));
@@ -153,6 +168,34 @@ impl E2b {
             alive: true,
         }
     }
+}
+
+/// Phases as the server tells them, put onto this host's clock: the server's time lies in the middle between question
+/// and answer. One that tells no total, or more than there was, tells nothing.
+fn stamp_phases(timeline: &mut Timeline, told: &str, asked_ns: u64, replied_ns: u64) {
+    let entries: Vec<(&str, u64)> = told.split(',').filter_map(timing).collect();
+    let total = entries.iter().find(|(name, _)| *name == TOTAL);
+    let on_the_way =
+        total.and_then(|(_, total)| replied_ns.checked_sub(asked_ns)?.checked_sub(*total));
+    let Some(on_the_way) = on_the_way else {
+        return;
+    };
+    let accepted_ns = asked_ns + on_the_way / 2;
+    timeline.stamp(StartPhase::Accepted, accepted_ns);
+    for phase in StartPhase::ALL.iter().filter(|p| **p < StartPhase::Replied) {
+        let entry = entries.iter().find(|(name, _)| *name == phase.name());
+        if let Some((_, ns)) = entry.filter(|(_, ns)| *ns <= replied_ns - asked_ns) {
+            timeline.stamp(*phase, accepted_ns + ns);
+        }
+    }
+}
+
+/// Name and nanoseconds of an entry such as `resumed;dur=1.25`.
+fn timing(entry: &str) -> Option<(&str, u64)> {
+    let (name, ms) = entry.trim().split_once(";dur=")?;
+    let ms: f64 = ms.parse().ok()?;
+    let time = Duration::try_from_secs_f64(ms / 1e3).ok()?;
+    Some((name, clock::nanoseconds(time)))
 }
 
 impl Target for E2b {
@@ -243,13 +286,7 @@ impl Remote {
     pub(super) fn upload(&mut self, file: &Path, to: &str) -> Result<(), Failure> {
         let bytes = std::fs::read(file)
             .map_err(|e| failed(FailureCause::Exec, format!("{}: {e}", file.display())))?;
-        let (data, mut client) = self.client_of(ENVD_PORT)?;
-        client.set_timeout(self.target.timeout);
-        client
-            .write_file(to, &bytes, Some("root"))
-            .map_err(|e| guest::failure(FailureCause::Exec, &e))?;
-        self.client = Some((data, client));
-        Ok(())
+        self.write_file(to, &bytes)
     }
 
     fn end(&mut self) -> Result<(), Failure> {
@@ -284,6 +321,37 @@ impl Sandbox for Remote {
         };
         self.client = Some((data, client));
         Ok(output)
+    }
+
+    fn write_file(&mut self, path: &str, bytes: &[u8]) -> Result<(), Failure> {
+        let (data, mut client) = self.client_of(ENVD_PORT)?;
+        client.set_timeout(self.target.timeout);
+        client
+            .write_file(path, bytes, Some("root"))
+            .map_err(|e| guest::failure(FailureCause::Exec, &e))?;
+        self.client = Some((data, client));
+        Ok(())
+    }
+
+    fn set_network(&mut self, options: &Value) -> Result<(), Failure> {
+        let api = self.target.api.clone();
+        let mut client = self.client_to(&api)?;
+        let path = format!("/sandboxes/{}/network", self.id);
+        let body = options.to_string();
+        let answer = self
+            .target
+            .control(&mut client, "PUT", &path, body.as_bytes())
+            .map_err(|e| guest::failure(FailureCause::Network, &e))?;
+        match answer.status {
+            204 => {
+                self.client = Some((api, client));
+                Ok(())
+            }
+            status => Err(failed(
+                FailureCause::Network,
+                format!("network: status {status} for {}", self.id),
+            )),
+        }
     }
 
     fn pid(&self) -> Option<u32> {
@@ -385,6 +453,7 @@ mod tests {
             timeout: Duration::from_secs(10),
             sandboxes: None,
             warm: 0,
+            network: None,
         }
     }
 
@@ -445,6 +514,33 @@ mod tests {
         );
         assert!(heads[2].starts_with("DELETE /sandboxes/i1 HTTP/1.1\r\n"));
         assert!(!heads[2].contains("x-access-token"));
+    }
+
+    #[test]
+    fn phases_of_the_server_lie_between_question_and_answer() {
+        let stamped = |told: &str| {
+            let mut timeline = Timeline::default();
+            stamp_phases(&mut timeline, told, 1_000_000, 6_000_000);
+            timeline.iter().collect::<Vec<_>>()
+        };
+        let told = "confined;dur=0.250, first_exec;dur=1, agent_ready;dur=3.000, total;dur=4.000";
+        assert_eq!(
+            stamped(told),
+            [
+                (StartPhase::Accepted, 1_500_000),
+                (StartPhase::Confined, 1_750_000),
+                (StartPhase::AgentReady, 4_500_000),
+            ]
+        );
+        for nonsense in [
+            "confined;dur=0.250",
+            "total;dur=5.001",
+            "total;dur=-1",
+            "total;dur=nan",
+            "",
+        ] {
+            assert_eq!(stamped(nonsense), [], "{nonsense}");
+        }
     }
 
     #[test]

@@ -56,6 +56,17 @@ impl Sandbox for HostProcess {
         answer
     }
 
+    fn write_file(&mut self, path: &str, _: &[u8]) -> Result<(), Failure> {
+        Err(failed(
+            FailureCause::Exec,
+            &format!("{path} is for sandboxes"),
+        ))
+    }
+
+    fn set_network(&mut self, _: &serde_json::Value) -> Result<(), Failure> {
+        Err(failed(FailureCause::Network, "policies are for sandboxes"))
+    }
+
     fn pid(&self) -> Option<u32> {
         None
     }

@@ -20,13 +20,14 @@ use model::{
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use vmm_control::{ControlError, VmProcess, frame::FrameError, template::LoadedTemplate};
 
-use super::{CloneId, Output, PageCache, Sandbox, Target};
+use super::{CloneId, Output, PageCache, Sandbox, Target, group::Groups};
 use crate::{
     clock,
     event::{Failure, FailureCause},
     guest,
     leftovers::RunDir,
     scenario::{ExecSpec, TargetSpec},
+    world::PlainNetwork,
 };
 
 /// Where identities come from.
@@ -49,6 +50,8 @@ pub struct VmmDirect {
     timeout: Duration,
     run_dir: Arc<RunDir>,
     random: File,
+    /// What its clones have in place of no network, and the groups that they are in.
+    network: Option<(PlainNetwork, Groups)>,
 }
 
 impl VmmDirect {
@@ -73,7 +76,17 @@ impl VmmDirect {
             timeout: spec.start_timeout,
             run_dir,
             random: File::open(RANDOM)?,
+            network: None,
         })
+    }
+
+    /// The same with a network, for one clone at a time, in groups for one clone.
+    #[must_use]
+    pub(crate) fn with_network(self, network: PlainNetwork, groups: Groups) -> Self {
+        Self {
+            network: Some((network, groups)),
+            ..self
+        }
     }
 
     /// Clones of the same template in the same memory, restored another way.
@@ -90,6 +103,7 @@ impl VmmDirect {
             timeout: self.timeout,
             run_dir: Arc::clone(&self.run_dir),
             random: self.random.try_clone()?,
+            network: None,
         })
     }
 
@@ -125,9 +139,18 @@ impl VmmDirect {
         };
         let identity = self.identity(id).map_err(io)?;
         let log = File::create(dir.join(STDERR)).map_err(io)?;
+        let network = self.network.as_ref();
+        let tap = network.map(|(network, _)| network.tap()).transpose();
+        let tap = tap.map_err(|e| Failure {
+            cause: FailureCause::Network,
+            message: format!("the TAP cannot be opened: {e}"),
+        })?;
         let control = |cause| move |e: ControlError| control_failure(cause, &e);
         let mut vm = VmProcess::spawn(&self.program, Some(log), Some(self.timeout))
             .map_err(control(FailureCause::Spawn))?;
+        if let Some((_, groups)) = network {
+            groups.take(vm.pid()).map_err(io)?;
+        }
         let spec = RestoreSpec {
             template: self.source(),
             base: None,
@@ -137,13 +160,18 @@ impl VmmDirect {
         };
         *timeline = vm
             .control
-            .restore(spec, None)
+            .restore(spec, tap.as_ref().map(|tap| tap.as_fd()))
             .map_err(control(FailureCause::Restore))?;
+        // The VMM's from here on: it goes with it.
+        drop(tap);
         vm.control.resume().map_err(control(FailureCause::Resume))?;
         *timeline = vm
             .control
             .identity(identity, self.timeout)
             .map_err(control(FailureCause::Identity))?;
+        if network.is_some() {
+            guest::switch_network_on(&dir.join(VSOCK), self.timeout)?;
+        }
         timeline.stamp(StartPhase::Replied, clock::monotonic_ns());
         Ok(vm)
     }
@@ -200,6 +228,17 @@ impl Sandbox for Clone {
         guest::exec(&self.dir.0.join(VSOCK), command).map_err(|mut failure| {
             failure.message.push_str(&last_words(&self.dir.0));
             failure
+        })
+    }
+
+    fn write_file(&mut self, path: &str, bytes: &[u8]) -> Result<(), Failure> {
+        guest::write_file(&self.dir.0.join(VSOCK), path, bytes)
+    }
+
+    fn set_network(&mut self, _: &serde_json::Value) -> Result<(), Failure> {
+        Err(Failure {
+            cause: FailureCause::Network,
+            message: "a VM without a server has no policy".to_owned(),
         })
     }
 

@@ -33,11 +33,12 @@ use crate::{
     exit::End,
     leftovers::{self, RunDir},
     server::{Door, LocalServer, ServerError, ServerSpec, Tls},
+    world::WorldError,
 };
 use cases::{Case, CaseError, Expect, Group};
 use judge::{Evidence, Judged, Verdict, judge};
 use sandbox::{Customer, Guest, NetworkEvent, SandboxError};
-use world::{NAME_SERVER, UPLINK, World, WorldError};
+use world::{NAME_SERVER, UPLINK, World};
 
 /// What must not be answered is waited for as long.
 const BLOCKED_MS: u64 = 1200;

@@ -1,0 +1,246 @@
+//! The end of an exchange that measures.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsFd, AsRawFd},
+    time::Duration,
+};
+
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket,
+};
+
+use crate::{clock, event::Exchanged};
+
+/// Bytes of a request and of its answer.
+const REQUEST: usize = 64;
+/// Bytes of one system call.
+const CHUNK: usize = 256 << 10;
+/// Longest line of a first command.
+const LINE: usize = 256;
+
+/// Waits for one sandbox.
+#[derive(Debug)]
+pub(super) struct Listener {
+    socket: TcpListener,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// At a free port of this address, in the namespace of this thread.
+    pub(super) fn bind(at: Ipv4Addr) -> io::Result<Self> {
+        let socket = TcpListener::bind((at, 0))?;
+        let address = socket.local_addr()?;
+        Ok(Self { socket, address })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The first that connects; all its waits are bounded by `patience`, too.
+    pub(super) fn accept(&self, patience: Duration) -> io::Result<TcpStream> {
+        if !self.is_called(patience)? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let (stream, _) = self.socket.accept()?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        Ok(stream)
+    }
+
+    /// Whether somebody has connected whom nobody accepted.
+    pub(super) fn has_caller(&self) -> io::Result<bool> {
+        self.is_called(Duration::ZERO)
+    }
+
+    /// Ends every wait.
+    pub(super) fn close(&self) {
+        // Fails only for a socket that nobody can connect to any more.
+        let _ = socket::shutdown(self.socket.as_raw_fd(), socket::Shutdown::Both);
+    }
+
+    fn is_called(&self, patience: Duration) -> io::Result<bool> {
+        let bound = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        Ok(poll(&mut fds, bound)? > 0)
+    }
+}
+
+/// Sends the first line back; when its first byte was there.
+pub(super) fn answer_line(mut stream: TcpStream) -> io::Result<u64> {
+    let mut line = vec![0; LINE];
+    let mut length = stream.read(&mut line)?;
+    let heard_ns = clock::monotonic_ns();
+    while length > 0 && length < LINE && line[length - 1] != b'\n' {
+        match stream.read(&mut line[length..])? {
+            0 => break,
+            more => length += more,
+        }
+    }
+    if length == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    stream.write_all(&line[..length])?;
+    Ok(heard_ns)
+}
+
+/// Requests and their answers, one after the other.
+pub(super) fn echo(mut stream: TcpStream, count: u32) -> io::Result<Exchanged> {
+    let mut times_ns = Vec::new();
+    let mut back = [0; REQUEST];
+    for number in 0..count {
+        // No two in a row are the same, so that an answer is that of its request.
+        let request = [number.to_le_bytes()[0]; REQUEST];
+        let asked = clock::monotonic_ns();
+        stream.write_all(&request)?;
+        stream.read_exact(&mut back)?;
+        times_ns.push(clock::monotonic_ns() - asked);
+        if back != request {
+            return Err(io::Error::other("an answer is not what was asked"));
+        }
+    }
+    Ok(Exchanged {
+        times_ns,
+        ..Exchanged::default()
+    })
+}
+
+/// Takes so many bytes, from the sign to send to the last one.
+pub(super) fn take(mut stream: TcpStream, bytes: u64) -> io::Result<Exchanged> {
+    let mut chunk = vec![0; CHUNK];
+    let mut left = bytes;
+    let began = clock::monotonic_ns();
+    stream.write_all(&[1])?;
+    while left > 0 {
+        match stream.read(&mut chunk)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            length => left = left.saturating_sub(length as u64),
+        }
+    }
+    Ok(moved(bytes, clock::monotonic_ns() - began))
+}
+
+/// Sends so many bytes, until the other end has said that it took them all.
+pub(super) fn give(mut stream: TcpStream, bytes: u64) -> io::Result<Exchanged> {
+    let chunk = vec![0; CHUNK];
+    let mut left = bytes;
+    let began = clock::monotonic_ns();
+    while left > 0 {
+        let length = usize::try_from(left).map_or(CHUNK, |left| left.min(CHUNK));
+        stream.write_all(&chunk[..length])?;
+        left -= length as u64;
+    }
+    stream.shutdown(Shutdown::Write)?;
+    let mut taken = [0; 8];
+    stream.read_exact(&mut taken)?;
+    let took = clock::monotonic_ns() - began;
+    match u64::from_le_bytes(taken) {
+        taken if taken == bytes => Ok(moved(bytes, took)),
+        taken => Err(io::Error::other(format!(
+            "{taken} of {bytes} bytes arrived"
+        ))),
+    }
+}
+
+fn moved(bytes: u64, took_ns: u64) -> Exchanged {
+    Exchanged {
+        times_ns: vec![took_ns],
+        bytes,
+        ..Exchanged::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// What the peer makes of a sandbox that does this.
+    fn met<T: Send>(
+        peer: impl FnOnce(TcpStream) -> io::Result<T> + Send,
+        sandbox: impl FnOnce(TcpStream),
+    ) -> io::Result<T> {
+        let listener = Listener::bind(Ipv4Addr::LOCALHOST).unwrap();
+        let patience = Duration::from_secs(30);
+        thread::scope(|scope| {
+            let peer = scope.spawn(|| peer(listener.accept(patience)?));
+            sandbox(TcpStream::connect(listener.address()).unwrap());
+            peer.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn round_trips_are_counted_and_compared() {
+        let honest = |mut stream: TcpStream| {
+            let mut request = [0; REQUEST];
+            while stream.read_exact(&mut request).is_ok() {
+                stream.write_all(&request).unwrap();
+            }
+        };
+        assert_eq!(met(|s| echo(s, 20), honest).unwrap().times_ns.len(), 20);
+        // Answers of the same, whatever is asked: right only once.
+        let wrong = |mut stream: TcpStream| {
+            let mut request = [0; REQUEST];
+            while stream.read_exact(&mut request).is_ok() {
+                let _ = stream.write_all(&[0; REQUEST]);
+            }
+        };
+        assert!(met(|s| echo(s, 1), wrong).is_ok());
+        assert!(met(|s| echo(s, 2), wrong).is_err());
+    }
+
+    #[test]
+    fn bytes_that_do_not_come_are_no_throughput() {
+        let some = |mut stream: TcpStream| {
+            stream.read_exact(&mut [0]).unwrap();
+            stream.write_all(&[0; 1000]).unwrap();
+        };
+        assert_eq!(met(|s| take(s, 1000), some).unwrap().bytes, 1000);
+        assert!(met(|s| take(s, 1001), some).is_err());
+        let liar = |mut stream: TcpStream| {
+            io::copy(&mut stream, &mut io::sink()).unwrap();
+            stream.write_all(&999_u64.to_le_bytes()).unwrap();
+        };
+        assert_eq!(met(|s| give(s, 999), liar).unwrap().bytes, 999);
+        assert!(met(|s| give(s, 1000), liar).is_err());
+    }
+
+    #[test]
+    fn a_line_is_answered_and_silence_is_none() {
+        let mut answer = String::new();
+        let speaks = |mut stream: TcpStream| {
+            stream.write_all(b"o").unwrap();
+            stream.write_all(b"k\n").unwrap();
+            stream.read_to_string(&mut answer).unwrap();
+        };
+        let before = clock::monotonic_ns();
+        let heard = met(answer_line, speaks).unwrap();
+        assert!(heard >= before && heard <= clock::monotonic_ns());
+        assert_eq!(answer, "ok\n");
+        assert!(met(answer_line, drop).is_err());
+    }
+
+    #[test]
+    fn callers_are_noticed_and_waits_end() {
+        let listener = Listener::bind(Ipv4Addr::LOCALHOST).unwrap();
+        assert!(!listener.has_caller().unwrap());
+        let short = Duration::from_millis(10);
+        assert_eq!(
+            listener.accept(short).unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
+        let _caller = TcpStream::connect(listener.address()).unwrap();
+        assert!(listener.has_caller().unwrap());
+        let other = Listener::bind(Ipv4Addr::LOCALHOST).unwrap();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| other.accept(Duration::from_secs(600)));
+            other.close();
+            assert!(waits.join().unwrap().is_err());
+        });
+    }
+}

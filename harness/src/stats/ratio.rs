@@ -1,0 +1,142 @@
+//! How much longer a turn takes than the same turn beside, from rounds that lie next to each other.
+//!
+//! Each measured round of clones is compared with the round beside that the plan puts next to it: median over median. A
+//! host that slows down for a while slows both of a pair down. What is told is the median of those ratios.
+
+use std::collections::BTreeMap;
+
+use super::{
+    fold::Summary,
+    quantile::{INFINITE, Samples, nearest_rank, order_interval},
+    turns,
+};
+use crate::{event::Attempt, scenario::Quantile};
+
+/// Median of the ratios of all pairs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ratio {
+    /// Infinite if the turn failed in half of the rounds; `None` with too few pairs.
+    pub value: Option<f64>,
+    /// From order statistics, at least 95 % for pairs that do not depend on each other; `None` with too few pairs.
+    pub interval95: Option<(f64, f64)>,
+    /// How many; a round beside that failed makes none.
+    pub pairs: usize,
+}
+
+/// Of the turn at `index`.
+#[must_use]
+pub fn of_turn(summary: &Summary, index: usize) -> Ratio {
+    let ours = medians(&summary.clones, index);
+    let theirs = medians(&summary.beside, index);
+    let mut ratios: Vec<f64> = ours
+        .into_iter()
+        .zip(theirs)
+        .filter(|(_, beside)| *beside != INFINITE && *beside > 0)
+        .map(|(ns, beside)| match ns {
+            INFINITE => f64::INFINITY,
+            ns => ns as f64 / beside as f64,
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    let pairs = ratios.len();
+    let enough = pairs >= Quantile::P50.needs();
+    let interval = order_interval(pairs, 0.5).filter(|_| enough);
+    Ratio {
+        value: nearest_rank(&ratios, 500).filter(|_| enough),
+        interval95: interval.map(|(low, high)| (ratios[low - 1], ratios[high - 1])),
+        pairs,
+    }
+}
+
+/// Of each round, in the plan's order, the median over all that its clones measured.
+fn medians(attempts: &[Attempt], index: usize) -> Vec<u64> {
+    let mut rounds: BTreeMap<u32, Vec<&Attempt>> = BTreeMap::new();
+    for attempt in attempts {
+        rounds.entry(attempt.round).or_default().push(attempt);
+    }
+    let median = |attempts: &Vec<&Attempt>| {
+        let times = attempts
+            .iter()
+            .flat_map(|attempt| turns::times(attempt, index));
+        let samples = Samples::new(times.collect());
+        nearest_rank(samples.all(), 500).unwrap_or(INFINITE)
+    };
+    rounds.values().map(median).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Timeline;
+
+    use super::*;
+    use crate::{
+        event::{Exchanged, Turn},
+        plan::{Row, Subject},
+    };
+
+    fn attempt(round: u32, times_ns: Option<&[u64]>) -> Attempt {
+        let turn = |times: &[u64]| Turn {
+            took_ns: 1,
+            faults: None,
+            exchange: Some(Exchanged {
+                times_ns: times.to_vec(),
+                ..Exchanged::default()
+            }),
+        };
+        Attempt {
+            round,
+            subject: Subject::Clone,
+            row: Row::Measured,
+            arrival: 0,
+            intended_ns: 0,
+            actual_ns: 0,
+            timeline: Timeline::default(),
+            start: None,
+            faults: None,
+            turns: times_ns.map(turn).into_iter().collect(),
+            failure: None,
+            ended_ns: 0,
+        }
+    }
+
+    fn of(ours: &[Option<u64>], theirs: &[Option<u64>]) -> Ratio {
+        let attempts = |medians: &[Option<u64>], first: u32| {
+            (first..)
+                .step_by(2)
+                .zip(medians)
+                .map(|(round, ns)| {
+                    attempt(
+                        round,
+                        ns.map(|ns| [ns / 2, ns, ns * 9]).as_ref().map(|a| &a[..]),
+                    )
+                })
+                .collect()
+        };
+        let summary = Summary {
+            clones: attempts(ours, 0),
+            beside: attempts(theirs, 1),
+            ..Summary::default()
+        };
+        of_turn(&summary, 0)
+    }
+
+    #[test]
+    fn neighbours_are_compared_so_that_a_drift_is_in_both() {
+        // Both become ten times slower; one is always a tenth above the other.
+        let theirs: Vec<_> = (1..=12).map(|n| Some(n * 1000)).collect();
+        let ours: Vec<_> = (1..=12).map(|n| Some(n * 1100)).collect();
+        let ratio = of(&ours, &theirs);
+        assert_eq!((ratio.value, ratio.pairs), (Some(1.1), 12));
+        assert_eq!(ratio.interval95, Some((1.1, 1.1)));
+    }
+
+    #[test]
+    fn failures_are_no_speed() {
+        let fine = vec![Some(1000); 12];
+        let mut half = fine.clone();
+        half[..7].fill(None);
+        assert_eq!(of(&half, &fine).value, Some(f64::INFINITY));
+        assert_eq!(of(&fine, &half).pairs, 5);
+        assert_eq!(of(&fine, &half).value, None, "five pairs are too few");
+    }
+}
