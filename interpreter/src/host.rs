@@ -16,13 +16,13 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{FcntlArg, OFlag, fcntl},
-    sys::signal::{Signal, killpg},
+    sys::signal::{Signal, kill, killpg},
     unistd::Pid,
 };
 
 use crate::{
     clone_state::Variables,
-    language::{Language, Start},
+    language::{Language, Reach, Start},
     sys,
     text::Decoder,
 };
@@ -41,6 +41,7 @@ pub(crate) enum Stream {
 #[derive(Debug)]
 pub(crate) struct Host {
     child: Child,
+    reach: Reach,
     control: UnixStream,
     /// Received and not yet a line.
     input: Vec<u8>,
@@ -88,6 +89,7 @@ impl Host {
         sys::end_with_parent(&mut command);
         Ok(Self {
             child: command.spawn()?,
+            reach: language.reach(),
             control,
             input: Vec::new(),
             output: Vec::new(),
@@ -175,9 +177,15 @@ impl Host {
         pipe.end.as_ref().map(AsFd::as_fd)
     }
 
-    /// Asks what runs to stop, with all that it started.
+    /// Asks what runs to stop.
     pub(crate) fn interrupt(&self) {
-        self.signal(Signal::SIGINT);
+        match self.reach {
+            Reach::Group => self.signal(Signal::SIGINT),
+            Reach::Host => {
+                // The process is not waited for before it is killed: its number is its own.
+                let _ = kill(self.pid(), Signal::SIGINT);
+            }
+        }
     }
 
     /// Ends the process with all that it started; what is left has to be waited for.
@@ -187,10 +195,14 @@ impl Host {
     }
 
     fn signal(&self, signal: Signal) {
-        if let Ok(group) = i32::try_from(self.child.id()) {
-            // Fails only when all of them are gone.
-            let _ = killpg(Pid::from_raw(group), signal);
-        }
+        // Fails only when all of them are gone.
+        let _ = killpg(self.pid(), signal);
+    }
+
+    /// Its group has the same number.
+    fn pid(&self) -> Pid {
+        // Process numbers fit.
+        Pid::from_raw(i32::try_from(self.child.id()).unwrap_or(i32::MAX))
     }
 }
 

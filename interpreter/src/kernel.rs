@@ -30,8 +30,9 @@ use control::Control;
 use display::Weight;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::signal::{SigSet, Signal},
+    sys::signal::{SigSet, Signal, killpg},
     sys::signalfd::{SfdFlags, SignalFd},
+    unistd::getpgrp,
 };
 use process::{Connected, Process, StartError};
 use serde_json::{Value, json};
@@ -50,8 +51,8 @@ use crate::{
 
 /// Everything is read through a buffer of this size.
 const SCRATCH: usize = 64 << 10;
-/// An interrupt that comes while a kernel tells of a cell's end may take either half of it away (ipykernel: the
-/// reply). After one, this long without the other half ends the cell as well.
+/// An interrupt that comes just before a cell's code runs, or while the kernel tells of its end, may take half of that
+/// end away (ipykernel: the reply). After one, this long without the other half ends the cell as well.
 const HALF_END: Duration = Duration::from_secs(2);
 
 /// The bridge cannot go on. A kernel that ends is the usual case.
@@ -94,6 +95,7 @@ pub(crate) fn run(dir: &Path) -> Result<(), KernelError> {
         orders,
         news,
         scratch: vec![0; SCRATCH],
+        asked: 0,
         seeded: false,
     };
     loop {
@@ -131,6 +133,8 @@ struct Bridge {
     /// The kernel's iopub socket.
     news: Socket,
     scratch: Vec<u8>,
+    /// Interrupts of the present cell that the server asked for and the kernel has not been told of.
+    asked: u32,
     /// Whether the kernel has its first cell behind it: it seeded itself when it started.
     seeded: bool,
 }
@@ -145,6 +149,8 @@ enum Audience {
 /// How far a request is.
 #[derive(Default)]
 struct Progress {
+    /// Whether the kernel has said more of it than that it is busy.
+    begun: bool,
     replied: bool,
     idle: bool,
     failed: bool,
@@ -167,6 +173,7 @@ impl Progress {
 
 impl Bridge {
     fn cell(&mut self, request: &Request) -> Result<(), KernelError> {
+        self.asked = 0;
         if request.seed && std::mem::replace(&mut self.seeded, true) {
             self.whisper(self.tongue.seed().map(str::to_owned))?;
         }
@@ -229,9 +236,8 @@ impl Bridge {
         while !progress.is_over() {
             let ready = self.wait(progress.left())?;
             let [shell, orders, news, interrupts] = ready;
-            if interrupts {
-                progress.interrupted = true;
-                self.interrupt()?;
+            if interrupts && self.take_interrupt() {
+                self.asked += 1;
             }
             if news {
                 for message in receive(&mut self.news, &self.session, &mut self.scratch)? {
@@ -254,6 +260,11 @@ impl Bridge {
             }
             if progress.half.is_none() && (progress.replied || progress.idle) {
                 progress.half = Some(Instant::now());
+            }
+            if heard && self.is_time_to_interrupt(&progress) {
+                self.asked = 0;
+                progress.interrupted = true;
+                self.interrupt()?;
             }
         }
         if !progress.replied && heard && !progress.failed {
@@ -282,12 +293,30 @@ impl Bridge {
         Ok(fds.map(|fd| fd.any() == Some(true)))
     }
 
-    /// Those who take signals have had this one: the server sends it to the bridge's whole group.
+    /// Whether the server has asked for an interrupt. Those that this process sends to its group do not count.
+    fn take_interrupt(&mut self) -> bool {
+        let mut asked = false;
+        while let Ok(Some(signal)) = self.interrupts.read_signal() {
+            asked |= signal.ssi_pid != std::process::id();
+        }
+        asked
+    }
+
+    /// A kernel may be deaf until it has begun with a cell (ipykernel ignores signals until then), and when it tells of
+    /// the end there is nothing left to interrupt. Who asks twice is not made to wait for a beginning.
+    fn is_time_to_interrupt(&self, progress: &Progress) -> bool {
+        let hears = progress.begun && self.asked > 0 || self.asked > 1;
+        hears && progress.half.is_none()
+    }
+
     fn interrupt(&mut self) -> Result<(), KernelError> {
-        while matches!(self.interrupts.read_signal(), Ok(Some(_))) {}
-        if self.mode == InterruptMode::Message {
-            let (_, parts) = self.session.request("interrupt_request", &json!({}));
-            self.orders.send(&parts).map_err(KernelError::Kernel)?;
+        match self.mode {
+            InterruptMode::Message => {
+                let (_, parts) = self.session.request("interrupt_request", &json!({}));
+                self.orders.send(&parts).map_err(KernelError::Kernel)?;
+            }
+            // The kernel with all that it started; fails only when all of them are gone.
+            InterruptMode::Signal => drop(killpg(getpgrp(), Signal::SIGINT)),
         }
         Ok(())
     }
@@ -303,6 +332,7 @@ impl Bridge {
             progress.idle |= content["execution_state"] == "idle";
             return Ok(());
         }
+        progress.begun = true;
         if audience == Audience::Nobody {
             return Ok(());
         }

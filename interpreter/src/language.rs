@@ -24,6 +24,15 @@ pub(crate) enum Dialect {
     Fields,
 }
 
+/// Whom an interrupt is sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// The host with all that it started.
+    Group,
+    /// The host, which passes it on when it can be heard.
+    Host,
+}
+
 /// What is done about an interrupted cell that still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deafness {
@@ -85,6 +94,13 @@ impl Language {
             Self::Kernel(_) => (seconds(10), Some(seconds(60))),
         };
         Deafness { again, replace }
+    }
+
+    pub(crate) fn reach(&self) -> Reach {
+        match self {
+            Self::Kernel(_) => Reach::Host,
+            Self::Python | Self::JavaScript | Self::TypeScript | Self::Bash => Reach::Group,
+        }
     }
 
     pub(crate) fn dialect(&self) -> Dialect {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     clone::{Clone, artifact},
     error, main_text, of_type,
-    python::leave_running,
+    python::{leave, leave_running},
     text,
 };
 
@@ -30,6 +30,36 @@ fn with_ipykernel() -> Clone {
     }
     clone.command("pip install --quiet --no-index --no-deps /tmp/wheels/*.whl");
     clone
+}
+
+/// Who goes away interrupts, before the cell's code runs and while it does, and the kernel keeps its variables.
+fn is_interrupted_whenever(clone: &Clone, id: &Value) {
+    let run = |code: &str| clone.run(&json!({"code": code, "context_id": id}));
+    run("x = 6");
+    let code = "print('on', flush=True)\nimport time\nwhile True: time.sleep(0.1)";
+    let endless = json!({"code": code, "context_id": id});
+    for _ in 0..10 {
+        leave(clone, &endless, "number_of_executions");
+        assert_eq!(main_text(&run("x")), "6");
+        leave_running(clone, &endless, "on");
+        assert_eq!(main_text(&run("x")), "6");
+    }
+}
+
+#[test]
+fn interpreter_kernels_that_want_messages_are_interrupted_by_them() {
+    let clone = with_ipykernel();
+    let script = r#"
+import json, os
+kernels = "/usr/local/share/jupyter/kernels"
+spec = json.load(open(f"{kernels}/python3/kernel.json")) | {"interrupt_mode": "message"}
+os.mkdir(f"{kernels}/messages")
+json.dump(spec, open(f"{kernels}/messages/kernel.json", "w"))"#;
+    clone.command(&format!("python3 -c '{script}'"));
+    let (status, made) = clone.ask("POST", "/contexts", &json!({"language": "messages"}));
+    assert_eq!(status, 200, "{made}");
+    let id = serde_json::from_str::<Value>(&made).unwrap()["id"].clone();
+    is_interrupted_whenever(&clone, &id);
 }
 
 #[test]
@@ -77,16 +107,7 @@ fn interpreter_any_installed_jupyter_kernel_is_a_context() {
     assert_eq!(main_text(&clone.run(&request)), "('cell', \"it's\")");
     assert_eq!(main_text(&run(get)), "('sandbox', None)");
 
-    // Who goes away interrupts.
-    let code = "print('on', flush=True)\nimport time\nwhile True: time.sleep(0.1)";
-    leave_running(&clone, &json!({"code": code, "context_id": id}), "on");
-    // A kernel that loses the interrupt is replaced after a minute: the context goes on without its variables.
-    let after = run("x");
-    if of_type(&after, "error").is_empty() {
-        assert_eq!(main_text(&after), "6");
-    } else {
-        assert_eq!(error(&after)["name"], "NameError");
-    }
+    is_interrupted_whenever(&clone, &id);
     // A kernel that dies is reported and replaced.
     assert_eq!(
         error(&run("os.kill(os.getpid(), 9)"))["name"],

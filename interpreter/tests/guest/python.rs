@@ -6,8 +6,17 @@ use serde_json::{Value, json};
 
 use crate::{clone::Clone, error, main_result, main_text, of_type, text};
 
-/// Begins a cell, waits until it has printed `mark`, and goes away.
-pub(crate) fn leave_running(clone: &Clone, request: &Value, mark: &str) {
+/// Starts a cell and goes away as soon as it has printed something.
+pub(crate) fn leave_running(clone: &Clone, request: &Value, printed: &str) {
+    leave(
+        clone,
+        request,
+        &format!(r#"{{"type":"stdout","text":"{printed}"#),
+    );
+}
+
+/// Starts a cell and goes away as soon as an event has `mark`.
+pub(crate) fn leave(clone: &Clone, request: &Value, mark: &str) {
     let mut stream = clone.stream();
     let body = request.to_string();
     let head = format!(
@@ -20,7 +29,7 @@ pub(crate) fn leave_running(clone: &Clone, request: &Value, mark: &str) {
     let mut lines = BufReader::new(stream).lines();
     assert!(
         lines.any(|line| line.unwrap().contains(mark)),
-        "the cell printed no {mark}"
+        "the cell said no {mark}"
     );
 }
 
