@@ -110,10 +110,11 @@ impl Context {
         self.environment = None;
         self.patience = None;
         self.state = State::Failed;
-        // Hosts of this project are told with the first cell; kernels may have no words for it.
+        // Hosts of this project are told with the first cell; kernels may have no words for it, and what Java
+        // starts has the environment that its process began with.
         let none = Variables::new();
         let env = match self.language {
-            Language::Kernel(_) => {
+            Language::Kernel(_) | Language::Java => {
                 clone.refresh();
                 clone.variables()
             }

@@ -4,6 +4,9 @@ use std::{path::Path, time::Duration};
 
 use crate::kernel::{self, Kernel};
 
+/// Compiled where a JDK is, below the directory of hosts.
+const JAVA_PROGRAM: &str = "java/host.jar";
+
 /// A language of cells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Language {
@@ -11,6 +14,8 @@ pub(crate) enum Language {
     JavaScript,
     TypeScript,
     Bash,
+    /// Where its host is installed.
+    Java,
     /// Whatever a Jupyter kernel speaks.
     Kernel(Kernel),
 }
@@ -20,7 +25,7 @@ pub(crate) enum Language {
 pub(crate) enum Dialect {
     /// One line of JSON.
     Json,
-    /// Fields that each end with a zero byte, for a shell, which reads no JSON.
+    /// Fields that each end with a zero byte, for hosts that read no JSON.
     Fields,
 }
 
@@ -56,13 +61,14 @@ impl Language {
     /// The one whose context is made ahead, for the snapshot alone: its compiler takes seconds to load.
     pub(crate) const AHEAD: Self = Self::TypeScript;
 
-    /// The language of a name that a client gave.
-    pub(crate) fn parse(name: &str) -> Option<Self> {
+    /// The language of a name that a client gave, if this machine has it.
+    pub(crate) fn parse(name: &str, hosts: &Path) -> Option<Self> {
         match name.trim().to_ascii_lowercase().as_str() {
             "" | "python" => Some(Self::Python),
             "javascript" | "js" => Some(Self::JavaScript),
             "typescript" | "ts" => Some(Self::TypeScript),
             "bash" => Some(Self::Bash),
+            "java" if hosts.join(JAVA_PROGRAM).is_file() => Some(Self::Java),
             other => kernel::find(other).map(Self::Kernel),
         }
     }
@@ -74,6 +80,7 @@ impl Language {
             Self::JavaScript => "javascript",
             Self::TypeScript => "typescript",
             Self::Bash => "bash",
+            Self::Java => "java",
             Self::Kernel(kernel) => &kernel.name,
         }
     }
@@ -90,6 +97,9 @@ impl Language {
             // A shell's loop outlives the command that an interrupt ends, and one between two commands misses
             // both.
             Self::Bash => (Duration::from_millis(500), Some(seconds(5))),
+            // The second interrupt stops a thread wherever it is, unless it catches even that, or waits in native
+            // code, or the JDK no longer stops threads.
+            Self::Java => (Duration::from_millis(500), Some(seconds(10))),
             // A kernel that is interrupted while it tells of an interrupt may never finish telling.
             Self::Kernel(_) => (seconds(10), Some(seconds(60))),
         };
@@ -99,13 +109,15 @@ impl Language {
     pub(crate) fn reach(&self) -> Reach {
         match self {
             Self::Kernel(_) => Reach::Host,
-            Self::Python | Self::JavaScript | Self::TypeScript | Self::Bash => Reach::Group,
+            Self::Python | Self::JavaScript | Self::TypeScript | Self::Bash | Self::Java => {
+                Reach::Group
+            }
         }
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
         match self {
-            Self::Bash => Dialect::Fields,
+            Self::Bash | Self::Java => Dialect::Fields,
             Self::Python | Self::JavaScript | Self::TypeScript | Self::Kernel(_) => Dialect::Json,
         }
     }
@@ -118,12 +130,13 @@ impl Language {
             Self::JavaScript => node(file("node/host.js"), "javascript"),
             Self::TypeScript => node(file("node/host.js"), "typescript"),
             Self::Bash => vec!["bash".to_owned(), file("bash/host.bash")],
+            Self::Java => vec!["sh".to_owned(), file("java/host.sh")],
             Self::Kernel(kernel) => {
                 let dir = kernel.dir.display().to_string();
                 vec!["/proc/self/exe".to_owned(), "--kernel".to_owned(), dir]
             }
         };
-        // Kernels start on first use, never before a snapshot.
+        // Bash, Java and kernels start on first use, never before a snapshot.
         if start == Start::Warm {
             words.push("--warm".to_owned());
         }
@@ -145,16 +158,29 @@ mod tests {
 
     #[test]
     fn names_of_clients_are_understood() {
-        assert_eq!(Language::parse(" JS "), Some(Language::JavaScript));
-        assert_eq!(Language::parse("Ts"), Some(Language::TypeScript));
-        assert_eq!(Language::parse("cobol"), None);
-        for language in [
+        let hosts = tempfile::tempdir().unwrap();
+        let parse = |name: &str| Language::parse(name, hosts.path());
+        assert_eq!(parse(" JS "), Some(Language::JavaScript));
+        assert_eq!(parse("Ts"), Some(Language::TypeScript));
+        assert_eq!(parse("cobol"), None);
+        let everywhere = [
             Language::Python,
             Language::JavaScript,
             Language::TypeScript,
             Language::Bash,
-        ] {
-            assert_eq!(Language::parse(language.name()), Some(language));
+        ];
+        for language in everywhere {
+            assert_eq!(parse(language.name()), Some(language));
         }
+    }
+
+    #[test]
+    fn java_is_there_where_it_was_compiled() {
+        let hosts = tempfile::tempdir().unwrap();
+        assert_ne!(Language::parse("java", hosts.path()), Some(Language::Java));
+        let program = hosts.path().join(JAVA_PROGRAM);
+        std::fs::create_dir(program.parent().unwrap()).unwrap();
+        std::fs::write(program, "").unwrap();
+        assert_eq!(Language::parse("Java", hosts.path()), Some(Language::Java));
     }
 }

@@ -19,6 +19,9 @@ use serde_json::{Value, json};
 /// For any single answer, on a machine that builds at the same time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+#[path = "server/java.rs"]
+mod java;
+
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -31,13 +34,17 @@ impl Server {
     }
 
     fn start_with(flags: &[&str]) -> Self {
+        Self::start_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts"), flags)
+    }
+
+    /// With the hosts of another directory.
+    fn start_in(hosts: &Path, flags: &[&str]) -> Self {
         let state = tempfile::tempdir().unwrap();
         // A port that is free now; the server takes it at once.
         let address = TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
             .unwrap();
-        let hosts = Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts");
         let child = Command::new(env!("CARGO_BIN_EXE_cube-interpreter"))
             .args(flags)
             .args(["--listen", &address.to_string()])

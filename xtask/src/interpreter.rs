@@ -49,6 +49,8 @@ pub(crate) enum Variant {
     Usual,
     /// `code-interpreter-r`: R as well.
     R,
+    /// `code-interpreter-java`: Java as well.
+    Java,
 }
 
 impl Variant {
@@ -56,6 +58,7 @@ impl Variant {
         match self {
             Self::Usual => "code-interpreter",
             Self::R => "code-interpreter-r",
+            Self::Java => "code-interpreter-java",
         }
     }
 
@@ -63,6 +66,7 @@ impl Variant {
         match self {
             Self::Usual => "templates/code-interpreter-v1",
             Self::R => "templates/code-interpreter-r",
+            Self::Java => "templates/code-interpreter-java",
         }
     }
 }
@@ -152,6 +156,10 @@ fn install(parts: &Parts<'_>, random: &Path, vsock: &Path) -> Result<()> {
     copy_below(&mut agent, &parts.hosts(), Path::new(HOSTS))?;
     copy(&mut agent, random, &Path::new(HOSTS).join("random.so"))?;
     copy(&mut agent, &parts.server, Path::new(SERVER))?;
+    if parts.variant == Variant::Java {
+        let build = format!("{HOSTS}/java/build.sh");
+        template::run_as(&mut agent, Some("root"), &["/bin/sh", &build])?;
+    }
     let script = format!(
         "chmod 755 {SERVER}; python3 -m compileall -q {HOSTS}; \
          cd /; exec env -i {ENVIRONMENT} setsid -f {SERVER} --supervise --warm --vsock {PORT} </dev/null >/dev/null 2>&1"

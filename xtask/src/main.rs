@@ -120,6 +120,8 @@ enum FurtherTemplate {
     CodeInterpreter,
     /// `code-interpreter-r`: R as well.
     CodeInterpreterR,
+    /// `code-interpreter-java`: Java as well.
+    CodeInterpreterJava,
 }
 
 fn main() -> ExitCode {
@@ -155,20 +157,23 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Prepare { refresh } => {
             prepare::all(&workspace, progress, freshness(refresh))?;
         }
-        Task::Template { name } => match name {
-            FurtherTemplate::CodeInterpreter => {
-                prepare::code_interpreter(&workspace, progress, Variant::Usual)?;
-            }
-            FurtherTemplate::CodeInterpreterR => {
-                prepare::code_interpreter(&workspace, progress, Variant::R)?;
-            }
-        },
+        Task::Template { name } => {
+            prepare::code_interpreter(&workspace, progress, variant(name))?;
+        }
         Task::Images { refresh } => {
             prepare::images(&workspace, progress, freshness(refresh))?;
         }
     }
     progress.say(&format!("ready in {}", workspace.artifacts().display()));
     Ok(ExitCode::SUCCESS)
+}
+
+fn variant(name: FurtherTemplate) -> Variant {
+    match name {
+        FurtherTemplate::CodeInterpreter => Variant::Usual,
+        FurtherTemplate::CodeInterpreterR => Variant::R,
+        FurtherTemplate::CodeInterpreterJava => Variant::Java,
+    }
 }
 
 fn freshness(refresh: bool) -> Freshness {

@@ -119,6 +119,10 @@ impl RootRecipe<'_> {
             .arg(self.codename)
             .arg(tree)
             .args(self.suites.iter().map(Suite::source_line));
+        if !further.is_empty() {
+            // Left out above, and some packages link manual pages there when they are installed: a JDK's do.
+            command.arg("--essential-hook=mkdir -p \"$1/usr/share/man/man1\"");
+        }
         tool::run(&mut command, log)
     }
 

@@ -167,7 +167,8 @@ fn surroundings(workspace: &Workspace, tiers: &[Tier], progress: Progress) -> Re
     let binaries = if tiers.contains(&Tier::Interpreter) {
         Some(prepare::code_interpreter(workspace, progress, Variant::Usual)?.dir)
     } else if tiers.contains(&Tier::Soak) {
-        Some(prepare::code_interpreter(workspace, progress, Variant::R)?.dir)
+        prepare::code_interpreter(workspace, progress, Variant::R)?;
+        Some(prepare::code_interpreter(workspace, progress, Variant::Java)?.dir)
     } else if tiers.iter().any(|tier| tier.needs_kvm()) {
         Some(prepare::all(workspace, progress, Freshness::Keep)?.dir)
     } else {

@@ -154,7 +154,7 @@ impl Server {
                 Some(context) => context,
                 None => return self.not_found(serial, &id),
             },
-            (None, language) => match Language::parse(&language.unwrap_or_default()) {
+            (None, language) => match self.language(&language.unwrap_or_default()) {
                 Some(language) => self.default_context(language),
                 None => return self.unknown_language(serial, request.language.as_deref()),
             },
@@ -178,6 +178,10 @@ impl Server {
         self.revive(context);
     }
 
+    fn language(&self, name: &str) -> Option<Language> {
+        Language::parse(name, &self.config.hosts)
+    }
+
     fn unknown_language(&mut self, serial: u64, language: Option<&str>) {
         let name = language.unwrap_or_default();
         let text = format!("Failed to create context: the language '{name}' is not installed");
@@ -194,7 +198,7 @@ impl Server {
             Err(error) => return self.error(serial, 422, &format!("bad request: {error}")),
         };
         let named = request.language.clone().unwrap_or_default();
-        let Some(language) = Language::parse(&named) else {
+        let Some(language) = self.language(&named) else {
             return self.unknown_language(serial, Some(&named));
         };
         let cwd = request.cwd.filter(|cwd| !cwd.is_empty());

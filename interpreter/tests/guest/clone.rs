@@ -68,7 +68,18 @@ impl Clone {
 
     /// A clone of a template, which that task makes.
     pub(crate) fn of(template: &str, task: &str) -> Self {
-        let template = artifact(&format!("templates/{template}"), task);
+        Self::restore(artifact(&format!("templates/{template}"), task))
+    }
+
+    /// Two clones of this one as it is now.
+    pub(crate) fn fork(mut self) -> [Self; 2] {
+        let parent = self.dir.path().join("parent");
+        self.vm.control.pause().unwrap();
+        self.vm.control.snapshot(&parent).unwrap();
+        [(); 2].map(|()| Self::restore(parent.clone()))
+    }
+
+    fn restore(template: PathBuf) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("cube-test-")
             .tempdir()

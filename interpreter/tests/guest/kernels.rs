@@ -1,6 +1,6 @@
 //! Jupyter kernels as contexts: Python's own, installed in a clone, and R in its variant of the template.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Instant};
 
 use serde_json::{Value, json};
 
@@ -167,4 +167,62 @@ fn soak_r_cells() {
     assert!(contexts.contains(r#""language":"r""#), "{contexts}");
     let draw = |clone: &Clone| value(&clone.cell("r", "runif(3)"));
     assert_ne!(draw(&clone), draw(&start()));
+}
+/// Each line is drawn from another generator.
+const JAVA: &str = r#"
+Stream.of(Math.random(), new Random().nextLong(), ThreadLocalRandom.current().nextLong(),
+    new SplittableRandom().nextLong(), java.util.random.RandomGenerator.getDefault().nextLong(),
+    UUID.randomUUID(), new java.security.SecureRandom().nextLong(), secure.nextLong(), shuffled(),
+    pool.submit(() -> ThreadLocalRandom.current().nextLong()).get(), Files.createTempFile("x", ""))
+    .map(String::valueOf).collect(Collectors.joining("\n"))"#;
+/// What has been used before a fork is what forks could share.
+const JAVA_BEFORE: &str = r#"
+var secure = new java.security.SecureRandom();
+var pool = Executors.newSingleThreadExecutor();
+String shuffled() {
+    var numbers = IntStream.range(0, 64).boxed().collect(Collectors.toList());
+    Collections.shuffle(numbers);
+    return numbers.toString();
+}"#;
+
+/// Of the template `code-interpreter-java`, which takes minutes to make. What cells give is tested on the host.
+#[test]
+#[ignore = "soak"]
+fn soak_java_cells() {
+    let clone = Clone::of("code-interpreter-java", "template code-interpreter-java");
+    let (_, contexts) = clone.ask("GET", "/contexts", &Value::Null);
+    assert!(!contexts.contains(r#""language":"java""#), "{contexts}");
+    let java = |code: &str| {
+        let begun = Instant::now();
+        let events = clone.cell("java", code);
+        println!("{:?} for {code}", begun.elapsed());
+        events
+    };
+    let hello = java("int x = 6;\nSystem.out.println(\"Hello, World!\");\nx * 7");
+    assert_eq!(text(&hello, "stdout"), "Hello, World!\n");
+    assert_eq!(main_text(&hello), "42");
+    assert_eq!(
+        error(&java("x / 0"))["name"],
+        "java.lang.ArithmeticException"
+    );
+    assert_eq!(error(&java("y"))["name"], "CompilationException");
+    let request = json!({"code": "System.getProperty(\"CELL\")", "language": "java", "env_vars": {"CELL": "$d"}});
+    assert_eq!(main_text(&clone.run(&request)), "$d");
+    assert_eq!(
+        main_text(&java("System.getProperty(\"user.dir\")")),
+        "/home/user"
+    );
+    for code in ["while (true) {}", "Thread.sleep(1_000_000)"] {
+        let code = format!("System.out.println(\"on\"); {code}");
+        leave_running(&clone, &json!({"code": code, "language": "java"}), "on");
+        assert_eq!(main_text(&java("x")), "6");
+    }
+    java(JAVA_BEFORE);
+    java(JAVA);
+    let drawn = clone.fork().map(|fork| main_text(&fork.cell("java", JAVA)));
+    let [one, other] = &drawn;
+    assert_eq!((one.lines().count(), other.lines().count()), (11, 11));
+    for (generator, (one, other)) in one.lines().zip(other.lines()).enumerate() {
+        assert_ne!(one, other, "generator {generator}");
+    }
 }

@@ -36,13 +36,8 @@ const PYTHON: [&str; 12] = [
 pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
     let recipe_dir = parts.workspace.recipe("code-interpreter");
     let wheels = wheels(parts, WHEELS, &recipe_dir.join("requirements.txt"))?;
-    let (name, place) = match parts.variant {
-        Variant::Usual => ("code-interpreter-image", "stages/code-interpreter-image"),
-        Variant::R => (
-            "code-interpreter-r-image",
-            "stages/code-interpreter-r-image",
-        ),
-    };
+    let (place, further) = stage(parts.variant);
+    let name = place.trim_start_matches("stages/");
     let mut recipe = Recipe::new(name)
         .text("form", "1")
         .text("release of Debian", parts.root.codename)
@@ -54,8 +49,8 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
         .path("modules", &parts.root.root_modules())?
         .path("recipe", &recipe_dir)?;
     let mut packages = read_list(&recipe_dir.join("packages.txt"))?;
-    if parts.variant == Variant::R {
-        let further = parts.workspace.recipe("code-interpreter-r");
+    if let Some(further) = further {
+        let further = parts.workspace.recipe(further);
         packages.extend(read_list(&further.join("packages.txt"))?);
         recipe = recipe.path("further recipe", &further)?;
     }
@@ -72,6 +67,21 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
         )?;
         root_image::pack(&tree, &out.join(FILE), log)
     })
+}
+
+/// Where a variant's image is made, and its recipe beside that of `code-interpreter`.
+fn stage(variant: Variant) -> (&'static str, Option<&'static str>) {
+    match variant {
+        Variant::Usual => ("stages/code-interpreter-image", None),
+        Variant::R => (
+            "stages/code-interpreter-r-image",
+            Some("code-interpreter-r"),
+        ),
+        Variant::Java => (
+            "stages/code-interpreter-java-image",
+            Some("code-interpreter-java"),
+        ),
+    }
 }
 
 /// Fetches what the tests of Jupyter kernels install in a clone.

@@ -1,0 +1,51 @@
+package cube;
+
+import java.awt.image.RenderedImage;
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.util.Base64;
+import javax.imageio.ImageIO;
+import jdk.jshell.execution.DirectExecutionControl;
+
+/** From values to the results that clients read. */
+final class Results {
+    /** A line of the control socket is shorter than 64 MiB. */
+    private static final int MAX_TEXT = 16 << 20;
+
+    private Results() {}
+
+    /** Runs the value's own {@code toString}: a user's code. */
+    static String event(Object value, boolean main) {
+        String image = value instanceof RenderedImage shown ? ",\"png\":\"" + png(shown) + '"' : "";
+        return "{\"type\":\"result\",\"text\":" + Control.quote(text(value)) + image + ",\"is_main_result\":" + main + "}";
+    }
+
+    static String error(String name, String value, String traceback) {
+        return "{\"type\":\"error\",\"name\":" + Control.quote(name) + ",\"value\":" + Control.quote(value)
+            + ",\"traceback\":" + Control.quote(traceback) + "}";
+    }
+
+    private static String text(Object value) {
+        boolean isArray = value != null && value.getClass().isArray();
+        String text = isArray ? Values.of(value) : String.valueOf(value);
+        return text.substring(0, Math.min(text.length(), MAX_TEXT));
+    }
+
+    private static String png(RenderedImage image) {
+        var bytes = new ByteArrayOutputStream();
+        try {
+            ImageIO.write(image, "png", bytes);
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+        return Base64.getEncoder().encodeToString(bytes.toByteArray());
+    }
+
+    /** JShell's own text of arrays, which it keeps to its subclasses. */
+    private static final class Values extends DirectExecutionControl {
+        static String of(Object value) {
+            return valueString(value);
+        }
+    }
+}
