@@ -10,7 +10,7 @@ use std::{
     fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -33,6 +33,10 @@ const PLACE: &str = "templates/base";
 const MEMORY: Bytes = Bytes::mib(512);
 /// A boot takes about a second; a host under load gets this long for any single answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// A guest that has not woken up for this long is quiet.
+const QUIET: Duration = Duration::from_secs(1);
+/// One that never is would only make slower clones.
+const QUIET_PATIENCE: Duration = Duration::from_secs(30);
 /// Each warm-up runs this often: the first run reads files, the second takes the paths of a warm one.
 const WARM_UP_RUNS: usize = 2;
 /// Endings of the two guests' console files.
@@ -121,6 +125,7 @@ impl Maker<'_> {
         set_network(&vsock, true)?;
         set_network(&vsock, false)?;
         warm_up(&vsock)?;
+        until_quiet(&mut vm)?;
         vm.control.snapshot(dir).context("cannot snapshot")?;
         Ok(vm.control.shutdown()?)
     }
@@ -165,6 +170,21 @@ impl Maker<'_> {
         let log = File::options().append(true).open(self.log)?;
         Ok(VmProcess::spawn(self.vmm, Some(log), Some(PATIENCE))?)
     }
+}
+
+/// Waits until the guest's kernel has done what the last command left to it: what is pending in a snapshot is
+/// done again by each of its clones, in their first milliseconds.
+fn until_quiet(vm: &mut VmProcess) -> Result<()> {
+    let started = Instant::now();
+    let mut before = None;
+    while started.elapsed() < QUIET_PATIENCE {
+        let woken = vm.control.stats()?.exits.get("idle").copied();
+        if before.replace(woken) == Some(woken) {
+            break;
+        }
+        std::thread::sleep(QUIET);
+    }
+    Ok(())
 }
 
 pub(crate) fn connect(vsock: &Path) -> Result<EnvdClient> {

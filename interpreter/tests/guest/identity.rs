@@ -22,29 +22,45 @@ const JAVASCRIPT: &str = "
 #[test]
 fn interpreter_ten_clones_draw_different_numbers_everywhere() {
     let clones: Vec<Clone> = (0..10).map(|_| Clone::start()).collect();
-    for (language, code, generators) in [("python", PYTHON, 11), ("javascript", JAVASCRIPT, 6)] {
-        // The very first cell of each clone.
-        let drawn: Vec<String> = clones
+    // The very first cells of each clone.
+    assert_all_differ(&clones, "python", PYTHON, 11);
+    assert_all_differ(&clones, "javascript", JAVASCRIPT, 6);
+}
+
+#[test]
+fn interpreter_forks_draw_different_numbers_everywhere() {
+    let parent = Clone::start();
+    // Normal numbers are made in pairs: both generators keep one.
+    parent.python("import random, numpy; random.gauss(0, 1); numpy.random.randn()");
+    let clones = parent.fork();
+    let kept = "import random, numpy; '\\n'.join(str(x) for x in [random.gauss(0, 1), numpy.random.randn()])";
+    assert_all_differ(&clones, "python", kept, 2);
+    assert_all_differ(&clones, "python", PYTHON, 11);
+    assert_all_differ(&clones, "javascript", JAVASCRIPT, 6);
+}
+
+/// Runs a cell that draws from so many generators, a line each, in all clones.
+fn assert_all_differ(clones: &[Clone], language: &str, code: &str, generators: usize) {
+    let drawn: Vec<String> = clones
+        .iter()
+        .map(|clone| main_text(&clone.cell(language, code)))
+        .collect();
+    for generator in 0..generators {
+        let values: BTreeSet<&str> = drawn
             .iter()
-            .map(|clone| main_text(&clone.cell(language, code)))
+            .map(|lines| {
+                lines
+                    .split("\\n")
+                    .flat_map(str::lines)
+                    .nth(generator)
+                    .unwrap()
+            })
             .collect();
-        for generator in 0..generators {
-            let values: BTreeSet<&str> = drawn
-                .iter()
-                .map(|lines| {
-                    lines
-                        .split("\\n")
-                        .flat_map(str::lines)
-                        .nth(generator)
-                        .unwrap()
-                })
-                .collect();
-            assert_eq!(
-                values.len(),
-                clones.len(),
-                "generator {generator} of {language}: {values:?}"
-            );
-        }
+        assert_eq!(
+            values.len(),
+            clones.len(),
+            "generator {generator} of {language}: {values:?}"
+        );
     }
 }
 

@@ -51,6 +51,15 @@ fn interpreter_cells_that_are_not_stored() {
 }
 
 #[test]
+fn interpreter_what_first_cells_make_begins_in_new_pools() {
+    let clone = Clone::start();
+    let code = "from cube_host import heap\n\
+        last = {len(block): id(block) for block in heap._held if type(block) is bytes}\n\
+        len(last), {at % heap.POOL for at in last.values()}";
+    assert_eq!(main_text(&clone.python(code)), "(30, {48})");
+}
+
+#[test]
 fn interpreter_first_cells() {
     let clone = Clone::start();
     let first = clone.python("x =1; x");

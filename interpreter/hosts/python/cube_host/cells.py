@@ -30,6 +30,10 @@ class Cells:
         # Parts of the shell that each cell needs. Looking them up there would touch what plain cells need not.
         self.inputs = self.raw_inputs = ()
         self.callbacks = {}
+        # What was registered before the first cell, and what that looks at: it does nothing while there are no
+        # figures, and asking it would run through matplotlib.
+        self.usual = {}
+        self.figures = self.shown = ()
         self.transformers = ()
         # Whether a magic may have changed how plain values are shown.
         self.display_changed = False
@@ -54,6 +58,11 @@ class Cells:
         self.inputs, self.raw_inputs = history.input_hist_parsed, history.input_hist_raw
         self.callbacks = self.shell.events.callbacks
         self.transformers = self.shell.ast_transformers
+        self.usual = {event: list(callbacks) for event, callbacks in self.callbacks.items()}
+        if helpers := sys.modules.get("matplotlib._pylab_helpers"):
+            self.figures = helpers.Gcf.figs
+        if backend := sys.modules.get("matplotlib_inline.backend_inline"):
+            self.shown = vars(backend.show)
 
     def reset(self):
         """Forgets what was run, for the first cell of a user."""
@@ -214,8 +223,15 @@ class Cells:
 
     def trigger(self, event):
         """Runs what was registered with IPython for this moment, such as the drawing of figures."""
-        if self.callbacks[event]:
+        callbacks = self.callbacks[event]
+        if callbacks != self.usual[event] or self.is_noteworthy():
             self.shell.events.trigger(event)
+
+    def is_noteworthy(self):
+        """Whether there is something for what is usually registered: a figure, one that is to be shown, or
+        warnings to forget."""
+        drawn = "_draw_called" in self.shown and self.shown["_draw_called"]
+        return self.figures or drawn or "__warningregistry__" in self.ns
 
 
 def compile_plainly(code, name, flags):

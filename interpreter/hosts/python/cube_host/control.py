@@ -1,16 +1,18 @@
 """The control socket: requests come in, events go out, one line of JSON each."""
 
 import fcntl
-import json
 import os
 import socket
 import sys
 from _thread import allocate_lock
+from json import JSONDecoder
 from json.encoder import encode_basestring_ascii as quote
 
 # Bytes read from the socket at once: into a buffer that stays, since a large allocation would have the C
 # library tidy up its heap, a thousand pages of it in a clone's first cell.
 CHUNK = 1 << 14
+# The decoder's core: `json.loads` would look for other encodings and for white space first.
+scan = JSONDecoder().scan_once
 
 
 def take_standard_input():
@@ -49,7 +51,8 @@ class Control:
                 return None
             self._input += self._buffer[:size]
         line, self._input = self._input.split(b"\n", 1)
-        return json.loads(line)
+        request, _ = scan(line.decode(), 0)
+        return request
 
     def push(self, line):
         """Adds a line, without its end, to what goes next."""

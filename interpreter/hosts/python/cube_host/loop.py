@@ -21,8 +21,6 @@ class Loop:
         self.control = control
         self.base = {}
         self.cells = None
-        # Whether no cell of a user has run yet.
-        self.untouched = True
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
@@ -42,10 +40,8 @@ class Loop:
 
     def handle(self, request):
         if request.get("seed"):
-            seeds.reseed(untouched=self.untouched)
+            seeds.reseed()
         stored = not request.get("unstored")
-        if stored:
-            self.untouched = False
         if "base" in request:
             self.set_base(request["base"])
         env = request.get("env")
@@ -74,29 +70,20 @@ class Loop:
 
     def warm_up(self):
         """Does what users do first, for the snapshot, and leaves no trace of it."""
-        from . import warm
+        from . import heap, warm
 
         real, self.control = self.control, Sink()
         self.cells.control = self.control
         for code in warm.CELLS:
             self.cells.run(1, code)
         seeds.note_generators()
+        heap.settle()
         # The whole path of a clone's first cell, until it leaves everything as it finds it.
         for _ in range(3):
             self.handle({"n": 1, "code": "1+1", "base": {}, "seed": True})
             self.cells.reset()
-            self.untouched = True
         self.control = self.cells.control = real
-        gc.collect()
-        tidy_heap()
         gc.freeze()
-
-
-def tidy_heap():
-    """Has the C library join its free memory and give it back, which it would do in some cell of a clone."""
-    import ctypes
-
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def swap_environment(variables):
