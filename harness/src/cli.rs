@@ -186,11 +186,13 @@ impl CommandError {
             },
             Self::Isolation(error) => match error {
                 IsolationError::Cases(_) => End::Bug,
-                IsolationError::Unknown { .. } => End::Usage,
+                IsolationError::Unknown { .. } | IsolationError::Url(_) => End::Usage,
                 IsolationError::Artifact(_)
                 | IsolationError::Server(_)
                 | IsolationError::Sandbox(_) => End::TargetUnreachable,
-                IsolationError::World(_) | IsolationError::Io { .. } => End::UnsuitableHost,
+                IsolationError::World(_)
+                | IsolationError::Outside(_)
+                | IsolationError::Io { .. } => End::UnsuitableHost,
             },
             Self::Session(error) => match error {
                 SessionError::Artifact(_) | SessionError::Server(_) => End::TargetUnreachable,

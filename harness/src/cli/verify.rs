@@ -1,6 +1,9 @@
 //! The commands that verify: features, confinement, what clones share.
 
-use std::path::{Path, PathBuf};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, Subcommand, ValueEnum};
 use harness::{
@@ -10,7 +13,9 @@ use harness::{
         self, Matrix, Programs, VerifyError, VerifySpec,
         features::Area,
         hazards::{self, HazardSpec, report as hazard_report},
-        isolation::{self, IsolationError, IsolationSpec, Scope, report as proof_report},
+        isolation::{
+            self, IsolationError, IsolationSpec, Scope, TargetSpec, report as proof_report,
+        },
         report as matrix_report,
     },
 };
@@ -98,6 +103,13 @@ pub(super) struct Prover {
     /// Only this case, or the cases of this class; repeat for more
     #[arg(long = "case", value_name = "NAME")]
     only: Vec<String>,
+    /// A server that runs already; its key is E2B_API_KEY. What the guest alone can say is no pass
+    /// [default: a cube-api of the run's own, in namespaces of its own]
+    #[arg(long, value_name = "URL")]
+    target: Option<String>,
+    /// An address of this machine that packets of the target's sandboxes reach: the prover listens there
+    #[arg(long, value_name = "ADDRESS", requires = "target")]
+    outside: Option<IpAddr>,
     /// Also write isolation.json and isolation.xml into this directory
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
@@ -199,6 +211,14 @@ impl Hazards {
 
 impl Prover {
     fn prove(self, scope: Scope) -> Result<End, CommandError> {
+        let target = match self.target {
+            Some(url) => Some(TargetSpec {
+                url,
+                key: std::env::var("E2B_API_KEY").map_err(|_| VerifyError::NoKey)?,
+                outside: self.outside,
+            }),
+            None => None,
+        };
         let places = self.places.programs();
         let proof = isolation::run(&IsolationSpec {
             artifacts: places.artifacts,
@@ -209,6 +229,7 @@ impl Prover {
             template: self.template,
             scope,
             only: self.only,
+            target,
         })?;
         if let Some(dir) = self.results {
             let write = |name: &str, text: String| std::fs::write(dir.join(name), text);

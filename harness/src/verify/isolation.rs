@@ -15,6 +15,7 @@ pub mod judge;
 pub mod report;
 mod sandbox;
 mod scripts;
+mod target;
 mod world;
 
 use std::{
@@ -30,6 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     artifacts::{self, ArtifactError},
+    endpoint::BadUrl,
     exit::End,
     leftovers::{self, RunDir},
     server::{Door, LocalServer, ServerError, ServerSpec, Tls},
@@ -38,6 +40,7 @@ use crate::{
 use cases::{Case, CaseError, Expect, Group};
 use judge::{Evidence, Judged, Verdict, judge};
 use sandbox::{Customer, Guest, NetworkEvent, SandboxError};
+pub use target::TargetSpec;
 use world::{NAME_SERVER, UPLINK, World};
 
 /// What must not be answered is waited for as long.
@@ -70,6 +73,8 @@ pub struct IsolationSpec {
     pub scope: Scope,
     /// Names of cases or classes; empty: all of the scope.
     pub only: Vec<String>,
+    /// A server that runs already; absent: one of the prover's own, in a world of its own.
+    pub target: Option<TargetSpec>,
 }
 
 /// Which cases a command is about.
@@ -116,6 +121,12 @@ pub enum IsolationError {
     /// The server.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// The target's URL.
+    #[error(transparent)]
+    Url(#[from] BadUrl),
+    /// The address outside that was named.
+    #[error("cannot listen at the address outside, which has to be one of this machine's")]
+    Outside(#[source] io::Error),
     /// The neighbour, without whom nothing is proved.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
@@ -137,6 +148,9 @@ pub struct Proof {
     pub format: u32,
     /// See [`Scope`].
     pub scope: Scope,
+    /// URL of a server that ran already; absent: it was one of the prover's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
     /// In the order of the files.
     pub cases: Vec<Judged>,
     /// Seconds that it took.
@@ -150,10 +164,12 @@ impl Proof {
         let any = |verdict| self.cases.iter().any(|case| case.verdict == verdict);
         match () {
             () if any(Verdict::Breach) => End::Breach,
-            () if self.cases.is_empty() || any(Verdict::Unproven) || any(Verdict::NotTried) => {
-                End::Inconclusive
+            () if self.cases.iter().all(|case| case.verdict == Verdict::Pass)
+                && !self.cases.is_empty() =>
+            {
+                End::Pass
             }
-            () => End::Pass,
+            () => End::Inconclusive,
         }
     }
 }
@@ -167,11 +183,18 @@ struct Stage {
     customer: Customer,
 }
 
-/// Proves it. The process moves into namespaces of its own for good, so no thread may run yet.
+/// Proves it. Without a target the process moves into namespaces of its own for good, so no thread may run yet.
 ///
 /// # Errors
 /// See [`IsolationError`]; what a case finds is a verdict, not an error.
 pub fn run(spec: &IsolationSpec) -> Result<Proof, IsolationError> {
+    match &spec.target {
+        Some(target) => target::run(spec, target),
+        None => in_own_world(spec),
+    }
+}
+
+fn in_own_world(spec: &IsolationSpec) -> Result<Proof, IsolationError> {
     let begun = Instant::now();
     let groups = chosen(cases::load()?, spec)?;
     let program = artifacts::find_probe(spec.probe.as_deref())?;
@@ -218,6 +241,7 @@ pub fn run(spec: &IsolationSpec) -> Result<Proof, IsolationError> {
     Ok(Proof {
         format: report::FORMAT,
         scope: spec.scope,
+        target: None,
         cases: judged,
         seconds: begun.elapsed().as_secs_f64(),
     })

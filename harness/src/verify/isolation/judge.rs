@@ -22,6 +22,8 @@ pub enum Verdict {
     Breach,
     /// Tried, but one of the ends does not bear it out: a control that failed, an event that is missing.
     Unproven,
+    /// The guest says that it ended as it should, and nobody looked at the other end.
+    GuestsWord,
     /// It could not be tried.
     NotTried,
 }
@@ -34,6 +36,7 @@ impl Verdict {
             Self::Pass => "pass",
             Self::Breach => "breach",
             Self::Unproven => "unproven",
+            Self::GuestsWord => "guests_word",
             Self::NotTried => "not_tried",
         }
     }

@@ -32,6 +32,7 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
             Verdict::Pass => "pass",
             Verdict::Breach => "BREACH",
             Verdict::Unproven => "UNPROVEN",
+            Verdict::GuestsWord => "GUEST'S WORD ONLY",
             Verdict::NotTried => "NOT TRIED",
         };
         writeln!(
@@ -62,7 +63,7 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
             out,
             "  arrived          {outside} outside, {host} at the host, {neighbour} at the neighbour"
         )?;
-        writeln!(out, "  repeat           {}", repeat(case))?;
+        writeln!(out, "  repeat           {}", repeat(proof, case))?;
     }
     let count = |verdict| {
         proof
@@ -73,18 +74,21 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
     };
     writeln!(
         out,
-        "\n{} cases in {:.0} s: {} as expected, {} breaches, {} unproven, {} not tried",
+        "\n{} cases in {:.0} s: {} as expected, {} breaches, {} unproven, {} the guest's word only, {} not tried",
         proof.cases.len(),
         proof.seconds,
         count(Verdict::Pass),
         count(Verdict::Breach),
         count(Verdict::Unproven),
+        count(Verdict::GuestsWord),
         count(Verdict::NotTried),
     )
 }
 
-fn repeat(case: &Judged) -> String {
-    format!("cube-bench verify isolation --case {}", case.case)
+fn repeat(proof: &Proof, case: &Judged) -> String {
+    let target = proof.target.as_ref();
+    let target = target.map_or_else(String::new, |url| format!(" --target {url}"));
+    format!("cube-bench verify isolation{target} --case {}", case.case)
 }
 
 /// One JSON document.
@@ -129,12 +133,12 @@ fn write_junit(out: &mut String, proof: &Proof) -> std::fmt::Result {
         let why = escape(&format!(
             "{}; run again: {}",
             case.wrong.join("; "),
-            repeat(case)
+            repeat(proof, case)
         ));
         match case.verdict {
             Verdict::Pass => {}
             Verdict::Breach => write!(out, "<failure message=\"{why}\"/>")?,
-            Verdict::Unproven | Verdict::NotTried => {
+            Verdict::Unproven | Verdict::GuestsWord | Verdict::NotTried => {
                 write!(
                     out,
                     "<error type=\"{}\" message=\"{why}\"/>",
@@ -168,12 +172,14 @@ mod tests {
                 Verdict::Pass => Vec::new(),
                 Verdict::Breach => vec!["1 packets arrived outside".into()],
                 Verdict::Unproven => vec!["no event with the reason \"host\"".into()],
+                Verdict::GuestsWord => vec!["nobody looked at the other end".into()],
                 Verdict::NotTried => vec!["no <card>".into()],
             },
         };
         Proof {
             format: FORMAT,
             scope: Scope::Isolation,
+            target: None,
             cases: verdicts.iter().enumerate().map(judged).collect(),
             seconds: 61.4,
         }
@@ -185,6 +191,7 @@ mod tests {
             Verdict::Pass,
             Verdict::Breach,
             Verdict::Unproven,
+            Verdict::GuestsWord,
             Verdict::NotTried,
         ];
         insta::assert_snapshot!("terminal", terminal(&proof(&all)));
@@ -200,6 +207,10 @@ mod tests {
         assert_eq!(end(&[]), End::Inconclusive);
         assert_eq!(end(&[Verdict::Pass, Verdict::Unproven]), End::Inconclusive);
         assert_eq!(end(&[Verdict::NotTried]), End::Inconclusive);
+        assert_eq!(
+            end(&[Verdict::Pass, Verdict::GuestsWord]),
+            End::Inconclusive
+        );
         assert_eq!(end(&[Verdict::NotTried, Verdict::Breach]), End::Breach);
     }
 }

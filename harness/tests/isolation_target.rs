@@ -1,0 +1,206 @@
+//! The isolation prover against a server that it did not start, on real guests: server and prover are in network
+//! namespaces of their own, with a cable between them.
+#![expect(
+    clippy::unwrap_used,
+    reason = "what is missing should stop the test with its reason"
+)]
+
+use std::{
+    fs::File,
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use harness::verify::isolation::{Proof, judge::Verdict};
+use nix::{
+    sched::{CloneFlags, setns, unshare},
+    sys::signal::{Signal, kill},
+    unistd::{Pid, gettid},
+};
+
+/// The server's end of the cable, and the prover's.
+const SERVER: &str = "192.0.2.2:3000";
+const PROVER: &str = "192.0.2.1";
+/// A loaded host starts a server and its first sandboxes in this time.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[test]
+fn kvm_a_server_that_runs_already_is_proved_as_far_as_can_be_seen() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: namespaces need root");
+        return;
+    }
+    // In a thread of its own: it stays in its namespace.
+    thread::spawn(in_namespaces).join().unwrap();
+}
+
+fn in_namespaces() {
+    // Sockets below it have short names: a unix address has 107 bytes.
+    let dir = tempfile::Builder::new().prefix("it").tempdir_in("/tmp");
+    let dir = dir.unwrap();
+    let prover = lay_cable();
+    let (server, key) = Server::start(dir.path());
+    let within = |arguments: &[&str]| prove(&prover, &key, dir.path(), arguments);
+
+    let (code, proof) = within(&["--outside", PROVER]);
+    let of = |name: &str| proof.cases.iter().find(|case| case.case == name).unwrap();
+    assert_eq!(code, Some(5));
+    for name in ["outside-tcp-passes", "outside-udp-passes"] {
+        assert_eq!(of(name).verdict, Verdict::Pass, "{:?}", of(name));
+        assert!(of(name).arrived[0] > 0);
+    }
+    for name in ["outside-denied-tcp", "outside-denied-udp"] {
+        assert_eq!(of(name).verdict, Verdict::Pass, "{:?}", of(name));
+    }
+    for case in &proof.cases {
+        match case.verdict {
+            Verdict::Pass => assert!(case.case.starts_with("outside-"), "{case:?}"),
+            Verdict::GuestsWord | Verdict::NotTried => {}
+            Verdict::Breach | Verdict::Unproven => panic!("{case:?}"),
+        }
+    }
+    for name in [
+        "closed-gateway-answers-arp",
+        "spoof-mac",
+        "names-not-listed",
+    ] {
+        assert_eq!(of(name).verdict, Verdict::GuestsWord, "{:?}", of(name));
+    }
+    assert_eq!(of("flood-of-many-flows").verdict, Verdict::NotTried);
+
+    // Both ends of these are known: by themselves they are a proof.
+    let both = ["--outside", PROVER, "--case", "outside-tcp-passes"];
+    assert_eq!(
+        within(&[&both[..], &["--case", "outside-denied-tcp"]].concat()).0,
+        Some(0)
+    );
+    // Without an end outside nothing is.
+    assert_eq!(within(&["--case", "spoof"]).0, Some(5));
+    drop(server);
+    let unreachable = cube_bench(&prover, &key, dir.path(), &[]);
+    assert_eq!(unreachable.status.code(), Some(7));
+}
+
+/// Exit code and what was written.
+fn prove(prover: &File, key: &str, dir: &Path, arguments: &[&str]) -> (Option<i32>, Proof) {
+    let done = cube_bench(prover, key, dir, arguments);
+    let said = String::from_utf8_lossy(&done.stderr);
+    let proof = serde_json::from_slice(&done.stdout).unwrap_or_else(|e| panic!("{e}: {said}"));
+    (done.status.code(), proof)
+}
+
+fn cube_bench(prover: &File, key: &str, dir: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cube-bench"));
+    command
+        .args(["verify", "isolation", "--format", "json"])
+        .args(["--target", &format!("http://{SERVER}")])
+        .arg("--run-root")
+        .arg(dir)
+        .arg("--probe")
+        .arg(variable("CUBE_BIN").join("cube-netprobe"))
+        .args(arguments)
+        .env("E2B_API_KEY", key);
+    within(prover, || command.output().unwrap())
+}
+
+/// The server's namespace is this thread's from now on; the other one is the prover's.
+fn lay_cable() -> File {
+    unshare(CloneFlags::CLONE_NEWNET).unwrap();
+    let server = gettid();
+    let prover = thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        File::open("/proc/thread-self/ns/net").unwrap()
+    });
+    let prover = prover.join().unwrap();
+    within(&prover, || {
+        ip("link set lo up");
+        ip(&format!(
+            "link add out0 type veth peer name up0 netns {server}"
+        ));
+        ip(&format!("address add {PROVER}/29 dev out0"));
+        ip("link set out0 up");
+    });
+    ip("link set lo up");
+    ip("address add 192.0.2.2/29 dev up0");
+    ip("link set up0 up");
+    ip(&format!("route add default via {PROVER}"));
+    prover
+}
+
+fn within<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T {
+    let work = || {
+        setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
+        work()
+    };
+    thread::scope(|scope| scope.spawn(work).join().unwrap())
+}
+
+fn ip(line: &str) {
+    let status = Command::new("ip").args(line.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {line}: {status}");
+}
+
+/// A `cube-api` that whoever runs it has started, with its sandboxes.
+struct Server(Child);
+
+impl Server {
+    /// With a key.
+    fn start(dir: &Path) -> (Self, String) {
+        let state = dir.join("state");
+        let program = variable("CUBE_BIN").join("cube-api");
+        let made = Command::new(&program)
+            .args(["key", "new", "test", "--state"])
+            .arg(&state)
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{made:?}");
+        let log = File::create(dir.join("log")).unwrap();
+        let child = Command::new(&program)
+            .args(["serve", "--on-exit", "kill", "--listen", SERVER])
+            .args(["--uplink", "up0", "--warm", "1:1", "--state"])
+            .arg(&state)
+            .arg("--templates")
+            .arg(variable("CUBE_ARTIFACTS").join("templates"))
+            .arg("--vmm")
+            .arg(variable("CUBE_BIN").join("cube-vmm"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut server = Self(child);
+        server.await_answer(&dir.join("log"));
+        (
+            server,
+            String::from_utf8(made.stdout).unwrap().trim().to_owned(),
+        )
+    }
+
+    fn await_answer(&mut self, log: &Path) {
+        let deadline = Instant::now() + PATIENCE;
+        while TcpStream::connect(SERVER).is_err() {
+            let is_late = Instant::now() > deadline || self.0.try_wait().unwrap().is_some();
+            assert!(!is_late, "{}", std::fs::read_to_string(log).unwrap());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let pid = Pid::from_raw(i32::try_from(self.0.id()).unwrap());
+        // One that is gone needs no signal.
+        let _ = kill(pid, Signal::SIGTERM);
+        let _ = self.0.wait();
+    }
+}
+
+fn variable(name: &str) -> PathBuf {
+    let value = std::env::var_os(name);
+    value
+        .unwrap_or_else(|| panic!("no {name}: `cargo xtask test --tier kvm` sets it"))
+        .into()
+}
