@@ -30,7 +30,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Data frames want room; memory that a clone never touches costs nothing.
+/// Data frames want room; a page that a clone never touches costs it no more than KVM's ten bytes for each.
 const MEMORY: Bytes = Bytes::mib(1024);
 /// Where the server looks for its hosts.
 const HOSTS: &str = "/usr/local/lib/cube-interpreter";
