@@ -8,4 +8,4 @@ trap 'rm -r "$classes"' EXIT
 javac -XDignore.symbol.file -Xlint:all,-serial -d "$classes" "$here"/*.java
 jar cfm "$here/host.jar" "$here/manifest.txt" -C "$classes" .
 rm -f "$here/host.jsa"
-CUBE_ARCHIVE=ArchiveClassesAtExit sh "$here/host.sh" --train 0<>/dev/null >/dev/null 2>&1
+CUBE_ARCHIVE=ArchiveClassesAtExit sh "$here/host.sh" --train 0<>/dev/null >/dev/null
