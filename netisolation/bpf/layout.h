@@ -127,6 +127,7 @@ enum mark { REPLIED = 1, FIN_OUT = 2, FIN_IN = 4, RESET = 8 };
 struct uplink {
 	struct address local4;
 	struct address local6;
+	__u32 mtu;
 };
 
 /* A refused flow: the key under which its packets are counted. */

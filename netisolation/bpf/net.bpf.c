@@ -225,6 +225,16 @@ FUNCTION int route(struct __sk_buff *skb, struct packet *p, struct bpf_fib_looku
 	return absent(local) ? NO_ROUTE : PASS;
 }
 
+/* Of a connection's first packets, what they say of the largest segment: what fits the uplink. */
+INLINE long fit(struct __sk_buff *skb, struct packet *p, __u32 ifindex)
+{
+	__u32 headers = p->family == 4 ? 40 : 60;
+	if (p->protocol != IPPROTO_TCP || !(p->tcp_flags & SYN))
+		return 0;
+	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &ifindex);
+	return uplink && uplink->mtu > headers ? announce(skb, p, uplink->mtu - headers) : -1;
+}
+
 INLINE long leave(struct bpf_fib_lookup *fib)
 {
 	struct bpf_redir_neigh next = {.nh_family = fib->family};
@@ -264,6 +274,10 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 	reason = route(skb, p, &fib, &local);
 	if (reason)
 		return reason;
+	/* As large as it is, or as the segments are into which it is cut. */
+	__u32 size = skb->gso_size ? p->l4 - ETH_HLEN + p->tcp_len + skb->gso_size : skb->len - ETH_HLEN;
+	if (size > fib.mtu_result)
+		return NO_ROUTE;
 	if (!within_rate(&state->out_due, tap->bytes_per_s, skb->len))
 		return BANDWIDTH;
 	if (!flow) {
@@ -285,7 +299,7 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 		return INTERNAL;
 	COUNT(state->packets_out, 1);
 	COUNT(state->bytes_out, skb->len);
-	if (decrement_ttl(skb, p) || translate(skb, p, SOURCE, &local, port))
+	if (fit(skb, p, fib.ifindex) || decrement_ttl(skb, p) || translate(skb, p, SOURCE, &local, port))
 		return INTERNAL;
 	*action = leave(&fib);
 	return PASS;
@@ -543,7 +557,7 @@ INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wir
 		struct address guest = pick(p->family == 4, &set()->guest4, &set()->guest6);
 		flow->seen = bpf_ktime_get_ns();
 		mark(flow, REPLIED | (p->tcp_flags & RST ? RESET : 0) | (p->tcp_flags & FIN ? FIN_IN : 0));
-		if (translate(skb, p, DESTINATION, &guest, key->port))
+		if (fit(skb, p, skb->ifindex) || translate(skb, p, DESTINATION, &guest, key->port))
 			return INTERNAL;
 	} else if (translate_error(skb, p, wire, key->port)) {
 		return INTERNAL;

@@ -22,7 +22,8 @@ struct packet {
 	__u8 tcp_flags;
 	__u8 icmp_type;
 	__u8 ports; /* whether the two are known */
-	__u8 zero[2];
+	__u8 tcp_len; /* of the header, bytes */
+	__u8 zero;
 };
 
 INLINE void map_v4(struct address *to, __u32 v4)
@@ -88,6 +89,7 @@ INLINE long parse_tcp(struct __sk_buff *skb, struct packet *p)
 	__u16 header = (tcp[12] >> 4) * 4;
 	if (header < sizeof(tcp) || header > p->l4_len)
 		return MALFORMED;
+	p->tcp_len = header;
 	if (!(flags & (SYN | ACK | RST)) || ((flags & SYN) && (flags & (FIN | RST))) || ((flags & FIN) && !(flags & ACK)))
 		return MALFORMED;
 	return PASS;
@@ -238,6 +240,39 @@ FUNCTION int translate(struct __sk_buff *skb, const struct packet *p, enum side 
 	__u32 offset = p->l4 + (icmp ? 4 : side == SOURCE ? 0 : 2);
 	failed |= bpf_skb_store_bytes(skb, offset, &port, 2, 0);
 	return failed ? -1 : 0;
+}
+
+#define OPTIONS_OF_TCP 10
+
+/* Makes the segments that a SYN announces no larger than `most`: a guest does not know the MTU of an uplink. */
+FUNCTION int announce(struct __sk_buff *skb, const struct packet *p, __u32 most)
+{
+	if (!p || most > 0xffff)
+		return -1;
+	__u32 at = p->l4 + 20, end = p->l4 + p->tcp_len;
+	for (int i = 0; i < OPTIONS_OF_TCP; i++) {
+		__u8 option[4];
+		if (at + sizeof(option) > end || bpf_skb_load_bytes(skb, at, option, sizeof(option)) || option[0] == 0)
+			return 0;
+		if (option[0] == 1) {
+			at++;
+			continue;
+		}
+		if (option[0] == 2 && option[1] == 4) {
+			__u16 from = option[2] << 8 | option[3], to = most;
+			__u16 stored = htons(to);
+			if (from <= to)
+				return 0;
+			/* Bytes at an odd place count in the sum as if they were swapped. */
+			int odd = (at - p->l4) & 1;
+			long failed = bpf_l4_csum_replace(skb, p->l4 + 16, odd ? from : htons(from), odd ? to : htons(to), 2);
+			return failed || bpf_skb_store_bytes(skb, at + 2, &stored, 2, 0) ? -1 : 0;
+		}
+		if (option[1] < 2)
+			return 0;
+		at += option[1];
+	}
+	return 0;
 }
 
 /* One hop less. The caller has checked that there is one. */

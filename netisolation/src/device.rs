@@ -10,7 +10,8 @@ use std::{
 mod sys;
 
 pub(crate) use sys::{
-    address4, flags, hardware_address, index, make_tap, name, set_address4, set_address6, set_up,
+    address4, flags, hardware_address, index, make_tap, mtu, name, set_address4, set_address6,
+    set_up,
 };
 
 /// IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE (`linux/if_addr.h`).

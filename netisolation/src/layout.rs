@@ -163,6 +163,7 @@ pub(crate) mod mark {
 pub(crate) struct Uplink {
     pub(crate) local4: Address,
     pub(crate) local6: Address,
+    pub(crate) mtu: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -13,6 +13,9 @@ use crate::{
 /// Routes are looked up as the host's own are: as if from here.
 const ROUTING_DEVICE: &str = "lo";
 
+/// What IPv6 asks of every link (RFC 8200, 5): the least MTU of an uplink.
+const LEAST_MTU: u32 = 1280;
+
 /// The device index for lookups of routes, which the kernel does for devices that forward. Nothing is forwarded: what
 /// comes in by the loopback device is the host's.
 pub(crate) fn routing_device() -> Result<u32, IsolationError> {
@@ -46,6 +49,14 @@ impl Owner {
                 .map_err(|e| unsuitable(format!("the uplink {name}: {e}"), "name another"))?;
             device::hardware_address(&name)
                 .map_err(|e| unsuitable(format!("the uplink {name}: {e}"), "name another"))?;
+            let mtu =
+                device::mtu(&name).map_err(|e| system(format!("read the MTU of {name}"), e))?;
+            if mtu < LEAST_MTU {
+                return Err(unsuitable(
+                    format!("the uplink {name} takes packets of {mtu} bytes"),
+                    format!("ip link set {name} mtu {LEAST_MTU} (or more), or name another uplink"),
+                ));
+            }
             self.datapath.attach_uplink(&name, ifindex)?;
             self.uplinks.insert(ifindex, (name, Uplink::default()));
         }
@@ -56,7 +67,8 @@ impl Owner {
         Ok(())
     }
 
-    /// Reads the host's addresses: those of the uplinks are sandboxes' outside, and none is a destination.
+    /// Reads the host's addresses: those of the uplinks are sandboxes' outside, and none is a destination. And the
+    /// uplinks' MTUs.
     pub(crate) fn read_addresses(&mut self) -> Result<(), IsolationError> {
         // Whoever writes net.ipv4.ip_forward resets it.
         routing_device()?;
@@ -66,7 +78,11 @@ impl Owner {
         host.dedup();
         self.set_rules_for_all(&host)?;
         for (ifindex, (name, written)) in &mut self.uplinks {
-            let current = outside(&all, *ifindex);
+            let current = Uplink {
+                // Of one that is gone for a moment there is no address either.
+                mtu: device::mtu(name).unwrap_or(written.mtu),
+                ..outside(&all, *ifindex)
+            };
             if current != *written {
                 let outcome = self.datapath.uplinks.insert(ifindex, current, 0);
                 outcome.map_err(|e| system(format!("write the addresses of {name}"), e))?;
@@ -77,7 +93,7 @@ impl Owner {
     }
 }
 
-/// The first address of each family that is fit for use.
+/// The first address of each family that is fit for use; no MTU.
 fn outside(all: &[Assigned], ifindex: u32) -> Uplink {
     let first = |v4: bool| {
         let mine = |a: &&Assigned| a.ifindex == ifindex && a.fit && a.address.is_ipv4() == v4;
@@ -87,5 +103,6 @@ fn outside(all: &[Assigned], ifindex: u32) -> Uplink {
     Uplink {
         local4: first(true),
         local6: first(false),
+        mtu: 0,
     }
 }

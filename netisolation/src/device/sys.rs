@@ -58,6 +58,14 @@ pub(crate) fn flags(name: &str) -> io::Result<libc::c_int> {
     Ok(unsafe { request.ifr_ifru.ifru_flags }.into())
 }
 
+/// Largest packet of a device, in bytes without the Ethernet header.
+pub(crate) fn mtu(name: &str) -> io::Result<u32> {
+    let request = query(name, libc::SIOCGIFMTU)?;
+    // SAFETY: SIOCGIFMTU stored the size in this member, and any value is an integer; `request` lives on.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    u32::try_from(mtu).map_err(io::Error::other)
+}
+
 /// Sets a device up, with `more` of the flags.
 pub(crate) fn set_up(name: &str, more: libc::c_int) -> io::Result<()> {
     let wanted = flags(name)? | libc::IFF_UP | more;

@@ -119,7 +119,14 @@ fn structures_are_those_of_the_programs() {
                 local
             }),
         ),
-        ("uplink", members!(Uplink { local4, local6 })),
+        (
+            "uplink",
+            members!(Uplink {
+                local4,
+                local6,
+                mtu
+            }),
+        ),
         (
             "refusal",
             members!(Refusal {
@@ -181,7 +188,7 @@ fn no_structure_has_padding() {
     assert_eq!(sizes("flow_key"), 4 + 4 + 16 + 4);
     assert_eq!(sizes("wire_key"), 16 + 16 + 4 + 4);
     assert_eq!(sizes("flow"), 2 * 8 + 16 + 16);
-    assert_eq!(sizes("uplink"), 2 * 16);
+    assert_eq!(sizes("uplink"), 2 * 16 + 4);
     assert_eq!(sizes("refusal"), 2 * 4 + 4 + 2 * 2 + 2 * 16);
     assert_eq!(sizes("settings"), 6 * 16 + 2 * 4 + 3 * 2 + 3 * 6);
 }

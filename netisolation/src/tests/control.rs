@@ -451,8 +451,16 @@ fn net_checksums_left_to_the_device_and_large_segments_come_out_right() {
                 received.extend(&segment.body[20..]);
             }
             assert_eq!(received, payload);
+            // Segments that the uplink would not take are no better than packets.
+            let [low, high] = 1480_u16.to_le_bytes();
+            let vnet = [
+                1, kind, header[0], header[1], low, high, start[0], start[1], 16, 0,
+            ];
+            write_with(&guest.fd, &vnet, &frame);
         }
-        assert_eq!(world.counters(&guest).packets_out, 4);
+        let counters = world.counters(&guest);
+        assert_eq!(counters.packets_out, 4);
+        assert_eq!(counters.refused, [(Reason::NoRoute, 2)].into());
     });
 }
 

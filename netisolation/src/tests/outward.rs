@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use super::{
     frame::{ACK, FIN, Packet, RST, SYN, TCP, UDP, echo, fix_header4, icmp, tcp, udp},
-    world::{PEER4, PEER6, WAN4, WAN6, World, in_namespace, ip},
+    world::{PEER4, PEER6, WAN4, WAN6, World, command, config, in_namespace, ip},
 };
-use crate::{Policy, Reason};
+use crate::{Isolation, Policy, Reason};
 
 const PEERS: [(&str, &str); 2] = [(PEER4, WAN4), (PEER6, WAN6)];
 
@@ -75,6 +75,77 @@ fn net_a_connection_is_opened_used_and_closed() {
             assert_eq!(send(FIN | ACK, b"").source_port(), port);
             receive(RST, b"");
         }
+    });
+}
+
+/// A segment with these options, whose length is a multiple of four.
+fn with_options(from: u16, to: u16, flags: u8, options: &[u8]) -> Vec<u8> {
+    let mut segment = tcp(from, to, flags, b"");
+    segment[12] = u8::try_from(5 + options.len() / 4).unwrap() << 4;
+    segment.extend(options);
+    segment
+}
+
+#[test]
+fn net_connections_by_a_narrow_uplink_agree_on_segments_that_fit() {
+    in_namespace(|| {
+        let world = World::new();
+        command(&["link", "set", "wan", "mtu", "1400"]);
+        world
+            .isolation
+            .inspect(|owner| owner.read_addresses().unwrap());
+        let guest = world.guest(&Policy::internet());
+        let scale = [3, 3, 7];
+        for (peer, fits) in [(ip(PEER4), 1360_u16), (ip(PEER6), 1340)] {
+            for (source, said, agreed) in [(5000, 1460, fits), (5001, 9000, fits), (5002, 536, 536)]
+            {
+                let mss = |size: u16| [&[2, 4][..], &size.to_be_bytes()].concat();
+                // At an even place, and at an odd one behind others.
+                for (port, options) in [
+                    (80, mss(said)),
+                    (
+                        81,
+                        [&[1][..], &scale, &[1], &mss(said), &[1, 1, 1]].concat(),
+                    ),
+                    (82, [&[1][..], &mss(said), &scale].concat()),
+                ] {
+                    let expected = |options: &[u8]| {
+                        let at = options.windows(2).position(|w| w == [2, 4]).unwrap();
+                        let mut options = options.to_vec();
+                        options[at + 2..at + 4].copy_from_slice(&agreed.to_be_bytes());
+                        options
+                    };
+                    let syn = with_options(source, port, SYN, &options);
+                    let out = world.pass(&guest, &Packet::from_guest(peer, TCP, syn));
+                    assert_eq!(out.body[20..], expected(&options));
+                    let offer = with_options(port, out.source_port(), SYN | ACK, &options);
+                    world.send_on_wire(&out.answer(offer));
+                    assert_eq!(guest.next().body[20..], expected(&options));
+                }
+            }
+            let ip_len = if peer.is_ipv4() { 20 } else { 40 };
+            let datagram = |len| Packet::from_guest(peer, UDP, udp(4000, 7, &vec![0; len]));
+            let most = 1400 - ip_len - 8;
+            world.pass(&guest, &datagram(most));
+            for len in [most + 1, 1500 - ip_len - 8] {
+                world.refused(&guest, &datagram(len).bytes(), Reason::NoRoute);
+            }
+        }
+    });
+}
+
+#[test]
+fn net_an_uplink_that_is_too_narrow_is_refused_with_the_cure() {
+    in_namespace(|| {
+        let world = World::new();
+        command(&["link", "set", "wan", "mtu", "1200"]);
+        let refused = Isolation::open(&config()).unwrap_err().to_string();
+        assert!(
+            refused.contains("wan takes packets of 1200 bytes"),
+            "{refused}"
+        );
+        assert!(refused.contains("ip link set wan mtu 1280"), "{refused}");
+        drop(world);
     });
 }
 

@@ -31,6 +31,9 @@ use crate::{
 const SOCKET: &str = "CUBE_TEST_SOCKET";
 const INSTANCE: &str = "CUBE_TEST_INSTANCE";
 
+/// Of what `verify` says of a TAP that is gone: the beginning of its name.
+const GONE: &str = "cube";
+
 /// Changes something of a guest's TAP, whose name comes last.
 type Tamper = fn(&World, &Guest, &str);
 
@@ -95,7 +98,7 @@ fn net_verify_finds_what_others_changed() {
                     owner.datapath.indices.insert(ifindex, 16, 0).unwrap();
                 });
             }),
-            ("cube", |_, _, name| command(&["link", "del", name])),
+            (GONE, |_, _, name| command(&["link", "del", name])),
         ];
         for (what, tamper) in tamper {
             let guest = world.guest(&Policy::internet());
@@ -109,6 +112,8 @@ fn net_verify_finds_what_others_changed() {
                     assert_eq!(index, guest.index);
                     assert!(found.contains(what), "{what}: {found}");
                 }
+                // The keeper may have found it first.
+                Err(IsolationError::Unknown(_)) if what == GONE => {}
                 other => panic!("{what}: {other:?}"),
             }
             world.isolation.release(guest.index);
