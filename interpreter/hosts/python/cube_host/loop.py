@@ -29,6 +29,8 @@ class Loop:
         if not warm:
             # Whoever waits for the context waits no longer; the rest is done before the first cell.
             self.control.ready()
+        else:
+            seeds.load_ahead()
         self.cells.prepare()
         seeds.use_kernel_for_openssl()
         if warm:

@@ -29,6 +29,16 @@ def use_kernel_for_openssl():
         raise OSError("OpenSSL does not take another generator")
 
 
+def load_ahead():
+    """Loads what is seeded before everything else, so that it lies together."""
+    import multiprocessing.process  # noqa: F401
+    import random  # noqa: F401
+    import tempfile  # noqa: F401
+    import uuid  # noqa: F401
+
+    import numpy.random  # noqa: F401
+
+
 def note_generators():
     """Finds the `random.Random` objects that modules keep for themselves, and what else is to be seeded."""
     import gc
