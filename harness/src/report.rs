@@ -79,7 +79,9 @@ impl<'a> View<'a> {
             && clones
                 .iter()
                 .all(|clone| clone.timeline.at(StartPhase::Replied).is_none());
-        let is_breached = self.summary.failures().contains_key(&FailureCause::Breach);
+        let breach = FailureCause::Breach;
+        let is_breached = self.summary.failures().contains_key(&breach)
+            || self.summary.after_hold_failures.contains_key(&breach);
         match End::of_run(self.summary.ended.as_ref(), &self.gates) {
             End::Pass | End::GateFailed | End::Inconclusive if is_breached => End::Breach,
             End::Pass | End::GateFailed | End::Inconclusive if none_replied => {

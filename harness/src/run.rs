@@ -173,6 +173,9 @@ impl Runner<'_> {
         }
         if self.scenario.hold.exec_after && !self.interrupted.load(Ordering::Relaxed) {
             held::exec_again(clones, &self.scenario.exec, self.network, &self.events);
+            if let Some(network) = self.network {
+                held::deny_again(clones, &self.scenario.turns, network, &self.events);
+            }
         }
     }
 

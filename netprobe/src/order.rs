@@ -75,6 +75,13 @@ pub enum Action {
         /// How many.
         count: u32,
     },
+    /// Send datagrams until the time is over, whatever the network says to them; counts those that were sent.
+    Pulse {
+        /// Receiver.
+        to: SocketAddr,
+        /// Microseconds between two.
+        every_us: u64,
+    },
     /// Connect and send everything back that comes, until the other end closes.
     Echo(SocketAddr),
     /// Connect, wait for one byte, then send zeros until the other end closes.

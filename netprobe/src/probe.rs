@@ -109,6 +109,9 @@ fn act(action: &Action, probe: &Probe) -> Result {
         Action::Numbered { to, every_ms } => flows::numbered(*to, *every_ms, word, deadline),
         Action::Stream { to, every_ms } => flows::stream(*to, *every_ms, word, deadline),
         Action::Requests { to, count } => flows::requests(*to, *count, word, deadline),
+        Action::Pulse { to, every_us } => {
+            measured::pulse(*to, Duration::from_micros(*every_us), word, deadline)
+        }
         Action::Echo(to) => measured::echo(*to, deadline),
         Action::Source(to) => measured::source(*to, deadline),
         Action::Sink(to) => measured::sink(*to, deadline),

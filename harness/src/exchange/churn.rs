@@ -1,7 +1,7 @@
 //! Replacing a policy while the sandbox sends: what a replacement takes, when it works, and whether anything passes that
 //! must not any more.
 //!
-//! The sandbox sends a datagram every millisecond. Each that gets outside has the kernel's stamp of its arrival there.
+//! The sandbox sends a datagram four times a millisecond. Each that gets outside has the kernel's stamp of its arrival there.
 //! Replacements take turns: nothing is allowed, all is as before, nothing is allowed, and so on.
 
 use std::{
@@ -34,8 +34,8 @@ use crate::{
     target::{Sandbox, exec_and_compare},
 };
 
-/// Between two datagrams of the sandbox.
-const EVERY_MS: u64 = 1;
+/// Between two datagrams of the sandbox, in microseconds.
+const EVERY_US: u64 = 250;
 /// From the order to the first datagram.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A look at whether it is over.
@@ -102,8 +102,8 @@ fn start(
     lasts: Duration,
     like: &ExecSpec,
 ) -> Result<(), Failure> {
-    let every_ms = EVERY_MS;
-    let order = text_of(&order(Action::Numbered { to, every_ms }, lasts))?;
+    let every_us = EVERY_US;
+    let order = text_of(&order(Action::Pulse { to, every_us }, lasts))?;
     exec_and_compare(
         sandbox,
         &command(&["/bin/sh", "-c", DETACHED, PROBE, &order], like),

@@ -7,12 +7,14 @@ use crate::{
     event::{CloneLedger, RunEvent},
     exchange::{FirstCommand, Network},
     memory,
-    scenario::ExecSpec,
+    scenario::{ExchangeSpec, ExecSpec, TurnSpec},
     target::{CloneId, Sandbox},
 };
 
 /// Threads that ask or kill held clones.
 const HANDS: usize = 4;
+/// Threads that let them wait for what does not come.
+const WAITING_HANDS: usize = 64;
 
 /// A clone that answered its first command.
 pub(super) struct HeldClone {
@@ -58,6 +60,40 @@ pub(super) fn exec_again(
                         took_ns: answer.is_ok().then_some(took),
                         failure: answer.err(),
                     });
+                }
+            });
+        }
+    });
+}
+
+/// Lets all clones try again what their policies deny, many at a time, since each only waits. Those that get through, or
+/// cannot try, are told as answers that failed.
+pub(super) fn deny_again(
+    clones: &mut [HeldClone],
+    turns: &[TurnSpec],
+    network: &Network,
+    events: &Sender<RunEvent>,
+) {
+    let denied = |turn: &&TurnSpec| turn.exchange == Some(ExchangeSpec::Denied);
+    let Some(turn) = turns.iter().find(denied) else {
+        return;
+    };
+    thread::scope(|scope| {
+        for part in clones.chunks_mut(clones.len().div_ceil(WAITING_HANDS).max(1)) {
+            let events = events.clone();
+            scope.spawn(move || {
+                for clone in part {
+                    let sandbox = clone.sandbox.as_mut();
+                    let tried = network.exchange(sandbox, ExchangeSpec::Denied, &turn.exec);
+                    if let Err(failure) = tried {
+                        // The receiver outlives the run.
+                        let _ = events.send(RunEvent::AfterHold {
+                            round: clone.id.round,
+                            arrival: clone.id.arrival,
+                            took_ns: None,
+                            failure: Some(failure),
+                        });
+                    }
                 }
             });
         }

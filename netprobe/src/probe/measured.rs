@@ -3,12 +3,16 @@
 use std::{
     io::{self, ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
-    time::Instant,
+    thread,
+    time::{Duration, Instant},
 };
 
 use netprobe::Outcome;
 
-use super::{Result, talk::left};
+use super::{
+    Result,
+    talk::{left, socket_to},
+};
 
 /// Bytes of one system call.
 const CHUNK: usize = 256 << 10;
@@ -26,6 +30,22 @@ pub(crate) fn source(to: SocketAddr, deadline: Instant) -> Result {
 /// The count is that of the bytes that came.
 pub(crate) fn sink(to: SocketAddr, deadline: Instant) -> Result {
     told(connect(to, deadline).and_then(swallow))
+}
+
+/// The count is that of the datagrams that were sent.
+pub(crate) fn pulse(to: SocketAddr, every: Duration, word: &str, deadline: Instant) -> Result {
+    let socket = match socket_to(to) {
+        Ok(socket) => socket,
+        Err(error) => return Result::of_error(&error),
+    };
+    let mut sent = 0;
+    while Instant::now() < deadline {
+        if socket.send(word.as_bytes()).is_ok() {
+            sent += 1;
+        }
+        thread::sleep(every);
+    }
+    Result::new(Outcome::Ok, format!("{sent} sent")).counted(sent)
 }
 
 fn told(done: io::Result<u64>) -> Result {
@@ -88,11 +108,7 @@ fn swallow(mut stream: TcpStream) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        net::{Shutdown, TcpListener},
-        thread,
-        time::Duration,
-    };
+    use std::net::{Shutdown, TcpListener};
 
     use super::*;
 
@@ -154,6 +170,21 @@ mod tests {
             (told.outcome, told.count, said),
             (Outcome::Ok, 300_000, 300_000)
         );
+    }
+
+    #[test]
+    fn a_pulse_goes_on_whatever_it_is_told() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = socket.local_addr().unwrap();
+        let every = Duration::from_micros(200);
+        let soon = || Instant::now() + Duration::from_millis(100);
+        let told = pulse(to, every, "word", soon());
+        assert!(told.outcome == Outcome::Ok && told.count > 1, "{told:?}");
+        let mut heard = [0; 8];
+        assert_eq!(socket.recv(&mut heard).unwrap(), 4);
+        drop(socket);
+        // From now on each is answered with "port unreachable".
+        assert!(pulse(to, every, "word", soon()).count > 1);
     }
 
     #[test]
