@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use super::{ClientError, Deadline, EnvdClient, accept_stream, protocol, refused};
+use super::{
+    ClientError, EnvdClient,
+    answer::{accept_stream, refused},
+    connection::Deadline,
+    protocol,
+};
 use crate::envd::{
     ConnectRequest, ProcessInput, ProcessSelector, StreamInputData, StreamInputRequest, frame,
 };
@@ -39,7 +44,7 @@ impl EnvdClient {
             head.push_str(&format!("x-access-token: {token}\r\n"));
         }
         head.push_str("\r\n");
-        self.send(&[head.as_bytes()], deadline)?;
+        self.connection.send(&[head.as_bytes()], deadline)?;
         let mut stream = InputStream {
             client: self,
             deadline,
@@ -77,7 +82,7 @@ impl InputStream<'_> {
         frame::encode(0, &json, &mut framed).map_err(protocol)?;
         let size = format!("{:x}\r\n", framed.len());
         let parts = [size.as_bytes(), &framed, b"\r\n"];
-        self.client.send(&parts, self.deadline)
+        self.client.connection.send(&parts, self.deadline)
     }
 
     /// Ends the request and waits until the process has taken everything.
@@ -85,7 +90,9 @@ impl InputStream<'_> {
     /// # Errors
     /// [`ClientError::Refused`] when the agent has refused any of it; all others.
     pub fn finish(self) -> Result<(), ClientError> {
-        self.client.send(&[b"0\r\n\r\n"], self.deadline)?;
+        self.client
+            .connection
+            .send(&[b"0\r\n\r\n"], self.deadline)?;
         self.answer()
     }
 
@@ -94,8 +101,8 @@ impl InputStream<'_> {
     /// # Errors
     /// As [`InputStream::finish`].
     pub fn answer(self) -> Result<(), ClientError> {
-        let head = self.client.read_head(self.deadline)?;
-        let answer = self.client.collect(head, self.deadline)?;
+        let head = self.client.connection.read_head(self.deadline)?;
+        let answer = self.client.connection.collect(head, self.deadline)?;
         match answer.status {
             200 => accept_stream(&answer.body),
             _ => Err(refused(&answer)),

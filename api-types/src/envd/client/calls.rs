@@ -1,0 +1,197 @@
+//! Requests that are answered in whole.
+
+use std::os::unix::net::UnixStream;
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{
+    ClientError, EnvdClient,
+    answer::{HttpAnswer, accept, refused},
+    connection::Deadline,
+    protocol,
+};
+use crate::envd::{InitRequest, Metrics, Transport, WriteInfo};
+
+impl<S: Transport> EnvdClient<S> {
+    /// `GET /health`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn health(&mut self) -> Result<(), ClientError> {
+        let answer = self.request("GET", "/health", &[], b"")?;
+        accept(&answer)
+    }
+
+    /// `GET /metrics`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn metrics(&mut self) -> Result<Metrics, ClientError> {
+        let answer = self.request("GET", "/metrics", &[], b"")?;
+        accept(&answer)?;
+        serde_json::from_slice(&answer.body).map_err(protocol)
+    }
+
+    /// `POST /init`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn init(&mut self, init: &InitRequest) -> Result<(), ClientError> {
+        let body = serde_json::to_vec(init).map_err(protocol)?;
+        let json = [("content-type", "application/json")];
+        let answer = self.request("POST", "/init", &json, &body)?;
+        accept(&answer)
+    }
+
+    /// A unary RPC, `process.Process/List` for example.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn call<Q: Serialize, A: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        message: &Q,
+    ) -> Result<A, ClientError> {
+        let body = serde_json::to_vec(message).map_err(protocol)?;
+        let headers = [
+            ("content-type", "application/json"),
+            ("connect-protocol-version", "1"),
+        ];
+        let answer = self.request("POST", &format!("/{method}"), &headers, &body)?;
+        accept(&answer)?;
+        serde_json::from_slice(&answer.body).map_err(protocol)
+    }
+
+    /// `GET /files`: the bytes of a file of at most 256 MiB.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn read_file(&mut self, path: &str, user: Option<&str>) -> Result<Vec<u8>, ClientError> {
+        let answer = self.request("GET", &files_target(path, user), &[], b"")?;
+        accept(&answer)?;
+        Ok(answer.body)
+    }
+
+    /// `POST /files`: replaces a file's content, making its parents.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn write_file(
+        &mut self,
+        path: &str,
+        bytes: &[u8],
+        user: Option<&str>,
+    ) -> Result<(), ClientError> {
+        let raw = [("content-type", "application/octet-stream")];
+        let answer = self.request("POST", &files_target(path, user), &raw, bytes)?;
+        accept(&answer)?;
+        let _: Vec<WriteInfo> = serde_json::from_slice(&answer.body).map_err(protocol)?;
+        Ok(())
+    }
+
+    /// Turns the connection into a stream to a TCP port of the guest's loopback.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] with status 502 when nobody listens there; see [`ClientError`].
+    pub fn tunnel(mut self, port: u16) -> Result<Tunnel<S>, ClientError> {
+        let deadline = Deadline::after(self.timeout);
+        let head = format!("CONNECT 127.0.0.1:{port} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n");
+        self.connection.send(&[head.as_bytes()], deadline)?;
+        let head = self.connection.read_head(deadline)?;
+        if head.status != 200 {
+            return Err(refused(&self.connection.collect(head, deadline)?));
+        }
+        let early = self.connection.unused().to_vec();
+        let unlimited = self.connection.stream.bound_reads(None);
+        unlimited
+            .and_then(|()| self.connection.stream.bound_writes(None))
+            .map_err(|source| deadline.failed("opening a tunnel", source))?;
+        Ok(Tunnel {
+            stream: self.connection.stream,
+            early,
+        })
+    }
+
+    /// Any request with a `Content-Length` body, answered in whole, whatever its status.
+    ///
+    /// # Errors
+    /// All but [`ClientError::Refused`].
+    pub fn request(
+        &mut self,
+        method: &str,
+        target: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Result<HttpAnswer, ClientError> {
+        let deadline = Deadline::after(self.timeout);
+        self.send_request(method, target, headers, body, deadline)?;
+        let head = self.connection.read_head(deadline)?;
+        self.connection.collect(head, deadline)
+    }
+
+    /// Sends bytes as they are and reads one answer; for tests of bad requests.
+    ///
+    /// # Errors
+    /// All but [`ClientError::Refused`].
+    pub fn raw(&mut self, bytes: &[u8]) -> Result<HttpAnswer, ClientError> {
+        let deadline = Deadline::after(self.timeout);
+        self.connection.send(&[bytes], deadline)?;
+        let head = self.connection.read_head(deadline)?;
+        self.connection.collect(head, deadline)
+    }
+
+    pub(super) fn send_request(
+        &mut self,
+        method: &str,
+        target: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let mut head = format!("{method} {target} HTTP/1.1\r\nhost: {}\r\n", self.authority);
+        let token = self.token.as_deref().map(|token| ("x-access-token", token));
+        let route = self.headers.iter().map(|(n, v)| (n.as_str(), v.as_str()));
+        for (name, value) in headers.iter().copied().chain(route).chain(token) {
+            head.extend([name, ": ", value, "\r\n"]);
+        }
+        if method != "GET" {
+            head.extend(["content-length: ", &body.len().to_string(), "\r\n"]);
+        }
+        head.push_str("\r\n");
+        self.connection.send(&[head.as_bytes(), body], deadline)
+    }
+}
+
+/// A stream to a port of the guest.
+#[derive(Debug)]
+pub struct Tunnel<S = UnixStream> {
+    /// The connection; both directions end independently. Without timeouts.
+    pub stream: S,
+    /// What the port has sent already, to be read before the stream.
+    pub early: Vec<u8>,
+}
+
+fn files_target(path: &str, user: Option<&str>) -> String {
+    let mut target = String::from("/files?path=");
+    percent_encode(path, &mut target);
+    if let Some(user) = user {
+        target.push_str("&username=");
+        percent_encode(user, &mut target);
+    }
+    target
+}
+
+fn percent_encode(text: &str, out: &mut String) {
+    const HEX: &[u8; 16] = b"0123456789ABCDEF";
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                out.push(char::from(byte));
+            }
+            _ => {
+                out.push('%');
+                out.extend([byte >> 4, byte & 15].map(|n| char::from(HEX[usize::from(n)])));
+            }
+        }
+    }
+}
