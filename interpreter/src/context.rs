@@ -14,9 +14,10 @@ use std::{collections::VecDeque, path::Path, time::Instant};
 
 use crate::{
     clone_state::{CloneState, Variables},
-    host::{Gone, Host},
+    host::{Gone, Host, Setup},
     language::{Language, Start},
     message::Run,
+    zygote::Zygote,
 };
 
 /// Cells that wait at most.
@@ -103,7 +104,12 @@ impl Context {
     }
 
     /// Starts a host where there is none.
-    pub(crate) fn start(&mut self, hosts: &Path, clone: &mut CloneState) -> std::io::Result<()> {
+    pub(crate) fn start(
+        &mut self,
+        hosts: &Path,
+        clone: &mut CloneState,
+        zygote: &mut Zygote,
+    ) -> std::io::Result<()> {
         let how = std::mem::replace(&mut self.next_start, Start::Plain);
         self.count = 0;
         self.generation = None;
@@ -120,7 +126,13 @@ impl Context {
             }
             _ => &none,
         };
-        self.host = Some(Host::start(&self.language, hosts, &self.cwd, how, env)?);
+        let setup = Setup {
+            hosts,
+            cwd: &self.cwd,
+            how,
+            env,
+        };
+        self.host = Some(Host::start(&self.language, &setup, zygote)?);
         self.state = State::Starting;
         Ok(())
     }

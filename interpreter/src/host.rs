@@ -1,7 +1,7 @@
 //! A host: the process that runs the cells of one context.
 //!
-//! Its standard input is the control socket, its standard output and error are pipes to the server: what
-//! the code's own children print arrives as what the code itself prints does.
+//! It gets a control socket, as its standard input if it is started by the server itself; its standard output and
+//! error are pipes to the server: what the code's own children print arrives as what the code itself prints does.
 
 use std::{
     io,
@@ -25,6 +25,7 @@ use crate::{
     language::{Language, Reach, Start},
     sys,
     text::Decoder,
+    zygote::{Ends, Fork, Zygote},
 };
 
 /// Longest line of a host; results are one line each.
@@ -40,7 +41,7 @@ pub(crate) enum Stream {
 /// The process and the ends of its streams.
 #[derive(Debug)]
 pub(crate) struct Host {
-    child: Child,
+    process: Process,
     reach: Reach,
     control: UnixStream,
     /// Received and not yet a line.
@@ -49,6 +50,25 @@ pub(crate) struct Host {
     output: Vec<u8>,
     stdout: Pipe,
     stderr: Pipe,
+}
+
+/// Whose child the process is.
+#[derive(Debug)]
+enum Process {
+    /// The server's; it leads a process group.
+    Own(Child),
+    Forked(Fork),
+}
+
+/// How a host is started.
+#[derive(Debug)]
+pub(crate) struct Setup<'a> {
+    /// The directory of hosts.
+    pub(crate) hosts: &'a Path,
+    pub(crate) cwd: &'a str,
+    pub(crate) how: Start,
+    /// Variables beside this process's own.
+    pub(crate) env: &'a Variables,
 }
 
 #[derive(Debug)]
@@ -62,33 +82,40 @@ struct Pipe {
 pub(crate) struct Gone;
 
 impl Host {
-    /// Starts a host with variables beside this process's own. It is ready when it says so.
+    /// Starts a host. It is ready when it says so.
     pub(crate) fn start(
         language: &Language,
-        hosts: &Path,
-        cwd: &str,
-        how: Start,
-        env: &Variables,
+        setup: &Setup<'_>,
+        zygote: &mut Zygote,
     ) -> io::Result<Self> {
         let (control, theirs) = UnixStream::pair()?;
         control.set_nonblocking(true)?;
         let (stdout, stdout_writer) = Pipe::new()?;
         let (stderr, stderr_writer) = Pipe::new()?;
-        let words = language.command(hosts, how);
-        let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .current_dir(cwd)
-            .envs(env)
-            .stdin(OwnedFd::from(theirs))
-            .stdout(stdout_writer)
-            .stderr(stderr_writer)
-            // Interrupts go to all that the code has started.
-            .process_group(0);
-        sys::end_with_parent(&mut command);
+        let process = match language {
+            Language::Python => {
+                let ends = Ends {
+                    control: theirs.as_fd(),
+                    stdout: stdout_writer.as_fd(),
+                    stderr: stderr_writer.as_fd(),
+                };
+                Process::Forked(zygote.fork(setup, &ends)?)
+            }
+            Language::JavaScript
+            | Language::TypeScript
+            | Language::Java
+            | Language::Bash
+            | Language::Kernel(_) => {
+                let mut command = command(language, setup)?;
+                command
+                    .stdin(OwnedFd::from(theirs))
+                    .stdout(stdout_writer)
+                    .stderr(stderr_writer);
+                Process::Own(command.spawn()?)
+            }
+        };
         Ok(Self {
-            child: command.spawn()?,
+            process,
             reach: language.reach(),
             control,
             input: Vec::new(),
@@ -179,31 +206,56 @@ impl Host {
 
     /// Asks what runs to stop.
     pub(crate) fn interrupt(&self) {
-        match self.reach {
-            Reach::Group => self.signal(Signal::SIGINT),
-            Reach::Host => {
-                // The process is not waited for before it is killed: its number is its own.
-                let _ = kill(self.pid(), Signal::SIGINT);
-            }
+        match &self.process {
+            Process::Own(child) => match self.reach {
+                Reach::Group => signal(child, Signal::SIGINT),
+                Reach::Host => {
+                    // The process is not waited for before it is killed: its number is its own.
+                    let _ = kill(pid(child), Signal::SIGINT);
+                }
+            },
+            Process::Forked(fork) => fork.interrupt(),
         }
     }
 
     /// Ends the process with all that it started; what is left has to be waited for.
-    pub(crate) fn kill(self) -> Child {
-        self.signal(Signal::SIGKILL);
-        self.child
+    pub(crate) fn kill(self) -> Option<Child> {
+        match self.process {
+            Process::Own(child) => {
+                signal(&child, Signal::SIGKILL);
+                Some(child)
+            }
+            Process::Forked(fork) => {
+                fork.end();
+                None
+            }
+        }
     }
+}
 
-    fn signal(&self, signal: Signal) {
-        // Fails only when all of them are gone.
-        let _ = killpg(self.pid(), signal);
-    }
+fn command(language: &Language, setup: &Setup<'_>) -> io::Result<Command> {
+    let words = language.command(setup.hosts, setup.how);
+    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .current_dir(setup.cwd)
+        .envs(setup.env)
+        // Interrupts go to all that the code has started.
+        .process_group(0);
+    sys::end_with_parent(&mut command);
+    Ok(command)
+}
 
-    /// Its group has the same number.
-    fn pid(&self) -> Pid {
-        // Process numbers fit.
-        Pid::from_raw(i32::try_from(self.child.id()).unwrap_or(i32::MAX))
-    }
+fn signal(leader: &Child, signal: Signal) {
+    // Fails only when all of them are gone.
+    let _ = killpg(pid(leader), signal);
+}
+
+/// A leader's group has the same number.
+fn pid(child: &Child) -> Pid {
+    // Process numbers fit.
+    Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX))
 }
 
 impl Pipe {

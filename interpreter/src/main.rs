@@ -2,7 +2,7 @@
 //! print and show.
 //!
 //! ```text
-//! supervisor ─► server ─┬─ control socket, stdout, stderr ─► host process of a context (python)
+//! supervisor ─► server ─┬─ control socket, stdout, stderr ─► host process of a context (python: forks of a zygote)
 //!                       ├─ …                                                           (javascript)
 //!                       └─ …                                              more on first use
 //! ```
@@ -29,6 +29,7 @@ mod server;
 mod supervisor;
 mod sys;
 mod text;
+mod zygote;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 

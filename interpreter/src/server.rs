@@ -31,6 +31,7 @@ use crate::{
     host::Stream,
     language::Language,
     listener::{ListenError, Listener},
+    zygote::Zygote,
 };
 
 /// Connections at once; the most idle one makes room for another.
@@ -58,6 +59,7 @@ pub(crate) struct Server {
     /// In the order of their creation.
     contexts: Vec<Context>,
     clone: CloneState,
+    zygote: Zygote,
     /// Killed and not yet gone.
     graves: Vec<Child>,
     scratch: Vec<u8>,
@@ -92,6 +94,7 @@ impl Server {
             conns: BTreeMap::new(),
             contexts: Vec::new(),
             clone,
+            zygote: Zygote::default(),
             graves: Vec::new(),
             scratch: vec![0; SCRATCH],
             next_serial: 0,

@@ -178,7 +178,7 @@ impl Server {
         };
         context.state = State::Failed;
         if let Some(host) = context.host.take() {
-            self.graves.push(host.kill());
+            self.graves.extend(host.kill());
         }
     }
 
@@ -193,9 +193,11 @@ impl Server {
         let Some(context) = self.contexts.iter_mut().find(|c| c.serial == serial) else {
             return;
         };
-        if matches!(context.state, State::Failed)
-            && context.start(&self.config.hosts, &mut self.clone).is_err()
-        {
+        if !matches!(context.state, State::Failed) {
+            return;
+        }
+        let (hosts, clone, zygote) = (&self.config.hosts, &mut self.clone, &mut self.zygote);
+        if context.start(hosts, clone, zygote).is_err() {
             self.fail_waiting(serial);
         }
     }

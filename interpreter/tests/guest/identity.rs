@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::{clone::Clone, main_text};
 
 /// Each line is drawn from another generator.
-const PYTHON: &str = "
+pub(crate) const PYTHON: &str = "
 import random, uuid, ssl, secrets, tempfile, numpy, os, multiprocessing
 import sympy.core.random as sympy_random
 '\\n'.join(str(x) for x in [

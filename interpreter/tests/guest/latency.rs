@@ -3,6 +3,8 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
+use serde_json::{Value, json};
+
 use crate::{clone::Clone, main_text};
 
 #[test]
@@ -52,4 +54,77 @@ fn interpreter_memory_of_idle_clones() {
     let own = |clone: &Clone| memory(clone.pid())["Anonymous"];
     let kib: Vec<u64> = clones.iter().map(own).collect();
     println!("anonymous memory of 10 idle clones after one cell, KiB: {kib:?}");
+}
+
+/// The fields of `/proc/PID/schedstat` and of `/proc/PID/smaps_rollup` that a cell changes: nanoseconds on a CPU,
+/// KiB of its own.
+fn spent(pid: u32) -> (u64, u64) {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
+    let on_cpu = text.split(' ').next().unwrap().parse().unwrap();
+    (on_cpu, memory(pid)["Anonymous"])
+}
+
+/// Does something and prints what it took.
+fn measured<T>(what: &str, clone: &Clone, work: impl FnOnce() -> T) -> T {
+    let (cpu, own) = spent(clone.pid());
+    let started = Instant::now();
+    let done = work();
+    let took = started.elapsed();
+    let (cpu_after, own_after) = spent(clone.pid());
+    println!(
+        "{what}: {took:.1?}, {} us of CPU, {} pages",
+        (cpu_after - cpu) / 1000,
+        (own_after - own) / 4
+    );
+    done
+}
+
+#[test]
+fn interpreter_latency_of_new_contexts() {
+    for language in ["python", "javascript", "bash"] {
+        for _ in 0..3 {
+            let clone = Clone::start();
+            if language != "bash" {
+                measured("the default context's first cell", &clone, || {
+                    clone.cell(language, "1+1")
+                });
+            }
+            let body = json!({ "language": language });
+            let (_, made) = measured(&format!("{language}: POST /contexts"), &clone, || {
+                clone.ask("POST", "/contexts", &body)
+            });
+            let made: Value = serde_json::from_str(&made).unwrap();
+            let id = made["id"].as_str().unwrap();
+            let cell = json!({ "code": "1+1", "context_id": id });
+            measured("its first cell", &clone, || clone.run(&cell));
+            let path = format!("/contexts/{id}/restart");
+            measured("a restart", &clone, || {
+                clone.ask("POST", &path, &Value::Null)
+            });
+            measured("the first cell after it", &clone, || clone.run(&cell));
+            measured("its second cell", &clone, || clone.run(&cell));
+        }
+    }
+}
+
+#[test]
+fn interpreter_latency_of_cells_by_what_they_use() {
+    for _ in 0..3 {
+        for (what, code) in [
+            ("1+1", "1+1"),
+            ("json", "import json; json.loads('[1, {}]')"),
+            ("numpy", "import numpy as np; np.arange(3).sum()"),
+            ("pandas", "import pandas as pd; pd.DataFrame({'a':[1]})"),
+            (
+                "matplotlib",
+                "import matplotlib.pyplot as plt; plt.plot([1, 2]); plt.show()",
+            ),
+            ("sympy, not warm", "import sympy; sympy.sqrt(8)"),
+        ] {
+            let clone = Clone::start();
+            measured(what, &clone, || clone.python(code));
+            measured("    again", &clone, || clone.python(code));
+            measured("    1+1", &clone, || clone.python("1+1"));
+        }
+    }
 }

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "what fails here is the report")]
 
 mod clone;
+mod contexts;
 mod identity;
 mod kernels;
 mod languages;

@@ -191,6 +191,16 @@ class Cells:
             self.loop.run_until_complete(asyncio.wait([task], timeout=1))
             raise
 
+    def drop_loop(self):
+        """Forgets the loop, whose descriptors forks would share."""
+        if self.loop is not None:
+            import asyncio
+
+            self.loop.close()
+            self.loop = None
+            # As in a process that never had one.
+            asyncio.set_event_loop_policy(None)
+
     def show(self, value):
         """The value of a cell's last expression."""
         if self.stored:

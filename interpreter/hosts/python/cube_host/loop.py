@@ -1,4 +1,4 @@
-"""The loop of the host: one request after the other.
+"""What a host is before it is born, and then its loop: one request after the other.
 
 Cells run here by plain compile and exec. IPython stands beside them, made before the first cell, and is
 asked only for what it alone knows: magics, rich display, tracebacks. So a plain cell touches little memory,
@@ -17,25 +17,35 @@ from .control import Sink
 class Loop:
     """Runs requests until the server is gone."""
 
-    def __init__(self, control):
-        self.control = control
+    def __init__(self):
+        self.control = Sink()
         self.base = {}
-        self.cells = None
+        self.cells = cells.Cells(self.control)
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
-    def run(self, warm):
-        self.cells = cells.Cells(self.control)
-        if not warm:
-            # Whoever waits for the context waits no longer; the rest is done before the first cell.
-            self.control.ready()
-        else:
+    def prepare(self, warm):
+        """Loads what all hosts are to have; `warm`, with what users do first."""
+        if warm:
             seeds.load_ahead()
         self.cells.prepare()
         seeds.use_kernel_for_openssl()
         if warm:
             self.warm_up()
-            self.control.ready()
+        else:
+            seeds.note_generators()
+        self.cells.drop_loop()
+        # A collection in a fork would copy all that it looks at.
+        gc.collect()
+        gc.freeze()
+
+    def run(self, control, warm):
+        """Runs what the server sends, until it is gone."""
+        if warm:
+            # The pages that users' first cells write are this host's own before the snapshot.
+            self.warm_up()
+        self.control = self.cells.control = control
+        self.control.ready()
         signal.signal(signal.SIGINT, self.cells.on_interrupt)
         while (request := self.control.next_request()) is not None:
             self.handle(request)
@@ -71,20 +81,22 @@ class Loop:
         self.base = base
 
     def warm_up(self):
-        """Does what users do first, for the snapshot, and leaves no trace of it."""
+        """Does what users do first and leaves no trace of it."""
         from . import heap, warm
 
-        real, self.control = self.control, Sink()
-        self.cells.control = self.control
+        self.control = self.cells.control = Sink()
         for code in warm.CELLS:
             self.cells.run(1, code)
         seeds.note_generators()
         heap.settle()
-        # The whole path of a clone's first cell, until it leaves everything as it finds it.
+        self.rehearse()
+
+    def rehearse(self):
+        """Takes the whole path of a first cell, until it leaves everything as it finds it."""
+        self.control = self.cells.control = Sink()
         for _ in range(3):
             self.handle({"n": 1, "code": "1+1", "base": {}, "seed": True})
             self.cells.reset()
-        self.control = self.cells.control = real
         gc.freeze()
 
 
