@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harness::verify::isolation::{Proof, judge::Verdict};
+use harness::verify::isolation::{Proof, judge::Verdict, report};
 use nix::{
     sched::{CloneFlags, setns, unshare},
     sys::signal::{Signal, kill},
@@ -47,6 +47,7 @@ fn in_namespaces() {
 
     let (code, proof) = within(&["--outside", PROVER]);
     let of = |name: &str| proof.cases.iter().find(|case| case.case == name).unwrap();
+    println!("{}", report::terminal(&proof));
     assert_eq!(code, Some(5));
     for name in ["outside-tcp-passes", "outside-udp-passes"] {
         assert_eq!(of(name).verdict, Verdict::Pass, "{:?}", of(name));
