@@ -410,3 +410,88 @@ impl Pool {
         answered.await.ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn sandbox() -> Sandbox {
+        Sandbox {
+            id: SandboxId::from_random([7; 19]),
+            template: TemplateInfo {
+                id: String::new(),
+                names: Vec::new(),
+                memory: model::Bytes::mib(1),
+                vcpus: 1,
+                disk: model::Bytes::mib(1),
+                created_unix_s: 0,
+                is_snapshot: false,
+                source: None,
+                spawned: 0,
+                warm: 0,
+            },
+            vsock: PathBuf::new(),
+            console: PathBuf::new(),
+            pid: 1,
+            timeline: model::Timeline::default(),
+            warm: false,
+        }
+    }
+
+    /// What is asked of the driver when a create is dropped after `act` on it and the way of its answer.
+    fn asked(
+        act: impl FnOnce(&mut Created<'_>, oneshot::Sender<Result<Sandbox, PoolError>>),
+    ) -> Option<Ask> {
+        let (asks, mut heard) = mpsc::channel(1);
+        let (answer, answered) = oneshot::channel();
+        let mut created = Created {
+            asks: &asks,
+            answered,
+        };
+        act(&mut created, answer);
+        drop(created);
+        heard.try_recv().ok()
+    }
+
+    #[test]
+    fn a_sandbox_that_nobody_took_is_ended() {
+        let asked = asked(|_, answer| answer.send(Ok(sandbox())).unwrap());
+        assert!(matches!(asked, Some(Ask::Kill(id, _)) if id == sandbox().id));
+    }
+
+    #[test]
+    fn a_sandbox_that_was_taken_lives() {
+        let asked = asked(|created, answer| {
+            answer.send(Ok(sandbox())).unwrap();
+            created.answered.try_recv().unwrap().unwrap();
+        });
+        assert!(asked.is_none());
+    }
+
+    #[test]
+    fn without_a_sandbox_there_is_nothing_to_end() {
+        let refused = asked(|_, answer| answer.send(Err(PoolError::Closing)).unwrap());
+        assert!(refused.is_none());
+        let mut late = None;
+        assert!(asked(|_, answer| late = Some(answer)).is_none());
+        // The driver is told that nobody waits any more, and ends the sandbox itself.
+        assert!(late.unwrap().send(Ok(sandbox())).is_err());
+    }
+
+    #[test]
+    fn a_driver_with_too_much_to_do_is_not_waited_for() {
+        let (asks, mut heard) = mpsc::channel(1);
+        let (full, _) = oneshot::channel();
+        asks.try_send(Ask::Stats(full)).unwrap();
+        let (answer, answered) = oneshot::channel();
+        answer.send(Ok(sandbox())).unwrap();
+        drop(Created {
+            asks: &asks,
+            answered,
+        });
+        assert!(matches!(heard.try_recv(), Ok(Ask::Stats(_))));
+        assert!(heard.try_recv().is_err());
+    }
+}

@@ -14,25 +14,9 @@ mod process;
 mod restarts;
 mod rules;
 
-use libtest_mimic::{Arguments, Failed, Trial};
-
-/// One test: its name begins with its tier.
-struct Case {
-    name: &'static str,
-    run: fn(),
-}
-
-/// Lists test functions by their own names.
-macro_rules! cases {
-    ($($module:ident :: {$($name:ident),* $(,)?}),* $(,)?) => {
-        [$($(Case { name: stringify!($name), run: $module::$name }),*),*]
-    };
-}
+use test_cases::cases;
 
 fn main() {
-    let mut arguments = Arguments::from_args();
-    // VMs share few cores: one test after another unless asked otherwise.
-    arguments.test_threads.get_or_insert(1);
     let cases = cases! {
         lives::{
             kvm_a_sandbox_is_created_looked_at_and_ended,
@@ -70,26 +54,5 @@ fn main() {
             soak_two_thousand_sandboxes_leave_nothing,
         },
     };
-    let trials = cases.into_iter().map(trial).collect();
-    libtest_mimic::run(&arguments, trials).exit();
-}
-
-fn trial(case: Case) -> Trial {
-    let lack = process::lack();
-    if let Some(lack) = &lack {
-        eprintln!("{} is skipped: {lack}", case.name);
-    }
-    let soak = case.name.starts_with("soak_");
-    let run = case.run;
-    Trial::test(case.name, move || {
-        // Asked for with --ignored on a host that lacks something.
-        match process::lack() {
-            Some(lack) => Err(Failed::from(format!("cannot run here: {lack}"))),
-            None => {
-                run();
-                Ok(())
-            }
-        }
-    })
-    .with_ignored_flag(soak || lack.is_some())
+    test_cases::run(cases, |_| process::lack()).exit();
 }

@@ -14,26 +14,6 @@ use super::support::{
     SERVER, State, config, exec, kill, open, sh, spec, template_with, until, until_warm,
 };
 
-/// All tests of this file.
-pub(crate) const TESTS: [(&str, super::Test); 10] = [
-    ("kvm_a_lease_is_a_machine_of_its_own", a_lease_is_its_own),
-    ("kvm_a_warm_slot_serves_one_lease", a_warm_slot_serves_one),
-    (
-        "kvm_a_warm_slot_was_asked_its_templates_requests",
-        a_warm_slot_was_asked,
-    ),
-    ("kvm_a_hundred_leases_leave_nothing", a_hundred_leases),
-    ("kvm_a_vm_that_dies_is_told_of", a_vm_that_dies),
-    (
-        "kvm_a_killed_server_is_followed_by_another",
-        a_killed_server,
-    ),
-    ("kvm_a_pause_keeps_memory", a_pause_keeps_memory),
-    ("kvm_a_pause_of_the_disk_alone", a_pause_of_the_disk),
-    ("kvm_forks_go_on_where_their_source_is", forks),
-    ("kvm_a_snapshot_is_a_template", a_snapshot_is_a_template),
-];
-
 /// Runs a test on a runtime like a server's.
 pub(crate) fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_multi_thread()
@@ -44,7 +24,7 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
         .block_on(test);
 }
 
-fn a_lease_is_its_own() {
+pub(crate) fn kvm_a_lease_is_a_machine_of_its_own() {
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;
@@ -86,7 +66,7 @@ fn a_lease_is_its_own() {
     });
 }
 
-fn a_warm_slot_serves_one() {
+pub(crate) fn kvm_a_warm_slot_serves_one_lease() {
     run(async {
         let state = State::new();
         let pool = open(&state, 2).await;
@@ -117,7 +97,7 @@ fn a_warm_slot_serves_one() {
     });
 }
 
-fn a_warm_slot_was_asked() {
+pub(crate) fn kvm_a_warm_slot_was_asked_its_templates_requests() {
     run(async {
         let state = State::new();
         let mut config = config(&state.0, 1);
@@ -158,7 +138,7 @@ fn a_warm_slot_was_asked() {
     });
 }
 
-fn a_hundred_leases() {
+pub(crate) fn kvm_a_hundred_leases_leave_nothing() {
     run(async {
         let state = State::new();
         let pool = open(&state, 3).await;
@@ -176,7 +156,7 @@ fn a_hundred_leases() {
     });
 }
 
-fn a_vm_that_dies() {
+pub(crate) fn kvm_a_vm_that_dies_is_told_of() {
     run(async {
         let state = State::new();
         let (pool, _, mut ended) = Pool::open(config(&state.0, 0)).await.expect("a pool");
@@ -226,7 +206,7 @@ pub(crate) fn be_server(state: &Path) {
     });
 }
 
-fn a_killed_server() {
+pub(crate) fn kvm_a_killed_server_is_followed_by_another() {
     run(async {
         let state = State::new();
         let mut server = Command::new(std::env::current_exe().expect("this program"))
@@ -290,7 +270,7 @@ fn a_killed_server() {
     });
 }
 
-fn a_pause_keeps_memory() {
+pub(crate) fn kvm_a_pause_keeps_memory() {
     run(async {
         let state = State::new();
         let pool = open(&state, 1).await;
@@ -330,7 +310,7 @@ fn a_pause_keeps_memory() {
     });
 }
 
-fn a_pause_of_the_disk() {
+pub(crate) fn kvm_a_pause_of_the_disk_alone() {
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;
@@ -355,7 +335,7 @@ fn a_pause_of_the_disk() {
     });
 }
 
-fn forks() {
+pub(crate) fn kvm_forks_go_on_where_their_source_is() {
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;
@@ -387,7 +367,7 @@ fn forks() {
     });
 }
 
-fn a_snapshot_is_a_template() {
+pub(crate) fn kvm_a_snapshot_is_a_template() {
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;

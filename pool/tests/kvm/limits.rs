@@ -16,19 +16,6 @@ use super::{
     support::{BUSY, SERVER, State, config, kill, open, sh, spec, until, until_warm},
 };
 
-/// All tests of this file.
-pub(crate) const TESTS: [(&str, super::Test); 6] = [
-    ("kvm_what_does_not_fit_is_refused", what_does_not_fit),
-    ("kvm_warm_slots_give_way", warm_slots_give_way),
-    ("kvm_each_vm_is_in_its_control_group", control_groups),
-    (
-        "kvm_a_caller_who_leaves_leaves_nothing",
-        a_caller_who_leaves,
-    ),
-    ("kvm_random_lives_leave_nothing", random_lives),
-    ("kvm_a_server_is_killed_at_any_moment", killed_at_any_moment),
-];
-
 fn refused(answer: Result<pool::Sandbox, PoolError>) -> (String, Duration) {
     match answer {
         Err(PoolError::Full { why, retry_after }) => (why, retry_after),
@@ -36,7 +23,7 @@ fn refused(answer: Result<pool::Sandbox, PoolError>) -> (String, Duration) {
     }
 }
 
-fn what_does_not_fit() {
+pub(crate) fn kvm_what_does_not_fit_is_refused() {
     run(async {
         let state = State::new();
         let mut small = config(&state.0, 0);
@@ -74,7 +61,7 @@ fn what_does_not_fit() {
     });
 }
 
-fn warm_slots_give_way() {
+pub(crate) fn kvm_warm_slots_give_way() {
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;
@@ -102,7 +89,7 @@ fn warm_slots_give_way() {
     });
 }
 
-fn control_groups() {
+pub(crate) fn kvm_each_vm_is_in_its_control_group() {
     run(async {
         let state = State::new();
         let pool = open(&state, 1).await;
@@ -137,7 +124,7 @@ fn control_groups() {
     });
 }
 
-fn a_caller_who_leaves() {
+pub(crate) fn kvm_a_caller_who_leaves_leaves_nothing() {
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;
@@ -208,7 +195,7 @@ pub(crate) fn be_busy(state: &Path) {
 }
 
 /// Wherever SIGKILL meets a server, the next one has every sandbox that it says it has, and loses track of nothing.
-fn killed_at_any_moment() {
+pub(crate) fn kvm_a_server_is_killed_at_any_moment() {
     run(async {
         let state = State::new();
         let mut dice = Dice(u64::from(std::process::id()) << 20 | 3);
@@ -253,7 +240,7 @@ fn killed_at_any_moment() {
 }
 
 /// Everything at once on a few sandboxes, answers awaited or not, VMs killed from outside in between.
-fn random_lives() {
+pub(crate) fn kvm_random_lives_leave_nothing() {
     run(async {
         let state = State::new();
         let seed = std::time::SystemTime::UNIX_EPOCH

@@ -6,9 +6,7 @@ mod support;
 mod lifecycle;
 mod limits;
 
-use libtest_mimic::{Arguments, Trial};
-
-type Test = fn();
+use test_cases::cases;
 
 fn main() {
     if let Some(state) = std::env::var_os(support::SERVER) {
@@ -17,23 +15,28 @@ fn main() {
             None => lifecycle::be_server(state.as_ref()),
         };
     }
-    let arguments = Arguments::from_args();
-    let lack = support::lack();
-    if let Some(lack) = &lack {
-        eprintln!("the tests of the pool are skipped: {lack}");
-    }
-    let trials = lifecycle::TESTS
-        .iter()
-        .chain(&limits::TESTS)
-        .map(|(name, test): &(&str, Test)| {
-            let test = *test;
-            Trial::test(*name, move || {
-                test();
-                Ok(())
-            })
-            .with_ignored_flag(lack.is_some())
-        })
-        .collect();
     support::sweep();
-    libtest_mimic::run(&arguments, trials).exit();
+    let cases = cases! {
+        lifecycle::{
+            kvm_a_lease_is_a_machine_of_its_own,
+            kvm_a_warm_slot_serves_one_lease,
+            kvm_a_warm_slot_was_asked_its_templates_requests,
+            kvm_a_hundred_leases_leave_nothing,
+            kvm_a_vm_that_dies_is_told_of,
+            kvm_a_killed_server_is_followed_by_another,
+            kvm_a_pause_keeps_memory,
+            kvm_a_pause_of_the_disk_alone,
+            kvm_forks_go_on_where_their_source_is,
+            kvm_a_snapshot_is_a_template,
+        },
+        limits::{
+            kvm_what_does_not_fit_is_refused,
+            kvm_warm_slots_give_way,
+            kvm_each_vm_is_in_its_control_group,
+            kvm_a_caller_who_leaves_leaves_nothing,
+            kvm_random_lives_leave_nothing,
+            kvm_a_server_is_killed_at_any_moment,
+        },
+    };
+    test_cases::run(cases, |_| support::lack()).exit();
 }

@@ -16,29 +16,13 @@ mod lifecycle;
 mod net;
 mod soak;
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use support::{host, run_dir};
-
-/// One test: its name begins with its tier.
-struct Case {
-    name: &'static str,
-    run: fn(),
-}
-
-/// Lists test functions by their own names.
-macro_rules! cases {
-    ($($module:ident :: {$($name:ident),* $(,)?}),* $(,)?) => {
-        [$($(Case { name: stringify!($name), run: $module::$name }),*),*]
-    };
-}
+use test_cases::cases;
 
 fn main() {
     if let Ok(template) = std::env::var(lifecycle::CLIENT) {
         return lifecycle::be_client(&template);
     }
-    let mut arguments = Arguments::from_args();
-    // VMs share few cores and measured time: one test after another unless asked otherwise.
-    arguments.test_threads.get_or_insert(1);
     let cases = cases! {
         boot::{
             kvm_boot_with_patched_hypercalls,
@@ -127,29 +111,8 @@ fn main() {
             soak_python_test_suite_as_on_the_host,
         },
     };
-    let trials = cases.into_iter().map(trial).collect();
     run_dir::sweep();
-    let conclusion = libtest_mimic::run(&arguments, trials);
+    let conclusion = test_cases::run(cases, host::lack);
     run_dir::remove();
     conclusion.exit();
-}
-
-fn trial(case: Case) -> Trial {
-    let lack = host::lack(case.name);
-    if let Some(lack) = &lack {
-        eprintln!("{} is skipped: {lack}", case.name);
-    }
-    let soak = case.name.starts_with("soak_");
-    let run = case.run;
-    Trial::test(case.name, move || {
-        // Asked for with --ignored on a host that lacks something.
-        match host::lack(case.name) {
-            Some(lack) => Err(Failed::from(format!("cannot run here: {lack}"))),
-            None => {
-                run();
-                Ok(())
-            }
-        }
-    })
-    .with_ignored_flag(soak || lack.is_some())
 }
