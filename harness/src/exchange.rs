@@ -6,6 +6,7 @@
 
 mod churn;
 mod peer;
+mod place;
 
 use std::{
     io,
@@ -15,12 +16,13 @@ use std::{
 };
 
 use netprobe::{Action, Finding, Order, Outcome, Probe};
+use nix::sched::CpuSet;
 
 use crate::{
     event::{Exchanged, Failure, FailureCause},
     scenario::{ExchangeSpec, ExecSpec, NetworkSpec},
     target::{Sandbox, exec_and_compare, exec_checked},
-    world::{Namespace, WorldError},
+    world::{Namespace, WorldError, failed},
 };
 use peer::Listener;
 
@@ -45,6 +47,17 @@ pub struct Network {
     spec: NetworkSpec,
     /// The probe's bytes.
     program: Vec<u8>,
+    /// Where both ends of exchanges run; absent where the scheduler may choose.
+    cpu: Option<CpuSet>,
+}
+
+/// Where both ends of exchanges run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// On one CPU, for comparisons.
+    OneCpu,
+    /// Where the scheduler puts them.
+    Free,
 }
 
 /// The first command of one sandbox, with a peer that waits for it if it asks for one.
@@ -93,11 +106,20 @@ impl Network {
     ///
     /// # Errors
     /// See [`WorldError`].
-    pub(crate) fn enter(spec: NetworkSpec, program: Vec<u8>) -> Result<Self, WorldError> {
+    pub(crate) fn enter(
+        spec: NetworkSpec,
+        program: Vec<u8>,
+        placement: Placement,
+    ) -> Result<Self, WorldError> {
+        let cpu = match placement {
+            Placement::Free => None,
+            Placement::OneCpu => Some(place::last_cpu().map_err(failed("choose a CPU"))?),
+        };
         Ok(Self {
             outside: crate::world::enter(BLOCKS)?,
             spec,
             program,
+            cpu,
         })
     }
 
@@ -105,12 +127,16 @@ impl Network {
         &self.outside
     }
 
-    /// Puts the probe into a sandbox.
+    /// Puts the probe into a sandbox, and the sandbox where it is to run.
     pub(crate) fn put_probe(
         &self,
         sandbox: &mut dyn Sandbox,
         like: &ExecSpec,
     ) -> Result<(), Failure> {
+        if let Some((cpu, pid)) = self.cpu.as_ref().zip(sandbox.pid()) {
+            place::pin_process(pid, cpu)
+                .map_err(|e| lost(format!("the VMM cannot be put on a CPU: {e}")))?;
+        }
         sandbox.write_file(PROBE, &self.program)?;
         exec_and_compare(sandbox, &command(&["/bin/chmod", "755", PROBE], like))
     }
@@ -173,6 +199,10 @@ impl Network {
     ) -> Result<Exchanged, Failure> {
         let listener = self.listen(ALLOWED)?;
         let order = order(action(listener.address()), like.timeout);
+        let work = |stream| {
+            self.cpu.as_ref().map_or(Ok(()), place::pin_thread)?;
+            work(stream)
+        };
         let (measured, told) = while_listening(&listener, like.timeout, work, || {
             probe(sandbox, &order, like)
         });

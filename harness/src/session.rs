@@ -27,7 +27,7 @@ use crate::{
     clock,
     endpoint::{BadUrl, Endpoint},
     event::{EVENTS_FORMAT, EndReason, RunEvent, RunStarted},
-    exchange::{NAME_SERVER, Network},
+    exchange::{NAME_SERVER, Network, Placement},
     host::facts::{self, ENVIRONMENT_FILE, HostFacts, TemplateFacts},
     leftovers::{self, RunDir},
     live::LiveView,
@@ -153,7 +153,11 @@ fn network(scenario: &Scenario, settings: &Settings) -> Result<Option<Network>, 
     };
     let probe = artifacts::find_probe(settings.probe.as_deref())?;
     let program = fs::read(&probe).map_err(at(&probe))?;
-    Ok(Some(Network::enter(spec, program)?))
+    let placement = match scenario.beside {
+        Some(_) => Placement::OneCpu,
+        None => Placement::Free,
+    };
+    Ok(Some(Network::enter(spec, program, placement)?))
 }
 
 /// Starts or finds everything that the scenario names, and adds what it is to the facts.
