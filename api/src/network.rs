@@ -14,10 +14,10 @@ use crate::control::EgressConfig;
 const PINS: &str = "/sys/fs/bpf/cube";
 /// What was refused, below the state directory.
 const LOG: &str = "network-events.jsonl";
-/// TAPs kept ready.
-const STOCK: u32 = 4;
-/// TAPs beyond the most sandboxes: of those that are on their way out.
-const SPARE: u32 = 64;
+/// TAPs kept ready: to make one takes ten milliseconds and more, one after the other, and a fork may ask for 50 at once.
+const STOCK: u32 = 64;
+/// TAPs beyond the most sandboxes: the stock, and those that are on their way out.
+const SPARE: u32 = 192;
 /// Flows of one sandbox at a time.
 const MAX_FLOWS: u32 = 4096;
 

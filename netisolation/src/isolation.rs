@@ -8,7 +8,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{Receiver, sync_channel},
+        mpsc::{Receiver, channel, sync_channel},
     },
     thread::{self, JoinHandle},
 };
@@ -25,7 +25,7 @@ use crate::{
     gateway::{Gateway, MAX_TAPS},
     keeper,
     layout::Settings,
-    owner::{Owner, Use},
+    owner::Owner,
     records::reason,
     uplink,
 };
@@ -83,7 +83,7 @@ pub struct Exception {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TapIndex(pub u32);
 
-/// A TAP that a VMM can be given. The device goes when the last descriptor of it is closed.
+/// A TAP that a VMM can be given. The device goes when it is released, or when VMM and server are no more.
 #[derive(Debug)]
 pub struct Tap {
     /// See [`TapIndex`].
@@ -103,7 +103,8 @@ struct Running {
     shared: Arc<Shared>,
     /// Closed, it tells the keeper to end.
     end: Option<PipeWriter>,
-    keeper: Option<JoinHandle<()>>,
+    /// The keeper and the porter.
+    threads: Vec<JoinHandle<()>>,
 }
 
 /// What the handles and the keeper's thread have in common.
@@ -139,7 +140,8 @@ impl Isolation {
             sizes(config),
         )?;
         let mut maps = datapath.flow_maps()?;
-        let mut owner = Owner::new(config, datapath, events)?;
+        let (call, calls) = channel();
+        let mut owner = Owner::new(config, datapath, events, call)?;
         owner.datapath.attach_resolver(&gateway.device.name)?;
         owner.attach_uplinks(&config.uplinks)?;
         owner.read_addresses()?;
@@ -158,10 +160,15 @@ impl Isolation {
             .name("net-keeper".to_owned())
             .spawn(move || keeper::run(&kept, maps, &records, &ended))
             .map_err(|e| system("start a thread", e))?;
+        let served = Arc::clone(&shared);
+        let porter = thread::Builder::new()
+            .name("net-porter".to_owned())
+            .spawn(move || keeper::carry(&served, &calls))
+            .map_err(|e| system("start a thread", e))?;
         let running = Running {
             shared,
             end: Some(end),
-            keeper: Some(keeper),
+            threads: vec![keeper, porter],
         };
         Ok((Self(Arc::new(running)), receiver))
     }
@@ -316,25 +323,16 @@ impl Shared {
 impl Drop for Running {
     fn drop(&mut self) {
         drop(self.end.take());
-        if let Some(keeper) = self.keeper.take() {
+        self.shared.with(Owner::dismiss_porter);
+        for thread in self.threads.drain(..) {
             // If it panicked, it said so already.
-            let _told = keeper.join();
+            let _told = thread.join();
         }
         self.shared.with(Owner::end);
     }
 }
 
 impl Owner {
-    /// Leaves what living VMs need; without any, nothing.
-    fn end(&mut self) {
-        self.seats
-            .retain(|_, seat| !matches!(seat.use_, Use::Stock(_)));
-        let lives = |name: &str| device::index(name).is_ok();
-        if !self.seats.values().any(|seat| lives(&seat.name)) {
-            self.datapath.remove_pins();
-        }
-    }
-
     fn counters(&mut self, index: u32) -> Result<Counters, IsolationError> {
         let state = self.state(index)?;
         self.records.flush(&mut self.datapath, &self.seats, index);

@@ -1,8 +1,11 @@
-//! The thread that keeps things in order: records to events, TAPs that are gone, flows that ended, addresses, stock.
+//! Two threads. The keeper keeps things in order: records to events, TAPs that are gone, flows that ended, addresses. The
+//! porter makes TAPs for the stock and removes those that were released; for either the kernel waits for all CPUs, ten
+//! milliseconds and more.
 
 use std::{
     io::PipeReader,
     os::fd::{AsFd, OwnedFd},
+    sync::mpsc::{Receiver, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
 };
@@ -18,8 +21,14 @@ const GATHER: Duration = Duration::from_millis(10);
 const SUM_EVERY: Duration = Duration::from_secs(1);
 const REAP_EVERY: Duration = Duration::from_millis(500);
 const READ_ADDRESSES_EVERY: Duration = Duration::from_secs(2);
-/// TAPs made before the thread looks at the rest again.
-const TAPS_A_ROUND: u32 = 16;
+/// The porter looks at least as often whether there is something to do.
+const PORTER_TICK: Duration = Duration::from_millis(250);
+/// A burst of takes and releases is over when none has come for so long.
+const QUIET: Duration = Duration::from_millis(50);
+/// The porter waits for its end so long at most.
+const LONGEST_BURST: Duration = Duration::from_millis(400);
+/// TAPs that it makes and removes before it looks again whether there is a burst.
+const AT_ONCE: u32 = 8;
 /// Share of the time that scans of the flows may take: one part in so many.
 const REAP_SHARE: u32 = 20;
 
@@ -47,7 +56,6 @@ pub(crate) fn run(shared: &Shared, mut maps: FlowMaps, records: &OwnedFd, ended:
                 owner.expire_pins(&reaped.open);
                 owner.clear_gone();
             });
-            fill(shared);
         }
         if now >= sum {
             sum = now + SUM_EVERY;
@@ -64,11 +72,30 @@ pub(crate) fn run(shared: &Shared, mut maps: FlowMaps, records: &OwnedFd, ended:
     }
 }
 
-/// Makes what is missing of the stock. The next time may succeed where this one fails.
-fn fill(shared: &Shared) {
-    for _ in 0..TAPS_A_ROUND {
-        if shared.with(|owner| owner.stock()) >= shared.stock || shared.make().is_err() {
-            return;
+/// Works when it is called, until nobody is left who could. A verification takes the kernel's lock, too, so bursts of
+/// takes and releases come first, unless the stock is empty.
+pub(crate) fn carry(shared: &Shared, calls: &Receiver<()>) {
+    loop {
+        match calls.recv_timeout(PORTER_TICK) {
+            Err(RecvTimeoutError::Disconnected) => return,
+            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+        }
+        let until = Instant::now() + LONGEST_BURST;
+        while Instant::now() < until && shared.with(|owner| owner.stock()) > 0 {
+            match calls.recv_timeout(QUIET) {
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => break,
+                Ok(()) => {}
+            }
+        }
+        for _ in 0..AT_ONCE {
+            // Makes and removes in turn: somebody may wait for a TAP, and what is left of the dead is to be gone soon.
+            // The next time may succeed where this one failed.
+            let made = shared.with(|owner| owner.stock()) < shared.stock && shared.make().is_ok();
+            let left = shared.with(Owner::leaving).map(drop).is_some();
+            if !made && !left {
+                break;
+            }
         }
     }
 }

@@ -4,7 +4,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     os::fd::OwnedFd,
-    sync::{Arc, mpsc::SyncSender},
+    sync::{
+        Arc,
+        mpsc::{Sender, SyncSender},
+    },
     time::Duration,
 };
 
@@ -38,6 +41,10 @@ pub(crate) struct Owner {
     /// Upper half of the next policy in a TAP's entry.
     next_change: u32,
     next_tenure: u32,
+    /// Descriptors of TAPs that were released: to close one is to remove the device, which takes milliseconds.
+    leaving: Vec<OwnedFd>,
+    /// Wakes the porter.
+    porter: Option<Sender<()>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +75,9 @@ pub(crate) struct Seat {
 pub(crate) enum Use {
     /// Nobody has it yet.
     Stock(OwnedFd),
-    /// A VM has it, or a predecessor gave it to one.
-    Taken,
+    /// A VM has it, or a predecessor gave it to one. With a descriptor of ours, the device stays until it is
+    /// released: a VMM that dies does not wait for its removal.
+    Taken(Option<OwnedFd>),
     /// Its device is gone, its flows are about to be.
     Gone,
 }
@@ -79,6 +87,7 @@ impl Owner {
         config: &IsolationConfig,
         datapath: Datapath,
         events: SyncSender<NetEvent>,
+        porter: Sender<()>,
     ) -> Result<Self, IsolationError> {
         let mut owner = Self {
             datapath,
@@ -93,6 +102,8 @@ impl Owner {
             next_index: 1,
             next_change: 1,
             next_tenure: 1,
+            leaving: Vec::new(),
+            porter: Some(porter),
         };
         owner.take_over()?;
         Ok(owner)
@@ -150,7 +161,8 @@ impl Owner {
         }
         let refused = self.state(index)?.refused.iter().sum();
         self.records.begin(index, refused);
-        self.seats.insert(index, Seat::new(name, tap, Use::Taken));
+        self.seats
+            .insert(index, Seat::new(name, tap, Use::Taken(None)));
         Ok(())
     }
 
@@ -174,9 +186,13 @@ impl Owner {
         let Some((&index, seat)) = self.seats.iter_mut().find(in_stock) else {
             return Ok(None);
         };
-        let Use::Stock(fd) = std::mem::replace(&mut seat.use_, Use::Taken) else {
+        let Use::Stock(ours) = std::mem::replace(&mut seat.use_, Use::Taken(None)) else {
             return Ok(None);
         };
+        let copy = ours.try_clone();
+        seat.use_ = Use::Taken(Some(ours));
+        self.call_porter();
+        let fd = copy.map_err(|e| system("copy a descriptor", e))?;
         self.verify(index)?;
         let index = TapIndex(index);
         Ok(Some(Tap { index, fd }))
@@ -200,7 +216,7 @@ impl Owner {
         self.write_tap(index, &tap)?;
         self.write_index(device.index, index)?;
         self.records.begin(index, 0);
-        let seat = Seat::new(device.name.clone(), tap, Use::Taken);
+        let seat = Seat::new(device.name.clone(), tap, Use::Taken(None));
         self.seats.insert(index, seat);
         Ok(index)
     }
@@ -348,9 +364,45 @@ impl Owner {
         self.deny(index);
         if let Some(seat) = self.seats.get_mut(&index) {
             seat.sandbox = None;
-            if matches!(seat.use_, Use::Stock(_)) {
-                seat.use_ = Use::Taken;
+            match std::mem::replace(&mut seat.use_, Use::Taken(None)) {
+                Use::Stock(fd) | Use::Taken(Some(fd)) => self.leaving.push(fd),
+                Use::Taken(None) => {}
+                Use::Gone => seat.use_ = Use::Gone,
             }
+        }
+        self.call_porter();
+    }
+
+    /// The descriptor of a TAP that is to go, to be closed without the lock.
+    pub(crate) fn leaving(&mut self) -> Option<OwnedFd> {
+        self.leaving.pop()
+    }
+
+    fn call_porter(&self) {
+        if let Some(porter) = &self.porter {
+            // One that has ended has nothing to do any more.
+            let _ended = porter.send(());
+        }
+    }
+
+    /// Has the porter end.
+    pub(crate) fn dismiss_porter(&mut self) {
+        self.porter = None;
+    }
+
+    /// Leaves what living VMs need; without any, nothing.
+    pub(crate) fn end(&mut self) {
+        self.leaving.clear();
+        self.seats
+            .retain(|_, seat| !matches!(seat.use_, Use::Stock(_)));
+        for seat in self.seats.values_mut() {
+            if let Use::Taken(ours) = &mut seat.use_ {
+                *ours = None;
+            }
+        }
+        let lives = |name: &str| device::index(name).is_ok();
+        if !self.seats.values().any(|seat| lives(&seat.name)) {
+            self.datapath.remove_pins();
         }
     }
 

@@ -316,7 +316,13 @@ fn net_what_a_gone_tap_had_is_cleared_away() {
         );
         world.pass(&guest, &datagram(7));
         let index = guest.index;
+        // While it is not released the device stays, whatever becomes of its VMM.
+        let device = world
+            .isolation
+            .inspect(|owner| owner.seats[&index.0].name.clone());
         drop(guest);
+        assert!(crate::device::index(&device).is_ok());
+        world.isolation.release(index);
         eventually("the TAP is cleared", || {
             matches!(
                 world.isolation.verify(index),
@@ -389,6 +395,7 @@ fn net_taps_are_limited_and_their_numbers_come_back_late() {
         ));
         let gone = b.index;
         drop(b);
+        world.isolation.release(gone);
         eventually("a number is free", || {
             world.isolation.take().is_ok_and(|tap| tap.index == gone)
         });
