@@ -5,7 +5,7 @@
 use std::{
     io::PipeReader,
     os::fd::{AsFd, OwnedFd},
-    sync::mpsc::{Receiver, RecvTimeoutError},
+    sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError},
     thread,
     time::{Duration, Instant},
 };
@@ -27,8 +27,8 @@ const PORTER_TICK: Duration = Duration::from_millis(250);
 const QUIET: Duration = Duration::from_millis(50);
 /// The porter waits for its end so long at most.
 const LONGEST_BURST: Duration = Duration::from_millis(400);
-/// TAPs that it makes and removes before it looks again whether there is a burst.
-const AT_ONCE: u32 = 8;
+/// Turns that it then takes, even if the next burst comes.
+const AT_LEAST: u32 = 8;
 /// Share of the time that scans of the flows may take: one part in so many.
 const REAP_SHARE: u32 = 20;
 
@@ -88,13 +88,16 @@ pub(crate) fn carry(shared: &Shared, calls: &Receiver<()>) {
                 Ok(()) => {}
             }
         }
-        for _ in 0..AT_ONCE {
+        for turn in 0_u32.. {
             // Makes and removes in turn: somebody may wait for a TAP, and what is left of the dead is to be gone soon.
             // The next time may succeed where this one failed.
             let made = shared.with(|owner| owner.stock()) < shared.stock && shared.make().is_ok();
             let left = shared.with(Owner::leaving).map(drop).is_some();
-            if !made && !left {
-                break;
+            match calls.try_recv() {
+                Err(TryRecvError::Disconnected) => return,
+                Err(TryRecvError::Empty) if made || left => {}
+                Ok(()) if turn < AT_LEAST => {}
+                Ok(()) | Err(TryRecvError::Empty) => break,
             }
         }
     }

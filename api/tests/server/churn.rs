@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{
     http,
-    process::{PATIENCE, Sandbox, Server, until},
+    process::{PATIENCE, STOCK, Sandbox, Server, until},
 };
 
 pub(crate) fn kvm_two_hundred_sandboxes_leave_nothing() {
@@ -32,6 +32,8 @@ fn churn(total: u32, workers: u32) {
         live(&server);
     }
     until("the first ones are gone", || is_clean(&server));
+    // And that of the resolver.
+    until("TAPs for others wait", || server.taps() == STOCK + 1);
     let before = server.descriptors();
     let left = AtomicU32::new(total);
     thread::scope(|scope| {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     outside::{FAR, NEAR, PORT, SIX, taps, with_outside},
-    process::{PATIENCE, Sandbox, Server, until},
+    process::{PATIENCE, STOCK, Sandbox, Server, until},
 };
 
 /// Says what the other side sends back, or fails within three seconds.
@@ -164,13 +164,11 @@ pub(crate) fn kvm_pause_fork_and_kill_take_the_policy_along() {
     with_outside(|| {
         let server = Server::with(&["--insecure-loopback", "--warm", "0:0", "--uplink", "up0"]);
         let sandbox = server.create(&json!({"network": only(&[NEAR])}));
-        until("one TAP is in use", || taps_in_use(&server) == 1);
+        until("one TAP is in use", || taps_in_use(1));
         for keeps_memory in [true, false] {
             let how = json!({"memory": keeps_memory});
             server.post(&sandbox.path("/pause"), &how).expect(204);
-            until("the TAP of a paused one is gone", || {
-                taps_in_use(&server) == 0
-            });
+            until("the TAP of a paused one is gone", || taps_in_use(0));
             let connect = format!("/v2{}", sandbox.path("/connect"));
             server.post(&connect, &json!({"timeout": 300})).expect(201);
             assert_reaches(&server, &sandbox, &[NEAR]);
@@ -188,16 +186,13 @@ pub(crate) fn kvm_pause_fork_and_kill_take_the_policy_along() {
         for id in server.list() {
             server.delete(&format!("/sandboxes/{id}")).expect(204);
         }
-        until("all TAPs are gone", || taps_in_use(&server) == 0);
+        until("all TAPs are gone", || taps_in_use(0));
     });
 }
 
-/// TAPs that VMs have: all but those that the server holds for the next ones.
-fn taps_in_use(server: &Server) -> usize {
-    let all = taps();
-    // One that is made meanwhile is in the stock alone.
-    let stock = server.taps();
-    all.iter().filter(|name| !stock.contains(name)).count()
+/// Whether there are so many TAPs beyond those that wait for a sandbox, which are made and removed in the background.
+fn taps_in_use(count: usize) -> bool {
+    taps().len() == STOCK + count
 }
 
 pub(crate) fn kvm_a_killed_server_leaves_the_policy_in_force() {
@@ -216,9 +211,9 @@ pub(crate) fn kvm_a_killed_server_leaves_the_policy_in_force() {
             .put(&sandbox.path("/network"), &only(&[FAR]))
             .expect(204);
         assert_reaches(&server, &sandbox, &[FAR]);
-        let before = taps_in_use(&server);
+        until("both have their TAPs", || taps_in_use(2));
         server.delete(&shut.path("")).expect(204);
-        until("its TAP is gone", || taps_in_use(&server) < before);
+        until("its TAP is gone", || taps_in_use(1));
         server
             .put(&sandbox.path("/network"), &json!({}))
             .expect(204);
