@@ -66,12 +66,10 @@ fn medians(attempts: &[Attempt], index: usize) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use model::Timeline;
-
     use super::*;
     use crate::{
         event::{Exchanged, Turn},
-        plan::{Row, Subject},
+        stats::turns::tests::attempt_with,
     };
 
     fn attempt(round: u32, times_ns: Option<&[u64]>) -> Attempt {
@@ -85,17 +83,7 @@ mod tests {
         };
         Attempt {
             round,
-            subject: Subject::Clone,
-            row: Row::Measured,
-            arrival: 0,
-            intended_ns: 0,
-            actual_ns: 0,
-            timeline: Timeline::default(),
-            start: None,
-            faults: None,
-            turns: times_ns.map(turn).into_iter().collect(),
-            failure: None,
-            ended_ns: 0,
+            ..attempt_with(times_ns.map(turn).into_iter().collect())
         }
     }
 

@@ -95,13 +95,14 @@ fn mean(values: impl Iterator<Item = u64>) -> Option<f64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use model::Timeline;
 
     use super::*;
     use crate::plan::{Row, Subject};
 
-    fn attempt(turns: &[(u64, Option<u64>)]) -> Attempt {
+    /// A measured clone that took these turns.
+    pub(crate) fn attempt_with(turns: Vec<Turn>) -> Attempt {
         Attempt {
             round: 0,
             subject: Subject::Clone,
@@ -112,17 +113,19 @@ mod tests {
             timeline: Timeline::default(),
             start: None,
             faults: None,
-            turns: turns
-                .iter()
-                .map(|(took_ns, faults)| Turn {
-                    took_ns: *took_ns,
-                    faults: *faults,
-                    exchange: None,
-                })
-                .collect(),
+            turns,
             failure: None,
             ended_ns: 0,
         }
+    }
+
+    fn attempt(turns: &[(u64, Option<u64>)]) -> Attempt {
+        let turn = |(took_ns, faults): &(u64, Option<u64>)| Turn {
+            took_ns: *took_ns,
+            faults: *faults,
+            exchange: None,
+        };
+        attempt_with(turns.iter().map(turn).collect())
     }
 
     #[test]
