@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     process::{Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -326,6 +327,34 @@ pub(crate) fn finish_busy(vm: &TestVm) {
         "for i in $(seq 500); do test $(cat /root/out.* | grep -c ended) = {all} && break; sleep 0.1; done; cat /root/out.*"
     ));
     assert_eq!(said.matches("ended 0").count(), BUSY.len(), "{said}");
+    vm.assert_healthy();
+}
+
+/// A snapshot may come at any instruction, those of the monitor between a fault and its answer too: many are
+/// taken of a guest that does nothing but fault, each of the clone of the one before.
+pub(crate) fn kvm_faults_under_way_survive_a_snapshot() {
+    const GENERATIONS: u64 = 100;
+    let mut vm = TestVm::new();
+    vm.upload("faults");
+    vm.sh("(/root/faults /root/stop; echo ended $?) >/root/out.faults 2>&1 </dev/null & disown");
+    for generation in 0..GENERATIONS {
+        // Not always in the same moment after an answer.
+        thread::sleep(Duration::from_micros(generation % 10 * 700));
+        let dir = run_dir::make("faults").join("t");
+        vm.control().snapshot_diff(&dir).expect("a snapshot");
+        vm = TestVm::clone_of(&dir);
+        let said = vm.sh("cat /root/out.faults");
+        assert_eq!(
+            said,
+            "",
+            "generation {generation}: {}",
+            vm.sh("dmesg | tail -n 3")
+        );
+        fs::remove_dir_all(&dir).expect("a removal");
+    }
+    vm.sh("touch /root/stop");
+    let ended = "for i in $(seq 100); do grep ended /root/out.faults && break; sleep 0.1; done";
+    assert_eq!(vm.sh(ended), "ended 0");
     vm.assert_healthy();
 }
 

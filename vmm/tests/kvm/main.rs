@@ -69,6 +69,7 @@ fn main() {
             kvm_the_vmm_ends_with_its_client,
             kvm_shutdown_leaves_no_socket,
             kvm_busy_programs_survive_a_snapshot,
+            kvm_faults_under_way_survive_a_snapshot,
             kvm_clones_of_a_loaded_template,
         },
         damage::{

@@ -9,7 +9,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use monitor::layout::{BASE, TIMER_VECTOR, TSS_SELECTOR, USER_CS, USER_SS, offset};
 use serde::{Deserialize, Serialize};
 
-use super::{Ring3Error, domain::Start, image::Entries, kvm};
+use super::{Ring3Error, domain::Start, gate, image::Entries, kvm};
 use crate::sys;
 
 const MSR_STAR: u32 = 0xc000_0081;
@@ -333,6 +333,11 @@ impl CpuState {
             mp_state: vcpu.get_mp_state().map_err(kvm("read the run state"))?,
             debug: vcpu.get_debug_regs().map_err(kvm("read debug registers"))?,
         })
+    }
+
+    /// See [`gate::call_again`].
+    pub(super) fn call_gate_again(&mut self, text: impl Fn(u64) -> Option<[u8; 2]>) {
+        gate::call_again(&mut self.regs, &self.sregs, &self.events, text);
     }
 
     /// The CPUID list of the snapshot.

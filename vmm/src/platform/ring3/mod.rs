@@ -7,6 +7,7 @@
 mod cpu;
 mod domain;
 pub(crate) mod elf;
+mod gate;
 mod image;
 mod text;
 
@@ -437,13 +438,22 @@ impl Ring3 {
             Err(e) => return Err(kvm("finish the last exit")(e)),
         }
         self.vcpu.set_kvm_immediate_exit(0);
+        let mut cpu = CpuState::of(&self.vcpu, &self.cpuid)?;
+        cpu.call_gate_again(|at| self.monitor_text(at));
         Ok(Ring3State {
             ram: self.ram,
-            cpu: CpuState::of(&self.vcpu, &self.cpuid)?,
+            cpu,
             ns: self.now_ns(),
             deadline_ns: self.deadline_ns()?,
             idle: self.idle,
         })
+    }
+
+    /// Two bytes of the monitor's text at a virtual address.
+    fn monitor_text(&self, at: u64) -> Option<[u8; 2]> {
+        let text = layout::BASE..layout::BASE + offset::SHARED - 1;
+        let from = text.contains(&at).then(|| self.ram + (at - text.start))?;
+        self.memory.ram.read_obj(GuestAddress(from)).ok()
     }
 
     /// What to change in a saved copy of guest memory so that its clones take fewer faults: (offset, value)
