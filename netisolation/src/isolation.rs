@@ -19,7 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Access, Counters, IsolationError, NetEvent, Policy,
-    datapath::{Datapath, Home, Sizes, TapProgram},
+    clock::monotonic,
+    datapath::{Datapath, FlowMaps, Home, Sizes, TapProgram},
     device,
     error::{system, unsuitable},
     gateway::{Gateway, MAX_TAPS},
@@ -110,6 +111,10 @@ struct Running {
 /// What the handles and the keeper's thread have in common.
 pub(crate) struct Shared {
     owner: Mutex<Owner>,
+    /// Held during a sweep, so that a TAP that one finds gone is not cleared by another when its number has a new one.
+    flows: Mutex<FlowMaps>,
+    /// Held while a released TAP is removed: whoever needs its number waits for that.
+    removing: Mutex<()>,
     tap_program: TapProgram,
     gateway: Gateway,
     pub(crate) stock: usize,
@@ -145,12 +150,14 @@ impl Isolation {
         owner.datapath.attach_resolver(&gateway.device.name)?;
         owner.attach_uplinks(&config.uplinks)?;
         owner.read_addresses()?;
-        owner.credit(&maps.reap(crate::clock::monotonic()).removed);
+        owner.credit(&maps.reap(monotonic()).removed);
         let descriptor = owner.datapath.records_fd().try_clone_to_owned();
         let records = descriptor.map_err(|e| system("copy a descriptor", e))?;
         let shared = Arc::new(Shared {
             tap_program: owner.datapath.tap_program.clone(),
             owner: Mutex::new(owner),
+            flows: Mutex::new(maps),
+            removing: Mutex::new(()),
             gateway,
             stock: usize::try_from(config.stock).unwrap_or(usize::MAX),
         });
@@ -158,7 +165,7 @@ impl Isolation {
         let kept = Arc::clone(&shared);
         let keeper = thread::Builder::new()
             .name("net-keeper".to_owned())
-            .spawn(move || keeper::run(&kept, maps, &records, &ended))
+            .spawn(move || keeper::run(&kept, &records, &ended))
             .map_err(|e| system("start a thread", e))?;
         let served = Arc::clone(&shared);
         let porter = thread::Builder::new()
@@ -182,7 +189,10 @@ impl Isolation {
             if let Some(tap) = self.with(Owner::take)? {
                 return Ok(tap);
             }
-            self.0.shared.make()?;
+            match self.0.shared.make() {
+                Err(IsolationError::Exhausted(_)) if self.0.shared.free_a_number() => {}
+                outcome => outcome?,
+            }
         }
     }
 
@@ -317,6 +327,38 @@ impl Shared {
         self.tap_program.attach(index, &device)?;
         device::set_up(&device.name, 0).map_err(failed)?;
         self.with(|owner| owner.store(index, device.fd))
+    }
+
+    /// Removes one TAP that was released; whether there was one.
+    pub(crate) fn remove_one(&self) -> bool {
+        let _alone = self.removing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.with(Owner::leaving).map(drop).is_some()
+    }
+
+    /// Removes released TAPs until one of their numbers is free; whether one is.
+    fn free_a_number(&self) -> bool {
+        loop {
+            let removed = self.remove_one();
+            self.sweep();
+            if self.with(Owner::has_number) {
+                return true;
+            }
+            if !removed {
+                return false;
+            }
+        }
+    }
+
+    /// Clears away TAPs whose devices are gone, flows that are over, and pins.
+    pub(crate) fn sweep(&self) {
+        let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        self.with(Owner::find_gone);
+        let reaped = flows.reap(monotonic());
+        self.with(|owner| {
+            owner.credit(&reaped.removed);
+            owner.expire_pins(&reaped.open);
+            owner.clear_gone();
+        });
     }
 }
 

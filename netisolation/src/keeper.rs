@@ -12,7 +12,7 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::{clock::monotonic, datapath::FlowMaps, isolation::Shared, owner::Owner};
+use crate::{isolation::Shared, owner::Owner};
 
 /// Wakes at least as often.
 const TICK_MS: u16 = 250;
@@ -33,7 +33,7 @@ const AT_LEAST: u32 = 8;
 const REAP_SHARE: u32 = 20;
 
 /// Works until the other end of `ended` is closed.
-pub(crate) fn run(shared: &Shared, mut maps: FlowMaps, records: &OwnedFd, ended: &PipeReader) {
+pub(crate) fn run(shared: &Shared, records: &OwnedFd, ended: &PipeReader) {
     let (mut sum, mut reap, mut read) = (Instant::now(), Instant::now(), Instant::now());
     loop {
         let mut waiting = [
@@ -47,15 +47,9 @@ pub(crate) fn run(shared: &Shared, mut maps: FlowMaps, records: &OwnedFd, ended:
         shared.with(|owner| owner.drain());
         let now = Instant::now();
         if now >= reap {
-            shared.with(Owner::find_gone);
             let began = Instant::now();
-            let reaped = maps.reap(monotonic());
+            shared.sweep();
             reap = now + REAP_EVERY.max(began.elapsed() * REAP_SHARE);
-            shared.with(|owner| {
-                owner.credit(&reaped.removed);
-                owner.expire_pins(&reaped.open);
-                owner.clear_gone();
-            });
         }
         if now >= sum {
             sum = now + SUM_EVERY;
@@ -92,7 +86,7 @@ pub(crate) fn carry(shared: &Shared, calls: &Receiver<()>) {
             // Makes and removes in turn: somebody may wait for a TAP, and what is left of the dead is to be gone soon.
             // The next time may succeed where this one failed.
             let made = shared.with(|owner| owner.stock()) < shared.stock && shared.make().is_ok();
-            let left = shared.with(Owner::leaving).map(drop).is_some();
+            let left = shared.remove_one();
             match calls.try_recv() {
                 Err(TryRecvError::Disconnected) => return,
                 Err(TryRecvError::Empty) if made || left => {}

@@ -239,6 +239,11 @@ impl Owner {
         Err(IsolationError::Exhausted(self.limits.max_taps))
     }
 
+    /// Whether one more TAP can have a number.
+    pub(crate) fn has_number(&mut self) -> bool {
+        u32::try_from(self.seats.len()).is_ok_and(|taken| taken < self.limits.max_taps)
+    }
+
     /// See [`crate::Isolation::confine`].
     pub(crate) fn confine(
         &mut self,

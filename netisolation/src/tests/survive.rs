@@ -8,6 +8,7 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     process::{Child, Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -23,7 +24,7 @@ use super::{
     world::{Guest, PEER4, World, command, config, eventually, in_namespace, ip, write},
 };
 use crate::{
-    DefaultEgress, Isolation, IsolationConfig, IsolationError, Policy, Reason, Rule, TapIndex,
+    DefaultEgress, Isolation, IsolationConfig, IsolationError, Policy, Reason, Rule, Tap, TapIndex,
     Verdict, compile, device, owner::Owner, rules,
 };
 
@@ -400,6 +401,28 @@ fn net_taps_are_limited_and_their_numbers_come_back_late() {
             world.isolation.take().is_ok_and(|tap| tap.index == gone)
         });
         drop(a);
+    });
+}
+
+#[test]
+fn net_released_taps_that_nobody_has_removed_yet_leave_room_for_the_next() {
+    in_namespace(|| {
+        let mut config = config();
+        config.max_taps = 6;
+        let world = World::with(config);
+        // More than there are numbers, and faster than a thread beside them removes: without a pause.
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                let isolation = world.isolation.clone();
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        let Tap { index, fd } = isolation.take().unwrap();
+                        drop(fd);
+                        isolation.release(index);
+                    }
+                });
+            }
+        });
     });
 }
 
