@@ -1,8 +1,7 @@
 //! One VM under test: its process, its agent, its console.
 
 use std::{
-    fs::{self, File},
-    io::Read,
+    fs,
     os::fd::AsFd,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
@@ -11,11 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
-use model::{
-    Bytes, EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, VmSpec,
-    WorkingSetPrefault,
-};
-use vmm_control::VmProcess;
+use model::{Bytes, GuestPaths, HypercallPath, RestoreSpec, VmSpec, WorkingSetPrefault};
+use vmm_control::{VmProcess, fresh_identity};
 
 use crate::{steps::Places, tap::Tap};
 
@@ -95,7 +91,7 @@ impl Vm {
     }
 
     fn identify(&mut self) -> Result<()> {
-        let identity = identity(&self.hostname)?;
+        let identity = fresh_identity(&self.hostname)?;
         let ready = self.process.control.identity(identity, PATIENCE);
         ready.map(|_| ()).with_context(|| self.last_words())
     }
@@ -129,15 +125,4 @@ impl Vm {
         );
         Ok(String::from_utf8(output.stdout)?.trim().to_owned())
     }
-}
-
-fn identity(hostname: &str) -> Result<Identity> {
-    let mut random = [0; 48];
-    File::open("/dev/urandom")?.read_exact(&mut random)?;
-    let (seed, id) = random.split_at(32);
-    Ok(Identity {
-        hostname: hostname.to_owned(),
-        machine_id: id.iter().map(|b| format!("{b:02x}")).collect(),
-        entropy: EntropySeed::new(seed.try_into()?),
-    })
 }

@@ -6,9 +6,11 @@
 //! starts one whose socket listens at a path, for owners that come back for it after their own death.
 
 pub mod frame;
+mod identity;
 mod message;
 mod process;
 pub mod template;
 
+pub use identity::fresh_identity;
 pub use message::{Failure, FailureKind, Reply, Request, SnapshotContent, VmPhase, VmStats};
 pub use process::{ControlClient, ControlError, VmProcess, spawn_detached};

@@ -8,7 +8,6 @@
 
 use std::{
     fs::{self, File},
-    io::Read,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -16,10 +15,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest, InitRequest};
 use model::{
-    Bytes, EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, VmSpec,
-    WorkingSetPrefault, template_file,
+    Bytes, GuestPaths, HypercallPath, RestoreSpec, VmSpec, WorkingSetPrefault, template_file,
 };
-use vmm_control::VmProcess;
+use vmm_control::{VmProcess, fresh_identity};
 
 use crate::{
     guest_dir, initramfs, layer, root_image,
@@ -121,7 +119,7 @@ impl Maker<'_> {
             console: Some(self.console(BOOT)),
         };
         vm.control.boot(spec, None).context("cannot boot")?;
-        vm.control.identity(identity()?, PATIENCE)?;
+        vm.control.identity(fresh_identity("template")?, PATIENCE)?;
         set_network(&vsock, true)?;
         set_network(&vsock, false)?;
         warm_up(&vsock)?;
@@ -147,7 +145,7 @@ impl Maker<'_> {
         };
         vm.control.restore(spec, None)?;
         vm.control.resume()?;
-        vm.control.identity(identity()?, PATIENCE)?;
+        vm.control.identity(fresh_identity("template")?, PATIENCE)?;
         set_network(&vsock, true)?;
         work(&vsock)?;
         let path = template.join(template_file::WORKING_SET);
@@ -238,16 +236,4 @@ pub(crate) fn run_as(agent: &mut EnvdClient, user: Option<&str>, command: &[&str
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(())
-}
-
-/// An identity for the template's own two VMs; every clone gets another.
-fn identity() -> Result<Identity> {
-    let mut random = [0; 48];
-    File::open("/dev/urandom")?.read_exact(&mut random)?;
-    let (seed, id) = random.split_at(32);
-    Ok(Identity {
-        hostname: "template".to_owned(),
-        machine_id: id.iter().map(|b| format!("{b:02x}")).collect(),
-        entropy: EntropySeed::new(seed.try_into()?),
-    })
 }

@@ -3,16 +3,15 @@
 use std::{
     fmt,
     fs::File,
-    io::Read,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use api_types::envd::EnvdClient;
-use model::{EntropySeed, Identity, RestoreSpec, WorkingSetPrefault};
+use model::{RestoreSpec, WorkingSetPrefault};
 use nix::sys::resource::{UsageWho, getrusage};
-use vmm_control::{VmProcess, template::LoadedTemplate};
+use vmm_control::{VmProcess, fresh_identity, template::LoadedTemplate};
 
 use crate::{
     cost::{Cost, Counters, Stage},
@@ -101,7 +100,7 @@ impl Parent {
         };
         vm.control.restore(spec, None)?;
         vm.control.resume()?;
-        vm.control.identity(identity()?, PATIENCE)?;
+        vm.control.identity(fresh_identity("clone")?, PATIENCE)?;
         Ok(vm)
     }
 
@@ -180,15 +179,4 @@ fn run_cell(client: &mut EnvdClient) -> Result<()> {
     let text = String::from_utf8_lossy(&answer.body);
     ensure!(text.contains(wanted), "the cell gave {text}");
     Ok(())
-}
-
-fn identity() -> Result<Identity> {
-    let mut random = [0; 48];
-    File::open("/dev/urandom")?.read_exact(&mut random)?;
-    let (seed, id) = random.split_at(32);
-    Ok(Identity {
-        hostname: "clone".to_owned(),
-        machine_id: id.iter().map(|b| format!("{b:02x}")).collect(),
-        entropy: EntropySeed::new(seed.try_into()?),
-    })
 }

@@ -3,16 +3,15 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::Read,
     os::unix::net::UnixStream,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest, InitRequest};
-use model::{EntropySeed, Identity, RestoreSpec, WorkingSetPrefault};
+use model::{RestoreSpec, WorkingSetPrefault};
 use serde_json::{Value, json};
-use vmm_control::VmProcess;
+use vmm_control::{VmProcess, fresh_identity};
 
 const PORT: u16 = 49_999;
 /// For any single answer of a guest that may be one of many.
@@ -45,20 +44,6 @@ pub(crate) fn artifact(path: &str, task: &str) -> PathBuf {
         path.display()
     );
     path
-}
-
-fn identity() -> Identity {
-    let mut random = [0; 48];
-    File::open("/dev/urandom")
-        .unwrap()
-        .read_exact(&mut random)
-        .unwrap();
-    let (seed, id) = random.split_at(32);
-    Identity {
-        hostname: "clone".to_owned(),
-        machine_id: id.iter().map(|b| format!("{b:02x}")).collect(),
-        entropy: EntropySeed::new(seed.try_into().unwrap()),
-    }
 }
 
 impl Clone {
@@ -96,7 +81,9 @@ impl Clone {
         };
         vm.control.restore(spec, None).unwrap();
         vm.control.resume().unwrap();
-        vm.control.identity(identity(), PATIENCE).unwrap();
+        vm.control
+            .identity(fresh_identity("clone").unwrap(), PATIENCE)
+            .unwrap();
         Self { vm, dir }
     }
 

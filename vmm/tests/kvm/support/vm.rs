@@ -7,8 +7,10 @@ use std::{
 };
 
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
-use model::{Bytes, EntropySeed, HypercallPath, Identity, RestoreSpec, VmSpec, WorkingSetPrefault};
-use vmm_control::{ControlClient, ControlError, Failure, VmPhase, VmProcess, VmStats};
+use model::{Bytes, HypercallPath, RestoreSpec, VmSpec, WorkingSetPrefault};
+use vmm_control::{
+    ControlClient, ControlError, Failure, VmPhase, VmProcess, VmStats, fresh_identity,
+};
 
 use super::{host, program, run_dir, until};
 
@@ -96,11 +98,7 @@ impl TestVm {
 
     /// Gives the guest an identity of its own and waits until its agent is ready.
     pub(crate) fn identify(&mut self) {
-        let identity = Identity {
-            hostname: self.name.clone(),
-            machine_id: host::hex(&host::random::<16>()),
-            entropy: EntropySeed::new(host::random()),
-        };
+        let identity = fresh_identity(&self.name).expect("random bytes");
         if let Err(e) = self.control().identity(identity, PATIENCE) {
             panic!("no identity: {e:?}\n{}", self.console());
         }
