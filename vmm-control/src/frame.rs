@@ -16,7 +16,7 @@ use std::{
     },
 };
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Version of the header and of the messages.
@@ -104,25 +104,26 @@ pub fn send<T: Serialize>(
     fd: Option<RawFd>,
 ) -> Result<(), FrameError> {
     let bytes = encode(message)?;
-    let fds: Vec<RawFd> = fd.into_iter().collect();
     let mut rest = &bytes[..];
+    let mut fd = fd;
     while !rest.is_empty() {
-        let with_fd = rest.len() == bytes.len() && !fds.is_empty();
-        let rights = [ControlMessage::ScmRights(&fds)];
-        let n = sendmsg::<()>(
-            socket.as_raw_fd(),
-            &[IoSlice::new(rest)],
-            if with_fd { &rights } else { &[] },
-            MsgFlags::MSG_NOSIGNAL,
-            None,
-        );
-        match n {
-            Ok(n) => rest = &rest[n..],
+        match send_some(socket.as_raw_fd(), rest, fd) {
+            Ok(n) => (rest, fd) = (&rest[n..], None),
             Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(FrameError::Io(e.into())),
         }
     }
     Ok(())
+}
+
+/// A VMM, which has no descriptor to send, may not call sendmsg.
+fn send_some(socket: RawFd, bytes: &[u8], fd: Option<RawFd>) -> nix::Result<usize> {
+    let Some(fd) = fd else {
+        return socket::send(socket, bytes, MsgFlags::MSG_NOSIGNAL);
+    };
+    let rights = [ControlMessage::ScmRights(&[fd])];
+    let bytes = [IoSlice::new(bytes)];
+    sendmsg::<()>(socket, &bytes, &rights, MsgFlags::MSG_NOSIGNAL, None)
 }
 
 /// Receives one message and the descriptor beside it, blocking.

@@ -4,6 +4,9 @@
 //!
 //! It is done once, when a VM has been built and its files are open. What is left: the descriptors of this
 //! VM, files by path with the rights of the user it runs as (snapshots are written by path), and memory.
+//!
+//! The TAP is used again by another VM when this process is gone, so it must stay as it is and nobody else may have
+//! it: of its ioctls one is left, a descriptor cannot be sent away, and no process can be made that outlives this one.
 
 use std::collections::BTreeMap;
 
@@ -26,9 +29,8 @@ pub enum ConfineError {
 }
 
 /// System calls of a running machine, whatever their arguments.
-const CALLS: [i64; 79] = [
-    // The guest runs, and is waited for.
-    libc::SYS_ioctl,
+const CALLS: [i64; 76] = [
+    // The guest runs, and is waited for; with ioctl below.
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
@@ -40,8 +42,7 @@ const CALLS: [i64; 79] = [
     libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
     libc::SYS_gettimeofday,
-    // Threads of further vCPUs, locks, signals.
-    libc::SYS_clone,
+    // Threads of further vCPUs, locks, signals; with clone below.
     libc::SYS_clone3,
     libc::SYS_futex,
     libc::SYS_sched_getaffinity,
@@ -79,14 +80,13 @@ const CALLS: [i64; 79] = [
     libc::SYS_fdatasync,
     libc::SYS_copy_file_range,
     libc::SYS_sendfile,
-    // Control socket and streams of the guest; with socket below.
+    // Control socket and streams of the guest; with socket below. No sendmsg: it can send descriptors.
     libc::SYS_accept4,
     libc::SYS_connect,
     libc::SYS_socketpair,
     libc::SYS_recvfrom,
     libc::SYS_sendto,
     libc::SYS_recvmsg,
-    libc::SYS_sendmsg,
     libc::SYS_shutdown,
     libc::SYS_getsockopt,
     libc::SYS_setsockopt,
@@ -114,6 +114,12 @@ const CALLS: [i64; 79] = [
     libc::SYS_membarrier,
 ];
 
+/// Requests of ioctl by the byte that says whose they are (`linux/ioctl.h`): all of KVM's.
+const REQUEST_TYPE: u64 = 0xff00;
+const KVM_REQUESTS: u64 = 0xae00;
+/// Requests of ioctl, one by one: what a stream does not wait for, and what frames the guest's driver takes.
+const REQUESTS: [libc::Ioctl; 2] = [libc::FIONBIO, libc::TUNSETOFFLOAD];
+
 /// Calls by which memory could become executable: allowed without that right (argument 2 of both).
 const MAPPING_CALLS: [i64; 2] = [libc::SYS_mmap, libc::SYS_mprotect];
 
@@ -123,8 +129,12 @@ const MAPPING_CALLS: [i64; 2] = [libc::SYS_mmap, libc::SYS_mprotect];
 /// See [`ConfineError`]; the process must then not run guest code.
 pub(crate) fn confine() -> Result<(), ConfineError> {
     drop_capabilities()?;
-    let program = filter().map_err(ConfineError::Filter)?;
-    seccompiler::apply_filter(&program).map_err(ConfineError::Filter)
+    // In this order: under the second one no further filter can be installed.
+    for filter in [no_clone3(), filter()] {
+        let program = filter.map_err(ConfineError::Filter)?;
+        seccompiler::apply_filter(&program).map_err(ConfineError::Filter)?;
+    }
+    Ok(())
 }
 
 /// Gives up all capabilities of the calling thread but the one that lets a snapshot be written into a
@@ -148,6 +158,17 @@ fn drop_capabilities() -> Result<(), ConfineError> {
     Ok(())
 }
 
+/// A filter cannot see what clone3 is to make. Without it the C library uses clone.
+fn no_clone3() -> Result<BpfProgram, seccompiler::Error> {
+    let filter = SeccompFilter::new(
+        [(libc::SYS_clone3, Vec::new())].into(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::ENOSYS.unsigned_abs()),
+        TargetArch::x86_64,
+    )?;
+    Ok(BpfProgram::try_from(filter)?)
+}
+
 fn filter() -> Result<BpfProgram, seccompiler::Error> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         CALLS.iter().map(|call| (*call, Vec::new())).collect();
@@ -158,6 +179,15 @@ fn filter() -> Result<BpfProgram, seccompiler::Error> {
             vec![only_if(2, SeccompCmpOp::MaskedEq(executable), 0)?],
         );
     }
+    let of_kvm = only_if(1, SeccompCmpOp::MaskedEq(REQUEST_TYPE), KVM_REQUESTS);
+    let requests = REQUESTS.iter().map(|r| only_if(1, SeccompCmpOp::Eq, *r));
+    let requests = requests.chain([of_kvm]).collect::<Result<_, _>>()?;
+    rules.insert(libc::SYS_ioctl, requests);
+    let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
+    rules.insert(
+        libc::SYS_clone,
+        vec![only_if(0, SeccompCmpOp::MaskedEq(thread), thread)?],
+    );
     // A guest's stream to the host ends at a unix socket; there is no other family.
     let unix = u64::from(libc::AF_UNIX.unsigned_abs());
     rules.insert(libc::SYS_socket, vec![only_if(0, SeccompCmpOp::Eq, unix)?]);
@@ -190,9 +220,18 @@ fn only_if(
 mod tests {
     use super::*;
     use std::{
-        os::unix::process::ExitStatusExt,
+        io::{IoSlice, IsTerminal},
+        os::{
+            fd::AsRawFd,
+            unix::{
+                net::UnixStream,
+                process::{CommandExt, ExitStatusExt},
+            },
+        },
         process::{Command, ExitStatus},
     };
+
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
     /// Which forbidden thing the child below tries.
     const ATTEMPT: &str = "CUBE_VMM_TEST_ATTEMPT";
@@ -208,12 +247,25 @@ mod tests {
             "nothing" => {
                 let thread = std::thread::Builder::new().name("vcpu1".into());
                 thread.spawn(|| {}).unwrap().join().unwrap();
+                let (near, _far) = UnixStream::pair().unwrap();
+                near.set_nonblocking(true).unwrap();
             }
-            "exec" => drop(Command::new("/bin/true").status()),
+            "program" => drop(Command::new("/bin/true").exec()),
             "network" => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
             "mount" => drop(nix::mount::umount("/nowhere")),
+            "process" => drop(Command::new("/bin/true").status()),
+            // TCGETS, on whatever descriptor.
+            "request" => drop(std::io::stdin().is_terminal()),
+            "descriptor" => send_descriptor(),
             other => panic!("unknown attempt {other}"),
         }
+    }
+
+    fn send_descriptor() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let (socket, message) = (near.as_raw_fd(), [IoSlice::new(b"x")]);
+        let rights = [ControlMessage::ScmRights(&[socket])];
+        let _never = sendmsg::<()>(socket, &message, &rights, MsgFlags::empty(), None);
     }
 
     #[test]
@@ -227,7 +279,14 @@ mod tests {
                 .unwrap()
         };
         assert!(run("nothing").success());
-        for attempt in ["exec", "network", "mount"] {
+        for attempt in [
+            "program",
+            "network",
+            "mount",
+            "request",
+            "process",
+            "descriptor",
+        ] {
             assert_eq!(run(attempt).signal(), Some(libc::SIGSYS), "{attempt}");
         }
     }
