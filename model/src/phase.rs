@@ -30,13 +30,11 @@ pub enum StartPhase {
     FirstExec,
     /// The first byte from inside arrived over the sandbox's network path.
     FirstNetworkByte,
-    /// The template's recorded working set is private to the clone.
-    WorkingSetWarm,
 }
 
 impl StartPhase {
     /// All phases in ladder order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 10] = [
         Self::Accepted,
         Self::ProcessStarted,
         Self::MemoryMapped,
@@ -47,7 +45,6 @@ impl StartPhase {
         Self::Replied,
         Self::FirstExec,
         Self::FirstNetworkByte,
-        Self::WorkingSetWarm,
     ];
 
     /// The name used in JSON, metrics and reports.
@@ -64,7 +61,6 @@ impl StartPhase {
             Self::Replied => "replied",
             Self::FirstExec => "first_exec",
             Self::FirstNetworkByte => "first_network_byte",
-            Self::WorkingSetWarm => "working_set_warm",
         }
     }
 }
