@@ -29,6 +29,9 @@ struct Cli {
     /// Clones and forks of each variant.
     #[arg(long, default_value_t = 12)]
     rounds: usize,
+    /// What they run, with a result; their parents have run 1+1.
+    #[arg(long, default_value = "1+1")]
+    cell: String,
 }
 
 #[derive(Clone, Debug)]
@@ -63,7 +66,7 @@ fn main() -> Result<()> {
     for spec in &cli.variants {
         variants.push(Variant {
             name: spec.name.clone(),
-            parent: Parent::start(&spec.vmm, &spec.template)
+            parent: Parent::start(&spec.vmm, &spec.template, &cli.cell)
                 .with_context(|| format!("cannot prepare {}", spec.name))?,
             samples: Vec::new(),
         });

@@ -22,8 +22,8 @@ use crate::{
 const PORT: u16 = 49_999;
 /// For any single answer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The cell, and what its answer has in it.
-const CELL: (&str, &str) = (r#"{"code":"1+1"}"#, r#""text":"2""#);
+/// What parents have run.
+const PARENTS_CELL: &str = "1+1";
 
 /// What a clone is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,18 +52,21 @@ pub(crate) struct Parent {
     vmm: PathBuf,
     template: LoadedTemplate,
     run: tempfile::TempDir,
+    /// What clones and forks run.
+    cell: String,
 }
 
 impl Parent {
     /// Loads the template, and writes down a clone of it that has run a cell.
-    pub(crate) fn start(vmm: &Path, template: &Path) -> Result<Self> {
+    pub(crate) fn start(vmm: &Path, template: &Path, cell: &str) -> Result<Self> {
         let this = Self {
             vmm: vmm.to_owned(),
             template: LoadedTemplate::load(template)?,
             run: tempfile::Builder::new().prefix("first-cell-").tempdir()?,
+            cell: cell.to_owned(),
         };
         let mut parent = this.clone_of(Source::Template, None)?;
-        run_cell(&mut this.connect()?)?;
+        run_cell(&mut this.connect()?, PARENTS_CELL)?;
         parent.control.snapshot_diff(&this.fork())?;
         parent.kill()?;
         Ok(this)
@@ -119,9 +122,9 @@ impl Parent {
         let mut vm = self.clone_of(source, trace)?;
         meter.note(Stage::Start, &mut vm)?;
         let mut client = self.connect()?;
-        run_cell(&mut client)?;
+        run_cell(&mut client, &self.cell)?;
         meter.note(Stage::First, &mut vm)?;
-        run_cell(&mut client)?;
+        run_cell(&mut client, &self.cell)?;
         meter.note(Stage::Second, &mut vm)?;
         let before = Counters::read(vm.pid())?;
         let killed = Counters::zero();
@@ -173,10 +176,11 @@ fn children_cpu_ns() -> Result<u64> {
     Ok(ns(usage.user_time()) + ns(usage.system_time()))
 }
 
-fn run_cell(client: &mut EnvdClient) -> Result<()> {
-    let (code, wanted) = CELL;
-    let answer = client.request("POST", "/execute", &[], code.as_bytes())?;
+fn run_cell(client: &mut EnvdClient, cell: &str) -> Result<()> {
+    let request = serde_json::json!({ "code": cell }).to_string();
+    let answer = client.request("POST", "/execute", &[], request.as_bytes())?;
     let text = String::from_utf8_lossy(&answer.body);
-    ensure!(text.contains(wanted), "the cell gave {text}");
+    let is_result = |line: &str| line.contains(r#""type":"result""#);
+    ensure!(text.lines().any(is_result), "the cell gave {text}");
     Ok(())
 }

@@ -169,6 +169,63 @@ Own()";
     );
 }
 
+/// Values that are shown without IPython, and their neighbours that are not, against what its formatters say.
+#[test]
+fn interpreter_short_containers_look_as_ipython_shows_them() {
+    let clone = Clone::start();
+    let values = [
+        "()",
+        "(1,)",
+        "(50, 50115)",
+        "(1, -2.5e300, 'a\"\\n\u{2028}', b'\\x00', None, True, 1j, float('nan'))",
+        "[]",
+        "[1, 2**70]",
+        "['a', None, float('inf'), False]",
+        "[b'a']",
+        "{}",
+        "{'a': 1, 2: None, (): 'x'}",
+        "{'a': 1, 2: 2.5, None: 'x'}",
+        "[[1], (2,)]",
+        "{'a': {'b': [1]}}",
+        "('x' * 75,)",
+        "('x' * 77,)",
+        "list(range(24))",
+        "list(range(30))",
+        "{n: n for n in range(40)}",
+    ];
+    for value in values {
+        let asked = format!(
+            "shown = get_ipython().display_formatter.format({value})[0]\n\
+             import json; print(json.dumps([shown['text/plain'], 'application/json' in shown]))"
+        );
+        let expected: Value = serde_json::from_str(&text(&clone.python(&asked), "stdout")).unwrap();
+        let events = clone.python(value);
+        let got = main_result(&events);
+        assert_eq!(got["text"], expected[0], "{value}");
+        assert_eq!(got.get("json").is_some(), expected[1], "{value}: {got}");
+        assert_eq!(got["is_main_result"], true, "{value}");
+    }
+    // IPython is told the number of a cell when it is asked to show something.
+    let asked = |value: &str| {
+        let number = clone.python(value)[0]["execution_count"].to_string();
+        main_text(&clone.python("get_ipython().execution_count")) == number
+    };
+    assert!(asked("[[1]]"));
+    for value in ["(50, 50115)", "['a', 1.5]", "{'a': None}"] {
+        assert!(!asked(value), "{value}");
+    }
+    // What users tell IPython about such values holds.
+    let own = "plain, html = (get_ipython().display_formatter.formatters[k] for k in ('text/plain', 'text/html'))\n\
+        html.for_type(list, lambda _: '<ul>')\n\
+        plain.for_type(complex, lambda _, printer, cycle: printer.text('z'))";
+    clone.python(own);
+    assert_eq!(main_result(&clone.python("[1]"))["html"], "<ul>");
+    assert_eq!(main_text(&clone.python("[1]")), "[1]");
+    clone.python("html.pop(list)");
+    assert_eq!(main_text(&clone.python("[1j]")), "[z]");
+    assert_eq!(main_result(&clone.python("[1]")).get("html"), None);
+}
+
 #[test]
 fn interpreter_data_frames_come_with_their_data() {
     let clone = Clone::start();

@@ -8,6 +8,12 @@ import types
 
 # Results of these exact types are shown by `repr` alone, which is what IPython would do.
 PLAIN = frozenset((int, float, bool, str, complex, bytes))
+# So are short containers of them and of None, where IPython's printer and all that stands around it would touch
+# eight hundred pages.
+ITEMS = PLAIN | {type(None)}
+CONTAINERS = frozenset((tuple, list, dict))
+# Longer text is cut into lines by IPython.
+LINE = 79
 # `inspect.CO_COROUTINE`, without importing inspect.
 CO_COROUTINE = 0x80
 # Results that are remembered in `Out`.
@@ -35,6 +41,9 @@ class Cells:
         self.usual = {}
         self.figures = self.shown = ()
         self.transformers = ()
+        # What formatters were told about types: as it is now, and as it was before the first cell.
+        self.printers = ()
+        self.mime = None
         # Whether a magic may have changed how plain values are shown.
         self.display_changed = False
         self.loop = None
@@ -47,9 +56,10 @@ class Cells:
 
     def prepare(self):
         """Makes IPython's part. Some hundred milliseconds; before the first cell."""
-        from . import shell
+        from . import mime, shell
 
         self.shell = shell.make(self)
+        self.mime = mime
         self.take_parts()
         builtins.input = refuse_input
 
@@ -59,6 +69,9 @@ class Cells:
         self.callbacks = self.shell.events.callbacks
         self.transformers = self.shell.ast_transformers
         self.usual = {event: list(callbacks) for event, callbacks in self.callbacks.items()}
+        display = self.shell.display_formatter
+        formatters = [*display.formatters.values(), display.mimebundle_formatter, display.ipython_display_formatter]
+        self.printers = [(f.type_printers, f.type_printers.copy()) for f in formatters]
         if helpers := sys.modules.get("matplotlib._pylab_helpers"):
             self.figures = helpers.Gcf.figs
         if backend := sys.modules.get("matplotlib_inline.backend_inline"):
@@ -205,11 +218,43 @@ class Cells:
         """The value of a cell's last expression."""
         if self.stored:
             self.note(value)
-        if type(value) in PLAIN and not self.display_changed:
-            self.control.text_result(strip_quotes(repr(value)))
-            return
+        if not self.display_changed:
+            if type(value) in PLAIN:
+                self.control.text_result(strip_quotes(repr(value)))
+                return
+            if type(value) in CONTAINERS and (text := self.short_text(value)):
+                self.show_container(value, text)
+                return
         self.sync_shell()
         self.shell.show_result(value)
+
+    def short_text(self, value):
+        """`repr` of a container if IPython would show just that; else None."""
+        # Each item is a character at least, and a comma.
+        if 2 * len(value) > LINE:
+            return None
+        kinds = set(map(type, value))
+        if type(value) is dict:
+            kinds.update(map(type, value.values()))
+        if not kinds <= ITEMS or self.has_own_printer({type(value)} | kinds):
+            return None
+        try:
+            text = repr(value)
+        except ValueError:
+            # A number that is too long for one.
+            return None
+        return text if len(text) <= LINE else None
+
+    def has_own_printer(self, kinds):
+        """Whether the user has told a formatter how to show values of one of these types."""
+        return any(now.get(kind) is not usual.get(kind) for now, usual in self.printers for kind in kinds)
+
+    def show_container(self, value, text):
+        if type(value) is tuple:
+            self.control.text_result(text)
+            return
+        bundle = {"text/plain": text, "application/json": self.mime.as_json(value)}
+        self.control.push(self.mime.event(bundle, main=True))
 
     def note(self, value):
         """Keeps a result as `_`, `_3` and `Out[3]`."""

@@ -71,6 +71,18 @@ def plain(thing):
     return str(thing)
 
 
+def as_json(thing):
+    """A list or dictionary if it has the form of JSON, else None."""
+    import orjson
+
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    try:
+        orjson.dumps(thing, option=options)
+    except TypeError:
+        return None
+    return thing
+
+
 class DataFormatter(BaseFormatter):
     """Data frames as lists by column."""
 
@@ -114,16 +126,7 @@ class JsonFormatter(JSONFormatter):
     """Lists and dictionaries as JSON too, where they have that form."""
 
     def __call__(self, thing):
-        if type(thing) not in (list, dict):
-            return super().__call__(thing)
-        import orjson
-
-        options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-        try:
-            orjson.dumps(thing, option=options)
-        except TypeError:
-            return None
-        return thing
+        return as_json(thing) if type(thing) in (list, dict) else super().__call__(thing)
 
 
 def register(shell):
