@@ -17,7 +17,7 @@ use harness::{
         facts,
         grade::{self, Grade, NoiseLevel},
     },
-    leftovers::RUN_ROOT,
+    leftovers::run_root,
     noise, plan,
     record::{self, RecordError},
     report::{
@@ -113,8 +113,8 @@ enum Command {
 /// Sockets of clones need a short path, so this is not below the results.
 #[derive(clap::Args)]
 struct RunRoot {
-    /// Where runs keep sockets and logs of their clones
-    #[arg(long, value_name = "DIR", default_value = RUN_ROOT)]
+    /// Where runs keep sockets, logs and a server's state: /run/cube, or /dev/shm/cube if only that is in memory
+    #[arg(long, value_name = "DIR", default_value_os_t = run_root())]
     run_root: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! Directories of runs under /run/cube, and what killed runs left there.
+//! Directories of runs under /run/cube (see [`run_root`]), and what killed runs left there.
 //!
 //! ```text
 //! /run/cube/bench-<pid>-<start time>/      one per cube-bench process
@@ -15,17 +15,39 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        statfs::{TMPFS_MAGIC, statfs},
+    },
     unistd::Pid,
 };
 
 use crate::target::CloneId;
 
-/// Where the directories of runs are.
-pub const RUN_ROOT: &str = "/run/cube";
+/// Where the directories of runs are, on a host like others.
+const RUN_ROOT: &str = "/run/cube";
+/// Where they are if that would be on a disk.
+const MEMORY_ROOT: &str = "/dev/shm/cube";
 const PREFIX: &str = "bench-";
 /// A killed VMM must be gone after this.
 const KILL_WAIT: Duration = Duration::from_secs(5);
+
+/// Where the directories of runs are if nobody says: below /run, which is in memory on a usual host, or below
+/// /dev/shm if only that is. A round makes and removes a dozen files for each sandbox, and what the host's disk makes of
+/// that is not what a run measures.
+#[must_use]
+pub fn run_root() -> PathBuf {
+    let in_memory =
+        |path: &str| statfs(path).is_ok_and(|system| system.filesystem_type() == TMPFS_MAGIC);
+    choose_root(in_memory).into()
+}
+
+fn choose_root(in_memory: impl Fn(&str) -> bool) -> &'static str {
+    match in_memory("/dev/shm") && !in_memory("/run") {
+        true => MEMORY_ROOT,
+        false => RUN_ROOT,
+    }
+}
 
 /// The directory of this process's run. Dropping it removes it.
 #[derive(Debug)]
@@ -192,6 +214,14 @@ fn is_zombie(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_are_in_memory_where_there_is_one() {
+        assert_eq!(choose_root(|_| true), RUN_ROOT);
+        assert_eq!(choose_root(|path| path == "/dev/shm"), MEMORY_ROOT);
+        assert_eq!(choose_root(|path| path == "/run"), RUN_ROOT);
+        assert_eq!(choose_root(|_| false), RUN_ROOT);
+    }
     use std::process::{Command, Stdio};
 
     #[test]
