@@ -16,7 +16,7 @@ const PINS: &str = "/sys/fs/bpf/cube";
 const LOG: &str = "network-events.jsonl";
 /// TAPs kept ready: to make one takes ten milliseconds and more, one after the other, and a fork may ask for 50 at once.
 const STOCK: u32 = 64;
-/// TAPs beyond the most sandboxes: the stock, and those that are on their way out.
+/// Numbers of TAPs beyond the most sandboxes: of the stock, and of those whose flows have yet to be removed.
 const SPARE: u32 = 192;
 /// Flows of one sandbox at a time.
 const MAX_FLOWS: u32 = 4096;

@@ -218,6 +218,12 @@ impl Datapath {
         let _gone = fs::remove_file(self.tap_program.link(tap, ifindex));
     }
 
+    /// Gives the link of a TAP's device the name of another number.
+    pub(crate) fn move_link(&self, from: u32, to: u32, ifindex: u32) -> io::Result<()> {
+        let link = |tap| self.tap_program.link(tap, ifindex);
+        fs::rename(link(from), link(to))
+    }
+
     /// Index and device index of the TAPs that have links.
     pub(crate) fn linked_taps(&self) -> Vec<(u32, u32)> {
         let Ok(entries) = fs::read_dir(self.home.links()) else {

@@ -4,18 +4,25 @@ use std::{
     collections::BTreeSet,
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::fd::OwnedFd,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use nix::{
+    libc,
+    sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket},
 };
 
 mod sys;
 
 pub(crate) use sys::{
-    address4, flags, hardware_address, index, make_tap, mtu, name, set_address4, set_address6,
-    set_up,
+    address4, flags, hardware_address, index, make_tap, mtu, name, queue, set_address4,
+    set_address6, set_up,
 };
 
 /// IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE (`linux/if_addr.h`).
 const UNFIT_V6: u32 = 0x01 | 0x08 | 0x20 | 0x40;
+/// Where a queueing discipline goes (`linux/pkt_sched.h`).
+const TC_H_ROOT: u32 = u32::MAX;
 
 /// A TAP just made: down, without addresses, gone when `fd` is closed.
 #[derive(Debug)]
@@ -39,6 +46,51 @@ pub(crate) fn tap(pattern: &str) -> io::Result<Device> {
     let (fd, name) = make_tap(pattern)?;
     let index = index(&name)?;
     Ok(Device { fd, name, index })
+}
+
+/// Has frames for a device handed to its driver by whoever sends them, at once: gives it the queueing discipline
+/// `noqueue`. rtnetlink(7) has no other request here, so it is put together by hand.
+pub(crate) fn bypass_queueing(index: u32) -> io::Result<()> {
+    const LENGTH: u32 = 48;
+    // `nlmsghdr`, `tcmsg`, `rtattr` (`linux/netlink.h`, `linux/rtnetlink.h`).
+    let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+    let kind = u32::from(libc::TCA_KIND) << 16 | 12;
+    let words = [
+        LENGTH,
+        flags.cast_unsigned() << 16 | u32::from(libc::RTM_NEWQDISC),
+        0,
+        0,
+        0,
+        index,
+        0,
+        TC_H_ROOT,
+        0,
+        kind,
+    ];
+    let mut message: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    message.extend(b"noqueue\0");
+    ask_rtnetlink(&message)
+}
+
+/// Sends a request and waits for its acknowledgement.
+fn ask_rtnetlink(message: &[u8]) -> io::Result<()> {
+    let kind = (
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+    );
+    let socket = socket(kind.0, kind.1, kind.2, SockProtocol::NetlinkRoute)?;
+    send(socket.as_raw_fd(), message, MsgFlags::empty())?;
+    let mut answer = [0; 128];
+    let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+    // `nlmsghdr`, then `nlmsgerr`, which begins with the negative errno.
+    match answer.get(16..20).filter(|_| length >= 20) {
+        Some(&[0, 0, 0, 0]) => Ok(()),
+        Some(&[a, b, c, d]) => Err(io::Error::from_raw_os_error(-i32::from_ne_bytes([
+            a, b, c, d,
+        ]))),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }
 
 /// Writes a setting of a device; `family` is `ipv4` or `ipv6`.
@@ -152,7 +204,7 @@ pub(crate) fn local_ports() -> io::Result<(u16, u16)> {
 pub(crate) fn has_address4(name: &str) -> io::Result<Option<Ipv4Addr>> {
     match address4(name) {
         Ok(address) => Ok(Some(address)),
-        Err(error) if error.raw_os_error() == Some(nix::libc::EADDRNOTAVAIL) => Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(None),
         Err(error) => Err(error),
     }
 }

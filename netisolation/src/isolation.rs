@@ -7,8 +7,8 @@ use std::{
     os::fd::OwnedFd,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{Receiver, channel, sync_channel},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, sync_channel},
     },
     thread::{self, JoinHandle},
 };
@@ -21,12 +21,12 @@ use crate::{
     Access, Counters, IsolationError, NetEvent, Policy,
     clock::monotonic,
     datapath::{Datapath, FlowMaps, Home, Sizes, TapProgram},
-    device,
     error::{system, unsuitable},
     gateway::{Gateway, MAX_TAPS},
     keeper,
     layout::Settings,
-    owner::Owner,
+    owner::{Next, Owner},
+    porter,
     records::reason,
     uplink,
 };
@@ -84,7 +84,7 @@ pub struct Exception {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TapIndex(pub u32);
 
-/// A TAP that a VMM can be given. The device goes when it is released, or when VMM and server are no more.
+/// A TAP that a VMM can be given.
 #[derive(Debug)]
 pub struct Tap {
     /// See [`TapIndex`].
@@ -94,7 +94,7 @@ pub struct Tap {
 }
 
 /// A cloneable handle; calls may come from any thread of the network namespace in which it was opened, and take
-/// microseconds to a millisecond.
+/// microseconds to a millisecond. [`Isolation::take`] waits for a TAP if none is ready.
 #[derive(Clone)]
 pub struct Isolation(Arc<Running>);
 
@@ -111,11 +111,10 @@ struct Running {
 /// What the handles and the keeper's thread have in common.
 pub(crate) struct Shared {
     owner: Mutex<Owner>,
-    /// Held during a sweep, so that a TAP that one finds gone is not cleared by another when its number has a new one.
-    flows: Mutex<FlowMaps>,
-    /// Held while a released TAP is removed: whoever needs its number waits for that.
-    removing: Mutex<()>,
-    tap_program: TapProgram,
+    /// Tells the porter of work, and those who wait for a TAP of its success.
+    pub(crate) called: Condvar,
+    pub(crate) flows: Mutex<FlowMaps>,
+    pub(crate) tap_program: TapProgram,
     gateway: Gateway,
     pub(crate) stock: usize,
 }
@@ -145,8 +144,7 @@ impl Isolation {
             sizes(config),
         )?;
         let mut maps = datapath.flow_maps()?;
-        let (call, calls) = channel();
-        let mut owner = Owner::new(config, datapath, events, call)?;
+        let mut owner = Owner::new(config, datapath, events)?;
         owner.datapath.attach_resolver(&gateway.device.name)?;
         owner.attach_uplinks(&config.uplinks)?;
         owner.read_addresses()?;
@@ -157,7 +155,7 @@ impl Isolation {
             tap_program: owner.datapath.tap_program.clone(),
             owner: Mutex::new(owner),
             flows: Mutex::new(maps),
-            removing: Mutex::new(()),
+            called: Condvar::new(),
             gateway,
             stock: usize::try_from(config.stock).unwrap_or(usize::MAX),
         });
@@ -170,7 +168,7 @@ impl Isolation {
         let served = Arc::clone(&shared);
         let porter = thread::Builder::new()
             .name("net-porter".to_owned())
-            .spawn(move || keeper::carry(&served, &calls))
+            .spawn(move || porter::run(&served))
             .map_err(|e| system("start a thread", e))?;
         let running = Running {
             shared,
@@ -185,15 +183,7 @@ impl Isolation {
     /// # Errors
     /// See [`IsolationError`].
     pub fn take(&self) -> Result<Tap, IsolationError> {
-        loop {
-            if let Some(tap) = self.with(Owner::take)? {
-                return Ok(tap);
-            }
-            match self.0.shared.make() {
-                Err(IsolationError::Exhausted(_)) if self.0.shared.free_a_number() => {}
-                outcome => outcome?,
-            }
-        }
+        self.0.shared.take()
     }
 
     /// Takes back a TAP of a VM that outlived the predecessor, with the policy that it had.
@@ -239,10 +229,17 @@ impl Isolation {
         self.with(|owner| owner.verify(index.0))
     }
 
-    /// Removes everything of a TAP: at once nothing passes, and the rest goes with the device. Of one that is not
-    /// there: nothing.
+    /// Removes everything of a TAP whose VMM is gone, or never was: at once nothing passes. Another sandbox may have its
+    /// device then, under another number. Of one that is not there: nothing.
     pub fn release(&self, index: TapIndex) {
-        self.with(|owner| owner.release(index.0));
+        self.with(|owner| owner.release(index.0, Next::Another));
+        self.0.shared.called.notify_all();
+    }
+
+    /// The same of a TAP whose VMM may be there: its device goes, and with it what the VMM has.
+    pub fn discard(&self, index: TapIndex) {
+        self.with(|owner| owner.release(index.0, Next::Nobody));
+        self.0.shared.called.notify_all();
     }
 
     /// What passed and what did not.
@@ -308,64 +305,19 @@ impl Isolation {
 impl Shared {
     /// The one lock; nothing that waits is done under it.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Owner) -> T) -> T {
-        let mut owner: MutexGuard<'_, Owner> =
-            self.owner.lock().unwrap_or_else(PoisonError::into_inner);
-        work(&mut owner)
-    }
-}
-
-impl Shared {
-    /// Makes a TAP for the stock: the program is on it before it is up. What fails on the way is cleared away when
-    /// its device is found gone.
-    pub(crate) fn make(&self) -> Result<(), IsolationError> {
-        let device = device::tap("cube%d").map_err(|e| system("make a TAP", e))?;
-        let failed = |source: io::Error| system(format!("set {} up", device.name), source);
-        if device::has_ipv6() {
-            device::configure("ipv6", &device.name, "disable_ipv6", "1").map_err(failed)?;
-        }
-        let index = self.with(|owner| owner.enter(&device))?;
-        self.tap_program.attach(index, &device)?;
-        device::set_up(&device.name, 0).map_err(failed)?;
-        self.with(|owner| owner.store(index, device.fd))
+        work(&mut self.lock())
     }
 
-    /// Removes one TAP that was released; whether there was one.
-    pub(crate) fn remove_one(&self) -> bool {
-        let _alone = self.removing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.with(Owner::leaving).map(drop).is_some()
-    }
-
-    /// Removes released TAPs until one of their numbers is free; whether one is.
-    fn free_a_number(&self) -> bool {
-        loop {
-            let removed = self.remove_one();
-            self.sweep();
-            if self.with(Owner::has_number) {
-                return true;
-            }
-            if !removed {
-                return false;
-            }
-        }
-    }
-
-    /// Clears away TAPs whose devices are gone, flows that are over, and pins.
-    pub(crate) fn sweep(&self) {
-        let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        self.with(Owner::find_gone);
-        let reaped = flows.reap(monotonic());
-        self.with(|owner| {
-            owner.credit(&reaped.removed);
-            owner.expire_pins(&reaped.open);
-            owner.clear_gone();
-        });
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Owner> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         drop(self.end.take());
-        self.shared.with(Owner::dismiss_porter);
+        self.shared.with(|owner| owner.ended = true);
+        self.shared.called.notify_all();
         for thread in self.threads.drain(..) {
             // If it panicked, it said so already.
             let _told = thread.join();

@@ -1,11 +1,8 @@
-//! Two threads. The keeper keeps things in order: records to events, TAPs that are gone, flows that ended, addresses. The
-//! porter makes TAPs for the stock and removes those that were released; for either the kernel waits for all CPUs, ten
-//! milliseconds and more.
+//! The keeper: the thread that keeps things in order: records to events, TAPs that are gone, flows that ended, addresses.
 
 use std::{
     io::PipeReader,
     os::fd::{AsFd, OwnedFd},
-    sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError},
     thread,
     time::{Duration, Instant},
 };
@@ -21,14 +18,6 @@ const GATHER: Duration = Duration::from_millis(10);
 const SUM_EVERY: Duration = Duration::from_secs(1);
 const REAP_EVERY: Duration = Duration::from_millis(500);
 const READ_ADDRESSES_EVERY: Duration = Duration::from_secs(2);
-/// The porter looks at least as often whether there is something to do.
-const PORTER_TICK: Duration = Duration::from_millis(250);
-/// A burst of takes and releases is over when none has come for so long.
-const QUIET: Duration = Duration::from_millis(50);
-/// The porter waits for its end so long at most.
-const LONGEST_BURST: Duration = Duration::from_millis(400);
-/// Turns that it then takes, even if the next burst comes.
-const AT_LEAST: u32 = 8;
 /// Share of the time that scans of the flows may take: one part in so many.
 const REAP_SHARE: u32 = 20;
 
@@ -62,37 +51,6 @@ pub(crate) fn run(shared: &Shared, records: &OwnedFd, ended: &PipeReader) {
         }
         if woken.is_ok_and(|ready| ready > 0) {
             thread::sleep(GATHER);
-        }
-    }
-}
-
-/// Works when it is called, until nobody is left who could. A verification takes the kernel's lock, too, so bursts of
-/// takes and releases come first, unless the stock is empty.
-pub(crate) fn carry(shared: &Shared, calls: &Receiver<()>) {
-    loop {
-        match calls.recv_timeout(PORTER_TICK) {
-            Err(RecvTimeoutError::Disconnected) => return,
-            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
-        }
-        let until = Instant::now() + LONGEST_BURST;
-        while Instant::now() < until && shared.with(|owner| owner.stock()) > 0 {
-            match calls.recv_timeout(QUIET) {
-                Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => break,
-                Ok(()) => {}
-            }
-        }
-        for turn in 0_u32.. {
-            // Makes and removes in turn: somebody may wait for a TAP, and what is left of the dead is to be gone soon.
-            // The next time may succeed where this one failed.
-            let made = shared.with(|owner| owner.stock()) < shared.stock && shared.make().is_ok();
-            let left = shared.remove_one();
-            match calls.try_recv() {
-                Err(TryRecvError::Disconnected) => return,
-                Err(TryRecvError::Empty) if made || left => {}
-                Ok(()) if turn < AT_LEAST => {}
-                Ok(()) | Err(TryRecvError::Empty) => break,
-            }
         }
     }
 }

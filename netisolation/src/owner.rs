@@ -1,13 +1,9 @@
 //! The one owner of TAPs, policies and their entries in the maps. Behind the lock of [`crate::Isolation`].
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
-    os::fd::OwnedFd,
-    sync::{
-        Arc,
-        mpsc::{Sender, SyncSender},
-    },
+    sync::{Arc, mpsc::SyncSender},
     time::Duration,
 };
 
@@ -23,6 +19,7 @@ use crate::{
     is_forbidden,
     layout::{self, PinKey, State},
     records::Records,
+    renew::Held,
 };
 
 /// Addresses that may be pinned for one sandbox at a time.
@@ -41,10 +38,36 @@ pub(crate) struct Owner {
     /// Upper half of the next policy in a TAP's entry.
     next_change: u32,
     next_tenure: u32,
-    /// Descriptors of TAPs that were released: to close one is to remove the device, which takes milliseconds.
-    leaving: Vec<OwnedFd>,
-    /// Wakes the porter.
-    porter: Option<Sender<()>>,
+    /// Numbers of TAPs in the stock; the last one is taken next.
+    ready: VecDeque<u32>,
+    /// The porter's, from here on: TAPs that may be used again, and those whose devices are to go.
+    released: Vec<Released>,
+    discarded: Vec<Held>,
+    pub(crate) waiting: Waiting,
+    /// Nobody is left who could ask for anything.
+    pub(crate) ended: bool,
+}
+
+/// Who waits for a TAP.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    pub(crate) callers: usize,
+    /// Why there is none, for one of them.
+    pub(crate) failure: Option<IsolationError>,
+}
+
+/// A TAP whose sandbox is gone, and the number under which that had it.
+#[derive(Debug)]
+pub(crate) struct Released {
+    pub(crate) number: u32,
+    pub(crate) held: Held,
+}
+
+/// Who may have the device of a TAP that is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Another,
+    Nobody,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,12 +96,12 @@ pub(crate) struct Seat {
 /// What a TAP is for.
 #[derive(Debug)]
 pub(crate) enum Use {
-    /// Nobody has it yet.
-    Stock(OwnedFd),
+    /// Nobody has it.
+    Stock(Held),
     /// A VM has it, or a predecessor gave it to one. With a descriptor of ours, the device stays until it is
     /// released: a VMM that dies does not wait for its removal.
-    Taken(Option<OwnedFd>),
-    /// Its device is gone, its flows are about to be.
+    Taken(Option<Held>),
+    /// Its device is gone or another's, its flows are about to go.
     Gone,
 }
 
@@ -87,7 +110,6 @@ impl Owner {
         config: &IsolationConfig,
         datapath: Datapath,
         events: SyncSender<NetEvent>,
-        porter: Sender<()>,
     ) -> Result<Self, IsolationError> {
         let mut owner = Self {
             datapath,
@@ -102,8 +124,11 @@ impl Owner {
             next_index: 1,
             next_change: 1,
             next_tenure: 1,
-            leaving: Vec::new(),
-            porter: Some(porter),
+            ready: VecDeque::new(),
+            released: Vec::new(),
+            discarded: Vec::new(),
+            waiting: Waiting::default(),
+            ended: false,
         };
         owner.take_over()?;
         Ok(owner)
@@ -182,23 +207,45 @@ impl Owner {
 
     /// From the stock, verified; nothing if it is empty.
     pub(crate) fn take(&mut self) -> Result<Option<Tap>, IsolationError> {
-        let in_stock = |(_, seat): &(&u32, &mut Seat)| matches!(seat.use_, Use::Stock(_));
-        let Some((&index, seat)) = self.seats.iter_mut().find(in_stock) else {
+        let Some(index) = self.next_ready() else {
             return Ok(None);
         };
+        let seat = self.seat_mut(index)?;
         let Use::Stock(ours) = std::mem::replace(&mut seat.use_, Use::Taken(None)) else {
             return Ok(None);
         };
-        let copy = ours.try_clone();
+        let copy = ours.descriptor();
         seat.use_ = Use::Taken(Some(ours));
-        self.call_porter();
         let fd = copy.map_err(|e| system("copy a descriptor", e))?;
         self.verify(index)?;
         let index = TapIndex(index);
         Ok(Some(Tap { index, fd }))
     }
 
-    /// How many TAPs wait.
+    fn next_ready(&mut self) -> Option<u32> {
+        loop {
+            let index = self.ready.pop_back()?;
+            // One whose device somebody has removed is none.
+            let seat = self.seats.get(&index);
+            if seat.is_some_and(|seat| matches!(seat.use_, Use::Stock(_))) {
+                return Some(index);
+            }
+        }
+    }
+
+    /// Whether the porter has something to do.
+    pub(crate) fn has_work(&self, stock: usize) -> bool {
+        let outgoing = !self.released.is_empty() || !self.discarded.is_empty();
+        outgoing || (self.waiting.failure.is_none() && self.is_short(stock))
+    }
+
+    /// Whether there are fewer TAPs than are to be kept ready, and there can be more; or fewer than are waited for.
+    pub(crate) fn is_short(&self, stock: usize) -> bool {
+        let ready = self.stock();
+        ready < self.waiting.callers || (ready < stock && self.has_number())
+    }
+
+    /// How many TAPs are ready.
     pub(crate) fn stock(&self) -> usize {
         let waits = |seat: &&Seat| matches!(seat.use_, Use::Stock(_));
         self.seats.values().filter(waits).count()
@@ -221,9 +268,38 @@ impl Owner {
         Ok(index)
     }
 
-    /// Puts a TAP whose program is attached into the stock.
-    pub(crate) fn store(&mut self, index: u32, fd: OwnedFd) -> Result<(), IsolationError> {
-        self.seat_mut(index)?.use_ = Use::Stock(fd);
+    /// Puts a new TAP whose program is attached into the stock: it is taken after those that were used before, which
+    /// caches still know.
+    pub(crate) fn store(&mut self, index: u32, held: Held) -> Result<(), IsolationError> {
+        self.seat_mut(index)?.use_ = Use::Stock(held);
+        self.ready.push_front(index);
+        Ok(())
+    }
+
+    /// Puts a TAP that was made ready again into the stock, verified and under a new number: what its last sandbox had in
+    /// the maps is under the old one, which goes like that of a device that is gone.
+    ///
+    /// # Errors
+    /// The TAP, which has to go.
+    pub(crate) fn renumber(&mut self, from: u32, held: Held) -> Result<(), Held> {
+        let Ok(to) = self.enter(&held.device) else {
+            return Err(held);
+        };
+        let ifindex = held.device.index;
+        let moved = self.datapath.move_link(from, to, ifindex);
+        if moved.is_err() || self.verify(to).is_err() {
+            return Err(held);
+        }
+        if let Some(seat) = self.seats.get_mut(&from) {
+            (seat.use_, seat.tap.ifindex) = (Use::Gone, 0);
+            let tap = seat.tap;
+            // An array's element can always be written.
+            let _always = self.write_tap(from, &tap);
+        }
+        if let Some(seat) = self.seats.get_mut(&to) {
+            seat.use_ = Use::Stock(held);
+            self.ready.push_back(to);
+        }
         Ok(())
     }
 
@@ -240,7 +316,7 @@ impl Owner {
     }
 
     /// Whether one more TAP can have a number.
-    pub(crate) fn has_number(&mut self) -> bool {
+    pub(crate) fn has_number(&self) -> bool {
         u32::try_from(self.seats.len()).is_ok_and(|taken| taken < self.limits.max_taps)
     }
 
@@ -362,42 +438,37 @@ impl Owner {
         self.drop_pins(index, |_| false);
     }
 
-    /// See [`crate::Isolation::release`]. The link stays until the device is gone: a TAP without a program would hand
+    /// See [`crate::Isolation::release`]. The link stays while the device does: a TAP without a program would hand
     /// frames to the host.
-    pub(crate) fn release(&mut self, index: u32) {
+    pub(crate) fn release(&mut self, index: u32, next: Next) {
         self.records.flush(&mut self.datapath, &self.seats, index);
         self.deny(index);
-        if let Some(seat) = self.seats.get_mut(&index) {
-            seat.sandbox = None;
-            match std::mem::replace(&mut seat.use_, Use::Taken(None)) {
-                Use::Stock(fd) | Use::Taken(Some(fd)) => self.leaving.push(fd),
-                Use::Taken(None) => {}
-                Use::Gone => seat.use_ = Use::Gone,
+        let Some(seat) = self.seats.get_mut(&index) else {
+            return;
+        };
+        seat.sandbox = None;
+        match (std::mem::replace(&mut seat.use_, Use::Taken(None)), next) {
+            (Use::Stock(held) | Use::Taken(Some(held)), Next::Another) => {
+                let number = index;
+                self.released.push(Released { number, held });
             }
-        }
-        self.call_porter();
-    }
-
-    /// The descriptor of a TAP that is to go, to be closed without the lock.
-    pub(crate) fn leaving(&mut self) -> Option<OwnedFd> {
-        self.leaving.pop()
-    }
-
-    fn call_porter(&self) {
-        if let Some(porter) = &self.porter {
-            // One that has ended has nothing to do any more.
-            let _ended = porter.send(());
+            (Use::Stock(held) | Use::Taken(Some(held)), Next::Nobody) => self.discarded.push(held),
+            (Use::Taken(None), _) => {}
+            (Use::Gone, _) => seat.use_ = Use::Gone,
         }
     }
 
-    /// Has the porter end.
-    pub(crate) fn dismiss_porter(&mut self) {
-        self.porter = None;
+    /// What the porter is to see to, without the lock.
+    pub(crate) fn outgoing(&mut self) -> (Vec<Released>, Vec<Held>) {
+        (
+            std::mem::take(&mut self.released),
+            std::mem::take(&mut self.discarded),
+        )
     }
 
     /// Leaves what living VMs need; without any, nothing.
     pub(crate) fn end(&mut self) {
-        self.leaving.clear();
+        drop(self.outgoing());
         self.seats
             .retain(|_, seat| !matches!(seat.use_, Use::Stock(_)));
         for seat in self.seats.values_mut() {
@@ -411,8 +482,8 @@ impl Owner {
         }
     }
 
-    /// Finds TAPs whose devices are gone and denies them; whether there are any to clear.
-    pub(crate) fn find_gone(&mut self) -> bool {
+    /// Finds TAPs whose devices are gone, or another's by now, and denies them.
+    pub(crate) fn find_gone(&mut self) -> Vec<u32> {
         let is_gone = |seat: &Seat| device::index(&seat.name).ok() != Some(seat.tap.ifindex);
         let gone: Vec<u32> = self
             .seats
@@ -426,32 +497,21 @@ impl Owner {
                 seat.use_ = Use::Gone;
             }
         }
-        !gone.is_empty()
+        gone
     }
 
     /// Clears TAPs that were found gone before their flows were removed.
-    pub(crate) fn clear_gone(&mut self) {
-        let gone = |seat: &Seat| matches!(seat.use_, Use::Gone);
-        let all: Vec<u32> = self
-            .seats
-            .iter()
-            .filter(|(_, seat)| gone(seat))
-            .map(|(i, _)| *i)
-            .collect();
-        for index in all {
-            self.clear(index);
+    pub(crate) fn clear(&mut self, gone: &[u32]) {
+        for index in gone {
+            self.records.flush(&mut self.datapath, &self.seats, *index);
+            self.records.end(&mut self.datapath, *index);
+            let Some(seat) = self.seats.remove(index) else {
+                continue;
+            };
+            let _absent = self.datapath.indices.remove(&seat.tap.ifindex);
+            let _stays_denied = self.write_tap(*index, &layout::Tap::default());
+            self.datapath.forget_tap(*index, seat.tap.ifindex);
         }
-    }
-
-    fn clear(&mut self, index: u32) {
-        self.records.flush(&mut self.datapath, &self.seats, index);
-        self.records.end(&mut self.datapath, index);
-        let Some(seat) = self.seats.remove(&index) else {
-            return;
-        };
-        let _absent = self.datapath.indices.remove(&seat.tap.ifindex);
-        let _stays_denied = self.write_tap(index, &layout::Tap::default());
-        self.datapath.forget_tap(index, seat.tap.ifindex);
     }
 
     /// Counts flows that were removed.
@@ -580,6 +640,16 @@ impl Owner {
     fn write_index(&mut self, ifindex: u32, index: u32) -> Result<(), IsolationError> {
         let written = self.datapath.indices.insert(ifindex, index, 0);
         written.map_err(|e| system("write a TAP's index", e))
+    }
+}
+
+impl Waiting {
+    /// One more waits. What failed before anybody waited is nobody's.
+    pub(crate) fn begin(&mut self) {
+        if self.callers == 0 {
+            self.failure = None;
+        }
+        self.callers += 1;
     }
 }
 

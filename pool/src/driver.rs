@@ -235,8 +235,9 @@ impl Driver {
             let groups = Arc::clone(&self.groups);
             let reporter = self.reporter.clone();
             let (network, tap) = (self.config.network.clone(), entry.record.tap.take());
+            let vmm = entry.record.vmm;
             tokio::task::spawn_blocking(move || {
-                let counters = network::release(network.as_ref(), tap);
+                let counters = network::release(network.as_ref(), tap, vmm);
                 let _ = reporter.send(Report::Released(counters));
                 if let Err(error) = work::save::clean(&dir, &groups, id.as_str()) {
                     tracing::error!(sandbox = %id, %error, "something of it is left");

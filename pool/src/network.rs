@@ -4,7 +4,10 @@
 
 use netisolation::{Counters, Isolation, TapIndex};
 
-use crate::{record::Record, work::WorkError};
+use crate::{
+    record::{ProcessName, Record},
+    work::WorkError,
+};
 
 /// Puts the record's policy in force. Without a network there is nothing to do.
 pub(crate) fn update(network: Option<&Isolation>, record: &Record) -> Result<(), WorkError> {
@@ -39,11 +42,19 @@ pub(crate) fn verify(network: Option<&Isolation>, tap: Option<TapIndex>) -> Resu
     }
 }
 
-/// Takes back the TAP of a VM that is gone; its last figures.
-pub(crate) fn release(network: Option<&Isolation>, tap: Option<TapIndex>) -> Counters {
+/// Takes back the TAP of a VM that is gone; its last figures. Of a VM that is there all the same, because it could not
+/// be killed or watched, nobody else gets the device.
+pub(crate) fn release(
+    network: Option<&Isolation>,
+    tap: Option<TapIndex>,
+    vmm: Option<ProcessName>,
+) -> Counters {
     let last = counters(network, tap).unwrap_or_default();
     if let (Some(network), Some(tap)) = (network, tap) {
-        network.release(tap);
+        match vmm.is_some_and(|vmm| vmm.is_alive()) {
+            true => network.discard(tap),
+            false => network.release(tap),
+        }
     }
     last
 }

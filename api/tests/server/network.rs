@@ -6,8 +6,8 @@ use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
 use serde_json::{Value, json};
 
 use crate::{
-    outside::{FAR, NEAR, PORT, SIX, taps, with_outside},
-    process::{PATIENCE, STOCK, Sandbox, Server, until},
+    outside::{FAR, NEAR, PORT, SIX, taps_of_vmms, with_outside},
+    process::{PATIENCE, Sandbox, Server, until},
 };
 
 /// Says what the other side sends back, or fails within three seconds.
@@ -164,11 +164,11 @@ pub(crate) fn kvm_pause_fork_and_kill_take_the_policy_along() {
     with_outside(|| {
         let server = Server::with(&["--insecure-loopback", "--warm", "0:0", "--uplink", "up0"]);
         let sandbox = server.create(&json!({"network": only(&[NEAR])}));
-        until("one TAP is in use", || taps_in_use(1));
+        until("one VMM has a TAP", || taps_of_vmms() == 1);
         for keeps_memory in [true, false] {
             let how = json!({"memory": keeps_memory});
             server.post(&sandbox.path("/pause"), &how).expect(204);
-            until("the TAP of a paused one is gone", || taps_in_use(0));
+            until("a paused one has no TAP", || taps_of_vmms() == 0);
             let connect = format!("/v2{}", sandbox.path("/connect"));
             server.post(&connect, &json!({"timeout": 300})).expect(201);
             assert_reaches(&server, &sandbox, &[NEAR]);
@@ -186,13 +186,8 @@ pub(crate) fn kvm_pause_fork_and_kill_take_the_policy_along() {
         for id in server.list() {
             server.delete(&format!("/sandboxes/{id}")).expect(204);
         }
-        until("all TAPs are gone", || taps_in_use(0));
+        until("no VMM has a TAP", || taps_of_vmms() == 0);
     });
-}
-
-/// Whether there are so many TAPs beyond those that wait for a sandbox, which are made and removed in the background.
-fn taps_in_use(count: usize) -> bool {
-    taps().len() == STOCK + count
 }
 
 pub(crate) fn kvm_a_killed_server_leaves_the_policy_in_force() {
@@ -211,9 +206,9 @@ pub(crate) fn kvm_a_killed_server_leaves_the_policy_in_force() {
             .put(&sandbox.path("/network"), &only(&[FAR]))
             .expect(204);
         assert_reaches(&server, &sandbox, &[FAR]);
-        until("both have their TAPs", || taps_in_use(2));
+        until("both have their TAPs", || taps_of_vmms() == 2);
         server.delete(&shut.path("")).expect(204);
-        until("its TAP is gone", || taps_in_use(1));
+        until("its TAP is free", || taps_of_vmms() == 1);
         server
             .put(&sandbox.path("/network"), &json!({}))
             .expect(204);

@@ -2,6 +2,7 @@
 //! documentation ranges (RFC 5737, RFC 3849), joined by the uplink `up0`. Both are gone with their threads.
 
 use std::{
+    fs,
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     process::Command,
@@ -48,19 +49,26 @@ pub(crate) fn ip(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// TAPs of sandboxes in the namespace of the calling thread.
-pub(crate) fn taps() -> Vec<String> {
-    let links = ip("-o link show");
-    let names = links.lines().filter_map(|line| line.split(": ").nth(1));
-    names
-        .filter(|name| is_tap(name))
-        .map(str::to_owned)
-        .collect()
-}
-
-fn is_tap(name: &str) -> bool {
-    let number = name.strip_prefix("cube").unwrap_or_default();
-    !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+/// How many VMMs in the network namespace of the calling thread have a TAP.
+pub(crate) fn taps_of_vmms() -> usize {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    let ours = namespace("thread-self");
+    let has_tap = |process: &str| {
+        let program = fs::read_link(format!("/proc/{process}/exe")).unwrap_or_default();
+        let infos = fs::read_dir(format!("/proc/{process}/fdinfo"));
+        let texts = infos
+            .into_iter()
+            .flatten()
+            .filter_map(|info| fs::read_to_string(info.ok()?.path()).ok());
+        let is_tap = |text: &String| text.lines().any(|line| line.starts_with("iff:"));
+        program.ends_with("cube-vmm")
+            && namespace(process) == ours
+            && texts.filter(is_tap).count() > 0
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter(|process| has_tap(&process.file_name().to_string_lossy()))
+        .count()
 }
 
 impl Beyond {

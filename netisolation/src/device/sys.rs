@@ -66,6 +66,15 @@ pub(crate) fn mtu(name: &str) -> io::Result<u32> {
     u32::try_from(mtu).map_err(io::Error::other)
 }
 
+/// Frames that may wait on a device.
+pub(crate) fn queue(name: &str) -> io::Result<u32> {
+    let request = query(name, libc::SIOCGIFTXQLEN)?;
+    // SAFETY: SIOCGIFTXQLEN stored the number in this member, which is where `ifr_qlen` lies too, and any value is an
+    // integer; `request` lives on.
+    let frames = unsafe { request.ifr_ifru.ifru_metric };
+    u32::try_from(frames).map_err(io::Error::other)
+}
+
 /// Sets a device up, with `more` of the flags.
 pub(crate) fn set_up(name: &str, more: libc::c_int) -> io::Result<()> {
     let wanted = flags(name)? | libc::IFF_UP | more;

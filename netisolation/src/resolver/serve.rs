@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    Judgement, Resolver,
+    Client, Judgement, Resolver,
     query::{self, MAX_MESSAGE, MAX_QUERY, MAX_UNREAD},
 };
 use crate::Protocol;
@@ -78,7 +78,9 @@ impl Resolver {
                     tasks.spawn(async move {
                         let reply = resolver.resolve(&ask).await;
                         let most = ask.question.max_datagram();
-                        replies.send(source, query::encode(&reply, most));
+                        if resolver.is_there(source, &ask.client) {
+                            replies.send(source, query::encode(&reply, most));
+                        }
                     });
                 }
             }
@@ -118,8 +120,7 @@ impl Resolver {
             return;
         };
         while let Ok(Ok(message)) = timeout(IDLE, receive(&mut stream)).await {
-            let now = (self.hooks.client)(source);
-            if now.is_none_or(|now| now.sandbox != client.sandbox) {
+            if !self.is_there(source, &client) {
                 return;
             }
             let reply = match self.judge(source, Protocol::Tcp, &message) {
@@ -130,10 +131,18 @@ impl Resolver {
             let Some(reply) = query::encode(&reply, MAX_MESSAGE) else {
                 return;
             };
+            if !self.is_there(source, &client) {
+                return;
+            }
             let Ok(Ok(())) = timeout(IDLE, reply_to(&mut stream, &reply)).await else {
                 return;
             };
         }
+    }
+
+    /// Whether an address is still that sandbox's: what upstream is asked takes seconds.
+    fn is_there(&self, source: SocketAddr, client: &Client) -> bool {
+        (self.hooks.client)(source).is_some_and(|now| now.sandbox == client.sandbox)
     }
 
     async fn tick(&self) -> Infallible {

@@ -323,7 +323,7 @@ fn net_what_a_gone_tap_had_is_cleared_away() {
             .inspect(|owner| owner.seats[&index.0].name.clone());
         drop(guest);
         assert!(crate::device::index(&device).is_ok());
-        world.isolation.release(index);
+        world.isolation.discard(index);
         eventually("the TAP is cleared", || {
             matches!(
                 world.isolation.verify(index),
@@ -343,6 +343,108 @@ fn net_what_a_gone_tap_had_is_cleared_away() {
         assert_eq!(all, 0);
         world.isolation.verify(stays.index).unwrap();
         world.pass(&stays, &datagram(7));
+    });
+}
+
+/// The device of a TAP.
+fn device_of(world: &World, index: TapIndex) -> (u32, String) {
+    world.isolation.inspect(|owner| {
+        let seat = owner.seat(index.0).unwrap();
+        (seat.tap.ifindex, seat.name.clone())
+    })
+}
+
+#[test]
+fn net_a_sandbox_on_the_tap_of_another_has_nothing_of_it() {
+    in_namespace(|| {
+        let world = World::new();
+        let policy = Policy {
+            names: vec!["example.com".parse().unwrap()],
+            ..narrow()
+        };
+        let first = world.guest(&policy);
+        let (ifindex, _) = device_of(&world, first.index);
+        let (pinned, day) = (ip("198.51.100.8"), Duration::from_secs(86400));
+        let pin = |guest: &Guest| {
+            let (index, sandbox) = (guest.index, &guest.sandbox);
+            world
+                .isolation
+                .pin(index, sandbox, pinned, "example.com", day)
+        };
+        pin(&first).unwrap();
+        world.refused(&first, &datagram_to("198.51.100.9"), Reason::Policy);
+        let out = world.pass(&first, &datagram(7));
+        let answer = out.answer(udp(7, out.source_port(), b"first's"));
+        // Three frames wait, behind a header of another length.
+        sys::set_header_len(&first.fd, 12);
+        for _ in 0..3 {
+            world.send_on_wire(&answer);
+        }
+        eventually("the answers are in the queue", || {
+            world.counters(&first).packets_in == 3
+        });
+        let (past, fd) = (first.index, first.fd);
+        drop(fd);
+        world.isolation.release(past);
+
+        let next = world.guest(&narrow());
+        assert_eq!(device_of(&world, next.index).0, ifindex);
+        assert_ne!(next.index, past);
+        assert_eq!(world.counters(&next), crate::Counters::default());
+        assert!(next.has_nothing());
+        world.send_on_wire(&answer);
+        world.refused(&next, &datagram_to("198.51.100.8"), Reason::Policy);
+        assert!(next.has_nothing());
+        let own = world.pass(&next, &datagram(7));
+        world.send_on_wire(&own.answer(udp(7, own.source_port(), b"next's")));
+        assert_eq!(&next.next().body[8..], b"next's");
+        let mut counted = world.counters(&next);
+        assert_eq!((counted.packets_in, counted.flows), (1, 1));
+        assert_eq!(counted.refused.remove(&Reason::Policy), Some(1));
+        assert_eq!(counted.refused.len(), 0);
+        world.isolation.counters(past).unwrap_err();
+        let told = world.events.try_iter().map(|event| event.destination.ip());
+        assert_eq!(told.collect::<Vec<_>>(), [ip("198.51.100.9"), pinned]);
+    });
+}
+
+#[test]
+fn net_a_tap_that_was_changed_or_may_be_held_is_not_used_again() {
+    in_namespace(|| {
+        let world = World::new();
+        let changes: [(&str, Tamper); 5] = [
+            ("mtu", |_, _, name| {
+                command(&["link", "set", name, "mtu", "1400"])
+            }),
+            ("promiscuous", |_, _, name| {
+                command(&["link", "set", name, "promisc", "on"])
+            }),
+            ("MAC", |_, _, name| {
+                command(&["link", "set", name, "address", "02:00:00:00:00:77"])
+            }),
+            ("address", |_, _, name| {
+                command(&["addr", "add", "10.9.9.9/32", "dev", name])
+            }),
+            ("persistent", |_, guest, _| sys::set_persistent(&guest.fd)),
+        ];
+        for (what, change) in changes {
+            let guest = world.guest(&Policy::default());
+            let (ifindex, name) = device_of(&world, guest.index);
+            change(&world, &guest, &name);
+            drop(guest.fd);
+            world.isolation.release(guest.index);
+            let next = world.guest(&Policy::default());
+            assert_ne!(device_of(&world, next.index).0, ifindex, "{what}");
+            drop(next.fd);
+            world.isolation.discard(next.index);
+        }
+        let guest = world.guest(&Policy::default());
+        let (ifindex, _) = device_of(&world, guest.index);
+        world.isolation.discard(guest.index);
+        let next = world.guest(&Policy::default());
+        assert_ne!(device_of(&world, next.index).0, ifindex);
+        guest.send(&datagram(7));
+        world.nothing_on_wire();
     });
 }
 

@@ -249,6 +249,26 @@ async fn what_is_forbidden_while_upstream_thinks_is_not_told() {
 }
 
 #[tokio::test]
+async fn an_answer_that_comes_late_is_not_for_the_next_sandbox() {
+    let records = ["a.test.", "b.test."].map(|name| record(name, 300, "192.0.2.1"));
+    let upstream = Upstream::with(records.to_vec()).await;
+    upstream.gate.forget_permits(1_000_000);
+    let world = World::start(vec![upstream.address]);
+    world.confine(1, names(&["a.test"]));
+    let socket = world.socket(1).await;
+    socket.send(&query("a.test.", RecordType::A)).await.unwrap();
+    until(async || (!upstream.asked().is_empty()).then_some(())).await;
+    world.hand_over(1, 2, names(&["b.test"]));
+    upstream.gate.add_permits(1000);
+    // The next one's own answer is the first that it sees.
+    socket.send(&query("b.test.", RecordType::A)).await.unwrap();
+    let mut buffer = [0; 4096];
+    let length = socket.recv(&mut buffer).await.unwrap();
+    let answer = Message::from_vec(&buffer[..length]).unwrap();
+    assert_eq!(answer.queries[0].name().to_ascii(), "b.test.");
+}
+
+#[tokio::test]
 async fn names_without_addresses_and_servers_without_sense() {
     let upstream = Upstream::start(|query, _| {
         let name = query.queries[0].name.to_ascii();

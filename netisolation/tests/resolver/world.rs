@@ -107,9 +107,14 @@ impl World {
 
     /// TAP `n` belongs to a sandbox, whose id has the same number, with this policy.
     pub(crate) fn confine(&self, n: u8, policy: Policy) {
+        self.hand_over(n, n, policy);
+    }
+
+    /// TAP `n` belongs to the sandbox of another number.
+    pub(crate) fn hand_over(&self, n: u8, to: u8, policy: Policy) {
         let client = Client {
             tap: TapIndex(n.into()),
-            sandbox: sandbox(n),
+            sandbox: sandbox(to),
             policy: Arc::new(policy),
         };
         self.state.lock().unwrap().clients.insert(source(n), client);

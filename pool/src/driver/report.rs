@@ -217,11 +217,11 @@ impl Driver {
         entry.pidfd = None;
         entry.lines = None;
         entry.private = None;
-        entry.record.vmm = None;
+        let vmm = entry.record.vmm.take();
         let (network, tap) = (self.config.network.clone(), entry.record.tap.take());
         let reporter = self.reporter.clone();
         tokio::task::spawn_blocking(move || {
-            let counters = network::release(network.as_ref(), tap);
+            let counters = network::release(network.as_ref(), tap, vmm);
             let _ = reporter.send(Report::Released(counters));
         });
         match entry.waiter.take() {

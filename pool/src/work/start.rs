@@ -125,9 +125,8 @@ impl StartPlan {
                 })
             }
             Err(e) => {
-                if let (Some(network), Some(tap)) = (&self.network, self.record.tap) {
-                    network.release(tap);
-                }
+                let Record { tap, vmm, .. } = self.record;
+                let _nobodys = crate::network::release(self.network.as_ref(), tap, vmm);
                 Err(e)
             }
         }

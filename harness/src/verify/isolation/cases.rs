@@ -128,8 +128,10 @@ pub enum Script {
     Unsolicited,
     /// ICMP errors about flows that are not the guest's.
     Forged,
-    /// Late packets for a predecessor on the same TAP.
+    /// Late packets for a predecessor.
     Late,
+    /// A successor on the same device.
+    Reuse,
     /// Pause and resume.
     Pause,
     /// Fork.

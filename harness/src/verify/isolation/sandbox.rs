@@ -195,6 +195,20 @@ impl Guest {
             .map(|_| ())
     }
 
+    /// Datagrams that its kernel was given for ports at which nobody listens.
+    pub(super) fn datagrams_for_nobody(&self) -> Result<u64, SandboxError> {
+        let doing = "read what its kernel was given";
+        let said = self.exec(doing, "cat", &["/proc/net/snmp"], PATIENCE)?;
+        let text = String::from_utf8_lossy(&said).into_owned();
+        let mut udp = text.lines().filter_map(|line| line.strip_prefix("Udp:"));
+        let (names, values) = (udp.next().unwrap_or(""), udp.next().unwrap_or(""));
+        let mut both = names.split_whitespace().zip(values.split_whitespace());
+        let found = both.find(|(name, _)| *name == "NoPorts");
+        found
+            .and_then(|(_, value)| value.parse().ok())
+            .ok_or_else(|| failed(doing, text))
+    }
+
     /// Standard output of a command that has to succeed, as root.
     fn exec(
         &self,

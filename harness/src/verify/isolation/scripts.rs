@@ -3,6 +3,7 @@
 
 mod forged;
 mod load;
+mod reuse;
 
 use std::{
     io,
@@ -78,6 +79,7 @@ pub(super) fn try_script(stage: &mut Stage, neighbour: &Guest, case: &Case) -> J
         Some(Script::Clear) => clear(stage, name),
         Some(Script::Unsolicited) => unsolicited(stage, name),
         Some(Script::Late) => late(stage, name),
+        Some(Script::Reuse) => reuse::device(stage, name),
         Some(Script::Pause) => pause(stage, name),
         Some(Script::Fork) => fork(stage, name),
         Some(Script::Crash) => crash(stage, name),
@@ -413,7 +415,6 @@ fn late(stage: &mut Stage, name: &str) -> Result<Found, ScriptError> {
     drop(first);
     let word = format!("{name}-word");
     let mut found = Found::default();
-    // The TAP is reused by one of the next; which one is the server's affair.
     for turn in 0..4 {
         let next = stage
             .customer

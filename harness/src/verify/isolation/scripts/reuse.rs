@@ -1,0 +1,169 @@
+//! Two sandboxes on one device, one after the other.
+
+use std::{
+    fs, io, thread,
+    time::{Duration, Instant},
+};
+
+use netprobe::{Action, Outcome};
+use nix::{
+    net::if_::if_nametoindex,
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use super::{
+    ECHO, FIRST, Found, PASS_MS, PATIENCE, SILENT, ScriptError, Stage, address, allowing,
+    heard_nothing, host_of, numbered, probe, speak_until, summary, to,
+};
+use crate::verify::isolation::sandbox::Guest;
+
+/// Later sandboxes of which one has the device: those that the server keeps ready have theirs already.
+const SUCCESSORS: usize = 16;
+
+/// A sandbox's VMM, and the device that it has open.
+#[derive(Debug)]
+struct Vmm {
+    pid: Pid,
+    device: String,
+    ifindex: u32,
+}
+
+/// The next sandbox on a device gets nothing that was on its way to the last one, and nothing that the last one could
+/// reach.
+pub(super) fn device(stage: &mut Stage, name: &str) -> Result<Found, ScriptError> {
+    let first = stage
+        .customer
+        .create(&allowing(&[&host_of(SILENT), &host_of(ECHO)]))?;
+    let fresh = first.datagrams_for_nobody()?;
+    let vmm = vmm_of(&first)?;
+    let friend = stage.world.socket_at(address(SILENT))?;
+    first.probe(&[
+        numbered(&format!("{name}-first"), SILENT, 200),
+        probe(format!("{name}-shut"), Action::Udp(address(FIRST)), 200),
+    ])?;
+    let (_, mapped) = friend.recv_from(&mut [0; 128])?;
+    let word = format!("{name}-word");
+    // A VMM that stands still leaves them in the queue: until it is full.
+    kill(vmm.pid, Signal::SIGSTOP).map_err(io::Error::from)?;
+    let (before, deadline) = (lost_at(&vmm.device)?, Instant::now() + PATIENCE);
+    while lost_at(&vmm.device)? == before {
+        if Instant::now() > deadline {
+            return Err(ScriptError::Stuck("its queue is never full".to_owned()));
+        }
+        friend.send_to(word.as_bytes(), mapped)?;
+    }
+    drop(first);
+
+    let mut others = Vec::new();
+    for _ in 0..SUCCESSORS {
+        let next = stage.customer.create(&allowing(&[&host_of(ECHO)]))?;
+        if vmm_of(&next)?.ifindex == vmm.ifindex {
+            return succeeds(stage, &next, fresh, name, &|| {
+                friend.send_to(word.as_bytes(), mapped).map(drop)
+            });
+        }
+        others.push(next);
+    }
+    let mut found = Found::default();
+    found.doubt_unless(false, "no later sandbox was on the device of the first");
+    Ok(found)
+}
+
+/// What the sandbox that has the device now has of its predecessor, and whether it has a network of its own.
+fn succeeds(
+    stage: &mut Stage,
+    next: &Guest,
+    fresh: u64,
+    name: &str,
+    speak_late: &dyn Fn() -> io::Result<()>,
+) -> Result<Found, ScriptError> {
+    let stray = next.datagrams_for_nobody()?.saturating_sub(fresh);
+    let told = next.events()?;
+    let until = format!("{name}-end");
+    let hear = Action::Hear {
+        words: vec![format!("{name}-word")],
+        until: until.clone(),
+    };
+    let hear = probe(name.to_owned(), hear, PASS_MS);
+    let heard = thread::scope(|scope| {
+        let listening = scope.spawn(|| next.probe(&[hear]));
+        for _ in 0..10 {
+            speak_late()?;
+            thread::sleep(Duration::from_millis(30));
+        }
+        speak_until(|| listening.is_finished(), next, until);
+        let findings = listening
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        Ok::<_, ScriptError>(findings?)
+    })?;
+    let mut found = heard_nothing(&heard, name);
+    found.breach_if(
+        stray > 0,
+        format!("it was given {stray} datagrams of its predecessor's"),
+    );
+    found.breach_if(
+        !told.is_empty(),
+        format!(
+            "it is told of {} refusals that were not its own",
+            told.len()
+        ),
+    );
+    let witness = &mut stage.world.witness;
+    witness.settle()?;
+    witness.forget();
+    let findings = next.probe(&[
+        numbered(&format!("{name}-shut"), SILENT, 300),
+        probe(format!("{name}-open"), Action::Udp(address(ECHO)), PASS_MS),
+    ])?;
+    witness.settle()?;
+    let passed = witness.seen().iter().filter(|seen| to(SILENT)(seen));
+    let passed = passed.count();
+    found.breach_if(
+        passed > 0,
+        format!("{passed} packets passed that its predecessor's policy alone allowed"),
+    );
+    found.doubt_unless(
+        findings.iter().any(|f| f.outcome == Outcome::Ok),
+        "what is allowed is not reached",
+    );
+    found.guest += &summary(&findings);
+    Ok(found)
+}
+
+/// Found by its log, which is in the directory of its sandbox.
+fn vmm_of(guest: &Guest) -> Result<Vmm, ScriptError> {
+    let of_process = |pid: i32| {
+        let log = fs::read_link(format!("/proc/{pid}/fd/2")).ok()?;
+        log.to_str()?.contains(&guest.id).then_some(())?;
+        let entries = fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?;
+        // Of a TAP's descriptor the kernel tells the device.
+        let device = entries.flatten().find_map(|entry| {
+            let text = fs::read_to_string(entry.path()).ok()?;
+            let line = text.lines().find_map(|line| line.strip_prefix("iff:"))?;
+            Some(line.trim().to_owned())
+        })?;
+        let ifindex = if_nametoindex(device.as_str()).ok()?;
+        let pid = Pid::from_raw(pid);
+        Some(Vmm {
+            pid,
+            device,
+            ifindex,
+        })
+    };
+    let processes = fs::read_dir("/proc")?.flatten();
+    let mut numbers = processes.filter_map(|p| p.file_name().to_str()?.parse().ok());
+    let found = numbers.find_map(of_process);
+    found.ok_or_else(|| ScriptError::Stuck("its VMM and the device are not found".to_owned()))
+}
+
+/// Frames that a TAP had no room for so far.
+fn lost_at(device: &str) -> Result<u64, ScriptError> {
+    let table = fs::read_to_string("/proc/thread-self/net/dev")?;
+    let named = |line: &&str| line.trim_start().starts_with(&format!("{device}:"));
+    let line = table.lines().find(named).and_then(|l| l.split(':').nth(1));
+    // Eight columns of what came; of what went: bytes, packets, errors, drops.
+    let drops = line.and_then(|l| l.split_whitespace().nth(11)?.parse().ok());
+    drops.ok_or_else(|| ScriptError::Stuck(format!("{device} is not counted")))
+}
