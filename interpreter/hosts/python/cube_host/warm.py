@@ -24,6 +24,13 @@ plt.show()
     "!true",
     "%time 1",
     "1/0",
+    # Often enough that Python has rewritten what it runs, which it would do in pages of the clone's own.
+    """
+for turn in range(100):
+    random.sample(range(1000), 50), random.choices("ab", k=9), random.choice("ab"), random.randint(1, 9)
+    random.shuffle([1, 2, 3]), random.uniform(0, 1), random.gauss(0, 1), random.random()
+    sum([1, 2]), max(1, 2), len("ab"), sorted([2, 1]), round(1.5, 1), math.sqrt(2), math.log(3, 4), math.ceil(0.5)
+""",
     "[1, {'a': 2}]",
     "{'a': [1.5]}",
     "{'a': 1.5, 'b': None}",
