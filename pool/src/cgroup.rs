@@ -6,7 +6,8 @@
 //! <mount>/cube-<tag>/            memory of all of them; the tag names the state directory
 //!                   <sandbox>/   memory, CPU, processes, disk bandwidth of one
 //! ```
-//! A group is made when its VM is started, holds nothing but that process, and goes with it.
+//! A group is made when its VM is started, holds nothing but that process, and goes with it. In version 1 there is none
+//! for disk bandwidth where that has no limit.
 
 use std::{
     fs, io,
@@ -118,7 +119,7 @@ impl Groups {
     /// Makes the group of a VM with so much guest RAM. Limits that the kernel does not take are told of, and
     /// do not hold.
     pub(crate) fn create(&self, id: &SandboxId, ram: u64) -> io::Result<()> {
-        for h in &self.hierarchies {
+        for h in self.needed() {
             let group = h.group.join(id.as_str());
             match fs::create_dir(&group) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -171,9 +172,24 @@ impl Groups {
         }
     }
 
+    /// The hierarchies in which a VM needs a group of its own. To make, enter and remove one that limits nothing costs
+    /// as much as one that does.
+    fn needed(&self) -> impl Iterator<Item = &Hierarchy> {
+        let all = self.hierarchies.iter();
+        all.filter(|h| h.controllers.iter().any(|c| self.has_use_for(*c)))
+    }
+
+    fn has_use_for(&self, controller: Controller) -> bool {
+        match controller {
+            // Without a limit, too, no sandbox gets more of the CPUs than another by having more threads.
+            Controller::Memory | Controller::Cpu | Controller::Pids => true,
+            Controller::Io => self.limits.io_bytes_per_s.is_some() && self.disk.is_some(),
+        }
+    }
+
     /// Puts a process into its group.
     pub(crate) fn enter(&self, id: &SandboxId, pid: u32) -> io::Result<()> {
-        for h in &self.hierarchies {
+        for h in self.needed() {
             let procs = h.group.join(id.as_str()).join("cgroup.procs");
             fs::write(procs, pid.to_string())?;
         }
@@ -389,6 +405,37 @@ mod tests {
                 "blkio.throttle.write_bps_device = 8:0 1000",
             ]
         );
+    }
+
+    #[test]
+    fn a_vm_has_groups_where_it_has_limits() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut groups = groups(Version::One);
+        groups.hierarchies = CONTROLLERS
+            .map(|controller| Hierarchy {
+                version: Version::One,
+                group: dir.path().join(controller.name()),
+                controllers: vec![controller],
+            })
+            .to_vec();
+        for h in &groups.hierarchies {
+            fs::create_dir(&h.group).unwrap();
+        }
+        let made = |groups: &Groups, number| -> Vec<&str> {
+            let id = SandboxId::from_random([number; 19]);
+            groups.create(&id, 1 << 20).unwrap();
+            groups.enter(&id, 1).unwrap();
+            let names = CONTROLLERS.map(Controller::name).into_iter();
+            names
+                .filter(|name| dir.path().join(name).join(id.as_str()).exists())
+                .collect()
+        };
+        assert_eq!(made(&groups, 1), ["memory", "cpu", "pids", "io"]);
+        groups.limits.io_bytes_per_s = None;
+        groups.limits.cpu_millis = None;
+        assert_eq!(made(&groups, 2), ["memory", "cpu", "pids"]);
+        // What a server with other limits has made is still found, and removed.
+        assert_eq!(groups.list().len(), 2);
     }
 
     #[test]
