@@ -85,6 +85,17 @@ pub fn block() {
     }
 }
 
+/// Has KVM know the memory for want of which an instruction may have raised #UD, so that it can be tried again. False
+/// if KVM knows all.
+pub fn memory_came(rip: u64) -> bool {
+    if from_vmm(unsafe { addr_of!((*shared()).deferred) }) == 0 {
+        return false;
+    }
+    unsafe { write_volatile(addr_of_mut!((*shared()).undefined_at), rip) };
+    gate::out(port::MEMORY);
+    true
+}
+
 /// Ends the VM.
 pub fn end(reason: u64) -> ! {
     unsafe { write_volatile(addr_of_mut!((*shared()).end_reason), reason) };

@@ -38,7 +38,7 @@ extern "C" fn monitor_exception_dispatch(frame: &mut Frame) {
         PAGE_FAULT => pagefault::handle(frame),
         GENERAL_PROTECTION => general_protection(frame),
         INVALID_OPCODE => {
-            if !emulate::xen_cpuid(frame) {
+            if !emulate::xen_cpuid(frame) && !events::memory_came(frame.rip) {
                 bounce_vector(frame, INVALID_OPCODE);
             }
         }

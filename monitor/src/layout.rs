@@ -1,10 +1,10 @@
 //! What the VMM and the monitor agree on: addresses, the shared page, ports, vectors.
 //!
-//! Guest-physical memory is one KVM slot: guest RAM from 0, then the monitor's region.
+//! Guest-physical memory: guest RAM from 0, then the monitor's region.
 //!
 //! ```text
 //! ram + 0          image (text, data, stacks)          at most 1 MiB
-//!     + 0x100000   shared page (VMM ↔ monitor)
+//!     + 0x100000   shared page (VMM ↔ monitor); from its middle on what a template's clones may do without at first
 //!     + 0x101000   Xen shared_info
 //!     + 0x102000   GDT, TSS (one page), IDT (next page)
 //!     + 0x104000   CPUID table
@@ -29,6 +29,8 @@ pub const L4_SLOT: usize = 257;
 pub mod offset {
     /// See [`super::Shared`].
     pub const SHARED: u64 = 0x10_0000;
+    /// Bits for the VMM that restores a snapshot, [`super::DEFERRED_BYTES`] long; see there.
+    pub const DEFERRED: u64 = 0x10_0800;
     /// Xen's `shared_info`.
     pub const SHARED_INFO: u64 = 0x10_1000;
     /// Global descriptor table.
@@ -47,6 +49,11 @@ pub mod offset {
     pub const M2P: u64 = 0x20_0000;
 }
 
+/// Length of the list of chunks of RAM, [`CHUNK_BYTES`] each and a bit for each, that hold no page table: KVM need
+/// not know them until they are touched. In a saved copy of memory only.
+pub const DEFERRED_BYTES: usize = 256;
+/// See [`DEFERRED_BYTES`].
+pub const CHUNK_BYTES: u64 = 4 << 20;
 /// Length of the log ring in bytes, a power of two.
 pub const LOG_BYTES: u64 = 0x8000;
 /// Code selector of everything that runs at CPL 3.
@@ -80,6 +87,8 @@ pub mod port {
     pub const LOG: u16 = 0x11;
     /// The guest ended; [`super::Shared::end_reason`] says why.
     pub const END: u16 = 0x12;
+    /// An instruction raised #UD; see [`super::Shared::deferred`].
+    pub const MEMORY: u16 = 0x13;
 }
 
 /// [`Shared::end_reason`]: Xen's `SHUTDOWN_*`, and one more.
@@ -187,6 +196,11 @@ pub struct Shared {
     pub log_head: u64,
     /// VMM: bytes ever taken from the log ring.
     pub log_tail: u64,
+    /// VMM: 1 while KVM does not know all memory. KVM emulates the instructions that touch the rest, and raises
+    /// #UD for those that it cannot, or that lie there.
+    pub deferred: u64,
+    /// Monitor: address of the instruction that raised #UD.
+    pub undefined_at: u64,
 }
 
 /// First bytes of the image: where the VMM finds the entries. All are virtual addresses.

@@ -104,6 +104,7 @@ fn ring3_kind(error: &Ring3Error) -> FailureKind {
         Ring3Error::Kvm { .. }
         | Ring3Error::Memory(_)
         | Ring3Error::Region(_)
+        | Ring3Error::Touched(_)
         | Ring3Error::EventFd(_) => FailureKind::Io,
     }
 }

@@ -179,6 +179,10 @@ impl Machine {
                 self.count("resume");
                 Ok(Wait::Poll)
             }
+            Exit::Memory => {
+                self.count("memory");
+                Ok(Wait::No)
+            }
             Exit::Idle(timeout) => {
                 vm.drain_console()?;
                 self.count("idle");
@@ -346,9 +350,8 @@ impl Machine {
             Request::Snapshot { dir, content } => self.snapshot(&dir, content),
             Request::SaveLayer { path } => self.save_layer(&path),
             Request::RecordWorkingSet { path } => {
-                let ranges = self.need_vm()?.platform.memory().private_ranges();
-                ranges
-                    .and_then(|r| memory::write_working_set(&path, &r))
+                let set = self.need_vm()?.platform.memory().working_set();
+                set.and_then(|set| memory::write_working_set(&path, &set))
                     .map_err(snapshot::at("write", &path))?;
                 Ok(Reply::Done)
             }
@@ -614,14 +617,13 @@ fn clone_memory(
         let laid = memory.lay_over(&open(&path)?, std::mem::take(&mut diff.memory));
         laid.map_err(snapshot::at("read", &path))?;
     }
-    if prefault == WorkingSetPrefault::On {
-        let own = template.dir.join(template_file::WORKING_SET);
-        // What the base's clones need at once, a clone of its diff needs too.
-        let list = match own.exists() {
-            true => own,
-            false => template.root.dir.join(template_file::WORKING_SET),
-        };
-        memory.prefault(&memory::read_working_set(&list, memory.bytes()));
-    }
+    let own = template.dir.join(template_file::WORKING_SET);
+    // What the base's clones need at once, a clone of its diff needs too.
+    let list = match own.exists() {
+        true => own,
+        false => template.root.dir.join(template_file::WORKING_SET),
+    };
+    let set = memory::read_working_set(&list, memory.bytes());
+    memory.expect(set, prefault);
     Ok(memory)
 }

@@ -13,6 +13,7 @@ use std::{
     sync::Arc,
 };
 
+use model::WorkingSetPrefault;
 use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
     MmapRegion, mmap::MmapRegionError,
@@ -35,6 +36,10 @@ const MAX_MAPPED: usize = 20_000;
 const LONGEST_READ: u64 = 16 * PAGE;
 /// Most bytes that are read for that reason: what is copied is this clone's alone.
 const MAX_READ: u64 = 4 << 20;
+/// Unit in which a working set says what is touched.
+const BLOCK: u64 = 2 << 20;
+/// Ends the first list of a working set's file: no pages are there.
+const SECOND_LIST: (u64, u64) = (u64::MAX, u64::MAX);
 
 /// Why guest memory could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +78,20 @@ pub struct Memory {
     backing: Backing,
     /// What a diff's file holds of it.
     laid_over: Arc<Extents>,
+    /// What its VM is expected to touch at once.
+    expected: Ranges,
+}
+
+/// (offset, bytes) ranges of whole pages.
+pub type Ranges = Vec<(u64, u64)>;
+
+/// What a clone has touched since it was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WorkingSet {
+    /// Pages that are its own.
+    pub own: Ranges,
+    /// Blocks of 2 MiB with a page that it wrote or read, or the host brought in with one.
+    pub touched: Ranges,
 }
 
 #[derive(Debug, Clone)]
@@ -128,6 +147,7 @@ impl Memory {
             bytes,
             backing: file.map_or(Backing::Zero, |_| Backing::File),
             laid_over: Arc::default(),
+            expected: Ranges::new(),
         })
     }
 
@@ -276,8 +296,34 @@ impl Memory {
         Ok(())
     }
 
+    /// Readies it for a VM that will touch these; if asked, copies its own pages ahead of their first store.
+    pub fn expect(&mut self, set: WorkingSet, prefault: WorkingSetPrefault) {
+        if prefault == WorkingSetPrefault::On {
+            self.prefault(&set.own);
+        }
+        self.expected = [set.own, set.touched].concat();
+    }
+
+    /// What its VM will touch at once, as far as is known: the working set, and what a diff changed.
+    pub fn expected(&self) -> impl Iterator<Item = (u64, u64)> {
+        let changed = self.laid_over.iter().map(|e| (e.at, e.bytes));
+        self.expected.iter().copied().chain(changed)
+    }
+
+    /// Host address of its first part, as long as the process lives.
+    #[must_use]
+    pub fn host(&self) -> *mut u8 {
+        self.parts[0].region.as_ptr()
+    }
+
+    /// Whether it was made without a file, as that of a VM that boots.
+    #[must_use]
+    pub fn is_anonymous(&self) -> bool {
+        self.backing == Backing::Zero
+    }
+
     /// Copies pages ahead of their first store; see [`sys::touch`].
-    pub fn prefault(&self, ranges: &[(u64, u64)]) {
+    fn prefault(&self, ranges: &[(u64, u64)]) {
         for part in &self.parts {
             let inside = ranges.iter().filter_map(|(at, n)| {
                 let (from, to) = ((*at).max(part.offset), at.checked_add(*n)?.min(part.end()));
@@ -294,18 +340,27 @@ impl Memory {
     ///
     /// # Errors
     /// The file's.
-    pub fn private_ranges(&self) -> io::Result<Vec<(u64, u64)>> {
+    pub fn private_ranges(&self) -> io::Result<Ranges> {
+        Ok(self.working_set()?.own)
+    }
+
+    /// What was touched since the mapping was made, from /proc/self/pagemap.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn working_set(&self) -> io::Result<WorkingSet> {
         let pagemap = File::open("/proc/self/pagemap")?;
-        let mut ranges = Vec::new();
+        let mut set = WorkingSet::default();
         for part in &self.parts {
-            part.private_ranges(&pagemap, &mut ranges)?;
+            part.working_set(&pagemap, &mut set)?;
         }
-        Ok(ranges)
+        set.touched = united(set.touched);
+        Ok(set)
     }
 }
 
 impl Part {
-    fn private_ranges(&self, pagemap: &File, ranges: &mut Vec<(u64, u64)>) -> io::Result<()> {
+    fn working_set(&self, pagemap: &File, set: &mut WorkingSet) -> io::Result<()> {
         const FILE_PAGE: u64 = 1 << 61;
         const SWAPPED: u64 = 1 << 62;
         const PRESENT: u64 = 1 << 63;
@@ -320,8 +375,16 @@ impl Part {
             pagemap.read_exact_at(wanted, (host / PAGE + page) * 8)?;
             for (i, word) in wanted.chunks_exact(8).enumerate() {
                 let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
-                if word & (PRESENT | SWAPPED) != 0 && word & FILE_PAGE == 0 {
-                    extend(ranges, self.offset + (page + i as u64) * PAGE);
+                if word & (PRESENT | SWAPPED) == 0 {
+                    continue;
+                }
+                let at = self.offset + (page + i as u64) * PAGE;
+                if word & FILE_PAGE == 0 {
+                    extend(&mut set.own, at);
+                }
+                let block = (at - at % BLOCK, BLOCK.min(self.end() - (at - at % BLOCK)));
+                if set.touched.last() != Some(&block) {
+                    set.touched.push(block);
                 }
             }
             page += n;
@@ -413,30 +476,40 @@ fn write_non_zero(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a working-set list: pairs of little-endian u64, whole pages inside `bytes`. A list that is absent
-/// is empty; one that is malformed is ignored from the first bad pair on, since it only speeds things up.
+/// Reads a working set: pairs of little-endian u64, whole pages inside `bytes`; after a pair of ones the second
+/// list, if there is one. A file that is absent is empty; one that is malformed is ignored from the first bad
+/// pair on, since it only speeds things up.
 #[must_use]
-pub fn read_working_set(path: &Path, bytes: u64) -> Vec<(u64, u64)> {
+pub fn read_working_set(path: &Path, bytes: u64) -> WorkingSet {
     let raw = std::fs::read(path).unwrap_or_default();
-    raw.chunks_exact(16)
-        .map(|pair| {
-            let (at, n) = pair.split_at(8);
-            let number = |b: &[u8]| u64::from_le_bytes(b.try_into().unwrap_or_default());
-            (number(at), number(n))
-        })
-        .take_while(|(at, n)| {
-            at % PAGE == 0 && n % PAGE == 0 && at.checked_add(*n).is_some_and(|end| end <= bytes)
-        })
-        .collect()
+    let mut pairs = raw.chunks_exact(16).map(|pair| {
+        let (at, n) = pair.split_at(8);
+        let number = |b: &[u8]| u64::from_le_bytes(b.try_into().unwrap_or_default());
+        (number(at), number(n))
+    });
+    let inside = |(at, n): &(u64, u64)| {
+        at % PAGE == 0 && n % PAGE == 0 && at.checked_add(*n).is_some_and(|end| end <= bytes)
+    };
+    let mut own = Ranges::new();
+    let mut next = pairs.next();
+    while let Some(pair) = next.filter(inside) {
+        own.push(pair);
+        next = pairs.next();
+    }
+    let touched = match next {
+        Some(SECOND_LIST) => pairs.take_while(inside).collect(),
+        _ => Ranges::new(),
+    };
+    WorkingSet { own, touched }
 }
 
-/// Writes a working-set list.
+/// Writes a working set.
 ///
 /// # Errors
 /// The file's.
-pub fn write_working_set(path: &Path, ranges: &[(u64, u64)]) -> io::Result<()> {
-    let raw: Vec<u8> = ranges
-        .iter()
+pub fn write_working_set(path: &Path, set: &WorkingSet) -> io::Result<()> {
+    let pairs = set.own.iter().chain([&SECOND_LIST]).chain(&set.touched);
+    let raw: Vec<u8> = pairs
         .flat_map(|(at, n)| [at.to_le_bytes(), n.to_le_bytes()].concat())
         .collect();
     std::fs::write(path, raw)
@@ -651,7 +724,29 @@ mod tests {
         let path = dir.path().join("ws");
         let good = [(0, 4096), (8192, 8192)];
         let bad = [(u64::MAX - 4095, 8192), (0, 4096)];
-        write_working_set(&path, &[&good[..], &bad[..]].concat()).unwrap();
-        assert_eq!(read_working_set(&path, 1 << 20), good);
+        let mixed = [&good[..], &bad[..]].concat();
+        for (own, touched) in [(good.to_vec(), mixed.clone()), (mixed, good.to_vec())] {
+            write_working_set(&path, &WorkingSet { own, touched }).unwrap();
+            let read = read_working_set(&path, 1 << 20);
+            assert_eq!(read.own, good);
+            assert!(read.touched.is_empty() || read.touched == good);
+        }
+    }
+
+    #[test]
+    fn a_working_set_says_what_is_its_own_and_what_was_only_read() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(16 << 20).unwrap();
+        file.write_all_at(&[1; 8], 9 << 20).unwrap();
+        let copy = Memory::private_copy(file, 16 << 20, None).unwrap();
+        copy.write(5 << 20, &[1]).unwrap();
+        copy.read(9 << 20, &mut [0]).unwrap();
+        let set = copy.working_set().unwrap();
+        assert_eq!(set.own, [(5 << 20, PAGE)]);
+        assert_eq!(set.touched, [(4 << 20, BLOCK), (8 << 20, BLOCK)]);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ws");
+        write_working_set(&path, &set).unwrap();
+        assert_eq!(read_working_set(&path, copy.bytes()), set);
     }
 }

@@ -27,6 +27,8 @@ pub enum Exit {
         /// How many of them.
         len: usize,
     },
+    /// The guest touched memory that KVM did not know yet; it does now.
+    Memory,
     /// A kick, or something the platform has dealt with itself.
     Resume,
     /// The guest is over.

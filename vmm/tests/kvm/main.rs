@@ -8,6 +8,7 @@ mod support;
 
 mod boot;
 mod damage;
+mod deferred;
 mod diff;
 mod guest;
 mod hostile;
@@ -83,6 +84,11 @@ fn main() {
             kvm_a_full_disk_stops_a_snapshot,
             kvm_snapshots_replace_nothing,
             kvm_a_killed_vmm_leaves_only_a_draft,
+        },
+        deferred::{
+            kvm_memory_is_there_when_any_instruction_touches_it,
+            kvm_forks_keep_what_touched_memory_holds,
+            kvm_a_forged_list_of_chunks_harms_the_guest_only,
         },
         diff::{
             kvm_a_clone_of_a_diff_goes_on_where_it_stopped,

@@ -289,6 +289,21 @@ fn set_msrs(vcpu: &VcpuFd, pairs: &[(u32, u64)]) -> Result<(), Ring3Error> {
     }
 }
 
+/// Takes back the #UD that KVM raised for an instruction which it could not emulate, and which is to run again.
+///
+/// # Errors
+/// KVM's.
+pub(super) fn take_undefined(vcpu: &VcpuFd) -> Result<(), Ring3Error> {
+    const UNDEFINED: u8 = 6;
+    let mut events = vcpu.get_vcpu_events().map_err(kvm("read pending events"))?;
+    if events.exception.nr != UNDEFINED {
+        return Ok(());
+    }
+    (events.exception.injected, events.exception.pending) = (0, 0);
+    vcpu.set_vcpu_events(&events)
+        .map_err(kvm("set pending events"))
+}
+
 /// CPU state in a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct CpuState {

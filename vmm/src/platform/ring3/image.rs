@@ -211,6 +211,8 @@ pub(crate) fn encode_shared(s: &Shared) -> [u8; size_of::<Shared>()] {
         s.end_reason,
         s.log_head,
         s.log_tail,
+        s.deferred,
+        s.undefined_at,
     ];
     let mut bytes = [0; size_of::<Shared>()];
     for (to, value) in bytes.chunks_exact_mut(8).zip(words) {
@@ -243,6 +245,8 @@ pub(crate) fn decode_shared(bytes: &[u8; size_of::<Shared>()]) -> Shared {
         end_reason: w(13),
         log_head: w(14),
         log_tail: w(15),
+        deferred: w(16),
+        undefined_at: w(17),
     }
 }
 
@@ -281,6 +285,8 @@ mod tests {
             end_reason: 13,
             log_head: 14,
             log_tail: 15,
+            deferred: 17,
+            undefined_at: 18,
         };
         let bytes = encode_shared(&shared);
         assert_eq!(
@@ -288,6 +294,6 @@ mod tests {
             format!("{shared:?}")
         );
         // The monitor reads the same bytes as a C structure.
-        assert_eq!(size_of::<Shared>(), 16 * 8);
+        assert_eq!(size_of::<Shared>(), 18 * 8);
     }
 }

@@ -1,14 +1,16 @@
 //! The `ring3` platform: the guest kernel runs at CPL 3 through its Xen PV entry, served by the monitor.
 //!
-//! Guest-physical memory is one slot: RAM, then the monitor's region (see `monitor::layout`). Above it is
-//! the register page of the devices, a read-only slot: reads never leave the guest, writes do, except
-//! interrupt acknowledgements, which an ioeventfd swallows.
+//! Guest-physical memory is RAM, then the monitor's region (see `monitor::layout`); KVM knows all of it, or what
+//! a clone has touched so far (`slots`). Above it is the register page of the devices, a read-only slot: reads never
+//! leave the guest, writes do, except interrupt acknowledgements, which an ioeventfd swallows.
 
 mod cpu;
 mod domain;
 pub(crate) mod elf;
 mod gate;
 mod image;
+mod slots;
+mod tables;
 mod text;
 
 use std::{fs::File, time::Duration};
@@ -27,6 +29,7 @@ pub use cpu::CpuState;
 pub use domain::DomainError;
 pub use elf::ElfError;
 
+use self::slots::Slots;
 use crate::{
     devices::{INTERRUPT_ACK, Interrupts, SLOT_STRIDE},
     memory::{Memory, MemoryError},
@@ -34,8 +37,14 @@ use crate::{
     sys,
 };
 
-/// KVM slot of RAM and the monitor's region.
-const RAM_SLOT: u32 = 0;
+/// KVM slot of the register page.
+const REGISTER_SLOT: u32 = 0;
+/// First of the KVM slots of guest memory.
+const MEMORY_SLOT: u32 = 1;
+/// The step that a KVM without memory for it refuses.
+const REGISTER: &str = "register guest memory";
+/// Bytes of the longest instruction (Intel SDM 2, 2.3.11).
+const LONGEST_INSTRUCTION: u64 = 15;
 
 /// Bytes of the monitor's region for so much RAM.
 fn region_bytes(ram: u64) -> u64 {
@@ -65,6 +74,9 @@ pub enum Ring3Error {
     /// Guest memory could not be read or written where the platform keeps its own data.
     #[error("the monitor's memory is out of reach")]
     Region(#[source] vm_memory::GuestMemoryError),
+    /// Which memory the guest has touched cannot be told.
+    #[error("cannot tell which memory the guest has touched")]
+    Touched(#[source] std::io::Error),
     /// An eventfd could not be made.
     #[error("cannot make an eventfd")]
     EventFd(#[source] std::io::Error),
@@ -96,6 +108,7 @@ pub struct Ring3 {
     vm: VmFd,
     vcpu: VcpuFd,
     memory: Memory,
+    slots: Slots,
     ram: u64,
     registers: MmapRegion<()>,
     _ack: EventFd,
@@ -149,7 +162,8 @@ impl Ring3 {
         let cpuid = cpu::guest_cpuid(kvm_fd)?;
         let entries = image::build(&memory.ram, ram, &cpuid).map_err(Ring3Error::Region)?;
         let start = domain::build(&memory.ram, ram, files, &entries)?;
-        let mut this = Self::new(kvm_fd, memory, ram, devices, cpuid)?;
+        let all = [0; slots::WORDS];
+        let mut this = Self::new(kvm_fd, memory, ram, devices, (cpuid, all))?;
         cpu::set_cpuid(&this.vcpu, &this.cpuid)?;
         cpu::start(&this.vcpu, &entries, &start)?;
         let now = sys::tsc();
@@ -177,10 +191,12 @@ impl Ring3 {
             return Err(Ring3Error::State("memory size"));
         }
         let cpuid = state.cpu.cpuid().to_vec();
-        let mut this = Self::new(kvm_fd, memory, state.ram, devices, cpuid)?;
+        let deferred = read_deferred(&memory, state.ram)?;
+        let mut this = Self::new(kvm_fd, memory, state.ram, devices, (cpuid, deferred))?;
         state.cpu.apply(&this.vcpu)?;
         let mut shared = this.shared()?;
         shared.log_tail = shared.log_head;
+        shared.deferred = u64::from(!this.slots.complete());
         this.put_shared(shared)?;
         this.idle = state.idle;
         this.continue_clock(state.ns, state.deadline_ns)?;
@@ -234,13 +250,15 @@ impl Ring3 {
         memory: Memory,
         ram: u64,
         devices: usize,
-        cpuid: Vec<kvm_cpuid_entry2>,
+        (cpuid, deferred): (Vec<kvm_cpuid_entry2>, [u64; slots::WORDS]),
     ) -> Result<Self, Ring3Error> {
         let vm = kvm_fd.create_vm().map_err(kvm("create a VM"))?;
         cpu::split_irqchip(&vm)?;
-        for region in memory.regions() {
-            sys::set_ram(&vm, RAM_SLOT, region).map_err(kvm("register guest memory"))?;
-        }
+        let mut slots = Slots::new(memory.host(), memory.bytes(), MEMORY_SLOT);
+        let region = (ram, region_bytes(ram));
+        slots
+            .begin(&vm, &deferred, memory.expected().chain([region]))
+            .map_err(kvm(REGISTER))?;
         let registers = MmapRegion::new(4096).map_err(|source| MemoryError::Map {
             bytes: 4096,
             source,
@@ -248,7 +266,7 @@ impl Ring3 {
         let page = Self::memory_bytes(ram);
         sys::set_slot(
             &vm,
-            1,
+            REGISTER_SLOT,
             page,
             registers.as_ptr(),
             4096,
@@ -266,6 +284,7 @@ impl Ring3 {
             vm,
             vcpu,
             memory,
+            slots,
             ram,
             registers,
             _ack: ack,
@@ -315,12 +334,23 @@ impl Ring3 {
                     len,
                 });
             }
+            Ok(VcpuExit::MmioWrite(at, data)) if at < page => {
+                touch(&self.vm, &mut self.slots, at)?;
+                let written = self.memory.ram.write_slice(data, GuestAddress(at));
+                return written.map(|()| Exit::Memory).map_err(Ring3Error::Region);
+            }
+            Ok(VcpuExit::MmioRead(at, data)) if at < page => {
+                touch(&self.vm, &mut self.slots, at)?;
+                let read = self.memory.ram.read_slice(data, GuestAddress(at));
+                return read.map(|()| Exit::Memory).map_err(Ring3Error::Region);
+            }
             // Nothing else is there: writes are lost, reads give ones.
             Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr) => return Ok(Exit::Resume),
             Ok(VcpuExit::MmioRead(_, data) | VcpuExit::IoIn(_, data)) => {
                 data.fill(0xff);
                 return Ok(Exit::Resume);
             }
+            Ok(VcpuExit::InternalError) => self.emulation_failed()?,
             Ok(other) => At::Failed(format!("KVM stopped the guest: {other:?}")),
             Err(e) if [nix::libc::EINTR, nix::libc::EAGAIN].contains(&e.errno()) => {
                 return Ok(Exit::Resume);
@@ -333,8 +363,10 @@ impl Ring3 {
                 self.idle_time()
             }
             At::Port(port::END) => self.ended(),
+            At::Port(port::MEMORY) => self.undefined(),
             // port::LOG, and whatever hostile code writes elsewhere.
             At::Port(_) => Ok(Exit::Resume),
+            At::Memory => Ok(Exit::Memory),
             At::Failed(why) => Ok(Exit::Ended(EndReason::Failed(why))),
         }
     }
@@ -358,6 +390,47 @@ impl Ring3 {
             .ns_at(shared.deadline_tsc)
             .saturating_sub(self.clock.ns_at(now));
         Ok(Exit::Idle(Some(Duration::from_nanos(left))))
+    }
+
+    /// The monitor met #UD.
+    fn undefined(&mut self) -> Result<Exit, Ring3Error> {
+        let mut shared = self.shared()?;
+        self.reach(shared.undefined_at)?;
+        shared.deferred = u64::from(!self.slots.complete());
+        self.put_shared(shared)?;
+        Ok(Exit::Memory)
+    }
+
+    /// KVM gave an instruction up: tries it again if KVM does not know all memory.
+    fn emulation_failed(&mut self) -> Result<At, Ring3Error> {
+        if self.slots.complete() {
+            return Ok(At::Failed("KVM stopped the guest: InternalError".into()));
+        }
+        let registers = self.vcpu.get_regs().map_err(kvm("read registers"))?;
+        self.reach(registers.rip)?;
+        cpu::take_undefined(&self.vcpu)?;
+        Ok(At::Memory)
+    }
+
+    /// Has KVM know the memory in which an instruction lies. If it knew that, the instruction may be one that KVM
+    /// cannot emulate, and nothing tells what it touches: then KVM gets to know all.
+    fn reach(&mut self, rip: u64) -> Result<(), Ring3Error> {
+        let cr3 = self.cr3()?;
+        let mut came = false;
+        for at in [rip, rip.wrapping_add(LONGEST_INSTRUCTION - 1)] {
+            if let Some(at) = tables::translate(&self.memory.ram, cr3, at) {
+                came |= self.slots.one(&self.vm, at).map_err(kvm(REGISTER))?;
+            }
+        }
+        if !came {
+            self.slots.all(&self.vm).map_err(kvm(REGISTER))?;
+        }
+        Ok(())
+    }
+
+    fn cr3(&self) -> Result<u64, Ring3Error> {
+        let registers = self.vcpu.get_sregs();
+        Ok(registers.map_err(kvm("read special registers"))?.cr3)
     }
 
     fn ended(&self) -> Result<Exit, Ring3Error> {
@@ -430,13 +503,10 @@ impl Ring3 {
     /// # Errors
     /// See [`Ring3Error`].
     pub fn save(&mut self) -> Result<Ring3State, Ring3Error> {
-        // An exit that KVM has not finished (the rest of a port access) would be lost with the vCPU.
+        // An exit that KVM has not finished (the rest of a port access, or of an instruction that touches
+        // memory in several parts) would be lost with the vCPU.
         self.vcpu.set_kvm_immediate_exit(1);
-        match self.vcpu.run() {
-            Err(e) if e.errno() == nix::libc::EINTR => {}
-            Ok(_) => {}
-            Err(e) => return Err(kvm("finish the last exit")(e)),
-        }
+        while self.finish_exit()? {}
         self.vcpu.set_kvm_immediate_exit(0);
         let mut cpu = CpuState::of(&self.vcpu, &self.cpuid)?;
         cpu.call_gate_again(|at| self.monitor_text(at));
@@ -449,6 +519,28 @@ impl Ring3 {
         })
     }
 
+    /// Has KVM finish the last exit without entering the guest; whether that made another one.
+    fn finish_exit(&mut self) -> Result<bool, Ring3Error> {
+        let page = Self::memory_bytes(self.ram);
+        let carried_out = match self.vcpu.run() {
+            Ok(VcpuExit::MmioWrite(at, data)) if at < page => {
+                touch(&self.vm, &mut self.slots, at)?;
+                self.memory.ram.write_slice(data, GuestAddress(at))
+            }
+            Ok(VcpuExit::MmioRead(at, data)) if at < page => {
+                touch(&self.vm, &mut self.slots, at)?;
+                self.memory.ram.read_slice(data, GuestAddress(at))
+            }
+            Ok(VcpuExit::InternalError) => {
+                return Ok(matches!(self.emulation_failed()?, At::Memory));
+            }
+            Ok(_) => return Ok(false),
+            Err(e) if e.errno() == nix::libc::EINTR => return Ok(false),
+            Err(e) => return Err(kvm("finish the last exit")(e)),
+        };
+        carried_out.map(|()| true).map_err(Ring3Error::Region)
+    }
+
     /// Two bytes of the monitor's text at a virtual address.
     fn monitor_text(&self, at: u64) -> Option<[u8; 2]> {
         let text = layout::BASE..layout::BASE + offset::SHARED - 1;
@@ -456,18 +548,21 @@ impl Ring3 {
         self.memory.ram.read_obj(GuestAddress(from)).ok()
     }
 
-    /// What to change in a saved copy of guest memory so that its clones take fewer faults: (offset, value)
-    /// of 8-byte words.
+    /// What to change in a saved copy of guest memory: (offset, value) of 8-byte words. Its clones take fewer
+    /// faults with large pages of the kernel, and begin without the chunks that need not be known.
     ///
     /// # Errors
-    /// KVM refuses to read the registers.
+    /// KVM refuses to read the registers, or it cannot be told what the guest has touched.
     pub fn memory_fixups(&self) -> Result<Vec<(u64, u64)>, Ring3Error> {
-        let cr3 = self
-            .vcpu
-            .get_sregs()
-            .map_err(kvm("read special registers"))?
-            .cr3;
-        Ok(text::large_pages(&self.memory.ram, cr3))
+        let cr3 = self.cr3()?;
+        let deferred = match self.memory.is_anonymous() {
+            true => tables::deferred(&self.memory, self.ram).map_err(Ring3Error::Touched)?,
+            false => self.slots.deferred(),
+        };
+        let list = (self.ram + offset::DEFERRED..).step_by(8).zip(deferred);
+        Ok(list
+            .chain(text::large_pages(&self.memory.ram, cr3))
+            .collect())
     }
 
     fn set_clock(&mut self, tsc: u64, ns: u64) -> Result<(), Ring3Error> {
@@ -510,7 +605,24 @@ impl Ring3 {
     }
 }
 
+/// Has KVM know the memory around an address.
+fn touch(vm: &VmFd, slots: &mut Slots, at: u64) -> Result<(), Ring3Error> {
+    slots.one(vm, at).map(|_| ()).map_err(kvm(REGISTER))
+}
+
+/// The list that [`Ring3::memory_fixups`] left in memory that was saved. A guest may have written anything there: it
+/// is its own page faults that come out wrong.
+fn read_deferred(memory: &Memory, ram: u64) -> Result<[u64; slots::WORDS], Ring3Error> {
+    let mut words = [0; slots::WORDS];
+    for (i, word) in words.iter_mut().enumerate() {
+        let at = GuestAddress(ram + offset::DEFERRED + i as u64 * 8);
+        *word = memory.ram.read_obj(at).map_err(Ring3Error::Region)?;
+    }
+    Ok(words)
+}
+
 enum At {
     Port(u16),
+    Memory,
     Failed(String),
 }

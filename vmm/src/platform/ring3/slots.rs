@@ -1,0 +1,209 @@
+//! Which guest memory KVM knows. For each page of a slot KVM allocates ten bytes on hosts of this kind, touched or not,
+//! so a clone begins with the chunks that it is expected to touch, and others follow when it touches them.
+//!
+//! A guest that reads or writes elsewhere leaves with a part of its instruction to be done (an MMIO exit): the chunk
+//! becomes a slot, and the access is carried out here. Instructions that lie in such memory themselves, and those that
+//! touch it and cannot be emulated by KVM, raise #UD, and the monitor asks what is missing
+//! (`monitor::layout::Shared::deferred`). Page tables are walked by KVM itself, so chunks with any are known from the
+//! start (`tables`).
+
+use kvm_ioctls::VmFd;
+use monitor::layout::{CHUNK_BYTES, DEFERRED_BYTES};
+
+use crate::sys;
+
+/// Words of a list of chunks: a bit for each.
+pub(super) const WORDS: usize = DEFERRED_BYTES / 8;
+/// Gaps between expected chunks up to this many chunks are filled: a slot costs time, a chunk 10 KiB.
+const GAP: usize = 1;
+/// Chunks that become known together when one of them is touched: more than a few touches are the beginning of many.
+const TOGETHER: usize = 4;
+
+/// What of guest memory is in slots.
+#[derive(Debug)]
+pub(super) struct Slots {
+    /// Host address of guest-physical address 0.
+    host: *mut u8,
+    /// Length of guest memory, from guest-physical address 0.
+    bytes: u64,
+    /// By chunk.
+    known: Vec<bool>,
+    /// The slot that is used next.
+    next: u32,
+}
+
+impl Slots {
+    /// For memory of so many bytes at `host`, none of which is known yet; `first` is the first slot to use.
+    pub(super) fn new(host: *mut u8, bytes: u64, first: u32) -> Self {
+        Self {
+            host,
+            bytes,
+            known: vec![false; index(bytes.div_ceil(CHUNK_BYTES))],
+            next: first,
+        }
+    }
+
+    /// Makes all memory known but the chunks of the list `deferred` outside of the `expected` (offset, bytes) ranges.
+    ///
+    /// # Errors
+    /// KVM's.
+    pub(super) fn begin(
+        &mut self,
+        vm: &VmFd,
+        deferred: &[u64; WORDS],
+        expected: impl Iterator<Item = (u64, u64)>,
+    ) -> Result<(), kvm_ioctls::Error> {
+        self.know_runs(vm, begin_with(self.known.len(), deferred, expected))
+    }
+
+    /// Makes all memory known.
+    ///
+    /// # Errors
+    /// KVM's.
+    pub(super) fn all(&mut self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+        self.know_runs(vm, vec![true; self.known.len()])
+    }
+
+    /// Makes the chunk known in which an address lies, and its neighbours. False if it was known.
+    ///
+    /// # Errors
+    /// KVM's.
+    pub(super) fn one(&mut self, vm: &VmFd, at: u64) -> Result<bool, kvm_ioctls::Error> {
+        let chunk = index(at / CHUNK_BYTES);
+        let unknown = self.known.get(chunk).is_some_and(|known| !known);
+        if unknown {
+            let first = chunk - chunk % TOGETHER;
+            let wanted = (0..self.known.len()).map(|i| (first..first + TOGETHER).contains(&i));
+            self.know_runs(vm, wanted.collect())?;
+        }
+        Ok(unknown)
+    }
+
+    /// A slot for each run of chunks that are wanted and not known.
+    fn know_runs(&mut self, vm: &VmFd, mut wanted: Vec<bool>) -> Result<(), kvm_ioctls::Error> {
+        for (wanted, known) in wanted.iter_mut().zip(&self.known) {
+            *wanted &= !known;
+        }
+        for (first, n) in runs(&wanted) {
+            let at = first as u64 * CHUNK_BYTES;
+            let bytes = (n as u64 * CHUNK_BYTES).min(self.bytes - at);
+            sys::set_slot(
+                vm,
+                self.next,
+                at,
+                self.host.wrapping_add(index(at)),
+                bytes,
+                0,
+            )?;
+            self.next += 1;
+            self.known[first..first + n].fill(true);
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is left to make known.
+    pub(super) fn complete(&self) -> bool {
+        self.known.iter().all(|known| *known)
+    }
+
+    /// The list of chunks that are not known.
+    pub(super) fn deferred(&self) -> [u64; WORDS] {
+        list(self.known.iter().map(|known| !known))
+    }
+}
+
+/// A list of the chunks that are so.
+pub(super) fn list(chunks: impl Iterator<Item = bool>) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    for (chunk, yes) in chunks.enumerate().take(WORDS * 64) {
+        words[chunk / 64] |= u64::from(yes) << (chunk % 64);
+    }
+    words
+}
+
+/// What is known from the start of memory of so many chunks.
+fn begin_with(
+    chunks: usize,
+    deferred: &[u64; WORDS],
+    expected: impl Iterator<Item = (u64, u64)>,
+) -> Vec<bool> {
+    let deferred = |chunk: usize| {
+        deferred
+            .get(chunk / 64)
+            .is_some_and(|word| word >> (chunk % 64) & 1 == 1)
+    };
+    let mut wanted: Vec<bool> = (0..chunks).map(|chunk| !deferred(chunk)).collect();
+    for (at, bytes) in expected.filter(|(_, bytes)| *bytes > 0) {
+        let last = at.saturating_add(bytes - 1) / CHUNK_BYTES;
+        let end = index(last).saturating_add(1).min(chunks);
+        let first = index(at / CHUNK_BYTES).min(end);
+        wanted[first..end].fill(true);
+    }
+    let unwanted: Vec<bool> = wanted.iter().map(|wanted| !wanted).collect();
+    for (first, n) in runs(&unwanted) {
+        let inside = first > 0 && first + n < chunks;
+        if inside && n <= GAP {
+            wanted[first..first + n].fill(true);
+        }
+    }
+    wanted
+}
+
+/// Runs of those that are true: first index and length.
+fn runs(which: &[bool]) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for i in (0..which.len()).filter(|i| which[*i]) {
+        match runs.last_mut() {
+            Some((first, n)) if *first + *n == i => *n += 1,
+            _ => runs.push((i, 1)),
+        }
+    }
+    runs
+}
+
+/// Host addresses are as wide as those of guests here.
+fn index(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunks(wanted: &[bool]) -> Vec<usize> {
+        (0..wanted.len()).filter(|i| wanted[*i]).collect()
+    }
+
+    #[test]
+    fn what_has_no_bit_or_is_expected_is_there_at_once() {
+        let deferred = list([false, true, true, true, true, true, true, true, true].into_iter());
+        assert_eq!(deferred[0], 0x1fe);
+        let begin =
+            |expected: &[(u64, u64)]| chunks(&begin_with(10, &deferred, expected.iter().copied()));
+        assert_eq!(begin(&[]), [0, 9]);
+        assert_eq!(
+            begin(&[(4 * CHUNK_BYTES, 1), (5 * CHUNK_BYTES - 1, 2)]),
+            [0, 4, 5, 9]
+        );
+        // A gap of one chunk is filled, one of two is not.
+        assert_eq!(begin(&[(2 * CHUNK_BYTES, 4096)]), [0, 1, 2, 9]);
+        assert_eq!(begin(&[(3 * CHUNK_BYTES, 4096)]), [0, 3, 9]);
+        // Ranges of nobody's memory.
+        assert_eq!(
+            begin(&[(u64::MAX, u64::MAX), (100 * CHUNK_BYTES, 5), (0, 0)]),
+            [0, 9]
+        );
+        assert_eq!(begin(&[(0, u64::MAX)]), (0..10).collect::<Vec<_>>());
+        // Chunks that the list has no bits for.
+        let bits = WORDS * 64;
+        let known = chunks(&begin_with(bits + 3, &[u64::MAX; WORDS], [].into_iter()));
+        assert_eq!(known, [bits, bits + 1, bits + 2]);
+    }
+
+    #[test]
+    fn a_list_says_what_it_was_made_of() {
+        let which: Vec<bool> = (0..1000).map(|i| i % 7 == 3).collect();
+        let kept = begin_with(1000, &list(which.iter().map(|yes| !yes)), [].into_iter());
+        assert_eq!(kept, which);
+    }
+}

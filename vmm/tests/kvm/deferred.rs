@@ -1,0 +1,123 @@
+//! Memory that KVM does not know until the guest touches it.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use model::template_file;
+use monitor::layout::{DEFERRED_BYTES, offset};
+
+use crate::support::{TestVm, run_dir, template::copy_of, until, vm::PATIENCE};
+
+/// As `tests/guest/deferred.c` has them.
+const KINDS: [&str; 20] = [
+    "load",
+    "store",
+    "crossing",
+    "copy_from",
+    "copy_to",
+    "fill",
+    "compare",
+    "exchange",
+    "locked",
+    "compare_exchange",
+    "compare_exchange_16",
+    "sse",
+    "sse_arithmetic",
+    "avx_load",
+    "avx_store",
+    "state_area",
+    "x87",
+    "stack",
+    "code",
+    "system_call",
+];
+
+/// A template with a program and its file, whose pages are on the disk alone.
+fn with_file() -> &'static Path {
+    static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
+    TEMPLATE.get_or_init(|| {
+        let dir = run_dir::make("deferred").join("t");
+        let mut vm = TestVm::boot(|_| ());
+        vm.upload("deferred");
+        vm.sh("/root/deferred make /root/data; sync; echo 3 > /proc/sys/vm/drop_caches");
+        vm.control().snapshot(&dir).expect("a snapshot");
+        drop(vm);
+        // What a command needs is known to the clones, so that they begin with the rest deferred.
+        let mut first = TestVm::clone_of(&dir);
+        first.sh("/root/deferred none /root/data || true");
+        let path = dir.join(template_file::WORKING_SET);
+        first.control().record_working_set(&path).expect("a list");
+        dir
+    })
+}
+
+/// How often memory became known since the VM was made.
+fn times(vm: &mut TestVm) -> u64 {
+    vm.stats().exits.get("memory").copied().unwrap_or(0)
+}
+
+pub(crate) fn kvm_memory_is_there_when_any_instruction_touches_it() {
+    let mut total = 0;
+    for kind in KINDS {
+        let mut vm = TestVm::clone_of(with_file());
+        let before = times(&mut vm);
+        let said = vm.sh(&format!("/root/deferred {kind} /root/data 2>&1"));
+        assert_eq!(said, "ok", "{kind}");
+        let came = times(&mut vm) - before;
+        eprintln!("{kind}: {before} times before, {came} times");
+        total += came;
+        vm.assert_healthy();
+    }
+    // Where its kernel puts the file is the guest's affair, but not always where somebody was before.
+    assert!(total > 0, "no memory was deferred");
+}
+
+/// In generations of forks; each touches more.
+pub(crate) fn kvm_forks_keep_what_touched_memory_holds() {
+    let sum = "sha256sum < /dev/shm/more";
+    let mut vm = TestVm::clone_of(with_file());
+    let mut came = 0;
+    for generation in 0..4 {
+        vm.sh("head -c 20M /dev/urandom >> /dev/shm/more");
+        let expected = vm.sh(sum);
+        came += times(&mut vm);
+        let dir = run_dir::make("deferred").join("fork");
+        vm.control().snapshot_diff(&dir).expect("a diff");
+        vm = TestVm::clone_of(&dir);
+        assert_eq!(vm.sh(sum), expected, "generation {generation}");
+        vm.assert_healthy();
+    }
+    assert!(came > 0, "no memory was deferred");
+    assert_eq!(vm.sh("/root/deferred store /root/data"), "ok");
+}
+
+/// Page tables in memory that KVM does not know: the guest goes astray, and its VMM still answers and ends.
+pub(crate) fn kvm_a_forged_list_of_chunks_harms_the_guest_only() {
+    let dir = copy_of(with_file());
+    let memory = File::options()
+        .write(true)
+        .open(dir.join(template_file::MEMORY))
+        .expect("the memory");
+    let ram = 256 << 20;
+    for forged in [0, 0x55, 0xff] {
+        let list = [forged; DEFERRED_BYTES];
+        memory
+            .write_all_at(&list, ram + offset::DEFERRED)
+            .expect("a write");
+        let mut vm = TestVm::spawn();
+        vm.restore(&dir).expect("a restore");
+        vm.control().resume().expect("a resume");
+        // It may end, or spin.
+        let mut answers = 0;
+        until("the VMM answers", PATIENCE, || {
+            vm.stats();
+            answers += 1;
+            (answers > 20).then_some(())
+        });
+    }
+    fs::remove_dir_all(&dir).expect("a removal");
+}
