@@ -202,12 +202,7 @@ impl StartPlan {
             .stamp(StartPhase::AgentReady, host::monotonic_ns());
         match &self.purpose {
             Purpose::Wait { warm_up } => {
-                self.warm_up(warm_up)?;
-                let mut request = ExecRequest::new(WARM_UP, &[]);
-                request.user = Some("root".to_owned());
-                client
-                    .exec(&request, self.timeout)
-                    .map_err(|e| WorkError::Agent("run a first command", e))?;
+                self.warm_up(warm_up, &mut client)?;
                 control
                     .pause()
                     .map_err(|e| WorkError::Control("pause the VM", e))?;
@@ -238,8 +233,11 @@ impl StartPlan {
         })
     }
 
-    /// Has the pages of what users ask first in place.
-    fn warm_up(&self, requests: &[WarmUpRequest]) -> Result<(), WorkError> {
+    /// Has the pages of what users ask first in place: what the template says, or a command if it says nothing.
+    fn warm_up(&self, requests: &[WarmUpRequest], agent: &mut EnvdClient) -> Result<(), WorkError> {
+        if requests.is_empty() {
+            return self.warm_up_by_command(agent);
+        }
         let failed = |e| WorkError::Agent("ask a server of the guest for the first time", e);
         for request in requests {
             let mut server = EnvdClient::connect(&self.dir.vsock(), request.port, self.timeout)
@@ -254,6 +252,17 @@ impl StartPlan {
             }
         }
         Ok(())
+    }
+
+    fn warm_up_by_command(&self, agent: &mut EnvdClient) -> Result<(), WorkError> {
+        let request = ExecRequest {
+            user: Some("root".to_owned()),
+            ..ExecRequest::new(WARM_UP, &[])
+        };
+        agent
+            .exec(&request, self.timeout)
+            .map(drop)
+            .map_err(|e| WorkError::Agent("run a first command", e))
     }
 
     /// Has the VMM build the VM and run it. The TAP is the VMM's from here on: ours is closed.
