@@ -24,7 +24,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         exceptions: Vec::new(),
         dns_servers: Vec::new(),
         stock: 0,
-        max_taps: taps,
+        // Numbers of released ones are used again late.
+        max_taps: 2 * taps,
         max_flows: 1024,
     };
     let (isolation, _events) = Isolation::open(&config)?;
@@ -68,6 +69,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     measure("release", taps, |n| {
         tap(n).map(|tap| isolation.release(tap))
     })?;
+    drop(all);
+    measure("take (used before)", taps, |_| isolation.take())?;
     Ok(())
 }
 

@@ -75,7 +75,6 @@ impl Shared {
         let (released, discarded) = self.with(Owner::outgoing);
         drop(discarded);
         self.renew(released);
-        self.called.notify_all();
         if self.with(|owner| owner.is_short(self.stock))
             && let Err(error) = self.make()
         {
@@ -96,6 +95,7 @@ impl Shared {
                 true => self.with(|owner| owner.renumber(number, held)).err(),
                 false => Some(held),
             };
+            self.called.notify_all();
             // Without the lock: its device goes with it.
             drop(left);
         }
