@@ -16,10 +16,12 @@ use super::{
     ECHO, FIRST, Found, PASS_MS, PATIENCE, SILENT, ScriptError, Stage, address, allowing,
     heard_nothing, host_of, numbered, probe, speak_until, summary, to,
 };
-use crate::verify::isolation::sandbox::Guest;
+use crate::verify::isolation::sandbox::{Customer, Guest};
 
-/// Later sandboxes of which one has the device: those that the server keeps ready have theirs already.
-const SUCCESSORS: usize = 16;
+/// Later sandboxes come in so many turns, of so many at once: more than the server keeps ready, so that each that it
+/// makes comes into use, the one with the device among them.
+const TURNS: usize = 10;
+const AT_ONCE: usize = 4;
 
 /// A sandbox's VMM, and the device that it has open.
 #[derive(Debug)]
@@ -56,18 +58,41 @@ pub(super) fn device(stage: &mut Stage, name: &str) -> Result<Found, ScriptError
     drop(first);
 
     let mut others = Vec::new();
-    for _ in 0..SUCCESSORS {
-        let next = stage.customer.create(&allowing(&[&host_of(ECHO)]))?;
-        if vmm_of(&next)?.ifindex == vmm.ifindex {
-            return succeeds(stage, &next, fresh, name, &|| {
-                friend.send_to(word.as_bytes(), mapped).map(drop)
-            });
+    for _ in 0..TURNS {
+        for next in create_at_once(&stage.customer)? {
+            if vmm_of(&next)?.ifindex == vmm.ifindex {
+                return succeeds(stage, &next, fresh, name, &|| {
+                    friend.send_to(word.as_bytes(), mapped).map(drop)
+                });
+            }
+            others.push(next);
         }
-        others.push(next);
+        // The server may be making TAPs still, and the VMM may be dying.
+        thread::sleep(Duration::from_millis(500));
     }
+    let is_there = if_nametoindex(vmm.device.as_str()) == Ok(vmm.ifindex);
     let mut found = Found::default();
-    found.doubt_unless(false, "no later sandbox was on the device of the first");
+    found.doubt_unless(
+        false,
+        match is_there {
+            true => "no later sandbox was on the device of the first",
+            false => "the device of the first was removed",
+        },
+    );
     Ok(found)
+}
+
+fn create_at_once(customer: &Customer) -> Result<Vec<Guest>, ScriptError> {
+    let create = || customer.create(&allowing(&[&host_of(ECHO)]));
+    thread::scope(|scope| {
+        let creating: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(create)).collect();
+        let created = creating.into_iter().map(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        Ok(created.collect::<Result<_, _>>()?)
+    })
 }
 
 /// What the sandbox that has the device now has of its predecessor, and whether it has a network of its own.
