@@ -14,6 +14,8 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
 };
 
 use aya::{
@@ -26,6 +28,7 @@ use aya::{
     },
 };
 use nix::{
+    errno::Errno,
     fcntl::{Flock, FlockArg},
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
@@ -90,6 +93,23 @@ pub(crate) struct FlowMaps {
     pub(crate) wires: HashMap<MapData, WireKey, FlowKey>,
 }
 
+/// A server that was killed while it started a program is survived for a moment by the child that is to become that,
+/// which has its descriptors, and so its lock.
+const LAST_CHILD: Duration = Duration::from_secs(1);
+
+/// Nothing if another process has it for longer than that.
+fn lock(mut directory: File) -> Option<Flock<File>> {
+    let deadline = Instant::now() + LAST_CHILD;
+    loop {
+        match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Some(lock),
+            Err((again, Errno::EWOULDBLOCK)) if Instant::now() < deadline => directory = again,
+            Err(_) => return None,
+        }
+        thread::sleep(LAST_CHILD / 100);
+    }
+}
+
 impl Home {
     /// Makes the directory, in a bpffs that is mounted if need be, and locks it.
     pub(crate) fn open(pins: &Path, instance: &str) -> Result<Self, IsolationError> {
@@ -97,8 +117,7 @@ impl Home {
         ensure_bpffs(pins)?;
         let failed = |source| system(format!("make {}", path.display()), source);
         fs::create_dir_all(path.join("links")).map_err(failed)?;
-        let directory = File::open(&path).map_err(failed)?;
-        let lock = Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|(_, _)| {
+        let lock = lock(File::open(&path).map_err(failed)?).ok_or_else(|| {
             unsuitable(
                 format!("{} is another server's", path.display()),
                 "end that server, or give this one another state directory",

@@ -17,7 +17,7 @@
 //! A slot serves one lease in its life: its id *is* the sandbox's id. There is no way back into the stock.
 //!
 //! A clean (warm) slot: its VM is paused; its id, machine id and random pool are its own; it has run only what the
-//! template ran and one command of this crate; its agent is open, and nobody else has known its sockets; its
+//! template ran and what warms it up; its agent is open, and nobody else has known its sockets; its
 //! record says that it is nobody's, so that it ends with this process.
 
 mod cgroup;
@@ -47,6 +47,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::Path,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use model::SandboxId;
@@ -159,6 +160,10 @@ impl Opened {
 /// Where VMMs keep what guests write to their disks.
 const SCRATCH: &str = "/var/tmp";
 
+/// A server that was killed while it started a program is survived for a moment by the child that is to become that,
+/// which has its descriptors, and so its lock.
+const LAST_CHILD: Duration = Duration::from_secs(1);
+
 /// One server for a state directory: the lock goes with the process, however that ends.
 fn lock(path: &Path) -> io::Result<File> {
     let file = File::options()
@@ -166,12 +171,18 @@ fn lock(path: &Path) -> io::Result<File> {
         .create(true)
         .truncate(false)
         .open(path)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            Err(io::Error::other("another server uses this state directory"))
+    let deadline = Instant::now() + LAST_CHILD;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                std::thread::sleep(LAST_CHILD / 100);
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(io::Error::other("another server uses this state directory"));
+            }
+            Err(TryLockError::Error(e)) => return Err(e),
         }
-        Err(TryLockError::Error(e)) => Err(e),
     }
 }
 
@@ -453,6 +464,20 @@ mod tests {
         act(&mut created, answer);
         drop(created);
         heard.try_recv().ok()
+    }
+
+    #[test]
+    fn a_lock_that_is_let_go_of_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let first = lock(&path).unwrap();
+        assert!(lock(&path).is_err(), "two have it");
+        let last_child = std::thread::spawn(move || {
+            std::thread::sleep(LAST_CHILD / 5);
+            drop(first);
+        });
+        assert!(lock(&path).is_ok(), "it was not waited for");
+        last_child.join().unwrap();
     }
 
     #[test]
