@@ -125,8 +125,6 @@ impl Opened {
             private_dir(&state.join(dir))?;
         }
         let lock = lock(&state.join(LOCK))?;
-        remove_if_there(&state.join(FORKS))?;
-        private_dir(&state.join(FORKS))?;
         let host_boot_id = host::boot_id()?;
         let total = host::meminfo("MemTotal");
         let memory = total.map(|bytes| bytes.saturating_sub(config.memory_reserve.0));
@@ -146,6 +144,9 @@ impl Opened {
         let network = config.network.as_ref();
         let (found, recovered) =
             recover::recover(&state.join(SANDBOXES), &host_boot_id, &groups, network)?;
+        // Not before: a VMM that was writing its snapshot there has finished when it has answered.
+        remove_if_there(&state.join(FORKS))?;
+        private_dir(&state.join(FORKS))?;
         Ok(Self {
             lock,
             host_boot_id,
