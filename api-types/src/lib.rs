@@ -5,6 +5,8 @@
 
 mod chain;
 pub mod envd;
+mod guest_text;
 pub mod rest;
 
 pub use chain::chain;
+pub use guest_text::{GUEST_TEXT_MAX, guest_text};

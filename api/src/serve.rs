@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use pool::{Pool, PoolConfig, PoolError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
@@ -42,6 +43,8 @@ pub struct ServeSpec {
     pub pool: PoolConfig,
     /// Domain of the sandboxes' host names, with its port unless that is 443.
     pub domain: Option<String>,
+    /// Peers that speak for others.
+    pub trusted_proxies: Vec<IpNet>,
     /// Absent: plain HTTP.
     pub tls: Option<TlsFiles>,
     /// Of each key; absent: nobody is asked for a key.
@@ -160,9 +163,7 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     let keys = KeyFile::of(&spec.pool.state);
     let door = Arc::new(open_door(&spec, &keys)?);
     let listeners = listen::bind(&spec.listen).await?;
-    if let Err(why) = listen::raise_file_limit() {
-        warn!(why = %why, "the limit of open files stays as it is");
-    }
+    let limits = limits(&spec);
     let mut config = spec.pool.clone();
     let mut network = None;
     if let Some(wanted) = &spec.network {
@@ -198,12 +199,27 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     for address in &spec.listen {
         info!(%address, tls = spec.tls.is_some(), "serving");
     }
-    let server = Server::new(dispatch, tls, Limits::default());
+    let server = Server::new(dispatch, tls, limits);
     server
         .serve(listeners, stop(&mut signals, registry.clone()))
         .await;
     close(pool, &registry, spec.on_exit).await;
     Ok(())
+}
+
+/// As many connections as there may be open files for.
+fn limits(spec: &ServeSpec) -> Limits {
+    let limits = match listen::raise_file_limit() {
+        Ok(files) => Limits::within(files),
+        Err(why) => {
+            warn!(why = %why, "the limit of open files stays as it is");
+            Limits::default()
+        }
+    };
+    Limits {
+        trusted_proxies: spec.trusted_proxies.clone().into(),
+        ..limits
+    }
 }
 
 fn open_door(spec: &ServeSpec, keys: &KeyFile) -> Result<Door, ServeError> {

@@ -6,9 +6,15 @@
 //! guest ends. Clones of a snapshot wake up inside [`server::Server::run`], so what that loop touches is
 //! what a clone pays for. With `--listen unix:PATH` it is an ordinary program without PID 1 duties.
 #![cfg_attr(not(test), no_main)]
+#![cfg_attr(
+    fuzzing,
+    expect(dead_code, reason = "a fuzz target reads and does nothing")
+)]
 
 mod boot;
 mod console;
+#[cfg(fuzzing)]
+mod fuzz;
 mod identity;
 mod network;
 mod server;

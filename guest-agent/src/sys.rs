@@ -17,7 +17,7 @@ use nix::errno::Errno;
 /// there is no /dev/null yet, and it dirties pages for a signal stack that nobody needs.
 // SAFETY: a symbol of this name must be the only one and have C's signature of `main`. `no_main` keeps
 // Rust from making another; the signature is the one below. It holds for the whole link.
-#[cfg(not(test))]
+#[cfg(not(any(test, fuzzing)))]
 #[unsafe(no_mangle)]
 extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
     crate::run()

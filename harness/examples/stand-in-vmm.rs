@@ -15,7 +15,11 @@ use std::{
 
 use api_types::envd::frame as envd_frame;
 use model::{StartPhase, Timeline};
-use vmm_control::{Failure, FailureKind, Reply, Request, frame};
+use vmm_control::{
+    Call, Failure, FailureKind, Reply, Request,
+    files::{FileRole, Files},
+    frame,
+};
 
 /// File of a template, one of those that a loaded template has too: what commands print, base64.
 const SAYS: &str = model::template_file::STATE;
@@ -24,11 +28,13 @@ fn main() {
     let control = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let mut timeline = Timeline::default();
     timeline.stamp(StartPhase::ProcessStarted, harness::clock::monotonic_ns());
-    while let Ok((request, _)) = frame::receive::<Request>(&control) {
+    while let Ok((Call { request, files }, fds)) = frame::receive::<Call>(&control) {
+        let mut files = Files::received(&files, fds).unwrap();
         let answer: Result<Reply, Failure> = match request {
-            Request::Restore(spec) => match std::fs::read(spec.template.join(SAYS)) {
+            Request::Restore { spec, .. } => match std::fs::read(spec.template.join(SAYS)) {
                 Ok(says) => {
-                    let listener = UnixListener::bind(spec.vsock).unwrap();
+                    let socket = files.take(FileRole::Vsock).unwrap();
+                    let listener = UnixListener::from(socket);
                     std::thread::spawn(move || agent(&listener, &says));
                     timeline.stamp(StartPhase::MemoryMapped, harness::clock::monotonic_ns());
                     Ok(Reply::Started(timeline.clone()))
@@ -52,7 +58,7 @@ fn main() {
                 message: format!("the stand-in has no {other:?}"),
             }),
         };
-        frame::send(&control, &answer, None).unwrap();
+        frame::send(&control, &answer, &[]).unwrap();
     }
 }
 

@@ -29,7 +29,7 @@ use harness::{
     scenario::{self, ScenarioError},
     session::{self, SessionError, Settings},
     stats::fold,
-    verify::{VerifyError, isolation::IsolationError},
+    verify::{VerifyError, confinement::ConfinementError, isolation::IsolationError},
 };
 
 #[derive(Parser)]
@@ -166,6 +166,8 @@ enum CommandError {
     Verify(#[from] VerifyError),
     #[error(transparent)]
     Isolation(#[from] IsolationError),
+    #[error(transparent)]
+    Confinement(#[from] ConfinementError),
     #[error("{0} holds no run")]
     NoRun(PathBuf),
 }
@@ -193,6 +195,14 @@ impl CommandError {
                 IsolationError::World(_)
                 | IsolationError::Outside(_)
                 | IsolationError::Io { .. } => End::UnsuitableHost,
+            },
+            Self::Confinement(error) => match error {
+                ConfinementError::Unknown { .. } => End::Usage,
+                ConfinementError::Artifact(_)
+                | ConfinementError::Server(_)
+                | ConfinementError::Sandbox(_)
+                | ConfinementError::Vmm(_) => End::TargetUnreachable,
+                ConfinementError::World(_) | ConfinementError::Io { .. } => End::UnsuitableHost,
             },
             Self::Session(error) => match error {
                 SessionError::Artifact(_) | SessionError::Server(_) => End::TargetUnreachable,

@@ -7,19 +7,25 @@
 //! The owner's pid and start time in the name tell a living run from a dead one, also after the pid was
 //! used again. A VMM belongs to a run when its standard error is a file of that run's directory. A VMM
 //! dies by itself when its control socket closes, so usually only directories are left.
+//!
+//! The root lies where anybody may make files, or below a place that others may read. So before anything in it is
+//! used or removed it is this user's own, no link, and for nobody else to enter.
 
 use std::{
-    fs, io,
+    fs::{self, DirBuilder, File, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use nix::{
+    libc,
     sys::{
         signal::{Signal, kill},
         statfs::{TMPFS_MAGIC, statfs},
     },
-    unistd::Pid,
+    unistd::{Pid, geteuid},
 };
 
 use crate::target::CloneId;
@@ -63,8 +69,14 @@ impl RunDir {
         let start =
             start_time(pid).ok_or_else(|| io::Error::other("cannot read /proc/self/stat"))?;
         let path = root.join(format!("{PREFIX}{pid}-{start}"));
-        fs::create_dir_all(root)?;
-        fs::create_dir(&path)?;
+        if let Some(above) = root.parent() {
+            fs::create_dir_all(above)?;
+        }
+        match private().create(root) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => make_private(root)?,
+        }
+        private().create(&path)?;
         Ok(Self(path))
     }
 
@@ -80,9 +92,37 @@ impl RunDir {
     /// It exists or cannot be made.
     pub fn clone_dir(&self, id: CloneId) -> io::Result<PathBuf> {
         let path = self.0.join(format!("{}-{}", id.round, id.arrival));
-        fs::create_dir(&path)?;
+        private().create(&path)?;
         Ok(path)
     }
+}
+
+fn private() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    builder
+}
+
+/// Makes sure that only this user can enter a directory, and that no other has made it or could have put something
+/// into it.
+///
+/// # Errors
+/// It is a symbolic link or no directory, another user's, or others may write to it.
+fn make_private(dir: &Path) -> io::Result<()> {
+    let mut options = File::options();
+    options.read(true);
+    options.custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW);
+    let opened = options.open(dir)?;
+    let meta = opened.metadata()?;
+    let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
+    if owner != geteuid().as_raw() || mode & 0o022 != 0 {
+        return Err(io::Error::other(format!(
+            "{} is open to others (owner {owner}, mode {mode:o}): remove it if it is not yours, or name another \
+             directory with --run-root",
+            dir.display()
+        )));
+    }
+    opened.set_permissions(Permissions::from_mode(0o700))
 }
 
 impl Drop for RunDir {
@@ -126,9 +166,13 @@ impl Swept {
 /// Finds runs whose owner is dead, kills their VMMs and removes their directories.
 ///
 /// # Errors
-/// The root exists and cannot be listed.
+/// The root exists and cannot be listed, or others could have made what is in it.
 pub fn sweep(root: &Path) -> io::Result<Swept> {
     let mut swept = Swept::default();
+    match make_private(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(swept),
+        checked => checked?,
+    }
     for dir in dead_runs(root)? {
         for pid in processes_of(&dir) {
             match kill_and_wait(pid) {
@@ -237,7 +281,7 @@ mod tests {
         // Our own pid with another start time: the pid of a dead run, used again.
         let dead = root.path().join(format!("bench-{}-1", std::process::id()));
         fs::create_dir_all(dead.join("0-0")).unwrap();
-        let log = fs::File::create(dead.join("0-0").join("vmm.stderr")).unwrap();
+        let log = File::create(dead.join("0-0").join("vmm.stderr")).unwrap();
         let mut child = Command::new("sleep")
             .arg("60")
             .stderr(Stdio::from(log))
@@ -257,6 +301,45 @@ mod tests {
         let path = living.path().to_owned();
         drop(living);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_root_that_others_could_have_made_is_neither_used_nor_swept() {
+        let place = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        let refused = |root: &Path, why: &str| {
+            let e = RunDir::create(root).unwrap_err().to_string();
+            assert!(e.contains(why), "{e}");
+            sweep(root).unwrap_err();
+        };
+        // Readable by others: closed.
+        let own = place.path().join("own");
+        DirBuilder::new().mode(0o755).create(&own).unwrap();
+        let run = RunDir::create(&own).unwrap();
+        assert_eq!((mode(&own), mode(run.path())), (0o700, 0o700));
+        // Writable by others: whatever is in it may be theirs.
+        let dead = own.join(format!("bench-{}-1", std::process::id()));
+        fs::create_dir(&dead).unwrap();
+        fs::set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
+        refused(&own, "mode 777");
+        assert!(dead.exists());
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(place.path().join("elsewhere"), &link).unwrap();
+        refused(&link, "");
+        fs::create_dir(place.path().join("elsewhere")).unwrap();
+        refused(&link, "");
+        assert!(
+            fs::read_dir(place.path().join("elsewhere"))
+                .unwrap()
+                .next()
+                .is_none()
+        );
+        if geteuid().is_root() {
+            let theirs = place.path().join("theirs");
+            private().create(&theirs).unwrap();
+            std::os::unix::fs::chown(&theirs, Some(65_534), None).unwrap();
+            refused(&theirs, "owner 65534");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::{
     fs::{self, File},
     io,
     net::TcpListener,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -273,6 +274,7 @@ fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoin
     let log = File::options()
         .create(true)
         .append(true)
+        .custom_flags(nix::libc::O_NOFOLLOW)
         .open(dir.join(LOG))?;
     let address = format!("127.0.0.1:{port}");
     let certificates = dir.join(CERTIFICATES);

@@ -224,12 +224,7 @@ fn own_server(
             door: Door::Open,
             tls: Tls::Off,
             program,
-            options: match ground.network {
-                None => Vec::new(),
-                Some(_) => ["--uplink", UPLINK, "--dns-server", NAME_SERVER]
-                    .map(str::to_owned)
-                    .to_vec(),
-            },
+            options: options(&settings.artifacts, ground.network.is_some()),
         },
     )?;
     host.endpoint = Some(format!("cube-api of the run's own, {} warm", spec.warm));
@@ -291,6 +286,16 @@ fn through(scenario: &Scenario, e2b: E2b) -> Box<dyn Target> {
         [] => Box::new(e2b),
         parent => Box::new(Forks::new(e2b, parent.to_vec(), scenario.arrival.starts())),
     }
+}
+
+/// What the server has to be told besides: the template is a link to what lies among the artifacts.
+fn options(artifacts: &Path, networked: bool) -> Vec<String> {
+    let images = artifacts.display().to_string();
+    let mut options = vec!["--images".to_owned(), images];
+    if networked {
+        options.extend(["--uplink", UPLINK, "--dns-server", NAME_SERVER].map(str::to_owned));
+    }
+    options
 }
 
 /// Shows the server the scenario's template and no other: it keeps sandboxes of each that it sees.

@@ -7,6 +7,7 @@
 //! The cases are the SDKs' own programs, below `harness/conformance`; here they are only started, bounded and
 //! counted. A case that does not answer in time is not waited for, and one that was not run is no pass.
 
+pub mod confinement;
 pub mod features;
 pub mod hazards;
 pub mod isolation;

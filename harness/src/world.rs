@@ -19,6 +19,7 @@ use nix::{
 };
 
 pub(crate) use plain::PlainNetwork;
+pub(crate) use sys::open_tap;
 
 /// Name of the uplink.
 pub(crate) const UPLINK: &str = "up0";
@@ -140,6 +141,18 @@ pub(crate) fn enter<'a>(
     );
     ip(&lines).map_err(failed("set up the namespace of the host"))?;
     Ok(outside)
+}
+
+/// Moves this process into a network of its own for good, in which there is nothing but the loopback interface. Needs no
+/// program. No thread may run yet.
+///
+/// # Errors
+/// See [`WorldError`].
+pub(crate) fn alone() -> Result<(), WorldError> {
+    unshare(CloneFlags::CLONE_NEWNET)
+        .map_err(io::Error::from)
+        .and_then(|()| sys::loopback_up())
+        .map_err(failed("make a network of its own"))
 }
 
 fn build_outside<'a>(

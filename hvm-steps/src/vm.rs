@@ -51,6 +51,7 @@ impl Vm {
             hypercalls: HypercallPath::default(),
             vsock: vm.vsock.clone(),
             console: Some(vm.console.clone()),
+            layer_limit: None,
         };
         let tap = tap.map(|tap| tap.fd.as_fd());
         vm.process.control.boot(spec, tap)?;
@@ -73,6 +74,7 @@ impl Vm {
             base: None,
             vsock: vm.vsock.clone(),
             console: Some(vm.console.clone()),
+            layer_limit: None,
             prefault: WorkingSetPrefault::On,
         };
         vm.process.control.restore(spec, None)?;

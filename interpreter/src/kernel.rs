@@ -12,6 +12,8 @@
 
 mod control;
 mod display;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod process;
 mod spec;
 mod wire;

@@ -12,6 +12,11 @@
 //!
 //! What must never happen: a cell that runs with the random state of the template; a blank line in an
 //! answer, on which clients break; a host that outlives its server.
+#![cfg_attr(fuzzing, no_main)]
+#![cfg_attr(
+    fuzzing,
+    expect(dead_code, reason = "a fuzz target reads and does nothing")
+)]
 
 mod api;
 mod body;
@@ -19,6 +24,8 @@ mod clone_state;
 mod conn;
 mod context;
 mod event;
+#[cfg(any(test, fuzzing))]
+mod fuzz;
 mod host;
 mod http;
 mod kernel;

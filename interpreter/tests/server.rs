@@ -391,6 +391,43 @@ fn a_dying_host_is_reported_and_replaced() {
     assert_eq!(text(&events, "stdout"), "again\n");
 }
 
+/// Whoever may reach the port may make contexts, without the sandbox's token.
+#[test]
+fn contexts_are_bounded_and_carry_no_code() {
+    let server = Server::start();
+    let mut client = server.client();
+    let mark = server.state.path().join("mark");
+    let code = format!("touch {}", mark.display());
+    for wrong in [
+        json!({"language": "../../../../tmp"}),
+        json!({"language": code}),
+        json!({"language": "bash", "cwd": code}),
+    ] {
+        let (status, text) = client.ask("POST", "/contexts", &wrong.to_string());
+        assert_eq!(status, 500, "{text}");
+    }
+    let more =
+        json!({"language": "bash", "cwd": "/", "code": code, "env_vars": {"BASH_ENV": code}});
+    let mut made = Vec::new();
+    let refusal = loop {
+        let (status, text) = client.ask("POST", "/contexts", &more.to_string());
+        match status {
+            200 => made.push(serde_json::from_str::<Value>(&text).unwrap()),
+            _ => break (status, text),
+        }
+    };
+    // Two are there from the start.
+    assert_eq!(made.len(), 30);
+    assert_eq!(
+        refusal,
+        (500, "Failed to create context: too many contexts".into())
+    );
+    assert!(!mark.exists());
+    let id = made[0]["id"].as_str().unwrap();
+    assert_eq!(client.ask("DELETE", &format!("/contexts/{id}"), "").0, 200);
+    assert_eq!(client.ask("POST", "/contexts", &more.to_string()).0, 200);
+}
+
 #[test]
 fn contexts_are_made_listed_restarted_and_removed() {
     let server = Server::start();

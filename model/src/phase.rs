@@ -14,6 +14,8 @@ pub enum StartPhase {
     Accepted,
     /// `cube-vmm` runs `main`.
     ProcessStarted,
+    /// `cube-vmm` has given up its rights.
+    Jailed,
     /// Guest memory is mapped into the VMM and registered with KVM.
     MemoryMapped,
     /// Every device has its state and its backend.
@@ -34,9 +36,10 @@ pub enum StartPhase {
 
 impl StartPhase {
     /// All phases in ladder order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Accepted,
         Self::ProcessStarted,
+        Self::Jailed,
         Self::MemoryMapped,
         Self::DevicesReady,
         Self::Confined,
@@ -53,6 +56,7 @@ impl StartPhase {
         match self {
             Self::Accepted => "accepted",
             Self::ProcessStarted => "process_started",
+            Self::Jailed => "jailed",
             Self::MemoryMapped => "memory_mapped",
             Self::DevicesReady => "devices_ready",
             Self::Confined => "confined",

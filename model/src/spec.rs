@@ -78,6 +78,10 @@ pub struct VmSpec {
     /// File that receives the console, bounded; absent: the console is dropped.
     #[serde(default)]
     pub console: Option<PathBuf>,
+    /// Most bytes that the layer may take of the host's disk beyond its file; absent: its size. A guest that
+    /// writes more gets I/O errors.
+    #[serde(default)]
+    pub layer_limit: Option<Bytes>,
 }
 
 /// Whether a clone's recorded private pages are copied before it runs.
@@ -106,6 +110,9 @@ pub struct RestoreSpec {
     /// As in [`VmSpec::console`].
     #[serde(default)]
     pub console: Option<PathBuf>,
+    /// As in [`VmSpec::layer_limit`].
+    #[serde(default)]
+    pub layer_limit: Option<Bytes>,
     /// See [`WorkingSetPrefault`].
     #[serde(default)]
     pub prefault: WorkingSetPrefault,
@@ -184,6 +191,7 @@ mod tests {
             hypercalls: HypercallPath::default(),
             vsock: "v".into(),
             console: None,
+            layer_limit: None,
         }
     }
 

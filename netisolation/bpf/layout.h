@@ -7,7 +7,7 @@
 #include <linux/types.h>
 
 #define ACCESSES 8
-#define REASONS 18
+#define REASONS 19
 #define NAME_MAX_BYTES 256
 #define FIRST_PORT 61000
 
@@ -172,4 +172,5 @@ enum reason {
 	FLOWS = 15,
 	NO_ROUTE = 16,
 	INTERNAL = 17,
+	OFFLOAD = 18,
 };

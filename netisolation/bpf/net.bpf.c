@@ -4,6 +4,7 @@
  * from_guest      at every TAP: answered, handed to the resolver, sent out of an uplink, or dropped
  * from_wire       at every uplink: replies to guests' flows are taken out; all else is the host's
  * from_resolver   at the device that the resolver's socket is bound to: its answers, and nothing else */
+#include "offload.h"
 #include "packet.h"
 
 char terms[] SEC("license") = "GPL";
@@ -46,7 +47,8 @@ struct {
 
 #define SECOND 1000000000ULL
 #define RECORDS_PER_S 100
-#define PORT_TRIES 32
+#define COMMON_TRIES 32
+#define OWN_TRIES 32
 #define COUNT(counter, n) __sync_fetch_and_add(&(counter), (n))
 
 /* Takes `cost` (nanoseconds' worth) from a budget that fills with time and holds at most `burst`. */
@@ -160,14 +162,27 @@ INLINE long within_rate(__u64 *due, __u64 bytes_per_s, __u32 bytes)
 	return !bytes_per_s || spend(due, bytes * SECOND / bytes_per_s, SECOND / 10 + 65536 * SECOND / bytes_per_s);
 }
 
-/* A free port of the uplink's address for this remote end, entered in `wires`; 0: all tries were taken. */
-INLINE __u16 take_port(struct wire_key *wire, const struct flow_key *key)
+/* Bits that look like random ones, and are the same for the same `x`. */
+INLINE __u32 mix(__u32 x)
 {
-	if (!set()->ports)
+	x = (x ^ x >> 16) * 0x7feb352d;
+	x = (x ^ x >> 15) * 0x846ca68b;
+	return x ^ x >> 16;
+}
+
+/* A free port of the uplink's address for this remote end, entered in `wires`; 0: all tries were taken. Three quarters of
+ * the ports are anybody's. Of the rest every sandbox has some at each remote end, of which each neighbour has an eighth as
+ * well: whatever one has open there, the others find ports. */
+FUNCTION int take_port(struct wire_key *wire, const struct flow_key *key)
+{
+	if (!wire || !key || set()->ports < 4)
 		return 0;
-	__u32 at = bpf_get_prandom_u32();
-	for (int i = 0; i < PORT_TRIES; i++) {
-		wire->port = htons(set()->first_port + (at + i * 97) % set()->ports);
+	__u32 kept = set()->ports / 4, common = set()->ports - kept, own = kept / 8 + 8, at = bpf_get_prandom_u32();
+	__u32 seed = mix(key->tap ^ mix(key->remote_port ^ key->protocol << 16 ^ mix(key->remote.word[3])));
+	seed ^= mix(key->remote.word[0] ^ mix(key->remote.word[1] ^ mix(key->remote.word[2])));
+	for (int i = 0; i < COMMON_TRIES + OWN_TRIES; i++) {
+		__u32 place = i < COMMON_TRIES ? (at + i * 97) % common : common + mix(seed + (at + i) % own) % kept;
+		wire->port = htons(set()->first_port + place);
 		if (!bpf_map_update_elem(&wires, wire, key, BPF_NOEXIST))
 			return wire->port;
 	}
@@ -194,7 +209,7 @@ FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struc
 	struct flow flow = {.seen = bpf_ktime_get_ns(), .tap = index, .tenure = tap->tenure, .policy = policy, .local = *local};
 	flow.port = take_port(&wire, key);
 	if (!flow.port)
-		return INTERNAL;
+		return FLOWS;
 	if (bpf_map_update_elem(&flows, key, &flow, BPF_NOEXIST)) {
 		bpf_map_delete_elem(&wires, &wire);
 		return INTERNAL;
@@ -422,9 +437,9 @@ INLINE long outward(struct __sk_buff *skb, struct packet *p, struct tap *tap, st
 		return SPOOFED;
 	if (reason)
 		return reason;
-	/* No stack announces so small a segment; each costs the host as much as a large one. */
-	if (skb->gso_size && skb->gso_size < 48)
-		return MALFORMED;
+	reason = check_offload(skb, p);
+	if (reason)
+		return reason;
 	if (ICMP_ANY(p) && p->icmp_type != (p->family == 4 ? ECHO : ECHO6))
 		return PROTOCOL;
 	if (ICMP_ANY(p) || p->destination_port != htons(53))
@@ -451,10 +466,8 @@ SEC("classifier") int from_guest(struct __sk_buff *skb)
 		return refuse(&p, index, MALFORMED, OUT);
 	if (!same_mac(ethernet.h_source, mac.byte))
 		return refuse(&p, index, SPOOFED, OUT);
-	if (skb->protocol == htons(ETH_P_ARP) && !skb->vlan_present)
-		action = arp(skb);
-	else if (!skb->vlan_present)
-		action = neighbour(skb) ?: TCX_DROP;
+	if (!skb->vlan_present && is_finished(skb, bpf_cast_to_kern_ctx(skb)))
+		action = skb->protocol == htons(ETH_P_ARP) ? arp(skb) : neighbour(skb) ?: TCX_DROP;
 	if (action != TCX_DROP)
 		return action;
 	long reason = outward(skb, &p, tap, state, index, &action);

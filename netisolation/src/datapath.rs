@@ -38,6 +38,7 @@ use crate::{
     IsolationError,
     device::Device,
     error::{chain, system, unsuitable},
+    kfuncs,
     layout::{Flow, FlowKey, Pin, PinKey, Refusal, Settings, State, Tap, Uplink, WireKey},
     rules::RuleSets,
 };
@@ -182,8 +183,7 @@ impl Datapath {
             .join(format!("{LAYOUT}-{}-{}", sizes.taps, sizes.flows));
         fs::create_dir_all(&maps).map_err(|e| system(format!("make {}", maps.display()), e))?;
         home.remove_others(&maps);
-        let mut loaded =
-            load(&maps, settings, sizes).map_err(|e| system("load the programs", e))?;
+        let mut loaded = load(&maps, settings, sizes)?;
         let mut id = |name| -> Result<u32, IsolationError> {
             let failed = |e: ProgramError| system(format!("load the program {name}"), e);
             let program = program(&mut loaded, name)?;
@@ -320,7 +320,9 @@ impl TapProgram {
     }
 }
 
-fn load(maps: &Path, settings: &Settings, sizes: Sizes) -> Result<Ebpf, aya::EbpfError> {
+fn load(maps: &Path, settings: &Settings, sizes: Sizes) -> Result<Ebpf, IsolationError> {
+    let object = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/net.bpf.o"));
+    let object = kfuncs::bind(object).map_err(|e| system("bind the programs to the kernel", e))?;
     EbpfLoader::new()
         .default_map_pin_directory(maps)
         .map_max_entries("indices", sizes.taps + 1)
@@ -329,10 +331,8 @@ fn load(maps: &Path, settings: &Settings, sizes: Sizes) -> Result<Ebpf, aya::Ebp
         .map_max_entries("flows", sizes.flows)
         .map_max_entries("wires", sizes.flows)
         .override_global("settings", settings, true)
-        .load(include_bytes_aligned!(concat!(
-            env!("OUT_DIR"),
-            "/net.bpf.o"
-        )))
+        .load(&object)
+        .map_err(|e| system("load the programs", e))
 }
 
 fn program<'a>(

@@ -83,12 +83,16 @@ fn ask_rtnetlink(message: &[u8]) -> io::Result<()> {
     send(socket.as_raw_fd(), message, MsgFlags::empty())?;
     let mut answer = [0; 128];
     let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-    // `nlmsghdr`, then `nlmsgerr`, which begins with the negative errno.
-    match answer.get(16..20).filter(|_| length >= 20) {
+    acknowledgement(answer.get(..length).unwrap_or_default())
+}
+
+/// `nlmsghdr`, then `nlmsgerr`, which begins with the negative errno.
+pub(crate) fn acknowledgement(answer: &[u8]) -> io::Result<()> {
+    match answer.get(16..20) {
         Some(&[0, 0, 0, 0]) => Ok(()),
-        Some(&[a, b, c, d]) => Err(io::Error::from_raw_os_error(-i32::from_ne_bytes([
-            a, b, c, d,
-        ]))),
+        Some(&[a, b, c, d]) => Err(io::Error::from_raw_os_error(
+            i32::from_ne_bytes([a, b, c, d]).saturating_neg(),
+        )),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
@@ -133,53 +137,62 @@ pub(crate) fn addresses() -> io::Result<Vec<Assigned>> {
     Ok(all)
 }
 
-/// From `if_inet6`: address, index, prefix length, scope, flags in hexadecimal digits; name.
+/// Those of IPv6.
 pub(crate) fn addresses6() -> io::Result<Vec<Assigned>> {
-    let parse = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let [address, index, _, scope, flags, _] = words[..] else {
-            return None;
-        };
-        let hex = |word: &str| u32::from_str_radix(word, 16).ok();
-        let address = u128::from_str_radix(address, 16).ok()?;
-        Some(Assigned {
-            ifindex: hex(index)?,
-            address: Ipv6Addr::from_bits(address).into(),
-            fit: hex(scope)? == 0 && hex(flags)? & UNFIT_V6 == 0,
-        })
+    let table = read_table("if_inet6")?;
+    Ok(table.lines().filter_map(address6).collect())
+}
+
+/// A line of `if_inet6`: address, index, prefix length, scope, flags in hexadecimal digits; name.
+pub(crate) fn address6(line: &str) -> Option<Assigned> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [address, index, _, scope, flags, _] = words[..] else {
+        return None;
     };
-    Ok(read_table("if_inet6")?.lines().filter_map(parse).collect())
+    let hex = |word: &str| u32::from_str_radix(word, 16).ok();
+    let address = u128::from_str_radix(address, 16).ok()?;
+    Some(Assigned {
+        ifindex: hex(index)?,
+        address: Ipv6Addr::from_bits(address).into(),
+        fit: hex(scope)? == 0 && hex(flags)? & UNFIT_V6 == 0,
+    })
 }
 
 /// Names of the devices that default routes lead to.
 pub(crate) fn default_routes() -> io::Result<BTreeSet<String>> {
-    // RTF_UP, RTF_REJECT (`linux/route.h`).
-    let usable =
-        |flags: &str| u32::from_str_radix(flags, 16).is_ok_and(|f| f & 1 != 0 && f & 0x200 == 0);
-    let v4 = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match words[..] {
-            [name, "00000000", _, flags, _, _, _, "00000000", ..] if usable(flags) => {
-                Some(name.to_owned())
-            }
-            _ => None,
-        }
-    };
-    let v6 = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match words[..] {
-            [to, "00", _, _, _, _, _, _, flags, name]
-                if usable(flags) && to.bytes().all(|b| b == b'0') =>
-            {
-                Some(name.to_owned())
-            }
-            _ => None,
-        }
-    };
-    let mut names: BTreeSet<String> = read_table("route")?.lines().filter_map(v4).collect();
-    names.extend(read_table("ipv6_route")?.lines().filter_map(v6));
+    let mut names: BTreeSet<String> = read_table("route")?.lines().filter_map(route4).collect();
+    names.extend(read_table("ipv6_route")?.lines().filter_map(route6));
     names.remove("lo");
     Ok(names)
+}
+
+/// The device of a default route in a line of `route`.
+pub(crate) fn route4(line: &str) -> Option<String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match words[..] {
+        [name, "00000000", _, flags, _, _, _, "00000000", ..] if leads_on(flags) => {
+            Some(name.to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// The same of `ipv6_route`.
+pub(crate) fn route6(line: &str) -> Option<String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match words[..] {
+        [to, "00", _, _, _, _, _, _, flags, name]
+            if leads_on(flags) && to.bytes().all(|b| b == b'0') =>
+        {
+            Some(name.to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// RTF_UP and not RTF_REJECT (`linux/route.h`).
+fn leads_on(flags: &str) -> bool {
+    u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & 1 != 0 && flags & 0x200 == 0)
 }
 
 /// A file of this thread's `/proc/net`; empty where the protocol is absent.

@@ -68,6 +68,8 @@ pub enum Reason {
     NoRoute = 16,
     /// Something inside: a map is full. Never lets anything pass.
     Internal = 17,
+    /// A checksum or a segmentation that is left to the host and is not of the packet's own transport header.
+    Offload = 18,
 }
 
 /// A refused flow.

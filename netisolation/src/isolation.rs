@@ -37,8 +37,9 @@ const EVENTS: usize = 4096;
 const ALL_FLOWS: u32 = 1 << 22;
 /// What the programs need: tcx.
 const KERNEL: (u32, u32) = (6, 6);
-/// CAP_NET_ADMIN and CAP_BPF: bits of `CapEff`, and their names.
-const CAPABILITIES: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (39, "CAP_BPF")];
+/// Bits of `CapEff`, and their names. CAP_PERFMON is for reading the kernel's own structure of a packet.
+const CAPABILITIES: [(u32, &str); 3] =
+    [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
 
 /// How isolation is set up on a host.
 #[derive(Clone, Debug)]
@@ -388,7 +389,7 @@ fn check_host() -> Result<(), IsolationError> {
     if let Some((_, name)) = missing {
         return Err(unsuitable(
             format!("{name} is missing"),
-            "run as root, or give the service AmbientCapabilities=CAP_NET_ADMIN CAP_BPF",
+            "run as root, or give the service AmbientCapabilities=CAP_NET_ADMIN CAP_BPF CAP_PERFMON",
         ));
     }
     if !fs::exists("/dev/net/tun").unwrap_or(false) {

@@ -8,7 +8,7 @@ mod sys;
 /// Port ranges of one rule at most.
 pub(crate) const ACCESSES: usize = 8;
 /// One more than the last [`crate::Reason`].
-pub(crate) const REASONS: usize = 18;
+pub(crate) const REASONS: usize = 19;
 /// Bytes of a name with zeros after it.
 const NAME: usize = 256;
 

@@ -14,9 +14,13 @@ mod datapath;
 mod device;
 mod error;
 mod event;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod gateway;
 mod isolation;
 mod keeper;
+mod kfuncs;
 mod layout;
 mod log;
 mod owner;

@@ -192,7 +192,7 @@ impl Records {
 
 /// From its number.
 pub(crate) fn reason(number: u8) -> Option<Reason> {
-    const ALL: [Reason; 17] = [
+    const ALL: [Reason; 18] = [
         Reason::Policy,
         Reason::Forbidden,
         Reason::Host,
@@ -210,6 +210,7 @@ pub(crate) fn reason(number: u8) -> Option<Reason> {
         Reason::Flows,
         Reason::NoRoute,
         Reason::Internal,
+        Reason::Offload,
     ];
     ALL.get(usize::from(number).checked_sub(1)?).copied()
 }

@@ -13,6 +13,8 @@
 //! What must never happen: a name that the policy has not is asked upstream; an address is told that is forbidden or
 //! not yet pinned; a sandbox's queries keep another's waiting.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod guard;
 mod query;
 mod serve;

@@ -18,7 +18,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 const FRAGMENT_HEADER: u8 = 44;
-/// Sender's port of all that has one.
+/// Sender's port of all that has one, unless another is given.
 const PORT: u16 = 40_123;
 
 /// Why a frame cannot be made.
@@ -124,10 +124,11 @@ fn transport(
     payload: &[u8],
 ) -> Result<Vec<u8>, NoFrame> {
     let port = frame.port.to_be_bytes();
+    let source = frame.source_port.unwrap_or(PORT).to_be_bytes();
     let mut out = Vec::new();
     let sum_at = match frame.transport {
         Transport::Udp => {
-            out.extend(PORT.to_be_bytes());
+            out.extend(source);
             out.extend(port);
             out.extend(
                 frame
@@ -139,7 +140,7 @@ fn transport(
             Some(6)
         }
         Transport::Tcp => {
-            out.extend(PORT.to_be_bytes());
+            out.extend(source);
             out.extend(port);
             out.extend([0, 0, 0, 1, 0, 0, 0, 0]);
             let words = frame.said_inner_length.map_or(5, |n| n.to_be_bytes()[1]) << 4;
@@ -158,7 +159,7 @@ fn transport(
             None
         }
         Transport::Sctp => {
-            out.extend(PORT.to_be_bytes());
+            out.extend(source);
             out.extend(port);
             out.extend([0; 8]);
             None

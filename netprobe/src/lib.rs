@@ -8,6 +8,7 @@
 pub mod dns;
 pub mod frame;
 pub mod link;
+pub mod offload;
 mod order;
 mod sys;
 

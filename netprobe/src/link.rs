@@ -48,6 +48,16 @@ impl Link {
         Ok(Self(fd))
     }
 
+    /// The same for frames with a header before them ([`crate::offload::Header`]), which the driver gets as it is.
+    ///
+    /// # Errors
+    /// As [`Link::open`].
+    pub fn open_unfinished(interface: &str) -> io::Result<Self> {
+        let link = Self::open(interface, Layer::Ethernet)?;
+        sys::expect_headers(link.0.as_fd())?;
+        Ok(link)
+    }
+
     /// Sends a whole frame.
     ///
     /// # Errors

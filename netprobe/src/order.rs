@@ -75,6 +75,17 @@ pub enum Action {
         /// How many.
         count: u32,
     },
+    /// Send frames whose checksum or cutting is left to the card, by every header that does not fit them; counts those
+    /// that the card's driver took.
+    Unfit(SocketAddr),
+    /// Send a datagram from each of so many ports, from 10 000 on, again and again until the time is over; counts the
+    /// frames.
+    Begin {
+        /// Receiver.
+        to: SocketAddr,
+        /// How many.
+        count: u16,
+    },
     /// Send datagrams until the time is over, whatever the network says to them; counts those that were sent.
     Pulse {
         /// Receiver.
@@ -193,6 +204,8 @@ pub struct Frame {
     pub flags: Option<String>,
     /// ICMP type and code.
     pub icmp: Option<[u8; 2]>,
+    /// Sender's port; absent: 40123.
+    pub source_port: Option<u16>,
     /// Sender's MAC; absent: the card's.
     pub mac: Option<[u8; 6]>,
     /// Receiver's MAC; absent: the gateway's.

@@ -109,6 +109,8 @@ fn act(action: &Action, probe: &Probe) -> Result {
         Action::Numbered { to, every_ms } => flows::numbered(*to, *every_ms, word, deadline),
         Action::Stream { to, every_ms } => flows::stream(*to, *every_ms, word, deadline),
         Action::Requests { to, count } => flows::requests(*to, *count, word, deadline),
+        Action::Unfit(to) => frames::unfit(*to, word),
+        Action::Begin { to, count } => frames::begin(*to, *count, deadline),
         Action::Pulse { to, every_us } => {
             measured::pulse(*to, Duration::from_micros(*every_us), word, deadline)
         }

@@ -1,7 +1,7 @@
 //! Packet sockets: nix has no constructor of their addresses.
 #![expect(
     unsafe_code,
-    reason = "bind with a sockaddr_ll, and recv that says where a frame came from"
+    reason = "bind with a sockaddr_ll, recv that says where a frame came from, and headers before frames"
 )]
 
 use std::{
@@ -41,6 +41,27 @@ pub(crate) fn packet_socket(kind: SockType, interface: u32) -> io::Result<OwnedF
     let done = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) };
     match done {
         0 => Ok(fd),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// From now on each frame has a `virtio_net_hdr` before it, both ways.
+pub(crate) fn expect_headers(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let length = libc::socklen_t::try_from(size_of::<libc::c_int>()).map_err(io::Error::other)?;
+    // SAFETY: setsockopt reads `length` bytes, the size of the local that the pointer is of, during the call, for which the
+    // descriptor is borrowed.
+    let done = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_VNET_HDR,
+            (&raw const on).cast(),
+            length,
+        )
+    };
+    match done {
+        0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
 use model::Bytes;
 use netisolation::{Isolation, IsolationConfig, Uplinks};
-use pool::{CreateSpec, Init, Pool, PoolConfig, Sandbox, SandboxLimits, WarmMarks};
+use pool::{CreateSpec, Init, MissingLimits, Pool, PoolConfig, Sandbox, SandboxLimits, WarmMarks};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -182,14 +182,19 @@ fn config(state: &std::path::Path, warm: u32) -> Result<PoolConfig, Failure> {
             low: warm,
             high: warm,
         },
+        images: vec![dir("CUBE_ARTIFACTS")?],
         limits: SandboxLimits {
             memory_overhead: Bytes::mib(64),
+            cpu_weight: 100,
             cpu_millis: None,
             pids: 16,
             io_bytes_per_s: None,
+            layer: None,
         },
+        missing_limits: MissingLimits::Allow,
         max_sandboxes: 1000,
         memory_reserve: Bytes::mib(512),
+        disk_reserve: Bytes::mib(64),
         start_timeout: PATIENCE,
         network: network()?,
     })

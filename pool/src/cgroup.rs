@@ -1,6 +1,6 @@
 //! Control groups: one around the pool, one in it for each VM. Version 2 where its controllers are, else
-//! version 1, one hierarchy for each controller. A controller that is missing is no error: its limit does not
-//! hold, and [`Groups::open`] says so once.
+//! version 1, one hierarchy for each controller. A limit that does not hold is an error: no controller for it, or
+//! a kernel that does not take it. Where that is allowed ([`MissingLimits`]) the log says so.
 //!
 //! ```text
 //! <mount>/cube-<tag>/            memory of all of them; the tag names the state directory
@@ -17,7 +17,7 @@ use std::{
 
 use model::SandboxId;
 
-use crate::spec::SandboxLimits;
+use crate::spec::{MissingLimits, SandboxLimits};
 
 const ROOT: &str = "/sys/fs/cgroup";
 const CONTROLLERS: [Controller; 4] = [
@@ -28,6 +28,11 @@ const CONTROLLERS: [Controller; 4] = [
 ];
 /// Length of a CPU period in microseconds, the kernel's default.
 const PERIOD_US: u64 = 100_000;
+/// The weight that every group has in version 2 if nobody says, and the shares in version 1.
+const WEIGHT: u64 = 100;
+const SHARES: u64 = 1024;
+/// Made and removed at the start, to see whether the kernel takes every limit.
+const PROBE: &str = "probe";
 
 /// A kind of limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,25 +84,31 @@ struct Hierarchy {
 pub(crate) struct Groups {
     hierarchies: Vec<Hierarchy>,
     limits: SandboxLimits,
+    missing: MissingLimits,
     /// `major:minor` of the disk that layers are on.
     disk: Option<String>,
 }
 
 impl Groups {
-    /// Finds the hierarchies and makes the pool's group, in which all VMs together get `memory` bytes. Says
-    /// which controllers are missing.
+    /// Finds the hierarchies and makes the pool's group, in which all VMs together get `memory` bytes.
+    ///
+    /// # Errors
+    /// A limit would not hold, and that is not allowed.
     pub(crate) fn open(
         tag: &str,
         limits: SandboxLimits,
+        missing: MissingLimits,
         memory: Option<u64>,
         scratch: &Path,
-    ) -> (Self, Vec<Controller>) {
+    ) -> io::Result<Self> {
         let hierarchies = find(Path::new(ROOT), &format!("cube-{tag}"));
         let this = Self {
             hierarchies,
             limits,
+            missing,
             disk: disk_of(scratch),
         };
+        this.check_controllers()?;
         if let Some(bytes) = memory {
             for h in &this.hierarchies {
                 if h.controllers.contains(&Controller::Memory) {
@@ -109,29 +120,74 @@ impl Groups {
                 }
             }
         }
-        let missing = CONTROLLERS
-            .into_iter()
-            .filter(|c| !this.hierarchies.iter().any(|h| h.controllers.contains(c)))
-            .collect();
-        (this, missing)
+        this.make_group(PROBE, 1 << 30)?;
+        this.remove(PROBE)?;
+        Ok(this)
     }
 
-    /// Makes the group of a VM with so much guest RAM. Limits that the kernel does not take are told of, and
-    /// do not hold.
+    fn check_controllers(&self) -> io::Result<()> {
+        let has = |c: &Controller| self.hierarchies.iter().any(|h| h.controllers.contains(c));
+        let missing: Vec<_> = CONTROLLERS.iter().filter(|c| !has(c)).collect();
+        let names: Vec<_> = missing.iter().map(|c| c.name()).collect();
+        match (names.as_slice(), self.missing) {
+            ([], _) => Ok(()),
+            (_, MissingLimits::Refuse) => Err(io::Error::other(format!(
+                "the host has no control groups for {}: mount or delegate these controllers, or allow sandboxes \
+                 without such limits with --allow-missing-limits",
+                names.join(", ")
+            ))),
+            (_, MissingLimits::Allow) => {
+                let names = names.join(", ");
+                tracing::warn!(
+                    names,
+                    "the host has no such control groups: no limit of them holds"
+                );
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes the group of a VM with so much guest RAM.
+    ///
+    /// # Errors
+    /// The kernel does not take a limit, and that is not allowed.
     pub(crate) fn create(&self, id: &SandboxId, ram: u64) -> io::Result<()> {
+        self.make_group(id.as_str(), ram)
+    }
+
+    fn make_group(&self, name: &str, ram: u64) -> io::Result<()> {
         for h in self.needed() {
-            let group = h.group.join(id.as_str());
+            let group = h.group.join(name);
             match fs::create_dir(&group) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
                 _ => {}
             }
             for controller in &h.controllers {
                 for (file, value) in self.settings(h.version, *controller, ram) {
-                    warn_of(&group, fs::write(group.join(file), value));
+                    let (file, value) = possible(&group, file, value);
+                    self.held(&group.join(file), fs::write(group.join(file), value))?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// What became of a limit.
+    fn held(&self, file: &Path, written: io::Result<()>) -> io::Result<()> {
+        match (written, self.missing) {
+            (Err(e), MissingLimits::Refuse) => Err(io::Error::new(
+                e.kind(),
+                format!(
+                    "cannot set {}: {e} (--allow-missing-limits runs sandboxes without)",
+                    file.display()
+                ),
+            )),
+            (written, MissingLimits::Allow) => {
+                warn_of(file, written);
+                Ok(())
+            }
+            (Ok(()), MissingLimits::Refuse) => Ok(()),
+        }
     }
 
     fn settings(
@@ -144,19 +200,13 @@ impl Groups {
         let memory = ram.saturating_add(limits.memory_overhead.0).to_string();
         let one = version == Version::One;
         match controller {
-            Controller::Memory if one => vec![("memory.limit_in_bytes", memory)],
+            // Memory and swap together: the limit of memory alone has to be there first.
+            Controller::Memory if one => {
+                vec![("memory.limit_in_bytes", memory.clone()), (V1_SWAP, memory)]
+            }
             Controller::Memory => vec![("memory.max", memory), ("memory.swap.max", "0".into())],
             Controller::Pids => vec![("pids.max", limits.pids.to_string())],
-            Controller::Cpu => {
-                let Some(millis) = limits.cpu_millis else {
-                    return Vec::new();
-                };
-                let quota = (u64::from(millis) * PERIOD_US / 1000).max(1000);
-                match one {
-                    true => vec![("cpu.cfs_quota_us", quota.to_string())],
-                    false => vec![("cpu.max", format!("{quota} {PERIOD_US}"))],
-                }
-            }
+            Controller::Cpu => self.cpu_settings(version),
             Controller::Io => {
                 let (Some(bytes), Some(disk)) = (limits.io_bytes_per_s, &self.disk) else {
                     return Vec::new();
@@ -168,6 +218,24 @@ impl Groups {
                     ],
                     false => vec![("io.max", format!("{disk} rbps={bytes} wbps={bytes}"))],
                 }
+            }
+        }
+    }
+
+    fn cpu_settings(&self, version: Version) -> Vec<(&'static str, String)> {
+        let weight = u64::from(self.limits.cpu_weight);
+        let quota = |millis| (u64::from(millis) * PERIOD_US / 1000).max(1000);
+        let quota = self.limits.cpu_millis.map(quota);
+        match version {
+            Version::One => {
+                let shares = (weight * SHARES / WEIGHT).max(2).to_string();
+                let quota = quota.map(|quota| ("cpu.cfs_quota_us", quota.to_string()));
+                [("cpu.shares", shares)].into_iter().chain(quota).collect()
+            }
+            Version::Two => {
+                let weight = ("cpu.weight", weight.to_string());
+                let quota = quota.map(|quota| ("cpu.max", format!("{quota} {PERIOD_US}")));
+                [weight].into_iter().chain(quota).collect()
             }
         }
     }
@@ -261,9 +329,19 @@ fn remove_group(group: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn warn_of(group: &Path, result: io::Result<()>) {
+fn warn_of(file: &Path, result: io::Result<()>) {
     if let Err(error) = result {
-        tracing::warn!(group = %group.display(), %error, "a limit does not hold");
+        tracing::warn!(file = %file.display(), %error, "a limit does not hold");
+    }
+}
+
+const V1_SWAP: &str = "memory.memsw.limit_in_bytes";
+
+/// The setting as this kernel has it: one that does not account for swap is told to swap nothing of the group.
+fn possible(group: &Path, file: &'static str, value: String) -> (&'static str, String) {
+    match file == V1_SWAP && !group.join(V1_SWAP).exists() {
+        true => ("memory.swappiness", "0".to_owned()),
+        false => (file, value),
     }
 }
 
@@ -368,10 +446,13 @@ mod tests {
             }],
             limits: SandboxLimits {
                 memory_overhead: Bytes::mib(64),
+                cpu_weight: 50,
                 cpu_millis: Some(1500),
                 pids: 8,
                 io_bytes_per_s: Some(1000),
+                layer: None,
             },
+            missing: MissingLimits::Refuse,
             disk: Some("8:0".into()),
         }
     }
@@ -390,6 +471,7 @@ mod tests {
             [
                 "memory.max = 335544320",
                 "memory.swap.max = 0",
+                "cpu.weight = 50",
                 "cpu.max = 150000 100000",
                 "pids.max = 8",
                 "io.max = 8:0 rbps=1000 wbps=1000",
@@ -399,6 +481,8 @@ mod tests {
             all(Version::One),
             [
                 "memory.limit_in_bytes = 335544320",
+                "memory.memsw.limit_in_bytes = 335544320",
+                "cpu.shares = 512",
                 "cpu.cfs_quota_us = 150000",
                 "pids.max = 8",
                 "blkio.throttle.read_bps_device = 8:0 1000",
@@ -436,6 +520,32 @@ mod tests {
         assert_eq!(made(&groups, 2), ["memory", "cpu", "pids"]);
         // What a server with other limits has made is still found, and removed.
         assert_eq!(groups.list().len(), 2);
+    }
+
+    #[test]
+    fn a_limit_that_does_not_hold_is_an_error_unless_that_is_allowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut groups = groups(Version::One);
+        groups.hierarchies[0]
+            .controllers
+            .retain(|c| *c != Controller::Pids);
+        groups.hierarchies[0].group = dir.path().to_owned();
+        let why = groups.check_controllers().unwrap_err().to_string();
+        assert!(
+            why.contains("for pids:") && why.contains("--allow-missing-limits"),
+            "{why}"
+        );
+        // A kernel that does not take a setting: its file is a directory.
+        let group = dir.path().join("a");
+        fs::create_dir_all(group.join("cpu.shares")).unwrap();
+        let why = groups.make_group("a", 1).unwrap_err().to_string();
+        assert!(why.contains("a/cpu.shares"), "{why}");
+        groups.missing = MissingLimits::Allow;
+        groups.check_controllers().unwrap();
+        groups.make_group("a", 1).unwrap();
+        // Without an account of swap, nothing is swapped.
+        let swappiness = fs::read_to_string(group.join("memory.swappiness"));
+        assert_eq!(swappiness.unwrap(), "0");
     }
 
     #[test]

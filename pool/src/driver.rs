@@ -3,7 +3,9 @@
 
 mod ask;
 mod entry;
+mod need;
 mod report;
+mod space;
 mod stock;
 
 use std::{
@@ -15,12 +17,14 @@ use std::{
 
 use model::SandboxId;
 use tokio::sync::{mpsc, oneshot};
+use vmm_control::VmUser;
 
 pub(crate) use entry::Entry;
 
 use crate::{
     CreateSpec, Ended, Init, PoolConfig, PoolError, PoolStats, Sandbox,
     cgroup::Groups,
+    host,
     message::{Answer, Ask, Report},
     network, policy,
     slot::{Effects, Event, Stage, Wrong, transition},
@@ -57,7 +61,11 @@ enum Want {
         fork: Option<u64>,
     },
     /// One that is paused.
-    Resume { id: SandboxId, init: Init },
+    Resume {
+        id: SandboxId,
+        init: Init,
+        start: policy::StartFor,
+    },
 }
 
 /// See the module.
@@ -73,16 +81,18 @@ pub(crate) struct Driver {
     queue: VecDeque<Pending>,
     forks: HashMap<u64, ForkImage>,
     next_fork: u64,
+    /// See `free_user`.
+    next_user: u32,
     asks: mpsc::Receiver<Ask>,
     reports: mpsc::UnboundedReceiver<Report>,
     reporter: mpsc::UnboundedSender<Report>,
     ended: mpsc::Sender<Ended>,
     counters: PoolStats,
     closing: Option<Closing>,
-    /// See [`policy::estimate`].
-    expected: u64,
-    warm_has: u64,
+    /// Of templates whose sandboxes were measured.
+    needs: BTreeMap<String, policy::Need>,
     available: Measured,
+    disks: space::Disks,
     last_foreground_ns: u64,
     last_fill_ns: u64,
     /// Where the next round of measuring goes on.
@@ -118,10 +128,17 @@ pub(crate) struct Setup {
     pub(crate) lock: std::fs::File,
 }
 
+/// Where the users of this server's VMs begin; see `free_user`.
+fn first_user() -> u32 {
+    let random = host::random().map_or(0, u32::from_ne_bytes);
+    VmUser::POOL.start + random % (VmUser::POOL.end - VmUser::POOL.start)
+}
+
 impl Driver {
     pub(crate) fn new(setup: Setup) -> Self {
         let (reporter, reports) = mpsc::unbounded_channel();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let disks = space::Disks::of(&setup.config.state);
         let mut this = Self {
             config: Arc::new(setup.config),
             host_boot_id: setup.host_boot_id,
@@ -132,15 +149,16 @@ impl Driver {
             queue: VecDeque::new(),
             forks: HashMap::new(),
             next_fork: 0,
+            next_user: first_user(),
             asks: setup.asks,
             reports,
             reporter,
             ended: setup.ended,
             counters: PoolStats::default(),
             closing: None,
-            expected: stock::FLOOR,
-            warm_has: 0,
+            needs: BTreeMap::new(),
             available: Measured::default(),
+            disks,
             last_foreground_ns: 0,
             last_fill_ns: 0,
             measured_up_to: None,

@@ -31,8 +31,11 @@ pub enum PoolError {
         /// When to try again.
         retry_after: Duration,
     },
-    /// The disk is full.
-    #[error("no space on disk: {0}")]
+    /// The disk is full, or down to its reserve. What runs goes on.
+    #[error(
+        "no space on disk: {0}; delete paused sandboxes and snapshots that are not needed, end running sandboxes, \
+         or give the disk more room"
+    )]
     NoSpace(String),
     /// Something builds on it.
     #[error("template {0:?} is in use: {1}")]

@@ -1,9 +1,18 @@
 //! What the host says about itself and about processes: /proc, clocks, random bytes. What cannot be read is
 //! absent, never zero.
 
-use std::{fs, io, io::Read, os::unix::fs::MetadataExt, path::Path};
+use std::{
+    fs, io,
+    io::{Read, Seek},
+    os::unix::fs::MetadataExt,
+    path::Path,
+};
 
+use api_types::guest_text;
 use nix::time::{ClockId, clock_gettime};
+
+/// So much of a file's end is read for its last words.
+const MAX_WORDS: u64 = 64 << 10;
 
 fn now(clock: ClockId) -> u64 {
     // Neither clock can fail on Linux.
@@ -105,12 +114,23 @@ pub(crate) fn unlinked_bytes(pid: u32) -> Option<u64> {
     Some(sum)
 }
 
-/// The last line of a file that says something, bounded.
+/// Bytes that a file system has for processes without privileges.
+pub(crate) fn disk_free(dir: &Path) -> Option<u64> {
+    let stat = nix::sys::statvfs::statvfs(dir).ok()?;
+    Some(stat.blocks_available().saturating_mul(stat.fragment_size()))
+}
+
+/// The last line of a file that says something; see [`guest_text`]. No more than the file's end is read.
 pub(crate) fn last_words(path: &Path) -> Option<String> {
-    let text = fs::read(path).ok()?;
-    let text = String::from_utf8_lossy(&text);
+    let mut file = fs::File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(io::SeekFrom::Start(length.saturating_sub(MAX_WORDS)))
+        .ok()?;
+    let mut end = Vec::new();
+    file.take(MAX_WORDS).read_to_end(&mut end).ok()?;
+    let text = String::from_utf8_lossy(&end);
     let line = text.lines().rfind(|line| !line.trim().is_empty())?;
-    Some(line.trim().chars().take(500).collect())
+    Some(guest_text(line.trim()))
 }
 
 #[cfg(test)]
@@ -128,6 +148,18 @@ mod tests {
     }
 
     #[test]
+    fn last_words_are_short_and_from_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stderr");
+        assert_eq!(last_words(&path), None);
+        fs::write(&path, "first\nlast\u{1b}[2J\n \n").unwrap();
+        assert_eq!(last_words(&path).as_deref(), Some("last\\u{1b}[2J"));
+        fs::write(&path, [b"x".repeat(1 << 20), b"\n".to_vec()].concat()).unwrap();
+        let words = last_words(&path).unwrap();
+        assert_eq!(words.chars().count(), api_types::GUEST_TEXT_MAX);
+    }
+
+    #[test]
     fn this_process_is_found() {
         let me = std::process::id();
         assert!(start_ticks(me).is_some());
@@ -135,5 +167,7 @@ mod tests {
         assert!(cpu_ns(me).is_some());
         assert_eq!(unlinked_bytes(me).map(|_| ()), Some(()));
         assert_eq!(start_ticks(u32::MAX), None);
+        assert!(disk_free(Path::new("/")).is_some());
+        assert_eq!(disk_free(Path::new("/no/such/directory")), None);
     }
 }

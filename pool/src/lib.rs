@@ -31,21 +31,22 @@ mod record;
 mod recover;
 mod slot;
 mod spec;
+mod store;
 mod templates;
 mod vm;
 mod work;
 
 pub use error::PoolError;
 pub use spec::{
-    CreateSpec, Ended, Found, Init, PauseMode, PoolConfig, PoolStats, Recovered, Sandbox,
-    SandboxLimits, SandboxState, TemplateInfo, Usage, WarmMarks,
+    CreateSpec, Ended, Found, Init, MissingLimits, PauseMode, PoolConfig, PoolStats, Recovered,
+    Sandbox, SandboxLimits, SandboxState, TemplateInfo, Usage, WarmMarks,
 };
 
 use std::{
     fs::{File, TryLockError},
     io,
     os::unix::fs::MetadataExt,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -58,7 +59,9 @@ use crate::{
     cgroup::Groups,
     driver::{Driver, Entry, Setup},
     message::Ask,
+    policy::StartFor,
     record::private_dir,
+    store::Store,
     templates::Templates,
 };
 
@@ -131,16 +134,18 @@ impl Opened {
         // Names the directory, however its path is written.
         let tag = format!("{:x}-{:x}", lock.metadata()?.dev(), lock.metadata()?.ino());
         let scratch = Path::new(SCRATCH);
-        let (groups, missing) = Groups::open(&tag, config.limits.clone(), memory, scratch);
-        for controller in missing {
-            let controller = controller.name();
-            tracing::warn!(
-                controller,
-                "the host has no such control groups: no limit of it holds"
-            );
-        }
+        let groups = Groups::open(
+            &tag,
+            config.limits.clone(),
+            config.missing_limits,
+            memory,
+            scratch,
+        )?;
         let installed = config.installed_templates.as_deref();
-        let templates = Templates::open(state.join(TEMPLATES), installed)?;
+        let templates = state.join(TEMPLATES);
+        let images = config.images.iter().map(PathBuf::as_path);
+        let store = Store::new(images.chain(installed).chain([templates.as_path()]))?;
+        let templates = Templates::open(templates, installed, store)?;
         let network = config.network.as_ref();
         let (found, recovered) =
             recover::recover(&state.join(SANDBOXES), &host_boot_id, &groups, network)?;
@@ -159,7 +164,7 @@ impl Opened {
 }
 
 /// Where VMMs keep what guests write to their disks.
-const SCRATCH: &str = "/var/tmp";
+pub(crate) const SCRATCH: &str = "/var/tmp";
 
 /// A server that was killed while it started a program is survived for a moment by the child that is to become that,
 /// which has its descriptors, and so its lock.
@@ -200,7 +205,8 @@ impl Pool {
     /// directory knew; the third tells of sandboxes that end without having been asked to.
     ///
     /// # Errors
-    /// The state directory is locked by another server or cannot be written; no `cube-vmm`; no cgroups.
+    /// The state directory is locked by another server or cannot be written; no `cube-vmm`; limits that the host
+    /// does not have, unless [`PoolConfig::missing_limits`] allows that.
     pub async fn open(
         config: PoolConfig,
     ) -> Result<(Self, Recovered, mpsc::Receiver<Ended>), PoolError> {
@@ -268,13 +274,32 @@ impl Pool {
             .await
     }
 
-    /// Brings a paused sandbox back under its id: from memory, or by a cold boot on its disk.
+    /// Brings a paused sandbox back under its id: from memory, or by a cold boot on its disk. For callers who may
+    /// start sandboxes; see [`Pool::wake`].
     ///
     /// # Errors
     /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (it runs), [`PoolError::Full`].
     pub async fn resume(&self, id: &SandboxId, init: Init) -> Result<Sandbox, PoolError> {
+        self.resume_for(StartFor::Resume, id, init).await
+    }
+
+    /// The same because of traffic, which may come from anywhere: such starts wait for a place while half of all
+    /// places are theirs.
+    ///
+    /// # Errors
+    /// As [`Pool::resume`].
+    pub async fn wake(&self, id: &SandboxId, init: Init) -> Result<Sandbox, PoolError> {
+        self.resume_for(StartFor::Wake, id, init).await
+    }
+
+    async fn resume_for(
+        &self,
+        start: StartFor,
+        id: &SandboxId,
+        init: Init,
+    ) -> Result<Sandbox, PoolError> {
         let at = host::monotonic_ns();
-        self.ask(|answer| Ask::Resume(id.clone(), init, at, answer))
+        self.ask(|answer| Ask::Resume(id.clone(), init, start, at, answer))
             .await
     }
 

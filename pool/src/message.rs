@@ -9,6 +9,7 @@ use vmm_control::template::LoadedTemplate;
 
 use crate::{
     CreateSpec, Init, PauseMode, PoolError, PoolStats, Sandbox, TemplateInfo, Usage,
+    policy::StartFor,
     work::{WorkError, lease::Served, save::Paused, start::Started},
 };
 
@@ -21,7 +22,7 @@ pub(crate) enum Ask {
     Create(Box<CreateSpec>, u64, Answer<Sandbox>),
     Kill(SandboxId, Answer<()>),
     Pause(SandboxId, PauseMode, Answer<()>),
-    Resume(SandboxId, Init, u64, Answer<Sandbox>),
+    Resume(SandboxId, Init, StartFor, u64, Answer<Sandbox>),
     Snapshot(SandboxId, Vec<String>, Answer<TemplateInfo>),
     Fork(
         SandboxId,

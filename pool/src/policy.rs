@@ -1,11 +1,24 @@
 //! Decisions, without a clock or a file of their own: numbers in, an action out.
 //!
-//! Memory is admitted by measurement: a sandbox is taken to need what leased ones were seen to need (never
-//! less than a floor), and one that has not grown to that yet has the difference set aside. Guests may grow to
-//! all of their RAM, which is more than the host has for all of them together; the control group around the
-//! pool is what stops them then.
+//! Memory is admitted by measurement: a sandbox is taken to need what most leased ones of its template were seen to
+//! need (never less than a floor), and one that has not grown to that yet has the difference set aside. What one of
+//! them takes beyond that is seen in what the host has left, and counts for nobody else. Guests may grow to all of
+//! their RAM, which is more than the host has for all of them together; the control group around the pool is what
+//! stops them then.
+//!
+//! Starts have places, as many at once as the host has use for. A start whose guest says nothing holds its place until
+//! its time is over, so those that anybody may cause never hold all ([`Places`]).
+//!
+//! Disk is admitted by what is free now: a new sandbox needs a first share for its layer, a save what it may
+//! write at most. Layers may grow to more than the disk has, too; below the reserve nothing new is begun.
+
+mod need;
+mod places;
 
 use std::time::Duration;
+
+pub(crate) use need::Need;
+pub(crate) use places::{Places, StartFor};
 
 /// What the host has for sandboxes, and what is promised of it already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +37,40 @@ pub(crate) struct Room {
     pub(crate) slots: u32,
     /// At most so many of them.
     pub(crate) max: u32,
+    /// The disk of the layers.
+    pub(crate) disk: Space,
+    /// What one sandbox is taken to need of it.
+    pub(crate) layer: u64,
+}
+
+/// What a disk has for sandboxes, and what is promised of it already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Space {
+    /// Free for processes without privileges, bytes.
+    pub(crate) available: u64,
+    /// Of it, never given to sandboxes.
+    pub(crate) reserve: u64,
+    /// What is expected to be written.
+    pub(crate) promised: u64,
+}
+
+impl Space {
+    pub(crate) fn free(&self) -> u64 {
+        self.available
+            .saturating_sub(self.reserve)
+            .saturating_sub(self.promised)
+    }
+
+    /// What is short for so many bytes more; `None` if nothing is.
+    pub(crate) fn short_of(&self, need: u64) -> Option<Short> {
+        let free = self.free();
+        (need > free).then_some(Short::Disk { need, free })
+    }
+
+    /// Whether only the reserve is left.
+    pub(crate) fn is_low(&self) -> bool {
+        self.available < self.reserve
+    }
 }
 
 impl Room {
@@ -63,6 +110,8 @@ pub(crate) enum Start {
 pub(crate) enum Short {
     /// Memory, in bytes.
     Memory { need: u64, free: u64 },
+    /// Space on a disk, in bytes.
+    Disk { need: u64, free: u64 },
     /// The configured number.
     Slots { max: u32 },
 }
@@ -76,6 +125,12 @@ impl std::fmt::Display for Short {
                 need >> 20,
                 free >> 20
             ),
+            Self::Disk { need, free } => write!(
+                f,
+                "{} MiB may be needed, and {} MiB are free beyond the reserve and what is promised",
+                need.div_ceil(1 << 20),
+                free >> 20
+            ),
             Self::Slots { max } => write!(f, "{max} sandboxes run, which is the limit"),
         }
     }
@@ -86,14 +141,14 @@ impl std::fmt::Display for Short {
 pub(crate) struct Demand {
     /// A slot of its template is warm.
     pub(crate) warm: bool,
+    /// It has its layer already, on disk: it was paused.
+    pub(crate) has_layer: bool,
     /// A slot of another template is warm and could give way.
     pub(crate) other_warm: bool,
     /// Something is ending at this moment and will give its memory back.
     pub(crate) ending: bool,
-    /// Starts that run now.
-    pub(crate) starting: u32,
-    /// At most so many at once: more only makes all of them late.
-    pub(crate) max_starting: u32,
+    /// There is a place for its start: more at once only make all of them late.
+    pub(crate) place: bool,
 }
 
 /// What happens to one who wants a sandbox.
@@ -118,12 +173,15 @@ pub(crate) fn place(room: &Room, demand: &Demand) -> Placement {
     } else {
         Start::Cold
     };
-    match room.short_of(start) {
+    let layer = if demand.has_layer { 0 } else { room.layer };
+    match room.short_of(start).or_else(|| room.disk.short_of(layer)) {
         Some(_) if demand.ending => Placement::Wait,
+        // What waits has written next to nothing.
+        Some(short @ Short::Disk { .. }) => Placement::Refuse(short),
         Some(_) if demand.other_warm => Placement::Evict,
         Some(short) => Placement::Refuse(short),
         None if demand.warm => Placement::Take,
-        None if demand.starting >= demand.max_starting => Placement::Wait,
+        None if !demand.place => Placement::Wait,
         None => Placement::Start,
     }
 }
@@ -131,7 +189,7 @@ pub(crate) fn place(room: &Room, demand: &Demand) -> Placement {
 /// When a refused caller should try again: soon if something is ending, else when sandboxes have had time to end.
 pub(crate) fn retry_after(short: Short) -> Duration {
     match short {
-        Short::Memory { .. } => Duration::from_secs(5),
+        Short::Memory { .. } | Short::Disk { .. } => Duration::from_secs(5),
         Short::Slots { .. } => Duration::from_secs(2),
     }
 }
@@ -179,19 +237,9 @@ pub(crate) fn may_fill(room: &Room, foreground: &Foreground) -> bool {
     let calm = !foreground.waiting && foreground.quiet_for >= QUIET;
     let turn = calm || (foreground.since_fill >= STARVED && foreground.filling == 0);
     // One more than it needs: filling must never be what makes the next caller go away.
-    let spare = room.free() >= room.expected.saturating_mul(2);
+    let spare = room.free() >= room.expected.saturating_mul(2)
+        && room.disk.free() >= room.layer.saturating_mul(2);
     turn && spare && foreground.filling < foreground.max_filling && room.slots < room.max
-}
-
-/// The estimate of what a sandbox needs after one more was seen to have `seen` bytes: quick to rise, slow to
-/// fall.
-pub(crate) fn estimate(before: u64, seen: u64, floor: u64) -> u64 {
-    let after = if seen > before {
-        before + (seen - before) / 4
-    } else {
-        before - (before - seen) / 64
-    };
-    after.max(floor)
 }
 
 #[cfg(test)]
@@ -211,15 +259,25 @@ mod tests {
             promised: 0,
             slots,
             max: 10,
+            disk: disk(1000),
+            layer: 32 * MIB,
+        }
+    }
+
+    fn disk(available: u64) -> Space {
+        Space {
+            available: available * MIB,
+            reserve: 100 * MIB,
+            promised: 50 * MIB,
         }
     }
 
     const NOBODY: Demand = Demand {
         warm: false,
+        has_layer: false,
         other_warm: false,
         ending: false,
-        starting: 0,
-        max_starting: 2,
+        place: true,
     };
 
     #[test]
@@ -253,10 +311,50 @@ mod tests {
         };
         assert_eq!(place(&room(512, 3), &ending), Placement::Wait);
         let busy = Demand {
-            starting: 2,
+            place: false,
             ..NOBODY
         };
         assert_eq!(place(&room(1000, 3), &busy), Placement::Wait);
+    }
+
+    #[test]
+    fn a_disk_down_to_its_reserve_begins_nothing_new() {
+        let low = Room {
+            disk: disk(181),
+            ..room(1000, 3)
+        };
+        let short = Short::Disk {
+            need: 32 * MIB,
+            free: 31 * MIB,
+        };
+        let full = Placement::Refuse(short);
+        assert_eq!(place(&low, &NOBODY), full);
+        // Not even from the stock, and to end what waits gives nothing back.
+        let warm = Demand {
+            warm: true,
+            other_warm: true,
+            ..NOBODY
+        };
+        assert_eq!(place(&low, &warm), full);
+        // One that was paused may come back: its caller may want to delete.
+        let back = Demand {
+            has_layer: true,
+            ..NOBODY
+        };
+        assert_eq!(place(&low, &back), Placement::Start);
+        let ending = Demand {
+            ending: true,
+            ..NOBODY
+        };
+        assert_eq!(place(&low, &ending), Placement::Wait);
+        assert_eq!(low.disk.short_of(31 * MIB), None);
+        assert!(!low.disk.is_low() && disk(99).is_low());
+        assert_eq!(disk(99).free(), 0);
+        let text = short.to_string();
+        assert_eq!(
+            text,
+            "32 MiB may be needed, and 31 MiB are free beyond the reserve and what is promised"
+        );
     }
 
     #[test]
@@ -296,6 +394,11 @@ mod tests {
         assert!(may_fill(&room(1000, 3), &starved));
         assert!(!may_fill(&room(530, 3), &calm));
         assert!(!may_fill(&room(1000, 10), &calm));
+        let low = Room {
+            disk: disk(200),
+            ..room(1000, 3)
+        };
+        assert!(!may_fill(&low, &calm));
     }
 
     proptest! {
@@ -307,31 +410,30 @@ mod tests {
             warm: bool,
             other_warm: bool,
             ending: bool,
-            starting in 0..4_u32,
+            free_place: bool,
+            disk_mib in 0..400_u64,
+            has_layer: bool,
         ) {
             let room = Room { promised: promised * MIB, ..room(available, slots) };
-            let demand = Demand { warm, other_warm, ending, starting, max_starting: 2 };
+            let room = Room { disk: disk(disk_mib), ..room };
+            let disk_left = room.disk.free();
+            let demand = Demand { warm, has_layer, other_warm, ending, place: free_place };
             let left = room.available.saturating_sub(room.reserve + room.promised);
             match place(&room, &demand) {
-                Placement::Take => prop_assert!(warm && left >= room.expected - room.warm_has),
+                Placement::Take => {
+                    prop_assert!(warm && left >= room.expected - room.warm_has);
+                    prop_assert!(has_layer || disk_left >= room.layer);
+                }
                 Placement::Start => {
+                    prop_assert!(has_layer || disk_left >= room.layer);
                     prop_assert!(!warm && left >= room.expected);
-                    prop_assert!(slots < room.max && starting < 2);
+                    prop_assert!(slots < room.max && free_place);
                 }
                 Placement::Evict => prop_assert!(other_warm),
-                Placement::Wait => prop_assert!(ending || starting >= 2),
+                Placement::Wait => prop_assert!(ending || !free_place),
+                Placement::Refuse(Short::Disk { .. }) => prop_assert!(!ending && !has_layer),
                 Placement::Refuse(_) => prop_assert!(!ending && !other_warm),
             }
-        }
-
-        #[test]
-        fn an_estimate_stays_between_what_was_and_what_is_seen(
-            before in 0..1_u64 << 40, seen in 0..1_u64 << 40, floor in 0..1_u64 << 30,
-        ) {
-            let after = estimate(before, seen, floor);
-            prop_assert!(after >= floor);
-            prop_assert!(after >= before.min(seen));
-            prop_assert!(after <= before.max(seen).max(floor));
         }
     }
 }

@@ -22,6 +22,7 @@ use model::SandboxId;
 use serde::{Deserialize, Serialize};
 
 use netisolation::{Policy, TapIndex};
+use vmm_control::files::Lineage;
 
 use crate::spec::{Init, PauseMode, TemplateInfo};
 
@@ -100,6 +101,13 @@ pub(crate) struct Record {
     /// What it may reach.
     #[serde(default)]
     pub(crate) policy: Policy,
+    /// User and group of its VM: no other sandbox's.
+    #[serde(default)]
+    pub(crate) user: Option<u32>,
+    /// Which files its VM was made from, as this server opened them; absent before it was made. A snapshot that
+    /// names others is not accepted.
+    #[serde(default)]
+    pub(crate) lineage: Option<Lineage>,
 }
 
 impl Record {
@@ -121,6 +129,8 @@ impl Record {
             warm: false,
             tap: None,
             policy: Policy::default(),
+            user: None,
+            lineage: None,
         }
     }
 }
@@ -238,7 +248,7 @@ pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Replaces `dir/name`, readable by its owner only, in one step.
+/// Replaces `dir/name`, readable by its owner only, in one step. On a full disk what was there stays.
 pub(crate) fn replace(
     dir: &Path,
     name: &str,
@@ -246,21 +256,35 @@ pub(crate) fn replace(
     durability: Durability,
 ) -> io::Result<()> {
     let draft = dir.join(format!("{name}.new"));
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&draft)?;
-    file.write_all(bytes)?;
-    if durability == Durability::Host {
-        file.sync_all()?;
+    let written = write_new(&draft, bytes, durability);
+    if written.is_err() {
+        // Its space may be what others lack.
+        let _ = fs::remove_file(&draft);
     }
+    written?;
     fs::rename(&draft, dir.join(name))?;
     if durability == Durability::Host {
         File::open(dir)?.sync_all()?;
     }
     Ok(())
+}
+
+/// Writes a file that is not there yet; what a killed server left in its place is removed first.
+fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(bytes)?;
+    match durability {
+        Durability::Host => file.sync_all(),
+        Durability::Process => Ok(()),
+    }
 }
 
 #[cfg(test)]

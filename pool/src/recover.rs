@@ -12,13 +12,13 @@ use crate::{
     cgroup::Groups,
     driver::Entry,
     host,
-    record::{Durability, Kept, ProcessName, Record, SlotDir},
+    record::{Kept, ProcessName, Record, SlotDir},
     slot::{Slot, Stage},
     vm::Vm,
 };
 
-/// How long an adopted VMM may take for an answer.
-const ANSWER: Duration = Duration::from_secs(10);
+/// How long an adopted VMM may take for an answer; one whose disk is slow or full takes seconds.
+const ANSWER: Duration = Duration::from_secs(30);
 /// A process that is told to die has gone after this.
 const END: Duration = Duration::from_secs(10);
 
@@ -132,7 +132,8 @@ fn shut_down(dir: &SlotDir) {
     if let Ok(mut control) = ControlClient::connect(&dir.control(), Some(ANSWER))
         && let Err(error) = control.shutdown()
     {
-        tracing::warn!(dir = %dir.path().display(), %error, "a VMM does not answer");
+        let why = api_types::guest_text(&api_types::chain(&error));
+        tracing::warn!(dir = %dir.path().display(), why, "a VMM does not answer");
     }
 }
 
@@ -168,7 +169,7 @@ fn paused(dir: &SlotDir, mut record: Record, mode: PauseMode) -> Fate {
 fn adopt(
     dir: &SlotDir,
     id: &SandboxId,
-    mut record: Record,
+    record: Record,
     vm: Vm,
     network: Option<&Isolation>,
 ) -> Result<Entry, String> {
@@ -179,15 +180,23 @@ fn adopt(
             return Err(why);
         }
     }
-    record.vmm = Some(vm.name);
     // What a pause or a resume that did not come to its end has left.
     let _ = fs::remove_dir_all(dir.pause());
-    dir.write(&record, Durability::Process)
-        .map_err(|e| e.to_string())?;
+    remove_drafts(dir);
     let mut entry = Entry::new(Slot::found(Stage::Running), dir.clone(), record);
     entry.pidfd = Some(vm.pidfd.clone());
     entry.unwatched = Some(vm);
     Ok(entry)
+}
+
+/// Removes snapshots that the former server was writing: no other server has this directory.
+fn remove_drafts(dir: &SlotDir) {
+    for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(".pause.") {
+            // Best effort: the end of the sandbox removes it.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Puts the record's policy in force at the TAP of a VM that went on without a server. One whose TAP nobody watches
@@ -206,7 +215,12 @@ fn adopt_tap(id: &SandboxId, record: &Record, network: Option<&Isolation>) -> Re
 fn go_on(dir: &SlotDir) -> Result<(), String> {
     let mut control = ControlClient::connect(&dir.control(), Some(ANSWER))
         .map_err(|e| format!("its VMM cannot be reached: {e}"))?;
-    let answer = |e| format!("its VMM does not answer: {}", api_types::chain(&e));
+    let answer = |e| {
+        format!(
+            "its VMM does not answer: {}",
+            api_types::guest_text(&api_types::chain(&e))
+        )
+    };
     let stats = control.stats().map_err(answer)?;
     match stats.phase {
         VmPhase::Running => Ok(()),

@@ -16,14 +16,20 @@ pub struct PoolConfig {
     pub state: PathBuf,
     /// Directories of templates made elsewhere; each sub-directory with a manifest is a template of that name.
     pub installed_templates: Option<PathBuf>,
+    /// Directories of what templates name besides: root images, bases. Nothing that lies elsewhere is opened.
+    pub images: Vec<PathBuf>,
     /// Warm slots for each template that was asked for or installed.
     pub warm: WarmMarks,
     /// Each sandbox's limits.
     pub limits: SandboxLimits,
+    /// Whether sandboxes may run without a limit that the host cannot hold.
+    pub missing_limits: MissingLimits,
     /// At most so many running sandboxes, warm slots included.
     pub max_sandboxes: u32,
     /// Memory of the host that is never given to sandboxes.
     pub memory_reserve: Bytes,
+    /// Space on the disks of state directory and layers that is never given to sandboxes.
+    pub disk_reserve: Bytes,
     /// How long a start may take before it counts as failed.
     pub start_timeout: Duration,
     /// What gives each VM its TAP; absent: sandboxes have no network.
@@ -39,17 +45,31 @@ pub struct WarmMarks {
     pub high: u32,
 }
 
+/// What is done about a limit that the host cannot hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingLimits {
+    /// The pool does not open, or the sandbox does not start.
+    Refuse,
+    /// The log says so, and the limit does not hold.
+    Allow,
+}
+
 /// Limits of one sandbox as the host enforces them on its VMM process (cgroup v2, or v1).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxLimits {
     /// Above guest RAM, for the VMM itself.
     pub memory_overhead: Bytes,
+    /// Share of the CPUs while they are short, from 1 to 10000; 100 is that of any other control group.
+    pub cpu_weight: u16,
     /// CPU bandwidth in thousandths of a core; absent: no limit.
     pub cpu_millis: Option<u32>,
     /// Threads of the VMM.
     pub pids: u32,
     /// Bytes a second to and from the disk; absent: no limit.
     pub io_bytes_per_s: Option<u64>,
+    /// What its writable layer may take of the host's disk; absent: the layer's size. Beyond it writes of the
+    /// guest are I/O errors.
+    pub layer: Option<Bytes>,
 }
 
 /// What the agent is told at the start of a lease and after each resume.
@@ -224,7 +244,7 @@ pub struct PoolStats {
     pub failed: BTreeMap<&'static str, u64>,
     /// VMs that ended unasked.
     pub died: u64,
-    /// What one more sandbox is taken to need, bytes (measured).
+    /// What one more sandbox is taken to need, bytes (measured); of the template whose sandboxes need most.
     pub expected_bytes: u64,
     /// Memory available to sandboxes now, bytes.
     pub available_bytes: u64,

@@ -25,6 +25,7 @@ use crate::{
     TemplateInfo,
     error::PoolError,
     record::{BootFiles, Durability, read_bounded, replace},
+    store::Store,
 };
 
 const RECORD: &str = "template.json";
@@ -96,15 +97,17 @@ pub(crate) enum Origin {
 pub(crate) struct Templates {
     /// `<state>/templates`.
     dir: PathBuf,
+    store: Store,
     by_id: BTreeMap<String, Template>,
 }
 
 impl Templates {
     /// Reads both places. What is no template of this program is left alone, with a word in the log; what a
     /// killed server left half made is removed.
-    pub(crate) fn open(dir: PathBuf, installed: Option<&Path>) -> io::Result<Self> {
+    pub(crate) fn open(dir: PathBuf, installed: Option<&Path>, store: Store) -> io::Result<Self> {
         let mut this = Self {
             dir,
+            store,
             by_id: BTreeMap::new(),
         };
         for path in installed.map(directories).transpose()?.unwrap_or_default() {
@@ -123,7 +126,7 @@ impl Templates {
             return;
         };
         let id = id_of_name(name);
-        match Template::read(path, id.clone(), vec![name.to_owned()]) {
+        match Template::read(path, id.clone(), vec![name.to_owned()], &self.store) {
             Ok(mut template) => {
                 template.installed = true;
                 template.wanted = true;
@@ -152,15 +155,27 @@ impl Templates {
             }
         };
         let dir = kept.elsewhere.clone().unwrap_or_else(|| path.join("image"));
-        match Template::read(&dir, id.to_owned(), kept.names.clone()) {
+        let store = self.store_of(kept.elsewhere.as_deref());
+        match Template::read(&dir, id.to_owned(), kept.names.clone(), &store) {
             Ok(mut template) => {
                 template.info.created_unix_s = kept.created_unix_s;
                 template.info.is_snapshot = kept.is_snapshot;
                 template.info.source = kept.source;
+                self.store = store;
                 self.by_id.insert(id.to_owned(), template);
             }
             Err(why) => tracing::warn!(template = id, why, "a template is not usable"),
         }
+    }
+
+    /// What may be opened for a template; one that is elsewhere was named by a caller who may do that.
+    fn store_of(&self, elsewhere: Option<&Path>) -> Store {
+        elsewhere.map_or_else(|| self.store.clone(), |dir| self.store.and(dir))
+    }
+
+    /// Whether a snapshot of a sandbox, in `dir`, names nothing outside of the store.
+    pub(crate) fn check_snapshot(&self, dir: &Path) -> Result<(), String> {
+        self.store.and(dir).check(dir).map(drop)
     }
 
     pub(crate) fn get(&self, id: &str) -> Option<&Template> {
@@ -237,7 +252,9 @@ impl Templates {
             what: "add a template",
             why,
         };
-        let mut template = Template::read(&dir, id.to_owned(), names.clone()).map_err(failed)?;
+        let store = self.store_of(elsewhere.as_deref());
+        let mut template =
+            Template::read(&dir, id.to_owned(), names.clone(), &store).map_err(failed)?;
         template.info.created_unix_s = created_unix_s;
         template.info.is_snapshot = source.is_some();
         template.info.source.clone_from(&source);
@@ -253,6 +270,7 @@ impl Templates {
         crate::record::private_dir(&home).map_err(io)?;
         self.take_names_from_others(&kept.names).map_err(io)?;
         write_kept(&home, &kept).map_err(io)?;
+        self.store = store;
         let info = template.info.clone();
         self.by_id.insert(id.to_owned(), template);
         Ok(info)
@@ -293,12 +311,10 @@ impl Templates {
 }
 
 impl Template {
-    fn read(dir: &Path, id: String, names: Vec<String>) -> Result<Self, String> {
+    fn read(dir: &Path, id: String, names: Vec<String>, store: &Store) -> Result<Self, String> {
         // As diffs name their base: by where its files really are.
-        let dir = dir
-            .canonicalize()
-            .map_err(|e| format!("{}: {e}", dir.display()))?;
-        let manifest = read_manifest(&dir)?;
+        let dir = store.admit(dir)?;
+        let manifest = store.check(&dir)?;
         // A diff's layer is what was written over its base's.
         let disk = match &manifest.base {
             Some(base) => read_manifest(&base.dir)?.layer_sum.bytes,
@@ -317,7 +333,7 @@ impl Template {
                 spawned: 0,
                 warm: 0,
             },
-            boot: boot_files(&manifest),
+            boot: boot_files(&manifest, store),
             warm_up: read_warm_up(&dir)?,
             dir,
             memory: Memory::OnDisk,
@@ -345,6 +361,10 @@ pub(crate) fn read_manifest(dir: &Path) -> Result<TemplateManifest, String> {
     let bytes = read_bounded(&path, MAX_FILE).map_err(|e| format!("{}: {e}", path.display()))?;
     let manifest: TemplateManifest =
         serde_json::from_slice(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+    let memory = manifest.memory;
+    if !(model::MIN_MEMORY..=model::MAX_MEMORY).contains(&memory) {
+        return Err(format!("{}: memory of {memory}", path.display()));
+    }
     match manifest.format {
         TEMPLATE_FORMAT => Ok(manifest),
         n => Err(format!(
@@ -367,15 +387,14 @@ fn read_warm_up(dir: &Path) -> Result<Arc<[WarmUpRequest]>, String> {
 }
 
 /// What a VM of this template boots from; kernel and initramfs are beside the root image, where the images are
-/// made. Absent if they are not there.
-fn boot_files(manifest: &TemplateManifest) -> Option<BootFiles> {
+/// made. Absent if they are not there, or not in the store.
+fn boot_files(manifest: &TemplateManifest, store: &Store) -> Option<BootFiles> {
     let guest = manifest.root.parent()?;
-    let files = BootFiles {
-        kernel: guest.join("vmlinux"),
-        initrd: guest.join("initramfs.cpio"),
-        root: manifest.root.clone(),
-    };
-    (files.kernel.exists() && files.initrd.exists()).then_some(files)
+    Some(BootFiles {
+        kernel: store.admit(&guest.join("vmlinux")).ok()?,
+        initrd: store.admit(&guest.join("initramfs.cpio")).ok()?,
+        root: store.admit(&manifest.root).ok()?,
+    })
 }
 
 /// The directory that a snapshot needs beside its own, if any.
@@ -445,17 +464,72 @@ mod tests {
     /// A directory that looks like a template.
     fn image(at: &Path, base: Option<&Path>) {
         fs::create_dir_all(at).unwrap();
+        fs::write(at.join("root"), "").unwrap();
         let sum = |bytes| serde_json::json!({"bytes": bytes, "sha256": "0".repeat(64)});
         let mut json = serde_json::json!({
             "format": TEMPLATE_FORMAT, "platform": "ring3", "memory": "256MiB", "vcpus": 1,
-            "hypercalls": null, "taken_at_unix_ns": 7_000_000_000_u64, "root": "/r",
+            "hypercalls": null, "taken_at_unix_ns": 7_000_000_000_u64, "root": at.join("root"),
             "root_sum": sum(1), "kernel_sum": sum(1), "memory_sum": sum(1),
             "state_sum": sum(1), "layer_sum": sum(4096),
         });
         if let Some(base) = base {
-            json["base"] = serde_json::json!({"dir": base});
+            json["base"] = serde_json::json!({
+                "dir": base, "manifest_sha256": "0".repeat(64), "extents_sum": sum(1),
+            });
         }
         fs::write(at.join(MANIFEST_NAME), json.to_string()).unwrap();
+    }
+
+    fn opened(state: &Path, installed: &Path) -> Templates {
+        fs::create_dir_all(state).unwrap();
+        let store = Store::new([state, installed]).unwrap();
+        Templates::open(state.to_owned(), Some(installed), store).unwrap()
+    }
+
+    #[test]
+    fn a_template_that_names_a_file_outside_of_the_store_is_none() {
+        let root = tempfile::tempdir().unwrap();
+        let (installed, state) = (root.path().join("i"), root.path().join("s"));
+        let other = root.path().join("other");
+        image(&other, None);
+        image(&installed.join("base"), None);
+        image(&installed.join("diff"), Some(&installed.join("base")));
+        image(&installed.join("shadow"), None);
+        let manifest = installed.join("shadow").join(MANIFEST_NAME);
+        let text = fs::read_to_string(&manifest).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        json["root"] = "/etc/passwd".into();
+        fs::write(&manifest, json.to_string()).unwrap();
+        image(&installed.join("diff-of-other"), Some(&other));
+        image(&installed.join("linked"), None);
+        std::os::unix::fs::symlink(other.join("root"), installed.join("linked/memory")).unwrap();
+        let mut templates = opened(&state, &installed);
+        let names: Vec<_> = templates
+            .iter()
+            .flat_map(|t| t.info.names.clone())
+            .collect();
+        let mut names: Vec<_> = names.iter().map(String::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["base", "diff"]);
+
+        // A snapshot that a VMM wrote is held to the same.
+        let pause = root.path().join("pause");
+        image(&pause, Some(&installed.join("base")));
+        assert_eq!(templates.check_snapshot(&pause), Ok(()));
+        image(&pause, Some(&other));
+        assert!(
+            templates
+                .check_snapshot(&pause)
+                .unwrap_err()
+                .contains("outside")
+        );
+        // Until a caller who may do that has added it.
+        let (id, _) = templates.draft().unwrap();
+        let elsewhere = Origin::Elsewhere(other.clone());
+        templates
+            .keep(&id, vec!["other".into()], elsewhere, 1)
+            .unwrap();
+        assert_eq!(templates.check_snapshot(&pause), Ok(()));
     }
 
     #[test]
@@ -464,7 +538,7 @@ mod tests {
         let (installed, state) = (root.path().join("i"), root.path().join("s"));
         image(&installed.join("base"), None);
         fs::create_dir(installed.join("no-template")).unwrap();
-        let open = || Templates::open(state.clone(), Some(&installed)).unwrap();
+        let open = || opened(&state, &installed);
         let mut templates = open();
         let base = templates.find("base").unwrap().info.clone();
         assert_eq!((base.id.len(), base.disk.0), (20, 4096));
@@ -495,7 +569,7 @@ mod tests {
         let (installed, state) = (root.path().join("i"), root.path().join("s"));
         image(&installed.join("base"), None);
         fs::create_dir_all(&state).unwrap();
-        let mut templates = Templates::open(state.clone(), Some(&installed)).unwrap();
+        let mut templates = opened(&state, &installed);
         let keep = |templates: &mut Templates| {
             let (id, dir) = templates.draft().unwrap();
             image(&dir.join("image"), None);
@@ -511,7 +585,7 @@ mod tests {
         };
         let first = keep(&mut templates);
         let second = keep(&mut templates);
-        let templates = Templates::open(state, Some(&installed)).unwrap();
+        let templates = opened(&state, &installed);
         assert_eq!(templates.find("mine").unwrap().info.id, second);
         assert!(templates.get(&first).unwrap().info.names.is_empty());
         for wrong in [

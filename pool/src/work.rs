@@ -6,15 +6,10 @@ pub(crate) mod save;
 pub(crate) mod start;
 pub(crate) mod wall_clock;
 
-use std::{
-    io::{self, Read, Write},
-    os::unix::net::UnixStream,
-    path::Path,
-    time::Duration,
-};
+use std::{io, path::Path, time::Duration};
 
-use api_types::chain;
-use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, InitRequest, Timestamp};
+use api_types::envd::{AnswerLimits, ClientError, ENVD_PORT, EnvdClient, InitRequest, Timestamp};
+use api_types::{chain, guest_text};
 use model::SandboxId;
 use netisolation::IsolationError;
 use vmm_control::{ControlError, FailureKind};
@@ -33,9 +28,12 @@ pub(crate) enum WorkError {
     /// The agent.
     #[error("{0}")]
     Agent(&'static str, #[source] ClientError),
-    /// An answer of the guest that is not the one it should be.
-    #[error("the guest answered {0:?}")]
+    /// An answer of the guest that is not the one it should be; see [`guest_text`].
+    #[error("the guest answered \"{0}\"")]
     Answer(String),
+    /// The guest has sent what nobody asked for.
+    #[error("the guest agent spoke before it was asked")]
+    Early,
     /// Nobody answered in time.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
@@ -53,7 +51,7 @@ impl WorkError {
         match self {
             Self::Io(..) => "io",
             Self::Control(..) => "vmm",
-            Self::Agent(..) | Self::Answer(_) => "agent",
+            Self::Agent(..) | Self::Answer(_) | Self::Early => "agent",
             Self::Timeout(_) => "timeout",
             Self::Image(_) => "image",
             Self::Network(..) => "network",
@@ -64,7 +62,7 @@ impl WorkError {
     pub(crate) fn into_pool(self, what: &'static str, id: &SandboxId) -> PoolError {
         match &self {
             Self::Control(_, ControlError::Refused(failure)) => match failure.kind {
-                FailureKind::NoSpace => return PoolError::NoSpace(chain(&self)),
+                FailureKind::NoSpace => return PoolError::NoSpace(self.told()),
                 FailureKind::AgentUnready => return PoolError::AgentSilent(id.clone()),
                 FailureKind::BadSpec
                 | FailureKind::BadSnapshot
@@ -74,7 +72,7 @@ impl WorkError {
                 | FailureKind::Io => {}
             },
             Self::Io(_, e) if e.kind() == io::ErrorKind::StorageFull => {
-                return PoolError::NoSpace(chain(&self));
+                return PoolError::NoSpace(self.told());
             }
             Self::Agent(_, ClientError::Timeout(_)) | Self::Timeout(_) => {
                 return PoolError::AgentSilent(id.clone());
@@ -83,13 +81,19 @@ impl WorkError {
             | Self::Control(..)
             | Self::Agent(..)
             | Self::Answer(_)
+            | Self::Early
             | Self::Image(_)
             | Self::Network(..) => {}
         }
         PoolError::Failed {
             what,
-            why: chain(&self),
+            why: self.told(),
         }
+    }
+
+    /// The causes in one line. The VMM and its guest have a hand in some of them.
+    fn told(&self) -> String {
+        guest_text(&chain(self))
     }
 }
 
@@ -137,32 +141,19 @@ pub(crate) fn init_request(who: &Who, init: &Init, card: Card) -> io::Result<Ini
     })
 }
 
-/// A connection to the agent, from its first byte on.
-pub(crate) fn connect_agent(vsock: &Path, timeout: Duration) -> Result<UnixStream, WorkError> {
-    let failed = |e| WorkError::Io("connect to the guest agent", e);
-    let mut stream = UnixStream::connect(vsock).map_err(failed)?;
-    stream.set_read_timeout(Some(timeout)).map_err(failed)?;
-    stream.set_write_timeout(Some(timeout)).map_err(failed)?;
-    let mut line = Vec::new();
-    writeln!(stream, "CONNECT {ENVD_PORT}").map_err(failed)?;
-    while line.last() != Some(&b'\n') {
-        let mut byte = [0];
-        let refused = || failed(io::ErrorKind::ConnectionRefused.into());
-        match stream.read(&mut byte).map_err(failed)? {
-            1 if line.len() < 64 => line.push(byte[0]),
-            _ => return Err(refused()),
-        }
-    }
-    match line.starts_with(b"OK ") {
-        true => Ok(stream),
-        false => Err(failed(io::ErrorKind::ConnectionRefused.into())),
-    }
+/// A connection to the agent, from its first byte on. No call reads more of it than control paths need.
+pub(crate) fn connect_agent(vsock: &Path, timeout: Duration) -> Result<EnvdClient, WorkError> {
+    connect(vsock, ENVD_PORT, timeout)
+        .map_err(|e| WorkError::Agent("connect to the guest agent", e))
 }
 
-/// A client over a copy of the connection, which stays usable after it.
-pub(crate) fn client_over(stream: &UnixStream, timeout: Duration) -> Result<EnvdClient, WorkError> {
-    let copy = stream
-        .try_clone()
-        .map_err(|e| WorkError::Io("copy a descriptor", e))?;
-    Ok(EnvdClient::over(copy, timeout))
+/// The same to another server of the guest.
+pub(crate) fn connect(
+    vsock: &Path,
+    port: u16,
+    timeout: Duration,
+) -> Result<EnvdClient, ClientError> {
+    let mut client = EnvdClient::connect(vsock, port, timeout)?;
+    client.set_limits(AnswerLimits::CONTROL);
+    Ok(client)
 }

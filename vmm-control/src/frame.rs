@@ -11,16 +11,19 @@
 use std::{
     io::{self, IoSlice, IoSliceMut, Read},
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
+    time::{Duration, Instant},
 };
 
 use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Version of the header and of the messages.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
+/// Most descriptors beside one frame.
+pub const MAX_FILES: usize = 24;
 /// Longest body.
 pub const MAX_BODY: usize = 1 << 20;
 const MAGIC: [u8; 4] = *b"CVMC";
@@ -45,6 +48,14 @@ pub enum FrameError {
     /// The body is not the expected JSON.
     #[error("the body of a control frame cannot be read")]
     Body(#[source] serde_json::Error),
+    /// The body names other descriptors than came.
+    #[error("a control frame names {named} different descriptors, and {came} came with it")]
+    Files {
+        /// How many it names.
+        named: usize,
+        /// How many came.
+        came: usize,
+    },
     /// The socket failed.
     #[error("the control socket failed")]
     Io(#[source] io::Error),
@@ -94,21 +105,24 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     Ok(bytes)
 }
 
-/// Sends one message, with a descriptor beside it if given.
+/// Sends one message, with descriptors beside it.
 ///
 /// # Errors
 /// The body is too long, or the socket failed.
 pub fn send<T: Serialize>(
     socket: &UnixStream,
     message: &T,
-    fd: Option<RawFd>,
+    fds: &[BorrowedFd<'_>],
 ) -> Result<(), FrameError> {
     let bytes = encode(message)?;
     let mut rest = &bytes[..];
-    let mut fd = fd;
+    let mut fds: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     while !rest.is_empty() {
-        match send_some(socket.as_raw_fd(), rest, fd) {
-            Ok(n) => (rest, fd) = (&rest[n..], None),
+        match send_some(socket.as_raw_fd(), rest, &fds) {
+            Ok(n) => {
+                rest = &rest[n..];
+                fds.clear();
+            }
             Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(FrameError::Io(e.into())),
         }
@@ -117,43 +131,74 @@ pub fn send<T: Serialize>(
 }
 
 /// A VMM, which has no descriptor to send, may not call sendmsg.
-fn send_some(socket: RawFd, bytes: &[u8], fd: Option<RawFd>) -> nix::Result<usize> {
-    let Some(fd) = fd else {
+fn send_some(socket: RawFd, bytes: &[u8], fds: &[RawFd]) -> nix::Result<usize> {
+    if fds.is_empty() {
         return socket::send(socket, bytes, MsgFlags::MSG_NOSIGNAL);
-    };
-    let rights = [ControlMessage::ScmRights(&[fd])];
+    }
+    let rights = [ControlMessage::ScmRights(fds)];
     let bytes = [IoSlice::new(bytes)];
     sendmsg::<()>(socket, &bytes, &rights, MsgFlags::MSG_NOSIGNAL, None)
 }
 
-/// Receives one message and the descriptor beside it, blocking.
+/// Receives one message and the descriptors beside it, blocking.
 ///
 /// # Errors
 /// [`FrameError::Closed`] when the peer closed between frames; else as the variants say.
-pub fn receive<T: DeserializeOwned>(
+pub fn receive<T: DeserializeOwned>(socket: &UnixStream) -> Result<(T, Vec<OwnedFd>), FrameError> {
+    receive_by(socket, None)
+}
+
+/// As [`receive`], but all of it has to come within a time; `None` waits as the socket does.
+///
+/// # Errors
+/// As [`receive`]; [`FrameError::Io`] when the time is over, however many bytes came.
+pub fn receive_within<T: DeserializeOwned>(
     socket: &UnixStream,
-) -> Result<(T, Option<OwnedFd>), FrameError> {
+    time: Option<Duration>,
+) -> Result<(T, Vec<OwnedFd>), FrameError> {
+    receive_by(socket, time.map(|time| Instant::now() + time))
+}
+
+/// Has the next read of the socket end by then.
+fn wait_until(socket: &UnixStream, end: Option<Instant>) -> Result<(), FrameError> {
+    let Some(end) = end else {
+        return Ok(());
+    };
+    let left = end.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(FrameError::Io(io::ErrorKind::TimedOut.into()));
+    }
+    socket.set_read_timeout(Some(left)).map_err(FrameError::Io)
+}
+
+fn receive_by<T: DeserializeOwned>(
+    socket: &UnixStream,
+    end: Option<Instant>,
+) -> Result<(T, Vec<OwnedFd>), FrameError> {
     let mut h = [0; HEADER];
-    let (mut got, fd) = receive_first(socket, &mut h)?;
+    wait_until(socket, end)?;
+    let (mut got, fds) = receive_first(socket, &mut h)?;
     while got < HEADER {
+        wait_until(socket, end)?;
         got += read_some(socket, &mut h[got..])?;
     }
     let mut body = vec![0; check_header(&h)?];
     let mut at = 0;
     while at < body.len() {
+        wait_until(socket, end)?;
         at += read_some(socket, &mut body[at..])?;
     }
     serde_json::from_slice(&body)
-        .map(|message| (message, fd))
+        .map(|message| (message, fds))
         .map_err(FrameError::Body)
 }
 
-/// The first bytes of a header: only with them may a descriptor come.
+/// The first bytes of a header: only with them may descriptors come.
 fn receive_first(
     socket: &UnixStream,
     h: &mut [u8; HEADER],
-) -> Result<(usize, Option<OwnedFd>), FrameError> {
-    let mut space = nix::cmsg_space!([RawFd; 4]);
+) -> Result<(usize, Vec<OwnedFd>), FrameError> {
+    let mut space = nix::cmsg_space!([RawFd; MAX_FILES]);
     loop {
         let mut iov = [IoSliceMut::new(h)];
         let message = match recvmsg::<()>(
@@ -176,8 +221,7 @@ fn receive_first(
                 fds.extend(raw.into_iter().map(sys::own));
             }
         }
-        // A second descriptor has no meaning; dropping it closes it.
-        return Ok((n, fds.into_iter().next()));
+        return Ok((n, fds));
     }
 }
 
@@ -202,14 +246,35 @@ mod tests {
     use std::{io::Write, os::fd::AsFd};
 
     #[test]
-    fn a_descriptor_travels_beside_its_frame() {
+    fn descriptors_travel_beside_their_frame_in_order() {
         let (a, b) = UnixStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
-        send(&a, &"hello", Some(file.as_fd().as_raw_fd())).unwrap();
-        let (text, fd): (String, _) = receive(&b).unwrap();
+        send(&a, &"hello", &[a.as_fd(), file.as_fd()]).unwrap();
+        let (text, mut fds): (String, _) = receive(&b).unwrap();
         assert_eq!(text, "hello");
-        let mut file = std::fs::File::from(fd.unwrap());
+        assert_eq!(fds.len(), 2);
+        let mut file = std::fs::File::from(fds.remove(1));
         file.write_all(b"x").unwrap();
+    }
+
+    #[test]
+    fn a_peer_that_dribbles_does_not_get_more_time() {
+        let (a, mut b) = UnixStream::pair().unwrap();
+        let bytes = encode(&"x".repeat(100_000)).unwrap();
+        let dribble = std::thread::spawn(move || {
+            let mut pieces = bytes.chunks(1);
+            // Ends when the reader has given up.
+            while pieces
+                .next()
+                .is_some_and(|piece| b.write_all(piece).is_ok())
+            {
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+        });
+        let got = receive_within::<String>(&a, Some(Duration::from_millis(200)));
+        assert!(matches!(got, Err(FrameError::Io(_))), "{got:?}");
+        drop(a);
+        dribble.join().unwrap();
     }
 
     #[test]
@@ -235,10 +300,10 @@ mod tests {
         #[test]
         fn a_frame_reads_back(text in ".{0,2000}") {
             let (a, b) = UnixStream::pair().unwrap();
-            send(&a, &text, None).unwrap();
-            let (back, fd): (String, _) = receive(&b).unwrap();
+            send(&a, &text, &[]).unwrap();
+            let (back, fds): (String, _) = receive(&b).unwrap();
             prop_assert_eq!(back, text);
-            prop_assert!(fd.is_none());
+            prop_assert!(fds.is_empty());
         }
     }
 }

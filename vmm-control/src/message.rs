@@ -5,16 +5,45 @@ use std::path::PathBuf;
 use model::{Identity, RestoreSpec, Timeline, VmSpec};
 use serde::{Deserialize, Serialize};
 
-/// A request. Each is answered by exactly one `Result<Reply, Failure>`.
+use crate::files::FileRole;
+
+/// The body of a frame to a VMM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Call {
+    /// What is asked.
+    pub request: Request,
+    /// What the descriptors beside the frame are, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<FileRole>,
+}
+
+impl From<Request> for Call {
+    /// A call that needs no descriptors.
+    fn from(request: Request) -> Self {
+        Self {
+            request,
+            files: Vec::new(),
+        }
+    }
+}
+
+/// A request. Each is answered by exactly one `Result<Reply, Failure>`. A VMM opens nothing by path: the paths
+/// in a spec are for the client, which opens them, and for messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Build a VM from a kernel and run it. A TAP descriptor may come beside the frame.
+    /// Build a VM from a kernel and run it. Beside the frame: [`crate::files::of_boot`].
     /// Answered with [`Reply::Started`] once the vCPU may run.
     Boot(VmSpec),
-    /// Build a VM from a template and leave it paused. A TAP descriptor may come beside the frame.
+    /// Build a VM from a template and leave it paused. Beside the frame: [`crate::files::of_restore`].
     /// Answered with [`Reply::Started`].
-    Restore(RestoreSpec),
+    Restore {
+        /// What to restore.
+        spec: RestoreSpec,
+        /// The directory in which the whole template really lies, links followed: a diff will name it.
+        home: PathBuf,
+    },
     /// Give the guest its identity, wall clock included, and wait until its agent says ready.
     /// Answered with [`Reply::Started`], whose timeline then has `agent_ready`.
     Identity {
@@ -27,28 +56,20 @@ pub enum Request {
     Pause,
     /// Let the vCPU run. Answered with [`Reply::Done`]; a running VM is no error.
     Resume,
-    /// Write memory, state, layer and manifest to a directory that does not exist yet. The VM is paused
-    /// while this happens and stays paused. Answered with [`Reply::Done`].
+    /// Write memory, state, layer and manifest to the empty files beside the frame; for a diff, extents too. The
+    /// VM is paused while this happens and stays paused. Answered with [`Reply::Done`].
     Snapshot {
-        /// The new template's directory.
-        dir: PathBuf,
         /// How much of it to write.
         #[serde(default)]
         content: SnapshotContent,
     },
-    /// Write the layer alone, as the guest's disk is now, to a file that does not exist yet; a VM can be
+    /// Write the layer alone, as the guest's disk is now, to the empty file beside the frame; a VM can be
     /// booted from it. The VM is paused while this happens and stays paused. What the guest has not
     /// written back yet is not in it: have it sync before. Answered with [`Reply::Done`].
-    SaveLayer {
-        /// The new file.
-        path: PathBuf,
-    },
-    /// Write the list of guest pages that are private to this clone to a file.
+    SaveLayer,
+    /// Write the list of guest pages that are private to this clone to the empty file beside the frame.
     /// Answered with [`Reply::Done`].
-    RecordWorkingSet {
-        /// Usually `working-set` in the template's directory.
-        path: PathBuf,
-    },
+    RecordWorkingSet,
     /// Answered with [`Reply::Stats`].
     Stats,
     /// Answered with [`Reply::Done`]; the process then exits with status 0.

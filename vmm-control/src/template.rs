@@ -22,6 +22,9 @@ use rustix::mount::{
     fsopen,
 };
 
+/// Longest memory file that is loaded, in bytes: the largest guest and what the monitor has beside it.
+const MAX_MEMORY_FILE: u64 = model::MAX_MEMORY.0 + (64 << 20);
+
 /// Why a template could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -61,6 +64,11 @@ impl LoadedTemplate {
         let dir = dir.canonicalize().map_err(read(dir))?;
         let memory = dir.join(template_file::MEMORY);
         let from = File::open(&memory).map_err(read(&memory))?;
+        let len = from.metadata().map_err(read(&memory))?.len();
+        if len > MAX_MEMORY_FILE {
+            let long = format!("it has {len} bytes, at most {MAX_MEMORY_FILE} are loaded");
+            return Err(read(&memory)(io::Error::other(long)));
+        }
         let this = Self {
             mount: tmpfs().map_err(|e| LoadError::Tmpfs(e.into()))?,
         };
@@ -73,7 +81,7 @@ impl LoadedTemplate {
             symlink(dir.join(name), this.dir().join(name)).map_err(LoadError::Copy)?;
         }
         File::create(this.dir().join(template_file::MEMORY))
-            .and_then(|to| copy_sparse(&from, &to))
+            .and_then(|to| copy_sparse(&from, &to, len))
             .map_err(LoadError::Copy)?;
         Ok(this)
     }
@@ -100,10 +108,9 @@ fn tmpfs() -> rustix::io::Result<OwnedFd> {
     )
 }
 
-/// Copies data and leaves holes.
-fn copy_sparse(from: &File, to: &File) -> io::Result<()> {
+/// Copies data up to `len` and leaves holes. The file can grow meanwhile: a VMM may have it open.
+fn copy_sparse(from: &File, to: &File, len: u64) -> io::Result<()> {
     const CHUNK: usize = 2 << 20;
-    let len = from.metadata()?.len();
     to.set_len(len)?;
     let mut buffer = vec![0; CHUNK];
     let mut at = 0;
@@ -113,7 +120,9 @@ fn copy_sparse(from: &File, to: &File) -> io::Result<()> {
             Err(nix::errno::Errno::ENXIO) => return Ok(()),
             Err(e) => return Err(e.into()),
         };
-        let hole = lseek(from, at.cast_signed(), Whence::SeekHole)?.cast_unsigned();
+        let hole = lseek(from, at.cast_signed(), Whence::SeekHole)?
+            .cast_unsigned()
+            .min(len);
         while at < hole {
             let n = usize::try_from(hole - at).map_or(CHUNK, |left| left.min(CHUNK));
             from.read_exact_at(&mut buffer[..n], at)?;

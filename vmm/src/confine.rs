@@ -1,219 +1,251 @@
-//! What this process gives up before guest code runs: capabilities, new privileges, and every system call
-//! that a running machine does not make. A guest that takes over the VMM finds no program to start, no
-//! network, no other process to trace, no mount, no module, no page of its own making to run.
+//! The jail: what this process gives up before it reads its first request. A guest that takes over the VMM has
+//! the rights of a user that owns nothing, without a capability; it finds no file by path, no program to start,
+//! no network, no other process to signal or trace, no page of its own making to run.
 //!
-//! It is done once, when a VM has been built and its files are open. What is left: the descriptors of this
-//! VM, files by path with the rights of the user it runs as (snapshots are written by path), and memory.
+//! ```text
+//! limits         no core dump, so many descriptors, files of so many bytes
+//! user           a user and group of this VM's own, no further group
+//! capabilities   none, nor any to regain
+//! dumpable       nobody of the same user may trace it or open what /proc has of it
+//! landlock       nothing by path; no abstract socket and no signal beyond this process
+//! seccomp        the system calls of a running machine, with arguments where they matter; any other kills
+//! ```
+//! All that the VM needs was opened by the client and comes over the control socket. What is left is those
+//! descriptors, KVM by way of them, and memory.
 //!
 //! The TAP is used again by another VM when this process is gone, so it must stay as it is and nobody else may have
 //! it: of its ioctls one is left, a descriptor cannot be sent away, and no process can be made that outlives this one.
 
-use std::collections::BTreeMap;
+mod filter;
+mod search;
 
-use caps::{CapSet, Capability, CapsHashSet};
-use nix::libc;
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
+use std::{fs::File, io, sync::OnceLock};
+
+use crate::sys;
+use caps::{CapSet, CapsHashSet};
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetStatus,
+    Scope,
+};
+use nix::{
+    sys::{
+        prctl,
+        resource::{Resource, setrlimit},
+    },
+    unistd::{Gid, Uid, setgroups, setresgid, setresuid},
 };
 
 /// Why the process could not be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
+    /// What was inherited.
+    #[error("cannot close inherited descriptors")]
+    Descriptors(#[source] io::Error),
+    /// A limit.
+    #[error("cannot set the process's limits")]
+    Limits(#[source] nix::Error),
+    /// Not root, or an unusable number.
+    #[error("cannot become user {user}")]
+    User {
+        /// The user and group that was asked for.
+        user: u32,
+        /// The cause.
+        #[source]
+        source: nix::Error,
+    },
+    /// The list of this process's own pages.
+    #[error("cannot open /proc/self/pagemap")]
+    Pagemap(#[source] io::Error),
     /// The kernel keeps capabilities in place.
     #[error("cannot give up capabilities")]
     Capabilities(#[source] caps::errors::CapsError),
+    /// The kernel refuses prctl.
+    #[error("cannot make the process undumpable")]
+    Dumpable(#[source] nix::Error),
+    /// The kernel knows Landlock and refuses the rules.
+    #[error("cannot install Landlock's rules")]
+    Landlock(#[source] landlock::RulesetError),
     /// The filter cannot be made or installed.
     #[error("cannot install the system call filter (is the kernel built with seccomp filters?)")]
     Filter(#[source] seccompiler::Error),
+    /// The list of system calls is too long for its filter (a bug).
+    #[error("the system call filter has jumps that are too long")]
+    Jumps,
 }
 
-/// System calls of a running machine, whatever their arguments.
-const CALLS: [i64; 76] = [
-    // The guest runs, and is waited for; with ioctl below.
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_epoll_ctl,
-    libc::SYS_poll,
-    libc::SYS_ppoll,
-    libc::SYS_setitimer,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_nanosleep,
-    libc::SYS_gettimeofday,
-    // Threads of further vCPUs, locks, signals; with clone below.
-    libc::SYS_clone3,
-    libc::SYS_futex,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_yield,
-    libc::SYS_set_robust_list,
-    libc::SYS_rseq,
-    libc::SYS_getpid,
-    libc::SYS_gettid,
-    libc::SYS_tgkill,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_restart_syscall,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-    // Memory; with mmap and mprotect below.
-    libc::SYS_brk,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    // Disks, console, the register page's memory.
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
-    libc::SYS_preadv,
-    libc::SYS_pwritev,
-    libc::SYS_lseek,
-    libc::SYS_fallocate,
-    libc::SYS_ftruncate,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_copy_file_range,
-    libc::SYS_sendfile,
-    // Control socket and streams of the guest; with socket below. No sendmsg: it can send descriptors.
-    libc::SYS_accept4,
-    libc::SYS_connect,
-    libc::SYS_socketpair,
-    libc::SYS_recvfrom,
-    libc::SYS_sendto,
-    libc::SYS_recvmsg,
-    libc::SYS_shutdown,
-    libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
-    libc::SYS_fcntl,
-    libc::SYS_dup,
-    libc::SYS_close,
-    // Snapshots: a directory made beside its place and renamed; a file alone is linked, to replace nothing.
-    libc::SYS_open,
-    libc::SYS_openat,
-    libc::SYS_fstat,
-    libc::SYS_stat,
-    libc::SYS_lstat,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_getdents64,
-    libc::SYS_mkdir,
-    libc::SYS_rename,
-    libc::SYS_linkat,
-    libc::SYS_unlink,
-    libc::SYS_unlinkat,
-    libc::SYS_rmdir,
-    libc::SYS_readlink,
-    libc::SYS_getcwd,
-    libc::SYS_getrandom,
-    libc::SYS_membarrier,
-];
+/// Streams of the vsock device, clients that have not asked yet, and the VM's own files are fewer.
+const DESCRIPTORS: u64 = 1024;
+/// Larger than the memory file of the largest VM, and than any layer that a template has.
+const FILE_BYTES: u64 = 64 << 30;
 
-/// Requests of ioctl by the byte that says whose they are (`linux/ioctl.h`): all of KVM's.
-const REQUEST_TYPE: u64 = 0xff00;
-const KVM_REQUESTS: u64 = 0xae00;
-/// Requests of ioctl, one by one: what a stream does not wait for, and what frames the guest's driver takes.
-const REQUESTS: [libc::Ioctl; 2] = [libc::FIONBIO, libc::TUNSETOFFLOAD];
-
-/// Calls by which memory could become executable: allowed without that right (argument 2 of both).
-const MAPPING_CALLS: [i64; 2] = [libc::SYS_mmap, libc::SYS_mprotect];
-
-/// Gives up what the machine does not need, for good. Threads of further vCPUs are started later and inherit it.
-///
-/// # Errors
-/// See [`ConfineError`]; the process must then not run guest code.
-pub(crate) fn confine() -> Result<(), ConfineError> {
-    drop_capabilities()?;
-    // In this order: under the second one no further filter can be installed.
-    for filter in [no_clone3(), filter()] {
-        let program = filter.map_err(ConfineError::Filter)?;
-        seccompiler::apply_filter(&program).map_err(ConfineError::Filter)?;
-    }
-    Ok(())
+/// The layers, one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layer {
+    Limits,
+    User,
+    Capabilities,
+    Dumpable,
+    Landlock,
+    Seccomp,
 }
 
-/// Gives up all capabilities of the calling thread but the one that lets a snapshot be written into a
-/// directory of another user.
-///
-/// # Errors
-/// See [`ConfineError`].
-fn drop_capabilities() -> Result<(), ConfineError> {
-    let kept = Capability::CAP_DAC_OVERRIDE;
-    let held = caps::has_cap(None, CapSet::Permitted, kept).map_err(ConfineError::Capabilities)?;
-    let keep: CapsHashSet = held.then_some(kept).into_iter().collect();
-    let empty = CapsHashSet::new();
-    let sets = [
-        (CapSet::Inheritable, &empty),
-        (CapSet::Effective, &keep),
-        (CapSet::Permitted, &keep),
+impl Layer {
+    /// In the order in which they are applied: each needs rights that a later one takes.
+    const ALL: [Self; 6] = [
+        Self::Limits,
+        Self::User,
+        Self::Capabilities,
+        Self::Dumpable,
+        Self::Landlock,
+        Self::Seccomp,
     ];
-    for (set, left) in sets {
-        caps::set(None, set, left).map_err(ConfineError::Capabilities)?;
+
+    fn apply(self, user: Option<u32>) -> Result<(), ConfineError> {
+        match self {
+            Self::Limits => limit(),
+            Self::User => user.map_or(Ok(()), become_user),
+            Self::Capabilities => drop_capabilities(),
+            Self::Dumpable => make_undumpable(),
+            Self::Landlock => restrict_paths(),
+            Self::Seccomp => filter::install(),
+        }
+    }
+
+    /// Whether this process gets it: always, but in the prover's builds.
+    #[cfg(not(feature = "weaken"))]
+    fn wanted(self) -> bool {
+        true
+    }
+
+    /// Whether this process gets it, as the prover says.
+    #[cfg(feature = "weaken")]
+    fn wanted(self) -> bool {
+        let name = match self {
+            Self::Limits => "limits",
+            Self::User => "uid",
+            Self::Capabilities => "capabilities",
+            Self::Dumpable => "dumpable",
+            Self::Landlock => "landlock",
+            Self::Seccomp => "seccomp",
+        };
+        std::env::var("CUBE_VMM_LAYERS").map_or(true, |list| list.split(',').any(|l| l == name))
+    }
+}
+
+/// This process's list of its own pages; see [`pagemap`].
+static PAGEMAP: OnceLock<File> = OnceLock::new();
+
+/// What /proc/self/pagemap says of this process. A confined process cannot open it any more and has it open.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn pagemap() -> io::Result<&'static File> {
+    match PAGEMAP.get() {
+        Some(file) => Ok(file),
+        None => {
+            let file = File::open("/proc/self/pagemap")?;
+            Ok(PAGEMAP.get_or_init(|| file))
+        }
+    }
+}
+
+/// Closes what whoever started this process had open beside standard input, output and error. To be called before
+/// anything is opened.
+///
+/// # Errors
+/// The kernel has no close_range (before Linux 5.9).
+pub fn close_inherited() -> Result<(), ConfineError> {
+    sys::close_inherited().map_err(ConfineError::Descriptors)
+}
+
+/// Gives up what the machine does not need, for good, and becomes `user` and the group of the same number if it
+/// is given. The process must have one thread; threads of further vCPUs are started later and inherit it all.
+///
+/// # Errors
+/// See [`ConfineError`]; the process must then not go on.
+pub fn confine(user: Option<u32>) -> Result<(), ConfineError> {
+    if Layer::Capabilities.wanted() {
+        keep_only_what_changes_users()?;
+    }
+    // Without capabilities: with them it would tell where in the host's memory the pages lie.
+    pagemap().map_err(ConfineError::Pagemap)?;
+    Layer::ALL
+        .into_iter()
+        .filter(|layer| layer.wanted())
+        .try_for_each(|layer| layer.apply(user))
+}
+
+fn limit() -> Result<(), ConfineError> {
+    let limits = [
+        (Resource::RLIMIT_CORE, 0),
+        (Resource::RLIMIT_NOFILE, DESCRIPTORS),
+        (Resource::RLIMIT_FSIZE, FILE_BYTES),
+    ];
+    limits
+        .into_iter()
+        .try_for_each(|(limit, value)| setrlimit(limit, value, value))
+        .map_err(ConfineError::Limits)
+}
+
+fn become_user(user: u32) -> Result<(), ConfineError> {
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+    setgroups(&[])
+        .and_then(|()| setresgid(gid, gid, gid))
+        .and_then(|()| setresuid(uid, uid, uid))
+        .map_err(|source| ConfineError::User { user, source })
+}
+
+/// Gives up all capabilities in force but those that the next steps need.
+fn keep_only_what_changes_users() -> Result<(), ConfineError> {
+    let needed = [
+        caps::Capability::CAP_SETUID,
+        caps::Capability::CAP_SETGID,
+        caps::Capability::CAP_SETPCAP,
+    ];
+    let held = caps::read(None, CapSet::Permitted).map_err(ConfineError::Capabilities)?;
+    let keep: CapsHashSet = needed.into_iter().filter(|c| held.contains(c)).collect();
+    if keep.contains(&caps::Capability::CAP_SETPCAP) {
+        // None can be regained, not even by a program with a file capability.
+        caps::clear(None, CapSet::Bounding).map_err(ConfineError::Capabilities)?;
+    }
+    caps::set(None, CapSet::Effective, &keep).map_err(ConfineError::Capabilities)
+}
+
+fn drop_capabilities() -> Result<(), ConfineError> {
+    for set in [
+        CapSet::Ambient,
+        CapSet::Inheritable,
+        CapSet::Effective,
+        CapSet::Permitted,
+    ] {
+        caps::clear(None, set).map_err(ConfineError::Capabilities)?;
     }
     Ok(())
 }
 
-/// A filter cannot see what clone3 is to make. Without it the C library uses clone.
-fn no_clone3() -> Result<BpfProgram, seccompiler::Error> {
-    let filter = SeccompFilter::new(
-        [(libc::SYS_clone3, Vec::new())].into(),
-        SeccompAction::Allow,
-        SeccompAction::Errno(libc::ENOSYS.unsigned_abs()),
-        TargetArch::x86_64,
-    )?;
-    Ok(BpfProgram::try_from(filter)?)
+fn make_undumpable() -> Result<(), ConfineError> {
+    prctl::set_dumpable(false).map_err(ConfineError::Dumpable)
 }
 
-fn filter() -> Result<BpfProgram, seccompiler::Error> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-        CALLS.iter().map(|call| (*call, Vec::new())).collect();
-    let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
-    for call in MAPPING_CALLS {
-        rules.insert(
-            call,
-            vec![only_if(2, SeccompCmpOp::MaskedEq(executable), 0)?],
+/// Rules that allow nothing. A kernel that knows less of Landlock, or nothing, gives less of it; then that is
+/// said once, for the layers above and below hold the same on their own.
+fn restrict_paths() -> Result<(), ConfineError> {
+    let abi = ABI::V6;
+    let status = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(abi))
+        .and_then(|rules| rules.handle_access(AccessNet::from_all(abi)))
+        .and_then(|rules| rules.scope(Scope::from_all(abi)))
+        .and_then(|rules| rules.create())
+        .and_then(|rules| rules.restrict_self())
+        .map_err(ConfineError::Landlock)?;
+    if status.ruleset != RulesetStatus::FullyEnforced {
+        eprintln!(
+            "cube-vmm: this kernel applies Landlock {:?}; the other layers of the jail are in force",
+            status.ruleset
         );
     }
-    let of_kvm = only_if(1, SeccompCmpOp::MaskedEq(REQUEST_TYPE), KVM_REQUESTS);
-    let requests = REQUESTS.iter().map(|r| only_if(1, SeccompCmpOp::Eq, *r));
-    let requests = requests.chain([of_kvm]).collect::<Result<_, _>>()?;
-    rules.insert(libc::SYS_ioctl, requests);
-    let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
-    rules.insert(
-        libc::SYS_clone,
-        vec![only_if(0, SeccompCmpOp::MaskedEq(thread), thread)?],
-    );
-    // A guest's stream to the host ends at a unix socket; there is no other family.
-    let unix = u64::from(libc::AF_UNIX.unsigned_abs());
-    rules.insert(libc::SYS_socket, vec![only_if(0, SeccompCmpOp::Eq, unix)?]);
-    // A further vCPU's thread has a name.
-    let set_name = u64::from(libc::PR_SET_NAME.unsigned_abs());
-    rules.insert(
-        libc::SYS_prctl,
-        vec![only_if(0, SeccompCmpOp::Eq, set_name)?],
-    );
-    let filter = SeccompFilter::new(
-        rules,
-        SeccompAction::KillProcess,
-        SeccompAction::Allow,
-        TargetArch::x86_64,
-    )?;
-    Ok(BpfProgram::try_from(filter)?)
-}
-
-/// Allows a call if its argument compares to the value, as 32 bits.
-fn only_if(
-    argument: u8,
-    operator: SeccompCmpOp,
-    value: u64,
-) -> Result<SeccompRule, seccompiler::Error> {
-    let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?;
-    Ok(SeccompRule::new(vec![condition])?)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -231,6 +263,7 @@ mod tests {
         process::{Command, ExitStatus},
     };
 
+    use nix::libc;
     use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
     /// Which forbidden thing the child below tries.
@@ -242,7 +275,7 @@ mod tests {
         let Ok(attempt) = std::env::var(ATTEMPT) else {
             return;
         };
-        confine().unwrap();
+        confine(None).unwrap();
         match attempt.as_str() {
             "nothing" => {
                 let thread = std::thread::Builder::new().name("vcpu1".into());
@@ -257,6 +290,19 @@ mod tests {
             // TCGETS, on whatever descriptor.
             "request" => drop(std::io::stdin().is_terminal()),
             "descriptor" => send_descriptor(),
+            "file" => drop(File::open("/dev/null")),
+            "connection" => drop(UnixStream::connect("/nowhere")),
+            "signal" => drop(nix::sys::signal::kill(nix::unistd::getppid(), None)),
+            "lock" => drop(nix::fcntl::fcntl(
+                std::io::stdin(),
+                nix::fcntl::FcntlArg::F_SETLK(&libc::flock {
+                    l_type: 0,
+                    l_whence: 0,
+                    l_start: 0,
+                    l_len: 0,
+                    l_pid: 0,
+                }),
+            )),
             other => panic!("unknown attempt {other}"),
         }
     }
@@ -286,6 +332,10 @@ mod tests {
             "request",
             "process",
             "descriptor",
+            "file",
+            "connection",
+            "signal",
+            "lock",
         ] {
             assert_eq!(run(attempt).signal(), Some(libc::SIGSYS), "{attempt}");
         }

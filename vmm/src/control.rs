@@ -15,7 +15,8 @@ use std::{
 
 use nix::sys::socket::{getsockopt, sockopt};
 use vmm_control::{
-    Failure, Reply, Request,
+    Call, Failure, Reply, Request,
+    files::Files,
     frame::{self, FrameError},
 };
 
@@ -38,8 +39,8 @@ pub struct Control {
 /// What came from a client.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// Something to do, with a TAP descriptor beside it if one came.
-    Request(Request, Option<OwnedFd>),
+    /// Something to do, and the files that came with it.
+    Request(Box<Request>, Files),
     /// The client left; there may be another.
     Left,
     /// The only client that can be left.
@@ -116,8 +117,10 @@ impl Control {
         let Some(client) = &self.client else {
             return Ok(Received::Left);
         };
-        match frame::receive::<Request>(client) {
-            Ok((request, tap)) => Ok(Received::Request(request, tap)),
+        let call = frame::receive::<Call>(client)
+            .and_then(|(call, fds)| Ok((call.request, Files::received(&call.files, fds)?)));
+        match call {
+            Ok((request, files)) => Ok(Received::Request(Box::new(request), files)),
             Err(_) if self.is_listening() => {
                 self.client = None;
                 self.accept(watch).map_err(FrameError::Io)?;
@@ -136,7 +139,7 @@ impl Control {
         let Some(client) = &self.client else {
             return Ok(());
         };
-        match frame::send(client, answer, None) {
+        match frame::send(client, answer, &[]) {
             Err(FrameError::Io(_)) | Ok(()) => Ok(()),
             Err(e) => Err(e),
         }
@@ -169,10 +172,10 @@ mod tests {
         drop(first);
         let got = control.receive(&mut watch).unwrap();
         assert!(matches!(got, Received::Left), "{got:?}");
-        frame::send(&second, &Request::Stats, None).unwrap();
+        frame::send(&second, &Call::from(Request::Stats), &[]).unwrap();
         let got = control.receive(&mut watch).unwrap();
         assert!(
-            matches!(got, Received::Request(Request::Stats, None)),
+            matches!(&got, Received::Request(request, _) if **request == Request::Stats),
             "{got:?}"
         );
         control.reply(&Ok(Reply::Done)).unwrap();

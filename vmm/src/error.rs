@@ -6,7 +6,6 @@ use api_types::chain;
 use vmm_control::{Failure, FailureKind, frame::FrameError};
 
 use crate::{
-    confine::ConfineError,
     devices::DeviceError,
     memory::MemoryError,
     platform::{EndReason, PlatformError, hvm::HvmError, ring3::Ring3Error},
@@ -16,9 +15,12 @@ use crate::{
 /// See the module.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// /dev/kvm cannot be opened.
-    #[error("cannot open /dev/kvm (is KVM enabled, and may this user open it?)")]
-    NoKvm(#[source] kvm_ioctls::Error),
+    /// No KVM, or what was handed over as /dev/kvm is not it.
+    #[error("cannot use /dev/kvm (is KVM enabled, and may this user open it?)")]
+    NoKvm(#[source] io::Error),
+    /// A descriptor that was handed over.
+    #[error("cannot use a descriptor that was handed over")]
+    Descriptor(#[source] io::Error),
     /// Signal handlers.
     #[error("cannot install a signal handler")]
     Signals(#[source] io::Error),
@@ -49,9 +51,6 @@ pub enum MachineError {
     /// No platform.
     #[error("no VM can run here: {0}")]
     Unsuitable(String),
-    /// Giving up rights.
-    #[error(transparent)]
-    Confine(#[from] ConfineError),
     /// The devices.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -81,7 +80,6 @@ impl MachineError {
             Self::NoKvm(_) | Self::Unsuitable(_) => FailureKind::UnsuitableHost,
             Self::Spec(_) | Self::Open { .. } => FailureKind::BadSpec,
             Self::Snapshot(e) if e.is_no_space() => FailureKind::NoSpace,
-            Self::Snapshot(SnapshotError::Exists(_)) => FailureKind::BadSpec,
             Self::Snapshot(_) => FailureKind::BadSnapshot,
             Self::Device(DeviceError::State(_)) => FailureKind::BadSnapshot,
             Self::Device(_) => FailureKind::BadSpec,
@@ -89,10 +87,11 @@ impl MachineError {
             Self::Platform(PlatformError::Hvm(e)) => hvm_kind(e),
             Self::WrongPhase(_) => FailureKind::WrongPhase,
             Self::Exited(_) => FailureKind::GuestExited,
-            Self::Confine(_) => FailureKind::UnsuitableHost,
-            Self::Memory(_) | Self::Signals(_) | Self::Watch(_) | Self::Control(_) => {
-                FailureKind::Io
-            }
+            Self::Memory(_)
+            | Self::Signals(_)
+            | Self::Watch(_)
+            | Self::Control(_)
+            | Self::Descriptor(_) => FailureKind::Io,
         }
     }
 }

@@ -4,7 +4,7 @@
 
 pub mod agent;
 pub mod clock;
-mod confine;
+pub mod confine;
 pub mod control;
 pub mod devices;
 pub mod error;

@@ -14,7 +14,6 @@ mod save;
 use std::{
     collections::BTreeMap,
     fs::File,
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -22,28 +21,28 @@ use std::{
 use kvm_ioctls::Kvm;
 use model::{
     FileSum, HypercallPath, Identity, Platform, RestoreSpec, StartPhase, Timeline, VmSpec,
-    WorkingSetPrefault, template_file,
+    WorkingSetPrefault,
 };
-use vmm_control::{Failure, FailureKind, Reply, Request, VmPhase, VmStats};
+use vmm_control::{
+    Failure, FailureKind, Reply, Request, VmPhase, VmStats,
+    files::{FileRole, Files, TemplateFile},
+};
 
 use crate::{
     agent::{self, AGENT_PORT, IdentityTask, Progress},
     clock,
-    confine::confine,
     control::{self, Control, Received},
     devices::{self, BackendSpec, ConsoleLog, DeviceBus, LayerDiff},
     error::MachineError,
     memory::{self, Memory},
     platform::{EndReason, Exit, PlatformVm, kernel_parameters, probe, ring3::BootFiles},
-    snapshot::{self, Ancestor, Template},
+    snapshot::{self, Ancestor, Source, Template},
     sys,
     watch::{Events, Watch},
 };
 
 /// Most bytes a console file keeps.
 const CONSOLE_BYTES: u64 = 1 << 20;
-/// Where guests' disk writes go: large temporary files belong there (FHS 5.15), and it is not a tmpfs.
-const SCRATCH: &str = "/var/tmp";
 /// While an identity waits, the guest is left this often to look at the time.
 const ALARM: Duration = Duration::from_millis(10);
 /// What every guest boots with; the platform's and the spec's words come after.
@@ -77,7 +76,7 @@ struct Ancestry {
 
 #[derive(Debug)]
 enum KernelOrigin {
-    File(PathBuf),
+    File(PathBuf, File),
     Sum(FileSum),
 }
 
@@ -95,7 +94,6 @@ struct Vm {
 /// See the module.
 #[derive(Debug)]
 pub struct Machine {
-    kvm: Kvm,
     watch: Watch,
     control: Control,
     vm: Option<Vm>,
@@ -108,16 +106,15 @@ impl Machine {
     /// A machine without a VM, served over `control`.
     ///
     /// # Errors
-    /// No KVM, or no descriptors.
+    /// No descriptors.
     pub fn new(mut control: Control, started_ns: u64) -> Result<Self, MachineError> {
         sys::install_kick().map_err(MachineError::Signals)?;
-        let kvm = Kvm::new().map_err(MachineError::NoKvm)?;
         let mut watch = Watch::new().map_err(MachineError::Watch)?;
         control.attach(&mut watch).map_err(MachineError::Watch)?;
         let mut timeline = Timeline::default();
         timeline.stamp(StartPhase::ProcessStarted, started_ns);
+        timeline.stamp(StartPhase::Jailed, clock::monotonic_ns());
         Ok(Self {
-            kvm,
             watch,
             control,
             vm: None,
@@ -313,8 +310,8 @@ impl Machine {
 
     fn request(&mut self) -> Result<(), MachineError> {
         let received = self.control.receive(&mut self.watch);
-        let (request, tap) = match received.map_err(MachineError::Control)? {
-            Received::Request(request, tap) => (request, tap),
+        let (request, files) = match received.map_err(MachineError::Control)? {
+            Received::Request(request, files) => (*request, files),
             Received::Left => {
                 // Nobody waits for this answer any more.
                 if let Some(vm) = self.vm.as_mut().filter(|vm| vm.identity.is_some()) {
@@ -336,25 +333,20 @@ impl Machine {
                 Ok(()) => return Ok(()),
                 Err(e) => Err(e),
             },
-            other => self.act(other, tap),
+            other => self.act(other, files),
         };
         self.reply(&answer.map_err(|e| e.failure()))
     }
 
-    fn act(&mut self, request: Request, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
+    fn act(&mut self, request: Request, mut files: Files) -> Result<Reply, MachineError> {
         match request {
-            Request::Boot(spec) => self.build(|this| this.boot(&spec, tap)),
-            Request::Restore(spec) => self.build(|this| this.restore(&spec, tap)),
+            Request::Boot(spec) => self.build(|this| this.boot(&spec, files)),
+            Request::Restore { spec, home } => self.build(|this| this.restore(&spec, &home, files)),
             Request::Pause => self.set_phase(VmPhase::Paused),
             Request::Resume => self.set_phase(VmPhase::Running),
-            Request::Snapshot { dir, content } => self.snapshot(&dir, content),
-            Request::SaveLayer { path } => self.save_layer(&path),
-            Request::RecordWorkingSet { path } => {
-                let set = self.need_vm()?.platform.memory().working_set();
-                set.and_then(|set| memory::write_working_set(&path, &set))
-                    .map_err(snapshot::at("write", &path))?;
-                Ok(Reply::Done)
-            }
+            Request::Snapshot { content } => self.snapshot(content, &mut files),
+            Request::SaveLayer => self.save_layer(&mut files),
+            Request::RecordWorkingSet => self.record_working_set(&mut files),
             Request::Stats => Ok(Reply::Stats(self.stats())),
             Request::Shutdown => {
                 self.stop = true;
@@ -390,35 +382,36 @@ impl Machine {
         built
     }
 
-    fn boot(&mut self, spec: &VmSpec, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
+    fn boot(&mut self, spec: &VmSpec, mut files: Files) -> Result<Reply, MachineError> {
         self.need_empty()?;
-        let host = probe::platform(&self.kvm)?;
+        let kvm = take_kvm(&mut files)?;
+        let host = probe::platform(&kvm)?;
         spec.check(host)?;
         let ram = spec.memory.0;
-        let mut bus = DeviceBus::new(
-            BackendSpec {
-                root: open(&spec.guest.root)?,
-                layer_base: open(&spec.guest.layer)?,
-                layer_diff: None,
-                tap,
-                vsock_path: spec.vsock.clone(),
-                scratch: SCRATCH.into(),
-            },
-            &mut self.watch,
-        )?;
+        let backends = BackendSpec {
+            root: take(&mut files, FileRole::Root, &spec.guest.root)?,
+            layer_base: take(&mut files, FileRole::Layer, &spec.guest.layer)?,
+            layer_diff: None,
+            tap: files.take(FileRole::Tap),
+            vsock: take(&mut files, FileRole::Vsock, &spec.vsock)?.into(),
+            scratch: take_scratch(&mut files)?,
+            layer_limit: spec.layer_limit.map(|limit| limit.0),
+        };
+        let mut bus = DeviceBus::new(backends, &mut self.watch)?;
         let cmdline = format!(
             "{CMDLINE} {QUIET} {} {}",
             kernel_parameters(host, ram, bus.count()),
             spec.cmdline
         );
-        let files = BootFiles {
-            kernel: &mut open(&spec.guest.kernel)?,
-            initrd: &mut open(&spec.guest.initrd)?,
+        let mut kernel = take(&mut files, FileRole::Kernel, &spec.guest.kernel)?;
+        let boot_files = BootFiles {
+            kernel: &mut kernel,
+            initrd: &mut take(&mut files, FileRole::Initrd, &spec.guest.initrd)?,
             cmdline: &cmdline,
             hypercalls: spec.hypercalls,
         };
         let size = (ram, spec.vcpus);
-        let platform = PlatformVm::boot(host, &self.kvm, size, bus.count(), files)?;
+        let platform = PlatformVm::boot(host, &kvm, size, bus.count(), boot_files)?;
         bus.take_page_changed();
         self.stamp(StartPhase::MemoryMapped);
         let origin = Origin {
@@ -427,46 +420,53 @@ impl Machine {
             hypercalls: spec.hypercalls,
             root: spec.guest.root.clone(),
             root_sum: None,
-            kernel: KernelOrigin::File(spec.guest.kernel.clone()),
+            kernel: KernelOrigin::File(spec.guest.kernel.clone(), kernel),
             ancestor: None,
         };
-        self.install(platform, bus, spec.console.as_deref(), origin)?;
+        self.install(platform, bus, files, origin)?;
         self.set_phase(VmPhase::Running)?;
         Ok(Reply::Started(self.timeline.clone()))
     }
 
-    fn restore(&mut self, spec: &RestoreSpec, tap: Option<OwnedFd>) -> Result<Reply, MachineError> {
+    fn restore(
+        &mut self,
+        spec: &RestoreSpec,
+        home: &Path,
+        mut files: Files,
+    ) -> Result<Reply, MachineError> {
         self.need_empty()?;
-        let host = match snapshot::platform(&spec.template)? {
+        let kvm = take_kvm(&mut files)?;
+        let source = Source {
+            dir: &spec.template,
+            base: spec.base.as_deref(),
+            home,
+        };
+        let mut template = snapshot::open(&source, &mut files, |found| match found {
             // Taken at its word: a probe costs a clone as much as its whole restore.
-            Platform::Ring3 => Platform::Ring3,
-            Platform::Hvm => probe::platform(&self.kvm)?,
-        };
-        let mut template = snapshot::open(&spec.template, spec.base.as_deref(), host)?;
-        let base_memory = open(&template.root.dir.join(template_file::MEMORY))?;
-        let memory = clone_memory(&mut template, &base_memory, spec.prefault)?;
-        let (manifest, state) = (&template.manifest, &template.state);
-        let mut platform = PlatformVm::restore(&self.kvm, memory, devices::SLOTS, &state.platform)?;
+            Platform::Ring3 => Ok(Platform::Ring3),
+            Platform::Hvm => probe::platform(&kvm),
+        })?;
+        let memory = clone_memory(&mut template, spec.prefault)?;
+        let state = &template.state;
+        let mut platform = PlatformVm::restore(&kvm, memory, devices::SLOTS, &state.platform)?;
         self.stamp(StartPhase::MemoryMapped);
-        let own_layer = template.dir.join(template_file::LAYER);
-        let layer_diff = match template.diff {
-            None => None,
-            Some(diff) => Some(LayerDiff {
-                file: open(&own_layer)?,
-                extents: diff.layer,
-            }),
-        };
         let backends = BackendSpec {
-            root: open(&manifest.root)?,
-            layer_base: open(&template.root.dir.join(template_file::LAYER))?,
-            layer_diff,
-            tap,
-            vsock_path: spec.vsock.clone(),
-            scratch: SCRATCH.into(),
+            root: template
+                .root_image
+                .try_clone()
+                .map_err(MachineError::Descriptor)?,
+            layer_base: copy(&template, TemplateFile::Layer)?,
+            layer_diff: layer_diff(&mut template)?,
+            tap: files.take(FileRole::Tap),
+            vsock: take(&mut files, FileRole::Vsock, &spec.vsock)?.into(),
+            scratch: take_scratch(&mut files)?,
+            layer_limit: spec.layer_limit.map(|limit| limit.0),
         };
         let ram = &platform.memory().ram;
-        let (bus, raised) = DeviceBus::restore(backends, &state.bus, ram, &mut self.watch)?;
+        let (bus, raised) =
+            DeviceBus::restore(backends, &template.state.bus, ram, &mut self.watch)?;
         platform.raise(raised)?;
+        let manifest = &template.manifest;
         let origin = Origin {
             ram: manifest.memory.0,
             vcpus: manifest.vcpus,
@@ -475,11 +475,11 @@ impl Machine {
             root_sum: Some(manifest.root_sum.clone()),
             kernel: KernelOrigin::Sum(manifest.kernel_sum.clone()),
             ancestor: Some(Ancestry {
+                memory: copy(&template, TemplateFile::Memory)?,
                 template: template.root,
-                memory: base_memory,
             }),
         };
-        self.install(platform, bus, spec.console.as_deref(), origin)?;
+        self.install(platform, bus, files, origin)?;
         Ok(Reply::Started(self.timeline.clone()))
     }
 
@@ -487,19 +487,16 @@ impl Machine {
         &mut self,
         mut platform: PlatformVm,
         bus: DeviceBus,
-        console: Option<&Path>,
+        mut files: Files,
         origin: Origin,
     ) -> Result<(), MachineError> {
+        let console = files.take(FileRole::Console);
         let console = console
-            .map(|path| {
-                File::create(path)
-                    .and_then(|file| ConsoleLog::new(file, CONSOLE_BYTES))
-                    .map_err(snapshot::at("create", path))
-            })
-            .transpose()?;
+            .map(|file| ConsoleLog::new(file.into(), CONSOLE_BYTES))
+            .transpose()
+            .map_err(MachineError::Descriptor)?;
         platform.show_registers(bus.registers());
         sys::aim_kick(platform.vcpu());
-        confine()?;
         self.stamp(StartPhase::DevicesReady);
         self.vm = Some(Vm {
             platform,
@@ -589,41 +586,68 @@ enum Wait {
     For(Option<Duration>),
 }
 
-fn open(path: &Path) -> Result<File, MachineError> {
-    File::open(path).map_err(|source| MachineError::Open {
+/// A file that must have come with the request; `path` is for messages.
+fn take(files: &mut Files, role: FileRole, path: &Path) -> Result<File, MachineError> {
+    let missing = || MachineError::Open {
         path: path.to_owned(),
-        source,
-    })
+        source: snapshot::not_there(),
+    };
+    files.take(role).map(File::from).ok_or_else(missing)
+}
+
+fn take_scratch(files: &mut Files) -> Result<File, MachineError> {
+    take(
+        files,
+        FileRole::Scratch,
+        Path::new("the file for disk writes"),
+    )
+}
+
+fn take_kvm(files: &mut Files) -> Result<Kvm, MachineError> {
+    let file = take(files, FileRole::Kvm, Path::new("/dev/kvm"))?;
+    sys::kvm(file).map_err(MachineError::NoKvm)
+}
+
+/// A descriptor of a file of the whole template.
+fn copy(template: &Template, name: TemplateFile) -> Result<File, MachineError> {
+    let file = template.whole().file(name)?;
+    file.try_clone().map_err(MachineError::Descriptor)
+}
+
+/// What a diff has of the layer.
+fn layer_diff(template: &mut Template) -> Result<Option<LayerDiff>, MachineError> {
+    let Some(diff) = &mut template.diff else {
+        return Ok(None);
+    };
+    let file = template.own.file(TemplateFile::Layer)?.try_clone();
+    Ok(Some(LayerDiff {
+        file: file.map_err(MachineError::Descriptor)?,
+        extents: std::mem::take(&mut diff.layer),
+    }))
 }
 
 /// The memory of a clone: the whole template's, and over it what a diff has.
 fn clone_memory(
     template: &mut Template,
-    base: &File,
     prefault: WorkingSetPrefault,
 ) -> Result<Memory, MachineError> {
-    let failed = |source| MachineError::Open {
-        path: template.root.dir.join(template_file::MEMORY),
-        source,
-    };
-    let base = base.try_clone().map_err(failed)?;
+    let base = copy(template, TemplateFile::Memory)?;
     let mut memory = Memory::private_copy(
         base,
         template.root.memory_bytes,
         template.state.platform.hole(),
     )?;
     if let Some(diff) = &mut template.diff {
-        let path = template.dir.join(template_file::MEMORY);
-        let laid = memory.lay_over(&open(&path)?, std::mem::take(&mut diff.memory));
-        laid.map_err(snapshot::at("read", &path))?;
+        let own = template.own.file(TemplateFile::Memory)?;
+        let laid = memory.lay_over(own, std::mem::take(&mut diff.memory));
+        laid.map_err(snapshot::at(
+            "read",
+            &template.own.path(TemplateFile::Memory),
+        ))?;
     }
-    let own = template.dir.join(template_file::WORKING_SET);
     // What the base's clones need at once, a clone of its diff needs too.
-    let list = match own.exists() {
-        true => own,
-        false => template.root.dir.join(template_file::WORKING_SET),
-    };
-    let set = memory::read_working_set(&list, memory.bytes());
-    memory.expect(set, prefault);
+    let list = template.own.optional(TemplateFile::WorkingSet);
+    let list = list.or_else(|| template.whole().optional(TemplateFile::WorkingSet));
+    memory.expect(memory::read_working_set(list, memory.bytes()), prefault);
     Ok(memory)
 }

@@ -9,17 +9,17 @@ use std::{
     fs::File,
     io::{self, Write},
     os::unix::fs::FileExt,
-    path::Path,
     sync::Arc,
 };
 
 use model::WorkingSetPrefault;
 use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MmapRegion, mmap::MmapRegionError,
+    Bytes, FileOffset, GuestAddress, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
+    mmap::MmapRegionError,
 };
 
 use crate::{
+    confine,
     devices::Ram,
     extents::{Extent, Extents},
     sys,
@@ -38,6 +38,8 @@ const LONGEST_READ: u64 = 16 * PAGE;
 const MAX_READ: u64 = 4 << 20;
 /// Unit in which a working set says what is touched.
 const BLOCK: u64 = 2 << 20;
+/// Longest file of a working set in bytes: every second page of the largest VM on its own.
+const MAX_LIST: usize = 32 << 20;
 /// Ends the first list of a working set's file: no pages are there.
 const SECOND_LIST: (u64, u64) = (u64::MAX, u64::MAX);
 
@@ -139,8 +141,7 @@ impl Memory {
             parts.push(Part { offset, region });
         }
         let regions = parts.iter().map(|part| Arc::clone(&part.region)).collect();
-        let ram =
-            GuestMemoryMmap::from_arc_regions(regions).map_err(|_| MemoryError::Size(bytes))?;
+        let ram = Ram::from_arc_regions(regions).map_err(|_| MemoryError::Size(bytes))?;
         Ok(Self {
             ram,
             parts,
@@ -267,7 +268,7 @@ impl Memory {
     /// # Errors
     /// The file is shorter than the extents say, or the host refuses.
     pub fn lay_over(&mut self, file: &File, extents: Extents) -> io::Result<()> {
-        if file.metadata()?.len() < extents.bytes() {
+        if sys::length(file)? < extents.bytes() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let shortest = shortest_mapped(&extents);
@@ -349,10 +350,10 @@ impl Memory {
     /// # Errors
     /// The file's.
     pub fn working_set(&self) -> io::Result<WorkingSet> {
-        let pagemap = File::open("/proc/self/pagemap")?;
+        let pagemap = confine::pagemap()?;
         let mut set = WorkingSet::default();
         for part in &self.parts {
-            part.working_set(&pagemap, &mut set)?;
+            part.working_set(pagemap, &mut set)?;
         }
         set.touched = united(set.touched);
         Ok(set)
@@ -480,8 +481,10 @@ fn write_non_zero(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
 /// list, if there is one. A file that is absent is empty; one that is malformed is ignored from the first bad
 /// pair on, since it only speeds things up.
 #[must_use]
-pub fn read_working_set(path: &Path, bytes: u64) -> WorkingSet {
-    let raw = std::fs::read(path).unwrap_or_default();
+pub fn read_working_set(file: Option<&File>, bytes: u64) -> WorkingSet {
+    let raw = file
+        .and_then(|file| read_list(file).ok())
+        .unwrap_or_default();
     let mut pairs = raw.chunks_exact(16).map(|pair| {
         let (at, n) = pair.split_at(8);
         let number = |b: &[u8]| u64::from_le_bytes(b.try_into().unwrap_or_default());
@@ -503,16 +506,28 @@ pub fn read_working_set(path: &Path, bytes: u64) -> WorkingSet {
     WorkingSet { own, touched }
 }
 
+/// The bytes of a list; one that is longer than any VM's can be is no list.
+fn read_list(file: &File) -> io::Result<Vec<u8>> {
+    let bytes = sys::length(file)?;
+    let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+    if len > MAX_LIST {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut raw = vec![0; len];
+    file.read_exact_at(&mut raw, 0)?;
+    Ok(raw)
+}
+
 /// Writes a working set.
 ///
 /// # Errors
 /// The file's.
-pub fn write_working_set(path: &Path, set: &WorkingSet) -> io::Result<()> {
+pub fn write_working_set(file: &File, set: &WorkingSet) -> io::Result<()> {
     let pairs = set.own.iter().chain([&SECOND_LIST]).chain(&set.touched);
     let raw: Vec<u8> = pairs
         .flat_map(|(at, n)| [at.to_le_bytes(), n.to_le_bytes()].concat())
         .collect();
-    std::fs::write(path, raw)
+    file.write_all_at(&raw, 0)
 }
 
 #[cfg(test)]
@@ -720,14 +735,13 @@ mod tests {
 
     #[test]
     fn a_hostile_working_set_is_cut_at_its_first_bad_pair() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("ws");
         let good = [(0, 4096), (8192, 8192)];
         let bad = [(u64::MAX - 4095, 8192), (0, 4096)];
         let mixed = [&good[..], &bad[..]].concat();
         for (own, touched) in [(good.to_vec(), mixed.clone()), (mixed, good.to_vec())] {
-            write_working_set(&path, &WorkingSet { own, touched }).unwrap();
-            let read = read_working_set(&path, 1 << 20);
+            let file = tempfile::tempfile().unwrap();
+            write_working_set(&file, &WorkingSet { own, touched }).unwrap();
+            let read = read_working_set(Some(&file), 1 << 20);
             assert_eq!(read.own, good);
             assert!(read.touched.is_empty() || read.touched == good);
         }
@@ -744,9 +758,8 @@ mod tests {
         let set = copy.working_set().unwrap();
         assert_eq!(set.own, [(5 << 20, PAGE)]);
         assert_eq!(set.touched, [(4 << 20, BLOCK), (8 << 20, BLOCK)]);
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("ws");
-        write_working_set(&path, &set).unwrap();
-        assert_eq!(read_working_set(&path, copy.bytes()), set);
+        let file = tempfile::tempfile().unwrap();
+        write_working_set(&file, &set).unwrap();
+        assert_eq!(read_working_set(Some(&file), copy.bytes()), set);
     }
 }

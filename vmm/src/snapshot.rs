@@ -8,37 +8,35 @@
 //!       16  body length, LE             8 bytes, at most 64 MiB
 //!       24  SHA-256 of the body        32 bytes
 //! ```
-//! A snapshot is written to a temporary directory beside its place and renamed when it is whole, so that
-//! one that exists is complete.
+//! All files are opened by the client and handed over; the paths here are for messages. The client also puts a
+//! snapshot in its place when it is whole, so that one that exists is complete.
 //!
 //! A *diff* holds of memory and layer only what differs from its base, a whole template elsewhere, and names
 //! that by its directory and its manifest's sum. A base is never a diff: a clone of a diff descends from the
 //! diff's base, and its own diff holds everything again that differs from that.
 
-mod draft;
 mod sums;
 
 use std::{
-    fs::{self, File},
+    collections::BTreeMap,
+    fs::File,
     io::{self, Read},
-    os::fd::AsRawFd,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
-use model::{
-    FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateBase, TemplateManifest,
-    template_file,
-};
+use model::{FileSum, Platform, TEMPLATE_FORMAT, TemplateBase, TemplateManifest};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use vmm_control::files::{self, FileRole, Files, TemplateFile};
 
-pub use draft::{Draft, write_file};
-pub use sums::{SummedFile, sparse_sum, sum};
+pub use sums::{SummedFile, sparse_sum, sum, sum_of};
 
 use crate::{
     devices::BusState,
     extents::{self, Extents, ExtentsError},
     platform::PlatformState,
+    sys::{has_name, length},
 };
 
 const MAGIC: [u8; 8] = *b"CUBESNAP";
@@ -105,9 +103,9 @@ pub enum SnapshotError {
         /// What differs.
         what: String,
     },
-    /// The place is taken.
-    #[error("{0} exists already")]
-    Exists(PathBuf),
+    /// The files of a template to verify cannot be opened.
+    #[error(transparent)]
+    Open(#[from] files::FilesError),
     /// The base of a diff cannot be used.
     #[error("cannot use {base}, the base of the diff {diff}")]
     Base {
@@ -150,6 +148,11 @@ impl SnapshotError {
 pub fn at(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SnapshotError {
     let path = path.to_owned();
     move |source| SnapshotError::File { verb, path, source }
+}
+
+/// The client found no such file, and left it out.
+pub(crate) fn not_there() -> io::Error {
+    io::Error::from_raw_os_error(nix::libc::ENOENT)
 }
 
 fn damaged(path: &Path, what: impl Into<String>) -> SnapshotError {
@@ -227,11 +230,70 @@ pub fn decode(path: &Path, bytes: &[u8], host: Platform) -> Result<MachineState,
         .map_err(|e| damaged(path, format!("its body cannot be decoded: {e}")))
 }
 
+/// The files of a template's directory, as they were handed over.
+#[derive(Debug)]
+pub struct Directory {
+    /// For messages.
+    dir: PathBuf,
+    files: BTreeMap<TemplateFile, File>,
+}
+
+impl Directory {
+    /// Takes what there is of a directory.
+    #[must_use]
+    pub fn take(dir: &Path, role: fn(TemplateFile) -> FileRole, files: &mut Files) -> Self {
+        let taken = TemplateFile::ALL
+            .into_iter()
+            .filter_map(|name| Some((name, files.take(role(name))?.into())));
+        Self {
+            dir: dir.to_owned(),
+            files: taken.collect(),
+        }
+    }
+
+    /// Path of a file, for messages.
+    #[must_use]
+    pub fn path(&self, name: TemplateFile) -> PathBuf {
+        self.dir.join(name.name())
+    }
+
+    /// A file.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn file(&self, name: TemplateFile) -> Result<&File, SnapshotError> {
+        let missing = || at("read", &self.path(name))(not_there());
+        self.files.get(&name).ok_or_else(missing)
+    }
+
+    /// A file, if there is one.
+    #[must_use]
+    pub fn optional(&self, name: TemplateFile) -> Option<&File> {
+        self.files.get(&name)
+    }
+
+    fn read(&self, name: TemplateFile, limit: u64) -> Result<Vec<u8>, SnapshotError> {
+        read_limited(self.file(name)?, &self.path(name), limit)
+    }
+
+    fn measure(&self, name: TemplateFile, expected: &FileSum) -> Result<(), SnapshotError> {
+        measure(self.file(name)?, &self.path(name), expected)
+    }
+
+    fn measure_all(&self, manifest: &TemplateManifest) -> Result<(), SnapshotError> {
+        self.measure(TemplateFile::Memory, &manifest.memory_sum)?;
+        self.measure(TemplateFile::State, &manifest.state_sum)?;
+        self.measure(TemplateFile::Layer, &manifest.layer_sum)
+    }
+}
+
 /// An opened template: manifest and state checked, the large files only measured.
 #[derive(Debug)]
 pub struct Template {
-    /// Its directory.
-    pub dir: PathBuf,
+    /// Its own files.
+    pub own: Directory,
+    /// Its root image.
+    pub root_image: File,
     /// Its manifest.
     pub manifest: TemplateManifest,
     /// CPU and devices.
@@ -242,74 +304,106 @@ pub struct Template {
     pub diff: Option<Diff>,
 }
 
+impl Template {
+    /// The files of the whole template: its own, or those of the base of a diff.
+    #[must_use]
+    pub fn whole(&self) -> &Directory {
+        self.diff.as_ref().map_or(&self.own, |diff| &diff.base)
+    }
+}
+
 /// The whole template that a clone descends from: the template itself, or the base of a diff.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Ancestor {
-    /// Where to read it now; a copy that is gone with its loader, perhaps.
-    pub dir: PathBuf,
-    /// Where it is kept: the directory in which its manifest really lies, links followed.
+    /// The directory in which its manifest really lies.
     pub home: PathBuf,
     /// SHA-256 of its manifest.
     pub manifest_sha256: String,
     /// Length of its memory file.
     pub memory_bytes: u64,
+    manifest: File,
 }
 
 impl Ancestor {
-    /// Whether its home still holds it, as far as a manifest tells.
+    /// Whether its manifest has a name and says the same. Whether it is the one at its home is the client's to look.
     #[must_use]
     pub fn stands(&self) -> bool {
-        read_manifest(&self.home).is_ok_and(|found| found.sha256 == self.manifest_sha256)
+        has_name(&self.manifest)
+            && read_limited(&self.manifest, &self.home, MAX_MANIFEST)
+                .is_ok_and(|bytes| hex(&Sha256::digest(&bytes)) == self.manifest_sha256)
     }
 }
 
 /// Where the pages and blocks of a diff belong; checked against the lengths of its base.
 #[derive(Debug)]
 pub struct Diff {
+    /// The files that it is laid over.
+    pub base: Directory,
     /// Of the memory.
     pub memory: Extents,
     /// Of the layer.
     pub layer: Extents,
 }
 
-/// Which platform a template is of, by its manifest.
-///
-/// # Errors
-/// See [`SnapshotError`].
-pub fn platform(dir: &Path) -> Result<Platform, SnapshotError> {
-    Ok(read_manifest(dir)?.manifest.platform)
+/// What is restored: whose files came, and where the whole template really lies.
+#[derive(Debug)]
+pub struct Source<'a> {
+    /// The template's directory.
+    pub dir: &'a Path,
+    /// The directory of a diff's base, if it is not the one that the manifest names.
+    pub base: Option<&'a Path>,
+    /// See [`Ancestor::home`].
+    pub home: &'a Path,
 }
 
-/// Opens a template. The base of a diff is looked for at `base`, else where the manifest says.
+/// Opens a template; `host` is asked for its platform when the template's is known.
 ///
 /// # Errors
-/// See [`SnapshotError`].
-pub fn open(dir: &Path, base: Option<&Path>, host: Platform) -> Result<Template, SnapshotError> {
-    let found = read_manifest(dir)?;
-    if found.manifest.platform != host {
-        let found = found.manifest.platform;
+/// See [`SnapshotError`]; `E` is the platform probe's.
+pub fn open<E: From<SnapshotError>>(
+    source: &Source<'_>,
+    files: &mut Files,
+    host: impl FnOnce(Platform) -> Result<Platform, E>,
+) -> Result<Template, E> {
+    let own = Directory::take(source.dir, FileRole::Template, files);
+    let found = read_manifest(&own)?;
+    let host = host(found.manifest.platform)?;
+    Ok(open_on(source, files, own, found, host)?)
+}
+
+fn open_on(
+    source: &Source<'_>,
+    files: &mut Files,
+    own: Directory,
+    found: Found,
+    host: Platform,
+) -> Result<Template, SnapshotError> {
+    let manifest = &found.manifest;
+    if manifest.platform != host {
+        let found = manifest.platform;
         return Err(SnapshotError::Platform { found, host });
     }
-    let manifest = &found.manifest;
-    measure_all(dir, manifest)?;
-    measure(&manifest.root, &manifest.root_sum)?;
-    let path = dir.join(template_file::STATE);
-    let bytes = read_limited(&path, MAX_BODY)?;
+    own.measure_all(manifest)?;
+    let root_image = root_image(manifest, files)?;
+    let bytes = own.read(TemplateFile::State, MAX_BODY)?;
+    let path = own.path(TemplateFile::State);
     if hex(&Sha256::digest(&bytes)) != manifest.state_sum.sha256 {
         return Err(damaged(&path, "its SHA-256 differs from the manifest's"));
     }
     let state = decode(&path, &bytes, host)?;
     let (root, diff) = match &manifest.base {
-        None => (found.ancestor(dir), None),
+        None => (found.ancestor(&own, source.home)?, None),
         Some(named) => {
-            let at = base.unwrap_or(&named.dir);
-            let root = open_base(dir, named, at)?;
-            let diff = read_extents(dir, manifest, named, &root.manifest)?;
-            (root.ancestor(at), Some(diff))
+            let at = source.base.unwrap_or(&named.dir);
+            let base = Directory::take(at, FileRole::Base, files);
+            let root = open_base(source.dir, named, &base)?;
+            let diff = read_extents(&own, manifest, named, &root.manifest)?;
+            (root.ancestor(&base, source.home)?, Some(diff.over(base)))
         }
     };
     Ok(Template {
-        dir: dir.to_owned(),
+        own,
+        root_image,
         manifest: found.manifest,
         state,
         root,
@@ -317,37 +411,62 @@ pub fn open(dir: &Path, base: Option<&Path>, host: Platform) -> Result<Template,
     })
 }
 
+fn root_image(manifest: &TemplateManifest, files: &mut Files) -> Result<File, SnapshotError> {
+    let path = &manifest.root;
+    let missing = || at("read", path)(not_there());
+    let file: File = files.take(FileRole::Root).ok_or_else(missing)?.into();
+    measure(&file, path, &manifest.root_sum)?;
+    Ok(file)
+}
+
 /// The manifest of a diff's base, if it is the one that the diff was made from.
-fn open_base(diff: &Path, named: &TemplateBase, at: &Path) -> Result<Found, SnapshotError> {
+fn open_base(diff: &Path, named: &TemplateBase, base: &Directory) -> Result<Found, SnapshotError> {
     let because = |source| SnapshotError::Base {
         diff: diff.to_owned(),
-        base: at.to_owned(),
+        base: base.dir.clone(),
         source: Box::new(source),
     };
-    let found = read_manifest(at).map_err(because)?;
+    let found = read_manifest(base).map_err(because)?;
     if found.sha256 != named.manifest_sha256 {
         return Err(SnapshotError::OtherBase {
             diff: diff.to_owned(),
-            base: at.to_owned(),
+            base: base.dir.clone(),
         });
     }
     if found.manifest.base.is_some() {
-        let path = at.join(MANIFEST_NAME);
+        let path = base.path(TemplateFile::Manifest);
         return Err(because(damaged(&path, "a base is never a diff itself")));
     }
-    measure_all(at, &found.manifest).map_err(because)?;
+    base.measure_all(&found.manifest).map_err(because)?;
     Ok(found)
 }
 
+/// Where the pages and blocks of a diff belong, before its base is known.
+struct Lists {
+    memory: Extents,
+    layer: Extents,
+}
+
+impl Lists {
+    fn over(self, base: Directory) -> Diff {
+        let Self { memory, layer } = self;
+        Diff {
+            base,
+            memory,
+            layer,
+        }
+    }
+}
+
 fn read_extents(
-    dir: &Path,
+    own: &Directory,
     manifest: &TemplateManifest,
     named: &TemplateBase,
     base: &TemplateManifest,
-) -> Result<Diff, SnapshotError> {
-    let path = dir.join(template_file::EXTENTS);
-    measure(&path, &named.extents_sum)?;
-    let bytes = read_limited(&path, extents::MAX_FILE)?;
+) -> Result<Lists, SnapshotError> {
+    let path = own.path(TemplateFile::Extents);
+    own.measure(TemplateFile::Extents, &named.extents_sum)?;
+    let bytes = own.read(TemplateFile::Extents, extents::MAX_FILE)?;
     if hex(&Sha256::digest(&bytes)) != named.extents_sum.sha256 {
         return Err(damaged(&path, "its SHA-256 differs from the manifest's"));
     }
@@ -355,17 +474,18 @@ fn read_extents(
     let (memory, layer) = extents::decode(&bytes, TEMPLATE_FORMAT, lengths)
         .map_err(|e| damaged(&path, e.to_string()))?;
     let stored = [
-        (template_file::MEMORY, &memory, &manifest.memory_sum),
-        (template_file::LAYER, &layer, &manifest.layer_sum),
+        (TemplateFile::Memory, &memory, &manifest.memory_sum),
+        (TemplateFile::Layer, &layer, &manifest.layer_sum),
     ];
-    for (name, extents, sum) in stored {
+    for (file, extents, sum) in stored {
         let (listed, bytes) = (extents.bytes(), sum.bytes);
         if listed != bytes {
+            let name = file.name();
             let what = format!("it lists {listed} bytes of the {name} file, which has {bytes}");
             return Err(damaged(&path, what));
         }
     }
-    Ok(Diff { memory, layer })
+    Ok(Lists { memory, layer })
 }
 
 /// Reads every byte of a template, its root image and its base included, and compares it with the manifests.
@@ -373,13 +493,17 @@ fn read_extents(
 /// # Errors
 /// The first file that differs.
 pub fn verify(dir: &Path) -> Result<TemplateManifest, SnapshotError> {
-    let manifest = read_manifest(dir)?.manifest;
-    compare(&manifest.root, sum, &manifest.root_sum)?;
-    verify_files(dir, &manifest)?;
+    let (mut files, _) = files::of_template(dir, None)?;
+    let own = Directory::take(dir, FileRole::Template, &mut files);
+    let manifest = read_manifest(&own)?.manifest;
+    let root = root_image(&manifest, &mut files)?;
+    compare(&root, &manifest.root, sum, &manifest.root_sum)?;
+    verify_files(&own, &manifest)?;
     if let Some(named) = &manifest.base {
-        let base = open_base(dir, named, &named.dir)?.manifest;
-        read_extents(dir, &manifest, named, &base)?;
-        verify_files(&named.dir, &base).map_err(|source| SnapshotError::Base {
+        let base = Directory::take(&named.dir, FileRole::Base, &mut files);
+        let whole = open_base(dir, named, &base)?.manifest;
+        read_extents(&own, &manifest, named, &whole)?;
+        verify_files(&base, &whole).map_err(|source| SnapshotError::Base {
             diff: dir.to_owned(),
             base: named.dir.clone(),
             source: Box::new(source),
@@ -388,43 +512,30 @@ pub fn verify(dir: &Path) -> Result<TemplateManifest, SnapshotError> {
     Ok(manifest)
 }
 
-fn verify_files(dir: &Path, manifest: &TemplateManifest) -> Result<(), SnapshotError> {
-    compare(&dir.join(template_file::STATE), sum, &manifest.state_sum)?;
-    let sparse = [
-        (template_file::MEMORY, &manifest.memory_sum),
-        (template_file::LAYER, &manifest.layer_sum),
+type Summed = fn(&File, &Path) -> Result<FileSum, SnapshotError>;
+
+fn verify_files(dir: &Directory, manifest: &TemplateManifest) -> Result<(), SnapshotError> {
+    let files: [(_, Summed, _); 3] = [
+        (TemplateFile::State, sum, &manifest.state_sum),
+        (TemplateFile::Memory, sparse_sum, &manifest.memory_sum),
+        (TemplateFile::Layer, sparse_sum, &manifest.layer_sum),
     ];
-    for (name, expected) in sparse {
-        compare(&dir.join(name), sparse_sum, expected)?;
+    for (name, sum, expected) in files {
+        compare(dir.file(name)?, &dir.path(name), sum, expected)?;
     }
     Ok(())
 }
 
-fn compare(
-    path: &Path,
-    sum: fn(&Path) -> Result<FileSum, SnapshotError>,
-    expected: &FileSum,
-) -> Result<(), SnapshotError> {
-    measure(path, expected)?;
-    if sum(path)? == *expected {
+fn compare(file: &File, path: &Path, sum: Summed, expected: &FileSum) -> Result<(), SnapshotError> {
+    measure(file, path, expected)?;
+    if sum(file, path)? == *expected {
         return Ok(());
     }
     Err(damaged(path, "its sum differs from the manifest's"))
 }
 
-fn measure_all(dir: &Path, manifest: &TemplateManifest) -> Result<(), SnapshotError> {
-    let files = [
-        (template_file::MEMORY, &manifest.memory_sum),
-        (template_file::STATE, &manifest.state_sum),
-        (template_file::LAYER, &manifest.layer_sum),
-    ];
-    files
-        .into_iter()
-        .try_for_each(|(name, sum)| measure(&dir.join(name), sum))
-}
-
-fn measure(path: &Path, expected: &FileSum) -> Result<(), SnapshotError> {
-    let found = fs::metadata(path).map_err(at("read", path))?.len();
+fn measure(file: &File, path: &Path, expected: &FileSum) -> Result<(), SnapshotError> {
+    let found = length(file).map_err(at("read", path))?;
     if found == expected.bytes {
         return Ok(());
     }
@@ -432,14 +543,11 @@ fn measure(path: &Path, expected: &FileSum) -> Result<(), SnapshotError> {
     Err(damaged(path, what))
 }
 
-fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
-    let file = File::open(path).map_err(at("read", path))?;
-    read_file_limited(&file, path, limit)
-}
-
-fn read_file_limited(file: &File, path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
+/// Reads a whole file, wherever its offset stands.
+fn read_limited(file: &File, path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
     let mut bytes = Vec::new();
-    file.take(limit + 1)
+    FromStart { file, at: 0 }
+        .take(limit + 1)
         .read_to_end(&mut bytes)
         .map_err(at("read", path))?;
     if bytes.len() as u64 > limit {
@@ -448,33 +556,46 @@ fn read_file_limited(file: &File, path: &Path, limit: u64) -> Result<Vec<u8>, Sn
     Ok(bytes)
 }
 
+/// Reads without the offset that all copies of a descriptor share.
+struct FromStart<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for FromStart<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read_at(into, self.at)?;
+        self.at += n as u64;
+        Ok(n)
+    }
+}
+
 /// A manifest as it was found.
 struct Found {
     manifest: TemplateManifest,
     sha256: String,
-    home: PathBuf,
 }
 
 impl Found {
-    fn ancestor(&self, dir: &Path) -> Ancestor {
-        Ancestor {
-            dir: dir.to_owned(),
-            home: self.home.clone(),
+    fn ancestor(&self, dir: &Directory, home: &Path) -> Result<Ancestor, SnapshotError> {
+        let manifest = dir.file(TemplateFile::Manifest)?.try_clone();
+        Ok(Ancestor {
+            home: home.to_owned(),
             manifest_sha256: self.sha256.clone(),
             memory_bytes: self.manifest.memory_sum.bytes,
-        }
+            manifest: manifest.map_err(at("read", home))?,
+        })
     }
 }
 
 /// The format is read first, from JSON of whatever shape.
-fn read_manifest(dir: &Path) -> Result<Found, SnapshotError> {
+fn read_manifest(dir: &Directory) -> Result<Found, SnapshotError> {
     #[derive(Deserialize)]
     struct Versioned {
         format: u32,
     }
-    let path = dir.join(MANIFEST_NAME);
-    let file = File::open(&path).map_err(at("read", &path))?;
-    let bytes = read_file_limited(&file, &path, MAX_MANIFEST)?;
+    let path = dir.path(TemplateFile::Manifest);
+    let bytes = dir.read(TemplateFile::Manifest, MAX_MANIFEST)?;
     let bad = |source| SnapshotError::Manifest {
         path: path.clone(),
         source,
@@ -492,13 +613,5 @@ fn read_manifest(dir: &Path) -> Result<Found, SnapshotError> {
     Ok(Found {
         manifest,
         sha256: hex(&Sha256::digest(&bytes)),
-        home: home_of(&file).map_err(at("find", &path))?,
     })
-}
-
-/// The directory in which an open file really lies. The kernel knows it, whatever links led to the file; a
-/// loaded template is links to the one that it was loaded from.
-fn home_of(file: &File) -> io::Result<PathBuf> {
-    let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-    Ok(path.parent().unwrap_or(&path).to_owned())
 }

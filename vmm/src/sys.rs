@@ -7,19 +7,60 @@
 use std::{
     fs::File,
     io,
-    os::fd::AsRawFd,
+    os::fd::{AsRawFd, FromRawFd, IntoRawFd},
     ptr,
     sync::atomic::{AtomicPtr, Ordering},
 };
 
 use kvm_bindings::{kvm_userspace_memory_region, kvm_xsave};
-use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use nix::unistd::{Whence, lseek};
 use vm_memory::{GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 use crate::watch::KICK_SIGNAL;
 
 /// `kvm_run.immediate_exit` of this process's one vCPU that may have to leave the guest.
 static IMMEDIATE_EXIT: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+
+/// Length of a file in bytes. `File::metadata` would do, but its system calls look up paths as well and are not
+/// allowed; the offset that this moves is used by nobody.
+pub(crate) fn length(file: &File) -> io::Result<u64> {
+    Ok(lseek(file, 0, Whence::SeekEnd)?.cast_unsigned())
+}
+
+/// Closes all descriptors but the first three: what whoever started this process had open is not this VM's.
+pub(crate) fn close_inherited() -> io::Result<()> {
+    // SAFETY: closing a descriptor needs that nobody owns it who uses it later. This is called before anything
+    // but the three standard descriptors is opened (`confine`), so what is closed was inherited and has no owner.
+    let done = unsafe { nix::libc::syscall(nix::libc::SYS_close_range, 3, u32::MAX, 0) };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether a file has a name still.
+pub(crate) fn has_name(file: &File) -> bool {
+    // SAFETY: `fstat` needs an open descriptor and room for the structure that it fills, of which zeros are a
+    // value; both live as long as the call. It is called by number because the C library's function makes another
+    // system call, which looks up paths as well and is not allowed.
+    unsafe {
+        let mut stat: nix::libc::stat = std::mem::zeroed();
+        let call = nix::libc::SYS_fstat;
+        nix::libc::syscall(call, file.as_raw_fd(), &raw mut stat) == 0 && stat.st_nlink > 0
+    }
+}
+
+/// KVM behind an open /dev/kvm.
+pub(crate) fn kvm(file: File) -> io::Result<Kvm> {
+    // SAFETY: `Kvm` needs a descriptor that nobody else owns and closes it when it is dropped; `into_raw_fd` has
+    // given this one up. That it is /dev/kvm is checked below: of any other file the request below fails.
+    let kvm = unsafe { Kvm::from_raw_fd(file.into_raw_fd()) };
+    match u32::try_from(kvm.get_api_version()) {
+        Ok(kvm_bindings::KVM_API_VERSION) => Ok(kvm),
+        _ => Err(io::Error::other("it is not KVM of API version 12")),
+    }
+}
 
 extern "C" fn kick(_: i32, _: *mut nix::libc::siginfo_t, _: *mut nix::libc::c_void) {
     let at = IMMEDIATE_EXIT.load(Ordering::Acquire);

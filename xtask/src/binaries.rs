@@ -120,6 +120,27 @@ pub(crate) fn build_static(
     })
 }
 
+/// Builds a `cube-vmm` that leaves out the layers of its confinement that it is told to. It is in no directory of
+/// programs that are used otherwise.
+pub(crate) fn build_weak_vmm(
+    workspace: &Workspace,
+    progress: Progress,
+    log: &Path,
+) -> Result<PathBuf> {
+    let target = workspace.artifacts().join("weak");
+    progress.stage("weak VMM", || {
+        let mut cargo = workspace.cargo();
+        cargo
+            .env("CARGO_TARGET_DIR", &target)
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env("RUSTFLAGS", STATIC)
+            .args(["build", "--target", GUEST_TARGET, "--package", "vmm"])
+            .args(["--features", "vmm/weaken"]);
+        tool::run(&mut cargo, log)
+    })?;
+    existing(target.join(GUEST_TARGET).join("debug/cube-vmm"))
+}
+
 fn existing(file: PathBuf) -> Result<PathBuf> {
     let meta =
         std::fs::metadata(&file).with_context(|| format!("cargo built no {}", file.display()))?;

@@ -26,8 +26,12 @@ pub(crate) struct Judged {
 impl Proof {
     /// The one that a run left in `dir`.
     pub(crate) fn read(dir: &Path) -> Result<Self> {
-        let path = dir.join("isolation.json");
-        let text = std::fs::read(&path).with_context(|| format!("no {}", path.display()))?;
+        Self::of_file(&dir.join("isolation.json"))
+    }
+
+    /// The one in a file.
+    pub(crate) fn of_file(path: &Path) -> Result<Self> {
+        let text = std::fs::read(path).with_context(|| format!("no {}", path.display()))?;
         Ok(serde_json::from_slice(&text)?)
     }
 }
@@ -63,7 +67,8 @@ pub(crate) fn run(workspace: &Workspace, surroundings: &Surroundings) -> Result<
     })
 }
 
-fn count(proof: &Proof) -> Counts {
+/// All but a pass is a failure.
+pub(crate) fn count(proof: &Proof) -> Counts {
     let mut counts = Counts::default();
     for case in &proof.cases {
         match case.verdict.as_str() {

@@ -1,5 +1,5 @@
-//! The project's tasks: `cargo xtask bench`, `verify`, `test`, `prepare`, `images`, `sdks`, `hvm`, `soak`,
-//! `mutate-netisolation`.
+//! The project's tasks: `cargo xtask bench`, `verify`, `test`, `prepare`, `images`, `sdks`, `hvm`, `soak`, `fuzz`,
+//! `mutate-netisolation`, `mutate-confinement`.
 //!
 //! Exit codes: 0 done · 1 a bug or a failed test · 2 usage · 6 unsuitable host. `bench` ends with the code
 //! of `cube-bench` once that has been started.
@@ -13,10 +13,13 @@ mod conformance;
 mod tasks;
 mod tiers;
 
+mod confinement;
+mod dependencies;
 mod fuzz;
 mod hvm;
 mod isolation;
 mod mutate;
+mod mutate_confinement;
 
 mod prepare;
 mod workspace;
@@ -106,11 +109,24 @@ enum Task {
     Hvm,
     /// Run the long tests.
     Soak,
+    /// Run fuzz targets for minutes each, on corpora that grow from run to run in target/cube/fuzz.
+    Fuzz {
+        /// For each target.
+        #[arg(long, default_value_t = 10)]
+        minutes: u64,
+        /// Make seeds of the inputs that reach code which no seed reaches.
+        #[arg(long)]
+        keep: bool,
+        /// One target instead of all.
+        target: Option<String>,
+    },
     /// Take checks of network isolation out, one at a time, and see whether the prover notices.
     MutateNetisolation {
         /// Only mutations whose names contain this.
         only: Option<String>,
     },
+    /// Take the layers of a VMM's confinement away and see what each holds.
+    MutateConfinement,
 }
 
 /// Templates that `prepare` leaves out, because they take minutes.
@@ -147,8 +163,28 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Sdks => prepare::sdks(&workspace, progress)?,
         Task::Hvm => return tasks::hvm(&workspace, progress),
         Task::Soak => return tasks::soak(&workspace, progress),
+        Task::Fuzz {
+            minutes,
+            keep,
+            target,
+        } => {
+            let plan = fuzz::LongRun {
+                target,
+                minutes,
+                keep,
+            };
+            fuzz::run_long(&workspace, &plan, progress)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Task::MutateNetisolation { only } => {
             let code = match mutate::run(&workspace, only.as_deref(), progress)? {
+                true => 0,
+                false => EXIT_BUG,
+            };
+            return Ok(ExitCode::from(code));
+        }
+        Task::MutateConfinement => {
+            let code = match mutate_confinement::run(&workspace, progress)? {
                 true => 0,
                 false => EXIT_BUG,
             };

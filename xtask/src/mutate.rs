@@ -13,7 +13,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde::Deserialize;
 
 use crate::{
@@ -43,10 +43,21 @@ struct Mutation {
     /// Must be there exactly once.
     find: String,
     replace: String,
-    /// Class of the cases that have to notice.
-    class: String,
-    /// How the prover has to end.
+    /// Class of the prover's cases that have to notice.
+    class: Option<String>,
+    /// In place of a class: tests that have to fail.
+    test: Option<Test>,
+    /// How it has to end.
     found: Found,
+}
+
+/// Tests of a part that the prover's server does not come with.
+#[derive(Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Test {
+    package: String,
+    /// What their names have in them.
+    names: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -56,16 +67,42 @@ enum Found {
     Breach,
     /// Another check still stops it, for another reason.
     Unproven,
+    /// A test fails.
+    FailedTest,
 }
 
 impl Found {
-    fn code(self) -> i32 {
+    /// Of the prover's exit code.
+    fn by_prover(code: i32) -> Option<Self> {
+        match code {
+            4 => Some(Self::Breach),
+            5 => Some(Self::Unproven),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
         match self {
-            Self::Breach => 4,
-            Self::Unproven => 5,
+            Self::Breach => "breach",
+            Self::Unproven => "unproven",
+            Self::FailedTest => "failed",
         }
     }
 }
+
+impl Mutation {
+    /// What has to notice: a class or tests.
+    fn noticer(&self) -> &str {
+        match (&self.class, &self.test) {
+            (Some(class), _) => class,
+            (None, Some(test)) => &test.package,
+            (None, None) => "nothing",
+        }
+    }
+}
+
+/// How it ended, if anything noticed, and in which cases.
+type Noticed = (Option<Found>, String);
 
 /// Where mutants are made.
 #[derive(Debug)]
@@ -101,27 +138,15 @@ pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress)
     fs::create_dir_all(&home)?;
     fs::write(&nursery.log, "")?;
     nursery.copy_sources()?;
-    let api = progress.stage("unmutated", || nursery.build())?;
-    let (code, proof) = nursery.prove(&api, &classes(&chosen))?;
-    ensure!(
-        code == 0,
-        "cases fail without any mutation: {}",
-        failing(&proof)
-    );
+    nursery.pass_unmutated(&chosen, progress)?;
     let mut all_found = true;
     println!("{:<32} {:<10} {:<9} noticed by", "mutation", "class", "end");
     for mutation in chosen {
         let (end, noticed) = nursery.try_one(mutation, progress)?;
         all_found &= end == Some(mutation.found);
-        let word = match end {
-            Some(Found::Breach) => "breach",
-            Some(Found::Unproven) => "unproven",
-            None => "SURVIVED",
-        };
-        println!(
-            "{:<32} {:<10} {word:<9} {noticed}",
-            mutation.name, mutation.class
-        );
+        let word = end.map_or("SURVIVED", Found::name);
+        let by = mutation.noticer();
+        println!("{:<32} {by:<10} {word:<9} {noticed}", mutation.name);
     }
     Ok(all_found)
 }
@@ -135,7 +160,7 @@ fn load(workspace: &Workspace) -> Result<List> {
 fn classes<'a>(mutations: &[&'a Mutation]) -> Vec<&'a str> {
     let mut classes: Vec<&str> = mutations
         .iter()
-        .map(|mutation| mutation.class.as_str())
+        .filter_map(|mutation| mutation.class.as_deref())
         .collect();
     classes.sort_unstable();
     classes.dedup();
@@ -180,15 +205,51 @@ impl Nursery<'_> {
         Ok(())
     }
 
-    /// Builds the server of the copy as it is now.
-    fn build(&self) -> Result<PathBuf> {
+    /// What has to notice mutants must not notice anything without.
+    fn pass_unmutated(&self, chosen: &[&Mutation], progress: Progress) -> Result<()> {
+        let classes = classes(chosen);
+        if !classes.is_empty() {
+            let api = progress.stage("unmutated", || self.build())?;
+            let (code, proof) = self.prove(&api, &classes)?;
+            let failing = failing(&proof);
+            ensure!(code == 0, "cases fail without any mutation: {failing}");
+        }
+        let mut tests: Vec<&Test> = chosen.iter().filter_map(|m| m.test.as_ref()).collect();
+        tests.dedup();
+        for test in tests {
+            let passes = progress.stage("unmutated", || self.passes(test))?;
+            ensure!(passes, "{} fails without any mutation", test.names);
+        }
+        Ok(())
+    }
+
+    /// Whether tests of the copy pass, as it is now. One that does not build is an error.
+    fn passes(&self, test: &Test) -> Result<bool> {
+        let tests = ["test", "--package", &test.package, "--lib"];
+        tool::run(self.cargo().args(tests).arg("--no-run"), &self.log)?;
+        let done = self.cargo().args(tests).arg(&test.names).output()?;
+        let said = String::from_utf8_lossy(&done.stdout);
+        ensure!(
+            !said.contains("running 0 tests"),
+            "no test of {} is called {}",
+            test.package,
+            test.names
+        );
+        Ok(done.status.success())
+    }
+
+    fn cargo(&self) -> Command {
         let mut cargo = self.workspace.cargo();
         cargo
             .current_dir(&self.tree)
             .env("CARGO_TARGET_DIR", &self.target)
-            .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            .args(["build", "--package", "api"]);
-        tool::run(&mut cargo, &self.log)?;
+            .env("CARGO_PROFILE_DEV_DEBUG", "0");
+        cargo
+    }
+
+    /// Builds the server of the copy as it is now.
+    fn build(&self) -> Result<PathBuf> {
+        tool::run(self.cargo().args(["build", "--package", "api"]), &self.log)?;
         Ok(self.target.join("debug/cube-api"))
     }
 
@@ -208,7 +269,7 @@ impl Nursery<'_> {
     }
 
     /// How the prover found it, if it did, and in which cases.
-    fn try_one(&self, mutation: &Mutation, progress: Progress) -> Result<(Option<Found>, String)> {
+    fn try_one(&self, mutation: &Mutation, progress: Progress) -> Result<Noticed> {
         let path = self.tree.join(&mutation.file);
         let original = fs::read_to_string(&path)
             .with_context(|| format!("cannot read {}", mutation.file.display()))?;
@@ -224,21 +285,26 @@ impl Nursery<'_> {
             &path,
             original.replacen(&mutation.find, &mutation.replace, 1),
         )?;
-        let tried = progress
-            .stage(&mutation.name, || self.build())
-            .and_then(|api| self.prove(&api, &[&mutation.class]));
+        let tried = match (&mutation.class, &mutation.test) {
+            (Some(class), None) => self.by_prover(&mutation.name, class, progress),
+            (None, Some(test)) => self.by_test(&mutation.name, test, progress),
+            _ => Err(anyhow!("{} has not one of class and test", mutation.name)),
+        };
         fs::write(&path, &original)?;
-        let (code, proof) = tried?;
-        let in_class = proof.cases.iter().any(|case| case.class == mutation.class);
-        ensure!(
-            in_class,
-            "{}: no case is of the class {}",
-            mutation.name,
-            mutation.class
-        );
-        let kinds = [Found::Breach, Found::Unproven];
-        let end = kinds.into_iter().find(|found| found.code() == code);
-        Ok((end, failing(&proof)))
+        tried
+    }
+
+    fn by_prover(&self, name: &str, class: &str, progress: Progress) -> Result<Noticed> {
+        let api = progress.stage(name, || self.build())?;
+        let (code, proof) = self.prove(&api, &[class])?;
+        let in_class = proof.cases.iter().any(|case| case.class == class);
+        ensure!(in_class, "{name}: no case is of the class {class}");
+        Ok((Found::by_prover(code), failing(&proof)))
+    }
+
+    fn by_test(&self, name: &str, test: &Test, progress: Progress) -> Result<Noticed> {
+        let passes = progress.stage(name, || self.passes(test))?;
+        Ok(((!passes).then_some(Found::FailedTest), test.names.clone()))
     }
 }
 

@@ -8,7 +8,8 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, conformance, fuzz, host, hvm,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, confinement, conformance, dependencies, fuzz, host,
+    hvm,
     interpreter::Variant,
     isolation, prepare,
     prepare::Freshness,
@@ -98,10 +99,10 @@ pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) ->
     }
     let surroundings = surroundings(workspace, &plan.run, progress)?;
     lint(workspace, progress)?;
-    let mut outcome = Outcome::default();
+    let mut outcome = dependencies::check(workspace, progress)?;
     let tests: Vec<Tier> = plan.run.iter().copied().filter(|t| t.is_cargos()).collect();
     if !tests.is_empty() {
-        outcome = tiers::run(workspace, &tests, &surroundings)?;
+        outcome = outcome.and(tiers::run(workspace, &tests, &surroundings)?);
     }
     if plan.run.contains(&Tier::Hvm) {
         outcome = outcome.and(hvm::run(workspace, progress)?);
@@ -111,6 +112,7 @@ pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) ->
     }
     if plan.run.contains(&Tier::Isolation) {
         outcome = outcome.and(isolation::run(workspace, &surroundings)?);
+        outcome = outcome.and(confinement::run(workspace, &surroundings)?);
     }
     for (tier, part) in [
         (Tier::Interpreter, conformance::INTERPRETER),

@@ -117,6 +117,7 @@ impl Maker<'_> {
             hypercalls: HypercallPath::default(),
             vsock: vsock.clone(),
             console: Some(self.console(BOOT)),
+            layer_limit: None,
         };
         vm.control.boot(spec, None).context("cannot boot")?;
         vm.control.identity(fresh_identity("template")?, PATIENCE)?;
@@ -141,6 +142,7 @@ impl Maker<'_> {
             base: None,
             vsock: vsock.clone(),
             console: Some(self.console(RESTORE)),
+            layer_limit: None,
             prefault: WorkingSetPrefault::Off,
         };
         vm.control.restore(spec, None)?;

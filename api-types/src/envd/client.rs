@@ -1,23 +1,30 @@
 //! A small blocking client: one connection, requests one after another, no runtime.
 //!
-//! Every call has a deadline that covers all of it. After an error the connection is in an unknown state:
+//! Every call has a deadline that covers all of it, and reads no more than its [`AnswerLimits`] allow. After an error the connection is in an unknown state:
 //! drop the client and connect again.
 
 mod answer;
 mod calls;
 mod connection;
+mod deadline;
 mod exec;
+mod frames;
 mod input;
+mod limits;
+mod response;
 
 use std::{io, os::unix::net::UnixStream, path::Path, time::Duration};
 
 pub use answer::HttpAnswer;
 pub use calls::Tunnel;
-use connection::{Connection, Deadline};
+use connection::Connection;
+use deadline::Deadline;
 pub use exec::{ExecOutput, ExecRequest, ExecStream, MAX_EXEC_OUTPUT};
 pub use input::InputStream;
+pub use limits::AnswerLimits;
 
 use super::Transport;
+use crate::guest_text;
 
 /// Why a call failed, by what the caller can do.
 #[derive(Debug, thiserror::Error)]
@@ -39,13 +46,14 @@ pub enum ClientError {
         status: u16,
         /// The code of the body: a number on plain routes, a Connect name on RPC routes.
         code: String,
-        /// For a person.
+        /// For a person; see [`guest_text`].
         message: String,
     },
     /// The deadline passed.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
-    /// The peer does not speak this protocol, or one side has a bug.
+    /// The peer does not speak this protocol or sends too much, or one side has a bug. What is quoted of it has
+    /// been through [`guest_text`].
     #[error("unexpected answer: {0}")]
     Protocol(String),
 }
@@ -63,7 +71,7 @@ pub struct EnvdClient<S = UnixStream> {
 }
 
 fn protocol(what: impl std::fmt::Display) -> ClientError {
-    ClientError::Protocol(what.to_string())
+    ClientError::Protocol(guest_text(&what.to_string()))
 }
 
 impl EnvdClient {
@@ -129,6 +137,22 @@ impl<S: Transport> EnvdClient<S> {
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
+
+    /// From now on calls read so much; [`AnswerLimits::DATA`] until this is called.
+    pub fn set_limits(&mut self, limits: AnswerLimits) {
+        self.connection.limits = limits;
+    }
+
+    /// The stream, after calls that were answered in whole. Its timeouts are those of the last call.
+    ///
+    /// # Errors
+    /// [`ClientError::Protocol`]: the agent has sent more than the answers.
+    pub fn into_stream(self) -> Result<S, ClientError> {
+        match self.connection.unused().is_empty() {
+            true => Ok(self.connection.stream),
+            false => Err(protocol("bytes after the end of an answer")),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -163,10 +187,11 @@ mod tests {
     }
 
     #[test]
-    fn the_handshake_leaves_what_follows_it() {
+    fn an_answer_before_a_question_is_none() {
         let (client, line) = connect_to(b"OK 1073741824\nHTTP/1.1 204 No Content\r\n\r\n");
         assert_eq!(line, "CONNECT 49983\n");
-        client.unwrap().health().unwrap();
+        let early = client.unwrap().health().unwrap_err();
+        assert!(matches!(early, ClientError::Protocol(_)), "{early}");
     }
 
     #[test]

@@ -20,8 +20,8 @@ mod transport;
 
 pub use chunked::{ChunkError, ChunkedDecoder, Decoded};
 pub use client::{
-    ClientError, EnvdClient, ExecOutput, ExecRequest, ExecStream, HttpAnswer, InputStream,
-    MAX_EXEC_OUTPUT, Tunnel,
+    AnswerLimits, ClientError, EnvdClient, ExecOutput, ExecRequest, ExecStream, HttpAnswer,
+    InputStream, MAX_EXEC_OUTPUT, Tunnel,
 };
 pub use error::{ConnectCode, ConnectError, EndStream, ErrorBody};
 pub use filesystem::{

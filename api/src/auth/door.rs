@@ -79,6 +79,12 @@ impl Door {
         }
     }
 
+    /// Whether nobody is asked for a key.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.held.is_none()
+    }
+
     /// Other keys from now on.
     pub fn replace(&self, keys: Vec<KeyRecord>) {
         let Some(held) = &self.held else {

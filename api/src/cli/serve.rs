@@ -1,7 +1,7 @@
 //! `cube-api serve`: options, checked and completed.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
@@ -12,8 +12,9 @@ use api::{
     serve::{self, OnExit, ServeError, ServeSpec, TlsFiles},
 };
 use clap::{Args, ValueEnum};
+use ipnet::IpNet;
 use model::Bytes;
-use pool::{PoolConfig, SandboxLimits, WarmMarks};
+use pool::{MissingLimits, PoolConfig, SandboxLimits, WarmMarks};
 use tracing_subscriber::EnvFilter;
 
 use super::{Failure, STATE, failure, network::NetworkOptions};
@@ -36,6 +37,10 @@ pub(super) struct ServeConfig {
     /// Directory of templates [default: ../templates beside this program]
     #[arg(long, value_name = "DIR")]
     templates: Option<PathBuf>,
+    /// Directory of root images and bases that templates may name, besides the templates' own; repeat for more
+    /// [default: guest beside the directory of templates]
+    #[arg(long, value_name = "DIR")]
+    images: Vec<PathBuf>,
     /// The program cube-vmm [default: beside this program]
     #[arg(long, value_name = "FILE")]
     vmm: Option<PathBuf>,
@@ -48,6 +53,9 @@ pub(super) struct ServeConfig {
     /// Its key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
+    /// A proxy before this server, whose `X-Forwarded-For` names its clients; repeat for more
+    #[arg(long, value_name = "CIDR", value_parser = block)]
+    trusted_proxy: Vec<IpNet>,
     /// Ask nobody for a key; refused unless every address is a loopback address
     #[arg(long)]
     insecure_loopback: bool,
@@ -60,12 +68,24 @@ pub(super) struct ServeConfig {
     /// Memory of the host that sandboxes never get
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     memory_reserve: Bytes,
+    /// Space on the disks of the state directory and of layers that sandboxes never get
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    disk_reserve: Bytes,
+    /// Most that the writable layer of each sandbox may take of the disk [default: the layer's size]
+    #[arg(long, value_name = "SIZE")]
+    disk_limit: Option<Bytes>,
+    /// Share of the CPUs of each sandbox while they are short, from 1 to 10000
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    cpu_weight: u16,
     /// CPU of each sandbox in thousandths of a core [default: no limit]
     #[arg(long, value_name = "N")]
     cpu_millis: Option<u32>,
-    /// Disk traffic of each sandbox a second [default: no limit]
-    #[arg(long, value_name = "SIZE")]
-    io_rate: Option<Bytes>,
+    /// Disk traffic of each sandbox a second each way, or none for no limit
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    io_rate: Ceiling,
+    /// Run sandboxes without limits that the host cannot hold
+    #[arg(long)]
+    allow_missing_limits: bool,
     /// Longest timeout of a sandbox
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = humantime::parse_duration)]
     max_timeout: Duration,
@@ -97,6 +117,24 @@ impl FromStr for Marks {
         match low <= high {
             true => Ok(Self(WarmMarks { low, high })),
             false => Err(wrong()),
+        }
+    }
+}
+
+/// A limit that can be lifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ceiling(Option<Bytes>);
+
+impl FromStr for Ceiling {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            size => size
+                .parse()
+                .map(|size| Self(Some(size)))
+                .map_err(|why| format!("{why}, or none")),
         }
     }
 }
@@ -165,19 +203,28 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
     let max_timeout_s = u32::try_from(config.max_timeout.as_secs());
     let max_timeout_s =
         max_timeout_s.map_err(|_| Failure::Usage("--max-timeout is too long".into()))?;
+    let installed = templates(config.templates, beside)?;
     let pool = PoolConfig {
         vmm,
-        installed_templates: templates(config.templates, beside)?,
+        images: images(config.images, installed.as_deref())?,
+        installed_templates: installed,
         state: config.state.clone(),
         warm: config.warm.0,
         limits: SandboxLimits {
             memory_overhead: MEMORY_OVERHEAD,
+            cpu_weight: config.cpu_weight,
             cpu_millis: config.cpu_millis,
             pids: PIDS,
-            io_bytes_per_s: config.io_rate.map(|rate| rate.0),
+            io_bytes_per_s: config.io_rate.0.map(|rate| rate.0),
+            layer: config.disk_limit,
+        },
+        missing_limits: match config.allow_missing_limits {
+            true => MissingLimits::Allow,
+            false => MissingLimits::Refuse,
         },
         max_sandboxes: config.max_sandboxes,
         memory_reserve: config.memory_reserve,
+        disk_reserve: config.disk_reserve,
         start_timeout: Duration::from_secs(30),
         network: None,
     };
@@ -190,6 +237,7 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
         listen: config.listen,
         pool,
         domain: config.domain,
+        trusted_proxies: config.trusted_proxy,
         tls: tls.map(|(certificates, key)| TlsFiles { certificates, key }),
         rate: (!config.insecure_loopback).then_some(rate),
         max_timeout_s,
@@ -199,6 +247,14 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
         },
         network: config.network.spec().map_err(Failure::Usage)?,
     })
+}
+
+/// A block of addresses, or a single one.
+fn block(text: &str) -> Result<IpNet, String> {
+    let single = text.parse::<IpAddr>().map(IpNet::from).ok();
+    single
+        .or_else(|| text.parse::<IpNet>().map(|block| block.trunc()).ok())
+        .ok_or_else(|| format!("{text:?} is no address and no CIDR, as in 10.1.2.3 or fd00::/8"))
 }
 
 /// The directory that was named, which must be there, or the usual one, which may be.
@@ -214,6 +270,24 @@ fn templates(named: Option<PathBuf>, beside: &Path) -> Result<Option<PathBuf>, F
             Ok(usual.canonicalize().ok().filter(|dir| dir.is_dir()))
         }
     }
+}
+
+/// Directories of images; those beside the templates unless others are named.
+fn images(named: Vec<PathBuf>, templates: Option<&Path>) -> Result<Vec<PathBuf>, Failure> {
+    if let Some(wrong) = named.iter().find(|dir| !dir.is_dir()) {
+        let why = format!("--images {} is not a directory", wrong.display());
+        return Err(Failure::Usage(why));
+    }
+    // Where `cargo xtask` puts them: of the base, and of further templates.
+    let usual = ["../guest", "../stages"];
+    let usual = templates
+        .into_iter()
+        .flat_map(|dir| usual.map(|images| dir.join(images)))
+        .filter(|dir| dir.is_dir());
+    Ok(match named.is_empty() {
+        true => usual.collect(),
+        false => named,
+    })
 }
 
 fn ended(why: &ServeError) -> Failure {
@@ -261,12 +335,60 @@ mod tests {
     }
 
     #[test]
+    fn limits_hold_unless_somebody_lifts_them() {
+        let usual = spec(&[]).unwrap().pool;
+        assert_eq!(usual.missing_limits, MissingLimits::Refuse);
+        assert_eq!(usual.limits.io_bytes_per_s, Some(256 << 20));
+        assert_eq!((usual.limits.cpu_weight, usual.limits.layer), (100, None));
+        assert_eq!(usual.disk_reserve, Bytes::mib(1024));
+        let lifted = [
+            "--io-rate",
+            "none",
+            "--allow-missing-limits",
+            "--cpu-weight",
+            "7",
+        ];
+        let lifted = spec(&lifted).unwrap().pool;
+        assert_eq!(lifted.missing_limits, MissingLimits::Allow);
+        assert_eq!(
+            (lifted.limits.io_bytes_per_s, lifted.limits.cpu_weight),
+            (None, 7)
+        );
+        let small = spec(&["--disk-limit", "1GiB", "--io-rate", "1MiB"])
+            .unwrap()
+            .pool
+            .limits;
+        assert_eq!(
+            (small.layer, small.io_bytes_per_s),
+            (Some(Bytes::mib(1024)), Some(1 << 20))
+        );
+        assert!(spec(&["--io-rate", "much"]).is_err());
+    }
+
+    #[test]
     fn half_a_certificate_and_crossed_marks_are_refused() {
         assert!(spec(&["--tls-cert", "/a"]).is_err());
         assert!(spec(&["--warm", "4:2"]).is_err());
         assert!(spec(&["--warm", "3"]).is_err());
         assert!(spec(&["--templates", "/nonexistent"]).is_err());
         assert!(spec(&["--network", "none", "--uplink", "eth0"]).is_err());
+        assert!(spec(&["--trusted-proxy", "proxy.example"]).is_err());
+        let proxies = [
+            "--trusted-proxy",
+            "10.1.2.3",
+            "--trusted-proxy",
+            "fd00::1/8",
+        ];
+        let proxies = spec(&proxies).unwrap().trusted_proxies;
+        assert_eq!(
+            proxies,
+            [
+                "10.1.2.3/32".parse::<IpNet>().unwrap(),
+                "fd00::/8".parse().unwrap()
+            ]
+        );
+        assert!(spec(&["--images", "/nonexistent"]).is_err());
+        assert!(spec(&["--cpu-weight", "0"]).is_err());
         let warm = spec(&["--warm", "0:3"]).unwrap().pool.warm;
         assert_eq!(warm, WarmMarks { low: 0, high: 3 });
     }

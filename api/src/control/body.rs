@@ -5,7 +5,7 @@ use axum::{
     extract::{FromRequest, FromRequestParts, Path, Request},
 };
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::http::request::Parts;
+use hyper::{HeaderMap, header, http::request::Parts};
 use model::SandboxId;
 use serde::de::DeserializeOwned;
 
@@ -14,11 +14,12 @@ use super::{ApiError, App};
 /// The largest body of the control plane. What a create says is kept in 256 KiB at most.
 pub(super) const MAX_BODY: usize = 1 << 20;
 
-/// A JSON body. Its content type is not looked at: clients differ. Its depth is bounded by the parser (128).
+/// A JSON body that says so: a browser sends other types for any page without asking first. Its depth is bounded by the
+/// parser (128).
 #[derive(Debug)]
 pub(super) struct Body<T>(pub(super) T);
 
-/// As [`Body`], but nothing at all means a body without keys.
+/// As [`Body`], but nothing at all means a body without keys, and then its type does not matter.
 #[derive(Debug)]
 pub(super) struct MaybeBody<T>(pub(super) T);
 
@@ -33,6 +34,23 @@ async fn read(request: Request) -> Result<Bytes, ApiError> {
     }
 }
 
+/// `application/json`, or a type that is written as JSON (RFC 6839, 3.1), with any parameters.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else {
+        return Err(ApiError::NotJson("no content type".to_owned()));
+    };
+    let text = value.to_str().unwrap_or("?").to_ascii_lowercase();
+    let essence = text.split(';').next().unwrap_or_default().trim();
+    let is_written_as_json = essence.starts_with("application/") && essence.ends_with("+json");
+    match essence == "application/json" || is_written_as_json {
+        true => Ok(()),
+        false => Err(ApiError::NotJson(format!(
+            "{:?}",
+            essence.chars().take(100).collect::<String>()
+        ))),
+    }
+}
+
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(bytes).map_err(|why| {
         ApiError::BadRequest(format!("the body is not what this route takes: {why}"))
@@ -43,6 +61,7 @@ impl<T: DeserializeOwned> FromRequest<App> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &App) -> Result<Self, ApiError> {
+        check_type(request.headers())?;
         parse(&read(request).await?).map(Self)
     }
 }
@@ -51,11 +70,12 @@ impl<T: DeserializeOwned + Default> FromRequest<App> for MaybeBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &App) -> Result<Self, ApiError> {
+        let typed = check_type(request.headers());
         let bytes = read(request).await?;
         if bytes.trim_ascii().is_empty() {
             return Ok(Self(T::default()));
         }
-        parse(&bytes).map(Self)
+        typed.and_then(|()| parse(&bytes)).map(Self)
     }
 }
 
@@ -86,5 +106,38 @@ impl FromRequestParts<App> for Segment {
         let path = Path::<String>::from_request_parts(parts, app).await;
         let Path(text) = path.map_err(|why| ApiError::BadRequest(why.to_string()))?;
         Ok(Self(text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_body_that_says_so_is_json() {
+        let is_json = |value: &str| {
+            let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, value.parse().unwrap())]);
+            check_type(&headers).is_ok()
+        };
+        for json in [
+            "application/json",
+            "Application/JSON; charset=utf-8",
+            "application/problem+json",
+        ] {
+            assert!(is_json(json), "{json}");
+        }
+        // The first three are what a page may send to any origin unasked.
+        for other in [
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data; boundary=x",
+            "text/plain; application/json",
+            "application/jsonx",
+            "text/x+json",
+            "",
+        ] {
+            assert!(!is_json(other), "{other}");
+        }
+        assert!(check_type(&HeaderMap::new()).is_err());
     }
 }

@@ -29,6 +29,14 @@ pub enum ApiError {
     /// The body is too large.
     #[error("the body is larger than {0} bytes")]
     TooLarge(usize),
+    /// The body has another type than JSON, or none.
+    #[error(
+        "the body must be JSON: send it with `Content-Type: application/json` (it came with {0})"
+    )]
+    NotJson(String),
+    /// A page of another origin asks by way of a browser, and the server asks nobody for a key.
+    #[error("requests of other origins' pages are refused by a server that asks for no key ({0})")]
+    Foreign(String),
     /// The caller may not.
     #[error(transparent)]
     Auth(#[from] AuthError),
@@ -59,12 +67,20 @@ pub enum ApiError {
 }
 
 impl ApiError {
+    /// See [`ApiError::Foreign`]; `value` is cut and escaped.
+    pub(super) fn foreign(field: &str, value: &str) -> Self {
+        let value: String = value.chars().take(100).collect();
+        Self::Foreign(format!("{field}: {value:?}"))
+    }
+
     /// The status that it becomes.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::NotJson(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Foreign(_) => StatusCode::FORBIDDEN,
             Self::Auth(AuthError::Missing | AuthError::Unknown) => StatusCode::UNAUTHORIZED,
             Self::Auth(AuthError::Scope(_)) => StatusCode::FORBIDDEN,
             Self::Auth(AuthError::Rate { .. }) => StatusCode::TOO_MANY_REQUESTS,
@@ -123,7 +139,9 @@ fn registry_status(why: &RegistryError) -> StatusCode {
         RegistryError::NotFound(_) | RegistryError::NotRunning(_) => StatusCode::NOT_FOUND,
         RegistryError::AlreadyPaused(_) | RegistryError::AlreadyRunning(_) => StatusCode::CONFLICT,
         RegistryError::ColdBoot(_) => StatusCode::NOT_IMPLEMENTED,
-        RegistryError::Crowded(_) | RegistryError::Draining => StatusCode::SERVICE_UNAVAILABLE,
+        RegistryError::Crowded(_) | RegistryError::Resting { .. } | RegistryError::Draining => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
         RegistryError::Note(_) => StatusCode::BAD_REQUEST,
         RegistryError::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,
         RegistryError::Pool(why) => pool_status(why),
@@ -150,14 +168,14 @@ impl IntoResponse for ApiError {
         if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED {
             error!(
                 status = status.as_u16(),
-                message = body.message,
+                why = body.message,
                 "a request failed"
             );
         } else if matches!(self, Self::NoRoute(_) | Self::NoMethod(_)) {
             // A newer client than this server knows: worth seeing.
             warn!(
                 status = status.as_u16(),
-                message = body.message,
+                why = body.message,
                 "a client asks for what is not there"
             );
         }

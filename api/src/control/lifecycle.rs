@@ -14,7 +14,7 @@ use super::{
     Access, ApiError, App, Endpoint,
     body::{Body, MaybeBody, OfSandbox},
     network,
-    sandboxes::timeout,
+    sandboxes::{TIMEOUT_S, timeout},
     wire,
 };
 use crate::{agent, auth::Scope, registry::Wake};
@@ -45,7 +45,7 @@ async fn connect(
     OfSandbox(id): OfSandbox,
     MaybeBody(body): MaybeBody<ConnectSandbox>,
 ) -> SandboxAnswer {
-    let timeout_s = timeout(&app, body.timeout)?;
+    let timeout_s = timeout(&app, body.timeout)?.or(Some(TIMEOUT_S.min(app.max_timeout_s)));
     let wake = match body.memory {
         Some(false) => Wake::ConnectColdBoot,
         None | Some(true) => Wake::Connect,

@@ -7,6 +7,9 @@
 mod body;
 mod error;
 mod events;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod guard;
 mod lifecycle;
 mod logs;

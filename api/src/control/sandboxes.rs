@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api_types::envd::Timestamp;
 use api_types::rest::{ListedSandbox, NewSandbox, Sandbox, SandboxDetail, SandboxState};
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode, header::HeaderValue};
@@ -17,15 +18,16 @@ use super::{
 };
 use crate::{
     auth::Scope,
-    registry::{NewLease, Token, View, lifecycle::Rest},
+    registry::{NewLease, Token, View, lifecycle::Rest, timestamp},
 };
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 
-/// What a create gets that names no timeout, in seconds: by the older route and by the newer.
+/// What a create gets that names no timeout, in seconds: by the older route and by the newer, which a connect
+/// has in common.
 const OLD_TIMEOUT_S: u32 = 15;
-const TIMEOUT_S: u32 = 300;
+pub(super) const TIMEOUT_S: u32 = 300;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
     let (get, post, delete) = (MethodFilter::GET, MethodFilter::POST, MethodFilter::DELETE);
@@ -190,7 +192,8 @@ async fn kill(State(app): State<App>, OfSandbox(id): OfSandbox) -> Result<Status
 struct Filter {
     metadata: BTreeMap<String, String>,
     states: Vec<SandboxState>,
-    started_after_ms: Option<u64>,
+    /// Inclusive, as a client finds it that goes on from the last time that it was given.
+    started_since_ns: Option<u64>,
     template: Option<String>,
 }
 
@@ -201,7 +204,7 @@ impl Filter {
         Ok(Self {
             metadata: query.metadata(),
             states: states?,
-            started_after_ms: started_after.map(|time| time.unix_ns() / 1_000_000),
+            started_since_ns: started_after.map(Timestamp::unix_ns),
             template: query.get("template").map(str::to_owned),
         })
     }
@@ -209,9 +212,10 @@ impl Filter {
     fn shows(&self, view: &View) -> bool {
         let has = |(key, value): (&String, &String)| view.note.metadata.get(key) == Some(value);
         let in_state = self.states.is_empty() || self.states.contains(&wire::state(view.rest));
+        let started_ns = timestamp(view.note.started_at).unix_ns();
         let in_time = self
-            .started_after_ms
-            .is_none_or(|ms| view.note.started_at > ms);
+            .started_since_ns
+            .is_none_or(|since| started_ns >= since);
         let of_template = self.template.as_ref().is_none_or(|wanted| {
             let names = &view.template.names;
             let named = |name: &String| name == wanted || wire::split_tag(name).0 == wanted;
@@ -287,6 +291,27 @@ mod tests {
         lease_of(body, 9, wish, None).map_err(|error| error.status().as_u16())
     }
 
+    fn view(started_at: u64) -> View {
+        let template = pool::TemplateInfo {
+            id: "t".into(),
+            names: Vec::new(),
+            memory: model::Bytes::mib(256),
+            vcpus: 1,
+            disk: model::Bytes::mib(512),
+            created_unix_s: 0,
+            is_snapshot: false,
+            source: None,
+            spawned: 0,
+            warm: 0,
+        };
+        View {
+            id: model::SandboxId::from_random([7; 19]),
+            note: crate::registry::note::tests::note(started_at, 60).into(),
+            template: template.into(),
+            rest: Rest::Running,
+        }
+    }
+
     #[test]
     fn defaults_are_secure_public_and_end_at_the_deadline() {
         let lease = lease(serde_json::json!({"templateID": "base"}), Wish::Explicit).unwrap();
@@ -295,6 +320,21 @@ mod tests {
         assert_eq!(lease.at_deadline, None);
         assert_eq!(lease.network, None);
         assert!(!lease.auto_resume);
+    }
+
+    #[test]
+    fn a_list_of_what_started_after_a_time_has_what_started_at_it() {
+        let view = view(1_700_000_000_123);
+        let printed = serde_json::to_value(wire::listed(&view)).unwrap();
+        let shown_after = |time: &str| {
+            let query = Query::parse(&format!("startedAfter={}", time.replace('+', "%2B")));
+            Filter::of(&query).unwrap().shows(&view)
+        };
+        assert!(shown_after(printed["startedAt"].as_str().unwrap()));
+        assert!(shown_after("2023-11-14T22:13:20.122Z"));
+        assert!(shown_after("2023-11-14T23:13:20.123+01:00"));
+        assert!(!shown_after("2023-11-14T22:13:20.123000001Z"));
+        assert!(!shown_after("2023-11-14T22:13:20.124Z"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use axum::http::Request;
+use axum::http::{Request, StatusCode};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::activity::{Activity, Answer, Noticed, Overdue};
+use super::activity::{Activity, Answer, Noticed, OverTcp, Overdue};
 use super::limits::{FIELDS, HEAD, STREAMS};
 use super::seats::Seat;
 use super::{Server, limits::Limits};
@@ -28,12 +28,27 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 const STREAM_BUFFER: usize = 128 << 10;
 const FRAME: u32 = 64 << 10;
 
-/// Serves one connection. Nobody waits for the result: what goes wrong concerns only this client.
+/// Serves one connection, until it has to make room for another at the latest. Nobody waits for the result: what goes
+/// wrong concerns only this client.
 pub(super) async fn serve<R: Routes>(
     server: Arc<Server<R>>,
     stream: TcpStream,
     peer: SocketAddr,
     seat: Seat,
+    stopping: watch::Receiver<bool>,
+) {
+    tokio::select! {
+        biased;
+        () = seat.evicted() => tracing::debug!(%peer, "closed to make room for another client"),
+        () = open(&server, stream, peer, &seat, stopping) => {}
+    }
+}
+
+async fn open<R: Routes>(
+    server: &Arc<Server<R>>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    seat: &Seat,
     stopping: watch::Receiver<bool>,
 ) {
     // Commands and their output are small and wanted at once.
@@ -45,11 +60,11 @@ pub(super) async fn serve<R: Routes>(
         return;
     }
     let Some(tls) = &server.tls else {
-        return speak(&server, stream, peer, seat, stopping).await;
+        return speak(server, stream, peer, seat, stopping).await;
     };
     let handshake = tokio::time::timeout(server.limits.handshake, tls.accept(stream));
     match handshake.await {
-        Ok(Ok(stream)) => speak(&server, stream, peer, seat, stopping).await,
+        Ok(Ok(stream)) => speak(server, stream, peer, seat, stopping).await,
         Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS"),
         Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
     }
@@ -59,25 +74,37 @@ async fn speak<R: Routes, S>(
     server: &Arc<Server<R>>,
     stream: S,
     peer: SocketAddr,
-    seat: Seat,
+    seat: &Seat,
     mut stopping: watch::Receiver<bool>,
 ) where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + OverTcp + Unpin + Send + 'static,
 {
-    let activity = Activity::new();
-    let io = TokioIo::new(Noticed::new(stream, Arc::clone(&activity)));
+    let activity = seat.activity();
+    activity.opened();
+    let io = TokioIo::new(Noticed::new(stream, Arc::clone(activity)));
     let service = hyper::service::service_fn(|request: Request<Incoming>| {
-        let under_way = activity.begin();
+        let under_way = activity.begin(request.version());
         let dispatch = server.dispatch.clone();
         let seat = seat.clone();
+        let client = server.clients.enter(peer, request.headers());
         async move {
-            let response = dispatch.answer(request, peer, seat).await;
-            Ok::<_, std::convert::Infallible>(response.map(|body| Answer::new(body, under_way)))
+            let (response, client) = match client {
+                Ok(client) => {
+                    let held = (seat.clone(), client.clone());
+                    (dispatch.answer(request, peer, held).await, client)
+                }
+                Err(crowded) => (crowded.answer(request.headers()), None),
+            };
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                seat.pin();
+            }
+            let whole = response.map(|body| Answer::new(body, under_way, client));
+            Ok::<_, std::convert::Infallible>(whole)
         }
     });
     let builder = protocols();
     let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
-    let mut watched = pin!(overdue(&activity, &server.limits));
+    let mut watched = pin!(overdue(activity, &server.limits));
     let mut told = false;
     let mut stop = pin!(stopping.wait_for(|is_stopping| *is_stopping));
     let ended = poll_fn(|cx| {

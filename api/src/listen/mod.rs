@@ -3,14 +3,18 @@
 //!
 //! ```text
 //! accept (one task for each address) ─► admit (owner of the seats) ─► conn (one task for each) ─► dispatch
-//!                                          ▲                            │
+//!                                          ▲       │                    │   ▲
+//!                                          │       └── has to go ───────┼───┘
 //!                                          └──────── seat given back ───┘
 //! ```
-//! What must never happen: a client holding more than [`limits`] allow, for longer than they allow.
+//! What must never happen: a client holding more than [`limits`] allow, for longer than they allow; a client turned
+//! away while another has connections to spare.
 
 mod activity;
+mod clients;
 mod conn;
 mod dispatch;
+mod eviction;
 pub mod limits;
 mod seats;
 
@@ -18,7 +22,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -27,11 +31,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
+pub use clients::TrustedProxies;
 pub use dispatch::Dispatch;
 pub use limits::Limits;
 
 use crate::proxy::Routes;
-use seats::{Full, Peer, Seat, Seats};
+use clients::Clients;
+use seats::{Full, Seats};
 
 /// Connections that wait for the owner of the seats.
 const ACCEPTED: usize = 64;
@@ -41,6 +47,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const PROBE_AFTER_S: u32 = 60;
 const PROBE_EVERY_S: u32 = 10;
 const PROBES: u32 = 6;
+/// Refused connections are counted in one line of the log for so long.
+const REFUSED_EVERY: Duration = Duration::from_secs(10);
 
 /// The server cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +64,7 @@ pub struct ListenError {
 pub struct Server<R> {
     tls: Option<TlsSettings>,
     limits: Limits,
+    clients: Clients,
     dispatch: Dispatch<R>,
 }
 
@@ -109,7 +118,9 @@ impl<R: Routes> Server<R> {
     ) -> Self {
         let mut dispatch = dispatch;
         dispatch.set_body_pause(limits.body_pause);
+        let clients = Clients::new(limits.trusted_proxies.clone(), limits.connections_of_peer);
         Self {
+            clients,
             tls: tls.map(|config| TlsSettings(TlsAcceptor::from(config))),
             limits,
             dispatch,
@@ -128,7 +139,8 @@ impl<R: Routes> Server<R> {
         let tended = Arc::clone(&server);
         always.spawn(async move { tended.dispatch.proxy().tend().await });
         let (back, mut returned) = mpsc::unbounded_channel();
-        let mut seats = Seats::new(server.limits.connections, server.limits.connections_of_peer);
+        let mut seats = Seats::new(&server.limits, back);
+        let mut refusals = Refusals::default();
         let (stopping, is_stopping) = watch::channel(false);
         let mut connections = JoinSet::new();
         let mut stop = std::pin::pin!(stop);
@@ -136,14 +148,17 @@ impl<R: Routes> Server<R> {
             tokio::select! {
                 biased;
                 () = &mut stop => break,
-                Some(peer) = returned.recv() => seats.give_back(peer),
+                Some(id) = returned.recv() => seats.give_back(id),
                 // Only reaped: each has told its own troubles.
                 Some(_) = connections.join_next() => {}
                 Some((stream, address)) = arriving.recv() => {
-                    if let Some(seat) = admit(&mut seats, address, &back) {
-                        let server = Arc::clone(&server);
-                        let told = is_stopping.clone();
-                        connections.spawn(conn::serve(server, stream, address, seat, told));
+                    match seats.take(address.ip()) {
+                        Ok(seat) => {
+                            let server = Arc::clone(&server);
+                            let told = is_stopping.clone();
+                            connections.spawn(conn::serve(server, stream, address, seat, told));
+                        }
+                        Err(full) => refusals.count(address, full),
                     }
                 }
             }
@@ -152,9 +167,9 @@ impl<R: Routes> Server<R> {
         stopping.send_replace(true);
         let drained = async {
             while seats.taken() > 0
-                && let Some(peer) = returned.recv().await
+                && let Some(id) = returned.recv().await
             {
-                seats.give_back(peer);
+                seats.give_back(id);
             }
         };
         if tokio::time::timeout(server.limits.drain, drained)
@@ -184,23 +199,26 @@ async fn accept(listener: TcpListener, accepted: mpsc::Sender<(TcpStream, Socket
     }
 }
 
-/// A seat for a connection, if there is one.
-fn admit(
-    seats: &mut Seats,
-    address: SocketAddr,
-    back: &mpsc::UnboundedSender<Peer>,
-) -> Option<Seat> {
-    let peer = Peer::of(address.ip());
-    match seats.take(peer) {
-        Ok(()) => Some(Seat::new(peer, back.clone())),
-        Err(full) => {
-            let whose = match full {
-                Full::InAll => "all clients",
-                Full::OfPeer => "this client",
-            };
-            tracing::warn!(%address, "refused: too many connections of {whose}");
-            None
+/// Connections that were refused: whoever floods the server does not flood its log.
+#[derive(Debug, Default)]
+struct Refusals {
+    told: Option<Instant>,
+    since: u64,
+}
+
+impl Refusals {
+    fn count(&mut self, address: SocketAddr, full: Full) {
+        self.since += 1;
+        if self.told.is_some_and(|at| at.elapsed() < REFUSED_EVERY) {
+            return;
         }
+        let whose = match full {
+            Full::InAll => "in all",
+            Full::OfPeer => "of this client",
+        };
+        let refused = std::mem::take(&mut self.since);
+        tracing::warn!(refused, last = %address, "too many connections {whose}: refused");
+        self.told = Some(Instant::now());
     }
 }
 

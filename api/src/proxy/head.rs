@@ -180,6 +180,7 @@ mod tests {
             id: "iabcdefghij012345678".parse().unwrap(),
             vsock: "/nowhere".into(),
             traffic_token: Some("secret".into()),
+            envd_token: None,
             mask_request_host: mask.map(Into::into),
             generation: 1,
         }

@@ -1,20 +1,34 @@
-//! Routes of the agent that belong to this server: `/init` hands out identities and needs no token.
+//! Routes that are not for every client: those of the agent that belong to this server (`/init` hands out identities
+//! and needs no token), and the interpreter's that runs code.
 //!
-//! They are found however their path is spelled. The agent itself only knows the plain spelling, so this
+//! They are found however their path is spelled. The servers behind only know the plain spelling, so this
 //! refuses more than would reach them; what must never happen is that it refuses less.
 
 /// Last words of paths that no client may ask for.
 const ROUTES: [&str; 7] = [
     "init", "freeze", "unfreeze", "collapse", "fsfreeze", "fsthaw", "upgrade",
 ];
+/// The one word of the interpreter's path that runs code.
+const CODE: [&str; 1] = ["execute"];
 /// How often an encoded path is decoded: whoever encodes more often is refused.
 const ROUNDS: usize = 4;
 
-/// Whether a request path (without its query) means an internal route.
+/// Whether a request path (without its query) means an internal route of the agent.
 pub(super) fn is_internal(path: &str) -> bool {
+    means(path, &ROUTES)
+}
+
+/// Whether a request path (without its query) means the interpreter's route that runs code.
+pub(super) fn runs_code(path: &str) -> bool {
+    means(path, &CODE)
+}
+
+/// Whether any spelling of a path is one of these single words. A path that is still encoded after [`ROUNDS`] counts
+/// as one.
+fn means(path: &str, routes: &[&str]) -> bool {
     let mut decoded = path.as_bytes().to_vec();
     for _ in 0..ROUNDS {
-        if names_route(&decoded) {
+        if names_route(&decoded, routes) {
             return true;
         }
         match decode(&decoded) {
@@ -57,7 +71,7 @@ fn hex(digit: u8) -> Option<u8> {
 }
 
 /// Compares after what servers do to paths: empty and dot segments, backslashes, parameters, queries, case.
-fn names_route(path: &[u8]) -> bool {
+fn names_route(path: &[u8], routes: &[&str]) -> bool {
     let text = String::from_utf8_lossy(path).to_ascii_lowercase();
     let text = text.split(['?', '#', '\0']).next().unwrap_or_default();
     let mut segments = Vec::new();
@@ -70,7 +84,7 @@ fn names_route(path: &[u8]) -> bool {
             name => segments.push(name),
         }
     }
-    matches!(segments.as_slice(), [only] if ROUTES.contains(only))
+    matches!(segments.as_slice(), [only] if routes.contains(only))
 }
 
 #[cfg(test)]
@@ -120,6 +134,28 @@ mod tests {
             "/%zz",
         ] {
             assert!(!is_internal(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_route_that_runs_code_is_found() {
+        for path in [
+            "/execute",
+            "//execute/",
+            "/%65xecute",
+            "/Execute",
+            "/a/../execute",
+        ] {
+            assert!(runs_code(path) && !is_internal(path), "{path}");
+        }
+        for path in [
+            "/contexts",
+            "/contexts/execute",
+            "/executes",
+            "/health",
+            "/init",
+        ] {
+            assert!(!runs_code(path), "{path}");
         }
     }
 

@@ -15,6 +15,11 @@ use super::upstream::Sender;
 
 /// Requests under way to one sandbox.
 pub const IN_FLIGHT_MAX: usize = 400;
+/// Requests under way to all sandboxes from which on each may have [`FAIR`] only: what answers hold in the server is
+/// bounded, and no number of busy sandboxes shuts the others out.
+const CROWD: usize = 2048;
+/// Requests under way to one sandbox of a server that is crowded.
+const FAIR: usize = 8;
 /// Connections to one agent that wait for a request.
 const IDLE_MAX: usize = 8;
 /// Such connections to all agents.
@@ -32,6 +37,8 @@ const READY_LIMIT: Duration = Duration::from_millis(20);
 pub(super) struct Lanes {
     by_id: Arc<Mutex<HashMap<SandboxId, Arc<Lane>>>>,
     idle: Arc<AtomicUsize>,
+    /// Requests under way to all.
+    in_all: Arc<AtomicUsize>,
 }
 
 /// One VM.
@@ -54,6 +61,7 @@ struct Waiting {
 #[derive(Debug)]
 pub(super) struct Pass {
     lane: Arc<Lane>,
+    in_all: Arc<AtomicUsize>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -62,8 +70,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Lanes {
-    /// A request to a VM; `None` when too many are under way.
-    pub(super) fn enter(&self, id: &SandboxId, generation: u64) -> Option<Pass> {
+    /// A request to a VM.
+    ///
+    /// # Errors
+    /// Too many are under way: how many may be.
+    pub(super) fn enter(&self, id: &SandboxId, generation: u64) -> Result<Pass, usize> {
         let mut by_id = lock(&self.by_id);
         let lane = match by_id.get(id) {
             Some(lane) if lane.generation == generation => Arc::clone(lane),
@@ -77,8 +88,16 @@ impl Lanes {
             }
         };
         let before = lane.in_flight.fetch_add(1, Ordering::Relaxed);
-        let pass = Pass { lane };
-        (before < IN_FLIGHT_MAX).then_some(pass)
+        let limit = match self.in_all.fetch_add(1, Ordering::Relaxed) < CROWD {
+            true => IN_FLIGHT_MAX,
+            false => FAIR,
+        };
+        let in_all = Arc::clone(&self.in_all);
+        let pass = Pass { lane, in_all };
+        match before < limit {
+            true => Ok(pass),
+            false => Err(limit),
+        }
     }
 
     /// Drops what has waited too long, for ever.
@@ -166,6 +185,7 @@ impl Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         self.lane.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.in_all.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -183,11 +203,29 @@ mod tests {
         let mut passes: Vec<_> = (0..IN_FLIGHT_MAX)
             .map(|_| lanes.enter(&id(), 1).unwrap())
             .collect();
-        assert!(lanes.enter(&id(), 1).is_none());
+        assert_eq!(lanes.enter(&id(), 1).unwrap_err(), IN_FLIGHT_MAX);
         passes.pop();
-        assert!(lanes.enter(&id(), 1).is_some());
+        assert!(lanes.enter(&id(), 1).is_ok());
         let other = SandboxId::from_random([8; 19]);
-        assert!(lanes.enter(&other, 1).is_some());
+        assert!(lanes.enter(&other, 1).is_ok());
+    }
+
+    #[test]
+    fn busy_sandboxes_leave_a_share_to_each_other_one() {
+        let lanes = Lanes::default();
+        let mut passes = Vec::new();
+        for n in 0..30 {
+            let busy = SandboxId::from_random([n; 19]);
+            while let Ok(pass) = lanes.enter(&busy, 1) {
+                passes.push(pass);
+            }
+        }
+        assert!(passes.len() < CROWD + 30 * FAIR);
+        let late = SandboxId::from_random([33; 19]);
+        let own: Vec<_> = (0..FAIR).map(|_| lanes.enter(&late, 1).unwrap()).collect();
+        assert_eq!(lanes.enter(&late, 1).unwrap_err(), FAIR);
+        drop((own, passes));
+        assert_eq!(lanes.in_all.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The data plane: passes requests on to ports of sandboxes.
 //!
 //! ```text
-//! target ─► internal, cors ─► routes (resumes) ─► traffic token ─► lane ─► head ─► connection ─► reply
+//! target ─► internal, cors ─► routes (resumes) ─► access ─► lane ─► head ─► connection ─► reply
 //!                                                                                      └─ 101 ─► tunnel
 //! ```
 //! Both sides speak HTTP/1.1 (clients HTTP/2 too), each message is parsed and written anew, so nothing that
@@ -9,12 +9,17 @@
 //! whoever reads slowly slows the other down, and what waits here is bounded. There is no time limit on
 //! answers and streams, but on their number for each sandbox.
 //!
-//! What must never happen: a request reaching the agent's internal routes; a request sent a second time that
+//! What must never happen: a request reaching the agent's internal routes; code run without the token of a secure
+//! sandbox; a request sent a second time that
 //! the sandbox may have seen; a broken body that ends as if it were whole; a connection of one VM used for
 //! another.
 
+mod access;
 mod cors;
 mod exchange;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod head;
 mod internal;
 mod lanes;
@@ -28,11 +33,10 @@ mod upstream;
 
 use api_types::envd::ENVD_PORT;
 use axum::body::Body;
-use axum::http::{HeaderMap, HeaderName, Request, Response, StatusCode, header};
+use axum::http::{HeaderName, Request, Response, StatusCode, header};
 use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 use model::SandboxId;
-use subtle::ConstantTimeEq;
 
 pub use lanes::IN_FLIGHT_MAX;
 pub use refusal::{Form, Refusal};
@@ -141,7 +145,7 @@ impl<R: Routes> Proxy<R> {
         loop {
             tries += 1;
             let route = self.route(&to.id).await?;
-            check_token(&route, to.port, &asked.headers)?;
+            access::check(&route, to.port, asked.uri.path(), &asked.headers)?;
             let pass = self.enter(&route)?;
             let mut parts = asked.clone();
             head::to_sandbox(&mut parts, &to.host, &route, to.port, upgrade.clone());
@@ -171,9 +175,9 @@ impl<R: Routes> Proxy<R> {
 
     fn enter(&self, route: &Route) -> Result<Pass, Refusal> {
         let pass = self.lanes.enter(&route.id, route.generation);
-        pass.ok_or_else(|| Refusal::TooMany {
+        pass.map_err(|limit| Refusal::TooMany {
             id: route.id.clone(),
-            limit: IN_FLIGHT_MAX,
+            limit,
         })
     }
 }
@@ -190,20 +194,6 @@ fn closed(to: &Destination, is_gone: bool) -> Refusal {
     match is_gone {
         true => Refusal::NotFound { id },
         false => Refusal::PortClosed { id, port: to.port },
-    }
-}
-
-fn check_token(route: &Route, port: u16, headers: &HeaderMap) -> Result<(), Refusal> {
-    let wanted = match &route.traffic_token {
-        Some(token) if port != ENVD_PORT => token,
-        _ => return Ok(()),
-    };
-    let id = route.id.clone();
-    match headers.get(TRAFFIC_TOKEN) {
-        None => Err(Refusal::TokenMissing { id }),
-        Some(given) if given.is_empty() => Err(Refusal::TokenMissing { id }),
-        Some(given) if bool::from(given.as_bytes().ct_eq(wanted.as_bytes())) => Ok(()),
-        Some(_) => Err(Refusal::TokenInvalid { id }),
     }
 }
 

@@ -75,6 +75,20 @@ pub enum Refusal {
         /// Which.
         id: SandboxId,
     },
+    /// The route runs code, the sandbox is secure, and its token is missing or another one.
+    #[error(
+        "Sandbox is secured with access token. Send it in the header 'X-Access-Token' to run code"
+    )]
+    CodeToken {
+        /// Which.
+        id: SandboxId,
+    },
+    /// Too many requests of one client behind a proxy at once.
+    #[error("too many concurrent requests of this client (limit: {limit})")]
+    TooManyOfClient {
+        /// How many may be under way.
+        limit: usize,
+    },
     /// Too many requests at once.
     #[error("The sandbox has too many concurrent incoming connections (limit: {limit})")]
     TooMany {
@@ -115,12 +129,12 @@ impl Refusal {
             Self::Target(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
             Self::Stalled => StatusCode::REQUEST_TIMEOUT,
-            Self::Signature => StatusCode::UNAUTHORIZED,
+            Self::Signature | Self::CodeToken { .. } => StatusCode::UNAUTHORIZED,
             Self::Internal { .. } => StatusCode::NOT_FOUND,
             Self::NotFound { .. } | Self::PortClosed { .. } => StatusCode::BAD_GATEWAY,
             Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::TokenMissing { .. } | Self::TokenInvalid { .. } => StatusCode::FORBIDDEN,
-            Self::TooMany { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooMany { .. } | Self::TooManyOfClient { .. } => StatusCode::TOO_MANY_REQUESTS,
         }
     }
 
@@ -143,11 +157,13 @@ impl Refusal {
             Self::NotFound { id }
             | Self::Unavailable { id, .. }
             | Self::TokenMissing { id }
-            | Self::TokenInvalid { id } => told.sandbox_id = Some(id),
+            | Self::TokenInvalid { id }
+            | Self::CodeToken { id } => told.sandbox_id = Some(id),
             Self::PortClosed { id, port } => {
                 told.sandbox_id = Some(id);
                 told.port = Some(*port);
             }
+            Self::TooManyOfClient { limit } => told.connection_limit = Some(*limit),
             Self::TooMany { id, limit } => {
                 told.sandbox_id = Some(id);
                 told.connection_limit = Some(*limit);
@@ -172,7 +188,10 @@ impl Refusal {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if matches!(self, Self::Unavailable { .. } | Self::TooMany { .. }) {
+        if matches!(
+            self,
+            Self::Unavailable { .. } | Self::TooMany { .. } | Self::TooManyOfClient { .. }
+        ) {
             headers.insert(header::RETRY_AFTER, RETRY_AFTER);
         }
         // Where one message ends is in doubt, so no other is read after it.

@@ -21,7 +21,7 @@ use tokio::net::UnixStream;
 use super::upload::Upload;
 
 /// The code interpreter's, whose server listens on vsock too: a request saves the way through the agent.
-const INTERPRETER_PORT: u16 = 49_999;
+pub(super) const INTERPRETER_PORT: u16 = 49_999;
 /// How long until a connection to a port of a sandbox is open.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
 /// The longest greeting of VMM and agent together.
@@ -30,8 +30,8 @@ const GREETING_MAX: usize = 2048;
 pub(super) const HEAD_MAX: usize = 64 << 10;
 /// The most fields of a response.
 pub(super) const FIELDS_MAX: usize = 128;
-/// What is read ahead of a response.
-const BUFFER: usize = 256 << 10;
+/// What is read ahead of a response; while nobody takes it, a few times as much is held.
+const BUFFER: usize = 64 << 10;
 
 /// A connection to write one request after the other to.
 pub(super) type Sender = SendRequest<Upload>;
@@ -77,6 +77,8 @@ pub(super) async fn dial(vsock: &Path, port: u16) -> Result<Sender, DialError> {
         .max_headers(FIELDS_MAX)
         .max_header_size(HEAD_MAX)
         .max_buf_size(BUFFER)
+        // `Host`, as proxies in Go write it: some programs compare names as they stand.
+        .title_case_headers(true)
         .handshake(TokioIo::new(stream))
         .await
         .map_err(DialError::Unusable)?;
@@ -178,6 +180,29 @@ fn status(head: &[u8]) -> Result<Option<u16>, DialError> {
     };
     let text = std::str::from_utf8(digits).map_err(|_| DialError::Protocol)?;
     text.parse().map(Some).map_err(|_| DialError::Protocol)
+}
+
+/// Part of the fuzz target `proxy`.
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz {
+    use super::Way;
+
+    /// Whatever a guest greets with, its end is found where it is, and not before it is there.
+    ///
+    /// # Panics
+    /// It is otherwise.
+    pub(crate) fn greeting(said: &[u8]) {
+        for way in [Way::Direct, Way::Agent] {
+            let Ok(Some(end)) = super::greeting(said, way) else {
+                continue;
+            };
+            assert!(end <= said.len());
+            for cut in 0..end {
+                let part = super::greeting(&said[..cut], way);
+                assert!(matches!(part, Ok(None)), "{cut} of {end}");
+            }
+        }
+    }
 }
 
 #[cfg(test)]

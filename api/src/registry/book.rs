@@ -15,6 +15,7 @@ use super::{
     lifecycle::{self, Ask, Change, Outcome, Phase, Rest, Verdict},
     note::{Note, UnixMs},
     sample::Sample,
+    wakes::Wakes,
 };
 
 /// How long an automatic pause that failed is put off.
@@ -52,6 +53,8 @@ pub(super) struct Entry {
     pub(super) vm: Vm,
     pub(super) samples: VecDeque<Sample>,
     pub(super) events: VecDeque<LifeEvent>,
+    /// Resumes of it that failed.
+    pub(super) wakes: Wakes,
     phase: Phase,
     /// When its deadline is looked at next: its end, or later if an automatic pause failed.
     due: UnixMs,
@@ -124,6 +127,7 @@ impl Book {
             vm,
             samples: VecDeque::new(),
             events: VecDeque::new(),
+            wakes: Wakes::default(),
             phase: Phase::At(rest),
         };
         self.disarm(&id);

@@ -194,19 +194,26 @@ impl Driver {
         }
     }
 
-    /// What a connect or resume asks that the lifecycle does not know of.
+    /// What is asked of a paused sandbox that the lifecycle does not know of.
     fn refused_wake(&self, id: &SandboxId, message: &Message) -> Option<RegistryError> {
-        let Message::Connect { wake, .. } = message else {
+        let entry = self.book.get(id)?;
+        let Phase::At(rest) = entry.phase() else {
             return None;
         };
-        let phase = self.book.get(id)?.phase();
         let memory = Rest::Paused(pool::PauseMode::Memory);
-        match (wake, phase) {
-            (Wake::Resume { .. }, Phase::At(Rest::Running)) => {
-                Some(RegistryError::AlreadyRunning(id.clone()))
-            }
-            (Wake::ConnectColdBoot, Phase::At(rest)) if rest == memory => {
-                Some(RegistryError::ColdBoot(id.clone()))
+        match message {
+            Message::Connect {
+                wake: Wake::Resume { .. },
+                ..
+            } if rest == Rest::Running => Some(RegistryError::AlreadyRunning(id.clone())),
+            Message::Connect {
+                wake: Wake::ConnectColdBoot,
+                ..
+            } if rest == memory => Some(RegistryError::ColdBoot(id.clone())),
+            Message::Route { .. } if rest == memory && entry.note.auto_resume => {
+                let rest_s = entry.wakes.rest_s(now())?;
+                let id = id.clone();
+                Some(RegistryError::Resting { id, rest_s })
             }
             _ => None,
         }
@@ -368,6 +375,7 @@ impl Driver {
             id: id.clone(),
             vsock: entry.vm.vsock.clone(),
             traffic_token: entry.note.traffic_token.clone(),
+            envd_token: entry.note.envd_token.clone(),
             mask_request_host: entry.note.mask_request_host().map(str::to_owned),
             generation: entry.vm.generation,
         })

@@ -28,6 +28,14 @@ pub enum RegistryError {
     /// Too many requests wait for the end of one change.
     #[error("too many requests wait for sandbox {0}")]
     Crowded(SandboxId),
+    /// Its last resumes failed, and traffic does not wake it for a while.
+    #[error("sandbox {id} did not come back; traffic wakes it again in {rest_s} s")]
+    Resting {
+        /// Which.
+        id: SandboxId,
+        /// For so long, in seconds.
+        rest_s: u64,
+    },
     /// The server stops.
     #[error("the server is stopping and starts no new sandboxes")]
     Draining,

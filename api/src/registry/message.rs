@@ -201,6 +201,7 @@ pub(super) fn route_error(error: &RegistryError) -> RouteError {
         | RegistryError::AlreadyRunning(_)
         | RegistryError::ColdBoot(_) => RouteError::NotFound,
         RegistryError::Crowded(_)
+        | RegistryError::Resting { .. }
         | RegistryError::Draining
         | RegistryError::Note(_)
         | RegistryError::Random(_)

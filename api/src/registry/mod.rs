@@ -17,6 +17,7 @@ pub mod note;
 mod route;
 mod sample;
 mod signature;
+mod wakes;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -127,7 +128,7 @@ impl Registry {
     }
 
     /// Makes sure that a sandbox runs, for `timeout_s` from now at least. Never shortens. Without a timeout a
-    /// running one keeps its deadline and a paused one gets the timeout that was asked for last.
+    /// running one keeps its deadline and a paused one gets [`note::Note::wake_timeout_s`].
     ///
     /// # Errors
     /// [`RegistryError::NotFound`], [`RegistryError::ColdBoot`], the pool's.

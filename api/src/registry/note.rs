@@ -26,7 +26,7 @@ pub struct Note {
     pub started_at: UnixMs,
     /// When it ends or pauses; of a paused one, when it was paused.
     pub end_at: UnixMs,
-    /// The timeout that was asked for last, in seconds: what a wake-up by traffic or without a timeout gets.
+    /// The timeout that was asked for last, in seconds; see [`Note::wake_timeout_s`].
     pub timeout_s: u32,
     /// How it pauses at its deadline; absent: it ends.
     pub at_deadline: Option<PauseMode>,
@@ -125,6 +125,17 @@ impl Note {
         Habits {
             at_deadline: self.at_deadline,
             auto_resume: self.auto_resume,
+        }
+    }
+
+    /// For how long it runs, in seconds, when it is woken by traffic or without a timeout: as was asked for last. A
+    /// timeout of 0 is how clients end or pause a sandbox at once; one that got it again would be gone again.
+    #[must_use]
+    pub fn wake_timeout_s(&self) -> u32 {
+        const AFTER_ZERO_S: u32 = 300;
+        match self.timeout_s {
+            0 => AFTER_ZERO_S,
+            asked => asked,
         }
     }
 

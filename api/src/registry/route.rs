@@ -13,6 +13,8 @@ pub struct Route {
     pub vsock: PathBuf,
     /// What `e2b-traffic-access-token` must say on ports other than envd's; absent: the ports are public.
     pub traffic_token: Option<String>,
+    /// What `X-Access-Token` must say where code is run; absent: the sandbox is not secure, and nothing asks for it.
+    pub envd_token: Option<String>,
     /// What `Host` becomes on ports other than envd's; `${PORT}` stands for the port.
     pub mask_request_host: Option<String>,
     /// Counts VMs of this server: another number means that pooled connections are dead.

@@ -121,10 +121,49 @@ fn resident_kib() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
+/// A server whose sandbox takes requests and never answers.
+async fn patient(limits: Limits) -> World {
+    let setup = Setup { limits, tls: false };
+    World::with_guest(setup, async |mut client| {
+        use tokio::io::AsyncWriteExt;
+        client.write_all(b"OK 1\n").await.ok();
+        std::future::pending::<()>().await;
+    })
+    .await
+}
+
+/// A connection with a request under way, which the server has read.
+async fn busy(world: &World, from: [u8; 4]) -> Wire {
+    let mut wire = connect_from(world, from).await;
+    let to = world.to(ENVD);
+    let wait = "Content-Length: 1\r\nExpect: 100-continue\r\n";
+    wire.send(format!("POST / HTTP/1.1\r\n{to}{wait}\r\n"))
+        .await;
+    assert_eq!(wire.head().await.status, 100);
+    wire
+}
+
+/// From another address of loopback, which is another peer.
+async fn connect_from(world: &World, from: [u8; 4]) -> Wire {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind((from, 0).into()).unwrap();
+    let stream = soon("connecting", socket.connect(world.address)).await;
+    Wire::over(stream.unwrap())
+}
+
+async fn is_served(mut wire: Wire) -> bool {
+    wire.send("GET /control HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        .await;
+    !wire.rest().await.is_empty()
+}
+
+const HERE: [u8; 4] = [127, 0, 0, 1];
+const THERE: [u8; 4] = [127, 0, 0, 2];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_are_counted_for_each_peer_and_in_all() {
     for (in_all, of_peer) in [(3, 100), (100, 3)] {
-        let world = limited(Limits {
+        let world = patient(Limits {
             connections: in_all,
             connections_of_peer: of_peer,
             ..Limits::default()
@@ -132,23 +171,112 @@ async fn connections_are_counted_for_each_peer_and_in_all() {
         .await;
         let mut wires = Vec::new();
         for _ in 0..3 {
-            let mut wire = Wire::connect(world.address).await;
-            let told = wire.ask("GET /control", "Host: x\r\n").await;
-            assert_eq!(told.status, 200);
-            wires.push(wire);
+            wires.push(busy(&world, HERE).await);
         }
         assert!(Wire::connect(world.address).await.is_closed().await);
         wires.pop();
         // The seat comes back with a connection's end, which the server must see first.
-        loop {
-            let mut wire = Wire::connect(world.address).await;
-            wire.send("GET /control HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-                .await;
-            if !wire.rest().await.is_empty() {
-                break;
-            }
+        while !is_served(Wire::connect(world.address).await).await {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_never_asks_has_the_time_of_a_head() {
+    let world = limited(Limits {
+        head_read: SHORT,
+        ..Limits::default()
+    })
+    .await;
+    assert!(Wire::connect(world.address).await.is_closed().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_turn_nobody_away() {
+    let files = api::listen::raise_file_limit().unwrap();
+    // Both ends are this process's.
+    let limits = Limits::within(files / 2);
+    let (in_all, of_peer) = (limits.connections, limits.connections_of_peer);
+    let world = limited(limits).await;
+    // A client that has been served before is as good as any other.
+    let mut known = Wire::connect(world.address).await;
+    let told = known.ask("GET /control", "Host: x\r\n").await;
+    assert_eq!(told.status, 200);
+    let mut silent = Vec::new();
+    for at in 0..in_all + 8 {
+        let from = if at < of_peer + 8 { HERE } else { THERE };
+        silent.push(connect_from(&world, from).await);
+    }
+    for from in [HERE, THERE, [127, 0, 0, 3]] {
+        assert!(is_served(connect_from(&world, from).await).await);
+    }
+    let told = known.ask("GET /control", "Host: x\r\n").await;
+    assert_eq!(told.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_with_all_connections_makes_room_for_another() {
+    let world = patient(Limits {
+        connections: 4,
+        connections_of_peer: 4,
+        ..Limits::default()
+    })
+    .await;
+    let mut hog = Vec::new();
+    for _ in 0..4 {
+        hog.push(busy(&world, HERE).await);
+    }
+    assert!(!is_served(connect_from(&world, HERE).await).await);
+    let _first = busy(&world, THERE).await;
+    let _second = busy(&world, THERE).await;
+    // Both have as many now, and one breaks none of the other's requests.
+    assert!(!is_served(connect_from(&world, THERE).await).await);
+    assert!(!is_served(connect_from(&world, HERE).await).await);
+    for (at, wire) in hog.iter_mut().enumerate() {
+        match at < 2 {
+            true => assert!(wire.is_closed().await),
+            false => assert!(is_open(wire)),
         }
     }
+}
+
+/// Whether nothing has come, not even an end.
+fn is_open(wire: &Wire) -> bool {
+    let read = wire.stream.try_read(&mut [0]);
+    read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_behind_a_trusted_proxy_are_counted_by_their_requests() {
+    let world = patient(Limits {
+        connections_of_peer: 2,
+        trusted_proxies: vec!["127.0.0.1/32".parse().unwrap()].into(),
+        ..Limits::default()
+    })
+    .await;
+    let to = world.to(ENVD);
+    let wait = "Content-Length: 1\r\nExpect: 100-continue\r\n";
+    let mut wires = Vec::new();
+    for _ in 0..2 {
+        let mut wire = connect_from(&world, HERE).await;
+        let client = "X-Forwarded-For: 192.0.2.1\r\n";
+        wire.send(format!("POST / HTTP/1.1\r\n{to}{client}{wait}\r\n"))
+            .await;
+        assert_eq!(wire.head().await.status, 100);
+        wires.push(wire);
+    }
+    let ask = async |from, client: &str| {
+        let mut wire = connect_from(&world, from).await;
+        let fields = format!("Host: x\r\nX-Forwarded-For: {client}\r\n");
+        wire.ask("GET /control", &fields).await
+    };
+    let told = ask(HERE, "192.0.2.1").await;
+    assert_eq!((told.status, told.field("retry-after")), (429, Some("1")));
+    assert_eq!(told.json()["connectionLimit"], 2);
+    assert_eq!(ask(HERE, "192.0.2.2").await.status, 200);
+    // A client cannot pass for another one by what it writes itself.
+    assert_eq!(ask(HERE, "192.0.2.2, 192.0.2.1").await.status, 429);
+    // Who is no proxy is not asked whom it speaks for.
+    assert_eq!(ask(THERE, "192.0.2.1").await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use api::registry::{Route, RouteError};
 use model::SandboxId;
 
-use crate::guest::Program;
+use tokio::io::AsyncWriteExt;
+
+use crate::guest::{Program, read_head};
 use crate::wire::Wire;
 use crate::world::{Agent, Setup, Vsock, World};
 
 const ENVD: u16 = 49_983;
+const INTERPRETER: u16 = 49_999;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_is_reached_by_headers_by_host_and_by_signature() {
@@ -171,6 +174,107 @@ async fn ports_that_are_not_public_want_the_token() {
     assert_eq!(wire.ask("GET /health", &world.to(ENVD)).await.status, 204);
 }
 
+/// Answers every request of any connection that is opened into the guest, and counts them.
+async fn interpreter(asked: Arc<AtomicUsize>) -> World {
+    World::with_guest(Setup::default(), move |mut client| {
+        let asked = Arc::clone(&asked);
+        async move {
+            client.write_all(b"OK 1\n").await.unwrap();
+            read_head(&mut client).await;
+            asked.fetch_add(1, Ordering::Relaxed);
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            client.write_all(answer).await.unwrap();
+        }
+    })
+    .await
+}
+
+/// What is sent to the interpreter's port and with which token, and whether it reaches the guest.
+async fn is_let_in(world: &World, line: &str, fields: &str) -> bool {
+    let mut wire = Wire::connect(world.address).await;
+    let told = wire
+        .ask(line, &format!("{}{fields}", world.to(INTERPRETER)))
+        .await;
+    if told.status != 200 {
+        let message = told.json()["message"].as_str().unwrap().to_owned();
+        assert_eq!((told.status, &told.json()["code"]), (401, &401.into()));
+        assert!(message.contains("X-Access-Token"), "{message}");
+    }
+    told.status == 200
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn code_runs_with_the_sandbox_s_token_alone() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let world = interpreter(Arc::clone(&asked)).await;
+    let secure = Route {
+        envd_token: Some("secret".into()),
+        ..world.route()
+    };
+    world.table.set(secure.clone());
+    for line in [
+        "POST /execute",
+        "POST /execute/",
+        "POST //execute?x",
+        "POST /%65xecute",
+        "POST /x/../execute",
+        "POST /EXECUTE",
+        "GET /execute",
+    ] {
+        for token in [
+            "",
+            "X-Access-Token: \r\n",
+            "X-Access-Token: other\r\n",
+            "X-Access-Token: secret\r\nX-Access-Token: secret\r\n",
+            "E2b-Traffic-Access-Token: secret\r\n",
+        ] {
+            assert!(!is_let_in(&world, line, token).await, "{line} {token}");
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "{line}");
+    }
+    assert!(is_let_in(&world, "POST /execute", "X-Access-Token: secret\r\n").await);
+    // Another port's program is the caller's own business.
+    let mut wire = Wire::connect(world.address).await;
+    wire.send(format!("POST /execute HTTP/1.1\r\n{}\r\n", world.to(8080)))
+        .await;
+    assert_ne!(wire.head().await.status, 401);
+    // So is a sandbox that was made without a token.
+    world.table.set(world.route());
+    assert!(is_let_in(&world, "POST /execute", "").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn contexts_are_open_to_whoever_may_reach_the_port() {
+    let world = interpreter(Arc::default()).await;
+    let secure = Route {
+        envd_token: Some("secret".into()),
+        ..world.route()
+    };
+    let private = Route {
+        traffic_token: Some("traffic".into()),
+        ..secure.clone()
+    };
+    for line in [
+        "GET /health",
+        "GET /contexts",
+        "POST /contexts",
+        "DELETE /contexts/1",
+        "POST /contexts/1/restart",
+        "GET /contexts/execute",
+    ] {
+        world.table.set(secure.clone());
+        assert!(is_let_in(&world, line, "").await, "{line}");
+        world.table.set(private.clone());
+        let mut wire = Wire::connect(world.address).await;
+        let told = wire.ask(line, &world.to(INTERPRETER)).await;
+        assert_eq!(told.status, 403, "{line}");
+        let traffic = "E2b-Traffic-Access-Token: traffic\r\n";
+        assert!(is_let_in(&world, line, traffic).await, "{line}");
+        // The traffic token alone runs nothing.
+        assert!(!is_let_in(&world, "POST /execute", traffic).await);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_sees_the_host_that_it_should() {
     let world = World::new().await;
@@ -200,6 +304,26 @@ async fn a_program_sees_the_host_that_it_should() {
         seen.contains(&format!("x-forwarded-host: {host}\r\n")),
         "{seen}"
     );
+}
+
+/// Some servers look for `Host:` as it is usually written, and proxies in Go write all names so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_sees_the_usual_case_of_field_names() {
+    let world = World::new().await;
+    let mirror = Program::mirror().await;
+    let mut wire = Wire::connect(world.address).await;
+    let fields = format!("{}x-oTHER-name: aB\r\n", world.to(mirror.port));
+    let seen = wire.ask("GET /", &fields).await.text().to_owned();
+    for wanted in ["\r\nHost: ", "\r\nX-Other-Name: aB\r\n"] {
+        assert!(seen.contains(wanted), "{seen}");
+    }
+    let names = seen.lines().filter_map(|line| line.split_once(": "));
+    for (name, _) in names {
+        assert!(
+            name.starts_with(|first: char| first.is_ascii_uppercase()),
+            "{seen}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,6 @@
 //! Bodies in both directions: at once, whole or visibly broken, and never ahead of their reader.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -152,6 +153,34 @@ async fn a_sandbox_killed_in_mid_stream_breaks_the_stream() {
     let told = wire.ask("GET /health", &world.to(ENVD)).await;
     assert_eq!(told.status, 502);
     assert!(told.text().contains("was not found"));
+}
+
+/// Clients look whether the sandbox still runs after a reset; some take an early end for a fault of the server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_breaks_off_is_reset_and_one_that_ends_is_not() {
+    let mut world = World::new().await;
+    let mut wire = Wire::connect(world.address).await;
+    start(&mut wire, &world, "echo whole").await;
+    assert_eq!(output(&wire.answer(false).await.body), "whole\n");
+    start(&mut wire, &world, "echo first; sleep 1000").await;
+    assert_eq!(wire.head().await.status, 200);
+    wire.chunk().await.unwrap();
+    world.kill();
+    assert_eq!(end_of(&mut wire).await, Some(ErrorKind::ConnectionReset));
+
+    let world = World::new().await;
+    let mut wire = Wire::connect(world.address).await;
+    let last = format!("{}Connection: close\r\n", world.to(ENVD));
+    wire.send(format!("GET /health HTTP/1.1\r\n{last}\r\n"))
+        .await;
+    assert_eq!(end_of(&mut wire).await, None);
+}
+
+/// The error that ends a connection, if it is one.
+async fn end_of(wire: &mut Wire) -> Option<ErrorKind> {
+    let mut rest = Vec::new();
+    let ended = soon("the end", wire.stream.read_to_end(&mut rest)).await;
+    ended.err().map(|error| error.kind())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,9 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use api::listen::Limits;
 use axum::body::{Body, Bytes};
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
@@ -56,6 +58,20 @@ async fn shake(
     TlsConnector::from(Arc::new(config))
         .connect(name, stream)
         .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_and_then_nothing_is_closed_as_a_late_head_is() {
+    let limits = Limits {
+        head_read: Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let setup = Setup { limits, tls: true };
+    let world = World::with_guest(setup, async |_| {}).await;
+    for protocols in [&["http/1.1"], &["h2"]] {
+        let stream = shake(&world, "localhost", protocols).await.unwrap();
+        assert!(Wire::over(stream).is_closed().await);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

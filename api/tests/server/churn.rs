@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{
     http,
-    process::{PATIENCE, STOCK, Sandbox, Server, until},
+    process::{JSON, PATIENCE, STOCK, Sandbox, Server, until},
 };
 
 pub(crate) fn kvm_two_hundred_sandboxes_leave_nothing() {
@@ -74,7 +74,7 @@ pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
                         address,
                         "POST",
                         "/v2/sandboxes",
-                        &[],
+                        &JSON,
                         body.as_bytes(),
                     ));
                 }

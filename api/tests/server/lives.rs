@@ -1,5 +1,8 @@
 //! What a sandbox goes through.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use api_types::envd::Timestamp;
 use serde_json::{Value, json};
 
 use crate::process::{Sandbox, Server, until};
@@ -63,6 +66,9 @@ pub(crate) fn kvm_lists_are_filtered_and_paged() {
     assert_eq!(list("?metadata=n%3D9"), Vec::<String>::new());
     assert_eq!(list("?template=base&limit=2"), all[..2]);
     assert_eq!(list("?template=other"), Vec::<String>::new());
+    let second = server.get(&sandboxes[1].path("")).expect(200).json();
+    let since = second["startedAt"].as_str().unwrap().replace('+', "%2B");
+    assert_eq!(list(&format!("?startedAfter={since}")), all[..2]);
     let running = server.get("/sandboxes").expect(200).json();
     assert_eq!(ids(&running), all[..2]);
     let mut paged = Vec::new();
@@ -83,7 +89,7 @@ pub(crate) fn kvm_lists_are_filtered_and_paged() {
 
 pub(crate) fn kvm_timeouts_are_set_shortened_and_never_shortened_by_connect() {
     let server = Server::open();
-    let sandbox = server.create(&json!({"timeout": 300}));
+    let sandbox = server.create(&json!({"timeout": 600}));
     let end = || {
         let detail = server.get(&sandbox.path("")).expect(200).json();
         detail["endAt"].as_str().unwrap().to_owned()
@@ -209,6 +215,36 @@ pub(crate) fn kvm_an_automatic_pause_ends_with_traffic() {
     let connect = format!("/v2{}", sandbox.path("/connect"));
     server.post(&connect, &json!({"timeout": 300})).expect(201);
     assert_eq!(server.state_of(&sandbox), "running");
+}
+
+pub(crate) fn kvm_a_sandbox_that_was_paused_by_a_timeout_of_zero_stays_when_it_is_resumed() {
+    let server = Server::open();
+    let options = json!({"timeout": 60, "autoPause": true, "autoResume": {"enabled": true}});
+    let sandbox = server.create(&options);
+    server.write_file(&sandbox, "/dev/shm/note", "in memory");
+    let pause_now = || {
+        server
+            .post(&sandbox.path("/timeout"), &json!({"timeout": 0}))
+            .expect(204);
+        until("it pauses", || server.state_of(&sandbox) == "paused");
+    };
+    // Left of its time, in whole seconds.
+    let left = || {
+        let detail = server.get(&sandbox.path("")).expect(200).json();
+        assert_eq!(detail["state"], "running");
+        let end = Timestamp::parse(detail["endAt"].as_str().unwrap()).unwrap();
+        let end = UNIX_EPOCH + Duration::from_nanos(end.unix_ns());
+        end.duration_since(SystemTime::now())
+            .map_or(0, |left| left.as_secs())
+    };
+    pause_now();
+    let connect = format!("/v2{}", sandbox.path("/connect"));
+    server.post(&connect, &json!({})).expect(201);
+    assert_eq!(server.read_file(&sandbox, "/dev/shm/note"), "in memory");
+    assert!((200..=300).contains(&left()), "{} s", left());
+    pause_now();
+    assert_eq!(server.read_file(&sandbox, "/dev/shm/note"), "in memory");
+    assert!((200..=300).contains(&left()), "{} s", left());
 }
 
 pub(crate) fn kvm_snapshots_and_forks_have_what_the_source_had() {

@@ -25,12 +25,14 @@ fn main() {
             kvm_a_pause_keeps_memory_and_a_resume_goes_on,
             kvm_a_pause_without_memory_is_a_cold_boot,
             kvm_an_automatic_pause_ends_with_traffic,
+            kvm_a_sandbox_that_was_paused_by_a_timeout_of_zero_stays_when_it_is_resumed,
             kvm_snapshots_and_forks_have_what_the_source_had,
             kvm_figures_and_logs_are_there,
         },
         rules::{
             kvm_wrong_requests_are_told_in_json,
             kvm_ports_ask_for_their_tokens,
+            kvm_a_page_of_another_origin_changes_nothing,
             kvm_a_create_that_nobody_waits_for_leaves_nothing,
         },
         keys::{

@@ -23,6 +23,9 @@ pub(crate) const STOCK: usize = 64;
 /// How long anything may take on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The type of the control plane's bodies.
+pub(crate) const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
+
 /// What tests lack on this host.
 pub(crate) fn lack() -> Option<String> {
     if let Err(why) = File::options().read(true).write(true).open("/dev/kvm") {
@@ -158,12 +161,12 @@ impl Server {
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
         let body = body.to_string();
-        http::send(self.address, "POST", path, &[], body.as_bytes())
+        http::send(self.address, "POST", path, &JSON, body.as_bytes())
     }
 
     pub(crate) fn put(&self, path: &str, body: &Value) -> Answer {
         let body = body.to_string();
-        http::send(self.address, "PUT", path, &[], body.as_bytes())
+        http::send(self.address, "PUT", path, &JSON, body.as_bytes())
     }
 
     /// A new sandbox with these options.

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     http,
-    process::{Server, until},
+    process::{JSON, Sandbox, Server, until},
 };
 
 pub(crate) fn kvm_wrong_requests_are_told_in_json() {
@@ -23,7 +23,7 @@ pub(crate) fn kvm_wrong_requests_are_told_in_json() {
     let many = "x".repeat(300_000);
     create(json!({"templateID": "base", "metadata": {"a": many}})).expect(400);
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
-    let raw = |body: &[u8]| http::send(server.address, "POST", "/v2/sandboxes", &[], body);
+    let raw = |body: &[u8]| http::send(server.address, "POST", "/v2/sandboxes", &JSON, body);
     raw(deep.as_bytes()).expect(400);
     raw(b"").expect(400);
     raw(&vec![b' '; 2 << 20]).expect(413);
@@ -81,6 +81,33 @@ pub(crate) fn kvm_ports_ask_for_their_tokens() {
     ];
     http::send(server.address, "GET", "/", &port, b"").expect(403);
     let open = server.create(&json!({}));
+    let mut code = vec![
+        ("E2b-Sandbox-Id", open.id.as_str()),
+        ("E2b-Sandbox-Port", "49999"),
+    ];
+    let execute = |fields: &[(&str, &str)]| {
+        http::send(
+            server.address,
+            "POST",
+            "/execute",
+            fields,
+            br#"{"code":"1"}"#,
+        )
+    };
+    // Nobody listens there in this template, which only the token's holder is told.
+    execute(&code).expect(401);
+    http::send(server.address, "GET", "/contexts", &code, b"").expect(502);
+    code.push(("X-Access-Token", open.token.as_str()));
+    execute(&code).expect(502);
+    let other = server.create(&json!({}));
+    code[0].1 = other.id.as_str();
+    execute(&code).expect(401);
+    let unsecured = json!({"templateID": "base", "timeout": 300, "secure": false});
+    let unsecured = Sandbox::of(&server.post("/sandboxes", &unsecured).expect(201).json());
+    assert_eq!(unsecured.token, "");
+    code.truncate(2);
+    code[0].1 = unsecured.id.as_str();
+    execute(&code).expect(502);
     let port = [
         ("E2b-Sandbox-Id", open.id.as_str()),
         ("E2b-Sandbox-Port", "8080"),
@@ -93,6 +120,38 @@ pub(crate) fn kvm_ports_ask_for_their_tokens() {
     );
 }
 
+pub(crate) fn kvm_a_page_of_another_origin_changes_nothing() {
+    let server = Server::open();
+    let body = json!({"templateID": "base", "timeout": 300}).to_string();
+    let page = |fields: &[(&str, &str)]| {
+        http::send(
+            server.address,
+            "POST",
+            "/v2/sandboxes",
+            fields,
+            body.as_bytes(),
+        )
+    };
+    let (text, json) = (("Content-Type", "text/plain"), JSON[0]);
+    let origin = ("Origin", "https://evil.example");
+    page(&[text]).expect(415);
+    page(&[]).expect(415);
+    page(&[text, origin]).expect(403);
+    page(&[json, origin]).expect(403);
+    page(&[json, ("Origin", "null")]).expect(403);
+    page(&[json, ("Sec-Fetch-Site", "cross-site")]).expect(403);
+    page(&[json, ("Sec-Fetch-Site", "same-site")]).expect(403);
+    let kill = server.create(&json!({}));
+    let removed =
+        |fields: &[(&str, &str)]| http::send(server.address, "DELETE", &kill.path(""), fields, b"");
+    removed(&[origin]).expect(403);
+    assert_eq!(server.list(), [kill.id.as_str()]);
+    // A page of the server itself, and programs.
+    let own = format!("http://{}", server.address);
+    removed(&[("Origin", &own), ("Sec-Fetch-Site", "same-origin")]).expect(204);
+    server.get("/health").expect(200);
+}
+
 pub(crate) fn kvm_a_create_that_nobody_waits_for_leaves_nothing() {
     let server = Server::open();
     let body = json!({"templateID": "base", "timeout": 300}).to_string();
@@ -101,7 +160,7 @@ pub(crate) fn kvm_a_create_that_nobody_waits_for_leaves_nothing() {
             server.address,
             "POST",
             "/v2/sandboxes",
-            &[],
+            &JSON,
             body.as_bytes(),
         );
         // Long enough to be read, mostly too short to be answered.

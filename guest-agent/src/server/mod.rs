@@ -23,6 +23,8 @@ mod conn;
 mod events;
 mod files;
 mod filesystem;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod http;
 mod input;
 mod listener;

@@ -1,6 +1,7 @@
 //! The commands that verify: features, confinement, what clones share.
 
 use std::{
+    io::{Read, Write},
     net::IpAddr,
     path::{Path, PathBuf},
 };
@@ -11,6 +12,7 @@ use harness::{
     exit::End,
     verify::{
         self, Matrix, Programs, VerifyError, VerifySpec,
+        confinement::{self, ConfinementError, ConfinementSpec, Starts, report as held_report},
         features::Area,
         hazards::{self, HazardSpec, report as hazard_report},
         isolation::{
@@ -33,6 +35,11 @@ pub(super) enum Verify {
     Isolation(Prover),
     /// The part of `isolation` that is about what a policy lets out
     Egress(Prover),
+    /// What code that has taken a VMM over can do to the host; exit code 4 for a breach, 5 for what is not proved
+    Confinement(Confinement),
+    /// Stands still until standard input ends: a process of root's for attempts to reach
+    #[command(hide = true)]
+    RootProcess,
 }
 
 /// Of the conformance suite.
@@ -117,6 +124,29 @@ pub(super) struct Prover {
     format: Format,
 }
 
+/// Of the confinement prover.
+#[derive(Args)]
+pub(super) struct Confinement {
+    #[command(flatten)]
+    places: Places,
+    #[command(flatten)]
+    run_root: RunRoot,
+    /// Template id or name
+    #[arg(long, default_value = "base")]
+    template: String,
+    /// Only this case, or the cases of this class; repeat for more
+    #[arg(long = "case", value_name = "NAME")]
+    only: Vec<String>,
+    /// Only VMMs that the harness starts, none of a server's
+    #[arg(long)]
+    direct: bool,
+    /// Also write confinement.json and confinement.xml into this directory
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum MatrixFormat {
     /// For a terminal
@@ -137,6 +167,8 @@ impl Verify {
             Self::CloneHazards(hazards) => hazards.verify(),
             Self::Isolation(prover) => prover.prove(Scope::Isolation),
             Self::Egress(prover) => prover.prove(Scope::Egress),
+            Self::Confinement(prover) => prover.prove(),
+            Self::RootProcess => Ok(stand_still()),
         }
     }
 }
@@ -250,5 +282,53 @@ impl Prover {
             }
         );
         Ok(proof.end())
+    }
+}
+
+impl Confinement {
+    fn prove(self) -> Result<End, CommandError> {
+        let places = self.places.programs();
+        let proof = confinement::run(&ConfinementSpec {
+            artifacts: places.artifacts,
+            vmm: places.vmm,
+            api: places.api,
+            run_root: self.run_root.run_root,
+            template: self.template,
+            starts: match self.direct {
+                true => Starts::Direct,
+                false => Starts::Both,
+            },
+            only: self.only,
+        })?;
+        if let Some(dir) = self.results {
+            let write = |name: &str, text: String| std::fs::write(dir.join(name), text);
+            std::fs::create_dir_all(&dir)
+                .and_then(|()| write("confinement.json", held_report::json(&proof)))
+                .and_then(|()| write("confinement.xml", held_report::junit(&proof)))
+                .map_err(|source| ConfinementError::Io {
+                    path: dir.clone(),
+                    source,
+                })?;
+        }
+        print!(
+            "{}",
+            match self.format {
+                Format::Human => held_report::terminal(&proof),
+                Format::Json => held_report::json(&proof),
+                Format::Junit => held_report::junit(&proof),
+            }
+        );
+        Ok(proof.end())
+    }
+}
+
+/// Says that it is there, and waits for the end of its input.
+fn stand_still() -> End {
+    let mut out = std::io::stdout();
+    let said = out.write_all(b"\n").and_then(|()| out.flush());
+    let waited = said.and_then(|()| std::io::stdin().read_to_end(&mut Vec::new()));
+    match waited {
+        Ok(_) => End::Pass,
+        Err(_) => End::Bug,
     }
 }

@@ -138,7 +138,7 @@ impl VmmDirect {
             message: format!("{}: {e}", dir.display()),
         };
         let identity = self.identity(id).map_err(io)?;
-        let log = File::create(dir.join(STDERR)).map_err(io)?;
+        let log = File::create_new(dir.join(STDERR)).map_err(io)?;
         let network = self.network.as_ref();
         let tap = network.map(|(network, _)| network.tap()).transpose();
         let tap = tap.map_err(|e| Failure {
@@ -156,6 +156,7 @@ impl VmmDirect {
             base: None,
             vsock: dir.join(VSOCK),
             console: Some(dir.join(CONSOLE)),
+            layer_limit: None,
             prefault: self.prefault,
         };
         *timeline = vm

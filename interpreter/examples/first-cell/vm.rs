@@ -99,6 +99,7 @@ impl Parent {
             base,
             vsock,
             console: None,
+            layer_limit: None,
             prefault: WorkingSetPrefault::On,
         };
         vm.control.restore(spec, None)?;

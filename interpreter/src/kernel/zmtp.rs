@@ -161,7 +161,7 @@ fn push_property(to: &mut Vec<u8>, name: &[u8], value: &[u8]) {
 }
 
 /// The frame at the front: its flags, its body, and how many bytes it takes.
-fn frame(bytes: &[u8]) -> io::Result<Option<(u8, &[u8], usize)>> {
+pub(crate) fn frame(bytes: &[u8]) -> io::Result<Option<(u8, &[u8], usize)>> {
     let Some((&flags, rest)) = bytes.split_first() else {
         return Ok(None);
     };

@@ -77,6 +77,7 @@ impl Clone {
             base: None,
             vsock: dir.path().join("vsock"),
             console: Some(dir.path().join("console")),
+            layer_limit: None,
             prefault: WorkingSetPrefault::On,
         };
         vm.control.restore(spec, None).unwrap();

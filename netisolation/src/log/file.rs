@@ -1,6 +1,7 @@
 //! JSON Lines, rotated by size.
 
 use std::{
+    collections::HashMap,
     ffi::OsString,
     fs::{self, File, OpenOptions, Permissions},
     io::{self, Write},
@@ -16,6 +17,8 @@ use crate::{Direction, NetEvent, Protocol, Reason};
 
 /// A file is full at this many bytes; there are two at most.
 const MAX_BYTES: u64 = 16 << 20;
+/// One sandbox fills no more than one part in so many of a file: others' records are there until theirs are as many.
+const SHARES: u64 = 16;
 /// Names of sandboxes' peers are nobody else's business.
 const MODE: u32 = 0o600;
 
@@ -26,6 +29,8 @@ pub(super) struct LogFile {
     file: File,
     bytes: u64,
     max_bytes: u64,
+    /// Bytes of sandboxes in this file, as far as this process wrote them.
+    of_sandboxes: HashMap<SandboxId, u64>,
 }
 
 /// A record as people read it: the time is RFC 3339, the rest as in [`NetEvent`].
@@ -55,10 +60,12 @@ impl LogFile {
             path: path.into(),
             file,
             max_bytes,
+            of_sandboxes: HashMap::new(),
         })
     }
 
-    /// The line is there as a whole or not at all.
+    /// The line is there as a whole or not at all. A sandbox that has filled its share of the file has no more lines
+    /// until the next file, which is an error.
     pub(super) fn append(&mut self, event: &NetEvent) -> io::Result<()> {
         let mut line = serde_json::to_vec(&line(event))?;
         line.push(b'\n');
@@ -66,12 +73,17 @@ impl LogFile {
         if self.bytes > 0 && self.bytes.saturating_add(length) > self.max_bytes {
             self.rotate()?;
         }
+        let used = self.of_sandboxes.get(&event.sandbox).copied().unwrap_or(0);
+        if used > 0 && used >= self.max_bytes / SHARES {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
         if let Err(error) = self.file.write_all(&line) {
             // A disk that is full took half a line.
             self.file.set_len(self.bytes)?;
             return Err(error);
         }
         self.bytes += length;
+        *self.of_sandboxes.entry(event.sandbox.clone()).or_default() += length;
         Ok(())
     }
 
@@ -84,6 +96,7 @@ impl LogFile {
         }
         self.file = append_to(&self.path)?;
         self.bytes = 0;
+        self.of_sandboxes.clear();
         Ok(())
     }
 }
@@ -158,6 +171,26 @@ mod tests {
         assert!(ports.len() > 4 && ports == last, "{ports:?}");
         let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(&older)), (0o600, 0o600));
+    }
+
+    #[test]
+    fn a_flood_of_one_sandbox_leaves_the_lines_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let mut log = LogFile::with_limit(&path, 64_000).unwrap();
+        log.append(&event(1, 1)).unwrap();
+        let written = (0..10_000).filter(|n| log.append(&event(2, *n)).is_ok());
+        let written = written.count();
+        log.append(&event(3, 3)).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().count(), written + 2);
+        assert!(text.contains("10.0.0.1:1\"") && text.contains("10.0.0.1:3\""));
+        assert!(written > 10 && text.len() < 64_000 / 10, "{written}");
+        // In the next file all have a share again.
+        for n in 4..1000 {
+            log.append(&event(n, n)).unwrap();
+        }
+        log.append(&event(2, 2)).unwrap();
     }
 
     #[test]

@@ -4,7 +4,10 @@
     reason = "a descriptor in a message is a bare number; ioctls have no safe wrapper"
 )]
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::{
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+};
 
 use nix::{libc, sys::socket::ControlMessageOwned};
 
@@ -33,4 +36,45 @@ pub(crate) fn set_persistent(tap: &OwnedFd) {
     // SAFETY: TUNSETPERSIST takes its argument by value and no pointer; the descriptor is borrowed until it returns.
     let done = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, 1) };
     assert_eq!(done, 0);
+}
+
+/// What the reader of the TAP's frames finishes by itself (`TUN_F_…`).
+pub(crate) fn set_offloads(tap: &OwnedFd, offloads: u32) {
+    try_offloads(tap, offloads).unwrap();
+}
+
+/// The same, of what the kernel may not know.
+pub(crate) fn try_offloads(tap: &OwnedFd, offloads: u32) -> io::Result<()> {
+    let offloads = libc::c_ulong::from(offloads);
+    // SAFETY: TUNSETOFFLOAD takes its argument by value and no pointer; the descriptor is borrowed until it returns.
+    done(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, offloads) })
+}
+
+/// The order of bytes in headers, where the kernel can have another than its own.
+pub(crate) fn set_big_endian(tap: &OwnedFd, is_big: bool) -> io::Result<()> {
+    /// `linux/if_tun.h`.
+    const TUNSETVNETBE: libc::Ioctl = 0x4004_54de;
+    let is_big = libc::c_int::from(is_big);
+    // SAFETY: TUNSETVNETBE reads one int, which `is_big` is until the call returns.
+    done(unsafe { libc::ioctl(tap.as_raw_fd(), TUNSETVNETBE, &raw const is_big) })
+}
+
+/// Makes a TAP of the descriptor once more.
+pub(crate) fn try_attach(tap: &OwnedFd) -> io::Result<()> {
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI;
+    let mut request = libc::ifreq {
+        ifr_name: [0; libc::IFNAMSIZ],
+        ifr_ifru: libc::__c_anonymous_ifr_ifru {
+            ifru_flags: i16::try_from(flags).unwrap(),
+        },
+    };
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is, and it outlives the call.
+    done(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })
+}
+
+fn done(outcome: libc::c_int) -> io::Result<()> {
+    match outcome {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

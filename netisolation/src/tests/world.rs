@@ -246,6 +246,12 @@ pub(crate) fn write_with(fd: &OwnedFd, header: &[u8; VNET_HEADER], frame: &[u8])
     assert_eq!(nix::unistd::write(fd, &bytes).unwrap(), bytes.len());
 }
 
+/// Whether the kernel takes a frame with this header.
+pub(crate) fn try_write(fd: &OwnedFd, header: &[u8], frame: &[u8]) -> bool {
+    let bytes = [header, frame].concat();
+    nix::unistd::write(fd, &bytes).is_ok()
+}
+
 fn next(fd: &OwnedFd) -> Packet {
     let (header, frame) = read(fd).expect("a packet");
     // VIRTIO_NET_HDR_F_NEEDS_CSUM

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Instant,
 };
 
@@ -11,6 +11,7 @@ use netprobe::{
     Frame, Outcome,
     frame::{self, NoFrame},
     link::{Layer, Link},
+    offload,
 };
 
 use super::{Result, talk::AGAIN};
@@ -57,6 +58,58 @@ fn exchange(bytes: &[u8], from: Option<IpAddr>, deadline: Instant) -> io::Result
         if Instant::now() >= deadline {
             return Ok(None);
         }
+    }
+}
+
+pub(crate) fn unfit(to: SocketAddr, word: &str) -> Result {
+    let link = match Link::open_unfinished(guest::CARD) {
+        Ok(link) => link,
+        Err(error) => return Result::not_tried(&error),
+    };
+    let (mut sent, mut tried) = (0, 0_u64);
+    let done = offload::each_unfit(to, word, |header, frame| {
+        tried += 1;
+        // The guest's own kernel refuses some.
+        sent += u64::from(link.send(&[&header.bytes(), frame].concat()).is_ok());
+    });
+    match done {
+        Ok(()) => Result::new(Outcome::Ok, format!("{sent} of {tried} taken")).counted(sent),
+        Err(NoFrame(why)) => Result::new(Outcome::Failed, why),
+    }
+}
+
+pub(crate) fn begin(to: SocketAddr, count: u16, deadline: Instant) -> Result {
+    let frames = (10_000..).take(usize::from(count)).map(|port| {
+        let frame = Frame {
+            to: Some(to.ip()),
+            port: to.port(),
+            source_port: Some(port),
+            ..Frame::default()
+        };
+        frame::build(&frame, b"")
+    });
+    let frames = match frames.collect::<std::result::Result<Vec<_>, _>>() {
+        Ok(frames) => frames,
+        Err(NoFrame(why)) => return Result::new(Outcome::Failed, why),
+    };
+    match send_until(&frames, deadline) {
+        Ok(sent) => Result::new(Outcome::Ok, format!("{sent} sent")).counted(sent),
+        Err(error) => Result::not_tried(&error),
+    }
+}
+
+fn send_until(frames: &[Vec<u8>], deadline: Instant) -> io::Result<u64> {
+    let link = Link::open(guest::CARD, Layer::Ethernet)?;
+    let mut sent = 0;
+    loop {
+        for frame in frames {
+            // A card that is full takes the next one.
+            sent += u64::from(link.send(frame).is_ok());
+        }
+        if Instant::now() >= deadline {
+            return Ok(sent);
+        }
+        std::thread::sleep(AGAIN);
     }
 }
 

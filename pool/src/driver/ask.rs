@@ -12,6 +12,7 @@ use crate::{
     host,
     message::{Answer, Ask, Report},
     network,
+    policy::{Need, StartFor},
     record::Durability,
     slot::{Event, Stage},
     templates::{Memory, Origin, base_of},
@@ -40,7 +41,7 @@ impl Driver {
             Ask::Create(spec, at, answer) => self.create(spec, at, answer),
             Ask::Kill(id, answer) => self.kill(&id, answer),
             Ask::Pause(id, mode, answer) => self.pause(&id, mode, answer),
-            Ask::Resume(id, init, at, answer) => self.resume(id, init, at, answer),
+            Ask::Resume(id, init, start, at, answer) => self.resume(id, init, start, at, answer),
             Ask::Snapshot(id, names, answer) => self.snapshot(&id, names, answer),
             Ask::Fork(id, specs, at, answer) => self.fork(&id, specs, at, answer),
             Ask::Annotate(id, note, answer) => self.annotate(&id, note, answer),
@@ -118,7 +119,7 @@ impl Driver {
     }
 
     fn pause(&mut self, id: &SandboxId, mode: PauseMode, answer: Answer<()>) {
-        if let Err(e) = self.running(id) {
+        if let Err(e) = self.running(id).and_then(|()| self.room_to_save(id, mode)) {
             let _ = answer.send(Err(e));
             return;
         }
@@ -144,7 +145,14 @@ impl Driver {
         });
     }
 
-    fn resume(&mut self, id: SandboxId, init: Init, accepted_ns: u64, answer: Answer<Sandbox>) {
+    fn resume(
+        &mut self,
+        id: SandboxId,
+        init: Init,
+        start: StartFor,
+        accepted_ns: u64,
+        answer: Answer<Sandbox>,
+    ) {
         self.last_foreground_ns = Self::now_ns();
         let refusal = match self.known(&id) {
             _ if self.closing.is_some() => Some(PoolError::Closing),
@@ -158,7 +166,7 @@ impl Driver {
         match refusal {
             Some(e) => Self::refuse(answer, e),
             None => self.queue.push_back(Pending {
-                want: Want::Resume { id, init },
+                want: Want::Resume { id, init, start },
                 accepted_ns,
                 answer,
             }),
@@ -189,13 +197,15 @@ impl Driver {
         self.copy(id, home.join("image"), waiter);
     }
 
-    fn begin_snapshot(&self, id: &SandboxId, names: &[String]) -> Result<(), PoolError> {
+    fn begin_snapshot(&mut self, id: &SandboxId, names: &[String]) -> Result<(), PoolError> {
         if self.closing.is_some() {
             return Err(PoolError::Closing);
         }
         self.templates.check_names(names)?;
         match self.known(id)? {
-            SandboxState::Running | SandboxState::Paused(PauseMode::Memory) => Ok(()),
+            SandboxState::Running => self.room_to_save(id, PauseMode::Memory),
+            // A second link to its files.
+            SandboxState::Paused(PauseMode::Memory) => Ok(()),
             state => Err(PoolError::WrongState {
                 id: id.clone(),
                 state,
@@ -215,6 +225,7 @@ impl Driver {
         let plan = CopyPlan {
             dir: entry.dir.clone(),
             control: entry.take_control(),
+            lineage: entry.record.lineage.clone(),
             to: to.clone(),
         };
         let (id, reporter) = (id.clone(), self.reporter.clone());
@@ -298,7 +309,8 @@ impl Driver {
             Some(_) => Err(PoolError::Closing),
             None => self
                 .running(id)
-                .and_then(|()| specs.iter().try_for_each(|s| check_note(&s.note))),
+                .and_then(|()| specs.iter().try_for_each(|s| check_note(&s.note)))
+                .and_then(|()| self.room_to_save(id, PauseMode::Memory)),
         };
         if let Err(e) = checked {
             let _ = answer.send(Err(e));
@@ -326,7 +338,8 @@ impl Driver {
     }
 
     fn fork_copied(&mut self, plan: ForkPlan, template: String, copied: Result<(), PoolError>) {
-        if let Err(e) = copied {
+        if let Err(e) = copied.and_then(|()| self.check_snapshot(&plan.dir)) {
+            let _ = std::fs::remove_dir_all(&plan.dir);
             let _ = plan.answer.send(Err(e));
             return;
         }
@@ -571,13 +584,14 @@ impl Driver {
             count(|s| s == Stage::Warm),
             count(|s| s == Stage::Filling),
         );
-        let room = self.room();
+        let room = self.room_for(&Need::default());
+        let needs = self.needs.values().map(|need| need.expected);
         PoolStats {
             running,
             paused,
             warm,
             filling,
-            expected_bytes: room.expected,
+            expected_bytes: needs.max().unwrap_or(room.expected),
             available_bytes: room.available.saturating_sub(room.reserve),
             ..self.counters.clone()
         }

@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     Ended, PoolError, Sandbox, SandboxState, TemplateInfo,
     message::Answer,
+    policy::StartFor,
     record::{Record, SlotDir},
     slot::{Slot, Stage},
     vm::Vm,
@@ -62,6 +63,10 @@ pub(crate) struct Entry {
     pub(crate) fork: Option<u64>,
     /// Bytes that were its own when it was measured last.
     pub(crate) private: Option<u64>,
+    /// What its last start was for.
+    pub(crate) start_for: StartFor,
+    /// What the save under way may write at most, bytes.
+    pub(crate) save: u64,
 }
 
 impl Entry {
@@ -80,6 +85,8 @@ impl Entry {
             died: None,
             fork: None,
             private: None,
+            start_for: StartFor::default(),
+            save: 0,
         }
     }
 

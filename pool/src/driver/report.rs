@@ -97,7 +97,7 @@ impl Driver {
                 t.failures = 0;
             }
             let has = private.unwrap_or(0);
-            self.warm_has = crate::policy::estimate(self.warm_has, has, 0);
+            self.needs.entry(template).or_default().warm(has);
         }
         if now == Ok(Stage::Running) {
             self.hand_over(id);

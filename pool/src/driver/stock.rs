@@ -1,14 +1,18 @@
 //! Who gets a sandbox from where, and the warm stock behind it.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use model::{SandboxId, StartPhase, Timeline, template_file};
+use vmm_control::VmUser;
 
 use super::{Driver, Entry, Measured, Pending, Want, entry::Waiter};
 use crate::{
     CreateSpec, Init, PauseMode, PoolError, Sandbox, host,
     message::{Answer, Report},
-    policy::{self, Demand, Foreground, Placement, Room, Stock},
+    policy::{self, Demand, Foreground, Need, Placement, Room, Short, StartFor, Stock},
     record::{Record, SlotDir},
     slot::{Event, Slot, Stage},
     templates::{Memory, base_of},
@@ -19,9 +23,6 @@ use crate::{
     },
 };
 
-/// No sandbox is taken to need less: what a clone of a small guest was seen to cost the host in all, page tables
-/// and the VMM's own memory included.
-pub(super) const FLOOR: u64 = 16 << 20;
 /// MemAvailable is read again when it is older than this.
 const FRESH: Duration = Duration::from_millis(20);
 /// Sandboxes that are measured at one tick.
@@ -48,14 +49,6 @@ impl Driver {
         self.fill();
     }
 
-    fn starting(&self) -> u32 {
-        let busy = self
-            .slots
-            .values()
-            .filter(|e| matches!(e.slot.stage, Stage::Starting | Stage::Resuming(_)) && !e.slot.vm);
-        u32::try_from(busy.count()).unwrap_or(u32::MAX)
-    }
-
     /// Serves one who waits; gives him back if he has to wait on.
     fn place(&mut self, pending: Pending) -> Option<Pending> {
         let timeout = self.config.start_timeout;
@@ -78,15 +71,16 @@ impl Driver {
         };
         let demand = Demand {
             warm: warm.is_some(),
+            has_layer: matches!(pending.want, Want::Resume { .. }),
             other_warm: self.warm.values().any(|w| !w.is_empty()),
             ending: self
                 .slots
                 .values()
                 .any(|e| e.slot.stage == Stage::Ending && e.slot.vm),
-            starting: self.starting(),
-            max_starting: self.parallel.saturating_mul(2),
+            place: self.places().has_one_for(pending.want.start_for()),
         };
-        match policy::place(&self.room(), &demand) {
+        let room = self.room_for(&self.need_of(&pending.want));
+        match policy::place(&room, &demand) {
             Placement::Take => {
                 if let Some(id) = warm {
                     self.lease(&id, pending);
@@ -100,9 +94,15 @@ impl Driver {
             }
             Placement::Refuse(short) => {
                 self.counters.refused += 1;
-                let full = PoolError::Full {
-                    why: short.to_string(),
-                    retry_after: policy::retry_after(short),
+                let full = match short {
+                    Short::Disk { .. } => PoolError::NoSpace(format!(
+                        "one more sandbox: {short} at {}",
+                        crate::SCRATCH
+                    )),
+                    Short::Memory { .. } | Short::Slots { .. } => PoolError::Full {
+                        why: short.to_string(),
+                        retry_after: policy::retry_after(short),
+                    },
                 };
                 self.drop_pending(pending, full);
             }
@@ -177,8 +177,8 @@ impl Driver {
                 template,
                 fork,
             } => self.start_new(*spec, &template, fork, pending.accepted_ns, pending.answer),
-            Want::Resume { id, init } => {
-                self.start_resume(&id, init, pending.accepted_ns, pending.answer);
+            Want::Resume { id, init, start } => {
+                self.start_resume(&id, init, start, pending.accepted_ns, pending.answer);
             }
         }
     }
@@ -216,15 +216,17 @@ impl Driver {
         &mut self,
         id: &SandboxId,
         init: Init,
+        start: StartFor,
         accepted_ns: u64,
         answer: Answer<Sandbox>,
     ) {
+        let user = self.free_user();
         let Some(entry) = self.slots.get(id) else {
             return Self::refuse(answer, PoolError::NoSandbox(id.clone()));
         };
         let state = entry.state();
         let planned = match entry.slot.stage {
-            Stage::Paused(mode) => self.resume_plan(id, entry, mode, init, accepted_ns),
+            Stage::Paused(mode) => self.resume_plan(user, id, entry, mode, init, accepted_ns),
             _ => Err(PoolError::WrongState {
                 id: id.clone(),
                 state,
@@ -239,12 +241,14 @@ impl Driver {
         }
         if let Some(entry) = self.slots.get_mut(id) {
             entry.waiter = Some(Waiter::Sandbox(answer));
+            entry.start_for = start;
         }
         self.make(id.clone(), plan);
     }
 
     fn resume_plan(
         &self,
+        user: u32,
         id: &SandboxId,
         entry: &Entry,
         mode: PauseMode,
@@ -254,9 +258,13 @@ impl Driver {
         let pause = entry.dir.pause();
         let mut record = entry.record.clone();
         record.init = init;
+        record.user = Some(user);
         record.host_boot_id.clone_from(&self.host_boot_id);
         let source = match mode {
-            PauseMode::Memory => self.snapshot_source(pause),
+            PauseMode::Memory => {
+                self.check_snapshot(&pause)?;
+                self.snapshot_source(pause)
+            }
             PauseMode::FilesystemOnly => Source::Boot {
                 files: record.boot.clone().ok_or_else(|| PoolError::Failed {
                     what: "resume the sandbox",
@@ -277,12 +285,28 @@ impl Driver {
             purpose: Purpose::GoOn,
             who: Who::Same,
             ram: record.template.memory.0,
+            layer_limit: self.config.limits.layer,
             record,
             groups: self.groups.clone(),
             network: self.config.network.clone(),
             timeout: self.config.start_timeout,
             timeline,
         })
+    }
+
+    /// A user that no VM of this pool has. The numbers go round, from a random one on: another server on this host
+    /// begins elsewhere.
+    fn free_user(&mut self) -> u32 {
+        loop {
+            let user = self.next_user;
+            self.next_user = match user + 1 {
+                next if next < VmUser::POOL.end => next,
+                _ => VmUser::POOL.start,
+            };
+            if self.slots.values().all(|e| e.record.user != Some(user)) {
+                return user;
+            }
+        }
     }
 
     /// Runs a start's job.
@@ -321,7 +345,8 @@ impl Driver {
         let (info, boot) = (known.info.clone(), known.boot.clone());
         let warm_up = known.warm_up.clone();
         let ram = info.memory.0;
-        let record = Record::new(&self.host_boot_id, info, boot, machine_id.clone());
+        let mut record = Record::new(&self.host_boot_id, info, boot, machine_id.clone());
+        record.user = Some(self.free_user());
         let dir = SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id);
         let plan = StartPlan {
             vmm: self.config.vmm.clone(),
@@ -335,6 +360,7 @@ impl Driver {
             },
             record: record.clone(),
             ram,
+            layer_limit: self.config.limits.layer,
             groups: self.groups.clone(),
             network: self.config.network.clone(),
             timeout: self.config.start_timeout,
@@ -343,6 +369,16 @@ impl Driver {
         let entry = Entry::new(Slot::new(stage), dir, record);
         self.slots.insert(id.clone(), entry);
         Ok((id, plan))
+    }
+
+    /// Whether what a VMM wrote names only files that it may.
+    pub(super) fn check_snapshot(&self, dir: &Path) -> Result<(), PoolError> {
+        self.templates
+            .check_snapshot(dir)
+            .map_err(|why| PoolError::Failed {
+                what: "use a snapshot",
+                why,
+            })
     }
 
     /// To restore from a directory: if it is a diff, over the loaded copy of its base.
@@ -357,8 +393,8 @@ impl Driver {
         Source::Snapshot(dir, base)
     }
 
-    /// What there is of the host, and what of it is promised.
-    pub(super) fn room(&mut self) -> Room {
+    /// What there is of the host for one that needs so much, and what of it is promised.
+    pub(super) fn room_for(&mut self, need: &Need) -> Room {
         let now = Self::now_ns();
         if u128::from(now - self.available.at_ns) > FRESH.as_nanos() {
             self.available = Measured {
@@ -370,22 +406,25 @@ impl Driver {
         let mut slots = 0_u32;
         for entry in self.slots.values().filter(|e| e.slot.takes_memory()) {
             slots += 1;
+            let own = self.need(&entry.record.template.id);
             let has = match entry.slot.stage {
                 // It will be paused again before it grows.
                 Stage::Warm | Stage::Ending | Stage::Pausing(_) | Stage::Stopping(_) => continue,
-                Stage::Filling => self.expected.saturating_sub(self.warm_has),
+                Stage::Filling => own.expected.saturating_sub(own.warm_has),
                 _ => entry.private.unwrap_or(0),
             };
-            promised = promised.saturating_add(self.expected.saturating_sub(has));
+            promised = promised.saturating_add(own.expected.saturating_sub(has));
         }
         Room {
             available: self.available.bytes,
             reserve: self.config.memory_reserve.0,
-            expected: self.expected,
-            warm_has: self.warm_has,
+            expected: need.expected,
+            warm_has: need.warm_has,
             promised,
             slots,
             max: self.config.max_sandboxes,
+            disk: self.layer_space(),
+            layer: self.layer_share(),
         }
     }
 
@@ -431,7 +470,8 @@ impl Driver {
                 return;
             };
             let foreground = self.foreground(now);
-            if !policy::may_fill(&self.room(), &foreground) {
+            let room = self.room_for(&self.need(&template));
+            if !policy::may_fill(&room, &foreground) {
                 return;
             }
             match self.templates.get(&template).map(|t| &t.memory) {
@@ -530,6 +570,7 @@ impl Driver {
 
     /// Once a second: measure, and look at what was put off.
     pub(super) fn tick(&mut self) {
+        self.watch_disks();
         let mut running: Vec<_> = self
             .slots
             .iter()
@@ -548,11 +589,11 @@ impl Driver {
             let pid = entry.record.vmm.map_or(0, |vmm| vmm.pid);
             if let Some(bytes) = host::private_bytes(pid) {
                 entry.private = Some(bytes);
-                self.expected = policy::estimate(self.expected, bytes, FLOOR);
             }
         }
         if from + MEASURED_AT_ONCE < running.len() {
             self.measured_up_to = running.get(from + MEASURED_AT_ONCE - 1).cloned();
         }
+        self.estimate();
     }
 }

@@ -3,6 +3,7 @@
 
 use std::{io, os::unix::net::UnixStream as StdStream, time::Duration};
 
+use api_types::guest_text;
 use model::{SandboxId, StartPhase, Timeline};
 use netisolation::Isolation;
 use tokio::{
@@ -10,7 +11,7 @@ use tokio::{
     net::UnixStream,
     time::timeout,
 };
-use vmm_control::{Failure, Reply, Request, frame};
+use vmm_control::{Call, Failure, Reply, Request, frame};
 
 use super::{Card, Who, WorkError, init_request, wall_clock};
 use crate::{
@@ -72,6 +73,7 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         plan.timeline
             .stamp(StartPhase::Confined, host::monotonic_ns());
     }
+    silent(&lines.agent)?;
     // Last, for the time that is in it.
     let sent_ns = host::monotonic_ns();
     let card = Card::of(plan.record.tap.as_ref());
@@ -79,7 +81,7 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         .map_err(|e| WorkError::Io("draw random bytes", e))?;
     let init = http_request(&init)?;
     let work = async {
-        let resume = frame::encode(&Request::Resume)
+        let resume = frame::encode(&Call::from(Request::Resume))
             .map_err(|e| WorkError::Io("encode a request", io::Error::other(e)))?;
         let vmm = |e| WorkError::Io("resume the VM", e);
         lines.control.write_all(&resume).await.map_err(vmm)?;
@@ -143,6 +145,19 @@ async fn resumed(control: &mut UnixStream) -> Result<(), WorkError> {
     }
 }
 
+/// Whether the agent has kept quiet since its last answer: one that has not could answer before it is asked.
+fn silent(agent: &UnixStream) -> Result<(), WorkError> {
+    match agent.try_read(&mut [0]) {
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        Err(e) => Err(WorkError::Io("hear the guest agent", e)),
+        Ok(0) => Err(WorkError::Io(
+            "hear the guest agent",
+            io::ErrorKind::UnexpectedEof.into(),
+        )),
+        Ok(_) => Err(WorkError::Early),
+    }
+}
+
 /// The agent's answer to `/init`, which has no body when it is good.
 pub(super) async fn told(agent: &mut UnixStream) -> Result<(), WorkError> {
     let mut head = Vec::with_capacity(256);
@@ -153,16 +168,16 @@ pub(super) async fn told(agent: &mut UnixStream) -> Result<(), WorkError> {
             .await
             .map_err(|e| WorkError::Io("hear the guest agent", e))?;
         head.extend_from_slice(&piece[..n]);
-        let whole = head.windows(4).any(|w| w == b"\r\n\r\n");
-        if !whole && n > 0 && head.len() < MAX_HEAD {
+        let whole = head.windows(4).position(|w| w == b"\r\n\r\n");
+        if whole.is_none() && n > 0 && head.len() < MAX_HEAD {
             continue;
         }
-        return match head.starts_with(b"HTTP/1.1 2") && whole {
+        let is_good = head.starts_with(b"HTTP/1.1 2") && whole == head.len().checked_sub(4);
+        return match is_good {
             true => Ok(()),
-            false => {
-                let text = String::from_utf8_lossy(&head);
-                Err(WorkError::Answer(text.chars().take(200).collect()))
-            }
+            false => Err(WorkError::Answer(guest_text(&String::from_utf8_lossy(
+                &head,
+            )))),
         };
     }
 }

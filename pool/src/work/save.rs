@@ -9,9 +9,9 @@ use std::{
 
 use api_types::envd::ExecRequest;
 use model::template_file;
-use vmm_control::ControlClient;
+use vmm_control::{ControlClient, files::Lineage};
 
-use super::{WorkError, client_over, connect_agent};
+use super::{WorkError, connect_agent};
 use crate::{
     cgroup::Groups,
     record::{Durability, Kept, Record, SlotDir, private_dir},
@@ -22,15 +22,20 @@ use crate::{
 const SAVE: Duration = Duration::from_secs(300);
 
 /// A control connection: the one that is open, or a new one.
-fn control(open: Option<UnixStream>, dir: &SlotDir) -> Result<ControlClient, WorkError> {
+fn control(
+    open: Option<UnixStream>,
+    dir: &SlotDir,
+    lineage: Option<Lineage>,
+) -> Result<ControlClient, WorkError> {
     let failed = |e| WorkError::Io("connect to the VMM", e);
-    match open {
+    let control = match open {
         Some(stream) => {
             stream.set_nonblocking(false).map_err(failed)?;
-            ControlClient::new(stream, Some(SAVE)).map_err(failed)
+            ControlClient::new(stream, Some(SAVE))
         }
-        None => ControlClient::connect(&dir.control(), Some(SAVE)).map_err(failed),
-    }
+        None => ControlClient::connect(&dir.control(), Some(SAVE)),
+    };
+    Ok(control.map_err(failed)?.with_lineage(lineage))
 }
 
 /// What a pause needs.
@@ -57,7 +62,8 @@ pub(crate) enum Paused {
 impl PausePlan {
     /// Writes the sandbox to disk. The VM is left standing still, to be killed.
     pub(crate) fn run(mut self) -> Paused {
-        let mut control = match control(self.control.take(), &self.dir) {
+        let lineage = self.record.lineage.clone();
+        let mut control = match control(self.control.take(), &self.dir, lineage) {
             Ok(control) => control,
             Err(e) => return Paused::Lost(e),
         };
@@ -98,8 +104,7 @@ impl PausePlan {
 
     /// What the guest has not written to its disk would be lost.
     fn sync(&self) -> Result<(), WorkError> {
-        let stream = connect_agent(&self.dir.vsock(), self.timeout)?;
-        let mut client = client_over(&stream, self.timeout)?;
+        let mut client = connect_agent(&self.dir.vsock(), self.timeout)?;
         client.set_access_token(self.record.init.access_token.clone());
         let mut request = ExecRequest::new("/bin/sync", &[]);
         request.user = Some("root".to_owned());
@@ -138,6 +143,8 @@ pub(crate) fn sync_tree(home: &Path) {
 pub(crate) struct CopyPlan {
     pub(crate) dir: SlotDir,
     pub(crate) control: Option<UnixStream>,
+    /// Of the VM's record.
+    pub(crate) lineage: Option<Lineage>,
     pub(crate) to: PathBuf,
 }
 
@@ -147,7 +154,9 @@ impl CopyPlan {
     /// # Errors
     /// The first value: it failed, and the VM goes on. With `true` beside it, it does not.
     pub(crate) fn run(mut self) -> Result<(), (WorkError, bool)> {
-        let mut control = control(self.control.take(), &self.dir).map_err(|e| (e, true))?;
+        let lineage = self.lineage.take();
+        let mut control =
+            control(self.control.take(), &self.dir, lineage).map_err(|e| (e, true))?;
         let written = control.snapshot_diff(&self.to);
         let resumed = control.resume();
         match (written, resumed) {

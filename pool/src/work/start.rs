@@ -6,20 +6,18 @@ use std::{
     os::{fd::AsFd, unix::net::UnixStream},
     path::PathBuf,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use api_types::envd::{EnvdClient, ExecRequest};
 use model::{
-    EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, SandboxId, StartPhase, Timeline,
-    VmSpec, WarmUpRequest, WorkingSetPrefault,
+    Bytes, EntropySeed, GuestPaths, HypercallPath, Identity, RestoreSpec, SandboxId, StartPhase,
+    Timeline, VmSpec, WarmUpRequest, WorkingSetPrefault,
 };
 use netisolation::{Isolation, Tap};
-use vmm_control::{ControlClient, template::LoadedTemplate};
+use vmm_control::{ControlClient, VmUser, template::LoadedTemplate};
 
-use super::{
-    Card, Who, WorkError, client_over, connect_agent, init_request, wall_clock::may_be_late,
-};
+use super::{Card, Who, WorkError, connect, connect_agent, init_request, wall_clock::may_be_late};
 use crate::{
     cgroup::Groups,
     host,
@@ -76,6 +74,8 @@ pub(crate) struct StartPlan {
     pub(crate) record: Record,
     /// Guest RAM.
     pub(crate) ram: u64,
+    /// Most that its layer may take of the host's disk.
+    pub(crate) layer_limit: Option<Bytes>,
     pub(crate) groups: Arc<Groups>,
     pub(crate) network: Option<Isolation>,
     pub(crate) timeout: Duration,
@@ -164,7 +164,8 @@ impl StartPlan {
             .create(true)
             .open(self.dir.stderr())
             .map_err(|e| WorkError::Io("create the VMM's log", e))?;
-        let child = vmm_control::spawn_detached(&self.vmm, &self.dir.control(), log)
+        let user = VmUser::new(self.record.user.unwrap_or(VmUser::POOL.start));
+        let child = vmm_control::spawn_detached(&self.vmm, &self.dir.control(), log, user)
             .map_err(|e| WorkError::Control("start the VMM", e))?;
         let vm = Vm::of_child(child).map_err(|(e, mut child)| {
             let _ = child.kill();
@@ -195,8 +196,11 @@ impl StartPlan {
         let mut control = ControlClient::new(stream.try_clone().map_err(copy)?, Some(self.timeout))
             .map_err(copy)?;
         self.build(&mut control, tap)?;
-        let agent = connect_agent(&self.dir.vsock(), self.timeout)?;
-        let mut client = client_over(&agent, self.timeout)?;
+        self.record.lineage = control.lineage().cloned();
+        let asked = Instant::now();
+        let mut client = connect_agent(&self.dir.vsock(), self.timeout)?;
+        // Its greeting and its first answer together: no agent holds a place for starts longer.
+        client.set_timeout(self.timeout.saturating_sub(asked.elapsed()));
         let clock_may_be_late = self.identify(&mut client)?;
         self.timeline
             .stamp(StartPhase::AgentReady, host::monotonic_ns());
@@ -209,9 +213,10 @@ impl StartPlan {
             }
             Purpose::Lease { .. } | Purpose::GoOn => self.keep(vm.name)?,
         }
+        let agent = client.into_stream();
         Ok(Up {
             control: stream,
-            agent,
+            agent: agent.map_err(|e| WorkError::Agent("ask the guest agent", e))?,
             clock_may_be_late,
         })
     }
@@ -240,8 +245,8 @@ impl StartPlan {
         }
         let failed = |e| WorkError::Agent("ask a server of the guest for the first time", e);
         for request in requests {
-            let mut server = EnvdClient::connect(&self.dir.vsock(), request.port, self.timeout)
-                .map_err(failed)?;
+            let mut server =
+                connect(&self.dir.vsock(), request.port, self.timeout).map_err(failed)?;
             let answer = server
                 .request("POST", &request.path, &JSON, request.body.as_bytes())
                 .map_err(failed)?;
@@ -314,6 +319,7 @@ impl StartPlan {
             base,
             vsock: self.dir.vsock(),
             console: Some(self.dir.console()),
+            layer_limit: self.layer_limit,
             prefault: WorkingSetPrefault::On,
         };
         let stamps = control
@@ -353,6 +359,7 @@ impl StartPlan {
             hypercalls: HypercallPath::default(),
             vsock: self.dir.vsock(),
             console: Some(self.dir.console()),
+            layer_limit: self.layer_limit,
         };
         self.confine()?;
         control

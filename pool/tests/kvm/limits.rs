@@ -110,6 +110,10 @@ pub(crate) fn kvm_each_vm_is_in_its_control_group() {
             for (file, want) in [
                 ("memory.limit_in_bytes", memory.to_string()),
                 ("memory.max", memory.to_string()),
+                ("memory.memsw.limit_in_bytes", memory.to_string()),
+                ("memory.swap.max", "0".to_owned()),
+                ("cpu.shares", "1024".to_owned()),
+                ("cpu.weight", "100".to_owned()),
                 ("pids.max", "16".to_owned()),
             ] {
                 if let Ok(limit) = fs::read_to_string(group.join(file)) {

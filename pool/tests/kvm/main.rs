@@ -3,6 +3,7 @@
 
 mod support;
 
+mod disk;
 mod lifecycle;
 mod limits;
 
@@ -10,6 +11,9 @@ use test_cases::cases;
 
 fn main() {
     if let Some(state) = std::env::var_os(support::SERVER) {
+        if let Some(image) = std::env::var_os(support::FULL) {
+            return disk::be_on_a_small_disk(state.as_ref(), image.as_ref());
+        }
         return match std::env::var_os(support::BUSY) {
             Some(_) => limits::be_busy(state.as_ref()),
             None => lifecycle::be_server(state.as_ref()),
@@ -36,6 +40,9 @@ fn main() {
             kvm_a_caller_who_leaves_leaves_nothing,
             kvm_random_lives_leave_nothing,
             kvm_a_server_is_killed_at_any_moment,
+        },
+        disk::{
+            kvm_a_full_disk_loses_nothing,
         },
     };
     test_cases::run(cases, |_| support::lack()).exit();

@@ -10,12 +10,14 @@ use std::{
 
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
 use model::{Bytes, template_file};
-use pool::{CreateSpec, Init, Pool, PoolConfig, Sandbox, SandboxLimits, WarmMarks};
+use pool::{CreateSpec, Init, MissingLimits, Pool, PoolConfig, Sandbox, SandboxLimits, WarmMarks};
 
 /// Set for a process that is to be a server that is killed: its state directory.
 pub(crate) const SERVER: &str = "CUBE_TEST_POOL";
 /// Set beside it for one that does everything at once.
 pub(crate) const BUSY: &str = "CUBE_TEST_POOL_BUSY";
+/// Set beside it for one on a disk of its own: the disk's image.
+pub(crate) const FULL: &str = "CUBE_TEST_POOL_FULL";
 /// A host under load gets this long for any single answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const PREFIX: &str = "cube-pool-";
@@ -162,14 +164,19 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
             low: warm,
             high: warm,
         },
+        images: vec![variable("CUBE_ARTIFACTS")],
         limits: SandboxLimits {
             memory_overhead: Bytes::mib(64),
+            cpu_weight: 100,
             cpu_millis: None,
             pids: 16,
             io_bytes_per_s: None,
+            layer: None,
         },
+        missing_limits: MissingLimits::Allow,
         max_sandboxes: 200,
         memory_reserve: Bytes::mib(512),
+        disk_reserve: Bytes::mib(64),
         start_timeout: PATIENCE,
         network: None,
     }

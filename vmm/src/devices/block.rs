@@ -1,4 +1,4 @@
-//! virtio-blk (virtio 1.2, 5.2): one queue of reads, writes, flushes and the identity.
+//! virtio-blk (virtio 1.2, 5.2): one queue of reads, writes, discards, flushes and the identity.
 
 use virtio_bindings::virtio_blk as spec;
 
@@ -16,6 +16,10 @@ const SIZE_MAX: u32 = 64 << 10;
 /// No driver that keeps to the limits above asks for more in one request.
 const REQUEST_MAX: usize = 126 * (64 << 10);
 const SECTOR: u64 = 512;
+/// Sectors of one discard, 64 MiB: a file system takes its time to give back what lies in many pieces.
+const DISCARD_SECTORS_MAX: u32 = (64 << 20) / 512;
+/// Sectors of a block of the layer: no less is given back.
+const DISCARD_ALIGNMENT: u32 = 8;
 /// Length of the answer to GET_ID.
 const ID_BYTES: usize = 20;
 
@@ -65,9 +69,10 @@ impl Block {
             | feature(spec::VIRTIO_BLK_F_BLK_SIZE)
             | feature(spec::VIRTIO_BLK_F_TOPOLOGY)
             | feature(spec::VIRTIO_BLK_F_FLUSH);
-        if self.disk.access() == Access::ReadOnly {
-            features |= feature(spec::VIRTIO_BLK_F_RO);
-        }
+        features |= match self.disk.access() {
+            Access::ReadOnly => feature(spec::VIRTIO_BLK_F_RO),
+            Access::CopyOnWrite => feature(spec::VIRTIO_BLK_F_DISCARD),
+        };
         Identity {
             device_id: DEVICE_ID,
             features,
@@ -76,8 +81,8 @@ impl Block {
         }
     }
 
-    /// `struct virtio_blk_config` up to the topology: 4 KiB physical blocks in 512-byte logical ones, so
-    /// that the guest aligns its writes with the layer's blocks.
+    /// `struct virtio_blk_config` up to the limits of discards: 4 KiB physical blocks in 512-byte logical ones,
+    /// so that the guest aligns its writes with the layer's blocks.
     fn config(&self) -> Vec<u8> {
         let mut config = Vec::with_capacity(60);
         config.extend(self.sectors().to_le_bytes());
@@ -88,12 +93,16 @@ impl Block {
         config.extend([3, 0]); // physical block exponent, alignment offset
         config.extend(8_u16.to_le_bytes()); // smallest good I/O, in logical blocks
         config.extend(0_u32.to_le_bytes()); // best I/O: not known
+        config.extend([0; 4]); // write-back mode, queues: not offered
+        config.extend(DISCARD_SECTORS_MAX.to_le_bytes());
+        config.extend(1_u32.to_le_bytes()); // ranges of one discard
+        config.extend(DISCARD_ALIGNMENT.to_le_bytes());
         config.resize(60, 0);
         config
     }
 
-    /// Serves one request; the number of bytes written to guest memory.
-    fn serve(&mut self, chain: Chain<'_>) -> u32 {
+    /// Serves one request; the number of bytes written to guest memory, and how it ended.
+    fn serve(&mut self, chain: Chain<'_>) -> (u32, Outcome) {
         let Chain {
             mut readable,
             mut writable,
@@ -104,7 +113,7 @@ impl Block {
             .checked_sub(1)
             .and_then(|at| writable.split_off(at))
         else {
-            return 0;
+            return (0, Outcome::Failed);
         };
         let room = writable.len();
         let mut header = [0; 16];
@@ -117,7 +126,7 @@ impl Block {
         };
         status.write(&[outcome.status()]);
         // The status byte is last: all before it counts as written, whatever its content.
-        u32::try_from(room + 1).unwrap_or(0)
+        (u32::try_from(room + 1).unwrap_or(0), outcome)
     }
 
     fn perform(&mut self, header: [u8; 16], data: Buffers<'_>, into: Buffers<'_>) -> Outcome {
@@ -126,6 +135,7 @@ impl Block {
         let done = match (u32::from_le_bytes([k0, k1, k2, k3]), offset) {
             (spec::VIRTIO_BLK_T_IN, Some(offset)) => self.disk.read(offset, into),
             (spec::VIRTIO_BLK_T_OUT, Some(offset)) => self.disk.write(offset, data),
+            (spec::VIRTIO_BLK_T_DISCARD, _) => return self.discard(&data),
             // What was written dies with the VM, or goes into a snapshot that syncs it.
             (spec::VIRTIO_BLK_T_FLUSH, _) => Ok(()),
             (spec::VIRTIO_BLK_T_GET_ID, _) => {
@@ -139,11 +149,39 @@ impl Block {
             }
             _ => return Outcome::Unsupported,
         };
-        match done {
-            Ok(()) => Outcome::Done,
-            Err(_) => Outcome::Failed,
+        outcome(&done)
+    }
+
+    /// A flag is one of another request, or unknown (virtio 1.2, 5.2.6.2).
+    fn discard(&mut self, data: &Buffers<'_>) -> Outcome {
+        match discarded(data) {
+            Some((offset, len, 0)) => outcome(&self.disk.discard(offset, len)),
+            Some(_) => Outcome::Unsupported,
+            None => Outcome::Failed,
         }
     }
+}
+
+fn outcome(done: &std::io::Result<()>) -> Outcome {
+    match done {
+        Ok(()) => Outcome::Done,
+        Err(_) => Outcome::Failed,
+    }
+}
+
+/// The one range of a discard (`struct virtio_blk_discard_write_zeroes`): byte offset, bytes, flags. `None` if
+/// there is another number of ranges, or one that is too long.
+fn discarded(data: &Buffers<'_>) -> Option<(u64, u64, u32)> {
+    let mut bytes = [0; 16];
+    if data.len() != bytes.len() {
+        return None;
+    }
+    data.read(&mut bytes);
+    let [sector @ .., c0, c1, c2, c3, f0, f1, f2, f3] = bytes;
+    let offset = u64::from_le_bytes(sector).checked_mul(SECTOR)?;
+    let sectors = u32::from_le_bytes([c0, c1, c2, c3]);
+    let flags = u32::from_le_bytes([f0, f1, f2, f3]);
+    (sectors <= DISCARD_SECTORS_MAX).then_some((offset, u64::from(sectors) * SECTOR, flags))
 }
 
 impl VirtioDevice for Block {
@@ -154,8 +192,12 @@ impl VirtioDevice for Block {
         loop {
             while let Some(chain) = queue.pop(io.ram) {
                 let head = chain.head;
-                let len = self.serve(chain);
+                let (len, outcome) = self.serve(chain);
                 queue.complete(io.ram, head, len);
+                // A full disk refuses slowly: ext4 commits its journal first, some times over.
+                if outcome == Outcome::Failed {
+                    queue.end_turn();
+                }
             }
             if !queue.await_kick(io.ram) {
                 return;

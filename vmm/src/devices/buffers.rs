@@ -67,6 +67,8 @@ impl<'a> Buffers<'a> {
 
     /// Copies `bytes` to the start; the number that fitted.
     pub(super) fn write(&self, bytes: &[u8]) -> usize {
+        #[cfg(fuzzing)]
+        super::fuzz::act();
         let mut done = 0;
         for slice in &self.slices {
             let piece = &bytes[done..];
@@ -79,6 +81,8 @@ impl<'a> Buffers<'a> {
 
     /// Copies from the start into `bytes`; the number that there were.
     pub(super) fn read(&self, bytes: &mut [u8]) -> usize {
+        #[cfg(fuzzing)]
+        super::fuzz::act();
         let mut done = 0;
         for slice in &self.slices {
             done += slice.copy_to(&mut bytes[done..]);

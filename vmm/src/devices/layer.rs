@@ -4,24 +4,29 @@
 //! root     ── read ──► image file, shared by all VMs through the host's page cache
 //! layer    ── read ──► private file where the block was written, else the diff's file where that has it,
 //!                      else the template's file
-//!          ── write ─► private file (unlinked, sparse, made by the first write)
+//!          ── write ─► private file (unlinked, sparse, empty at the start)
+//!          ── discard ─► the block leaves the private file, whose space goes back to the host
 //! ```
-//! Cloning costs nothing: a clone starts with the template's file and no private one. The private file
-//! dies with the process. It lies in the VM's own directory and not in memory, so that a full disk is an
-//! I/O error in the guest, and the guest's writes are not charged to the host's memory.
+//! Cloning costs next to nothing: a clone starts with the template's file and an empty private one, which dies
+//! with the process. That lies on a disk and not in memory, so that a full disk is an I/O error in the guest,
+//! and the guest's writes are not charged to the host's memory. A limit on its blocks ends in the same error. A
+//! discarded block reads as the template has it: its content is undefined until it is written again (virtio 1.2,
+//! 5.2.6.2), and a snapshot need not keep it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
 
-use nix::libc;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
 
 use super::buffers::Buffers;
 use super::sys;
 use crate::extents::{Extents, Found};
+use crate::sys::length;
 
 /// Granularity of copy-on-write, the block size of the guest's file systems.
 const BLOCK: u64 = 4096;
@@ -35,6 +40,8 @@ const COPY_BYTES: usize = 256 << 10;
 #[derive(Debug, Default)]
 struct BlockMap {
     leaves: Vec<Option<Box<[u64; 64]>>>,
+    /// Blocks in it.
+    len: u64,
 }
 
 impl BlockMap {
@@ -51,7 +58,17 @@ impl BlockMap {
         if self.leaves.len() <= leaf {
             self.leaves.resize_with(leaf + 1, || None);
         }
-        self.leaves[leaf].get_or_insert_with(|| Box::new([0; 64]))[word] |= bit;
+        let word = &mut self.leaves[leaf].get_or_insert_with(|| Box::new([0; 64]))[word];
+        self.len += u64::from(*word & bit == 0);
+        *word |= bit;
+    }
+
+    fn remove(&mut self, block: u64) {
+        let (leaf, word, bit) = place(block);
+        if let Some(Some(words)) = self.leaves.get_mut(leaf) {
+            self.len -= u64::from(words[word] & bit != 0);
+            words[word] &= !bit;
+        }
     }
 
     /// Whether `block` is in the map, and where a run of blocks of which the same holds ends: at most at
@@ -100,7 +117,7 @@ pub struct LayerDiff {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     ReadOnly,
-    /// Writes go to a private file in the disk's scratch directory.
+    /// Writes go to a private file.
     CopyOnWrite,
 }
 
@@ -111,30 +128,47 @@ pub(super) struct Disk {
     diff: Option<LayerDiff>,
     len: u64,
     access: Access,
-    scratch: PathBuf,
     private: Option<File>,
     written: BlockMap,
+    /// Most blocks of the private file.
+    limit: u64,
 }
 
 impl Disk {
-    /// A disk of whole sectors over `base`; a tail of less than 512 bytes is left out.
-    pub(super) fn new(base: File, access: Access, scratch: &Path) -> io::Result<Self> {
-        let len = base.metadata()?.len() & !511;
+    /// A disk of whole sectors over `base`; a tail of less than 512 bytes is left out. With an empty file for
+    /// what is written it is copy-on-write, else read-only.
+    pub(super) fn new(base: File, private: Option<File>) -> io::Result<Self> {
+        let len = length(&base)? & !511;
+        let access = match private {
+            Some(_) => Access::CopyOnWrite,
+            None => Access::ReadOnly,
+        };
         Ok(Self {
             base,
             diff: None,
             len,
             access,
-            scratch: scratch.to_path_buf(),
-            private: None,
+            private,
             written: BlockMap::default(),
+            limit: u64::MAX,
         })
+    }
+
+    /// The disk with a limit on what its private file may take, in bytes.
+    pub(super) fn with_limit(mut self, limit: Option<u64>) -> Self {
+        self.limit = limit.map_or(u64::MAX, |bytes| bytes / BLOCK);
+        self
     }
 
     /// The disk with a diff laid over its base. The extents lie on the disk: whoever read them checked it.
     pub(super) fn with_diff(mut self, diff: Option<LayerDiff>) -> Self {
         self.diff = diff;
         self
+    }
+
+    /// The file below what was written.
+    pub(super) fn base(&self) -> &File {
+        &self.base
     }
 
     /// Size in bytes, a multiple of 512.
@@ -211,7 +245,7 @@ impl Disk {
         if start == end {
             return Ok(());
         }
-        self.make_private()?;
+        self.check_limit(start / BLOCK..end.div_ceil(BLOCK))?;
         if !start.is_multiple_of(BLOCK) {
             self.copy_up(start / BLOCK)?;
         }
@@ -236,6 +270,54 @@ impl Disk {
         Ok(())
     }
 
+    /// Whether these blocks may be in the private file.
+    fn check_limit(&self, blocks: Range<u64>) -> io::Result<()> {
+        if self.limit == u64::MAX {
+            return Ok(());
+        }
+        let fresh = blocks
+            .filter(|block| !self.written.contains(*block))
+            .count();
+        match self.written.len.saturating_add(as_u64(fresh)) > self.limit {
+            true => Err(io::ErrorKind::QuotaExceeded.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives the whole blocks of a range back. The range must lie on the disk; afterwards its content is
+    /// what lies below the private file, or what it was.
+    pub(super) fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let end = match offset.checked_add(len) {
+            Some(end) if end <= self.len => end,
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        if self.access == Access::ReadOnly {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        let mut at = offset.div_ceil(BLOCK);
+        let last = match end == self.len {
+            true => end.div_ceil(BLOCK),
+            false => end / BLOCK,
+        };
+        while at < last {
+            let (held, next) = self.written.run(at, last);
+            if held {
+                (at..next).for_each(|block| self.written.remove(block));
+                punch(self.private()?, at * BLOCK, (next - at) * BLOCK)?;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// Bytes that the private file takes on its disk.
+    #[cfg(test)]
+    pub(super) fn private_bytes(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        let meta = self.private.as_ref().map(|file| file.metadata().unwrap());
+        meta.map_or(0, |meta| meta.blocks() * 512)
+    }
+
     /// Copies a block to the private file, before a part of it is overwritten.
     fn copy_up(&mut self, block: u64) -> io::Result<()> {
         if self.written.contains(block) {
@@ -253,13 +335,6 @@ impl Disk {
 
     fn private(&self) -> io::Result<&File> {
         self.private.as_ref().ok_or(io::ErrorKind::NotFound.into())
-    }
-
-    fn make_private(&mut self) -> io::Result<()> {
-        if self.private.is_none() {
-            self.private = Some(scratch_file(&self.scratch)?);
-        }
-        Ok(())
     }
 
     fn check(&self, offset: u64, len: usize) -> io::Result<u64> {
@@ -379,18 +454,13 @@ fn read_full(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
     Ok(done)
 }
 
-/// A file without a name: nothing is left behind, however the process ends.
-fn scratch_file(directory: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600);
-    match options.custom_flags(libc::O_TMPFILE).open(directory) {
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-            let path = directory.join(format!("layer.{}", std::process::id()));
-            let file = options.custom_flags(0).create_new(true).open(&path)?;
-            std::fs::remove_file(&path)?;
-            Ok(file)
-        }
-        other => other,
+/// Makes a hole. A file system that has none keeps the space until the file goes.
+fn punch(file: &File, at: u64, bytes: u64) -> io::Result<()> {
+    let offset = |value: u64| i64::try_from(value).map_err(|_| io::ErrorKind::InvalidInput);
+    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    match fallocate(file, mode, offset(at)?, offset(bytes)?) {
+        Ok(()) | Err(Errno::EOPNOTSUPP) => Ok(()),
+        Err(errno) => Err(errno.into()),
     }
 }
 

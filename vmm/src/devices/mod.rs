@@ -7,7 +7,8 @@
 //! [`DeviceBus`] owns all of it: the transports, the devices, their descriptors and the bytes of the page.
 //! It runs on the vCPU's thread between two `KVM_RUN`s: a notification is served before the guest goes on,
 //! a ready descriptor when [`Watch`] reports it. It never blocks, except that a disk read may wait for the
-//! host's disk when the page cache has no copy (`RWF_NOWAIT` could hand such reads to a helper thread).
+//! host's disk when the page cache has no copy (`RWF_NOWAIT` could hand such reads to a helper thread). Each
+//! serving is a turn of bounded work; a queue with more gets another turn after everything else that is ready.
 //!
 //! What must never happen: a reference into guest memory, and a panic, unbounded work or unbounded memory
 //! that a guest can cause. A driver that breaks the rules of its queues gets its device switched off
@@ -20,6 +21,7 @@ mod console;
 pub mod fuzz;
 mod interrupts;
 mod layer;
+mod leftover;
 mod net;
 mod queue;
 mod registers;
@@ -37,7 +39,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 
 use thiserror::Error;
 
@@ -48,8 +49,9 @@ pub use state::{BusState, DeviceStateError};
 use crate::extents::Extents;
 use crate::watch::Watch;
 use block::Block;
+use layer::Disk;
 pub use layer::LayerDiff;
-use layer::{Access, Disk};
+use leftover::Leftover;
 use net::Net;
 use queue::Virtqueue;
 use registers::{Action, SLOT_BYTES, Transport};
@@ -57,7 +59,11 @@ use rng::Rng;
 use vsock::Vsock;
 
 /// Guest memory.
+#[cfg(not(fuzzing))]
 pub type Ram = vm_memory::GuestMemoryMmap<()>;
+/// Guest memory with another vCPU that writes to it.
+#[cfg(fuzzing)]
+pub type Ram = fuzz::Contested;
 
 /// Bytes of the register page.
 pub const PAGE_BYTES: usize = 4096;
@@ -89,12 +95,14 @@ pub struct BackendSpec {
     pub layer_diff: Option<LayerDiff>,
     /// A TAP with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`; without one the guest has a card that nobody hears.
     pub tap: Option<OwnedFd>,
-    /// Where hosts connect to guest ports. A guest's connection to host port `p` goes to the unix socket
-    /// at this path with `_p` added.
-    pub vsock_path: PathBuf,
-    /// Directory in which the layer's private file is made at the guest's first write, already unlinked.
-    /// It should be on a disk: in a tmpfs the guest's disk is the host's memory.
-    pub scratch: PathBuf,
+    /// The listening unix socket at which hosts connect to guest ports.
+    pub vsock: OwnedFd,
+    /// The layer's private file, empty and unlinked. It should be on a disk: in a tmpfs the guest's disk is the
+    /// host's memory.
+    pub scratch: File,
+    /// Most bytes that the layer's private file may take; absent: the size of the layer. A write beyond it is
+    /// an I/O error in the guest.
+    pub layer_limit: Option<u64>,
 }
 
 /// Why the devices could not be set up.
@@ -123,10 +131,15 @@ pub enum DeviceError {
         flags: i32,
     },
     /// The socket for streams cannot be made.
-    #[error("cannot listen at {}", path.display())]
+    #[error("cannot listen for streams to the guest")]
     Listen {
-        /// Where.
-        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The pipe by which the devices wake their own thread cannot be made.
+    #[error("cannot make the pipe for queues that wait for another turn")]
+    Leftover {
         /// The system's reason.
         #[source]
         source: io::Error,
@@ -172,6 +185,7 @@ pub struct DeviceBus {
     net: Net,
     vsock: Vsock,
     rng: Rng,
+    leftover: Leftover,
     page: Box<[u8; PAGE_BYTES]>,
     page_changed: bool,
 }
@@ -182,18 +196,16 @@ impl DeviceBus {
     /// # Errors
     /// A file, TAP or socket of `spec` cannot be used.
     pub fn new(spec: BackendSpec, watch: &mut Watch) -> Result<Self, DeviceError> {
-        // An empty parent means the current directory.
-        let scratch = spec.scratch.clone();
-        let disk = |file, access, disk| {
-            Disk::new(file, access, &scratch).map_err(|source| DeviceError::Disk { disk, source })
+        let disk = |file, private, disk| {
+            Disk::new(file, private).map_err(|source| DeviceError::Disk { disk, source })
         };
-        let root = Block::new(disk(spec.root, Access::ReadOnly, "root")?, "root");
-        let layer = Block::new(
-            disk(spec.layer_base, Access::CopyOnWrite, "layer")?.with_diff(spec.layer_diff),
-            "layer",
-        );
+        let root = Block::new(disk(spec.root, None, "root")?, "root");
+        let layer = disk(spec.layer_base, Some(spec.scratch), "layer")?
+            .with_diff(spec.layer_diff)
+            .with_limit(spec.layer_limit);
+        let layer = Block::new(layer, "layer");
         let net = Net::new(spec.tap, watch)?;
-        let vsock = Vsock::new(spec.vsock_path, watch)?;
+        let vsock = Vsock::new(spec.vsock, watch)?;
         let transports = [
             root.identity(),
             layer.identity(),
@@ -208,6 +220,7 @@ impl DeviceBus {
             net,
             vsock,
             rng: Rng,
+            leftover: Leftover::new(watch).map_err(|source| DeviceError::Leftover { source })?,
             page: Box::new([0; PAGE_BYTES]),
             page_changed: true,
         };
@@ -361,8 +374,20 @@ impl DeviceBus {
         if !Self::owns(token) {
             return Interrupts::NONE;
         }
+        if token == leftover::TOKEN {
+            return self.go_on(ram, watch);
+        }
         let slot = if token == net::TAP_TOKEN { NET } else { VSOCK };
         self.run(slot, Work::Ready { token }, ram, watch)
+    }
+
+    /// Gives every queue whose turn was cut another one.
+    fn go_on(&mut self, ram: &Ram, watch: &mut Watch) -> Interrupts {
+        let mut interrupts = Interrupts::NONE;
+        for (slot, queue) in self.leftover.take() {
+            interrupts |= self.run(slot, Work::Notify { queue }, ram, watch);
+        }
+        interrupts
     }
 
     /// Connects `stream` to a guest port, as if a client had come through the socket; no `OK` line is
@@ -378,6 +403,12 @@ impl DeviceBus {
             Some(token) => self.run(VSOCK, Work::Ready { token }, ram, watch),
             None => Interrupts::NONE,
         }
+    }
+
+    /// The root image.
+    #[must_use]
+    pub fn root(&self) -> &File {
+        self.root.disk().base()
     }
 
     /// Writes the layer as the guest sees it into `file`, as large as the disk and with holes where
@@ -404,6 +435,7 @@ impl DeviceBus {
             true => &mut transport.queues,
             false => &mut [],
         };
+        queues.iter_mut().for_each(Virtqueue::begin_turn);
         let mut io = Io { queues, ram, watch };
         match work {
             Work::Activate { features } => device.activate(features, &mut io),
@@ -411,11 +443,18 @@ impl DeviceBus {
             Work::Ready { token } => device.ready(token, &mut io),
         }
         let mut wants = false;
-        for queue in io.queues {
+        let mut cut = Vec::new();
+        for (index, queue) in io.queues.iter_mut().enumerate() {
             wants |= queue.publish(ram);
+            if queue.was_cut() {
+                cut.push(index);
+            }
         }
         if transport.note_faults() {
             self.render(slot);
+        }
+        for queue in cut {
+            self.leftover.put(slot, queue);
         }
         Interrupts::of(slot, wants)
     }

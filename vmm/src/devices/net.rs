@@ -1,8 +1,11 @@
 //! virtio-net (virtio 1.2, 5.1) over a TAP: one pair of queues, offloads, merged receive buffers.
 //!
 //! A frame on its way to the guest is read into this process first, because only then its length tells how
-//! many of the guest's buffers it takes; a frame from the guest goes to the TAP from where it lies. The
-//! TAP's 12-byte header is the driver's header, offload fields and all; the host's kernel checks it.
+//! many of the guest's buffers it takes; a frame from the guest goes to the TAP from where it lies, but
+//! for its headers. Those are copied once, and the header before the frame is made from them ([`offload`]):
+//! a driver that rewrites them meanwhile changes nothing that was looked at.
+
+mod offload;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,6 +14,8 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use virtio_bindings::virtio_net as spec;
 
+use self::offload::{HEADER, HEADERS_MAX};
+use super::buffers::Buffers;
 use super::queue::{Chain, Virtqueue};
 use super::registers::{COMMON_FEATURES, Identity, feature};
 use super::{DeviceError, FIRST_TOKEN, Io, Ram, VirtioDevice, sys};
@@ -22,8 +27,7 @@ pub(super) const TAP_TOKEN: u64 = FIRST_TOKEN;
 const DEVICE_ID: u32 = 1;
 const RX: usize = 0;
 const TX: usize = 1;
-/// `struct virtio_net_hdr_mrg_rxbuf`; its last two bytes count the buffers of a frame.
-const HEADER: usize = 12;
+/// Of [`HEADER`]: it counts the buffers of a frame.
 const HEADER_BUFFERS: std::ops::Range<usize> = 10..12;
 /// A header, an Ethernet header and the largest IP packet.
 const FRAME_MAX: usize = HEADER + 14 + 65_536;
@@ -148,20 +152,41 @@ impl Net {
     /// Hands the guest's frames to the TAP. One that the TAP does not take is lost, as on any wire.
     fn transmit(&self, queue: &mut Virtqueue, ram: &Ram) {
         loop {
-            while let Some(chain) = queue.pop(ram) {
-                let len = chain.readable.len();
-                if let Some(tap) = self
-                    .tap
-                    .as_ref()
-                    .filter(|_| len > HEADER && len <= FRAME_MAX)
-                {
-                    let _lost = sys::writev(tap.as_fd(), chain.readable.slices());
-                }
+            while let Some(mut chain) = queue.pop(ram) {
+                self.send(&mut chain.readable);
                 queue.complete(ram, chain.head, 0);
             }
             if !queue.await_kick(ram) {
                 return;
             }
+        }
+    }
+
+    /// Sends a frame behind the driver's header, unless the driver leaves to the host what is not the
+    /// frame's own.
+    fn send(&self, readable: &mut Buffers<'_>) {
+        let len = readable.len();
+        let Some(tap) = self
+            .tap
+            .as_ref()
+            .filter(|_| len > HEADER && len <= FRAME_MAX)
+        else {
+            return;
+        };
+        let mut start = [0; HEADER + HEADERS_MAX];
+        let copied = len.min(start.len());
+        let Some(front) = readable.split_front(copied) else {
+            return;
+        };
+        front.read(&mut start[..copied]);
+        let (driver, headers) = start.split_at_mut(HEADER);
+        let Ok(asked) = <[u8; HEADER]>::try_from(&*driver) else {
+            return;
+        };
+        let headers = &headers[..copied - HEADER];
+        if let Some(made) = offload::header(asked, headers, len - HEADER) {
+            driver.copy_from_slice(&made);
+            let _lost = sys::write_behind(tap.as_fd(), &start[..copied], readable.slices());
         }
     }
 
@@ -220,8 +245,6 @@ fn prepare(tap: &OwnedFd, watch: &mut Watch) -> Result<(), DeviceError> {
     if flags & needed != needed {
         return Err(DeviceError::TapFlags { flags });
     }
-    let header = i32::try_from(HEADER).unwrap_or(0);
-    sys::set_tap_header_len(tap.as_fd(), header).map_err(failed)?;
     fcntl(tap, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
     watch
         .add(tap, TAP_TOKEN, Interest::ReadEdge)

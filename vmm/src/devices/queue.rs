@@ -2,9 +2,10 @@
 //!
 //! The walk over the available ring and the descriptors is the `virtio-queue` crate's. This module adds
 //! what the crate leaves open: limits on a chain, used entries that become visible all at once (a frame
-//! over several merged buffers needs that), and a sticky fault. A ring whose addresses or indices make no
-//! sense is faulty until the driver resets the device, and yields nothing more; a chain that makes no
-//! sense is given back with length 0.
+//! over several merged buffers needs that), a sticky fault, and turns. A ring whose addresses or indices make
+//! no sense is faulty until the driver resets the device, and yields nothing more; a chain that makes no
+//! sense is given back with length 0. A turn ends after a bounded amount of work even if the ring is refilled
+//! while it is served: by another vCPU, or by a request whose answer is the next entry of the ring.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -20,6 +21,11 @@ use super::state::DeviceStateError;
 const AVAIL_NO_INTERRUPT: u16 = 1;
 /// Bytes of one entry of the used ring.
 const USED_ENTRY: u64 = 8;
+/// Chains of one turn, as a multiple of the ring's size: more than a driver can offer at once, and more than
+/// the longest frame takes.
+const TURN_RINGS: u32 = 2;
+/// Bytes of one turn, twice those of the longest block request. The chain that exceeds it is still served.
+const TURN_BYTES: usize = 16 << 20;
 
 /// One request of the driver: what it wants read and what it wants written.
 #[derive(Debug)]
@@ -39,6 +45,16 @@ pub(super) struct Virtqueue {
     /// Chains that were looked at and put back.
     undone: u16,
     fault: bool,
+    turn: Turn,
+}
+
+/// What is left of a turn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    chains: u32,
+    bytes: usize,
+    /// The device asked for a chain after the end of its turn.
+    cut: bool,
 }
 
 /// What a snapshot keeps of one queue. Zero addresses mean that the driver never set it up.
@@ -86,6 +102,7 @@ impl Virtqueue {
             staged: 0,
             undone: 0,
             fault: false,
+            turn: Turn::default(),
         }
     }
 
@@ -145,14 +162,40 @@ impl Virtqueue {
         self.queue.ready() && !self.fault
     }
 
-    /// The next request, or `None` when there is none or the ring is faulty. Each call looks at no more
-    /// than the entries that the ring can hold.
+    /// Begins a turn of the device.
+    pub(super) fn begin_turn(&mut self) {
+        self.turn = Turn {
+            chains: u32::from(self.queue.size()) * TURN_RINGS,
+            bytes: TURN_BYTES,
+            cut: false,
+        };
+    }
+
+    /// Ends the turn early: what was served took its time.
+    pub(super) fn end_turn(&mut self) {
+        self.turn.chains = 0;
+    }
+
+    /// Whether the turn ended before the ring was empty, so that another one has to follow without a
+    /// notification.
+    pub(super) fn was_cut(&self) -> bool {
+        self.turn.cut && self.usable()
+    }
+
+    /// The next request, or `None` when there is none, the turn is over or the ring is faulty.
     pub(super) fn pop<'a>(&mut self, ram: &'a Ram) -> Option<Chain<'a>> {
-        for _ in 0..self.queue.size() {
+        loop {
+            if self.turn.chains == 0 || self.turn.bytes == 0 {
+                self.turn.cut = true;
+                return None;
+            }
             let chain = self.next_head(ram)?;
+            self.turn.chains -= 1;
             let head = chain.head_index();
             match gather(chain, ram) {
                 Some((readable, writable)) => {
+                    let bytes = readable.len().saturating_add(writable.len());
+                    self.turn.bytes = self.turn.bytes.saturating_sub(bytes);
                     return Some(Chain {
                         head,
                         readable,
@@ -162,7 +205,6 @@ impl Virtqueue {
                 None => self.complete(ram, head, 0),
             }
         }
-        None
     }
 
     fn next_head<'a>(&mut self, ram: &'a Ram) -> Option<virtio_queue::DescriptorChain<&'a Ram>> {
@@ -245,9 +287,10 @@ impl Virtqueue {
     }
 
     /// Asks the driver to notify about the next chain after those looked at, put back or not: it has told
-    /// about these already. True when one has come in the meantime, so that the caller looks again.
+    /// about these already. True when one has come in the meantime, so that the caller looks again. After the
+    /// end of a turn nothing is asked: another turn follows by itself.
     pub(super) fn await_kick(&mut self, ram: &Ram) -> bool {
-        if !self.usable() {
+        if !self.usable() || self.turn.cut {
             return false;
         }
         let next = self.queue.next_avail();
@@ -299,6 +342,7 @@ impl Virtqueue {
             staged: 0,
             undone: 0,
             fault: state.fault,
+            turn: Turn::default(),
         })
     }
 }

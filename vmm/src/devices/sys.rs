@@ -31,6 +31,23 @@ pub(super) fn writev(fd: BorrowedFd<'_>, from: &[VolatileSlice<'_>]) -> io::Resu
     bytes(done)
 }
 
+/// Writes `first` and then guest memory, at once; the number of bytes written.
+pub(super) fn write_behind(
+    fd: BorrowedFd<'_>,
+    first: &[u8],
+    from: &[VolatileSlice<'_>],
+) -> io::Result<usize> {
+    let (behind, count) = iovecs(from);
+    let mut all = [behind[0]; MAX_SEGMENTS + 1];
+    all[0].iov_base = first.as_ptr().cast_mut().cast();
+    all[0].iov_len = first.len();
+    all[1..].copy_from_slice(&behind);
+    // SAFETY: as in `writev`; the area before those of guest memory is `first`, which is borrowed until the
+    // call returns, and the kernel only reads it.
+    let done = unsafe { libc::writev(fd.as_raw_fd(), all.as_ptr(), count + 1) };
+    bytes(done)
+}
+
 /// Reads once at `offset` of a file into guest memory.
 pub(super) fn preadv(
     fd: BorrowedFd<'_>,
@@ -96,13 +113,6 @@ pub(super) fn set_tap_offloads(tap: BorrowedFd<'_>, offloads: u32) -> io::Result
     check(outcome)
 }
 
-/// Sets the length of the header before each frame of a TAP.
-pub(super) fn set_tap_header_len(tap: BorrowedFd<'_>, len: i32) -> io::Result<()> {
-    // SAFETY: TUNSETVNETHDRSZ reads one int, which `len` is until the call returns.
-    let outcome = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) };
-    check(outcome)
-}
-
 /// Describes slices to the kernel. At most [`MAX_SEGMENTS`] of them: more are left out, which the caller
 /// sees as a short transfer.
 fn iovecs(slices: &[VolatileSlice<'_>]) -> ([libc::iovec; MAX_SEGMENTS], libc::c_int) {
@@ -136,7 +146,7 @@ fn check(outcome: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a TAP in the calling thread's network namespace, as the pool does for a VM.
+/// Makes a TAP in the calling thread's network namespace, as a VM's client hands it over.
 #[cfg(test)]
 pub(super) fn open_tap(name: &str) -> io::Result<std::os::fd::OwnedFd> {
     let mut options = std::fs::OpenOptions::new();
@@ -153,6 +163,10 @@ pub(super) fn open_tap(name: &str) -> io::Result<std::os::fd::OwnedFd> {
     }
     // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is, and it outlives the call.
     let outcome = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    check(outcome)?;
+    let len = 12;
+    // SAFETY: TUNSETVNETHDRSZ reads one int, which `len` is until the call returns.
+    let outcome = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) };
     check(outcome)?;
     Ok(tun.into())
 }

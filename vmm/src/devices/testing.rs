@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -68,8 +69,9 @@ pub(super) fn spec(dir: &TempDir, root: &[u8], layer: &[u8], tap: Option<OwnedFd
         layer_base: file_with(layer),
         layer_diff: None,
         tap,
-        vsock_path: socket_path(dir),
-        scratch: dir.path().to_owned(),
+        vsock: UnixListener::bind(socket_path(dir)).unwrap().into(),
+        scratch: tempfile::tempfile_in(dir.path()).unwrap(),
+        layer_limit: None,
     }
 }
 
@@ -90,6 +92,20 @@ impl Guest {
         let dir = tempfile::tempdir().unwrap();
         let mut spec = spec(&dir, &[0; 4096], layer, None);
         spec.layer_diff = diff;
+        Self::on(dir, spec)
+    }
+
+    pub(super) fn with_limit(layer: &[u8], limit: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut spec = spec(&dir, &[0; 4096], layer, None);
+        spec.layer_limit = Some(limit);
+        Self::on(dir, spec)
+    }
+
+    pub(super) fn with_scratch(layer: &[u8], scratch: File) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut spec = spec(&dir, &[0; 4096], layer, None);
+        spec.scratch = scratch;
         Self::on(dir, spec)
     }
 
@@ -310,6 +326,11 @@ impl DriverQueue {
         self.avail_idx = self.avail_idx.wrapping_add(1);
         ram.write_obj(self.avail_idx, GuestAddress(self.avail() + 2))
             .unwrap();
+    }
+
+    /// How many chains came back since the set-up, modulo 2^16.
+    pub(super) fn given_back(&self, ram: &Ram) -> u16 {
+        ram.read_obj(GuestAddress(self.used() + 2)).unwrap()
     }
 
     /// The next chain that came back, and the bytes written to it.

@@ -4,6 +4,7 @@ mod block;
 mod hostile;
 mod net;
 mod restore;
+mod turns;
 
 use super::testing::{DATA, Guest, Piece};
 use super::{LAYER, NET, RNG, ROOT, VSOCK};

@@ -1,16 +1,20 @@
 //! Writing a VM down: whole, as what differs from the template that it descends from, or its layer alone.
 
-use std::{io, os::unix::fs::FileExt, path::Path};
+use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf};
 
-use model::{FileSum, Platform, TEMPLATE_FORMAT, TemplateBase, TemplateManifest, template_file};
-use vmm_control::{Reply, SnapshotContent, VmPhase};
+use model::{FileSum, Platform, TEMPLATE_FORMAT, TemplateBase, TemplateManifest};
+use vmm_control::{
+    Reply, SnapshotContent, VmPhase,
+    files::{FileRole, Files, TemplateFile},
+};
 
 use super::{KernelOrigin, Machine, Vm};
 use crate::{
     clock,
     error::MachineError,
     extents::{self, Extents},
-    snapshot::{self, Draft, MachineState, SnapshotError, SummedFile},
+    memory,
+    snapshot::{self, Directory, MachineState, SnapshotError, SummedFile},
 };
 
 /// The large files of a template as they were written.
@@ -20,23 +24,33 @@ struct Written {
     layer: FileSum,
 }
 
+/// The empty files that a client handed over to be written.
+fn targets(files: &mut Files) -> Directory {
+    Directory::take(&PathBuf::new(), FileRole::Template, files)
+}
+
+fn write(to: &Directory, name: TemplateFile, bytes: &[u8]) -> Result<(), SnapshotError> {
+    let written = to.file(name)?.write_all_at(bytes, 0);
+    written.map_err(snapshot::at("write", &to.path(name)))
+}
+
 impl Machine {
     pub(super) fn snapshot(
         &mut self,
-        dir: &Path,
         content: SnapshotContent,
+        files: &mut Files,
     ) -> Result<Reply, MachineError> {
         self.set_phase(VmPhase::Paused)?;
         let vm = self.need_vm()?;
         let platform = vm.platform.platform();
-        let draft = Draft::begin(dir)?;
+        let draft = targets(files);
         let taken_at_unix_ns = clock::unix_ns();
         let state = MachineState {
             platform: vm.platform.save()?,
             bus: vm.bus.state(),
         };
         let bytes = snapshot::encode(&state, platform)?;
-        draft.write(template_file::STATE, &bytes)?;
+        write(&draft, TemplateFile::State, &bytes)?;
         let written = match content {
             SnapshotContent::Diff if vm.ancestor_stands() => vm.write_diff(&draft)?,
             SnapshotContent::Full | SnapshotContent::Diff => vm.write_whole(&draft)?,
@@ -52,25 +66,43 @@ impl Machine {
             root: origin.root.clone(),
             root_sum: match &origin.root_sum {
                 Some(sum) => sum.clone(),
-                None => snapshot::sum(&origin.root)?,
+                None => snapshot::sum(vm.bus.root(), &origin.root)?,
             },
             kernel_sum: match &origin.kernel {
-                KernelOrigin::File(path) => snapshot::sum(path)?,
+                KernelOrigin::File(path, file) => snapshot::sum(file, path)?,
                 KernelOrigin::Sum(sum) => sum.clone(),
             },
             base: written.base,
             memory_sum: written.memory,
-            state_sum: snapshot::sum(&draft.path(template_file::STATE))?,
+            state_sum: snapshot::sum_of(&bytes),
             layer_sum: written.layer,
         };
-        draft.finish(&manifest)?;
+        let json = serde_json::to_vec_pretty(&manifest);
+        let json = json.map_err(|source| SnapshotError::Manifest {
+            path: draft.path(TemplateFile::Manifest),
+            source,
+        })?;
+        write(&draft, TemplateFile::Manifest, &json)?;
         Ok(Reply::Done)
     }
 
-    pub(super) fn save_layer(&mut self, path: &Path) -> Result<Reply, MachineError> {
+    pub(super) fn save_layer(&mut self, files: &mut Files) -> Result<Reply, MachineError> {
         self.set_phase(VmPhase::Paused)?;
         let vm = self.need_vm()?;
-        snapshot::write_file(path, |file| vm.bus.copy_layer_to(file).map(|_| ()))?;
+        let to = targets(files);
+        vm.bus
+            .copy_layer_to(to.file(TemplateFile::Layer)?)
+            .map_err(snapshot::at("write", &to.path(TemplateFile::Layer)))?;
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn record_working_set(&mut self, files: &mut Files) -> Result<Reply, MachineError> {
+        let memory = self.need_vm()?.platform.memory();
+        let to = targets(files);
+        let file = to.file(TemplateFile::WorkingSet)?;
+        let set = memory.working_set();
+        set.and_then(|set| memory::write_working_set(file, &set))
+            .map_err(snapshot::at("write", &to.path(TemplateFile::WorkingSet)))?;
         Ok(Reply::Done)
     }
 }
@@ -81,48 +113,49 @@ impl Vm {
         ancestor.is_some_and(|ancestor| ancestor.template.stands())
     }
 
-    fn write_whole(&self, draft: &Draft) -> Result<Written, MachineError> {
+    fn write_whole(&self, draft: &Directory) -> Result<Written, MachineError> {
         let fixups = self.platform.memory_fixups()?;
-        let path = draft.path(template_file::MEMORY);
-        let file = draft.create(template_file::MEMORY)?;
+        let path = draft.path(TemplateFile::Memory);
+        let file = draft.file(TemplateFile::Memory)?;
         self.platform
             .memory()
-            .save(&file)
+            .save(file)
             .and_then(|()| {
                 let mut words = fixups.into_iter();
                 words.try_for_each(|(at, word)| file.write_all_at(&word.to_le_bytes(), at))
             })
             .map_err(snapshot::at("write", &path))?;
-        let memory = snapshot::sparse_sum(&path)?;
-        let path = draft.path(template_file::LAYER);
+        let memory = snapshot::sparse_sum(file, &path)?;
+        let path = draft.path(TemplateFile::Layer);
+        let file = draft.file(TemplateFile::Layer)?;
         self.bus
-            .copy_layer_to(&draft.create(template_file::LAYER)?)
+            .copy_layer_to(file)
             .map_err(snapshot::at("write", &path))?;
         Ok(Written {
             base: None,
             memory,
-            layer: snapshot::sparse_sum(&path)?,
+            layer: snapshot::sparse_sum(file, &path)?,
         })
     }
 
-    fn write_diff(&self, draft: &Draft) -> Result<Written, MachineError> {
+    fn write_diff(&self, draft: &Directory) -> Result<Written, MachineError> {
         let ancestor = self.origin.ancestor.as_ref();
         let ancestor = ancestor.ok_or(MachineError::WrongPhase("the VM is no clone"))?;
         let fixups = self.platform.memory_fixups()?;
-        let (in_memory, memory) = write_summed(draft, template_file::MEMORY, |file| {
+        let (in_memory, memory) = write_summed(draft, TemplateFile::Memory, |file| {
             let memory = self.platform.memory();
             memory.save_diff(&ancestor.memory, &fixups, file)
         })?;
-        let (in_layer, layer) = write_summed(draft, template_file::LAYER, |file| {
+        let (in_layer, layer) = write_summed(draft, TemplateFile::Layer, |file| {
             self.bus.save_layer_diff(file)
         })?;
         let lists = extents::encode(TEMPLATE_FORMAT, &in_memory, &in_layer)
             .map_err(SnapshotError::Scattered)?;
-        draft.write(template_file::EXTENTS, &lists)?;
+        write(draft, TemplateFile::Extents, &lists)?;
         let base = TemplateBase {
             dir: ancestor.template.home.clone(),
             manifest_sha256: ancestor.template.manifest_sha256.clone(),
-            extents_sum: snapshot::sum(&draft.path(template_file::EXTENTS))?,
+            extents_sum: snapshot::sum_of(&lists),
         };
         Ok(Written {
             base: Some(base),
@@ -134,12 +167,13 @@ impl Vm {
 
 /// Writes and sums one of the draft's files in one pass.
 fn write_summed(
-    draft: &Draft,
-    name: &str,
+    draft: &Directory,
+    name: TemplateFile,
     write: impl FnOnce(&mut SummedFile) -> io::Result<Extents>,
 ) -> Result<(Extents, FileSum), SnapshotError> {
-    let mut file = SummedFile::new(draft.create(name)?);
     let path = draft.path(name);
+    let file: io::Result<File> = draft.file(name)?.try_clone();
+    let mut file = SummedFile::new(file.map_err(snapshot::at("write", &path))?);
     write(&mut file)
         .and_then(|extents| Ok((extents, file.finish()?)))
         .map_err(snapshot::at("write", &path))

@@ -43,7 +43,7 @@ pub struct HostPlatform {
 /// # Errors
 /// No KVM, or no memory.
 pub fn host() -> Result<HostPlatform, MachineError> {
-    let kvm = Kvm::new().map_err(MachineError::NoKvm)?;
+    let kvm = Kvm::new().map_err(|e| MachineError::NoKvm(e.into()))?;
     let ring0_ns = iteration_ns(&kvm, 0);
     let ring3_ns = iteration_ns(&kvm, 3);
     Ok(judge(ring0_ns, ring3_ns))

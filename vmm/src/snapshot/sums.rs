@@ -11,17 +11,18 @@ use model::FileSum;
 use sha2::{Digest, Sha256};
 
 use super::{SnapshotError, at, hex};
+use crate::sys::length;
 
 const BLOCK: u64 = 64 << 10;
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// Length and plain SHA-256 of a file.
+/// Length and plain SHA-256 of a file, which messages name by `path`.
 ///
 /// # Errors
 /// The file's.
-pub fn sum(path: &Path) -> Result<FileSum, SnapshotError> {
+pub fn sum(file: &File, path: &Path) -> Result<FileSum, SnapshotError> {
     let mut hash = Sha256::new();
-    let bytes = for_each_block(path, Holes::Read, |_, block| hash.update(block))?;
+    let bytes = for_each_block(file, path, Holes::Read, |_, block| hash.update(block))?;
     Ok(FileSum {
         bytes,
         sha256: hex(&hash.finalize()),
@@ -33,9 +34,9 @@ pub fn sum(path: &Path) -> Result<FileSum, SnapshotError> {
 ///
 /// # Errors
 /// The file's.
-pub fn sparse_sum(path: &Path) -> Result<FileSum, SnapshotError> {
+pub fn sparse_sum(file: &File, path: &Path) -> Result<FileSum, SnapshotError> {
     let mut hash = Sha256::new();
-    let bytes = for_each_block(path, Holes::Skip, |index, block| {
+    let bytes = for_each_block(file, path, Holes::Skip, |index, block| {
         update(&mut hash, index, block);
     })?;
     Ok(FileSum {
@@ -115,19 +116,28 @@ enum Holes {
     Skip,
 }
 
+/// Length and plain SHA-256 of what a file will hold.
+#[must_use]
+pub fn sum_of(bytes: &[u8]) -> FileSum {
+    FileSum {
+        bytes: bytes.len() as u64,
+        sha256: hex(&Sha256::digest(bytes)),
+    }
+}
+
 /// Reads a file in blocks of 64 KiB and returns its length.
 fn for_each_block(
+    file: &File,
     path: &Path,
     holes: Holes,
     mut act: impl FnMut(u64, &[u8]),
 ) -> Result<u64, SnapshotError> {
-    let file = File::open(path).map_err(at("read", path))?;
-    let bytes = file.metadata().map_err(at("read", path))?.len();
+    let bytes = length(file).map_err(at("read", path))?;
     let mut buffer = vec![0; BLOCK_BYTES];
     let mut index = 0;
     while index * BLOCK < bytes {
         if holes == Holes::Skip {
-            match next_data(&file, index * BLOCK).map_err(at("read", path))? {
+            match next_data(file, index * BLOCK).map_err(at("read", path))? {
                 Some(data) => index = data / BLOCK,
                 None => break,
             }
@@ -168,10 +178,11 @@ mod tests {
         let file = File::create(&holes).unwrap();
         file.set_len(1 << 20).unwrap();
         file.write_all_at(&[7], 700_000).unwrap();
-        assert_eq!(sparse_sum(&full).unwrap(), sparse_sum(&holes).unwrap());
+        let of = |path| sparse_sum(&File::open(path).unwrap(), path).unwrap();
+        assert_eq!(of(&full), of(&holes));
         bytes[700_001] = 1;
         fs::write(&full, &bytes).unwrap();
-        assert_ne!(sparse_sum(&full).unwrap(), sparse_sum(&holes).unwrap());
+        assert_ne!(of(&full), of(&holes));
     }
 
     #[test]
@@ -190,7 +201,8 @@ mod tests {
             for piece in bytes.chunks(4096) {
                 file.write_all(piece).unwrap();
             }
-            assert_eq!(file.finish().unwrap(), sparse_sum(&path).unwrap());
+            let written = File::open(&path).unwrap();
+            assert_eq!(file.finish().unwrap(), sparse_sum(&written, &path).unwrap());
             assert_eq!(fs::read(&path).unwrap(), bytes);
         }
     }

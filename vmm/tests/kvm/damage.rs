@@ -371,17 +371,24 @@ fn bare() -> (UnixStream, std::process::Child) {
 pub(crate) fn kvm_garbage_on_the_control_socket() {
     let frame = |body: &[u8]| {
         let len = u32::try_from(body.len()).expect("a length");
-        [b"CVMC\x01\0\0\0", &len.to_le_bytes()[..], body].concat()
+        [b"CVMC\x02\0\0\0", &len.to_le_bytes()[..], body].concat()
     };
-    let cases: [(Vec<u8>, &str); 10] = [
+    let cases: [(Vec<u8>, &str); 11] = [
+        (
+            frame(b"{\"request\":\"stats\",\"files\":[\"kvm\"]}"),
+            "descriptors",
+        ),
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "not a control frame"),
         (b"CVMC\x63\0\0\0\0\0\0\0".to_vec(), "version 99"),
-        (b"CVMC\x01\0\0\0\xff\xff\xff\xff".to_vec(), "at most"),
+        (b"CVMC\x02\0\0\0\xff\xff\xff\xff".to_vec(), "at most"),
         (b"CVM".to_vec(), "control socket"),
-        (b"CVMC\x01\0\0\0\x10\0\0\0abc".to_vec(), "control socket"),
+        (b"CVMC\x02\0\0\0\x10\0\0\0abc".to_vec(), "control socket"),
         (frame(b"not json"), "cannot be read"),
-        (frame(b"{\"dance\":1}"), "unknown variant"),
-        (frame(b"{\"boot\":{\"memory\":7}}"), "cannot be read"),
+        (frame(b"{\"request\":{\"dance\":1}}"), "unknown variant"),
+        (
+            frame(b"{\"request\":{\"boot\":{\"memory\":7}}}"),
+            "cannot be read",
+        ),
         (frame(b""), "cannot be read"),
         (frame(&[b'['; 100_000]), "cannot be read"),
     ];

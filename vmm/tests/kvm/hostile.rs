@@ -156,24 +156,40 @@ print(refused)
     vm.assert_healthy();
 }
 
-/// Should a guest take over its VMM: no capability but one, no new privileges, a system call filter; for
-/// every thread.
+/// Should a guest take over its VMM: a user and group of its own, no capability, no new privileges, a system call
+/// filter, for every thread; two VMs have two users; what it holds are the files that it was given.
 pub(crate) fn kvm_a_running_vmm_is_confined() {
-    let vm = TestVm::new();
+    let (vm, other) = (TestVm::new(), TestVm::new());
+    let user = status_of(vm.pid(), "Uid");
+    assert_ne!(user, status_of(other.pid(), "Uid"));
+    assert!(!user.split_whitespace().any(|id| id == "0"), "{user}");
+    assert_eq!(user, status_of(vm.pid(), "Gid"));
     let tasks = std::fs::read_dir(format!("/proc/{}/task", vm.pid())).expect("threads");
     for task in tasks {
-        let path = task.expect("a thread").path().join("status");
-        let status = std::fs::read_to_string(path).expect("a status");
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.map(|value| value.trim_start_matches(':').trim().to_owned())
-        };
-        assert_eq!(field("Seccomp").as_deref(), Some("2"), "a filter");
-        assert_eq!(field("NoNewPrivs").as_deref(), Some("1"));
-        for set in ["CapPrm", "CapEff"] {
-            let held = u64::from_str_radix(&field(set).expect("a set"), 16).expect("hex");
-            // CAP_DAC_OVERRIDE is number 1.
-            assert_eq!(held & !2, 0, "{set} {held:x}");
+        let thread = task.expect("a thread").file_name();
+        let thread = thread.to_string_lossy().parse().expect("a number");
+        assert_eq!(status_of(thread, "Seccomp"), "2", "a filter");
+        assert_eq!(status_of(thread, "NoNewPrivs"), "1");
+        assert_eq!(status_of(thread, "Groups"), "");
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert_eq!(status_of(thread, set), "0000000000000000", "{set}");
         }
     }
+    let held = std::fs::read_dir(format!("/proc/{}/fd", vm.pid())).expect("descriptors");
+    for fd in held {
+        let file = std::fs::read_link(fd.expect("one").path()).expect("a name");
+        assert_ne!(file, std::path::Path::new("/dev/kvm"), "it is closed");
+    }
+    let environment = std::fs::read(format!("/proc/{}/environ", vm.pid())).expect("a list");
+    assert!(environment.is_empty());
+}
+
+/// A field of /proc/PID/status, with single spaces.
+fn status_of(pid: u32, name: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a status");
+    let value = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let words: Vec<_> = value.expect(name).split_whitespace().collect();
+    words.join(" ")
 }

@@ -3,13 +3,14 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
+    os::unix::fs::MetadataExt,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
 use api_types::envd::{ENVD_PORT, EnvdClient};
-use vmm_control::{ControlClient, ControlError, FailureKind, VmPhase, spawn_detached};
+use vmm_control::{ControlClient, ControlError, FailureKind, VmPhase, VmUser, spawn_detached};
 
 use crate::support::{
     TestVm, host, run_dir, template, until,
@@ -27,6 +28,36 @@ fn cpu_ticks(pid: u32) -> u64 {
         .collect();
     let number = |i: usize| fields[i].parse::<u64>().expect("ticks");
     number(11) + number(12)
+}
+
+/// Bytes that a process's files without a name take on the disk: the layer of its VM.
+fn layer_bytes(pid: u32) -> u64 {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
+    let files = files.filter_map(|fd| fs::metadata(fd.ok()?.path()).ok());
+    let unlinked = files.filter(|file| file.is_file() && file.nlink() == 0);
+    unlinked.map(|file| file.blocks() * 512).sum()
+}
+
+pub(crate) fn kvm_what_a_guest_deletes_goes_back_to_the_host() {
+    const MIB: u64 = 1 << 20;
+    let mut vm = TestVm::new();
+    vm.sh("head -c 100M /dev/urandom > /root/big; sync");
+    let written = layer_bytes(vm.pid());
+    assert!(written >= 100 * MIB, "{written}");
+    vm.sh("rm /root/big; sync");
+    until("the space is back", Duration::from_secs(20), || {
+        (layer_bytes(vm.pid()) + 95 * MIB <= written).then_some(())
+    });
+    // A snapshot does not keep it either, and the disk is whole.
+    let dir = run_dir::make("trimmed").join("t");
+    vm.control().snapshot_diff(&dir).expect("a snapshot");
+    let layer = fs::metadata(dir.join("layer")).expect("a layer").len();
+    assert!(layer < 5 * MIB, "{layer}");
+    let clone = TestVm::clone_of(&dir);
+    assert_eq!(
+        clone.sh("ls /root; head -c 8M /dev/zero > /root/new; sync; echo on"),
+        "on"
+    );
 }
 
 pub(crate) fn kvm_a_paused_guest_stands_still() {
@@ -99,13 +130,15 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     let control = dir.join("control");
     let connect = || ControlClient::connect(&control, Some(PATIENCE)).expect("a client");
     let log = fs::File::create(dir.join("log")).expect("a log");
-    let mut child = spawn_detached(&host::program(), &control, log).expect("cube-vmm starts");
+    let user = VmUser::new(VmUser::POOL.start);
+    let mut child = spawn_detached(&host::program(), &control, log, user).expect("cube-vmm starts");
     let mut first = connect();
     let spec = model::RestoreSpec {
         template: template().into(),
         base: None,
         vsock: dir.join("vsock"),
         console: None,
+        layer_limit: None,
         prefault: model::WorkingSetPrefault::On,
     };
     first.restore(spec, None).expect("a restore");
@@ -389,7 +422,7 @@ pub(crate) fn kvm_clones_of_a_loaded_template() {
         Err(other) => panic!("{other:?}"),
     };
     let memory = loaded.dir().join(model::template_file::MEMORY);
-    let sum = |path: &std::path::Path| vmm::snapshot::sparse_sum(path).expect("a sum");
+    let sum = crate::support::sparse_sum;
     let before = sum(&memory);
     assert_eq!(before, sum(&template().join(model::template_file::MEMORY)));
     let (a, b) = (

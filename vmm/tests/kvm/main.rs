@@ -63,6 +63,7 @@ fn main() {
         lifecycle::{
             kvm_a_listening_vmm_outlives_its_client, kvm_a_pause_is_no_time_for_the_guest,
             kvm_a_paused_guest_stands_still,
+            kvm_what_a_guest_deletes_goes_back_to_the_host,
             kvm_requests_out_of_turn_are_refused,
             kvm_clones_of_clones_keep_what_they_inherit,
             kvm_streams_open_at_a_snapshot,

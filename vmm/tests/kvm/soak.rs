@@ -9,7 +9,7 @@ use std::{
 };
 
 use model::Bytes;
-use vmm_control::{Request, SnapshotContent};
+use vmm_control::SnapshotContent;
 
 use crate::support::{TestVm, host, run_dir, vm::as_root};
 
@@ -292,11 +292,8 @@ fn cost_of(state: &str, script: &str, content: SnapshotContent, base: Option<&Pa
         vm.sh(script);
         let dir = run_dir::make("cost").join("t");
         let start = Instant::now();
-        let request = Request::Snapshot {
-            dir: dir.clone(),
-            content,
-        };
-        vm.control().call(&request, None).expect("a snapshot");
+        let written = vm.control().write_snapshot(&dir, content);
+        written.expect("a snapshot");
         columns[0].push(ms(start));
         drop(vm);
         columns[1].push(stored(&dir));

@@ -1,10 +1,10 @@
 //! Answers, and what they refuse.
 
 use super::{ClientError, protocol};
-use crate::envd::{ConnectError, EndStream, ErrorBody, frame};
-
-/// Longest message in a stream.
-pub(super) const MAX_FRAME: u32 = 8 << 20;
+use crate::{
+    envd::{ConnectError, ErrorBody},
+    guest_text,
+};
 
 /// A whole HTTP answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,21 +33,6 @@ pub(super) fn accept(answer: &HttpAnswer) -> Result<(), ClientError> {
     }
 }
 
-/// Looks for an error at the end of a stream that was collected in whole.
-pub(super) fn accept_stream(mut body: &[u8]) -> Result<(), ClientError> {
-    while let Some((frame, used)) = frame::decode(body, MAX_FRAME).map_err(protocol)? {
-        if frame.flags & frame::END_STREAM != 0 {
-            let end: EndStream = serde_json::from_slice(frame.body).map_err(protocol)?;
-            return match end.error {
-                None => Ok(()),
-                Some(error) => Err(refusal(200, &error)),
-            };
-        }
-        body = body.get(used..).unwrap_or_default();
-    }
-    Err(protocol("a stream without an end-of-stream frame"))
-}
-
 /// The refusal in a failed answer, whichever of the two error bodies it has.
 pub(super) fn refused(answer: &HttpAnswer) -> ClientError {
     let status = answer.status;
@@ -55,7 +40,7 @@ pub(super) fn refused(answer: &HttpAnswer) -> ClientError {
         return ClientError::Refused {
             status,
             code: error.code.to_string(),
-            message: error.message,
+            message: guest_text(&error.message),
         };
     }
     match serde_json::from_slice::<ConnectError>(&answer.body) {
@@ -69,6 +54,6 @@ pub(super) fn refusal(status: u16, error: &ConnectError) -> ClientError {
     ClientError::Refused {
         status,
         code: code.trim_matches('"').to_owned(),
-        message: error.message.clone(),
+        message: guest_text(&error.message),
     }
 }

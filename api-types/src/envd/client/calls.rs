@@ -7,7 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{
     ClientError, EnvdClient,
     answer::{HttpAnswer, accept, refused},
-    connection::Deadline,
+    deadline::Deadline,
     protocol,
 };
 use crate::envd::{InitRequest, Metrics, Transport, WriteInfo};
@@ -62,7 +62,7 @@ impl<S: Transport> EnvdClient<S> {
         serde_json::from_slice(&answer.body).map_err(protocol)
     }
 
-    /// `GET /files`: the bytes of a file of at most 256 MiB.
+    /// `GET /files`: the bytes of a file of at most [`AnswerLimits::body`](super::AnswerLimits).
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -96,6 +96,7 @@ impl<S: Transport> EnvdClient<S> {
     pub fn tunnel(mut self, port: u16) -> Result<Tunnel<S>, ClientError> {
         let deadline = Deadline::after(self.timeout);
         let head = format!("CONNECT 127.0.0.1:{port} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n");
+        self.connection.begin()?;
         self.connection.send(&[head.as_bytes()], deadline)?;
         let head = self.connection.read_head(deadline)?;
         if head.status != 200 {
@@ -158,6 +159,7 @@ impl<S: Transport> EnvdClient<S> {
             head.extend(["content-length: ", &body.len().to_string(), "\r\n"]);
         }
         head.push_str("\r\n");
+        self.connection.begin()?;
         self.connection.send(&[head.as_bytes(), body], deadline)
     }
 }

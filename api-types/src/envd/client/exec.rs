@@ -10,13 +10,13 @@ use serde::Serialize;
 
 use super::{
     ClientError, EnvdClient,
-    answer::{MAX_FRAME, refusal, refused},
-    connection::{Body, Deadline},
+    answer::{refusal, refused},
+    deadline::Deadline,
+    frames::{Frames, Item},
     protocol,
 };
 use crate::envd::{
-    Blob, EndEvent, EndStream, EventResponse, ProcessConfig, ProcessEvent, StartRequest, Transport,
-    frame,
+    Blob, EndEvent, EventResponse, ProcessConfig, ProcessEvent, StartRequest, Transport, frame,
 };
 
 /// Output that [`EnvdClient::exec`] collects at most, both streams together.
@@ -174,8 +174,7 @@ impl<S: Transport> EnvdClient<S> {
         }
         let mut stream = ExecStream {
             client: self,
-            body: head.body,
-            message: Vec::new(),
+            frames: Frames::of(head.body),
             deadline,
             pid: 0,
         };
@@ -190,9 +189,7 @@ impl<S: Transport> EnvdClient<S> {
 #[derive(Debug)]
 pub struct ExecStream<'a, S = UnixStream> {
     client: &'a mut EnvdClient<S>,
-    body: Body,
-    /// Bytes of frames not yet whole.
-    message: Vec<u8>,
+    frames: Frames,
     deadline: Deadline,
     pid: u32,
 }
@@ -209,40 +206,14 @@ impl<S: Transport> ExecStream<'_, S> {
     /// # Errors
     /// [`ClientError::Refused`] with status 200 when the stream ends with an error; all others.
     pub fn next_event(&mut self) -> Result<Option<ProcessEvent>, ClientError> {
-        loop {
-            if let Some((frame, used)) =
-                frame::decode(&self.message, MAX_FRAME).map_err(protocol)?
-            {
-                if frame.flags & frame::END_STREAM != 0 {
-                    let end: EndStream = serde_json::from_slice(frame.body).map_err(protocol)?;
-                    self.message.clear();
-                    return self.finish(end);
-                }
-                let event: EventResponse = serde_json::from_slice(frame.body).map_err(protocol)?;
-                self.message.drain(..used);
-                return Ok(Some(event.event));
-            }
-            let more = self.client.connection.read_body(
-                &mut self.body,
-                &mut self.message,
-                self.deadline,
-            )?;
-            if !more {
-                return Err(protocol("a stream without an end-of-stream frame"));
-            }
-        }
-    }
-
-    /// Reads what follows the last frame, so that the connection can be used again.
-    fn finish(&mut self, end: EndStream) -> Result<Option<ProcessEvent>, ClientError> {
-        while self
-            .client
-            .connection
-            .read_body(&mut self.body, &mut self.message, self.deadline)?
-        {}
-        match end.error {
-            None => Ok(None),
-            Some(error) => Err(refusal(200, &error)),
+        let connection = &mut self.client.connection;
+        let item: Item<EventResponse> = self.frames.next(connection, self.deadline)?;
+        match item {
+            Item::Message(message) => Ok(Some(message.event)),
+            Item::End(end) => match end.error {
+                None => Ok(None),
+                Some(error) => Err(refusal(200, &error)),
+            },
         }
     }
 }

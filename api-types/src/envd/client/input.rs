@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use serde::de::IgnoredAny;
+
 use super::{
     ClientError, EnvdClient,
-    answer::{accept_stream, refused},
-    connection::Deadline,
+    answer::{refusal, refused},
+    deadline::Deadline,
+    frames::{Frames, Item},
     protocol,
 };
 use crate::envd::{
@@ -44,6 +47,7 @@ impl EnvdClient {
             head.push_str(&format!("x-access-token: {token}\r\n"));
         }
         head.push_str("\r\n");
+        self.connection.begin()?;
         self.connection.send(&[head.as_bytes()], deadline)?;
         let mut stream = InputStream {
             client: self,
@@ -101,11 +105,18 @@ impl InputStream<'_> {
     /// # Errors
     /// As [`InputStream::finish`].
     pub fn answer(self) -> Result<(), ClientError> {
-        let head = self.client.connection.read_head(self.deadline)?;
-        let answer = self.client.connection.collect(head, self.deadline)?;
-        match answer.status {
-            200 => accept_stream(&answer.body),
-            _ => Err(refused(&answer)),
+        let connection = &mut self.client.connection;
+        let head = connection.read_head(self.deadline)?;
+        if head.status != 200 {
+            return Err(refused(&connection.collect(head, self.deadline)?));
+        }
+        let mut frames = Frames::of(head.body);
+        loop {
+            let item: Item<IgnoredAny> = frames.next(connection, self.deadline)?;
+            if let Item::End(end) = item {
+                let refused = end.error.map(|error| refusal(200, &error));
+                return refused.map_or(Ok(()), Err);
+            }
         }
     }
 }

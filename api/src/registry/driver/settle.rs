@@ -127,6 +127,7 @@ impl Driver {
                 let vm = self.vm_of(&sandbox);
                 if let Some(entry) = self.book.get_mut(id) {
                     entry.vm = vm;
+                    entry.wakes.succeed();
                 }
                 info!(sandbox = %id, "resumed");
                 self.tell(id, "resumed");
@@ -138,6 +139,11 @@ impl Driver {
             Err(error) => {
                 warn!(sandbox = %id, why = %error, "the resume failed");
                 self.tell(id, &format!("the resume failed: {error}"));
+                if let Some(entry) = self.book.get_mut(id)
+                    && is_its_own(&error)
+                {
+                    entry.wakes.fail(now());
+                }
                 let error = RegistryError::from(error);
                 match waker {
                     Waker::Client { reply, .. } => drop(reply.send(Err(error))),
@@ -314,6 +320,21 @@ fn pay(owed: Owed, id: &SandboxId, result: &Result<(), PoolError>) {
     match owed {
         Owed::Adjusted(reply) => drop(reply.send(result)),
         Owed::Connected(connected, reply) => drop(reply.send(result.map(|()| *connected))),
+    }
+}
+
+/// Whether a resume failed by the sandbox itself, and not for want of room on the host.
+fn is_its_own(error: &PoolError) -> bool {
+    match error {
+        PoolError::Failed { .. } | PoolError::AgentSilent(_) => true,
+        PoolError::NoTemplate(_)
+        | PoolError::NoSandbox(_)
+        | PoolError::WrongState { .. }
+        | PoolError::Full { .. }
+        | PoolError::NoSpace(_)
+        | PoolError::InUse(..)
+        | PoolError::BadName(_)
+        | PoolError::Closing => false,
     }
 }
 

@@ -136,11 +136,15 @@ impl Driver {
         let Some(entry) = self.book.get(&id) else {
             return;
         };
-        let timeout_s = timeout_s.unwrap_or(entry.note.timeout_s);
+        let timeout_s = timeout_s.unwrap_or_else(|| entry.note.wake_timeout_s());
         let init = entry.note.init();
         let pool = self.pool.clone();
         self.work.spawn(async move {
-            let result = Box::new(pool.resume(&id, init).await);
+            let result = match waker {
+                Waker::Client { .. } => pool.resume(&id, init).await,
+                Waker::Traffic(_) => pool.wake(&id, init).await,
+            };
+            let result = Box::new(result);
             Finished::Resumed {
                 id,
                 timeout_s,

@@ -5,6 +5,8 @@
 //! the one thread. (A file system whose server hangs, FUSE for one, still can.)
 
 mod download;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod media_type;
 mod metadata;
 mod multipart;

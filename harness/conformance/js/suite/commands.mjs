@@ -131,9 +131,10 @@ export const cases = {
   async 'killed-while-a-command-runs'() {
     await withSandbox(async (s) => {
       const handle = await s.commands.run('sleep 60', { background: true })
-      const ended = raises(Error, handle.wait())
+      const ended = raises(TimeoutError, handle.wait())
       await s.kill()
-      await ended
+      const { message } = await ended
+      ok(message.includes('sandbox was killed or reached its end of life'), message)
     })
   },
   async 'pty-create'() {

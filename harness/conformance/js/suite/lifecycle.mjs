@@ -45,6 +45,18 @@ export const cases = {
       await raises(Error, Sandbox.connect(s.sandboxId))
     })
   },
+  async 'pause-in-a-sleep'() {
+    await withSandbox(async (s) => {
+      await s.commands.run('touch /tmp/begun; sleep 2 && echo done > /tmp/done', { background: true })
+      await until('its begin', () => s.files.exists('/tmp/begun'))
+      await (s.pause ?? s.betaPause).call(s)
+      ok(!(await s.isRunning()), 'it runs while it is paused')
+      await s.connect()
+      ok(await s.isRunning(), 'it does not run after it was resumed')
+      await until('its end', () => s.files.exists('/tmp/done'))
+      await until('its word', async () => (await s.files.read('/tmp/done')) === 'done\n')
+    })
+  },
   async 'auto-pause'() {
     await withSandbox(async (s) => {
       await s.files.write('kept', 'here')
@@ -52,6 +64,16 @@ export const cases = {
       const again = await Sandbox.connect(s.sandboxId, { timeoutMs: 60_000 })
       same(await again.files.read('kept'), 'here')
     }, { timeoutMs: 2_000, lifecycle: { onTimeout: 'pause' } })
+  },
+  async 'auto-pause-at-once'() {
+    await withSandbox(async (s) => {
+      const bootId = async () => (await s.commands.run('cat /proc/sys/kernel/random/boot_id')).stdout
+      const before = await bootId()
+      await s.setTimeout(0)
+      await until('its end', async () => !(await s.isRunning()))
+      await s.connect()
+      same(await bootId(), before)
+    }, { timeoutMs: 60_000, lifecycle: { onTimeout: 'pause' } })
   },
   async 'auto-resume'() {
     await withSandbox(async (s) => {

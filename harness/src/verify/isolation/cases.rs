@@ -9,12 +9,13 @@ use netprobe::{Action, Outcome};
 use serde::{Deserialize, Serialize};
 
 /// Name and text of each file.
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 7] = [
     ("closed", include_str!("../../../isolation/closed.toml")),
     ("narrow", include_str!("../../../isolation/narrow.toml")),
     ("internet", include_str!("../../../isolation/internet.toml")),
     ("edges", include_str!("../../../isolation/edges.toml")),
     ("names", include_str!("../../../isolation/names.toml")),
+    ("offload", include_str!("../../../isolation/offload.toml")),
     ("lives", include_str!("../../../isolation/lives.toml")),
 ];
 
@@ -40,6 +41,8 @@ pub enum Class {
     Frame,
     /// Packets whose headers hide or lie.
     Header,
+    /// Frames of which something is left to the card or the host.
+    Offload,
     /// Protocols that never pass.
     Protocol,
     /// Other name servers.
@@ -70,6 +73,7 @@ impl Class {
             Self::Spoof => "spoof",
             Self::Frame => "frame",
             Self::Header => "header",
+            Self::Offload => "offload",
             Self::Protocol => "protocol",
             Self::Dns => "dns",
             Self::Name => "name",
@@ -85,6 +89,7 @@ impl Class {
     pub fn is_egress(self) -> bool {
         match self {
             Self::Control
+            | Self::Offload
             | Self::Metadata
             | Self::Reserved
             | Self::Policy
@@ -140,6 +145,16 @@ pub enum Script {
     Crash,
     /// A hundred thousand flows beside a neighbour.
     Flood,
+    /// All ports towards one remote end.
+    Ports,
+    /// Headers before frames that do not fit them, from inside the guest; the host finishes packets.
+    UnfitFromGuest,
+    /// The same; the uplink finishes packets.
+    UnfitFromGuestByCard,
+    /// The same, by whoever has the VMM's descriptor of the TAP; the host finishes packets.
+    UnfitAtTap,
+    /// The same; the uplink finishes packets.
+    UnfitAtTapByCard,
 }
 
 /// One case.

@@ -3,7 +3,9 @@
 
 mod forged;
 mod load;
+mod offload;
 mod reuse;
+mod vmm;
 
 use std::{
     io,
@@ -20,7 +22,7 @@ use super::{
     cases::{Case, Script},
     judge::{Judged, Verdict},
     sandbox::{Guest, SandboxError},
-    world::{HOST4, Place, Seen},
+    world::{Finishing, HOST4, Place, Seen},
 };
 
 /// Receivers of the scripts; each may or may not be allowed.
@@ -84,6 +86,11 @@ pub(super) fn try_script(stage: &mut Stage, neighbour: &Guest, case: &Case) -> J
         Some(Script::Fork) => fork(stage, name),
         Some(Script::Crash) => crash(stage, name),
         Some(Script::Flood) => load::flood(stage, neighbour, name),
+        Some(Script::Ports) => load::ports(stage, neighbour, name),
+        Some(Script::UnfitFromGuest) => offload::from_guest(stage, name, Finishing::ByHost),
+        Some(Script::UnfitFromGuestByCard) => offload::from_guest(stage, name, Finishing::ByUplink),
+        Some(Script::UnfitAtTap) => offload::at_tap(stage, name, Finishing::ByHost),
+        Some(Script::UnfitAtTapByCard) => offload::at_tap(stage, name, Finishing::ByUplink),
         Some(Script::Forged) => forged::errors(stage, name),
         None => Err(ScriptError::Stuck("it has no script".to_owned())),
     };

@@ -13,6 +13,7 @@
 
 mod names;
 mod peers;
+mod sys;
 mod witness;
 
 use std::{
@@ -103,6 +104,11 @@ impl World {
         })
     }
 
+    /// Says who finishes packets that leave by the uplink.
+    pub(super) fn set_finishing(&self, finishing: Finishing) -> io::Result<()> {
+        sys::set_checksumming(UPLINK, finishing == Finishing::ByUplink)
+    }
+
     /// A socket outside that sends ICMP.
     pub(super) fn icmp_socket(&self) -> io::Result<IcmpSocket> {
         self.outside.within(|| {
@@ -111,6 +117,15 @@ impl World {
             Ok(IcmpSocket(socket))
         })
     }
+}
+
+/// Who fills in checksums that a guest leaves to its card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finishing {
+    /// The host's kernel, before the uplink.
+    ByHost,
+    /// The uplink, as a network card does: what arrives behind a veth is unfinished still.
+    ByUplink,
 }
 
 /// See [`World::icmp_socket`].

@@ -1,38 +1,26 @@
-//! The unix sockets of the host's side: clients that ask for a guest port, and ports of the host.
+//! The unix socket of the host's side: clients that ask for a guest port.
 
-use std::ffi::OsString;
-use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
 
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, socket,
-};
+use nix::sys::socket::{MsgFlags, recv};
 
 /// Longest `CONNECT <port>` line, with its end.
 const LINE_MAX: usize = 32;
 
-/// The socket at which clients ask for guest ports. Its file goes when it goes.
+/// The socket at which clients ask for guest ports.
 #[derive(Debug)]
 pub(super) struct Listener {
     socket: UnixListener,
-    path: PathBuf,
 }
 
 impl Listener {
-    /// Listens at `path`. A socket there that nobody serves any more is replaced.
-    pub(super) fn bind(path: PathBuf) -> io::Result<Self> {
-        let socket = match UnixListener::bind(&path) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse && is_stale(&path) => {
-                fs::remove_file(&path)?;
-                UnixListener::bind(&path)?
-            }
-            other => other?,
-        };
+    /// Takes a listening socket.
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        let socket = UnixListener::from(socket);
         socket.set_nonblocking(true)?;
-        Ok(Self { socket, path })
+        Ok(Self { socket })
     }
 
     pub(super) fn socket(&self) -> &UnixListener {
@@ -53,26 +41,6 @@ impl Listener {
             }
         }
     }
-
-    /// Connects to the host's socket for `port`, never waiting for it.
-    pub(super) fn connect_host(&self, port: u32) -> io::Result<UnixStream> {
-        let mut name = OsString::from(&self.path);
-        name.push(format!("_{port}"));
-        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        connect(socket.as_raw_fd(), &UnixAddr::new(Path::new(&name))?)?;
-        Ok(socket.into())
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let _gone = fs::remove_file(&self.path);
-    }
-}
-
-fn is_stale(path: &Path) -> bool {
-    matches!(UnixStream::connect(path), Err(error) if error.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// How far a client is with its line.

@@ -1,8 +1,8 @@
 //! virtio-vsock (virtio 1.2, 5.10) in user space: streams between guest ports and unix sockets.
 //!
 //! ```text
-//! client ─ "CONNECT 5000\n" ─► <path>          ─► stream to guest port 5000; "OK <host port>\n", then bytes
-//! guest  ─ REQUEST to host port 6000 ─►          <path>_6000 if somebody listens there, else RST
+//! client ─ "CONNECT 5000\n" ─► socket ─► stream to guest port 5000; "OK <host port>\n", then bytes
+//! guest  ─ REQUEST to any host port ─► RST: a guest opens no streams
 //! ```
 //! All streams share the device's two queues. Streams with something to say stand in a line, each gets one
 //! packet per turn. Everything is bounded: clients that have not asked yet, streams, bytes per stream and
@@ -17,8 +17,8 @@ mod stream;
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -71,12 +71,9 @@ pub(super) struct Vsock {
 }
 
 impl Vsock {
-    pub(super) fn new(path: PathBuf, watch: &mut Watch) -> Result<Self, DeviceError> {
-        let failed = |source| DeviceError::Listen {
-            path: path.clone(),
-            source,
-        };
-        let listener = Listener::bind(path.clone()).map_err(failed)?;
+    pub(super) fn new(socket: OwnedFd, watch: &mut Watch) -> Result<Self, DeviceError> {
+        let failed = |source| DeviceError::Listen { source };
+        let listener = Listener::new(socket).map_err(failed)?;
         watch
             .add(listener.socket(), LISTENER_TOKEN, Interest::ReadEdge)
             .map_err(failed)?;
@@ -327,7 +324,7 @@ impl Vsock {
         let whole = payload.split_off(len).is_some();
         match self.by_key.get(&packet.key) {
             Some(&token) => self.take_known(token, &packet, whole.then_some(payload), watch),
-            None => self.take_unknown(&packet, watch),
+            None => self.take_unknown(&packet),
         }
     }
 
@@ -349,27 +346,11 @@ impl Vsock {
         self.conclude(token, verdict, congested, watch);
     }
 
-    /// A packet of no stream: a request opens one, a reset is heard, anything else is reset.
-    fn take_unknown(&mut self, packet: &Packet, watch: &mut Watch) {
-        match packet.op {
-            Op::Request if self.accept_guest(packet, watch).is_some() => {}
-            Op::Reset => {}
-            _ => self.reset(packet.key),
+    /// A packet of no stream is reset, but for a reset.
+    fn take_unknown(&mut self, packet: &Packet) {
+        if packet.op != Op::Reset {
+            self.reset(packet.key);
         }
-    }
-
-    fn accept_guest(&mut self, packet: &Packet, watch: &mut Watch) -> Option<()> {
-        if !self.make_room(watch) {
-            return None;
-        }
-        let socket = self.listener.connect_host(packet.key.host_port).ok()?;
-        let token = self.take_token();
-        watch.add(&socket, token, Interest::ReadEdge).ok()?;
-        self.insert(
-            token,
-            Stream::asked_by_guest(packet.key, socket, packet.credit),
-        );
-        Some(())
     }
 
     /// Gives the guest packets while there are both packets and buffers.

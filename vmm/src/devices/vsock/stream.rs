@@ -1,7 +1,7 @@
 //! One stream between a unix socket of the host and a port of the guest.
 //!
 //! ```text
-//! host opens    Asking ── RESPONSE ──► Open          guest opens   (accepted) ──► Open
+//! host opens    Asking ── RESPONSE ──► Open
 //! Open          socket ── bytes, within the guest's credit ──► guest
 //!               guest ── bytes, within our credit ──► socket, or `unsent` when the socket is full
 //! the end       socket at its end ─► SHUTDOWN; guest's SHUTDOWN of both ways, all written ─► RST; RST ─► gone
@@ -92,14 +92,6 @@ impl Stream {
     /// A stream that the host opens. `socket` does not block.
     pub(super) fn asked_by_host(key: Key, socket: UnixStream, greeting: Greeting) -> Self {
         Self::new(key, socket, greeting, Phase::ToAsk)
-    }
-
-    /// A stream that the guest opened with `credit`. `socket` does not block.
-    pub(super) fn asked_by_guest(key: Key, socket: UnixStream, credit: Credit) -> Self {
-        let mut stream = Self::new(key, socket, Greeting::None, Phase::Open);
-        stream.response_due = true;
-        stream.guest_credit = credit;
-        stream
     }
 
     fn new(key: Key, socket: UnixStream, greeting: Greeting, phase: Phase) -> Self {

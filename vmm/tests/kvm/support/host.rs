@@ -56,7 +56,8 @@ pub(crate) fn guest() -> GuestPaths {
 pub(crate) fn prepared_template() -> Option<PathBuf> {
     let dir = artifacts().join("templates/base");
     let inputs = std::fs::read_to_string(dir.join("stage.json")).ok()?;
-    let program = vmm::snapshot::sum(&program()).ok()?;
+    let path = program();
+    let program = vmm::snapshot::sum(&std::fs::File::open(&path).ok()?, &path).ok()?;
     inputs.contains(&program.sha256).then_some(dir)
 }
 

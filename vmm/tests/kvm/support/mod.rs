@@ -11,3 +11,9 @@ pub(crate) mod wait;
 pub(crate) use template::template;
 pub(crate) use vm::TestVm;
 pub(crate) use wait::until;
+
+/// Sum of a file, without its holes.
+pub(crate) fn sparse_sum(path: &std::path::Path) -> model::FileSum {
+    let file = std::fs::File::open(path).expect("a file");
+    vmm::snapshot::sparse_sum(&file, path).expect("a sum")
+}

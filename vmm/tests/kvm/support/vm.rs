@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use api_types::chain;
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
 use model::{Bytes, HypercallPath, RestoreSpec, VmSpec, WorkingSetPrefault};
 use vmm_control::{
@@ -49,6 +50,7 @@ impl TestVm {
             hypercalls: HypercallPath::default(),
             vsock: self.vsock(),
             console: Some(self.dir.join("console")),
+            layer_limit: None,
         }
     }
 
@@ -92,6 +94,7 @@ impl TestVm {
             base: None,
             vsock: self.vsock(),
             console: Some(self.dir.join("console")),
+            layer_limit: None,
             prefault: WorkingSetPrefault::On,
         }
     }
@@ -232,6 +235,10 @@ pub(crate) fn refusal<T>(answer: Result<T, ControlError>) -> Result<(), Failure>
     match answer {
         Ok(_) => Ok(()),
         Err(ControlError::Refused(failure)) => Err(failure),
+        Err(ControlError::Files(error)) => Err(Failure {
+            kind: error.kind(),
+            message: chain(&error),
+        }),
         Err(other) => panic!("the VMM neither agreed nor refused: {other:?}"),
     }
 }

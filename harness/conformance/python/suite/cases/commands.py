@@ -4,6 +4,7 @@ import threading
 import time
 
 from e2b import (
+    AsyncSandbox,
     CommandExitException,
     InvalidArgumentException,
     NotFoundException,
@@ -11,10 +12,12 @@ from e2b import (
     TimeoutException,
 )
 
-from . import Absent, Cases, raises, same, sandbox, until
+from . import TEMPLATE, Absent, Cases, raises, same, sandbox, until
 
 CASES = Cases()
 case = CASES
+# An SDK says so when the sandbox's health, asked after a broken stream, is that of one that is gone.
+KILLED = "sandbox was killed or reached its end of life"
 
 
 @case
@@ -205,8 +208,22 @@ def killed_while_a_command_runs():
         handle = s.commands.run("sleep 60", background=True)
         s.kill()
         began = time.monotonic()
-        raises((SandboxException, TimeoutException), handle.wait)
+        error = raises((SandboxException, TimeoutException), handle.wait)
+        assert KILLED in str(error), error
         assert time.monotonic() - began < 15
+
+
+@case
+async def killed_while_an_async_command_runs():
+    s = await AsyncSandbox.create(TEMPLATE, timeout=60)
+    handle = await s.commands.run("sleep 60", background=True)
+    await s.kill()
+    try:
+        ended = await handle.wait()
+    except (SandboxException, TimeoutException) as error:
+        assert KILLED in str(error), error
+    else:
+        raise AssertionError(f"the command ended with {ended!r}")
 
 
 @case

@@ -45,6 +45,8 @@ def printed(execution):
 def ask(s, method, path, **body):
     """A request to the code interpreter as it goes over the wire: status and text."""
     headers = {"E2b-Sandbox-Id": s.sandbox_id, "E2b-Sandbox-Port": "49999"}
+    if path == "/execute":
+        headers["X-Access-Token"] = s._envd_access_token
     url = os.environ["E2B_SANDBOX_URL"] + path
     answer = httpx.request(method, url, headers=headers, json=body or None, timeout=60)
     return answer.status_code, answer.text
@@ -120,6 +122,13 @@ def run_code_refusals():
         ):
             got, text = ask(s, method, path, **body)
             assert got == status and words in text, (method, path, body, got, text)
+        # Whoever has the address of the port runs nothing.
+        headers = {"E2b-Sandbox-Id": s.sandbox_id, "E2b-Sandbox-Port": "49999"}
+        for token in ({}, {"X-Access-Token": "other"}):
+            url = os.environ["E2B_SANDBOX_URL"] + "/execute"
+            answer = httpx.post(url, headers={**headers, **token}, json={"code": "1"}, timeout=60)
+            same(answer.status_code, 401)
+        same(ask(s, "GET", "/contexts")[0], 200)
 
 
 @case

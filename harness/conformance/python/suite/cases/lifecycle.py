@@ -1,5 +1,7 @@
 """Pause, resume, snapshots, forks."""
 
+import time
+
 from e2b import NotFoundException, Sandbox
 
 from . import Absent, Cases, raises, same, sandbox, until
@@ -41,6 +43,22 @@ def pause_and_resume():
 
 
 @case
+def pause_in_a_sleep():
+    now = "cut -d' ' -f1 /proc/uptime"
+    with sandbox() as s:
+        s.commands.run(f"{now} > /tmp/begun; sleep 2; {now} > /tmp/waked; mv /tmp/waked /tmp/done", background=True)
+        begun = float(until("its begin", lambda: s.files.exists("/tmp/begun") and s.files.read("/tmp/begun").strip()))
+        pause(s)
+        assert not s.is_running()
+        time.sleep(3)
+        again = Sandbox.connect(s.sandbox_id, timeout=60)
+        assert not again.files.exists("/tmp/done"), "the pause counted"
+        until("its end", lambda: again.files.exists("/tmp/done"))
+        slept = float(again.files.read("/tmp/done")) - begun
+        assert slept >= 1.98, f"it slept for {slept} s"
+
+
+@case
 def pause_twice():
     with sandbox() as s:
         assert pause(s) is not False
@@ -55,8 +73,6 @@ def pause_unknown():
 
 @case
 def paused_clock_is_right():
-    import time
-
     with sandbox() as s:
         pause(s)
         time.sleep(3)
@@ -95,6 +111,18 @@ def auto_pause():
         until("paused", lambda: s.get_info().state.value == "paused", within=8)
         again = Sandbox.connect(s.sandbox_id, timeout=60)
         same(again.files.read("kept"), "here")
+
+
+@case
+def auto_pause_at_once():
+    pauses = {"action": "pause", "keep_memory": None}
+    with sandbox(timeout=60, lifecycle={"on_timeout": pauses}) as s:
+        boot_id = s.commands.run(BOOT_ID).stdout
+        s.set_timeout(0)
+        until("its end", lambda: not s.is_running())
+        again = s.connect()
+        same(again.commands.run(BOOT_ID).stdout, boot_id)
+        assert again.is_running()
 
 
 @case

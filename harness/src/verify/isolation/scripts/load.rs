@@ -2,10 +2,13 @@
 
 use std::{net::Ipv4Addr, thread};
 
-use netprobe::{Action, Finding};
+use netprobe::{Action, Finding, Outcome};
 
-use super::{Found, ScriptError, address, allowing, probe, told};
-use crate::verify::isolation::{ECHO, Stage, sandbox::Guest};
+use super::{Found, ScriptError, address, allowing, host_of, probe, told};
+use crate::verify::isolation::{
+    ECHO, PASS_MS, Stage,
+    sandbox::{Guest, NetworkEvent},
+};
 
 /// Of the flood: one flow for each port of each address.
 const FLOODED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 100);
@@ -13,6 +16,9 @@ const FLOOD_ADDRESSES: u32 = 50;
 const FLOOD_PORTS: u16 = 2000;
 /// Requests of the neighbour of a flood.
 const REQUESTS: u32 = 150;
+/// Flows that one sandbox opens to one end, as many as it may have; and those that its neighbour needs there.
+const BEGUN: u16 = 4096;
+const FLOWS: usize = 20;
 /// Slower by this factor a neighbour may get than it is beside a guest that computes, on a host of two CPUs.
 const SLOWER: u64 = 50;
 /// Memory that the server may grow by under a flood, in KiB.
@@ -90,6 +96,37 @@ pub(super) fn flood(
     found.guest = format!(
         "{sent} flows; the neighbour's median {rough} µs, and {calm} µs beside a guest that computes"
     );
+    Ok(found)
+}
+
+/// One sandbox takes all ports towards a remote end that it can get, and a neighbour needs some.
+pub(super) fn ports(
+    stage: &mut Stage,
+    neighbour: &Guest,
+    name: &str,
+) -> Result<Found, ScriptError> {
+    let mut found = Found::default();
+    let guest = stage.customer.create(&allowing(&[&host_of(ECHO)]))?;
+    let begin = Action::Begin {
+        to: address(ECHO),
+        count: BEGUN,
+    };
+    guest.probe_unheard(&[probe(format!("{name}-begin"), begin, 60_000)])?;
+    let is_full = |event: &NetworkEvent| event.destination == address(ECHO);
+    found.doubt_unless(told(&guest, is_full)?, "the ports were never all taken");
+    let asks = (0..FLOWS).map(|n| {
+        let word = format!("{name}-ask-{n}");
+        probe(word, Action::Udp(address(ECHO)), PASS_MS)
+    });
+    let findings = neighbour.probe(&asks.collect::<Vec<_>>())?;
+    let answered = findings.iter().filter(|f| f.outcome == Outcome::Ok).count();
+    found.breach_if(
+        answered < FLOWS,
+        format!("the neighbour got {answered} of {FLOWS} flows"),
+    );
+    let flows = |event: &NetworkEvent| event.reason == "flows";
+    found.doubt_unless(told(&guest, flows)?, "no event tells of too many flows");
+    found.guest = format!("{answered} of {FLOWS} flows of the neighbour were answered");
     Ok(found)
 }
 

@@ -6,15 +6,11 @@ use std::{
 };
 
 use netprobe::{Action, Outcome};
-use nix::{
-    net::if_::if_nametoindex,
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::{Signal, kill};
 
 use super::{
     ECHO, FIRST, Found, PASS_MS, PATIENCE, SILENT, ScriptError, Stage, address, allowing,
-    heard_nothing, host_of, numbered, probe, speak_until, summary, to,
+    heard_nothing, host_of, numbered, probe, speak_until, summary, to, vmm::Vmm,
 };
 use crate::verify::isolation::sandbox::{Customer, Guest};
 
@@ -25,14 +21,6 @@ const AT_ONCE: usize = 4;
 
 /// Predecessors, until one has a successor: a sandbox that is kept ready may have the device and wait for long.
 const FIRSTS: usize = 6;
-
-/// A sandbox's VMM, and the device that it has open.
-#[derive(Debug)]
-struct Vmm {
-    pid: Pid,
-    device: String,
-    ifindex: u32,
-}
 
 /// The next sandbox on a device gets nothing that was on its way to the last one, and nothing that the last one could
 /// reach.
@@ -56,7 +44,7 @@ fn one_after_the_other(stage: &mut Stage, name: &str) -> Result<Option<Found>, S
         .customer
         .create(&allowing(&[&host_of(SILENT), &host_of(ECHO)]))?;
     let fresh = first.datagrams_for_nobody()?;
-    let vmm = vmm_of(&first)?;
+    let vmm = Vmm::of(&first)?;
     let friend = stage.world.socket_at(address(SILENT))?;
     first.probe(&[
         numbered(&format!("{name}-first"), SILENT, 200),
@@ -78,7 +66,7 @@ fn one_after_the_other(stage: &mut Stage, name: &str) -> Result<Option<Found>, S
     let mut others = Vec::new();
     for _ in 0..TURNS {
         for next in create_at_once(&stage.customer)? {
-            if vmm_of(&next)?.ifindex == vmm.ifindex {
+            if Vmm::of(&next)?.ifindex == vmm.ifindex {
                 let speak_late = || friend.send_to(word.as_bytes(), mapped).map(drop);
                 return succeeds(stage, &next, fresh, name, &speak_late).map(Some);
             }
@@ -163,32 +151,6 @@ fn succeeds(
     );
     found.guest += &summary(&findings);
     Ok(found)
-}
-
-/// Found by its log, which is in the directory of its sandbox.
-fn vmm_of(guest: &Guest) -> Result<Vmm, ScriptError> {
-    let of_process = |pid: i32| {
-        let log = fs::read_link(format!("/proc/{pid}/fd/2")).ok()?;
-        log.to_str()?.contains(&guest.id).then_some(())?;
-        let entries = fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?;
-        // Of a TAP's descriptor the kernel tells the device.
-        let device = entries.flatten().find_map(|entry| {
-            let text = fs::read_to_string(entry.path()).ok()?;
-            let line = text.lines().find_map(|line| line.strip_prefix("iff:"))?;
-            Some(line.trim().to_owned())
-        })?;
-        let ifindex = if_nametoindex(device.as_str()).ok()?;
-        let pid = Pid::from_raw(pid);
-        Some(Vmm {
-            pid,
-            device,
-            ifindex,
-        })
-    };
-    let processes = fs::read_dir("/proc")?.flatten();
-    let mut numbers = processes.filter_map(|p| p.file_name().to_str()?.parse().ok());
-    let found = numbers.find_map(of_process);
-    found.ok_or_else(|| ScriptError::Stuck("its VMM and the device are not found".to_owned()))
 }
 
 /// Frames that a TAP had no room for so far.

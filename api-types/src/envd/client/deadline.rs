@@ -1,0 +1,43 @@
+//! Until when a call may last.
+
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+
+use super::ClientError;
+
+/// A moment, and the duration it came from for the error text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    at: Instant,
+    timeout: Duration,
+}
+
+impl Deadline {
+    pub(super) fn after(timeout: Duration) -> Self {
+        let now = Instant::now();
+        let at = now.checked_add(timeout);
+        Self {
+            at: at.unwrap_or_else(|| now + Duration::from_secs(86_400)),
+            timeout,
+        }
+    }
+
+    pub(super) fn left(self) -> Result<Duration, ClientError> {
+        let left = self.at.saturating_duration_since(Instant::now());
+        match left.is_zero() {
+            true => Err(ClientError::Timeout(self.timeout)),
+            false => Ok(left),
+        }
+    }
+
+    pub(super) fn failed(self, doing: &'static str, source: io::Error) -> ClientError {
+        match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                ClientError::Timeout(self.timeout)
+            }
+            _ => ClientError::NotReachable { doing, source },
+        }
+    }
+}

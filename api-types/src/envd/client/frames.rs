@@ -1,0 +1,68 @@
+//! The frames of an answer that is a stream, up to its end and not a byte further.
+
+use serde::de::DeserializeOwned;
+
+use super::{ClientError, connection::Connection, deadline::Deadline, protocol, response::Body};
+use crate::envd::{EndStream, Transport, frame};
+
+/// What a stream holds.
+pub(super) enum Item<M> {
+    Message(M),
+    End(EndStream),
+}
+
+/// A stream under way.
+#[derive(Debug)]
+pub(super) struct Frames {
+    body: Body,
+    /// Bytes of frames not yet whole.
+    held: Vec<u8>,
+}
+
+impl Frames {
+    pub(super) fn of(body: Body) -> Self {
+        Self {
+            body,
+            held: Vec::new(),
+        }
+    }
+
+    /// Waits for the next message, or for the end of stream, after which there is nothing.
+    pub(super) fn next<M: DeserializeOwned, S: Transport>(
+        &mut self,
+        connection: &mut Connection<S>,
+        deadline: Deadline,
+    ) -> Result<Item<M>, ClientError> {
+        let limit = connection.limits.frame;
+        loop {
+            if let Some((frame, used)) = frame::decode(&self.held, limit).map_err(protocol)? {
+                if frame.flags & frame::END_STREAM != 0 {
+                    let end = serde_json::from_slice(frame.body).map_err(protocol)?;
+                    self.held.drain(..used);
+                    self.finish(connection, deadline)?;
+                    return Ok(Item::End(end));
+                }
+                let message = serde_json::from_slice(frame.body).map_err(protocol)?;
+                self.held.drain(..used);
+                return Ok(Item::Message(message));
+            }
+            if !connection.read_body(&mut self.body, &mut self.held, deadline)? {
+                return Err(protocol("a stream without an end-of-stream frame"));
+            }
+        }
+    }
+
+    /// The body ends with the last frame, so that the connection can be used again.
+    fn finish<S: Transport>(
+        &mut self,
+        connection: &mut Connection<S>,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let is_over = self.held.is_empty()
+            && !connection.read_body(&mut self.body, &mut self.held, deadline)?;
+        match is_over {
+            true => Ok(()),
+            false => Err(protocol("bytes after the end of a stream")),
+        }
+    }
+}

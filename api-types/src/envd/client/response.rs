@@ -1,0 +1,183 @@
+//! Answers of HTTP/1.1 as they arrive: heads and bodies.
+
+use super::{ClientError, HttpAnswer, connection::Connection, deadline::Deadline, protocol};
+use crate::envd::{ChunkedDecoder, Decoded, Transport};
+
+/// Longest answer head in bytes, with the interim ones before it.
+const MAX_HEAD: usize = 16 << 10;
+const DOING: &str = "reading an answer";
+
+/// How the body of an answer ends.
+pub(super) enum Body {
+    Length(u64),
+    Chunked(ChunkedDecoder),
+    UntilClose,
+}
+
+/// Of an answer.
+pub(super) struct Head {
+    pub(super) status: u16,
+    /// Names in lower case.
+    pub(super) headers: Vec<(String, String)>,
+    pub(super) body: Body,
+}
+
+impl std::fmt::Debug for Body {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Length(left) => write!(f, "Length({left})"),
+            Self::Chunked(_) => f.write_str("Chunked"),
+            Self::UntilClose => f.write_str("UntilClose"),
+        }
+    }
+}
+
+impl<S: Transport> Connection<S> {
+    /// Reads the head of the next answer that is not an interim one.
+    pub(super) fn read_head(&mut self, deadline: Deadline) -> Result<Head, ClientError> {
+        let mut left = MAX_HEAD;
+        loop {
+            let mut space = [httparse::EMPTY_HEADER; 64];
+            let mut parsed = httparse::Response::new(&mut space);
+            let bytes = self.unused();
+            match parsed.parse(bytes).map_err(protocol)? {
+                httparse::Status::Complete(len) if len <= left => {
+                    let head = understand(&parsed)?;
+                    self.use_up(len);
+                    left -= len;
+                    if head.status >= 200 {
+                        return Ok(head);
+                    }
+                }
+                httparse::Status::Partial if bytes.len() <= left => {
+                    self.receive("waiting for an answer", deadline)?;
+                }
+                _ => return Err(protocol("an answer head without end")),
+            }
+        }
+    }
+
+    pub(super) fn collect(
+        &mut self,
+        mut head: Head,
+        deadline: Deadline,
+    ) -> Result<HttpAnswer, ClientError> {
+        let most = self.limits.body;
+        let too_long = || protocol(format!("the body of an answer above {most} bytes"));
+        if let Body::Length(length) = head.body
+            && usize::try_from(length).map_or(true, |length| length > most)
+        {
+            return Err(too_long());
+        }
+        let mut body = Vec::new();
+        while self.read_body(&mut head.body, &mut body, deadline)? {
+            if body.len() > most {
+                return Err(too_long());
+            }
+        }
+        Ok(HttpAnswer {
+            status: head.status,
+            headers: head.headers,
+            body,
+        })
+    }
+
+    /// Moves what is there of a body to `out`, after waiting for some if there is none; false at its end.
+    pub(super) fn read_body(
+        &mut self,
+        body: &mut Body,
+        out: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<bool, ClientError> {
+        match body {
+            Body::Length(0) => Ok(false),
+            Body::Length(left) => {
+                if self.unused().is_empty() {
+                    self.receive(DOING, deadline)?;
+                }
+                let there = self.unused().len();
+                let n = usize::try_from(*left).map_or(there, |left| left.min(there));
+                self.move_to(out, n);
+                *left -= u64::try_from(n).unwrap_or(*left);
+                Ok(true)
+            }
+            Body::UntilClose => {
+                let read = match self.unused().is_empty() {
+                    true => self.receive_or_end(DOING, deadline)?,
+                    false => 1,
+                };
+                self.move_to(out, self.unused().len());
+                Ok(read > 0)
+            }
+            Body::Chunked(decoder) => self.read_chunk(decoder, out, deadline),
+        }
+    }
+
+    fn read_chunk(
+        &mut self,
+        decoder: &mut ChunkedDecoder,
+        out: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<bool, ClientError> {
+        loop {
+            let mut input = self.unused();
+            let before = input.len();
+            let step = decoder.step(&mut input).map_err(protocol)?;
+            let used = before - input.len();
+            let is_data = match step {
+                Decoded::Data(data) => {
+                    out.extend_from_slice(data);
+                    Some(true)
+                }
+                Decoded::End => Some(false),
+                Decoded::More => None,
+            };
+            self.use_up(used);
+            match is_data {
+                Some(is_data) => return Ok(is_data),
+                None => self.receive(DOING, deadline)?,
+            }
+        }
+    }
+
+    fn move_to(&mut self, out: &mut Vec<u8>, bytes: usize) {
+        out.extend_from_slice(self.unused().get(..bytes).unwrap_or_default());
+        self.use_up(bytes);
+    }
+}
+
+/// What matters of a parsed answer head. A body that two readers could delimit differently is refused.
+fn understand(parsed: &httparse::Response<'_, '_>) -> Result<Head, ClientError> {
+    let status = parsed.code.unwrap_or_default();
+    let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
+    let headers = parsed.headers.iter();
+    let headers: Vec<_> = headers
+        .map(|h| (h.name.to_ascii_lowercase(), text(h.value)))
+        .collect();
+    let body = body_of(status, &headers)?;
+    Ok(Head {
+        status,
+        headers,
+        body,
+    })
+}
+
+fn body_of(status: u16, headers: &[(String, String)]) -> Result<Body, ClientError> {
+    let all = |name: &str| -> Vec<&str> {
+        let found = headers.iter().filter(|(n, _)| n == name);
+        found.map(|(_, v)| v.as_str()).collect()
+    };
+    let (codings, lengths) = (all("transfer-encoding"), all("content-length"));
+    match (codings.as_slice(), lengths.as_slice()) {
+        ([coding], []) if coding.eq_ignore_ascii_case("chunked") => {
+            Ok(Body::Chunked(ChunkedDecoder::default()))
+        }
+        ([coding], []) => Err(protocol(format!("transfer coding {coding}"))),
+        ([], [length]) if length.bytes().all(|b| b.is_ascii_digit()) => {
+            length.parse().map(Body::Length).map_err(protocol)
+        }
+        ([], []) if status < 200 || status == 204 || status == 304 => Ok(Body::Length(0)),
+        ([], []) => Ok(Body::UntilClose),
+        _ => Err(protocol("the length of an answer is in doubt")),
+    }
+}

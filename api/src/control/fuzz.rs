@@ -1,0 +1,96 @@
+//! Entry points of the fuzz target `options`: what clients write into bodies and queries of the control plane.
+
+use std::net::IpAddr;
+
+use api_types::rest::{NetworkConfig, NetworkUpdate, NewSandbox};
+use netisolation::{DefaultEgress, forbidden};
+
+use super::{EgressConfig, network, paging::Page, query::Query};
+
+/// What the bytes are, by the first of them.
+///
+/// # Panics
+/// Something does not hold that is asserted here.
+pub fn options(bytes: &[u8]) {
+    let Some((choice, bytes)) = bytes.split_first() else {
+        return;
+    };
+    match choice % 4 {
+        0 => {
+            if let Ok(options) = serde_json::from_slice(bytes) {
+                check_options(&options);
+            }
+        }
+        1 => {
+            if let Ok(update) = serde_json::from_slice::<NetworkUpdate>(bytes) {
+                check_options(&network::outbound(update));
+            }
+        }
+        2 => {
+            if let Ok(body) = serde_json::from_slice::<NewSandbox>(bytes) {
+                check_options(&body.network.unwrap_or_default());
+            }
+        }
+        _ => check_query(&String::from_utf8_lossy(bytes)),
+    }
+}
+
+/// Under every default: what is closed stays closed, name servers are outside, and in builds for fuzzing the maps of the
+/// programs say what the policy says.
+fn check_options(options: &NetworkConfig) {
+    for default in [DefaultEgress::Deny, DefaultEgress::Internet] {
+        let egress = EgressConfig {
+            default,
+            exceptions: Vec::new(),
+        };
+        for access in [None, Some(false), Some(true)] {
+            let Ok(policy) = network::policy_of(options, access, &egress) else {
+                continue;
+            };
+            #[cfg(fuzzing)]
+            netisolation::fuzz::check_policy(&policy);
+            let closed = access == Some(false) && options.allow_out.is_none();
+            let probes = ["8.8.8.8", "2600::1"].map(|a| a.parse::<IpAddr>());
+            for address in probes.into_iter().flatten() {
+                assert!(!(closed && policy.allows(address)), "{address}");
+            }
+            for server in &policy.dns_servers {
+                let is_inside = forbidden().iter().any(|range| range.contains(&server.ip()));
+                assert!(!is_inside, "{server}");
+            }
+        }
+    }
+    let opened = network::grant(options, None, None);
+    assert!(opened.is_err() || opened.is_ok_and(|policy| policy.names.is_empty()));
+}
+
+/// Queries of lists.
+fn check_query(text: &str) {
+    let query = Query::parse(text);
+    let _read = (query.metadata(), query.list("state"), query.time("start"));
+    if let Ok(page) = Page::of(&query) {
+        let items: Vec<u64> = (0..8).collect();
+        let (cut, _) = page.cut(items, |at| super::paging::Position {
+            at: *at,
+            id: String::new(),
+        });
+        assert!(cut.len() <= 8);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    /// Inputs that are kept, those that failed once among them.
+    #[test]
+    fn the_kept_inputs_hold() {
+        let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/options");
+        let mut read = 0;
+        for seed in fs::read_dir(seeds).unwrap() {
+            super::options(&fs::read(seed.unwrap().path()).unwrap());
+            read += 1;
+        }
+        assert!(read > 0);
+    }
+}

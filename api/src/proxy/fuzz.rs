@@ -1,0 +1,206 @@
+//! Entry points of the fuzz target `proxy`: heads of clients and of sandboxes, hosts, greetings of guests.
+
+use std::fmt::Write as _;
+
+use axum::http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header, request,
+};
+
+use super::{Hosts, TRAFFIC_TOKEN, Target, head, host, internal, upstream};
+use crate::registry::Route;
+
+const ID: &str = "iabcdefghij012345678";
+const DOMAIN: &str = "e2b.test";
+/// Fields of a hop; none of them comes through.
+const OF_A_HOP: [&str; 8] = [
+    "transfer-encoding",
+    "keep-alive",
+    "proxy-connection",
+    "proxy-authorization",
+    "expect",
+    "forwarded",
+    "x-forwarded-for",
+    "x-forwarded-proto",
+];
+
+/// What the bytes are, by the first of them.
+///
+/// # Panics
+/// Something does not hold that is asserted here.
+pub fn proxy(bytes: &[u8]) {
+    let Some((choice, bytes)) = bytes.split_first() else {
+        return;
+    };
+    match choice % 8 {
+        0..=2 => {
+            if let Some(parts) = read_request(bytes) {
+                check_target(&parts);
+                check_request(parts, choice & 8 != 0);
+            }
+        }
+        3 => check_response(bytes),
+        4 => upstream::fuzz::greeting(bytes),
+        5 => check_host(bytes),
+        _ => check_path(bytes),
+    }
+}
+
+/// A head as the listener hands it on.
+fn read_request(bytes: &[u8]) -> Option<request::Parts> {
+    let mut space = [httparse::EMPTY_HEADER; 64];
+    let mut request = httparse::Request::new(&mut space);
+    let Ok(httparse::Status::Complete(_)) = request.parse(bytes) else {
+        return None;
+    };
+    let mut parts = Request::new(()).into_parts().0;
+    parts.method = Method::from_bytes(request.method?.as_bytes()).ok()?;
+    parts.uri = request.path?.parse().ok()?;
+    parts.headers = fields(request.headers)?;
+    Some(parts)
+}
+
+fn fields(read: &[httparse::Header<'_>]) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for field in read {
+        let name = HeaderName::from_bytes(field.name.as_bytes()).ok()?;
+        headers.append(name, HeaderValue::from_bytes(field.value).ok()?);
+    }
+    Some(headers)
+}
+
+/// Where a request goes does not depend on letters' case, and a strict server takes less and nothing else.
+fn check_target(parts: &request::Parts) {
+    let named = Hosts::new(Some(DOMAIN));
+    for hosts in [Hosts::new(None), named.clone()] {
+        let target = hosts.target(&parts.uri, &parts.headers);
+        if let Ok(Target::Sandbox { port, .. }) = target {
+            assert_ne!(port, 0);
+        }
+        if let Ok(strict) = hosts.strict().target(&parts.uri, &parts.headers) {
+            assert_eq!(Ok(strict), target);
+        }
+    }
+    let Ok(host) = host(&parts.uri, &parts.headers) else {
+        assert!(named.target(&parts.uri, &parts.headers).is_err());
+        return;
+    };
+    let label = host.to_ascii_lowercase();
+    let label = label.strip_suffix(".e2b.test").unwrap_or("api");
+    if !label.contains('.') && !["api", "sandbox"].contains(&label) && !label.contains([':', '[']) {
+        // A name below the domain is a sandbox's or nobody's, whatever the headers say.
+        let target = named.target(&parts.uri, &parts.headers);
+        assert_ne!(target, Ok(Target::Control), "{host}");
+    }
+}
+
+fn check_request(mut parts: request::Parts, is_envd: bool) {
+    let Ok(host) = host(&parts.uri, &parts.headers) else {
+        return;
+    };
+    let port = if is_envd { 49_983 } else { 3000 };
+    let route = Route {
+        id: ID.parse().expect("an id"),
+        vsock: "/nowhere".into(),
+        traffic_token: Some("secret".into()),
+        envd_token: Some("other".into()),
+        mask_request_host: Some("localhost:${PORT}".into()),
+        generation: 1,
+    };
+    let judged = |path: &str| (internal::is_internal(path), internal::runs_code(path));
+    let before = judged(parts.uri.path());
+    let upgrade = head::upgrade(&parts);
+    let asks = upgrade.is_some();
+    head::to_sandbox(&mut parts, &host, &route, port, upgrade);
+    let headers = &parts.headers;
+    assert!(
+        OF_A_HOP.iter().all(|name| !headers.contains_key(*name)),
+        "{headers:?}"
+    );
+    assert!(headers.get_all(header::HOST).iter().count() == 1);
+    assert!(headers.get_all(header::COOKIE).iter().count() <= 1);
+    assert_eq!(headers.contains_key(header::UPGRADE), asks);
+    assert!(is_envd || !headers.contains_key(TRAFFIC_TOKEN));
+    let options: Vec<_> = headers.get_all(header::CONNECTION).iter().collect();
+    assert!(matches!(options.as_slice(), [] | [_]));
+    assert!(
+        options.iter().all(|o| *o == "te" || *o == "upgrade"),
+        "{options:?}"
+    );
+    let target = parts.uri.to_string();
+    assert!(target.starts_with('/') || target == "*", "{target}");
+    assert!(parts.uri.authority().is_none());
+    // The path that was judged is the path that is asked for.
+    assert_eq!(before, judged(parts.uri.path()));
+}
+
+fn check_response(bytes: &[u8]) {
+    let mut space = [httparse::EMPTY_HEADER; 128];
+    let mut response = httparse::Response::new(&mut space);
+    let Ok(httparse::Status::Complete(_)) = response.parse(bytes) else {
+        return;
+    };
+    let status = response.code.and_then(|c| StatusCode::from_u16(c).ok());
+    let (Some(status), Some(headers)) = (status, fields(response.headers)) else {
+        return;
+    };
+    let mut parts = Response::new(()).into_parts().0;
+    (parts.status, parts.headers) = (status, headers);
+    head::to_client(&mut parts);
+    let switches = status == StatusCode::SWITCHING_PROTOCOLS;
+    assert!(!parts.headers.contains_key(header::TRANSFER_ENCODING));
+    assert!(!parts.headers.contains_key("keep-alive"));
+    assert_eq!(parts.headers.contains_key(header::CONNECTION), switches);
+    assert!(switches || !parts.headers.contains_key(header::UPGRADE));
+}
+
+/// A host alone, in the field and in the target.
+fn check_host(bytes: &[u8]) {
+    let Ok(value) = HeaderValue::from_bytes(bytes) else {
+        return;
+    };
+    let mut parts = Request::new(()).into_parts().0;
+    parts.headers.insert(header::HOST, value);
+    check_target(&parts);
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let hosts = Hosts::new(Some(DOMAIN));
+    let Ok(uri) = format!("http://{text}/").parse::<Uri>() else {
+        return;
+    };
+    if uri.authority().is_some_and(|a| a.as_str() == text) {
+        let by_target = hosts.target(&uri, &HeaderMap::new());
+        assert_eq!(by_target, hosts.target(&parts.uri, &parts.headers));
+    }
+}
+
+/// However a path is encoded once more, what is guarded stays so; and so is what the servers behind take for it.
+fn check_path(bytes: &[u8]) {
+    let path = String::from_utf8_lossy(bytes);
+    let mut encoded = String::new();
+    for byte in path.bytes() {
+        write!(encoded, "%{byte:02x}").expect("a string takes all");
+    }
+    assert!(!internal::is_internal(&path) || internal::is_internal(&encoded));
+    assert!(!internal::runs_code(&path) || internal::runs_code(&encoded));
+    // As the agent's and the interpreter's routes are found.
+    assert!(path != "/init" || internal::is_internal(&path));
+    assert!(path.trim_matches('/') != "execute" || internal::runs_code(&path));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    /// Inputs that are kept, those that failed once among them.
+    #[test]
+    fn the_kept_inputs_hold() {
+        let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/proxy");
+        let mut read = 0;
+        for seed in fs::read_dir(seeds).unwrap() {
+            super::proxy(&fs::read(seed.unwrap().path()).unwrap());
+            read += 1;
+        }
+        assert!(read > 0);
+    }
+}

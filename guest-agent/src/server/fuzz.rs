@@ -1,0 +1,100 @@
+//! Readers of requests under any bytes.
+
+use api_types::envd::{
+    CloseStdinRequest, ConnectRequest, Decoded, Framing, InitRequest, ListDirRequest, MAX_HEAD,
+    MoveRequest, PathRequest, SendInputRequest, SendSignalRequest, StartRequest, UpdateRequest,
+    WatchDirRequest,
+};
+
+use super::{
+    codec::{self, Codec},
+    files, http, route, rpc,
+};
+
+/// What the bytes are, by the first of them.
+///
+/// # Panics
+/// Something does not hold that is asserted here.
+pub(crate) fn agent(bytes: &[u8]) {
+    let [choice, piece, bytes @ ..] = bytes else {
+        return;
+    };
+    let piece = usize::from(piece % 64) + 1;
+    match choice % 4 {
+        0 | 1 => request(bytes, piece),
+        2 => files::fuzz::form(bytes, piece),
+        _ => files::fuzz::texts(&String::from_utf8_lossy(bytes)),
+    }
+}
+
+/// A head, the route it names, and the body as its handler reads it.
+fn request(bytes: &[u8], piece: usize) {
+    let Ok(Some((head, mut framing, used))) = http::parse(bytes) else {
+        return;
+    };
+    assert!(used <= MAX_HEAD && used <= bytes.len());
+    for cut in (0..used).step_by(piece) {
+        assert!(matches!(http::parse(&bytes[..cut]), Ok(None)), "at {cut}");
+    }
+    assert!(head.file.is_some() == (head.path == http::FILES));
+    for name in ["path", "username", "signature"] {
+        let _value = http::query_value(&head.query, name);
+    }
+    let mut rest = bytes.get(used..).unwrap_or_default();
+    let body = collect(&mut framing, &mut rest);
+    if route::find(&head.method, &head.path).is_err() {
+        return;
+    }
+    let _streams = codec::is_stream(&head.content_type);
+    let codecs = [Codec::of_unary(&head), Codec::of_stream(&head)];
+    for codec in codecs.into_iter().flatten() {
+        message(codec, &body);
+    }
+}
+
+fn collect(framing: &mut Framing, rest: &mut &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Ok(Decoded::Data(data)) = framing.next(rest) {
+        body.extend_from_slice(data);
+    }
+    body
+}
+
+/// A message as each handler reads it.
+fn message(codec: Codec, body: &[u8]) {
+    let Ok(json) = codec.read(body) else {
+        return;
+    };
+    let _read = (
+        rpc::message::<StartRequest>(&json),
+        rpc::message::<ConnectRequest>(&json),
+        rpc::message::<SendInputRequest>(&json),
+        rpc::message::<SendSignalRequest>(&json),
+        rpc::message::<CloseStdinRequest>(&json),
+        rpc::message::<UpdateRequest>(&json),
+        rpc::message::<InitRequest>(&json),
+    );
+    let _read = (
+        rpc::message::<ListDirRequest>(&json),
+        rpc::message::<MoveRequest>(&json),
+        rpc::message::<PathRequest>(&json),
+        rpc::message::<WatchDirRequest>(&json),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    /// Inputs that are kept, those that failed once among them.
+    #[test]
+    fn the_kept_inputs_hold() {
+        let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/agent");
+        let mut read = 0;
+        for seed in fs::read_dir(seeds).unwrap() {
+            super::agent(&fs::read(seed.unwrap().path()).unwrap());
+            read += 1;
+        }
+        assert!(read > 0);
+    }
+}

@@ -1,0 +1,159 @@
+//! Code of its own: without it an attacker has the VMM's text and no more.
+
+use nix::libc;
+
+use super::{
+    super::{
+        intruder::{Intruder, Stop, Try},
+        scene::Scene,
+    },
+    Attempt, Class, FILTER, Seen, USUAL, when,
+};
+
+const ALL: i64 = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as i64;
+const READ_EXECUTE: i64 = (libc::PROT_READ | libc::PROT_EXEC) as i64;
+/// From `linux/shm.h`.
+const SHM_EXEC: i64 = 0o100_000;
+/// From `linux/personality.h`: readable memory is executable.
+const READ_IMPLIES_EXEC: i64 = 0x040_0000;
+/// Stands for code that was brought along: `ud2`, four times.
+const BROUGHT: [u8; 8] = [0x0f, 0x0b, 0x0f, 0x0b, 0x0f, 0x0b, 0x0f, 0x0b];
+
+pub(super) const ATTEMPTS: &[Attempt] = &[
+    Attempt {
+        name: "code-page-made-executable",
+        class: Class::Code,
+        why: "Data that the guest sent becomes code.",
+        refusals: FILTER,
+        act: |i, _| {
+            let page = i.page()?;
+            let arguments = [page, 4096, READ_EXECUTE];
+            i.call("mprotect", libc::SYS_mprotect, &arguments)
+                .map(|_| ())
+        },
+        look: new_code,
+    },
+    Attempt {
+        name: "code-new-page",
+        class: Class::Code,
+        why: "A page that is writable and executable from the start.",
+        refusals: FILTER,
+        act: |i, _| {
+            let flags = i64::from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let arguments = [0, 4096, ALL, flags, -1, 0];
+            i.call("mmap", libc::SYS_mmap, &arguments).map(|_| ())
+        },
+        look: new_code,
+    },
+    Attempt {
+        name: "code-mapped-file",
+        class: Class::Code,
+        why: "A file with the guest's disk becomes code.",
+        refusals: FILTER,
+        act: |i, _| {
+            let layer = i.descriptor("the layer", |link| link.ends_with("/layer"))?;
+            let flags = libc::MAP_PRIVATE.into();
+            let arguments = [0, 4096, READ_EXECUTE, flags, layer, 0];
+            i.call("mmap", libc::SYS_mmap, &arguments).map(|_| ())
+        },
+        look: new_code,
+    },
+    Attempt {
+        name: "code-page-with-key",
+        class: Class::Code,
+        why: "The same change by the call for protection keys.",
+        refusals: FILTER,
+        act: |i, _| {
+            let page = i.page()?;
+            let arguments = [page, 4096, READ_EXECUTE, -1];
+            i.call("pkey_mprotect", libc::SYS_pkey_mprotect, &arguments)
+                .map(|_| ())
+        },
+        look: new_code,
+    },
+    Attempt {
+        name: "code-shared-memory",
+        class: Class::Code,
+        why: "System V shared memory can be attached executable.",
+        refusals: FILTER,
+        act: shared_memory,
+        look: new_code,
+    },
+    Attempt {
+        name: "code-by-personality",
+        class: Class::Code,
+        why: "With it the kernel adds the right to execute by itself.",
+        refusals: FILTER,
+        act: |i, _| {
+            i.call("personality", libc::SYS_personality, &[READ_IMPLIES_EXEC])?;
+            i.page().map(|_| ())
+        },
+        look: new_code,
+    },
+    Attempt {
+        name: "code-own-text",
+        class: Class::Code,
+        why: "/proc/self/mem writes read-only text.",
+        refusals: USUAL,
+        act: |i, _| {
+            let text = text_end(i)?;
+            let file = i.open("/proc/self/mem", libc::O_RDWR)?;
+            let bytes = i.put(&BROUGHT)?;
+            i.call("pwrite64", libc::SYS_pwrite64, &[file, bytes, 8, text])
+                .map(|_| ())
+        },
+        look: |_, i| match text_end(i).and_then(|at| i.get(at, BROUGHT.len())) {
+            Ok(bytes) => when(bytes == BROUGHT, "the text has other bytes"),
+            // It is gone with the process.
+            Err(_) => Ok(None),
+        },
+    },
+    Attempt {
+        name: "code-memory-file",
+        class: Class::Code,
+        why: "A file in memory that could be run or mapped.",
+        refusals: FILTER,
+        act: |i, _| {
+            let name = i.put(b"\0")?;
+            i.call("memfd_create", libc::SYS_memfd_create, &[name, 0])
+                .map(|_| ())
+        },
+        look: |_, i| {
+            let found = i.descriptor("memory", |link| link.starts_with("/memfd:"));
+            when(found.is_ok(), "the file is there")
+        },
+    },
+];
+
+fn shared_memory(i: &mut Intruder, _: &Scene) -> Try<()> {
+    let mode = i64::from(libc::IPC_CREAT) | 0o700;
+    let segment = i.call("shmget", libc::SYS_shmget, &[0, 4096, mode])?;
+    let attached = i.call("shmat", libc::SYS_shmat, &[segment, 0, SHM_EXEC]);
+    // It goes when it is attached nowhere.
+    let remove = [segment, libc::IPC_RMID.into(), 0];
+    i.call("shmctl", libc::SYS_shmctl, &remove)?;
+    attached.map(|_| ())
+}
+
+/// Address of the last eight bytes of the program's text.
+fn text_end(i: &Intruder) -> Try<i64> {
+    let all = i.mappings()?;
+    let text = all.iter().find(|mapping| mapping.is_text());
+    let text = text.ok_or_else(|| Stop::Broken("the VMM has no text".to_owned()))?;
+    Ok((text.at.end - 8).cast_signed())
+}
+
+/// Executable memory that is neither the program's text nor the kernel's own pages.
+fn new_code(_: &Scene, i: &Intruder) -> Seen {
+    let Ok(all) = i.mappings() else {
+        // It is gone with the process.
+        return Ok(None);
+    };
+    let own = std::fs::read_link(format!("/proc/{}/exe", i.pid())).unwrap_or_default();
+    let known = |name: &str| {
+        let kernels = name == "[vdso]" || name == "[vsyscall]";
+        kernels || own.as_os_str() == name || name.contains("/lib/")
+    };
+    let new = all.iter().find(|m| m.is_executable() && !known(&m.name));
+    Ok(new.map(|mapping| format!("executable memory {:?} {}", mapping.name, mapping.rights)))
+}

@@ -1,0 +1,90 @@
+//! Large interfaces of the kernel that a VMM has no use for: most of its faults are found behind them.
+
+use nix::libc;
+
+use super::{Attempt, Class, FILTER, USUAL, answer_alone};
+
+pub(super) const ATTEMPTS: &[Attempt] = &[
+    Attempt {
+        name: "kernel-io-uring",
+        class: Class::Kernel,
+        why: "Calls that are made by the kernel for a process pass no filter.",
+        refusals: FILTER,
+        act: |i, _| {
+            let parameters = i.put(&[0; 120])?;
+            i.call("io_uring_setup", libc::SYS_io_uring_setup, &[4, parameters])
+                .map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "kernel-bpf",
+        class: Class::Kernel,
+        why: "Programs in the kernel, among them those that enforce network policies.",
+        refusals: USUAL,
+        act: |i, _| {
+            // BPF_MAP_CREATE of an array of four 8-byte values with 4-byte keys.
+            let words = [4 << 32 | 2, 4 << 32 | 8, 0, 0, 0, 0, 0, 0, 0];
+            let attributes = i.put_words(&words)?;
+            i.call("bpf", libc::SYS_bpf, &[0, attributes, 72])
+                .map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "kernel-perf",
+        class: Class::Kernel,
+        why: "Counters tell what other programs do.",
+        refusals: USUAL,
+        act: |i, _| {
+            // PERF_TYPE_SOFTWARE, PERF_ATTR_SIZE_VER0, PERF_COUNT_SW_CPU_CLOCK; of all processes on CPU 0.
+            let attributes = i.put_words(&[64 << 32 | 1, 0, 0, 0, 0, 0, 0, 0])?;
+            let arguments = [attributes, -1, 0, -1, 0];
+            i.call("perf_event_open", libc::SYS_perf_event_open, &arguments)
+                .map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "kernel-userfaultfd",
+        class: Class::Kernel,
+        why: "It stops the kernel in the middle of a copy, which makes races easy to win.",
+        refusals: USUAL,
+        act: |i, _| {
+            i.call(
+                "userfaultfd",
+                libc::SYS_userfaultfd,
+                &[libc::O_CLOEXEC.into()],
+            )
+            .map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "kernel-log",
+        class: Class::Kernel,
+        why: "Addresses of the kernel are in it.",
+        refusals: USUAL,
+        act: |i, _| {
+            // SYSLOG_ACTION_READ_ALL of syslog(2).
+            let room = i.room(256)?;
+            i.call("syslog", libc::SYS_syslog, &[3, room, 256])
+                .map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "kernel-key",
+        class: Class::Kernel,
+        why: "Keyrings are kernel memory that outlives the process.",
+        refusals: FILTER,
+        act: |i, _| {
+            let kind = i.put(b"user\0")?;
+            let name = i.put(b"cube-confinement\0")?;
+            // Into the keyring of the process.
+            i.call("add_key", libc::SYS_add_key, &[kind, name, name, 4, -2])
+                .map(|_| ())
+        },
+        look: answer_alone,
+    },
+];

@@ -1,0 +1,109 @@
+//! Processes and programs: each outlives the confinement of a VM, or brings code of its own.
+
+use nix::{errno::Errno, libc, sys::signal::Signal};
+
+use super::{
+    super::{
+        intruder::{Intruder, Try},
+        scene::Scene,
+    },
+    Attempt, Class, Refusal, Seen, USUAL, staged, when,
+};
+
+pub(super) const ATTEMPTS: &[Attempt] = &[
+    Attempt {
+        name: "process-fork",
+        class: Class::Processes,
+        why: "An unnoticed copy lives on with the TAP.",
+        refusals: USUAL,
+        act: |i, _| i.call("fork", libc::SYS_fork, &[]).map(|_| ()),
+        look: has_child,
+    },
+    Attempt {
+        name: "process-vfork",
+        class: Class::Processes,
+        why: "The same by another call.",
+        refusals: USUAL,
+        act: |i, _| i.call("vfork", libc::SYS_vfork, &[]).map(|_| ()),
+        look: has_child,
+    },
+    Attempt {
+        name: "process-clone",
+        class: Class::Processes,
+        why: "The same by the call that makes threads.",
+        refusals: USUAL,
+        act: |i, _| {
+            let flags = libc::SIGCHLD.into();
+            i.call("clone", libc::SYS_clone, &[flags]).map(|_| ())
+        },
+        look: has_child,
+    },
+    Attempt {
+        name: "process-clone-of-memory",
+        class: Class::Processes,
+        why: "A process that shares memory and is no thread.",
+        refusals: USUAL,
+        act: |i, _| {
+            let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::SIGCHLD;
+            let stack = i.room(4096)?;
+            i.call("clone", libc::SYS_clone, &[flags.into(), stack])
+                .map(|_| ())
+        },
+        look: has_child,
+    },
+    Attempt {
+        name: "process-clone3",
+        class: Class::Processes,
+        why: "The newer call, whose arguments no filter sees.",
+        refusals: &[
+            Refusal::Death(Signal::SIGSYS),
+            Refusal::Error(Errno::ENOSYS),
+        ],
+        act: |i, _| {
+            // `struct clone_args` in its first form of eight words; the fifth is the signal at the child's end.
+            let words = [0, 0, 0, 0, libc::SIGCHLD.into(), 0, 0, 0];
+            let arguments = i.put_words(&words)?;
+            i.call("clone3", libc::SYS_clone3, &[arguments, 64])
+                .map(|_| ())
+        },
+        look: has_child,
+    },
+    Attempt {
+        name: "process-program",
+        class: Class::Processes,
+        why: "A shell, or any other program.",
+        refusals: USUAL,
+        act: |i, s| {
+            let path = i.path(&s.path("program"))?;
+            i.call("execve", libc::SYS_execve, &[path, 0, 0])
+                .map(|_| ())
+        },
+        look: is_replaced,
+    },
+    Attempt {
+        name: "process-program-by-descriptor",
+        class: Class::Processes,
+        why: "A program that came from the guest needs no path.",
+        refusals: USUAL,
+        act: by_descriptor,
+        look: is_replaced,
+    },
+];
+
+fn by_descriptor(i: &mut Intruder, s: &Scene) -> Try<()> {
+    let program = staged(std::fs::read(s.path("program")))?;
+    let name = i.put(b"\0")?;
+    let file = i.call("memfd_create", libc::SYS_memfd_create, &[name, 0])?;
+    i.write(file, &program)?;
+    let arguments = [file, name, 0, 0, libc::AT_EMPTY_PATH.into()];
+    i.call("execveat", libc::SYS_execveat, &arguments)
+        .map(|_| ())
+}
+
+fn has_child(_: &Scene, i: &Intruder) -> Seen {
+    when(i.children > 0, "a process was made")
+}
+
+fn is_replaced(_: &Scene, i: &Intruder) -> Seen {
+    when(i.replaced, "another program runs")
+}

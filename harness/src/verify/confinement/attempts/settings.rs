@@ -1,0 +1,92 @@
+//! Settings below /proc and /sys. Those of the whole host are opened for writing and no more.
+
+use std::fs;
+
+use nix::libc;
+
+use super::{super::witness, Attempt, Class, Seen, USUAL, answer_alone, staged, when};
+
+pub(super) const ATTEMPTS: &[Attempt] = &[
+    Attempt {
+        name: "settings-core-pattern",
+        class: Class::Settings,
+        why: "The kernel runs the program that it names, as root.",
+        refusals: USUAL,
+        act: |i, _| {
+            let path = "/proc/sys/kernel/core_pattern";
+            i.open(path, libc::O_WRONLY).map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "settings-sysrq",
+        class: Class::Settings,
+        why: "One letter written there ends the host; without it the next panic does.",
+        refusals: USUAL,
+        act: |i, _| {
+            let paths = ["/proc/sysrq-trigger", "/proc/sys/kernel/panic"];
+            i.open(first_there(&paths), libc::O_WRONLY).map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "settings-sys",
+        class: Class::Settings,
+        why: "Devices and memory management are set below /sys.",
+        refusals: USUAL,
+        act: |i, _| {
+            let paths = [
+                "/sys/kernel/mm/ksm/run",
+                "/sys/kernel/profiling",
+                "/sys/power/state",
+            ];
+            i.open(first_there(&paths), libc::O_WRONLY).map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "settings-own-oom-score",
+        class: Class::Settings,
+        why: "If the kernel kills this VMM last, it kills others in its place.",
+        refusals: USUAL,
+        act: |i, _| i.overwrite("/proc/self/oom_score_adj", b"997"),
+        look: |_, i| oom_score_is(i.pid(), "997"),
+    },
+    Attempt {
+        name: "settings-neighbours-oom-score",
+        class: Class::Settings,
+        why: "The kernel kills it first from then on.",
+        refusals: USUAL,
+        act: |i, s| {
+            let pid = staged(s.victim())?.clone.pid();
+            i.overwrite(format!("/proc/{pid}/oom_score_adj"), b"998")
+        },
+        look: |s, _| oom_score_is(s.victim()?.clone.pid(), "998"),
+    },
+    Attempt {
+        name: "settings-roots-environment",
+        class: Class::Settings,
+        why: "Programs get keys in their environment.",
+        refusals: USUAL,
+        act: |i, s| {
+            let root = staged(s.root())?;
+            let file = i.open(format!("/proc/{}/environ", root.pid()), libc::O_RDONLY)?;
+            i.read_secret(file, root.secret_in_environ(), &s.secret)
+        },
+        look: answer_alone,
+    },
+];
+
+/// The first of these that the kernel has, or none of them.
+fn first_there(paths: &[&'static str]) -> &'static str {
+    let found = paths.iter().find(|path| fs::exists(path).unwrap_or(false));
+    found.copied().unwrap_or_default()
+}
+
+fn oom_score_is(pid: u32, wanted: &str) -> Seen {
+    if !witness::is_alive(pid) {
+        return Ok(None);
+    }
+    let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?;
+    when(score.trim() == wanted, "the score is another")
+}

@@ -1,0 +1,169 @@
+//! Other ends: of path sockets, abstract sockets, the network, the kernel.
+
+use std::os::unix::ffi::OsStrExt;
+
+use nix::libc;
+
+use super::{
+    super::{
+        calls::{length, loopback, unix_address},
+        intruder::{Intruder, Try},
+        scene::abstract_name,
+    },
+    Attempt, Class, USUAL, answer_alone, staged, when,
+};
+
+const CONNECT: (&str, i64) = ("connect", libc::SYS_connect);
+const BIND: (&str, i64) = ("bind", libc::SYS_bind);
+
+pub(super) const ATTEMPTS: &[Attempt] = &[
+    Attempt {
+        name: "socket-path",
+        class: Class::Sockets,
+        why: "Container engines and other servers listen at paths that many may use.",
+        refusals: USUAL,
+        act: |i, s| connect(i, s.path("listener").as_os_str().as_bytes()),
+        look: |s, _| when(s.listener.accept().is_ok(), "a connection came"),
+    },
+    Attempt {
+        name: "socket-abstract",
+        class: Class::Sockets,
+        why: "Such a name has no mode.",
+        refusals: USUAL,
+        act: |i, _| connect(i, &abstract_bytes("")),
+        look: |s, _| when(s.abstract_listener.accept().is_ok(), "a connection came"),
+    },
+    Attempt {
+        name: "socket-datagram",
+        class: Class::Sockets,
+        why: "System logs and service managers take datagrams.",
+        refusals: USUAL,
+        act: |i, s| {
+            let socket = i.socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0)?;
+            let address = unix_address(s.path("datagrams").as_os_str().as_bytes());
+            send_to(i, socket, &address)
+        },
+        look: |s, _| {
+            let came = s.datagrams.recv(&mut [0; 8]).is_ok();
+            when(came, "a datagram came")
+        },
+    },
+    Attempt {
+        name: "socket-neighbours-agent",
+        class: Class::Sockets,
+        why: "The agent behind it runs any command.",
+        refusals: USUAL,
+        act: |i, s| {
+            let path = staged(s.victim())?.clone.vsock();
+            connect(i, path.as_os_str().as_bytes())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "socket-tcp",
+        class: Class::Sockets,
+        why: "Services of the host listen on its loopback interface.",
+        refusals: USUAL,
+        act: |i, s| {
+            let port = staged(s.tcp.local_addr())?.port();
+            let socket = i.socket(libc::AF_INET, libc::SOCK_STREAM, 0)?;
+            i.with_address(CONNECT, socket, &loopback(port)).map(|_| ())
+        },
+        look: |s, _| when(s.tcp.accept().is_ok(), "a connection came"),
+    },
+    Attempt {
+        name: "socket-udp",
+        class: Class::Sockets,
+        why: "A datagram past the sandbox's policy.",
+        refusals: USUAL,
+        act: |i, s| {
+            let port = staged(s.udp.local_addr())?.port();
+            let socket = i.socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+            send_to(i, socket, &loopback(port))
+        },
+        look: |s, _| when(s.udp.recv(&mut [0; 8]).is_ok(), "a datagram came"),
+    },
+    Attempt {
+        name: "socket-packet",
+        class: Class::Sockets,
+        why: "All frames of the host, heard and forged.",
+        refusals: USUAL,
+        act: |i, _| {
+            // ETH_P_ALL in the network's byte order.
+            i.socket(libc::AF_PACKET, libc::SOCK_RAW, 0x0300)
+                .map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "socket-raw",
+        class: Class::Sockets,
+        why: "Packets with senders of its choice.",
+        refusals: USUAL,
+        act: |i, _| {
+            i.socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP)
+                .map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "socket-netlink",
+        class: Class::Sockets,
+        why: "Routes, addresses and devices are set there.",
+        refusals: USUAL,
+        act: |i, _| {
+            i.socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE)
+                .map(|_| ())
+        },
+        look: answer_alone,
+    },
+    Attempt {
+        name: "socket-listen-at-path",
+        class: Class::Sockets,
+        why: "Clients of another sandbox's socket would be answered by this one.",
+        refusals: USUAL,
+        act: |i, s| {
+            let socket = i.socket(libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
+            let path = s.path("public/vsock.sock");
+            let address = unix_address(path.as_os_str().as_bytes());
+            i.with_address(BIND, socket, &address).map(|_| ())
+        },
+        look: |s, _| {
+            let there = s.path("public/vsock.sock").exists();
+            when(there, "the socket is there")
+        },
+    },
+    Attempt {
+        name: "socket-listen-at-abstract",
+        class: Class::Sockets,
+        why: "A meeting place for sandboxes that should not meet.",
+        refusals: USUAL,
+        act: |i, _| {
+            let socket = i.socket(libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
+            let address = unix_address(&abstract_bytes("-met"));
+            i.with_address(BIND, socket, &address)?;
+            i.call("listen", libc::SYS_listen, &[socket, 1]).map(|_| ())
+        },
+        look: answer_alone,
+    },
+];
+
+fn abstract_bytes(end: &str) -> Vec<u8> {
+    let mut name = vec![0];
+    name.extend(abstract_name());
+    name.extend(end.bytes());
+    name
+}
+
+fn connect(i: &mut Intruder, name: &[u8]) -> Try<()> {
+    let socket = i.socket(libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
+    i.with_address(CONNECT, socket, &unix_address(name))
+        .map(|_| ())
+}
+
+fn send_to(i: &mut Intruder, socket: i64, address: &[u8]) -> Try<()> {
+    let word = i.put(b"out")?;
+    let to = i.put(address)?;
+    let arguments = [socket, word, 3, 0, to, length(address)?];
+    i.call("sendto", libc::SYS_sendto, &arguments).map(|_| ())
+}

@@ -1,0 +1,118 @@
+//! This program as the fuzz target `interpreter`: its readers of requests and of what hosts and kernels send, and
+//! nothing that acts on it.
+
+use std::path::Path;
+
+use api_types::envd::{Framing, MAX_HEAD};
+
+use crate::{
+    api::{self, CreateContextRequest, ExecuteRequest},
+    body::{Body, BodyError},
+    clone_state::Variables,
+    http, kernel,
+    language::{Dialect, Language},
+    message::{self, Line, Run},
+};
+
+#[cfg(fuzzing)]
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| interpreter(bytes));
+
+/// What the bytes are, by the first of them.
+///
+/// # Panics
+/// Something does not hold that is asserted here.
+pub(crate) fn interpreter(bytes: &[u8]) {
+    let [choice, piece, bytes @ ..] = bytes else {
+        return;
+    };
+    match choice % 4 {
+        0 | 1 => request(bytes, usize::from(piece % 64) + 1),
+        2 => line(bytes),
+        _ => kernel::fuzz::kernel(bytes),
+    }
+}
+
+/// Requests on a connection, as the server takes them.
+fn request(bytes: &[u8], piece: usize) {
+    let Ok(Some((head, framing, used))) = http::parse(bytes) else {
+        return;
+    };
+    assert!(used <= MAX_HEAD && used <= bytes.len());
+    for cut in (0..used).step_by(piece) {
+        assert!(matches!(http::parse(&bytes[..cut]), Ok(None)), "at {cut}");
+    }
+    let rest = bytes.get(used..).unwrap_or_default();
+    let body = take(framing.clone(), rest, piece);
+    assert_eq!(body, take(framing, rest, rest.len().max(1)));
+    let Ok(Some(body)) = body else {
+        return;
+    };
+    assert!(body.len() <= rest.len());
+    let _route = api::route(&head.method, &head.path);
+    let _created = serde_json::from_slice::<CreateContextRequest>(&body);
+    if let Ok(execute) = serde_json::from_slice::<ExecuteRequest>(&body) {
+        let _language =
+            (execute.language.as_deref()).map(|name| Language::parse(name, Path::new("/nowhere")));
+        cell(&execute.code, &execute.env_vars.unwrap_or_default());
+    }
+}
+
+fn take(framing: Framing, bytes: &[u8], piece: usize) -> Result<Option<Vec<u8>>, BodyError> {
+    let (mut body, mut input) = (Body::new(framing), Vec::new());
+    // A body that is empty is whole before anything comes.
+    if let Some(whole) = body.take(&mut input)? {
+        return Ok(Some(whole));
+    }
+    for piece in bytes.chunks(piece) {
+        input.extend_from_slice(piece);
+        if let Some(whole) = body.take(&mut input)? {
+            return Ok(Some(whole));
+        }
+    }
+    Ok(None)
+}
+
+/// A cell is one line for hosts that read JSON, and as many fields as it says for those that read fields.
+fn cell(code: &str, env: &Variables) {
+    let run = Run {
+        n: 1,
+        code,
+        env,
+        base: Some(env),
+        seed: true,
+        unstored: false,
+    };
+    let line = run.encode(Dialect::Json);
+    assert_eq!(line.iter().position(|b| *b == b'\n'), Some(line.len() - 1));
+    serde_json::from_slice::<message::Request>(&line).expect("a request is read as it was written");
+    let fields = run.encode(Dialect::Fields);
+    let named = env.keys().filter(|name| message::is_name(name)).count();
+    let ends = fields.iter().filter(|byte| **byte == 0).count();
+    assert_eq!(ends, 1 + 2 * (1 + named) + 1);
+}
+
+/// A line of a host: what is passed on to clients is one event.
+fn line(bytes: &[u8]) {
+    let first = bytes.split(|byte| *byte == b'\n').next();
+    let line = first.unwrap_or_default();
+    if message::classify(line) == Line::Event {
+        assert!(line.starts_with(b"{") && line.ends_with(b"}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    /// Inputs that are kept, those that failed once among them.
+    #[test]
+    fn the_kept_inputs_hold() {
+        let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/interpreter");
+        let mut read = 0;
+        for seed in fs::read_dir(seeds).unwrap() {
+            super::interpreter(&fs::read(seed.unwrap().path()).unwrap());
+            read += 1;
+        }
+        assert!(read > 0);
+    }
+}

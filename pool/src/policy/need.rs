@@ -1,0 +1,124 @@
+//! What sandboxes of a template are taken to need: a number that follows what most of them have.
+
+/// No sandbox is taken to need less: what a clone of a small guest was seen to cost the host in all, page tables
+/// and the VMM's own memory included.
+pub(crate) const FLOOR: u64 = 16 << 20;
+/// What one sandbox has counts as so many times what the middle one has, at most.
+const OUTLIER: u64 = 4;
+
+/// What sandboxes of one template need, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// One of them, in the end.
+    pub(crate) expected: u64,
+    /// What one has before its lease.
+    pub(crate) warm_has: u64,
+}
+
+impl Default for Need {
+    fn default() -> Self {
+        Self {
+            expected: FLOOR,
+            warm_has: 0,
+        }
+    }
+}
+
+impl Need {
+    /// Leased ones have these sizes now.
+    pub(crate) fn leased(&mut self, sizes: &[u64]) {
+        if let Some(seen) = usual(sizes, self.warm_has.max(FLOOR)) {
+            self.expected = estimate(self.expected, seen, FLOOR);
+        }
+    }
+
+    /// One that waits for its lease has so much.
+    pub(crate) fn warm(&mut self, size: u64) {
+        self.warm_has = estimate(self.warm_has, size, 0);
+    }
+}
+
+/// What sandboxes of these sizes have on average, each counted as at most [`OUTLIER`] times the middle one. Two that
+/// are as fresh as they come count for the middle, so that it takes more than two to be many. Absent if there are none.
+fn usual(sizes: &[u64], fresh: u64) -> Option<u64> {
+    let count = u64::try_from(sizes.len()).ok().filter(|n| *n > 0)?;
+    let mut sorted: Vec<u64> = sizes.iter().copied().chain([fresh; 2]).collect();
+    sorted.sort_unstable();
+    let middle = *sorted.get((sorted.len() - 1) / 2)?;
+    let most = middle.max(fresh).saturating_mul(OUTLIER);
+    let cut = sizes.iter().map(|size| size.min(&most) / count);
+    Some(cut.sum())
+}
+
+/// An estimate after one look at what it is of: quick to rise, slow to fall.
+fn estimate(before: u64, seen: u64, floor: u64) -> u64 {
+    let after = if seen > before {
+        before + (seen - before) / 4
+    } else {
+        before - (before - seen) / 64
+    };
+    after.max(floor)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    proptest! {
+        #[test]
+        fn an_estimate_stays_between_what_was_and_what_is_seen(
+            before in 0..1_u64 << 40, seen in 0..1_u64 << 40, floor in 0..1_u64 << 30,
+        ) {
+            let after = estimate(before, seen, floor);
+            prop_assert!(after >= floor);
+            prop_assert!(after >= before.min(seen));
+            prop_assert!(after <= before.max(seen).max(floor));
+        }
+
+        #[test]
+        fn few_sandboxes_are_no_measure_for_many(
+            usual_mib in prop::collection::vec(8..64_u64, 1..40),
+            inflated in 0..20_usize,
+            ticks in 1..300_u32,
+        ) {
+            // Fewer than the others, or two among those that are fresh.
+            let inflated = inflated.min((usual_mib.len() - 1).max(2));
+            let largest = usual_mib.iter().max().copied().unwrap_or(0).max(FLOOR / MIB) * MIB;
+            let mut sizes: Vec<u64> = usual_mib.iter().map(|size| size * MIB).collect();
+            sizes.extend(std::iter::repeat_n(8 << 30, inflated));
+            let mut need = Need::default();
+            for _ in 0..ticks {
+                need.leased(&sizes);
+            }
+            prop_assert!(need.expected <= largest * OUTLIER, "{} MiB", need.expected / MIB);
+        }
+    }
+
+    #[test]
+    fn what_all_of_a_template_need_is_seen() {
+        let mut need = Need::default();
+        for _ in 0..100 {
+            need.leased(&[1 << 30; 3]);
+        }
+        assert!(need.expected > 1000 * MIB, "{} MiB", need.expected / MIB);
+        need.leased(&[]);
+        assert!(need.expected > 1000 * MIB);
+        for _ in 0..1000 {
+            need.leased(&[20 * MIB; 3]);
+        }
+        assert!(need.expected < 24 * MIB, "{} MiB", need.expected / MIB);
+    }
+
+    #[test]
+    fn one_alone_is_no_measure() {
+        let mut need = Need::default();
+        for _ in 0..1000 {
+            need.leased(&[8 << 30]);
+        }
+        assert!(need.expected <= OUTLIER * FLOOR);
+    }
+}

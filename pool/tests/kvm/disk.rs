@@ -1,0 +1,168 @@
+//! A disk that fills up while sandboxes write, pause, snapshot and fork: nothing that was there is lost.
+//!
+//! The test starts this program again in a mount namespace of its own, where a small file system lies over the
+//! place of the layers; the state directory is on it, too.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::Path,
+    process::Command,
+};
+
+use model::Bytes;
+use pool::{Init, PauseMode, Pool, PoolConfig, PoolError, Sandbox, SandboxState};
+
+use super::{
+    lifecycle::run,
+    support::{FULL, SERVER, State, config, sh, spec, until},
+};
+
+/// Room for a few sandboxes and their snapshots, and not for what the guests write.
+const DISK: u64 = 448 << 20;
+const BALLAST: u64 = 160 << 20;
+const LAYERS: &str = "/var/tmp";
+const REST: &str = "/var/tmp/rest";
+
+pub(crate) fn kvm_a_full_disk_loses_nothing() {
+    let state = State::new();
+    let image = state.0.join("disk.img");
+    let file = File::create(&image).expect("an image");
+    file.set_len(DISK).expect("a sparse file");
+    succeed(Command::new("mkfs.ext4").arg("-q").arg(&image));
+    let this = std::env::current_exe().expect("this program");
+    succeed(
+        Command::new("unshare")
+            .args(["--mount", "--propagation", "private"])
+            .arg(this)
+            .env(SERVER, "/var/tmp/state")
+            .env(FULL, &image),
+    );
+}
+
+fn succeed(command: &mut Command) {
+    let status = command.status().expect("a program");
+    assert!(status.success(), "{command:?}: {status}");
+}
+
+/// What this program does in its own mount namespace; the file system goes with the last process in it.
+pub(crate) fn be_on_a_small_disk(state: &Path, image: &Path) {
+    succeed(
+        Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(image)
+            .arg(LAYERS),
+    );
+    fs::create_dir_all(state).expect("a state directory");
+    let ballast = Path::new(LAYERS).join("ballast");
+    fs::write(&ballast, vec![1; usize::try_from(BALLAST).expect("a size")]).expect("ballast");
+    run(async {
+        let (pool, ..) = Pool::open(on_small_disk(state)).await.expect("a pool");
+        let [a, b, c] = [
+            sandbox(&pool, "a").await,
+            sandbox(&pool, "b").await,
+            sandbox(&pool, "c").await,
+        ];
+        pool.pause(&c.id, PauseMode::Memory).await.expect("a pause");
+        fill_up(&pool, &a, &b).await;
+        let refused = pool.create(spec()).await.expect_err("no room");
+        let text = refused.to_string();
+        assert!(text.contains("delete paused sandboxes"), "{text}");
+
+        // A server that starts now has all of them, with what it last wrote about them.
+        pool.close(false).await;
+        let (pool, recovered, _ended) = Pool::open(on_small_disk(state)).await.expect("a pool");
+        assert!(recovered.lost.is_empty(), "{:?}", recovered.lost);
+        let mut alive: Vec<_> = recovered
+            .alive
+            .iter()
+            .map(|found| (found.note.as_str(), found.state))
+            .collect();
+        alive.sort_by_key(|(note, _)| *note);
+        let paused = SandboxState::Paused(PauseMode::Memory);
+        let running = SandboxState::Running;
+        assert_eq!(alive, [("a", running), ("b", running), ("c", paused)]);
+
+        for file in [ballast.as_path(), Path::new(REST)] {
+            fs::remove_file(file).expect("more room");
+        }
+        let c = pool.resume(&c.id, Init::default()).await.expect("a resume");
+        for (sandbox, note) in [(&a, "a"), (&b, "b"), (&c, "c")] {
+            assert_eq!(
+                sh(sandbox, "cat /dev/shm/note /root/note").await,
+                format!("{note}\n{note}")
+            );
+        }
+        // It still has to write what did not fit.
+        pool.kill(&b.id).await.expect("a kill");
+        pool.snapshot(&a.id, vec!["later".into()])
+            .await
+            .expect("a snapshot");
+        pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
+        let d = pool.create(spec()).await.expect("a sandbox");
+        assert_eq!(sh(&d, "echo on").await, "on");
+        pool.close(true).await;
+    });
+}
+
+fn on_small_disk(state: &Path) -> PoolConfig {
+    PoolConfig {
+        disk_reserve: Bytes::mib(32),
+        ..config(state, 0)
+    }
+}
+
+/// A sandbox that has its name in memory, on its disk and in its note.
+async fn sandbox(pool: &Pool, name: &str) -> Sandbox {
+    let mut spec = spec();
+    spec.note = name.into();
+    let sandbox = pool.create(spec).await.expect("a sandbox");
+    sh(
+        &sandbox,
+        &format!("echo {name} | tee /dev/shm/note > /root/note; sync"),
+    )
+    .await;
+    sandbox
+}
+
+/// Lets a guest write all that its host has, and does everything else that writes, until all of it is refused.
+async fn fill_up(pool: &Pool, source: &Sandbox, writer: &Sandbox) {
+    let script = "(dd if=/dev/zero of=/root/fill bs=1M count=320; sync) > /dev/shm/dd 2>&1 < /dev/null & disown";
+    sh(writer, script).await;
+    let mut rest = File::create(REST).expect("a file");
+    until("everything is refused", async || {
+        let mut refused = 0;
+        let snapshot = pool.snapshot(&source.id, vec![]).await.map(drop);
+        let forks = pool.fork(&source.id, vec![spec()]).await;
+        let forks = forks.map(|forks| forks.into_iter().flatten().collect::<Vec<_>>());
+        for fork in forks.as_deref().unwrap_or_default() {
+            pool.kill(&fork.id).await.expect("a kill");
+        }
+        for answer in [snapshot, forks.map(drop)] {
+            match answer {
+                Ok(()) => {}
+                Err(PoolError::NoSpace(_)) => refused += 1,
+                Err(other) => panic!("another refusal: {other:?}"),
+            }
+        }
+        // The host's other users write, too, and take what only root may have.
+        let full = rest.write_all(&[1; 16 << 20]).is_err();
+        (refused == 2 && full && free() == 0).then_some(())
+    })
+    .await;
+    let pause = pool.pause(&source.id, PauseMode::Memory).await;
+    assert!(matches!(pause, Err(PoolError::NoSpace(_))), "{pause:?}");
+    // Its record may or may not be written now; if not, the one before stays.
+    if let Err(e) = pool.annotate(&source.id, "a".into()).await {
+        println!("a note on a full disk: {e}");
+    }
+    for sandbox in [source, writer] {
+        assert_eq!(sh(sandbox, "cat /dev/shm/note").await.len(), 1);
+    }
+}
+
+/// What the small disk has for users, in MiB.
+fn free() -> u64 {
+    let stat = nix::sys::statvfs::statvfs(LAYERS).expect("figures");
+    (stat.blocks_available() * stat.fragment_size()) >> 20
+}

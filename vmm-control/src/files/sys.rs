@@ -1,0 +1,19 @@
+//! The one request of a TAP that its client makes.
+#![expect(unsafe_code, reason = "a request of ioctl without a safe wrapper")]
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use nix::libc;
+
+/// Sets the length in bytes of the header before each frame of a TAP.
+pub(super) fn set_tap_header_len(tap: BorrowedFd<'_>, len: i32) -> io::Result<()> {
+    // SAFETY: TUNSETVNETHDRSZ reads one int, which `len` is until the call returns.
+    let outcome = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) };
+    match outcome {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,164 @@
+//! Guest memory that another vCPU changes while the devices work: deterministically, before an access that the
+//! program of the fuzzer names.
+//!
+//! [`Contested`] stands for guest memory in builds for fuzzing. Each access of the devices, and of the crates that
+//! walk their rings, looks up a region first; that is where the rival acts. Data of a request is reached without a
+//! look-up, so [`super::super::buffers`] calls [`act`] itself.
+
+use std::{cell::RefCell, collections::VecDeque, fmt::Debug, sync::Arc};
+
+use super::ENTRIES;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap};
+
+/// Accesses of one step, at most: turns of all queues, each with the largest ring of the longest chains.
+const STEP: u64 = 1 << 22;
+
+/// Guest memory, shared with the rival of this thread.
+#[derive(Clone, Debug)]
+pub struct Contested(GuestMemoryMmap<()>);
+
+/// A write of the rival.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change {
+    /// So many accesses after the change before it.
+    pub(super) after: u16,
+    pub(super) at: u64,
+    pub(super) bytes: [u8; 2],
+}
+
+#[derive(Debug, Default)]
+struct Rival {
+    memory: Option<GuestMemoryMmap<()>>,
+    changes: VecDeque<Change>,
+    /// Until the first of the changes.
+    wait: u16,
+    /// The available ring that is never empty, and after how many looks at its entries there is one more.
+    feeds: Option<(u64, u16)>,
+    looks: u16,
+    accesses: u64,
+}
+
+thread_local! {
+    static RIVAL: RefCell<Rival> = RefCell::default();
+}
+
+impl Contested {
+    /// As [`GuestMemoryMmap::from_ranges`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn from_ranges(ranges: &[(GuestAddress, usize)]) -> Result<Self, impl Debug + use<>> {
+        GuestMemoryMmap::from_ranges(ranges).map(Self)
+    }
+
+    /// As [`GuestMemoryMmap::from_arc_regions`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn from_arc_regions(
+        regions: Vec<Arc<GuestRegionMmap<()>>>,
+    ) -> Result<Self, impl Debug + use<>> {
+        GuestMemoryMmap::from_arc_regions(regions).map(Self)
+    }
+}
+
+impl GuestMemoryBackend for Contested {
+    type R = GuestRegionMmap<()>;
+
+    fn find_region(&self, addr: GuestAddress) -> Option<&Self::R> {
+        access(Some(addr.0));
+        self.0.find_region(addr)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Self::R> {
+        self.0.iter()
+    }
+}
+
+/// A program begins: the rival has this memory and nothing to do.
+pub(super) fn begin(memory: &Contested) {
+    RIVAL.with_borrow_mut(|rival| {
+        *rival = Rival {
+            memory: Some(memory.0.clone()),
+            ..Rival::default()
+        }
+    });
+}
+
+/// Queues a change.
+pub(super) fn change(change: Change) {
+    RIVAL.with_borrow_mut(|rival| {
+        if rival.changes.is_empty() {
+            rival.wait = change.after;
+        }
+        rival.changes.push_back(change);
+    });
+}
+
+/// From now on the rival offers another chain after so many looks at the entries of a ring of [`ENTRIES`]: one that
+/// offers as fast as the device takes is never done with, and one that offers faster breaks the ring.
+pub(super) fn feed(avail_ring: u64, every: u16) {
+    RIVAL.with_borrow_mut(|rival| rival.feeds = Some((avail_ring, every)));
+}
+
+/// The rival does nothing more.
+pub(super) fn rest() {
+    RIVAL.with_borrow_mut(|rival| {
+        rival.feeds = None;
+        rival.changes.clear();
+    });
+}
+
+/// A step of the program is over: accesses are counted anew.
+pub(super) fn step_over() {
+    RIVAL.with_borrow_mut(|rival| rival.accesses = 0);
+}
+
+/// An access of the devices to data is about to be made.
+///
+/// # Panics
+/// One step makes more than bounded work needs.
+pub(in crate::devices) fn act() {
+    access(None);
+}
+
+fn access(at: Option<u64>) {
+    RIVAL.with(|rival| {
+        let Ok(mut rival) = rival.try_borrow_mut() else {
+            return;
+        };
+        rival.accesses += 1;
+        assert!(rival.accesses < STEP, "a step that does not end");
+        rival.write_next();
+        rival.feed_on(at);
+    });
+}
+
+impl Rival {
+    fn write_next(&mut self) {
+        while self.wait == 0 {
+            let (Some(memory), Some(change)) = (&self.memory, self.changes.pop_front()) else {
+                return;
+            };
+            let _fits = memory.write_slice(&change.bytes, GuestAddress(change.at));
+            self.wait = self.changes.front().map_or(u16::MAX, |next| next.after);
+        }
+        self.wait -= 1;
+    }
+
+    fn feed_on(&mut self, at: Option<u64>) {
+        let (Some(memory), Some((ring, every))) = (&self.memory, self.feeds) else {
+            return;
+        };
+        let entries = ring + 4..ring + 4 + u64::from(ENTRIES) * 2;
+        if !at.is_some_and(|at| entries.contains(&at)) {
+            return;
+        }
+        self.looks += 1;
+        if self.looks >= every {
+            self.looks = 0;
+            let index: u16 = memory.read_obj(GuestAddress(ring + 2)).unwrap_or_default();
+            let _fits = memory.write_obj(index.wrapping_add(1), GuestAddress(ring + 2));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What a driver leaves to the host with a frame: to fill in a checksum, and to cut the packet into segments.
+//!
+//! The host's kernel does both after its rules have judged the frame, and puts the checksum where the header before the
+//! frame says. So the header that goes to the TAP is made here: at most one that is about the frame's own TCP or UDP
+//! header. A driver that asks for anything else loses the frame.
+
+use virtio_bindings::virtio_net as spec;
+
+/// `struct virtio_net_hdr_mrg_rxbuf`.
+pub(super) const HEADER: usize = 12;
+/// Bytes of a frame that may be headers: Ethernet, IPv4 with options or IPv6 with extension headers, TCP with options.
+pub(super) const HEADERS_MAX: usize = 256;
+/// Smaller segments are announced by no stack.
+const SEGMENT_MIN: u16 = 48;
+
+const ETHERNET: usize = 14;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// The transport header of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Transport {
+    /// What segments of it are called (`VIRTIO_NET_HDR_GSO_…`).
+    gso_type: u32,
+    /// Where it begins, and its bytes.
+    start: usize,
+    len: usize,
+    /// Where in it the checksum is.
+    sum: u16,
+}
+
+/// The header to write to the TAP for the driver's one, before a frame of `len` bytes that begins with `start`.
+/// `None`: the frame is not to be sent.
+pub(super) fn header(driver: [u8; HEADER], start: &[u8], len: usize) -> Option<[u8; HEADER]> {
+    let [flags, gso_type, ..] = driver;
+    let mut header = [0; HEADER];
+    match (
+        u32::from(flags) & spec::VIRTIO_NET_HDR_F_NEEDS_CSUM,
+        u32::from(gso_type),
+    ) {
+        (0, spec::VIRTIO_NET_HDR_GSO_NONE) => return Some(header),
+        // Segments need checksums of their own (virtio 1.2, 5.1.6.2.1).
+        (0, _) => return None,
+        _ => {}
+    }
+    let word = |at: usize| u16::from_le_bytes([driver[at], driver[at + 1]]);
+    let transport = Transport::of(start).filter(|found| found.start + found.len <= len)?;
+    if usize::from(word(6)) != transport.start || word(8) != transport.sum {
+        return None;
+    }
+    header[0] = u8::try_from(spec::VIRTIO_NET_HDR_F_NEEDS_CSUM).ok()?;
+    header[6..10].copy_from_slice(&driver[6..10]);
+    if u32::from(gso_type) == spec::VIRTIO_NET_HDR_GSO_NONE {
+        return Some(header);
+    }
+    if u32::from(gso_type) != transport.gso_type || word(4) < SEGMENT_MIN {
+        return None;
+    }
+    let headers = u16::try_from(transport.start + transport.len).ok()?;
+    header[1] = gso_type;
+    header[2..4].copy_from_slice(&headers.to_le_bytes());
+    header[4..6].copy_from_slice(&driver[4..6]);
+    Some(header)
+}
+
+impl Transport {
+    /// Of a frame that has one, and is no fragment.
+    fn of(frame: &[u8]) -> Option<Self> {
+        let packet = frame.get(ETHERNET..)?;
+        let (protocol, ip_len, tcp_type) = match frame[12..ETHERNET] {
+            [0x08, 0x00] => {
+                let (protocol, len) = ipv4(packet)?;
+                (protocol, len, spec::VIRTIO_NET_HDR_GSO_TCPV4)
+            }
+            [0x86, 0xdd] => {
+                let (protocol, len) = ipv6(packet)?;
+                (protocol, len, spec::VIRTIO_NET_HDR_GSO_TCPV6)
+            }
+            _ => return None,
+        };
+        let transport = packet.get(ip_len..)?;
+        let (gso_type, len, sum) = match protocol {
+            TCP => (tcp_type, usize::from(*transport.get(12)? >> 4) * 4, 16),
+            // UDP has no segments that a driver may leave to us.
+            UDP => (u32::MAX, 8, 6),
+            _ => return None,
+        };
+        let is_whole = len >= usize::from(sum) + 2 && transport.len() >= len;
+        is_whole.then_some(Self {
+            gso_type,
+            start: ETHERNET + ip_len,
+            len,
+            sum,
+        })
+    }
+}
+
+/// Protocol, and bytes of the header with its options (RFC 791, 3.1).
+fn ipv4(packet: &[u8]) -> Option<(u8, usize)> {
+    let [first, .., high, low, _, protocol] = *packet.first_chunk::<10>()?;
+    let len = usize::from(first & 0xf) * 4;
+    let is_fragment = u16::from_be_bytes([high, low]) & 0x3fff != 0;
+    (first >> 4 == 4 && len >= 20 && !is_fragment).then_some((protocol, len))
+}
+
+/// Protocol, and bytes of the header with extension headers (RFC 8200, 4), which end where the frame's known start does.
+fn ipv6(packet: &[u8]) -> Option<(u8, usize)> {
+    const HOP_BY_HOP: u8 = 0;
+    const ROUTING: u8 = 43;
+    const DESTINATION: u8 = 60;
+    let (mut next, mut len) = (*packet.get(6)?, 40);
+    while let HOP_BY_HOP | ROUTING | DESTINATION = next {
+        let [following, words] = *packet.get(len..)?.first_chunk::<2>()?;
+        (next, len) = (following, len + 8 + usize::from(words) * 8);
+    }
+    (packet[0] >> 4 == 6).then_some((next, len))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! Licences, duplicates and sources of all crates that are linked, as `deny.toml` allows them; and known holes in them,
+//! where `cargo deny` and its database are there.
+//!
+//! `cargo deny` checks all of this, but takes minutes to build and a database from the network. What needs neither
+//! is checked here, from the same file, so that it is checked everywhere.
+
+mod spdx;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::{
+    progress::Progress,
+    tiers::{Counts, Outcome},
+    tool,
+    workspace::Workspace,
+};
+
+/// The part of `deny.toml` that is enforced here. `cargo deny` reads the whole.
+#[derive(Debug, Deserialize)]
+struct Rules {
+    graph: Graph,
+    licenses: Licenses,
+    bans: Bans,
+    sources: Sources,
+}
+
+#[derive(Debug, Deserialize)]
+struct Graph {
+    targets: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Licenses {
+    allow: BTreeSet<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Bans {
+    skip: Vec<Skip>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Skip {
+    /// `name@version`.
+    #[serde(rename = "crate")]
+    name: String,
+    reason: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Sources {
+    allow_registry: BTreeSet<String>,
+}
+
+/// The part of `cargo metadata` that matters.
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Package {
+    name: String,
+    version: String,
+    license: Option<String>,
+    /// Absent: a directory of this checkout.
+    source: Option<String>,
+}
+
+/// Checks everything that can be checked here. Three passes, and one for advisories or a skip that says why.
+pub(crate) fn check(workspace: &Workspace, progress: Progress) -> Result<Outcome> {
+    progress.stage("dependencies", || {
+        let rules = fs::read_to_string(workspace.root().join("deny.toml"))?;
+        let rules: Rules = toml::from_str(&rules).context("cannot read deny.toml")?;
+        let faults = rules.faults(&packages(workspace, &rules.graph)?);
+        ensure!(faults.is_empty(), "deny.toml: {}", faults.join("; "));
+        Ok(())
+    })?;
+    let mut counts = Counts {
+        passed: 3,
+        ..Counts::default()
+    };
+    match advisories(workspace)? {
+        None => counts.passed += 1,
+        Some(lack) => {
+            progress.say(&format!("advisories skipped: {lack}"));
+            counts.skipped += 1;
+        }
+    }
+    Ok(Outcome {
+        success: true,
+        counts,
+    })
+}
+
+fn packages(workspace: &Workspace, graph: &Graph) -> Result<Vec<Package>> {
+    let mut command = workspace.cargo();
+    command.args(["metadata", "--format-version=1", "--locked"]);
+    for target in &graph.targets {
+        command.args(["--filter-platform", target]);
+    }
+    let metadata: Metadata = serde_json::from_str(&tool::output(&mut command)?)?;
+    Ok(metadata.packages)
+}
+
+/// Known holes; `Some` is why they could not be looked for.
+fn advisories(workspace: &Workspace) -> Result<Option<String>> {
+    if tool::output(workspace.cargo().args(["deny", "--version"])).is_err() {
+        let lack = "cargo-deny is not installed (cargo install --locked cargo-deny)";
+        return Ok(Some(lack.into()));
+    }
+    let mut fetch = workspace.cargo();
+    if let Err(error) = tool::output(fetch.args(["deny", "fetch", "db"])) {
+        return Ok(Some(format!("no database of advisories: {error:#}")));
+    }
+    let mut check = workspace.cargo();
+    check.args(["deny", "check", "--disable-fetch", "advisories"]);
+    match tool::output(&mut check) {
+        Ok(_) => Ok(None),
+        Err(error) => bail!("cargo deny check advisories: {error:#}"),
+    }
+}
+
+impl Rules {
+    /// What is against the rules, and rules that nothing needs any more.
+    fn faults(&self, packages: &[Package]) -> Vec<String> {
+        let mut faults = self.licence_faults(packages);
+        faults.extend(self.duplicates(packages));
+        let foreign = packages.iter().filter(|package| !self.is_known(package));
+        faults.extend(foreign.map(|p| format!("{} comes from {:?}", p.name, p.source)));
+        faults
+    }
+
+    fn licence_faults(&self, packages: &[Package]) -> Vec<String> {
+        let allows = |package: &&Package| {
+            let text = package.license.as_deref().unwrap_or_default();
+            !spdx::allows(text, &self.licenses.allow)
+        };
+        let wrong = packages.iter().filter(allows);
+        wrong
+            .map(|p| format!("{} {}: licence {:?}", p.name, p.version, p.license))
+            .collect()
+    }
+
+    fn duplicates(&self, packages: &[Package]) -> Vec<String> {
+        let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let mut unused: BTreeSet<&str> = self.bans.skip.iter().map(|s| s.name.as_str()).collect();
+        for package in packages {
+            let known = versions.entry(&package.name).or_default();
+            let skipped = format!("{}@{}", package.name, package.version);
+            if !unused.remove(skipped.as_str()) {
+                known.insert(&package.version);
+            }
+        }
+        let twice = versions.iter().filter(|(_, known)| known.len() > 1);
+        let mut faults: Vec<_> = twice
+            .map(|(name, known)| format!("{name} in versions {known:?}"))
+            .collect();
+        faults.extend(
+            unused
+                .iter()
+                .map(|s| format!("nothing needs the skip of {s}")),
+        );
+        let bare = self.bans.skip.iter().filter(|skip| skip.reason.is_empty());
+        faults.extend(bare.map(|skip| format!("the skip of {} has no reason", skip.name)));
+        faults
+    }
+
+    fn is_known(&self, package: &Package) -> bool {
+        let Some(source) = &package.source else {
+            return true;
+        };
+        let registry = source.strip_prefix("registry+");
+        registry.is_some_and(|registry| self.sources.allow_registry.contains(registry))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REGISTRY: &str = "registry+https://r.test/index";
+
+    fn rules() -> Rules {
+        toml::from_str(
+            r#"
+            [graph]
+            targets = []
+            [licenses]
+            allow = ["MIT"]
+            [bans]
+            skip = [{ crate = "a@1.0.0", reason = "b" }]
+            [sources]
+            allow-registry = ["https://r.test/index"]
+            "#,
+        )
+        .unwrap()
+    }
+
+    fn package(name: &str, version: &str, license: &str, source: Option<&str>) -> Package {
+        Package {
+            name: name.into(),
+            version: version.into(),
+            license: Some(license.into()),
+            source: source.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn what_is_allowed_passes() {
+        let packages = [
+            package("a", "1.0.0", "MIT", Some(REGISTRY)),
+            package("a", "2.0.0", "MIT OR GPL-3.0", Some(REGISTRY)),
+            package("ours", "0.1.0", "MIT", None),
+        ];
+        assert_eq!(rules().faults(&packages), [""; 0]);
+    }
+
+    #[test]
+    fn each_rule_is_enforced() {
+        let skipped = || package("a", "1.0.0", "MIT", Some(REGISTRY));
+        for (packages, fault) in [
+            (
+                vec![skipped(), package("b", "1.0.0", "GPL-3.0", Some(REGISTRY))],
+                "b 1.0.0: licence Some(\"GPL-3.0\")",
+            ),
+            (
+                vec![
+                    skipped(),
+                    package("a", "2.0.0", "MIT", Some(REGISTRY)),
+                    package("a", "3.0.0", "MIT", Some(REGISTRY)),
+                ],
+                "a in versions {\"2.0.0\", \"3.0.0\"}",
+            ),
+            (
+                vec![
+                    skipped(),
+                    package("c", "1.0.0", "MIT", Some("git+https://c.test")),
+                ],
+                "c comes from Some(\"git+https://c.test\")",
+            ),
+            (vec![], "nothing needs the skip of a@1.0.0"),
+        ] {
+            assert_eq!(rules().faults(&packages), [fault]);
+        }
+    }
+}
