@@ -109,7 +109,7 @@ impl Groups {
             disk: disk_of(scratch),
         };
         this.check_controllers()?;
-        if let Some(bytes) = memory {
+        if let Some(bytes) = memory.map(|bytes| bytes.max(LEAST_MEMORY)) {
             for h in &this.hierarchies {
                 if h.controllers.contains(&Controller::Memory) {
                     let file = match h.version {
@@ -313,6 +313,9 @@ impl Groups {
         }
     }
 }
+
+/// The kernel's own records of the groups below are counted in the pool's: with less, it refuses to make them.
+const LEAST_MEMORY: u64 = 16 << 20;
 
 /// A process that has been reaped can still be counted for a moment.
 fn remove_group(group: &Path) -> io::Result<()> {
