@@ -7,6 +7,8 @@ use model::guest;
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
 pub(crate) const ICMP: u8 = 1;
+/// Type of an ICMP error.
+pub(crate) const UNREACHABLE: u8 = 3;
 pub(crate) const ICMP6: u8 = 58;
 
 pub(crate) const FIN: u8 = 1;
