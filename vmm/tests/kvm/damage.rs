@@ -307,7 +307,11 @@ pub(crate) fn kvm_hostile_working_sets_are_harmless() {
     }
     fs::remove_file(&path).expect("a removal");
     fs::create_dir(&path).expect("a directory");
-    assert_eq!(TestVm::clone_of(&dir).sh("echo alive"), "alive");
+    let mut vm = TestVm::spawn();
+    let failure = vm.restore(&dir).expect_err("a refusal");
+    let says = ["working-set", "no regular file"];
+    assert_says(&failure, FailureKind::BadSpec, &says);
+    left_nothing(&mut vm);
     fs::remove_dir_all(&dir).expect("a removal");
 }
 
