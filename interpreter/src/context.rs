@@ -202,13 +202,13 @@ impl Context {
         if self.answered() == Some(conn) {
             self.state = State::Running(None);
             self.interrupted = now;
-            self.interrupt(now);
+            self.interrupt(now, false);
         }
     }
 
-    fn interrupt(&mut self, now: Instant) {
-        if let Some(host) = &self.host {
-            host.interrupt();
+    fn interrupt(&mut self, now: Instant, again: bool) {
+        if let Some(host) = &mut self.host {
+            host.interrupt(again);
         }
         self.patience = Some(now + self.language.deafness().again);
     }
@@ -218,7 +218,7 @@ impl Context {
         let replace = self.language.deafness().replace;
         let deaf = replace.is_some_and(|after| now >= self.interrupted + after);
         if !deaf {
-            self.interrupt(now);
+            self.interrupt(now, true);
         }
         deaf
     }

@@ -23,7 +23,7 @@ use nix::{
 use crate::{
     clone_state::Variables,
     language::{Language, Reach, Start},
-    sys,
+    message, sys,
     text::Decoder,
     zygote::{Ends, Fork, Zygote},
 };
@@ -204,11 +204,16 @@ impl Host {
         pipe.end.as_ref().map(AsFd::as_fd)
     }
 
-    /// Asks what runs to stop.
-    pub(crate) fn interrupt(&self) {
+    /// Asks what runs to stop; `again` where it was asked before.
+    pub(crate) fn interrupt(&mut self, again: bool) {
+        if self.reach == Reach::Loop && !again {
+            // One that is gone has nothing to stop.
+            let _ = self.send(message::INTERRUPT);
+            return;
+        }
         match &self.process {
             Process::Own(child) => match self.reach {
-                Reach::Group => signal(child, Signal::SIGINT),
+                Reach::Group | Reach::Loop => signal(child, Signal::SIGINT),
                 Reach::Host => {
                     // The process is not waited for before it is killed: its number is its own.
                     let _ = kill(pid(child), Signal::SIGINT);

@@ -36,6 +36,9 @@ pub(crate) enum Reach {
     Group,
     /// The host, which passes it on when it can be heard.
     Host,
+    /// The host's event loop, by a message, and the group when that does not hear: a signal while Node changes who
+    /// handles it, as it does where a script begins and ends, ends the process.
+    Loop,
 }
 
 /// What is done about an interrupted cell that still runs.
@@ -89,11 +92,10 @@ impl Language {
     pub(crate) fn deafness(&self) -> Deafness {
         let seconds = Duration::from_secs;
         let (again, replace) = match self {
-            // Node loses a signal that arrives while it changes who handles it, and Python sleeps on if one
-            // arrives just before it sleeps.
-            Self::Python | Self::JavaScript | Self::TypeScript => {
-                (Duration::from_millis(500), None)
-            }
+            // Python sleeps on if a signal arrives just before it sleeps.
+            Self::Python => (Duration::from_millis(500), None),
+            // A loop that never waits hears no message.
+            Self::JavaScript | Self::TypeScript => (Duration::from_millis(250), None),
             // A shell's loop outlives the command that an interrupt ends, and one between two commands misses
             // both.
             Self::Bash => (Duration::from_millis(500), Some(seconds(5))),
@@ -109,9 +111,8 @@ impl Language {
     pub(crate) fn reach(&self) -> Reach {
         match self {
             Self::Kernel(_) => Reach::Host,
-            Self::Python | Self::JavaScript | Self::TypeScript | Self::Bash | Self::Java => {
-                Reach::Group
-            }
+            Self::JavaScript | Self::TypeScript => Reach::Loop,
+            Self::Python | Self::Bash | Self::Java => Reach::Group,
         }
     }
 

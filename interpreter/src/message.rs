@@ -5,6 +5,7 @@
 //! when it changed) is the sandbox's environment from now on, and `seed` says that this is another clone than
 //! before; an `unstored` cell takes no number and leaves nothing in the history. As fields, each ended by a zero byte: `seed` or nothing, the number of base variables or nothing
 //! when they did not change, these as `NAME=value`, the number of variables of the cell, these, the code.
+//! Beside them, to a host with an event loop: `{"interrupt":true}`, for the cell that runs.
 //!
 //! From a host, lines: `{"ready":true}` once, `{"done":true}` after each cell, and between them events of the
 //! answer, which begin with `{"type":` and are passed on unread.
@@ -12,6 +13,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{clone_state::Variables, language::Dialect};
+
+/// Asks an event loop to interrupt its cell.
+pub(crate) const INTERRUPT: &[u8] = b"{\"interrupt\":true}\n";
 
 /// A cell to run.
 #[derive(Debug, Serialize)]

@@ -149,7 +149,12 @@ async function main() {
     input += piece;
     const lines = input.split('\n');
     input = lines.pop();
-    for (const line of lines) last = last.then(() => handle(JSON.parse(line)));
+    for (const line of lines) {
+      const request = JSON.parse(line);
+      // Here, between two turns, somebody listens for the signal; while a script begins or ends, it would be the end.
+      if (!request.interrupt) last = last.then(() => handle(request));
+      else if (stop) process.kill(0, 'SIGINT');
+    }
   });
   socket.on('close', () => process.exit());
   push({ ready: true });
