@@ -30,6 +30,8 @@ pub struct NetworkSpec {
     pub egress: EgressConfig,
     /// Whom the resolver asks; empty: what /etc/resolv.conf says.
     pub dns_servers: Vec<SocketAddr>,
+    /// Bytes a second of each sandbox, each way; absent: no limit.
+    pub bytes_per_s: Option<u64>,
 }
 
 /// The parts of an opened network that the server needs beside the pool.
@@ -81,6 +83,7 @@ pub(crate) async fn open(
         stock: STOCK.min(max_sandboxes),
         max_taps: max_sandboxes.saturating_add(SPARE),
         max_flows: MAX_FLOWS,
+        bytes_per_s: spec.bytes_per_s,
     };
     let opened = tokio::task::spawn_blocking(move || Isolation::open(&config)).await;
     let (isolation, events) = opened.map_err(|e| NetworkError::Lost(e.to_string()))??;

@@ -288,12 +288,15 @@ fn through(scenario: &Scenario, e2b: E2b) -> Box<dyn Target> {
     }
 }
 
-/// What the server has to be told besides: the template is a link to what lies among the artifacts.
+/// What the server has to be told besides: the template is a link to what lies among the artifacts. What is measured of
+/// the network is the programs, not what the server's limit leaves of them.
 fn options(artifacts: &Path, networked: bool) -> Vec<String> {
     let images = artifacts.display().to_string();
     let mut options = vec!["--images".to_owned(), images];
     if networked {
-        options.extend(["--uplink", UPLINK, "--dns-server", NAME_SERVER].map(str::to_owned));
+        let network = ["--uplink", UPLINK, "--dns-server", NAME_SERVER];
+        let limit = ["--network-rate", "none"];
+        options.extend(network.into_iter().chain(limit).map(str::to_owned));
     }
     options
 }

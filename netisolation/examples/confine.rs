@@ -27,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // Numbers of released ones are used again late.
         max_taps: 2 * taps,
         max_flows: 1024,
+        bytes_per_s: None,
     };
     let (isolation, _events) = Isolation::open(&config)?;
     let all = measure("take (made now)", taps, |_| isolation.take())?;

@@ -61,6 +61,8 @@ pub struct IsolationConfig {
     pub max_taps: u32,
     /// Flows of one sandbox at a time, at most.
     pub max_flows: u32,
+    /// Bytes a second of one sandbox, each way, at most; a policy can only ask for less. Absent: no limit.
+    pub bytes_per_s: Option<u64>,
 }
 
 /// Interfaces by which packets may leave.

@@ -74,6 +74,16 @@ pub(crate) enum Next {
 struct Limits {
     max_taps: u32,
     max_flows: u32,
+    bytes_per_s: Option<u64>,
+}
+
+impl Limits {
+    /// The lower one of the policy's bandwidth and the host's, as the programs read it: 0 is no limit.
+    fn bandwidth(&self, policy: &Policy) -> u64 {
+        let rates = [policy.bytes_per_s, self.bytes_per_s];
+        let lowest = rates.into_iter().flatten().min();
+        lowest.map_or(0, |rate| rate.max(1))
+    }
 }
 
 /// A TAP and who sits on it.
@@ -119,6 +129,7 @@ impl Owner {
             limits: Limits {
                 max_taps: config.max_taps,
                 max_flows: config.max_flows,
+                bytes_per_s: config.bytes_per_s,
             },
             exceptions: config.exceptions.clone(),
             next_index: 1,
@@ -393,7 +404,7 @@ impl Owner {
         let change = self.next_change;
         self.next_change = change.wrapping_add(1);
         let tap = layout::Tap {
-            bytes_per_s: policy.bytes_per_s.unwrap_or(0),
+            bytes_per_s: self.limits.bandwidth(policy),
             flows_per_s: policy.flows_per_s.map_or(0, u64::from),
             max_flows: self.limits.max_flows,
             tenure,

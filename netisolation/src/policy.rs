@@ -24,7 +24,7 @@ pub struct Policy {
     pub names: Vec<NamePattern>,
     /// Where our resolver asks for this sandbox; empty: where the host's operator says.
     pub dns_servers: Vec<SocketAddr>,
-    /// Bytes a second, each way; absent: no limit.
+    /// Bytes a second, each way; absent: the host's limit alone.
     pub bytes_per_s: Option<u64>,
     /// New flows a second; absent: the host's limit alone.
     pub flows_per_s: Option<u32>,

@@ -216,6 +216,7 @@ fn network() -> Result<Option<Isolation>, Failure> {
         stock: 4,
         max_taps: 1024,
         max_flows: 1024,
+        bytes_per_s: None,
     })?;
     Ok(Some(isolation))
 }

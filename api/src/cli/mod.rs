@@ -1,6 +1,7 @@
 //! Command line: what each command does, and how each error ends the program.
 
 mod ca;
+mod ceiling;
 mod exit;
 mod key;
 mod network;

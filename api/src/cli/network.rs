@@ -5,9 +5,14 @@ use std::{net::IpAddr, net::SocketAddr, str::FromStr};
 use api::{control::EgressConfig, network::NetworkSpec};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
+use model::Bytes;
 use netisolation::{Access, DefaultEgress, Exception, Protocol, Uplinks};
 
+use super::ceiling::Ceiling;
+
 const DNS_PORT: u16 = 53;
+/// Half of a link of 1 Gbit/s: what one sandbox takes leaves as much to the others and the server.
+const RATE: Ceiling = Ceiling(Some(Bytes::mib(64)));
 
 #[derive(Args)]
 pub(super) struct NetworkOptions {
@@ -26,6 +31,9 @@ pub(super) struct NetworkOptions {
     /// Name server that is asked for sandboxes; repeat for more [default: those of /etc/resolv.conf]
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     dns_server: Vec<NameServer>,
+    /// Network traffic of each sandbox a second each way, or none for no limit [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    network_rate: Option<Ceiling>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -117,6 +125,7 @@ impl NetworkOptions {
             let is_plain = self.uplink.is_empty()
                 && self.network_exception.is_empty()
                 && self.dns_server.is_empty()
+                && self.network_rate.is_none()
                 && default == DefaultEgress::Deny;
             return match is_plain {
                 true => Ok(None),
@@ -136,6 +145,7 @@ impl NetworkOptions {
                 exceptions: exceptions.collect(),
             },
             dns_servers: servers.collect(),
+            bytes_per_s: self.network_rate.unwrap_or(RATE).0.map(|rate| rate.0),
         }))
     }
 }

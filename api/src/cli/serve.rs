@@ -17,7 +17,7 @@ use model::Bytes;
 use pool::{MissingLimits, PoolConfig, SandboxLimits, WarmMarks};
 use tracing_subscriber::EnvFilter;
 
-use super::{Failure, STATE, failure, network::NetworkOptions};
+use super::{Failure, STATE, ceiling::Ceiling, failure, network::NetworkOptions};
 
 /// Bursts are this many times the rate.
 const BURST: u32 = 2;
@@ -117,24 +117,6 @@ impl FromStr for Marks {
         match low <= high {
             true => Ok(Self(WarmMarks { low, high })),
             false => Err(wrong()),
-        }
-    }
-}
-
-/// A limit that can be lifted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ceiling(Option<Bytes>);
-
-impl FromStr for Ceiling {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self(None)),
-            size => size
-                .parse()
-                .map(|size| Self(Some(size)))
-                .map_err(|why| format!("{why}, or none")),
         }
     }
 }
@@ -341,6 +323,10 @@ mod tests {
         assert_eq!(usual.limits.io_bytes_per_s, Some(256 << 20));
         assert_eq!((usual.limits.cpu_weight, usual.limits.layer), (100, None));
         assert_eq!(usual.disk_reserve, Bytes::mib(1024));
+        let rate = |options: &[&str]| spec(options).unwrap().network.unwrap().bytes_per_s;
+        assert_eq!(rate(&[]), Some(64 << 20));
+        assert_eq!(rate(&["--network-rate", "1MiB"]), Some(1 << 20));
+        assert_eq!(rate(&["--network-rate", "none"]), None);
         let lifted = [
             "--io-rate",
             "none",
@@ -372,6 +358,7 @@ mod tests {
         assert!(spec(&["--warm", "3"]).is_err());
         assert!(spec(&["--templates", "/nonexistent"]).is_err());
         assert!(spec(&["--network", "none", "--uplink", "eth0"]).is_err());
+        assert!(spec(&["--network", "none", "--network-rate", "1MiB"]).is_err());
         assert!(spec(&["--trusted-proxy", "proxy.example"]).is_err());
         let proxies = [
             "--trusted-proxy",

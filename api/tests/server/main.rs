@@ -44,6 +44,7 @@ fn main() {
         },
         network::{
             kvm_a_sandbox_reaches_what_its_policy_allows,
+            kvm_a_sandbox_has_its_share_of_the_network_each_way,
             kvm_a_sandbox_that_does_nothing_sends_nothing,
             kvm_a_policy_is_replaced_while_the_sandbox_runs,
             kvm_pause_fork_and_kill_take_the_policy_along,

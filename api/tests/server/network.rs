@@ -1,12 +1,15 @@
 //! What sandboxes reach, tried from inside them.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
 use serde_json::{Value, json};
 
 use crate::{
-    outside::{FAR, NEAR, PORT, SIX, taps_of_vmms, with_outside},
+    outside::{BULK, FAR, NEAR, PORT, SIX, taps_of_vmms, with_outside},
     process::{PATIENCE, Sandbox, Server, until},
 };
 
@@ -35,18 +38,37 @@ except OSError:
     print("cut")
 "#;
 
+/// Sends and receives so many bytes.
+const TRANSFER: &str = r#"
+import socket, sys
+out, back = int(sys.argv[3]), int(sys.argv[4])
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 30)
+s.sendall(out.to_bytes(8, "big") + back.to_bytes(8, "big"))
+block = bytes(1 << 20)
+for _ in range(out >> 20):
+    s.sendall(block)
+got = 0
+while part := s.recv(1 << 20):
+    got += len(part)
+assert got == back, got
+"#;
+
 fn server() -> Server {
     Server::with(&["--insecure-loopback", "--warm", "0:1", "--uplink", "up0"])
 }
 
 /// Runs Python in a sandbox, without the server.
 fn python(server: &Server, sandbox: &Sandbox, code: &str, address: &str) -> ExecOutput {
+    python_with(server, sandbox, code, &[address, &PORT.to_string()])
+}
+
+fn python_with(server: &Server, sandbox: &Sandbox, code: &str, arguments: &[&str]) -> ExecOutput {
     let vsock = server.state.path().join("sandboxes").join(&sandbox.id);
     let vsock = vsock.join("vsock.sock");
     let mut agent = EnvdClient::connect(&vsock, ENVD_PORT, PATIENCE).unwrap();
     agent.set_access_token(Some(sandbox.token.clone()));
-    let port = PORT.to_string();
-    let request = ExecRequest::new("/usr/bin/python3", &["-c", code, address, &port]);
+    let arguments = [&["-c", code], arguments].concat();
+    let request = ExecRequest::new("/usr/bin/python3", &arguments);
     agent.exec(&request, PATIENCE).unwrap()
 }
 
@@ -114,6 +136,43 @@ pub(crate) fn kvm_a_sandbox_reaches_what_its_policy_allows() {
         );
         let internet = server.create(&json!({"allow_internet_access": true}));
         assert_reaches(&server, &internet, &[NEAR, FAR, SIX]);
+    });
+}
+
+/// How long a sandbox takes to send and to receive so many MiB.
+fn transfer(server: &Server, sandbox: &Sandbox, out_mib: u64, back_mib: u64) -> Duration {
+    let [port, out, back] = [BULK.into(), out_mib << 20, back_mib << 20].map(|n| n.to_string());
+    let began = Instant::now();
+    let output = python_with(server, sandbox, TRANSFER, &[NEAR, &port, &out, &back]);
+    assert_eq!(output.exit_code, 0, "{output:?}");
+    began.elapsed()
+}
+
+pub(crate) fn kvm_a_sandbox_has_its_share_of_the_network_each_way() {
+    with_outside(|| {
+        // Bytes less what is saved up, 64 KiB and a tenth of a second, over the rate: never less, however fast the host.
+        let least = |mib: u64, rate_mib_s: u64| {
+            let saved = (64 << 10) + (rate_mib_s << 20) / 10;
+            Duration::from_millis(((mib << 20) - saved) * 1000 / (rate_mib_s << 20))
+        };
+        let mut server = server();
+        let sandbox = server.create(&json!({"network": only(&[NEAR])}));
+        for (out, back) in [(160, 0), (0, 160)] {
+            let took = transfer(&server, &sandbox, out, back);
+            assert!(took >= least(160, 64), "{out} out, {back} back: {took:?}");
+        }
+        // The limit is the server's: a sandbox that a successor takes over has that one's, and so has its new policy.
+        server.kill();
+        server.restart_with(&["--network-rate", "1MiB"]);
+        server
+            .put(&sandbox.path("/network"), &only(&[NEAR, FAR]))
+            .expect(204);
+        let took = transfer(&server, &sandbox, 2, 2);
+        assert!(took >= 2 * least(2, 1), "{took:?}");
+        until("the loss is told", || {
+            let is_bandwidth = |event: &Value| event["reason"] == "bandwidth";
+            refused(&server, &sandbox).iter().any(is_bandwidth)
+        });
     });
 }
 

@@ -23,6 +23,8 @@ pub(crate) const FAR: &str = "198.51.100.1";
 pub(crate) const SIX: &str = "2001:db8::1";
 /// See [`NEAR`].
 pub(crate) const PORT: u16 = 8000;
+/// Where at the same addresses bytes are taken and sent: two numbers of 8 bytes, big-endian, say how many.
+pub(crate) const BULK: u16 = 8001;
 
 /// The side beyond; it ends when this is dropped.
 struct Beyond {
@@ -107,15 +109,43 @@ fn live(tell: &Sender<i32>, until_dropped: &Receiver<()>) {
     }
     ip(&format!("address add {SIX}/128 dev lo nodad"));
     ip("link set beyond up");
-    let listener = TcpListener::bind(("::", PORT)).unwrap();
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            thread::spawn(move || echo(stream));
-        }
-    });
+    listen(PORT, echo);
+    listen(BULK, bulk);
     tell.send(0).unwrap();
     // An error says that the other side is gone.
     let _ = until_dropped.recv();
+}
+
+fn listen(port: u16, serve: fn(TcpStream)) {
+    let listener = TcpListener::bind(("::", port)).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || serve(stream));
+        }
+    });
+}
+
+/// A client that goes away early ends it.
+fn bulk(mut stream: TcpStream) {
+    let mut sizes = [[0; 8]; 2];
+    if stream.read_exact(sizes.as_flattened_mut()).is_err() {
+        return;
+    }
+    let mut buffer = vec![0; 1 << 20];
+    let [mut take, mut send] = sizes.map(u64::from_be_bytes);
+    while take > 0 {
+        match stream.read(&mut buffer) {
+            Ok(n @ 1..) => take = take.saturating_sub(n as u64),
+            Ok(0) | Err(_) => return,
+        }
+    }
+    while send > 0 {
+        let part = buffer.len().min(usize::try_from(send).unwrap());
+        if stream.write_all(&buffer[..part]).is_err() {
+            return;
+        }
+        send -= part as u64;
+    }
 }
 
 fn echo(mut stream: TcpStream) {

@@ -135,6 +135,12 @@ impl Server {
         self.ready();
     }
 
+    /// The same with further options.
+    pub(crate) fn restart_with(&mut self, options: &[&str]) {
+        self.options.extend(options.iter().map(|o| (*o).to_owned()));
+        self.restart();
+    }
+
     /// Ends the process as it should be.
     pub(crate) fn stop(&mut self) {
         self.signal(Signal::SIGTERM);

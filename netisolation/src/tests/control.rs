@@ -263,6 +263,40 @@ fn net_bandwidth_is_held_each_way_within_a_tenth() {
 }
 
 #[test]
+fn net_a_policy_cannot_have_more_bandwidth_than_the_host_gives() {
+    in_namespace(|| {
+        // Little besides what is saved up, 64 KiB.
+        const RATE: u64 = 1000;
+        let mut config = config();
+        config.bytes_per_s = Some(RATE);
+        let world = World::with(config);
+        let asking = |bytes_per_s| Policy {
+            bytes_per_s,
+            ..Policy::internet()
+        };
+        let guest = world.guest(&asking(None));
+        let in_force = || {
+            let seat = |owner: &mut crate::owner::Owner| owner.seat(guest.index.0).unwrap().tap;
+            world.isolation.inspect(seat).bytes_per_s
+        };
+        let began = Instant::now();
+        let packet = Packet::from_guest(ip(PEER4), UDP, udp(4000, 7, &[0; 1000]));
+        (0..200).for_each(|_| guest.send(&packet));
+        let passed = world.counters(&guest).bytes_out;
+        let most = 65536 + RATE / 10 + RATE * (began.elapsed().as_secs() + 1);
+        assert!((60_000..=most).contains(&passed), "{passed} of {most}");
+        for (asked, given) in [
+            (Some(RATE * 9), RATE),
+            (Some(RATE / 2), RATE / 2),
+            (Some(0), 1),
+        ] {
+            world.isolation.update(guest.index, &asking(asked)).unwrap();
+            assert_eq!(in_force(), given, "{asked:?}");
+        }
+    });
+}
+
+#[test]
 fn net_a_name_opens_its_address_while_the_answer_holds_and_the_policy_has_it() {
     in_namespace(|| {
         let world = World::new();

@@ -115,6 +115,7 @@ pub(crate) fn config() -> IsolationConfig {
         stock: 0,
         max_taps: 16,
         max_flows: 256,
+        bytes_per_s: None,
     }
 }
 
