@@ -194,6 +194,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::files::Size;
 
     #[test]
     fn a_draft_of_a_dead_process_is_swept_and_one_that_is_dropped_leaves_nothing() {
@@ -230,12 +231,13 @@ mod tests {
         let place = dir.path().join("t");
         let lineage = Lineage {
             root: "/images/root".into(),
+            size: Size::NONE,
             home: None,
         };
         for (root, accepted) in [("/etc/shadow", false), ("/images/root", true)] {
             let draft = Draft::begin(&place, SnapshotContent::Diff).unwrap();
             draft.files().unwrap();
-            let json = format!(r#"{{"root":{root:?}}}"#);
+            let json = format!(r#"{{"root":{root:?},"memory":"0B","vcpus":0}}"#);
             let path = draft.temporary.join(MANIFEST_NAME);
             fs::write(&path, &json).unwrap();
             let held = OpenOptions::new().write(true).open(&path).unwrap();

@@ -21,7 +21,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::{MANIFEST_NAME, RestoreSpec, VmSpec, template_file};
+use model::{Bytes, MANIFEST_NAME, RestoreSpec, VmSpec, template_file};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 
@@ -222,8 +222,8 @@ pub enum FilesError {
     /// The place of a snapshot is taken.
     #[error("{0} exists already")]
     Exists(PathBuf),
-    /// A snapshot names files that its VM was not made from.
-    #[error("{path} does not name the root image and the base that its VM was made from")]
+    /// A snapshot names files that its VM was not made from, or is of a VM of another size.
+    #[error("{path} is not of its VM: another root image, another base, or another size")]
     Lineage {
         /// The manifest.
         path: PathBuf,
@@ -258,16 +258,36 @@ pub(crate) fn failed(verb: &'static str, path: &Path) -> impl FnOnce(io::Error) 
     move |source| FilesError::File { verb, path, source }
 }
 
-/// Which files a VM was made from. The manifest of a snapshot names them, and whoever restores it opens what it
-/// names; a captured VMM writes what it likes there. So a client keeps the lineage of a VM from its making, and
-/// no snapshot of it is accepted that names another.
+/// What a VM was made from. The manifest of a snapshot says so, and whoever restores it opens the files that it
+/// names and makes room for the size that it gives; a captured VMM writes what it likes there. So a client keeps the
+/// lineage of a VM from its making, and no snapshot of it is accepted that has another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lineage {
     /// The root image.
     pub root: PathBuf,
-    /// The whole template that a diff may name; absent for a VM that was booted.
+    /// Its size.
+    pub size: Size,
+    /// The whole template that a diff may name; absent for a VM that was booted, and for one whose template does not
+    /// outlive its start.
     pub home: Option<Home>,
+}
+
+/// The size of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Size {
+    /// Guest RAM.
+    pub memory: Bytes,
+    /// Number of vCPUs.
+    pub vcpus: u8,
+}
+
+impl Size {
+    /// Of no VM.
+    pub(crate) const NONE: Self = Self {
+        memory: Bytes(0),
+        vcpus: 0,
+    };
 }
 
 /// The directory of a whole template, and which manifest was there.
@@ -313,17 +333,20 @@ impl Lineage {
         let (named, bytes) = Named::read(path).map_err(failed("read", path))?;
         let home = self.home.as_ref().map(|home| &home.dir);
         let base = named.base.as_ref().map(|base| &base.dir);
-        let same = named.root == self.root && (base.is_none() || base == home);
+        let made_from = named.root == self.root && (base.is_none() || base == home);
+        let same = made_from && named.size == self.size;
         same.then_some(bytes).ok_or_else(|| FilesError::Lineage {
             path: path.to_owned(),
         })
     }
 }
 
-/// What a manifest says about other files.
+/// What a manifest says that others rely on.
 #[derive(Deserialize)]
 struct Named {
     root: PathBuf,
+    #[serde(flatten)]
+    size: Size,
     #[serde(default)]
     base: Option<NamedBase>,
 }
@@ -352,8 +375,15 @@ pub fn of_boot(spec: &VmSpec, tap: Option<BorrowedFd<'_>>) -> Result<(Files, Lin
     files.read(FileRole::Root, &spec.guest.root)?;
     files.read(FileRole::Layer, &spec.guest.layer)?;
     files.machine(&spec.vsock, spec.console.as_deref(), tap)?;
-    let root = spec.guest.root.clone();
-    Ok((files, Lineage { root, home: None }))
+    let lineage = Lineage {
+        root: spec.guest.root.clone(),
+        size: Size {
+            memory: spec.memory,
+            vcpus: spec.vcpus,
+        },
+        home: None,
+    };
+    Ok((files, lineage))
 }
 
 /// What a restore needs, and the lineage of its VM.
@@ -379,8 +409,8 @@ pub fn of_template(dir: &Path, base: Option<&Path>) -> Result<(Files, Lineage), 
     let manifest = dir.join(MANIFEST_NAME);
     // One that cannot be read names nothing; the VMM says what is wrong with it.
     let Ok((named, _)) = Named::read(&manifest) else {
-        let (root, home) = (PathBuf::new(), None);
-        return Ok((files, Lineage { root, home }));
+        let (root, size, home) = (PathBuf::new(), Size::NONE, None);
+        return Ok((files, Lineage { root, size, home }));
     };
     files.read(FileRole::Root, &named.root)?;
     let whole = match &named.base {
@@ -396,8 +426,8 @@ pub fn of_template(dir: &Path, base: Option<&Path>) -> Result<(Files, Lineage), 
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(failed("find", &manifest)(e)),
     };
-    let root = named.root;
-    Ok((files, Lineage { root, home }))
+    let (root, size) = (named.root, named.size);
+    Ok((files, Lineage { root, size, home }))
 }
 
 /// Opens a regular file for reading. What is named may be anything: a FIFO would wait for its writer.
@@ -448,6 +478,8 @@ fn is_stale(path: &Path) -> bool {
 mod tests {
     use super::*;
 
+    const SIZE: &str = r#""memory":"1GiB","vcpus":2"#;
+
     fn manifest(dir: &Path, json: &str) {
         fs::write(dir.join(MANIFEST_NAME), json).unwrap();
     }
@@ -459,10 +491,10 @@ mod tests {
         let root = dir.path().join("root");
         fs::write(&root, "r").unwrap();
         for (at, json) in [
-            (&base, format!(r#"{{"root":{root:?}}}"#)),
+            (&base, format!(r#"{{"root":{root:?},{SIZE}}}"#)),
             (
                 &diff,
-                format!(r#"{{"root":{root:?},"base":{{"dir":{base:?}}}}}"#),
+                format!(r#"{{"root":{root:?},{SIZE},"base":{{"dir":{base:?}}}}}"#),
             ),
         ] {
             fs::create_dir(at).unwrap();
@@ -506,30 +538,46 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_that_names_other_files_is_refused() {
+    fn a_snapshot_of_another_lineage_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let lineage = Lineage {
             root: "/images/root".into(),
+            size: Size {
+                memory: Bytes(1 << 30),
+                vcpus: 2,
+            },
             home: Some(Home {
                 dir: "/templates/base".into(),
                 manifest: (0, 0),
             }),
         };
         let path = dir.path().join(MANIFEST_NAME);
-        for json in [
-            r#"{"root":"/etc/shadow"}"#,
-            r#"{"root":"/images/root","base":{"dir":"/sandboxes/other/pause"}}"#,
-            "not json",
+        for (json, is_same) in [
+            (format!(r#"{{"root":"/images/root",{SIZE}}}"#), true),
+            (
+                format!(r#"{{"root":"/images/root",{SIZE},"base":{{"dir":"/templates/base"}}}}"#),
+                true,
+            ),
+            (format!(r#"{{"root":"/etc/shadow",{SIZE}}}"#), false),
+            (
+                format!(
+                    r#"{{"root":"/images/root",{SIZE},"base":{{"dir":"/sandboxes/a/pause"}}}}"#
+                ),
+                false,
+            ),
+            (
+                r#"{"root":"/images/root","memory":"1TiB","vcpus":2}"#.to_owned(),
+                false,
+            ),
+            (
+                r#"{"root":"/images/root","memory":"1GiB","vcpus":1}"#.to_owned(),
+                false,
+            ),
+            (r#"{"root":"/images/root"}"#.to_owned(), false),
+            ("not json".to_owned(), false),
         ] {
-            manifest(dir.path(), json);
-            assert!(lineage.check(&path).is_err(), "{json}");
-        }
-        for json in [
-            r#"{"root":"/images/root"}"#,
-            r#"{"root":"/images/root","base":{"dir":"/templates/base"}}"#,
-        ] {
-            manifest(dir.path(), json);
-            lineage.check(&path).unwrap();
+            manifest(dir.path(), &json);
+            assert_eq!(lineage.check(&path).is_ok(), is_same, "{json}");
         }
     }
 
