@@ -166,6 +166,8 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     let limits = limits(&spec);
     let mut config = spec.pool.clone();
     let mut network = None;
+    // Before the pool moves this process into a control group of its own: entries of maps count where the maps were
+    // made, and guests cause them.
     if let Some(wanted) = &spec.network {
         let (isolation, opened) =
             network::open(wanted, &config.state, config.max_sandboxes).await?;

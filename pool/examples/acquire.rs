@@ -194,6 +194,7 @@ fn config(state: &std::path::Path, warm: u32) -> Result<PoolConfig, Failure> {
         missing_limits: MissingLimits::Allow,
         max_sandboxes: 1000,
         memory_reserve: Bytes::mib(512),
+        server_memory: None,
         disk_reserve: Bytes::mib(64),
         start_timeout: PATIENCE,
         network: network()?,

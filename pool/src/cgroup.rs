@@ -5,9 +5,12 @@
 //! ```text
 //! <mount>/cube-<tag>/            memory of all of them; the tag names the state directory
 //!                   <sandbox>/   memory, CPU, processes, disk bandwidth of one
+//!         cube-<tag>-server/     memory of the server, if that is limited
 //! ```
 //! A group is made when its VM is started, holds nothing but that process, and goes with it. In version 1 there is none
 //! for disk bandwidth where that has no limit.
+
+mod server;
 
 use std::{
     fs, io,
@@ -70,6 +73,15 @@ enum Version {
     Two,
 }
 
+impl Version {
+    fn memory_limit(self) -> &'static str {
+        match self {
+            Self::One => "memory.limit_in_bytes",
+            Self::Two => "memory.max",
+        }
+    }
+}
+
 /// A hierarchy and what it limits.
 #[derive(Clone, Debug)]
 struct Hierarchy {
@@ -112,11 +124,8 @@ impl Groups {
         if let Some(bytes) = memory.map(|bytes| bytes.max(LEAST_MEMORY)) {
             for h in &this.hierarchies {
                 if h.controllers.contains(&Controller::Memory) {
-                    let file = match h.version {
-                        Version::One => "memory.limit_in_bytes",
-                        Version::Two => "memory.max",
-                    };
-                    warn_of(&h.group, fs::write(h.group.join(file), bytes.to_string()));
+                    let file = h.group.join(h.version.memory_limit());
+                    warn_of(&h.group, fs::write(file, bytes.to_string()));
                 }
             }
         }
@@ -178,7 +187,7 @@ impl Groups {
             (Err(e), MissingLimits::Refuse) => Err(io::Error::new(
                 e.kind(),
                 format!(
-                    "cannot set {}: {e} (--allow-missing-limits runs sandboxes without)",
+                    "cannot set {}: {e} (--allow-missing-limits goes on without this limit)",
                     file.display()
                 ),
             )),
@@ -305,8 +314,9 @@ impl Groups {
         names
     }
 
-    /// Removes the pool's own group; it stays while a VM is in it.
+    /// Removes the pool's own group and the server's; the former stays while a VM is in it.
     pub(crate) fn close(&self) {
+        self.leave_as_server();
         for h in &self.hierarchies {
             // Busy while sandboxes go on for the next server.
             let _ = fs::remove_dir(&h.group);
@@ -440,7 +450,7 @@ mod tests {
 
     use super::*;
 
-    fn groups(version: Version) -> Groups {
+    pub(super) fn groups(version: Version) -> Groups {
         Groups {
             hierarchies: vec![Hierarchy {
                 version,

@@ -93,6 +93,8 @@ pub(crate) struct Driver {
     needs: BTreeMap<String, policy::Need>,
     available: Measured,
     disks: space::Disks,
+    /// Bytes of templates that were loaded.
+    loaded: u64,
     last_foreground_ns: u64,
     last_fill_ns: u64,
     /// Where the next round of measuring goes on.
@@ -159,6 +161,7 @@ impl Driver {
             needs: BTreeMap::new(),
             available: Measured::default(),
             disks,
+            loaded: 0,
             last_foreground_ns: 0,
             last_fill_ns: 0,
             measured_up_to: None,

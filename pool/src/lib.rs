@@ -149,6 +149,10 @@ impl Opened {
         let network = config.network.as_ref();
         let (found, recovered) =
             recover::recover(&state.join(SANDBOXES), &host_boot_id, &groups, network)?;
+        // Not before: half-made VMs of the server before were in the group that is replaced.
+        if let Some(memory) = config.server_memory {
+            groups.enter_as_server(memory.0)?;
+        }
         // Not before: a VMM that was writing its snapshot there has finished when it has answered.
         remove_if_there(&state.join(FORKS))?;
         private_dir(&state.join(FORKS))?;

@@ -28,6 +28,9 @@ pub struct PoolConfig {
     pub max_sandboxes: u32,
     /// Memory of the host that is never given to sandboxes.
     pub memory_reserve: Bytes,
+    /// What the process that opens the pool may take, in a control group of its own that it then enters; templates
+    /// that it loads may be there besides. Absent: it stays in the group that it is in.
+    pub server_memory: Option<Bytes>,
     /// Space on the disks of state directory and layers that is never given to sandboxes.
     pub disk_reserve: Bytes,
     /// How long a start may take before it counts as failed.

@@ -26,6 +26,9 @@ const PIDS: u32 = 64;
 /// Above guest RAM, for the VMM itself.
 const MEMORY_OVERHEAD: Bytes = Bytes::mib(64);
 
+/// No server is given less for itself.
+const LEAST_SERVER_MEMORY: Bytes = Bytes::mib(64);
+
 #[derive(Args)]
 pub(super) struct ServeConfig {
     /// Address to listen at; repeat for more
@@ -68,6 +71,10 @@ pub(super) struct ServeConfig {
     /// Memory of the host that sandboxes never get
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     memory_reserve: Bytes,
+    /// Memory of the server itself, in a control group of its own that it enters, or none to stay in the one that it is
+    /// started in; templates that it loads may be there besides
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    server_memory: Ceiling,
     /// Space on the disks of the state directory and of layers that sandboxes never get
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     disk_reserve: Bytes,
@@ -206,6 +213,7 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
         },
         max_sandboxes: config.max_sandboxes,
         memory_reserve: config.memory_reserve,
+        server_memory: server_memory(config.server_memory)?,
         disk_reserve: config.disk_reserve,
         start_timeout: Duration::from_secs(30),
         network: None,
@@ -229,6 +237,16 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
         },
         network: config.network.spec().map_err(Failure::Usage)?,
     })
+}
+
+/// A limit under which no server starts would end it without a word.
+fn server_memory(limit: Ceiling) -> Result<Option<Bytes>, Failure> {
+    match limit.0 {
+        Some(size) if size < LEAST_SERVER_MEMORY => Err(Failure::Usage(format!(
+            "--server-memory {size} is too little for a server: give it {LEAST_SERVER_MEMORY} or more"
+        ))),
+        limit => Ok(limit),
+    }
 }
 
 /// A block of addresses, or a single one.
@@ -327,8 +345,11 @@ mod tests {
         assert_eq!(rate(&[]), Some(64 << 20));
         assert_eq!(rate(&["--network-rate", "1MiB"]), Some(1 << 20));
         assert_eq!(rate(&["--network-rate", "none"]), None);
+        assert_eq!(usual.server_memory, Some(Bytes::mib(2048)));
         let lifted = [
             "--io-rate",
+            "none",
+            "--server-memory",
             "none",
             "--allow-missing-limits",
             "--cpu-weight",
@@ -339,6 +360,12 @@ mod tests {
         assert_eq!(
             (lifted.limits.io_bytes_per_s, lifted.limits.cpu_weight),
             (None, 7)
+        );
+        assert_eq!(lifted.server_memory, None);
+        assert!(
+            spec(&["--server-memory", "63MiB"])
+                .unwrap_err()
+                .contains("64MiB")
         );
         let small = spec(&["--disk-limit", "1GiB", "--io-rate", "1MiB"])
             .unwrap()

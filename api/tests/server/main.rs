@@ -8,6 +8,7 @@ mod churn;
 mod http;
 mod keys;
 mod lives;
+mod memory;
 mod network;
 mod outside;
 mod process;
@@ -41,6 +42,9 @@ fn main() {
         restarts::{
             kvm_what_runs_outlives_a_killed_server,
             kvm_a_stopped_server_keeps_or_ends_what_runs,
+        },
+        memory::{
+            kvm_the_server_is_in_a_control_group_of_its_own,
         },
         network::{
             kvm_a_sandbox_reaches_what_its_policy_allows,

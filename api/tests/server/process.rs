@@ -98,6 +98,10 @@ impl Server {
         self.restart();
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// How many descriptors the process has open.
     pub(crate) fn descriptors(&self) -> usize {
         let fds = format!("/proc/{}/fd", self.child.id());
@@ -135,9 +139,15 @@ impl Server {
         self.ready();
     }
 
-    /// The same with further options.
+    /// The same with these options and their values in place of what they were.
     pub(crate) fn restart_with(&mut self, options: &[&str]) {
-        self.options.extend(options.iter().map(|o| (*o).to_owned()));
+        for option in options.chunks(2) {
+            let before = self.options.iter().position(|o| o == option[0]);
+            if let Some(at) = before {
+                self.options.drain(at..at + option.len());
+            }
+            self.options.extend(option.iter().map(|o| (*o).to_owned()));
+        }
         self.restart();
     }
 
@@ -256,7 +266,6 @@ impl Drop for Server {
 }
 
 fn start(state: &Path, address: SocketAddr, options: &[String]) -> Child {
-    let artifacts = variable("CUBE_ARTIFACTS").unwrap();
     let vmm = variable("CUBE_BIN").unwrap().join("cube-vmm");
     Command::new(env!("CARGO_BIN_EXE_cube-api"))
         .arg("serve")
@@ -264,13 +273,18 @@ fn start(state: &Path, address: SocketAddr, options: &[String]) -> Child {
         .arg("--state")
         .arg(state)
         .arg("--templates")
-        .arg(artifacts.join("templates"))
+        .arg(templates())
         .arg("--vmm")
         .arg(vmm)
         .args(options)
         .stdin(Stdio::null())
         .spawn()
         .unwrap()
+}
+
+/// Where the installed templates are.
+pub(crate) fn templates() -> PathBuf {
+    variable("CUBE_ARTIFACTS").unwrap().join("templates")
 }
 
 /// An address of this host that nobody listens at.

@@ -27,6 +27,8 @@ use crate::{
 const FRESH: Duration = Duration::from_millis(20);
 /// Sandboxes that are measured at one tick.
 const MEASURED_AT_ONCE: usize = 64;
+/// Loaded templates are in pages of this size.
+const HUGE_PAGE: u64 = 2 << 20;
 /// First and longest time without a fill after one that failed.
 const BACKOFF: Duration = Duration::from_millis(500);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
@@ -557,8 +559,18 @@ impl Driver {
             template.memory = Memory::Unloadable;
             return;
         }
+        let dir = template.dir.clone();
+        let room = self.make_room_to_load(&dir);
+        let Some(template) = self.templates.get_mut(id) else {
+            return;
+        };
+        if let Err(error) = room {
+            tracing::error!(template = id, %error, "it is not loaded: its clones come from the disk");
+            template.memory = Memory::Unloadable;
+            return;
+        }
         template.memory = Memory::Loading;
-        let (dir, id, reporter) = (template.dir.clone(), id.to_owned(), self.reporter.clone());
+        let (id, reporter) = (id.to_owned(), self.reporter.clone());
         tokio::task::spawn_blocking(move || {
             let loaded = vmm_control::template::LoadedTemplate::load(&dir);
             let loaded = loaded
@@ -566,6 +578,18 @@ impl Driver {
                 .map_err(|e| api_types::chain(&e));
             let _ = reporter.send(Report::Loaded(id, loaded));
         });
+    }
+
+    /// A loaded template counts in the server's control group, so the limit of that grows by its size. It does not
+    /// shrink again, since VMMs may hold the memory of a template that the server has forgotten.
+    fn make_room_to_load(&mut self, dir: &Path) -> std::io::Result<()> {
+        let Some(memory) = self.config.server_memory else {
+            return Ok(());
+        };
+        let size = std::fs::metadata(dir.join(template_file::MEMORY))?.len();
+        self.loaded += size.next_multiple_of(HUGE_PAGE);
+        self.groups
+            .limit_server(memory.0.saturating_add(self.loaded))
     }
 
     /// Once a second: measure, and look at what was put off.

@@ -176,6 +176,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
         missing_limits: MissingLimits::Allow,
         max_sandboxes: 200,
         memory_reserve: Bytes::mib(512),
+        server_memory: None,
         disk_reserve: Bytes::mib(64),
         start_timeout: PATIENCE,
         network: None,

@@ -1,0 +1,76 @@
+//! What bounds the memory of the server itself.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use crate::process::{Server, templates, until};
+
+/// The control group for memory that a process is in.
+fn group_of(pid: u32) -> PathBuf {
+    let root = Path::new("/sys/fs/cgroup");
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let found = text.lines().find_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let of_memory = controllers.split(',').any(|name| name == "memory");
+        let mount = match of_memory {
+            true => root.join("memory"),
+            false if controllers.is_empty() && root.join("memory").exists() => return None,
+            false if controllers.is_empty() => root.to_owned(),
+            false => return None,
+        };
+        Some(mount.join(path.trim_start_matches('/')))
+    });
+    found.unwrap()
+}
+
+fn limit_of(group: &Path) -> u64 {
+    let files = ["memory.max", "memory.limit_in_bytes"];
+    let text = files
+        .iter()
+        .find_map(|file| fs::read_to_string(group.join(file)).ok());
+    text.unwrap().trim().parse().unwrap()
+}
+
+fn processes_of(group: &Path) -> String {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap();
+    text.trim().to_owned()
+}
+
+pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
+    let mut server = Server::open();
+    let own = group_of(server.pid());
+    let name = own.file_name().unwrap().to_str().unwrap().to_owned();
+    let vms = own.with_file_name(name.strip_suffix("-server").unwrap());
+    assert_eq!(limit_of(&own), 2 << 30);
+    assert_eq!(processes_of(&own), server.pid().to_string());
+
+    // VMMs are not in it, from their first page on.
+    let sandbox = server.create(&json!({}));
+    let record = server.state.path().join("sandboxes").join(&sandbox.id);
+    let record = fs::read(record.join("record.json")).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    let vmm = u32::try_from(record["vmm"]["pid"].as_u64().unwrap()).unwrap();
+    assert_eq!(group_of(vmm), vms.join(&sandbox.id));
+    assert_eq!(processes_of(&own), server.pid().to_string());
+
+    // The next server is in it, with a limit of its own. A template that it loads may be there besides.
+    server.kill();
+    server.restart_with(&["--server-memory", "300MiB", "--warm", "1:1"]);
+    assert_eq!(group_of(server.pid()), own);
+    assert_eq!(processes_of(&own), server.pid().to_string());
+    assert!(server.is_up(&sandbox));
+    let memory = fs::metadata(templates().join("base/memory")).unwrap().len();
+    let most = (300 << 20) + memory.next_multiple_of(2 << 20);
+    until("the template is loaded", || limit_of(&own) == most);
+
+    server.stop();
+    assert!(!own.exists());
+    server.restart_with(&["--server-memory", "none"]);
+    assert!(!own.exists());
+    assert_eq!(group_of(server.pid()), group_of(std::process::id()));
+}

@@ -1,0 +1,115 @@
+//! The server's own control group, `cube-<tag>-server` beside the one of its VMs: nothing that sandboxes take counts
+//! in it. The process that opened the pool is in it, and a VMM from its fork until it enters its own group.
+//!
+//! A server that was killed leaves the group, and in it the memory of templates that VMMs hold. So its successor makes
+//! a new group of that name.
+
+use std::{fs, io, path::PathBuf};
+
+use super::{Controller, Groups, Version, make, remove_group};
+
+const SUFFIX: &str = "-server";
+
+impl Groups {
+    /// Moves this process into a new group of its own that may take so many bytes and nothing of the swap.
+    ///
+    /// # Errors
+    /// The limit would not hold, and that is not allowed.
+    pub(crate) fn enter_as_server(&self, bytes: u64) -> io::Result<()> {
+        let Some((version, group)) = self.server_group() else {
+            // Refused or allowed with the other missing controllers.
+            return Ok(());
+        };
+        if let Err(error) = remove_group(&group) {
+            tracing::warn!(group = %group.display(), %error, "a former server's control group is used again");
+        }
+        self.held(&group, make(&group))?;
+        let (file, value) = match version {
+            Version::One => ("memory.swappiness", "0"),
+            Version::Two => ("memory.swap.max", "0"),
+        };
+        self.held(&group.join(file), fs::write(group.join(file), value))?;
+        self.limit_server(bytes)?;
+        let procs = group.join("cgroup.procs");
+        let entered = fs::write(&procs, std::process::id().to_string());
+        self.held(&procs, entered)
+    }
+
+    /// Changes the limit of the server's group.
+    ///
+    /// # Errors
+    /// As of [`Groups::enter_as_server`].
+    pub(crate) fn limit_server(&self, bytes: u64) -> io::Result<()> {
+        let Some((version, group)) = self.server_group() else {
+            return Ok(());
+        };
+        let file = group.join(version.memory_limit());
+        let written = fs::write(&file, bytes.to_string());
+        self.held(&file, written)
+    }
+
+    /// Moves this process to the root group if it is in the server's, and removes that.
+    pub(super) fn leave_as_server(&self) {
+        let Some((_, group)) = self.server_group() else {
+            return;
+        };
+        let own = std::process::id().to_string();
+        let inside = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+        let Some(root) = group
+            .parent()
+            .filter(|_| inside.lines().any(|pid| pid == own))
+        else {
+            return;
+        };
+        let left = fs::write(root.join("cgroup.procs"), own);
+        if let Err(error) = left.and_then(|()| remove_group(&group)) {
+            tracing::warn!(group = %group.display(), %error, "the server's control group is left");
+        }
+    }
+
+    /// Absent where the host has no control groups for memory.
+    fn server_group(&self) -> Option<(Version, PathBuf)> {
+        let mut all = self.hierarchies.iter();
+        let memory = all.find(|h| h.controllers.contains(&Controller::Memory))?;
+        let mut name = memory.group.file_name()?.to_owned();
+        name.push(SUFFIX);
+        Some((memory.version, memory.group.with_file_name(name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::groups;
+    use crate::spec::MissingLimits;
+
+    use super::*;
+
+    #[test]
+    fn the_server_is_beside_its_vms_and_its_limit_is_no_option() {
+        for (version, file) in [
+            (Version::One, "memory.limit_in_bytes"),
+            (Version::Two, "memory.max"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut groups = groups(version);
+            groups.hierarchies[0].group = dir.path().join("cube-a");
+            groups.enter_as_server(7 << 20).unwrap();
+            let own = dir.path().join("cube-a-server");
+            let read = |file: &str| fs::read_to_string(own.join(file)).unwrap();
+            assert_eq!(read(file), (7 << 20).to_string());
+            assert_eq!(read("cgroup.procs"), std::process::id().to_string());
+            groups.limit_server(9 << 20).unwrap();
+            assert_eq!(read(file), (9 << 20).to_string());
+            // A kernel that does not take the limit: its file is a directory.
+            fs::remove_file(own.join(file)).unwrap();
+            fs::create_dir(own.join(file)).unwrap();
+            let why = groups.enter_as_server(7 << 20).unwrap_err().to_string();
+            assert!(
+                why.contains(file) && why.contains("--allow-missing-limits"),
+                "{why}"
+            );
+            groups.missing = MissingLimits::Allow;
+            groups.enter_as_server(7 << 20).unwrap();
+        }
+    }
+}
