@@ -196,6 +196,7 @@ fn config(state: &std::path::Path, warm: u32) -> Result<PoolConfig, Failure> {
         memory_reserve: Bytes::mib(512),
         server_memory: None,
         disk_reserve: Bytes::mib(64),
+        max_saved: 1000,
         start_timeout: PATIENCE,
         network: network()?,
     })

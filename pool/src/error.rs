@@ -37,6 +37,12 @@ pub enum PoolError {
          or give the disk more room"
     )]
     NoSpace(String),
+    /// So many paused sandboxes and snapshots are kept, which is the limit. What runs goes on.
+    #[error(
+        "the limit of {0} paused sandboxes and snapshots is reached: resume or delete paused sandboxes, delete \
+         snapshots that are not needed, or start the server with a larger --max-saved"
+    )]
+    TooManySaved(u32),
     /// Something builds on it.
     #[error("template {0:?} is in use: {1}")]
     InUse(String, String),

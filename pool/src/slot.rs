@@ -151,6 +151,23 @@ impl Slot {
         }
     }
 
+    /// Whether it is on disk, or may be after the job under way.
+    pub(crate) fn is_saved(self) -> bool {
+        match self.stage {
+            Stage::Pausing(_)
+            | Stage::Stopping(_)
+            | Stage::Paused(_)
+            | Stage::Resuming(_)
+            | Stage::SavingPaused(_) => true,
+            Stage::Filling
+            | Stage::Warm
+            | Stage::Starting
+            | Stage::Running
+            | Stage::Saving
+            | Stage::Ending => false,
+        }
+    }
+
     /// Whether it has, or is about to have, a VM that needs the host's memory.
     pub(crate) fn takes_memory(self) -> bool {
         match self.stage {

@@ -33,6 +33,8 @@ pub struct PoolConfig {
     pub server_memory: Option<Bytes>,
     /// Space on the disks of state directory and layers that is never given to sandboxes.
     pub disk_reserve: Bytes,
+    /// At most so many paused sandboxes and snapshots are kept, together.
+    pub max_saved: u32,
     /// How long a start may take before it counts as failed.
     pub start_timeout: Duration,
     /// What gives each VM its TAP; absent: sandboxes have no network.

@@ -81,6 +81,9 @@ pub(super) struct ServeConfig {
     /// Most that the writable layer of each sandbox may take of the disk [default: the layer's size]
     #[arg(long, value_name = "SIZE")]
     disk_limit: Option<Bytes>,
+    /// Most paused sandboxes and snapshots that are kept, together
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    max_saved: u32,
     /// Share of the CPUs of each sandbox while they are short, from 1 to 10000
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     cpu_weight: u16,
@@ -215,6 +218,7 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
         memory_reserve: config.memory_reserve,
         server_memory: server_memory(config.server_memory)?,
         disk_reserve: config.disk_reserve,
+        max_saved: config.max_saved,
         start_timeout: Duration::from_secs(30),
         network: None,
     };
@@ -340,7 +344,11 @@ mod tests {
         assert_eq!(usual.missing_limits, MissingLimits::Refuse);
         assert_eq!(usual.limits.io_bytes_per_s, Some(256 << 20));
         assert_eq!((usual.limits.cpu_weight, usual.limits.layer), (100, None));
-        assert_eq!(usual.disk_reserve, Bytes::mib(1024));
+        assert_eq!(
+            (usual.disk_reserve, usual.max_saved),
+            (Bytes::mib(1024), 1000)
+        );
+        assert_eq!(spec(&["--max-saved", "9"]).unwrap().pool.max_saved, 9);
         let rate = |options: &[&str]| spec(options).unwrap().network.unwrap().bytes_per_s;
         assert_eq!(rate(&[]), Some(64 << 20));
         assert_eq!(rate(&["--network-rate", "1MiB"]), Some(1 << 20));

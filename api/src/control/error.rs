@@ -154,7 +154,7 @@ fn pool_status(why: &PoolError) -> StatusCode {
         PoolError::WrongState { .. } | PoolError::InUse(..) => StatusCode::CONFLICT,
         // Both official clients try again after this one by themselves.
         PoolError::Full { .. } => StatusCode::TOO_MANY_REQUESTS,
-        PoolError::NoSpace(_) => StatusCode::INSUFFICIENT_STORAGE,
+        PoolError::NoSpace(_) | PoolError::TooManySaved(_) => StatusCode::INSUFFICIENT_STORAGE,
         PoolError::BadName(_) => StatusCode::BAD_REQUEST,
         PoolError::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         PoolError::AgentSilent(_) | PoolError::Closing => StatusCode::SERVICE_UNAVAILABLE,
@@ -204,12 +204,13 @@ mod tests {
             why: "memory".into(),
             retry_after: Duration::from_millis(1200),
         };
-        let cases: [(ApiError, u16); 8] = [
+        let cases: [(ApiError, u16); 9] = [
             (RegistryError::NotFound(id()).into(), 404),
             (RegistryError::AlreadyPaused(id()).into(), 409),
             (RegistryError::Draining.into(), 503),
             (RegistryError::Pool(full()).into(), 429),
             (PoolError::NoSpace("disk".into()).into(), 507),
+            (PoolError::TooManySaved(7).into(), 507),
             (PoolError::NoTemplate("x".into()).into(), 404),
             (AuthError::Missing.into(), 401),
             (ApiError::NotImplemented("volumes".into()), 501),

@@ -119,7 +119,11 @@ impl Driver {
     }
 
     fn pause(&mut self, id: &SandboxId, mode: PauseMode, answer: Answer<()>) {
-        if let Err(e) = self.running(id).and_then(|()| self.room_to_save(id, mode)) {
+        let admitted = self
+            .running(id)
+            .and_then(|()| self.may_save())
+            .and_then(|()| self.room_to_save(id, mode));
+        if let Err(e) = admitted {
             let _ = answer.send(Err(e));
             return;
         }
@@ -203,9 +207,12 @@ impl Driver {
         }
         self.templates.check_names(names)?;
         match self.known(id)? {
-            SandboxState::Running => self.room_to_save(id, PauseMode::Memory),
+            SandboxState::Running => {
+                self.may_save()?;
+                self.room_to_save(id, PauseMode::Memory)
+            }
             // A second link to its files.
-            SandboxState::Paused(PauseMode::Memory) => Ok(()),
+            SandboxState::Paused(PauseMode::Memory) => self.may_save(),
             state => Err(PoolError::WrongState {
                 id: id.clone(),
                 state,

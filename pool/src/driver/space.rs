@@ -8,7 +8,7 @@ use std::{
 
 use model::SandboxId;
 
-use super::Driver;
+use super::{Driver, Entry, entry::Waiter};
 use crate::{
     PauseMode, PoolError, host,
     policy::{Short, Space},
@@ -96,6 +96,22 @@ impl Driver {
             entry.save = need;
         }
         Ok(())
+    }
+
+    /// Whether one more paused sandbox or snapshot may be kept. A snapshot for forks is not kept.
+    pub(super) fn may_save(&mut self) -> Result<(), PoolError> {
+        let kept = |entry: &Entry| {
+            let becomes_template = matches!(entry.waiter, Some(Waiter::Template { .. }));
+            usize::from(entry.slot.is_saved()) + usize::from(becomes_template)
+        };
+        let slots: usize = self.slots.values().map(kept).sum();
+        let snapshots = self.templates.iter().filter(|t| t.info.is_snapshot);
+        let max = self.config.max_saved;
+        if u32::try_from(slots + snapshots.count()).is_ok_and(|saved| saved < max) {
+            return Ok(());
+        }
+        self.counters.refused += 1;
+        Err(PoolError::TooManySaved(max))
     }
 
     fn no_space(&self, short: Short) -> PoolError {

@@ -61,6 +61,65 @@ pub(crate) fn kvm_what_does_not_fit_is_refused() {
     });
 }
 
+pub(crate) fn kvm_paused_sandboxes_and_snapshots_are_limited() {
+    run(async {
+        let state = State::new();
+        let mut small = config(&state.0, 0);
+        small.max_saved = 2;
+        let (pool, ..) = Pool::open(small.clone()).await.expect("a pool");
+        let a = pool.create(spec()).await.expect("a sandbox");
+        let b = pool.create(spec()).await.expect("a sandbox");
+        let c = pool.create(spec()).await.expect("a sandbox");
+        // What is under way counts.
+        let (first, second, third) = tokio::join!(
+            pool.pause(&a.id, PauseMode::Memory),
+            pool.snapshot(&b.id, vec!["one".into()]),
+            pool.pause(&c.id, PauseMode::Memory),
+        );
+        first.expect("a pause");
+        second.expect("a snapshot");
+        let is_refused = |answer| is_one_too_many(2, answer);
+        is_refused(third);
+        is_refused(pool.pause(&c.id, PauseMode::FilesystemOnly).await);
+        is_refused(pool.snapshot(&c.id, Vec::new()).await.map(drop));
+        is_refused(pool.snapshot(&a.id, Vec::new()).await.map(drop));
+        // What was refused runs on, and a fork keeps nothing.
+        assert_eq!(sh(&c, "echo on").await, "on");
+        let forks = pool.fork(&c.id, vec![spec()]).await.expect("a fork");
+        assert!(forks.iter().all(Result::is_ok), "{forks:?}");
+        // A place is free again after a resume, and after the removal of a snapshot.
+        pool.resume(&a.id, Init::default()).await.expect("a resume");
+        pool.pause(&c.id, PauseMode::Memory).await.expect("a pause");
+        is_refused(pool.pause(&a.id, PauseMode::Memory).await);
+        pool.remove_template("one").await.expect("a removal");
+        pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
+        pool.close(false).await;
+
+        // A server with a lower limit keeps what there is.
+        small.max_saved = 1;
+        let (pool, recovered, _) = Pool::open(small).await.expect("a pool");
+        assert!(recovered.lost.is_empty(), "{:?}", recovered.lost);
+        is_one_too_many(1, pool.snapshot(&a.id, Vec::new()).await.map(drop));
+        pool.resume(&a.id, Init::default()).await.expect("a resume");
+        is_one_too_many(1, pool.pause(&a.id, PauseMode::Memory).await);
+        pool.close(true).await;
+        state.assert_clean();
+    });
+}
+
+fn is_one_too_many(limit: u32, answer: Result<(), PoolError>) {
+    let text = match answer {
+        Err(PoolError::TooManySaved(max)) if max == limit => {
+            PoolError::TooManySaved(max).to_string()
+        }
+        other => panic!("not refused: {other:?}"),
+    };
+    assert!(
+        text.contains("delete") && text.contains("--max-saved"),
+        "{text}"
+    );
+}
+
 pub(crate) fn kvm_warm_slots_give_way() {
     run(async {
         let state = State::new();

@@ -178,6 +178,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
         memory_reserve: Bytes::mib(512),
         server_memory: None,
         disk_reserve: Bytes::mib(64),
+        max_saved: 1000,
         start_timeout: PATIENCE,
         network: None,
     }

@@ -332,6 +332,7 @@ fn is_its_own(error: &PoolError) -> bool {
         | PoolError::WrongState { .. }
         | PoolError::Full { .. }
         | PoolError::NoSpace(_)
+        | PoolError::TooManySaved(_)
         | PoolError::InUse(..)
         | PoolError::BadName(_)
         | PoolError::Closing => false,
@@ -348,6 +349,7 @@ fn outcome_of<T>(result: &Result<T, PoolError>) -> Outcome {
             | PoolError::WrongState { .. }
             | PoolError::Full { .. }
             | PoolError::NoSpace(_)
+            | PoolError::TooManySaved(_)
             | PoolError::InUse(..)
             | PoolError::BadName(_)
             | PoolError::Failed { .. }
