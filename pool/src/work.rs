@@ -153,7 +153,40 @@ pub(crate) fn connect(
     port: u16,
     timeout: Duration,
 ) -> Result<EnvdClient, ClientError> {
-    let mut client = EnvdClient::connect(vsock, port, timeout)?;
+    let stream = vmm_control::connect(vsock, Some(timeout));
+    let stream = stream.map_err(|source| ClientError::NotReachable {
+        doing: "connecting to the VMM",
+        source,
+    })?;
+    let mut client = EnvdClient::connect_over(stream, port, timeout)?;
     client.set_limits(AnswerLimits::CONTROL);
     Ok(client)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::net::UnixListener, sync::mpsc::channel, thread};
+
+    use nix::sys::socket::{Backlog, listen};
+
+    use super::*;
+
+    #[test]
+    fn a_vmm_that_accepts_nothing_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vsock");
+        let vmm = UnixListener::bind(&path).unwrap();
+        listen(&vmm, Backlog::new(1).unwrap()).unwrap();
+        let (tell, hear) = channel();
+        thread::spawn(move || {
+            // The first ones wait in the queue, and for the greeting; the last one finds the queue full.
+            for _ in 0..4 {
+                let failed = connect_agent(&path, Duration::from_millis(50)).unwrap_err();
+                tell.send(failed.cause()).unwrap();
+            }
+        });
+        for _ in 0..4 {
+            assert_eq!(hear.recv_timeout(Duration::from_secs(30)), Ok("agent"));
+        }
+    }
 }

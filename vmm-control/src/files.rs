@@ -15,17 +15,18 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::{
             fs::{MetadataExt, OpenOptionsExt},
-            net::{UnixListener, UnixStream},
+            net::UnixListener,
         },
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use model::{Bytes, MANIFEST_NAME, RestoreSpec, VmSpec, template_file};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 
-use crate::{FailureKind, SnapshotContent, frame::FrameError};
+use crate::{FailureKind, SnapshotContent, connect::connect, frame::FrameError};
 
 /// Where a guest's disk writes go: large temporary files belong there (FHS 5.15), and it is not a tmpfs.
 const SCRATCH: &str = "/var/tmp";
@@ -471,7 +472,9 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 fn is_stale(path: &Path) -> bool {
-    matches!(UnixStream::connect(path), Err(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    // Whoever has a full queue lives.
+    let answer = connect(path, Some(Duration::from_millis(1)));
+    matches!(answer, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! dies, however it dies, the VMM reads end-of-file and exits, so nothing is left behind. [`spawn_detached`]
 //! starts one whose socket listens at a path, for owners that come back for it after their own death.
 
+mod connect;
 mod draft;
 pub mod files;
 pub mod frame;
@@ -13,6 +14,7 @@ mod message;
 mod process;
 pub mod template;
 
+pub use connect::connect;
 pub use identity::fresh_identity;
 pub use message::{Call, Failure, FailureKind, Reply, Request, SnapshotContent, VmPhase, VmStats};
 pub use process::{ControlClient, ControlError, VmProcess, VmUser, spawn_detached};

@@ -16,6 +16,7 @@ use model::{Identity, RestoreSpec, Timeline, VmSpec};
 
 use crate::{
     Call, Failure, FailureKind, Reply, Request, SnapshotContent, VmStats,
+    connect::connect,
     draft::{Draft, FileDraft},
     files::{self, FileRole, Files, FilesError, Lineage, TemplateFile},
     frame::{self, FrameError},
@@ -132,12 +133,12 @@ impl ControlClient {
         })
     }
 
-    /// Connects to a VMM of [`spawn_detached`]. It answers when its former client has left.
+    /// Connects to a VMM of [`spawn_detached`]. It answers when its former client has left. The timeout is for this, too.
     ///
     /// # Errors
-    /// Nobody listens there, or the timeout is zero.
+    /// See [`connect`].
     pub fn connect(path: &Path, timeout: Option<Duration>) -> io::Result<Self> {
-        Self::new(UnixStream::connect(path)?, timeout)
+        Self::new(connect(path, timeout)?, timeout)
     }
 
     /// What the VM was made from: known after [`ControlClient::boot`] and [`ControlClient::restore`].

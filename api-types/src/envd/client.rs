@@ -76,20 +76,36 @@ fn protocol(what: impl std::fmt::Display) -> ClientError {
 
 impl EnvdClient {
     /// Connects to a guest port through the VMM's vsock unix socket: writes `CONNECT <port>` and expects
-    /// `OK <n>`. `timeout` bounds this and every later call that names none.
+    /// `OK <n>`. `timeout` bounds this and every later call that names none; but a VMM that accepts nothing and whose
+    /// queue of connections is full is waited for without end.
     ///
     /// # Errors
     /// [`ClientError::NotReachable`] when the VMM or the guest's port is not there.
     pub fn connect(vsock: &Path, port: u16, timeout: Duration) -> Result<Self, ClientError> {
-        let mut client = Self::connect_unix(vsock, timeout)?;
-        let deadline = Deadline::after(timeout);
-        let connection = &mut client.connection;
+        Self::connect_unix(vsock, timeout)?.greeted(port)
+    }
+
+    /// The same over a stream that is connected to the VMM's vsock unix socket already.
+    ///
+    /// # Errors
+    /// [`ClientError::NotReachable`] when the guest's port is not there.
+    pub fn connect_over(
+        vsock: UnixStream,
+        port: u16,
+        timeout: Duration,
+    ) -> Result<Self, ClientError> {
+        Self::over(vsock, timeout).greeted(port)
+    }
+
+    fn greeted(mut self, port: u16) -> Result<Self, ClientError> {
+        let deadline = Deadline::after(self.timeout);
+        let connection = &mut self.connection;
         connection.send(&[format!("CONNECT {port}\n").as_bytes()], deadline)?;
         let answer = connection.read_line(64, "connecting to the guest's port", deadline)?;
         if !answer.starts_with("OK ") {
             return Err(protocol("the vsock socket does not say OK"));
         }
-        Ok(client)
+        Ok(self)
     }
 
     /// Connects to an agent that listens on a unix socket itself.

@@ -190,7 +190,7 @@ impl StartPlan {
     }
 
     fn bring_up(&mut self, vm: &Vm, tap: Option<Tap>) -> Result<Up, WorkError> {
-        let stream = UnixStream::connect(self.dir.control())
+        let stream = vmm_control::connect(&self.dir.control(), Some(self.timeout))
             .map_err(|e| WorkError::Io("connect to the VMM", e))?;
         let copy = |e| WorkError::Io("copy a descriptor", e);
         let mut control = ControlClient::new(stream.try_clone().map_err(copy)?, Some(self.timeout))
