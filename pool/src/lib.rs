@@ -147,8 +147,13 @@ impl Opened {
         let store = Store::new(images.chain(installed).chain([templates.as_path()]))?;
         let templates = Templates::open(templates, installed, store)?;
         let network = config.network.as_ref();
-        let (found, recovered) =
-            recover::recover(&state.join(SANDBOXES), &host_boot_id, &groups, network)?;
+        let (found, recovered) = recover::recover(
+            &state.join(SANDBOXES),
+            &host_boot_id,
+            &groups,
+            network,
+            config.start_timeout,
+        )?;
         // Not before: half-made VMs of the server before were in the group that is replaced.
         if let Some(memory) = config.server_memory {
             groups.enter_as_server(memory.0)?;

@@ -1,7 +1,14 @@
 //! What the state directory knows at the start: VMs that still run are adopted, paused sandboxes are kept, and
 //! all else is swept, so that nothing is left of a server that was killed, wherever that happened.
 
-use std::{fs, io, path::Path, time::Duration};
+use std::{
+    fs, io,
+    panic::resume_unwind,
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::Duration,
+};
 
 use model::{SandboxId, template_file};
 use netisolation::Isolation;
@@ -17,8 +24,9 @@ use crate::{
     vm::Vm,
 };
 
-/// How long an adopted VMM may take for an answer; one whose disk is slow or full takes seconds.
-const ANSWER: Duration = Duration::from_secs(30);
+/// So many directories are looked at at once. VMMs that do not answer are waited for together then: as many as a server
+/// has by default.
+const AT_ONCE: usize = 256;
 /// A process that is told to die has gone after this.
 const END: Duration = Duration::from_secs(10);
 
@@ -31,7 +39,17 @@ enum Fate {
     Swept,
 }
 
-/// Looks at every sandbox's directory, then at every control group.
+/// What is looked at.
+struct Lookout<'a> {
+    sandboxes: &'a Path,
+    host_boot_id: &'a str,
+    network: Option<&'a Isolation>,
+    /// How long a VMM may take for an answer; one whose disk is slow or full takes seconds.
+    patience: Duration,
+}
+
+/// Looks at every sandbox's directory, then at every control group. No VMM is waited for longer than `patience`, and
+/// those that are silent are waited for at the same time.
 ///
 /// # Errors
 /// The directory of sandboxes cannot be read.
@@ -40,17 +58,19 @@ pub(crate) fn recover(
     host_boot_id: &str,
     groups: &Groups,
     network: Option<&Isolation>,
+    patience: Duration,
 ) -> io::Result<(Vec<(SandboxId, Entry)>, Recovered)> {
+    let lookout = Lookout {
+        sandboxes,
+        host_boot_id,
+        network,
+        patience,
+    };
     let mut entries = Vec::new();
     let mut recovered = Recovered::default();
-    for file in fs::read_dir(sandboxes)? {
-        let name = file?.file_name();
-        let Some(id) = name.to_str().and_then(|n| n.parse::<SandboxId>().ok()) else {
-            tracing::warn!(?name, "this is no sandbox's directory; it is left alone");
-            continue;
-        };
+    for (id, fate) in lookout.fates(directories(sandboxes)?)? {
         let dir = SlotDir::new(sandboxes, &id);
-        match fate(&dir, &id, host_boot_id, network) {
+        match fate {
             Fate::Alive(entry) => {
                 recovered.alive.push(Found {
                     note: dir.note(),
@@ -78,6 +98,19 @@ pub(crate) fn recover(
     Ok((entries, recovered))
 }
 
+/// The sandboxes that have a directory.
+fn directories(sandboxes: &Path) -> io::Result<Vec<SandboxId>> {
+    let mut ids = Vec::new();
+    for file in fs::read_dir(sandboxes)? {
+        let name = file?.file_name();
+        match name.to_str().and_then(|n| n.parse().ok()) {
+            Some(id) => ids.push(id),
+            None => tracing::warn!(?name, "this is no sandbox's directory; it is left alone"),
+        }
+    }
+    Ok(ids)
+}
+
 /// Ends what is in the group of a VM that nobody has, and removes it.
 fn sweep_group(groups: &Groups, group: &str) {
     for pid in groups.processes(group) {
@@ -91,61 +124,134 @@ fn sweep_group(groups: &Groups, group: &str) {
     }
 }
 
-fn fate(dir: &SlotDir, id: &SandboxId, host_boot_id: &str, network: Option<&Isolation>) -> Fate {
-    let record = match dir.read() {
-        Ok(record) => record,
-        Err(error) => {
-            // It was being made, and its VMM, if there is one, has no guest yet; or it was being ended.
-            tracing::info!(dir = %dir.path().display(), %error, "no record; swept");
-            shut_down(dir);
-            return Fate::Swept;
-        }
-    };
-    let same_boot = record.host_boot_id == host_boot_id;
-    let vm = record.vmm.filter(|_| same_boot).and_then(Vm::adopt);
-    match (record.kept, vm) {
-        (Kept::Nobody, vm) => {
-            end(dir, vm);
-            Fate::Swept
-        }
-        (Kept::Paused(mode), vm) => {
-            end(dir, vm);
-            paused(dir, record, mode)
-        }
-        (Kept::Running, Some(vm)) => match adopt(dir, id, record, vm, network) {
-            Ok(entry) => Fate::Alive(Box::new(entry)),
-            Err(why) => Fate::Lost(dir.note(), why),
-        },
-        (Kept::Running, None) => {
-            let why = match same_boot {
-                false => "the host was started anew".to_owned(),
-                true => host::last_words(&dir.stderr())
-                    .unwrap_or_else(|| "its VMM was killed".to_owned()),
-            };
-            Fate::Lost(dir.note(), why)
-        }
+impl Lookout<'_> {
+    /// What became of each, in the same order.
+    fn fates(&self, ids: Vec<SandboxId>) -> io::Result<Vec<(SandboxId, Fate)>> {
+        let next = AtomicUsize::new(0);
+        let look = || {
+            let mut fates = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(id) = ids.get(number) else {
+                    return fates;
+                };
+                fates.push((number, self.fate(id)));
+            }
+        };
+        let mut fates = thread::scope(|scope| {
+            let begin = |_| thread::Builder::new().spawn_scoped(scope, look);
+            let begun: Vec<_> = (0..ids.len().min(AT_ONCE)).map(begin).collect();
+            let mut fates = Vec::new();
+            for thread in begun {
+                fates.extend(thread?.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            }
+            io::Result::Ok(fates)
+        })?;
+        fates.sort_by_key(|(number, _)| *number);
+        Ok(ids
+            .into_iter()
+            .zip(fates.into_iter().map(|(_, fate)| fate))
+            .collect())
     }
-}
 
-/// A VMM that has no record, or whose process is not known: ask it to go. Nobody may be there.
-fn shut_down(dir: &SlotDir) {
-    if let Ok(mut control) = ControlClient::connect(&dir.control(), Some(ANSWER))
-        && let Err(error) = control.shutdown()
-    {
-        let why = api_types::guest_text(&api_types::chain(&error));
-        tracing::warn!(dir = %dir.path().display(), why, "a VMM does not answer");
-    }
-}
-
-fn end(dir: &SlotDir, vm: Option<Vm>) {
-    match vm {
-        Some(vm) => {
-            if let Err(error) = vm.end(END) {
-                tracing::error!(dir = %dir.path().display(), %error, "a VMM does not end");
+    fn fate(&self, id: &SandboxId) -> Fate {
+        let dir = &SlotDir::new(self.sandboxes, id);
+        let record = match dir.read() {
+            Ok(record) => record,
+            Err(error) => {
+                // It was being made, and its VMM, if there is one, has no guest yet; or it was being ended.
+                tracing::info!(dir = %dir.path().display(), %error, "no record; swept");
+                self.shut_down(dir);
+                return Fate::Swept;
+            }
+        };
+        let same_boot = record.host_boot_id == self.host_boot_id;
+        let vm = record.vmm.filter(|_| same_boot).and_then(Vm::adopt);
+        match (record.kept, vm) {
+            (Kept::Nobody, vm) => {
+                self.end(dir, vm);
+                Fate::Swept
+            }
+            (Kept::Paused(mode), vm) => {
+                self.end(dir, vm);
+                paused(dir, record, mode)
+            }
+            (Kept::Running, Some(vm)) => match self.adopt(dir, id, record, vm) {
+                Ok(entry) => Fate::Alive(Box::new(entry)),
+                Err(why) => Fate::Lost(dir.note(), why),
+            },
+            (Kept::Running, None) => {
+                let why = match same_boot {
+                    false => "the host was started anew".to_owned(),
+                    true => host::last_words(&dir.stderr())
+                        .unwrap_or_else(|| "its VMM was killed".to_owned()),
+                };
+                Fate::Lost(dir.note(), why)
             }
         }
-        // Killed between the start of the process and its record: there is one all the same.
-        None => shut_down(dir),
+    }
+
+    /// A VMM that has no record, or whose process is not known: ask it to go. Nobody may be there.
+    fn shut_down(&self, dir: &SlotDir) {
+        if let Ok(mut control) = ControlClient::connect(&dir.control(), Some(self.patience))
+            && let Err(error) = control.shutdown()
+        {
+            let why = api_types::guest_text(&api_types::chain(&error));
+            tracing::warn!(dir = %dir.path().display(), why, "a VMM does not answer");
+        }
+    }
+
+    fn end(&self, dir: &SlotDir, vm: Option<Vm>) {
+        match vm {
+            Some(vm) => {
+                if let Err(error) = vm.end(END) {
+                    tracing::error!(dir = %dir.path().display(), %error, "a VMM does not end");
+                }
+            }
+            // Killed between the start of the process and its record: there is one all the same.
+            None => self.shut_down(dir),
+        }
+    }
+
+    fn adopt(
+        &self,
+        dir: &SlotDir,
+        id: &SandboxId,
+        record: Record,
+        vm: Vm,
+    ) -> Result<Entry, String> {
+        match adopt_tap(id, &record, self.network).and_then(|()| self.go_on(dir)) {
+            Ok(()) => {}
+            Err(why) => {
+                self.end(dir, Some(vm));
+                return Err(why);
+            }
+        }
+        // What a pause or a resume that did not come to its end has left.
+        let _ = fs::remove_dir_all(dir.pause());
+        remove_drafts(dir);
+        let mut entry = Entry::new(Slot::found(Stage::Running), dir.clone(), record);
+        entry.pidfd = Some(vm.pidfd.clone());
+        entry.unwatched = Some(vm);
+        Ok(entry)
+    }
+
+    /// Has an adopted VM run: the former server may have been killed while it was being written to disk.
+    fn go_on(&self, dir: &SlotDir) -> Result<(), String> {
+        let mut control = ControlClient::connect(&dir.control(), Some(self.patience))
+            .map_err(|e| format!("its VMM cannot be reached: {e}"))?;
+        let answer = |e| {
+            format!(
+                "its VMM does not answer: {}",
+                api_types::guest_text(&api_types::chain(&e))
+            )
+        };
+        let stats = control.stats().map_err(answer)?;
+        match stats.phase {
+            VmPhase::Running => Ok(()),
+            VmPhase::Paused => control.resume().map_err(answer),
+            VmPhase::Empty | VmPhase::Exited => Err("its guest ended".to_owned()),
+        }
     }
 }
 
@@ -164,29 +270,6 @@ fn paused(dir: &SlotDir, mut record: Record, mode: PauseMode) -> Fate {
         dir.clone(),
         record,
     )))
-}
-
-fn adopt(
-    dir: &SlotDir,
-    id: &SandboxId,
-    record: Record,
-    vm: Vm,
-    network: Option<&Isolation>,
-) -> Result<Entry, String> {
-    match adopt_tap(id, &record, network).and_then(|()| go_on(dir)) {
-        Ok(()) => {}
-        Err(why) => {
-            end(dir, Some(vm));
-            return Err(why);
-        }
-    }
-    // What a pause or a resume that did not come to its end has left.
-    let _ = fs::remove_dir_all(dir.pause());
-    remove_drafts(dir);
-    let mut entry = Entry::new(Slot::found(Stage::Running), dir.clone(), record);
-    entry.pidfd = Some(vm.pidfd.clone());
-    entry.unwatched = Some(vm);
-    Ok(entry)
 }
 
 /// Removes snapshots that the former server was writing: no other server has this directory.
@@ -208,23 +291,5 @@ fn adopt_tap(id: &SandboxId, record: &Record, network: Option<&Isolation>) -> Re
         (Some(tap), Some(network)) => network
             .adopt(tap, id, &record.policy)
             .map_err(|e| api_types::chain(&e)),
-    }
-}
-
-/// Has an adopted VM run: the former server may have been killed while it was being written to disk.
-fn go_on(dir: &SlotDir) -> Result<(), String> {
-    let mut control = ControlClient::connect(&dir.control(), Some(ANSWER))
-        .map_err(|e| format!("its VMM cannot be reached: {e}"))?;
-    let answer = |e| {
-        format!(
-            "its VMM does not answer: {}",
-            api_types::guest_text(&api_types::chain(&e))
-        )
-    };
-    let stats = control.stats().map_err(answer)?;
-    match stats.phase {
-        VmPhase::Running => Ok(()),
-        VmPhase::Paused => control.resume().map_err(answer),
-        VmPhase::Empty | VmPhase::Exited => Err("its guest ended".to_owned()),
     }
 }

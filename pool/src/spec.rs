@@ -35,7 +35,7 @@ pub struct PoolConfig {
     pub disk_reserve: Bytes,
     /// At most so many paused sandboxes and snapshots are kept, together.
     pub max_saved: u32,
-    /// How long a start may take before it counts as failed.
+    /// How long a start may take before it counts as failed, and a VMM that a former server has left before it answers.
     pub start_timeout: Duration,
     /// What gives each VM its TAP; absent: sandboxes have no network.
     pub network: Option<Isolation>,

@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use model::{Bytes, SandboxId};
@@ -58,6 +58,52 @@ pub(crate) fn kvm_what_does_not_fit_is_refused() {
         );
         pool.close(true).await;
         state.assert_clean();
+    });
+}
+
+/// How long a pool takes to open, and ends them all, that finds so many VMMs which say nothing.
+async fn opened_beside_silent(count: usize) -> Duration {
+    let state = State::new();
+    let pool = open(&state, 0).await;
+    let mut silent = Vec::new();
+    for _ in 0..count {
+        silent.push(pool.create(spec()).await.expect("a sandbox").id);
+    }
+    pool.close(false).await;
+    for pid in state.processes() {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("a VMM");
+    }
+    let mut impatient = config(&state.0, 0);
+    impatient.start_timeout = Duration::from_secs(3);
+    let began = Instant::now();
+    let (pool, recovered, _) = Pool::open(impatient).await.expect("a pool");
+    let took = began.elapsed();
+    assert!(recovered.alive.is_empty());
+    let mut lost: Vec<_> = recovered
+        .lost
+        .into_iter()
+        .map(|(id, _, why)| (id, why))
+        .collect();
+    lost.sort();
+    silent.sort();
+    for (id, why) in &lost {
+        assert!(why.contains("does not answer"), "{id}: {why}");
+    }
+    assert_eq!(
+        lost.into_iter().map(|(id, _)| id).collect::<Vec<_>>(),
+        silent
+    );
+    pool.close(true).await;
+    state.assert_clean();
+    took
+}
+
+pub(crate) fn kvm_silent_vmms_are_waited_for_together() {
+    run(async {
+        let one = opened_beside_silent(1).await;
+        let three = opened_beside_silent(3).await;
+        assert!(three < 2 * one, "{three:?} for three, {one:?} for one");
     });
 }
 

@@ -37,6 +37,7 @@ fn main() {
             kvm_what_does_not_fit_is_refused,
             kvm_warm_slots_give_way,
             kvm_paused_sandboxes_and_snapshots_are_limited,
+            kvm_silent_vmms_are_waited_for_together,
             kvm_each_vm_is_in_its_control_group,
             kvm_a_caller_who_leaves_leaves_nothing,
             kvm_random_lives_leave_nothing,
