@@ -442,8 +442,9 @@ impl Machine {
             home,
         };
         let mut template = snapshot::open(&source, &mut files, |found| match found {
-            // Taken at its word: a probe costs a clone as much as its whole restore.
+            // A probe costs a clone more than its whole restore.
             Platform::Ring3 => Ok(Platform::Ring3),
+            Platform::Hvm if probe::announces_virtualization() => Ok(Platform::Hvm),
             Platform::Hvm => probe::platform(&kvm),
         })?;
         let memory = clone_memory(&mut template, spec.prefault)?;

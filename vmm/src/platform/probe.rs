@@ -112,8 +112,9 @@ fn iteration_ns(kvm: &Kvm, cpl: u8) -> Option<u64> {
     ns
 }
 
-/// Whether CPUID has VMX (Intel SDM, leaf 1, ECX 5) or SVM (AMD APM, leaf 8000_0001, ECX 2).
-fn announces_virtualization() -> bool {
+/// Whether CPUID has VMX (Intel SDM, leaf 1, ECX 5) or SVM (AMD APM, leaf 8000_0001, ECX 2). Without them KVM's
+/// modules for hardware virtualization do not load.
+pub(crate) fn announces_virtualization() -> bool {
     let has_svm = __cpuid(0x8000_0000).eax > 0x8000_0000 && __cpuid(0x8000_0001).ecx & 1 << 2 != 0;
     __cpuid(1).ecx & 1 << 5 != 0 || has_svm
 }
