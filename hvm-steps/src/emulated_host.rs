@@ -13,7 +13,10 @@ use nix::{
     errno::Errno,
     kmod::{ModuleInitFlags, finit_module},
     mount::{MsFlags, mount, umount},
-    sys::reboot::{RebootMode, reboot},
+    sys::{
+        reboot::{RebootMode, reboot},
+        resource::{Resource, setrlimit},
+    },
 };
 
 use crate::steps::Places;
@@ -22,6 +25,8 @@ use crate::steps::Places;
 const DISK: &str = "/dev/vda";
 const GUEST: &str = "/guest";
 const WORK: &str = "/work";
+/// Of open files, which the kernel gives its first process too few of.
+const DESCRIPTORS: u64 = 1 << 20;
 /// The disk that outlives this host, and where it is mounted.
 const KEPT_DISK: &str = "/dev/vdb";
 const KEPT: &str = "/kept";
@@ -31,9 +36,11 @@ pub(crate) fn serve(run: impl FnOnce(&Places) -> Result<()>) -> ! {
     let done = prepare().and_then(|()| {
         run(&Places {
             vmm: "/cube-vmm".into(),
+            bench: "/cube-bench".into(),
             guest: GUEST.into(),
             work: WORK.into(),
             only: option("hvm_steps.only"),
+            cases: option("hvm_steps.confinement").map(|names| words(&names)),
             kept: Some(KEPT.into()),
             lacking: option("hvm_steps.lacking"),
         })
@@ -59,6 +66,8 @@ fn prepare() -> Result<()> {
         ("tmpfs", "/tmp"),
         // The VMM keeps what guests write there.
         ("tmpfs", "/var/tmp"),
+        // The prover puts VMMs into groups.
+        ("cgroup2", "/sys/fs/cgroup"),
     ] {
         mount_at(fstype, target, fstype, MsFlags::empty(), "")?;
     }
@@ -68,12 +77,20 @@ fn prepare() -> Result<()> {
         finit_module(&file, &CString::default(), ModuleInitFlags::empty())
             .with_context(|| format!("cannot load {name}"))?;
     }
+    raise_limit()?;
     wait_for(Path::new(DISK))?;
-    mount_at(DISK, GUEST, "ext4", MsFlags::MS_RDONLY, "noload")?;
+    // Writable, so that it is their confinement that keeps VMMs from writing. Nothing written outlives the machine.
+    mount_at(DISK, GUEST, "ext4", MsFlags::empty(), "")?;
     wait_for(Path::new(KEPT_DISK))?;
     mount_at(KEPT_DISK, KEPT, "ext4", MsFlags::empty(), "")?;
     println!("prepared in {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// More open files than a VMM may have, as on other hosts: else a limit of the host's own would hold attempts.
+fn raise_limit() -> Result<()> {
+    setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS)
+        .context("cannot raise the limit of open files")
 }
 
 fn mount_at(source: &str, target: &str, fstype: &str, flags: MsFlags, options: &str) -> Result<()> {
@@ -94,6 +111,12 @@ fn wait_for(device: &Path) -> Result<()> {
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
+}
+
+/// Words between commas; none for an empty text.
+fn words(text: &str) -> Vec<String> {
+    let words = text.split(',').filter(|word| !word.is_empty());
+    words.map(str::to_owned).collect()
 }
 
 /// `name=value` of the kernel's command line.

@@ -12,6 +12,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use clap::Parser;
 
+mod confinement;
 mod steps;
 mod vm;
 
@@ -28,12 +29,18 @@ struct Args {
     /// The program under test.
     #[arg(long)]
     vmm: PathBuf,
+    /// The program that has the confinement prover.
+    #[arg(long)]
+    bench: PathBuf,
     /// Directory with vmlinux, initramfs.cpio, base.erofs and layer.ext4.
     #[arg(long)]
     guest: PathBuf,
     /// Only steps whose name contains this, and those that they need.
     #[arg(long)]
     only: Option<String>,
+    /// Instead of the steps, run the confinement prover: all its cases, or those of these names and classes.
+    #[arg(long, value_name = "CASE", num_args = 0..)]
+    confinement: Option<Vec<String>>,
 }
 
 fn main() -> ExitCode {
@@ -44,9 +51,11 @@ fn main() -> ExitCode {
     let done = work_dir().and_then(|work| {
         let places = Places {
             vmm: args.vmm,
+            bench: args.bench,
             guest: args.guest,
             work: work.path().to_owned(),
             only: args.only,
+            cases: args.confinement,
             kept: None,
             lacking: None,
         };

@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use model::{Bytes, MANIFEST_NAME, TemplateManifest, template_file};
 
 use crate::{
+    confinement::{STATE, prove},
     tap::{self, Tap},
     vm::{MEMORY, Vm},
 };
@@ -20,16 +21,25 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Places {
     pub(crate) vmm: PathBuf,
+    /// The program that has the confinement prover.
+    pub(crate) bench: PathBuf,
     pub(crate) guest: PathBuf,
     /// An empty directory with a short path.
     pub(crate) work: PathBuf,
     /// Part of the names of the steps to run.
     pub(crate) only: Option<String>,
+    /// Cases and classes of the confinement prover to try instead of running the steps; empty: all cases.
+    pub(crate) cases: Option<Vec<String>>,
     /// A place that a host with another CPU will see, on an emulated one.
     pub(crate) kept: Option<PathBuf>,
     /// Features that this host lacks and the one of the kept template had.
     pub(crate) lacking: Option<String>,
 }
+
+/// Template of a VM with 4 vCPUs.
+const SMP: &str = "smp";
+/// Classes that the confinement prover has at least.
+const CLASSES: usize = 16;
 
 /// What steps hand on.
 #[derive(Debug)]
@@ -42,7 +52,7 @@ struct Run<'a> {
 
 type Step = (&'static str, fn(&mut Run<'_>) -> Result<String>);
 
-const STEPS: [Step; 18] = [
+const STEPS: [Step; 19] = [
     ("probe", probe),
     ("boot to the agent", boot),
     ("exec", exec),
@@ -56,6 +66,7 @@ const STEPS: [Step; 18] = [
     ("snapshot of a clone", second_generation),
     ("diff of a clone", diff),
     ("4 vCPUs", four_vcpus),
+    ("confinement", confinement),
     ("more than 3 GiB", above_the_hole),
     ("ends are told apart", ends),
     ("kill -9", kill),
@@ -65,9 +76,18 @@ const STEPS: [Step; 18] = [
 /// The steps of a host whose CPU lacks what that of the others had.
 const STEPS_OF_LESSER_CPU: [Step; 2] = [("probe", probe), ("a lesser CPU", lesser_cpu)];
 
-/// Runs them all, or those of a lesser CPU.
+/// Those that the confinement prover needs, and the prover.
+const STEPS_OF_PROVER: [Step; 4] = [
+    ("probe", probe),
+    ("boot to the agent", boot),
+    ("snapshot", snapshot),
+    ("chosen cases", chosen_cases),
+];
+
+/// Runs them all, or those of a lesser CPU or the prover.
 pub(crate) fn run(places: &Places) -> Result<()> {
     match places.lacking {
+        None if places.cases.is_some() => perform(places, &STEPS_OF_PROVER),
         None => perform(places, &STEPS),
         Some(_) => perform(places, &STEPS_OF_LESSER_CPU),
     }
@@ -299,7 +319,7 @@ fn four_vcpus(run: &mut Run<'_>) -> Result<String> {
                 conv=fsync status=none; echo 3 > /proc/sys/vm/drop_caches; \
                 head -c 4M /dev/vda | cksum; cksum < /var/tmp/$cpu > /dev/null\" &
         done; wait";
-    let template = run.template("smp");
+    let template = run.template(SMP);
     let mut laps = Laps(Vec::new(), Instant::now());
     let mut vm = Vm::boot(run.places, (MEMORY, 4), None)?;
     laps.lap("boot");
@@ -322,7 +342,6 @@ fn four_vcpus(run: &mut Run<'_>) -> Result<String> {
     laps.lap("going on");
     ensure!(check_four(&clone.sh(WORK)?)? == before, "other bytes");
     laps.lap("I/O");
-    fs::remove_dir_all(&template)?;
     Ok(laps.0.join(", "))
 }
 
@@ -341,6 +360,28 @@ fn all_go_on(clone: &Vm) -> Result<()> {
             "a vCPU stands still: {first:?} {now:?}"
         );
     }
+}
+
+/// All attempts, each in a VMM of its own; and the state of VMMs that have threads for further vCPUs.
+fn confinement(run: &mut Run<'_>) -> Result<String> {
+    let smp = run.template(SMP);
+    let all = prove(run.places, &run.template("one"), &[])?;
+    ensure!(
+        all.classes >= CLASSES,
+        "the cases are of {} classes",
+        all.classes
+    );
+    let state = prove(run.places, &smp, &[STATE.to_owned()])?;
+    fs::remove_dir_all(&smp)?;
+    Ok(format!("{all} held; {} of VMs with 4 vCPUs", state.cases))
+}
+
+/// The cases of the prover that were asked for by name.
+fn chosen_cases(run: &mut Run<'_>) -> Result<String> {
+    run.vm = None;
+    let cases = run.places.cases.as_deref().unwrap_or_default();
+    let held = prove(run.places, &run.template("one"), cases)?;
+    Ok(format!("{held} held"))
 }
 
 /// RAM on both sides of the hole: the kernel takes what lies above first. Most of it is never touched, so

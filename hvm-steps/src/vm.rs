@@ -16,7 +16,7 @@ use vmm_control::{VmProcess, fresh_identity};
 use crate::{steps::Places, tap::Tap};
 
 /// For any single answer. An emulated host is a hundred times slower than a real one.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 /// Little, since every byte of it is summed in each snapshot.
 pub(crate) const MEMORY: Bytes = Bytes::mib(160);
 

@@ -13,6 +13,7 @@ const GUEST_TARGET: &str = "x86_64-unknown-linux-gnu";
 #[derive(Debug, Clone)]
 pub(crate) struct StaticBinaries {
     pub(crate) vmm: PathBuf,
+    pub(crate) bench: PathBuf,
     pub(crate) steps: PathBuf,
 }
 
@@ -99,7 +100,7 @@ pub(crate) fn build_host(
     Ok(HostBinaries { dir })
 }
 
-/// Builds `cube-vmm` and `hvm-steps` as for a release, but static.
+/// Builds `cube-vmm`, `cube-bench` and `hvm-steps` as for a release, but static.
 pub(crate) fn build_static(
     workspace: &Workspace,
     progress: Progress,
@@ -110,12 +111,14 @@ pub(crate) fn build_static(
         cargo
             .env("RUSTFLAGS", STATIC)
             .args(["build", "--release", "--target", GUEST_TARGET])
-            .args(["--package", "vmm", "--package", "hvm-steps"]);
+            .args(["--package", "vmm", "--package", "hvm-steps"])
+            .args(["--package", "harness"]);
         tool::run(&mut cargo, log)
     })?;
     let dir = workspace.target()?.join(GUEST_TARGET).join("release");
     Ok(StaticBinaries {
         vmm: existing(dir.join("cube-vmm"))?,
+        bench: existing(dir.join("cube-bench"))?,
         steps: existing(dir.join("hvm-steps"))?,
     })
 }

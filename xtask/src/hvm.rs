@@ -52,8 +52,17 @@ const MODULES: [&str; 6] = [
 const PASSED: &str = "hvm-steps: passed";
 const FAILED: &str = "hvm-steps: failed";
 
-/// Runs the tier, on this host if it can.
-pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<Outcome> {
+/// What is run there.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// The tier.
+    Steps,
+    /// The confinement prover with these cases and classes; none: all.
+    Prover(Vec<String>),
+}
+
+/// Runs the tier or the prover, on this host if it can.
+pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Result<Outcome> {
     prepare::images(workspace, progress, Freshness::Keep)?;
     let log = workspace.artifacts().join("log/hvm.log");
     fs::write(&log, "")?;
@@ -62,7 +71,11 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<Outcome> 
         progress.say("tier hvm runs on this host's own KVM");
         let mut command = Command::new(&binaries.steps);
         command.arg("--vmm").arg(&binaries.vmm);
+        command.arg("--bench").arg(&binaries.bench);
         command.arg("--guest").arg(workspace.guest());
+        if let Work::Prover(cases) = work {
+            command.arg("--confinement").args(cases);
+        }
         return watch(command, &log);
     }
     let machine = Emulated::prepare(workspace, progress, &binaries, &log)?;
@@ -71,8 +84,12 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<Outcome> 
         PATIENCE.as_secs(),
         log.display()
     ));
-    let outcome = watch(machine.command(&[]), &log)?;
-    if !outcome.success {
+    let words = match work {
+        Work::Steps => String::new(),
+        Work::Prover(cases) => format!("hvm_steps.confinement={}", cases.join(",")),
+    };
+    let outcome = watch(machine.command(&[], &words), &log)?;
+    if !outcome.success || matches!(work, Work::Prover(_)) {
         return Ok(outcome);
     }
     progress.say(&format!(
@@ -80,7 +97,9 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<Outcome> 
         LACKING.join(", ")
     ));
     let log = log.with_file_name("hvm-lesser.log");
-    Ok(outcome.and(watch(machine.command(&LACKING), &log)?))
+    let words = format!("hvm_steps.lacking={}", LACKING.join(","));
+    let lesser = watch(machine.command(&LACKING, &words), &log)?;
+    Ok(outcome.and(lesser))
 }
 
 fn this_host_is_hvm(vmm: &Path) -> bool {
@@ -136,17 +155,14 @@ impl Emulated {
         })
     }
 
-    /// The emulator, ready to start, with a CPU that lacks some features.
-    fn command(&self, lacking: &[&str]) -> Command {
+    /// The emulator, ready to start, with a CPU that lacks some features, and words for its init.
+    fn command(&self, lacking: &[&str], words: &str) -> Command {
         let without: String = lacking.iter().map(|name| format!(",-{name}")).collect();
-        let drive = |file: &Path, access| {
+        let drive = |file: &Path, snapshot| {
             let file = file.display();
-            format!("file={file},format=raw,if=virtio,readonly={access}")
+            format!("file={file},format=raw,if=virtio,snapshot={snapshot}")
         };
-        let mut words = "console=ttyS0 panic=-1 rdinit=/init quiet mitigations=off".to_owned();
-        if !lacking.is_empty() {
-            words = format!("{words} hvm_steps.lacking={}", lacking.join(","));
-        }
+        let words = format!("console=ttyS0 panic=-1 rdinit=/init quiet mitigations=off {words}");
         let mut command = Command::new(EMULATOR);
         command
             .args(["-accel", "tcg,thread=multi", "-machine", "pc"])
@@ -181,13 +197,14 @@ fn archive_of(kernel: &Kernel, binaries: &StaticBinaries) -> Result<Vec<u8>> {
     let order = modules.load_order(&MODULES.map(str::to_owned))?;
     let mut archive = Archive::default();
     for name in [
-        "dev", "proc", "sys", "tmp", "work", "guest", "kept", "modules",
+        "dev", "etc", "proc", "sys", "tmp", "work", "guest", "kept", "modules",
     ] {
         archive.directory(name)?;
     }
     archive.device("dev/console", 0o600, (5, 1))?;
     archive.file("init", 0o755, &fs::read(&binaries.steps)?)?;
     archive.file("cube-vmm", 0o755, &fs::read(&binaries.vmm)?)?;
+    archive.file("cube-bench", 0o755, &fs::read(&binaries.bench)?)?;
     initramfs::add_modules(&mut archive, &order)?;
     archive.finish()
 }

@@ -106,7 +106,11 @@ enum Task {
         name: FurtherTemplate,
     },
     /// Run the steps of tier hvm and nothing else.
-    Hvm,
+    Hvm {
+        /// Instead of the steps, run the confinement prover: all its cases, or those of these names and classes.
+        #[arg(long, value_name = "CASE", num_args = 0..)]
+        confinement: Option<Vec<String>>,
+    },
     /// Run the long tests.
     Soak,
     /// Run fuzz targets for minutes each, on corpora that grow from run to run in target/cube/fuzz.
@@ -161,7 +165,10 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Test { tiers } => return tasks::test(&workspace, &tiers, progress),
         Task::Verify { arguments } => return tasks::verify(&workspace, &arguments, progress),
         Task::Sdks => prepare::sdks(&workspace, progress)?,
-        Task::Hvm => return tasks::hvm(&workspace, progress),
+        Task::Hvm { confinement } => {
+            let work = confinement.map_or(hvm::Work::Steps, hvm::Work::Prover);
+            return tasks::hvm(&workspace, progress, &work);
+        }
         Task::Soak => return tasks::soak(&workspace, progress),
         Task::Fuzz {
             minutes,

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, confinement, conformance, dependencies, fuzz, host,
-    hvm,
+    hvm::{self, Work},
     interpreter::Variant,
     isolation, prepare,
     prepare::Freshness,
@@ -105,7 +105,7 @@ pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) ->
         outcome = outcome.and(tiers::run(workspace, &tests, &surroundings)?);
     }
     if plan.run.contains(&Tier::Hvm) {
-        outcome = outcome.and(hvm::run(workspace, progress)?);
+        outcome = outcome.and(hvm::run(workspace, progress, &Work::Steps)?);
     }
     if plan.run.contains(&Tier::Fuzz) {
         outcome = outcome.and(fuzz::run(workspace, progress)?);
@@ -142,9 +142,9 @@ pub(crate) fn verify(
     Ok(code.map_or(ExitCode::from(130), ExitCode::from))
 }
 
-/// The tier hvm alone.
-pub(crate) fn hvm(workspace: &Workspace, progress: Progress) -> Result<ExitCode> {
-    let outcome = hvm::run(workspace, progress)?;
+/// The tier hvm alone, or the confinement prover where it runs.
+pub(crate) fn hvm(workspace: &Workspace, progress: Progress, work: &Work) -> Result<ExitCode> {
+    let outcome = hvm::run(workspace, progress, work)?;
     let plan = TierPlan {
         run: vec![Tier::Hvm],
         skipped: Vec::new(),
