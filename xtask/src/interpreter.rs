@@ -14,6 +14,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -30,46 +31,20 @@ use crate::{
     workspace::Workspace,
 };
 
+const PLACE: &str = "templates/code-interpreter-v1";
 /// Data frames want room; a page that a clone never touches costs it no more than KVM's ten bytes for each.
 const MEMORY: Bytes = Bytes::mib(1024);
 /// Where the server looks for its hosts.
 const HOSTS: &str = "/usr/local/lib/cube-interpreter";
 /// Port of the interpreter in guests: TCP's for programs there, vsock's for the host.
 const PORT: u16 = 49_999;
+/// The guest compiles the host of Java in a few seconds of CPU, on a host that may be busy.
+const BUILD_PATIENCE: Duration = Duration::from_secs(240);
 const SERVER: &str = "/usr/local/bin/cube-interpreter";
 /// Root's, as in official sandboxes; matplotlib's list of fonts is in the image.
 const ENVIRONMENT: &str = "HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     MPLCONFIGDIR=/usr/local/share/matplotlib";
-
-/// Which languages are in the template.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Variant {
-    /// `code-interpreter-v1`: Python, JavaScript, TypeScript and bash.
-    Usual,
-    /// `code-interpreter-r`: R as well.
-    R,
-    /// `code-interpreter-java`: Java as well.
-    Java,
-}
-
-impl Variant {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Usual => "code-interpreter",
-            Self::R => "code-interpreter-r",
-            Self::Java => "code-interpreter-java",
-        }
-    }
-
-    fn place(self) -> &'static str {
-        match self {
-            Self::Usual => "templates/code-interpreter-v1",
-            Self::R => "templates/code-interpreter-r",
-            Self::Java => "templates/code-interpreter-java",
-        }
-    }
-}
 
 /// What the template is made of.
 #[derive(Debug)]
@@ -81,7 +56,6 @@ pub(crate) struct Parts<'a> {
     /// The static server.
     pub(crate) server: PathBuf,
     pub(crate) vmm: PathBuf,
-    pub(crate) variant: Variant,
 }
 
 impl Parts<'_> {
@@ -93,14 +67,12 @@ impl Parts<'_> {
 /// Makes the template unless it is fresh.
 pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
     let image = image::build(parts)?;
-    if parts.variant == Variant::Usual {
-        image::kernel_wheels(parts)?;
-    }
+    image::kernel_wheels(parts)?;
     let paths = GuestPaths {
         root: image.dir.join(image::FILE),
         ..template::guest_paths(&parts.workspace.guest())
     };
-    let recipe = Recipe::new(parts.variant.name())
+    let recipe = Recipe::new("code-interpreter")
         .text("memory", &MEMORY.to_string())
         .text("cells", &format!("{:?}", cells::first()))
         .text("environment", ENVIRONMENT)
@@ -110,35 +82,31 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
         .path("server", &parts.server)?
         .path("guest", &parts.workspace.guest().join(guest_dir::MANIFEST))?
         .path("vmm", &parts.vmm)?;
-    parts
-        .store
-        .build(&recipe, parts.variant.place(), |out, log| {
-            let run = tempfile::Builder::new()
-                .prefix("cube-template-")
-                .tempdir()?;
-            let random = run.path().join("random.so");
-            build_library(&parts.hosts().join("random.c"), &random, log)?;
-            let maker = Maker {
-                vmm: &parts.vmm,
-                run: run.path(),
-                log,
-            };
-            // The VMM makes the directory itself, so that it never writes into one that stands.
-            fs::remove_dir(out)?;
-            maker
-                .snapshot(paths, MEMORY, out, |vsock| {
-                    install(parts, &random, vsock)?;
-                    cells::warm_up(vsock)
-                })
-                .with_context(|| maker.failed("cannot make the template", template::BOOT))?;
-            maker
-                .record_working_set(out, cells::first_cell)
-                .with_context(|| {
-                    maker.failed("the template cannot be restored", template::RESTORE)
-                })?;
-            let requests = serde_json::to_vec(&[cells::first()])?;
-            Ok(fs::write(out.join(template_file::WARM_UP), requests)?)
-        })
+    parts.store.build(&recipe, PLACE, |out, log| {
+        let run = tempfile::Builder::new()
+            .prefix("cube-template-")
+            .tempdir()?;
+        let random = run.path().join("random.so");
+        build_library(&parts.hosts().join("random.c"), &random, log)?;
+        let maker = Maker {
+            vmm: &parts.vmm,
+            run: run.path(),
+            log,
+        };
+        // The VMM makes the directory itself, so that it never writes into one that stands.
+        fs::remove_dir(out)?;
+        maker
+            .snapshot(paths, MEMORY, out, |vsock| {
+                install(parts, &random, vsock)?;
+                cells::warm_up(vsock)
+            })
+            .with_context(|| maker.failed("cannot make the template", template::BOOT))?;
+        maker
+            .record_working_set(out, cells::first_cell)
+            .with_context(|| maker.failed("the template cannot be restored", template::RESTORE))?;
+        let requests = serde_json::to_vec(&[cells::first()])?;
+        Ok(fs::write(out.join(template_file::WARM_UP), requests)?)
+    })
 }
 
 /// The library needs no header: it declares the functions that it calls.
@@ -156,15 +124,13 @@ fn install(parts: &Parts<'_>, random: &Path, vsock: &Path) -> Result<()> {
     copy_below(&mut agent, &parts.hosts(), Path::new(HOSTS))?;
     copy(&mut agent, random, &Path::new(HOSTS).join("random.so"))?;
     copy(&mut agent, &parts.server, Path::new(SERVER))?;
-    if parts.variant == Variant::Java {
-        let build = format!("{HOSTS}/java/build.sh");
-        template::run_as(&mut agent, Some("root"), &["/bin/sh", &build])?;
-    }
+    let build = format!("{HOSTS}/java/build.sh");
+    template::run_as_root(&mut agent, &["/bin/sh", &build], BUILD_PATIENCE)?;
     let script = format!(
         "chmod 755 {SERVER}; python3 -m compileall -q {HOSTS}; \
          cd /; exec env -i {ENVIRONMENT} setsid -f {SERVER} --supervise --warm --vsock {PORT} </dev/null >/dev/null 2>&1"
     );
-    template::run_as(&mut agent, Some("root"), &["/bin/sh", "-ec", &script])
+    template::run_as_root(&mut agent, &["/bin/sh", "-ec", &script], template::PATIENCE)
 }
 
 fn copy_below(agent: &mut EnvdClient, from: &Path, to: &Path) -> Result<()> {

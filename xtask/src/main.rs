@@ -46,7 +46,6 @@ mod progress;
 mod stage;
 mod tool;
 
-use interpreter::Variant;
 use prepare::Freshness;
 use progress::Progress;
 use tiers::Tier;
@@ -136,12 +135,8 @@ enum Task {
 /// Templates that `prepare` leaves out, because they take minutes.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum FurtherTemplate {
-    /// `code-interpreter-v1`: Python, JavaScript, TypeScript and bash, warm.
+    /// `code-interpreter-v1`: Python, JavaScript and TypeScript, warm; bash, R and Java on first use.
     CodeInterpreter,
-    /// `code-interpreter-r`: R as well.
-    CodeInterpreterR,
-    /// `code-interpreter-java`: Java as well.
-    CodeInterpreterJava,
 }
 
 fn main() -> ExitCode {
@@ -200,8 +195,10 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Prepare { refresh } => {
             prepare::all(&workspace, progress, freshness(refresh))?;
         }
-        Task::Template { name } => {
-            prepare::code_interpreter(&workspace, progress, variant(name))?;
+        Task::Template {
+            name: FurtherTemplate::CodeInterpreter,
+        } => {
+            prepare::code_interpreter(&workspace, progress)?;
         }
         Task::Images { refresh } => {
             prepare::images(&workspace, progress, freshness(refresh))?;
@@ -209,14 +206,6 @@ fn run(task: Task) -> Result<ExitCode> {
     }
     progress.say(&format!("ready in {}", workspace.artifacts().display()));
     Ok(ExitCode::SUCCESS)
-}
-
-fn variant(name: FurtherTemplate) -> Variant {
-    match name {
-        FurtherTemplate::CodeInterpreter => Variant::Usual,
-        FurtherTemplate::CodeInterpreterR => Variant::R,
-        FurtherTemplate::CodeInterpreterJava => Variant::Java,
-    }
 }
 
 fn freshness(refresh: bool) -> Freshness {

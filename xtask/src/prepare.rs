@@ -10,7 +10,7 @@ use crate::{
     archive::{self, Suite},
     binaries::{self, HostBinaries},
     guest_dir, guest_module, host, initramfs,
-    interpreter::{self, Parts, Variant},
+    interpreter::{self, Parts},
     kernel::{self, Kernel},
     layer,
     progress::Progress,
@@ -85,12 +85,8 @@ pub(crate) fn all(
     preparation.all()
 }
 
-/// Prepares everything, and a template of the code interpreter.
-pub(crate) fn code_interpreter(
-    workspace: &Workspace,
-    progress: Progress,
-    variant: Variant,
-) -> Result<HostBinaries> {
+/// Prepares everything, and the template of the code interpreter.
+pub(crate) fn code_interpreter(workspace: &Workspace, progress: Progress) -> Result<HostBinaries> {
     host::check_system()?;
     host::check_kvm()?;
     let _lock = lock(&workspace.artifacts(), progress)?;
@@ -110,7 +106,6 @@ pub(crate) fn code_interpreter(
             &log,
         )?,
         vmm: host_binaries.vmm(),
-        variant,
     };
     interpreter::build(&parts)?;
     Ok(host_binaries)

@@ -10,7 +10,6 @@ use anyhow::{Context, Result};
 use crate::{
     EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, confinement, conformance, dependencies, fuzz, host,
     hvm::{self, Work},
-    interpreter::Variant,
     isolation, prepare,
     prepare::Freshness,
     progress::Progress,
@@ -167,10 +166,7 @@ pub(crate) fn soak(workspace: &Workspace, progress: Progress) -> Result<ExitCode
 fn surroundings(workspace: &Workspace, tiers: &[Tier], progress: Progress) -> Result<Surroundings> {
     let artifacts = workspace.artifacts();
     let binaries = if tiers.contains(&Tier::Interpreter) {
-        Some(prepare::code_interpreter(workspace, progress, Variant::Usual)?.dir)
-    } else if tiers.contains(&Tier::Soak) {
-        prepare::code_interpreter(workspace, progress, Variant::R)?;
-        Some(prepare::code_interpreter(workspace, progress, Variant::Java)?.dir)
+        Some(prepare::code_interpreter(workspace, progress)?.dir)
     } else if tiers.iter().any(|tier| tier.needs_kvm()) {
         Some(prepare::all(workspace, progress, Freshness::Keep)?.dir)
     } else {

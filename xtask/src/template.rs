@@ -219,17 +219,30 @@ fn warm_up(vsock: &Path) -> Result<()> {
 
 /// Runs a command as the sandbox's default user.
 pub(crate) fn run(agent: &mut EnvdClient, command: &[&str]) -> Result<()> {
-    run_as(agent, None, command)
+    run_as(agent, None, command, PATIENCE)
 }
 
-pub(crate) fn run_as(agent: &mut EnvdClient, user: Option<&str>, command: &[&str]) -> Result<()> {
+pub(crate) fn run_as_root(
+    agent: &mut EnvdClient,
+    command: &[&str],
+    patience: Duration,
+) -> Result<()> {
+    run_as(agent, Some("root"), command, patience)
+}
+
+fn run_as(
+    agent: &mut EnvdClient,
+    user: Option<&str>,
+    command: &[&str],
+    patience: Duration,
+) -> Result<()> {
     let (program, arguments) = command.split_first().context("an empty command")?;
     let request = ExecRequest {
         user: user.map(str::to_owned),
         ..ExecRequest::new(*program, arguments)
     };
     let output = agent
-        .exec(&request, PATIENCE)
+        .exec(&request, patience)
         .with_context(|| format!("{command:?} did not run in the guest"))?;
     ensure!(
         output.exited && output.exit_code == 0,

@@ -36,11 +36,11 @@ fn variable(name: &str) -> PathBuf {
 }
 
 /// What was prepared, by its path below the directory of artifacts.
-pub(crate) fn artifact(path: &str, task: &str) -> PathBuf {
+pub(crate) fn artifact(path: &str) -> PathBuf {
     let path = variable("CUBE_ARTIFACTS").join(path);
     assert!(
         path.exists(),
-        "{} is missing: run `cargo xtask {task}`",
+        "{} is missing: run `cargo xtask template code-interpreter`",
         path.display()
     );
     path
@@ -48,12 +48,7 @@ pub(crate) fn artifact(path: &str, task: &str) -> PathBuf {
 
 impl Clone {
     pub(crate) fn start() -> Self {
-        Self::of("code-interpreter-v1", "template code-interpreter")
-    }
-
-    /// A clone of a template, which that task makes.
-    pub(crate) fn of(template: &str, task: &str) -> Self {
-        Self::restore(artifact(&format!("templates/{template}"), task))
+        Self::restore(artifact("templates/code-interpreter-v1"))
     }
 
     /// Two clones of this one as it is now.
@@ -120,6 +115,12 @@ impl Clone {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert_eq!(output.exit_code, 0, "{script}: {}", text(&output.stderr));
         text(&output.stdout)
+    }
+
+    /// Whether a process of this name runs.
+    pub(crate) fn runs(&self, name: &str) -> bool {
+        let names = self.command("cat /proc/[0-9]*/comm 2>/dev/null || true");
+        names.lines().any(|running| running == name)
     }
 
     /// The stream to the interpreter, through the agent, as for any port of the guest.

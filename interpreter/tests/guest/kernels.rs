@@ -1,4 +1,4 @@
-//! Jupyter kernels as contexts: Python's own, installed in a clone, and R in its variant of the template.
+//! Languages that start with their first cell: Jupyter kernels (Python's own, installed in a clone, and R), and Java.
 
 use std::{fs, path::Path, time::Instant};
 
@@ -14,10 +14,7 @@ use crate::{
 /// A clone in which ipykernel is installed as a user would install it.
 fn with_ipykernel() -> Clone {
     let clone = Clone::with_environment(&[("GLOBAL", "sandbox")]);
-    let wheels = artifact(
-        "stages/code-interpreter-kernel-wheels",
-        "template code-interpreter",
-    );
+    let wheels = artifact("stages/code-interpreter-kernel-wheels");
     for entry in fs::read_dir(wheels).unwrap() {
         let wheel = entry.unwrap().path();
         if wheel.extension() != Some("whl".as_ref()) {
@@ -136,15 +133,22 @@ fn value(events: &[Value]) -> String {
     shown[0]["text"].as_str().unwrap().to_owned()
 }
 
-/// Of the template `code-interpreter-r`, which takes minutes to make.
+/// A cell; its events. Prints how long it took.
+fn timed(clone: &Clone, language: &str, code: &str) -> Vec<Value> {
+    let begun = Instant::now();
+    let events = clone.cell(language, code);
+    println!("{:?} for {code}", begun.elapsed());
+    events
+}
+
 #[test]
-#[ignore = "soak"]
-fn soak_r_cells() {
-    let start = || Clone::of("code-interpreter-r", "template code-interpreter-r");
-    let clone = start();
-    let r = |code: &str| clone.cell("r", code);
+fn interpreter_r_cells() {
+    let clone = Clone::start();
+    let r = |code: &str| timed(&clone, "r", code);
+    assert!(!clone.runs("R"), "R runs before its first cell");
     let hello = r("x <- 6; cat('Hello, World!\\n')");
     assert_eq!(text(&hello, "stdout"), "Hello, World!\n");
+    assert!(clone.runs("R"));
     assert_eq!(value(&r("x * 7")), "[1] 42");
     assert!(text(&r("message('no')"), "stderr").starts_with("no\n"));
     assert_eq!(text(&r("system('echo child')"), "stdout"), "child\n");
@@ -166,8 +170,9 @@ fn soak_r_cells() {
     let (_, contexts) = clone.ask("GET", "/contexts", &Value::Null);
     assert!(contexts.contains(r#""language":"r""#), "{contexts}");
     let draw = |clone: &Clone| value(&clone.cell("r", "runif(3)"));
-    assert_ne!(draw(&clone), draw(&start()));
+    assert_ne!(draw(&clone), draw(&Clone::start()));
 }
+
 /// Each line is drawn from another generator.
 const JAVA: &str = r#"
 Stream.of(Math.random(), new Random().nextLong(), ThreadLocalRandom.current().nextLong(),
@@ -185,22 +190,18 @@ String shuffled() {
     return numbers.toString();
 }"#;
 
-/// Of the template `code-interpreter-java`, which takes minutes to make. What cells give is tested on the host.
+/// More of what cells give is tested on the host.
 #[test]
-#[ignore = "soak"]
-fn soak_java_cells() {
-    let clone = Clone::of("code-interpreter-java", "template code-interpreter-java");
+fn interpreter_java_cells() {
+    let clone = Clone::start();
+    let java = |code: &str| timed(&clone, "java", code);
     let (_, contexts) = clone.ask("GET", "/contexts", &Value::Null);
     assert!(!contexts.contains(r#""language":"java""#), "{contexts}");
-    let java = |code: &str| {
-        let begun = Instant::now();
-        let events = clone.cell("java", code);
-        println!("{:?} for {code}", begun.elapsed());
-        events
-    };
+    assert!(!clone.runs("java"), "Java runs before its first cell");
     let hello = java("int x = 6;\nSystem.out.println(\"Hello, World!\");\nx * 7");
     assert_eq!(text(&hello, "stdout"), "Hello, World!\n");
     assert_eq!(main_text(&hello), "42");
+    assert!(clone.runs("java"));
     assert_eq!(
         error(&java("x / 0"))["name"],
         "java.lang.ArithmeticException"

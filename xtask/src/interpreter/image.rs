@@ -1,10 +1,10 @@
-//! The root image of the interpreter: the packages of `base`, Node, compilers, and wheels for Python.
+//! The root image of the interpreter: the packages of `base`, Node, R, a JDK, compilers, and wheels for Python.
 
 use std::{path::Path, process::Command};
 
 use anyhow::Result;
 
-use super::{Parts, Variant};
+use super::Parts;
 use crate::{
     root_image,
     stage::{Built, Recipe},
@@ -12,6 +12,7 @@ use crate::{
     workspace::read_list,
 };
 
+const PLACE: &str = "stages/code-interpreter-image";
 pub(super) const FILE: &str = "code-interpreter.erofs";
 const WHEELS: &str = "stages/code-interpreter-wheels";
 /// Where the tests find a Jupyter kernel to install.
@@ -36,9 +37,7 @@ const PYTHON: [&str; 12] = [
 pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
     let recipe_dir = parts.workspace.recipe("code-interpreter");
     let wheels = wheels(parts, WHEELS, &recipe_dir.join("requirements.txt"))?;
-    let (place, further) = stage(parts.variant);
-    let name = place.trim_start_matches("stages/");
-    let mut recipe = Recipe::new(name)
+    let recipe = Recipe::new("code-interpreter-image")
         .text("form", "1")
         .text("release of Debian", parts.root.codename)
         .text("sources", &parts.root.sources())
@@ -48,13 +47,8 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
         .path("probe", &parts.workspace.recipe("probe"))?
         .path("modules", &parts.root.root_modules())?
         .path("recipe", &recipe_dir)?;
-    let mut packages = read_list(&recipe_dir.join("packages.txt"))?;
-    if let Some(further) = further {
-        let further = parts.workspace.recipe(further);
-        packages.extend(read_list(&further.join("packages.txt"))?);
-        recipe = recipe.path("further recipe", &further)?;
-    }
-    parts.store.build(&recipe, place, |out, log| {
+    let packages = read_list(&recipe_dir.join("packages.txt"))?;
+    parts.store.build(&recipe, PLACE, |out, log| {
         let tree = out.join("tree");
         parts.root.unpack(&parts.kernel, &packages, &tree, log)?;
         root_image::take_package_list(&tree, out)?;
@@ -67,21 +61,6 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
         )?;
         root_image::pack(&tree, &out.join(FILE), log)
     })
-}
-
-/// Where a variant's image is made, and its recipe beside that of `code-interpreter`.
-fn stage(variant: Variant) -> (&'static str, Option<&'static str>) {
-    match variant {
-        Variant::Usual => ("stages/code-interpreter-image", None),
-        Variant::R => (
-            "stages/code-interpreter-r-image",
-            Some("code-interpreter-r"),
-        ),
-        Variant::Java => (
-            "stages/code-interpreter-java-image",
-            Some("code-interpreter-java"),
-        ),
-    }
 }
 
 /// Fetches what the tests of Jupyter kernels install in a clone.

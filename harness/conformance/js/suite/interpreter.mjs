@@ -128,6 +128,41 @@ export const cases = {
       await raises(Error, s.runCode('1', { language: 'cobol' }))
     }),
 
+  'run-code-r': () =>
+    withInterpreter(
+      async (s) => {
+        const r = (code, options) => s.runCode(code, { language: 'r', ...options })
+        same(printed(await r("x <- 6; cat('out\\n')")), 'out\n')
+        // R's kernel displays values: none of them is the main result.
+        const { results } = await r('x * 7')
+        same(results.map((v) => [v.text, v.isMainResult]), [['[1] 42', false]])
+        ok((await r("stop('bad')")).error.value.includes('bad'))
+        const said = "cat(Sys.getenv('WIDE'), Sys.getenv('ONE'))"
+        same(printed(await r(said, { envs: { ONE: 'one' } })).trim(), 'wide one')
+        same(printed(await r(said)).trim(), 'wide')
+        const own = await s.createCodeContext({ language: 'r', cwd: '/tmp' })
+        same(printed(await s.runCode("cat(exists('x'), getwd())", { context: own })), 'FALSE /tmp')
+      },
+      { envs: { WIDE: 'wide' } },
+    ),
+
+  'run-code-java': () =>
+    withInterpreter(
+      async (s) => {
+        const java = (code, options) => s.runCode(code, { language: 'java', ...options })
+        const first = await java('int x = 6;\nSystem.out.println("out");\nx * 7')
+        same([printed(first), text(first)], ['out\n', '42'])
+        same((await java('x / 0')).error.name, 'java.lang.ArithmeticException')
+        const said = 'System.getProperty("WIDE") + System.getProperty("ONE")'
+        same(text(await java(said, { envs: { ONE: 'one' } })), 'wideone')
+        same(text(await java(said)), 'widenull')
+        const own = await s.createCodeContext({ language: 'java', cwd: '/tmp' })
+        same((await s.runCode('x', { context: own })).error.name, 'CompilationException')
+        same(text(await java('x')), '6')
+      },
+      { envs: { WIDE: 'wide' } },
+    ),
+
   'run-code-contexts': () =>
     withInterpreter(async (s) => {
       const before = await s.listCodeContexts()

@@ -288,6 +288,40 @@ def run_code_languages():
 
 
 @case
+def run_code_r():
+    with sandbox(envs={"WIDE": "wide"}) as s:
+        r = lambda code, **options: s.run_code(code, language="r", **options)
+        same(printed(r("x <- 6; cat('out\\n')")), "out\n")
+        # R's kernel displays values: none of them is the main result.
+        same([(v.text, v.is_main_result) for v in r("x * 7").results], [("[1] 42", False)])
+        error = r("stop('bad')").error
+        assert error and "bad" in error.value, error
+        assert base64.b64decode(r("plot(1:3)").results[0].png).startswith(b"\x89PNG")
+        said = "cat(Sys.getenv('WIDE'), Sys.getenv('ONE'))"
+        same(printed(r(said, envs={"ONE": "one"})).split(), ["wide", "one"])
+        same(printed(r(said)).split(), ["wide"])
+        own = s.create_code_context(language="r", cwd="/tmp")
+        same((own.language, own.cwd), ("r", "/tmp"))
+        same(printed(s.run_code("cat(exists('x'), getwd())", context=own)), "FALSE /tmp")
+
+
+@case
+def run_code_java():
+    with sandbox(envs={"WIDE": "wide"}) as s:
+        java = lambda code, **options: s.run_code(code, language="java", **options)
+        first = java('int x = 6;\nSystem.out.println("out");\nx * 7')
+        same((printed(first), text(first)), ("out\n", "42"))
+        same(java("x / 0").error.name, "java.lang.ArithmeticException")
+        said = 'System.getProperty("WIDE") + System.getProperty("ONE")'
+        same(text(java(said, envs={"ONE": "one"})), "wideone")
+        same(text(java(said)), "widenull")
+        own = s.create_code_context(language="java", cwd="/tmp")
+        same((own.language, own.cwd), ("java", "/tmp"))
+        same(s.run_code("x", context=own).error.name, "CompilationException")
+        same(text(java("x")), "6")
+
+
+@case
 def run_code_contexts():
     with sandbox() as s:
         before = s.list_code_contexts()
