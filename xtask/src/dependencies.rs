@@ -81,7 +81,7 @@ pub(crate) fn check(workspace: &Workspace, progress: Progress) -> Result<Outcome
         let rules: Rules = toml::from_str(&rules).context("cannot read deny.toml")?;
         let faults = rules.faults(&packages(workspace, &rules.graph)?);
         ensure!(faults.is_empty(), "deny.toml: {}", faults.join("; "));
-        Ok(())
+        fuzz_lock_is_current(workspace, &rules.graph)
     })?;
     let mut counts = Counts {
         passed: 3,
@@ -98,6 +98,20 @@ pub(crate) fn check(workspace: &Workspace, progress: Progress) -> Result<Outcome
         success: true,
         counts,
     })
+}
+
+/// Fuzz targets are a workspace of their own, which no other stage builds before the tests are done.
+fn fuzz_lock_is_current(workspace: &Workspace, graph: &Graph) -> Result<()> {
+    let manifest = workspace.root().join("fuzz/Cargo.toml");
+    let mut command = workspace.cargo();
+    command.args(["fetch", "--locked", "--manifest-path"]);
+    command.arg(manifest);
+    for target in &graph.targets {
+        command.args(["--target", target]);
+    }
+    tool::output(&mut command).map(drop).context(
+        "fuzz/Cargo.lock lags behind the workspace: run `cargo fetch` in fuzz/ and commit it",
+    )
 }
 
 fn packages(workspace: &Workspace, graph: &Graph) -> Result<Vec<Package>> {
