@@ -11,13 +11,19 @@ import jdk.jshell.execution.DirectExecutionControl;
  * no longer offers that (from 20 on), a cell that never waits goes on until the server replaces the host.
  */
 final class Execution extends DirectExecutionControl {
+    /** The JVM delivers a signal late: one for a cell that has just ended would count for the next. Whom it was meant
+     * for is interrupted again half a second later. */
+    private static final long DEAF_NANOS = 200_000_000;
+
     private Thread thread;
+    private long begun;
     private int interrupts;
     private Object value;
 
     /** A cell begins: interrupts of earlier ones do not count. */
     synchronized void begin() {
         interrupts = 0;
+        begun = System.nanoTime();
         value = null;
     }
 
@@ -53,6 +59,7 @@ final class Execution extends DirectExecutionControl {
 
     @SuppressWarnings({"deprecation", "removal"})
     synchronized void interrupt() {
+        if (System.nanoTime() - begun < DEAF_NANOS) return;
         interrupts++;
         if (thread == null) return;
         if (interrupts == 1) {

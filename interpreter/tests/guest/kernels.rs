@@ -218,6 +218,16 @@ fn interpreter_java_cells() {
         leave_running(&clone, &json!({"code": code, "language": "java"}), "on");
         assert_eq!(main_text(&java("x")), "6");
     }
+    // One that ends just when it is interrupted for the second time leaves the next cell alone.
+    for ms in [482, 486, 490, 494, 498].repeat(3) {
+        let spin = format!(
+            "long e = System.nanoTime() + {ms}_000_000L; while (System.nanoTime() < e) {{}}"
+        );
+        let wait = "try { Thread.sleep(1_000_000); } catch (InterruptedException i)";
+        let code = format!("System.out.println(\"on\"); {wait} {{ {spin} }}");
+        leave_running(&clone, &json!({"code": code, "language": "java"}), "on");
+        assert_eq!(main_text(&java("x")), "6", "after {ms} ms");
+    }
     java(JAVA_BEFORE);
     java(JAVA);
     let drawn = clone.fork().map(|fork| main_text(&fork.cell("java", JAVA)));
