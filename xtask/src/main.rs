@@ -13,7 +13,6 @@ mod conformance;
 mod tasks;
 mod tiers;
 
-mod confinement;
 mod dependencies;
 mod fuzz;
 mod hvm;

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde::Deserialize;
 
 use crate::{
-    isolation::{self, Proof},
+    isolation::{Proof, Prover},
     prepare,
     prepare::Freshness,
     progress::Progress,
@@ -256,7 +256,9 @@ impl Nursery<'_> {
     /// How the prover ends with that server.
     fn prove(&self, api: &Path, classes: &[&str]) -> Result<(i32, Proof)> {
         let results = tempfile::tempdir()?;
-        let done = isolation::command(self.workspace, &self.binaries, results.path())
+        let prover = Prover::Isolation;
+        let done = prover
+            .command(self.workspace, &self.binaries, results.path())
             .args(classes.iter().flat_map(|class| ["--case", class]))
             .arg("--api")
             .arg(api)
@@ -264,7 +266,9 @@ impl Nursery<'_> {
             .context("cannot start cube-bench")?;
         let code = done.status.code().context("the prover was killed")?;
         let said = String::from_utf8_lossy(&done.stderr);
-        let proof = Proof::read(results.path()).with_context(|| said.trim().to_owned())?;
+        let proof = prover
+            .read(results.path())
+            .with_context(|| said.trim().to_owned())?;
         Ok((code, proof))
     }
 

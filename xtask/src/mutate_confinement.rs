@@ -18,8 +18,8 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    binaries, confinement,
-    isolation::{Judged, Proof},
+    binaries,
+    isolation::{Judged, Proof, Prover},
     prepare::{self, Freshness},
     progress::Progress,
     workspace::Workspace,
@@ -87,14 +87,18 @@ fn columns() -> impl Iterator<Item = &'static str> {
 fn prove(workspace: &Workspace, binaries: &Path, vmm: &Path, column: &str) -> Result<Proof> {
     let dir = tempfile::tempdir()?;
     let script = script(dir.path(), vmm, column)?;
-    let done = confinement::command(workspace, binaries, dir.path())
+    let prover = Prover::Confinement;
+    let done = prover
+        .command(workspace, binaries, dir.path())
         .arg("--direct")
         .arg("--vmm")
         .arg(script)
         .output()
         .context("cannot start cube-bench")?;
     let said = String::from_utf8_lossy(&done.stderr);
-    confinement::read(dir.path()).with_context(|| said.trim().to_owned())
+    prover
+        .read(dir.path())
+        .with_context(|| said.trim().to_owned())
 }
 
 /// A VMM is started without any environment: the script gives it the one variable.

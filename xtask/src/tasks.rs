@@ -8,9 +8,10 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, confinement, conformance, dependencies, fuzz, host,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, conformance, dependencies, fuzz, host,
     hvm::{self, Work},
-    isolation, prepare,
+    isolation::Prover,
+    prepare,
     prepare::Freshness,
     progress::Progress,
     tiers::{self, Outcome, Surroundings, Tier},
@@ -110,8 +111,9 @@ pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) ->
         outcome = outcome.and(fuzz::run(workspace, progress)?);
     }
     if plan.run.contains(&Tier::Isolation) {
-        outcome = outcome.and(isolation::run(workspace, &surroundings)?);
-        outcome = outcome.and(confinement::run(workspace, &surroundings)?);
+        for prover in [Prover::Isolation, Prover::Confinement] {
+            outcome = outcome.and(prover.run(workspace, &surroundings)?);
+        }
     }
     for (tier, part) in [
         (Tier::Interpreter, conformance::INTERPRETER),
