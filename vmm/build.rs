@@ -9,7 +9,7 @@ use std::{
 
 fn main() {
     let monitor =
-        PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../monitor");
+        PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("monitor");
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
     println!("cargo:rerun-if-changed={}", monitor.display());
     let archive = out.join("libmonitor.a");

@@ -136,7 +136,7 @@ mod tests {
     /// Inputs that are kept, those that failed once among them.
     #[test]
     fn the_kept_inputs_hold() {
-        let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/network");
+        let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dev/fuzz/seeds/network");
         let mut read = 0;
         for seed in fs::read_dir(seeds).unwrap() {
             super::network(&fs::read(seed.unwrap().path()).unwrap());

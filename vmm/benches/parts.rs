@@ -7,7 +7,7 @@ use model::Platform;
 use vmm::{devices, snapshot};
 
 /// A driver program that the fuzz target starts from.
-const BLOCK_DRIVER: &[u8] = include_bytes!("../../fuzz/seeds/virtio/slot1");
+const BLOCK_DRIVER: &[u8] = include_bytes!("../../dev/fuzz/seeds/virtio/slot1");
 
 fn benches(c: &mut Criterion) {
     codec(c);

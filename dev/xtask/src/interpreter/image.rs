@@ -65,7 +65,7 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
 
 /// Fetches what the tests of Jupyter kernels install in a clone.
 pub(super) fn kernel_wheels(parts: &Parts<'_>) -> Result<Built> {
-    let list = "interpreter/tests/kernel-requirements.txt";
+    let list = "guest/interpreter/tests/kernel-requirements.txt";
     wheels(parts, KERNEL_WHEELS, &parts.workspace.root().join(list))
 }
 

@@ -101,7 +101,7 @@ pub(crate) fn run_long(workspace: &Workspace, plan: &LongRun, progress: Progress
         }
     }
     ensure!(failed.is_empty(), "{}", failed.join("\n"));
-    let size = size_of(&workspace.root().join("fuzz/seeds"))?;
+    let size = size_of(&workspace.root().join("dev/fuzz/seeds"))?;
     ensure!(
         size <= SEEDS_MAX,
         "{size} bytes of seeds, more than {SEEDS_MAX}"
@@ -111,7 +111,7 @@ pub(crate) fn run_long(workspace: &Workspace, plan: &LongRun, progress: Progress
 
 /// A line of the table of hours.
 fn write_down(workspace: &Workspace, target: &Target, minutes: u64, found: &str) -> Result<()> {
-    let path = workspace.root().join("fuzz/HOURS.md");
+    let path = workspace.root().join("dev/fuzz/HOURS.md");
     let commit = tool::output(
         Command::new("git")
             .current_dir(workspace.root())
@@ -228,7 +228,7 @@ fn prepare(workspace: &Workspace, progress: Progress) -> Result<Vec<Target>> {
 
 /// Names of the targets with their seeds: a target without a seed is not run.
 fn seeds(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
-    let dir = workspace.root().join("fuzz/seeds");
+    let dir = workspace.root().join("dev/fuzz/seeds");
     let mut found = Vec::new();
     for entry in fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))? {
         let entry = entry?;
@@ -256,7 +256,7 @@ fn build(workspace: &Workspace, log: &Path) -> Result<PathBuf> {
             TRIPLE,
         ])
         .arg("--manifest-path")
-        .arg(workspace.root().join("fuzz/Cargo.toml"))
+        .arg(workspace.root().join("dev/fuzz/Cargo.toml"))
         .arg("--target-dir")
         .arg(&dir)
         .env("RUSTFLAGS", COVERAGE)
@@ -272,14 +272,14 @@ mod tests {
     #[test]
     fn the_kept_seeds_are_small() {
         let workspace = Workspace::locate().unwrap();
-        let size = size_of(&workspace.root().join("fuzz/seeds")).unwrap();
+        let size = size_of(&workspace.root().join("dev/fuzz/seeds")).unwrap();
         assert!(size <= SEEDS_MAX, "{size} bytes");
     }
 
     #[test]
     fn every_target_has_seeds_and_every_seed_a_target() {
         let workspace = Workspace::locate().unwrap();
-        let manifest = fs::read_to_string(workspace.root().join("fuzz/Cargo.toml")).unwrap();
+        let manifest = fs::read_to_string(workspace.root().join("dev/fuzz/Cargo.toml")).unwrap();
         let manifest: toml::Value = toml::from_str(&manifest).unwrap();
         let bins = manifest["bin"].as_array().unwrap();
         let mut names: Vec<_> = bins

@@ -191,7 +191,7 @@ fn nextest(workspace: &Workspace, tiers: &[Tier]) -> Command {
             "--color=never",
         ])
         .arg("--config-file")
-        .arg(workspace.root().join("xtask/nextest.toml"))
+        .arg(workspace.root().join("dev/xtask/nextest.toml"))
         .args(["--no-tests=warn", "-E", &filter(tiers)]);
     if tiers.contains(&Tier::Soak) {
         // Ignored, so that no other runner starts them by accident.

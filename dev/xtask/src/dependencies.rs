@@ -102,7 +102,7 @@ pub(crate) fn check(workspace: &Workspace, progress: Progress) -> Result<Outcome
 
 /// Fuzz targets are a workspace of their own, which no other stage builds before the tests are done.
 fn fuzz_lock_is_current(workspace: &Workspace, graph: &Graph) -> Result<()> {
-    let manifest = workspace.root().join("fuzz/Cargo.toml");
+    let manifest = workspace.root().join("dev/fuzz/Cargo.toml");
     let mut command = workspace.cargo();
     command.args(["fetch", "--locked", "--manifest-path"]);
     command.arg(manifest);
@@ -110,7 +110,7 @@ fn fuzz_lock_is_current(workspace: &Workspace, graph: &Graph) -> Result<()> {
         command.args(["--target", target]);
     }
     tool::output(&mut command).map(drop).context(
-        "fuzz/Cargo.lock lags behind the workspace: run `cargo fetch` in fuzz/ and commit it",
+        "dev/fuzz/Cargo.lock lags behind the workspace: run `cargo fetch` in dev/fuzz/ and commit it",
     )
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Parts<'a> {
 
 impl Parts<'_> {
     fn hosts(&self) -> PathBuf {
-        self.workspace.root().join("interpreter/hosts")
+        self.workspace.root().join("guest/interpreter/hosts")
     }
 }
 

@@ -17,8 +17,9 @@ impl Workspace {
     /// The checkout that this program was built from.
     pub(crate) fn locate() -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .parent()
-            .context("xtask has no parent directory")?;
+            .ancestors()
+            .nth(2)
+            .context("dev/xtask is not inside a checkout")?;
         Ok(Self {
             root: root.to_owned(),
         })
@@ -30,7 +31,7 @@ impl Workspace {
 
     /// A file or directory of the image recipes.
     pub(crate) fn recipe(&self, name: &str) -> PathBuf {
-        self.root.join("images").join(name)
+        self.root.join("guest/images").join(name)
     }
 
     /// Everything that is built beside cargo's own outputs.
