@@ -7,17 +7,17 @@ use std::{
     time::Duration,
 };
 
+use ::verify::{
+    confinement::ConfinementError, conformance::VerifyError, isolation::IsolationError,
+};
 use api_types::chain;
 use clap::{Parser, Subcommand, ValueEnum};
 use harness::{
-    artifacts,
     compare::{self, CompareError, Side},
-    exit::End,
     host::{
         facts,
         grade::{self, Grade, NoiseLevel},
     },
-    leftovers::run_root,
     noise, plan,
     record::{self, RecordError},
     report::{
@@ -29,8 +29,8 @@ use harness::{
     scenario::{self, ScenarioError},
     session::{self, SessionError, Settings},
     stats::fold,
-    verify::{VerifyError, confinement::ConfinementError, isolation::IsolationError},
 };
+use testbed::{artifacts, exit::End, leftovers::run_root};
 
 #[derive(Parser)]
 #[command(

@@ -8,9 +8,10 @@ use std::fmt::Write;
 use model::StartPhase;
 use serde::{Deserialize, Serialize};
 
+use testbed::exit::End;
+
 use crate::{
     event::Attempt,
-    exit::End,
     gate::Verdict,
     host::facts::HostFacts,
     scenario::Quantile,

@@ -18,11 +18,12 @@ use std::{
 use netprobe::{Action, Finding, Order, Outcome, Probe};
 use nix::sched::CpuSet;
 
+use testbed::world::{Namespace, WorldError, failed};
+
 use crate::{
     event::{Exchanged, Failure, FailureCause},
     scenario::{ExchangeSpec, ExecSpec, NetworkSpec},
     target::{Sandbox, exec_and_compare, exec_checked},
-    world::{Namespace, WorldError, failed},
 };
 use peer::Listener;
 
@@ -116,7 +117,7 @@ impl Network {
             Placement::OneCpu => Some(place::last_cpu().map_err(failed("choose a CPU"))?),
         };
         Ok(Self {
-            outside: crate::world::enter(BLOCKS)?,
+            outside: testbed::world::enter(BLOCKS)?,
             spec,
             program,
             cpu,

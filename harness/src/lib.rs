@@ -8,17 +8,13 @@
 //! `cube-bench report` does the same work on old runs. This crate links neither VMM, pool nor API: it
 //! measures through the doors that a customer has.
 
-pub mod artifacts;
 pub mod clock;
 pub mod compare;
-pub mod endpoint;
 pub mod event;
 pub mod exchange;
-pub mod exit;
 pub mod gate;
 mod guest;
 pub mod host;
-pub mod leftovers;
 mod live;
 pub mod memory;
 pub mod noise;
@@ -28,9 +24,6 @@ pub mod record;
 pub mod report;
 pub mod run;
 pub mod scenario;
-pub mod server;
 pub mod session;
 pub mod stats;
 pub mod target;
-pub mod verify;
-mod world;

@@ -10,11 +10,11 @@ pub mod terminal;
 pub mod turns;
 
 use model::StartPhase;
+use testbed::exit::End;
 
 use crate::{
-    event::FailureCause,
-    exit::End,
-    gate::{self, GateResult},
+    event::{EndReason, FailureCause},
+    gate::{self, GateResult, Verdict},
     host::{
         facts::HostFacts,
         grade::{self, Graded, NoiseLevel},
@@ -82,12 +82,26 @@ impl<'a> View<'a> {
         let breach = FailureCause::Breach;
         let is_breached = self.summary.failures().contains_key(&breach)
             || self.summary.after_hold_failures.contains_key(&breach);
-        match End::of_run(self.summary.ended.as_ref(), &self.gates) {
+        match end_of_run(self.summary.ended.as_ref(), &self.gates) {
             End::Pass | End::GateFailed | End::Inconclusive if is_breached => End::Breach,
             End::Pass | End::GateFailed | End::Inconclusive if none_replied => {
                 End::TargetUnreachable
             }
             end => end,
         }
+    }
+}
+
+/// The end that follows from how the run ended and from its gates. A run without an end was killed.
+fn end_of_run(ended: Option<&EndReason>, gates: &[GateResult]) -> End {
+    let any = |verdict| gates.iter().any(|gate| gate.verdict == verdict);
+    match ended {
+        Some(EndReason::Interrupted) | None => End::Interrupted,
+        Some(EndReason::Broken { .. }) => End::Bug,
+        Some(EndReason::Complete | EndReason::MemoryShare) if any(Verdict::Fail) => End::GateFailed,
+        Some(EndReason::Complete | EndReason::MemoryShare) if any(Verdict::Inconclusive) => {
+            End::Inconclusive
+        }
+        Some(EndReason::Complete | EndReason::MemoryShare) => End::Pass,
     }
 }

@@ -22,26 +22,29 @@ use std::{
 use api_types::chain;
 use vmm_control::template::{LoadError, LoadedTemplate};
 
-use crate::{
+use testbed::{
     artifacts::{self, ArtifactError, Template},
-    clock,
     endpoint::{BadUrl, Endpoint},
+    leftovers::{self, RunDir},
+    server::{Door, LocalServer, ServerError, ServerSpec, Tls},
+    world::{PlainNetwork, UPLINK, WorldError},
+};
+
+use crate::{
+    clock,
     event::{EVENTS_FORMAT, EndReason, RunEvent, RunStarted},
     exchange::{NAME_SERVER, Network, Placement},
     host::facts::{self, ENVIRONMENT_FILE, HostFacts, TemplateFacts},
-    leftovers::{self, RunDir},
     live::LiveView,
     memory::FileId,
     noise, plan,
     record::{RecordError, Recorder},
     run::Runner,
     scenario::{NetworkSpec, Scenario, TargetKind, TargetSpec},
-    server::{Door, LocalServer, ServerError, ServerSpec, Tls},
     target::{
         Target, e2b::E2b, forks::Forks, group::Groups, host_process::HostProcess,
         vmm_direct::RANDOM, vmm_direct::VmmDirect,
     },
-    world::{PlainNetwork, UPLINK, WorldError},
 };
 
 /// What a run is told.
@@ -210,7 +213,7 @@ fn own_server(
 ) -> Result<Subjects, SessionError> {
     let spec = &scenario.target;
     let program = artifacts::find_api(settings.api.as_deref())?;
-    let template = artifacts::find_template(&settings.artifacts, spec)?;
+    let template = artifacts::find_template(&settings.artifacts, &spec.template, spec.memory)?;
     refuse_without_kvm(host)?;
     let templates = ground.run_dir.path().join("templates");
     install(&template.dir, &templates.join(&spec.template)).map_err(at(&templates))?;
@@ -327,7 +330,8 @@ fn vmm_direct(
     host: &mut HostFacts,
 ) -> Result<(VmmDirect, FileId), SessionError> {
     let vmm = artifacts::find_vmm(settings.vmm.as_deref())?;
-    let template = artifacts::find_template(&settings.artifacts, &scenario.target)?;
+    let target = &scenario.target;
+    let template = artifacts::find_template(&settings.artifacts, &target.template, target.memory)?;
     let loaded = LoadedTemplate::load(&template.dir);
     host.template = Some(template_facts(&template, scenario, loaded.as_ref().err()));
     refuse_without_kvm(host)?;

@@ -22,6 +22,12 @@ pub struct CloneId {
     pub arrival: u32,
 }
 
+impl std::fmt::Display for CloneId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.round, self.arrival)
+    }
+}
+
 /// Something that starts sandboxes. Used from many threads at once.
 pub trait Target: Sync {
     /// Starts one and waits until the create is answered. Stamps go into `timeline` as they become

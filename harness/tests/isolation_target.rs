@@ -14,12 +14,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harness::verify::isolation::{Proof, judge::Verdict, report};
 use nix::{
     sched::{CloneFlags, setns, unshare},
     sys::signal::{Signal, kill},
     unistd::{Pid, gettid},
 };
+use verify::isolation::{Proof, judge::Verdict, report};
 
 /// The server's end of the cable, and the prover's.
 const SERVER: &str = "192.0.2.2:3000";

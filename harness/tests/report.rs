@@ -9,12 +9,12 @@ use std::path::Path;
 
 use harness::{
     compare::{self, CompareError, Side},
-    exit::End,
     gate::Verdict,
     host::facts::{self, HostFacts},
     report::{View, document::Document, html, junit, markdown, terminal},
     stats::fold::{Summary, fold},
 };
+use testbed::exit::End;
 
 fn host() -> HostFacts {
     let mut host = facts::read(Path::new("/no/such"));

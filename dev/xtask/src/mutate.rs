@@ -25,7 +25,7 @@ use crate::{
     workspace::Workspace,
 };
 
-const LIST: &str = "harness/isolation/mutations.toml";
+const LIST: &str = "harness/verify/isolation/mutations.toml";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

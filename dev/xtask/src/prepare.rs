@@ -118,7 +118,7 @@ pub(crate) fn sdks(workspace: &Workspace, progress: Progress) -> Result<()> {
     let store = Store::open(&workspace.artifacts(), progress)?;
     let list = workspace
         .root()
-        .join("harness/conformance/host-packages.txt");
+        .join("harness/verify/conformance/host-packages.txt");
     let missing = archive::missing(&read_list(&list)?)?;
     if !missing.is_empty() {
         let log = store.log("packages")?;

@@ -36,7 +36,7 @@ const SYSTEM_PYTHON: &str = "/usr/bin/python3";
 /// Installs all SDKs that are not there.
 pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
     let sources = Sources {
-        dir: workspace.root().join("harness/conformance"),
+        dir: workspace.root().join("harness/verify/conformance"),
         artifacts: workspace.artifacts(),
         docs: workspace.root().join("docs"),
         examples: workspace.root().join("examples"),

@@ -7,19 +7,14 @@ use std::{
 };
 
 use clap::{Args, Subcommand, ValueEnum};
-use harness::{
-    artifacts,
-    exit::End,
-    verify::{
-        self, Matrix, Programs, VerifyError, VerifySpec,
-        confinement::{self, ConfinementError, ConfinementSpec, Starts, report as held_report},
-        features::Area,
-        hazards::{self, HazardSpec, report as hazard_report},
-        isolation::{
-            self, IsolationError, IsolationSpec, Scope, TargetSpec, report as proof_report,
-        },
-        report as matrix_report,
+use testbed::{artifacts, exit::End};
+use verify::{
+    confinement::{self, ConfinementError, ConfinementSpec, Starts, report as held_report},
+    conformance::{
+        self, Matrix, Programs, VerifyError, VerifySpec, features::Area, report as matrix_report,
     },
+    hazards::{self, HazardSpec, report as hazard_report},
+    isolation::{self, IsolationError, IsolationSpec, Scope, TargetSpec, report as proof_report},
 };
 
 use super::{CommandError, Format, Places, RunRoot};
@@ -185,7 +180,7 @@ impl Places {
 
 impl Conformance {
     fn verify(self) -> Result<End, CommandError> {
-        let matrix = verify::run(&VerifySpec {
+        let matrix = conformance::run(&VerifySpec {
             programs: self.places.programs(),
             api_url: self.api_url,
             run_root: self.run_root.run_root,

@@ -5,7 +5,7 @@ use std::{path::Path, process::Command};
 use model::Platform;
 use serde::{Deserialize, Serialize};
 
-use crate::artifacts::CURE;
+use testbed::artifacts::CURE;
 
 /// What the probe found. Absent where it could not be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

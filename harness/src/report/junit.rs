@@ -3,6 +3,8 @@
 
 use std::fmt::Write;
 
+use testbed::xml::escape;
+
 use super::View;
 use crate::gate::Verdict;
 
@@ -43,28 +45,4 @@ fn write(out: &mut String, view: &View<'_>) -> std::fmt::Result {
         writeln!(out, "  </testcase>")?;
     }
     writeln!(out, "</testsuite></testsuites>")
-}
-
-/// For attribute values; control characters that XML cannot hold become blanks.
-pub(crate) fn escape(text: &str) -> String {
-    text.chars()
-        .map(|c| match c {
-            '&' => "&amp;".to_owned(),
-            '<' => "&lt;".to_owned(),
-            '>' => "&gt;".to_owned(),
-            '"' => "&quot;".to_owned(),
-            c if c.is_control() => " ".to_owned(),
-            c => c.to_string(),
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hostile_text_stays_text() {
-        assert_eq!(escape("<a b=\"&\">\u{1}"), "&lt;a b=&quot;&amp;&quot;&gt; ");
-    }
 }

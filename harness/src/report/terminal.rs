@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use super::{View, document::Document, document::PhaseDocument};
-use crate::{exit::End, gate::JudgedBy, scenario::Quantile};
+use testbed::exit::End;
+
+use crate::{gate::JudgedBy, scenario::Quantile};
 
 /// Renders the report.
 #[must_use]

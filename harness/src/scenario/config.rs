@@ -5,7 +5,7 @@ use std::time::Duration;
 use model::{Bytes, WorkingSetPrefault};
 use serde::Deserialize;
 
-use crate::endpoint::Endpoint;
+use testbed::endpoint::Endpoint;
 
 use super::{
     Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, MemorySpec, Metric, Scenario, Spacing,

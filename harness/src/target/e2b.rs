@@ -17,11 +17,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{CloneId, Output, PageCache, Sandbox, Target};
+use testbed::{
+    endpoint::{DialError, Endpoint, Wire},
+    leftovers,
+};
+
 use crate::{
     clock,
-    endpoint::{DialError, Endpoint, Wire},
     event::{Failure, FailureCause, StartKind},
-    guest, leftovers,
+    guest,
     scenario::ExecSpec,
 };
 

@@ -21,13 +21,13 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use vmm_control::{ControlError, VmProcess, frame::FrameError, template::LoadedTemplate};
 
 use super::{CloneId, Output, PageCache, Sandbox, Target, group::Groups};
+use testbed::{leftovers::RunDir, world::PlainNetwork};
+
 use crate::{
     clock,
     event::{Failure, FailureCause},
     guest,
-    leftovers::RunDir,
     scenario::{ExecSpec, TargetSpec},
-    world::PlainNetwork,
 };
 
 /// Where identities come from.
@@ -180,10 +180,13 @@ impl VmmDirect {
 
 impl Target for VmmDirect {
     fn create(&self, id: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure> {
-        let dir = self.run_dir.clone_dir(id).map_err(|e| Failure {
-            cause: FailureCause::Spawn,
-            message: format!("{}: {e}", self.run_dir.path().display()),
-        })?;
+        let dir = self
+            .run_dir
+            .clone_dir(&id.to_string())
+            .map_err(|e| Failure {
+                cause: FailureCause::Spawn,
+                message: format!("{}: {e}", self.run_dir.path().display()),
+            })?;
         let dir = CloneDir(dir);
         match self.start(id, &dir.0, timeline) {
             Ok(vm) => Ok(Box::new(Clone { vm, dir })),

@@ -1,0 +1,342 @@
+//! Directories of runs under /run/cube (see [`run_root`]), and what killed runs left there.
+//!
+//! ```text
+//! /run/cube/bench-<pid>-<start time>/      one per cube-bench process
+//!     <round>-<arrival>/                   one per clone: vsock.sock, console.log, vmm.stderr
+//! ```
+//! The owner's pid and start time in the name tell a living run from a dead one, also after the pid was
+//! used again. A VMM belongs to a run when its standard error is a file of that run's directory. A VMM
+//! dies by itself when its control socket closes, so usually only directories are left.
+//!
+//! The root lies where anybody may make files, or below a place that others may read. So before anything in it is
+//! used or removed it is this user's own, no link, and for nobody else to enter.
+
+use std::{
+    fs::{self, DirBuilder, File, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    libc,
+    sys::{
+        signal::{Signal, kill},
+        statfs::{TMPFS_MAGIC, statfs},
+    },
+    unistd::{Pid, geteuid},
+};
+
+/// Where the directories of runs are, on a host like others.
+const RUN_ROOT: &str = "/run/cube";
+/// Where they are if that would be on a disk.
+const MEMORY_ROOT: &str = "/dev/shm/cube";
+const PREFIX: &str = "bench-";
+/// A killed VMM must be gone after this.
+const KILL_WAIT: Duration = Duration::from_secs(5);
+
+/// Where the directories of runs are if nobody says: below /run, which is in memory on a usual host, or below
+/// /dev/shm if only that is. A round makes and removes a dozen files for each sandbox, and what the host's disk makes of
+/// that is not what a run measures.
+#[must_use]
+pub fn run_root() -> PathBuf {
+    let in_memory =
+        |path: &str| statfs(path).is_ok_and(|system| system.filesystem_type() == TMPFS_MAGIC);
+    choose_root(in_memory).into()
+}
+
+fn choose_root(in_memory: impl Fn(&str) -> bool) -> &'static str {
+    match in_memory("/dev/shm") && !in_memory("/run") {
+        true => MEMORY_ROOT,
+        false => RUN_ROOT,
+    }
+}
+
+/// The directory of this process's run. Dropping it removes it.
+#[derive(Debug)]
+pub struct RunDir(PathBuf);
+
+impl RunDir {
+    /// Makes the directory.
+    ///
+    /// # Errors
+    /// No right to make it, or it exists.
+    pub fn create(root: &Path) -> io::Result<Self> {
+        let pid = std::process::id();
+        let start =
+            start_time(pid).ok_or_else(|| io::Error::other("cannot read /proc/self/stat"))?;
+        let path = root.join(format!("{PREFIX}{pid}-{start}"));
+        if let Some(above) = root.parent() {
+            fs::create_dir_all(above)?;
+        }
+        match private().create(root) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => make_private(root)?,
+        }
+        private().create(&path)?;
+        Ok(Self(path))
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Makes a directory in it for one clone.
+    ///
+    /// # Errors
+    /// It exists or cannot be made.
+    pub fn clone_dir(&self, name: &str) -> io::Result<PathBuf> {
+        let path = self.0.join(name);
+        private().create(&path)?;
+        Ok(path)
+    }
+}
+
+fn private() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    builder
+}
+
+/// Makes sure that only this user can enter a directory, and that no other has made it or could have put something
+/// into it.
+///
+/// # Errors
+/// It is a symbolic link or no directory, another user's, or others may write to it.
+fn make_private(dir: &Path) -> io::Result<()> {
+    let mut options = File::options();
+    options.read(true);
+    options.custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW);
+    let opened = options.open(dir)?;
+    let meta = opened.metadata()?;
+    let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
+    if owner != geteuid().as_raw() || mode & 0o022 != 0 {
+        return Err(io::Error::other(format!(
+            "{} is open to others (owner {owner}, mode {mode:o}): remove it if it is not yours, or name another \
+             directory with --run-root",
+            dir.display()
+        )));
+    }
+    opened.set_permissions(Permissions::from_mode(0o700))
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        // What cannot be removed now is found by the next sweep.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a sweep removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Directories of dead runs.
+    pub dirs: Vec<PathBuf>,
+    /// VMMs of dead runs that were still alive.
+    pub processes: Vec<u32>,
+    /// What could not be removed, and why.
+    pub remaining: Vec<String>,
+}
+
+impl Swept {
+    /// One line for a person; `None` when there was nothing.
+    #[must_use]
+    pub fn describe(&self) -> Option<String> {
+        if self == &Self::default() {
+            return None;
+        }
+        let mut text = format!(
+            "removed {} directories and {} processes of dead runs",
+            self.dirs.len(),
+            self.processes.len()
+        );
+        for what in &self.remaining {
+            text.push_str("; still there: ");
+            text.push_str(what);
+        }
+        Some(text)
+    }
+}
+
+/// Finds runs whose owner is dead, kills their VMMs and removes their directories.
+///
+/// # Errors
+/// The root exists and cannot be listed, or others could have made what is in it.
+pub fn sweep(root: &Path) -> io::Result<Swept> {
+    let mut swept = Swept::default();
+    match make_private(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(swept),
+        checked => checked?,
+    }
+    for dir in dead_runs(root)? {
+        for pid in processes_of(&dir) {
+            match kill_and_wait(pid) {
+                Ok(()) => swept.processes.push(pid),
+                Err(e) => swept.remaining.push(format!("process {pid}: {e}")),
+            }
+        }
+        match fs::remove_dir_all(&dir) {
+            Ok(()) => swept.dirs.push(dir),
+            Err(e) => swept.remaining.push(format!("{}: {e}", dir.display())),
+        }
+    }
+    Ok(swept)
+}
+
+fn dead_runs(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut dead = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if let Some((pid, start)) = owner(&entry.file_name().to_string_lossy())
+            && start_time(pid) != Some(start)
+        {
+            dead.push(entry.path());
+        }
+    }
+    Ok(dead)
+}
+
+/// Pid and start time from a directory's name.
+fn owner(name: &str) -> Option<(u32, u64)> {
+    let (pid, start) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    Some((pid.parse().ok()?, start.parse().ok()?))
+}
+
+/// Start time of a living process in clock ticks since boot (/proc/PID/stat, field 22).
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command in field 2 may hold blanks and parentheses; fields are counted after its last ')'.
+    let after = stat.rsplit_once(')')?.1;
+    after.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Processes whose standard error lies in a run's directory.
+pub fn processes_of(dir: &Path) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| {
+            fs::read_link(format!("/proc/{pid}/fd/2")).is_ok_and(|file| file.starts_with(dir))
+        })
+        .collect()
+}
+
+pub fn kill_and_wait(pid: u32) -> io::Result<()> {
+    let raw = i32::try_from(pid).map_err(io::Error::other)?;
+    let started = start_time(pid);
+    match kill(Pid::from_raw(raw), Signal::SIGKILL) {
+        Ok(()) | Err(nix::errno::Errno::ESRCH) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let deadline = Instant::now() + KILL_WAIT;
+    while started.is_some() && start_time(pid) == started && !is_zombie(pid) {
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// Whether only its parent's wait is missing; its memory and files are gone then.
+fn is_zombie(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .and_then(|stat| Some(stat.rsplit_once(')')?.1.trim_start().starts_with('Z')))
+        .unwrap_or(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_in_memory_where_there_is_one() {
+        assert_eq!(choose_root(|_| true), RUN_ROOT);
+        assert_eq!(choose_root(|path| path == "/dev/shm"), MEMORY_ROOT);
+        assert_eq!(choose_root(|path| path == "/run"), RUN_ROOT);
+        assert_eq!(choose_root(|_| false), RUN_ROOT);
+    }
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_dead_run_is_swept_with_its_process_and_a_living_one_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let living = RunDir::create(root.path()).unwrap();
+        let kept = living.clone_dir("0-1").unwrap();
+        // Our own pid with another start time: the pid of a dead run, used again.
+        let dead = root.path().join(format!("bench-{}-1", std::process::id()));
+        fs::create_dir_all(dead.join("0-0")).unwrap();
+        let log = File::create(dead.join("0-0").join("vmm.stderr")).unwrap();
+        let mut child = Command::new("sleep")
+            .arg("60")
+            .stderr(Stdio::from(log))
+            .spawn()
+            .unwrap();
+        fs::create_dir(root.path().join("something-else")).unwrap();
+
+        let swept = sweep(root.path()).unwrap();
+        assert_eq!(swept.dirs, std::slice::from_ref(&dead));
+        assert_eq!(swept.processes, [child.id()]);
+        assert_eq!(swept.remaining, Vec::<String>::new());
+        assert!(!child.wait().unwrap().success());
+        assert!(!dead.exists() && kept.exists());
+        assert!(root.path().join("something-else").exists());
+
+        assert_eq!(sweep(root.path()).unwrap().describe(), None);
+        let path = living.path().to_owned();
+        drop(living);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_root_that_others_could_have_made_is_neither_used_nor_swept() {
+        let place = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        let refused = |root: &Path, why: &str| {
+            let e = RunDir::create(root).unwrap_err().to_string();
+            assert!(e.contains(why), "{e}");
+            sweep(root).unwrap_err();
+        };
+        // Readable by others: closed.
+        let own = place.path().join("own");
+        DirBuilder::new().mode(0o755).create(&own).unwrap();
+        let run = RunDir::create(&own).unwrap();
+        assert_eq!((mode(&own), mode(run.path())), (0o700, 0o700));
+        // Writable by others: whatever is in it may be theirs.
+        let dead = own.join(format!("bench-{}-1", std::process::id()));
+        fs::create_dir(&dead).unwrap();
+        fs::set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
+        refused(&own, "mode 777");
+        assert!(dead.exists());
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(place.path().join("elsewhere"), &link).unwrap();
+        refused(&link, "");
+        fs::create_dir(place.path().join("elsewhere")).unwrap();
+        refused(&link, "");
+        assert!(
+            fs::read_dir(place.path().join("elsewhere"))
+                .unwrap()
+                .next()
+                .is_none()
+        );
+        if geteuid().is_root() {
+            let theirs = place.path().join("theirs");
+            private().create(&theirs).unwrap();
+            std::os::unix::fs::chown(&theirs, Some(65_534), None).unwrap();
+            refused(&theirs, "owner 65534");
+        }
+    }
+
+    #[test]
+    fn an_absent_root_is_clean() {
+        assert_eq!(sweep(Path::new("/no/such/root")).unwrap(), Swept::default());
+    }
+}

@@ -1,0 +1,315 @@
+//! What is tried at: files, sockets and processes around the VMM, all root's unless their name says otherwise. What
+//! became of them is looked at from outside, after each attempt.
+
+use std::{
+    fs, io,
+    net::{TcpListener, UdpSocket},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            fs::{FileExt, PermissionsExt},
+            net::{SocketAddr, UnixDatagram, UnixListener},
+        },
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use super::{
+    ConfinementError, at,
+    clone::{Clone, Cloner},
+    group::Group,
+    intruder::mappings,
+};
+use testbed::leftovers::{self, RunDir};
+
+/// Where scenes are: a place that any user may pass through.
+const ROOT: &str = "/run/cube-confinement";
+/// Bytes of a secret.
+pub(super) const SECRET: usize = 32;
+/// The variable in the root process's environment that has the secret.
+const VARIABLE: &str = "CUBE_CONFINEMENT_SECRET";
+/// What files hold that are no secret.
+pub(super) const CONTENT: &[u8] = b"as it was";
+/// Ends a process with status 0: `mov eax, 60; xor edi, edi; syscall`.
+const CODE: [u8; 9] = [0xb8, 60, 0, 0, 0, 0x31, 0xff, 0x0f, 0x05];
+const LOAD_AT: u64 = 0x10_0000;
+
+/// Everything that is tried at.
+#[derive(Debug)]
+pub(super) struct Scene {
+    dir: RunDir,
+    /// What must not be read, and what files and memory hold.
+    pub(super) secret: [u8; SECRET],
+    pub(super) listener: UnixListener,
+    pub(super) abstract_listener: UnixListener,
+    pub(super) datagrams: UnixDatagram,
+    pub(super) tcp: TcpListener,
+    pub(super) udp: UdpSocket,
+    pub(super) group: Group,
+    pub(super) template: PathBuf,
+    victim: Option<Victim>,
+    root: Option<RootProcess>,
+}
+
+/// Another sandbox: paused, with the secret in its guest's memory.
+#[derive(Debug)]
+pub(super) struct Victim {
+    pub(super) clone: Clone,
+    /// Address of the secret.
+    pub(super) secret_at: u64,
+}
+
+/// A process of root's with the secret in its environment.
+#[derive(Debug)]
+pub(super) struct RootProcess {
+    child: Child,
+    /// Address of the secret.
+    pub(super) secret_at: u64,
+}
+
+impl Scene {
+    /// Makes everything but the processes.
+    pub(super) fn set(template: PathBuf) -> Result<Self, ConfinementError> {
+        let root = Path::new(ROOT);
+        leftovers::sweep(root).map_err(at(root))?;
+        let dir = RunDir::create(root).map_err(at(root))?;
+        Self::furnish(dir, template).map_err(at(root))
+    }
+
+    fn furnish(dir: RunDir, template: PathBuf) -> io::Result<Self> {
+        for path in [Path::new(ROOT), dir.path()] {
+            set_mode(path, 0o755)?;
+        }
+        let mut secret = [0; SECRET];
+        let random: String = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+        let digits = random.bytes().filter(u8::is_ascii_hexdigit);
+        for (to, from) in secret.iter_mut().zip(digits) {
+            *to = from;
+        }
+        let path = |name: &str| dir.path().join(name);
+        let listener = UnixListener::bind(path("listener"))?;
+        let datagrams = UnixDatagram::bind(path("datagrams"))?;
+        set_mode(&path("listener"), 0o777)?;
+        set_mode(&path("datagrams"), 0o777)?;
+        let name = SocketAddr::from_abstract_name(abstract_name())?;
+        let abstract_listener = UnixListener::bind_addr(&name)?;
+        let tcp = TcpListener::bind("0.0.0.0:0")?;
+        let udp = UdpSocket::bind("0.0.0.0:0")?;
+        for done in [
+            listener.set_nonblocking(true),
+            abstract_listener.set_nonblocking(true),
+            datagrams.set_nonblocking(true),
+            tcp.set_nonblocking(true),
+            udp.set_nonblocking(true),
+        ] {
+            done?;
+        }
+        Ok(Self {
+            group: Group::make()?,
+            dir,
+            secret,
+            listener,
+            abstract_listener,
+            datagrams,
+            tcp,
+            udp,
+            template,
+            victim: None,
+            root: None,
+        })
+    }
+
+    /// A file or directory of the scene.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Puts everything into its first state, and has victims.
+    pub(super) fn reset(&mut self, cloner: &Cloner) -> Result<(), ConfinementError> {
+        self.reset_files().map_err(at(Path::new(ROOT)))?;
+        let secret = self.secret;
+        let unhurt = |victim: &Victim| victim.clone.is_alive() && victim.holds(&secret);
+        if !self.victim.as_ref().is_some_and(unhurt) {
+            self.victim = None;
+            self.victim = Some(Victim::make(cloner, self.dir.path(), &secret)?);
+        }
+        if !self.root.as_mut().is_some_and(RootProcess::is_alive) {
+            self.root = None;
+            self.root = Some(RootProcess::make(&secret).map_err(at(Path::new("/proc/self/exe")))?);
+        }
+        self.group.reset().map_err(at(Path::new("/sys/fs/cgroup")))
+    }
+
+    fn reset_files(&self) -> io::Result<()> {
+        for (name, mode) in [("private", 0o700), ("public", 0o777)] {
+            let path = self.path(name);
+            if path.exists() {
+                fs::remove_dir_all(&path)?;
+            }
+            fs::create_dir(&path)?;
+            set_mode(&path, mode)?;
+        }
+        let program = smallest_program();
+        for (name, mode, content) in [
+            ("secret", 0o600, &self.secret[..]),
+            ("writable", 0o666, CONTENT),
+            ("public/doomed", 0o644, CONTENT),
+            ("program", 0o755, &program),
+            ("setuid", 0o4755, &program),
+        ] {
+            let path = self.path(name);
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => fs::write(&path, content)?,
+            }
+            set_mode(&path, mode)?;
+        }
+        self.drain();
+        Ok(())
+    }
+
+    /// What an earlier attempt sent is not this one's.
+    fn drain(&self) {
+        while self.listener.accept().is_ok() {}
+        while self.abstract_listener.accept().is_ok() {}
+        while self.tcp.accept().is_ok() {}
+        while self.datagrams.recv(&mut [0; 64]).is_ok() {}
+        while self.udp.recv(&mut [0; 64]).is_ok() {}
+    }
+
+    pub(super) fn victim(&self) -> io::Result<&Victim> {
+        self.victim
+            .as_ref()
+            .ok_or_else(|| io::Error::other("there is no victim"))
+    }
+
+    pub(super) fn root(&self) -> io::Result<&RootProcess> {
+        self.root
+            .as_ref()
+            .ok_or_else(|| io::Error::other("there is no root process"))
+    }
+}
+
+/// Of this process's listener in the abstract namespace.
+pub(super) fn abstract_name() -> Vec<u8> {
+    format!("cube-confinement-{}", std::process::id()).into_bytes()
+}
+
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+/// A static program that does nothing, in the smallest file that Linux starts: ELF-64 with one segment (System V ABI,
+/// chapters 4 and 5).
+fn smallest_program() -> Vec<u8> {
+    let entry = LOAD_AT + 120;
+    let bytes = u64::try_from(120 + CODE.len()).unwrap_or(0);
+    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    // ET_EXEC, EM_X86_64, version 1.
+    file.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+    for word in [entry, 64, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    // No flags; sizes and counts of the headers: one program header, no section.
+    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 0, 0, 0, 0]);
+    // PT_LOAD, readable and executable.
+    file.extend([1, 0, 0, 0, 5, 0, 0, 0]);
+    for word in [0, LOAD_AT, LOAD_AT, bytes, bytes, 0x1000] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend(CODE);
+    file
+}
+
+impl Victim {
+    fn make(cloner: &Cloner, dir: &Path, secret: &[u8; SECRET]) -> Result<Self, ConfinementError> {
+        let clone = cloner.start_paused(dir)?;
+        let memory = PathBuf::from(format!("/proc/{}/mem", clone.pid()));
+        let secret_at = end_of_largest(clone.pid()).map_err(at(&memory))?;
+        let victim = Self { clone, secret_at };
+        // It is paused for good: what its guest had there does not matter.
+        victim.write(secret).map_err(at(&memory))?;
+        Ok(victim)
+    }
+
+    fn write(&self, secret: &[u8]) -> io::Result<()> {
+        let memory = format!("/proc/{}/mem", self.clone.pid());
+        let memory = fs::File::options().write(true).open(memory)?;
+        memory.write_all_at(secret, self.secret_at)
+    }
+
+    /// Whether its memory still has the secret.
+    pub(super) fn holds(&self, secret: &[u8; SECRET]) -> bool {
+        let mut held = [0; SECRET];
+        fs::File::open(format!("/proc/{}/mem", self.clone.pid()))
+            .and_then(|memory| memory.read_exact_at(&mut held, self.secret_at))
+            .is_ok_and(|()| held == *secret)
+    }
+}
+
+/// The last bytes of the guest's memory, which is by far the largest writable mapping.
+fn end_of_largest(pid: u32) -> io::Result<u64> {
+    let all = mappings(pid)?;
+    let writable = all
+        .iter()
+        .filter(|mapping| mapping.rights.starts_with("rw"));
+    let largest = writable.max_by_key(|mapping| mapping.len());
+    let largest = largest.ok_or_else(|| io::Error::other("no writable memory"))?;
+    Ok(largest.at.end - 4096)
+}
+
+impl RootProcess {
+    fn make(secret: &[u8; SECRET]) -> io::Result<Self> {
+        let mut child = Command::new("/proc/self/exe")
+            .args(["verify", "root-process"])
+            .env_clear()
+            .env(VARIABLE, String::from_utf8_lossy(secret).as_ref())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        // Its first byte says that it is there.
+        let said = child
+            .stdout
+            .as_mut()
+            .map(|out| io::Read::read(out, &mut [0; 1]));
+        match said {
+            Some(Ok(1)) => {}
+            _ => return Err(io::Error::other("the root process says nothing")),
+        }
+        let stat = fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
+        let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+        // Field 50 of /proc/PID/stat is where the environment starts; the third is the first after the name.
+        let start = after
+            .split_whitespace()
+            .nth(47)
+            .and_then(|word| word.parse::<u64>().ok());
+        let start = start.ok_or_else(|| io::Error::other("/proc/PID/stat has no env_start"))?;
+        let name = u64::try_from(VARIABLE.len() + 1).map_err(io::Error::other)?;
+        Ok(Self {
+            child,
+            secret_at: start + name,
+        })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where the secret is in /proc/PID/environ.
+    pub(super) fn secret_in_environ(&self) -> u64 {
+        u64::try_from(VARIABLE.len() + 1).unwrap_or(0)
+    }
+
+    fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for RootProcess {
+    fn drop(&mut self) {
+        // Both fail only when it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,243 @@
+//! Reports of a matrix: for a terminal, scripts, CI systems and issues. Pure functions.
+
+use std::fmt::Write;
+
+use super::{Matrix, Verdict};
+use testbed::xml::escape;
+
+/// Format of the JSON document.
+pub const FORMAT: u32 = 1;
+
+/// Cells by how they ended.
+fn counts(matrix: &Matrix) -> (usize, usize) {
+    let green = matrix.cells.iter().filter(|c| c.verdict.is_green()).count();
+    (green, matrix.cells.len())
+}
+
+fn sign(matrix: &Matrix, feature: &str, sdk: &str) -> &'static str {
+    match matrix.cell(feature, sdk).map(|cell| cell.verdict) {
+        Some(Verdict::Pass) => "pass",
+        Some(Verdict::Absent) => "absent",
+        Some(Verdict::Fail) => "FAIL",
+        Some(Verdict::TimedOut) => "TIMEOUT",
+        Some(Verdict::NotRun) => "NOT RUN",
+        None => "",
+    }
+}
+
+/// For a terminal.
+#[must_use]
+pub fn terminal(matrix: &Matrix) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_terminal(&mut out, matrix);
+    out
+}
+
+fn write_terminal(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
+    let names = matrix.features.iter().map(|(name, _)| name.len());
+    let width = names.max().unwrap_or(0).max(7) + 2;
+    let mut line = |first: &str, cells: &[&str]| {
+        let mut text = format!("{first:<width$}");
+        for cell in cells {
+            text.push_str(&format!("{cell:<15}"));
+        }
+        writeln!(out, "{}", text.trim_end())
+    };
+    let sdks: Vec<&str> = matrix.sdks.iter().map(String::as_str).collect();
+    line("feature", &sdks)?;
+    for (feature, _) in &matrix.features {
+        let row: Vec<_> = sdks.iter().map(|sdk| sign(matrix, feature, sdk)).collect();
+        if row.iter().any(|sign| !sign.is_empty()) {
+            line(feature, &row)?;
+        }
+    }
+    for cell in matrix.cells.iter().filter(|c| !c.verdict.is_green()) {
+        let must = if cell.must { "" } else { " (not required)" };
+        writeln!(
+            out,
+            "\n{} with {}{must}: {}",
+            cell.feature,
+            cell.sdk,
+            cell.verdict.name()
+        )?;
+        writeln!(out, "  {}", cell.why)?;
+    }
+    let (green, all) = counts(matrix);
+    writeln!(
+        out,
+        "\n{green} of {all} cells are green; {}",
+        matrix.endpoint
+    )
+}
+
+/// One JSON document.
+#[must_use]
+pub fn json(matrix: &Matrix) -> String {
+    // Every field is a plain value, so that this cannot fail.
+    let mut text = serde_json::to_string_pretty(matrix).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// One test case for each cell, one suite for each SDK.
+#[must_use]
+pub fn junit(matrix: &Matrix) -> String {
+    let mut out = String::new();
+    let _ = write_junit(&mut out, matrix);
+    out
+}
+
+fn write_junit(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
+    writeln!(
+        out,
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>"
+    )?;
+    for sdk in &matrix.sdks {
+        let cells: Vec<_> = matrix.cells.iter().filter(|c| c.sdk == *sdk).collect();
+        let count = |verdict| cells.iter().filter(|c| c.verdict == verdict).count();
+        writeln!(
+            out,
+            "<testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\">",
+            escape(sdk),
+            cells.len(),
+            count(Verdict::Fail),
+            count(Verdict::TimedOut) + count(Verdict::NotRun),
+            count(Verdict::Absent),
+        )?;
+        for cell in cells {
+            let name = escape(&cell.feature);
+            let time = cell.seconds.unwrap_or_default();
+            write!(
+                out,
+                "  <testcase classname=\"{}\" name=\"{name}\" time=\"{time:.3}\">",
+                escape(sdk)
+            )?;
+            let why = escape(&cell.why);
+            match cell.verdict {
+                Verdict::Pass => {}
+                Verdict::Absent => write!(out, "<skipped/>")?,
+                Verdict::Fail => write!(out, "<failure message=\"{why}\"/>")?,
+                Verdict::TimedOut | Verdict::NotRun => {
+                    write!(
+                        out,
+                        "<error type=\"{}\" message=\"{why}\"/>",
+                        cell.verdict.name()
+                    )?;
+                }
+            }
+            writeln!(out, "</testcase>")?;
+        }
+        writeln!(out, "</testsuite>")?;
+    }
+    writeln!(out, "</testsuites>")
+}
+
+/// For an issue or a page of documentation.
+#[must_use]
+pub fn markdown(matrix: &Matrix) -> String {
+    let mut out = String::new();
+    let _ = write_markdown(&mut out, matrix);
+    out
+}
+
+fn write_markdown(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
+    let (green, all) = counts(matrix);
+    writeln!(
+        out,
+        "{green} of {all} cells are green; {}.\n",
+        matrix.endpoint
+    )?;
+    writeln!(
+        out,
+        "| feature | {} | why it is looked at |",
+        matrix.sdks.join(" | ")
+    )?;
+    writeln!(out, "|---|{}---|", "---|".repeat(matrix.sdks.len()))?;
+    for (feature, why) in &matrix.features {
+        let row: Vec<_> = matrix
+            .sdks
+            .iter()
+            .map(|sdk| sign(matrix, feature, sdk))
+            .collect();
+        writeln!(out, "| {feature} | {} | {why} |", row.join(" | "))?;
+    }
+    let reds: Vec<_> = matrix
+        .cells
+        .iter()
+        .filter(|c| !c.verdict.is_green())
+        .collect();
+    if !reds.is_empty() {
+        writeln!(
+            out,
+            "\n| feature | SDK | verdict | reason |\n|---|---|---|---|"
+        )?;
+    }
+    for cell in reds {
+        let why = cell.why.replace('|', "\\|").replace(['\n', '\r'], " ");
+        writeln!(
+            out,
+            "| {} | {} | {} | {why} |",
+            cell.feature,
+            cell.sdk,
+            cell.verdict.name()
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::Cell;
+    use testbed::exit::End;
+
+    fn matrix() -> Matrix {
+        let cell = |feature: &str, sdk: &str, must, verdict, why: &str| Cell {
+            feature: feature.to_owned(),
+            sdk: sdk.to_owned(),
+            must,
+            verdict,
+            why: why.to_owned(),
+            seconds: Some(0.25),
+        };
+        Matrix {
+            format: FORMAT,
+            endpoint: "http://127.0.0.1:1".to_owned(),
+            sdks: vec!["python-2".to_owned(), "cli-1".to_owned()],
+            features: vec![
+                ("create".to_owned(), "everybody does".to_owned()),
+                ("logs".to_owned(), "only the client asks".to_owned()),
+                ("fork".to_owned(), "several futures".to_owned()),
+            ],
+            cells: vec![
+                cell("create", "python-2", true, Verdict::Pass, ""),
+                cell("create", "cli-1", true, Verdict::Absent, ""),
+                cell(
+                    "logs",
+                    "cli-1",
+                    false,
+                    Verdict::Fail,
+                    "said <no> | \"really\"",
+                ),
+            ],
+        }
+    }
+
+    #[test]
+    fn reports_show_every_cell() {
+        insta::assert_snapshot!(terminal(&matrix()));
+        insta::assert_snapshot!(markdown(&matrix()));
+        insta::assert_snapshot!(junit(&matrix()));
+    }
+
+    #[test]
+    fn only_what_must_be_green_fails_the_suite() {
+        let mut matrix = matrix();
+        assert_eq!(matrix.end(), End::Pass);
+        matrix.cells[2].must = true;
+        assert_eq!(matrix.end(), End::GateFailed);
+        matrix.cells.clear();
+        assert_eq!(matrix.end(), End::GateFailed, "nothing was verified");
+    }
+}

@@ -1,0 +1,288 @@
+//! What arrives: every packet on the uplink's other end, and every one that the host's own stack takes.
+
+use std::{
+    io,
+    net::{IpAddr, UdpSocket},
+    os::fd::{AsRawFd, OwnedFd},
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use netprobe::link::{Layer, Link};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, recvfrom, socket,
+};
+
+use super::{MARK, OUTSIDE, is_loopback};
+
+/// Bytes of a packet that are kept.
+const KEPT: usize = 256;
+/// A mark arrives in microseconds; a host that is busy may take longer.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What was forwarded before a mark is sent has this time to arrive before it.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// Where a packet arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::isolation) enum Place {
+    /// At the other end of the uplink.
+    Outside,
+    /// At the host itself.
+    Host,
+}
+
+/// A packet that arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::isolation) struct Seen {
+    pub(in crate::isolation) place: Place,
+    /// Sender; absent where the kernel does not tell.
+    pub(in crate::isolation) from: Option<IpAddr>,
+    pub(in crate::isolation) from_port: Option<u16>,
+    /// Receiver; absent where the kernel does not tell.
+    pub(in crate::isolation) to: Option<IpAddr>,
+    pub(in crate::isolation) port: Option<u16>,
+    /// Number of the protocol above IP.
+    pub(in crate::isolation) protocol: u8,
+    /// What is above IP.
+    pub(in crate::isolation) payload: Vec<u8>,
+}
+
+impl Seen {
+    /// Whether these bytes are anywhere in it.
+    pub(in crate::isolation) fn has(&self, bytes: &[u8]) -> bool {
+        self.payload
+            .windows(bytes.len().max(1))
+            .any(|part| part == bytes)
+    }
+
+    /// Reads a packet from its IP header on.
+    fn read(place: Place, packet: &[u8]) -> Option<Self> {
+        let version = packet.first()? >> 4;
+        let (header, protocol, from, to) = match version {
+            4 => {
+                let address = |at: usize| {
+                    Some(IpAddr::from(
+                        <[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?,
+                    ))
+                };
+                let length = usize::from(packet[0] & 0xf) * 4;
+                (length, *packet.get(9)?, address(12)?, address(16)?)
+            }
+            6 => {
+                let address = |at: usize| {
+                    Some(IpAddr::from(
+                        <[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?,
+                    ))
+                };
+                (40, *packet.get(6)?, address(8)?, address(24)?)
+            }
+            _ => return None,
+        };
+        let payload = packet.get(header..).unwrap_or_default();
+        let mut seen = Self::bare(place, protocol, payload);
+        (seen.from, seen.to) = (Some(from), Some(to));
+        Some(seen)
+    }
+
+    fn bare(place: Place, protocol: u8, payload: &[u8]) -> Self {
+        let port = |at: usize| {
+            let bytes = payload.get(at..at + 2)?;
+            matches!(protocol, 6 | 17 | 132).then(|| u16::from_be_bytes([bytes[0], bytes[1]]))
+        };
+        Self {
+            place,
+            from: None,
+            from_port: port(0),
+            to: None,
+            port: port(2),
+            protocol,
+            payload: payload[..payload.len().min(KEPT)].to_vec(),
+        }
+    }
+}
+
+/// Keeps what has arrived since the last [`Witness::forget`].
+#[derive(Debug)]
+pub(in crate::isolation) struct Witness {
+    arrivals: Receiver<Seen>,
+    seen: Vec<Seen>,
+    marks: u64,
+}
+
+impl Witness {
+    /// `outside` runs a function in the namespace outside.
+    pub(super) fn start(
+        outside: impl FnOnce(fn() -> io::Result<Link>) -> io::Result<Link>,
+    ) -> io::Result<Self> {
+        let (sender, arrivals) = channel();
+        let uplink = outside(|| Link::open(OUTSIDE, Layer::Ip))?;
+        let to = sender.clone();
+        thread::spawn(move || watch_uplink(&uplink, &to));
+        for (socket, kind) in host_sockets()? {
+            let to = sender.clone();
+            thread::spawn(move || watch_host(&socket, kind, &to));
+        }
+        Ok(Self {
+            arrivals,
+            seen: Vec::new(),
+            marks: 0,
+        })
+    }
+
+    /// Waits until everything that was sent up to now has arrived, and tells how many packets that makes.
+    pub(in crate::isolation) fn settle(&mut self) -> io::Result<usize> {
+        thread::sleep(SETTLE);
+        self.marks += 1;
+        let word = format!("mark {} of {}", self.marks, std::process::id());
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            socket.send_to(word.as_bytes(), MARK)?;
+            let again = Instant::now() + Duration::from_secs(1);
+            if self.take_until(|seen| seen.has(word.as_bytes()), again) {
+                return Ok(self.seen.len());
+            }
+            if Instant::now() > deadline {
+                return Err(io::Error::other(
+                    "the uplink of the prover's own carries nothing",
+                ));
+            }
+        }
+    }
+
+    /// Waits until so many packets satisfy `wanted`; whether they do.
+    pub(in crate::isolation) fn await_seen(
+        &mut self,
+        count: usize,
+        deadline: Instant,
+        wanted: impl Fn(&Seen) -> bool,
+    ) -> bool {
+        let mut left = count.saturating_sub(self.seen.iter().filter(|seen| wanted(seen)).count());
+        while left > 0 {
+            if !self.take_until(&wanted, deadline) {
+                return false;
+            }
+            left -= 1;
+        }
+        true
+    }
+
+    /// All since the last [`Witness::forget`], oldest first.
+    pub(in crate::isolation) fn seen(&self) -> &[Seen] {
+        &self.seen
+    }
+
+    /// Forgets everything.
+    pub(in crate::isolation) fn forget(&mut self) {
+        while self.arrivals.try_recv().is_ok() {}
+        self.seen.clear();
+    }
+
+    fn take_until(&mut self, wanted: impl Fn(&Seen) -> bool, deadline: Instant) -> bool {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(seen) = self.arrivals.recv_timeout(left) else {
+                return false;
+            };
+            let is_wanted = wanted(&seen);
+            self.seen.push(seen);
+            if is_wanted {
+                return true;
+            }
+        }
+    }
+}
+
+fn watch_uplink(link: &Link, to: &Sender<Seen>) {
+    loop {
+        let a_while = Instant::now() + Duration::from_secs(60);
+        let packet = match link.receive(a_while) {
+            Ok(Some(packet)) => packet,
+            Ok(None) => continue,
+            Err(_) => return,
+        };
+        if let Some(seen) = Seen::read(Place::Outside, &packet)
+            && to.send(seen).is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// Raw sockets get a copy of what the host's stack delivers to itself. Those of IPv6 get no header.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    V4,
+    V6(u8),
+}
+
+fn host_sockets() -> io::Result<Vec<(OwnedFd, Kind)>> {
+    let (v4, v6) = (AddressFamily::Inet, AddressFamily::Inet6);
+    let mut sockets = Vec::new();
+    for (family, protocol, kind) in [
+        (v4, SockProtocol::Tcp, Kind::V4),
+        (v4, SockProtocol::Udp, Kind::V4),
+        (v4, SockProtocol::Icmp, Kind::V4),
+        (v6, SockProtocol::Tcp, Kind::V6(6)),
+        (v6, SockProtocol::Udp, Kind::V6(17)),
+        (v6, SockProtocol::IcmpV6, Kind::V6(58)),
+    ] {
+        sockets.push((
+            socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?,
+            kind,
+        ));
+    }
+    Ok(sockets)
+}
+
+fn watch_host(socket: &OwnedFd, kind: Kind, to: &Sender<Seen>) {
+    let mut buffer = vec![0; 2048];
+    loop {
+        let (length, from) = match recvfrom::<SockaddrStorage>(socket.as_raw_fd(), &mut buffer) {
+            Ok((length, from)) => (length.min(buffer.len()), from),
+            Err(nix::errno::Errno::EINTR) => continue,
+            Err(_) => return,
+        };
+        let seen = match kind {
+            Kind::V4 => Seen::read(Place::Host, &buffer[..length]),
+            Kind::V6(protocol) => {
+                let mut seen = Seen::bare(Place::Host, protocol, &buffer[..length]);
+                let from = from.and_then(|from| from.as_sockaddr_in6().map(|from| from.ip()));
+                seen.from = from.map(IpAddr::from);
+                Some(seen)
+            }
+        };
+        // Between the prover and its server.
+        let is_own =
+            |seen: &Seen| is_loopback(seen.from) && seen.to.is_none_or(|to| to.is_loopback());
+        let Some(seen) = seen.filter(|seen| !is_own(seen)) else {
+            continue;
+        };
+        if to.send(seen).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_of_both_families_are_read_and_rubbish_is_not() {
+        let frame = netprobe::Frame {
+            to: "10.1.2.3".parse().ok(),
+            port: 5000,
+            ..netprobe::Frame::default()
+        };
+        let packet = netprobe::frame::build(&frame, b"word").unwrap();
+        let seen = Seen::read(Place::Outside, &packet[14..]).unwrap();
+        assert_eq!((seen.to, seen.port), (frame.to, Some(5000)));
+        assert!(seen.has(b"word") && !seen.has(b"world"));
+        for length in 0..packet.len() - 14 {
+            let _ = Seen::read(Place::Host, &packet[14..14 + length]);
+        }
+        assert_eq!(Seen::read(Place::Host, &[0; 40]), None);
+    }
+}

@@ -1,0 +1,10 @@
+//! The suites behind `cube-bench verify`: conformance with the official SDKs, clone hazards, isolation of a sandbox's
+//! network, and confinement of the VMM.
+//!
+//! Each suite starts a `cube-api` of its own, or uses an endpoint that is there already, and reports one result for
+//! each case. A case that could not be run is never a pass.
+
+pub mod confinement;
+pub mod conformance;
+pub mod hazards;
+pub mod isolation;
