@@ -61,5 +61,5 @@ pub(crate) fn main() -> ExitCode {
 
 /// What went wrong, as the one line that ends the program.
 fn failure(kind: fn(String) -> Failure, error: &dyn std::error::Error) -> Failure {
-    kind(api_types::chain(error))
+    kind(model::chain(error))
 }

@@ -10,7 +10,6 @@ use std::{
 use ::verify::{
     confinement::ConfinementError, conformance::VerifyError, isolation::IsolationError,
 };
-use api_types::chain;
 use clap::{Parser, Subcommand, ValueEnum};
 use harness::{
     compare::{self, CompareError, Side},
@@ -30,6 +29,7 @@ use harness::{
     session::{self, SessionError, Settings},
     stats::fold,
 };
+use model::chain;
 use testbed::{artifacts, exit::End, leftovers::run_root};
 
 #[derive(Parser)]

@@ -2,18 +2,12 @@
 
 use std::time::Duration;
 
+pub use model::clock::{monotonic_ns, nanoseconds};
 use nix::{
     errno::Errno,
     sys::time::TimeSpec,
-    time::{ClockId, ClockNanosleepFlags, clock_gettime, clock_nanosleep},
+    time::{ClockId, ClockNanosleepFlags, clock_nanosleep},
 };
-
-/// Now, in nanoseconds of CLOCK_MONOTONIC.
-#[must_use]
-pub fn monotonic_ns() -> u64 {
-    // CLOCK_MONOTONIC exists on every Linux; a failure would show as latencies of zero.
-    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |t| nanoseconds(Duration::from(t)))
-}
 
 /// Sleeps until an instant of [`monotonic_ns`]; returns at once when it is past.
 pub fn sleep_until(instant_ns: u64) {
@@ -24,12 +18,6 @@ pub fn sleep_until(instant_ns: u64) {
         &until,
     ) == Err(Errno::EINTR)
     {}
-}
-
-/// A duration as whole nanoseconds; more than 584 years is the largest number.
-#[must_use]
-pub fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

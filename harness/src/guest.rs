@@ -2,8 +2,8 @@
 
 use std::{path::Path, time::Duration};
 
-use api_types::chain;
 use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, InitRequest, Transport};
+use model::chain;
 
 use serde::Deserialize;
 use serde_json::json;

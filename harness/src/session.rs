@@ -19,7 +19,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use api_types::chain;
+use model::chain;
 use vmm_control::template::{LoadError, LoadedTemplate};
 
 use testbed::{

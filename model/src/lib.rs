@@ -1,6 +1,8 @@
-//! The words that every crate shares: sizes, the start ladder, what a VM is made of, who a clone is,
-//! and what a template consists of. Types only: nothing here does I/O or reads a clock.
+//! Vocabulary that several crates share: sizes, start phases, the specification of a VM, the identity of a clone and
+//! the manifest of a template. The only system call is in [`clock`]; nothing here does I/O.
 
+mod chain;
+pub mod clock;
 pub mod guest;
 mod identity;
 mod phase;
@@ -9,6 +11,7 @@ mod size;
 mod spec;
 mod template;
 
+pub use chain::chain;
 pub use identity::{EntropySeed, Identity};
 pub use phase::{StartPhase, Timeline};
 pub use sandbox::{SandboxId, SandboxIdError};

@@ -27,6 +27,7 @@ use aya::{
         tc::{SchedClassifierLink, TcAttachOptions},
     },
 };
+use model::chain;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
@@ -37,7 +38,7 @@ use nix::{
 use crate::{
     IsolationError,
     device::Device,
-    error::{chain, system, unsuitable},
+    error::{system, unsuitable},
     kfuncs,
     layout::{Flow, FlowKey, Pin, PinKey, Refusal, Settings, State, Tap, Uplink, WireKey},
     rules::RuleSets,

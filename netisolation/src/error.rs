@@ -2,6 +2,8 @@
 
 use std::{error::Error, io};
 
+use model::chain;
+
 use crate::TapIndex;
 
 /// See the variants.
@@ -68,15 +70,4 @@ pub(crate) fn system(
         what: what.into(),
         source,
     }
-}
-
-/// An error and its causes in one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut words = vec![error.to_string()];
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        words.push(error.to_string());
-        cause = error.source();
-    }
-    words.join(": ")
 }

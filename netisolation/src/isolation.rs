@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Access, Counters, IsolationError, NetEvent, Policy,
-    clock::monotonic,
+    clock::monotonic_ns,
     datapath::{Datapath, FlowMaps, Home, Sizes, TapProgram},
     error::{system, unsuitable},
     gateway::{Gateway, MAX_TAPS},
@@ -151,7 +151,7 @@ impl Isolation {
         owner.datapath.attach_resolver(&gateway.device.name)?;
         owner.attach_uplinks(&config.uplinks)?;
         owner.read_addresses()?;
-        owner.credit(&maps.reap(monotonic()).removed);
+        owner.credit(&maps.reap(monotonic_ns()).removed);
         let descriptor = owner.datapath.records_fd().try_clone_to_owned();
         let records = descriptor.map_err(|e| system("copy a descriptor", e))?;
         let shared = Arc::new(Shared {

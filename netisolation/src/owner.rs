@@ -11,7 +11,7 @@ use model::SandboxId;
 
 use crate::{
     Exception, IsolationConfig, IsolationError, Naming, NetEvent, Policy, Reason, Tap, TapIndex,
-    clock::{monotonic, nanoseconds},
+    clock::{monotonic_ns, nanoseconds},
     compile,
     datapath::Datapath,
     device::{self, Device},
@@ -547,7 +547,7 @@ impl Owner {
         name: &str,
         ttl: Duration,
     ) -> Result<(), IsolationError> {
-        let expires = monotonic().saturating_add(nanoseconds(ttl));
+        let expires = monotonic_ns().saturating_add(nanoseconds(ttl));
         let seat = self.seat(index)?;
         let policy = seat.sandbox.as_ref().filter(|(id, _)| id == sandbox);
         let has = |(_, policy): &(_, Arc<Policy>)| policy.naming(name) == Naming::Pinned;
@@ -575,7 +575,7 @@ impl Owner {
 
     /// Removes pins whose time is over and to which no flow is open.
     pub(crate) fn expire_pins(&mut self, open: &BTreeSet<PinKey>) {
-        let now = monotonic();
+        let now = monotonic_ns();
         let mut over = Vec::new();
         for (index, seat) in &mut self.seats {
             let key = |address: &IpAddr| PinKey {

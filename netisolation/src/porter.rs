@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     IsolationError, Tap,
-    clock::monotonic,
+    clock::monotonic_ns,
     device,
     error::system,
     isolation::Shared,
@@ -131,7 +131,7 @@ impl Shared {
     pub(crate) fn sweep(&self) {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = self.with(Owner::find_gone);
-        let reaped = flows.reap(monotonic());
+        let reaped = flows.reap(monotonic_ns());
         self.with(|owner| {
             owner.credit(&reaped.removed);
             owner.expire_pins(&reaped.open);

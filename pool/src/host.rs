@@ -9,27 +9,10 @@ use std::{
 };
 
 use api_types::guest_text;
-use nix::time::{ClockId, clock_gettime};
+pub(crate) use model::clock::{monotonic_ns, unix_ns};
 
 /// So much of a file's end is read for its last words.
 const MAX_WORDS: u64 = 64 << 10;
-
-fn now(clock: ClockId) -> u64 {
-    // Neither clock can fail on Linux.
-    clock_gettime(clock).map_or(0, |t| {
-        t.tv_sec().cast_unsigned() * 1_000_000_000 + t.tv_nsec().cast_unsigned()
-    })
-}
-
-/// CLOCK_MONOTONIC in nanoseconds.
-pub(crate) fn monotonic_ns() -> u64 {
-    now(ClockId::CLOCK_MONOTONIC)
-}
-
-/// CLOCK_REALTIME in nanoseconds since 1970.
-pub(crate) fn unix_ns() -> u64 {
-    now(ClockId::CLOCK_REALTIME)
-}
 
 /// Names this boot of the host: process ids of another one mean nothing.
 pub(crate) fn boot_id() -> io::Result<String> {

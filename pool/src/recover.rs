@@ -196,7 +196,7 @@ impl Lookout<'_> {
         if let Ok(mut control) = ControlClient::connect(&dir.control(), Some(self.patience))
             && let Err(error) = control.shutdown()
         {
-            let why = api_types::guest_text(&api_types::chain(&error));
+            let why = api_types::guest_text(&model::chain(&error));
             tracing::warn!(dir = %dir.path().display(), why, "a VMM does not answer");
         }
     }
@@ -243,7 +243,7 @@ impl Lookout<'_> {
         let answer = |e| {
             format!(
                 "its VMM does not answer: {}",
-                api_types::guest_text(&api_types::chain(&e))
+                api_types::guest_text(&model::chain(&e))
             )
         };
         let stats = control.stats().map_err(answer)?;
@@ -290,6 +290,6 @@ fn adopt_tap(id: &SandboxId, record: &Record, network: Option<&Isolation>) -> Re
         (Some(_), None) => Err("it has a network, and this server gives none".to_owned()),
         (Some(tap), Some(network)) => network
             .adopt(tap, id, &record.policy)
-            .map_err(|e| api_types::chain(&e)),
+            .map_err(|e| model::chain(&e)),
     }
 }

@@ -9,8 +9,9 @@ pub(crate) mod wall_clock;
 use std::{io, path::Path, time::Duration};
 
 use api_types::envd::{AnswerLimits, ClientError, ENVD_PORT, EnvdClient, InitRequest, Timestamp};
-use api_types::{chain, guest_text};
+use api_types::guest_text;
 use model::SandboxId;
+use model::chain;
 use netisolation::IsolationError;
 use vmm_control::{ControlError, FailureKind};
 

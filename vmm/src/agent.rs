@@ -8,12 +8,9 @@ use std::{
 };
 
 use api_types::envd::{InitRequest, Timestamp};
-use model::Identity;
+use model::{Identity, clock};
 
-use crate::{
-    clock,
-    watch::{Interest, Watch},
-};
+use crate::watch::{Interest, Watch};
 
 /// The agent's vsock port, the same number as envd's TCP port.
 pub const AGENT_PORT: u32 = 49983;

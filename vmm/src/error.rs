@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use api_types::chain;
+use model::chain;
 use vmm_control::{Failure, FailureKind, frame::FrameError};
 
 use crate::{

@@ -3,7 +3,6 @@
 //! What must never happen: a Rust reference into guest memory, or a panic that a guest can cause.
 
 pub mod agent;
-pub mod clock;
 pub mod confine;
 pub mod control;
 pub mod devices;

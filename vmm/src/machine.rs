@@ -21,7 +21,7 @@ use std::{
 use kvm_ioctls::Kvm;
 use model::{
     FileSum, HypercallPath, Identity, Platform, RestoreSpec, StartPhase, Timeline, VmSpec,
-    WorkingSetPrefault,
+    WorkingSetPrefault, clock,
 };
 use vmm_control::{
     Failure, FailureKind, Reply, Request, VmPhase, VmStats,
@@ -30,7 +30,6 @@ use vmm_control::{
 
 use crate::{
     agent::{self, AGENT_PORT, IdentityTask, Progress},
-    clock,
     control::{self, Control, Received},
     devices::{self, BackendSpec, ConsoleLog, DeviceBus, LayerDiff},
     error::MachineError,

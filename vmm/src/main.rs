@@ -2,10 +2,9 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use api_types::chain;
 use clap::{Parser, Subcommand};
+use model::{chain, clock};
 use vmm::{
-    clock,
     confine::{close_inherited, confine},
     control::Control,
     machine::Machine,

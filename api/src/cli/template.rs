@@ -126,7 +126,7 @@ impl Server {
             .map_err(|why| usage(&why))?;
         let client = Client::builder(TokioExecutor::new()).build_http();
         let unreachable = |why: &dyn std::error::Error| {
-            Failure::TargetUnreachable(format!("{url}: {}", api_types::chain(why)))
+            Failure::TargetUnreachable(format!("{url}: {}", model::chain(why)))
         };
         let answer = client.request(request).await;
         let answer = answer.map_err(|why| unreachable(&why))?;

@@ -1,9 +1,8 @@
 //! How long the phases of a start took, for the client: the header `Server-Timing` (W3C, "Server Timing").
 
-use std::{fmt::Write, time::Duration};
+use std::fmt::Write;
 
-use model::{StartPhase, Timeline};
-use nix::time::{ClockId, clock_gettime};
+use model::{StartPhase, Timeline, clock};
 
 /// The header's name.
 pub(super) const HEADER: &str = "server-timing";
@@ -12,9 +11,7 @@ const TOTAL: &str = "total";
 
 /// The value for a start whose answer is made now.
 pub(super) fn of(timeline: &Timeline) -> String {
-    // CLOCK_MONOTONIC exists on every Linux.
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
-    value(timeline, u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+    value(timeline, clock::monotonic_ns())
 }
 
 /// Milliseconds from the accepted request to each later phase, and to `now_ns`. What a warm sandbox went through before

@@ -3,10 +3,8 @@
 //!
 //! [`envd`] is what is spoken with the agent inside a guest, [`rest`] what is spoken with the API server.
 
-mod chain;
 pub mod envd;
 mod guest_text;
 pub mod rest;
 
-pub use chain::chain;
 pub use guest_text::{GUEST_TEXT_MAX, guest_text};

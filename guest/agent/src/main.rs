@@ -68,14 +68,13 @@ fn run() -> i32 {
 
 /// Never comes back: whatever fails, the guest is powered off with one line on its console.
 fn run_as_init() -> i32 {
-    let done = boot::run().map_err(|error| api_types::chain(&error));
+    let done = boot::run().map_err(|error| model::chain(&error));
     let served = done.and_then(|machine| {
-        let listener =
-            Listener::vsock(api_types::envd::ENVD_PORT).map_err(|e| api_types::chain(&e))?;
+        let listener = Listener::vsock(api_types::envd::ENVD_PORT).map_err(|e| model::chain(&e))?;
         let mut server = Server::new(listener, Duties::Machine(Box::new(machine)))
-            .map_err(|e| api_types::chain(&e))?;
+            .map_err(|e| model::chain(&e))?;
         console::log("ready");
-        server.run().map_err(|e| api_types::chain(&e))?;
+        server.run().map_err(|e| model::chain(&e))?;
         server.end_machine();
         Ok(())
     });
@@ -86,9 +85,9 @@ fn run_as_init() -> i32 {
 }
 
 fn listen(socket: &std::path::Path) -> Result<(), String> {
-    let listener = Listener::unix(socket).map_err(|e| api_types::chain(&e))?;
-    let mut server = Server::new(listener, Duties::None).map_err(|e| api_types::chain(&e))?;
-    server.run().map_err(|e| api_types::chain(&e))?;
+    let listener = Listener::unix(socket).map_err(|e| model::chain(&e))?;
+    let mut server = Server::new(listener, Duties::None).map_err(|e| model::chain(&e))?;
+    server.run().map_err(|e| model::chain(&e))?;
     server.end_processes();
     Ok(())
 }

@@ -108,7 +108,7 @@ fn exit_code<E: std::error::Error>(done: Result<(), E>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cube-interpreter: {}", api_types::chain(&error));
+            eprintln!("cube-interpreter: {}", model::chain(&error));
             ExitCode::FAILURE
         }
     }

@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::chain;
 use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, HttpAnswer};
+use model::chain;
 use model::{StartPhase, Timeline};
 use serde::Deserialize;
 use serde_json::{Value, json};

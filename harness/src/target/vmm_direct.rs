@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use api_types::chain;
+use model::chain;
 use model::{
     EntropySeed, Identity, RestoreSpec, StartPhase, Timeline, WorkingSetPrefault, template_file,
 };

@@ -26,8 +26,8 @@ use std::{
     time::Instant,
 };
 
-use api_types::chain;
 use model::MANIFEST_NAME;
+use model::chain;
 use serde::{Deserialize, Serialize};
 use vmm_control::ControlError;
 

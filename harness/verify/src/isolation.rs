@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::chain;
+use model::chain;
 use netprobe::{Action, Finding, Outcome, Probe};
 use serde::{Deserialize, Serialize};
 

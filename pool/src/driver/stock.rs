@@ -575,7 +575,7 @@ impl Driver {
             let loaded = vmm_control::template::LoadedTemplate::load(&dir);
             let loaded = loaded
                 .map(std::sync::Arc::new)
-                .map_err(|e| api_types::chain(&e));
+                .map_err(|e| model::chain(&e));
             let _ = reporter.send(Report::Loaded(id, loaded));
         });
     }

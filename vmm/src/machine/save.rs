@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf};
 
-use model::{FileSum, Platform, TEMPLATE_FORMAT, TemplateBase, TemplateManifest};
+use model::{FileSum, Platform, TEMPLATE_FORMAT, TemplateBase, TemplateManifest, clock};
 use vmm_control::{
     Reply, SnapshotContent, VmPhase,
     files::{FileRole, Files, TemplateFile},
@@ -10,7 +10,6 @@ use vmm_control::{
 
 use super::{KernelOrigin, Machine, Vm};
 use crate::{
-    clock,
     error::MachineError,
     extents::{self, Extents},
     memory,

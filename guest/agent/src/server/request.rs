@@ -361,12 +361,12 @@ fn init(core: &mut Core, conn: &mut Conn, body: &[u8]) {
             IdentityError::Invalid(_) => 400,
             IdentityError::System { .. } => 500,
         };
-        return conn.error(status, &api_types::chain(&error));
+        return conn.error(status, &model::chain(&error));
     }
     if !request.env_vars.is_empty() {
         let json = serde_json::to_vec(&request.env_vars).unwrap_or_default();
         if let Err(error) = core.duties.publish_environment(&json) {
-            return conn.error(500, &api_types::chain(&error));
+            return conn.error(500, &model::chain(&error));
         }
         core.settings.env_vars = request.env_vars;
     }

@@ -2,10 +2,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use api_types::{
-    chain,
-    envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, HttpAnswer},
-};
+use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, ExecRequest, HttpAnswer};
+use model::chain;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -5,10 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::{
-    chain,
-    envd::{ENVD_PORT, EnvdClient, ExecRequest, HttpAnswer},
-};
+use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest, HttpAnswer};
+use model::chain;
 use netprobe::{Finding, Order, Probe};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

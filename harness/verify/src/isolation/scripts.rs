@@ -95,11 +95,7 @@ pub(super) fn try_script(stage: &mut Stage, neighbour: &Guest, case: &Case) -> J
         None => Err(ScriptError::Stuck("it has no script".to_owned())),
     };
     let (verdict, guest, wrong) = match found {
-        Err(error) => (
-            Verdict::NotTried,
-            String::new(),
-            vec![api_types::chain(&error)],
-        ),
+        Err(error) => (Verdict::NotTried, String::new(), vec![model::chain(&error)]),
         Ok(found) if !found.breaches.is_empty() => (Verdict::Breach, found.guest, found.breaches),
         Ok(found) if !found.doubts.is_empty() => (Verdict::Unproven, found.guest, found.doubts),
         Ok(found) => (Verdict::Pass, found.guest, Vec::new()),
@@ -499,7 +495,7 @@ fn crash(stage: &mut Stage, name: &str) -> Result<Found, ScriptError> {
     stage
         .server
         .restart()
-        .map_err(|error| ScriptError::Stuck(api_types::chain(&error)))?;
+        .map_err(|error| ScriptError::Stuck(model::chain(&error)))?;
     let witness = &mut stage.world.witness;
     witness.settle()?;
     let taken_over = denied(witness.seen());

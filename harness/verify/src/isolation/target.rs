@@ -162,7 +162,7 @@ fn try_group(customer: &Customer, listeners: &[Listener], group: &Group) -> Vec<
 type Attempt = (Vec<Finding>, Option<Vec<NetworkEvent>>);
 
 fn attempt(customer: &Customer, group: &Group, tried: &[&Case]) -> Result<Attempt, String> {
-    let failed = |error| api_types::chain(&error);
+    let failed = |error| model::chain(&error);
     let guest: Guest = customer.create(&group.create).map_err(failed)?;
     let probes: Vec<_> = tried.iter().filter_map(|case| probe(case)).collect();
     let findings = guest.probe(&probes).map_err(failed)?;

@@ -575,7 +575,7 @@ impl Ring3 {
             tsc_base: tsc,
             ns_base: ns,
             tsc_khz: khz.into(),
-            wall_base_ns: crate::clock::unix_ns().saturating_sub(ns),
+            wall_base_ns: model::clock::unix_ns().saturating_sub(ns),
             mul,
             shift,
         };

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use api_types::chain;
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
+use model::chain;
 use model::{Bytes, HypercallPath, RestoreSpec, VmSpec, WorkingSetPrefault};
 use vmm_control::{
     ControlClient, ControlError, Failure, VmPhase, VmProcess, VmStats, fresh_identity,

@@ -125,7 +125,7 @@ fn told(failed: &WatchError) -> ConnectError {
         WatchError::NoWatches => ResourceExhausted,
         WatchError::System { .. } => Internal,
     };
-    ConnectError::new(code, format!("watcher error: {}", api_types::chain(failed)))
+    ConnectError::new(code, format!("watcher error: {}", model::chain(failed)))
 }
 
 fn is_on_network(path: &Path) -> Result<bool, ConnectError> {

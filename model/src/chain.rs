@@ -1,8 +1,10 @@
-//! Errors as people read them.
+//! One line of text from an error and its causes.
 
-/// An error and its causes in one line, `a: b: c`: how failures are told in answers and by programs.
+use std::error::Error;
+
+/// Formats an error and its causes as one line, outermost first: `cannot start: cannot open disk.img: permission denied`.
 #[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -22,7 +24,7 @@ mod tests {
     struct Outer(u8, #[source] std::fmt::Error);
 
     #[test]
-    fn causes_follow_what_they_caused() {
+    fn causes_follow_the_error_in_order() {
         let cause = std::fmt::Error.to_string();
         assert_eq!(
             chain(&Outer(1, std::fmt::Error)),
