@@ -136,9 +136,10 @@ impl<R: Routes> Proxy<R> {
     ) -> Result<Response<Body>, Refusal> {
         let client = hyper::upgrade::on(&mut request);
         let (asked, mut body) = request.into_parts();
-        let upgrade = match to.port != ENVD_PORT && body.is_end_stream() {
-            true => head::upgrade(&asked),
-            false => None,
+        let upgrade = if to.port != ENVD_PORT && body.is_end_stream() {
+            head::upgrade(&asked)
+        } else {
+            None
         };
         let progress = body.progress();
         let mut tries = 0;
@@ -191,9 +192,10 @@ struct Lasting<H> {
 /// A VM whose socket nobody serves has ended, also when the registry has not heard of it yet.
 fn closed(to: &Destination, is_gone: bool) -> Refusal {
     let id = to.id.clone();
-    match is_gone {
-        true => Refusal::NotFound { id },
-        false => Refusal::PortClosed { id, port: to.port },
+    if is_gone {
+        Refusal::NotFound { id }
+    } else {
+        Refusal::PortClosed { id, port: to.port }
     }
 }
 
@@ -214,9 +216,10 @@ fn answered(
         pass,
         sender,
         progress,
-        again: match to.port == ENVD_PORT {
-            true => Again::Keep,
-            false => Again::Drop,
+        again: if to.port == ENVD_PORT {
+            Again::Keep
+        } else {
+            Again::Drop
         },
     };
     Ok(Response::from_parts(

@@ -96,14 +96,15 @@ fn open_key(path: &Path) -> Result<File, TlsError> {
     let meta = file.metadata().map_err(failed)?;
     let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
     let server = nix::unistd::geteuid().as_raw();
-    match (owner == 0 || owner == server) && mode & 0o077 == 0 {
-        true => Ok(file),
-        false => Err(TlsError::Exposed {
+    if (owner == 0 || owner == server) && mode & 0o077 == 0 {
+        Ok(file)
+    } else {
+        Err(TlsError::Exposed {
             path: path.to_owned(),
             owner,
             mode,
             server,
-        }),
+        })
     }
 }
 

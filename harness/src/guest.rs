@@ -152,9 +152,10 @@ fn cell_output(lines: &[u8]) -> Result<Output, Failure> {
     output
         .stdout
         .extend(result.unwrap_or_default().into_bytes());
-    match ended {
-        true => Ok(output),
-        false => Err(no_cell("the answer ends before the cell does".to_owned())),
+    if ended {
+        Ok(output)
+    } else {
+        Err(no_cell("the answer ends before the cell does".to_owned()))
     }
 }
 

@@ -121,9 +121,10 @@ pub struct Output {
 /// It could not be run, or its status or output is not what the scenario expects.
 pub fn exec_and_compare(sandbox: &mut dyn Sandbox, command: &ExecSpec) -> Result<(), Failure> {
     let output = exec_checked(sandbox, command)?;
-    match output.stdout == command.expect_stdout.as_bytes() {
-        true => Ok(()),
-        false => Err(wrong_output(command, &output)),
+    if output.stdout == command.expect_stdout.as_bytes() {
+        Ok(())
+    } else {
+        Err(wrong_output(command, &output))
     }
 }
 

@@ -153,9 +153,10 @@ fn ensure_bpffs(pins: &Path) -> Result<(), IsolationError> {
     {
         return Ok(());
     }
-    let point = match pins.starts_with(BPFFS) {
-        true => Path::new(BPFFS),
-        false => pins,
+    let point = if pins.starts_with(BPFFS) {
+        Path::new(BPFFS)
+    } else {
+        pins
     };
     let failed = |error: io::Error| {
         unsuitable(

@@ -105,9 +105,10 @@ pub(crate) fn configure(family: &str, device: &str, key: &str, value: &str) -> i
 /// The same, only if it is not so already.
 pub(crate) fn ensure(family: &str, device: &str, key: &str, value: &str) -> io::Result<()> {
     let path = format!("/proc/sys/net/{family}/conf/{device}/{key}");
-    match fs::read_to_string(path)?.trim() == value {
-        true => Ok(()),
-        false => configure(family, device, key, value),
+    if fs::read_to_string(path)?.trim() == value {
+        Ok(())
+    } else {
+        configure(family, device, key, value)
     }
 }
 

@@ -164,9 +164,10 @@ fn configure(device: &Device, v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> io::Result<
 /// UDP and TCP on one port of all addresses of the device, and of no other.
 fn sockets(device: &str, v6: bool) -> io::Result<(OwnedFd, OwnedFd, u16)> {
     let tcp = bound(device, SockType::Stream, v6, 0)?;
-    let port = match v6 {
-        true => getsockname::<SockaddrIn6>(tcp.as_raw_fd())?.port(),
-        false => getsockname::<SockaddrIn>(tcp.as_raw_fd())?.port(),
+    let port = if v6 {
+        getsockname::<SockaddrIn6>(tcp.as_raw_fd())?.port()
+    } else {
+        getsockname::<SockaddrIn>(tcp.as_raw_fd())?.port()
     };
     listen(&tcp, Backlog::new(512)?)?;
     let udp = bound(device, SockType::Datagram, v6, port)?;
@@ -174,26 +175,26 @@ fn sockets(device: &str, v6: bool) -> io::Result<(OwnedFd, OwnedFd, u16)> {
 }
 
 fn bound(device: &str, kind: SockType, v6: bool, port: u16) -> io::Result<OwnedFd> {
-    let family = match v6 {
-        true => AddressFamily::Inet6,
-        false => AddressFamily::Inet,
+    let family = if v6 {
+        AddressFamily::Inet6
+    } else {
+        AddressFamily::Inet
     };
     let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&socket, sockopt::BindToDevice, &device.into())?;
-    let address: Box<dyn SockaddrLike> = match v6 {
-        true => {
-            setsockopt(&socket, sockopt::Ipv6V6Only, &false)?;
-            Box::new(SockaddrIn6::from(std::net::SocketAddrV6::new(
-                Ipv6Addr::UNSPECIFIED,
-                port,
-                0,
-                0,
-            )))
-        }
-        false => Box::new(SockaddrIn::from(std::net::SocketAddrV4::new(
+    let address: Box<dyn SockaddrLike> = if v6 {
+        setsockopt(&socket, sockopt::Ipv6V6Only, &false)?;
+        Box::new(SockaddrIn6::from(std::net::SocketAddrV6::new(
+            Ipv6Addr::UNSPECIFIED,
+            port,
+            0,
+            0,
+        )))
+    } else {
+        Box::new(SockaddrIn::from(std::net::SocketAddrV4::new(
             Ipv4Addr::UNSPECIFIED,
             port,
-        ))),
+        )))
     };
     bind(socket.as_fd().as_raw_fd(), address.as_ref())?;
     Ok(socket)

@@ -91,9 +91,10 @@ impl Shared {
         let settled = renew::await_programs().is_ok();
         for Released { number, held } in released {
             self.ensure_number();
-            let left = match settled && held.renew().is_ok() {
-                true => self.with(|owner| owner.renumber(number, held)).err(),
-                false => Some(held),
+            let left = if settled && held.renew().is_ok() {
+                self.with(|owner| owner.renumber(number, held)).err()
+            } else {
+                Some(held)
             };
             self.called.notify_all();
             // Without the lock: its device goes with it.

@@ -21,9 +21,10 @@ const LEAST_MTU: u32 = 1280;
 pub(crate) fn routing_device() -> Result<u32, IsolationError> {
     let set = || {
         device::ensure("ipv4", ROUTING_DEVICE, "forwarding", "1")?;
-        match device::has_ipv6() {
-            true => device::ensure("ipv6", ROUTING_DEVICE, "forwarding", "1"),
-            false => Ok(()),
+        if device::has_ipv6() {
+            device::ensure("ipv6", ROUTING_DEVICE, "forwarding", "1")
+        } else {
+            Ok(())
         }
     };
     set().map_err(|e| {

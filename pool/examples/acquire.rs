@@ -112,9 +112,10 @@ async fn lease(pool: &Pool) -> Result<(Sample, Sandbox), Failure> {
         let mut request = ExecRequest::new("/bin/echo", &["on"]);
         request.user = Some("root".into());
         let out = agent.exec(&request, PATIENCE)?;
-        match out.stdout == b"on\n" {
-            true => Ok(()),
-            false => Err("another answer".into()),
+        if out.stdout == b"on\n" {
+            Ok(())
+        } else {
+            Err("another answer".into())
         }
     });
     run.await??;

@@ -220,12 +220,13 @@ impl Groups {
                 let (Some(bytes), Some(disk)) = (limits.io_bytes_per_s, &self.disk) else {
                     return Vec::new();
                 };
-                match one {
-                    true => vec![
+                if one {
+                    vec![
                         ("blkio.throttle.read_bps_device", format!("{disk} {bytes}")),
                         ("blkio.throttle.write_bps_device", format!("{disk} {bytes}")),
-                    ],
-                    false => vec![("io.max", format!("{disk} rbps={bytes} wbps={bytes}"))],
+                    ]
+                } else {
+                    vec![("io.max", format!("{disk} rbps={bytes} wbps={bytes}"))]
                 }
             }
         }
@@ -352,9 +353,10 @@ const V1_SWAP: &str = "memory.memsw.limit_in_bytes";
 
 /// The setting as this kernel has it: one that does not account for swap is told to swap nothing of the group.
 fn possible(group: &Path, file: &'static str, value: String) -> (&'static str, String) {
-    match file == V1_SWAP && !group.join(V1_SWAP).exists() {
-        true => ("memory.swappiness", "0".to_owned()),
-        false => (file, value),
+    if file == V1_SWAP && !group.join(V1_SWAP).exists() {
+        ("memory.swappiness", "0".to_owned())
+    } else {
+        (file, value)
     }
 }
 
@@ -435,12 +437,11 @@ fn disk_of(dir: &Path) -> Option<String> {
     if !block.exists() {
         return None;
     }
-    match block.join("partition").exists() {
-        false => Some(name),
-        true => {
-            let disk = block.canonicalize().ok()?.parent()?.join("dev");
-            Some(fs::read_to_string(disk).ok()?.trim().to_owned())
-        }
+    if block.join("partition").exists() {
+        let disk = block.canonicalize().ok()?.parent()?.join("dev");
+        Some(fs::read_to_string(disk).ok()?.trim().to_owned())
+    } else {
+        Some(name)
     }
 }
 

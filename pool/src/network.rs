@@ -51,9 +51,10 @@ pub(crate) fn release(
 ) -> Counters {
     let last = counters(network, tap).unwrap_or_default();
     if let (Some(network), Some(tap)) = (network, tap) {
-        match vmm.is_some_and(|vmm| vmm.is_alive()) {
-            true => network.discard(tap),
-            false => network.release(tap),
+        if vmm.is_some_and(|vmm| vmm.is_alive()) {
+            network.discard(tap)
+        } else {
+            network.release(tap)
         }
     }
     last

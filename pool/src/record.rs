@@ -242,9 +242,10 @@ pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > limit {
-        true => Err(io::Error::other("the file is too long")),
-        false => Ok(bytes),
+    if bytes.len() as u64 > limit {
+        Err(io::Error::other("the file is too long"))
+    } else {
+        Ok(bytes)
     }
 }
 

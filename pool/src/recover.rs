@@ -181,10 +181,11 @@ impl Lookout<'_> {
                 Err(why) => Fate::Lost(dir.note(), why),
             },
             (Kept::Running, None) => {
-                let why = match same_boot {
-                    false => "the host was started anew".to_owned(),
-                    true => host::last_words(&dir.stderr())
-                        .unwrap_or_else(|| "its VMM was killed".to_owned()),
+                let why = if same_boot {
+                    host::last_words(&dir.stderr())
+                        .unwrap_or_else(|| "its VMM was killed".to_owned())
+                } else {
+                    "the host was started anew".to_owned()
                 };
                 Fate::Lost(dir.note(), why)
             }

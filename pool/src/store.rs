@@ -47,12 +47,13 @@ impl Store {
         let real = path
             .canonicalize()
             .map_err(|e| format!("{}: {e}", path.display()))?;
-        match self.roots.iter().any(|root| real.starts_with(root)) {
-            true => Ok(real),
-            false => Err(format!(
+        if self.roots.iter().any(|root| real.starts_with(root)) {
+            Ok(real)
+        } else {
+            Err(format!(
                 "{} is outside of the template store (name its directory with --images)",
                 real.display()
-            )),
+            ))
         }
     }
 

@@ -433,12 +433,13 @@ fn check_name(name: &str) -> Result<(), PoolError> {
         && words.next().is_some_and(is_word)
         && words.next().is_none_or(is_word)
         && words.next().is_none();
-    match good {
-        true => Ok(()),
-        false => Err(PoolError::BadName(format!(
+    if good {
+        Ok(())
+    } else {
+        Err(PoolError::BadName(format!(
             "{:?} is no name: letters, digits and ._-/ with at most one :tag, {MAX_NAME} bytes",
             name.chars().take(MAX_NAME).collect::<String>()
-        ))),
+        )))
     }
 }
 

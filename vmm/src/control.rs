@@ -53,9 +53,10 @@ impl Control {
     /// # Errors
     /// It is no socket.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
-        let (listener, client) = match getsockopt(&socket, sockopt::AcceptConn)? {
-            true => (Some(UnixListener::from(socket)), None),
-            false => (None, Some(UnixStream::from(socket))),
+        let (listener, client) = if getsockopt(&socket, sockopt::AcceptConn)? {
+            (Some(UnixListener::from(socket)), None)
+        } else {
+            (None, Some(UnixStream::from(socket)))
         };
         if let Some(listener) = &listener {
             listener.set_nonblocking(true)?;

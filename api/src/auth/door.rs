@@ -121,9 +121,10 @@ impl Door {
         bucket
             .take(rate, now)
             .map_err(|retry_after| AuthError::Rate { retry_after })?;
-        match has_scope {
-            true => Ok(()),
-            false => Err(AuthError::Scope(scope.name())),
+        if has_scope {
+            Ok(())
+        } else {
+            Err(AuthError::Scope(scope.name()))
         }
     }
 }

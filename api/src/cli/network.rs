@@ -127,14 +127,16 @@ impl NetworkOptions {
                 && self.dns_server.is_empty()
                 && self.network_rate.is_none()
                 && default == DefaultEgress::Deny;
-            return match is_plain {
-                true => Ok(None),
-                false => Err("--network none goes with no other option of the network".into()),
+            return if is_plain {
+                Ok(None)
+            } else {
+                Err("--network none goes with no other option of the network".into())
             };
         }
-        let uplinks = match self.uplink.is_empty() {
-            true => Uplinks::DefaultRoutes,
-            false => Uplinks::Named(self.uplink),
+        let uplinks = if self.uplink.is_empty() {
+            Uplinks::DefaultRoutes
+        } else {
+            Uplinks::Named(self.uplink)
         };
         let exceptions = self.network_exception.into_iter().map(|opened| opened.0);
         let servers = self.dns_server.into_iter().map(|server| server.0);

@@ -124,9 +124,10 @@ impl FromStr for Marks {
         let (low, high) = text.split_once(':').ok_or_else(wrong)?;
         let low = low.parse().map_err(|_| wrong())?;
         let high = high.parse().map_err(|_| wrong())?;
-        match low <= high {
-            true => Ok(Self(WarmMarks { low, high })),
-            false => Err(wrong()),
+        if low <= high {
+            Ok(Self(WarmMarks { low, high }))
+        } else {
+            Err(wrong())
         }
     }
 }
@@ -210,9 +211,10 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
             io_bytes_per_s: config.io_rate.0.map(|rate| rate.0),
             layer: config.disk_limit,
         },
-        missing_limits: match config.allow_missing_limits {
-            true => MissingLimits::Allow,
-            false => MissingLimits::Refuse,
+        missing_limits: if config.allow_missing_limits {
+            MissingLimits::Allow
+        } else {
+            MissingLimits::Refuse
         },
         max_sandboxes: config.max_sandboxes,
         memory_reserve: config.memory_reserve,
@@ -288,9 +290,10 @@ fn images(named: Vec<PathBuf>, templates: Option<&Path>) -> Result<Vec<PathBuf>,
         .into_iter()
         .flat_map(|dir| usual.map(|images| dir.join(images)))
         .filter(|dir| dir.is_dir());
-    Ok(match named.is_empty() {
-        true => usual.collect(),
-        false => named,
+    Ok(if named.is_empty() {
+        usual.collect()
+    } else {
+        named
     })
 }
 

@@ -42,12 +42,13 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let text = value.to_str().unwrap_or("?").to_ascii_lowercase();
     let essence = text.split(';').next().unwrap_or_default().trim();
     let is_written_as_json = essence.starts_with("application/") && essence.ends_with("+json");
-    match essence == "application/json" || is_written_as_json {
-        true => Ok(()),
-        false => Err(ApiError::NotJson(format!(
+    if essence == "application/json" || is_written_as_json {
+        Ok(())
+    } else {
+        Err(ApiError::NotJson(format!(
             "{:?}",
             essence.chars().take(100).collect::<String>()
-        ))),
+        )))
     }
 }
 

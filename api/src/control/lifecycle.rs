@@ -51,9 +51,10 @@ async fn connect(
         None | Some(true) => Wake::Connect,
     };
     let connected = app.registry.connect(&id, timeout_s, wake).await?;
-    let status = match connected.resumed {
-        true => StatusCode::CREATED,
-        false => StatusCode::OK,
+    let status = if connected.resumed {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
     };
     Ok((status, Json(wire::sandbox(&app, &connected.view))))
 }

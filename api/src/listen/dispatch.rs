@@ -146,8 +146,9 @@ fn check_framing(version: Version, headers: &HeaderMap) -> Result<(), Refusal> {
     if codings > 0 && (lengths > 0 || version != Version::HTTP_11) {
         return Err(Refusal::Malformed("the length of the body is ambiguous"));
     }
-    match codings > 1 || lengths > 1 {
-        true => Err(Refusal::Malformed("the length of the body is given twice")),
-        false => Ok(()),
+    if codings > 1 || lengths > 1 {
+        Err(Refusal::Malformed("the length of the body is given twice"))
+    } else {
+        Ok(())
     }
 }

@@ -160,10 +160,11 @@ fn origin_form(uri: &Uri, method: &Method) -> Uri {
         return Uri::from_static("*");
     }
     let path = uri.path_and_query().map_or("/", |target| target.as_str());
-    match path.starts_with('/') {
-        true => path.parse(),
+    if path.starts_with('/') {
+        path.parse()
+    } else {
         // An absolute target may have a query and no path.
-        false => format!("/{path}").parse(),
+        format!("/{path}").parse()
     }
     .unwrap_or_else(|_| Uri::from_static("/"))
 }

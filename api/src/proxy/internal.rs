@@ -164,9 +164,10 @@ mod tests {
         fn no_encoding_of_a_route_passes(which in 0..ROUTES.len(), encode: [bool; 8], slashes in 1usize..4) {
             let mut path = "/".repeat(slashes);
             for (at, byte) in ROUTES[which].bytes().enumerate() {
-                match encode[at] {
-                    true => path.push_str(&format!("%{byte:02x}")),
-                    false => path.push(char::from(byte)),
+                if encode[at] {
+                    path.push_str(&format!("%{byte:02x}"));
+                } else {
+                    path.push(char::from(byte));
                 }
             }
             prop_assert!(is_internal(&path), "{}", path);

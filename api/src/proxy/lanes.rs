@@ -88,16 +88,14 @@ impl Lanes {
             }
         };
         let before = lane.in_flight.fetch_add(1, Ordering::Relaxed);
-        let limit = match self.in_all.fetch_add(1, Ordering::Relaxed) < CROWD {
-            true => IN_FLIGHT_MAX,
-            false => FAIR,
+        let limit = if self.in_all.fetch_add(1, Ordering::Relaxed) < CROWD {
+            IN_FLIGHT_MAX
+        } else {
+            FAIR
         };
         let in_all = Arc::clone(&self.in_all);
         let pass = Pass { lane, in_all };
-        match before < limit {
-            true => Ok(pass),
-            false => Err(limit),
-        }
+        if before < limit { Ok(pass) } else { Err(limit) }
     }
 
     /// Drops what has waited too long, for ever.

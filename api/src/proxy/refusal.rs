@@ -216,9 +216,10 @@ impl Form {
             "" => !asked.contains_key("x-requested-with"),
             _ => false,
         };
-        match navigates && text("accept").contains("text/html") {
-            true => Self::Page,
-            false => Self::Json,
+        if navigates && text("accept").contains("text/html") {
+            Self::Page
+        } else {
+            Self::Json
         }
     }
 }

@@ -137,9 +137,10 @@ pub fn host(uri: &Uri, headers: &HeaderMap) -> Result<String, TargetError> {
         Some(authority) => authority.as_str(),
         None => header.ok_or(TargetError::Host)?,
     };
-    match host.is_empty() || host.contains('@') {
-        true => Err(TargetError::Host),
-        false => Ok(host.to_owned()),
+    if host.is_empty() || host.contains('@') {
+        Err(TargetError::Host)
+    } else {
+        Ok(host.to_owned())
     }
 }
 

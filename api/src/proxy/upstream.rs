@@ -135,9 +135,10 @@ async fn open_by(way: Way, vsock: &Path, port: u16) -> Result<UnixStream, DialEr
             return Err(DialError::Broken(io::ErrorKind::UnexpectedEof.into()));
         }
     };
-    match greeted == said.len() {
-        true => Ok(stream),
-        false => Err(DialError::Protocol),
+    if greeted == said.len() {
+        Ok(stream)
+    } else {
+        Err(DialError::Protocol)
     }
 }
 
@@ -145,9 +146,10 @@ async fn open_by(way: Way, vsock: &Path, port: u16) -> Result<UnixStream, DialEr
 fn greeting(said: &[u8], way: Way) -> Result<Option<usize>, DialError> {
     let Some(line_end) = said.iter().position(|byte| *byte == b'\n') else {
         let is_start = said.starts_with(b"OK ") || b"OK ".starts_with(said);
-        return match is_start {
-            true => Ok(None),
-            false => Err(DialError::Protocol),
+        return if is_start {
+            Ok(None)
+        } else {
+            Err(DialError::Protocol)
         };
     };
     let (line, rest) = said.split_at(line_end + 1);

@@ -292,9 +292,10 @@ impl Driver {
             view,
             resumed: false,
         };
-        match moved {
-            true => self.save(id, Some(Owed::Connected(Box::new(connected), reply))),
-            false => drop(reply.send(Ok(connected))),
+        if moved {
+            self.save(id, Some(Owed::Connected(Box::new(connected), reply)))
+        } else {
+            drop(reply.send(Ok(connected)))
         }
     }
 

@@ -144,9 +144,10 @@ fn check_domain(domain: &str) -> Result<(), CaError> {
         && domain.split('.').all(is_label)
         // An address is no domain.
         && domain.parse::<IpAddr>().is_err();
-    match is_domain {
-        true => Ok(()),
-        false => Err(CaError::Domain(domain.chars().take(256).collect())),
+    if is_domain {
+        Ok(())
+    } else {
+        Err(CaError::Domain(domain.chars().take(256).collect()))
     }
 }
 

@@ -232,9 +232,10 @@ async fn a_client_with_all_connections_makes_room_for_another() {
     assert!(!is_served(connect_from(&world, THERE).await).await);
     assert!(!is_served(connect_from(&world, HERE).await).await);
     for (at, wire) in hog.iter_mut().enumerate() {
-        match at < 2 {
-            true => assert!(wire.is_closed().await),
-            false => assert!(is_open(wire)),
+        if at < 2 {
+            assert!(wire.is_closed().await)
+        } else {
+            assert!(is_open(wire))
         }
     }
 }

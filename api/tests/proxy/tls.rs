@@ -88,14 +88,12 @@ async fn every_name_of_the_certificate_is_good_and_no_other() {
     ] {
         let stream = shake(&world, name, &["http/1.1"]).await.unwrap();
         let mut wire = Wire::over(stream);
-        let host = match name.contains("::") {
-            true => "[::1]",
-            false => name,
-        };
+        let host = if name.contains("::") { "[::1]" } else { name };
         let fields = format!("Host: {host}\r\n");
-        let told = match name == sandbox {
-            true => wire.ask("GET /health", &fields).await.status,
-            false => wire.ask("GET /control", &fields).await.status,
+        let told = if name == sandbox {
+            wire.ask("GET /health", &fields).await.status
+        } else {
+            wire.ask("GET /control", &fields).await.status
         };
         assert!(matches!(told, 200 | 204), "{name}: {told}");
     }

@@ -17,11 +17,12 @@ fn group_of(pid: u32) -> PathBuf {
         let (_, rest) = line.split_once(':')?;
         let (controllers, path) = rest.split_once(':')?;
         let of_memory = controllers.split(',').any(|name| name == "memory");
-        let mount = match of_memory {
-            true => root.join("memory"),
-            false if controllers.is_empty() && root.join("memory").exists() => return None,
-            false if controllers.is_empty() => root.to_owned(),
-            false => return None,
+        let mount = if of_memory {
+            root.join("memory")
+        } else if controllers.is_empty() && !root.join("memory").exists() {
+            root.to_owned()
+        } else {
+            return None;
         };
         Some(mount.join(path.trim_start_matches('/')))
     });

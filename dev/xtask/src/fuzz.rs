@@ -146,9 +146,10 @@ fn size_of(dir: &Path) -> Result<u64> {
     for entry in fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
         let entry = entry?;
         let found = entry.metadata()?;
-        size += match found.is_dir() {
-            true => size_of(&entry.path())?,
-            false => found.len(),
+        size += if found.is_dir() {
+            size_of(&entry.path())?
+        } else {
+            found.len()
         };
     }
     Ok(size)

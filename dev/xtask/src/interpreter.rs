@@ -137,10 +137,10 @@ fn copy_below(agent: &mut EnvdClient, from: &Path, to: &Path) -> Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let (path, target) = (entry.path(), to.join(entry.file_name()));
-        match entry.file_type()?.is_dir() {
-            true if entry.file_name() == "__pycache__" => {}
-            true => copy_below(agent, &path, &target)?,
-            false => copy(agent, &path, &target)?,
+        if !entry.file_type()?.is_dir() {
+            copy(agent, &path, &target)?;
+        } else if entry.file_name() != "__pycache__" {
+            copy_below(agent, &path, &target)?;
         }
     }
     Ok(())

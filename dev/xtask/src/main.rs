@@ -178,16 +178,18 @@ fn run(task: Task) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Task::MutateNetisolation { only } => {
-            let code = match mutate::run(&workspace, only.as_deref(), progress)? {
-                true => 0,
-                false => EXIT_BUG,
+            let code = if mutate::run(&workspace, only.as_deref(), progress)? {
+                0
+            } else {
+                EXIT_BUG
             };
             return Ok(ExitCode::from(code));
         }
         Task::MutateConfinement => {
-            let code = match mutate_confinement::run(&workspace, progress)? {
-                true => 0,
-                false => EXIT_BUG,
+            let code = if mutate_confinement::run(&workspace, progress)? {
+                0
+            } else {
+                EXIT_BUG
             };
             return Ok(ExitCode::from(code));
         }

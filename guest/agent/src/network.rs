@@ -86,10 +86,7 @@ impl Requests {
                 0
             }
         };
-        let changed = match on {
-            true => flags(true),
-            false => libc::IFF_UP,
-        };
+        let changed = if on { flags(true) } else { libc::IFF_UP };
         let mut body = vec![0; 4];
         body.extend(card.to_ne_bytes());
         body.extend(flags(on).to_ne_bytes());

@@ -91,9 +91,10 @@ impl CloneState {
             envs.extend_from_slice(first.get(..len).unwrap_or_default());
         }
         self.envs_file = Some(file);
-        match envs.len() <= MAX_ENVS {
-            true => Ok(envs),
-            false => Ok(Vec::new()),
+        if envs.len() <= MAX_ENVS {
+            Ok(envs)
+        } else {
+            Ok(Vec::new())
         }
     }
 

@@ -143,9 +143,10 @@ impl Conn {
         }
         if self.backlog() == 0 {
             self.sent = 0;
-            match self.out.capacity() > KEEP {
-                true => self.out = Vec::new(),
-                false => self.out.clear(),
+            if self.out.capacity() > KEEP {
+                self.out = Vec::new()
+            } else {
+                self.out.clear()
             }
             if matches!(self.phase, Phase::Closing) {
                 return Err(Gone);

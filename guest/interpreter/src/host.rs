@@ -151,9 +151,10 @@ impl Host {
             Ok(n) => {
                 let bytes = scratch.get(..n).unwrap_or_default();
                 self.input.extend_from_slice(bytes);
-                match self.input.len() <= MAX_LINE {
-                    true => Ok(()),
-                    false => Err(Gone),
+                if self.input.len() <= MAX_LINE {
+                    Ok(())
+                } else {
+                    Err(Gone)
                 }
             }
             Err(Errno::EAGAIN | Errno::EINTR) => Ok(()),

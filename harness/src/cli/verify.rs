@@ -289,9 +289,10 @@ impl Confinement {
             api: places.api,
             run_root: self.run_root.run_root,
             template: self.template,
-            starts: match self.direct {
-                true => Starts::Direct,
-                false => Starts::Both,
+            starts: if self.direct {
+                Starts::Direct
+            } else {
+                Starts::Both
             },
             only: self.only,
         })?;

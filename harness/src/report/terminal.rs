@@ -96,9 +96,10 @@ fn columns(p: &PhaseDocument) -> String {
 
 /// Two digits, three below one millisecond.
 pub(super) fn milliseconds(ms: f64) -> String {
-    match ms < 1.0 {
-        true => format!("{ms:.3}"),
-        false => format!("{ms:.2}"),
+    if ms < 1.0 {
+        format!("{ms:.3}")
+    } else {
+        format!("{ms:.2}")
     }
 }
 

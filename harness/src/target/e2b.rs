@@ -83,9 +83,10 @@ impl Created {
             return Err("the sandbox's id is none");
         }
         let token = self.envd_access_token.as_deref().unwrap_or_default();
-        match token.bytes().all(|b| b.is_ascii_graphic()) {
-            true => Ok(()),
-            false => Err("the sandbox's token is none"),
+        if token.bytes().all(|b| b.is_ascii_graphic()) {
+            Ok(())
+        } else {
+            Err("the sandbox's token is none")
         }
     }
 }

@@ -104,9 +104,10 @@ impl Endpoint {
     /// What `Host` says: without the port where it is the scheme's own.
     #[must_use]
     pub fn authority(&self) -> String {
-        let host = match self.host.contains(':') {
-            true => format!("[{}]", self.host),
-            false => self.host.clone(),
+        let host = if self.host.contains(':') {
+            format!("[{}]", self.host)
+        } else {
+            self.host.clone()
         };
         match (self.secure, self.port) {
             (true, 443) | (false, 80) => host,

@@ -47,9 +47,10 @@ pub fn run_root() -> PathBuf {
 }
 
 fn choose_root(in_memory: impl Fn(&str) -> bool) -> &'static str {
-    match in_memory("/dev/shm") && !in_memory("/run") {
-        true => MEMORY_ROOT,
-        false => RUN_ROOT,
+    if in_memory("/dev/shm") && !in_memory("/run") {
+        MEMORY_ROOT
+    } else {
+        RUN_ROOT
     }
 }
 

@@ -337,9 +337,10 @@ fn make_certificates(dir: &Path, spec: &ServerSpec) -> io::Result<()> {
 fn said(command: &mut Command) -> io::Result<String> {
     let done = command.stdin(Stdio::null()).output()?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    match done.status.success() {
-        true => Ok(text(&done.stdout)),
-        false => Err(io::Error::other(text(&done.stderr))),
+    if done.status.success() {
+        Ok(text(&done.stdout))
+    } else {
+        Err(io::Error::other(text(&done.stderr)))
     }
 }
 

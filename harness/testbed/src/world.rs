@@ -194,14 +194,13 @@ pub fn run(program: &str, line: &str) -> io::Result<()> {
     let done = Command::new(program)
         .args(line.split_whitespace())
         .output()?;
-    match done.status.success() {
-        true => Ok(()),
-        false => {
-            let said = String::from_utf8_lossy(&done.stderr);
-            Err(io::Error::other(format!(
-                "{program} {line}: {}",
-                said.trim()
-            )))
-        }
+    if done.status.success() {
+        Ok(())
+    } else {
+        let said = String::from_utf8_lossy(&done.stderr);
+        Err(io::Error::other(format!(
+            "{program} {line}: {}",
+            said.trim()
+        )))
     }
 }

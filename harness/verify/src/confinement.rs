@@ -318,10 +318,13 @@ fn judge(attempt: &Attempt, done: &Try<()>, seen: attempts::Seen) -> (Verdict, S
         (Ok(()), Ok(None)) => (Verdict::Breach, String::new()),
         (Ok(()), Err(error)) => (Verdict::Breach, error.to_string()),
         (Err(_), Err(error)) => (Verdict::Unproven, format!("cannot look: {error}")),
-        (Err(stop), Ok(None)) => match attempt.refusals.iter().any(|r| r.is(stop)) {
-            true => (Verdict::Pass, String::new()),
-            false => (Verdict::Unproven, String::new()),
-        },
+        (Err(stop), Ok(None)) => {
+            if attempt.refusals.iter().any(|r| r.is(stop)) {
+                (Verdict::Pass, String::new())
+            } else {
+                (Verdict::Unproven, String::new())
+            }
+        }
     }
 }
 

@@ -194,9 +194,10 @@ impl Matrix {
     #[must_use]
     pub fn end(&self) -> End {
         let holds = |cell: &Cell| cell.verdict.is_green() || !cell.must;
-        match !self.cells.is_empty() && self.cells.iter().all(holds) {
-            true => End::Pass,
-            false => End::GateFailed,
+        if !self.cells.is_empty() && self.cells.iter().all(holds) {
+            End::Pass
+        } else {
+            End::GateFailed
         }
     }
 }
@@ -241,12 +242,11 @@ pub fn run(spec: &VerifySpec) -> Result<Matrix, VerifyError> {
     leftovers::sweep(&spec.run_root).map_err(at(&spec.run_root))?;
     let run_dir = RunDir::create(&spec.run_root).map_err(at(&spec.run_root))?;
     let (server, mut address) = endpoint(spec, &run_dir)?;
-    let secure = match features.iter().any(|feature| feature.own_server) {
-        true => {
-            let dir = run_dir.path().join("secure");
-            Some(own_server(&spec.programs, &dir, Tls::PrivateAuthority, 0)?)
-        }
-        false => None,
+    let secure = if features.iter().any(|feature| feature.own_server) {
+        let dir = run_dir.path().join("secure");
+        Some(own_server(&spec.programs, &dir, Tls::PrivateAuthority, 0)?)
+    } else {
+        None
     };
     address.secure = secure.as_ref().map(SecureAddress::of);
     let cells = run_all(spec, &sdks, &features, &address, run_dir.path());

@@ -265,9 +265,12 @@ fn chosen(mut groups: Vec<Group>, spec: &IsolationSpec) -> Result<Vec<Group>, Is
         });
     }
     for group in &mut groups {
-        group.cases.retain(|case| match spec.only.is_empty() {
-            true => spec.scope == Scope::Isolation || case.class.is_egress(),
-            false => spec.only.iter().any(|name| is_named(case, name)),
+        group.cases.retain(|case| {
+            if spec.only.is_empty() {
+                spec.scope == Scope::Isolation || case.class.is_egress()
+            } else {
+                spec.only.iter().any(|name| is_named(case, name))
+            }
         });
     }
     groups.retain(|group| !group.cases.is_empty());

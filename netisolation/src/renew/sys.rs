@@ -48,9 +48,10 @@ pub(super) fn set_no_offloads(tap: BorrowedFd<'_>) -> io::Result<()> {
 pub(super) fn await_readers() -> io::Result<()> {
     // SAFETY: membarrier takes three numbers and no pointer.
     let outcome = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
-    match outcome < 0 {
-        true => Err(io::Error::last_os_error()),
-        false => Ok(()),
+    if outcome < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
     }
 }
 
@@ -63,8 +64,9 @@ fn read(tap: BorrowedFd<'_>, what: libc::Ioctl) -> io::Result<libc::c_int> {
 }
 
 fn check(outcome: libc::c_int) -> io::Result<()> {
-    match outcome < 0 {
-        true => Err(io::Error::last_os_error()),
-        false => Ok(()),
+    if outcome < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
     }
 }

@@ -162,8 +162,9 @@ fn address<T>(pointer: *const T) -> u64 {
 unsafe fn call<T>(command: libc::c_int, attributes: *mut T) -> io::Result<()> {
     // SAFETY: as above; the kernel takes what lies behind `size` bytes as zero.
     let outcome = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
-    match outcome < 0 {
-        true => Err(io::Error::last_os_error()),
-        false => Ok(()),
+    if outcome < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
     }
 }

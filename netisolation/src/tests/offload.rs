@@ -141,10 +141,11 @@ fn net_a_checksum_left_to_the_host_in_its_own_field_is_right_in_the_end() {
                 }
             };
             assert_eq!(header[0] & NEEDS_CSUM != 0, is_card);
-            match is_card {
-                true => assert_eq!(header[6..], own.bytes(u16::to_le_bytes)[6..]),
+            if is_card {
+                assert_eq!(header[6..], own.bytes(u16::to_le_bytes)[6..])
+            } else {
                 // Reading it compares the checksum.
-                false => drop(Packet::read(&frame).unwrap()),
+                drop(Packet::read(&frame).unwrap())
             }
         }
     });

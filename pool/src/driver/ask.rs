@@ -243,9 +243,10 @@ impl Driver {
             return;
         }
         tokio::task::spawn_blocking(move || {
-            let copied = match was_paused {
-                true => link_snapshot(&pause, &to).map_err(|e| (e, false)),
-                false => plan.run(),
+            let copied = if was_paused {
+                link_snapshot(&pause, &to).map_err(|e| (e, false))
+            } else {
+                plan.run()
             };
             let _ = reporter.send(Report::Copied(id, copied));
         });
@@ -640,11 +641,12 @@ impl Driver {
 }
 
 fn check_note(note: &str) -> Result<(), PoolError> {
-    match note.len() <= MAX_NOTE {
-        true => Ok(()),
-        false => Err(PoolError::Failed {
+    if note.len() <= MAX_NOTE {
+        Ok(())
+    } else {
+        Err(PoolError::Failed {
             what: "keep the note",
             why: format!("{} bytes, at most {MAX_NOTE} are kept", note.len()),
-        }),
+        })
     }
 }

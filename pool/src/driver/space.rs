@@ -128,8 +128,8 @@ impl Driver {
         self.disks.low = low;
         let [state_mib, layers_mib] = spaces.map(|space| space.available >> 20);
         let reserve_mib = self.config.disk_reserve.0 >> 20;
-        match low {
-            true => tracing::error!(
+        if low {
+            tracing::error!(
                 state = %self.disks.state.display(),
                 state_mib,
                 layers = crate::SCRATCH,
@@ -138,13 +138,14 @@ impl Driver {
                 "a disk is down to its reserve: new sandboxes, pauses, snapshots and forks are refused with status \
                  507 and running sandboxes go on, with I/O errors in guests once it is full; delete paused \
                  sandboxes and snapshots that are not needed, end running sandboxes, or give the disk more room"
-            ),
-            false => tracing::info!(
+            )
+        } else {
+            tracing::info!(
                 state_mib,
                 layers_mib,
                 reserve_mib,
                 "the disks have room beyond their reserve again"
-            ),
+            )
         }
     }
 }

@@ -173,11 +173,12 @@ pub(super) async fn told(agent: &mut UnixStream) -> Result<(), WorkError> {
             continue;
         }
         let is_good = head.starts_with(b"HTTP/1.1 2") && whole == head.len().checked_sub(4);
-        return match is_good {
-            true => Ok(()),
-            false => Err(WorkError::Answer(guest_text(&String::from_utf8_lossy(
+        return if is_good {
+            Ok(())
+        } else {
+            Err(WorkError::Answer(guest_text(&String::from_utf8_lossy(
                 &head,
-            )))),
+            ))))
         };
     }
 }

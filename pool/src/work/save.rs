@@ -129,9 +129,10 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
 /// Makes a template survive a crash of the host; a failure is told of, for the template is usable.
 pub(crate) fn sync_tree(home: &Path) {
     let image = home.join("image");
-    let synced = match image.is_dir() {
-        true => sync_dir(&image),
-        false => Ok(()),
+    let synced = if image.is_dir() {
+        sync_dir(&image)
+    } else {
+        Ok(())
     };
     if let Err(error) = synced.and_then(|()| sync_dir(home)) {
         tracing::warn!(dir = %home.display(), %error, "not on the disk yet");

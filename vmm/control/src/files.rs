@@ -118,9 +118,10 @@ impl Files {
     pub fn received(roles: &[FileRole], fds: Vec<OwnedFd>) -> Result<Self, FrameError> {
         let (named, came) = (roles.len(), fds.len());
         let files: BTreeMap<_, _> = roles.iter().copied().zip(fds).collect();
-        match named == came && files.len() == named {
-            true => Ok(Self(files)),
-            false => Err(FrameError::Files { named, came }),
+        if named == came && files.len() == named {
+            Ok(Self(files))
+        } else {
+            Err(FrameError::Files { named, came })
         }
     }
 
@@ -323,9 +324,10 @@ impl Home {
 impl Lineage {
     /// As much of a VM as can be written: a diff needs the template that it names.
     pub(crate) fn possible(&self, content: SnapshotContent) -> SnapshotContent {
-        match self.home.as_ref().is_some_and(Home::stands) {
-            true => content,
-            false => SnapshotContent::Full,
+        if self.home.as_ref().is_some_and(Home::stands) {
+            content
+        } else {
+            SnapshotContent::Full
         }
     }
 
@@ -438,9 +440,10 @@ fn open(path: &Path) -> io::Result<File> {
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
         .open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::other("it is no regular file")),
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is no regular file"))
     }
 }
 

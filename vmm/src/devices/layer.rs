@@ -278,9 +278,10 @@ impl Disk {
         let fresh = blocks
             .filter(|block| !self.written.contains(*block))
             .count();
-        match self.written.len.saturating_add(as_u64(fresh)) > self.limit {
-            true => Err(io::ErrorKind::QuotaExceeded.into()),
-            false => Ok(()),
+        if self.written.len.saturating_add(as_u64(fresh)) > self.limit {
+            Err(io::ErrorKind::QuotaExceeded.into())
+        } else {
+            Ok(())
         }
     }
 
@@ -295,9 +296,10 @@ impl Disk {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
         let mut at = offset.div_ceil(BLOCK);
-        let last = match end == self.len {
-            true => end.div_ceil(BLOCK),
-            false => end / BLOCK,
+        let last = if end == self.len {
+            end.div_ceil(BLOCK)
+        } else {
+            end / BLOCK
         };
         while at < last {
             let (held, next) = self.written.run(at, last);

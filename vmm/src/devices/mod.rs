@@ -431,9 +431,10 @@ impl DeviceBus {
     fn run(&mut self, slot: usize, work: Work, ram: &Ram, watch: &mut Watch) -> Interrupts {
         let (transport, device) = self.device(slot);
         let active = transport.active();
-        let queues: &mut [Virtqueue] = match active {
-            true => &mut transport.queues,
-            false => &mut [],
+        let queues: &mut [Virtqueue] = if active {
+            &mut transport.queues
+        } else {
+            &mut []
         };
         queues.iter_mut().for_each(Virtqueue::begin_turn);
         let mut io = Io { queues, ram, watch };

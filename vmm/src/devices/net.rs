@@ -139,10 +139,7 @@ impl Net {
         self.frame[HEADER_BUFFERS].copy_from_slice(&count.to_le_bytes());
         let mut rest = &self.frame[..self.waiting];
         for chain in &chains {
-            let done = match fits {
-                true => chain.writable.write(rest),
-                false => 0,
-            };
+            let done = if fits { chain.writable.write(rest) } else { 0 };
             rest = &rest[done..];
             queue.complete(ram, chain.head, u32::try_from(done).unwrap_or(0));
         }

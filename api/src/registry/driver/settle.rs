@@ -184,9 +184,10 @@ impl Driver {
     fn set_auto_pause(&mut self, id: &SandboxId, auto_pause: bool) {
         if let Some(entry) = self.book.get_mut(id) {
             let note = Arc::make_mut(&mut entry.note);
-            note.at_deadline = match auto_pause {
-                true => Some(note.at_deadline.unwrap_or(pool::PauseMode::Memory)),
-                false => None,
+            note.at_deadline = if auto_pause {
+                Some(note.at_deadline.unwrap_or(pool::PauseMode::Memory))
+            } else {
+                None
             };
         }
     }

@@ -164,9 +164,10 @@ impl<S: Transport> EnvdClient<S> {
     /// # Errors
     /// [`ClientError::Protocol`]: the agent has sent more than the answers.
     pub fn into_stream(self) -> Result<S, ClientError> {
-        match self.connection.unused().is_empty() {
-            true => Ok(self.connection.stream),
-            false => Err(protocol("bytes after the end of an answer")),
+        if self.connection.unused().is_empty() {
+            Ok(self.connection.stream)
+        } else {
+            Err(protocol("bytes after the end of an answer"))
         }
     }
 }

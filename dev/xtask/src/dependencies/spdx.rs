@@ -49,13 +49,12 @@ impl Reader<'_> {
         let (licence, rest) = self.words.split_first()?;
         self.words = rest;
         // An exception is part of the name: a licence with one is allowed by that name.
-        let name = match self.take("WITH") {
-            true => {
-                let (exception, rest) = self.words.split_first()?;
-                self.words = rest;
-                format!("{licence} WITH {exception}")
-            }
-            false => (*licence).to_owned(),
+        let name = if self.take("WITH") {
+            let (exception, rest) = self.words.split_first()?;
+            self.words = rest;
+            format!("{licence} WITH {exception}")
+        } else {
+            (*licence).to_owned()
         };
         Some(self.allowed.contains(&name))
     }

@@ -72,9 +72,10 @@ fn cannot<E: Into<std::io::Error>>(what: impl Into<String>) -> impl FnOnce(E) ->
 /// Makes the root and everything around it; what the server needs of it.
 pub(crate) fn run() -> Result<Machine, BootError> {
     system::set_signals()?;
-    let layer = match Path::new(modules::ORDER).exists() {
-        true => from_initramfs()?,
-        false => None,
+    let layer = if Path::new(modules::ORDER).exists() {
+        from_initramfs()?
+    } else {
+        None
     };
     system::mount_all()?;
     system::open_console();

@@ -304,8 +304,9 @@ impl Follow {
 
 /// Empties a buffer, keeping the memory of a small one.
 fn reset(buffer: &mut Vec<u8>) {
-    match buffer.capacity() > KEEP {
-        true => *buffer = Vec::new(),
-        false => buffer.clear(),
+    if buffer.capacity() > KEEP {
+        *buffer = Vec::new()
+    } else {
+        buffer.clear()
     }
 }

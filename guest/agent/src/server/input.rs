@@ -62,9 +62,10 @@ fn bytes_for(process: &Process, input: ProcessInput) -> Result<Vec<u8>, ConnectE
         (None, Some(pty)) if process.has_terminal() => pty.0,
         (None, Some(_)) => return error(FailedPrecondition, NO_TERMINAL),
     };
-    match process.stdin.fd.is_none() || process.stdin.closing {
-        true => error(FailedPrecondition, "stdin not enabled or closed"),
-        false => Ok(bytes),
+    if process.stdin.fd.is_none() || process.stdin.closing {
+        error(FailedPrecondition, "stdin not enabled or closed")
+    } else {
+        Ok(bytes)
     }
 }
 
@@ -243,9 +244,10 @@ impl InputStream {
             return Ok(Next::Again);
         }
         if self.ended {
-            return match self.held.is_empty() {
-                true => Ok(Next::Done),
-                false => Err(cut().into()),
+            return if self.held.is_empty() {
+                Ok(Next::Done)
+            } else {
+                Err(cut().into())
             };
         }
         self.read(core, conn)

@@ -49,9 +49,10 @@ pub(crate) fn pump(core: &mut Core, key: Key, conn: &mut Conn) -> Result<(), Gon
         }
     }
     conn.flush()?;
-    match conn.writable || conn.watches_room {
-        true => Ok(()),
-        false => core.watch_room(key, conn).map_err(|_| Gone),
+    if conn.writable || conn.watches_room {
+        Ok(())
+    } else {
+        core.watch_room(key, conn).map_err(|_| Gone)
     }
 }
 
@@ -99,9 +100,10 @@ fn step(core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {
 
 /// Who has hung up does not wait for events; an answer under way is sent all the same.
 fn gone_or_wait(conn: &Conn) -> Result<Step, Gone> {
-    match conn.hangup {
-        true => Err(Gone),
-        false => Ok(Step::Wait),
+    if conn.hangup {
+        Err(Gone)
+    } else {
+        Ok(Step::Wait)
     }
 }
 
@@ -120,9 +122,10 @@ fn drain(core: &mut Core, conn: &mut Conn) -> Result<Step, Gone> {
 }
 
 fn read_head(core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {
-    let parsed = match conn.input.is_empty() {
-        true => Ok(None),
-        false => http::parse(&conn.input),
+    let parsed = if conn.input.is_empty() {
+        Ok(None)
+    } else {
+        http::parse(&conn.input)
     };
     match parsed {
         Ok(Some((head, body, used))) => {
@@ -159,9 +162,12 @@ const UNAUTHORIZED: &str = "unauthorized access, please provide a valid access t
 /// Decides about a request once its head is there.
 fn begin(core: &mut Core, key: Key, conn: &mut Conn, head: Head, body: Framing) {
     let empty = matches!(body, Framing::Length(0));
-    let refuse = |conn: &mut Conn, status, message: &str| match skip_body(conn, &body) {
-        true => conn.error(status, message),
-        false => conn.refuse(status, message),
+    let refuse = |conn: &mut Conn, status, message: &str| {
+        if skip_body(conn, &body) {
+            conn.error(status, message)
+        } else {
+            conn.refuse(status, message)
+        }
     };
     let route = match route::find(&head.method, &head.path) {
         Ok(route) => route,

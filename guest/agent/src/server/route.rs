@@ -70,9 +70,10 @@ pub(crate) fn find(method: &str, path: &str) -> Result<Route, NoRoute> {
         _ if method == "CONNECT" => ("CONNECT", Route::Tunnel),
         _ => return Err(NoRoute::NotFound),
     };
-    match method == wanted {
-        true => Ok(route),
-        false => Err(NoRoute::MethodNotAllowed),
+    if method == wanted {
+        Ok(route)
+    } else {
+        Err(NoRoute::MethodNotAllowed)
     }
 }
 

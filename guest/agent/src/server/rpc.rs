@@ -301,12 +301,11 @@ fn follow(
         next_keepalive: now + keepalive,
     });
     events::push_start(&mut conn.out, conn.codec, process.pid.unsigned_abs());
-    match process.is_running() {
-        true => process.followers.push(key),
-        false => {
-            let end = process.status.clone().unwrap_or_default();
-            events::push_end(&mut conn.out, conn.codec, &end);
-            conn.end_request(super::conn::Rest::Read);
-        }
+    if process.is_running() {
+        process.followers.push(key)
+    } else {
+        let end = process.status.clone().unwrap_or_default();
+        events::push_end(&mut conn.out, conn.codec, &end);
+        conn.end_request(super::conn::Rest::Read);
     }
 }

@@ -170,9 +170,10 @@ fn make_pipes(core: &mut Core, with_stdin: bool) -> Result<Streams, Errno> {
         core.null = Some(null.into());
     }
     let make = || pipe2(OFlag::O_CLOEXEC);
-    let (stdin, input) = match with_stdin {
-        true => make().map(|(theirs, ours)| (Some(theirs), Some(ours)))?,
-        false => (None, None),
+    let (stdin, input) = if with_stdin {
+        make().map(|(theirs, ours)| (Some(theirs), Some(ours)))?
+    } else {
+        (None, None)
     };
     let (out, stdout) = make()?;
     let (err, stderr) = make()?;

@@ -84,9 +84,10 @@ fn parse_target(target: &str) -> Result<u16, BadTarget> {
     let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
     let port = port.parse().ok().filter(|port| digits && *port > 0);
     let port = port.ok_or(BadTarget::Malformed)?;
-    match host == "127.0.0.1" || host.eq_ignore_ascii_case("localhost") {
-        true => Ok(port),
-        false => Err(BadTarget::Forbidden),
+    if host == "127.0.0.1" || host.eq_ignore_ascii_case("localhost") {
+        Ok(port)
+    } else {
+        Err(BadTarget::Forbidden)
     }
 }
 
@@ -189,9 +190,10 @@ pub(crate) fn expire(conn: &mut Conn) {
 
 /// Who sends nothing more may still listen; who is gone altogether need not be waited for.
 fn alive(conn: &Conn) -> Result<(), Gone> {
-    match conn.hangup && !conn.listens() {
-        true => Err(Gone),
-        false => Ok(()),
+    if conn.hangup && !conn.listens() {
+        Err(Gone)
+    } else {
+        Ok(())
     }
 }
 

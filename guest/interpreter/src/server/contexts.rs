@@ -165,9 +165,10 @@ impl Server {
         self.end_host(serial);
         self.tell(answered, &Event::unexpected_end());
         self.end_answer(answered);
-        match worked {
-            true => self.revive(serial),
-            false => self.fail_waiting(serial),
+        if worked {
+            self.revive(serial)
+        } else {
+            self.fail_waiting(serial)
         }
     }
 

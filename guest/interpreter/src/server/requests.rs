@@ -54,9 +54,10 @@ impl Server {
                     }
                     Ok(Some((head, framing, used))) => {
                         conn.input.drain(..used);
-                        conn.after = match head.close {
-                            true => After::Close,
-                            false => After::KeepAlive,
+                        conn.after = if head.close {
+                            After::Close
+                        } else {
+                            After::KeepAlive
                         };
                         if head.expects_continue && conn.input.is_empty() {
                             conn.out.extend_from_slice(http::CONTINUE);
@@ -90,10 +91,13 @@ impl Server {
     fn begin(&mut self, serial: u64, head: &Head, body: &[u8]) {
         match route(&head.method, &head.path) {
             Ok(Route::Health) => self.answer(serial, 200, http::JSON, b"\"OK\""),
-            Ok(Route::Ready) => match self.contexts.iter().all(Context::is_ready) {
-                true => self.answer(serial, 200, http::JSON, b"\"OK\""),
-                false => self.error(serial, 503, "a context is not ready"),
-            },
+            Ok(Route::Ready) => {
+                if self.contexts.iter().all(Context::is_ready) {
+                    self.answer(serial, 200, http::JSON, b"\"OK\"")
+                } else {
+                    self.error(serial, 503, "a context is not ready")
+                }
+            }
             Ok(Route::Execute) => self.execute(serial, body),
             Ok(Route::ListContexts) => {
                 let list: Vec<_> = self
@@ -242,9 +246,10 @@ impl Server {
         if let Some(at) = self.contexts.iter().position(found) {
             return self.use_context(at);
         }
-        let start = match self.warming {
-            true => Start::Warm,
-            false => Start::Plain,
+        let start = if self.warming {
+            Start::Warm
+        } else {
+            Start::Plain
         };
         let home = if Path::new(HOME).is_dir() { HOME } else { "/" };
         let serial = self.add_context(language, home.to_owned(), start);
@@ -258,9 +263,10 @@ impl Server {
     fn use_context(&mut self, at: usize) -> u64 {
         let mut context = self.contexts.remove(at);
         let serial = context.serial;
-        let place = match std::mem::replace(&mut context.is_listed, true) {
-            true => at,
-            false => self.contexts.len(),
+        let place = if std::mem::replace(&mut context.is_listed, true) {
+            at
+        } else {
+            self.contexts.len()
         };
         self.contexts.insert(place, context);
         serial

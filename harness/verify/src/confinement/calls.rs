@@ -45,9 +45,10 @@ impl Intruder {
 
     /// Whether what it has there is the secret.
     pub(super) fn compare(&self, at: i64, secret: &[u8]) -> Try<()> {
-        match self.get(at, secret.len())? == secret {
-            true => Ok(()),
-            false => Err(Stop::Broken("other bytes than the secret".to_owned())),
+        if self.get(at, secret.len())? == secret {
+            Ok(())
+        } else {
+            Err(Stop::Broken("other bytes than the secret".to_owned()))
         }
     }
 
@@ -103,9 +104,10 @@ pub(super) fn length(bytes: &[u8]) -> Try<i64> {
 }
 
 pub(super) fn expect(what: &str, got: i64, wanted: i64) -> Try<()> {
-    match got == wanted {
-        true => Ok(()),
-        false => Err(Stop::Broken(format!("{what}: {got} instead of {wanted}"))),
+    if got == wanted {
+        Ok(())
+    } else {
+        Err(Stop::Broken(format!("{what}: {got} instead of {wanted}")))
     }
 }
 

@@ -223,9 +223,10 @@ impl Intruder {
         let top = (self.registers.rsp - RED_ZONE) & !0xfff;
         let mapped = self.mappings()?;
         let holds = |m: &Mapping| m.at.contains(&(top - SCRATCH)) && m.at.contains(&(top - 1));
-        match mapped.iter().any(holds) {
-            true => Ok(top - SCRATCH..top),
-            false => Err(Stop::Broken("the VMM's stack has no room".to_owned())),
+        if mapped.iter().any(holds) {
+            Ok(top - SCRATCH..top)
+        } else {
+            Err(Stop::Broken("the VMM's stack has no room".to_owned()))
         }
     }
 
@@ -350,9 +351,10 @@ impl Intruder {
         let end = self.scratch.end - bytes;
         // As any object of C wants it.
         self.scratch.end = end & !0xf;
-        match self.scratch.end > self.scratch.start {
-            true => Ok(self.scratch.end.cast_signed()),
-            false => Err(Stop::Broken("the attempt needs too much room".to_owned())),
+        if self.scratch.end > self.scratch.start {
+            Ok(self.scratch.end.cast_signed())
+        } else {
+            Err(Stop::Broken("the attempt needs too much room".to_owned()))
         }
     }
 

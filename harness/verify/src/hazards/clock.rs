@@ -111,9 +111,10 @@ struct Advance {
 
 impl Advance {
     fn judge(self) -> Verdict {
-        match self.guest_ms >= 0.0 && self.guest_ms <= self.caller_ms {
-            true => Verdict::Pass,
-            false => Verdict::Fail,
+        if self.guest_ms >= 0.0 && self.guest_ms <= self.caller_ms {
+            Verdict::Pass
+        } else {
+            Verdict::Fail
         }
     }
 }

@@ -61,10 +61,7 @@ fn rule(hazard: &Hazard, first: &[&str], second: &[&str], parent: Option<&Answer
         Rule::Private if first.is_empty() => return Verdict::NotTried,
         Rule::Private => second.is_empty(),
     };
-    match holds {
-        true => Verdict::Pass,
-        false => Verdict::Fail,
-    }
+    if holds { Verdict::Pass } else { Verdict::Fail }
 }
 
 /// Without blanks around them and without empty ones.
@@ -85,9 +82,10 @@ fn evidence(answer: &Answer) -> String {
         0 => String::new(),
         more => format!(" and {more} more lines"),
     };
-    match kept.is_empty() && answer.is_ok() {
-        true => "says nothing".to_owned(),
-        false => format!("{said}{}{more}", kept.join(" | ")),
+    if kept.is_empty() && answer.is_ok() {
+        "says nothing".to_owned()
+    } else {
+        format!("{said}{}{more}", kept.join(" | "))
     }
 }
 

@@ -79,12 +79,11 @@ fn read<T: serde::de::DeserializeOwned>(answer: &HttpAnswer, status: u16) -> Res
 }
 
 fn expect(answer: &HttpAnswer, status: u16) -> Result<(), String> {
-    match answer.status == status {
-        true => Ok(()),
-        false => {
-            let body = String::from_utf8_lossy(&answer.body);
-            Err(format!("status {}: {}", answer.status, printable(&body)))
-        }
+    if answer.status == status {
+        Ok(())
+    } else {
+        let body = String::from_utf8_lossy(&answer.body);
+        Err(format!("status {}: {}", answer.status, printable(&body)))
     }
 }
 
@@ -287,9 +286,10 @@ fn stdout_of(events: &str) -> Result<String, String> {
             _ => {}
         }
     }
-    match ended {
-        true => Ok(out),
-        false => Err("the cell has no end".to_owned()),
+    if ended {
+        Ok(out)
+    } else {
+        Err("the cell has no end".to_owned())
     }
 }
 

@@ -152,9 +152,10 @@ fn blocked(
     if evidence.heard.is_none() {
         wrong.push("the neighbour could not listen".to_owned());
     }
-    match wrong.is_empty() {
-        true => Verdict::Pass,
-        false => Verdict::Unproven,
+    if wrong.is_empty() {
+        Verdict::Pass
+    } else {
+        Verdict::Unproven
     }
 }
 
@@ -180,9 +181,10 @@ fn passed(
     if case.asked == Some(true) && !was_asked(case, evidence.seen) {
         wrong.push("the name was never asked for outside".to_owned());
     }
-    match wrong.is_empty() {
-        true => Verdict::Pass,
-        false => Verdict::Unproven,
+    if wrong.is_empty() {
+        Verdict::Pass
+    } else {
+        Verdict::Unproven
     }
 }
 

@@ -317,9 +317,10 @@ fn actions(probe: &Probe) -> u64 {
 }
 
 fn done(doing: &str, answer: &HttpAnswer, wanted: &[u16]) -> Result<(), SandboxError> {
-    match wanted.contains(&answer.status) {
-        true => Ok(()),
-        false => Err(refused(doing, answer)),
+    if wanted.contains(&answer.status) {
+        Ok(())
+    } else {
+        Err(refused(doing, answer))
     }
 }
 

@@ -140,9 +140,10 @@ fn try_group(customer: &Customer, listeners: &[Listener], group: &Group) -> Vec<
     let why_not = |case: &Case| why_not(case, ear(case));
     let cases = group.cases.iter();
     let tried: Vec<&Case> = cases.filter(|case| why_not(case).is_none()).collect();
-    let outcome = match tried.is_empty() {
-        true => Ok((Vec::new(), None)),
-        false => attempt(customer, group, &tried),
+    let outcome = if tried.is_empty() {
+        Ok((Vec::new(), None))
+    } else {
+        attempt(customer, group, &tried)
     };
     let judge_one = |case: &Case| match (&outcome, why_not(case)) {
         (_, Some(why)) => not_tried(case, why),

@@ -34,9 +34,10 @@ pub(crate) fn exchange(to: SocketAddr, word: &str, deadline: Instant) -> io::Res
     stream.write_all(word.as_bytes())?;
     let mut back = vec![0; word.len()];
     stream.read_exact(&mut back)?;
-    match back == word.as_bytes() {
-        true => stream.local_addr(),
-        false => Err(io::Error::other("somebody answered, but not with the same")),
+    if back == word.as_bytes() {
+        stream.local_addr()
+    } else {
+        Err(io::Error::other("somebody answered, but not with the same"))
     }
 }
 

@@ -228,9 +228,10 @@ fn any_change() -> impl Strategy<Value = (u64, u64, Option<u8>)> {
 fn whole_blocks(start: usize, len: usize) -> std::ops::Range<usize> {
     let disk = usize::try_from(MODEL_SECTORS * 512).unwrap();
     let first = start.next_multiple_of(4096);
-    let end = match start + len == disk {
-        true => disk,
-        false => (start + len) / 4096 * 4096,
+    let end = if start + len == disk {
+        disk
+    } else {
+        (start + len) / 4096 * 4096
     };
     first.min(end)..end
 }

@@ -64,9 +64,10 @@ pub(super) fn read_line(client: &UnixStream) -> Line {
         Err(_) => return Line::Bad,
     };
     let Some(end) = seen.iter().position(|byte| *byte == b'\n') else {
-        return match seen.len() < LINE_MAX {
-            true => Line::Partial,
-            false => Line::Bad,
+        return if seen.len() < LINE_MAX {
+            Line::Partial
+        } else {
+            Line::Bad
         };
     };
     let line = parse_line(&seen[..end]);

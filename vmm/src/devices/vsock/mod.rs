@@ -260,9 +260,10 @@ impl Vsock {
         let key = stream.key;
         match verdict {
             Verdict::Keep => {
-                let interest = match stream.congested() {
-                    true => Interest::ReadWriteEdge,
-                    false => Interest::ReadEdge,
+                let interest = if stream.congested() {
+                    Interest::ReadWriteEdge
+                } else {
+                    Interest::ReadEdge
                 };
                 let changed = stream.congested() != was_congested;
                 let watched = !changed || watch.modify(&stream.socket, token, interest).is_ok();

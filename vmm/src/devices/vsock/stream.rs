@@ -242,9 +242,10 @@ impl Stream {
 
     /// The socket became ready: bytes, room or its end.
     pub(super) fn socket_ready(&mut self) -> Verdict {
-        match self.ended {
-            true => self.note_gone(),
-            false => self.readable = true,
+        if self.ended {
+            self.note_gone()
+        } else {
+            self.readable = true
         }
         self.flush()
     }

@@ -555,9 +555,10 @@ impl Ring3 {
     /// KVM refuses to read the registers, or it cannot be told what the guest has touched.
     pub fn memory_fixups(&self) -> Result<Vec<(u64, u64)>, Ring3Error> {
         let cr3 = self.cr3()?;
-        let deferred = match self.memory.is_anonymous() {
-            true => tables::deferred(&self.memory, self.ram).map_err(Ring3Error::Touched)?,
-            false => self.slots.deferred(),
+        let deferred = if self.memory.is_anonymous() {
+            tables::deferred(&self.memory, self.ram).map_err(Ring3Error::Touched)?
+        } else {
+            self.slots.deferred()
         };
         let list = (self.ram + offset::DEFERRED..).step_by(8).zip(deferred);
         Ok(list

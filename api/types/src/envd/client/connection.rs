@@ -34,9 +34,10 @@ impl<S: Transport> Connection<S> {
     /// A new call: nothing of its answer can be there yet.
     pub(super) fn begin(&mut self) -> Result<(), ClientError> {
         self.allowed = self.limits.received;
-        match self.unused().is_empty() {
-            true => Ok(()),
-            false => Err(protocol("there is an answer before a question")),
+        if self.unused().is_empty() {
+            Ok(())
+        } else {
+            Err(protocol("there is an answer before a question"))
         }
     }
 

@@ -26,9 +26,10 @@ impl Deadline {
 
     pub(super) fn left(self) -> Result<Duration, ClientError> {
         let left = self.at.saturating_duration_since(Instant::now());
-        match left.is_zero() {
-            true => Err(ClientError::Timeout(self.timeout)),
-            false => Ok(left),
+        if left.is_zero() {
+            Err(ClientError::Timeout(self.timeout))
+        } else {
+            Ok(left)
         }
     }
 

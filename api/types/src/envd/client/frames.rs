@@ -60,9 +60,10 @@ impl Frames {
     ) -> Result<(), ClientError> {
         let is_over = self.held.is_empty()
             && !connection.read_body(&mut self.body, &mut self.held, deadline)?;
-        match is_over {
-            true => Ok(()),
-            false => Err(protocol("bytes after the end of a stream")),
+        if is_over {
+            Ok(())
+        } else {
+            Err(protocol("bytes after the end of a stream"))
         }
     }
 }

@@ -102,9 +102,10 @@ impl<S: Transport> Connection<S> {
                 Ok(true)
             }
             Body::UntilClose => {
-                let read = match self.unused().is_empty() {
-                    true => self.receive_or_end(DOING, deadline)?,
-                    false => 1,
+                let read = if self.unused().is_empty() {
+                    self.receive_or_end(DOING, deadline)?
+                } else {
+                    1
                 };
                 self.move_to(out, self.unused().len());
                 Ok(read > 0)

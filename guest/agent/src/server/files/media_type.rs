@@ -97,9 +97,10 @@ pub(crate) fn content_disposition(name: &str) -> String {
     }
     let mut header = String::from("inline; filename*=utf-8''");
     for byte in name.bytes() {
-        match is_token(byte) {
-            true => header.push(char::from(byte)),
-            false => header.push_str(&format!("%{byte:02X}")),
+        if is_token(byte) {
+            header.push(char::from(byte))
+        } else {
+            header.push_str(&format!("%{byte:02X}"))
         }
     }
     header

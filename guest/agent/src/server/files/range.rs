@@ -29,12 +29,13 @@ pub(crate) fn wanted(range: Option<&str>, size: u64) -> Wanted {
         (_, Some(start), _, Some(last)) if start <= last => (start, last.saturating_add(1)),
         _ => return Wanted::Whole,
     };
-    match start < size {
-        true => Wanted::Part {
+    if start < size {
+        Wanted::Part {
             start,
             len: end.min(size) - start,
-        },
-        false => Wanted::Unsatisfiable,
+        }
+    } else {
+        Wanted::Unsatisfiable
     }
 }
 

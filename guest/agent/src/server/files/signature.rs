@@ -34,9 +34,10 @@ pub(crate) fn check(
     now: u64,
 ) -> Result<(), &'static str> {
     if !given.is_empty() {
-        return match is_same_secret(token, given) {
-            true => Ok(()),
-            false => Err("access token present in header but does not match"),
+        return if is_same_secret(token, given) {
+            Ok(())
+        } else {
+            Err("access token present in header but does not match")
         };
     }
     let value = |name| http::query_value(query, name);

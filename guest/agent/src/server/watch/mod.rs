@@ -105,13 +105,15 @@ fn open(
         return error(InvalidArgument, message);
     }
     make_room(core, Instant::now())?;
-    let reach = match request.recursive {
-        true => Reach::Everything,
-        false => Reach::Directory,
+    let reach = if request.recursive {
+        Reach::Everything
+    } else {
+        Reach::Directory
     };
-    let detail = match request.include_entry {
-        true => Detail::Entry,
-        false => Detail::Name,
+    let detail = if request.include_entry {
+        Detail::Entry
+    } else {
+        Detail::Name
     };
     let tree = Tree::open(&path, reach).map_err(|e| told(&e))?;
     Ok((tree, detail))
@@ -303,9 +305,10 @@ fn describe(
             entry(&path, &path, &mut names, users).ok().map(|(e, _)| e)
         });
         FilesystemEvent {
-            name: match change.path.as_os_str().is_empty() {
-                true => ".".to_owned(),
-                false => change.path.to_string_lossy().into_owned(),
+            name: if change.path.as_os_str().is_empty() {
+                ".".to_owned()
+            } else {
+                change.path.to_string_lossy().into_owned()
             },
             kind: change.kind,
             entry: entry.flatten(),

@@ -121,9 +121,10 @@ impl Tree {
 
     /// Where something in the tree is.
     pub(crate) fn path_of(&self, path: &Path) -> PathBuf {
-        match path.as_os_str().is_empty() {
-            true => self.base.clone(),
-            false => self.base.join(path),
+        if path.as_os_str().is_empty() {
+            self.base.clone()
+        } else {
+            self.base.join(path)
         }
     }
 

@@ -106,9 +106,12 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
                 _ => Err(Stop::Refused("execve as root", nix::errno::Errno::EPERM)),
             }
         },
-        look: |_, i| match i.replaced {
-            true => is_root(i, "Uid"),
-            false => Ok(None),
+        look: |_, i| {
+            if i.replaced {
+                is_root(i, "Uid")
+            } else {
+                Ok(None)
+            }
         },
     },
     Attempt {
@@ -139,9 +142,10 @@ const NONE: &str = "0000000000000000";
 
 /// Whether the process that is there after the attempt has an effective id of root.
 fn is_root(i: &Intruder, which: &str) -> Seen {
-    let ids = match witness::is_alive(i.pid()) {
-        true => witness::status(i.pid(), which).unwrap_or_default(),
-        false => String::new(),
+    let ids = if witness::is_alive(i.pid()) {
+        witness::status(i.pid(), which).unwrap_or_default()
+    } else {
+        String::new()
     };
     when(
         ids.split(' ').nth(1) == Some("0"),
@@ -150,9 +154,10 @@ fn is_root(i: &Intruder, which: &str) -> Seen {
 }
 
 fn capable(_: &Scene, i: &Intruder) -> Seen {
-    let effective = match witness::is_alive(i.pid()) {
-        true => witness::status(i.pid(), "CapEff"),
-        false => None,
+    let effective = if witness::is_alive(i.pid()) {
+        witness::status(i.pid(), "CapEff")
+    } else {
+        None
     };
     when(
         effective.is_some_and(|set| set != NONE),

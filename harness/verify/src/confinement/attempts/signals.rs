@@ -170,9 +170,10 @@ fn make_ready(i: &mut Intruder, s: &Scene, (near, far): (i64, i64)) -> Try<()> {
     i.fcntl(near, libc::F_SETFL, libc::O_ASYNC.into())?;
     i.write(far, b"ready")?;
     let pid = staged(s.root())?.pid();
-    match witness::ends_within(pid, SIGNALLED) {
-        true => Ok(()),
-        false => Err(Stop::Futile("its owner lives")),
+    if witness::ends_within(pid, SIGNALLED) {
+        Ok(())
+    } else {
+        Err(Stop::Futile("its owner lives"))
     }
 }
 

@@ -217,9 +217,10 @@ fn kind(seen: &Seen, to: SocketAddr) -> Kind {
     match seen.protocol {
         6 | 17 if is_mark(seen) => Kind::HostsOwn,
         6 | 17 if is_allowed && is_from_flow && seen.port.is_some_and(is_own_port) => {
-            match (seen.to, seen.port) == (Some(to.ip()), Some(to.port())) {
-                true => Kind::Allowed,
-                false => Kind::HostsOwn,
+            if (seen.to, seen.port) == (Some(to.ip()), Some(to.port())) {
+                Kind::Allowed
+            } else {
+                Kind::HostsOwn
             }
         }
         6 | 17 => Kind::Stray,
@@ -238,9 +239,12 @@ fn is_at(found: Option<IpAddr>, address: &str) -> bool {
 /// Of each family, at these ports.
 fn ends(ports: [u16; 2]) -> [[SocketAddr; 2]; 2] {
     ALLOWED.map(|host| {
-        let at = |port| match host.contains(':') {
-            true => address(&format!("[{host}]:{port}")),
-            false => address(&format!("{host}:{port}")),
+        let at = |port| {
+            if host.contains(':') {
+                address(&format!("[{host}]:{port}"))
+            } else {
+                address(&format!("{host}:{port}"))
+            }
         };
         ports.map(at)
     })
