@@ -75,8 +75,25 @@ pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Er
         .map_err(kvm("list CPUID"))?;
     let mut entries: Vec<kvm_cpuid_entry2> =
         supported.as_slice().iter().filter_map(filter).collect();
+    shrink_xsave_area(&mut entries);
     entries.extend(xen_leaves());
     Ok(entries)
+}
+
+/// Sets the XSAVE area's size in leaf 0xd to that of the components that `filter` kept (AMD APM volume 3, E.4.13). KVM
+/// reports the size for all components of the host, with protection keys, for one, which end behind the vectors. A
+/// kernel that finds more than it expects gives up XSAVE, and programs then see each other's vector registers.
+fn shrink_xsave_area(entries: &mut [kvm_cpuid_entry2]) {
+    /// Legacy region and header: x87 and SSE are in it.
+    const FIXED: u32 = 512 + 64;
+    let ends = entries.iter().filter(|e| e.function == 0xd && e.index >= 2);
+    let size = ends.map(|e| e.ebx.saturating_add(e.eax)).max();
+    let size = size.unwrap_or(FIXED).max(FIXED);
+    for e in entries.iter_mut() {
+        if (e.function, e.index) == (0xd, 0) {
+            (e.ebx, e.ecx) = (size, size);
+        }
+    }
 }
 
 /// Tells KVM the CPUID; needed before state or start, since KVM checks XCR0 and MSRs against it.
@@ -390,6 +407,34 @@ impl CpuState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What KVM listed on an AMD EPYC with protection keys: x87, SSE, AVX, PKRU.
+    #[test]
+    fn the_xsave_area_ends_with_the_last_component_kept() {
+        let leaf = |index, eax, ebx, ecx| kvm_cpuid_entry2 {
+            function: 0xd,
+            index,
+            eax,
+            ebx,
+            ecx,
+            ..Default::default()
+        };
+        let listed = [
+            leaf(0, 0x207, 0x988, 0x988),
+            leaf(1, 0, 0, 0),
+            leaf(2, 0x100, 0x240, 0),
+            leaf(9, 8, 0x980, 0),
+        ];
+        let mut seen: Vec<_> = listed.iter().filter_map(filter).collect();
+        shrink_xsave_area(&mut seen);
+        assert_eq!(seen.len(), 3);
+        assert_eq!((seen[0].eax, seen[0].ebx, seen[0].ecx), (7, 0x340, 0x340));
+
+        // Without AVX the legacy region and the header remain.
+        let mut seen = [leaf(0, 3, 0x988, 0x988)];
+        shrink_xsave_area(&mut seen);
+        assert_eq!((seen[0].ebx, seen[0].ecx), (0x240, 0x240));
+    }
 
     #[test]
     fn ring_0_features_are_hidden() {
