@@ -1,5 +1,5 @@
-//! What both ends of the data plane read: heads, chunks, Connect's envelopes and the JSON in them. Whatever the
-//! pieces in which bytes arrive, the same is read.
+//! The parsers of both ends of the data plane: request heads, chunked bodies, Connect envelopes and the JSON in them.
+//! The result must not depend on the sizes of the pieces in which bytes arrive.
 #![no_main]
 
 use api_types::envd::{
@@ -8,7 +8,7 @@ use api_types::envd::{
     header_text, parse_head,
 };
 
-/// Longest message that is read here.
+/// Limit of a message's length.
 const LIMIT: u32 = 1 << 12;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
@@ -24,7 +24,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Frames of a stream: their flags and lengths.
+/// Decodes all envelopes of a stream: their flags and bodies, and the error that ended it.
 fn read_envelopes(
     pieces: impl Iterator<Item = Vec<u8>>,
 ) -> (Vec<(u8, Vec<u8>)>, Option<frame::FrameError>) {
@@ -43,7 +43,7 @@ fn read_envelopes(
             }
         }
         let most = usize::try_from(LIMIT).unwrap_or(0) + frame::HEADER;
-        assert!(held.len() < most, "an envelope is held that is too long");
+        assert!(held.len() < most, "the decoder buffers more than one envelope");
     }
     (read, None)
 }
@@ -58,7 +58,7 @@ fn envelopes(bytes: &[u8], piece: usize) {
     assert!(bytes.starts_with(&again));
 }
 
-/// The body, and whether it is over; the input that is left.
+/// Decodes a chunked body: its bytes, whether it is complete, and the number of input bytes used.
 fn read_chunks(bytes: &[u8], piece: usize) -> Result<(Vec<u8>, bool, usize), ChunkError> {
     let (mut decoder, mut body, mut used) = (ChunkedDecoder::default(), Vec::new(), 0);
     for piece in bytes.chunks(piece) {
@@ -91,7 +91,7 @@ fn chunks(bytes: &[u8], piece: usize) {
     }
 }
 
-/// The length of a head, and how the body after it is delimited.
+/// Parses a head: its length, and the framing of the body after it.
 fn read_head(bytes: &[u8]) -> Result<Option<(usize, Framing)>, BadRequest> {
     let mut space = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut space);
@@ -110,7 +110,7 @@ fn head(bytes: &[u8], piece: usize) {
         return;
     };
     assert!(len <= MAX_HEAD && len <= bytes.len());
-    // Less than the head is never another head: two readers would disagree about where the body begins.
+    // A prefix of a head must not be a head: two parsers would disagree about where the body begins.
     for end in (0..len).step_by(piece) {
         assert!(matches!(read_head(&bytes[..end]), Ok(None)), "at {end}");
     }

@@ -1,6 +1,5 @@
-//! The client of agents, with an agent that sends whatever it likes, in pieces of any size: the first byte
-//! chooses the call, the second the size of the pieces. A call ends with an answer or an error, and holds no
-//! more than it was sent.
+//! `EnvdClient` against an agent that sends arbitrary bytes. The first byte of the input selects the call, the second the
+//! size of the pieces. Each call must end with an answer or an error, and must not hold more bytes than it received.
 #![no_main]
 
 use std::{
@@ -13,12 +12,12 @@ use api_types::envd::{
     EnvdClient, ExecRequest, InitRequest, ListResponse, ProcessInput, ProcessSelector, Transport,
 };
 
-/// Never reached: the agent here answers at once or closes.
+/// Never reached: this agent answers at once or closes the connection.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a socket holds without a reader.
+/// Bytes that can be written to a socket without a reader.
 const SOCKET: usize = 64 << 10;
 
-/// The agent's end: its words, so many at a time.
+/// An agent that sends `words`, at most `piece` bytes per read.
 struct Agent<'a> {
     words: &'a [u8],
     piece: usize,
@@ -64,7 +63,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let piece = usize::from(*piece) + 1;
     let mut client = EnvdClient::over(Agent { words, piece }, PATIENCE);
     let most = words.len();
-    // Requests follow one another on a connection until one fails.
+    // Calls reuse the connection until one fails.
     for turn in 0..4 {
         if !call(choice.wrapping_add(turn * 16) % 15, &mut client, most) {
             return;
@@ -75,7 +74,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Whether the connection can be used further.
+/// Makes a call. Returns whether the connection can be used again.
 fn call(choice: u8, client: &mut EnvdClient<Agent<'_>>, most: usize) -> bool {
     match choice {
         0 => client.health().is_ok(),
@@ -98,7 +97,7 @@ fn call(choice: u8, client: &mut EnvdClient<Agent<'_>>, most: usize) -> bool {
 }
 
 fn bounded(held: usize, most: usize) -> bool {
-    assert!(held <= most, "{held} bytes of an answer of {most}");
+    assert!(held <= most, "the client holds {held} bytes of an answer of {most}");
     true
 }
 
@@ -121,7 +120,7 @@ fn follow(client: &mut EnvdClient<Agent<'_>>) -> bool {
     }
 }
 
-/// The one call that needs a socket.
+/// The call `StreamInput`, which needs a real socket.
 fn stream_input(words: &[u8]) {
     let (ours, mut agent) = UnixStream::pair().expect("socket pair");
     agent

@@ -1,4 +1,4 @@
-//! Control frames: whatever a client sends, the VMM gets a request or an error.
+//! The parser of control frames: every input gives a request or an error.
 #![no_main]
 
 use std::{io::Write, os::unix::net::UnixStream};
@@ -7,7 +7,7 @@ use vmm_control::{Call, frame};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let (near, mut far) = UnixStream::pair().expect("socket pair");
-    // Less than a socket buffer holds: the write does not block.
+    // At most as much as a socket buffer holds: the write does not block.
     far.write_all(&bytes[..bytes.len().min(64 << 10)]).expect("room");
     drop(far);
     while frame::receive::<Call>(&near).is_ok() {}

@@ -1,5 +1,5 @@
-//! What isolation reads: policies, names, queries of guests, records of the programs, tables of the kernel; see
-//! `netisolation::fuzz`.
+//! The parsers of network isolation: policies, names, DNS queries of guests, records of the eBPF programs, tables of the
+//! kernel (`netisolation::fuzz`).
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| netisolation::fuzz::network(bytes));

@@ -1,4 +1,4 @@
-//! Options of the control plane: network options as policies, bodies, queries; see `api::control::fuzz`.
+//! The parsers of the API's control plane: network options, request bodies, query strings (`api::control::fuzz`).
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| api::control::fuzz::options(bytes));

@@ -1,5 +1,5 @@
-//! Binary messages of the data plane: the first byte chooses an RPC, the rest is what a client sends. It
-//! becomes a request that the JSON side reads or refuses, or an error.
+//! The conversion of the data plane's binary messages to JSON and back. The first byte selects an RPC, the rest is the
+//! message.
 #![no_main]
 
 use api_types::envd::proto;
@@ -21,11 +21,11 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let method = proto::method(path).expect("a known path");
     for side in [method.request, method.response] {
         if let Ok(json) = side.to_json(message) {
-            // An enum's number without a name is the one thing that is read and not written.
+            // An unknown number of an enum converts to JSON, but not back.
             let Ok(canonical) = side.from_json(&json) else {
                 continue;
             };
-            let again = side.to_json(&canonical).expect("what was written is read");
+            let again = side.to_json(&canonical).expect("an encoded message decodes");
             assert_eq!(side.from_json(&again).as_ref(), Ok(&canonical));
         }
         let _ = side.from_json(message);

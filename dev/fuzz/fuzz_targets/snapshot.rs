@@ -1,5 +1,5 @@
-//! State files: the bytes as they are, and as the body of a file whose header is right; what decodes is then
-//! restored as far as no KVM is needed.
+//! The decoder of state files, on the raw input and on the input behind a valid header. States that decode are then
+//! restored, as far as that needs no KVM.
 #![no_main]
 
 use sha2::{Digest, Sha256};

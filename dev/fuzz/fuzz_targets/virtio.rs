@@ -1,7 +1,7 @@
-//! The devices under a driver that is a program of random bytes: register writes, rings in memory, polls.
+//! The virtio devices, with a driver whose register writes, rings and polls come from the input.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    // Longer programs find nothing that shorter ones do not, and run slower.
+    // Longer inputs run slower and find no more than short ones.
     vmm::devices::fuzz::drive(&bytes[..bytes.len().min(2400)]);
 });

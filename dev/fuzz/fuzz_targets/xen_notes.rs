@@ -1,4 +1,4 @@
-//! Kernel images, as far as the ring3 platform reads them itself.
+//! The parser of the Xen notes in kernel images, used by the platform `ring3`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| vmm::fuzz::xen_notes(bytes));

@@ -1,4 +1,4 @@
-//! `cube-bench verify confinement` on clones of the steps' templates: what can a VMM do here that was taken over?
+//! Runs the confinement prover, `cube-bench verify confinement`, on clones of the steps' templates.
 
 use std::{
     collections::BTreeSet,
@@ -11,78 +11,81 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::steps::Places;
+use crate::config::Config;
 
-/// The class of cases that look at what /proc has of VMMs and each of their threads.
-pub(crate) const STATE: &str = "state";
+/// The class of cases that inspect a VMM and each of its threads through /proc.
+pub(crate) const STATE_CLASS: &str = "state";
 
-/// Name under which the prover finds the template.
+/// The template's name for the prover.
 const TEMPLATE: &str = "base";
 
-/// How much was held.
+/// Number of passed cases and of their classes.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct Passed {
     pub(crate) cases: usize,
     pub(crate) classes: usize,
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for Passed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} cases of {} classes", self.cases, self.classes)
+        write!(f, "{} cases in {} classes", self.cases, self.classes)
     }
 }
 
-/// Tries these cases and classes on clones of `template`; none: all.
+/// Runs these cases and classes, or all if `cases` is empty, on clones of `template`.
 ///
 /// # Errors
-/// The prover cannot run, or a case was not held.
-pub(crate) fn prove(places: &Places, template: &Path, cases: &[String]) -> Result<Held> {
-    let dir = tempfile::tempdir_in(&places.work)?;
+/// The prover cannot run, or a case did not pass.
+pub(crate) fn prove(config: &Config, template: &Path, cases: &[String]) -> Result<Passed> {
+    let dir = tempfile::tempdir_in(&config.work)?;
     let templates = dir.path().join("templates");
     fs::create_dir(&templates)?;
     symlink(template, templates.join(TEMPLATE))?;
-    let mut prover = Command::new(&places.bench);
+    let mut prover = Command::new(&config.bench);
     prover
         .args(["verify", "confinement", "--direct", "--template", TEMPLATE])
         .arg("--artifacts")
         .arg(dir.path())
         .arg("--vmm")
-        .arg(&places.vmm)
+        .arg(&config.vmm)
         .arg("--results")
         .arg(dir.path())
         .stdin(Stdio::null());
     for case in cases {
         prover.arg("--case").arg(case);
     }
-    // Its report belongs to the console's log.
+    // The prover's output stays on the console, which is logged.
     let status = prover
         .status()
-        .with_context(|| format!("cannot start {}", places.bench.display()))?;
+        .with_context(|| format!("cannot start {}", config.bench.display()))?;
     let report = dir.path().join("confinement.json");
     let report = fs::read(&report)
         .with_context(|| format!("the prover ended with {status} (reason above) and no report"))?;
-    let held = judge(&serde_json::from_slice(&report)?)?;
+    let passed = check_report(&serde_json::from_slice(&report)?)?;
     ensure!(
         status.success(),
-        "the prover reports no failed case and ended with {status}"
+        "the prover reported no failed case, but ended with {status}"
     );
-    Ok(held)
+    Ok(passed)
 }
 
-/// Counts the cases, all of which must be held.
-fn judge(proof: &Value) -> Result<Held> {
+/// Counts the cases.
+///
+/// # Errors
+/// A case did not pass, or the report contains no cases.
+fn check_report(proof: &Value) -> Result<Passed> {
     let cases = proof["cases"]
         .as_array()
-        .context("a report without cases")?;
+        .context("the prover's report has no list of cases")?;
     let word = |case: &Value, key: &str| case[key].as_str().unwrap_or("?").to_owned();
     let failed = cases.iter().filter(|case| case["verdict"] != "pass");
     let failed: Vec<_> = failed
         .map(|case| format!("{} ({})", word(case, "case"), word(case, "verdict")))
         .collect();
-    ensure!(failed.is_empty(), "not held: {}", failed.join(", "));
-    ensure!(!cases.is_empty(), "the prover tried nothing");
+    ensure!(failed.is_empty(), "failed cases: {}", failed.join(", "));
+    ensure!(!cases.is_empty(), "the prover ran no cases");
     let classes: BTreeSet<_> = cases.iter().map(|case| case["class"].as_str()).collect();
-    Ok(Held {
+    Ok(Passed {
         cases: cases.len(),
         classes: classes.len(),
     })
@@ -98,16 +101,19 @@ mod tests {
     }
 
     #[test]
-    fn one_case_that_is_not_held_fails_the_proof() {
-        let judged = |cases: &[Value]| judge(&json!({ "cases": cases }));
+    fn a_report_with_a_case_that_did_not_pass_is_an_error() {
+        let check = |cases: &[Value]| check_report(&json!({ "cases": cases }));
         let (files, signals) = (case("files", "pass"), case("signals", "pass"));
-        let held = judged(&[files.clone(), signals.clone(), files.clone()]).unwrap();
-        assert_eq!((held.cases, held.classes), (3, 2));
+        let passed = check(&[files.clone(), signals.clone(), files.clone()]).unwrap();
+        assert_eq!((passed.cases, passed.classes), (3, 2));
         for verdict in ["breach", "unproven", "not_tried"] {
-            let error = judged(&[files.clone(), case("code", verdict)]).unwrap_err();
-            assert_eq!(error.to_string(), format!("not held: code-a ({verdict})"));
+            let error = check(&[files.clone(), case("code", verdict)]).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!("failed cases: code-a ({verdict})")
+            );
         }
-        assert!(judged(&[]).is_err());
-        assert!(judge(&json!({})).is_err());
+        assert!(check(&[]).is_err());
+        assert!(check_report(&json!({})).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! PID 1 of the emulated host: what its kernel needs before VMs can run, and the end.
+//! PID 1 of the emulated host: mounts file systems, loads kernel modules, runs the steps, powers off.
 
 use std::{
     convert::Infallible,
@@ -19,22 +19,22 @@ use nix::{
     },
 };
 
-use crate::steps::Places;
+use crate::config::Config;
 
-/// The disk with the guest's files.
+/// The disk with the files that guests boot from.
 const DISK: &str = "/dev/vda";
 const GUEST: &str = "/guest";
 const WORK: &str = "/work";
-/// Of open files, which the kernel gives its first process too few of.
+/// Limit of open files.
 const DESCRIPTORS: u64 = 1 << 20;
-/// The disk that outlives this host, and where it is mounted.
+/// The disk that the second emulated host sees too.
 const KEPT_DISK: &str = "/dev/vdb";
 const KEPT: &str = "/kept";
 
-/// Prepares, runs the steps, says how it went and powers off. The last line is what `xtask` looks for.
-pub(crate) fn serve(run: impl FnOnce(&Places) -> Result<()>) -> ! {
+/// Sets the host up, calls `run`, prints the result and powers off. `xtask` looks for the last line printed.
+pub(crate) fn serve(run: impl FnOnce(&Config) -> Result<()>) -> ! {
     let done = prepare().and_then(|()| {
-        run(&Places {
+        run(&Config {
             vmm: "/cube-vmm".into(),
             bench: "/cube-bench".into(),
             guest: GUEST.into(),
@@ -45,14 +45,14 @@ pub(crate) fn serve(run: impl FnOnce(&Places) -> Result<()>) -> ! {
             lacking: option("hvm_steps.lacking"),
         })
     });
-    // What is on the disk shall be there for the next host.
+    // Unmounting writes everything to the disk for the second host.
     let done = done.and_then(|()| Ok(umount(KEPT)?));
     match done {
         Ok(()) => println!("hvm-steps: passed"),
         Err(error) => println!("hvm-steps: failed: {error:#}"),
     }
     let gone: Result<Infallible, Errno> = reboot(RebootMode::RB_POWER_OFF);
-    // A kernel whose first process ends says so and stops: the console shows it.
+    // If PID 1 exits, the kernel panics: the console shows that the power-off failed.
     std::process::exit(gone.map_or(1, |never| match never {}))
 }
 
@@ -64,9 +64,9 @@ fn prepare() -> Result<()> {
         ("devtmpfs", "/dev"),
         ("tmpfs", WORK),
         ("tmpfs", "/tmp"),
-        // The VMM keeps what guests write there.
+        // The VMM keeps the files of guests' writable layers there.
         ("tmpfs", "/var/tmp"),
-        // The prover puts VMMs into groups.
+        // The prover puts VMMs into cgroups.
         ("cgroup2", "/sys/fs/cgroup"),
     ] {
         mount_at(fstype, target, fstype, MsFlags::empty(), "")?;
@@ -79,7 +79,7 @@ fn prepare() -> Result<()> {
     }
     raise_limit()?;
     wait_for(Path::new(DISK))?;
-    // Writable, so that it is their confinement that keeps VMMs from writing. Nothing written outlives the machine.
+    // Mounted writable, so that only their confinement keeps VMMs from writing to it. The emulator discards all writes.
     mount_at(DISK, GUEST, "ext4", MsFlags::empty(), "")?;
     wait_for(Path::new(KEPT_DISK))?;
     mount_at(KEPT_DISK, KEPT, "ext4", MsFlags::empty(), "")?;
@@ -87,7 +87,8 @@ fn prepare() -> Result<()> {
     Ok(())
 }
 
-/// More open files than a VMM may have, as on other hosts: else a limit of the host's own would hold attempts.
+/// Raises the limit of open files above a VMM's own, as on other hosts. With the kernel's low default for PID 1, this
+/// limit and not the confinement would stop some of the prover's attempts.
 fn raise_limit() -> Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS)
         .context("cannot raise the limit of open files")
@@ -113,13 +114,13 @@ fn wait_for(device: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Words between commas; none for an empty text.
+/// Splits a text at commas. Empty words are dropped.
 fn words(text: &str) -> Vec<String> {
     let words = text.split(',').filter(|word| !word.is_empty());
     words.map(str::to_owned).collect()
 }
 
-/// `name=value` of the kernel's command line.
+/// The value of `name=value` on the kernel's command line.
 fn option(name: &str) -> Option<String> {
     let line = fs::read_to_string("/proc/cmdline").ok()?;
     let mut words = line.split_whitespace();

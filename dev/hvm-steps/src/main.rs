@@ -1,17 +1,17 @@
-//! Runs `cube-vmm` through what the `hvm` platform promises, one step after another, and says of each how
-//! it went and how long it took.
+//! Tests `cube-vmm` on the platform `hvm`, step by step, and prints the result and the run time of each step.
 //!
 //! ```text
-//! hvm-steps --vmm F --guest D      on a host whose /dev/kvm is hvm; needs root for the TAP
-//! /init (PID 1)                    on an emulated host: mounts, modules, then the same, then power-off
+//! hvm-steps --vmm F --bench F --guest D   on a host with VMX or SVM; needs root for the TAP
+//! /init (PID 1)                           on an emulated host: mounts, modules, the same steps, power-off
 //! ```
-//! Exit status 0 when every step passed, 1 otherwise. As PID 1 the last line says it instead.
+//! The exit status is 0 if every step passed, otherwise 1. As PID 1, the last line of output reports the result instead.
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::Parser;
 
+mod config;
 mod confinement;
 mod steps;
 mod vm;
@@ -21,24 +21,24 @@ mod tap;
 
 mod sys;
 
-use steps::Places;
+use config::Config;
 
 #[derive(Debug, Parser)]
-#[command(about = "Steps of the test tier hvm", version)]
+#[command(about = "Run the steps of the test tier hvm", version)]
 struct Args {
-    /// The program under test.
+    /// The `cube-vmm` under test.
     #[arg(long)]
     vmm: PathBuf,
-    /// The program that has the confinement prover.
+    /// The `cube-bench` that contains the confinement prover.
     #[arg(long)]
     bench: PathBuf,
     /// Directory with vmlinux, initramfs.cpio, base.erofs and layer.ext4.
     #[arg(long)]
     guest: PathBuf,
-    /// Only steps whose name contains this, and those that they need.
+    /// Stop after the first step whose name contains this text.
     #[arg(long)]
     only: Option<String>,
-    /// Instead of the steps, run the confinement prover: all its cases, or those of these names and classes.
+    /// Run the confinement prover instead of the steps: the cases and classes given, or all of them.
     #[arg(long, value_name = "CASE", num_args = 0..)]
     confinement: Option<Vec<String>>,
 }
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     }
     let args = Args::parse();
     let done = work_dir().and_then(|work| {
-        let places = Places {
+        let config = Config {
             vmm: args.vmm,
             bench: args.bench,
             guest: args.guest,
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
             kept: None,
             lacking: None,
         };
-        steps::run(&places)
+        steps::run(&config)
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sockets need a short path.
+/// A directory with a short path, which Unix sockets need.
 fn work_dir() -> Result<tempfile::TempDir> {
     Ok(tempfile::Builder::new().prefix("hvm-").tempdir()?)
 }

@@ -1,4 +1,4 @@
-//! Ioctls of the TAP.
+//! The ioctls that create a TAP and configure its address.
 #![expect(unsafe_code, reason = "nix has no wrapper of these ioctls")]
 
 use std::{
@@ -17,7 +17,7 @@ nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
 fn request(name: &str) -> libc::ifreq {
     // SAFETY: `ifreq` holds integers and byte arrays only; zero is a value of all of them.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // The last byte stays zero.
+    // The last byte stays zero: it terminates the name.
     let room = request.ifr_name.len() - 1;
     for (to, from) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
         *to = from.cast_signed();
@@ -25,7 +25,7 @@ fn request(name: &str) -> libc::ifreq {
     request
 }
 
-/// Makes `fd`, an open /dev/net/tun, the TAP of that name with virtio-net headers.
+/// Turns `fd`, an open /dev/net/tun, into the TAP `name` with virtio-net headers.
 pub(crate) fn make_tap(fd: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let mut request = request(name);
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
@@ -35,7 +35,7 @@ pub(crate) fn make_tap(fd: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives an interface its address and sets it up.
+/// Assigns an address to an interface and brings it up.
 pub(crate) fn configure(name: &str, address: Ipv4Addr, mask: Ipv4Addr) -> io::Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     let fd = socket.as_raw_fd();

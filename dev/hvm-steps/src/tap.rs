@@ -1,4 +1,4 @@
-//! The host's end of a VM's network: a TAP with an address, and a TCP server that sends back what it gets.
+//! The host's end of a VM's network: a TAP with an address, and a TCP echo server.
 
 use std::{
     fs::{File, OpenOptions},
@@ -14,11 +14,11 @@ use crate::sys;
 
 const NAME: &str = "hvmsteps0";
 const MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 252);
-/// Addresses of both ends, from the range for tests of networks (RFC 2544).
+/// Addresses of both ends, from the range for network tests (RFC 2544).
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(198, 18, 77, 1);
 pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(198, 18, 77, 2);
 
-/// Gone when it and the VMM's copy are closed.
+/// An open TAP. The kernel removes the interface when this descriptor and the VMM's copy are closed.
 #[derive(Debug)]
 pub(crate) struct Tap {
     pub(crate) fd: File,
@@ -31,20 +31,21 @@ impl Tap {
             .write(true)
             .open("/dev/net/tun")
             .context("cannot open /dev/net/tun")?;
-        sys::make_tap(fd.as_fd(), NAME).context("cannot make a TAP")?;
-        sys::configure(NAME, HOST, MASK).context("cannot give the TAP its address")?;
+        sys::make_tap(fd.as_fd(), NAME).with_context(|| format!("cannot create TAP {NAME}"))?;
+        sys::configure(NAME, HOST, MASK)
+            .with_context(|| format!("cannot assign {HOST} to TAP {NAME}"))?;
         Ok(Self { fd })
     }
 }
 
-/// Serves one connection after another on a thread; its port.
+/// Starts a thread that serves one connection after another. Returns its port.
 pub(crate) fn echo_server() -> Result<u16> {
     let listener = TcpListener::bind((HOST, 0))?;
     let port = listener.local_addr()?.port();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             if let Ok(mut back) = stream.try_clone() {
-                // The guest's side says what went wrong.
+                // The step in the guest fails if the echo does, with its own message.
                 let _ = io::copy(&mut &stream, &mut back);
             }
         }

@@ -1,4 +1,4 @@
-//! One VM under test: its process, its agent, its console.
+//! A VM under test: its VMM process, its guest agent, its console.
 
 use std::{
     fs,
@@ -13,14 +13,14 @@ use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
 use model::{Bytes, GuestPaths, HypercallPath, RestoreSpec, VmSpec, WorkingSetPrefault};
 use vmm_control::{VmProcess, fresh_identity};
 
-use crate::{steps::Places, tap::Tap};
+use crate::{config::Config, tap::Tap};
 
-/// For any single answer. An emulated host is a hundred times slower than a real one.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
-/// Little, since every byte of it is summed in each snapshot.
+/// Deadline for each answer. An emulated host is a hundred times slower than a real one.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(240);
+/// Guest memory. Small, because every snapshot computes a checksum over all of it.
 pub(crate) const MEMORY: Bytes = Bytes::mib(160);
 
-/// Killed when dropped.
+/// A running VM. Its process is killed on drop.
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) process: VmProcess,
@@ -30,14 +30,14 @@ pub(crate) struct Vm {
 }
 
 impl Vm {
-    /// Boots and waits for the agent.
+    /// Boots a VM and waits for its agent.
     pub(crate) fn boot(
-        places: &Places,
+        config: &Config,
         (memory, vcpus): (Bytes, u8),
         tap: Option<&Tap>,
     ) -> Result<Self> {
-        let mut vm = Self::process(places)?;
-        let file = |name: &str| places.guest.join(name);
+        let mut vm = Self::process(config)?;
+        let file = |name: &str| config.guest.join(name);
         let spec = VmSpec {
             memory,
             vcpus,
@@ -59,16 +59,16 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Restores, resumes and waits for the agent.
-    pub(crate) fn restore(places: &Places, template: &Path) -> Result<Self> {
-        let mut vm = Self::restore_paused(places, template)?;
+    /// Restores a clone of `template`, resumes it and waits for its agent.
+    pub(crate) fn restore(config: &Config, template: &Path) -> Result<Self> {
+        let mut vm = Self::restore_paused(config, template)?;
         vm.process.control.resume()?;
         vm.identify()?;
         Ok(vm)
     }
 
-    pub(crate) fn restore_paused(places: &Places, template: &Path) -> Result<Self> {
-        let mut vm = Self::process(places)?;
+    pub(crate) fn restore_paused(config: &Config, template: &Path) -> Result<Self> {
+        let mut vm = Self::process(config)?;
         let spec = RestoreSpec {
             template: template.to_owned(),
             base: None,
@@ -81,47 +81,48 @@ impl Vm {
         Ok(vm)
     }
 
-    fn process(places: &Places) -> Result<Self> {
+    fn process(config: &Config) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
-            process: VmProcess::spawn(&places.vmm, None, Some(PATIENCE))?,
+            process: VmProcess::spawn(&config.vmm, None, Some(ANSWER_TIMEOUT))?,
             hostname: format!("clone-{id}"),
-            vsock: places.work.join(format!("{id}.sock")),
-            console: places.work.join(format!("{id}.console")),
+            vsock: config.work.join(format!("{id}.sock")),
+            console: config.work.join(format!("{id}.console")),
         })
     }
 
     fn identify(&mut self) -> Result<()> {
         let identity = fresh_identity(&self.hostname)?;
-        let ready = self.process.control.identity(identity, PATIENCE);
-        ready.map(|_| ()).with_context(|| self.last_words())
+        let ready = self.process.control.identity(identity, ANSWER_TIMEOUT);
+        ready.map(|_| ()).with_context(|| self.console_tail())
     }
 
-    /// What the guest printed last.
-    pub(crate) fn last_words(&self) -> String {
+    /// The last lines of the guest's console, with a heading.
+    pub(crate) fn console_tail(&self) -> String {
         let text = fs::read(&self.console).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<_> = text.lines().collect();
         let end = lines[lines.len().saturating_sub(20)..].join("\n");
-        format!("the end of the guest's console:\n{end}\n")
+        format!("last lines of the guest's console:\n{end}\n")
     }
 
     pub(crate) fn agent(&self) -> Result<EnvdClient> {
-        EnvdClient::connect(&self.vsock, ENVD_PORT, PATIENCE).context("cannot reach the agent")
+        EnvdClient::connect(&self.vsock, ENVD_PORT, ANSWER_TIMEOUT)
+            .context("cannot reach the guest agent")
     }
 
-    /// Runs a shell script as root; its standard output without white space at the ends.
+    /// Runs a shell script as root and returns its trimmed standard output.
     pub(crate) fn sh(&self, script: &str) -> Result<String> {
         let mut request = ExecRequest::new("/bin/bash", &["-ec", script]);
         request.user = Some("root".to_owned());
         let output = self
             .agent()?
-            .exec(&request, PATIENCE)
-            .with_context(|| format!("{script:?} did not run"))?;
+            .exec(&request, ANSWER_TIMEOUT)
+            .with_context(|| format!("cannot run {script:?} in the guest"))?;
         ensure!(
             output.exited && output.exit_code == 0,
-            "{script:?} ended with {}: {}",
+            "{script:?} failed in the guest with status {}: {}",
             output.status,
             String::from_utf8_lossy(&output.stderr)
         );

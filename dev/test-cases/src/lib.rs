@@ -1,22 +1,22 @@
-//! Test programs that list their cases themselves. A case that lacks something on this host is counted as ignored, and
-//! its reason is printed; so are cases that take much time, whose names begin with `soak_`, until they are asked for.
+//! A harness for test programs whose cases need something that a host may lack. A case that cannot run on this host is
+//! counted as ignored, and the reason is printed. Cases whose names begin with `soak_` are ignored as well unless
+//! `--ignored` or `--include-ignored` is given.
 //!
-//! The program has `harness = false` in its manifest and is called as any test program is.
+//! The test program has `harness = false` in its manifest and accepts libtest's arguments.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
 pub use libtest_mimic::Conclusion;
 
-/// One test: its name begins with its tier.
+/// A test. The prefix of its name is its tier.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// As it is listed and chosen.
     pub name: &'static str,
-    /// Fails by panicking.
+    /// The test function. A panic is a failure.
     pub run: fn(),
 }
 
-/// Lists test functions by their own names: `cases! { module::{one, another}, … }`.
+/// Makes an array of [`Case`]s named after their functions: `cases! { module::{one, another}, … }`.
 #[macro_export]
 macro_rules! cases {
     ($($module:ident :: {$($name:ident),* $(,)?}),* $(,)?) => {
@@ -24,13 +24,15 @@ macro_rules! cases {
     };
 }
 
-/// Runs what the command line asks for. `lack` says what a case of that name lacks on this host, `None` if it can run.
+/// Runs the cases that the command line selects. `lack` returns what this host lacks for the case of that name, or `None`
+/// if the case can run.
 pub fn run(
     cases: impl IntoIterator<Item = Case>,
     lack: fn(&'static str) -> Option<String>,
 ) -> Conclusion {
     let mut arguments = Arguments::from_args();
-    // VMs share few cores and measured time: one test after another unless asked otherwise.
+    // Parallel VMs would distort the times that tests measure: run one test at a time unless the command line says
+    // otherwise.
     arguments.test_threads.get_or_insert(1);
     let trials = cases.into_iter().map(|case| trial(case, lack)).collect();
     libtest_mimic::run(&arguments, trials)
@@ -43,7 +45,7 @@ fn trial(case: Case, lack: fn(&'static str) -> Option<String>) -> Trial {
     }
     let soak = case.name.starts_with("soak_");
     Trial::test(case.name, move || {
-        // Asked for with --ignored on a host that lacks something.
+        // Checked again because `--ignored` also runs cases that this host lacks something for.
         match lack(case.name) {
             Some(lacks) => Err(Failed::from(format!("cannot run here: {lacks}"))),
             None => {
@@ -69,17 +71,17 @@ mod tests {
     }
 
     fn everything(_: &str) -> Option<String> {
-        Some("there is no machine".to_owned())
+        Some("no /dev/kvm".to_owned())
     }
 
     #[test]
-    fn cases_have_the_names_of_their_functions() {
+    fn cases_are_named_after_their_functions() {
         let names = cases! { lives::{kvm_one, soak_two} }.map(|case| case.name);
         assert_eq!(names, ["kvm_one", "soak_two"]);
     }
 
     #[test]
-    fn what_lacks_something_or_much_time_is_ignored() {
+    fn soak_cases_and_cases_that_cannot_run_are_ignored() {
         let ignored = |lack| {
             cases! { lives::{kvm_one, soak_two} }.map(|case| trial(case, lack).has_ignored_flag())
         };

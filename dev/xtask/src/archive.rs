@@ -1,4 +1,4 @@
-//! The host's own package archive, through apt alone: its sources, its proxy, its keys.
+//! The Debian package archive. All access goes through apt, with the host's sources, proxy and keys.
 
 use std::{
     collections::BTreeSet,
@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{host::Unsuitable, progress::Progress, stage, tool};
 
-/// A package that went into something built.
+/// A package that was used in a build.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
-    /// SHA-256 of the .deb: computed after apt has verified it, or as the signed index has it.
+    /// SHA-256 of the .deb file: computed from the verified download, or copied from the signed package index.
     pub(crate) sha256: String,
 }
 
-/// One suite of the archive, as apt's sources have it.
+/// A suite of the archive that apt's sources list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Suite {
     uri: String,
@@ -29,7 +29,7 @@ pub(crate) struct Suite {
 }
 
 impl Suite {
-    /// The line of a sources.list for it.
+    /// The sources.list line of this suite.
     pub(crate) fn source_line(&self) -> String {
         const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
         let Self { uri, release } = self;
@@ -37,13 +37,15 @@ impl Suite {
     }
 }
 
-/// The suites of this release among apt's sources: the release, its updates and its security fixes.
+/// The suites of this release in apt's sources: the release, its updates and its security updates.
 pub(crate) fn suites(codename: &str) -> Result<Vec<Suite>> {
-    // Unlike `indextargets` this also speaks of lists that were never fetched.
+    // `--print-uris` also lists indexes that were never fetched; `apt-get indextargets` does not.
     let text = tool::output(Command::new("apt-get").args(["--print-uris", "update"]))?;
     let suites = parse_suites(&text, codename);
     if suites.is_empty() {
-        bail!("apt's sources have no suite {codename}: add the Debian archive to them");
+        bail!(
+            "apt's sources list no suite {codename}: add the Debian archive to /etc/apt/sources.list"
+        );
     }
     Ok(suites)
 }
@@ -63,14 +65,15 @@ fn parse_suites(text: &str, codename: &str) -> Vec<Suite> {
     text.lines().filter_map(suite).collect()
 }
 
-/// Whether an address is Debian's archive or a mirror of it. Others publish for the same release.
+/// Whether the URI is that of Debian's archive or a mirror. Other vendors publish suites of the same names.
 fn is_debian(uri: &str) -> bool {
     let ending = uri.rsplit('/').next().unwrap_or_default();
     ["debian", "debian-security"].contains(&ending) || uri.ends_with(".debian.org")
 }
 
-/// The address behind a source. Debian's cloud images name a local list of mirrors, which a guest does not
-/// have: its first line is taken. Media and directories of this host give nothing.
+/// The HTTP address of a source. A `mirror+file:` source, as in Debian's cloud images, names a list of mirrors on this
+/// host that does not exist in a guest: the first mirror of the list is used. Returns `None` for media and local
+/// directories.
 fn plain_uri(uri: &str) -> Option<String> {
     if uri.starts_with("http://") || uri.starts_with("https://") {
         return Some(uri.to_owned());
@@ -82,10 +85,13 @@ fn plain_uri(uri: &str) -> Option<String> {
     Some(first.trim_end_matches('/').to_owned())
 }
 
-/// Asks the archive for one small signed file, the way apt would. `what` names what is wanted from it.
+/// Checks that the archive is reachable by fetching one small signed file the way apt does.
+///
+/// # Errors
+/// [`Unsuitable::Archive`], with `what` as the name of what the caller needs from the archive.
 pub(crate) fn check_reachable(suites: &[Suite], what: &str) -> Result<()> {
     let Some(suite) = suites.first() else {
-        bail!("no suite to ask");
+        bail!("apt's sources list no suite of this release");
     };
     let dir = tempfile::tempdir()?;
     let fetched = tool::output(
@@ -109,7 +115,7 @@ pub(crate) fn check_reachable(suites: &[Suite], what: &str) -> Result<()> {
     })
 }
 
-/// Those of `wanted` that are not installed.
+/// The packages in `wanted` that are not installed.
 pub(crate) fn missing(wanted: &[String]) -> Result<Vec<String>> {
     let format = "${db:Status-Status} ${Package}\n";
     let text = tool::output(Command::new("dpkg-query").args(["--show", "--showformat", format]))?;
@@ -121,20 +127,21 @@ pub(crate) fn missing(wanted: &[String]) -> Result<Vec<String>> {
     Ok(wanted.iter().filter(absent).cloned().collect())
 }
 
-/// Brings the package lists up to date. A foreign source that fails is only logged: what is wanted is
-/// asked for by name later.
+/// Updates the package lists. A source that fails is only reported: a later download or install fails if it needs
+/// a package of that source.
 pub(crate) fn update(progress: Progress, log: &Path) -> Result<()> {
     progress.stage("package lists", || {
         if let Err(error) = tool::run(apt_get().arg("update"), log) {
-            progress.say(&format!("some package lists are old: {error:#}"));
+            progress.line(&format!(
+                "warning: could not update all package lists: {error:#}"
+            ));
         }
         Ok(())
     })
 }
 
-/// Installs packages.
 pub(crate) fn install(names: &[String], progress: Progress, log: &Path) -> Result<()> {
-    progress.say(&format!("installing: {}", names.join(" ")));
+    progress.line(&format!("installing {}", names.join(" ")));
     progress.stage("host packages", || {
         let mut command = apt_get();
         command.args(["install", "--yes", "--no-install-recommends"]);
@@ -151,12 +158,14 @@ fn apt_get() -> Command {
     command
 }
 
-/// Version and dependencies of a package's candidate, without alternatives and version bounds.
+/// Version and dependencies of a package's candidate. Of alternative dependencies only the first is returned; version
+/// bounds are dropped.
 pub(crate) fn candidate(name: &str) -> Result<(String, Vec<String>)> {
     let mut command = Command::new("apt-cache");
     let text = tool::output(command.args(["show", "--no-all-versions", name]))
-        .with_context(|| format!("the archive has no package {name}"))?;
-    let version = stanza_field(&text, "Version").context("a package without version")?;
+        .with_context(|| format!("package {name} not found in the archive"))?;
+    let version = stanza_field(&text, "Version")
+        .with_context(|| format!("`apt-cache show {name}` printed no version"))?;
     let depends = stanza_field(&text, "Depends").unwrap_or_default();
     Ok((version.to_owned(), dependency_names(depends)))
 }
@@ -174,7 +183,7 @@ fn stanza_field<'a>(stanza: &'a str, key: &str) -> Option<&'a str> {
     stanza.lines().find_map(value)
 }
 
-/// Downloads one package in exactly this version, verified by apt against the signed lists.
+/// Downloads a package in exactly this version. apt verifies it against the signed package lists.
 pub(crate) fn download(
     name: &str,
     version: &str,
@@ -191,7 +200,7 @@ pub(crate) fn download(
     )?;
     let file = fs::read_dir(empty.path())?
         .next()
-        .context("apt-get download left no file")??;
+        .with_context(|| format!("`apt-get download {name}` left no file"))??;
     let kept = dir.join(file.file_name());
     fs::rename(file.path(), &kept)?;
     let package = Package {
@@ -202,7 +211,7 @@ pub(crate) fn download(
     Ok((package, kept))
 }
 
-/// Reads the stanzas that `apt-cache show` printed.
+/// Parses the stanzas that `apt-cache show` prints. Duplicates and incomplete stanzas are dropped.
 pub(crate) fn parse_packages(text: &str) -> Vec<Package> {
     let package = |stanza: &str| {
         Some(Package {
@@ -220,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_release_and_its_fixes_are_taken() {
+    fn only_suites_of_the_release_and_its_updates_are_used() {
         let text = "'http://deb.debian.org/debian/dists/bookworm/InRelease' x 0\n\
                     'http://deb.debian.org/debian/dists/bookworm/main/binary-amd64/Packages.xz' x 0\n\
                     'http://deb.debian.org/debian/dists/bookworm/main/binary-all/Packages.xz' x 0\n\
@@ -236,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_mirrors_gives_its_first() {
+    fn a_mirror_list_resolves_to_its_first_mirror() {
         let mut list = tempfile::Builder::new()
             .prefix("debian")
             .tempfile()
@@ -256,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn dependencies_lose_their_versions() {
+    fn dependency_names_have_no_versions_or_alternatives() {
         let names = dependency_names("linux-image-x (= 6.1-2), a | b, linux-kbuild-6.1 (>= 6)");
         assert_eq!(names, ["linux-image-x", "a", "linux-kbuild-6.1"]);
         assert!(dependency_names("").is_empty());
     }
 
     #[test]
-    fn stanzas_become_packages_once_each() {
+    fn duplicate_and_incomplete_stanzas_are_dropped() {
         let stanza = "Package: a\nVersion: 1\nDescription: x\nSHA256: ff\n";
         let text = format!("{stanza}\n{stanza}\nPackage: broken\n");
         let package = Package {

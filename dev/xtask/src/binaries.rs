@@ -1,4 +1,4 @@
-//! What cargo builds. Cargo itself knows what is fresh.
+//! The binaries that cargo builds. Cargo decides what has to be rebuilt.
 
 use std::path::{Path, PathBuf};
 
@@ -6,10 +6,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{progress::Progress, tool, workspace::Workspace};
 
-/// The guest's programs are static, for one target, in a profile of their own.
-const GUEST_TARGET: &str = "x86_64-unknown-linux-gnu";
+const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Release binaries that need no library, for a host that has none.
+/// Static release binaries for the emulated host of the tier `hvm`, which has no shared libraries.
 #[derive(Debug, Clone)]
 pub(crate) struct StaticBinaries {
     pub(crate) vmm: PathBuf,
@@ -17,10 +16,10 @@ pub(crate) struct StaticBinaries {
     pub(crate) steps: PathBuf,
 }
 
-/// Flags of a static program at a fixed address.
+/// Flags for a static program at a fixed address.
 const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
-/// The release binaries of the host.
+/// The directory of the release binaries: `cube-vmm`, `cube-bench`, `cube-api` and `cube-netprobe`.
 #[derive(Debug, Clone)]
 pub(crate) struct HostBinaries {
     pub(crate) dir: PathBuf,
@@ -36,7 +35,7 @@ impl HostBinaries {
     }
 }
 
-/// Builds the static agent and returns its file.
+/// Builds the static guest agent and returns its path.
 pub(crate) fn build_agent(
     workspace: &Workspace,
     progress: Progress,
@@ -45,7 +44,7 @@ pub(crate) fn build_agent(
     build_guest(workspace, progress, "guest-agent", "guest-agent", log)
 }
 
-/// Builds a static program that runs in guests and returns its file.
+/// Builds a static program for guests and returns its path.
 pub(crate) fn build_guest(
     workspace: &Workspace,
     progress: Progress,
@@ -55,19 +54,21 @@ pub(crate) fn build_guest(
 ) -> Result<PathBuf> {
     progress.stage(package, || {
         let mut cargo = workspace.cargo();
-        // A fixed address saves a small program its relocations, and a clone the pages they touch.
+        // At a fixed address the program needs no relocations, which would touch pages in every clone.
         cargo
             .env("RUSTFLAGS", STATIC)
-            .args(["build", "--profile", "guest", "--target", GUEST_TARGET])
+            .args(["build", "--profile", "guest", "--target", TARGET])
             .args(["--package", package]);
         tool::run(&mut cargo, log)
     })?;
-    let dir = workspace.target()?.join(GUEST_TARGET).join("guest");
+    let dir = workspace.target()?.join(TARGET).join("guest");
     existing(dir.join(program))
 }
 
-/// Builds `cube-vmm`, `cube-bench`, `cube-api` and the probe that `cube-bench` puts into guests, and puts them into one
-/// place. They are static at a fixed address: a clone is a new `cube-vmm`, and half of what starting one costs is the dynamic linker's work.
+/// Builds the release binaries and copies them into one directory.
+///
+/// They are static at a fixed address: every clone starts a new `cube-vmm` process, and with a dynamic executable the
+/// dynamic linker takes half of that process's start-up time.
 pub(crate) fn build_host(
     workspace: &Workspace,
     progress: Progress,
@@ -77,19 +78,21 @@ pub(crate) fn build_host(
         let mut cargo = workspace.cargo();
         cargo
             .env("RUSTFLAGS", STATIC)
-            .args(["build", "--release", "--target", GUEST_TARGET])
+            .args(["build", "--release", "--target", TARGET])
             .args(["--package", "vmm", "--package", "harness"])
             .args(["--package", "api"]);
         tool::run(&mut cargo, log)
     })?;
-    let built = workspace.target()?.join(GUEST_TARGET).join("release");
+    let built = workspace.target()?.join(TARGET).join("release");
     let dir = workspace.artifacts().join("bin");
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let probe = build_guest(workspace, progress, "netprobe", "cube-netprobe", log)?;
     let programs = ["cube-vmm", "cube-bench", "cube-api"].map(|name| built.join(name));
     for from in programs.into_iter().chain([probe]) {
         let from = existing(from)?;
-        let name = from.file_name().context("a program without a name")?;
+        let name = from
+            .file_name()
+            .with_context(|| format!("{} has no file name", from.display()))?;
         let name = name.to_string_lossy();
         let to = dir.join(&*name);
         let next = dir.join(format!(".{name}"));
@@ -100,7 +103,7 @@ pub(crate) fn build_host(
     Ok(HostBinaries { dir })
 }
 
-/// Builds `cube-vmm`, `cube-bench` and `hvm-steps` as for a release, but static.
+/// Builds `cube-vmm`, `cube-bench` and `hvm-steps` as static release binaries.
 pub(crate) fn build_static(
     workspace: &Workspace,
     progress: Progress,
@@ -110,12 +113,12 @@ pub(crate) fn build_static(
         let mut cargo = workspace.cargo();
         cargo
             .env("RUSTFLAGS", STATIC)
-            .args(["build", "--release", "--target", GUEST_TARGET])
+            .args(["build", "--release", "--target", TARGET])
             .args(["--package", "vmm", "--package", "hvm-steps"])
             .args(["--package", "harness"]);
         tool::run(&mut cargo, log)
     })?;
-    let dir = workspace.target()?.join(GUEST_TARGET).join("release");
+    let dir = workspace.target()?.join(TARGET).join("release");
     Ok(StaticBinaries {
         vmm: existing(dir.join("cube-vmm"))?,
         bench: existing(dir.join("cube-bench"))?,
@@ -123,8 +126,8 @@ pub(crate) fn build_static(
     })
 }
 
-/// Builds a `cube-vmm` that leaves out the layers of its confinement that it is told to. It is in no directory of
-/// programs that are used otherwise.
+/// Builds a `cube-vmm` in which the layers of the confinement can be switched off (feature `weaken`). Its target
+/// directory is separate, so that no other task can pick the binary up.
 pub(crate) fn build_weak_vmm(
     workspace: &Workspace,
     progress: Progress,
@@ -137,16 +140,16 @@ pub(crate) fn build_weak_vmm(
             .env("CARGO_TARGET_DIR", &target)
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env("RUSTFLAGS", STATIC)
-            .args(["build", "--target", GUEST_TARGET, "--package", "vmm"])
+            .args(["build", "--target", TARGET, "--package", "vmm"])
             .args(["--features", "vmm/weaken"]);
         tool::run(&mut cargo, log)
     })?;
-    existing(target.join(GUEST_TARGET).join("debug/cube-vmm"))
+    existing(target.join(TARGET).join("debug/cube-vmm"))
 }
 
 fn existing(file: PathBuf) -> Result<PathBuf> {
-    let meta =
-        std::fs::metadata(&file).with_context(|| format!("cargo built no {}", file.display()))?;
-    ensure!(meta.is_file(), "{} is no file", file.display());
+    let meta = std::fs::metadata(&file)
+        .with_context(|| format!("cargo did not build {}", file.display()))?;
+    ensure!(meta.is_file(), "{} is not a regular file", file.display());
     Ok(file)
 }

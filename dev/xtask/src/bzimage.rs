@@ -1,9 +1,9 @@
-//! The ELF kernel inside a bzImage.
+//! Extracts the ELF kernel from a bzImage.
 //!
-//! Where it lies is read from the setup header ("The Linux/x86 Boot Protocol", fields `setup_sects`,
-//! `version`, `payload_offset`, `payload_length`), not searched for: the magics of compressors occur by
-//! chance in a file of this size. The payload's last four bytes are the length of what it unpacks to,
-//! written by the kernel's build behind the compressed stream, or by gzip itself as its last field.
+//! The payload is located by the setup header ("The Linux/x86 Boot Protocol", fields `setup_sects`, `version`,
+//! `payload_offset`, `payload_length`), not by a search for magic bytes, which occur by chance in a file of this size.
+//! The last four bytes of the payload are its uncompressed length: the kernel's build appends them to the compressed
+//! stream; in a gzip stream they are the last field of the stream itself.
 
 use std::process::Command;
 
@@ -11,24 +11,24 @@ use anyhow::{Context, Result};
 
 use crate::tool;
 
-/// Why a file is not a kernel that can be unpacked.
+/// The reason why a file is not a bzImage that can be unpacked.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum BzImageError {
     #[error("not a bzImage: no \"HdrS\" at offset 0x202")]
     NoHeader,
-    #[error("boot protocol {0:#06x} has no payload fields, 0x0208 is the first that has")]
+    #[error("boot protocol {0:#06x} has no payload fields: 0x0208 or newer is required")]
     Protocol(u16),
-    #[error("the payload of {length} bytes at {offset} lies outside the file of {file} bytes")]
+    #[error("the payload ({length} bytes at offset {offset}) is outside the file ({file} bytes)")]
     Outside {
         offset: u64,
         length: u64,
         file: usize,
     },
-    #[error("unknown compression, the payload begins with {0:02x?}")]
+    #[error("unknown compression: the payload begins with {0:02x?}")]
     Compression([u8; 6]),
-    #[error("unpacks to {0} bytes by its own word, at most {MAX_KERNEL} are taken")]
+    #[error("the uncompressed length is {0} bytes: the limit is {MAX_KERNEL}")]
     TooLong(usize),
-    #[error("unpacked to {got} bytes where {want} were announced")]
+    #[error("unpacked to {got} bytes, but the image states {want}")]
     Length { got: usize, want: usize },
     #[error("the payload is not an ELF file")]
     NotElf,
@@ -38,7 +38,7 @@ pub(crate) enum BzImageError {
 const MAX_KERNEL: usize = 512 << 20;
 const ELF: &[u8] = b"\x7fELF";
 
-/// What a payload is compressed with, by its first bytes.
+/// Compression of a payload, recognized by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Compression {
     None,
@@ -51,7 +51,7 @@ enum Compression {
     Lzo,
 }
 
-/// First bytes, in the order of `lib/decompress.c`.
+/// Magic bytes, in the order of `lib/decompress.c` of the kernel.
 const MAGICS: [(&[u8], Compression); 8] = [
     (ELF, Compression::None),
     (&[0x1f, 0x8b], Compression::Gzip),
@@ -74,7 +74,7 @@ impl Compression {
         })
     }
 
-    /// The program that unpacks from standard input to standard output.
+    /// The program that decompresses standard input to standard output. `None` if nothing is compressed.
     fn program(self) -> Option<(&'static str, &'static [&'static str])> {
         Some(match self {
             Self::None => return None,
@@ -89,7 +89,7 @@ impl Compression {
     }
 }
 
-/// Unpacks the ELF kernel.
+/// Returns the uncompressed ELF kernel.
 pub(crate) fn extract(image: &[u8]) -> Result<Vec<u8>> {
     let payload = payload(image)?;
     let compression = Compression::of(payload)?;
@@ -98,12 +98,12 @@ pub(crate) fn extract(image: &[u8]) -> Result<Vec<u8>> {
     };
     let (stream, want) = split(payload, compression)?;
     let kernel = tool::filter(Command::new(program).args(arguments), stream)
-        .with_context(|| format!("cannot unpack the kernel ({compression:?})"))?;
+        .with_context(|| format!("cannot decompress the kernel ({compression:?})"))?;
     check(&kernel, want)?;
     Ok(kernel)
 }
 
-/// Unpacks a file that may be compressed as a whole, as distributions do with modules.
+/// Decompresses a kernel module file, which distributions may compress as a whole. Returns other files unchanged.
 pub(crate) fn unpack_file(data: Vec<u8>) -> Result<Vec<u8>> {
     match Compression::of(&data)?.program() {
         None => Ok(data),
@@ -111,7 +111,7 @@ pub(crate) fn unpack_file(data: Vec<u8>) -> Result<Vec<u8>> {
     }
 }
 
-/// The compressed kernel within the image.
+/// The compressed kernel in the image.
 fn payload(image: &[u8]) -> Result<&[u8], BzImageError> {
     if bytes::<4>(image, 0x202) != Some(*b"HdrS") {
         return Err(BzImageError::NoHeader);
@@ -121,7 +121,7 @@ fn payload(image: &[u8]) -> Result<&[u8], BzImageError> {
     if protocol < 0x0208 {
         return Err(BzImageError::Protocol(protocol));
     }
-    // Zero stands for four, for compatibility with loaders before 2.02.
+    // The boot protocol defines zero as four.
     let setup_sectors = match image[0x1f1] {
         0 => 4,
         n => u64::from(n),
@@ -139,7 +139,7 @@ fn payload(image: &[u8]) -> Result<&[u8], BzImageError> {
     image.get(from..to).filter(|p| p.len() >= 8).ok_or(outside)
 }
 
-/// The stream to unpack and the length it promises.
+/// Splits a payload into the compressed stream and its stated uncompressed length.
 fn split(payload: &[u8], kind: Compression) -> Result<(&[u8], usize), BzImageError> {
     let (stream, word) = payload.split_at(payload.len() - 4);
     let word = bytes(word, 0).map_or(0, u32::from_le_bytes);
@@ -147,7 +147,7 @@ fn split(payload: &[u8], kind: Compression) -> Result<(&[u8], usize), BzImageErr
     if want > MAX_KERNEL {
         return Err(BzImageError::TooLong(want));
     }
-    // For gzip the length belongs to the stream.
+    // In gzip the length is part of the stream.
     let stream = if kind == Compression::Gzip {
         payload
     } else {
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// An image with one setup sector and this payload.
+    /// An image with one setup sector and the given payload.
     fn image(payload: &[u8]) -> Vec<u8> {
         let mut image = vec![0; 1024 + 16];
         image[0x1f1] = 1;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_and_xz_and_plain_unpack() {
+    fn gzip_xz_and_uncompressed_kernels_are_extracted() {
         let gzip = packed("gzip", &["-c"]);
         let xz = packed("xz", &["-c", "--check=crc32"]);
         for payload in [gzip, xz, kernel()] {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn every_compression_has_its_magic() {
+    fn every_compression_is_recognized_by_its_magic() {
         for (magic, kind) in MAGICS {
             assert_eq!(Compression::of(magic), Ok(kind));
         }
@@ -276,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_header_gives_a_slice_or_a_refusal(
+        fn any_header_gives_a_payload_inside_the_image_or_an_error(
             fields in proptest::collection::vec(any::<u8>(), 0x60),
             length in 0x250_usize..2048,
         ) {

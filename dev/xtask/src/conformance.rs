@@ -1,5 +1,6 @@
-//! The official SDKs against a real server, each cell of the matrix a test: the tier `e2b`, and the code
-//! interpreter's part of the tier `interpreter`, whose template it needs.
+//! Runs the conformance suite: the official SDKs against a real server. Each cell of the feature matrix counts as a
+//! test. The area `sandbox` is the tier `e2b`; the area `interpreter` belongs to the tier `interpreter`, whose template
+//! it needs.
 
 use std::{path::Path, process::Command};
 
@@ -9,35 +10,35 @@ use serde::Deserialize;
 use crate::{
     prepare,
     progress::Progress,
-    tiers::{Counts, Outcome, Surroundings},
+    tiers::{Counts, Outcome, TestEnvironment},
     workspace::Workspace,
 };
 
-/// A part of the suite that a tier runs; the other versions are for `cargo xtask verify`.
+/// The part of the suite that a tier runs. `cargo xtask verify` runs the other SDK versions as well.
 #[derive(Debug)]
 pub(crate) struct Part {
-    /// As `cube-bench verify e2b --area` takes it.
+    /// Value of the option `cube-bench verify e2b --area`.
     area: &'static str,
     sdks: &'static [&'static str],
-    /// Below the artifacts.
+    /// Directory of the results, relative to the artifacts.
     results: &'static str,
 }
 
-/// What needs no further template.
+/// The features that the template `base` is enough for.
 pub(crate) const SANDBOX: Part = Part {
     area: "sandbox",
     sdks: &["python-2.63.0", "python-2.45.1", "js-2.51.0"],
     results: "results/conformance",
 };
 
-/// The SDKs that have a package for the code interpreter.
+/// The features of the code interpreter, for the SDK versions that have a code interpreter package.
 pub(crate) const INTERPRETER: Part = Part {
     area: "interpreter",
     sdks: &["python-2.63.0", "js-2.51.0"],
     results: "results/conformance-interpreter",
 };
 
-/// What of `matrix.json` is counted.
+/// `matrix.json`, as far as it is counted here.
 #[derive(Debug, Deserialize)]
 struct Matrix {
     cells: Vec<Cell>,
@@ -45,11 +46,12 @@ struct Matrix {
 
 #[derive(Debug, Deserialize)]
 struct Cell {
+    /// Whether a failure of this cell fails the suite.
     must: bool,
     verdict: String,
 }
 
-/// `cube-bench verify e2b` on what was prepared.
+/// The command `cube-bench verify e2b` on the build outputs.
 pub(crate) fn command(workspace: &Workspace, binaries: &Path) -> Command {
     let mut command = Command::new(binaries.join("cube-bench"));
     command
@@ -60,16 +62,16 @@ pub(crate) fn command(workspace: &Workspace, binaries: &Path) -> Command {
     command
 }
 
-/// Installs the SDKs and runs a part of the suite.
+/// Installs the SDKs and runs one part of the suite.
 pub(crate) fn run(
     workspace: &Workspace,
     part: &Part,
-    surroundings: &Surroundings,
+    environment: &TestEnvironment,
     progress: Progress,
 ) -> Result<Outcome> {
     prepare::sdks(workspace, progress)?;
-    let binaries = surroundings.binaries.as_deref();
-    let binaries = binaries.context("the suite was not prepared")?;
+    let binaries = environment.binaries.as_deref();
+    let binaries = binaries.context("the release binaries were not built")?;
     let results = workspace.artifacts().join(part.results);
     let mut command = command(workspace, binaries);
     command.args(["--area", part.area]);
@@ -78,12 +80,12 @@ pub(crate) fn run(
         command.args(["--sdk", sdk]);
     }
     command.args(["--jobs", &part.sdks.len().to_string()]);
-    // Standard output is for the summary of all tiers.
+    // Standard output is reserved for the summary of all tiers.
     let done = command.output().context("cannot start cube-bench")?;
     eprint!("{}", String::from_utf8_lossy(&done.stdout));
     eprint!("{}", String::from_utf8_lossy(&done.stderr));
     let path = results.join("matrix.json");
-    let text = std::fs::read(&path).with_context(|| format!("no {}", path.display()))?;
+    let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let matrix: Matrix = serde_json::from_slice(&text)?;
     Ok(Outcome {
         success: done.status.success(),
@@ -91,7 +93,8 @@ pub(crate) fn run(
     })
 }
 
-/// Absent features and those that nothing hangs on are skipped, unless they pass.
+/// A cell that passed counts as passed. Otherwise it counts as skipped if the feature is absent or not required, and as
+/// failed if the feature is required.
 fn count(matrix: &Matrix) -> Counts {
     let mut counts = Counts::default();
     for cell in &matrix.cells {
@@ -111,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_counted_as_tests() {
+    fn only_required_cells_count_as_failed() {
         let cells = [
             ("pass", true),
             ("pass", false),

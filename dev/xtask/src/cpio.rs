@@ -1,10 +1,10 @@
-//! A writer of cpio archives in the "newc" form, the one that the kernel unpacks
-//! (Documentation/driver-api/early-userspace/buffer-format.rst). The same files give the same bytes: times
-//! are zero, owners root, inode numbers count up.
+//! Writes cpio archives in the "newc" format, which the kernel unpacks as initramfs
+//! (Documentation/driver-api/early-userspace/buffer-format.rst). The output is reproducible: all times are zero, all
+//! owners are root, inode numbers count up.
 
 use anyhow::{Context, Result};
 
-/// An archive under construction.
+/// An archive to which entries can be added.
 #[derive(Debug, Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -24,7 +24,7 @@ impl Archive {
         self.entry(name, REGULAR | permissions, (0, 0), data)
     }
 
-    /// A character device with its major and minor number.
+    /// Adds a character device. `number` is its major and minor number.
     pub(crate) fn device(
         &mut self,
         name: &str,
@@ -34,7 +34,7 @@ impl Archive {
         self.entry(name, CHARACTER | permissions, number, &[])
     }
 
-    /// The finished archive.
+    /// Appends the trailer and returns the bytes of the archive.
     pub(crate) fn finish(mut self) -> Result<Vec<u8>> {
         self.entries = 0;
         self.entry("TRAILER!!!", 0, (0, 0), &[])?;
@@ -43,7 +43,7 @@ impl Archive {
     }
 
     fn entry(&mut self, name: &str, mode: u32, number: (u32, u32), data: &[u8]) -> Result<()> {
-        let too_large = || format!("{name} does not fit a cpio archive");
+        let too_large = || format!("{name} is too large for a cpio archive");
         let size = u32::try_from(data.len()).with_context(too_large)?;
         let name_size = u32::try_from(name.len() + 1).with_context(too_large)?;
         let links = if mode & DIRECTORY == 0 { 1 } else { 2 };
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_110_bytes_and_data_is_aligned() {
+    fn entries_have_newc_headers_and_aligned_data() {
         let mut archive = Archive::default();
         archive.directory("dev").unwrap();
         archive.device("dev/console", 0o600, (5, 1)).unwrap();

@@ -1,8 +1,8 @@
-//! Licences, duplicates and sources of all crates that are linked, as `deny.toml` allows them; and known holes in them,
-//! where `cargo deny` and its database are there.
+//! Checks all linked crates against `deny.toml`: licences, duplicate versions and sources. Security advisories are
+//! checked too if `cargo-deny` is installed and its database can be fetched.
 //!
-//! `cargo deny` checks all of this, but takes minutes to build and a database from the network. What needs neither
-//! is checked here, from the same file, so that it is checked everywhere.
+//! `cargo deny` checks all of this, but it takes minutes to build and needs a database from the network. The checks
+//! that need neither are implemented here on the same configuration file, so that they run on every host.
 
 mod spdx;
 
@@ -21,7 +21,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The part of `deny.toml` that is enforced here. `cargo deny` reads the whole.
+/// The part of `deny.toml` that is enforced here. `cargo deny` reads the whole file.
 #[derive(Debug, Deserialize)]
 struct Rules {
     graph: Graph,
@@ -59,7 +59,7 @@ struct Sources {
     allow_registry: BTreeSet<String>,
 }
 
-/// The part of `cargo metadata` that matters.
+/// The part of the output of `cargo metadata` that is used here.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -70,17 +70,22 @@ struct Package {
     name: String,
     version: String,
     license: Option<String>,
-    /// Absent: a directory of this checkout.
+    /// `None` for a crate of this repository.
     source: Option<String>,
 }
 
-/// Checks everything that can be checked here. Three passes, and one for advisories or a skip that says why.
+/// Runs all checks that this host supports. Counts three passed checks (licences, duplicates, sources), and one passed
+/// or skipped check for advisories.
 pub(crate) fn check(workspace: &Workspace, progress: Progress) -> Result<Outcome> {
     progress.stage("dependencies", || {
         let rules = fs::read_to_string(workspace.root().join("deny.toml"))?;
         let rules: Rules = toml::from_str(&rules).context("cannot read deny.toml")?;
         let faults = rules.faults(&packages(workspace, &rules.graph)?);
-        ensure!(faults.is_empty(), "deny.toml: {}", faults.join("; "));
+        ensure!(
+            faults.is_empty(),
+            "dependencies violate deny.toml: {}",
+            faults.join("; ")
+        );
         fuzz_lock_is_current(workspace, &rules.graph)
     })?;
     let mut counts = Counts {
@@ -90,7 +95,7 @@ pub(crate) fn check(workspace: &Workspace, progress: Progress) -> Result<Outcome
     match advisories(workspace)? {
         None => counts.passed += 1,
         Some(lack) => {
-            progress.say(&format!("advisories skipped: {lack}"));
+            progress.line(&format!("advisories not checked: {lack}"));
             counts.skipped += 1;
         }
     }
@@ -100,7 +105,8 @@ pub(crate) fn check(workspace: &Workspace, progress: Progress) -> Result<Outcome
     })
 }
 
-/// Fuzz targets are a workspace of their own, which no other stage builds before the tests are done.
+/// Checks the lock file of `dev/fuzz` before the tests start. `dev/fuzz` is a separate workspace; without this check
+/// a stale lock file would only show after all other tiers.
 fn fuzz_lock_is_current(workspace: &Workspace, graph: &Graph) -> Result<()> {
     let manifest = workspace.root().join("dev/fuzz/Cargo.toml");
     let mut command = workspace.cargo();
@@ -110,7 +116,7 @@ fn fuzz_lock_is_current(workspace: &Workspace, graph: &Graph) -> Result<()> {
         command.args(["--target", target]);
     }
     tool::output(&mut command).map(drop).context(
-        "dev/fuzz/Cargo.lock lags behind the workspace: run `cargo fetch` in dev/fuzz/ and commit it",
+        "dev/fuzz/Cargo.lock is out of date: run `cargo fetch` in dev/fuzz/ and commit the file",
     )
 }
 
@@ -124,7 +130,10 @@ fn packages(workspace: &Workspace, graph: &Graph) -> Result<Vec<Package>> {
     Ok(metadata.packages)
 }
 
-/// Known holes; `Some` is why they could not be looked for.
+/// Checks for security advisories. Returns `Some(reason)` if the check cannot run on this host.
+///
+/// # Errors
+/// A linked crate has an advisory.
 fn advisories(workspace: &Workspace) -> Result<Option<String>> {
     if tool::output(workspace.cargo().args(["deny", "--version"])).is_err() {
         let lack = "cargo-deny is not installed (cargo install --locked cargo-deny)";
@@ -132,7 +141,9 @@ fn advisories(workspace: &Workspace) -> Result<Option<String>> {
     }
     let mut fetch = workspace.cargo();
     if let Err(error) = tool::output(fetch.args(["deny", "fetch", "db"])) {
-        return Ok(Some(format!("no database of advisories: {error:#}")));
+        return Ok(Some(format!(
+            "cannot fetch the advisory database: {error:#}"
+        )));
     }
     let mut check = workspace.cargo();
     check.args(["deny", "check", "--disable-fetch", "advisories"]);
@@ -143,22 +154,25 @@ fn advisories(workspace: &Workspace) -> Result<Option<String>> {
 }
 
 impl Rules {
-    /// What is against the rules, and rules that nothing needs any more.
+    /// Violations of the rules, and `skip` entries that no longer match a crate.
     fn faults(&self, packages: &[Package]) -> Vec<String> {
         let mut faults = self.licence_faults(packages);
         faults.extend(self.duplicates(packages));
-        let foreign = packages.iter().filter(|package| !self.is_known(package));
+        let foreign = packages
+            .iter()
+            .filter(|package| !self.has_allowed_source(package));
         faults.extend(foreign.map(|p| format!("{} comes from {:?}", p.name, p.source)));
         faults
     }
 
     fn licence_faults(&self, packages: &[Package]) -> Vec<String> {
-        let allows = |package: &&Package| {
+        let is_forbidden = |package: &&Package| {
             let text = package.license.as_deref().unwrap_or_default();
             !spdx::allows(text, &self.licenses.allow)
         };
-        let wrong = packages.iter().filter(allows);
-        wrong
+        packages
+            .iter()
+            .filter(is_forbidden)
             .map(|p| format!("{} {}: licence {:?}", p.name, p.version, p.license))
             .collect()
     }
@@ -175,19 +189,19 @@ impl Rules {
         }
         let twice = versions.iter().filter(|(_, known)| known.len() > 1);
         let mut faults: Vec<_> = twice
-            .map(|(name, known)| format!("{name} in versions {known:?}"))
+            .map(|(name, known)| format!("{name} is linked in versions {known:?}"))
             .collect();
         faults.extend(
             unused
                 .iter()
-                .map(|s| format!("nothing needs the skip of {s}")),
+                .map(|s| format!("the skip entry {s} matches no crate: remove it")),
         );
         let bare = self.bans.skip.iter().filter(|skip| skip.reason.is_empty());
-        faults.extend(bare.map(|skip| format!("the skip of {} has no reason", skip.name)));
+        faults.extend(bare.map(|skip| format!("the skip entry {} has no reason", skip.name)));
         faults
     }
 
-    fn is_known(&self, package: &Package) -> bool {
+    fn has_allowed_source(&self, package: &Package) -> bool {
         let Some(source) = &package.source else {
             return true;
         };
@@ -228,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_passes() {
+    fn allowed_crates_and_skipped_duplicates_pass() {
         let packages = [
             package("a", "1.0.0", "MIT", Some(REGISTRY)),
             package("a", "2.0.0", "MIT OR GPL-3.0", Some(REGISTRY)),
@@ -238,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_is_enforced() {
+    fn each_rule_reports_its_violation() {
         let skipped = || package("a", "1.0.0", "MIT", Some(REGISTRY));
         for (packages, fault) in [
             (
@@ -251,7 +265,7 @@ mod tests {
                     package("a", "2.0.0", "MIT", Some(REGISTRY)),
                     package("a", "3.0.0", "MIT", Some(REGISTRY)),
                 ],
-                "a in versions {\"2.0.0\", \"3.0.0\"}",
+                "a is linked in versions {\"2.0.0\", \"3.0.0\"}",
             ),
             (
                 vec![
@@ -260,7 +274,7 @@ mod tests {
                 ],
                 "c comes from Some(\"git+https://c.test\")",
             ),
-            (vec![], "nothing needs the skip of a@1.0.0"),
+            (vec![], "the skip entry a@1.0.0 matches no crate: remove it"),
         ] {
             assert_eq!(rules().faults(&packages), [fault]);
         }

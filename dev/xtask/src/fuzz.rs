@@ -1,8 +1,9 @@
-//! The tier `fuzz`: every fuzz target for a while, from the seeds that are kept; and the task `fuzz`, for longer.
+//! The tier `fuzz`, which runs every fuzz target for a few seconds from the committed seeds, and the task
+//! `cargo xtask fuzz`, which runs them for minutes or hours.
 //!
-//! The targets are built here with the flags that `cargo fuzz` would give, and without a sanitizer, so that the
-//! pinned stable compiler does: memory is only ever touched by copy in this project, and what is looked for
-//! are panics, hangs and growth. A target that finds something leaves the input below `target/cube/log`.
+//! The targets are built with the compiler flags of `cargo fuzz`, but without a sanitizer, so that the pinned stable
+//! compiler suffices. The targets look for panics, hangs and unbounded memory, which need no sanitizer. An input that
+//! makes a target fail is kept in `target/cube/log/fuzz`.
 
 use std::{
     fs,
@@ -22,44 +23,44 @@ use crate::{
     workspace::Workspace,
 };
 
-/// All targets together.
-const TIME: Duration = Duration::from_secs(60);
-/// For any one input.
+/// Run time of the tier, divided among the targets.
+const TIER_TIME: Duration = Duration::from_secs(60);
+/// An input that takes longer counts as a hang.
 const HANG_SECONDS: u32 = 10;
-/// Megabytes that a target may use.
+/// Memory limit of a target.
 const MEMORY_MB: u32 = 1024;
-/// All seeds together, in bytes.
+/// Limit for the sum of all committed seeds, in bytes.
 const SEEDS_MAX: u64 = 1 << 20;
-/// libFuzzer is C++, and compiled by its crate.
+/// The crate libfuzzer-sys compiles libFuzzer, which is C++.
 const COMPILER: &str = "g++";
-/// Coverage counters and comparisons for libFuzzer.
+/// The coverage instrumentation that libFuzzer needs.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares \
     -Cdebug-assertions=on -Coverflow-checks=on -Ccodegen-units=1";
-/// Flags do not reach build scripts when a target is named.
+/// The target is named explicitly because RUSTFLAGS then do not apply to build scripts.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-/// What a long run shall do.
+/// Options of `cargo xtask fuzz`.
 #[derive(Debug)]
 pub(crate) struct LongRun {
-    /// One target instead of all.
+    /// `None`: all targets.
     pub(crate) target: Option<String>,
-    /// For each target.
+    /// Run time of each target.
     pub(crate) minutes: u64,
-    /// Whether inputs that reach new code become seeds.
+    /// Whether inputs that reach new code are added to the seeds.
     pub(crate) keep: bool,
 }
 
-/// Runs the tier.
+/// Runs the tier `fuzz`.
 pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<Outcome> {
     let targets = prepare(workspace, progress)?;
-    let share = TIME / u32::try_from(targets.len()).unwrap_or(1).max(1);
+    let share = TIER_TIME / u32::try_from(targets.len()).unwrap_or(1).max(1);
     let mut counts = Counts::default();
     for target in targets {
-        // Its inputs grow in a directory of their own; they are not kept.
+        // The corpus of this run is discarded.
         let corpus = tempfile::tempdir()?;
         match target.run(corpus.path(), share, progress) {
             Ok(()) => counts.passed += 1,
@@ -75,16 +76,19 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<Outcome> 
     })
 }
 
-/// Runs targets for minutes, on corpora that grow from run to run in `target/cube/fuzz`, and writes down how long. A
-/// target that fails does not keep the others from running.
+/// Runs targets for minutes on the corpora in `target/cube/fuzz`, which grow from run to run, and adds a line for each
+/// to `dev/fuzz/HOURS.md`. Continues with the next target after one has failed.
 ///
 /// # Errors
-/// There is no such target, or one has failed.
+/// The target named does not exist, a target has failed, or the seeds exceed their limit.
 pub(crate) fn run_long(workspace: &Workspace, plan: &LongRun, progress: Progress) -> Result<()> {
     let mut targets = prepare(workspace, progress)?;
     if let Some(only) = &plan.target {
         targets.retain(|target| target.name == *only);
-        ensure!(!targets.is_empty(), "there is no fuzz target {only}");
+        ensure!(
+            !targets.is_empty(),
+            "no fuzz target is called {only}: dev/fuzz/Cargo.toml lists all of them"
+        );
     }
     let time = Duration::from_secs(plan.minutes.saturating_mul(60));
     let mut failed = Vec::new();
@@ -93,7 +97,7 @@ pub(crate) fn run_long(workspace: &Workspace, plan: &LongRun, progress: Progress
         fs::create_dir_all(&corpus)?;
         let outcome = target.run(&corpus, time, progress);
         let found = if outcome.is_ok() { "none" } else { "see log" };
-        write_down(workspace, target, plan.minutes, found)?;
+        append_to_hours(workspace, target, plan.minutes, found)?;
         match outcome {
             Err(error) => failed.push(format!("{}: {error:#}", target.name)),
             Ok(()) if plan.keep => target.keep(&corpus, progress)?,
@@ -104,13 +108,18 @@ pub(crate) fn run_long(workspace: &Workspace, plan: &LongRun, progress: Progress
     let size = size_of(&workspace.root().join("dev/fuzz/seeds"))?;
     ensure!(
         size <= SEEDS_MAX,
-        "{size} bytes of seeds, more than {SEEDS_MAX}"
+        "the seeds in dev/fuzz/seeds have {size} bytes: the limit is {SEEDS_MAX}"
     );
     Ok(())
 }
 
-/// A line of the table of hours.
-fn write_down(workspace: &Workspace, target: &Target, minutes: u64, found: &str) -> Result<()> {
+/// Appends a line to the table in `dev/fuzz/HOURS.md`.
+fn append_to_hours(
+    workspace: &Workspace,
+    target: &Target,
+    minutes: u64,
+    found: &str,
+) -> Result<()> {
     let path = workspace.root().join("dev/fuzz/HOURS.md");
     let commit = tool::output(
         Command::new("git")
@@ -134,7 +143,7 @@ fn write_down(workspace: &Workspace, target: &Target, minutes: u64, found: &str)
     Ok(())
 }
 
-/// How many inputs a target tried, by the last statistics in its output.
+/// The number of inputs that a target executed, from the last statistics in its output.
 fn executions(log: &str) -> Option<u64> {
     let mut lines = log.lines().rev();
     let number = lines.find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))?;
@@ -155,13 +164,13 @@ fn size_of(dir: &Path) -> Result<u64> {
     Ok(size)
 }
 
-/// A target that is built.
+/// A fuzz target whose program is built.
 #[derive(Debug)]
 struct Target {
     name: String,
     program: PathBuf,
     seeds: PathBuf,
-    /// Where it leaves inputs that fail.
+    /// Directory for inputs that make the target fail.
     findings: PathBuf,
     log: PathBuf,
 }
@@ -183,7 +192,7 @@ impl Target {
         progress.stage(&stage, || tool::run(command.arg(&self.seeds), &self.log))
     }
 
-    /// Adds those inputs of a corpus to the seeds that reach code which no seed reaches.
+    /// Adds inputs of the corpus to the seeds if they reach code that no seed reaches.
     fn keep(&self, corpus: &Path, progress: Progress) -> Result<()> {
         let mut command = self.command(&self.seeds);
         command.args(["-merge=1", "-use_counters=0"]).arg(corpus);
@@ -204,7 +213,7 @@ impl Target {
     }
 }
 
-/// Builds all targets. One without a seed is none.
+/// Builds all targets that have seeds.
 fn prepare(workspace: &Workspace, progress: Progress) -> Result<Vec<Target>> {
     let logs = workspace.artifacts().join("log");
     let findings = logs.join("fuzz");
@@ -227,7 +236,7 @@ fn prepare(workspace: &Workspace, progress: Progress) -> Result<Vec<Target>> {
     Ok(targets.collect())
 }
 
-/// Names of the targets with their seeds: a target without a seed is not run.
+/// Names and seed directories of the targets, in the order of their names.
 fn seeds(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
     let dir = workspace.root().join("dev/fuzz/seeds");
     let mut found = Vec::new();
@@ -242,9 +251,9 @@ fn seeds(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
-/// Builds all targets; the directory of the binaries.
+/// Builds all targets and returns the directory of the binaries.
 fn build(workspace: &Workspace, log: &Path) -> Result<PathBuf> {
-    // Beside the other outputs: the flags differ, so nothing could be shared.
+    // A separate target directory: with other flags nothing can be shared with the main build.
     let dir = workspace.target()?.join("fuzz");
     let mut cargo = workspace.cargo();
     cargo
@@ -271,14 +280,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kept_seeds_are_small() {
+    fn the_committed_seeds_are_within_their_size_limit() {
         let workspace = Workspace::locate().unwrap();
         let size = size_of(&workspace.root().join("dev/fuzz/seeds")).unwrap();
         assert!(size <= SEEDS_MAX, "{size} bytes");
     }
 
     #[test]
-    fn every_target_has_seeds_and_every_seed_a_target() {
+    fn every_target_has_a_directory_of_seeds_and_vice_versa() {
         let workspace = Workspace::locate().unwrap();
         let manifest = fs::read_to_string(workspace.root().join("dev/fuzz/Cargo.toml")).unwrap();
         let manifest: toml::Value = toml::from_str(&manifest).unwrap();
@@ -294,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_are_read() {
+    fn executions_are_read_from_the_statistics() {
         let log = "#1 INITED\nstat::number_of_executed_units: 12\nstat::peak_rss_mb: 3\n";
         assert_eq!(executions(log), Some(12));
         assert_eq!(executions("killed"), None);

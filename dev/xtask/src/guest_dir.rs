@@ -1,7 +1,7 @@
-//! `target/cube/guest`: what the VMM boots from, under names that others rely on.
+//! `target/cube/guest`: the files that the VMM boots from, under stable names.
 //!
-//! The files are hard links to what the stages made, each put in place by one rename. `manifest.json`
-//! says where all of it came from.
+//! The files are hard links to the outputs of the stages, each put in place by one rename. `manifest.json` lists their
+//! checksums and the Debian packages that they were built from.
 
 use std::{
     collections::BTreeMap,
@@ -23,14 +23,14 @@ use crate::{
 };
 
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// Format of the manifest.
+/// Version of the manifest's format.
 const FORMAT: u32 = 1;
 
 #[derive(Debug, Serialize)]
 struct Manifest {
     format: u32,
     built_at_unix_s: u64,
-    /// What `uname -r` says in a guest.
+    /// The output of `uname -r` in a guest.
     kernel_release: String,
     kernel_packages: Vec<Package>,
     root_packages: Vec<Package>,
@@ -40,29 +40,31 @@ struct Manifest {
 #[derive(Debug, Serialize)]
 struct ArtifactSum {
     bytes: u64,
-    /// SHA-256 of the content; of a sparse file it is taken over length, places and contents of the blocks
-    /// that are not zero, and `sparse` is true.
+    /// SHA-256 of the content. If `sparse` is true: SHA-256 over the length of the file and the offsets and contents of
+    /// its blocks that are not zero.
     sha256: String,
     sparse: bool,
 }
 
-/// Puts a built file at its name in `guest/`.
+/// Links a built file into `target/cube/guest`, under its own name.
 pub(crate) fn publish(workspace: &Workspace, file: &Path) -> Result<()> {
     let dir = workspace.guest();
     fs::create_dir_all(&dir)?;
-    let name = file.file_name().context("a built thing without name")?;
+    let name = file
+        .file_name()
+        .with_context(|| format!("{} has no file name", file.display()))?;
     let to = dir.join(name);
     let inode = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
     if inode(file).is_some() && inode(file) == inode(&to) {
         return Ok(());
     }
     let new = workspace.artifacts().join("tmp").join(name);
-    let failed = || format!("cannot put {} in place", to.display());
+    let failed = || format!("cannot link {} to {}", file.display(), to.display());
     fs::hard_link(file, &new).with_context(failed)?;
     fs::rename(&new, &to).with_context(failed)
 }
 
-/// Writes the manifest of everything published.
+/// Writes the manifest of all published files.
 pub(crate) fn write_manifest(
     store: &Store,
     workspace: &Workspace,

@@ -1,4 +1,5 @@
-//! The guest module that announces virtio-mmio devices, built against the headers of the guest's kernel.
+//! The guest kernel module that registers the VMM's virtio-mmio devices. It is built against the headers of the guest's
+//! kernel.
 
 use std::{
     fs,
@@ -17,7 +18,7 @@ use crate::{
 
 const FILE: &str = "cube_mmio.ko";
 
-/// Builds the module and returns its file.
+/// Builds the module and returns its path.
 pub(crate) fn build(store: &Store, workspace: &Workspace, kernel: &Kernel) -> Result<PathBuf> {
     let source = workspace.recipe("guest-module");
     let recipe = Recipe::new("guest-module")

@@ -1,53 +1,55 @@
-//! What a host must have before anything is changed on it. Every refusal names its cure and ends the
-//! program with exit code 6.
+//! Requirements on the host, checked before anything on it is changed. A host that does not meet them is refused with
+//! exit code 6 and a message that says how to fix it.
 
 use std::{fs, io, path::Path};
 
 use anyhow::{Context, Result};
 use model::Bytes;
 
-/// Room that a build from nothing takes, cargo's outputs included.
-const ROOM_TO_BUILD: Bytes = Bytes::mib(4096);
+/// Disk space that a build from scratch takes, cargo's outputs included.
+const BUILD_SPACE: Bytes = Bytes::mib(4096);
 
-/// Why this host will not do.
+/// A requirement that this host does not meet.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unsuitable {
     #[error(
-        "this is not Debian (ID={0:?} in /etc/os-release): the kernel and the images come from \
-         Debian's archive through apt; run it on Debian 12 or newer"
+        "this host is not Debian (ID={0:?} in /etc/os-release): the guest kernel and the images are built from \
+         Debian's archive through apt; run this command on Debian 12 or newer"
     )]
     NotDebian(String),
-    #[error("this host's processor is {0}: guests are x86-64 machines; run it on an x86-64 host")]
+    #[error(
+        "the CPU architecture is {0}: guests are x86-64 machines; run this command on an x86-64 host"
+    )]
     Architecture(&'static str),
     #[error(
-        "not root: installing packages, building images and opening /dev/kvm need it; \
+        "not running as root: installing packages, building images and opening /dev/kvm need root; \
          run the same command as root (sudo -E env \"PATH=$PATH\" cargo xtask …)"
     )]
     NotRoot,
     #[error(
-        "no /dev/kvm: virtual machines need KVM; load it (modprobe kvm_intel or kvm_amd), enable \
-         virtualization in the firmware, or hand the device to this container (--device /dev/kvm). \
-         Tests that need none: cargo xtask test --tier unit"
+        "/dev/kvm not found: virtual machines need KVM; load the module (modprobe kvm_intel or kvm_amd), enable \
+         virtualization in the firmware, or pass the device to this container (--device /dev/kvm). \
+         Tests that run without KVM: cargo xtask test --tier unit"
     )]
     NoKvm,
     #[error(
-        "/dev/kvm cannot be opened: let this user read and write it (root, or the group kvm), and in \
-         a container allow the device. Tests that need none: cargo xtask test --tier unit"
+        "cannot open /dev/kvm: run as root or as a member of the group kvm, and allow the device in a container's \
+         cgroup. Tests that run without KVM: cargo xtask test --tier unit"
     )]
     KvmClosed(#[source] io::Error),
     #[error(
-        "too little disk: {free} are free at {at}, {ROOM_TO_BUILD} are needed; free some room or \
+        "not enough disk space at {at}: {free} free, {BUILD_SPACE} needed; free some space or \
          clone the repository onto a larger disk"
     )]
     Disk { free: String, at: String },
     #[error(
-        "the package archive {uri} cannot be reached, and {what} must come from it; check the network, \
-         apt's sources and its proxy settings, until `apt-get update` works"
+        "cannot reach the package archive {uri} to fetch {what}: check the network, apt's sources and its proxy \
+         settings until `apt-get update` works"
     )]
     Archive { uri: String, what: String },
 }
 
-/// Root, Debian, x86-64.
+/// Checks that the host runs Debian on x86-64 and that this process is root.
 pub(crate) fn check_system() -> Result<()> {
     if std::env::consts::ARCH != "x86_64" {
         return Err(Unsuitable::Architecture(std::env::consts::ARCH).into());
@@ -62,7 +64,7 @@ pub(crate) fn check_system() -> Result<()> {
     Ok(())
 }
 
-/// /dev/kvm opens.
+/// Checks that /dev/kvm can be opened.
 pub(crate) fn check_kvm() -> Result<(), Unsuitable> {
     let kvm = fs::OpenOptions::new()
         .read(true)
@@ -75,13 +77,13 @@ pub(crate) fn check_kvm() -> Result<(), Unsuitable> {
     }
 }
 
-/// Room below `dir`, which need not exist yet.
+/// Checks the free disk space for `dir`, which need not exist yet.
 pub(crate) fn check_disk(dir: &Path) -> Result<()> {
     let at = dir.ancestors().find(|d| d.exists()).unwrap_or(dir);
     let stat = nix::sys::statvfs::statvfs(at)
-        .with_context(|| format!("cannot tell the free room at {}", at.display()))?;
+        .with_context(|| format!("cannot read the free disk space at {}", at.display()))?;
     let free = stat.blocks_available().saturating_mul(stat.fragment_size());
-    if free < ROOM_TO_BUILD.0 {
+    if free < BUILD_SPACE.0 {
         return Err(Unsuitable::Disk {
             free: format!("{} MiB", free >> 20),
             at: at.display().to_string(),
@@ -91,7 +93,7 @@ pub(crate) fn check_disk(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The release's name, for example "bookworm".
+/// The code name of the Debian release, for example "bookworm".
 pub(crate) fn codename() -> Result<String> {
     os_release("VERSION_CODENAME").context("/etc/os-release has no VERSION_CODENAME")
 }
@@ -110,7 +112,7 @@ fn field(text: &str, key: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn os_release_is_read() {
+    fn os_release_fields_are_parsed() {
         let text = "PRETTY_NAME=\"Debian\"\nID_LIKE=x\nID=debian\nVERSION_CODENAME=\"bookworm\"\n";
         assert_eq!(super::field(text, "ID").as_deref(), Some("debian"));
         let codename = super::field(text, "VERSION_CODENAME");

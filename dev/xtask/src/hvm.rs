@@ -1,9 +1,9 @@
-//! The tier `hvm`: our release binaries through the steps of `hvm-steps`, on this host if its KVM is of that
-//! kind, otherwise on an AMD machine that QEMU emulates, SVM included.
+//! The tier `hvm`: runs `hvm-steps` with the release binaries. The steps run on this host if its KVM uses VMX or SVM,
+//! otherwise on an AMD machine with SVM that QEMU emulates.
 //!
 //! ```text
 //! QEMU (TCG) ─► Debian's cloud kernel ─► /init = hvm-steps ─► cube-vmm ─► the same kernel, in a VM
-//!   initramfs: init, cube-vmm, modules      disk: vmlinux, initramfs, root image, layer
+//!   initramfs: init, cube-vmm, cube-bench, modules      disk: vmlinux, initramfs, root image, layer
 //! ```
 
 use std::{
@@ -35,12 +35,12 @@ use crate::{
 
 const EMULATOR: &str = "qemu-system-x86_64";
 const PACKAGE: &str = "qemu-system-x86";
-/// Longer than any run of either machine that is still at work: three or four minutes on two cores.
-const PATIENCE: Duration = Duration::from_secs(480);
-/// QEMU before this one lets a guest of the emulated machine set XCR0 behind KVM's back; the guest then
-/// finds its XSAVE state inconsistent.
+/// Deadline of one run. A run takes three or four minutes on two cores.
+const RUN_TIMEOUT: Duration = Duration::from_secs(480);
+/// The first major version of QEMU that emulates XSAVE correctly under SVM. With an older one, a guest of the emulated
+/// machine sets XCR0 without an intercept that KVM sees, and then finds its XSAVE state inconsistent.
 const XSAVE_SINCE: u32 = 10;
-/// Modules that the emulated host needs, in the order wanted.
+/// Modules that the emulated host loads, in load order.
 const MODULES: [&str; 6] = [
     "irqbypass",
     "kvm-amd",
@@ -52,23 +52,23 @@ const MODULES: [&str; 6] = [
 const PASSED: &str = "hvm-steps: passed";
 const FAILED: &str = "hvm-steps: failed";
 
-/// What is run there.
+/// The part of `hvm-steps` to run.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// The tier.
+    /// All steps: the tier.
     Steps,
-    /// The confinement prover with these cases and classes; none: all.
+    /// The confinement prover, with these cases and classes. Empty: all cases.
     Prover(Vec<String>),
 }
 
-/// Runs the tier or the prover, on this host if it can.
+/// Runs the steps or the prover, on this host if its platform is `hvm`, otherwise on the emulated machine.
 pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Result<Outcome> {
     prepare::images(workspace, progress, Freshness::Keep)?;
     let log = workspace.artifacts().join("log/hvm.log");
     fs::write(&log, "")?;
     let binaries = binaries::build_static(workspace, progress, &log)?;
-    if this_host_is_hvm(&binaries.vmm) {
-        progress.say("tier hvm runs on this host's own KVM");
+    if host_platform_is_hvm(&binaries.vmm) {
+        progress.line("tier hvm: running on the KVM of this host");
         let mut command = Command::new(&binaries.steps);
         command.arg("--vmm").arg(&binaries.vmm);
         command.arg("--bench").arg(&binaries.bench);
@@ -79,9 +79,9 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
         return watch(command, &log);
     }
     let machine = Emulated::prepare(workspace, progress, &binaries, &log)?;
-    progress.say(&format!(
-        "tier hvm runs on an emulated machine, for {} s at most; its console is {}",
-        PATIENCE.as_secs(),
+    progress.line(&format!(
+        "tier hvm: running on an emulated machine, for at most {} s; its console output goes to {}",
+        RUN_TIMEOUT.as_secs(),
         log.display()
     ));
     let words = match work {
@@ -92,8 +92,8 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
     if !outcome.success || matches!(work, Work::Prover(_)) {
         return Ok(outcome);
     }
-    progress.say(&format!(
-        "and on one whose CPU lacks {}",
+    progress.line(&format!(
+        "tier hvm: running on a second emulated machine, without the CPU features {}",
         LACKING.join(", ")
     ));
     let log = log.with_file_name("hvm-lesser.log");
@@ -102,24 +102,26 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Res
     Ok(outcome.and(lesser))
 }
 
-fn this_host_is_hvm(vmm: &Path) -> bool {
+fn host_platform_is_hvm(vmm: &Path) -> bool {
     if host::check_kvm().is_err() {
         return false;
     }
-    let said = tool::output(Command::new(vmm).arg("probe")).unwrap_or_default();
-    let said: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
-    said["platform"] == "hvm"
+    let output = tool::output(Command::new(vmm).arg("probe")).unwrap_or_default();
+    let probe: serde_json::Value = serde_json::from_str(&output).unwrap_or_default();
+    probe["platform"] == "hvm"
 }
 
-/// Features that the second machine lacks, as QEMU and the VMM both name them. QEMU emulates them and KVM
-/// offers them to guests.
+/// CPU features that the second machine lacks. QEMU and the VMM use the same names; the first machine has these
+/// features, and its KVM offers them to guests.
 const LACKING: [&str; 2] = ["aes", "bmi2"];
 
-/// What an emulated machine starts from.
+/// The files and the CPU model of an emulated machine.
 struct Emulated {
     kernel: PathBuf,
     initramfs: PathBuf,
+    /// Guest files, read by the emulated host.
     disk: PathBuf,
+    /// A disk that the first machine writes and the second one reads.
     kept: PathBuf,
     cpu: &'static str,
 }
@@ -155,7 +157,8 @@ impl Emulated {
         })
     }
 
-    /// The emulator, ready to start, with a CPU that lacks some features, and words for its init.
+    /// The QEMU command line. `lacking` is removed from the CPU model; `words` is appended to the kernel command line,
+    /// where `hvm-steps` reads its options.
     fn command(&self, lacking: &[&str], words: &str) -> Command {
         let without: String = lacking.iter().map(|name| format!(",-{name}")).collect();
         let drive = |file: &Path, snapshot| {
@@ -180,18 +183,17 @@ impl Emulated {
     }
 }
 
-/// The emulator's major version.
+/// The major version of QEMU.
 fn version() -> Result<u32> {
-    let said = tool::output(Command::new(EMULATOR).arg("--version"))?;
-    let (_, rest) = said
-        .split_once("version ")
-        .context("QEMU tells no version")?;
-    let major = rest.split('.').next().unwrap_or_default();
+    let output = tool::output(Command::new(EMULATOR).arg("--version"))?;
+    let number = output.split_once("version ").map(|(_, rest)| rest);
+    let major = number.and_then(|number| number.split('.').next());
     major
-        .parse()
-        .with_context(|| format!("version of {said:?}"))
+        .and_then(|major| major.parse().ok())
+        .with_context(|| format!("`{EMULATOR} --version` printed no version number: {output:?}"))
 }
 
+/// The initramfs of the emulated host.
 fn archive_of(kernel: &Kernel, binaries: &StaticBinaries) -> Result<Vec<u8>> {
     let modules = kernel.modules()?;
     let order = modules.load_order(&MODULES.map(str::to_owned))?;
@@ -211,7 +213,7 @@ fn archive_of(kernel: &Kernel, binaries: &StaticBinaries) -> Result<Vec<u8>> {
 
 const DISK: &str = "disk.ext4";
 
-/// What the guests of the emulated host boot from.
+/// The disk with the files that guests of the emulated host boot from.
 fn disk(store: &Store, workspace: &Workspace) -> Result<Built> {
     let guest = workspace.guest();
     let recipe = Recipe::new("hvm-disk")
@@ -238,18 +240,18 @@ fn disk(store: &Store, workspace: &Workspace) -> Result<Built> {
     })
 }
 
-/// Ends the process when dropped.
+/// A child process that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only when it is gone already.
+        // Both calls fail only if the process has already exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Shows the steps as they pass, keeps everything in the log, and counts.
+/// Runs the steps: prints their result lines as they come, counts them, and writes the whole output to `log`.
 fn watch(mut command: Command, log: &Path) -> Result<Outcome> {
     let (reader, writer) = std::io::pipe()?;
     command
@@ -257,7 +259,7 @@ fn watch(mut command: Command, log: &Path) -> Result<Outcome> {
         .stdout(writer.try_clone()?)
         .stderr(writer);
     let mut running = Running(command.spawn().context("cannot start the steps")?);
-    // The writing ends live on in the command; without them the reader sees the end.
+    // `command` still holds the write ends of the pipe: drop it, or the reader never sees end-of-file.
     drop(command);
     let (to, lines) = mpsc::channel();
     thread::spawn(move || {
@@ -265,7 +267,7 @@ fn watch(mut command: Command, log: &Path) -> Result<Outcome> {
             let _ = to.send(String::from_utf8_lossy(&line).trim_end().to_owned());
         }
     });
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + RUN_TIMEOUT;
     let mut counts = Counts::default();
     let mut text = String::new();
     loop {
@@ -279,17 +281,19 @@ fn watch(mut command: Command, log: &Path) -> Result<Outcome> {
             Err(RecvTimeoutError::Timeout) => {
                 fs::write(log, &text)?;
                 let end = tool::last_lines(log);
-                bail!("the steps hang: not done within {PATIENCE:?}; the console's end:\n{end}");
+                bail!(
+                    "the steps did not finish within {RUN_TIMEOUT:?}; last lines of the console:\n{end}"
+                );
             }
         }
     }
     fs::write(log, &text)?;
     let status = running.0.wait()?;
-    let said_so = text.contains(PASSED) || (status.success() && !text.contains(EMULATED_MARK));
-    let success = said_so && counts.failed == 0 && counts.passed > 0;
+    let completed = text.contains(PASSED) || (status.success() && !text.contains(EMULATED_MARK));
+    let success = completed && counts.failed == 0 && counts.passed > 0;
     ensure!(
         success || counts.failed > 0,
-        "the steps ended early ({status}); the console's end:\n{}",
+        "the steps ended early ({status}); last lines of the console:\n{}",
         tool::last_lines(log)
     );
     if !success {
@@ -298,9 +302,11 @@ fn watch(mut command: Command, log: &Path) -> Result<Outcome> {
     Ok(Outcome { success, counts })
 }
 
-/// Only an emulated host says this; there the emulator's exit status says nothing.
+/// Printed by `hvm-steps` as PID 1 of an emulated host. The exit status is then that of QEMU, which does not depend on
+/// the result of the steps.
 const EMULATED_MARK: &str = "prepared in ";
 
+/// Prints and counts the result line of a step.
 fn note(line: &str, counts: &mut Counts) {
     if !line.starts_with("step ") && !line.starts_with("all steps") && !line.starts_with(FAILED) {
         return;
@@ -318,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_counted() {
+    fn passed_and_failed_steps_are_counted() {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut command = Command::new("sh");
         command.args([
@@ -332,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn an_emulated_host_that_dies_is_no_success() {
+    fn an_emulated_host_that_stops_early_is_an_error() {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo 'prepared in 1 s'; echo 'step probe passed 1 s'"]);

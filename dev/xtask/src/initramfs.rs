@@ -1,4 +1,4 @@
-//! The initramfs: the agent as /init and the modules that it loads before it can mount the root.
+//! The initramfs: the guest agent as /init, and the kernel modules that it loads before it mounts the root.
 //!
 //! ```text
 //! init                the static guest agent, PID 1
@@ -6,7 +6,7 @@
 //! modules/*.ko
 //! dev proc sys run newroot
 //! ```
-//! Parameters of a module stand on the kernel's command line as NAME.param=value, as modprobe reads them.
+//! Module parameters are on the kernel's command line as NAME.param=value, the form that modprobe reads.
 
 use std::{fs, path::Path};
 
@@ -56,7 +56,7 @@ fn archive(agent: &Path, modules: &[&Path]) -> Result<Vec<u8>> {
     archive.finish()
 }
 
-/// Adds modules with the file that says in which order to load them.
+/// Adds kernel modules, and the file `modules/order` with their load order.
 pub(crate) fn add_modules(archive: &mut Archive, modules: &[&Path]) -> Result<()> {
     let mut order = String::new();
     for file in modules {
@@ -70,12 +70,12 @@ pub(crate) fn add_modules(archive: &mut Archive, modules: &[&Path]) -> Result<()
     archive.file("modules/order", 0o644, order.as_bytes())
 }
 
-/// A module's file name once unpacked.
+/// A module's file name without the ending of its compression.
 fn plain_name(file: &Path) -> Result<String> {
     let name = file.file_name().and_then(|name| name.to_str());
     let (stem, _) = name
         .and_then(|name| name.split_once('.'))
-        .with_context(|| format!("{} is no module", file.display()))?;
+        .with_context(|| format!("{} is not a kernel module", file.display()))?;
     Ok(format!("{stem}.ko"))
 }
 
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_file_names_the_modules_as_they_lie_there() {
+    fn the_order_file_lists_the_file_names_of_the_modules() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str| {
             let path = dir.path().join(name);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_module_loses_its_ending() {
+    fn a_compressed_module_is_stored_as_ko() {
         assert_eq!(plain_name(Path::new("/a/ext4.ko.xz")).unwrap(), "ext4.ko");
         assert!(plain_name(Path::new("/a/modules")).is_err());
     }

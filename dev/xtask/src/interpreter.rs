@@ -1,11 +1,12 @@
-//! The template `code-interpreter-v1`: a guest in which the interpreter's server runs and its hosts have
-//! already done what users do first.
+//! The template `code-interpreter-v1`: a guest in which the interpreter's server runs and whose language hosts are warm,
+//! that is, have already executed typical first cells.
 //!
 //! ```text
 //! wheels ─► root image (base's packages and more) ──┐
 //! server, hosts, their generator ────────────────────┴─► boot → install → start → warm up → snapshot
 //! ```
-//! Server and hosts go into the template's layer, not into the image: they change often, the image is large.
+//! Server and hosts are installed into the template's writable layer, not into the root image: they change often, and
+//! the image is large.
 
 mod cells;
 mod image;
@@ -26,34 +27,35 @@ use crate::{
     kernel::Kernel,
     root_image::RootRecipe,
     stage::{Built, Recipe, Store},
-    template::{self, Maker},
+    template::{self, TemplateBuilder},
     tool,
     workspace::Workspace,
 };
 
 const PLACE: &str = "templates/code-interpreter-v1";
-/// Data frames want room; a page that a clone never touches costs it no more than KVM's ten bytes for each.
+/// Guest memory. Data frames need more than `base` has. A page that a clone never touches costs the host only the ten
+/// bytes that KVM keeps per page.
 const MEMORY: Bytes = Bytes::mib(1024);
-/// Where the server looks for its hosts.
+/// The directory in the guest where the server finds its language hosts.
 const HOSTS: &str = "/usr/local/lib/cube-interpreter";
-/// Port of the interpreter in guests: TCP's for programs there, vsock's for the host.
+/// Port of the interpreter: on TCP for programs in the guest, on vsock for the host.
 const PORT: u16 = 49_999;
-/// The guest compiles the host of Java in a few seconds of CPU, on a host that may be busy.
-const BUILD_PATIENCE: Duration = Duration::from_secs(240);
+/// Deadline for compiling the Java host in the guest. It takes a few seconds of CPU, on a machine that may be busy.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(240);
 const SERVER: &str = "/usr/local/bin/cube-interpreter";
-/// Root's, as in official sandboxes; matplotlib's list of fonts is in the image.
+/// Environment of the server, which runs as root like in E2B's sandboxes. matplotlib's font list is part of the image.
 const ENVIRONMENT: &str = "HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     MPLCONFIGDIR=/usr/local/share/matplotlib";
 
-/// What the template is made of.
+/// The inputs of the template.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
     pub(crate) store: &'a Store,
     pub(crate) workspace: &'a Workspace,
     pub(crate) root: RootRecipe<'a>,
     pub(crate) kernel: Kernel,
-    /// The static server.
+    /// The static binary of the interpreter's server.
     pub(crate) server: PathBuf,
     pub(crate) vmm: PathBuf,
 }
@@ -64,7 +66,7 @@ impl Parts<'_> {
     }
 }
 
-/// Makes the template unless it is fresh.
+/// Builds the template unless it is up to date.
 pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
     let image = image::build(parts)?;
     image::kernel_wheels(parts)?;
@@ -88,28 +90,29 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
             .tempdir()?;
         let random = run.path().join("random.so");
         build_library(&parts.hosts().join("random.c"), &random, log)?;
-        let maker = Maker {
+        let builder = TemplateBuilder {
             vmm: &parts.vmm,
             run: run.path(),
             log,
         };
-        // The VMM makes the directory itself, so that it never writes into one that stands.
+        // A snapshot refuses a directory that exists, so that it never overwrites one.
         fs::remove_dir(out)?;
-        maker
+        builder
             .snapshot(paths, MEMORY, out, |vsock| {
                 install(parts, &random, vsock)?;
                 cells::warm_up(vsock)
             })
-            .with_context(|| maker.failed("cannot make the template", template::BOOT))?;
-        maker
+            .with_context(|| builder.failed("cannot build the template", template::BOOT))?;
+        builder
             .record_working_set(out, cells::first_cell)
-            .with_context(|| maker.failed("the template cannot be restored", template::RESTORE))?;
+            .with_context(|| builder.failed("cannot restore the template", template::RESTORE))?;
         let requests = serde_json::to_vec(&[cells::first()])?;
         Ok(fs::write(out.join(template_file::WARM_UP), requests)?)
     })
 }
 
-/// The library needs no header: it declares the functions that it calls.
+/// Compiles the library that makes OpenSSL's generators read from the kernel. It includes no headers, so gcc without
+/// development packages is enough.
 fn build_library(source: &Path, library: &Path, log: &Path) -> Result<()> {
     let mut cc = Command::new("gcc");
     cc.args(["-shared", "-fPIC", "-O2", "-s", "-o"])
@@ -118,29 +121,36 @@ fn build_library(source: &Path, library: &Path, log: &Path) -> Result<()> {
     tool::run(&mut cc, log)
 }
 
-/// Puts server and hosts into the guest and starts the server.
+/// Copies the server and its language hosts into the guest, compiles the Java host and starts the server.
 fn install(parts: &Parts<'_>, random: &Path, vsock: &Path) -> Result<()> {
     let mut agent = template::connect(vsock)?;
     copy_below(&mut agent, &parts.hosts(), Path::new(HOSTS))?;
     copy(&mut agent, random, &Path::new(HOSTS).join("random.so"))?;
     copy(&mut agent, &parts.server, Path::new(SERVER))?;
     let build = format!("{HOSTS}/java/build.sh");
-    template::run_as_root(&mut agent, &["/bin/sh", &build], BUILD_PATIENCE)?;
+    template::run_as_root(&mut agent, &["/bin/sh", &build], BUILD_TIMEOUT)?;
     let script = format!(
         "chmod 755 {SERVER}; python3 -m compileall -q {HOSTS}; \
          cd /; exec env -i {ENVIRONMENT} setsid -f {SERVER} --supervise --warm --vsock {PORT} </dev/null >/dev/null 2>&1"
     );
-    template::run_as_root(&mut agent, &["/bin/sh", "-ec", &script], template::PATIENCE)
+    template::run_as_root(
+        &mut agent,
+        &["/bin/sh", "-ec", &script],
+        template::ANSWER_TIMEOUT,
+    )
 }
 
 fn copy_below(agent: &mut EnvdClient, from: &Path, to: &Path) -> Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let (path, target) = (entry.path(), to.join(entry.file_name()));
-        if !entry.file_type()?.is_dir() {
-            copy(agent, &path, &target)?;
-        } else if entry.file_name() != "__pycache__" {
+        if entry.file_name() == "__pycache__" {
+            continue;
+        }
+        if entry.file_type()?.is_dir() {
             copy_below(agent, &path, &target)?;
+        } else {
+            copy(agent, &path, &target)?;
         }
     }
     Ok(())
@@ -148,7 +158,9 @@ fn copy_below(agent: &mut EnvdClient, from: &Path, to: &Path) -> Result<()> {
 
 fn copy(agent: &mut EnvdClient, from: &Path, to: &Path) -> Result<()> {
     let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
-    let path = to.to_str().context("a path that is not UTF-8")?;
+    let path = to
+        .to_str()
+        .with_context(|| format!("{} is not UTF-8", to.display()))?;
     agent
         .write_file(path, &bytes, Some("root"))
         .with_context(|| format!("cannot write {path} in the guest"))

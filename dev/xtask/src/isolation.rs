@@ -1,4 +1,4 @@
-//! The provers: the tier `isolation`, each case a test.
+//! The tier `isolation`: runs the isolation prover and the confinement prover. Each of their cases counts as a test.
 
 use std::{path::Path, process::Command};
 
@@ -6,21 +6,21 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::{
-    tiers::{Counts, Outcome, Surroundings},
+    tiers::{Counts, Outcome, TestEnvironment},
     workspace::Workspace,
 };
 
-/// One of the provers of `cube-bench`.
+/// A prover of `cube-bench verify`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Prover {
-    /// Of the network.
+    /// Tries to get around the network isolation from inside sandboxes.
     Isolation,
-    /// Of what code that has taken a VMM over can do.
+    /// Tries to get out of a VMM's confinement, as code that has taken over the VMM.
     Confinement,
 }
 
 impl Prover {
-    /// As `cube-bench verify` calls it, and its reports.
+    /// The name of the subcommand of `cube-bench verify`, which is also the file name of its report.
     fn name(self) -> &'static str {
         match self {
             Self::Isolation => "isolation",
@@ -28,7 +28,7 @@ impl Prover {
         }
     }
 
-    /// `cube-bench verify` on what was prepared, its reports in `results`.
+    /// The command `cube-bench verify` on the build outputs, with its reports in `results`.
     pub(crate) fn command(self, workspace: &Workspace, binaries: &Path, results: &Path) -> Command {
         let mut command = Command::new(binaries.join("cube-bench"));
         command
@@ -40,25 +40,30 @@ impl Prover {
         command
     }
 
-    /// What a run left in `dir`.
+    /// Reads the JSON report that a run wrote to `dir`.
     pub(crate) fn read(self, dir: &Path) -> Result<Proof> {
         let path = dir.join(self.name()).with_extension("json");
-        let text = std::fs::read(&path).with_context(|| format!("no {}", path.display()))?;
+        let text =
+            std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(serde_json::from_slice(&text)?)
     }
 
-    /// Runs its part of the tier.
-    pub(crate) fn run(self, workspace: &Workspace, surroundings: &Surroundings) -> Result<Outcome> {
-        let binaries = surroundings.binaries.as_deref();
-        let binaries = binaries.context("the prover was not prepared")?;
+    /// Runs all cases of this prover.
+    pub(crate) fn run(
+        self,
+        workspace: &Workspace,
+        environment: &TestEnvironment,
+    ) -> Result<Outcome> {
+        let binaries = environment.binaries.as_deref();
+        let binaries = binaries.context("the release binaries were not built")?;
         let results = workspace.artifacts().join("results").join(self.name());
-        // What an earlier run left must not be counted for this one.
+        // Remove the report of an earlier run: it must not be counted if this run writes none.
         let _ = std::fs::remove_dir_all(&results);
         let done = self
             .command(workspace, binaries, &results)
             .output()
             .context("cannot start cube-bench")?;
-        // Standard output is for the summary of all tiers.
+        // Standard output is reserved for the summary of all tiers.
         eprint!("{}", String::from_utf8_lossy(&done.stdout));
         eprint!("{}", String::from_utf8_lossy(&done.stderr));
         Ok(Outcome {
@@ -68,20 +73,20 @@ impl Prover {
     }
 }
 
-/// What of a prover's JSON is counted.
+/// A prover's report, as far as it is used here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Proof {
-    pub(crate) cases: Vec<Judged>,
+    pub(crate) cases: Vec<CaseResult>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Judged {
+pub(crate) struct CaseResult {
     pub(crate) case: String,
     pub(crate) class: String,
     pub(crate) verdict: String,
 }
 
-/// All but a pass is a failure.
+/// Counts every verdict other than "pass" as failed.
 fn count(proof: &Proof) -> Counts {
     let mut counts = Counts::default();
     for case in &proof.cases {
@@ -98,9 +103,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_but_a_pass_is_a_failure() {
+    fn every_verdict_other_than_pass_counts_as_failed() {
         let verdicts = ["pass", "breach", "unproven", "not_tried", "pass"];
-        let cases = verdicts.map(|verdict| Judged {
+        let cases = verdicts.map(|verdict| CaseResult {
             case: String::new(),
             class: String::new(),
             verdict: verdict.to_owned(),

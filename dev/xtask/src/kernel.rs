@@ -1,5 +1,5 @@
-//! The guest kernel: Debian's unmodified cloud kernel, its modules, and the headers that the guest module
-//! is built against. Packages are unpacked, not installed: the host keeps its own kernel.
+//! The guest kernel: Debian's unmodified cloud kernel, its modules, and the headers against which the guest module is
+//! built. The packages are unpacked, not installed: the host's own kernel does not change.
 
 use std::{
     fs,
@@ -24,12 +24,12 @@ const PLACE: &str = "stages/kernel";
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub(crate) built: Built,
-    /// What `uname -r` will say.
+    /// The output of `uname -r` in a guest.
     pub(crate) release: String,
 }
 
-/// The newest kernel is looked up when this stage is built, not in every run: a kernel stays until
-/// `--refresh` asks for a new one.
+/// The inputs of the stage. The version of the kernel is not among them: the newest version is looked up only when the
+/// stage is built, so the kernel stays the same until `--refresh`.
 pub(crate) fn recipe(codename: &str) -> Recipe {
     Recipe::new("kernel")
         .text("form", "1")
@@ -70,7 +70,7 @@ impl Kernel {
         Modules::load(&self.modules_dir())
     }
 
-    /// The directory to hand to `make -C`.
+    /// The directory for `make -C`.
     pub(crate) fn headers(&self) -> PathBuf {
         let name = format!("linux-headers-{}", self.release);
         self.built.dir.join("usr/src").join(name)
@@ -108,13 +108,13 @@ struct PackagePlan {
     packages: Vec<(String, String)>,
 }
 
-/// The image that the metapackage stands for, and the headers of the same version.
+/// The kernel image that the metapackage depends on, and the headers of the same version.
 fn plan_packages() -> Result<PackagePlan> {
     let (_, depends) = archive::candidate(METAPACKAGE)?;
     let release = depends
         .iter()
         .find_map(|name| name.strip_prefix("linux-image-"))
-        .with_context(|| format!("{METAPACKAGE} depends on no kernel image"))?
+        .with_context(|| format!("{METAPACKAGE} does not depend on a kernel image"))?
         .to_owned();
     let image = format!("linux-image-{release}");
     let headers = format!("linux-headers-{release}");
@@ -122,8 +122,8 @@ fn plan_packages() -> Result<PackagePlan> {
     let (headers_version, depends) = archive::candidate(&headers)?;
     if headers_version != version {
         bail!(
-            "{headers} is of version {headers_version}, but {image} of {version}: the guest module \
-             would not load; wait until the archive has both, or run `apt-get update`"
+            "{headers} has version {headers_version}, but {image} has version {version}: the guest module would not \
+             load; run `apt-get update`, or wait until the archive has both in the same version"
         );
     }
     let mut packages = vec![(image, version.clone()), (headers, version)];
@@ -136,7 +136,8 @@ fn plan_packages() -> Result<PackagePlan> {
     Ok(PackagePlan { release, packages })
 }
 
-/// The headers' Makefile includes the common one by its installed path; here it lies beside.
+/// Changes the headers' Makefile, which includes the common Makefile by its installed path, to include it by a relative
+/// path.
 fn include_beside(out: &Path, release: &str) -> Result<()> {
     let makefile = out
         .join("usr/src")

@@ -1,8 +1,9 @@
-//! The empty writable layer that a VM lays over its root: a sparse ext4 that a clone copies by reference.
+//! The empty writable layer that a VM mounts over its root image: a sparse ext4 file system. A clone reads this file and
+//! writes to a private one.
 //!
-//! Everything is chosen so that a clone touches few blocks, and so few pages: no journal (the layer does
-//! not outlive its VM), all metadata together at the front, tables marked as initialized so that no kernel
-//! thread of the guest writes them in the background, no blocks kept for root.
+//! The options keep the number of blocks, and so of pages, that a clone touches small: no journal (the layer does not
+//! outlive its VM), all metadata at the front, inode tables marked as initialized so that no kernel thread of the guest
+//! writes them in the background, no blocks reserved for root.
 
 use std::{fs::File, process::Command};
 
@@ -39,7 +40,7 @@ pub(crate) fn build(store: &Store) -> Result<Built> {
         let file = out.join(FILE);
         File::create(&file)?.set_len(BYTES)?;
         let mut mkfs = Command::new("mkfs.ext4");
-        // A fixed time and seed, so that every host makes the same layer.
+        // A fixed time and hash seed make the layer identical on every host.
         mkfs.env("E2FSPROGS_FAKE_TIME", "1704067200")
             .args(["-q", "-F", "-U", UUID])
             .args(OPTIONS)

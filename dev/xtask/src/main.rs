@@ -1,8 +1,7 @@
-//! The project's tasks: `cargo xtask bench`, `verify`, `test`, `prepare`, `images`, `sdks`, `hvm`, `soak`, `fuzz`,
-//! `mutate-netisolation`, `mutate-confinement`.
+//! The project's build, test and bench tasks: `cargo xtask --help` lists them.
 //!
-//! Exit codes: 0 done · 1 a bug or a failed test · 2 usage · 6 unsuitable host. `bench` ends with the code
-//! of `cube-bench` once that has been started.
+//! Exit codes: 0 success · 1 bug or failed test · 2 usage · 6 unsuitable host. `bench` and `verify` pass on the exit
+//! code of `cube-bench` once it has started.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -55,7 +54,11 @@ const EXIT_USAGE: u8 = 2;
 const EXIT_UNSUITABLE_HOST: u8 = 6;
 
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask", about = "Tasks of this project", version)]
+#[command(
+    name = "cargo xtask",
+    about = "Build, test and bench tasks of this repository",
+    version
+)]
 struct Cli {
     #[command(subcommand)]
     task: Task,
@@ -63,78 +66,79 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Prepare everything, run a scenario on real VMs and say where its report is.
+    /// Build everything, run a scenario on real VMs and print where its report is.
     Bench {
         /// Scenario file.
         #[arg(default_value = "scenarios/50-concurrent.toml")]
         scenario: PathBuf,
-        /// Further arguments of `cube-bench run`.
+        /// Arguments passed on to `cube-bench run`.
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// Prepare everything and run the official SDKs against a server of its own.
+    /// Build everything, start a server and run the conformance suite of the official SDKs against it.
     Verify {
-        /// Further arguments of `cube-bench verify e2b`.
+        /// Arguments passed on to `cube-bench verify e2b`.
         #[arg(last = true)]
         arguments: Vec<String>,
     },
-    /// Install the official SDKs; then stop.
+    /// Install the official SDKs below target/cube/sdk.
     Sdks,
-    /// Prepare everything, check format and lints, and run the tests.
+    /// Build everything, check format and lints, and run the tests.
     Test {
-        /// Only these tiers; unit needs neither root nor KVM. Otherwise all that this host can run.
+        /// Run only this tier; may be repeated. Default: every tier that this host supports. `unit` needs neither root
+        /// nor KVM.
         #[arg(long = "tier", value_enum)]
         tiers: Vec<Tier>,
     },
-    /// Install packages, build images, binaries and the template; then stop.
+    /// Install missing packages; build the images, the binaries and the template `base`.
     Prepare {
-        /// Fetch kernel and root image anew although nothing in their recipes changed.
+        /// Fetch the kernel and the root image again, even if their recipes have not changed.
         #[arg(long)]
         refresh: bool,
     },
-    /// The part of `prepare` that needs no KVM: kernel, root image, layer, initramfs.
+    /// Build what needs no KVM: kernel, root image, writable layer, initramfs.
     Images {
-        /// As for `prepare`.
+        /// Fetch the kernel and the root image again, even if their recipes have not changed.
         #[arg(long)]
         refresh: bool,
     },
-    /// Prepare everything and a further template.
+    /// Build everything and one of the optional templates.
     Template {
-        /// Which one.
-        name: FurtherTemplate,
+        /// The template to build.
+        name: OptionalTemplate,
     },
-    /// Run the steps of tier hvm and nothing else.
+    /// Run the tier `hvm` without format checks and lints.
     Hvm {
-        /// Instead of the steps, run the confinement prover: all its cases, or those of these names and classes.
+        /// Run the confinement prover instead of the steps: the cases and classes given, or all of them.
         #[arg(long, value_name = "CASE", num_args = 0..)]
         confinement: Option<Vec<String>>,
     },
-    /// Run the long tests.
+    /// Run the tests of the tier `soak`, which take hours.
     Soak,
-    /// Run fuzz targets for minutes each, on corpora that grow from run to run in target/cube/fuzz.
+    /// Fuzz for minutes per target; the corpora in target/cube/fuzz are kept and grow from run to run.
     Fuzz {
-        /// For each target.
+        /// Minutes per target.
         #[arg(long, default_value_t = 10)]
         minutes: u64,
-        /// Make seeds of the inputs that reach code which no seed reaches.
+        /// Add the inputs that reach new code to the seeds in dev/fuzz/seeds.
         #[arg(long)]
         keep: bool,
-        /// One target instead of all.
+        /// Fuzz only this target. Default: all targets.
         target: Option<String>,
     },
-    /// Take checks of network isolation out, one at a time, and see whether the prover notices.
+    /// Remove the checks of network isolation one at a time, and report which removals the prover detects.
     MutateNetisolation {
-        /// Only mutations whose names contain this.
+        /// Run only the mutations whose names contain this text.
         only: Option<String>,
     },
-    /// Take the layers of a VMM's confinement away and see what each holds.
+    /// Run the confinement prover without any layer of a VMM's confinement, with each alone, and with all.
     MutateConfinement,
 }
 
-/// Templates that `prepare` leaves out, because they take minutes.
+/// Templates that `prepare` does not build, because each takes minutes.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum FurtherTemplate {
-    /// `code-interpreter-v1`: Python, JavaScript and TypeScript, warm; bash, R and Java on first use.
+enum OptionalTemplate {
+    /// `code-interpreter-v1`: Python, JavaScript and TypeScript are warm; bash, R and Java start on first use.
     CodeInterpreter,
 }
 
@@ -178,26 +182,18 @@ fn run(task: Task) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Task::MutateNetisolation { only } => {
-            let code = if mutate::run(&workspace, only.as_deref(), progress)? {
-                0
-            } else {
-                EXIT_BUG
-            };
-            return Ok(ExitCode::from(code));
+            let all_detected = mutate::run(&workspace, only.as_deref(), progress)?;
+            return Ok(success_or_bug(all_detected));
         }
         Task::MutateConfinement => {
-            let code = if mutate_confinement::run(&workspace, progress)? {
-                0
-            } else {
-                EXIT_BUG
-            };
-            return Ok(ExitCode::from(code));
+            let all_proven = mutate_confinement::run(&workspace, progress)?;
+            return Ok(success_or_bug(all_proven));
         }
         Task::Prepare { refresh } => {
             prepare::all(&workspace, progress, freshness(refresh))?;
         }
         Task::Template {
-            name: FurtherTemplate::CodeInterpreter,
+            name: OptionalTemplate::CodeInterpreter,
         } => {
             prepare::code_interpreter(&workspace, progress)?;
         }
@@ -205,8 +201,19 @@ fn run(task: Task) -> Result<ExitCode> {
             prepare::images(&workspace, progress, freshness(refresh))?;
         }
     }
-    progress.say(&format!("ready in {}", workspace.artifacts().display()));
+    progress.line(&format!(
+        "build outputs are in {}",
+        workspace.artifacts().display()
+    ));
     Ok(ExitCode::SUCCESS)
+}
+
+fn success_or_bug(success: bool) -> ExitCode {
+    if success {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(EXIT_BUG)
+    }
 }
 
 fn freshness(refresh: bool) -> Freshness {
@@ -217,7 +224,7 @@ fn freshness(refresh: bool) -> Freshness {
     }
 }
 
-/// A host that will not do is told from everything else that can go wrong.
+/// An unsuitable host has its own exit code; every other error is [`EXIT_BUG`].
 fn exit_code(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<host::Unsuitable>() {
         Some(_) => ExitCode::from(EXIT_UNSUITABLE_HOST),

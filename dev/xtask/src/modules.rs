@@ -1,5 +1,5 @@
-//! Kernel modules: which exist, what they need, and in which order to load them. Dependencies are those
-//! that each module names itself (`depends=` in .modinfo): the package carries no modules.dep.
+//! Finds the modules of a kernel and computes the order in which to load them. The dependencies come from each module's
+//! own `depends=` field in .modinfo, since Debian's package contains no modules.dep.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,12 +10,12 @@ use std::{
 use anyhow::{Context, Result};
 use object::{Object, ObjectSection};
 
-/// Why an order cannot be found.
+/// The reason why there is no load order.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum ModuleError {
-    #[error("the kernel has no module {name}, wanted by {by}")]
+    #[error("the kernel has no module {name}, required by {by}")]
     Unknown { name: String, by: String },
-    #[error("module {0} needs itself")]
+    #[error("module {0} depends on itself")]
     Cycle(String),
 }
 
@@ -67,9 +67,9 @@ impl Modules {
         Ok(())
     }
 
-    /// The files of the wanted modules and of all they need, each after its dependencies and otherwise in
-    /// the order wanted. What is built into the kernel is left out. A name may end in `*`; such a
-    /// pattern may match nothing.
+    /// The files of the wanted modules and their dependencies: each module after its dependencies, otherwise in the order
+    /// wanted. Modules built into the kernel are left out. A name may end in `*`; a pattern that matches no module is
+    /// not an error.
     pub(crate) fn load_order(&self, wanted: &[String]) -> Result<Vec<&Path>, ModuleError> {
         let mut order = Vec::new();
         for name in wanted.iter().map(|name| plain(name)) {
@@ -113,7 +113,8 @@ impl Modules {
     }
 }
 
-/// The name of a module: its file's stem, with `_` for `-` as the kernel has it. `None` for other files.
+/// The name of a module: the stem of its file name, with `-` replaced by `_` as in the kernel. `None` if the file is not
+/// a module.
 fn name_of(file: &Path) -> Option<String> {
     let (stem, ending) = file.file_name()?.to_str()?.split_once('.')?;
     let is_module = ["ko", "ko.xz", "ko.gz", "ko.zst"].contains(&ending);
@@ -124,7 +125,7 @@ fn plain(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// What a module file says it needs.
+/// The dependencies listed in a module file.
 fn depends(data: &[u8]) -> Result<Vec<String>> {
     let file = object::File::parse(data)?;
     let section = file.section_by_name(".modinfo").context("no .modinfo")?;
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn built_in_modules_are_left_out_and_patterns_match_any_number() {
+    fn built_in_modules_are_left_out_and_patterns_may_match_nothing() {
         let mut m = modules(&[("nft_nat", &["nf_nat"]), ("nf_nat", &[]), ("nft_ct", &[])]);
         m.builtin.insert("ext4".to_owned());
         assert_eq!(order(&m, &["ext4", "xt_*"]).unwrap(), [""; 0]);
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn names_come_from_files() {
+    fn a_module_is_named_after_its_file() {
         let name = |file: &str| name_of(Path::new(file));
         assert_eq!(name("/lib/virtio-rng.ko"), Some("virtio_rng".to_owned()));
         assert_eq!(name("a/ext4.ko.xz"), Some("ext4".to_owned()));
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_module_is_refused() {
+    fn a_file_that_is_not_a_module_is_an_error() {
         for bad in [&b""[..], b"\x7fELF", b"text"] {
             assert!(depends(bad).is_err());
         }

@@ -1,4 +1,4 @@
-//! Mounts that a killed image build may have left: a tree is never removed through one.
+//! Unmounts what a killed image build left mounted, so that removing its tree does not delete files through a mount.
 
 use std::{fs, path::Path};
 
@@ -15,13 +15,15 @@ pub(crate) fn detach_below(dir: &Path) -> Result<()> {
         .collect();
     points.sort_by_key(|point| std::cmp::Reverse(point.len()));
     for point in points {
-        umount2(point.as_str(), MntFlags::MNT_DETACH)
-            .with_context(|| format!("cannot unmount {point}, left by an interrupted build"))?;
+        umount2(point.as_str(), MntFlags::MNT_DETACH).with_context(|| {
+            format!("cannot unmount {point}, a leftover of an interrupted build")
+        })?;
     }
     Ok(())
 }
 
-/// The fifth field of each line (proc(5)), with its octal escapes of blanks undone.
+/// The mount points in a mountinfo table: the fifth field of each line (proc(5)), with the octal escapes of spaces and
+/// backslashes decoded.
 fn points(table: &str) -> Vec<String> {
     table
         .lines()
@@ -33,7 +35,7 @@ fn points(table: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn mount_points_are_read() {
+    fn mount_points_are_parsed_and_unescaped() {
         let table =
             "22 1 8:1 / / rw - ext4 /dev/vda rw\n30 22 0:5 / /a\\040b/proc rw - proc proc rw\n";
         assert_eq!(super::points(table), ["/", "/a b/proc"]);

@@ -1,11 +1,11 @@
-//! `cargo xtask mutate-netisolation`: does the prover notice when a check is taken out?
+//! `cargo xtask mutate-netisolation`: mutation tests of the isolation prover.
 //!
 //! ```text
 //! mutations.toml ─► copy of the sources ─► one edit ─► cube-api ─► cube-bench verify isolation --case CLASS
 //! ```
-//! Each mutation takes one check out of the programs, the policy or the resolver. The prover then has to find a breach
-//! or at least a refusal that nobody tells of, in the class that the list names; one that it does not notice is a
-//! failure of this task. Unmutated, the same classes have to pass.
+//! Each mutation removes one check from the eBPF programs, the policy or the resolver. In the class that the list names,
+//! the prover must then report a breach, or at least a case that is not proven. A mutation that the prover does not
+//! detect fails this task. Without a mutation, the same classes must pass.
 
 use std::{
     fs,
@@ -33,47 +33,48 @@ struct List {
     mutation: Vec<Mutation>,
 }
 
-/// One edit.
+/// An edit that removes one check. Exactly one of `class` and `test` is given.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Mutation {
     name: String,
-    /// In the checkout.
+    /// Path relative to the root of the checkout.
     file: PathBuf,
-    /// Must be there exactly once.
+    /// Text that occurs in the file exactly once.
     find: String,
     replace: String,
-    /// Class of the prover's cases that have to notice.
+    /// The class of the prover's cases that must detect this mutation.
     class: Option<String>,
-    /// In place of a class: tests that have to fail.
+    /// The tests that must fail, for code that the prover does not reach.
     test: Option<Test>,
-    /// How it has to end.
-    found: Found,
+    /// The expected detection.
+    found: Detection,
 }
 
-/// Tests of a part that the prover's server does not come with.
+/// Unit tests that detect a mutation.
 #[derive(Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 struct Test {
     package: String,
-    /// What their names have in them.
+    /// Substring of the tests' names.
     names: String,
 }
 
+/// The way in which a mutation is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Found {
-    /// Something gets through.
+enum Detection {
+    /// The prover reports a breach: traffic gets through.
     Breach,
-    /// Another check still stops it, for another reason.
+    /// The prover reports a case as not proven: another check still drops the traffic, for another reason.
     Unproven,
-    /// A test fails.
+    /// A unit test fails.
     FailedTest,
 }
 
-impl Found {
-    /// Of the prover's exit code.
-    fn by_prover(code: i32) -> Option<Self> {
+impl Detection {
+    /// Maps the prover's exit code. `None` if the prover detected nothing.
+    fn from_prover(code: i32) -> Option<Self> {
         match code {
             4 => Some(Self::Breach),
             5 => Some(Self::Unproven),
@@ -91,33 +92,33 @@ impl Found {
 }
 
 impl Mutation {
-    /// What has to notice: a class or tests.
-    fn noticer(&self) -> &str {
+    /// The class of cases or the package of tests that must detect this mutation.
+    fn detector(&self) -> &str {
         match (&self.class, &self.test) {
             (Some(class), _) => class,
             (None, Some(test)) => &test.package,
-            (None, None) => "nothing",
+            (None, None) => "-",
         }
     }
 }
 
-/// How it ended, if anything noticed, and in which cases.
-type Noticed = (Option<Found>, String);
+/// The detection of a mutation, `None` if it was not detected, and the names of the cases or tests that failed.
+type MutationResult = (Option<Detection>, String);
 
-/// Where mutants are made.
+/// A copy of the sources in which mutations are applied and built.
 #[derive(Debug)]
-struct Nursery<'a> {
+struct MutationTree<'a> {
     workspace: &'a Workspace,
-    /// Copy of the sources.
+    /// Root of the copy.
     tree: PathBuf,
     /// Cargo's target directory, kept from run to run.
     target: PathBuf,
-    /// Binaries of the unmutated tree.
+    /// Release binaries of the original sources.
     binaries: PathBuf,
     log: PathBuf,
 }
 
-/// Tries the mutations whose names contain `only`; all without it. Whether all are noticed.
+/// Runs the mutations whose names contain `only`, or all of them. Returns true if each was detected as expected.
 pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress) -> Result<bool> {
     let list = load(workspace)?;
     let chosen: Vec<&Mutation> = list
@@ -125,10 +126,13 @@ pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress)
         .iter()
         .filter(|mutation| only.is_none_or(|part| mutation.name.contains(part)))
         .collect();
-    ensure!(!chosen.is_empty(), "no mutation in {LIST} is called so");
+    ensure!(
+        !chosen.is_empty(),
+        "no name of a mutation in {LIST} contains {only:?}"
+    );
     let binaries = prepare::all(workspace, progress, Freshness::Keep)?.dir;
     let home = workspace.artifacts().join("mutants");
-    let nursery = Nursery {
+    let mutants = MutationTree {
         workspace,
         tree: home.join("tree"),
         target: home.join("target"),
@@ -136,25 +140,28 @@ pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress)
         log: home.join("build.log"),
     };
     fs::create_dir_all(&home)?;
-    fs::write(&nursery.log, "")?;
-    nursery.copy_sources()?;
-    nursery.pass_unmutated(&chosen, progress)?;
-    let mut all_found = true;
-    println!("{:<32} {:<10} {:<9} noticed by", "mutation", "class", "end");
+    fs::write(&mutants.log, "")?;
+    mutants.copy_sources()?;
+    mutants.pass_unmutated(&chosen, progress)?;
+    let mut all_detected = true;
+    println!(
+        "{:<32} {:<10} {:<9} failed cases",
+        "mutation", "class", "result"
+    );
     for mutation in chosen {
-        let (end, noticed) = nursery.try_one(mutation, progress)?;
-        all_found &= end == Some(mutation.found);
-        let word = end.map_or("SURVIVED", Found::name);
-        let by = mutation.noticer();
-        println!("{:<32} {by:<10} {word:<9} {noticed}", mutation.name);
+        let (detection, failed) = mutants.try_one(mutation, progress)?;
+        all_detected &= detection == Some(mutation.found);
+        let result = detection.map_or("SURVIVED", Detection::name);
+        let detector = mutation.detector();
+        println!("{:<32} {detector:<10} {result:<9} {failed}", mutation.name);
     }
-    Ok(all_found)
+    Ok(all_detected)
 }
 
 fn load(workspace: &Workspace) -> Result<List> {
     let path = workspace.root().join(LIST);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {LIST}"))?;
-    toml::from_str(&text).with_context(|| format!("cannot understand {LIST}"))
+    toml::from_str(&text).with_context(|| format!("cannot parse {LIST}"))
 }
 
 fn classes<'a>(mutations: &[&'a Mutation]) -> Vec<&'a str> {
@@ -173,8 +180,8 @@ fn failing(proof: &Proof) -> String {
     cases.join(" ")
 }
 
-impl Nursery<'_> {
-    /// All that git knows of or would take up.
+impl MutationTree<'_> {
+    /// Copies all files that git tracks, and untracked files that it does not ignore.
     fn copy_sources(&self) -> Result<()> {
         if self.tree.exists() {
             fs::remove_dir_all(&self.tree)?;
@@ -194,7 +201,7 @@ impl Nursery<'_> {
             if let Some(dir) = to.parent() {
                 fs::create_dir_all(dir)?;
             }
-            // With its time, so that cargo builds anew only what was mutated.
+            // Keep the modification time, so that cargo rebuilds only the mutated crate.
             fs::copy(&from, &to)?;
             let time = fs::metadata(&from)?.modified()?;
             fs::File::options()
@@ -205,33 +212,43 @@ impl Nursery<'_> {
         Ok(())
     }
 
-    /// What has to notice mutants must not notice anything without.
+    /// Checks that the cases and tests used as detectors pass on the original sources.
     fn pass_unmutated(&self, chosen: &[&Mutation], progress: Progress) -> Result<()> {
         let classes = classes(chosen);
         if !classes.is_empty() {
             let api = progress.stage("unmutated", || self.build())?;
             let (code, proof) = self.prove(&api, &classes)?;
             let failing = failing(&proof);
-            ensure!(code == 0, "cases fail without any mutation: {failing}");
+            ensure!(
+                code == 0,
+                "cases fail on the original sources, without a mutation: {failing}"
+            );
         }
         let mut tests: Vec<&Test> = chosen.iter().filter_map(|m| m.test.as_ref()).collect();
         tests.dedup();
         for test in tests {
             let passes = progress.stage("unmutated", || self.passes(test))?;
-            ensure!(passes, "{} fails without any mutation", test.names);
+            ensure!(
+                passes,
+                "tests named {} fail on the original sources, without a mutation",
+                test.names
+            );
         }
         Ok(())
     }
 
-    /// Whether tests of the copy pass, as it is now. One that does not build is an error.
+    /// Whether these tests pass in the copy.
+    ///
+    /// # Errors
+    /// The tests do not compile, or none has that name.
     fn passes(&self, test: &Test) -> Result<bool> {
         let tests = ["test", "--package", &test.package, "--lib"];
         tool::run(self.cargo().args(tests).arg("--no-run"), &self.log)?;
         let done = self.cargo().args(tests).arg(&test.names).output()?;
-        let said = String::from_utf8_lossy(&done.stdout);
+        let output = String::from_utf8_lossy(&done.stdout);
         ensure!(
-            !said.contains("running 0 tests"),
-            "no test of {} is called {}",
+            !output.contains("running 0 tests"),
+            "no test in package {} has {:?} in its name",
             test.package,
             test.names
         );
@@ -247,13 +264,13 @@ impl Nursery<'_> {
         cargo
     }
 
-    /// Builds the server of the copy as it is now.
+    /// Builds `cube-api` from the copy.
     fn build(&self) -> Result<PathBuf> {
         tool::run(self.cargo().args(["build", "--package", "api"]), &self.log)?;
         Ok(self.target.join("debug/cube-api"))
     }
 
-    /// How the prover ends with that server.
+    /// Runs the prover with that server. Returns its exit code and its report.
     fn prove(&self, api: &Path, classes: &[&str]) -> Result<(i32, Proof)> {
         let results = tempfile::tempdir()?;
         let prover = Prover::Isolation;
@@ -264,26 +281,29 @@ impl Nursery<'_> {
             .arg(api)
             .output()
             .context("cannot start cube-bench")?;
-        let code = done.status.code().context("the prover was killed")?;
-        let said = String::from_utf8_lossy(&done.stderr);
+        let code = done
+            .status
+            .code()
+            .context("the prover was killed by a signal")?;
+        let stderr = String::from_utf8_lossy(&done.stderr);
         let proof = prover
             .read(results.path())
-            .with_context(|| said.trim().to_owned())?;
+            .with_context(|| format!("the prover wrote no report: {}", stderr.trim()))?;
         Ok((code, proof))
     }
 
-    /// How the prover found it, if it did, and in which cases.
-    fn try_one(&self, mutation: &Mutation, progress: Progress) -> Result<Noticed> {
+    /// Applies the mutation, runs its detector, and restores the file.
+    fn try_one(&self, mutation: &Mutation, progress: Progress) -> Result<MutationResult> {
         let path = self.tree.join(&mutation.file);
         let original = fs::read_to_string(&path)
             .with_context(|| format!("cannot read {}", mutation.file.display()))?;
         let places = original.matches(&mutation.find).count();
         ensure!(
             places == 1,
-            "{}: {} has {places} places like {:?}",
+            "{}: {:?} must occur in {} exactly once, but occurs {places} times",
             mutation.name,
-            mutation.file.display(),
-            mutation.find
+            mutation.find,
+            mutation.file.display()
         );
         fs::write(
             &path,
@@ -292,23 +312,27 @@ impl Nursery<'_> {
         let tried = match (&mutation.class, &mutation.test) {
             (Some(class), None) => self.by_prover(&mutation.name, class, progress),
             (None, Some(test)) => self.by_test(&mutation.name, test, progress),
-            _ => Err(anyhow!("{} has not one of class and test", mutation.name)),
+            _ => Err(anyhow!(
+                "{LIST}: {} must have either a class or a test",
+                mutation.name
+            )),
         };
         fs::write(&path, &original)?;
         tried
     }
 
-    fn by_prover(&self, name: &str, class: &str, progress: Progress) -> Result<Noticed> {
+    fn by_prover(&self, name: &str, class: &str, progress: Progress) -> Result<MutationResult> {
         let api = progress.stage(name, || self.build())?;
         let (code, proof) = self.prove(&api, &[class])?;
         let in_class = proof.cases.iter().any(|case| case.class == class);
-        ensure!(in_class, "{name}: no case is of the class {class}");
-        Ok((Found::by_prover(code), failing(&proof)))
+        ensure!(in_class, "{name}: the prover ran no case of class {class}");
+        Ok((Detection::from_prover(code), failing(&proof)))
     }
 
-    fn by_test(&self, name: &str, test: &Test, progress: Progress) -> Result<Noticed> {
+    fn by_test(&self, name: &str, test: &Test, progress: Progress) -> Result<MutationResult> {
         let passes = progress.stage(name, || self.passes(test))?;
-        Ok(((!passes).then_some(Found::FailedTest), test.names.clone()))
+        let detection = (!passes).then_some(Detection::FailedTest);
+        Ok((detection, test.names.clone()))
     }
 }
 
@@ -317,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_mutation_finds_its_place() {
+    fn every_mutation_applies_to_the_sources() {
         let workspace = Workspace::locate().unwrap();
         let list = load(&workspace).unwrap();
         assert!(!list.mutation.is_empty());

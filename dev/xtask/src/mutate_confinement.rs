@@ -1,12 +1,12 @@
-//! `cargo xtask mutate-confinement`: which layer of a VMM's confinement holds which attempt?
+//! `cargo xtask mutate-confinement`: finds out which layer of a VMM's confinement stops which attempt to escape.
 //!
 //! ```text
 //! cube-vmm --features weaken ─► a script that sets CUBE_VMM_LAYERS ─► cube-bench verify confinement --direct
 //!                               none · each layer alone · all         └─► one column of the matrix
 //! ```
-//! Without any layer every attempt has to succeed: one that fails there proves nothing about a VMM that has them. With
-//! all layers every attempt has to be held, and each by at least one layer alone. The VMM of this task is another
-//! program than the released one, which does not know the variable; the prover looks for that.
+//! Without any layer, every attempt must succeed: an attempt that fails anyway proves nothing about the layers. With all
+//! layers, every attempt must be stopped, and at least one layer must stop it alone. The VMM of this task is a special
+//! build; the released one ignores the variable, and the prover has a case that checks this.
 
 use std::{
     collections::BTreeMap,
@@ -19,13 +19,13 @@ use anyhow::{Context, Result};
 
 use crate::{
     binaries,
-    isolation::{Judged, Proof, Prover},
+    isolation::{CaseResult, Proof, Prover},
     prepare::{self, Freshness},
     progress::Progress,
     workspace::Workspace,
 };
 
-/// The layers as the VMM names them.
+/// The layers, by the names that `CUBE_VMM_LAYERS` accepts.
 const LAYERS: [&str; 6] = [
     "uid",
     "capabilities",
@@ -36,21 +36,22 @@ const LAYERS: [&str; 6] = [
 ];
 const NONE: &str = "none";
 const ALL: &str = "all";
-/// Cases that are no attempts.
-const NO_ATTEMPT: &str = "state";
+/// The class of cases that inspect a VMM's state and are not attempts to escape.
+const STATE_CLASS: &str = "state";
 const TABLE: &str = "results/confinement-matrix.md";
 
-/// Verdicts of one attempt by column.
+/// Verdicts of one attempt, by column.
 type Row<'a> = BTreeMap<&'a str, String>;
 
-/// All columns, by attempt, in the order of the prover.
 #[derive(Debug, Default)]
 struct Matrix<'a> {
+    /// Names of the attempts, in the prover's order.
     attempts: Vec<String>,
     rows: BTreeMap<String, Row<'a>>,
 }
 
-/// Tries every attempt under none, each and all of the layers. Whether each is proved to be held.
+/// Runs every attempt without layers, with each layer alone, and with all layers. Prints the matrix and its faults.
+/// Returns true if there are none.
 pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<bool> {
     let prepared = prepare::all(workspace, progress, Freshness::Keep)?.dir;
     let log = workspace.artifacts().join("log/mutate-confinement.log");
@@ -83,7 +84,7 @@ fn columns() -> impl Iterator<Item = &'static str> {
     [NONE].into_iter().chain(LAYERS).chain([ALL])
 }
 
-/// One column.
+/// Runs the prover for one column.
 fn prove(workspace: &Workspace, binaries: &Path, vmm: &Path, column: &str) -> Result<Proof> {
     let dir = tempfile::tempdir()?;
     let script = script(dir.path(), vmm, column)?;
@@ -95,13 +96,13 @@ fn prove(workspace: &Workspace, binaries: &Path, vmm: &Path, column: &str) -> Re
         .arg(script)
         .output()
         .context("cannot start cube-bench")?;
-    let said = String::from_utf8_lossy(&done.stderr);
+    let stderr = String::from_utf8_lossy(&done.stderr);
     prover
         .read(dir.path())
-        .with_context(|| said.trim().to_owned())
+        .with_context(|| format!("the prover wrote no report: {}", stderr.trim()))
 }
 
-/// A VMM is started without any environment: the script gives it the one variable.
+/// Writes a script that starts the VMM with the variable set. The prover starts VMMs with an empty environment.
 fn script(dir: &Path, vmm: &Path, column: &str) -> Result<PathBuf> {
     let layers = match column {
         NONE => String::new(),
@@ -120,8 +121,8 @@ fn script(dir: &Path, vmm: &Path, column: &str) -> Result<PathBuf> {
 
 impl<'a> Matrix<'a> {
     fn add(&mut self, column: &'a str, proof: &Proof) {
-        let attempts = proof.cases.iter().filter(|case| case.class != NO_ATTEMPT);
-        for Judged { case, verdict, .. } in attempts {
+        let attempts = proof.cases.iter().filter(|case| case.class != STATE_CLASS);
+        for CaseResult { case, verdict, .. } in attempts {
             if !self.rows.contains_key(case) {
                 self.attempts.push(case.clone());
             }
@@ -139,7 +140,7 @@ impl<'a> Matrix<'a> {
         self.is(attempt, column, "pass")
     }
 
-    /// Markdown: a row for each attempt, a column for each set of layers.
+    /// Renders a Markdown table: a row for each attempt, a column for each set of layers.
     fn render(&self) -> String {
         let mut out = String::from("| attempt |");
         for column in columns() {
@@ -168,24 +169,24 @@ impl<'a> Matrix<'a> {
         out
     }
 
-    /// What is not proved, a line each.
+    /// One line for each attempt that is not proved to be stopped by the layers.
     fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         for attempt in &self.attempts {
             if !self.is(attempt, NONE, "breach") {
                 faults.push(format!(
-                    "{attempt}: cannot be shown: it fails without any layer"
+                    "{attempt}: proves nothing: it fails even without any layer"
                 ));
             }
             if !self.is_held(attempt, ALL) {
-                faults.push(format!("{attempt}: not held by all layers together"));
+                faults.push(format!("{attempt}: all layers together do not stop it"));
             }
             if !LAYERS.iter().any(|layer| self.is_held(attempt, layer)) {
-                faults.push(format!("{attempt}: no layer alone holds it"));
+                faults.push(format!("{attempt}: no single layer stops it"));
             }
         }
         if self.attempts.is_empty() {
-            faults.push("nothing was tried".to_owned());
+            faults.push("the prover ran no attempts".to_owned());
         }
         faults
     }
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     fn proof(verdicts: &[(&str, &str)]) -> Proof {
-        let case = |(case, verdict): &(&str, &str)| Judged {
+        let case = |(case, verdict): &(&str, &str)| CaseResult {
             case: (*case).to_owned(),
             class: if case.starts_with("state") {
                 "state"
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_is_proved_by_success_without_and_refusal_with_layers() {
+    fn an_attempt_must_succeed_without_layers_and_fail_with_them() {
         let mut matrix = Matrix::default();
         let reached = [
             ("read", "breach"),
@@ -224,7 +225,7 @@ mod tests {
         }
         matrix.add("uid", &proof(&[("read", "pass")]));
         matrix.add(ALL, &proof(&[("read", "pass"), ("write", "pass")]));
-        assert_eq!(matrix.faults(), ["write: no layer alone holds it"]);
+        assert_eq!(matrix.faults(), ["write: no single layer stops it"]);
         matrix.add("seccomp", &proof(&[("write", "pass")]));
         assert_eq!(matrix.faults(), Vec::<String>::new());
         matrix.add(NONE, &proof(&[("read", "unproven")]));
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_tried_is_a_fault() {
-        assert_eq!(Matrix::default().faults(), ["nothing was tried"]);
+    fn a_run_without_attempts_is_a_fault() {
+        assert_eq!(Matrix::default().faults(), ["the prover ran no attempts"]);
     }
 }

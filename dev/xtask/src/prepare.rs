@@ -1,5 +1,5 @@
-//! From a fresh checkout to everything that a bench or a test needs. All refusals come before the first
-//! change to the host.
+//! Builds everything that benches and tests need, starting from a fresh checkout. All requirements on the host are
+//! checked before the host is changed.
 
 use std::{fs, path::Path};
 
@@ -21,16 +21,17 @@ use crate::{
     workspace::{Workspace, read_list},
 };
 
-/// Whether the kernel and the root image are fetched anew although nothing in the recipes changed.
+/// Whether to fetch the kernel and the root image again although their recipes have not changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Freshness {
     Keep,
     Refresh,
 }
 
-/// What has to come from the package archive, decided but not done.
+/// What has to be fetched from the package archive.
 #[derive(Debug)]
 struct FetchPlan {
+    /// Host packages to install.
     missing: Vec<String>,
     kernel: bool,
     root: bool,
@@ -41,7 +42,7 @@ impl FetchPlan {
         self.missing.is_empty() && !self.kernel && !self.root
     }
 
-    /// What is wanted, for a message.
+    /// The wanted things as a list for a message.
     fn describe(&self) -> String {
         let mut wanted = self.missing.clone();
         wanted.extend(self.kernel.then(|| "the guest kernel".to_owned()));
@@ -50,7 +51,7 @@ impl FetchPlan {
     }
 }
 
-/// One preparation under way.
+/// The state of a preparation: the host is checked and has all packages.
 #[derive(Debug)]
 struct Preparation<'a> {
     workspace: &'a Workspace,
@@ -60,7 +61,7 @@ struct Preparation<'a> {
     suites: Vec<Suite>,
 }
 
-/// Prepares kernel, images and agent, without a VM.
+/// Builds kernel, images and agent, which need no VM.
 pub(crate) fn images(
     workspace: &Workspace,
     progress: Progress,
@@ -72,7 +73,7 @@ pub(crate) fn images(
     preparation.images()
 }
 
-/// Prepares everything.
+/// Builds everything but the optional templates.
 pub(crate) fn all(
     workspace: &Workspace,
     progress: Progress,
@@ -85,7 +86,7 @@ pub(crate) fn all(
     preparation.all()
 }
 
-/// Prepares everything, and the template of the code interpreter.
+/// Builds everything and the template `code-interpreter-v1`.
 pub(crate) fn code_interpreter(workspace: &Workspace, progress: Progress) -> Result<HostBinaries> {
     host::check_system()?;
     host::check_kvm()?;
@@ -128,28 +129,28 @@ pub(crate) fn sdks(workspace: &Workspace, progress: Progress) -> Result<()> {
     sdks::build(&store, workspace)
 }
 
-/// The kernel that [`images`] has unpacked.
+/// The kernel that [`images`] unpacked.
 pub(crate) fn kernel(store: &Store) -> Result<Kernel> {
     kernel::build(store, &kernel::recipe(&host::codename()?))
 }
 
-/// Two preparations of one checkout must not meet: the second waits.
+/// Takes the lock of this checkout's artifacts. If another process holds it, waits.
 fn lock(dir: &Path, progress: Progress) -> Result<Flock<fs::File>> {
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let open = || fs::File::create(dir.join("lock"));
     match Flock::lock(open()?, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(lock),
         Err(_) => {
-            progress.say("waiting for another preparation of this checkout");
+            progress.line("waiting for another cargo xtask that is building in this checkout");
             Flock::lock(open()?, FlockArg::LockExclusive)
                 .map_err(|(_, error)| error)
-                .context("cannot lock the artifacts")
+                .with_context(|| format!("cannot lock {}", dir.join("lock").display()))
         }
     }
 }
 
 impl<'a> Preparation<'a> {
-    /// Checks the host and fetches what is missing on it.
+    /// Checks the host and installs the packages that it lacks.
     fn begin(workspace: &'a Workspace, progress: Progress, freshness: Freshness) -> Result<Self> {
         let codename = host::codename()?;
         let preparation = Self {

@@ -1,4 +1,5 @@
-//! What a person sees of a long run: a spinner on a terminal, one line per stage elsewhere.
+//! Progress output on standard error: a spinner on a terminal, otherwise one line per stage. Standard output is reserved
+//! for data.
 
 use std::{
     io::IsTerminal,
@@ -8,7 +9,6 @@ use std::{
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Where progress goes. Always to standard error: standard output carries data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
     Terminal,
@@ -18,7 +18,7 @@ pub(crate) enum Progress {
 }
 
 impl Progress {
-    /// A spinner if standard error is a terminal.
+    /// Chooses the spinner if standard error is a terminal.
     pub(crate) fn detect() -> Self {
         if std::io::stderr().is_terminal() {
             Self::Terminal
@@ -32,8 +32,8 @@ impl Progress {
         Self::Silent
     }
 
-    /// Says one thing.
-    pub(crate) fn say(self, text: &str) {
+    /// Prints a line.
+    pub(crate) fn line(self, text: &str) {
         match self {
             Self::Terminal | Self::Lines => eprintln!("{text}"),
             #[cfg(test)]
@@ -41,12 +41,12 @@ impl Progress {
         }
     }
 
-    /// A thing was found fresh.
+    /// Reports that a stage is up to date.
     pub(crate) fn cached(self, name: &str) {
-        self.say(&format!("{name:<16} cached"));
+        self.line(&format!("{name:<16} cached"));
     }
 
-    /// Does `work` and says how long it took.
+    /// Runs `work` and prints how long it took.
     pub(crate) fn stage<T>(self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let started = Instant::now();
         let spinner = (self == Self::Terminal).then(|| spinner(name));
@@ -59,7 +59,7 @@ impl Progress {
         } else {
             "failed after"
         };
-        self.say(&format!(
+        self.line(&format!(
             "{name:<16} {word} {:.1} s",
             started.elapsed().as_secs_f64()
         ));

@@ -1,5 +1,4 @@
-//! The root image `base`: a minimal Debian in one read-only EROFS file, shared by all VMs through the
-//! host's page cache.
+//! The root image `base`: a minimal Debian in a read-only EROFS file, which all VMs share through the host's page cache.
 
 use std::{
     fs,
@@ -22,14 +21,14 @@ pub(crate) const FILE: &str = "base.erofs";
 const PLACE: &str = "stages/root-image";
 const PACKAGES: &str = "packages.json";
 
-/// One time for all files, 2024-01-01: EROFS then needs half the bytes per inode.
+/// Modification time of all files, 2024-01-01. With one common time, EROFS uses its compact inodes: half the size.
 const IMAGE_TIME: &str = "1704067200";
-/// Fixed, so that the same tree gives the same image.
+/// A fixed UUID makes the image reproducible.
 const IMAGE_UUID: &str = "c0bec0be-0000-4000-8000-000000000001";
-/// Not compressed: a first `python3` then takes 130 KiB of guest memory where lz4 takes 630 (buffers), and
-/// less time. The image is larger, but the host holds what is read of it once for all VMs.
+/// No compression. With lz4, a first `python3` takes 630 KiB of guest memory for buffers instead of 130 KiB, and more
+/// time. The uncompressed image is larger, but the host caches the parts that are read once for all VMs.
 const EROFS_OPTIONS: [&str; 1] = ["--quiet"];
-/// Left out of the image; licences stay.
+/// Excludes documentation and translations from the image, but keeps the licences.
 const DPKG_OPTIONS: [&str; 5] = [
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
@@ -38,7 +37,7 @@ const DPKG_OPTIONS: [&str; 5] = [
     "path-exclude=/usr/share/locale/*",
 ];
 
-/// What the image is made of.
+/// The inputs of the image.
 #[derive(Debug)]
 pub(crate) struct RootRecipe<'a> {
     pub(crate) workspace: &'a Workspace,
@@ -85,7 +84,8 @@ impl RootRecipe<'_> {
         pack(&tree, &out.join(FILE), log)
     }
 
-    /// Makes the tree of an image: the packages of `base` and further ones, the kernel's modules, the probe.
+    /// Builds the file tree of an image: the packages of `base`, the packages in `further`, the kernel's modules, and the
+    /// probe program.
     pub(crate) fn unpack(
         &self,
         kernel: &Kernel,
@@ -120,13 +120,13 @@ impl RootRecipe<'_> {
             .arg(tree)
             .args(self.suites.iter().map(Suite::source_line));
         if !further.is_empty() {
-            // Left out above, and some packages link manual pages there when they are installed: a JDK's do.
+            // DPKG_OPTIONS excludes this directory, but a JDK's installation scripts create links to manual pages in it.
             command.arg("--essential-hook=mkdir -p \"$1/usr/share/man/man1\"");
         }
         tool::run(&mut command, log)
     }
 
-    /// Modules for modprobe, with the files that it looks them up in.
+    /// Adds kernel modules and the index files that modprobe reads.
     fn add_modules(&self, kernel: &Kernel, tree: &Path, log: &Path) -> Result<()> {
         let from = kernel.modules_dir();
         let to = tree.join("usr/lib/modules").join(&kernel.release);
@@ -151,14 +151,14 @@ pub(crate) fn forget(store: &Store) -> Result<()> {
     store.forget(PLACE)
 }
 
-/// The packages in an image.
+/// The Debian packages in an image.
 pub(crate) fn packages(image: &Built) -> Result<Vec<Package>> {
     Ok(serde_json::from_slice(&fs::read(
         image.dir.join(PACKAGES),
     )?)?)
 }
 
-/// Packs a tree into an image and removes it.
+/// Packs a tree into an image and removes the tree.
 pub(crate) fn pack(tree: &Path, image: &Path, log: &Path) -> Result<()> {
     tool::run(
         Command::new("mkfs.erofs")
@@ -172,10 +172,11 @@ pub(crate) fn pack(tree: &Path, image: &Path, log: &Path) -> Result<()> {
     fs::remove_dir_all(tree).context("cannot remove the unpacked tree")
 }
 
-/// Moves what the customize hook wrote out of the tree.
+/// Converts the package list that the customize hook wrote into the tree to `packages.json` in `out`.
 pub(crate) fn take_package_list(tree: &Path, out: &Path) -> Result<()> {
     let list = tree.join(".packages");
-    let text = fs::read_to_string(&list).context("the image lists no packages")?;
+    let text =
+        fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
     let packages = serde_json::to_string_pretty(&archive::parse_packages(&text))?;
     fs::write(out.join(PACKAGES), packages)?;
     Ok(fs::remove_file(&list)?)
@@ -190,7 +191,7 @@ fn copy_below(file: &Path, from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One page of code and no library: what its exec costs is what any exec costs at the least.
+/// Compiles the probe: a program of one page without libraries, whose exec time is the lower bound for any program.
 fn build_probe(source: &Path, tree: &Path, log: &Path) -> Result<()> {
     let program = tree.join("usr/local/bin/probe");
     let mut cc = Command::new("gcc");

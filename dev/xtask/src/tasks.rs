@@ -1,8 +1,8 @@
-//! What each task does, from its preconditions to its last line.
+//! The tasks behind the commands, each from its preconditions to its exit code.
 
 use std::{
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{Command, ExitCode, ExitStatus},
 };
 
 use anyhow::{Context, Result};
@@ -14,12 +14,12 @@ use crate::{
     prepare,
     prepare::Freshness,
     progress::Progress,
-    tiers::{self, Outcome, Surroundings, Tier},
+    tiers::{self, Outcome, TestEnvironment, Tier},
     tool,
     workspace::Workspace,
 };
 
-/// Prepares and runs one scenario; the exit code is cube-bench's own.
+/// Builds everything and runs one scenario. Returns the exit code of cube-bench.
 pub(crate) fn bench(
     workspace: &Workspace,
     scenario: &Path,
@@ -28,8 +28,8 @@ pub(crate) fn bench(
 ) -> Result<ExitCode> {
     let scenario = absolute(workspace, scenario);
     if !scenario.is_file() {
-        // Said now rather than after minutes of preparation.
-        eprintln!("error: there is no scenario {}", scenario.display());
+        // Checked before the build, which may take minutes.
+        eprintln!("error: scenario file {} not found", scenario.display());
         return Ok(ExitCode::from(EXIT_USAGE));
     }
     let binaries = prepare::all(workspace, progress, Freshness::Keep)?;
@@ -42,12 +42,16 @@ pub(crate) fn bench(
         .args(arguments)
         .status()
         .context("cannot start cube-bench")?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    // Ended by a signal: as a shell says it for an interrupt.
-    Ok(code.map_or(ExitCode::from(130), ExitCode::from))
+    Ok(exit_code_of(status))
 }
 
-/// As the person who typed it means it: from where they stand, or from the checkout's root.
+/// The exit code of a program, or 130 (the shell's code for an interrupt) if a signal killed it.
+fn exit_code_of(status: ExitStatus) -> ExitCode {
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.map_or(ExitCode::from(130), ExitCode::from)
+}
+
+/// Resolves a path from the command line against the current directory, then against the root of the checkout.
 fn absolute(workspace: &Workspace, path: &Path) -> PathBuf {
     if path.exists() {
         std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
@@ -56,29 +60,30 @@ fn absolute(workspace: &Workspace, path: &Path) -> PathBuf {
     }
 }
 
-/// Which tiers a host gets, decided but not run.
+/// The tiers to run on this host.
 #[derive(Debug)]
 struct TierPlan {
     run: Vec<Tier>,
-    /// Tiers that this host cannot run, with what it lacks.
+    /// Tiers that this host cannot run, each with the missing requirement.
     skipped: Vec<(Tier, String)>,
 }
 
 impl TierPlan {
-    /// All usual tiers, less those that need a KVM which is not there. Tiers asked for by name must run.
-    fn decide(asked: &[Tier]) -> Result<Self> {
+    /// Plans the tiers in `requested`. If it is empty, plans all usual tiers and skips those whose KVM is missing.
+    /// A requested tier is never skipped: it fails if the host does not support it.
+    fn decide(requested: &[Tier]) -> Result<Self> {
         let mut plan = Self {
-            run: asked.to_vec(),
+            run: requested.to_vec(),
             skipped: Vec::new(),
         };
-        if asked.is_empty() {
+        if requested.is_empty() {
             plan.run = Tier::USUAL.to_vec();
         }
         if plan.run.iter().any(|tier| *tier != Tier::Unit) {
             host::check_system()?;
         }
         if let Err(lack) = host::check_kvm()
-            && asked.is_empty()
+            && requested.is_empty()
         {
             let lack = lack.to_string();
             for tier in plan.run.iter().filter(|tier| tier.needs_kvm()) {
@@ -90,19 +95,28 @@ impl TierPlan {
     }
 }
 
-/// Lints, then the tests; the last line on standard output is the summary. A host that lacks something
-/// gets the tiers it can run, and exit code 6.
-pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) -> Result<ExitCode> {
-    let plan = TierPlan::decide(asked)?;
+/// Runs the lints, then the tests. The last line on standard output is the summary. If the host does not support a
+/// tier, runs the others and returns exit code 6.
+pub(crate) fn test(
+    workspace: &Workspace,
+    requested: &[Tier],
+    progress: Progress,
+) -> Result<ExitCode> {
+    let plan = TierPlan::decide(requested)?;
     for (tier, lack) in &plan.skipped {
-        progress.say(&format!("tier {tier:?} will be skipped: {lack}"));
+        progress.line(&format!("tier {tier} will be skipped: {lack}"));
     }
-    let surroundings = surroundings(workspace, &plan.run, progress)?;
+    let environment = prepare_for(workspace, &plan.run, progress)?;
     lint(workspace, progress)?;
     let mut outcome = dependencies::check(workspace, progress)?;
-    let tests: Vec<Tier> = plan.run.iter().copied().filter(|t| t.is_cargos()).collect();
+    let tests: Vec<Tier> = plan
+        .run
+        .iter()
+        .copied()
+        .filter(|tier| tier.runs_under_cargo())
+        .collect();
     if !tests.is_empty() {
-        outcome = outcome.and(tiers::run(workspace, &tests, &surroundings)?);
+        outcome = outcome.and(tiers::run(workspace, &tests, &environment)?);
     }
     if plan.run.contains(&Tier::Hvm) {
         outcome = outcome.and(hvm::run(workspace, progress, &Work::Steps)?);
@@ -112,7 +126,7 @@ pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) ->
     }
     if plan.run.contains(&Tier::Isolation) {
         for prover in [Prover::Isolation, Prover::Confinement] {
-            outcome = outcome.and(prover.run(workspace, &surroundings)?);
+            outcome = outcome.and(prover.run(workspace, &environment)?);
         }
     }
     for (tier, part) in [
@@ -120,14 +134,14 @@ pub(crate) fn test(workspace: &Workspace, asked: &[Tier], progress: Progress) ->
         (Tier::E2b, conformance::SANDBOX),
     ] {
         if plan.run.contains(&tier) {
-            let cells = conformance::run(workspace, &part, &surroundings, progress)?;
+            let cells = conformance::run(workspace, &part, &environment, progress)?;
             outcome = outcome.and(cells);
         }
     }
     Ok(conclude(&outcome, &plan))
 }
 
-/// Prepares everything and runs the conformance suite; the exit code is cube-bench's own.
+/// Builds everything and runs the conformance suite. Returns the exit code of cube-bench.
 pub(crate) fn verify(
     workspace: &Workspace,
     arguments: &[String],
@@ -139,11 +153,10 @@ pub(crate) fn verify(
         .args(arguments)
         .status()
         .context("cannot start cube-bench")?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(code.map_or(ExitCode::from(130), ExitCode::from))
+    Ok(exit_code_of(status))
 }
 
-/// The tier hvm alone, or the confinement prover where it runs.
+/// Runs the tier `hvm` alone, or the confinement prover on the machine where that tier runs.
 pub(crate) fn hvm(workspace: &Workspace, progress: Progress, work: &Work) -> Result<ExitCode> {
     let outcome = hvm::run(workspace, progress, work)?;
     let plan = TierPlan {
@@ -153,10 +166,10 @@ pub(crate) fn hvm(workspace: &Workspace, progress: Progress, work: &Work) -> Res
     Ok(conclude(&outcome, &plan))
 }
 
-/// The long tests.
+/// Runs the tier `soak`.
 pub(crate) fn soak(workspace: &Workspace, progress: Progress) -> Result<ExitCode> {
-    let surroundings = surroundings(workspace, &[Tier::Soak], progress)?;
-    let outcome = tiers::run(workspace, &[Tier::Soak], &surroundings)?;
+    let environment = prepare_for(workspace, &[Tier::Soak], progress)?;
+    let outcome = tiers::run(workspace, &[Tier::Soak], &environment)?;
     let plan = TierPlan {
         run: vec![Tier::Soak],
         skipped: Vec::new(),
@@ -164,8 +177,12 @@ pub(crate) fn soak(workspace: &Workspace, progress: Progress) -> Result<ExitCode
     Ok(conclude(&outcome, &plan))
 }
 
-/// Prepares what the tiers need and no more.
-fn surroundings(workspace: &Workspace, tiers: &[Tier], progress: Progress) -> Result<Surroundings> {
+/// Builds what these tiers need and nothing else.
+fn prepare_for(
+    workspace: &Workspace,
+    tiers: &[Tier],
+    progress: Progress,
+) -> Result<TestEnvironment> {
     let artifacts = workspace.artifacts();
     let binaries = if tiers.contains(&Tier::Interpreter) {
         Some(prepare::code_interpreter(workspace, progress)?.dir)
@@ -174,7 +191,7 @@ fn surroundings(workspace: &Workspace, tiers: &[Tier], progress: Progress) -> Re
     } else {
         None
     };
-    Ok(Surroundings {
+    Ok(TestEnvironment {
         artifacts,
         binaries,
     })
@@ -209,8 +226,8 @@ fn lint(workspace: &Workspace, progress: Progress) -> Result<()> {
 fn conclude(outcome: &Outcome, plan: &TierPlan) -> ExitCode {
     for tier in Tier::USUAL.iter().filter(|tier| !plan.run.contains(tier)) {
         let lack = plan.skipped.iter().find(|(skipped, _)| skipped == tier);
-        let why = lack.map_or("not asked for", |(_, lack)| lack);
-        eprintln!("tier {tier:?} skipped: {why}");
+        let reason = lack.map_or("not requested", |(_, lack)| lack);
+        eprintln!("tier {tier} skipped: {reason}");
     }
     println!("{}", outcome.counts);
     ExitCode::from(match (outcome.success, plan.skipped.is_empty()) {

@@ -1,5 +1,5 @@
-//! The template `base`: a booted guest in which the commands that users run first have already run, so
-//! that its page cache is warm and clones share it.
+//! The template `base`: a snapshot of a booted guest that has already run the commands that users run first, so that
+//! clones share a warm page cache.
 //!
 //! ```text
 //! boot → identity → warm up → sync → snapshot      one VMM
@@ -27,21 +27,21 @@ use crate::{
 };
 
 const PLACE: &str = "templates/base";
-/// As much as a sandbox of E2B has unless it asks for another size.
+/// Guest memory: E2B's default for a sandbox.
 const MEMORY: Bytes = Bytes::mib(512);
-/// A boot takes about a second; a host under load gets this long for any single answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// A guest that has not woken up for this long is quiet.
+/// Deadline for each answer of the VMM or the agent. A boot takes about a second on an idle host.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// A guest whose vCPU has not woken up for this long is quiet.
 const QUIET: Duration = Duration::from_secs(1);
-/// One that never is would only make slower clones.
-const QUIET_PATIENCE: Duration = Duration::from_secs(30);
-/// Each warm-up runs this often: the first run reads files, the second takes the paths of a warm one.
+/// The snapshot is taken after this time even if the guest is not quiet: clones are then only slower.
+const QUIET_TIMEOUT: Duration = Duration::from_secs(30);
+/// Runs of each warm-up command: the first fills the page cache, the second touches the memory that a warm run needs.
 const WARM_UP_RUNS: usize = 2;
-/// Endings of the two guests' console files.
+/// Extensions of the two guests' console files.
 pub(crate) const BOOT: &str = "boot.console";
 pub(crate) const RESTORE: &str = "restore.console";
 const PROBE: [&str; 1] = ["/usr/local/bin/probe"];
-/// What users run first.
+/// The commands that users run first.
 const WARM_UP: [&[&str]; 6] = [
     &PROBE,
     &["/bin/bash", "-lc", "true"],
@@ -51,7 +51,7 @@ const WARM_UP: [&[&str]; 6] = [
     &["/usr/bin/curl", "--version"],
 ];
 
-/// Makes the template unless it is fresh.
+/// Builds the template unless it is up to date.
 pub(crate) fn build(store: &Store, workspace: &Workspace, vmm: &Path) -> Result<Built> {
     let paths = guest_paths(&workspace.guest());
     let recipe = Recipe::new("template")
@@ -64,19 +64,19 @@ pub(crate) fn build(store: &Store, workspace: &Workspace, vmm: &Path) -> Result<
         let run = tempfile::Builder::new()
             .prefix("cube-template-")
             .tempdir()?;
-        let maker = Maker {
+        let builder = TemplateBuilder {
             vmm,
             run: run.path(),
             log,
         };
-        // The VMM makes the directory itself, so that it never writes into one that stands.
+        // A snapshot refuses a directory that exists, so that it never overwrites one.
         fs::remove_dir(out)?;
-        maker
+        builder
             .snapshot(paths, MEMORY, out, warm_up)
-            .with_context(|| maker.failed("cannot make the template", BOOT))?;
-        maker
+            .with_context(|| builder.failed("cannot build the template", BOOT))?;
+        builder
             .record_working_set(out, probe)
-            .with_context(|| maker.failed("the template cannot be restored", RESTORE))
+            .with_context(|| builder.failed("cannot restore the template", RESTORE))
     })
 }
 
@@ -89,17 +89,17 @@ pub(crate) fn guest_paths(guest: &Path) -> GuestPaths {
     }
 }
 
-/// What both VMs of a template have around them.
+/// Starts the two VMs that build a template: one that is snapshotted, one that records the working set.
 #[derive(Debug)]
-pub(crate) struct Maker<'a> {
+pub(crate) struct TemplateBuilder<'a> {
     pub(crate) vmm: &'a Path,
-    /// Sockets and consoles; short-lived and with a short name, which unix sockets need.
+    /// Directory of the VMs' sockets. Its path is short because the path of a Unix socket is limited to 107 bytes.
     pub(crate) run: &'a Path,
     pub(crate) log: &'a Path,
 }
 
-impl Maker<'_> {
-    /// Boots a guest, has it warmed up through its agent's socket, and takes the snapshot.
+impl TemplateBuilder<'_> {
+    /// Boots a guest, calls `warm_up` with the path of its vsock socket, and writes the snapshot to `dir`.
     pub(crate) fn snapshot(
         &self,
         guest: GuestPaths,
@@ -120,7 +120,8 @@ impl Maker<'_> {
             layer_limit: None,
         };
         vm.control.boot(spec, None).context("cannot boot")?;
-        vm.control.identity(fresh_identity("template")?, PATIENCE)?;
+        vm.control
+            .identity(fresh_identity("template")?, ANSWER_TIMEOUT)?;
         set_network(&vsock, true)?;
         set_network(&vsock, false)?;
         warm_up(&vsock)?;
@@ -129,7 +130,7 @@ impl Maker<'_> {
         Ok(vm.control.shutdown()?)
     }
 
-    /// Restores the template once and notes which pages its first work makes its own.
+    /// Restores the template, calls `work` with the path of its vsock socket, and records the pages that the clone wrote.
     pub(crate) fn record_working_set(
         &self,
         template: &Path,
@@ -147,7 +148,8 @@ impl Maker<'_> {
         };
         vm.control.restore(spec, None)?;
         vm.control.resume()?;
-        vm.control.identity(fresh_identity("template")?, PATIENCE)?;
+        vm.control
+            .identity(fresh_identity("template")?, ANSWER_TIMEOUT)?;
         set_network(&vsock, true)?;
         work(&vsock)?;
         let path = template.join(template_file::WORKING_SET);
@@ -159,25 +161,25 @@ impl Maker<'_> {
         self.log.with_extension(which)
     }
 
-    /// What failed, and what the guest said last.
+    /// An error message with the last lines of the guest's console.
     pub(crate) fn failed(&self, what: &str, console: &str) -> String {
         let console = self.console(console);
         let end = tool::last_lines(&console);
-        format!("{what}; the end of {}:\n{end}\n", console.display())
+        format!("{what}; last lines of {}:\n{end}\n", console.display())
     }
 
     fn spawn(&self) -> Result<VmProcess> {
         let log = File::options().append(true).open(self.log)?;
-        Ok(VmProcess::spawn(self.vmm, Some(log), Some(PATIENCE))?)
+        Ok(VmProcess::spawn(self.vmm, Some(log), Some(ANSWER_TIMEOUT))?)
     }
 }
 
-/// Waits until the guest's kernel has done what the last command left to it: what is pending in a snapshot is
-/// done again by each of its clones, in their first milliseconds.
+/// Waits until the guest's kernel has finished the background work of the last command. Work that is pending in the
+/// snapshot would be repeated by every clone, in its first milliseconds.
 fn until_quiet(vm: &mut VmProcess) -> Result<()> {
     let started = Instant::now();
     let mut before = None;
-    while started.elapsed() < QUIET_PATIENCE {
+    while started.elapsed() < QUIET_TIMEOUT {
         let woken = vm.control.stats()?.exits.get("idle").copied();
         if before.replace(woken) == Some(woken) {
             break;
@@ -188,14 +190,15 @@ fn until_quiet(vm: &mut VmProcess) -> Result<()> {
 }
 
 pub(crate) fn connect(vsock: &Path) -> Result<EnvdClient> {
-    EnvdClient::connect(vsock, ENVD_PORT, PATIENCE).context("cannot reach the agent")
+    EnvdClient::connect(vsock, ENVD_PORT, ANSWER_TIMEOUT).context("cannot reach the guest agent")
 }
 
 fn probe(vsock: &Path) -> Result<()> {
     run(&mut connect(vsock)?, &PROBE)
 }
 
-/// As a sandbox with a network has it set up; a template's own guests have no TAP.
+/// Switches the guest's network card on or off. The guests of a template have no TAP; this runs the code that a
+/// sandbox with a network runs.
 fn set_network(vsock: &Path, on: bool) -> Result<()> {
     let request = InitRequest {
         network: Some(on),
@@ -203,7 +206,7 @@ fn set_network(vsock: &Path, on: bool) -> Result<()> {
     };
     connect(vsock)?
         .init(&request)
-        .context("the guest's network card")
+        .context("cannot switch the guest's network card")
 }
 
 fn warm_up(vsock: &Path) -> Result<()> {
@@ -213,28 +216,28 @@ fn warm_up(vsock: &Path) -> Result<()> {
             run(&mut agent, command)?;
         }
     }
-    // Nothing of the layer is left to write when the clones wake up.
+    // Dirty pages in the snapshot would be written back by every clone.
     run(&mut agent, &["/bin/sync"])
 }
 
 /// Runs a command as the sandbox's default user.
 pub(crate) fn run(agent: &mut EnvdClient, command: &[&str]) -> Result<()> {
-    run_as(agent, None, command, PATIENCE)
+    run_as(agent, None, command, ANSWER_TIMEOUT)
 }
 
 pub(crate) fn run_as_root(
     agent: &mut EnvdClient,
     command: &[&str],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<()> {
-    run_as(agent, Some("root"), command, patience)
+    run_as(agent, Some("root"), command, timeout)
 }
 
 fn run_as(
     agent: &mut EnvdClient,
     user: Option<&str>,
     command: &[&str],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<()> {
     let (program, arguments) = command.split_first().context("an empty command")?;
     let request = ExecRequest {
@@ -242,11 +245,11 @@ fn run_as(
         ..ExecRequest::new(*program, arguments)
     };
     let output = agent
-        .exec(&request, patience)
-        .with_context(|| format!("{command:?} did not run in the guest"))?;
+        .exec(&request, timeout)
+        .with_context(|| format!("cannot run {command:?} in the guest"))?;
     ensure!(
         output.exited && output.exit_code == 0,
-        "{command:?} ended with {} in the guest: {}",
+        "{command:?} failed in the guest with status {}: {}",
         output.status,
         String::from_utf8_lossy(&output.stderr)
     );

@@ -1,7 +1,7 @@
-//! The test tiers, the test runner, and the summary that ends the output.
+//! The test tiers and the runner of those tiers that are cargo tests.
 //!
-//! A test's tier is the first part of its function's name: `kvm_…`, `net_…`, `interpreter_…`, `soak_…`;
-//! all others are `unit`. Tests find what was prepared through CUBE_ARTIFACTS and CUBE_BIN.
+//! The prefix of a test function's name is its tier: `kvm_…`, `net_…`, `interpreter_…`, `soak_…`; a test without one
+//! of these prefixes is `unit`. Tests find the build outputs through the variables CUBE_ARTIFACTS and CUBE_BIN.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -14,31 +14,40 @@ use clap::ValueEnum;
 
 use crate::{tool, workspace::Workspace};
 
-/// What a test needs.
+/// Tests with the same requirements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Tier {
-    /// No privileges.
+    /// Needs no privileges.
     Unit,
-    /// Root and network namespaces.
+    /// Needs root and network namespaces.
     Net,
-    /// /dev/kvm and the prepared artifacts.
+    /// Needs /dev/kvm and the template `base`: starts real VMs.
     Kvm,
-    /// As kvm, and the template of the code interpreter.
+    /// Needs /dev/kvm and the template `code-interpreter-v1`.
     Interpreter,
-    /// Root; a machine with SVM, which is emulated where this host is none.
+    /// Needs root. Runs on this host if its KVM uses VMX or SVM, otherwise on an AMD machine emulated by QEMU.
     Hvm,
-    /// A C++ compiler, and a minute.
+    /// Needs a C++ compiler. Runs all fuzz targets for a minute in total.
     Fuzz,
-    /// As kvm, and namespaces; what sandboxes can reach.
+    /// Needs /dev/kvm and network namespaces. Runs the isolation prover and the confinement prover.
     Isolation,
-    /// As kvm; the official SDKs against a real server.
+    /// Needs /dev/kvm. Runs the official SDKs against a real server.
     E2b,
-    /// As kvm, and much time.
+    /// Needs /dev/kvm. Runs for hours.
     Soak,
 }
 
+impl std::fmt::Display for Tier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.to_possible_value() {
+            Some(value) => f.write_str(value.get_name()),
+            None => write!(f, "{self:?}"),
+        }
+    }
+}
+
 impl Tier {
-    /// The tiers of `cargo xtask test`.
+    /// The tiers that `cargo xtask test` runs by default.
     pub(crate) const USUAL: [Self; 8] = [
         Self::Unit,
         Self::Net,
@@ -50,7 +59,6 @@ impl Tier {
         Self::E2b,
     ];
 
-    /// Whether its tests start virtual machines.
     pub(crate) fn needs_kvm(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Hvm | Self::Fuzz => false,
@@ -58,15 +66,15 @@ impl Tier {
         }
     }
 
-    /// Whether its tests are cargo's.
-    pub(crate) fn is_cargos(self) -> bool {
+    /// Whether the tests of this tier are cargo tests. The others have runners of their own.
+    pub(crate) fn runs_under_cargo(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Kvm | Self::Interpreter | Self::Soak => true,
             Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b => false,
         }
     }
 
-    /// How the names of its tests begin; `None` for those that begin otherwise, or are none of the runner's.
+    /// The prefix of the names of this tier's tests. `None` if the names have no prefix or are not cargo tests.
     fn prefix(self) -> Option<&'static str> {
         match self {
             Self::Unit | Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b => None,
@@ -78,9 +86,10 @@ impl Tier {
     }
 }
 
-const NAMED: [Tier; 4] = [Tier::Net, Tier::Kvm, Tier::Interpreter, Tier::Soak];
+/// The tiers whose tests have a prefix.
+const PREFIXED: [Tier; 4] = [Tier::Net, Tier::Kvm, Tier::Interpreter, Tier::Soak];
 
-/// Tests by how they ended.
+/// Number of tests by result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,
@@ -99,7 +108,6 @@ impl std::fmt::Display for Counts {
     }
 }
 
-/// Whether everything passed, and the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) success: bool,
@@ -107,7 +115,7 @@ pub(crate) struct Outcome {
 }
 
 impl Default for Outcome {
-    /// Nothing ran, nothing failed.
+    /// The outcome of an empty run: success, with all counts zero.
     fn default() -> Self {
         Self {
             success: true,
@@ -117,7 +125,7 @@ impl Default for Outcome {
 }
 
 impl Outcome {
-    /// Both together.
+    /// Combines two outcomes: success if both succeeded, and the sums of the counts.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             success: self.success && other.success,
@@ -130,34 +138,35 @@ impl Outcome {
     }
 }
 
-/// What the tests of a tier are given.
+/// Directories that tests find through environment variables.
 #[derive(Debug)]
-pub(crate) struct Surroundings {
+pub(crate) struct TestEnvironment {
+    /// CUBE_ARTIFACTS.
     pub(crate) artifacts: PathBuf,
-    /// Absent when no tier asked for needs the binaries.
+    /// CUBE_BIN. `None` if no tier of this run needs the release binaries.
     pub(crate) binaries: Option<PathBuf>,
 }
 
-/// Runs the tests of some tiers, with nextest if it is installed and with cargo's own runner otherwise.
+/// Runs the tests of some tiers with nextest, or with `cargo test` if nextest is not installed.
 pub(crate) fn run(
     workspace: &Workspace,
     tiers: &[Tier],
-    surroundings: &Surroundings,
+    environment: &TestEnvironment,
 ) -> Result<Outcome> {
     let runner = Runner::installed(workspace);
     let mut command = match runner {
         Runner::Nextest => nextest(workspace, tiers),
         Runner::CargoTest => cargo_test(workspace, tiers),
     };
-    command.env("CUBE_ARTIFACTS", &surroundings.artifacts);
-    if let Some(binaries) = &surroundings.binaries {
+    command.env("CUBE_ARTIFACTS", &environment.artifacts);
+    if let Some(binaries) = &environment.binaries {
         command.env("CUBE_BIN", binaries);
     }
     watch(&mut command, runner, &mut std::io::stderr())
 }
 
-/// What runs the tests. Each ends with its own kind of summary; nextest shows the other's too, in the
-/// output of failed tests.
+/// The test runner. The summary lines of the two differ, and only the runner's own count: the output of a failed
+/// test under nextest contains a summary line of libtest as well.
 #[derive(Debug, Clone, Copy)]
 enum Runner {
     Nextest,
@@ -194,13 +203,13 @@ fn nextest(workspace: &Workspace, tiers: &[Tier]) -> Command {
         .arg(workspace.root().join("dev/xtask/nextest.toml"))
         .args(["--no-tests=warn", "-E", &filter(tiers)]);
     if tiers.contains(&Tier::Soak) {
-        // Ignored, so that no other runner starts them by accident.
+        // Soak tests are marked `#[ignore]` so that a plain `cargo test` does not start them.
         command.args(["--profile", "soak", "--run-ignored=all"]);
     }
     command
 }
 
-/// The tests of these tiers in nextest's filter language.
+/// A nextest filter expression that selects the tests of these tiers.
 fn filter(tiers: &[Tier]) -> String {
     let named = |prefix: &str| format!("test(/(^|::){prefix}/)");
     let mut terms: Vec<_> = tiers
@@ -209,14 +218,18 @@ fn filter(tiers: &[Tier]) -> String {
         .map(named)
         .collect();
     if tiers.contains(&Tier::Unit) {
-        let others: Vec<_> = NAMED.iter().filter_map(|t| t.prefix()).map(named).collect();
+        let others: Vec<_> = PREFIXED
+            .iter()
+            .filter_map(|t| t.prefix())
+            .map(named)
+            .collect();
         terms.push(format!("not ({})", others.join(" + ")));
     }
     terms.join(" + ")
 }
 
-/// cargo's own runner filters by parts of names: the tiers not asked for are skipped. Without the unit
-/// tier its filter has to name the others.
+/// `cargo test` selects tests by substrings of their names. With the unit tier, the prefixes of all other tiers are
+/// skipped; without it, the prefixes of the wanted tiers are selected.
 fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
     let mut command = workspace.cargo();
     command.args([
@@ -226,12 +239,12 @@ fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
         "--color=never",
         "--",
     ]);
-    // VMs share two cores and measured time: one test after another.
+    // Parallel VMs would distort the times that tests measure.
     command.arg("--test-threads=1");
     if tiers.contains(&Tier::Soak) {
         command.arg("--include-ignored");
     }
-    for tier in NAMED {
+    for tier in PREFIXED {
         let Some(prefix) = tier.prefix() else {
             continue;
         };
@@ -244,7 +257,7 @@ fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
     command
 }
 
-/// Passes a runner's output on and reads its summaries.
+/// Copies a runner's output to `terminal` and adds up its summary lines.
 fn watch(command: &mut Command, runner: Runner, terminal: &mut impl Write) -> Result<Outcome> {
     let (reader, writer) = std::io::pipe()?;
     command
@@ -252,7 +265,7 @@ fn watch(command: &mut Command, runner: Runner, terminal: &mut impl Write) -> Re
         .stdout(writer.try_clone()?)
         .stderr(writer);
     let mut child = command.spawn().context("cannot start the test runner")?;
-    // The writing ends live on in the command; without them the reader sees the end.
+    // `command` still holds the write ends of the pipe: drop them, or the reader never sees end-of-file.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut counts = Counts::default();
     for line in BufReader::new(reader).split(b'\n') {
@@ -269,7 +282,7 @@ fn watch(command: &mut Command, runner: Runner, terminal: &mut impl Write) -> Re
     Ok(Outcome { success, counts })
 }
 
-/// The counts in a runner's summary line; `None` for other lines.
+/// Parses a runner's summary line. Returns `None` for any other line.
 fn summary(runner: Runner, line: &str) -> Option<Counts> {
     let line = line.trim();
     if !runner.is_summary(line) {
@@ -303,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn summaries_of_both_runners_are_read() {
+    fn summary_lines_of_both_runners_are_parsed() {
         let nextest = [
             (
                 "  Summary [ 0.004s] 3 tests run: 3 passed, 1 skipped",
@@ -335,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_names_the_tiers() {
+    fn the_nextest_filter_selects_exactly_the_requested_tiers() {
         assert_eq!(filter(&[Tier::Kvm]), "test(/(^|::)kvm_/)");
         assert_eq!(
             filter(&[Tier::Unit, Tier::Net]),
@@ -345,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runner_is_watched_to_its_end() {
+    fn the_outcome_holds_the_runners_counts_and_exit_status() {
         let mut command = Command::new("sh");
         command.args([
             "-c",

@@ -1,4 +1,4 @@
-//! Other programs: their output goes to a log, their failure becomes an error that shows its end.
+//! Runs external programs. Their output goes to a log file; the error for a failed program shows the last lines of it.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Lines of a failed program's output that an error shows.
+/// Lines of a failed program's output in the error message.
 const LINES_SHOWN: usize = 30;
 
 /// Runs a program, its output appended to `log`.
@@ -28,12 +28,12 @@ pub(crate) fn run(command: &mut Command, log: &Path) -> Result<()> {
         .status()
         .with_context(|| format!("cannot start {name}"))?;
     if !status.success() {
-        bail!("{name} ended with {status}:\n{}", last_lines(log));
+        bail!("{name} failed with {status}:\n{}", last_lines(log));
     }
     Ok(())
 }
 
-/// Runs a program and returns what it printed.
+/// Runs a program and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let name = name(command);
     let done = command
@@ -41,13 +41,14 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         .output()
         .with_context(|| format!("cannot start {name}"))?;
     if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        bail!("{name} ended with {}: {}", done.status, said.trim());
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        bail!("{name} failed with {}: {}", done.status, stderr.trim());
     }
-    String::from_utf8(done.stdout).with_context(|| format!("{name} printed other than UTF-8"))
+    String::from_utf8(done.stdout)
+        .with_context(|| format!("the output of {name} is not valid UTF-8"))
 }
 
-/// Feeds `input` to a program and returns what it printed.
+/// Runs a program with `input` on its standard input and returns its standard output.
 pub(crate) fn filter(command: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
     let name = name(command);
     let mut child = command
@@ -58,13 +59,13 @@ pub(crate) fn filter(command: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
         .with_context(|| format!("cannot start {name}"))?;
     let stdin = child.stdin.take();
     let done = std::thread::scope(|scope| {
-        // A program that stops reading says why by its status.
+        // An error here means that the program stopped reading: its exit status gives the reason.
         scope.spawn(move || stdin.map(|mut pipe| pipe.write_all(input)));
         child.wait_with_output()
     })?;
     if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        bail!("{name} ended with {}: {}", done.status, said.trim());
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        bail!("{name} failed with {}: {}", done.status, stderr.trim());
     }
     Ok(done.stdout)
 }
@@ -73,7 +74,7 @@ fn name(command: &Command) -> String {
     command.get_program().to_string_lossy().into_owned()
 }
 
-/// The end of a text file; nothing if it cannot be read.
+/// The last lines of a text file. Empty if the file cannot be read.
 pub(crate) fn last_lines(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_shows_the_end_of_the_output() {
+    fn the_error_for_a_failed_program_shows_the_end_of_its_output() {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "seq 100; exit 3"]);
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_takes_more_than_a_pipe_holds() {
+    fn a_filter_accepts_more_input_than_a_pipe_holds() {
         let input = vec![7; 1 << 20];
         assert_eq!(filter(&mut Command::new("cat"), &input).unwrap(), input);
         assert!(filter(&mut Command::new("false"), &input).is_err());

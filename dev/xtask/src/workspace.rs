@@ -1,4 +1,4 @@
-//! Where things lie in this checkout.
+//! Paths of this checkout.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,7 +14,7 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// The checkout that this program was built from.
+    /// The checkout from which this program was built.
     pub(crate) fn locate() -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"))
             .ancestors()
@@ -34,12 +34,12 @@ impl Workspace {
         self.root.join("guest/images").join(name)
     }
 
-    /// Everything that is built beside cargo's own outputs.
+    /// The directory of all build outputs other than cargo's.
     pub(crate) fn artifacts(&self) -> PathBuf {
         self.root.join("target/cube")
     }
 
-    /// Kernel, initramfs and images under the names that others use.
+    /// The directory of kernel, initramfs and images under stable names.
     pub(crate) fn guest(&self) -> PathBuf {
         self.artifacts().join("guest")
     }
@@ -48,14 +48,14 @@ impl Workspace {
     pub(crate) fn cargo(&self) -> Command {
         let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(program);
-        // Its output goes to logs and into error messages.
+        // The output goes to logs and into error messages, where colour codes are noise.
         command
             .current_dir(&self.root)
             .env("CARGO_TERM_COLOR", "never");
         command
     }
 
-    /// Cargo's target directory, wherever the environment has put it.
+    /// Cargo's target directory, which the environment or a configuration file may have moved.
     pub(crate) fn target(&self) -> Result<PathBuf> {
         let mut command = self.cargo();
         command.args(["metadata", "--format-version=1", "--no-deps"]);
@@ -63,12 +63,12 @@ impl Workspace {
             serde_json::from_str(&crate::tool::output(&mut command)?)?;
         let dir = metadata["target_directory"].as_str();
         Ok(dir
-            .context("cargo metadata names no target directory")?
+            .context("`cargo metadata` printed no target_directory")?
             .into())
     }
 }
 
-/// The lines of a recipe's list, without comments and blanks.
+/// The lines of a recipe's list, without comments and empty lines.
 pub(crate) fn read_list(path: &Path) -> Result<Vec<String>> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -1,8 +1,9 @@
-//! Licence expressions (SPDX specification 2.3, annex D), as far as manifests have them. A slash is an old `OR`.
+//! SPDX licence expressions (SPDX specification 2.3, annex D), as far as Cargo manifests use them. A slash is the
+//! deprecated form of `OR`.
 
 use std::collections::BTreeSet;
 
-/// Whether the expression can be met with these licences alone. One that cannot be read cannot be met.
+/// Whether the expression can be satisfied with licences of this set. False if the expression cannot be parsed.
 pub(super) fn allows(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression
         .replace('(', " ( ")
@@ -16,14 +17,14 @@ pub(super) fn allows(expression: &str, allowed: &BTreeSet<String>) -> bool {
     reader.any_of() == Some(true) && reader.words.is_empty()
 }
 
-/// What is left to be read.
+/// The words that are not parsed yet.
 struct Reader<'a> {
     words: &'a [&'a str],
     allowed: &'a BTreeSet<String>,
 }
 
 impl Reader<'_> {
-    /// `a OR b`; `AND` binds closer.
+    /// Parses `a OR b`. `AND` binds tighter.
     fn any_of(&mut self) -> Option<bool> {
         let mut met = self.all_of()?;
         while self.take("OR") {
@@ -40,7 +41,7 @@ impl Reader<'_> {
         Some(met)
     }
 
-    /// A licence, or an expression in parentheses.
+    /// Parses a licence or an expression in parentheses.
     fn one(&mut self) -> Option<bool> {
         if self.take("(") {
             let met = self.any_of()?;
@@ -48,7 +49,7 @@ impl Reader<'_> {
         }
         let (licence, rest) = self.words.split_first()?;
         self.words = rest;
-        // An exception is part of the name: a licence with one is allowed by that name.
+        // A licence with an exception is a name of its own: the set must contain exactly "LICENCE WITH EXCEPTION".
         let name = if self.take("WITH") {
             let (exception, rest) = self.words.split_first()?;
             self.words = rest;
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expressions_are_met_by_what_is_allowed() {
+    fn expressions_are_satisfied_by_allowed_licences_only() {
         let allowed = ["MIT", "Unicode-3.0"].map(str::to_owned).into();
         for (expression, met) in [
             ("MIT", true),

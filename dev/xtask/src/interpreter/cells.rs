@@ -1,4 +1,4 @@
-//! Cells that the template runs: until everything is warm, and the one that its working set is recorded with.
+//! Warms up the interpreter of the template, and runs the cell with which the template's working set is recorded.
 
 use std::{
     path::Path,
@@ -10,16 +10,18 @@ use api_types::envd::EnvdClient;
 use model::WarmUpRequest;
 
 use super::PORT;
-use crate::template::{self, PATIENCE};
+use crate::template::{self, ANSWER_TIMEOUT};
 
-/// Importing what data agents import reads half a gigabyte, on a host that may be busy.
-const WARM_UP_PATIENCE: Duration = Duration::from_secs(240);
-/// What the working set is recorded with and warm clones are asked; what the answer has in it. The cell takes no
-/// number and leaves nothing in the history.
+/// Deadline for the warm-up. The data science packages it imports are half a gigabyte of files, on a machine that may
+/// be busy.
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(240);
+/// The request that records the working set and that the pool sends to every warm slot. With `store_history: false` the
+/// cell takes no execution number and is not added to the history.
 const FIRST: &str = r#"{"code":"1+1","store_history":false}"#;
+/// The result in the answer to [`FIRST`].
 const ANSWER: &str = r#""text":"2""#;
 
-/// The template's list of requests.
+/// The entry of the template's `warm-up.json`.
 pub(super) fn first() -> WarmUpRequest {
     WarmUpRequest {
         port: PORT,
@@ -28,21 +30,24 @@ pub(super) fn first() -> WarmUpRequest {
     }
 }
 
-/// Waits until the hosts are warm, and takes the paths of a first request.
+/// Waits until the server reports that its language hosts are warm, then flushes the guest's file systems.
 pub(super) fn warm_up(vsock: &Path) -> Result<()> {
     let started = Instant::now();
     loop {
         match ready(vsock) {
             Ok(true) => break,
-            Ok(false) | Err(_) if started.elapsed() < WARM_UP_PATIENCE => {
-                // A look every so often would be a sleep; the agent's own command waits in the guest.
+            Ok(false) | Err(_) if started.elapsed() < WARM_UP_TIMEOUT => {
+                // The pause between two polls runs in the guest, as a command of its agent.
                 template::run(&mut template::connect(vsock)?, &["/bin/sleep", "0.2"])?;
             }
-            Ok(false) => bail!("the interpreter's hosts did not become ready"),
+            Ok(false) => bail!(
+                "the interpreter did not become ready within {} s",
+                WARM_UP_TIMEOUT.as_secs()
+            ),
             Err(error) => return Err(error),
         }
     }
-    // Nothing of the layer is left to write when the clones wake up.
+    // Dirty pages in the snapshot would be written back by every clone.
     template::run(&mut template::connect(vsock)?, &["/bin/sync"])
 }
 
@@ -51,15 +56,18 @@ fn ready(vsock: &Path) -> Result<bool> {
     Ok(answer.status == 200)
 }
 
-/// What every clone does first.
+/// Runs the first cell and checks its result.
 pub(super) fn first_cell(vsock: &Path) -> Result<()> {
     let WarmUpRequest { path, body, .. } = first();
     let answer = interpreter(vsock)?.request("POST", &path, &[], body.as_bytes())?;
     let text = String::from_utf8_lossy(&answer.body);
-    ensure!(text.contains(ANSWER), "{body} gave {text}");
+    ensure!(
+        text.contains(ANSWER),
+        "the cell {body} returned {text}, not {ANSWER}"
+    );
     Ok(())
 }
 
 fn interpreter(vsock: &Path) -> Result<EnvdClient> {
-    EnvdClient::connect(vsock, PORT, PATIENCE).context("the interpreter does not listen")
+    EnvdClient::connect(vsock, PORT, ANSWER_TIMEOUT).context("cannot reach the interpreter")
 }

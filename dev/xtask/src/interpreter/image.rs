@@ -1,4 +1,4 @@
-//! The root image of the interpreter: the packages of `base`, Node, R, a JDK, compilers, and wheels for Python.
+//! The root image of the interpreter: the packages of `base`, Node, R, a JDK, compilers, and Python wheels.
 
 use std::{path::Path, process::Command};
 
@@ -15,9 +15,9 @@ use crate::{
 const PLACE: &str = "stages/code-interpreter-image";
 pub(super) const FILE: &str = "code-interpreter.erofs";
 const WHEELS: &str = "stages/code-interpreter-wheels";
-/// Where the tests find a Jupyter kernel to install.
+/// Wheels of the Jupyter kernel that the tests install.
 const KERNEL_WHEELS: &str = "stages/code-interpreter-kernel-wheels";
-/// The guest's Python, as pip names what fits it.
+/// pip's options for wheels that fit the guest's Python.
 const PYTHON: [&str; 12] = [
     "--python-version",
     "3.11.2",
@@ -33,7 +33,7 @@ const PYTHON: [&str; 12] = [
     "manylinux2014_x86_64",
 ];
 
-/// Makes the image unless it is fresh.
+/// Builds the image unless it is up to date.
 pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
     let recipe_dir = parts.workspace.recipe("code-interpreter");
     let wheels = wheels(parts, WHEELS, &recipe_dir.join("requirements.txt"))?;
@@ -63,20 +63,20 @@ pub(super) fn build(parts: &Parts<'_>) -> Result<Built> {
     })
 }
 
-/// Fetches what the tests of Jupyter kernels install in a clone.
+/// Downloads the wheels that the tests of Jupyter kernels install in a clone.
 pub(super) fn kernel_wheels(parts: &Parts<'_>) -> Result<Built> {
     let list = "guest/interpreter/tests/kernel-requirements.txt";
     wheels(parts, KERNEL_WHEELS, &parts.workspace.root().join(list))
 }
 
-/// Fetches the wheels, each checked against the sum in the list.
+/// Downloads the wheels of a requirements file. pip checks each against the hash in the file.
 fn wheels(parts: &Parts<'_>, place: &'static str, requirements: &Path) -> Result<Built> {
     let name = place.trim_start_matches("stages/");
     let recipe = Recipe::new(name)
         .text("for", &PYTHON.join(" "))
         .path("requirements", requirements)?;
     parts.store.build(&recipe, place, |out, log| {
-        // The archive's own, whatever else calls itself so.
+        // Debian's Python, not another one that may come first in PATH.
         let mut pip = Command::new("/usr/bin/python3");
         pip.args(["-m", "pip", "download", "--quiet", "--no-deps"])
             .args(["--require-hashes", "--only-binary=:all:"])

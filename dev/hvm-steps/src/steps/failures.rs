@@ -1,0 +1,140 @@
+//! Steps on guests that end, on a killed VMM, and on damaged templates.
+
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use model::{MANIFEST_NAME, template_file};
+
+use super::state::{ONE, State};
+use crate::vm::Vm;
+
+/// A power-off, a reboot and a crash of the guest are reported as different exit reasons.
+pub(super) fn ends(state: &mut State<'_>) -> Result<String> {
+    let ends = [
+        ("o", "powered off"),
+        ("b", "asked for a reboot"),
+        ("c", "crashed"),
+    ];
+    for (key, expected) in ends {
+        let mut clone = Vm::restore(state.config, &state.template(ONE))?;
+        // Delayed, so that this command still returns.
+        clone.sh(&format!(
+            "(sleep 0.2; echo {key} > /proc/sysrq-trigger) > /dev/null 2>&1 &"
+        ))?;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let reason = loop {
+            if let Some(reason) = clone.process.control.stats()?.exit_reason {
+                break reason;
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "the guest still runs 30 s after sysrq {key:?}"
+            );
+            thread::sleep(Duration::from_millis(20));
+        };
+        ensure!(
+            reason.contains(expected),
+            "sysrq {key:?} was reported as {reason:?}, not {expected:?}"
+        );
+    }
+    Ok("power-off, reboot, crash".to_owned())
+}
+
+/// After SIGKILL of a VMM, another clone of the same template starts.
+pub(super) fn kill(state: &mut State<'_>) -> Result<String> {
+    let clone = state.clones.pop().context("no clone is running")?;
+    let pid = clone.process.pid();
+    clone.process.kill()?;
+    ensure!(
+        !Path::new(&format!("/proc/{pid}")).exists(),
+        "process {pid} still exists after SIGKILL"
+    );
+    let next = Vm::restore(state.config, &state.template(ONE))?;
+    ensure!(
+        next.sh("cat /root/mark")? == "kept",
+        "/root/mark is lost in the clone"
+    );
+    state.clones.push(next);
+    Ok(String::new())
+}
+
+/// The name of a damage to a template, the function that does it, and a part of the expected error.
+type Damage = (&'static str, fn(&Path) -> Result<()>, &'static str);
+
+/// A damaged template is refused with the reason.
+pub(super) fn bad_snapshots(state: &mut State<'_>) -> Result<String> {
+    let good = state.template(ONE);
+    let bad = state.template("bad");
+    let damage: [Damage; 5] = [
+        ("shorter memory", shorten_memory, "bytes, the manifest says"),
+        ("a changed bit", change_state, "SHA-256 differs"),
+        ("another format", other_format, "template of format"),
+        ("another platform", other_platform, "template of platform"),
+        ("no manifest", remove_manifest, "cannot read"),
+    ];
+    for (what, make, reason) in damage {
+        copy(&good, &bad)?;
+        make(&bad).with_context(|| format!("cannot make {what}"))?;
+        let refused = match Vm::restore_paused(state.config, &bad) {
+            Ok(_) => bail!("a template with {what} was restored"),
+            Err(error) => format!("{error:#}"),
+        };
+        ensure!(
+            refused.contains(reason),
+            "a template with {what} was refused with {refused:?}, expected {reason:?}"
+        );
+        fs::remove_dir_all(&bad)?;
+    }
+    Ok(format!("{} refused with their reasons", damage.len()))
+}
+
+/// Copies a template. The large files are hard links: none of the functions below writes into them.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to)?;
+    for name in [template_file::STATE, MANIFEST_NAME] {
+        fs::copy(from.join(name), to.join(name))?;
+    }
+    for name in [template_file::MEMORY, template_file::LAYER] {
+        fs::hard_link(from.join(name), to.join(name))?;
+    }
+    Ok(())
+}
+
+fn shorten_memory(dir: &Path) -> Result<()> {
+    let path = dir.join(template_file::MEMORY);
+    fs::remove_file(&path)?;
+    Ok(fs::File::create(path)?.set_len(1 << 20)?)
+}
+
+fn change_state(dir: &Path) -> Result<()> {
+    let path = dir.join(template_file::STATE);
+    let mut bytes = fs::read(&path)?;
+    if let Some(last) = bytes.last_mut() {
+        *last ^= 1;
+    }
+    Ok(fs::write(path, bytes)?)
+}
+
+fn edit(dir: &Path, key: &str, value: serde_json::Value) -> Result<()> {
+    let path = dir.join(MANIFEST_NAME);
+    let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
+    manifest[key] = value;
+    Ok(fs::write(path, serde_json::to_vec(&manifest)?)?)
+}
+
+fn other_format(dir: &Path) -> Result<()> {
+    edit(dir, "format", 9999.into())
+}
+
+fn other_platform(dir: &Path) -> Result<()> {
+    edit(dir, "platform", "ring3".into())
+}
+
+fn remove_manifest(dir: &Path) -> Result<()> {
+    Ok(fs::remove_file(dir.join(MANIFEST_NAME))?)
+}
