@@ -11,7 +11,7 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net};
 use model::SandboxId;
-use netisolation::{Isolation, IsolationConfig, Policy, Rule, Tap, Uplinks, Verdict};
+use netisolation::{Isolation, IsolationConfig, Policy, Rule, RuleAction, Tap, Uplinks};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1).map(|text| text.parse::<u32>());
@@ -87,7 +87,7 @@ fn policy(rules: u32, number: u32) -> Result<Policy, Box<dyn Error>> {
         };
         Ok(Rule {
             block: IpNet::V4(Ipv4Net::new(address, bits)?),
-            verdict: Verdict::Allow(Vec::new()),
+            action: RuleAction::Allow(Vec::new()),
         })
     };
     Ok(Policy {

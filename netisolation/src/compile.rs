@@ -1,26 +1,24 @@
-//! A policy as entries of the maps. Pure.
+//! Compiles policies and operator exceptions to entries of the map of rules. Pure.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 
 use crate::{
-    Access, Exception, IsolationError, Policy, Protocol, Verdict, forbidden,
+    error::IsolationError,
+    event::Protocol,
     layout::{ACCESSES, Address, PortRange, Rule, verdict},
-    rules,
+    policy::{self, Access, Exception, Policy, RuleAction, forbidden},
+    rule_sets::{Prefix, Rules, SENTINEL},
 };
 
-/// The number of what holds for all sandboxes; see `bpf/layout.h`.
-pub(crate) const FOR_ALL: u32 = 0;
-/// Rules of one policy at most: what the programs' map has room for, shared by all.
+/// Most rules of one policy. All policies share the map's 2²⁰ entries.
 const MAX_RULES: usize = 4096;
 
-/// Bits of an address, and the address.
-pub(crate) type Prefix = (u8, Address);
-/// Entries of the map of rules, all under one number.
-pub(crate) type Rules = BTreeMap<Prefix, Rule>;
-
-/// The rules of a policy.
+/// The rule set of a policy.
+///
+/// # Errors
+/// Returns [`IsolationError::TooMany`] if the policy has too many rules, or a rule too many port ranges.
 pub(crate) fn rules_of(policy: &Policy) -> Result<Rules, IsolationError> {
     if policy.rules.len() > MAX_RULES {
         return Err(IsolationError::TooMany {
@@ -28,19 +26,22 @@ pub(crate) fn rules_of(policy: &Policy) -> Result<Rules, IsolationError> {
             limit: MAX_RULES,
         });
     }
-    let entry = |rule: &crate::Rule| {
-        Ok(match &rule.verdict {
-            Verdict::Deny => entry(rule.block, verdict::DENY, &[])?,
-            Verdict::Allow(access) => entry(rule.block, verdict::ALLOW, access)?,
+    let entry = |rule: &policy::Rule| {
+        Ok(match &rule.action {
+            RuleAction::Deny => entry(rule.block, verdict::DENY, &[])?,
+            RuleAction::Allow(access) => entry(rule.block, verdict::ALLOW, access)?,
         })
     };
     let mut all: Rules = policy.rules.iter().map(entry).collect::<Result<_, _>>()?;
-    add_mark(&mut all, verdict::DENY);
+    add_sentinel(&mut all, verdict::DENY);
     Ok(all)
 }
 
-/// What is denied to all, what of it the operator opens, and the host's own addresses. An exception outside of what is
-/// denied to all changes nothing.
+/// The rule set for all sandboxes: the forbidden ranges, the operator's exceptions inside them, and the addresses of
+/// the host. An exception outside the forbidden ranges has no effect.
+///
+/// # Errors
+/// Returns [`IsolationError::TooMany`] if an exception has too many port ranges.
 pub(crate) fn rules_for_all(
     exceptions: &[Exception],
     host: &[IpAddr],
@@ -58,13 +59,13 @@ pub(crate) fn rules_for_all(
     for address in host {
         all.extend([entry(IpNet::from(*address), verdict::HOST, &[])?]);
     }
-    add_mark(&mut all, verdict::FORBIDDEN);
+    add_sentinel(&mut all, verdict::FORBIDDEN);
     Ok(all)
 }
 
-/// Where reading back begins: at the address that is nobody's. A rule for it alone does as well.
-fn add_mark(all: &mut Rules, verdict: u8) {
-    let (prefix, address) = rules::MARK;
+/// Adds the entry from which a set is read back, unless the set has a rule for that address. No packet has it.
+fn add_sentinel(all: &mut Rules, verdict: u8) {
+    let (prefix, address) = SENTINEL;
     let rule = Rule {
         verdict,
         prefix,
@@ -105,7 +106,7 @@ fn entry(block: IpNet, verdict: u8, access: &[Access]) -> Result<(Prefix, Rule),
     Ok(((prefix, block.network().into()), rule))
 }
 
-/// In IPv4's registry; ICMP stands for ICMPv6 too.
+/// The IANA number that rules use: ICMP stands for ICMPv6 too.
 fn protocol_number(protocol: Protocol) -> u8 {
     match protocol {
         Protocol::Icmp => 1,
@@ -115,7 +116,7 @@ fn protocol_number(protocol: Protocol) -> u8 {
     }
 }
 
-/// Of a number in a packet.
+/// The protocol with a number in a packet.
 pub(crate) fn protocol(number: u8) -> Protocol {
     match number {
         1 | 58 => Protocol::Icmp,

@@ -1,21 +1,12 @@
-//! The programs and maps in the kernel, and the pins by which they outlive this process.
+//! Loads the eBPF programs and their maps, and attaches the programs to devices.
 //!
-//! ```text
-//! PINS/INSTANCE/             locked by the server that owns it
-//!   LAYOUT-TAPS-FLOWS/       maps: a server with the same layout and sizes goes on with them
-//!   links/tap-INDEX-IFINDEX  program on a TAP
-//!   links/uplink-IFINDEX     program on an uplink
-//! ```
-//! Programs are loaded anew by every server and replace those on living links atomically.
+//! Every server loads the programs anew and atomically replaces the programs of existing links. The links are pinned
+//! ([`crate::bpffs`]), so the programs stay attached when the server dies.
 
 use std::{
-    fs::{self, File},
-    io,
-    os::fd::{AsFd, BorrowedFd},
+    fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    thread,
-    time::{Duration, Instant},
 };
 
 use aya::{
@@ -28,164 +19,79 @@ use aya::{
     },
 };
 use model::chain;
-use nix::{
-    errno::Errno,
-    fcntl::{Flock, FlockArg},
-    mount::{MsFlags, mount},
-    sys::statfs::{BPF_FS_MAGIC, statfs},
-};
 
 use crate::{
-    IsolationError,
+    bpffs::InstanceDir,
+    config::IsolationConfig,
     device::Device,
-    error::{system, unsuitable},
+    error::{IsolationError, system},
+    flows::FlowMaps,
     kfuncs,
-    layout::{Flow, FlowKey, Pin, PinKey, Refusal, Settings, State, Tap, Uplink, WireKey},
-    rules::RuleSets,
+    layout::{Pin, PinKey, Refusal, Settings, State, Tap, Uplink},
+    rule_sets::RuleMap,
 };
 
-/// Where a bpffs is, by convention.
-const BPFFS: &str = "/sys/fs/bpf";
-/// Changes with the maps' keys, values and declarations.
+/// Hash of the maps' keys, values and declarations (`build.rs`).
 const LAYOUT: &str = env!("MAP_LAYOUT");
+/// Most open flows of all sandboxes.
+const MAX_FLOWS: u32 = 1 << 22;
 
-/// How many there can be.
+/// Capacities of the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    pub(crate) taps: u32,
-    pub(crate) flows: u32,
+    taps: u32,
+    flows: u32,
 }
 
-/// The owner of what is in the kernel.
+impl Sizes {
+    pub(crate) fn of(config: &IsolationConfig) -> Self {
+        let flows = config.max_taps.saturating_mul(config.max_flows);
+        Self {
+            taps: config.max_taps,
+            flows: flows.min(MAX_FLOWS),
+        }
+    }
+}
+
+/// The loaded programs, and the instance's directory with their links.
 pub(crate) struct Datapath {
-    home: Home,
-    maps: PathBuf,
-    pub(crate) tap_program: TapProgram,
-    /// Numbers that the kernel gave the programs, to compare with what is attached.
+    dir: InstanceDir,
+    maps_dir: PathBuf,
+    pub(crate) programs: Programs,
+    /// The kernel's ids of the programs, which [`crate::verify`] compares with the attached programs.
     pub(crate) from_guest_id: u32,
     pub(crate) from_wire_id: u32,
+}
+
+/// The maps except those of flows.
+pub(crate) struct Maps {
+    /// TAP number by device index.
     pub(crate) indices: HashMap<MapData, u32, u32>,
     pub(crate) taps: Array<MapData, Tap>,
     pub(crate) states: Array<MapData, State>,
-    pub(crate) rules: RuleSets,
+    pub(crate) rules: RuleMap,
     pub(crate) pins: HashMap<MapData, PinKey, Pin>,
     pub(crate) uplinks: HashMap<MapData, u32, Uplink>,
     pub(crate) refusals: HashMap<MapData, Refusal, u64>,
     pub(crate) records: RingBuf<MapData>,
 }
 
-/// The directory of an instance, locked.
-#[derive(Debug)]
-pub(crate) struct Home {
-    path: PathBuf,
-    _lock: Flock<File>,
-}
-
-/// The programs, to be attached without the owner's lock.
+/// The programs. A handle of its own, so that attaching one does not need the owner's lock.
 #[derive(Clone, Debug)]
-pub(crate) struct TapProgram {
-    programs: Arc<Mutex<Ebpf>>,
+pub(crate) struct Programs {
+    loaded: Arc<Mutex<Ebpf>>,
     links: PathBuf,
 }
 
-/// Handles of the maps of flows, for the thread that reaps them.
-pub(crate) struct FlowMaps {
-    pub(crate) taps: Array<MapData, Tap>,
-    pub(crate) flows: HashMap<MapData, FlowKey, Flow>,
-    pub(crate) wires: HashMap<MapData, WireKey, FlowKey>,
-}
-
-/// A server that was killed while it started a program is survived for a moment by the child that is to become that,
-/// which has its descriptors, and so its lock.
-const LAST_CHILD: Duration = Duration::from_secs(1);
-
-/// Nothing if another process has it for longer than that.
-fn lock(mut directory: File) -> Option<Flock<File>> {
-    let deadline = Instant::now() + LAST_CHILD;
-    loop {
-        match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Some(lock),
-            Err((again, Errno::EWOULDBLOCK)) if Instant::now() < deadline => directory = again,
-            Err(_) => return None,
-        }
-        thread::sleep(LAST_CHILD / 100);
-    }
-}
-
-impl Home {
-    /// Makes the directory, in a bpffs that is mounted if need be, and locks it.
-    pub(crate) fn open(pins: &Path, instance: &str) -> Result<Self, IsolationError> {
-        let path = pins.join(instance);
-        ensure_bpffs(pins)?;
-        let failed = |source| system(format!("make {}", path.display()), source);
-        fs::create_dir_all(path.join("links")).map_err(failed)?;
-        let lock = lock(File::open(&path).map_err(failed)?).ok_or_else(|| {
-            unsuitable(
-                format!("{} is another server's", path.display()),
-                "end that server, or give this one another state directory",
-            )
-        })?;
-        Ok(Self { path, _lock: lock })
-    }
-
-    fn links(&self) -> PathBuf {
-        self.path.join("links")
-    }
-
-    /// Removes maps of other layouts.
-    fn remove_others(&self, keep: &Path) {
-        let Ok(entries) = fs::read_dir(&self.path) else {
-            return;
-        };
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if path != keep && path != self.links() {
-                // What cannot be removed now is tried again by the next server.
-                let _later = fs::remove_dir_all(path);
-            }
-        }
-    }
-}
-
-/// Mounts a bpffs where there is none.
-fn ensure_bpffs(pins: &Path) -> Result<(), IsolationError> {
-    let existing = pins.ancestors().find(|path| path.exists());
-    if existing.is_some_and(|path| statfs(path).is_ok_and(|s| s.filesystem_type() == BPF_FS_MAGIC))
-    {
-        return Ok(());
-    }
-    let point = if pins.starts_with(BPFFS) {
-        Path::new(BPFFS)
-    } else {
-        pins
-    };
-    let failed = |error: io::Error| {
-        unsuitable(
-            format!(
-                "{} is in no bpffs, and mounting one failed: {error}",
-                pins.display()
-            ),
-            format!("mount -t bpf bpf {}", point.display()),
-        )
-    };
-    fs::create_dir_all(point).map_err(failed)?;
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    let data = Some("mode=700");
-    mount(Some("bpf"), point, Some("bpf"), flags, data).map_err(|e| failed(e.into()))
-}
-
 impl Datapath {
-    /// Loads the programs, on the maps that are pinned or on new ones.
+    /// Loads the programs and opens the pinned maps, or creates them.
     pub(crate) fn load(
-        home: Home,
+        dir: InstanceDir,
         settings: &Settings,
         sizes: Sizes,
-    ) -> Result<Self, IsolationError> {
-        let maps = home
-            .path
-            .join(format!("{LAYOUT}-{}-{}", sizes.taps, sizes.flows));
-        fs::create_dir_all(&maps).map_err(|e| system(format!("make {}", maps.display()), e))?;
-        home.remove_others(&maps);
-        let mut loaded = load(&maps, settings, sizes)?;
+    ) -> Result<(Self, Maps), IsolationError> {
+        let maps_dir = dir.make_maps_dir(&format!("{LAYOUT}-{}-{}", sizes.taps, sizes.flows))?;
+        let mut loaded = load(&maps_dir, settings, sizes)?;
         let mut id = |name| -> Result<u32, IsolationError> {
             let failed = |e: ProgramError| system(format!("load the program {name}"), e);
             let program = program(&mut loaded, name)?;
@@ -194,29 +100,33 @@ impl Datapath {
         };
         let (from_guest_id, from_wire_id, _) =
             (id("from_guest")?, id("from_wire")?, id("from_resolver")?);
-        Ok(Self {
-            maps,
-            from_guest_id,
-            from_wire_id,
+        let maps = Maps {
             indices: map(&mut loaded, "indices")?,
             taps: map(&mut loaded, "taps")?,
             states: map(&mut loaded, "states")?,
-            rules: RuleSets::new(map(&mut loaded, "rules")?),
+            rules: map(&mut loaded, "rules")?,
             pins: map(&mut loaded, "pins")?,
             uplinks: map(&mut loaded, "uplinks")?,
             refusals: map(&mut loaded, "refusals")?,
             records: map(&mut loaded, "records")?,
-            tap_program: TapProgram {
-                programs: Arc::new(Mutex::new(loaded)),
-                links: home.links(),
-            },
-            home,
-        })
+        };
+        let programs = Programs {
+            loaded: Arc::new(Mutex::new(loaded)),
+            links: dir.links(),
+        };
+        let datapath = Self {
+            dir,
+            maps_dir,
+            programs,
+            from_guest_id,
+            from_wire_id,
+        };
+        Ok((datapath, maps))
     }
 
-    /// The maps of flows, once more.
+    /// Opens the maps of flows by their pins; every call opens them again.
     pub(crate) fn flow_maps(&self) -> Result<FlowMaps, IsolationError> {
-        let open = |name: &str| MapData::from_pin(self.maps.join(name));
+        let open = |name: &str| MapData::from_pin(self.maps_dir.join(name));
         let typed = || -> Result<FlowMaps, MapError> {
             Ok(FlowMaps {
                 taps: Map::Array(open("taps")?).try_into()?,
@@ -227,27 +137,27 @@ impl Datapath {
         typed().map_err(|e| system("open the maps of flows", e))
     }
 
-    /// Puts this server's program on a TAP that has a predecessor's; an error if the TAP is gone.
-    pub(crate) fn replace_tap(&mut self, tap: u32, ifindex: u32) -> Result<(), IsolationError> {
-        let pin = self.tap_program.link(tap, ifindex);
-        self.tap_program
+    /// Replaces the predecessor's program on a TAP with this server's. Fails if the TAP is gone.
+    pub(crate) fn replace_tap_program(&self, tap: u32, ifindex: u32) -> Result<(), IsolationError> {
+        let pin = self.programs.tap_link(tap, ifindex);
+        self.programs
             .with("from_guest", |program| replace(program, &pin))
     }
 
-    /// Forgets the link of a TAP that is gone. That of one that lives would leave it without a program.
-    pub(crate) fn forget_tap(&self, tap: u32, ifindex: u32) {
-        let _gone = fs::remove_file(self.tap_program.link(tap, ifindex));
+    /// Removes the pinned link of a TAP whose device is gone. On a live device, this would detach the program.
+    pub(crate) fn remove_tap_link(&self, tap: u32, ifindex: u32) {
+        let _already_removed = fs::remove_file(self.programs.tap_link(tap, ifindex));
     }
 
-    /// Gives the link of a TAP's device the name of another number.
-    pub(crate) fn move_link(&self, from: u32, to: u32, ifindex: u32) -> io::Result<()> {
-        let link = |tap| self.tap_program.link(tap, ifindex);
+    /// Renames the pinned link of a TAP's device when the TAP gets another number.
+    pub(crate) fn rename_tap_link(&self, from: u32, to: u32, ifindex: u32) -> io::Result<()> {
+        let link = |tap| self.programs.tap_link(tap, ifindex);
         fs::rename(link(from), link(to))
     }
 
-    /// Index and device index of the TAPs that have links.
-    pub(crate) fn linked_taps(&self) -> Vec<(u32, u32)> {
-        let Ok(entries) = fs::read_dir(self.home.links()) else {
+    /// TAP number and device index of each pinned TAP link.
+    pub(crate) fn tap_links(&self) -> Vec<(u32, u32)> {
+        let Ok(entries) = fs::read_dir(self.dir.links()) else {
             return Vec::new();
         };
         let parse = |name: String| {
@@ -260,14 +170,10 @@ impl Datapath {
             .collect()
     }
 
-    /// Puts the program on an uplink, in place of a predecessor's.
-    pub(crate) fn attach_uplink(
-        &mut self,
-        device: &str,
-        ifindex: u32,
-    ) -> Result<(), IsolationError> {
-        let pin = self.home.links().join(format!("uplink-{ifindex}"));
-        self.tap_program.with("from_wire", |program| {
+    /// Attaches the program to an uplink, or replaces the program of a predecessor's link.
+    pub(crate) fn attach_uplink(&self, device: &str, ifindex: u32) -> Result<(), IsolationError> {
+        let pin = self.dir.links().join(format!("uplink-{ifindex}"));
+        self.programs.with("from_wire", |program| {
             if pin.exists() && replace(program, &pin).is_ok() {
                 return Ok(());
             }
@@ -276,9 +182,9 @@ impl Datapath {
         })
     }
 
-    /// Puts the program on the resolver's device, for as long as this process lives.
-    pub(crate) fn attach_resolver(&mut self, device: &str) -> Result<(), IsolationError> {
-        self.tap_program.with("from_resolver", |program| {
+    /// Attaches the program to the resolver's device. The link is not pinned: it ends with this process.
+    pub(crate) fn attach_resolver(&self, device: &str) -> Result<(), IsolationError> {
+        self.programs.with("from_resolver", |program| {
             let options = TcAttachOptions::TcxOrder(LinkOrder::first());
             program
                 .attach_with_options(device, TcAttachType::Egress, options)
@@ -287,28 +193,22 @@ impl Datapath {
         })
     }
 
-    /// Removes links and maps. Only when no TAP is left.
+    /// Removes all pinned links and maps. Call it only when no TAP is left.
     pub(crate) fn remove_pins(&self) {
-        let _next_server_sweeps = fs::remove_dir_all(&self.home.path);
-    }
-
-    /// Readable when there are records.
-    pub(crate) fn records_fd(&self) -> BorrowedFd<'_> {
-        self.records.as_fd()
+        self.dir.remove();
     }
 }
 
-impl TapProgram {
-    /// Puts the program on a TAP. Takes milliseconds: the kernel waits for all CPUs.
-    pub(crate) fn attach(&self, tap: u32, device: &Device) -> Result<(), IsolationError> {
-        let pin = self.link(tap, device.index);
+impl Programs {
+    /// Attaches the program to a TAP. Takes milliseconds, because the kernel waits for all CPUs.
+    pub(crate) fn attach_tap(&self, tap: u32, device: &Device) -> Result<(), IsolationError> {
+        let pin = self.tap_link(tap, device.index);
         self.with("from_guest", |program| {
             attach(program, &device.name, TcAttachType::Ingress, &pin)
         })
     }
 
-    /// Pin of the link of a TAP.
-    fn link(&self, tap: u32, ifindex: u32) -> PathBuf {
+    fn tap_link(&self, tap: u32, ifindex: u32) -> PathBuf {
         self.links.join(format!("tap-{tap}-{ifindex}"))
     }
 
@@ -317,14 +217,15 @@ impl TapProgram {
         name: &'static str,
         work: impl FnOnce(&mut SchedClassifier) -> Result<T, IsolationError>,
     ) -> Result<T, IsolationError> {
-        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
-        work(program(&mut programs, name)?)
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        work(program(&mut loaded, name)?)
     }
 }
 
 fn load(maps: &Path, settings: &Settings, sizes: Sizes) -> Result<Ebpf, IsolationError> {
     let object = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/net.bpf.o"));
-    let object = kfuncs::bind(object).map_err(|e| system("bind the programs to the kernel", e))?;
+    let object = kfuncs::relocate(object)
+        .map_err(|e| system("resolve the kernel functions that the programs call", e))?;
     EbpfLoader::new()
         .default_map_pin_directory(maps)
         .map_max_entries("indices", sizes.taps + 1)
@@ -356,11 +257,11 @@ fn map<M: TryFrom<Map, Error = MapError>>(
 }
 
 fn absent(name: &str) -> IsolationError {
-    let error = io::Error::new(io::ErrorKind::NotFound, "it is not in the object file");
+    let error = io::Error::new(io::ErrorKind::NotFound, "not in the object file");
     system(format!("find {name}"), error)
 }
 
-/// Attaches first in the chain, and pins the link.
+/// Attaches the program as the first one of the device, and pins the link.
 fn attach(
     program: &mut SchedClassifier,
     device: &str,
@@ -381,12 +282,12 @@ fn attach(
     let link: FdLink = link
         .try_into()
         .map_err(|e: aya::programs::links::LinkError| failed(&e))?;
-    // The pin holds it from here on.
+    // From here on the pin keeps the link alive.
     link.pin(pin).map_err(|e| failed(&e))?;
     Ok(())
 }
 
-/// Replaces the program of a pinned link; an error if its device is gone.
+/// Replaces the program of a pinned link. Fails if the link's device is gone.
 fn replace(program: &mut SchedClassifier, pin: &Path) -> Result<(), IsolationError> {
     let failed = |e: &dyn std::error::Error| {
         system(
@@ -397,7 +298,7 @@ fn replace(program: &mut SchedClassifier, pin: &Path) -> Result<(), IsolationErr
     let link = FdLink::from(PinnedLink::from_pin(pin).map_err(|e| failed(&e))?);
     let link = SchedClassifierLink::try_from(link).map_err(|e| failed(&e))?;
     let id = program.attach_to_link(link).map_err(|e| failed(&e))?;
-    // The pin goes on holding it.
+    // The pin keeps the link alive.
     drop(program.take_link(id).map_err(|e| failed(&e))?);
     Ok(())
 }

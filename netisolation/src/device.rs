@@ -1,4 +1,4 @@
-//! Network devices of this thread's network namespace: TAPs, addresses, routes, per-device settings.
+//! Network devices in this thread's network namespace: TAPs, addresses, routes, per-device settings.
 
 use std::{
     collections::BTreeSet,
@@ -21,10 +21,10 @@ pub(crate) use sys::{
 
 /// IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE (`linux/if_addr.h`).
 const UNFIT_V6: u32 = 0x01 | 0x08 | 0x20 | 0x40;
-/// Where a queueing discipline goes (`linux/pkt_sched.h`).
+/// The parent of a root queueing discipline (`linux/pkt_sched.h`).
 const TC_H_ROOT: u32 = u32::MAX;
 
-/// A TAP just made: down, without addresses, gone when `fd` is closed.
+/// A new TAP: down and without addresses. The kernel removes it when all its descriptors are closed.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) fd: OwnedFd,
@@ -37,19 +37,20 @@ pub(crate) struct Device {
 pub(crate) struct Assigned {
     pub(crate) ifindex: u32,
     pub(crate) address: IpAddr,
-    /// Whether packets of others should have it: not temporary, not link-local, past its checks.
-    pub(crate) fit: bool,
+    /// Whether sandboxes' packets may leave with it: neither temporary, deprecated nor link-local, and not in or failed
+    /// duplicate address detection.
+    pub(crate) usable: bool,
 }
 
-/// Makes a TAP with a name from `pattern`, in which `%d` stands for the first free number.
+/// Creates a TAP. `%d` in `pattern` becomes the lowest free number.
 pub(crate) fn tap(pattern: &str) -> io::Result<Device> {
     let (fd, name) = make_tap(pattern)?;
     let index = index(&name)?;
     Ok(Device { fd, name, index })
 }
 
-/// Has frames for a device handed to its driver by whoever sends them, at once: gives it the queueing discipline
-/// `noqueue`. rtnetlink(7) has no other request here, so it is put together by hand.
+/// Sets a device's queueing discipline to `noqueue`: the sender of a frame then passes it to the driver synchronously.
+/// The message is built by hand, because it is this crate's only rtnetlink(7) request.
 pub(crate) fn bypass_queueing(index: u32) -> io::Result<()> {
     const LENGTH: u32 = 48;
     // `nlmsghdr`, `tcmsg`, `rtattr` (`linux/netlink.h`, `linux/rtnetlink.h`).
@@ -69,11 +70,11 @@ pub(crate) fn bypass_queueing(index: u32) -> io::Result<()> {
     ];
     let mut message: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     message.extend(b"noqueue\0");
-    ask_rtnetlink(&message)
+    request_rtnetlink(&message)
 }
 
 /// Sends a request and waits for its acknowledgement.
-fn ask_rtnetlink(message: &[u8]) -> io::Result<()> {
+fn request_rtnetlink(message: &[u8]) -> io::Result<()> {
     let kind = (
         AddressFamily::Netlink,
         SockType::Raw,
@@ -86,7 +87,7 @@ fn ask_rtnetlink(message: &[u8]) -> io::Result<()> {
     acknowledgement(answer.get(..length).unwrap_or_default())
 }
 
-/// `nlmsghdr`, then `nlmsgerr`, which begins with the negative errno.
+/// Reads an acknowledgement: `nlmsghdr`, then `nlmsgerr`, which begins with the negated errno.
 pub(crate) fn acknowledgement(answer: &[u8]) -> io::Result<()> {
     match answer.get(16..20) {
         Some(&[0, 0, 0, 0]) => Ok(()),
@@ -97,33 +98,32 @@ pub(crate) fn acknowledgement(answer: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Writes a setting of a device; `family` is `ipv4` or `ipv6`.
+/// Writes a device's setting in `/proc/sys/net`. `family`: `ipv4` or `ipv6`.
 pub(crate) fn configure(family: &str, device: &str, key: &str, value: &str) -> io::Result<()> {
     fs::write(format!("/proc/sys/net/{family}/conf/{device}/{key}"), value)
 }
 
-/// The same, only if it is not so already.
+/// Like [`configure`], but writes only if the setting has another value.
 pub(crate) fn ensure(family: &str, device: &str, key: &str, value: &str) -> io::Result<()> {
     let path = format!("/proc/sys/net/{family}/conf/{device}/{key}");
     if fs::read_to_string(path)?.trim() == value {
-        Ok(())
-    } else {
-        configure(family, device, key, value)
+        return Ok(());
     }
+    configure(family, device, key, value)
 }
 
-/// Whether the host has IPv6.
+/// Whether the kernel supports IPv6.
 pub(crate) fn has_ipv6() -> bool {
     fs::exists("/proc/sys/net/ipv6/conf/all").unwrap_or(false)
 }
 
-/// All addresses of this namespace.
+/// All addresses in this namespace.
 pub(crate) fn addresses() -> io::Result<Vec<Assigned>> {
     let mut all = addresses6()?;
     for interface in nix::ifaddrs::getifaddrs()? {
         let address = interface.address.as_ref().and_then(|a| a.as_sockaddr_in());
         if let Some(v4) = address.map(|a| a.ip()) {
-            // A device that went since has no index any more.
+            // The device may have been removed in the meantime.
             let Ok(ifindex) = index(&interface.interface_name) else {
                 continue;
             };
@@ -131,20 +131,20 @@ pub(crate) fn addresses() -> io::Result<Vec<Assigned>> {
             all.push(Assigned {
                 ifindex,
                 address,
-                fit: true,
+                usable: true,
             });
         }
     }
     Ok(all)
 }
 
-/// Those of IPv6.
+/// All IPv6 addresses in this namespace.
 pub(crate) fn addresses6() -> io::Result<Vec<Assigned>> {
     let table = read_table("if_inet6")?;
     Ok(table.lines().filter_map(address6).collect())
 }
 
-/// A line of `if_inet6`: address, index, prefix length, scope, flags in hexadecimal digits; name.
+/// Parses a line of `if_inet6`: address, index, prefix length, scope and flags in hexadecimal digits, then the name.
 pub(crate) fn address6(line: &str) -> Option<Assigned> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [address, index, _, scope, flags, _] = words[..] else {
@@ -155,11 +155,11 @@ pub(crate) fn address6(line: &str) -> Option<Assigned> {
     Some(Assigned {
         ifindex: hex(index)?,
         address: Ipv6Addr::from_bits(address).into(),
-        fit: hex(scope)? == 0 && hex(flags)? & UNFIT_V6 == 0,
+        usable: hex(scope)? == 0 && hex(flags)? & UNFIT_V6 == 0,
     })
 }
 
-/// Names of the devices that default routes lead to.
+/// Names of the devices of all default routes.
 pub(crate) fn default_routes() -> io::Result<BTreeSet<String>> {
     let mut names: BTreeSet<String> = read_table("route")?.lines().filter_map(route4).collect();
     names.extend(read_table("ipv6_route")?.lines().filter_map(route6));
@@ -167,23 +167,23 @@ pub(crate) fn default_routes() -> io::Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// The device of a default route in a line of `route`.
+/// The device of a line of `route`, if the line is an IPv4 default route.
 pub(crate) fn route4(line: &str) -> Option<String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {
-        [name, "00000000", _, flags, _, _, _, "00000000", ..] if leads_on(flags) => {
+        [name, "00000000", _, flags, _, _, _, "00000000", ..] if is_usable_route(flags) => {
             Some(name.to_owned())
         }
         _ => None,
     }
 }
 
-/// The same of `ipv6_route`.
+/// The device of a line of `ipv6_route`, if the line is an IPv6 default route.
 pub(crate) fn route6(line: &str) -> Option<String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {
         [to, "00", _, _, _, _, _, _, flags, name]
-            if leads_on(flags) && to.bytes().all(|b| b == b'0') =>
+            if is_usable_route(flags) && to.bytes().all(|b| b == b'0') =>
         {
             Some(name.to_owned())
         }
@@ -191,12 +191,12 @@ pub(crate) fn route6(line: &str) -> Option<String> {
     }
 }
 
-/// RTF_UP and not RTF_REJECT (`linux/route.h`).
-fn leads_on(flags: &str) -> bool {
+/// Whether RTF_UP is set and RTF_REJECT is not (`linux/route.h`).
+fn is_usable_route(flags: &str) -> bool {
     u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & 1 != 0 && flags & 0x200 == 0)
 }
 
-/// A file of this thread's `/proc/net`; empty where the protocol is absent.
+/// Reads a file of this thread's `/proc/net`. Empty if the kernel lacks the protocol.
 fn read_table(name: &str) -> io::Result<String> {
     match fs::read_to_string(format!("/proc/thread-self/net/{name}")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
@@ -204,7 +204,7 @@ fn read_table(name: &str) -> io::Result<String> {
     }
 }
 
-/// The host's ephemeral ports.
+/// First and last of the host's ephemeral ports.
 pub(crate) fn local_ports() -> io::Result<(u16, u16)> {
     let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
     let mut words = text.split_whitespace().map(str::parse);
@@ -214,7 +214,7 @@ pub(crate) fn local_ports() -> io::Result<(u16, u16)> {
     }
 }
 
-/// Whether a device has an IPv4 address.
+/// A device's IPv4 address, if it has one.
 pub(crate) fn has_address4(name: &str) -> io::Result<Option<Ipv4Addr>> {
     match address4(name) {
         Ok(address) => Ok(Some(address)),

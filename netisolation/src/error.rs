@@ -1,50 +1,46 @@
-//! Why the network of a sandbox is not as it has to be.
+//! Errors of network isolation.
 
 use std::{error::Error, io};
 
 use model::chain;
 
-use crate::TapIndex;
+use crate::tap::TapIndex;
 
-/// See the variants.
 #[derive(Debug, thiserror::Error)]
 pub enum IsolationError {
-    /// The host cannot do it.
-    #[error("network isolation is not possible here: {what}; {cure}")]
+    /// The host or the configuration does not allow network isolation.
+    #[error("network isolation is not possible on this host: {what}; {cure}")]
     Unsuitable {
-        /// What is missing.
+        /// The missing or wrong property.
         what: String,
-        /// What to do.
+        /// What the operator can do about it.
         cure: String,
     },
-    /// Read back, and it is not what was written.
-    #[error("{index:?} is not as its policy wants it: {what}")]
+    /// The state read back from the kernel differs from the state that was written.
+    #[error("the kernel state of {index:?} does not match its policy: {what}")]
     Mismatch {
-        /// Which.
         index: TapIndex,
-        /// The difference.
+        /// The first difference found.
         what: String,
     },
-    /// No such TAP.
-    #[error("there is no TAP {0:?}")]
+    /// The TAP does not exist, or it does not have the sandbox or policy that the call needs.
+    #[error("unknown TAP {0:?}")]
     Unknown(TapIndex),
-    /// All are taken.
-    #[error("all {0} TAPs are taken")]
+    /// Every TAP number is in use. Contains the maximum.
+    #[error("all {0} TAPs are in use")]
     Exhausted(u32),
-    /// More than one policy or sandbox may have.
-    #[error("too many {what}: {limit} at most")]
+    /// A policy or sandbox exceeds a limit.
+    #[error("too many {what}: the limit is {limit}")]
     TooMany {
-        /// Of what.
+        /// What the limit counts.
         what: &'static str,
-        /// How many there may be.
         limit: usize,
     },
-    /// A system call.
+    /// A system call failed.
     #[error("cannot {what}")]
     System {
-        /// What was tried.
+        /// The failed action.
         what: String,
-        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -57,6 +53,7 @@ pub(crate) fn unsuitable(what: impl Into<String>, cure: impl Into<String>) -> Is
     }
 }
 
+/// Makes [`IsolationError::System`]. A source that is not an `io::Error` is flattened with its causes into one.
 pub(crate) fn system(
     what: impl Into<String>,
     source: impl Into<Box<dyn Error + Send + Sync>>,

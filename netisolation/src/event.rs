@@ -1,115 +1,107 @@
-//! What was refused, and what was counted.
+//! Refusal events and counters, as clients of this crate see them.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::SystemTime};
 
 use model::SandboxId;
 use serde::{Deserialize, Serialize};
 
-/// A protocol that can be let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
-    /// Transmission Control Protocol.
     Tcp,
-    /// User Datagram Protocol.
     Udp,
-    /// ICMP and ICMPv6: echo, and the errors of known flows.
+    /// ICMP and ICMPv6. Only echo and errors about known flows can pass.
     Icmp,
-    /// Anything else: never passes.
+    /// Any other IP protocol, by its IANA number. Never passes.
     Other(u8),
 }
 
-/// As the sandbox sees it.
+/// Direction from the sandbox's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
     /// From the sandbox.
     Out,
-    /// Towards it.
+    /// To the sandbox.
     In,
 }
 
-/// Why something did not pass. The wire form is the name in snake case; the numbers are shared with the programs.
+/// Why a packet or DNS query was refused. Serialized as the name in snake case; `enum reason` in `bpf/layout.h` uses
+/// the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Reason {
-    /// No rule and no name of the policy allows it.
+    /// Neither a rule nor a name of the policy allows the destination.
     Policy = 1,
-    /// A range that only the operator can open: private, link-local, loopback, multicast, metadata.
+    /// The address is in a range that only the operator can open: private, link-local, loopback, multicast, metadata.
     Forbidden = 2,
-    /// An address of the host itself.
+    /// The destination is an address of the host.
     Host = 3,
-    /// The source is not the sandbox's address, or the source MAC not its MAC.
+    /// The source IP or MAC address is not the sandbox's.
     Spoofed = 4,
-    /// Neither IPv4, IPv6 nor an ARP request for the gateway; VLAN tags.
+    /// The frame has a VLAN tag, or is not IPv4, IPv6, or an ARP request for the gateway.
     NotIp = 5,
-    /// A fragment: its ports cannot be seen.
+    /// The packet is a fragment: later fragments carry no ports to check.
     Fragment = 6,
-    /// IP options or extension headers.
+    /// The packet has IP options or IPv6 extension headers.
     Options = 7,
-    /// Headers that lie about lengths, or TCP flags that no stack sends.
+    /// Header lengths are inconsistent, or the TCP flags are a combination that no network stack sends.
     Malformed = 8,
-    /// A protocol that never passes.
+    /// The IP protocol or ICMP type is never allowed.
     Protocol = 9,
-    /// Port 53 of somebody else than the gateway.
+    /// A packet to port 53 of an address other than the gateway.
     Dns = 10,
-    /// The resolver was asked for a name that the policy has not.
+    /// A DNS query for a name that the policy does not allow.
     Name = 11,
-    /// A name led to a forbidden address (rebinding).
+    /// DNS rebinding: an allowed name resolved to a forbidden address.
     Rebinding = 12,
-    /// Nothing of the sandbox's began it.
+    /// The packet belongs to no flow that the sandbox opened.
     Unsolicited = 13,
-    /// The bandwidth limit.
+    /// The bandwidth limit is exceeded.
     Bandwidth = 14,
-    /// The limit of new flows, or of flows at a time.
+    /// The limit on new flows per second or on open flows is exceeded.
     Flows = 15,
-    /// The host has no route, or none through an uplink.
+    /// The host has no route through an uplink, the packet is larger than the route's MTU, or its TTL has run out.
     NoRoute = 16,
-    /// Something inside: a map is full. Never lets anything pass.
+    /// An internal failure, such as a full map. The packet is dropped.
     Internal = 17,
-    /// A checksum or a segmentation that is left to the host and is not of the packet's own transport header.
+    /// The frame's offload request (checksum or segmentation) does not match the packet's transport header.
     Offload = 18,
 }
 
-/// A refused flow.
+/// One or more refused packets of the same flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetEvent {
-    /// Whose.
     pub sandbox: SandboxId,
-    /// When its first packet was refused.
+    /// For a flow's first refused packet, the time of its refusal; for a sum, the time at which it was taken.
     pub time: SystemTime,
-    /// See [`Direction`].
     pub direction: Direction,
-    /// See [`Protocol`].
     pub protocol: Protocol,
-    /// Sender; port 0 where there is none.
+    /// Port 0 if the packet has no ports.
     pub source: SocketAddr,
-    /// Receiver.
+    /// Port 0 if the packet has no ports.
     pub destination: SocketAddr,
-    /// See [`Reason`].
     pub reason: Reason,
-    /// The name that was asked for, or by which the address is known.
+    /// The queried DNS name, or the name under which the remote address is pinned.
     pub name: Option<String>,
-    /// Packets that this record stands for.
+    /// Packets that this event stands for.
     pub count: u64,
 }
 
-/// Figures of one sandbox since its TAP was given to it.
+/// Traffic of one sandbox since it received its TAP. Byte counts include Ethernet headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// Packets that passed, from the sandbox. What a network card would cut into segments is one.
+    /// Packets from the sandbox that passed. A packet that is segmented later counts once.
     pub packets_out: u64,
-    /// Their bytes, Ethernet header included.
     pub bytes_out: u64,
-    /// Packets that passed, to the sandbox.
+    /// Packets to the sandbox that passed.
     pub packets_in: u64,
-    /// Their bytes.
     pub bytes_in: u64,
-    /// Flows that began.
+    /// Flows opened.
     pub flows: u64,
-    /// Packets refused, by reason.
+    /// Refused packets and DNS queries, by reason.
     pub refused: BTreeMap<Reason, u64>,
-    /// Refused packets whose record was lost because there were too many; counted in `refused` all the same.
+    /// Refused packets that no event stands for, because there were too many. `refused` includes them.
     pub events_lost: u64,
 }

@@ -1,22 +1,22 @@
-//! Entry points of the fuzz target `network`: policies that clients write, names, queries of guests, records that
-//! the programs make of guests' packets, and tables and answers of the kernel.
+//! Entry points of the fuzz target `network`: clients' policies and names, guests' DNS queries, the programs' records of
+//! guests' packets, and the kernel's tables and netlink answers.
 
 use std::{net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 
 use crate::{
-    NamePattern, Policy,
-    compile::{self, Rules},
-    device,
+    clock, compile, device,
     layout::{Address, Record, verdict},
-    records, resolver,
+    policy::{NamePattern, Policy},
+    refusals, resolver,
+    rule_sets::Rules,
 };
 
-/// What the bytes are, by the first of them.
+/// Passes `bytes` to the parser that their first byte selects.
 ///
 /// # Panics
-/// Something does not hold that is asserted here.
+/// Panics if a parsed value violates an assertion.
 pub fn network(bytes: &[u8]) {
     let Some((choice, bytes)) = bytes.split_first() else {
         return;
@@ -41,15 +41,16 @@ pub fn network(bytes: &[u8]) {
     }
 }
 
-/// The programs read out of their map what the policy says.
+/// Checks that the compiled rules decide as [`Policy::allows`] does.
 ///
 /// # Panics
-/// They do not.
+/// Panics if they differ.
 pub fn check_policy(policy: &Policy) {
     let Ok(rules) = compile::rules_of(policy) else {
         return;
     };
-    // A block of IPv4 written as one of IPv6 is another rule of the same addresses: no route makes one.
+    // A rule for an IPv4-mapped IPv6 block would have the same key as a rule for the IPv4 block. The API rejects such
+    // blocks.
     let mapped = |block: IpNet| block.addr().is_ipv6() && Address::from(block.network()).is_v4();
     if policy.rules.iter().any(|rule| mapped(rule.block)) {
         return;
@@ -62,7 +63,7 @@ pub fn check_policy(policy: &Policy) {
     }
 }
 
-/// First and last address of a block, and their neighbours.
+/// The first and last address of a block, and their neighbours.
 fn edges(block: IpNet) -> impl Iterator<Item = IpAddr> {
     let near = |address: IpAddr| match address {
         IpAddr::V4(v4) => [-1, 0, 1].map(|by| {
@@ -75,28 +76,27 @@ fn edges(block: IpNet) -> impl Iterator<Item = IpAddr> {
         }),
     };
     let edges = [block.network(), block.broadcast()].into_iter();
-    // An address of IPv4 that is written as one of IPv6 never is in a packet, and the unspecified one marks where
-    // reading the map back begins.
-    let is_sent = |a: &IpAddr| match a {
+    // The programs refuse IPv4-mapped addresses in IPv6 packets, and the unspecified address is the sentinel's.
+    let is_evaluated = |a: &IpAddr| match a {
         IpAddr::V4(_) => true,
         IpAddr::V6(_) => !Address::from(*a).is_v4() && !a.is_unspecified(),
     };
-    edges.flat_map(near).filter(is_sent)
+    edges.flat_map(near).filter(is_evaluated)
 }
 
-/// As `rule_at` of `bpf/net.bpf.c`: an address of IPv4 has no rule of IPv6.
+/// The longest match, as in `rule_for` of `bpf/net.bpf.c`: rules for IPv6 do not apply to IPv4 addresses.
 fn longest(rules: &Rules, address: IpAddr) -> Option<u8> {
     let wanted = u128::from_be_bytes(Address::from(address).0);
     let matching = rules.iter().filter(|((prefix, network), _)| {
-        let rest = 128 - u32::from(*prefix);
-        let cut = |bits: u128| bits.checked_shr(rest).unwrap_or(0);
-        cut(wanted) == cut(u128::from_be_bytes(network.0))
+        let host_bits = 128 - u32::from(*prefix);
+        let network_of = |bits: u128| bits.checked_shr(host_bits).unwrap_or(0);
+        network_of(wanted) == network_of(u128::from_be_bytes(network.0))
     });
     let ((prefix, _), rule) = matching.max_by_key(|((prefix, _), _)| *prefix)?;
     (address.is_ipv6() || *prefix >= 96).then_some(rule.verdict)
 }
 
-/// A pattern is read as it was written, and holds no more than it says.
+/// Checks that a pattern survives serialization and matches only names with its suffix.
 fn name(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -109,23 +109,22 @@ fn name(bytes: &[u8]) {
     assert!(written.len() <= 255 && written.is_ascii(), "{written:?}");
     assert_eq!(written, written.to_ascii_lowercase());
     assert_eq!(written.parse::<NamePattern>().as_ref(), Ok(&pattern));
-    if pattern.has(name) && written != "*" {
+    if pattern.matches(name) && written != "*" {
         assert!(name.ends_with(written.trim_start_matches('*')));
     }
 }
 
-/// A record of the programs.
 fn record(bytes: &[u8]) {
     let Some(record) = Record::read(bytes) else {
         return;
     };
     let refusal = record.refusal;
     let _known = (
-        records::reason(refusal.reason),
+        refusals::reason(refusal.reason),
         compile::protocol(refusal.protocol),
     );
     let _shown = (refusal.source.ip(), refusal.destination.ip());
-    let _time = crate::clock::wall_time(record.time);
+    let _time = clock::wall_time(record.time);
     let _later = Duration::from_nanos(record.time);
 }
 
@@ -133,9 +132,9 @@ fn record(bytes: &[u8]) {
 mod tests {
     use std::{fs, path::Path};
 
-    /// Inputs that are kept, those that failed once among them.
+    /// The seeds include inputs that once failed.
     #[test]
-    fn the_kept_inputs_hold() {
+    fn the_fuzz_seeds_pass() {
         let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dev/fuzz/seeds/network");
         let mut read = 0;
         for seed in fs::read_dir(seeds).unwrap() {

@@ -1,12 +1,14 @@
-//! The device and the sockets of the resolver.
+//! The resolver's device and sockets.
 //!
-//! Queries come to one address on a device that nothing else uses, each from an address that tells which TAP sent it.
-//! The device is a TAP that nobody reads: it goes with this process, and the program at its exit takes every answer
-//! to the guest before it could get there.
+//! The programs redirect DNS queries to one address on a device that nothing else uses; the source address of a query
+//! identifies the TAP that sent it. The device is a TAP whose descriptor is never read: the program on its egress
+//! redirects every answer to the guest, and the device goes with this process.
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    net::{
+        IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, TcpListener, UdpSocket,
+    },
     os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
@@ -19,33 +21,32 @@ use nix::{
 };
 
 use crate::{
-    IsolationError,
+    config::MAX_TAPS,
     device::{self, Device},
-    error::{system, unsuitable},
+    error::{IsolationError, system, unsuitable},
     layout::{Address, wire_port},
 };
 
-/// Servers in one network namespace at most. The first has most of the ports.
+/// Most servers in one network namespace. The first one has most of the ports.
 const SLOTS: u32 = 8;
-/// TAPs of one server at most: what fits into its block of 198.18.0.0/15.
-pub(crate) const MAX_TAPS: u32 = 4000;
-/// Flows leave the host from these ports, whose first is in `bpf/layout.h` too.
+/// The first port from which flows leave the host, also in `bpf/layout.h`.
 const FIRST_PORT: u16 = 61000;
 const PORTS_OF_FIRST: u16 = 3000;
 const PORTS_OF_OTHERS: u16 = 219;
-/// Of the block of a server, 198.18.0.0/20 and so on.
+/// Netmask of a server's block: 198.18.0.0/20, 198.18.16.0/20 and so on.
 const MASK4: Ipv4Addr = Ipv4Addr::new(255, 255, 240, 0);
 const PREFIX6: u32 = 96;
 
-/// The resolver's side of the host.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     pub(crate) device: Device,
     pub(crate) mac: [u8; 6],
     pub(crate) address4: Ipv4Addr,
-    /// Absent on a host without IPv6.
-    pub(crate) address6: Option<Ipv6Addr>,
-    pub(crate) port: u16,
+    /// `None` on a host without IPv6.
+    address6: Option<Ipv6Addr>,
+    /// The sockets' port.
+    port: u16,
+    /// The ports of this server's flows.
     pub(crate) first_port: u16,
     pub(crate) ports: u16,
     udp: OwnedFd,
@@ -53,30 +54,30 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Makes the device in the first free slot of this namespace.
+    /// Creates the device in the first free slot of this namespace.
     pub(crate) fn open() -> Result<Self, IsolationError> {
         check_ports()?;
         for slot in 0..SLOTS {
             match device::tap(&format!("cubedns{slot}")) {
                 Ok(device) => return Self::set_up(device, slot),
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
-                Err(e) => return Err(system("make the resolver's device", e)),
+                Err(e) => return Err(system("create the resolver's device", e)),
             }
         }
         Err(unsuitable(
-            format!("{SLOTS} servers run in this network namespace"),
-            "end one, or run this one in another namespace",
+            format!("{SLOTS} servers already run in this network namespace"),
+            "stop one of them, or run this one in another namespace",
         ))
     }
 
     fn set_up(device: Device, slot: u32) -> Result<Self, IsolationError> {
         let name = device.name.clone();
         let address4 = Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 1).to_bits() + (slot << 12));
-        let twin = Ipv6Addr::from_bits(
+        let v6 = Ipv6Addr::from_bits(
             Ipv6Addr::new(0xfdcb, 0, 0, 0x53, 0, 0, 0, 1).to_bits() + (u128::from(slot) << 32),
         );
-        let address6 = device::has_ipv6().then_some(twin);
-        configure(&device, address4, address6).map_err(|e| system(format!("set {name} up"), e))?;
+        let address6 = device::has_ipv6().then_some(v6);
+        configure(&device, address4, address6).map_err(|e| system(format!("set up {name}"), e))?;
         let mac = device::hardware_address(&name).map_err(|e| system(format!("read {name}"), e))?;
         let (udp, tcp, port) = sockets(&name, address6.is_some())
             .map_err(|e| system(format!("bind the resolver's sockets to {name}"), e))?;
@@ -101,12 +102,12 @@ impl Gateway {
         })
     }
 
-    /// Copies of the sockets; see [`crate::Isolation::resolver_sockets`].
+    /// Duplicates the sockets; they share their queues with the originals.
     pub(crate) fn sockets(&self) -> io::Result<(UdpSocket, TcpListener)> {
         Ok((self.udp.try_clone()?.into(), self.tcp.try_clone()?.into()))
     }
 
-    /// Which TAP speaks from an address.
+    /// The number of the TAP to which a peer address belongs.
     pub(crate) fn tap_of(&self, peer: SocketAddr) -> Option<u32> {
         let index = match peer.ip().to_canonical() {
             IpAddr::V4(v4) => v4.to_bits().checked_sub(self.address4.to_bits())?,
@@ -118,18 +119,18 @@ impl Gateway {
         (1..=MAX_TAPS).contains(&index).then_some(index)
     }
 
-    /// For the programs; zero if there is none.
+    /// The programs' `settings.resolver6`: zero without IPv6.
     pub(crate) fn program_address6(&self) -> Address {
         self.address6.map(Address::from).unwrap_or_default()
     }
 
-    /// For the programs.
+    /// The programs' `settings.resolver_port`.
     pub(crate) fn program_port(&self) -> u16 {
         wire_port(self.port)
     }
 }
 
-/// Flows must not leave from ports that the host hands out itself.
+/// Checks that the ports of sandboxes' flows are not in the host's ephemeral range.
 fn check_ports() -> Result<(), IsolationError> {
     let (first, last) = device::local_ports().map_err(|e| system("read ip_local_port_range", e))?;
     if last < FIRST_PORT {
@@ -137,7 +138,7 @@ fn check_ports() -> Result<(), IsolationError> {
     }
     Err(unsuitable(
         format!(
-            "the host's own connections use ports {first} to {last}, sandboxes' from {FIRST_PORT} on"
+            "the host's ephemeral ports ({first} to {last}) overlap the sandboxes' ports (from {FIRST_PORT} on)"
         ),
         format!(
             "sysctl net.ipv4.ip_local_port_range=\"32768 {}\"",
@@ -152,7 +153,7 @@ fn configure(device: &Device, v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> io::Result<
         device::configure("ipv6", name, "addr_gen_mode", "1")?;
         device::configure("ipv6", name, "disable_ipv6", "0")?;
     }
-    // Without ARP the kernel sends answers off at once, to the device's own MAC.
+    // With IFF_NOARP the kernel sends answers immediately, to the device's own MAC address.
     device::set_up(name, libc::IFF_NOARP)?;
     device::set_address4(name, v4, MASK4)?;
     if let Some(v6) = v6 {
@@ -161,7 +162,7 @@ fn configure(device: &Device, v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> io::Result<
     Ok(())
 }
 
-/// UDP and TCP on one port of all addresses of the device, and of no other.
+/// Binds UDP and TCP to one port on all addresses of the device. Returns the sockets and the port.
 fn sockets(device: &str, v6: bool) -> io::Result<(OwnedFd, OwnedFd, u16)> {
     let tcp = bound(device, SockType::Stream, v6, 0)?;
     let port = if v6 {
@@ -184,17 +185,11 @@ fn bound(device: &str, kind: SockType, v6: bool, port: u16) -> io::Result<OwnedF
     setsockopt(&socket, sockopt::BindToDevice, &device.into())?;
     let address: Box<dyn SockaddrLike> = if v6 {
         setsockopt(&socket, sockopt::Ipv6V6Only, &false)?;
-        Box::new(SockaddrIn6::from(std::net::SocketAddrV6::new(
-            Ipv6Addr::UNSPECIFIED,
-            port,
-            0,
-            0,
-        )))
+        let any = SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0);
+        Box::new(SockaddrIn6::from(any))
     } else {
-        Box::new(SockaddrIn::from(std::net::SocketAddrV4::new(
-            Ipv4Addr::UNSPECIFIED,
-            port,
-        )))
+        let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port);
+        Box::new(SockaddrIn::from(any))
     };
     bind(socket.as_fd().as_raw_fd(), address.as_ref())?;
     Ok(socket)

@@ -1,28 +1,27 @@
-//! Calls of kernel functions that are no helpers (the kernel's `Documentation/bpf/kfuncs.rst`), which aya does not relocate.
+//! Relocates the programs' calls of kfuncs (kernel documentation, `bpf/kfuncs.rst`), which aya does not support.
 //!
-//! The programs call them by numbers of their own. Before they are loaded these become what the running kernel's type
-//! information says, and the calls are marked as such.
+//! The programs call kfuncs by placeholder numbers. Before they are loaded, each placeholder is replaced with the
+//! function's BTF id in the running kernel, and the instruction is marked as a kfunc call.
 
 use aya_obj::btf::{Btf, BtfError, BtfKind};
 
-/// The numbers of `bpf/offload.h`.
+/// Placeholders in `bpf/offload.h`, and the functions' names.
 const FUNCTIONS: [(u32, &str); 2] = [
     (0x6375_6201, "bpf_cast_to_kern_ctx"),
     (0x6375_6202, "bpf_rdonly_cast"),
 ];
-/// BPF_JMP | BPF_CALL, no registers, no offset.
+/// BPF_JMP | BPF_CALL without registers and offset.
 const CALL: [u8; 4] = [0x85, 0, 0, 0];
 /// The same with BPF_PSEUDO_KFUNC_CALL as its source register.
 const KFUNC_CALL: [u8; 4] = [0x85, 0x20, 0, 0];
-/// Bytes of an instruction, at a multiple of which in the object each begins.
+/// Length of an instruction in bytes. In the object file, instructions are aligned to it.
 const INSTRUCTION: usize = 8;
 
-/// Why the calls cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KfuncError {
-    #[error("the kernel's type information (/sys/kernel/btf/vmlinux) cannot be read")]
+    #[error("cannot read the kernel's type information (/sys/kernel/btf/vmlinux)")]
     Types(#[source] BtfError),
-    #[error("the kernel has no function {name}")]
+    #[error("the kernel does not offer the function {name} to eBPF programs")]
     Function {
         name: &'static str,
         #[source]
@@ -30,16 +29,16 @@ pub(crate) enum KfuncError {
     },
 }
 
-/// The object with calls that the running kernel understands.
-pub(crate) fn bind(object: &[u8]) -> Result<Vec<u8>, KfuncError> {
+/// The object file with calls that the running kernel can resolve.
+pub(crate) fn relocate(object: &[u8]) -> Result<Vec<u8>, KfuncError> {
     let kernel = Btf::from_sys_fs().map_err(KfuncError::Types)?;
-    let mut bound = object.to_vec();
+    let mut relocated = object.to_vec();
     for (number, name) in FUNCTIONS {
         let id = kernel.id_by_type_name_kind(name, BtfKind::Func);
         let id = id.map_err(|source| KfuncError::Function { name, source })?;
-        replace(&mut bound, number, id);
+        replace(&mut relocated, number, id);
     }
-    Ok(bound)
+    Ok(relocated)
 }
 
 fn replace(object: &mut [u8], number: u32, id: u32) {
@@ -49,11 +48,11 @@ fn replace(object: &mut [u8], number: u32, id: u32) {
         bytes[4..].copy_from_slice(&operand.to_le_bytes());
         bytes
     };
-    let (ours, kernels) = (instruction(CALL, number), instruction(KFUNC_CALL, id));
+    let (from, to) = (instruction(CALL, number), instruction(KFUNC_CALL, id));
     let calls = object
         .chunks_exact_mut(INSTRUCTION)
-        .filter(|bytes| **bytes == ours);
-    calls.for_each(|bytes| bytes.copy_from_slice(&kernels));
+        .filter(|bytes| **bytes == from);
+    calls.for_each(|bytes| bytes.copy_from_slice(&to));
 }
 
 #[cfg(test)]
@@ -61,17 +60,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_become_those_of_the_kernel_and_nothing_else_changes() {
+    fn only_aligned_placeholder_calls_are_replaced() {
         let [exit, call] = [
             [0x95, 0, 0, 0, 0, 0, 0, 0],
             [0x85, 0, 0, 0, 1, 0x62, 0x75, 0x63],
         ];
         let mut object = [exit, call, exit, call].concat();
-        // The same bytes in between are none.
+        // The same bytes at an unaligned offset are not an instruction.
         object.extend([&[0; 4][..], &call, &[0; 4]].concat());
         replace(&mut object, FUNCTIONS[0].0, 0x0102_0304);
-        let kernels = [0x85, 0x20, 0, 0, 4, 3, 2, 1];
-        assert_eq!(object[..32], [exit, kernels, exit, kernels].concat());
+        let kfunc = [0x85, 0x20, 0, 0, 4, 3, 2, 1];
+        assert_eq!(object[..32], [exit, kfunc, exit, kfunc].concat());
         assert_eq!(object[36..44], call);
     }
 }

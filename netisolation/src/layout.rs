@@ -1,18 +1,18 @@
-//! Keys and values of the maps, as `bpf/layout.h` has them: same order, same sizes. Addresses and ports are in network
-//! order unless a comment says otherwise.
+//! Keys and values of the maps, with the same members as in `bpf/layout.h`, where they are documented. Addresses and
+//! ports are in network byte order unless a comment says otherwise.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 mod sys;
 
-/// Port ranges of one rule at most.
+/// Most port ranges of one rule.
 pub(crate) const ACCESSES: usize = 8;
-/// One more than the last [`crate::Reason`].
+/// The last [`crate::Reason`] plus one.
 pub(crate) const REASONS: usize = 19;
-/// Bytes of a name with zeros after it.
+/// Size of a name padded with zeros, in bytes.
 const NAME: usize = 256;
 
-/// IPv6; IPv4 as `::ffff:a.b.c.d`.
+/// An IPv6 address, or an IPv4 address as `::ffff:a.b.c.d`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(C, align(4))]
 pub(crate) struct Address(pub(crate) [u8; 16]);
@@ -29,7 +29,7 @@ pub(crate) struct Settings {
     pub(crate) resolver_ifindex: u32,
     pub(crate) route_ifindex: u32,
     pub(crate) resolver_port: u16,
-    /// Host order, as is `ports`.
+    /// In host byte order, like `ports`.
     pub(crate) first_port: u16,
     pub(crate) ports: u16,
     pub(crate) guest_mac: [u8; 6],
@@ -65,7 +65,7 @@ pub(crate) struct State {
     pub(crate) records_due: u64,
 }
 
-/// The key of a rule without its prefix, which the map's type has.
+/// The key of a rule without the prefix length, which `aya::maps::lpm_trie::Key` adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub(crate) struct RuleKey {
@@ -73,7 +73,7 @@ pub(crate) struct RuleKey {
     pub(crate) address: Address,
 }
 
-/// Ports in host order.
+/// Ports are in host byte order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub(crate) struct PortRange {
@@ -189,15 +189,15 @@ pub(crate) struct Record {
 }
 
 impl Tap {
-    /// Under which its rules are; 0: it has none.
-    pub(crate) fn number(&self) -> u32 {
+    /// Number of the TAP's rule set: the lower half of `policy`. 0 if the TAP has no policy.
+    pub(crate) fn rule_set(&self) -> u32 {
         let [a, b, c, d, ..] = self.policy.to_le_bytes();
         u32::from_le_bytes([a, b, c, d])
     }
 }
 
 impl Record {
-    /// From the bytes that the programs wrote; nothing if there are fewer.
+    /// Reads a record that the programs wrote. `None` if `bytes` are too few.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
@@ -224,7 +224,7 @@ impl Record {
 impl Pin {
     pub(crate) fn new(expires: u64, tenure: u32, text: &str) -> Self {
         let mut name = [0; NAME];
-        // A domain name has 253 bytes at most; the last byte stays zero.
+        // Domain names have at most 253 bytes, so the last byte stays zero.
         for (to, from) in name.iter_mut().zip(text.bytes().take(NAME - 1)) {
             *to = from;
         }
@@ -273,7 +273,7 @@ impl From<Ipv6Addr> for Address {
     }
 }
 
-/// A port as it is in a packet.
+/// A port in network byte order.
 pub(crate) fn wire_port(port: u16) -> u16 {
     port.to_be()
 }

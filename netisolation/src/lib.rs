@@ -1,50 +1,64 @@
-//! What a sandbox may reach, enforced at its TAP; see docs/network.md.
+//! Network isolation of sandboxes, enforced by eBPF programs on their TAPs. `docs/network.md` explains the design,
+//! `README.md` in this crate lists its parts.
 //!
-//! Every sandbox has a TAP of its own with one eBPF program on it, and all of them have the same addresses. A frame
-//! that the guest sends is either answered by that program (ARP, neighbour discovery), handed to the resolver (port 53
-//! of the gateway), sent out of an uplink in the host's name, or dropped and counted: nothing reaches the host's
-//! network stack by itself. Frames reach the guest only if they belong to a flow that it began.
+//! Every sandbox has a TAP with one eBPF program on it, and all guests have the same addresses. The program answers a
+//! frame from the guest (ARP, neighbour discovery), redirects it to the resolver (port 53 of the gateway), sends it out
+//! of an uplink with the host's address, or drops and counts it. It passes nothing to the host's network stack. Frames
+//! reach a guest only if they belong to a flow that the guest opened.
 //!
-//! What must never happen: a guest runs on a TAP that was not verified; a frame passes because a map is full, a
-//! program is gone or this process died.
+//! What must never happen: a guest runs on a TAP that was not verified; a frame passes because a map is full, a program
+//! is missing, or this process has died.
 
+mod bpffs;
 mod clock;
 mod compile;
+mod config;
 mod datapath;
 mod device;
+mod enforcement;
 mod error;
 mod event;
+mod flows;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz;
 mod gateway;
+mod host;
 mod isolation;
-mod keeper;
 mod kfuncs;
 mod layout;
+mod limits;
 mod log;
+mod maintenance;
+mod name_pins;
 mod owner;
+mod policies;
 mod policy;
-mod porter;
-mod reap;
-mod records;
-mod renew;
+mod refusals;
+mod replenish;
+mod reset;
 mod resolver;
-mod rules;
+mod rule_sets;
+mod shared;
+mod stock;
+mod tap;
+mod tap_table;
 mod uplink;
 mod verify;
 
 pub use model::guest;
 
+pub use config::{IsolationConfig, Uplinks};
 pub use error::IsolationError;
 pub use event::{Counters, Direction, NetEvent, Protocol, Reason};
-pub use isolation::{Exception, Isolation, IsolationConfig, Tap, TapIndex, Uplinks};
+pub use isolation::Isolation;
 pub use log::{EventLog, LogError, Subscriber};
 pub use policy::{
-    Access, DefaultEgress, NamePattern, Naming, Policy, PolicyError, Rule, Verdict, forbidden,
-    is_forbidden,
+    Access, DefaultEgress, Exception, NamePattern, Naming, Policy, PolicyError, Rule, RuleAction,
+    forbidden, is_forbidden,
 };
 pub use resolver::{Client, FindClient, Hooks, Pin, Resolver, ResolverConfig};
+pub use tap::{Tap, TapIndex};
 
 #[cfg(test)]
 mod tests;

@@ -19,7 +19,7 @@ use model::SandboxId;
 use tokio::sync::oneshot;
 
 use self::file::LogFile;
-use crate::NetEvent;
+use crate::event::NetEvent;
 
 mod file;
 
@@ -218,7 +218,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{Direction, Protocol, Reason};
+    use crate::event::{Direction, Protocol, Reason};
 
     pub(super) fn event(n: u16, port: u16) -> NetEvent {
         let [high, low] = n.to_be_bytes();

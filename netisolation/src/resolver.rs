@@ -27,7 +27,7 @@ use std::{
 };
 
 use hickory_proto::op::{Message, ResponseCode};
-use model::SandboxId;
+use model::{SandboxId, guest};
 
 use self::{
     guard::{Guard, Permit, Refusal},
@@ -35,8 +35,11 @@ use self::{
     upstream::{Outcome, Upstreams},
 };
 use crate::{
-    Direction, Exception, Isolation, IsolationError, Naming, NetEvent, Policy, Protocol, Reason,
-    TapIndex, guest, is_forbidden,
+    error::IsolationError,
+    event::{Direction, NetEvent, Protocol, Reason},
+    isolation::Isolation,
+    policy::{Exception, Naming, Policy, is_forbidden},
+    tap::TapIndex,
 };
 
 /// An address may be reached for at least this long after it was told: clients connect a while after they ask.

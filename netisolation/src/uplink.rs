@@ -1,33 +1,41 @@
-//! Where packets may leave, and in whose name.
+//! The interfaces through which packets leave, and the addresses that they leave with.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeMap, collections::BTreeSet};
+
+use aya::maps::{HashMap, MapData};
 
 use crate::{
-    IsolationError, Uplinks,
+    config::Uplinks,
+    datapath::Datapath,
     device::{self, Assigned},
-    error::{system, unsuitable},
+    error::{IsolationError, system, unsuitable},
     layout::Uplink,
-    owner::Owner,
 };
 
-/// Routes are looked up as the host's own are: as if from here.
+/// The device from which the programs look up routes, so that they follow the routes of the host's own packets.
 const ROUTING_DEVICE: &str = "lo";
 
-/// What IPv6 asks of every link (RFC 8200, 5): the least MTU of an uplink.
-const LEAST_MTU: u32 = 1280;
+/// IPv6's minimum link MTU (RFC 8200, 5).
+const MIN_MTU: u32 = 1280;
 
-/// The device index for lookups of routes, which the kernel does for devices that forward. Nothing is forwarded: what
-/// comes in by the loopback device is the host's.
+/// The uplinks, whose packets the program `from_wire` inspects.
+pub(crate) struct UplinkSet {
+    map: HashMap<MapData, u32, Uplink>,
+    /// Name and map entry, by device index.
+    by_ifindex: BTreeMap<u32, (String, Uplink)>,
+}
+
+/// Returns the device index for route lookups. The kernel looks up routes only for devices that forward, so this enables
+/// forwarding on the loopback device. No packet is forwarded by it: packets that arrive on loopback are the host's own.
 pub(crate) fn routing_device() -> Result<u32, IsolationError> {
-    let set = || {
+    let enable = || {
         device::ensure("ipv4", ROUTING_DEVICE, "forwarding", "1")?;
         if device::has_ipv6() {
-            device::ensure("ipv6", ROUTING_DEVICE, "forwarding", "1")
-        } else {
-            Ok(())
+            device::ensure("ipv6", ROUTING_DEVICE, "forwarding", "1")?;
         }
+        Ok(())
     };
-    set().map_err(|e| {
+    enable().map_err(|e: std::io::Error| {
         unsuitable(
             format!("/proc/sys/net/*/conf/{ROUTING_DEVICE}/forwarding cannot be set: {e}"),
             "mount /proc/sys writable, or set it to 1 beforehand",
@@ -36,9 +44,20 @@ pub(crate) fn routing_device() -> Result<u32, IsolationError> {
     device::index(ROUTING_DEVICE).map_err(|e| system("find the loopback device", e))
 }
 
-impl Owner {
-    /// Puts the program on the uplinks. None at all is no error: then no packet leaves.
-    pub(crate) fn attach_uplinks(&mut self, wanted: &Uplinks) -> Result<(), IsolationError> {
+impl UplinkSet {
+    pub(crate) fn new(map: HashMap<MapData, u32, Uplink>) -> Self {
+        Self {
+            map,
+            by_ifindex: BTreeMap::new(),
+        }
+    }
+
+    /// Attaches the program to the uplinks. Without any uplink no packet leaves the host, which is not an error.
+    pub(crate) fn attach(
+        &mut self,
+        wanted: &Uplinks,
+        datapath: &Datapath,
+    ) -> Result<(), IsolationError> {
         let names = match wanted {
             Uplinks::DefaultRoutes => {
                 device::default_routes().map_err(|e| system("read the routes", e))?
@@ -46,58 +65,68 @@ impl Owner {
             Uplinks::Named(names) => names.iter().cloned().collect::<BTreeSet<_>>(),
         };
         for name in names {
-            let ifindex = device::index(&name)
-                .map_err(|e| unsuitable(format!("the uplink {name}: {e}"), "name another"))?;
-            device::hardware_address(&name)
-                .map_err(|e| unsuitable(format!("the uplink {name}: {e}"), "name another"))?;
-            let mtu =
-                device::mtu(&name).map_err(|e| system(format!("read the MTU of {name}"), e))?;
-            if mtu < LEAST_MTU {
-                return Err(unsuitable(
-                    format!("the uplink {name} takes packets of {mtu} bytes"),
-                    format!("ip link set {name} mtu {LEAST_MTU} (or more), or name another uplink"),
-                ));
-            }
-            self.datapath.attach_uplink(&name, ifindex)?;
-            self.uplinks.insert(ifindex, (name, Uplink::default()));
+            let ifindex = check(&name)?;
+            datapath.attach_uplink(&name, ifindex)?;
+            self.by_ifindex.insert(ifindex, (name, Uplink::default()));
         }
-        let known: Vec<u32> = self.datapath.uplinks.keys().flatten().collect();
-        for ifindex in known.into_iter().filter(|i| !self.uplinks.contains_key(i)) {
-            let _absent = self.datapath.uplinks.remove(&ifindex);
+        let in_kernel: Vec<u32> = self.map.keys().flatten().collect();
+        for ifindex in in_kernel {
+            if !self.by_ifindex.contains_key(&ifindex) {
+                let _absent = self.map.remove(&ifindex);
+            }
         }
         Ok(())
     }
 
-    /// Reads the host's addresses: those of the uplinks are sandboxes' outside, and none is a destination. And the
-    /// uplinks' MTUs.
-    pub(crate) fn read_addresses(&mut self) -> Result<(), IsolationError> {
-        // Whoever writes net.ipv4.ip_forward resets it.
-        routing_device()?;
-        let all = device::addresses().map_err(|e| system("read the host's addresses", e))?;
-        let mut host: Vec<IpAddr> = all.iter().map(|a| a.address).collect();
-        host.sort_unstable();
-        host.dedup();
-        self.set_rules_for_all(&host)?;
-        for (ifindex, (name, written)) in &mut self.uplinks {
+    /// Writes the uplinks' current addresses and MTUs to the map, if they changed.
+    pub(crate) fn write_addresses(&mut self, all: &[Assigned]) -> Result<(), IsolationError> {
+        for (ifindex, (name, written)) in &mut self.by_ifindex {
             let current = Uplink {
-                // Of one that is gone for a moment there is no address either.
+                // If the device is gone for a moment, it has no addresses either, and the MTU does not matter.
                 mtu: device::mtu(name).unwrap_or(written.mtu),
-                ..outside(&all, *ifindex)
+                ..outside_addresses(all, *ifindex)
             };
             if current != *written {
-                let outcome = self.datapath.uplinks.insert(ifindex, current, 0);
+                let outcome = self.map.insert(ifindex, current, 0);
                 outcome.map_err(|e| system(format!("write the addresses of {name}"), e))?;
                 *written = current;
             }
         }
         Ok(())
     }
+
+    /// Device index and name of each uplink.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.by_ifindex
+            .iter()
+            .map(|(ifindex, (name, _))| (*ifindex, name.as_str()))
+    }
 }
 
-/// The first address of each family that is fit for use; no MTU.
-fn outside(all: &[Assigned], ifindex: u32) -> Uplink {
+/// Returns the index of an interface that can be an uplink: an Ethernet device with a sufficient MTU.
+fn check(name: &str) -> Result<u32, IsolationError> {
+    let unusable = |e| {
+        unsuitable(
+            format!("the uplink {name} cannot be used: {e}"),
+            "name another interface",
+        )
+    };
+    let ifindex = device::index(name).map_err(unusable)?;
+    device::hardware_address(name).map_err(unusable)?;
+    let mtu = device::mtu(name).map_err(|e| system(format!("read the MTU of {name}"), e))?;
+    if mtu < MIN_MTU {
+        return Err(unsuitable(
+            format!("the MTU of the uplink {name} is {mtu}"),
+            format!("ip link set {name} mtu {MIN_MTU} (or more), or name another uplink"),
+        ));
+    }
+    Ok(ifindex)
+}
+
+/// The first usable address of each family on a device. The MTU is left at 0.
+fn outside_addresses(all: &[Assigned], ifindex: u32) -> Uplink {
     let first = |v4: bool| {
-        let mine = |a: &&Assigned| a.ifindex == ifindex && a.fit && a.address.is_ipv4() == v4;
+        let mine = |a: &&Assigned| a.ifindex == ifindex && a.usable && a.address.is_ipv4() == v4;
         let found = all.iter().find(mine);
         found.map(|a| a.address.into()).unwrap_or_default()
     };

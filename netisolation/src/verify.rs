@@ -1,4 +1,4 @@
-//! Reading back what the kernel has, and comparing it with what it should have.
+//! Reads back a TAP's device, programs and map entries from the kernel and compares them with what this server wrote.
 
 mod sys;
 
@@ -7,29 +7,37 @@ use std::net::{IpAddr, Ipv6Addr};
 use nix::libc::IFF_UP;
 
 use crate::{
-    IsolationError, TapIndex,
-    compile::{FOR_ALL, Prefix},
+    datapath::Datapath,
     device,
-    error::system,
-    owner::{Owner, Seat},
+    error::{IsolationError, system},
+    rule_sets::{FOR_ALL, Prefix, RuleSets},
+    tap::TapIndex,
+    tap_table::{Attachment, TapTable},
+    uplink::UplinkSet,
 };
 
-impl Owner {
-    /// See [`crate::Isolation::verify`].
-    pub(crate) fn verify(&mut self, index: u32) -> Result<(), IsolationError> {
-        let outcome = self.check(index);
-        if matches!(outcome, Err(IsolationError::Mismatch { .. })) {
-            let number = self.seat(index)?.tap.number();
-            self.datapath.rules.distrust(number);
-        }
-        outcome
-    }
+/// What the checks compare with the kernel.
+pub(crate) struct Expected<'a> {
+    pub(crate) datapath: &'a Datapath,
+    pub(crate) taps: &'a TapTable,
+    pub(crate) rules: &'a RuleSets,
+    pub(crate) uplinks: &'a UplinkSet,
+}
 
-    fn check(&self, index: u32) -> Result<(), IsolationError> {
-        let seat = self.seat(index)?;
-        let checks = [Self::check_device, Self::check_program, Self::check_maps];
+/// A difference between the kernel's state and the expected state, or `None`.
+type Difference = Option<String>;
+
+impl Expected<'_> {
+    /// Checks everything on which the isolation of a TAP depends.
+    ///
+    /// # Errors
+    /// Returns [`IsolationError::Unknown`] if the TAP does not exist, [`IsolationError::Mismatch`] with the first
+    /// difference, or [`IsolationError::System`] if the kernel's state cannot be read.
+    pub(crate) fn check(&self, index: u32) -> Result<(), IsolationError> {
+        let attachment = self.taps.get(index)?;
+        let checks = [Self::check_device, Self::check_programs, Self::check_maps];
         for check in checks {
-            if let Some(what) = check(self, index, seat)? {
+            if let Some(what) = check(self, index, attachment)? {
                 return Err(IsolationError::Mismatch {
                     index: TapIndex(index),
                     what,
@@ -39,12 +47,16 @@ impl Owner {
         Ok(())
     }
 
-    /// Up, in this namespace, and without an address.
-    fn check_device(&self, _index: u32, seat: &Seat) -> Result<Option<String>, IsolationError> {
-        let name = &seat.name;
+    /// The device must exist in this namespace, be up, and have no address.
+    fn check_device(
+        &self,
+        _index: u32,
+        attachment: &Attachment,
+    ) -> Result<Difference, IsolationError> {
+        let (name, expected) = (&attachment.name, attachment.entry.ifindex);
         let failed = |e| system(format!("read {name}"), e);
         match device::index(name) {
-            Ok(ifindex) if ifindex == seat.tap.ifindex => {}
+            Ok(ifindex) if ifindex == expected => {}
             Ok(ifindex) => return Ok(Some(format!("{name} is another device ({ifindex})"))),
             Err(error) => return Ok(Some(format!("{name}: {error}"))),
         }
@@ -56,42 +68,53 @@ impl Owner {
             return Ok(Some(format!("{name} has the address {address}")));
         }
         let v6 = device::addresses6().map_err(failed)?;
-        let found = v6.iter().find(|a| a.ifindex == seat.tap.ifindex);
+        let found = v6.iter().find(|a| a.ifindex == expected);
         Ok(found.map(|a| format!("{name} has the address {}", a.address)))
     }
 
-    /// Ours is the first program that a frame meets on the TAP, and is on every uplink, where others may be besides.
-    fn check_program(&self, _index: u32, seat: &Seat) -> Result<Option<String>, IsolationError> {
+    /// Our program must be the first one on the TAP, and attached to every uplink. Uplinks may have other programs.
+    fn check_programs(
+        &self,
+        _index: u32,
+        attachment: &Attachment,
+    ) -> Result<Difference, IsolationError> {
         let programs = |name: &str, ifindex: u32| {
             sys::programs(ifindex).map_err(|e| system(format!("read the programs of {name}"), e))
         };
-        let (name, wanted) = (&seat.name, self.datapath.from_guest_id);
-        let first = programs(name, seat.tap.ifindex)?.first().copied();
-        if first != Some(wanted) {
+        let (name, expected) = (&attachment.name, self.datapath.from_guest_id);
+        let first = programs(name, attachment.entry.ifindex)?.first().copied();
+        if first != Some(expected) {
             return Ok(Some(format!(
-                "the first program of {name} is {first:?} and not {wanted}"
+                "the first program of {name} is {first:?}, expected {expected}"
             )));
         }
-        for (ifindex, (name, _)) in &self.uplinks {
-            if !programs(name, *ifindex)?.contains(&self.datapath.from_wire_id) {
-                return Ok(Some(format!("the uplink {name} is without its program")));
+        for (ifindex, name) in self.uplinks.iter() {
+            if !programs(name, ifindex)?.contains(&self.datapath.from_wire_id) {
+                return Ok(Some(format!("the uplink {name} lacks its program")));
             }
         }
         Ok(None)
     }
 
-    /// The maps have what the policy compiles to.
-    fn check_maps(&self, index: u32, seat: &Seat) -> Result<Option<String>, IsolationError> {
-        let known = self.datapath.indices.get(&seat.tap.ifindex, 0).ok();
-        if known != Some(index) {
-            return Ok(Some(format!("its device leads to TAP {known:?}")));
+    /// The maps must contain what the policy compiles to.
+    fn check_maps(
+        &self,
+        index: u32,
+        attachment: &Attachment,
+    ) -> Result<Difference, IsolationError> {
+        let expected = attachment.entry;
+        let mapped = self.taps.index_in_kernel(expected.ifindex);
+        if mapped != Some(index) {
+            return Ok(Some(format!("its device is mapped to TAP {mapped:?}")));
         }
-        let tap = self.datapath.taps.get(&index, 0).ok();
-        if tap != Some(seat.tap) {
-            return Ok(Some(format!("its entry is {tap:?} and not {:?}", seat.tap)));
+        let found = self.taps.entry_in_kernel(index);
+        if found != Some(expected) {
+            return Ok(Some(format!(
+                "its entry is {found:?}, expected {expected:?}"
+            )));
         }
-        // A TAP that waits has no rules of its own.
-        let own = (seat.tap.number() != FOR_ALL).then_some(seat.tap.number());
+        // A TAP without a policy has no rule set of its own.
+        let own = Some(expected.rule_set()).filter(|number| *number != FOR_ALL);
         for number in own.into_iter().chain([FOR_ALL]) {
             if let Some(what) = self.check_rules(number)? {
                 return Ok(Some(what));
@@ -100,33 +123,35 @@ impl Owner {
         Ok(None)
     }
 
-    /// Under the number are the rules that were written there, and nothing else.
-    fn check_rules(&self, number: u32) -> Result<Option<String>, IsolationError> {
-        let sets = &self.datapath.rules;
-        let Some(rules) = sets.of(number) else {
-            return Ok(Some(format!("there are no rules of the number {number}")));
+    /// A rule set must contain the rules that were written, and no others.
+    fn check_rules(&self, number: u32) -> Result<Difference, IsolationError> {
+        let Some(expected) = self.rules.expected(number) else {
+            return Ok(Some(format!("rule set {number} does not exist")));
         };
-        // Room for one that is too many.
-        let found = sets.map.read(number, rules.len() + 1);
+        // One entry more than expected, to detect an added rule.
+        let found = self.rules.map.read(number, expected.len() + 1);
         let found = found.map_err(|e| system("read rules back", e))?;
-        if found == *rules {
+        if found == *expected {
             return Ok(None);
         }
-        let differs = rules
+        let differing = expected
             .iter()
             .find(|(prefix, rule)| found.get(prefix) != Some(rule));
-        let more = found.keys().find(|prefix| !rules.contains_key(prefix));
-        Ok(Some(match (differs, more) {
+        let added = found.keys().find(|prefix| !expected.contains_key(prefix));
+        Ok(Some(match (differing, added) {
             (Some((prefix, rule)), _) => {
                 let (block, found) = (block(prefix), found.get(prefix));
-                format!("the rule for {block} is {found:?} and not {rule:?}")
+                format!("the rule for {block} is {found:?}, expected {rule:?}")
             }
-            (None, Some(prefix)) => format!("somebody added a rule for {}", block(prefix)),
+            (None, Some(prefix)) => {
+                format!("another program added a rule for {}", block(prefix))
+            }
             (None, None) => "its rules cannot be compared".to_owned(),
         }))
     }
 }
 
+/// The block of a prefix in CIDR notation.
 fn block((bits, address): &Prefix) -> String {
     match address.ip() {
         IpAddr::V4(v4) if *bits >= 96 => format!("{v4}/{}", bits - 96),

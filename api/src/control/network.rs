@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use api_types::rest::{NetworkConfig, NetworkUpdate};
 use ipnet::IpNet;
-use netisolation::{DefaultEgress, Exception, NamePattern, Policy, Verdict};
+use netisolation::{DefaultEgress, Exception, NamePattern, Policy, RuleAction};
 
 use super::ApiError;
 
@@ -215,7 +215,7 @@ pub(super) fn grant(
         return policy_of(network, allow_internet_access, egress);
     }
     let policy = policy_of(network, allow_internet_access, &EgressConfig::default())?;
-    let opens = |rule: &netisolation::Rule| rule.verdict != Verdict::Deny;
+    let opens = |rule: &netisolation::Rule| rule.action != RuleAction::Deny;
     if policy.names.is_empty() && !policy.rules.iter().any(opens) {
         return Ok(policy);
     }

@@ -1,5 +1,5 @@
-//! ioctls of network devices; netdevice(7) and the kernel's `Documentation/networking/tuntap.rst`.
-#![expect(unsafe_code, reason = "devices are made and set up by ioctls")]
+//! ioctls on network devices: netdevice(7) and the kernel documentation, `networking/tuntap.rst`.
+#![expect(unsafe_code, reason = "devices are created and configured by ioctls")]
 
 use std::{
     ffi::CStr,
@@ -13,7 +13,7 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockType, socket},
 };
 
-/// What SIOCSIFADDR of an AF_INET6 socket takes (`struct in6_ifreq` of `linux/ipv6.h`).
+/// The argument of SIOCSIFADDR on an AF_INET6 socket (`struct in6_ifreq` of `linux/ipv6.h`).
 #[repr(C)]
 struct Request6 {
     address: libc::in6_addr,
@@ -21,7 +21,7 @@ struct Request6 {
     ifindex: libc::c_int,
 }
 
-/// A TAP as a VMM wants it, and its name.
+/// Creates a TAP with IFF_NO_PI and IFF_VNET_HDR. Returns its descriptor and name.
 pub(crate) fn make_tap(pattern: &str) -> io::Result<(OwnedFd, String)> {
     let tun = std::fs::OpenOptions::new()
         .read(true)
@@ -35,7 +35,6 @@ pub(crate) fn make_tap(pattern: &str) -> io::Result<(OwnedFd, String)> {
     Ok((tun.into(), name_of(&request)))
 }
 
-/// Index of a device.
 pub(crate) fn index(name: &str) -> io::Result<u32> {
     let request = query(name, libc::SIOCGIFINDEX)?;
     // SAFETY: SIOCGIFINDEX stored the index in this member, and any value is an integer; `request` lives on.
@@ -43,7 +42,6 @@ pub(crate) fn index(name: &str) -> io::Result<u32> {
     u32::try_from(index).map_err(io::Error::other)
 }
 
-/// Name of a device.
 pub(crate) fn name(ifindex: u32) -> io::Result<String> {
     let mut request = request("")?;
     request.ifr_ifru.ifru_ifindex = i32::try_from(ifindex).map_err(io::Error::other)?;
@@ -51,14 +49,14 @@ pub(crate) fn name(ifindex: u32) -> io::Result<String> {
     Ok(name_of(&request))
 }
 
-/// IFF_UP and others.
+/// Flags of a device: IFF_UP and others.
 pub(crate) fn flags(name: &str) -> io::Result<libc::c_int> {
     let request = query(name, libc::SIOCGIFFLAGS)?;
     // SAFETY: SIOCGIFFLAGS stored the flags in this member, and any value is an integer; `request` lives on.
     Ok(unsafe { request.ifr_ifru.ifru_flags }.into())
 }
 
-/// Largest packet of a device, in bytes without the Ethernet header.
+/// MTU of a device: bytes of the largest packet, without the Ethernet header.
 pub(crate) fn mtu(name: &str) -> io::Result<u32> {
     let request = query(name, libc::SIOCGIFMTU)?;
     // SAFETY: SIOCGIFMTU stored the size in this member, and any value is an integer; `request` lives on.
@@ -66,26 +64,26 @@ pub(crate) fn mtu(name: &str) -> io::Result<u32> {
     u32::try_from(mtu).map_err(io::Error::other)
 }
 
-/// Frames that may wait on a device.
+/// Length of a device's transmit queue, in frames.
 pub(crate) fn queue(name: &str) -> io::Result<u32> {
     let request = query(name, libc::SIOCGIFTXQLEN)?;
-    // SAFETY: SIOCGIFTXQLEN stored the number in this member, which is where `ifr_qlen` lies too, and any value is an
-    // integer; `request` lives on.
+    // SAFETY: SIOCGIFTXQLEN stored the number in `ifr_qlen`, which shares this member's place and type, and any value is
+    // an integer; `request` lives on.
     let frames = unsafe { request.ifr_ifru.ifru_metric };
     u32::try_from(frames).map_err(io::Error::other)
 }
 
-/// Sets a device up, with `more` of the flags.
+/// Sets a device up, and sets the flags in `more`.
 pub(crate) fn set_up(name: &str, more: libc::c_int) -> io::Result<()> {
     let wanted = flags(name)? | libc::IFF_UP | more;
     let mut request = request(name)?;
-    // The flags that ioctls know fit into 16 bits.
+    // The request has room for the low 16 bits, which contain all flags that it can set.
     let [low, high, ..] = wanted.to_ne_bytes();
     request.ifr_ifru.ifru_flags = i16::from_ne_bytes([low, high]);
     call(&mut request, libc::SIOCSIFFLAGS)
 }
 
-/// MAC of an Ethernet device; an error for others.
+/// MAC address of an Ethernet device. Fails for other devices.
 pub(crate) fn hardware_address(name: &str) -> io::Result<[u8; 6]> {
     let request = query(name, libc::SIOCGIFHWADDR)?;
     // SAFETY: SIOCGIFHWADDR stored a `sockaddr` in this member, whose bytes may be any; `request` lives on.
@@ -93,7 +91,7 @@ pub(crate) fn hardware_address(name: &str) -> io::Result<[u8; 6]> {
     if address.sa_family != libc::ARPHRD_ETHER {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            format!("{name} is no Ethernet device"),
+            format!("{name} is not an Ethernet device"),
         ));
     }
     let mut mac = [0; 6];
@@ -103,7 +101,7 @@ pub(crate) fn hardware_address(name: &str) -> io::Result<[u8; 6]> {
     Ok(mac)
 }
 
-/// IPv4 address of a device; EADDRNOTAVAIL if it has none.
+/// IPv4 address of a device. Fails with EADDRNOTAVAIL if it has none.
 pub(crate) fn address4(name: &str) -> io::Result<Ipv4Addr> {
     let mut request = request(name)?;
     request.ifr_ifru.ifru_addr.sa_family =
@@ -115,9 +113,9 @@ pub(crate) fn address4(name: &str) -> io::Result<Ipv4Addr> {
     Ok(Ipv4Addr::new(octet(2), octet(3), octet(4), octet(5)))
 }
 
-/// Gives a device an IPv4 address and the network that goes with it.
+/// Adds an IPv4 address to a device, and a route to its network.
 pub(crate) fn set_address4(name: &str, address: Ipv4Addr, mask: Ipv4Addr) -> io::Result<()> {
-    for (what, value) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, mask)] {
+    for (ioctl, value) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, mask)] {
         let mut request = request(name)?;
         let mut socket_address = libc::sockaddr {
             sa_family: u16::try_from(libc::AF_INET).map_err(io::Error::other)?,
@@ -128,12 +126,12 @@ pub(crate) fn set_address4(name: &str, address: Ipv4Addr, mask: Ipv4Addr) -> io:
             *to = libc::c_char::from_ne_bytes([from]);
         }
         request.ifr_ifru.ifru_addr = socket_address;
-        call(&mut request, what)?;
+        call(&mut request, ioctl)?;
     }
     Ok(())
 }
 
-/// Gives a device an IPv6 address and the network that goes with it.
+/// Adds an IPv6 address to a device, and a route to its network.
 pub(crate) fn set_address6(ifindex: u32, address: Ipv6Addr, prefix: u32) -> io::Result<()> {
     let mut request = Request6 {
         address: libc::in6_addr {
@@ -165,7 +163,7 @@ fn request(name: &str) -> io::Result<libc::ifreq> {
     if name.len() >= libc::IFNAMSIZ {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("{name} is longer than a device's name can be"),
+            format!("{name} is too long for a device name"),
         ));
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
@@ -186,16 +184,16 @@ fn name_of(request: &libc::ifreq) -> String {
     }
 }
 
-fn query(name: &str, what: libc::Ioctl) -> io::Result<libc::ifreq> {
+fn query(name: &str, ioctl: libc::Ioctl) -> io::Result<libc::ifreq> {
     let mut request = request(name)?;
-    call(&mut request, what)?;
+    call(&mut request, ioctl)?;
     Ok(request)
 }
 
-fn call(request: &mut libc::ifreq, what: libc::Ioctl) -> io::Result<()> {
+fn call(request: &mut libc::ifreq, ioctl: libc::Ioctl) -> io::Result<()> {
     let socket = datagram(AddressFamily::Inet)?;
-    // SAFETY: each of these ioctls reads or writes one `ifreq`, which `request` is, and it outlives the call.
-    check(unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw mut *request) })
+    // SAFETY: each ioctl that callers pass reads or writes one `ifreq`, which `request` is, and it outlives the call.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), ioctl, &raw mut *request) })
 }
 
 fn datagram(family: AddressFamily) -> io::Result<OwnedFd> {

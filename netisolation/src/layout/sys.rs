@@ -1,4 +1,4 @@
-//! The promise that the structures are plain bytes, which the maps' types ask for.
+//! Declares the structures to be plain bytes, which the types of the maps require.
 #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 
 use aya::Pod;
@@ -8,11 +8,11 @@ use super::{
     WireKey,
 };
 
-/// SAFETY: each needs to be `Copy`, without padding and valid for all bytes. They are `repr(C)` of integers and
-/// arrays of integers; `tests::no_structure_has_padding` adds up their fields; the types do not change at run time.
+/// SAFETY: `Pod` needs `Copy` types without padding for which all bytes are valid. These are `repr(C)` structures of
+/// integers and arrays of integers; `tests::structures_have_no_padding` adds up their fields.
 macro_rules! plain {
     ($($structure:ty),*) => { $(
-        // SAFETY: see the macro: integers only, no padding (tested), for as long as the type is this one.
+        // SAFETY: integers only and no padding, as the comment of the macro explains; a property of the type.
         unsafe impl Pod for $structure {}
     )* };
 }

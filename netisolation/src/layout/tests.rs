@@ -1,21 +1,21 @@
-//! The Rust structures against the C ones: names, sizes and offsets of all members, from the type information in the
-//! object file.
+//! Compares the Rust structures with the C structures, whose members, sizes and offsets come from the type information
+//! in the object file.
 
 use std::mem::{offset_of, size_of};
 
 use super::*;
 
-/// What `#[repr(C)]` structures of integers have: every byte in a member.
+/// Size of a Rust structure, and names and offsets of its members.
 macro_rules! members {
     ($structure:ty { $($member:ident),* }) => {
         (size_of::<$structure>(), vec![$((stringify!($member), offset_of!($structure, $member))),*])
     };
 }
 
-/// Names and offsets.
+/// Names and offsets of members.
 type Members = Vec<(String, usize)>;
 
-/// `(size, [(member, offset)])` of a structure of the object, by its name in C.
+/// Size and members of a structure in the object file, by its C name.
 fn of_object(name: &str) -> (usize, Members) {
     types()
         .into_iter()
@@ -25,7 +25,7 @@ fn of_object(name: &str) -> (usize, Members) {
 }
 
 #[test]
-fn structures_are_those_of_the_programs() {
+fn structures_have_the_same_members_as_in_c() {
     let all = [
         (
             "tap",
@@ -177,7 +177,7 @@ fn structures_are_those_of_the_programs() {
 }
 
 #[test]
-fn no_structure_has_padding() {
+fn structures_have_no_padding() {
     let sizes = |name: &str| -> usize { of_object(name).0 };
     assert_eq!(sizes("tap"), 4 * 8 + 4 * 4);
     assert_eq!(sizes("state"), (5 + REASONS + 4) * 8);
@@ -193,9 +193,10 @@ fn no_structure_has_padding() {
     assert_eq!(sizes("settings"), 6 * 16 + 2 * 4 + 3 * 2 + 3 * 6);
 }
 
-/// The structure is in no map, so the object file says nothing of it: C asserts that a refusal comes after 8 bytes.
+/// `struct record` is in no map, so the object file does not describe it. A static assertion in `bpf/layout.h` checks
+/// that `refusal` is at offset 8.
 #[test]
-fn a_record_is_read_where_the_members_are() {
+fn a_record_is_read_from_the_offsets_of_its_members() {
     let bytes: Vec<u8> = (0..u8::try_from(size_of::<Record>()).unwrap()).collect();
     let record = Record::read(&bytes).unwrap();
     assert_eq!(record.time.to_ne_bytes(), bytes[..8]);
@@ -220,10 +221,10 @@ fn a_record_is_read_where_the_members_are() {
     assert!(Record::read(&bytes[1..]).is_none());
 }
 
-/// All named structures of the section `.BTF` (the kernel's `Documentation/bpf/btf.rst`, little-endian).
+/// All named structures in the section `.BTF` (kernel documentation, `bpf/btf.rst`; little-endian).
 fn types() -> Vec<(String, usize, Members)> {
     let object: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/net.bpf.o"));
-    // Magic number, version, flags, length of the header; `.BTF.ext` has a longer one.
+    // Magic number, version, flags, header length. The header of `.BTF.ext` has another length.
     let magic = [0x9f, 0xeb, 1, 0, 24, 0, 0, 0];
     let at = object.windows(8).position(|w| w == magic).unwrap();
     let btf = &object[at..];
@@ -244,7 +245,7 @@ fn types() -> Vec<(String, usize, Members)> {
         let (kind, count) = (info >> 24 & 0x1f, info & 0xffff);
         next += 12;
         let rest = match kind {
-            // Structure, union: name, type, offset in bits.
+            // Members of a structure or union: name, type, offset in bits.
             4 | 5 => {
                 let member = |n: usize| (text(word(next + 12 * n)), word(next + 12 * n + 8) / 8);
                 found.push((text(name), size, (0..count).map(member).collect()));

@@ -13,7 +13,7 @@ use std::{
 use model::SandboxId;
 use serde::Serialize;
 
-use crate::{Direction, NetEvent, Protocol, Reason};
+use crate::event::{Direction, NetEvent, Protocol, Reason};
 
 /// A file is full at this many bytes; there are two at most.
 const MAX_BYTES: u64 = 16 << 20;

@@ -1,31 +1,39 @@
-//! Addresses that no sandbox reaches unless the host's operator opens them. The one definition: the programs' map,
-//! the resolver and the checks of options are all made from it.
+//! Address ranges that no sandbox can reach unless the operator opens them. The eBPF rules, the resolver and the
+//! API's checks of network options all derive from this list.
 //!
-//! Ranges that documentation uses (192.0.2.0/24, 198.51.100.0/24, 203.0.113.0/24, 2001:db8::/32) are not in it:
-//! nothing is there, and tests play the internet with them.
+//! The documentation ranges (192.0.2.0/24, 198.51.100.0/24, 203.0.113.0/24, 2001:db8::/32) are not forbidden: they are
+//! not routed, and tests use them as the internet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::Exception;
+use super::rules::Access;
 
-/// From IANA's registries of special-purpose addresses, and what of IPv6 is not global unicast. No two overlap, so an
-/// exception is decided by the longer prefix alone.
+/// A range that the operator opens although it is forbidden. A sandbox reaches it only if its policy allows it too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exception {
+    pub block: IpNet,
+    /// Services that are opened. Empty: all.
+    pub access: Vec<Access>,
+}
+
+/// IANA's special-purpose address registries, and every IPv6 range that is not global unicast. The ranges do not
+/// overlap, so comparing its prefix length with one range decides an exception.
 ///
-/// `::ffff:0:0/96` is in it: a map that keys IPv4 addresses as v4-mapped leaves that one out, and its program
-/// refuses such destinations of IPv6 packets before it asks the map.
+/// `::ffff:0:0/96` is in the list, but not in the map of rules, whose keys are IPv4-mapped addresses for IPv4: the
+/// program refuses IPv4-mapped destinations in IPv6 packets before it looks up a rule.
 static FORBIDDEN: [IpNet; 24] = [
     v4([0, 0, 0, 0], 8),             // this network; Linux takes 0.0.0.0 for itself
     v4([10, 0, 0, 0], 8),            // private
-    v4([100, 64, 0, 0], 10),         // carriers' NAT
+    v4([100, 64, 0, 0], 10),         // carrier-grade NAT
     v4([127, 0, 0, 0], 8),           // loopback
-    v4([169, 254, 0, 0], 16),        // link-local, clouds' metadata
+    v4([169, 254, 0, 0], 16),        // link-local, cloud metadata
     v4([172, 16, 0, 0], 12),         // private
     v4([192, 0, 0, 0], 24),          // protocol assignments
-    v4([192, 88, 99, 0], 24),        // relays of 6to4
+    v4([192, 88, 99, 0], 24),        // 6to4 relays
     v4([192, 168, 0, 0], 16),        // private
-    v4([198, 18, 0, 0], 15),         // benchmarks; our resolver's own addresses
+    v4([198, 18, 0, 0], 15),         // benchmarks; our resolver
     v4([224, 0, 0, 0], 3),           // multicast, reserved, broadcast
     v6([0, 0, 0, 0, 0, 0], 96),      // unspecified, loopback, v4-compatible
     v6([0, 0, 0, 0, 0, 0xffff], 96), // v4-mapped
@@ -42,14 +50,14 @@ static FORBIDDEN: [IpNet; 24] = [
     v6([0x8000, 0, 0, 0, 0, 0], 1), // unique local (with metadata), link-local, site-local, multicast
 ];
 
-/// The ranges, IPv4 first. Host bits are zero.
+/// The forbidden ranges, IPv4 first. Host bits are zero.
 #[must_use]
 pub fn forbidden() -> &'static [IpNet] {
     &FORBIDDEN
 }
 
-/// Whether nobody may reach an address. The longest block that has it decides, and an exception of the same length
-/// beats the range; that an exception opens some services only is not looked at.
+/// Whether `address` is in a forbidden range and no exception opens it. An exception applies if its prefix is at least
+/// as long as the range's; its list of services is ignored.
 #[must_use]
 pub fn is_forbidden(address: IpAddr, exceptions: &[Exception]) -> bool {
     let length = |block: &IpNet| block.contains(&address).then(|| block.prefix_len());
@@ -82,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_ranges_overlap_and_host_bits_are_zero() {
+    fn ranges_do_not_overlap_and_have_no_host_bits() {
         for (n, a) in FORBIDDEN.iter().enumerate() {
             assert_eq!(*a, a.trunc());
             for b in &FORBIDDEN[n + 1..] {
@@ -92,8 +100,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_inside_or_not_global_is_forbidden() {
-        let inside = [
+    fn private_and_special_addresses_are_forbidden() {
+        let forbidden = [
             "0.0.0.0",
             "10.1.2.3",
             "100.64.0.1",
@@ -132,14 +140,14 @@ mod tests {
             "fec0::1",
             "ff02::1",
         ];
-        for address in inside {
+        for address in forbidden {
             assert!(!is_open(address, &[]), "{address}");
         }
     }
 
     #[test]
-    fn the_internet_and_documentation_are_open() {
-        let outside = [
+    fn public_and_documentation_addresses_are_not_forbidden() {
+        let public = [
             "1.1.1.1",
             "8.8.8.8",
             "9.255.255.255",
@@ -163,13 +171,13 @@ mod tests {
             "2606:4700::1111",
             "3fff:ffff::1",
         ];
-        for address in outside {
+        for address in public {
             assert!(is_open(address, &[]), "{address}");
         }
     }
 
     #[test]
-    fn an_exception_opens_what_is_as_specific_or_more() {
+    fn an_exception_opens_its_block_if_the_prefix_is_long_enough() {
         assert!(is_open("10.1.2.3", &["10.1.0.0/16"]));
         assert!(is_open("10.1.2.3", &["10.0.0.0/8"]));
         assert!(!is_open("10.1.2.3", &["10.2.0.0/16"]));

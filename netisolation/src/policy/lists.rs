@@ -1,24 +1,23 @@
-//! Rules out of two lists, of which one beats the other.
+//! Policies made of an allow list and a deny list.
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::{Policy, Rule, Verdict};
+use super::rules::{Policy, Rule, RuleAction};
 
-/// What holds for addresses that a client says nothing about.
+/// What applies to addresses in neither list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DefaultEgress {
-    /// They are denied.
     #[default]
     Deny,
-    /// They are allowed.
+    /// Allowed, except for forbidden ranges.
     Internet,
 }
 
 impl Policy {
-    /// Rules that say: what is allowed may be reached, whatever is denied; of the rest, what is denied may not; of what
-    /// is left, the default decides. Lengths of prefixes mean nothing. Host bits of the blocks are ignored.
+    /// Makes a policy in which an allowed block overrides every denied block, whatever their prefix lengths; `default`
+    /// decides for addresses in neither list. Host bits of the blocks are ignored.
     #[must_use]
     pub fn of_lists(default: DefaultEgress, denied: &[IpNet], allowed: &[IpNet]) -> Self {
         let allowed = merged(allowed);
@@ -35,11 +34,11 @@ impl Policy {
             .collect();
         if !rules.is_empty() {
             let closed = denied.iter().filter(|block| !is_allowed(block));
-            rules.extend(closed.map(|block| rule(*block, Verdict::Deny)));
+            rules.extend(closed.map(|block| rule(*block, RuleAction::Deny)));
         }
         let opened = allowed
             .iter()
-            .map(|block| rule(*block, Verdict::Allow(Vec::new())));
+            .map(|block| rule(*block, RuleAction::Allow(Vec::new())));
         rules.extend(opened);
         Self {
             rules,
@@ -48,11 +47,11 @@ impl Policy {
     }
 }
 
-fn rule(block: IpNet, verdict: Verdict) -> Rule {
-    Rule { block, verdict }
+fn rule(block: IpNet, action: RuleAction) -> Rule {
+    Rule { block, action }
 }
 
-/// The fewest blocks with the same addresses; none has another.
+/// The smallest set of disjoint blocks with the same addresses; host bits are cleared.
 fn merged(blocks: &[IpNet]) -> Vec<IpNet> {
     IpNet::aggregate(&blocks.iter().map(IpNet::trunc).collect())
 }
@@ -65,8 +64,8 @@ mod tests {
 
     use super::*;
 
-    /// What the lists say.
-    fn is_meant(
+    /// The model: whether the lists allow `address`.
+    fn is_allowed(
         default: DefaultEgress,
         denied: &[IpNet],
         allowed: &[IpNet],
@@ -76,7 +75,7 @@ mod tests {
         has(allowed) || (default == DefaultEgress::Internet && !has(denied))
     }
 
-    /// Few addresses, so that blocks meet often; both families.
+    /// Few addresses of both families, so that blocks often overlap.
     fn address() -> impl Strategy<Value = IpAddr> {
         prop_oneof![
             (0u32..32).prop_map(|n| IpAddr::V4(Ipv4Addr::from_bits(0x0808_0800 | n))),
@@ -87,7 +86,7 @@ mod tests {
     fn block() -> impl Strategy<Value = IpNet> {
         (address(), prop_oneof![Just(0u8), Just(1), 2..=8u8]).prop_map(|(address, host_bits)| {
             let bits = if address.is_ipv4() { 32 } else { 128 };
-            // Seldom everything, mostly a small block.
+            // Mostly small blocks, and sometimes the whole address space.
             let length = if host_bits == 8 { 0 } else { bits - host_bits };
             IpNet::new(address, length).unwrap()
         })
@@ -99,14 +98,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_longest_prefix_says_what_the_lists_say(
+        fn the_longest_prefix_decides_as_the_lists_do(
             denied in blocks(), allowed in blocks(), is_open: bool, addresses in prop::collection::vec(address(), 32),
         ) {
             let default = if is_open { DefaultEgress::Internet } else { DefaultEgress::Deny };
             let policy = Policy::of_lists(default, &denied, &allowed);
             for address in addresses {
-                let meant = is_meant(default, &denied, &allowed, address);
-                prop_assert_eq!(policy.allows(address), meant, "{} by {:?}", address, &policy.rules);
+                let expected = is_allowed(default, &denied, &allowed, address);
+                prop_assert_eq!(policy.allows(address), expected, "{} by {:?}", address, &policy.rules);
             }
             let mut seen: Vec<IpNet> = policy.rules.iter().map(|rule| rule.block).collect();
             prop_assert!(seen.iter().all(|block| *block == block.trunc()));
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_denied_block_does_not_beat_the_allowed_one_around_it() {
+    fn a_denied_block_inside_an_allowed_block_stays_allowed() {
         let denied = ["8.8.8.8/32".parse().unwrap()];
         let allowed = ["8.8.0.0/16".parse().unwrap()];
         let policy = Policy::of_lists(DefaultEgress::Internet, &denied, &allowed);

@@ -1,32 +1,39 @@
-//! Names in policies.
+//! Name patterns in policies.
 
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Policy, PolicyError, Verdict};
-
-/// `example.com`, or `*.example.com`: every name below it, not itself; `*` is every name. Lower case, ASCII (names in
-/// other letters become what IDNA makes of them), no final dot.
+/// `example.com` matches that name, `*.example.com` every name below it, and `*` every name. Stored in lower-case
+/// ASCII without a final dot; internationalized names are converted with IDNA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct NamePattern(String);
 
-/// What our resolver does when a sandbox asks for a name.
+/// How the resolver treats a query for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Naming {
-    /// It refuses.
+    /// Refuses the query.
     Refused,
-    /// It answers; whether the address may be reached is up to the rules.
+    /// Answers; the rules decide whether the addresses can be reached.
     Answered,
-    /// It answers, and what it answers may be reached: a pattern has the name.
+    /// Answers, and pins the addresses: a pattern of the policy matches the name.
     Pinned,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// Contains the first 64 characters of the rejected text.
+    #[error(
+        "{0:?} is not a domain name: write labels of letters, digits and hyphens, optionally after `*.`, or `*` alone"
+    )]
+    Name(String),
+}
+
 impl NamePattern {
-    /// Whether the pattern has a name, which is in lower case and without a final dot.
+    /// Whether the pattern matches `name`, which is in lower case and has no final dot.
     #[must_use]
-    pub fn has(&self, name: &str) -> bool {
+    pub fn matches(&self, name: &str) -> bool {
         match self.0.strip_prefix('*') {
             Some("") => true,
             Some(suffix) => name.len() > suffix.len() && name.ends_with(suffix),
@@ -35,29 +42,11 @@ impl NamePattern {
     }
 }
 
-impl Policy {
-    /// See [`Naming`]; the name is in lower case and without a final dot. A policy that allows all of IPv4 or all of
-    /// IPv6 has every name.
-    #[must_use]
-    pub fn naming(&self, name: &str) -> Naming {
-        let has_internet = |rule: &super::Rule| {
-            rule.block.prefix_len() == 0 && matches!(rule.verdict, Verdict::Allow(_))
-        };
-        if self.names.iter().any(|pattern| pattern.has(name)) {
-            Naming::Pinned
-        } else if self.rules.iter().any(has_internet) {
-            Naming::Answered
-        } else {
-            Naming::Refused
-        }
-    }
-}
-
 impl FromStr for NamePattern {
     type Err = PolicyError;
 
     fn from_str(text: &str) -> Result<Self, PolicyError> {
-        let wrong = || PolicyError::Name(text.chars().take(64).collect());
+        let invalid = || PolicyError::Name(text.chars().take(64).collect());
         if text == "*" {
             return Ok(Self(text.into()));
         }
@@ -66,12 +55,12 @@ impl FromStr for NamePattern {
             None => ("", text),
         };
         let labels = labels.strip_suffix('.').unwrap_or(labels);
-        let labels = idna::domain_to_ascii(labels).map_err(|_| wrong())?;
+        let labels = idna::domain_to_ascii(labels).map_err(|_| invalid())?;
         let is_number = labels.rsplit('.').next().is_some_and(is_numeric);
         if labels.len() <= 253 && labels.split('.').all(is_label) && !is_number {
             Ok(Self(format!("{star}{labels}")))
         } else {
-            Err(wrong())
+            Err(invalid())
         }
     }
 }
@@ -85,7 +74,7 @@ fn is_label(label: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
 
-/// No top-level domain is a number, but the last part of a mistyped address is.
+/// Top-level domains are never numeric, but the last part of a mistyped IPv4 address is.
 fn is_numeric(label: &str) -> bool {
     label.bytes().all(|b| b.is_ascii_digit())
 }
@@ -113,22 +102,24 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_has_its_name_or_all_below_it() {
-        assert!(pattern("Example.COM.").has("example.com"));
-        assert!(!pattern("example.com").has("www.example.com"));
-        assert!(!pattern("example.com").has("badexample.com"));
+    fn a_pattern_matches_its_name_or_every_name_below_it() {
+        assert!(pattern("Example.COM.").matches("example.com"));
+        assert!(!pattern("example.com").matches("www.example.com"));
+        assert!(!pattern("example.com").matches("badexample.com"));
         let below = pattern("*.example.com");
-        assert!(below.has("a.example.com") && below.has("a.b.example.com"));
+        assert!(below.matches("a.example.com") && below.matches("a.b.example.com"));
         assert!(
-            !below.has("example.com") && !below.has(".example.com") && !below.has("badexample.com")
+            !below.matches("example.com")
+                && !below.matches(".example.com")
+                && !below.matches("badexample.com")
         );
-        assert!(pattern("*").has("anything.test"));
-        assert!(pattern("bücher.example").has("xn--bcher-kva.example"));
-        assert!(pattern("_dmarc.example.com").has("_dmarc.example.com"));
+        assert!(pattern("*").matches("anything.test"));
+        assert!(pattern("bücher.example").matches("xn--bcher-kva.example"));
+        assert!(pattern("_dmarc.example.com").matches("_dmarc.example.com"));
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn text_that_is_not_a_domain_name_is_rejected() {
         let long = format!("{}.com", "a".repeat(64));
         for text in [
             "",
@@ -151,21 +142,5 @@ mod tests {
         ] {
             assert!(text.parse::<NamePattern>().is_err(), "{text:?}");
         }
-    }
-
-    #[test]
-    fn names_are_pinned_answered_or_refused() {
-        let mut policy = Policy::default();
-        assert_eq!(policy.naming("a.test"), Naming::Refused);
-        policy.names.push(pattern("a.test"));
-        assert_eq!(policy.naming("a.test"), Naming::Pinned);
-        assert_eq!(policy.naming("b.test"), Naming::Refused);
-        policy.rules = Policy::internet().rules;
-        assert_eq!(policy.naming("b.test"), Naming::Answered);
-        policy
-            .rules
-            .iter_mut()
-            .for_each(|rule| rule.verdict = Verdict::Deny);
-        assert_eq!(policy.naming("b.test"), Naming::Refused);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use hickory_proto::op::Message;
 
 use super::query::{self, MAX_UNREAD, Parsed};
-use crate::Policy;
+use crate::policy::Policy;
 
 /// Bit of the third byte that tells answers from queries.
 const IS_ANSWER: u8 = 0x80;

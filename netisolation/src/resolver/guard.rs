@@ -10,7 +10,10 @@ use std::{
 use model::SandboxId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{NetEvent, Reason, TapIndex};
+use crate::{
+    event::{NetEvent, Reason},
+    tap::TapIndex,
+};
 
 /// Queries: one every so often (50 a second) …
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -140,7 +143,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::{Direction, Protocol};
+    use crate::event::{Direction, Protocol};
 
     fn sandbox(n: u8) -> SandboxId {
         SandboxId::from_random([n; 19])

@@ -20,7 +20,7 @@ use super::{
     Client, Judgement, Resolver,
     query::{self, MAX_MESSAGE, MAX_QUERY, MAX_UNREAD},
 };
-use crate::Protocol;
+use crate::event::Protocol;
 
 /// For the next message of a connection to be complete, and for a reply to be taken.
 const IDLE: Duration = Duration::from_secs(10);

@@ -13,7 +13,10 @@ use super::{
     frame::{ACK, Packet, SYN, TCP, UDP, checksum, fix_header4, pseudo, sum_at, tcp, udp},
     world::{Guest, PEER4, PEER6, World, config, eventually, in_namespace, ip, write_with},
 };
-use crate::{Access, Direction, Exception, Isolation, Policy, Protocol, Reason, Rule, Verdict};
+use crate::{
+    Access, Direction, Exception, Isolation, Policy, Protocol, Reason, Rule, RuleAction,
+    enforcement::Enforcement,
+};
 
 const OTHER4: &str = "198.51.100.8";
 
@@ -25,14 +28,14 @@ fn allow(block: &str, access: &[(Protocol, u16, u16)]) -> Rule {
     });
     Rule {
         block: block.parse().unwrap(),
-        verdict: Verdict::Allow(access.collect()),
+        action: RuleAction::Allow(access.collect()),
     }
 }
 
 fn deny(block: &str) -> Rule {
     Rule {
         block: block.parse().unwrap(),
-        verdict: Verdict::Deny,
+        action: RuleAction::Deny,
     }
 }
 
@@ -276,8 +279,9 @@ fn net_a_policy_cannot_have_more_bandwidth_than_the_host_gives() {
         };
         let guest = world.guest(&asking(None));
         let in_force = || {
-            let seat = |owner: &mut crate::owner::Owner| owner.seat(guest.index.0).unwrap().tap;
-            world.isolation.inspect(seat).bytes_per_s
+            let index = guest.index.0;
+            let entry = |maps: &mut Enforcement| maps.taps.get(index).unwrap().entry;
+            world.isolation.inspect(entry).bytes_per_s
         };
         let began = Instant::now();
         let packet = Packet::from_guest(ip(PEER4), UDP, udp(4000, 7, &[0; 1000]));

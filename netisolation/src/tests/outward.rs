@@ -93,7 +93,7 @@ fn net_connections_by_a_narrow_uplink_agree_on_segments_that_fit() {
         command(&["link", "set", "wan", "mtu", "1400"]);
         world
             .isolation
-            .inspect(|owner| owner.read_addresses().unwrap());
+            .inspect(|maps| maps.refresh_addresses().unwrap());
         let guest = world.guest(&Policy::internet());
         let scale = [3, 3, 7];
         for (peer, fits) in [(ip(PEER4), 1360_u16), (ip(PEER6), 1340)] {
@@ -141,7 +141,7 @@ fn net_an_uplink_that_is_too_narrow_is_refused_with_the_cure() {
         command(&["link", "set", "wan", "mtu", "1200"]);
         let refused = Isolation::open(&config()).unwrap_err().to_string();
         assert!(
-            refused.contains("wan takes packets of 1200 bytes"),
+            refused.contains("the MTU of the uplink wan is 1200"),
             "{refused}"
         );
         assert!(refused.contains("ip link set wan mtu 1280"), "{refused}");

@@ -24,8 +24,10 @@ use super::{
     world::{Guest, PEER4, World, command, config, eventually, in_namespace, ip, write},
 };
 use crate::{
-    DefaultEgress, Isolation, IsolationConfig, IsolationError, Policy, Reason, Rule, Tap, TapIndex,
-    Verdict, compile, device, owner::Owner, rules,
+    Counters, DefaultEgress, Isolation, IsolationConfig, IsolationError, Policy, Reason, Rule,
+    RuleAction, Tap, TapIndex, compile, device,
+    enforcement::Enforcement,
+    rule_sets::{self, FOR_ALL},
 };
 
 /// Where the child finds the socket, and what it calls its installation.
@@ -67,36 +69,36 @@ fn net_verify_finds_what_others_changed() {
                 PinnedLink::from_pin(pin.unwrap()).unwrap().unpin().unwrap();
             }),
             ("the rule for", |world, guest, _| {
-                world.isolation.inspect(|owner| {
-                    let number = number(owner, guest);
-                    let sets = &mut owner.datapath.rules;
-                    let first = *sets.of(number).unwrap().keys().next().unwrap();
+                world.isolation.inspect(|maps| {
+                    let number = number(maps, guest);
+                    let sets = &mut maps.policies.rules;
+                    let first = *sets.expected(number).unwrap().keys().next().unwrap();
                     sets.map.remove(number, [&first]).unwrap();
                 });
             }),
             ("the rule for", |world, guest, _| {
-                world.isolation.inspect(|owner| {
-                    let number = number(owner, guest);
-                    let sets = &mut owner.datapath.rules;
-                    let mut rules = sets.of(number).unwrap().clone();
+                world.isolation.inspect(|maps| {
+                    let number = number(maps, guest);
+                    let sets = &mut maps.policies.rules;
+                    let mut rules = sets.expected(number).unwrap().clone();
                     rules.values_mut().for_each(|rule| rule.verdict ^= 1);
                     sets.map.write(number, &rules).unwrap();
                 });
             }),
             ("added a rule for 10.0.0.0/9", |world, _, _| {
-                add(world, compile::FOR_ALL, "10.0.0.0/9");
+                add(world, FOR_ALL, "10.0.0.0/9");
             }),
             ("its entry is", |world, guest, _| {
-                world.isolation.inspect(|owner| {
-                    let mut tap = owner.seat(guest.index.0).unwrap().tap;
-                    tap.policy += 1;
-                    owner.datapath.taps.set(guest.index.0, tap, 0).unwrap();
+                world.isolation.inspect(|maps| {
+                    let mut entry = maps.taps.get(guest.index.0).unwrap().entry;
+                    entry.policy += 1;
+                    maps.taps.write_entry(guest.index.0, &entry).unwrap();
                 });
             }),
-            ("its device leads to", |world, guest, _| {
-                world.isolation.inspect(|owner| {
-                    let ifindex = owner.seat(guest.index.0).unwrap().tap.ifindex;
-                    owner.datapath.indices.insert(ifindex, 16, 0).unwrap();
+            ("its device is mapped to", |world, guest, _| {
+                world.isolation.inspect(|maps| {
+                    let ifindex = maps.taps.get(guest.index.0).unwrap().entry.ifindex;
+                    maps.taps.write_index(ifindex, 16).unwrap();
                 });
             }),
             (GONE, |_, _, name| command(&["link", "del", name])),
@@ -106,7 +108,7 @@ fn net_verify_finds_what_others_changed() {
             world.isolation.verify(guest.index).unwrap();
             let name = world
                 .isolation
-                .inspect(|owner| owner.seat(guest.index.0).unwrap().name.clone());
+                .inspect(|maps| maps.taps.get(guest.index.0).unwrap().name.clone());
             tamper(&world, &guest, &name);
             match world.isolation.verify(guest.index) {
                 Err(IsolationError::Mismatch { index, what: found }) => {
@@ -129,23 +131,23 @@ fn add(world: &World, number: u32, block: &str) {
     let wider = Policy {
         rules: vec![Rule {
             block: block.parse().unwrap(),
-            verdict: Verdict::Allow(Vec::new()),
+            action: RuleAction::Allow(Vec::new()),
         }],
         ..Policy::default()
     };
     let mut rules = compile::rules_of(&wider).unwrap();
-    rules.remove(&rules::MARK);
-    let write = |owner: &mut Owner| owner.datapath.rules.map.write(number, &rules).unwrap();
+    rules.remove(&rule_sets::SENTINEL);
+    let write = |maps: &mut Enforcement| maps.policies.rules.map.write(number, &rules).unwrap();
     world.isolation.inspect(write);
 }
 
 /// Removes rules that the owner knows nothing of.
-fn remove_added(owner: &mut Owner) {
-    let sets = &mut owner.datapath.rules;
+fn remove_added(maps: &mut Enforcement) {
+    let sets = &mut maps.policies.rules;
     for (number, mut found) in sets.map.all().unwrap() {
         found.retain(|prefix, _| {
             !sets
-                .of(number)
+                .expected(number)
                 .is_some_and(|rules| rules.contains_key(prefix))
         });
         sets.map.remove(number, found.keys()).unwrap();
@@ -153,8 +155,8 @@ fn remove_added(owner: &mut Owner) {
 }
 
 /// Under which a guest's rules are.
-fn number(owner: &Owner, guest: &Guest) -> u32 {
-    owner.seat(guest.index.0).unwrap().tap.number()
+fn number(maps: &Enforcement, guest: &Guest) -> u32 {
+    maps.taps.get(guest.index.0).unwrap().entry.rule_set()
 }
 
 #[test]
@@ -191,7 +193,7 @@ fn net_verify_finds_every_rule_that_was_added() {
             "2600::/17",
         ];
         for guest in &guests[1..3] {
-            let number = world.isolation.inspect(|owner| number(owner, guest));
+            let number = world.isolation.inspect(|maps| number(maps, guest));
             for block in blocks {
                 add(&world, number, block);
                 let found = world.isolation.verify(guest.index).unwrap_err();
@@ -211,11 +213,11 @@ fn net_rules_without_their_mark_are_found() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::default());
-        let number = world.isolation.inspect(|owner| number(owner, &guest));
+        let number = world.isolation.inspect(|maps| number(maps, &guest));
         add(&world, number, "8.8.8.8/32");
-        world.isolation.inspect(|owner| {
-            let map = &mut owner.datapath.rules.map;
-            map.remove(number, [&rules::MARK]).unwrap();
+        world.isolation.inspect(|maps| {
+            let map = &mut maps.policies.rules.map;
+            map.remove(number, [&rule_sets::SENTINEL]).unwrap();
         });
         let found = world.isolation.verify(guest.index);
         assert!(matches!(found, Err(IsolationError::Mismatch { .. })));
@@ -227,18 +229,18 @@ fn net_rules_that_are_not_there_are_passed_over_when_they_are_removed() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
-        world.isolation.inspect(|owner| {
-            let number = number(owner, &guest);
-            let map = &mut owner.datapath.rules.map;
+        world.isolation.inspect(|maps| {
+            let number = number(maps, &guest);
+            let map = &mut maps.policies.rules.map;
             let mut prefixes: Vec<_> = map.read(number, 9).unwrap().into_keys().collect();
             assert_eq!(prefixes.len(), 3);
-            let absent = |bits| (bits, rules::MARK.1);
+            let absent = |bits| (bits, rule_sets::SENTINEL.1);
             prefixes.insert(0, absent(40));
             prefixes.insert(2, absent(50));
             prefixes.push(absent(60));
             map.remove(number, &prefixes).unwrap();
             let left: Vec<u32> = map.all().unwrap().into_keys().collect();
-            assert_eq!(left, [compile::FOR_ALL]);
+            assert_eq!(left, [FOR_ALL]);
         });
     });
 }
@@ -251,13 +253,13 @@ fn net_sandboxes_with_the_same_rules_share_them_until_the_last_one_goes() {
         let numbers = || {
             let all = world
                 .isolation
-                .inspect(|owner| owner.datapath.rules.map.all());
+                .inspect(|maps| maps.policies.rules.map.all());
             all.unwrap().into_keys().collect::<Vec<_>>()
         };
-        let of = |guest| world.isolation.inspect(|owner| number(owner, guest));
+        let of = |guest| world.isolation.inspect(|maps| number(maps, guest));
         let [a, b, c] = &guests;
         assert_eq!((of(a), of(b)), (of(c), of(c)));
-        assert_eq!(numbers(), [compile::FOR_ALL, of(a)]);
+        assert_eq!(numbers(), [FOR_ALL, of(a)]);
         // Somebody's own rules are nobody else's, and go with them.
         world.isolation.update(a.index, &narrow()).unwrap();
         assert_ne!(of(a), of(b));
@@ -265,11 +267,11 @@ fn net_sandboxes_with_the_same_rules_share_them_until_the_last_one_goes() {
         world.pass(b, &datagram(7));
         world.isolation.release(a.index);
         world.isolation.release(b.index);
-        assert_eq!(numbers(), [compile::FOR_ALL, of(c)]);
+        assert_eq!(numbers(), [FOR_ALL, of(c)]);
         world.isolation.verify(c.index).unwrap();
         world.pass(c, &datagram(7));
         world.isolation.release(c.index);
-        assert_eq!(numbers(), [compile::FOR_ALL]);
+        assert_eq!(numbers(), [FOR_ALL]);
     });
 }
 
@@ -278,7 +280,7 @@ fn net_rules_that_somebody_changed_are_given_to_nobody_else() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::default());
-        let number = |guest| world.isolation.inspect(|owner| number(owner, guest));
+        let number = |guest| world.isolation.inspect(|maps| number(maps, guest));
         add(&world, number(&guest), "8.8.8.8/32");
         world.isolation.verify(guest.index).unwrap_err();
         let next = world.guest(&Policy::default());
@@ -320,9 +322,9 @@ fn net_what_a_gone_tap_had_is_cleared_away() {
         // While it is not released the device stays, whatever becomes of its VMM.
         let device = world
             .isolation
-            .inspect(|owner| owner.seats[&index.0].name.clone());
+            .inspect(|maps| maps.taps.get(index.0).unwrap().name.clone());
         drop(guest);
-        assert!(crate::device::index(&device).is_ok());
+        assert!(device::index(&device).is_ok());
         world.isolation.discard(index);
         eventually("the TAP is cleared", || {
             matches!(
@@ -339,7 +341,7 @@ fn net_what_a_gone_tap_had_is_cleared_away() {
         assert_eq!(left.len(), 2, "{left:?}");
         let all = world
             .isolation
-            .inspect(|owner| owner.datapath.flow_maps().unwrap().flows.keys().count());
+            .inspect(|maps| maps.datapath.flow_maps().unwrap().flows.keys().count());
         assert_eq!(all, 0);
         world.isolation.verify(stays.index).unwrap();
         world.pass(&stays, &datagram(7));
@@ -348,9 +350,9 @@ fn net_what_a_gone_tap_had_is_cleared_away() {
 
 /// The device of a TAP.
 fn device_of(world: &World, index: TapIndex) -> (u32, String) {
-    world.isolation.inspect(|owner| {
-        let seat = owner.seat(index.0).unwrap();
-        (seat.tap.ifindex, seat.name.clone())
+    world.isolation.inspect(|maps| {
+        let attachment = maps.taps.get(index.0).unwrap();
+        (attachment.entry.ifindex, attachment.name.clone())
     })
 }
 
@@ -390,7 +392,7 @@ fn net_a_sandbox_on_the_tap_of_another_has_nothing_of_it() {
         let next = world.guest(&narrow());
         assert_eq!(device_of(&world, next.index).0, ifindex);
         assert_ne!(next.index, past);
-        assert_eq!(world.counters(&next), crate::Counters::default());
+        assert_eq!(world.counters(&next), Counters::default());
         assert!(next.has_nothing());
         world.send_on_wire(&answer);
         world.refused(&next, &datagram_to("198.51.100.8"), Reason::Policy);
@@ -477,7 +479,7 @@ fn net_what_a_guest_sent_while_it_waited_is_not_its_sandboxs() {
             .isolation
             .confine(tap.index, &sandbox, &Policy::internet())
             .unwrap();
-        assert_eq!(counters(), crate::Counters::default());
+        assert_eq!(counters(), Counters::default());
         assert!(world.events.try_recv().is_err());
     });
 }
@@ -572,7 +574,7 @@ fn net_the_last_handle_leaves_no_pins_where_no_vm_lives() {
             let (isolation, _events) = Isolation::open(&config).unwrap();
             let taken = isolation.take().unwrap();
             eventually("the keeper makes TAPs", || {
-                isolation.inspect(|owner| owner.stock()) > 0
+                isolation.inspect(|maps| maps.taps.ready_count()) > 0
             });
             let another = isolation.clone();
             drop(isolation);
@@ -640,12 +642,12 @@ fn net_what_died_with_its_server_is_swept_by_the_next() {
         server.wait().unwrap();
         drop(guest);
         let (successor, _events) = Isolation::open(&config).unwrap();
-        let (seats, sets, flows) = successor.inspect(|owner| {
-            let flows = owner.datapath.flow_maps().unwrap().flows.keys().count();
-            let sets = owner.datapath.rules.map.all().unwrap().into_keys();
-            (owner.seats.len(), sets.collect::<Vec<_>>(), flows)
+        let (taps, sets, flows) = successor.inspect(|maps| {
+            let flows = maps.datapath.flow_maps().unwrap().flows.keys().count();
+            let sets = maps.policies.rules.map.all().unwrap().into_keys();
+            (maps.taps.iter().count(), sets.collect::<Vec<_>>(), flows)
         });
-        assert_eq!((seats, sets, flows), (0, vec![compile::FOR_ALL], 0));
+        assert_eq!((taps, sets, flows), (0, vec![FOR_ALL], 0));
     });
 }
 

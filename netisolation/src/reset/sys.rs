@@ -1,5 +1,5 @@
-//! ioctls of a TAP's descriptor (the kernel's `Documentation/networking/tuntap.rst`), and membarrier(2).
-#![expect(unsafe_code, reason = "there are no safe wrappers of these calls")]
+//! ioctls on a TAP's descriptor (kernel documentation, `networking/tuntap.rst`), and membarrier(2).
+#![expect(unsafe_code, reason = "these calls have no safe wrappers")]
 
 use std::{
     io,
@@ -11,7 +11,7 @@ use nix::libc;
 /// `linux/membarrier.h`.
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 
-/// IFF_TAP, IFF_VNET_HDR, IFF_PERSIST and others.
+/// Flags of the TAP: IFF_TAP, IFF_VNET_HDR, IFF_PERSIST and others.
 pub(super) fn tap_flags(tap: BorrowedFd<'_>) -> io::Result<libc::c_short> {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
@@ -23,12 +23,12 @@ pub(super) fn tap_flags(tap: BorrowedFd<'_>) -> io::Result<libc::c_short> {
     Ok(unsafe { request.ifr_ifru.ifru_flags })
 }
 
-/// Bytes of the header before each frame.
+/// Length of the `virtio_net_hdr` before each frame, in bytes.
 pub(super) fn header_len(tap: BorrowedFd<'_>) -> io::Result<libc::c_int> {
     read(tap, libc::TUNGETVNETHDRSZ)
 }
 
-/// Bytes of frames on their way into the kernel, at most.
+/// Limit on frames sent into the kernel and not yet processed, in bytes.
 pub(super) fn send_buffer(tap: BorrowedFd<'_>) -> io::Result<libc::c_int> {
     read(tap, libc::TUNGETSNDBUF)
 }
@@ -38,14 +38,14 @@ pub(super) fn set_header_len(tap: BorrowedFd<'_>, bytes: libc::c_int) -> io::Res
     check(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const bytes) })
 }
 
-/// Frames come whole and with checksums.
+/// Turns all offloads off: the kernel hands out frames segmented and with checksums.
 pub(super) fn set_no_offloads(tap: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes its argument by value and no pointer; the descriptor is borrowed until it returns.
     check(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, 0) })
 }
 
-/// Waits until all that was in a read-side section of RCU is out of it.
-pub(super) fn await_readers() -> io::Result<()> {
+/// Waits until every RCU read-side critical section that is running now has ended.
+pub(super) fn wait_for_rcu_readers() -> io::Result<()> {
     // SAFETY: membarrier takes three numbers and no pointer.
     let outcome = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
     if outcome < 0 {
@@ -55,11 +55,11 @@ pub(super) fn await_readers() -> io::Result<()> {
     }
 }
 
-fn read(tap: BorrowedFd<'_>, what: libc::Ioctl) -> io::Result<libc::c_int> {
+fn read(tap: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<libc::c_int> {
     let mut value: libc::c_int = 0;
-    // SAFETY: TUNGETVNETHDRSZ and TUNGETSNDBUF, the callers' requests, write one int, which `value` is until the call
+    // SAFETY: the callers' requests, TUNGETVNETHDRSZ and TUNGETSNDBUF, write one int, which `value` is until the call
     // returns.
-    check(unsafe { libc::ioctl(tap.as_raw_fd(), what, &raw mut value) })?;
+    check(unsafe { libc::ioctl(tap.as_raw_fd(), request, &raw mut value) })?;
     Ok(value)
 }
 

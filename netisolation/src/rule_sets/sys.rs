@@ -1,5 +1,6 @@
-//! BPF_MAP_LOOKUP_ELEM and the batches of bpf(2) (`linux/bpf.h`), on the map of rules. aya has no batches.
-#![expect(unsafe_code, reason = "there is no safe wrapper of these commands")]
+//! BPF_MAP_LOOKUP_ELEM and the batch commands of bpf(2) (`linux/bpf.h`) for the map of rules. aya does not offer the
+//! batch commands.
+#![expect(unsafe_code, reason = "these commands have no safe wrapper")]
 
 use std::{
     io,
@@ -8,10 +9,13 @@ use std::{
     ptr,
 };
 
+use aya::maps::lpm_trie::Key;
 use nix::libc;
 
-use super::RawKey;
-use crate::layout::Rule;
+use crate::layout::{Rule, RuleKey};
+
+/// A key as the kernel stores it.
+pub(super) type RawKey = Key<RuleKey>;
 
 /// Commands of bpf(2) (`linux/bpf.h`).
 const LOOKUP_ELEM: libc::c_int = 1;
@@ -37,14 +41,14 @@ struct Batch {
     to: u64,
     keys: u64,
     values: u64,
-    /// In: how many there are, or have room. Out: how many were done.
+    /// In: length of the arrays. Out: elements processed.
     count: u32,
     map: u32,
     element_flags: u64,
     flags: u64,
 }
 
-/// Writes each value under the key of the same place.
+/// Writes each value under the key with the same index.
 pub(super) fn update(map: BorrowedFd<'_>, keys: &[RawKey], values: &[Rule]) -> io::Result<()> {
     let mut batch = Batch {
         keys: address(keys.as_ptr()),
@@ -55,13 +59,13 @@ pub(super) fn update(map: BorrowedFd<'_>, keys: &[RawKey], values: &[Rule]) -> i
     if batch.count == 0 {
         return Ok(());
     }
-    // SAFETY: the kernel reads `count` keys and values of the sizes that the map was declared with, which are those of
-    // the types (a test compares `Rule` and `RuleKey` with the object file); both slices have as many until the end of
-    // the call.
+    // SAFETY: the kernel reads `count` keys and values of the sizes that the map was declared with, which are the sizes
+    // of the types (a test compares `Rule` and `RuleKey` with the object file); both slices have at least `count`
+    // elements and outlive the call.
     unsafe { call(UPDATE_BATCH, &raw mut batch) }
 }
 
-/// Removes keys in order, up to the first that is not there; how many it removed.
+/// Removes keys in order up to the first missing one. Returns the number of keys removed.
 pub(super) fn delete(map: BorrowedFd<'_>, keys: &[RawKey]) -> (usize, io::Result<()>) {
     let batch = Batch::of(map).and_then(|batch| {
         Ok(Batch {
@@ -74,13 +78,13 @@ pub(super) fn delete(map: BorrowedFd<'_>, keys: &[RawKey]) -> (usize, io::Result
         Ok(batch) => batch,
         Err(error) => return (0, Err(error)),
     };
-    // SAFETY: the kernel reads `count` keys of the map's key size, which is that of the type; the slice has as many
-    // until the end of the call.
+    // SAFETY: the kernel reads `count` keys of the map's key size, which is the size of the type; the slice has `count`
+    // elements and outlives the call.
     let outcome = unsafe { call(DELETE_BATCH, &raw mut batch) };
     (usize::try_from(batch.count).unwrap_or(0), outcome)
 }
 
-/// The value of the longest prefix that has the key.
+/// The value of the longest prefix that matches the key.
 pub(super) fn lookup(map: BorrowedFd<'_>, key: &RawKey) -> io::Result<Option<Rule>> {
     let mut value = MaybeUninit::<Rule>::zeroed();
     let mut element = Element {
@@ -90,16 +94,17 @@ pub(super) fn lookup(map: BorrowedFd<'_>, key: &RawKey) -> io::Result<Option<Rul
         value: value.as_mut_ptr().expose_provenance() as u64,
         flags: 0,
     };
-    // SAFETY: the kernel reads one key and writes one value of the sizes of the types, at places that outlive the call.
+    // SAFETY: the kernel reads one key and writes one value of the sizes of the types; both outlive the call.
     match unsafe { call(LOOKUP_ELEM, &raw mut element) } {
-        // SAFETY: it is integers, of which all bytes were zero and then the kernel's: any value is one; owned here.
+        // SAFETY: `Rule` consists of integers, for which every value is valid, and all bytes are initialized: to zero
+        // above and by the kernel; `value` is owned here.
         Ok(()) => Ok(Some(unsafe { value.assume_init() })),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// The next entries in the kernel's order, `most` at most: after `from`, or the first ones.
+/// Up to `most` entries in the kernel's order, starting after `from`, or at the first entry without it.
 pub(super) fn walk(
     map: BorrowedFd<'_>,
     from: Option<&RawKey>,
@@ -119,16 +124,16 @@ pub(super) fn walk(
         count: count(most)?,
         ..Batch::of(map)?
     };
-    // SAFETY: the kernel reads one key at `from`, if there is one, and writes one at `to` and at most `count` at `keys`
-    // and `values`, of the sizes of the types; all have room for as many and outlive the call.
+    // SAFETY: the kernel reads one key at `from` unless it is null, writes one key at `to` and at most `count` elements
+    // at `keys` and `values`, all of the sizes of the types; each has room for them and outlives the call.
     match unsafe { call(LOOKUP_BATCH, &raw mut batch) } {
-        // ENOENT: there are no further ones.
+        // ENOENT: the walk reached the last entry.
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
     let read = usize::try_from(batch.count).map_err(io::Error::other)?;
-    // SAFETY: keys and values are integers, all bytes of which were zero or are the kernel's: any value is one; the
-    // vectors own them.
+    // SAFETY: keys and values consist of integers, for which every value is valid, and all bytes are initialized: to
+    // zero above or by the kernel; the vectors own them.
     let entry = |(key, value): (&MaybeUninit<RawKey>, &MaybeUninit<Rule>)| unsafe {
         (key.assume_init(), value.assume_init())
     };
@@ -157,10 +162,11 @@ fn address<T>(pointer: *const T) -> u64 {
 }
 
 /// # Safety
-/// `attributes` has the members of `union bpf_attr` that the command reads and writes, and every address in it is good
-/// for what the command does with it.
+/// `attributes` must have the members of `union bpf_attr` that the command reads and writes, and every address in it
+/// must be valid for the accesses of the command.
 unsafe fn call<T>(command: libc::c_int, attributes: *mut T) -> io::Result<()> {
-    // SAFETY: as above; the kernel takes what lies behind `size` bytes as zero.
+    // SAFETY: the caller guarantees the contents of `attributes`; the kernel treats the members of `union bpf_attr`
+    // beyond the passed size as zero.
     let outcome = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
     if outcome < 0 {
         Err(io::Error::last_os_error())

@@ -1,10 +1,10 @@
-//! The map of rules, a whole set at a time: the rules of a policy are written, read back and removed by one call of
-//! the kernel each, however many there are. Policies with the same rules share a set.
+//! The map of rules, read and written one whole set at a time: each set is written, read back or removed with one batch
+//! system call, however many rules it has. Policies with the same rules share a set.
 //!
-//! The kernel walks the trie in post-order, children before their parents, so the entries of one set follow each
-//! other. The first of them is its *mark*, the entry for `::` alone: nothing is further down and to the left. So a
-//! walk from the mark to another set's first entry finds all that is under a number, what nobody meant to be there
-//! included.
+//! The kernel walks the trie in post-order, children before their parents, so the entries of one set are consecutive.
+//! The first entry of every set is a *sentinel*, the rule for `::/128`, because no other entry can precede it. A walk
+//! from a set's sentinel to the next set's first entry therefore finds every rule of the set, including rules that this
+//! server did not write.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -15,24 +15,26 @@ use std::{
 
 use aya::maps::{LpmTrie, Map, MapData, MapError, lpm_trie::Key};
 
-use crate::{
-    compile::{FOR_ALL, Prefix, Rules},
-    layout::{Address, Rule, RuleKey},
-};
+use self::sys::RawKey;
+use crate::layout::{Address, Rule, RuleKey};
 
 mod sys;
 
-/// A key as the kernel has it.
-type RawKey = Key<RuleKey>;
-
-/// The first entry of every set, in the kernel's order.
-pub(crate) const MARK: Prefix = (128, Address([0; 16]));
-/// Bits of the number, which comes before the address.
-const NUMBER: u32 = 32;
-/// Entries of one call, where it is not known how many there are.
+/// Number of the set that applies to all sandboxes.
+pub(crate) const FOR_ALL: u32 = 0;
+/// The first entry of every set in the kernel's order.
+pub(crate) const SENTINEL: Prefix = (128, Address([0; 16]));
+/// Bits of the set's number, which precedes the address in a key.
+const NUMBER_BITS: u32 = 32;
+/// Entries per system call when the size of the map is unknown.
 const CHUNK: usize = 1024;
 
-/// The map.
+/// Prefix length (96 and more for IPv4) and address.
+pub(crate) type Prefix = (u8, Address);
+/// The entries of one set.
+pub(crate) type Rules = BTreeMap<Prefix, Rule>;
+
+/// The map in the kernel.
 #[derive(Debug)]
 pub(crate) struct RuleMap(MapData);
 
@@ -40,7 +42,7 @@ impl TryFrom<Map> for RuleMap {
     type Error = MapError;
 
     fn try_from(map: Map) -> Result<Self, MapError> {
-        // Compares the sizes of keys and values, on which the calls rely.
+        // Checks the key and value sizes, on which the batch calls rely.
         LpmTrie::<&MapData, RuleKey, Rule>::try_from(&map)?;
         match map {
             Map::LpmTrie(data) => Ok(Self(data)),
@@ -50,10 +52,10 @@ impl TryFrom<Map> for RuleMap {
 }
 
 impl RuleMap {
-    /// Writes entries under a number, in place of those with the same prefixes.
+    /// Writes entries to a set, replacing entries with the same prefixes.
     ///
     /// # Errors
-    /// Of bpf(2); then some may be written.
+    /// Returns the error of bpf(2). Some entries may have been written.
     pub(crate) fn write(&mut self, number: u32, rules: &Rules) -> io::Result<()> {
         let (keys, values): (Vec<RawKey>, Vec<Rule>) = rules
             .iter()
@@ -62,10 +64,10 @@ impl RuleMap {
         sys::update(self.0.fd().as_fd(), &keys, &values)
     }
 
-    /// Removes entries; those that are not there are passed over.
+    /// Removes entries of a set and skips prefixes that are not in it.
     ///
     /// # Errors
-    /// Of bpf(2); then some may be left.
+    /// Returns the error of bpf(2). Some entries may remain.
     pub(crate) fn remove<'a>(
         &mut self,
         number: u32,
@@ -87,30 +89,30 @@ impl RuleMap {
         Ok(())
     }
 
-    /// What is under a number, but no more than `most` entries. Nothing if the mark is missing.
+    /// Reads at most `most` entries of a set. Returns no entries if its sentinel is missing.
     ///
     /// # Errors
-    /// Of bpf(2).
+    /// Returns the error of bpf(2).
     pub(crate) fn read(&self, number: u32, most: usize) -> io::Result<Rules> {
         let mut found = Rules::new();
-        let from = raw(number, &MARK);
-        // A lookup finds the longest prefix that there is.
-        let mark = sys::lookup(self.0.fd().as_fd(), &from)?;
-        let Some(mark) = mark.filter(|rule| rule.prefix == MARK.0) else {
+        let from = raw(number, &SENTINEL);
+        // A lookup finds the longest matching prefix, which may be a shorter one than the sentinel's.
+        let sentinel = sys::lookup(self.0.fd().as_fd(), &from)?;
+        let Some(sentinel) = sentinel.filter(|rule| rule.prefix == SENTINEL.0) else {
             return Ok(found);
         };
-        found.insert(MARK, mark);
+        found.insert(SENTINEL, sentinel);
         let next = sys::walk(self.0.fd().as_fd(), Some(&from), most.saturating_sub(1))?;
         let entries = next.iter().map(|(key, rule)| (of_raw(key), *rule));
-        let ours = entries.take_while(|((of, _), _)| *of == number);
-        found.extend(ours.map(|((_, prefix), rule)| (prefix, rule)));
+        let in_set = entries.take_while(|((of, _), _)| *of == number);
+        found.extend(in_set.map(|((_, prefix), rule)| (prefix, rule)));
         Ok(found)
     }
 
-    /// Everything, by number.
+    /// Reads the entries of all sets, by number.
     ///
     /// # Errors
-    /// Of bpf(2).
+    /// Returns the error of bpf(2).
     pub(crate) fn all(&self) -> io::Result<BTreeMap<u32, Rules>> {
         let mut all: BTreeMap<u32, Rules> = BTreeMap::new();
         let mut from = None;
@@ -130,54 +132,57 @@ impl RuleMap {
 
 fn raw(number: u32, (prefix, address): &Prefix) -> RawKey {
     let address = *address;
-    Key::new(NUMBER + u32::from(*prefix), RuleKey { number, address })
+    Key::new(
+        NUMBER_BITS + u32::from(*prefix),
+        RuleKey { number, address },
+    )
 }
 
-/// Number and prefix.
+/// The set's number and the prefix in a key.
 fn of_raw(key: &RawKey) -> (u32, Prefix) {
     let RuleKey { number, address } = key.data();
-    let bits = u8::try_from(key.prefix_len().saturating_sub(NUMBER)).unwrap_or(u8::MAX);
+    let bits = u8::try_from(key.prefix_len().saturating_sub(NUMBER_BITS)).unwrap_or(u8::MAX);
     (number, (bits, address))
 }
 
-/// What is in the map, as this server has written it or taken it over.
+/// The sets that this server wrote or took over from its predecessor, with their reference counts.
 #[derive(Debug)]
 pub(crate) struct RuleSets {
     pub(crate) map: RuleMap,
     sets: BTreeMap<u32, Set>,
-    /// Those that more policies may share, by their hashes. Of two with one hash the second is not shared.
+    /// Numbers of the sets that further policies may share, by hash of the rules. If two sets have the same hash, the
+    /// second is not shared.
     shared: BTreeMap<u64, u32>,
-    next: u32,
+    next_number: u32,
 }
 
 #[derive(Debug)]
 struct Set {
     rules: Rules,
     hash: u64,
-    /// TAPs that have it.
+    /// TAPs that use the set.
     users: usize,
 }
 
 impl RuleSets {
-    /// Knows of nothing yet.
     pub(crate) fn new(map: RuleMap) -> Self {
         Self {
             map,
             sets: BTreeMap::new(),
             shared: BTreeMap::new(),
-            next: FOR_ALL + 1,
+            next_number: FOR_ALL + 1,
         }
     }
 
-    /// Goes on with what a predecessor wrote: `used` has the number of each TAP that lives. What else there is is
-    /// removed, but for what holds for all.
+    /// Takes over the sets of a predecessor. `used` contains the set number of each live TAP; every other set, except
+    /// the one for all sandboxes, is removed.
     ///
     /// # Errors
-    /// Of bpf(2).
+    /// Returns the error of bpf(2).
     pub(crate) fn take_over(&mut self, used: &[u32]) -> io::Result<()> {
         let found = self.map.all()?;
         let last = found.keys().chain(used).max().copied();
-        self.next = last.unwrap_or(FOR_ALL).wrapping_add(1).max(FOR_ALL + 1);
+        self.next_number = last.unwrap_or(FOR_ALL).wrapping_add(1).max(FOR_ALL + 1);
         for (number, rules) in found {
             let users = used.iter().filter(|other| **other == number).count();
             if users == 0 && number != FOR_ALL {
@@ -193,11 +198,12 @@ impl RuleSets {
         Ok(())
     }
 
-    /// The number of these rules, which has one user more; they are written if nobody has them yet.
+    /// Returns the number of a set with these rules and adds a user to it. Writes the rules unless a shared set has
+    /// them.
     ///
     /// # Errors
-    /// Of bpf(2); then nothing is there.
-    pub(crate) fn enter(&mut self, rules: Rules) -> io::Result<u32> {
+    /// Returns the error of bpf(2). No set was added.
+    pub(crate) fn acquire(&mut self, rules: Rules) -> io::Result<u32> {
         let hash = hash(&rules);
         let known = self.shared.get(&hash).copied();
         if let Some(number) = known
@@ -207,22 +213,22 @@ impl RuleSets {
             set.users += 1;
             return Ok(number);
         }
-        let number = self.next;
+        let number = self.next_number;
         if let Err(error) = self.map.write(number, &rules) {
-            // What stays is under a number that no TAP has, and goes at the next start.
-            let _later = self.map.remove(number, rules.keys());
+            // No TAP uses this number. Entries that cannot be removed now are removed at the next start.
+            let _removed_at_next_start = self.map.remove(number, rules.keys());
             return Err(error);
         }
-        self.next = number.wrapping_add(1).max(FOR_ALL + 1);
+        self.next_number = number.wrapping_add(1).max(FOR_ALL + 1);
         self.shared.entry(hash).or_insert(number);
         let users = 1;
         self.sets.insert(number, Set { rules, hash, users });
         Ok(number)
     }
 
-    /// One user less; the last one's leaving removes the rules. What holds for all is nobody's to leave: the number is
-    /// that of a TAP without rules.
-    pub(crate) fn leave(&mut self, number: u32) {
+    /// Removes a user from a set, and removes the rules with the last user. Does nothing for [`FOR_ALL`], which is the
+    /// number in the entry of a TAP without a policy.
+    pub(crate) fn release(&mut self, number: u32) {
         if number == FOR_ALL {
             return;
         }
@@ -237,26 +243,26 @@ impl RuleSets {
         if self.shared.get(&set.hash) == Some(&number) {
             self.shared.remove(&set.hash);
         }
-        // As in `enter`.
-        let _later = self.map.remove(number, set.rules.keys());
+        // As in `acquire`.
+        let _removed_at_next_start = self.map.remove(number, set.rules.keys());
     }
 
-    /// Nobody else is given this number: somebody changed what is under it.
-    pub(crate) fn distrust(&mut self, number: u32) {
+    /// Stops sharing a set with further policies, after another program changed it in the kernel.
+    pub(crate) fn stop_sharing(&mut self, number: u32) {
         self.shared.retain(|_, shared| *shared != number);
     }
 
-    /// What has to be under a number; nothing under one that is not there.
-    pub(crate) fn of(&self, number: u32) -> Option<&Rules> {
+    /// The rules that the kernel must have under a number. `None`: no such set.
+    pub(crate) fn expected(&self, number: u32) -> Option<&Rules> {
         self.sets.get(&number).map(|set| &set.rules)
     }
 
-    /// Makes these the rules that hold for all; only differences reach the map.
+    /// Replaces the rules that apply to all sandboxes. Writes only the differences.
     ///
     /// # Errors
-    /// Of bpf(2); then the next call writes them.
+    /// Returns the error of bpf(2). The next call writes the differences again.
     pub(crate) fn set_for_all(&mut self, rules: Rules) -> io::Result<()> {
-        let known = self.of(FOR_ALL);
+        let known = self.expected(FOR_ALL);
         let differs = |(prefix, rule): &(&Prefix, &Rule)| {
             known.and_then(|known| known.get(*prefix)) != Some(*rule)
         };

@@ -1,0 +1,68 @@
+//! How an operator configures isolation, and the checks of that configuration.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use crate::{
+    error::{IsolationError, unsuitable},
+    policy::Exception,
+};
+
+/// Most TAPs of one server: the host addresses of its block of 198.18.0.0/15, by which the resolver identifies TAPs.
+pub(crate) const MAX_TAPS: u32 = 4000;
+
+#[derive(Clone, Debug)]
+pub struct IsolationConfig {
+    /// Name of this installation, derived from its state directory: lower-case letters and digits. Each instance has
+    /// its own subdirectory of `pins`.
+    pub instance: String,
+    /// Directory in a bpffs (`/sys/fs/bpf/cube`). Programs and maps pinned there outlive this process.
+    pub pins: PathBuf,
+    /// Interfaces through which packets may leave the host.
+    pub uplinks: Uplinks,
+    /// Ranges that the operator opens although they are forbidden by default.
+    pub exceptions: Vec<Exception>,
+    /// Default upstream DNS servers. Empty: the servers in /etc/resolv.conf.
+    pub dns_servers: Vec<SocketAddr>,
+    /// TAPs to keep ready.
+    pub stock: u32,
+    /// Most TAPs at a time, ready and in use.
+    pub max_taps: u32,
+    /// Most open flows per sandbox.
+    pub max_flows: u32,
+    /// Bandwidth limit per sandbox in bytes per second, for each direction; a policy can only lower it. `None`:
+    /// unlimited.
+    pub bytes_per_s: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Uplinks {
+    /// The interfaces of the default routes at startup.
+    DefaultRoutes,
+    /// Interfaces by name.
+    Named(Vec<String>),
+}
+
+impl IsolationConfig {
+    /// # Errors
+    /// Returns [`IsolationError::Unsuitable`] if the instance name or a limit is out of range.
+    pub(crate) fn check(&self) -> Result<(), IsolationError> {
+        let name = &self.instance;
+        let is_allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+        if name.is_empty() || !name.bytes().all(is_allowed) {
+            return Err(unsuitable(
+                format!("the instance name {name:?} is not valid"),
+                "use lower-case letters and digits",
+            ));
+        }
+        if self.max_taps == 0 || self.max_taps > MAX_TAPS || self.max_flows == 0 {
+            return Err(unsuitable(
+                format!(
+                    "max_taps = {} and max_flows = {} are out of range",
+                    self.max_taps, self.max_flows
+                ),
+                format!("set max_taps to 1 to {MAX_TAPS} and max_flows to at least 1"),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,258 @@
+//! Enforces policies on TAPs: writes them to the maps, reads everything back, and closes a TAP if anything differs.
+//! Composes the parts that own the maps.
+
+use std::{
+    net::IpAddr,
+    sync::{Arc, mpsc::SyncSender},
+    time::Duration,
+};
+
+use model::SandboxId;
+
+use crate::{
+    clock::{monotonic_ns, nanoseconds},
+    config::{IsolationConfig, Uplinks},
+    datapath::{Datapath, Maps},
+    device::{self, Device},
+    error::{IsolationError, system},
+    event::{Counters, NetEvent},
+    layout::State,
+    name_pins::NamePins,
+    policies::Policies,
+    policy::{Naming, Policy},
+    refusals::{Refusals, total_refused},
+    tap::TapIndex,
+    tap_table::TapTable,
+    uplink::{self, UplinkSet},
+    verify::Expected,
+};
+
+pub(crate) struct Enforcement {
+    pub(crate) datapath: Datapath,
+    pub(crate) taps: TapTable,
+    pub(crate) policies: Policies,
+    pub(crate) pins: NamePins,
+    uplinks: UplinkSet,
+    pub(crate) refusals: Refusals,
+}
+
+impl Enforcement {
+    /// Takes over the TAPs, policies and pins of a predecessor.
+    pub(crate) fn new(
+        config: &IsolationConfig,
+        datapath: Datapath,
+        maps: Maps,
+        events: SyncSender<NetEvent>,
+    ) -> Result<Self, IsolationError> {
+        let mut enforcement = Self {
+            datapath,
+            taps: TapTable::new(maps.indices, maps.taps, maps.states, config.max_taps),
+            policies: Policies::new(maps.rules, config),
+            pins: NamePins::new(maps.pins),
+            uplinks: UplinkSet::new(maps.uplinks),
+            refusals: Refusals::new(maps.records, maps.refusals, events),
+        };
+        enforcement.take_over()?;
+        Ok(enforcement)
+    }
+
+    /// Attaches the programs to the resolver's device and to the uplinks.
+    pub(crate) fn attach(
+        &mut self,
+        resolver_device: &str,
+        uplinks: &Uplinks,
+    ) -> Result<(), IsolationError> {
+        self.datapath.attach_resolver(resolver_device)?;
+        self.uplinks.attach(uplinks, &self.datapath)?;
+        self.refresh_addresses()
+    }
+
+    fn take_over(&mut self) -> Result<(), IsolationError> {
+        let found = self.taps.take_over(&self.datapath)?;
+        for (index, _) in self.taps.iter() {
+            let reported = total_refused(&self.taps.state(index)?);
+            self.refusals.begin(index, State::default(), reported);
+        }
+        let used: Vec<u32> = self.taps.iter().map(|(_, a)| a.entry.rule_set()).collect();
+        self.pins
+            .take_over(|tap| self.taps.any(tap).map(|a| a.entry.tenure));
+        self.policies.take_over(&found, &used)
+    }
+
+    /// Assigns a number to a new device and writes entries that deny everything.
+    pub(crate) fn register(&mut self, device: &Device) -> Result<u32, IsolationError> {
+        let index = self.taps.add(device)?;
+        self.refusals.begin(index, State::default(), 0);
+        Ok(index)
+    }
+
+    /// Starts a sandbox on a TAP. On any failure, nothing passes.
+    pub(crate) fn confine(
+        &mut self,
+        index: u32,
+        sandbox: &SandboxId,
+        policy: &Policy,
+    ) -> Result<(), IsolationError> {
+        let tenure = self.policies.new_tenure();
+        self.pins.remove_all(index);
+        self.begin_counting(index)?;
+        let applied = self.apply(index, sandbox, policy, tenure);
+        self.verify_or_close(index, applied)
+    }
+
+    fn begin_counting(&mut self, index: u32) -> Result<(), IsolationError> {
+        self.flush_refusals(index);
+        let state = self.taps.state(index)?;
+        self.taps.get_mut(index)?;
+        self.refusals.begin(index, state, total_refused(&state));
+        Ok(())
+    }
+
+    /// Continues a sandbox of a predecessor. Its open flows continue if the policy allows them.
+    pub(crate) fn adopt(
+        &mut self,
+        index: u32,
+        sandbox: &SandboxId,
+        policy: &Policy,
+    ) -> Result<(), IsolationError> {
+        let tenure = self.taps.get(index)?.entry.tenure;
+        if tenure == 0 {
+            return self.confine(index, sandbox, policy);
+        }
+        let applied = self.apply(index, sandbox, policy, tenure);
+        self.pins
+            .retain_names(index, |name| policy.matches_name(name));
+        self.verify_or_close(index, applied)
+    }
+
+    /// Replaces the policy of a sandbox. If writing fails, the old policy stays in force.
+    pub(crate) fn update(&mut self, index: u32, policy: &Policy) -> Result<(), IsolationError> {
+        let attachment = self.taps.get(index)?;
+        let tenure = attachment.entry.tenure;
+        let Some((sandbox, _)) = attachment.sandbox.clone() else {
+            return Err(IsolationError::Unknown(TapIndex(index)));
+        };
+        self.apply(index, &sandbox, policy, tenure)?;
+        self.pins
+            .retain_names(index, |name| policy.matches_name(name));
+        self.verify(index)
+    }
+
+    /// Writes the policy's rules, then switches the TAP to them: no packet is evaluated by a part of the rules.
+    fn apply(
+        &mut self,
+        index: u32,
+        sandbox: &SandboxId,
+        policy: &Policy,
+        tenure: u32,
+    ) -> Result<(), IsolationError> {
+        let before = self.taps.get(index)?.entry;
+        let entry = self.policies.acquire(policy, before, tenure)?;
+        if let Err(error) = self.taps.switch(index, entry) {
+            self.policies.release(entry.rule_set());
+            return Err(error);
+        }
+        self.taps.get_mut(index)?.sandbox = Some((sandbox.clone(), Arc::new(policy.clone())));
+        self.policies.release(before.rule_set());
+        Ok(())
+    }
+
+    /// Verifies a TAP after a policy was applied; closes it if either failed.
+    fn verify_or_close(
+        &mut self,
+        index: u32,
+        applied: Result<(), IsolationError>,
+    ) -> Result<(), IsolationError> {
+        let outcome = applied.and_then(|()| self.verify(index));
+        if outcome.is_err() {
+            self.close(index);
+        }
+        outcome
+    }
+
+    /// Compares the kernel's state with the policy. A rule set that differs is not shared with further policies.
+    pub(crate) fn verify(&mut self, index: u32) -> Result<(), IsolationError> {
+        let expected = Expected {
+            datapath: &self.datapath,
+            taps: &self.taps,
+            rules: &self.policies.rules,
+            uplinks: &self.uplinks,
+        };
+        let outcome = expected.check(index);
+        if matches!(outcome, Err(IsolationError::Mismatch { .. })) {
+            let rule_set = self.taps.get(index)?.entry.rule_set();
+            self.policies.rules.stop_sharing(rule_set);
+        }
+        outcome
+    }
+
+    /// From now on no packet of the TAP passes.
+    pub(crate) fn close(&mut self, index: u32) {
+        if let Some(rule_set) = self.taps.close(index) {
+            self.policies.release(rule_set);
+            self.pins.remove_all(index);
+        }
+    }
+
+    /// Removes a TAP's entries and frees its number, after its device and its flows were removed.
+    pub(crate) fn remove(&mut self, index: u32) {
+        self.flush_refusals(index);
+        self.refusals.end(index);
+        if let Some(ifindex) = self.taps.remove(index) {
+            self.datapath.remove_tap_link(index, ifindex);
+        }
+    }
+
+    /// Lets a sandbox reach an address for which the resolver answered an allowed name.
+    pub(crate) fn pin(
+        &mut self,
+        index: u32,
+        sandbox: &SandboxId,
+        address: IpAddr,
+        name: &str,
+        ttl: Duration,
+    ) -> Result<(), IsolationError> {
+        let expires = monotonic_ns().saturating_add(nanoseconds(ttl));
+        let attachment = self.taps.get(index)?;
+        let current = attachment.sandbox.as_ref().filter(|(id, _)| id == sandbox);
+        if !current.is_some_and(|(_, policy)| policy.naming(name) == Naming::Pinned) {
+            return Err(IsolationError::Unknown(TapIndex(index)));
+        }
+        let tenure = attachment.entry.tenure;
+        self.pins.pin(index, tenure, address, name, expires)
+    }
+
+    pub(crate) fn counters(&mut self, index: u32) -> Result<Counters, IsolationError> {
+        let state = self.taps.state(index)?;
+        self.flush_refusals(index);
+        self.taps.get(index)?;
+        Ok(self.refusals.counters(index, &state))
+    }
+
+    /// Reports a TAP's refused packets that are not reported yet.
+    pub(crate) fn flush_refusals(&mut self, index: u32) {
+        self.refusals.flush(index, &self.taps, &self.pins);
+    }
+
+    /// Reports the records that the programs wrote since the last call.
+    pub(crate) fn drain_refusals(&mut self) {
+        self.refusals.drain(&self.taps, &self.pins);
+    }
+
+    /// Reports the further packets of refused flows.
+    pub(crate) fn sum_refusals(&mut self) {
+        self.refusals.sum_all(&self.taps, &self.pins);
+    }
+
+    /// Reads the host's addresses and the uplinks' MTUs again and writes the differences to the maps.
+    pub(crate) fn refresh_addresses(&mut self) -> Result<(), IsolationError> {
+        // Any write to net.ipv4.ip_forward resets the loopback device's setting.
+        uplink::routing_device()?;
+        let all = device::addresses().map_err(|e| system("read the host's addresses", e))?;
+        let mut host: Vec<IpAddr> = all.iter().map(|a| a.address).collect();
+        host.sort_unstable();
+        host.dedup();
+        self.policies.set_host_addresses(&host)?;
+        self.uplinks.write_addresses(&all)
+    }
+}

@@ -1,0 +1,97 @@
+//! The maps of flows, and the removal of flows that have ended, are idle, or belong to a sandbox that is gone.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use aya::maps::{Array, HashMap, MapData};
+
+use crate::{
+    clock::nanoseconds,
+    layout::{Flow, FlowKey, PinKey, Tap, WireKey, mark},
+};
+
+// Idle timeouts by the state of a flow.
+/// TCP without a reply yet.
+const OPENING: Duration = Duration::from_secs(30);
+const ESTABLISHED: Duration = Duration::from_secs(3600);
+/// TCP with a FIN from one side.
+const HALF_CLOSED: Duration = Duration::from_secs(60);
+/// TCP with a FIN from both sides or a reset; late segments may still arrive.
+const CLOSED: Duration = Duration::from_secs(3);
+const UDP: Duration = Duration::from_secs(60);
+const ICMP: Duration = Duration::from_secs(15);
+
+/// Handles of the maps that a sweep reads and writes, apart from those that the owner's lock protects.
+pub(crate) struct FlowMaps {
+    pub(crate) taps: Array<MapData, Tap>,
+    pub(crate) flows: HashMap<MapData, FlowKey, Flow>,
+    pub(crate) wires: HashMap<MapData, WireKey, FlowKey>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Swept {
+    /// Number of flows removed, by TAP.
+    pub(crate) removed: BTreeMap<u32, u64>,
+    /// TAP and remote address of the flows that stay open.
+    pub(crate) open: BTreeSet<PinKey>,
+}
+
+impl FlowMaps {
+    /// Checks every flow, and removes it if its idle timeout has passed or its tenure is not the TAP's current one.
+    /// `now`: CLOCK_MONOTONIC in nanoseconds.
+    pub(crate) fn sweep(&mut self, now: u64) -> Swept {
+        let mut swept = Swept::default();
+        let mut tenures = BTreeMap::new();
+        // Collect the keys first: removing the key at which an iteration stands restarts the iteration.
+        let keys: Vec<FlowKey> = self.flows.keys().flatten().collect();
+        for key in keys {
+            let Ok(flow) = self.flows.get(&key, 0) else {
+                continue;
+            };
+            let tenure = tenures
+                .entry(key.tap)
+                .or_insert_with(|| self.taps.get(&key.tap, 0).map_or(0, |tap| tap.tenure));
+            if flow.tenure == *tenure && !is_expired(&key, &flow, now) {
+                swept.open.insert(PinKey {
+                    tap: key.tap,
+                    address: key.remote,
+                });
+                continue;
+            }
+            if self.flows.remove(&key).is_ok() {
+                let _absent = self.wires.remove(&wire_key(&key, &flow));
+                *swept.removed.entry(key.tap).or_default() += 1;
+            }
+        }
+        swept
+    }
+}
+
+fn is_expired(key: &FlowKey, flow: &Flow, now: u64) -> bool {
+    nanoseconds(idle_timeout(key.protocol, flow.marks)) < now.saturating_sub(flow.seen)
+}
+
+fn idle_timeout(protocol: u8, marks: u16) -> Duration {
+    let fins = marks & (mark::FIN_OUT | mark::FIN_IN);
+    match protocol {
+        6 if marks & mark::RESET != 0 || fins == mark::FIN_OUT | mark::FIN_IN => CLOSED,
+        6 if marks & mark::REPLIED == 0 => OPENING,
+        6 if fins != 0 => HALF_CLOSED,
+        6 => ESTABLISHED,
+        17 => UDP,
+        _ => ICMP,
+    }
+}
+
+fn wire_key(key: &FlowKey, flow: &Flow) -> WireKey {
+    WireKey {
+        local: flow.local,
+        remote: key.remote,
+        port: flow.port,
+        remote_port: key.remote_port,
+        protocol: key.protocol,
+        zero: [0; 3],
+    }
+}

@@ -1,0 +1,91 @@
+//! The thread that keeps the stock of TAPs: makes new ones, resets released ones, and removes those that cannot be reset.
+//!
+//! To create or remove a TAP, the kernel waits 10 ms or more for all CPUs while it holds the RTNL lock. A reset needs one
+//! such wait for all TAPs that were released together, and none under that lock.
+
+use std::{io, sync::PoisonError, time::Duration};
+
+use crate::{
+    device,
+    error::{IsolationError, system},
+    owner::Owner,
+    reset::{self, OwnedTap},
+    shared::Shared,
+    stock::{ReleasedTap, ReleasedTaps},
+};
+
+/// How long after a failure the thread tries again, if no caller takes the failure earlier.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Runs until [`crate::stock::TapStock::stop`] is called.
+pub(crate) fn run(shared: &Shared) {
+    while wait_for_work(shared) {
+        let ReleasedTaps {
+            to_reset,
+            to_remove,
+        } = shared.with(|owner| owner.stock.take_released());
+        drop(to_remove);
+        reset_all(shared, to_reset);
+        if shared.with(|owner| owner.is_short_of_taps())
+            && let Err(error) = make(shared)
+        {
+            shared.with(|owner| owner.stock.fail(error));
+        }
+        shared.stock_changed.notify_all();
+    }
+}
+
+/// Returns `false` when the thread is to end.
+fn wait_for_work(shared: &Shared) -> bool {
+    let is_idle = |owner: &mut Owner| !owner.stock.is_stopping() && !owner.has_stock_work();
+    let waited = shared
+        .stock_changed
+        .wait_timeout_while(shared.lock(), RETRY_INTERVAL, is_idle);
+    let (mut owner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+    drop(owner.stock.take_failure());
+    !owner.stock.is_stopping()
+}
+
+/// Resets TAPs and adds them to the stock. A TAP whose reset fails is removed.
+fn reset_all(shared: &Shared, released: Vec<ReleasedTap>) {
+    if released.is_empty() {
+        return;
+    }
+    let is_quiet = reset::wait_for_running_programs().is_ok();
+    for ReleasedTap { number, tap } in released {
+        ensure_free_index(shared);
+        let rejected = if is_quiet && tap.reset().is_ok() {
+            shared.with(|owner| owner.restock(number, tap)).err()
+        } else {
+            Some(tap)
+        };
+        shared.stock_changed.notify_all();
+        // Removes the device, which takes long: without the owner's lock.
+        drop(rejected);
+    }
+}
+
+/// Makes a TAP for the stock. The program is attached before the device is up. If a step fails, the device goes with
+/// its descriptor, and the next sweep removes its entries.
+fn make(shared: &Shared) -> Result<(), IsolationError> {
+    ensure_free_index(shared);
+    let device = device::tap("cube%d").map_err(|e| system("create a TAP", e))?;
+    let name = device.name.clone();
+    let failed = |source: io::Error| system(format!("set up {name}"), source);
+    if device::has_ipv6() {
+        device::configure("ipv6", &name, "disable_ipv6", "1").map_err(failed)?;
+    }
+    device::bypass_queueing(device.index).map_err(failed)?;
+    let index = shared.with(|owner| owner.enforcement.register(&device))?;
+    shared.programs.attach_tap(index, &device)?;
+    device::set_up(&name, 0).map_err(failed)?;
+    let tap = OwnedTap::new(device).map_err(failed)?;
+    shared.with(|owner| owner.add_to_stock(index, tap))
+}
+
+/// Sweeps if all numbers are in use: this frees the numbers of TAPs whose devices are gone.
+fn ensure_free_index(shared: &Shared) {
+    if !shared.with(|owner| owner.enforcement.taps.has_free_index()) {
+        shared.sweep();
+    }
+}

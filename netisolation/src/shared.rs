@@ -1,0 +1,89 @@
+//! The state that handles and threads share: the owner behind its lock, and the maps of flows behind another.
+
+use std::{
+    io,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    clock::monotonic_ns,
+    datapath::Programs,
+    error::{IsolationError, system},
+    flows::FlowMaps,
+    gateway::Gateway,
+    owner::Owner,
+    tap::Tap,
+};
+
+/// Longest wait of [`crate::Isolation::take`] for a TAP.
+const TAKE_TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(crate) struct Shared {
+    owner: Mutex<Owner>,
+    /// Notified when the stock changes: wakes the thread that makes TAPs, and callers that wait for a TAP.
+    pub(crate) stock_changed: Condvar,
+    flows: Mutex<FlowMaps>,
+    pub(crate) programs: Programs,
+    pub(crate) gateway: Gateway,
+}
+
+impl Shared {
+    pub(crate) fn new(owner: Owner, flows: FlowMaps, gateway: Gateway) -> Self {
+        Self {
+            programs: owner.enforcement.datapath.programs.clone(),
+            owner: Mutex::new(owner),
+            stock_changed: Condvar::new(),
+            flows: Mutex::new(flows),
+            gateway,
+        }
+    }
+
+    /// Runs `work` under the owner's lock. It must not block.
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Owner) -> T) -> T {
+        work(&mut self.lock())
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Owner> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a TAP from the stock; waits for one if the stock is empty.
+    pub(crate) fn take(&self) -> Result<Tap, IsolationError> {
+        let deadline = Instant::now() + TAKE_TIMEOUT;
+        let mut owner = self.lock();
+        owner.stock.begin_wait();
+        let outcome = loop {
+            match owner.take() {
+                Ok(None) => {}
+                Ok(Some(tap)) => break Ok(tap),
+                Err(error) => break Err(error),
+            }
+            if let Some(error) = owner.stock.take_failure() {
+                break Err(error);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let timeout = io::Error::from(io::ErrorKind::TimedOut);
+                break Err(system("wait for a TAP", timeout));
+            }
+            self.stock_changed.notify_all();
+            let waited = self.stock_changed.wait_timeout(owner, left);
+            owner = waited.unwrap_or_else(PoisonError::into_inner).0;
+        };
+        owner.stock.end_wait();
+        drop(owner);
+        self.stock_changed.notify_all();
+        outcome
+    }
+
+    /// Removes TAPs whose devices are gone, flows that have ended, and expired pins. The lock of the flows admits one
+    /// sweep at a time: otherwise a sweep could free a number that another one, which found it gone earlier, frees
+    /// again when it has a new TAP.
+    pub(crate) fn sweep(&self) {
+        let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = self.with(Owner::close_gone);
+        let swept = flows.sweep(monotonic_ns());
+        self.with(|owner| owner.finish_sweep(&gone, &swept));
+    }
+}

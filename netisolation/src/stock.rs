@@ -1,0 +1,123 @@
+//! The stock of ready TAPs, and the released TAPs that become ready again or are removed.
+
+use std::collections::VecDeque;
+
+use crate::{error::IsolationError, reset::OwnedTap};
+
+/// The state that callers of [`crate::Isolation::take`] share with the thread that makes TAPs ([`crate::replenish`]).
+#[derive(Debug)]
+pub(crate) struct TapStock {
+    /// TAPs to keep ready.
+    target: usize,
+    /// Numbers of TAPs that were made ready; the last one is taken first. A TAP whose device was removed stays in the
+    /// queue and is skipped.
+    ready: VecDeque<u32>,
+    released: ReleasedTaps,
+    /// Callers of `take` that wait for a TAP.
+    waiting: usize,
+    /// Why making a TAP failed, for one of the waiting callers.
+    failure: Option<IsolationError>,
+    /// Set when the last handle is dropped: the threads end.
+    stopping: bool,
+}
+
+/// TAPs that are no longer in use.
+#[derive(Debug, Default)]
+pub(crate) struct ReleasedTaps {
+    /// TAPs to reset for another sandbox.
+    pub(crate) to_reset: Vec<ReleasedTap>,
+    /// TAPs whose devices are removed when these are dropped, which must happen without the owner's lock.
+    pub(crate) to_remove: Vec<OwnedTap>,
+}
+
+/// A TAP whose sandbox is gone, with the number that it had.
+#[derive(Debug)]
+pub(crate) struct ReleasedTap {
+    pub(crate) number: u32,
+    pub(crate) tap: OwnedTap,
+}
+
+/// What happens to the device of a released TAP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Disposal {
+    Reuse,
+    Remove,
+}
+
+impl TapStock {
+    pub(crate) fn new(target: usize) -> Self {
+        Self {
+            target,
+            ready: VecDeque::new(),
+            released: ReleasedTaps::default(),
+            waiting: 0,
+            failure: None,
+            stopping: false,
+        }
+    }
+
+    /// Adds a new TAP. It is taken after reset TAPs, which are more likely to be in the CPU's caches.
+    pub(crate) fn add_new(&mut self, number: u32) {
+        self.ready.push_front(number);
+    }
+
+    pub(crate) fn add_reset(&mut self, number: u32) {
+        self.ready.push_back(number);
+    }
+
+    /// The next number in the queue. Its device may have been removed.
+    pub(crate) fn next(&mut self) -> Option<u32> {
+        self.ready.pop_back()
+    }
+
+    pub(crate) fn release(&mut self, number: u32, tap: OwnedTap, disposal: Disposal) {
+        match disposal {
+            Disposal::Reuse => self.released.to_reset.push(ReleasedTap { number, tap }),
+            Disposal::Remove => self.released.to_remove.push(tap),
+        }
+    }
+
+    pub(crate) fn take_released(&mut self) -> ReleasedTaps {
+        std::mem::take(&mut self.released)
+    }
+
+    /// Registers a waiting caller. A failure from before any caller waited is dropped.
+    pub(crate) fn begin_wait(&mut self) {
+        if self.waiting == 0 {
+            self.failure = None;
+        }
+        self.waiting += 1;
+    }
+
+    pub(crate) fn end_wait(&mut self) {
+        self.waiting -= 1;
+    }
+
+    pub(crate) fn fail(&mut self, error: IsolationError) {
+        self.failure = Some(error);
+    }
+
+    pub(crate) fn take_failure(&mut self) -> Option<IsolationError> {
+        self.failure.take()
+    }
+
+    /// Whether a TAP must be made: fewer are `ready` than callers wait for, or than the target if a number is free.
+    pub(crate) fn is_short(&self, ready: usize, has_free_index: bool) -> bool {
+        ready < self.waiting || (ready < self.target && has_free_index)
+    }
+
+    /// Whether the thread that makes TAPs has work. After a failure it makes none until a caller has taken the failure
+    /// or the thread's retry interval has passed.
+    pub(crate) fn has_work(&self, ready: usize, has_free_index: bool) -> bool {
+        let is_released = !self.released.to_reset.is_empty() || !self.released.to_remove.is_empty();
+        is_released || (self.failure.is_none() && self.is_short(ready, has_free_index))
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+}

@@ -1,0 +1,319 @@
+//! The TAPs by number: their devices, their entries in the maps, and the sandboxes that use them.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use aya::maps::{Array, HashMap, MapData};
+use model::SandboxId;
+
+use crate::{
+    datapath::Datapath,
+    device::{self, Device},
+    error::{IsolationError, system},
+    layout::{self, State},
+    policy::Policy,
+    reset::OwnedTap,
+    tap::TapIndex,
+};
+
+pub(crate) struct TapTable {
+    /// TAP number by device index.
+    indices: HashMap<MapData, u32, u32>,
+    entries: Array<MapData, layout::Tap>,
+    states: Array<MapData, State>,
+    attachments: BTreeMap<u32, Attachment>,
+    max_taps: u32,
+    next_index: u32,
+}
+
+/// A TAP device with the program on it, and the sandbox that uses it.
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    /// Name of the device.
+    pub(crate) name: String,
+    /// The TAP's entry in the map, as this server wrote it.
+    pub(crate) entry: layout::Tap,
+    pub(crate) sandbox: Option<(SandboxId, Arc<Policy>)>,
+    pub(crate) usage: Usage,
+}
+
+#[derive(Debug)]
+pub(crate) enum Usage {
+    /// In the stock.
+    Ready(OwnedTap),
+    /// In use by a VM. `None` if a predecessor handed the TAP out: then only the VMM holds a descriptor. With our own
+    /// descriptor the device stays until its release, even if the VMM dies.
+    Leased(Option<OwnedTap>),
+    /// The device was removed, or the TAP has moved to another number. The entries of this number are removed after its
+    /// flows.
+    Gone,
+}
+
+impl Attachment {
+    fn new(name: String, entry: layout::Tap) -> Self {
+        Self {
+            name,
+            entry,
+            sandbox: None,
+            usage: Usage::Leased(None),
+        }
+    }
+
+    fn is_device_present(&self) -> bool {
+        device::index(&self.name).ok() == Some(self.entry.ifindex)
+    }
+}
+
+impl TapTable {
+    pub(crate) fn new(
+        indices: HashMap<MapData, u32, u32>,
+        entries: Array<MapData, layout::Tap>,
+        states: Array<MapData, State>,
+        max_taps: u32,
+    ) -> Self {
+        Self {
+            indices,
+            entries,
+            states,
+            attachments: BTreeMap::new(),
+            max_taps,
+            next_index: 1,
+        }
+    }
+
+    /// Takes over the TAPs of a predecessor whose devices still exist and clears all other entries. Returns the
+    /// predecessor's entries, those of removed TAPs included.
+    pub(crate) fn take_over(
+        &mut self,
+        datapath: &Datapath,
+    ) -> Result<Vec<layout::Tap>, IsolationError> {
+        let found: Vec<layout::Tap> = (1..=self.max_taps).map(|i| self.read_entry(i)).collect();
+        for (index, ifindex) in datapath.tap_links() {
+            match device::name(ifindex) {
+                Ok(name) if (1..=self.max_taps).contains(&index) => {
+                    self.take_over_tap(datapath, index, ifindex, name)?;
+                }
+                _ => datapath.remove_tap_link(index, ifindex),
+            }
+        }
+        for index in 1..=self.max_taps {
+            let is_used = self.read_entry(index) != layout::Tap::default();
+            if is_used && !self.attachments.contains_key(&index) {
+                self.write_entry(index, &layout::Tap::default())?;
+            }
+        }
+        let stale: Vec<u32> = self
+            .indices
+            .keys()
+            .flatten()
+            .filter(|ifindex| {
+                !self
+                    .attachments
+                    .values()
+                    .any(|a| a.entry.ifindex == *ifindex)
+            })
+            .collect();
+        for ifindex in stale {
+            let _absent = self.indices.remove(&ifindex);
+        }
+        Ok(found)
+    }
+
+    /// Takes over a TAP with a pinned link. If the maps have no entry for it (their layout was another one), its new
+    /// entry denies everything until [`crate::Isolation::adopt`].
+    fn take_over_tap(
+        &mut self,
+        datapath: &Datapath,
+        index: u32,
+        ifindex: u32,
+        name: String,
+    ) -> Result<(), IsolationError> {
+        let mut entry = self.read_entry(index);
+        if entry.ifindex != ifindex {
+            entry = closed_entry(ifindex);
+            self.write_entry(index, &entry)?;
+        }
+        self.write_index(ifindex, index)?;
+        if datapath.replace_tap_program(index, ifindex).is_err() {
+            datapath.remove_tap_link(index, ifindex);
+            return Ok(());
+        }
+        self.attachments.insert(index, Attachment::new(name, entry));
+        Ok(())
+    }
+
+    /// Assigns a number to a new device and writes entries that deny everything.
+    pub(crate) fn add(&mut self, device: &Device) -> Result<u32, IsolationError> {
+        let index = self.free_index()?;
+        let entry = closed_entry(device.index);
+        let written = self.states.set(index, State::default(), 0);
+        written.map_err(|e| system("write a TAP's state", e))?;
+        self.write_entry(index, &entry)?;
+        self.write_index(device.index, index)?;
+        let attachment = Attachment::new(device.name.clone(), entry);
+        self.attachments.insert(index, attachment);
+        Ok(index)
+    }
+
+    /// Cycles through the numbers so that each is reused as late as possible: a late packet or DNS answer for the
+    /// previous TAP of a number then finds no sandbox.
+    fn free_index(&mut self) -> Result<u32, IsolationError> {
+        for _ in 0..self.max_taps {
+            let index = self.next_index;
+            self.next_index = index % self.max_taps + 1;
+            if !self.attachments.contains_key(&index) {
+                return Ok(index);
+            }
+        }
+        Err(IsolationError::Exhausted(self.max_taps))
+    }
+
+    pub(crate) fn has_free_index(&self) -> bool {
+        u32::try_from(self.attachments.len()).is_ok_and(|used| used < self.max_taps)
+    }
+
+    pub(crate) fn ready_count(&self) -> usize {
+        let is_ready = |a: &&Attachment| matches!(a.usage, Usage::Ready(_));
+        self.attachments.values().filter(is_ready).count()
+    }
+
+    /// # Errors
+    /// Returns [`IsolationError::Unknown`] if the number is not in use or its device is gone.
+    pub(crate) fn get(&self, index: u32) -> Result<&Attachment, IsolationError> {
+        self.any(index)
+            .filter(|attachment| !matches!(attachment.usage, Usage::Gone))
+            .ok_or(IsolationError::Unknown(TapIndex(index)))
+    }
+
+    /// Like [`Self::get`], but also finds a TAP whose device is gone.
+    pub(crate) fn any(&self, index: u32) -> Option<&Attachment> {
+        self.attachments.get(&index)
+    }
+
+    /// # Errors
+    /// Returns [`IsolationError::Unknown`] if the number is not in use.
+    pub(crate) fn get_mut(&mut self, index: u32) -> Result<&mut Attachment, IsolationError> {
+        self.attachments
+            .get_mut(&index)
+            .ok_or(IsolationError::Unknown(TapIndex(index)))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Attachment)> {
+        self.attachments.iter().map(|(index, tap)| (*index, tap))
+    }
+
+    /// The counters and rate-limit state that the programs keep for a TAP.
+    pub(crate) fn state(&self, index: u32) -> Result<State, IsolationError> {
+        let state = self.states.get(&index, 0);
+        state.map_err(|e| system("read a TAP's state", e))
+    }
+
+    /// Writes a TAP's entry to the map, then records it. The programs apply it from the next packet on.
+    pub(crate) fn switch(&mut self, index: u32, entry: layout::Tap) -> Result<(), IsolationError> {
+        self.write_entry(index, &entry)?;
+        self.get_mut(index)?.entry = entry;
+        Ok(())
+    }
+
+    /// Makes the programs drop all packets of a TAP. Returns the number of the rule set that the TAP used, or `None` if
+    /// the TAP is unknown.
+    pub(crate) fn close(&mut self, index: u32) -> Option<u32> {
+        let attachment = self.attachments.get_mut(&index)?;
+        let rule_set = attachment.entry.rule_set();
+        (attachment.entry.policy, attachment.entry.tenure) = (0, 0);
+        let entry = attachment.entry;
+        // Writing an element of an array map cannot fail.
+        let _always_written = self.write_entry(index, &entry);
+        Some(rule_set)
+    }
+
+    /// Marks a number as gone after its device moved to another number.
+    pub(crate) fn vacate(&mut self, index: u32) {
+        let Some(attachment) = self.attachments.get_mut(&index) else {
+            return;
+        };
+        (attachment.usage, attachment.entry.ifindex) = (Usage::Gone, 0);
+        let entry = attachment.entry;
+        // Writing an element of an array map cannot fail.
+        let _always_written = self.write_entry(index, &entry);
+    }
+
+    /// Numbers of the TAPs whose devices were removed.
+    pub(crate) fn without_device(&self) -> Vec<u32> {
+        self.iter()
+            .filter(|(_, attachment)| !attachment.is_device_present())
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    /// Removes a TAP's entries and frees its number. Returns its device index.
+    pub(crate) fn remove(&mut self, index: u32) -> Option<u32> {
+        let attachment = self.attachments.remove(&index)?;
+        let ifindex = attachment.entry.ifindex;
+        let _absent = self.indices.remove(&ifindex);
+        let _stays_closed = self.write_entry(index, &layout::Tap::default());
+        Some(ifindex)
+    }
+
+    /// Returns removed flows to the limits of their TAPs.
+    pub(crate) fn credit_flows(&mut self, removed: &BTreeMap<u32, u64>) {
+        for (index, flows) in removed {
+            let Some(attachment) = self.attachments.get_mut(index) else {
+                continue;
+            };
+            attachment.entry.closed += flows;
+            let entry = attachment.entry;
+            // If this fails, the next credit or policy change writes the sum.
+            let _written_later = self.write_entry(*index, &entry);
+        }
+    }
+
+    /// Closes this server's descriptors of all TAPs, and forgets the ready ones. Returns whether a device remains.
+    pub(crate) fn close_descriptors(&mut self) -> bool {
+        self.attachments
+            .retain(|_, attachment| !matches!(attachment.usage, Usage::Ready(_)));
+        for attachment in self.attachments.values_mut() {
+            if let Usage::Leased(owned) = &mut attachment.usage {
+                *owned = None;
+            }
+        }
+        self.attachments
+            .values()
+            .any(|attachment| device::index(&attachment.name).is_ok())
+    }
+
+    /// The number to which the programs map a device.
+    pub(crate) fn index_in_kernel(&self, ifindex: u32) -> Option<u32> {
+        self.indices.get(&ifindex, 0).ok()
+    }
+
+    /// A TAP's entry in the map.
+    pub(crate) fn entry_in_kernel(&self, index: u32) -> Option<layout::Tap> {
+        self.entries.get(&index, 0).ok()
+    }
+
+    fn read_entry(&self, index: u32) -> layout::Tap {
+        self.entry_in_kernel(index).unwrap_or_default()
+    }
+
+    pub(crate) fn write_entry(
+        &mut self,
+        index: u32,
+        entry: &layout::Tap,
+    ) -> Result<(), IsolationError> {
+        let written = self.entries.set(index, entry, 0);
+        written.map_err(|e| system("write a TAP's entry", e))
+    }
+
+    pub(crate) fn write_index(&mut self, ifindex: u32, index: u32) -> Result<(), IsolationError> {
+        let written = self.indices.insert(ifindex, index, 0);
+        written.map_err(|e| system("write a TAP's index", e))
+    }
+}
+
+/// An entry with which nothing passes.
+fn closed_entry(ifindex: u32) -> layout::Tap {
+    layout::Tap {
+        ifindex,
+        ..layout::Tap::default()
+    }
+}
