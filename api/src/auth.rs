@@ -1,20 +1,20 @@
-//! Who may do what: keys with scopes, kept as hashes; a rate for each.
+//! API keys: scopes, storage as hashes, and a rate limit for each key.
 //!
-//! There is one tenant: every key sees every sandbox, as the keys of one team do with E2B. What a key may do is its
-//! scopes. No request gets past a route whose scope its key lacks, and a key file that cannot be read lets nobody in.
+//! The server has one tenant: every key gives access to every sandbox, as the keys of one E2B team do. The scopes of a
+//! key limit the routes that it can use. If the key file cannot be read, every key is rejected.
 
+mod authenticator;
 mod bucket;
-mod door;
 mod keys;
 
+pub use authenticator::{Auth, AuthError, Authenticator, watch_keys};
 pub use bucket::{Bucket, Rate};
-pub use door::{AuthError, Door, watch_keys};
 pub use keys::{KeyError, KeyFile, KeyRecord, Scope, now_unix_s};
 
-/// So many random bytes in hex.
+/// `N` random bytes in lower-case hex.
 ///
 /// # Errors
-/// The kernel gives none.
+/// Returns an error if the kernel provides no randomness.
 pub fn random_hex<const N: usize>() -> Result<String, getrandom::Error> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)?;

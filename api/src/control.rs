@@ -36,7 +36,7 @@ use netisolation::NetEvent;
 use pool::Pool;
 
 use crate::{
-    auth::{Door, Scope},
+    auth::{Authenticator, Scope},
     network::Network,
     registry::Registry,
     telemetry::Telemetry,
@@ -56,7 +56,7 @@ pub struct Control {
     /// Templates and figures.
     pub pool: Pool,
     /// Keys.
-    pub door: Arc<Door>,
+    pub authenticator: Arc<Authenticator>,
     /// The server's own figures.
     pub telemetry: Arc<Telemetry>,
     /// What `domain` says in answers; `None`: nothing, clients know it from their own settings.

@@ -1,14 +1,13 @@
-//! The server's front door: accepts connections, speaks TLS, HTTP/1.1 and HTTP/2, and has each request
-//! answered by [`Dispatch`].
+//! Accepts connections, terminates TLS, speaks HTTP/1.1 and HTTP/2, and passes each request to [`Dispatch`].
 //!
 //! ```text
-//! accept (one task for each address) ─► admit (owner of the seats) ─► conn (one task for each) ─► dispatch
-//!                                          ▲       │                    │   ▲
-//!                                          │       └── has to go ───────┼───┘
-//!                                          └──────── seat given back ───┘
+//! accept (one task per address) ─► admit (owns the permits) ─► conn (one task per connection) ─► dispatch
+//!                                     ▲       │                  │   ▲
+//!                                     │       └──── evicted ─────┼───┘
+//!                                     └───── permit released ────┘
 //! ```
-//! What must never happen: a client holding more than [`limits`] allow, for longer than they allow; a client turned
-//! away while another has connections to spare.
+//! Invariants: no client holds more than [`limits`] allow, or for longer; no client is turned away while another client
+//! holds more connections.
 
 mod activity;
 mod clients;
@@ -16,7 +15,7 @@ mod conn;
 mod dispatch;
 mod eviction;
 pub mod limits;
-mod seats;
+mod permits;
 
 use std::future::Future;
 use std::io;
@@ -36,39 +35,40 @@ pub use dispatch::Dispatch;
 pub use limits::Limits;
 
 use crate::proxy::Routes;
-use clients::Clients;
-use seats::{Full, Seats};
+use clients::ClientLimiter;
+use permits::{Full, Permits};
 
-/// Connections that wait for the owner of the seats.
+/// Accepted connections that wait for admission.
 const ACCEPTED: usize = 64;
-/// Until the next attempt when no connection can be accepted, mostly for want of file descriptors.
+/// Delay before the next attempt after `accept` failed, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Probes of a silent client: after a minute, every ten seconds, six times.
+/// TCP keep-alive: first probe after a minute of silence, then one every ten seconds; the sixth lost probe ends the
+/// connection.
 const PROBE_AFTER_S: u32 = 60;
 const PROBE_EVERY_S: u32 = 10;
 const PROBES: u32 = 6;
-/// Refused connections are counted in one line of the log for so long.
+/// Interval of the log line that counts refused connections.
 const REFUSED_EVERY: Duration = Duration::from_secs(10);
 
-/// The server cannot listen.
+/// An address cannot be bound.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen at {address}")]
+#[error("cannot listen on {address}")]
 pub struct ListenError {
     address: SocketAddr,
     #[source]
     source: io::Error,
 }
 
-/// Everything that serving takes.
+/// The parts of a server that all of its connections share.
 #[derive(Debug)]
 pub struct Server<R> {
     tls: Option<TlsSettings>,
     limits: Limits,
-    clients: Clients,
+    clients: ClientLimiter,
     dispatch: Dispatch<R>,
 }
 
-/// A certificate and what goes with it.
+/// Gives the acceptor a `Debug` implementation.
 #[derive(Clone)]
 struct TlsSettings(TlsAcceptor);
 
@@ -86,10 +86,10 @@ impl std::ops::Deref for TlsSettings {
     }
 }
 
-/// Binds all addresses or none.
+/// Binds all addresses, or none.
 ///
 /// # Errors
-/// Names the address that cannot be bound.
+/// Returns [`ListenError`] with the first address that cannot be bound.
 pub async fn bind(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ListenError> {
     let mut listeners = Vec::with_capacity(addresses.len());
     for &address in addresses {
@@ -99,10 +99,11 @@ pub async fn bind(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ListenEr
     Ok(listeners)
 }
 
-/// Lets the process have as many open files as it may: each connection takes one or two.
+/// Raises the soft limit of open files to the hard limit, since each connection needs one or two descriptors. Returns
+/// the new limit.
 ///
 /// # Errors
-/// The kernel refuses; the limit stays as it was.
+/// Returns the error of `getrlimit` or `setrlimit`; the limit is unchanged.
 pub fn raise_file_limit() -> io::Result<u64> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
@@ -110,7 +111,7 @@ pub fn raise_file_limit() -> io::Result<u64> {
 }
 
 impl<R: Routes> Server<R> {
-    /// Plain HTTP without `tls`.
+    /// `tls`: `None` for plain HTTP.
     pub fn new(
         dispatch: Dispatch<R>,
         tls: Option<Arc<rustls::ServerConfig>>,
@@ -118,7 +119,8 @@ impl<R: Routes> Server<R> {
     ) -> Self {
         let mut dispatch = dispatch;
         dispatch.set_body_pause(limits.body_pause);
-        let clients = Clients::new(limits.trusted_proxies.clone(), limits.connections_of_peer);
+        let clients =
+            ClientLimiter::new(limits.trusted_proxies.clone(), limits.connections_of_peer);
         Self {
             clients,
             tls: tls.map(|config| TlsSettings(TlsAcceptor::from(config))),
@@ -127,11 +129,11 @@ impl<R: Routes> Server<R> {
         }
     }
 
-    /// Serves until `stop` is done, then lets what is under way end, for [`limits::DRAIN`] at most.
+    /// Serves until `stop` completes, then waits for requests in flight, for at most [`limits::DRAIN`].
     pub async fn serve(self, listeners: Vec<TcpListener>, stop: impl Future<Output = ()>) {
         let server = Arc::new(self);
         let (accepted, mut arriving) = mpsc::channel(ACCEPTED);
-        // Accepting and tending end when this is dropped.
+        // Dropping the set aborts the accept tasks and the maintenance task of the proxy.
         let mut always = JoinSet::new();
         for listener in listeners {
             always.spawn(accept(listener, accepted.clone()));
@@ -139,7 +141,7 @@ impl<R: Routes> Server<R> {
         let tended = Arc::clone(&server);
         always.spawn(async move { tended.dispatch.proxy().tend().await });
         let (back, mut returned) = mpsc::unbounded_channel();
-        let mut seats = Seats::new(&server.limits, back);
+        let mut permits = Permits::new(&server.limits, back);
         let mut refusals = Refusals::default();
         let (stopping, is_stopping) = watch::channel(false);
         let mut connections = JoinSet::new();
@@ -148,15 +150,15 @@ impl<R: Routes> Server<R> {
             tokio::select! {
                 biased;
                 () = &mut stop => break,
-                Some(id) = returned.recv() => seats.give_back(id),
-                // Only reaped: each has told its own troubles.
+                Some(id) = returned.recv() => permits.release(id),
+                // Reaps finished tasks; each connection logs its own errors.
                 Some(_) = connections.join_next() => {}
                 Some((stream, address)) = arriving.recv() => {
-                    match seats.take(address.ip()) {
-                        Ok(seat) => {
+                    match permits.acquire(address.ip()) {
+                        Ok(permit) => {
                             let server = Arc::clone(&server);
-                            let told = is_stopping.clone();
-                            connections.spawn(conn::serve(server, stream, address, seat, told));
+                            let stopping = is_stopping.clone();
+                            connections.spawn(conn::serve(server, stream, address, permit, stopping));
                         }
                         Err(full) => refusals.count(address, full),
                     }
@@ -166,18 +168,22 @@ impl<R: Routes> Server<R> {
         drop((always, arriving));
         stopping.send_replace(true);
         let drained = async {
-            while seats.taken() > 0
+            while permits.taken() > 0
                 && let Some(id) = returned.recv().await
             {
-                seats.give_back(id);
+                permits.release(id);
             }
         };
         if tokio::time::timeout(server.limits.drain, drained)
             .await
             .is_err()
         {
-            let left = seats.taken();
-            tracing::warn!(left, "connections are cut off");
+            let left = permits.taken();
+            tracing::warn!(
+                left,
+                drain_s = server.limits.drain.as_secs(),
+                "drain timed out: closing the remaining connections"
+            );
         }
         connections.shutdown().await;
     }
@@ -192,37 +198,40 @@ async fn accept(listener: TcpListener, accepted: mpsc::Sender<(TcpStream, Socket
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept");
+                tracing::warn!(%error, "cannot accept a connection: trying again");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// Connections that were refused: whoever floods the server does not flood its log.
+/// Counts refused connections and logs them at a bounded rate, so that a flood of connections does not flood the log.
 #[derive(Debug, Default)]
 struct Refusals {
-    told: Option<Instant>,
+    last_logged: Option<Instant>,
     since: u64,
 }
 
 impl Refusals {
     fn count(&mut self, address: SocketAddr, full: Full) {
         self.since += 1;
-        if self.told.is_some_and(|at| at.elapsed() < REFUSED_EVERY) {
+        if self
+            .last_logged
+            .is_some_and(|at| at.elapsed() < REFUSED_EVERY)
+        {
             return;
         }
         let whose = match full {
-            Full::InAll => "in all",
-            Full::OfPeer => "of this client",
+            Full::Total => "in total",
+            Full::PerPeer => "of this client",
         };
         let refused = std::mem::take(&mut self.since);
-        tracing::warn!(refused, last = %address, "too many connections {whose}: refused");
-        self.told = Some(Instant::now());
+        tracing::warn!(refused, last = %address, "connections refused: too many connections {whose}");
+        self.last_logged = Some(Instant::now());
     }
 }
 
-/// Has the kernel find out about clients that went without a word.
+/// Enables TCP keep-alive, so that the kernel detects clients that disappeared without closing their connection.
 fn probe(stream: &TcpStream) -> nix::Result<()> {
     setsockopt(stream, sockopt::KeepAlive, &true)?;
     setsockopt(stream, sockopt::TcpKeepIdle, &PROBE_AFTER_S)?;

@@ -1,8 +1,9 @@
-//! The server as a whole: everything is opened in order, serves, and is closed in the reverse order.
+//! The server as a whole. [`run`] opens the state directory, the keys, the network, the pool (which recovers the sandboxes
+//! of the previous server process), the registry and the listeners, in this order.
 //!
-//! State directory, keys, pool (which takes over the sandboxes of the server before), registry, listeners. When it is
-//! told to stop nothing new is created, requests under way end (bounded by [`crate::listen::limits::DRAIN`]), changes of
-//! sandboxes are completed, and what runs is left to the next server or ended.
+//! After SIGTERM or SIGINT the server refuses to create sandboxes, completes requests in flight (for at most
+//! [`crate::listen::limits::DRAIN`]) and pending changes of sandboxes, and then, as `--on-exit` directs, leaves the running
+//! sandboxes to the next server process or kills them.
 
 use std::{
     fs, io,
@@ -19,7 +20,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::{
-    auth::{Door, KeyError, KeyFile, Rate, watch_keys},
+    auth::{Auth, Authenticator, KeyError, KeyFile, watch_keys},
     control::{self, Control},
     listen::{self, Dispatch, Limits, ListenError, Server},
     network::{self, NetworkError, NetworkSpec},
@@ -29,109 +30,100 @@ use crate::{
     tls::{self, TlsError},
 };
 
-/// How long changes of sandboxes may take once the server is told to stop.
+/// Time that pending changes of sandboxes have to complete after the server was asked to stop.
 const SETTLE: Duration = Duration::from_secs(60);
-/// Whoever asks twice does not want to wait.
-const IMPATIENT: i32 = 130;
+/// Exit code after a second signal.
+const EXIT_WITHOUT_DRAIN: i32 = 130;
 
-/// What is served, checked.
+/// The validated configuration of a server.
 #[derive(Debug)]
 pub struct ServeSpec {
-    /// Addresses to listen at.
+    /// Addresses to bind.
     pub listen: Vec<SocketAddr>,
-    /// The pool, with the state directory in it.
     pub pool: PoolConfig,
-    /// Domain of the sandboxes' host names, with its port unless that is 443.
+    /// Domain under which sandboxes have host names, with its port unless that is 443. `None`: sandboxes are reachable
+    /// only by request headers.
     pub domain: Option<String>,
-    /// Peers that speak for others.
+    /// Reverse proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<IpNet>,
-    /// Absent: plain HTTP.
+    /// `None`: plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Of each key; absent: nobody is asked for a key.
-    pub rate: Option<Rate>,
-    /// Longest timeout of a sandbox, in seconds.
+    pub auth: Auth,
+    /// Longest timeout that a client can give a sandbox, in seconds.
     pub max_timeout_s: u32,
-    /// What happens to running sandboxes at the end.
     pub on_exit: OnExit,
-    /// Absent: sandboxes have no network.
+    /// `None`: sandboxes have no network.
     pub network: Option<NetworkSpec>,
 }
 
-/// A certificate and its key, in PEM.
+/// PEM files of the server's certificate.
 #[derive(Debug)]
 pub struct TlsFiles {
-    /// The chain, the server's own first.
+    /// The certificate chain, leaf first.
     pub certificates: PathBuf,
-    /// The key.
+    /// The private key of the leaf certificate.
     pub key: PathBuf,
 }
 
 /// What happens to running sandboxes when the server stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnExit {
-    /// They go on; the next server takes them over.
+    /// They keep running, and the next server process recovers them.
     Keep,
-    /// They end.
     Kill,
 }
 
-/// Why there is no server.
+/// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The state directory.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The keys.
     #[error(transparent)]
     Keys(#[from] KeyError),
-    /// The certificate.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// An address.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The sandboxes' network.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// The pool.
-    #[error("the pool cannot be opened")]
+    #[error("cannot open the pool")]
     Pool(#[source] PoolError),
-    /// No way to be told to stop.
-    #[error("cannot wait for signals")]
+    #[error("cannot install handlers for SIGTERM and SIGINT")]
     Signals(#[source] io::Error),
 }
 
 /// Why a state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// It cannot be made or looked at.
-    #[error("cannot use the state directory {}: run as root, or name another with --state", path.display())]
+    #[error(
+        "cannot create or open the state directory {}: run as root, or name another directory with --state",
+        path.display()
+    )]
     Io {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// Others can read secrets in it.
+    /// Other users could read the secrets in the directory.
     #[error(
-        "the state directory {} is open to others (owner {owner}, mode {mode:o}): chown and chmod 700 it",
+        "other users can access the state directory {} (owner {owner}, mode {mode:o}): \
+         chown it to the server's user and chmod it to 700",
         path.display()
     )]
     Open {
-        /// Which.
         path: PathBuf,
-        /// Its owner's number.
+        /// The uid of the directory's owner.
         owner: u32,
-        /// Its permission bits.
+        /// The permission bits of the directory.
         mode: u32,
     },
 }
 
-/// Makes a state directory if need be; one that others can enter is refused.
+/// Creates the state directory if it does not exist.
 ///
 /// # Errors
-/// See [`StateError`].
+/// Returns [`StateError::Open`] if the directory belongs to another user or gives access to other users, and
+/// [`StateError::Io`] if it cannot be created or examined.
 pub fn open_state(path: &Path) -> Result<(), StateError> {
     let failed = |source| StateError::Io {
         path: path.to_owned(),
@@ -152,7 +144,7 @@ pub fn open_state(path: &Path) -> Result<(), StateError> {
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// Something cannot be opened. Once it serves, it ends well.
+/// Returns the first [`ServeError`] of the start-up. After start-up the server always returns `Ok`.
 pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     open_state(&spec.pool.state)?;
     let mut signals = Signals::new().map_err(ServeError::Signals)?;
@@ -161,13 +153,13 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
         None => None,
     };
     let keys = KeyFile::of(&spec.pool.state);
-    let door = Arc::new(open_door(&spec, &keys)?);
+    let authenticator = Arc::new(authenticator(&spec, &keys)?);
     let listeners = listen::bind(&spec.listen).await?;
     let limits = limits(&spec);
     let mut config = spec.pool.clone();
     let mut network = None;
-    // Before the pool moves this process into a control group of its own: entries of maps count where the maps were
-    // made, and guests cause them.
+    // The kernel charges entries of eBPF maps to the cgroup in which the maps were created. Guests cause such entries,
+    // so the maps are created before the pool moves this process into the server's own cgroup.
     if let Some(wanted) = &spec.network {
         let (isolation, opened) =
             network::open(wanted, &config.state, config.max_sandboxes).await?;
@@ -179,23 +171,25 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     let log = network.as_ref().map(|network| network.log.clone());
     let registry = Registry::open(pool.clone(), recovered, ended, log);
     tokio::spawn(sample_all(registry.clone(), pool.clone()));
-    if spec.rate.is_some() {
-        tokio::spawn(watch_keys(keys, door.clone()));
+    if !authenticator.is_open() {
+        tokio::spawn(watch_keys(keys, authenticator.clone()));
     }
+    let hosts = Hosts::new(spec.domain.as_deref().map(without_port));
+    // Without keys, only an exact `Host` keeps pages of other origins from reaching sandboxes by DNS rebinding.
+    let hosts = if authenticator.is_open() {
+        hosts.strict()
+    } else {
+        hosts
+    };
     let app = Arc::new(Control {
         registry: registry.clone(),
         pool: pool.clone(),
-        door,
+        authenticator,
         telemetry: Telemetry::shared(),
         domain: spec.domain.clone(),
         network,
         max_timeout_s: spec.max_timeout_s,
     });
-    let hosts = Hosts::new(spec.domain.as_deref().map(without_port));
-    let hosts = match spec.rate {
-        Some(_) => hosts,
-        None => hosts.strict(),
-    };
     let proxy = Proxy::new(registry.clone());
     let dispatch = Dispatch::new(hosts, proxy, control::router(app));
     for address in &spec.listen {
@@ -209,12 +203,16 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// As many connections as there may be open files for.
+/// Connection limits that fit the limit of open files, which is raised to its hard limit first.
 fn limits(spec: &ServeSpec) -> Limits {
     let limits = match listen::raise_file_limit() {
         Ok(files) => Limits::within(files),
         Err(why) => {
-            warn!(why = %why, "the limit of open files stays as it is");
+            warn!(
+                why = %why,
+                "cannot raise the limit of open files (RLIMIT_NOFILE): \
+                 under load, connections may fail for lack of descriptors"
+            );
             Limits::default()
         }
     };
@@ -224,38 +222,47 @@ fn limits(spec: &ServeSpec) -> Limits {
     }
 }
 
-fn open_door(spec: &ServeSpec, keys: &KeyFile) -> Result<Door, ServeError> {
-    let Some(rate) = spec.rate else {
-        warn!("nobody is asked for a key");
-        return Ok(Door::open());
+fn authenticator(spec: &ServeSpec, keys: &KeyFile) -> Result<Authenticator, ServeError> {
+    let Auth::Keys { rate } = spec.auth else {
+        warn!("authentication is off: every client on this host can control every sandbox");
+        return Ok(Authenticator::open());
     };
     let keys = keys.read()?;
     if keys.iter().all(|key| key.revoked_unix_s.is_some()) {
-        warn!("there are no keys, so nobody is let in: make one with `cube-api key new`");
+        warn!(
+            "no API key exists, so every request will be rejected: create a key with `cube-api key new`"
+        );
     }
     if spec.tls.is_none() && spec.listen.iter().any(|a| !a.ip().is_loopback()) {
         warn!(
-            "keys and tokens cross the network unencrypted: use --tls-cert, or a proxy that does"
+            "API keys and tokens cross the network unencrypted: use --tls-cert and --tls-key, \
+             or a reverse proxy that terminates TLS"
         );
     }
-    Ok(Door::locked(keys, rate))
+    Ok(Authenticator::with_keys(keys, rate))
 }
 
 fn without_port(domain: &str) -> &str {
     domain.split_once(':').map_or(domain, |(name, _)| name)
 }
 
-/// Until the server is told to stop. From then on nothing is created, and a second signal ends the program.
+/// Completes on the first SIGTERM or SIGINT. From then on no sandbox is created, and a second signal exits the process.
 async fn stop(signals: &mut Signals, registry: Registry) {
     let name = signals.next().await;
-    info!(signal = name, "stopping");
-    // Its first effect is what is wanted here: no new sandboxes.
+    info!(
+        signal = name,
+        "stopping: draining requests and changes of sandboxes"
+    );
+    // `drain` refuses new sandboxes from its first step on; `close` waits for its end.
     tokio::spawn(async move { registry.drain().await });
     if let Ok(mut again) = Signals::new() {
         tokio::spawn(async move {
             let name = again.next().await;
-            warn!(signal = name, "told twice to stop: ending at once");
-            std::process::exit(IMPATIENT);
+            warn!(
+                signal = name,
+                "second signal received: exiting without draining"
+            );
+            std::process::exit(EXIT_WITHOUT_DRAIN);
         });
     }
 }
@@ -265,7 +272,10 @@ async fn close(pool: Pool, registry: &Registry, on_exit: OnExit) {
         .await
         .is_err()
     {
-        warn!("changes of sandboxes are still under way; the next server sweeps what is half done");
+        warn!(
+            timeout_s = SETTLE.as_secs(),
+            "changes of sandboxes did not complete in time: the next server process recovers or removes these sandboxes"
+        );
     }
     pool.close(on_exit == OnExit::Kill).await;
     info!("stopped");
@@ -300,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_directory_is_made_private_and_an_open_one_refused() {
+    fn a_state_directory_is_created_private_and_one_open_to_others_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("a/b");
         open_state(&state).unwrap();

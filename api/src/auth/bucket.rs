@@ -1,17 +1,17 @@
-//! A token bucket.
+//! A token bucket that limits the request rate of one API key.
 
 use std::time::{Duration, Instant};
 
-/// How many requests a key may send.
+/// Request rate that a key may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
-    /// On average, a second.
+    /// Long-term average.
     pub per_second: u32,
-    /// At once.
+    /// Requests that may arrive at once after a pause.
     pub burst: u32,
 }
 
-/// What a key has left. Full at first.
+/// The remaining tokens of one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     tokens: f64,
@@ -19,7 +19,6 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full one.
     #[must_use]
     pub fn full(rate: Rate, now: Instant) -> Self {
         Self {
@@ -28,10 +27,10 @@ impl Bucket {
         }
     }
 
-    /// Takes one request out.
+    /// Takes the token of one request.
     ///
     /// # Errors
-    /// There is none; the time after which there is one.
+    /// Returns the time until the next token is available if the bucket is empty.
     pub fn take(&mut self, rate: Rate, now: Instant) -> Result<(), Duration> {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
         let filled = self.tokens + passed * f64::from(rate.per_second);
@@ -51,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_then_the_rate() {
+    fn a_burst_is_followed_by_the_steady_rate() {
         let rate = Rate {
             per_second: 10,
             burst: 3,
@@ -66,7 +65,7 @@ mod tests {
         bucket
             .take(rate, start + Duration::from_millis(101))
             .unwrap();
-        // A long silence fills no more than the burst.
+        // A long pause refills no more than the burst.
         let later = start + Duration::from_secs(60);
         let taken = (0..10).filter(|_| bucket.take(rate, later).is_ok());
         assert_eq!(taken.count(), 3);

@@ -1,4 +1,4 @@
-//! The file of keys: `<state>/keys.json`, mode 0600, replaced as a whole. A key itself is in no file.
+//! The key file `<state>/keys.json`, mode 0600, always replaced as a whole. It contains hashes of keys, never a key.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -15,33 +15,32 @@ use sha2::{Digest, Sha256};
 
 use super::{hex, random_hex};
 
-/// Version of the file.
+/// Version of the file format.
 const FORMAT: u32 = 1;
-/// A file that is larger is none of ours.
+/// A larger file is refused without being read.
 const MAX_FILE: u64 = 4 << 20;
 
-/// What a key may do.
+/// A permission of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Scope {
-    /// Look at sandboxes, their figures and logs.
+    /// View sandboxes, their metrics and logs.
     #[serde(rename = "sandboxes:read")]
     SandboxesRead,
-    /// Create, change and end sandboxes.
+    /// Create, change and kill sandboxes.
     #[serde(rename = "sandboxes:write")]
     SandboxesWrite,
-    /// Look at templates and snapshots.
+    /// View templates and snapshots.
     #[serde(rename = "templates:read")]
     TemplatesRead,
-    /// Remove templates and snapshots.
+    /// Delete templates and snapshots.
     #[serde(rename = "templates:write")]
     TemplatesWrite,
-    /// Read the server's own figures.
+    /// Read the server's own metrics.
     #[serde(rename = "metrics:read")]
     MetricsRead,
 }
 
 impl Scope {
-    /// All of them.
     pub const ALL: [Self; 5] = [
         Self::SandboxesRead,
         Self::SandboxesWrite,
@@ -50,7 +49,7 @@ impl Scope {
         Self::MetricsRead,
     ];
 
-    /// As it is written.
+    /// The name in the key file and on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -69,25 +68,24 @@ impl FromStr for Scope {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|scope| scope.name() == text);
         let names = || Self::ALL.map(Self::name).join(", ");
-        found.ok_or_else(|| format!("no scope is called {text:?}; there are {}", names()))
+        found.ok_or_else(|| format!("unknown scope {text:?}: use one of {}", names()))
     }
 }
 
-/// A key as it is kept.
+/// The stored form of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyRecord {
-    /// Eight hex digits, to name it by.
+    /// The first eight hex digits of `sha256`; identifies the key on the command line.
     pub id: String,
-    /// What it is for.
+    /// The purpose of the key, in the words of its creator. Need not be unique.
     pub name: String,
     /// SHA-256 of the key, in hex.
     pub sha256: String,
-    /// What it may do.
     pub scopes: Vec<Scope>,
-    /// When it was made, seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub created_unix_s: u64,
-    /// When it was revoked; absent: it was not.
+    /// Revocation time in seconds since 1970. `None`: the key is valid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_unix_s: Option<u64>,
 }
@@ -103,47 +101,44 @@ struct Contents {
     keys: Vec<KeyRecord>,
 }
 
-/// Why keys cannot be read or changed.
+/// Why the key file cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The file or the directory above it.
-    #[error("cannot use the key file {}", path.display())]
+    #[error("cannot access the key file {}", path.display())]
     Io {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// The file is no key file of this version.
+    /// The file is not a key file, or has another format version.
     #[error("{} is not a key file of format {FORMAT}: {why}", path.display())]
     Malformed {
-        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the JSON parser, or the property that does not match.
         why: String,
     },
-    /// No key of this id or name, or more than one of this name.
-    #[error("{found} keys are called {wanted:?}; `key list` shows them")]
+    /// No live key has this id or name, or several live keys have this name.
+    #[error(
+        "{found} live keys match {wanted:?}: name exactly one by its id, as listed by `cube-api key list`"
+    )]
     NotOne {
-        /// What was asked for.
+        /// The id or name that was given.
         wanted: String,
-        /// How many there are.
+        /// Number of live keys that match.
         found: usize,
     },
-    /// No random numbers.
-    #[error("no random numbers for a key")]
+    #[error("cannot generate a key: the kernel provides no random numbers")]
     Random(#[from] getrandom::Error),
 }
 
-/// The file of keys of a state directory.
+/// The key file of one state directory.
 #[derive(Clone, Debug)]
 pub struct KeyFile {
     path: PathBuf,
 }
 
 impl KeyFile {
-    /// That of this state directory; it need not exist.
+    /// The file need not exist.
     #[must_use]
     pub fn of(state: &Path) -> Self {
         Self {
@@ -151,21 +146,22 @@ impl KeyFile {
         }
     }
 
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All keys, revoked ones too; none if there is no file.
+    /// All keys, including revoked ones. Empty if the file does not exist.
     ///
     /// # Errors
-    /// [`KeyError::Io`], [`KeyError::Malformed`].
+    /// Returns [`KeyError::Io`] if the file cannot be read, and [`KeyError::Malformed`] if its contents are not valid.
     pub fn read(&self) -> Result<Vec<KeyRecord>, KeyError> {
         let text = match fs::metadata(&self.path) {
             Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(why) => return Err(self.io(why)),
-            Ok(meta) if meta.len() > MAX_FILE => return Err(self.malformed("it is too large")),
+            Ok(meta) if meta.len() > MAX_FILE => {
+                return Err(self.malformed("it is larger than 4 MiB"));
+            }
             Ok(_) => fs::read_to_string(&self.path).map_err(|why| self.io(why))?,
         };
         let malformed = |why: serde_json::Error| self.malformed(&why.to_string());
@@ -177,10 +173,11 @@ impl KeyFile {
         Ok(contents.keys)
     }
 
-    /// A new key. It is returned here and kept nowhere.
+    /// Creates a key and returns it. Only its hash is stored, so the key cannot be recovered later.
     ///
     /// # Errors
-    /// [`KeyError::Io`], [`KeyError::Malformed`].
+    /// Returns [`KeyError::Io`] or [`KeyError::Malformed`] if the file cannot be read or written, and
+    /// [`KeyError::Random`] if the kernel provides no randomness.
     pub fn add(&self, name: &str, scopes: Vec<Scope>, now: u64) -> Result<String, KeyError> {
         let key = format!("e2b_{}", random_hex::<20>()?);
         let sha256 = hash(&key);
@@ -199,10 +196,11 @@ impl KeyFile {
         Ok(key)
     }
 
-    /// Revokes the key of this id, or the only live one of this name.
+    /// Revokes the key with this id, or the only live key with this name.
     ///
     /// # Errors
-    /// [`KeyError::NotOne`], [`KeyError::Io`], [`KeyError::Malformed`].
+    /// Returns [`KeyError::NotOne`] unless exactly one live key matches, and [`KeyError::Io`] or
+    /// [`KeyError::Malformed`] if the file cannot be read or written.
     pub fn revoke(&self, wanted: &str, now: u64) -> Result<KeyRecord, KeyError> {
         let _lock = self.lock()?;
         let mut keys = self.read()?;
@@ -221,7 +219,7 @@ impl KeyFile {
         Ok(revoked)
     }
 
-    /// Held while the file is read, changed and replaced.
+    /// Takes the lock that serializes changes of the file; it is released when the result is dropped.
     fn lock(&self) -> Result<Flock<File>, KeyError> {
         let path = self.path.with_extension("lock");
         let file = private().truncate(false).open(&path);
@@ -259,7 +257,7 @@ impl KeyFile {
     }
 }
 
-/// For files that only their owner reads.
+/// Options for files that only their owner can access.
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).create(true).mode(0o600);
@@ -271,7 +269,7 @@ pub(super) fn hash(key: &str) -> String {
     hex(&Sha256::digest(key.as_bytes()))
 }
 
-/// The wall clock in seconds, for commands.
+/// Wall-clock time in seconds since 1970.
 #[must_use]
 pub fn now_unix_s() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -285,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_shown_once_kept_as_a_hash_and_can_be_revoked() {
+    fn a_key_is_stored_as_a_hash_and_can_be_revoked() {
         let dir = tempfile::tempdir().unwrap();
         let file = KeyFile::of(dir.path());
         assert_eq!(file.read().unwrap(), []);
@@ -310,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn another_format_or_garbage_is_an_error() {
+    fn a_file_of_another_format_or_with_invalid_contents_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = KeyFile::of(dir.path());
         for bad in [

@@ -8,7 +8,7 @@ use std::{
 };
 
 use api::{
-    auth::Rate,
+    auth::{Auth, Rate},
     serve::{self, OnExit, ServeError, ServeSpec, TlsFiles},
 };
 use clap::{Args, ValueEnum};
@@ -235,7 +235,11 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
         domain: config.domain,
         trusted_proxies: config.trusted_proxy,
         tls: tls.map(|(certificates, key)| TlsFiles { certificates, key }),
-        rate: (!config.insecure_loopback).then_some(rate),
+        auth: if config.insecure_loopback {
+            Auth::Open
+        } else {
+            Auth::Keys { rate }
+        },
         max_timeout_s,
         on_exit: match config.on_exit {
             Exit::Keep => OnExit::Keep,
@@ -329,7 +333,7 @@ mod tests {
     #[test]
     fn an_open_door_is_for_loopback_only() {
         let open = spec(&["--insecure-loopback"]).unwrap();
-        assert_eq!(open.rate, None);
+        assert_eq!(open.auth, Auth::Open);
         let addresses = ["--listen", "[::1]:1", "--listen", "0.0.0.0:1"];
         let mut wide = vec!["--insecure-loopback"];
         wide.extend(addresses);
@@ -338,7 +342,7 @@ mod tests {
                 .unwrap_err()
                 .contains("0.0.0.0:1 is not a loopback")
         );
-        assert!(spec(&addresses).unwrap().rate.is_some());
+        assert!(matches!(spec(&addresses).unwrap().auth, Auth::Keys { .. }));
     }
 
     #[test]

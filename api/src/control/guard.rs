@@ -22,8 +22,12 @@ pub(super) async fn guard(
     match access {
         Access::Public => {}
         // Only a page of this server itself may use the browser's way to a server that asks for no key.
-        Access::Key(_) if app.door.is_open() => check_origin(request.uri(), request.headers())?,
-        Access::Key(scope) => app.door.admit(request.headers(), scope, Instant::now())?,
+        Access::Key(_) if app.authenticator.is_open() => {
+            check_origin(request.uri(), request.headers())?
+        }
+        Access::Key(scope) => app
+            .authenticator
+            .admit(request.headers(), scope, Instant::now())?,
     }
     Ok(next.run(request).await)
 }

@@ -1,14 +1,13 @@
-//! What a connection is doing, and how long it may go on doing it.
+//! State of each connection, and the deadline that follows from it.
 //!
 //! ```text
 //!             whole head                 answer sent          first byte             whole head
 //! silent ────────────────► busy (1 or more) ────────► idle ────────────► head read ───────────► busy
 //! HEAD_READ                no limit, but WRITE_PAUSE  IDLE               HEAD_READ
 //! ```
-//! A connection is silent until its first request, whether or not bytes of it have come: a client that connects
-//! has something to ask.
-//! The state is written where bytes and requests pass, and read by the one task that runs the connection.
-//! Times are milliseconds since the connection was accepted, so that they fit an atomic.
+//! A connection is silent until its first request head is complete, whether or not bytes of that head have arrived. The
+//! wrappers of the stream and of the response bodies write the state; the one task that serves the connection reads it.
+//! Times are milliseconds since the connection was accepted, so that each fits into an atomic.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,27 +25,27 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 
-use super::clients::Client;
+use super::clients::ClientPermit;
 use super::limits::Limits;
 
-/// Shared by all parts of one connection.
+/// State of one connection, shared by its task, its stream and its requests.
 #[derive(Debug)]
 pub(super) struct Activity {
     accepted: Instant,
     requests: AtomicUsize,
-    /// A request has come.
+    /// At least one request has arrived.
     has_asked: AtomicBool,
-    /// Until the first request: since when the connection can carry one.
+    /// When the last request ended. Before the first request: when the connection was ready to carry one.
     idle_since: AtomicU64,
-    /// 0: no head is being read.
+    /// When the first byte of the current head arrived; 0: no head is being read.
     head_since: AtomicU64,
-    /// 0: no write is waiting.
+    /// Since when a write has been pending; 0: no write is pending.
     write_since: AtomicU64,
-    /// An answer broke off that only the end of the connection can tell from a whole one.
-    broken: AtomicBool,
+    /// A response was cut short, and only the end of the connection can show this to the client.
+    aborted: AtomicBool,
 }
 
-/// Why a connection is closed.
+/// Why a connection is closed by the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overdue {
     Idle,
@@ -63,52 +62,52 @@ impl Activity {
             idle_since: AtomicU64::new(0),
             head_since: AtomicU64::new(0),
             write_since: AtomicU64::new(0),
-            broken: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
         })
     }
 
-    /// Never 0.
+    /// Milliseconds since the connection was accepted, at least 1: the fields use 0 for "not set".
     fn now(&self) -> u64 {
         let elapsed = self.accepted.elapsed().as_millis();
         u64::try_from(elapsed).unwrap_or(u64::MAX).max(1)
     }
 
-    /// The handshake is done; the time for a first request runs from here.
-    pub(super) fn opened(&self) {
+    /// Records that the handshake is complete: the limit for the first request runs from here.
+    pub(super) fn note_opened(&self) {
         self.idle_since.store(self.now(), Ordering::Relaxed);
     }
 
-    fn read(&self) {
+    fn note_read(&self) {
         let waits = self.requests.load(Ordering::Relaxed) == 0;
         if waits && self.head_since.load(Ordering::Relaxed) == 0 {
             self.head_since.store(self.now(), Ordering::Relaxed);
         }
     }
 
-    fn write_waits(&self) {
+    fn note_write_blocked(&self) {
         if self.write_since.load(Ordering::Relaxed) == 0 {
             self.write_since.store(self.now(), Ordering::Relaxed);
         }
     }
 
-    fn written(&self) {
+    fn note_written(&self) {
         if self.write_since.load(Ordering::Relaxed) != 0 {
             self.write_since.store(0, Ordering::Relaxed);
         }
     }
 
-    /// A request has come; it is under way until what is returned is dropped.
-    pub(super) fn begin(self: &Arc<Self>, version: Version) -> Request {
+    /// Records a new request. The request is in flight until the returned value is dropped.
+    pub(super) fn begin(self: &Arc<Self>, version: Version) -> InFlight {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.has_asked.store(true, Ordering::Relaxed);
         self.head_since.store(0, Ordering::Relaxed);
-        Request {
+        InFlight {
             activity: Arc::clone(self),
             version,
         }
     }
 
-    /// When what the connection does now is overdue; `None` when it may take as long as it likes.
+    /// When the current state of the connection exceeds its limit. `None`: the state has no limit.
     pub(super) fn deadline(&self, limits: &Limits) -> Option<(Instant, Overdue)> {
         let after = |since: &AtomicU64, limit: Duration, why| {
             let since = Duration::from_millis(since.load(Ordering::Relaxed));
@@ -130,51 +129,52 @@ impl Activity {
     }
 }
 
-/// How little a connection would be missed, the least first.
+/// How little is lost by closing a connection, the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Standing {
-    /// It has never asked.
+pub(super) enum EvictionRank {
+    /// No request has arrived yet.
     Silent,
-    /// It waits for the next request.
+    /// The connection waits for its next request.
     Idle,
-    /// It has been answered, and takes its time to read the answer.
+    /// All requests have been answered, but the client has not read all of the response.
     Reading,
-    /// A request is under way.
+    /// A request is in flight.
     Busy,
 }
 
 impl Activity {
-    /// What would be lost with the connection, and since when that is so; of a busy one, since it was last idle.
-    pub(super) fn standing(&self) -> (Standing, Instant) {
+    /// The rank, and since when it applies. For a busy connection, the time is that of its last idle period.
+    pub(super) fn eviction_rank(&self) -> (EvictionRank, Instant) {
         let is_busy = self.requests.load(Ordering::Relaxed) != 0;
-        let standing = match self.write_since.load(Ordering::Relaxed) {
-            _ if is_busy => Standing::Busy,
-            0 if !self.has_asked.load(Ordering::Relaxed) => Standing::Silent,
-            0 => Standing::Idle,
-            _ => Standing::Reading,
+        let rank = match self.write_since.load(Ordering::Relaxed) {
+            _ if is_busy => EvictionRank::Busy,
+            0 if !self.has_asked.load(Ordering::Relaxed) => EvictionRank::Silent,
+            0 => EvictionRank::Idle,
+            _ => EvictionRank::Reading,
         };
         let since = Duration::from_millis(self.idle_since.load(Ordering::Relaxed));
-        (standing, self.accepted + since)
+        (rank, self.accepted + since)
     }
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct InFlight {
     activity: Arc<Activity>,
     version: Version,
 }
 
-impl Request {
-    /// HTTP/2 resets the answer's stream, and the connection goes on.
-    fn broke_off(&self) {
+impl InFlight {
+    /// Records that the response was cut short. On HTTP/2, hyper resets the response's stream and the connection stays
+    /// usable.
+    fn note_aborted(&self) {
         if self.version != Version::HTTP_2 {
-            self.activity.broken.store(true, Ordering::Relaxed);
+            self.activity.aborted.store(true, Ordering::Relaxed);
         }
     }
 }
 
-impl Drop for Request {
+impl Drop for InFlight {
     fn drop(&mut self) {
         let activity = &self.activity;
         activity.idle_since.store(activity.now(), Ordering::Relaxed);
@@ -183,16 +183,16 @@ impl Drop for Request {
     }
 }
 
-/// An answer whose request is under way, and counts as its client's, until its last byte is taken.
+/// A response body. Until its last byte is taken or it is dropped, its request is in flight and counts for its client.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct TrackedBody {
     inner: Body,
-    request: Request,
-    _client: Option<Client>,
+    request: InFlight,
+    _client: Option<ClientPermit>,
 }
 
-impl Answer {
-    pub(super) fn new(inner: Body, request: Request, client: Option<Client>) -> Self {
+impl TrackedBody {
+    pub(super) fn new(inner: Body, request: InFlight, client: Option<ClientPermit>) -> Self {
         Self {
             inner,
             request,
@@ -201,7 +201,7 @@ impl Answer {
     }
 }
 
-impl HttpBody for Answer {
+impl HttpBody for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -211,7 +211,7 @@ impl HttpBody for Answer {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.inner).poll_frame(cx);
         if let Poll::Ready(Some(Err(_))) = &polled {
-            self.request.broke_off();
+            self.request.note_aborted();
         }
         polled
     }
@@ -225,35 +225,35 @@ impl HttpBody for Answer {
     }
 }
 
-/// A stream over TCP.
-pub(super) trait OverTcp {
+/// A stream over TCP, possibly wrapped in TLS.
+pub(super) trait AsTcpStream {
     fn tcp(&self) -> &TcpStream;
 }
 
-impl OverTcp for TcpStream {
+impl AsTcpStream for TcpStream {
     fn tcp(&self) -> &TcpStream {
         self
     }
 }
 
-impl OverTcp for TlsStream<TcpStream> {
+impl AsTcpStream for TlsStream<TcpStream> {
     fn tcp(&self) -> &TcpStream {
         self.get_ref().0
     }
 }
 
-/// A stream whose bytes are noticed.
+/// A stream that records its reads and writes in the connection's [`Activity`].
 #[derive(Debug)]
-pub(super) struct Noticed<S: OverTcp> {
+pub(super) struct TrackedStream<S: AsTcpStream> {
     stream: S,
     activity: Arc<Activity>,
 }
 
-impl<S: OverTcp> Drop for Noticed<S> {
-    /// After an answer that broke off the connection is reset: clients that see a mere end take it for a fault of
-    /// this server, those that see a reset look whether the sandbox was killed. What has not been sent is dropped.
+impl<S: AsTcpStream> Drop for TrackedStream<S> {
+    /// Resets the connection after a response that was cut short. On a plain end of stream, clients report a fault of
+    /// this server; on a reset, they check whether the sandbox was killed. Data that has not been sent is discarded.
     fn drop(&mut self) {
-        if !self.activity.broken.load(Ordering::Relaxed) {
+        if !self.activity.aborted.load(Ordering::Relaxed) {
             return;
         }
         let at_once = linger {
@@ -261,25 +261,25 @@ impl<S: OverTcp> Drop for Noticed<S> {
             l_linger: 0,
         };
         if let Err(error) = setsockopt(self.stream.tcp(), sockopt::Linger, &at_once) {
-            tracing::debug!(%error, "a connection is closed where it should be reset");
+            tracing::debug!(%error, "cannot set SO_LINGER: the connection is closed instead of reset");
         }
     }
 }
 
-impl<S: OverTcp> Noticed<S> {
+impl<S: AsTcpStream> TrackedStream<S> {
     pub(super) fn new(stream: S, activity: Arc<Activity>) -> Self {
         Self { stream, activity }
     }
 
     fn note<T>(&self, written: &Poll<std::io::Result<T>>) {
         match written {
-            Poll::Pending => self.activity.write_waits(),
-            Poll::Ready(_) => self.activity.written(),
+            Poll::Pending => self.activity.note_write_blocked(),
+            Poll::Ready(_) => self.activity.note_written(),
         }
     }
 }
 
-impl<S: AsyncRead + OverTcp + Unpin> AsyncRead for Noticed<S> {
+impl<S: AsyncRead + AsTcpStream + Unpin> AsyncRead for TrackedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -288,13 +288,13 @@ impl<S: AsyncRead + OverTcp + Unpin> AsyncRead for Noticed<S> {
         let before = into.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, into);
         if into.filled().len() > before {
-            self.activity.read();
+            self.activity.note_read();
         }
         read
     }
 }
 
-impl<S: AsyncWrite + OverTcp + Unpin> AsyncWrite for Noticed<S> {
+impl<S: AsyncWrite + AsTcpStream + Unpin> AsyncWrite for TrackedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -337,56 +337,56 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_state_has_its_limit() {
+    fn each_state_of_a_connection_has_its_limit() {
         let limits = Limits::default();
         let activity = Activity::new();
         let why = |activity: &Activity| activity.deadline(&limits).map(|(_, why)| why);
         assert_eq!(why(&activity), Some(Overdue::Head));
-        assert_eq!(activity.standing().0, Standing::Silent);
-        activity.read();
+        assert_eq!(activity.eviction_rank().0, EvictionRank::Silent);
+        activity.note_read();
         assert_eq!(why(&activity), Some(Overdue::Head));
-        assert_eq!(activity.standing().0, Standing::Silent);
+        assert_eq!(activity.eviction_rank().0, EvictionRank::Silent);
         let (first, second) = (
             activity.begin(Version::HTTP_11),
             activity.begin(Version::HTTP_11),
         );
-        activity.read();
+        activity.note_read();
         assert_eq!(why(&activity), None);
-        activity.write_waits();
+        activity.note_write_blocked();
         assert_eq!(why(&activity), Some(Overdue::Write));
-        activity.written();
+        activity.note_written();
         drop(first);
         assert_eq!(why(&activity), None);
-        assert_eq!(activity.standing().0, Standing::Busy);
-        activity.write_waits();
+        assert_eq!(activity.eviction_rank().0, EvictionRank::Busy);
+        activity.note_write_blocked();
         drop(second);
-        assert_eq!(activity.standing().0, Standing::Reading);
-        activity.written();
+        assert_eq!(activity.eviction_rank().0, EvictionRank::Reading);
+        activity.note_written();
         assert_eq!(why(&activity), Some(Overdue::Idle));
-        assert_eq!(activity.standing().0, Standing::Idle);
-        activity.read();
+        assert_eq!(activity.eviction_rank().0, EvictionRank::Idle);
+        activity.note_read();
         assert_eq!(why(&activity), Some(Overdue::Head));
-        assert_eq!(activity.standing().0, Standing::Idle);
+        assert_eq!(activity.eviction_rank().0, EvictionRank::Idle);
     }
 
     #[test]
-    fn a_first_request_is_waited_for_no_longer_than_a_head() {
+    fn a_new_connection_has_the_time_of_one_head_for_its_first_request() {
         let limits = Limits::default();
         let activity = Activity::new();
         let due = activity.deadline(&limits).unwrap().0;
         assert_eq!(due, activity.accepted + limits.head_read);
-        // Its first bytes give it no more time.
+        // The arrival of its first bytes does not extend the limit.
         activity.head_since.store(9000, Ordering::Relaxed);
         assert_eq!(activity.deadline(&limits).unwrap().0, due);
     }
 
     #[test]
-    fn a_later_head_s_limit_runs_from_its_first_byte() {
+    fn the_limit_of_a_later_head_runs_from_its_first_byte() {
         let limits = Limits::default();
         let activity = Activity::new();
         drop(activity.begin(Version::HTTP_11));
         activity.head_since.store(5, Ordering::Relaxed);
-        activity.read();
+        activity.note_read();
         let (deadline, _) = activity.deadline(&limits).unwrap();
         let expected = activity.accepted + Duration::from_millis(5) + limits.head_read;
         assert_eq!(deadline, expected);

@@ -1,8 +1,7 @@
-//! Clients behind proxies: a proxy's connections are those of many clients, so what is counted for each client there
-//! is its requests under way.
+//! Limits for clients behind reverse proxies. A proxy's connections carry the requests of many clients, so the server
+//! limits the requests in flight of each client instead of its connections.
 //!
-//! A proxy is trusted by its address alone (`--trusted-proxy`); what other peers write into `X-Forwarded-For` is not
-//! looked at.
+//! A proxy is trusted by its address alone (`--trusted-proxy`); `X-Forwarded-For` from any other peer is ignored.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,13 +11,13 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Response};
 use ipnet::IpNet;
 
-use super::seats::Peer;
+use super::permits::Peer;
 use crate::proxy::{Form, Refusal};
 
-/// Each proxy on the way adds the address that it was asked from at the end.
+/// Each proxy appends the address of the peer that it received the request from.
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// The addresses of proxies that speak for others. Empty: there are none.
+/// Addresses of reverse proxies whose `X-Forwarded-For` is trusted. Empty: no proxy is trusted.
 #[derive(Clone, Debug, Default)]
 pub struct TrustedProxies(Arc<[IpNet]>);
 
@@ -34,21 +33,18 @@ impl TrustedProxies {
         self.0.iter().any(|block| block.contains(&address))
     }
 
-    /// The client that a proxy asks for: the last address that is not a trusted proxy's itself. `None`: the peer is no
-    /// trusted proxy, or it names no client.
-    fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Option<IpAddr> {
-        if !self.has(peer) {
-            return None;
-        }
+    /// The client that a trusted proxy names: the last address in `X-Forwarded-For` that is not itself a trusted proxy.
+    /// `None`: the proxy names no client.
+    fn client(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let values = headers.get_all(FORWARDED_FOR).iter().rev();
         let texts = values.map(|value| value.to_str().unwrap_or_default());
         let hops = texts.flat_map(|text| text.rsplit(',')).map(parse);
-        // Behind an entry that is no address, anything may have been written by the client.
+        // The client may have written everything before an entry that is not an address.
         hops.map_while(|hop| hop).find(|hop| !self.has(*hop))
     }
 }
 
-/// An address with or without a port.
+/// Parses an address with or without a port.
 fn parse(hop: &str) -> Option<IpAddr> {
     let hop = hop.trim();
     let bare = hop.trim_start_matches('[').trim_end_matches(']');
@@ -60,29 +56,29 @@ fn parse(hop: &str) -> Option<IpAddr> {
     })
 }
 
-/// Counts requests under way of clients behind trusted proxies.
+/// Limits the requests in flight of each client behind a trusted proxy.
 #[derive(Clone, Debug)]
-pub(super) struct Clients {
+pub(super) struct ClientLimiter {
     trusted: TrustedProxies,
     limit: usize,
     under_way: Arc<Mutex<HashMap<Peer, usize>>>,
 }
 
-/// Too many requests of one client are under way.
+/// The client has reached its limit of requests in flight.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Crowded {
+pub(super) struct TooManyRequests {
     pub(super) limit: usize,
 }
 
-impl Crowded {
-    /// The answer to a request with these fields.
+impl TooManyRequests {
+    /// The response to a request with the headers `asked`.
     pub(super) fn answer(&self, asked: &HeaderMap) -> Response<Body> {
         let limit = self.limit;
         Refusal::TooManyOfClient { limit }.answer(Form::wanted(asked))
     }
 }
 
-impl Clients {
+impl ClientLimiter {
     pub(super) fn new(trusted: TrustedProxies, limit: usize) -> Self {
         Self {
             trusted,
@@ -91,16 +87,18 @@ impl Clients {
         }
     }
 
-    /// A request of a peer. It counts until the result is dropped; `None`: it is not counted, since the peer asks for
-    /// itself and its connections are counted.
-    pub(super) fn enter(
+    /// Counts a request until the returned permit is dropped. `None`: the peer is not a trusted proxy, and the limit of
+    /// its connections applies instead. Requests for which a proxy names no client share the limit of the proxy's own
+    /// address.
+    pub(super) fn admit(
         &self,
         peer: SocketAddr,
         headers: &HeaderMap,
-    ) -> Result<Option<Client>, Crowded> {
-        let Some(client) = self.trusted.client(peer.ip(), headers) else {
+    ) -> Result<Option<ClientPermit>, TooManyRequests> {
+        if !self.trusted.has(peer.ip()) {
             return Ok(None);
-        };
+        }
+        let client = self.trusted.client(headers).unwrap_or(peer.ip());
         let client = Peer::of(client);
         let mut under_way = self
             .under_way
@@ -108,25 +106,30 @@ impl Clients {
             .unwrap_or_else(PoisonError::into_inner);
         let count = under_way.entry(client).or_default();
         if *count >= self.limit {
-            return Err(Crowded { limit: self.limit });
+            return Err(TooManyRequests { limit: self.limit });
         }
         *count += 1;
         let counts = Arc::clone(&self.under_way);
-        Ok(Some(Client(Arc::new(Counted { client, counts }))))
+        Ok(Some(ClientPermit(Arc::new(CountedRequest {
+            client,
+            counts,
+        }))))
     }
 }
 
-/// A request that counts; with the last clone it is over.
+/// Counts one request for its client until the last clone is dropped.
 #[derive(Clone, Debug)]
-pub(super) struct Client(#[expect(dead_code, reason = "held for its end")] Arc<Counted>);
+pub(super) struct ClientPermit(
+    #[expect(dead_code, reason = "held for its Drop")] Arc<CountedRequest>,
+);
 
 #[derive(Debug)]
-struct Counted {
+struct CountedRequest {
     client: Peer,
     counts: Arc<Mutex<HashMap<Peer, usize>>>,
 }
 
-impl Drop for Counted {
+impl Drop for CountedRequest {
     fn drop(&mut self) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = counts.get_mut(&self.client) {
@@ -152,12 +155,17 @@ mod tests {
         for value in forwarded {
             headers.append(FORWARDED_FOR, value.parse().unwrap());
         }
-        let client = trusted().client(peer.parse().unwrap(), &headers);
+        let trusted = trusted();
+        let peer = peer.parse().unwrap();
+        let client = trusted
+            .has(peer)
+            .then(|| trusted.client(&headers))
+            .flatten();
         client.map(|client| client.to_string())
     }
 
     #[test]
-    fn a_client_is_the_last_address_that_no_trusted_proxy_has() {
+    fn a_client_is_the_last_forwarded_address_that_is_not_a_trusted_proxy() {
         let found = |peer, forwarded: &[&str]| client(peer, forwarded).unwrap_or_default();
         assert_eq!(found("10.0.0.1", &["192.0.2.1"]), "192.0.2.1");
         assert_eq!(
@@ -173,7 +181,7 @@ mod tests {
             "2001:db8::1"
         );
         assert_eq!(found("10.0.0.1", &["2001:db8::1"]), "2001:db8::1");
-        // Others may write what they like.
+        // Peers that are not trusted proxies may claim anything.
         assert_eq!(client("192.0.2.5", &["192.0.2.1"]), None);
         for none in [
             &["unknown"][..],
@@ -187,23 +195,41 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_one_client_are_bounded_and_a_neighbour_s_are_not() {
-        let clients = Clients::new(trusted(), 2);
-        let enter = |from: &str| {
+    fn each_client_behind_a_proxy_has_its_own_limit() {
+        let clients = ClientLimiter::new(trusted(), 2);
+        let admit = |from: &str| {
             let headers = HeaderMap::from_iter([(
                 axum::http::HeaderName::from_static(FORWARDED_FOR),
                 from.parse().unwrap(),
             )]);
-            clients.enter("10.0.0.1:9".parse().unwrap(), &headers)
+            clients.admit("10.0.0.1:9".parse().unwrap(), &headers)
         };
-        let first = enter("192.0.2.1").unwrap();
-        let second = enter("192.0.2.1").unwrap();
+        let first = admit("192.0.2.1").unwrap();
+        let second = admit("192.0.2.1").unwrap();
         assert!(first.is_some() && second.is_some());
-        assert_eq!(enter("192.0.2.1").unwrap_err(), Crowded { limit: 2 });
-        assert!(enter("192.0.2.2").is_ok());
+        assert_eq!(
+            admit("192.0.2.1").unwrap_err(),
+            TooManyRequests { limit: 2 }
+        );
+        assert!(admit("192.0.2.2").is_ok());
         drop(first);
-        assert!(enter("192.0.2.1").is_ok());
+        assert!(admit("192.0.2.1").is_ok());
         drop(second);
         assert!(clients.under_way.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn requests_without_a_client_share_the_limit_of_their_proxy() {
+        let clients = ClientLimiter::new(trusted(), 2);
+        let admit = |peer: &str| clients.admit(peer.parse().unwrap(), &HeaderMap::new());
+        let held = [admit("10.0.0.1:9").unwrap(), admit("10.0.0.1:8").unwrap()];
+        assert!(held.iter().all(Option::is_some));
+        assert_eq!(
+            admit("10.0.0.1:9").unwrap_err(),
+            TooManyRequests { limit: 2 }
+        );
+        assert!(admit("10.0.0.2:9").unwrap().is_some());
+        // A peer that is not a proxy is limited by its connections.
+        assert!(admit("192.0.2.1:9").unwrap().is_none());
     }
 }

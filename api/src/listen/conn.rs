@@ -1,4 +1,4 @@
-//! One connection, from the TLS handshake to its end.
+//! Serves one connection, from the TLS handshake to its end.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -15,32 +15,33 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::activity::{Activity, Answer, Noticed, OverTcp, Overdue};
+use super::activity::{Activity, AsTcpStream, Overdue, TrackedBody, TrackedStream};
 use super::limits::{FIELDS, HEAD, STREAMS};
-use super::seats::Seat;
+use super::permits::Permit;
 use super::{Server, limits::Limits};
 use crate::proxy::Routes;
 
-/// Bytes that a client may send ahead on one HTTP/2 stream, and on all streams of a connection.
+/// Flow-control windows in bytes: how much unread data a client may send on one HTTP/2 stream, and on all streams
+/// together.
 const STREAM_WINDOW: u32 = 512 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// Bytes that wait to be sent on one HTTP/2 stream.
+/// Bytes buffered for sending on one HTTP/2 stream.
 const STREAM_BUFFER: usize = 128 << 10;
 const FRAME: u32 = 64 << 10;
 
-/// Serves one connection, until it has to make room for another at the latest. Nobody waits for the result: what goes
-/// wrong concerns only this client.
+/// Serves one connection until it ends or is evicted. Errors are logged and not returned: they concern this client
+/// only.
 pub(super) async fn serve<R: Routes>(
     server: Arc<Server<R>>,
     stream: TcpStream,
     peer: SocketAddr,
-    seat: Seat,
+    permit: Permit,
     stopping: watch::Receiver<bool>,
 ) {
     tokio::select! {
         biased;
-        () = seat.evicted() => tracing::debug!(%peer, "closed to make room for another client"),
-        () = open(&server, stream, peer, &seat, stopping) => {}
+        () = permit.evicted() => tracing::debug!(%peer, "connection closed to make room for another client"),
+        () = open(&server, stream, peer, &permit, stopping) => {}
     }
 }
 
@@ -48,68 +49,68 @@ async fn open<R: Routes>(
     server: &Arc<Server<R>>,
     stream: TcpStream,
     peer: SocketAddr,
-    seat: &Seat,
+    permit: &Permit,
     stopping: watch::Receiver<bool>,
 ) {
-    // Commands and their output are small and wanted at once.
+    // Commands and their output are small and latency matters: disable Nagle's algorithm.
     let set = stream
         .set_nodelay(true)
         .and(super::probe(&stream).map_err(Into::into));
     if let Err(error) = set {
-        tracing::debug!(%peer, %error, "a client has gone at once");
+        tracing::debug!(%peer, %error, "cannot set socket options: the client has already disconnected");
         return;
     }
     let Some(tls) = &server.tls else {
-        return speak(server, stream, peer, seat, stopping).await;
+        return serve_http(server, stream, peer, permit, stopping).await;
     };
     let handshake = tokio::time::timeout(server.limits.handshake, tls.accept(stream));
     match handshake.await {
-        Ok(Ok(stream)) => speak(server, stream, peer, seat, stopping).await,
-        Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS"),
-        Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
+        Ok(Ok(stream)) => serve_http(server, stream, peer, permit, stopping).await,
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
+        Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
     }
 }
 
-async fn speak<R: Routes, S>(
+async fn serve_http<R: Routes, S>(
     server: &Arc<Server<R>>,
     stream: S,
     peer: SocketAddr,
-    seat: &Seat,
+    permit: &Permit,
     mut stopping: watch::Receiver<bool>,
 ) where
-    S: AsyncRead + AsyncWrite + OverTcp + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + AsTcpStream + Unpin + Send + 'static,
 {
-    let activity = seat.activity();
-    activity.opened();
-    let io = TokioIo::new(Noticed::new(stream, Arc::clone(activity)));
+    let activity = permit.activity();
+    activity.note_opened();
+    let io = TokioIo::new(TrackedStream::new(stream, Arc::clone(activity)));
     let service = hyper::service::service_fn(|request: Request<Incoming>| {
         let under_way = activity.begin(request.version());
         let dispatch = server.dispatch.clone();
-        let seat = seat.clone();
-        let client = server.clients.enter(peer, request.headers());
+        let permit = permit.clone();
+        let client = server.clients.admit(peer, request.headers());
         async move {
             let (response, client) = match client {
                 Ok(client) => {
-                    let held = (seat.clone(), client.clone());
+                    let held = (permit.clone(), client.clone());
                     (dispatch.answer(request, peer, held).await, client)
                 }
-                Err(crowded) => (crowded.answer(request.headers()), None),
+                Err(refused) => (refused.answer(request.headers()), None),
             };
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-                seat.pin();
+                permit.pin();
             }
-            let whole = response.map(|body| Answer::new(body, under_way, client));
+            let whole = response.map(|body| TrackedBody::new(body, under_way, client));
             Ok::<_, std::convert::Infallible>(whole)
         }
     });
     let builder = protocols();
     let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
     let mut watched = pin!(overdue(activity, &server.limits));
-    let mut told = false;
+    let mut shutdown_started = false;
     let mut stop = pin!(stopping.wait_for(|is_stopping| *is_stopping));
     let ended = poll_fn(|cx| {
-        if !told && stop.as_mut().poll(cx).is_ready() {
-            told = true;
+        if !shutdown_started && stop.as_mut().poll(cx).is_ready() {
+            shutdown_started = true;
             connection.as_mut().graceful_shutdown();
         }
         if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
@@ -119,8 +120,8 @@ async fn speak<R: Routes, S>(
     });
     match ended.await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%peer, error, "a connection ended badly"),
-        Err(why) => tracing::debug!(%peer, ?why, "a client took too long"),
+        Ok(Err(error)) => tracing::debug!(%peer, error, "connection failed"),
+        Err(why) => tracing::debug!(%peer, ?why, "connection timed out"),
     }
 }
 
@@ -129,7 +130,7 @@ fn protocols() -> auto::Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        // `Activity` tells heads from idle times, which this does not.
+        // `Activity` enforces this limit: hyper's timer does not distinguish reading a head from waiting for one.
         .header_read_timeout(None)
         .max_buf_size(HEAD)
         .max_headers(FIELDS);
@@ -145,8 +146,9 @@ fn protocols() -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// Ends when what the connection does is overdue. Polled whenever the connection is, so it sees each change
-/// of state; a deadline that has moved away is only noticed when the old one comes.
+/// Completes when the current state of the connection exceeds its limit. The future is polled together with the
+/// connection, so it sees each change of state. If a deadline moves further away, the timer is reset only when the old
+/// deadline passes.
 async fn overdue(activity: &Activity, limits: &Limits) -> Overdue {
     let far = || Instant::now() + limits.idle;
     let first = activity.deadline(limits).map_or_else(far, |(at, _)| at);

@@ -1,4 +1,4 @@
-//! Whom a request goes to: a sandbox, or the control plane's routes.
+//! Decides whether a request goes to a sandbox or to the control plane.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use hyper_util::service::TowerToHyperService;
 use super::limits::BODY_PAUSE;
 use crate::proxy::{Destination, Form, Hosts, Proxy, Refusal, Routes, Target, Upload, host};
 
-/// Decides for each request. Cloned for each.
+/// Routes each request. Cheap to clone: every request gets a clone.
 #[derive(Clone, Debug)]
 pub struct Dispatch<R> {
     hosts: Hosts,
@@ -24,14 +24,14 @@ pub struct Dispatch<R> {
     body_pause: Duration,
 }
 
-/// Who has answered. The rest of a request is the sandbox's business only while the sandbox answers.
+/// The origin of a response. A sandbox may still read the request body while it responds; the control plane never does.
 enum Answered {
     BySandbox(Response<Body>),
     ByControl(Response<Body>),
 }
 
 impl<R: Routes> Dispatch<R> {
-    /// Data plane to `proxy`, everything else to `control`.
+    /// Requests for sandboxes go to `proxy`, all others to `control`.
     pub fn new(hosts: Hosts, proxy: Proxy<R>, control: Router) -> Self {
         Self {
             hosts,
@@ -49,7 +49,7 @@ impl<R: Routes> Dispatch<R> {
         &self.proxy
     }
 
-    /// Answers a request of `peer`. `held` is kept for as long as an upgraded connection lasts.
+    /// Answers a request of `peer`. `held` is kept as long as an upgraded connection lasts.
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
@@ -57,7 +57,8 @@ impl<R: Routes> Dispatch<R> {
         held: impl Send + 'static,
     ) -> Response<Body> {
         let form = Form::wanted(request.headers());
-        // Who waits for a word before sending gets the answer instead of that word.
+        // A client that sent `Expect: 100-continue` gets the final response instead of `100 Continue` and does not send
+        // the body.
         let waits = request.headers().contains_key(header::EXPECT);
         let request = request.map(Upload::new);
         let progress = request.body().progress();
@@ -89,7 +90,7 @@ impl<R: Routes> Dispatch<R> {
             let response = self.control(request, peer).await;
             return Ok(Answered::ByControl(response));
         };
-        // A body of announced length is an upload, one without may be a conversation.
+        // A request body of announced length is an upload; a body without one may be an interactive stream that pauses.
         let request = match request.body().size_hint().exact() {
             Some(_) => request.map(|body| body.with_patience(self.body_pause)),
             None => request,
@@ -98,7 +99,8 @@ impl<R: Routes> Dispatch<R> {
         Ok(Answered::BySandbox(response))
     }
 
-    /// File URLs that a client signed itself name no sandbox: the one whose token signed it is meant.
+    /// The sandbox that a client-signed file URL without a sandbox host name belongs to: the one whose token signed the
+    /// URL. `None`: the request is not for such a URL.
     async fn signed<B>(
         &self,
         request: &Request<B>,
@@ -131,7 +133,7 @@ impl<R: Routes> Dispatch<R> {
     }
 }
 
-/// What no server behind a proxy should have to judge.
+/// Refuses requests that must not reach any server behind this proxy.
 fn check<B>(request: &Request<B>) -> Result<(), Refusal> {
     if request.method() == Method::CONNECT {
         return Err(Refusal::Method);
@@ -139,7 +141,7 @@ fn check<B>(request: &Request<B>) -> Result<(), Refusal> {
     check_framing(request.version(), request.headers())
 }
 
-/// Two statements of a body's length are how requests are smuggled (RFC 9112, 6.1).
+/// Contradictory body lengths allow request smuggling (RFC 9112, 6.1).
 fn check_framing(version: Version, headers: &HeaderMap) -> Result<(), Refusal> {
     let codings = headers.get_all(header::TRANSFER_ENCODING).iter().count();
     let lengths = headers.get_all(header::CONTENT_LENGTH).iter().count();

@@ -1,60 +1,51 @@
-//! What a client may take up. Numbers are for one server; memory is bounded by their products.
+//! Limits on the resources that clients can hold. They apply to one server; their products bound its memory.
 
 use std::time::Duration;
 
 use super::clients::TrustedProxies;
 
-/// Connections in all.
+/// Connections of all peers together.
 pub const CONNECTIONS: usize = 8192;
-/// Connections of one peer: an address, or the 64 bits of an IPv6 network. On loopback all clients are one peer; a
-/// trusted proxy has no such limit, its clients have it, each for their requests under way.
+/// Connections of one peer: an IPv4 address, or an IPv6 /64 network. All clients on loopback are one peer. For a
+/// trusted proxy, this limits the requests in flight of each of its clients instead.
 pub const CONNECTIONS_OF_PEER: usize = 4096;
-/// Bytes of the head of a request. HTTP/1.1 beyond it is answered with 431.
+/// Bytes of a request head. A longer HTTP/1.1 head is answered with 431.
 pub const HEAD: usize = 64 << 10;
-/// Fields of a head.
+/// Header fields of a request.
 pub const FIELDS: usize = 128;
-/// Streams of one HTTP/2 connection at a time.
+/// Concurrent streams of one HTTP/2 connection.
 pub const STREAMS: u32 = 256;
-/// Until a TLS handshake is done.
+/// Duration of a TLS handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
-/// From the first byte of a head to its last; for the first one of a connection, from the moment in which it can be sent.
+/// From the first byte of a head to its last. For the first head of a connection: from the end of the handshake.
 pub const HEAD_READ: Duration = Duration::from_secs(15);
-/// Between requests of one connection. Pools of the SDKs keep connections for up to five minutes, and a
-/// server that closes first costs them a failed request.
+/// Idle time between requests of one connection. The SDKs keep pooled connections for up to five minutes, and a request
+/// fails if the server closes its connection first.
 pub const IDLE: Duration = Duration::from_secs(330);
-/// Between two pieces of a request body whose length was announced, or that the control plane reads.
+/// Pause between two pieces of a request body that has a `Content-Length` or is for the control plane.
 pub const BODY_PAUSE: Duration = Duration::from_secs(60);
-/// Until a client that has been written to has taken anything.
+/// Time during which a client accepts no data of a pending write.
 pub const WRITE_PAUSE: Duration = Duration::from_secs(900);
-/// Until what is under way has ended when the server stops; what has not is cut off.
+/// Time for requests in flight to complete when the server stops. Then their connections are closed.
 pub const DRAIN: Duration = Duration::from_secs(30);
 
-/// The limits in force. Tests shrink them.
+/// The limits in force. The fields correspond to the constants of this module; tests use smaller values.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// See [`CONNECTIONS`].
     pub connections: usize,
-    /// See [`CONNECTIONS_OF_PEER`].
     pub connections_of_peer: usize,
-    /// See [`HANDSHAKE`].
     pub handshake: Duration,
-    /// See [`HEAD_READ`].
     pub head_read: Duration,
-    /// See [`IDLE`].
     pub idle: Duration,
-    /// See [`BODY_PAUSE`].
     pub body_pause: Duration,
-    /// See [`WRITE_PAUSE`].
     pub write_pause: Duration,
-    /// See [`DRAIN`].
     pub drain: Duration,
-    /// Peers that speak for others; see [`TrustedProxies`].
     pub trusted_proxies: TrustedProxies,
 }
 
 impl Limits {
-    /// As many connections as a process with so many open files can serve: each may take a second file, towards its
-    /// sandbox.
+    /// Limits for a process that can open `files` files: each connection may need a second descriptor, for the
+    /// connection to its sandbox.
     #[must_use]
     pub fn within(files: u64) -> Self {
         let half = usize::try_from(files / 2).unwrap_or(usize::MAX);
@@ -88,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_with_few_files_serves_fewer_and_one_peer_never_takes_all() {
+    fn connection_limits_follow_the_file_limit_and_leave_room_for_other_peers() {
         for (files, in_all, of_peer) in [(20_000, 8192, 4096), (4096, 2048, 1024), (64, 32, 16)] {
             let limits = Limits::within(files);
             assert_eq!(limits.connections, in_all);

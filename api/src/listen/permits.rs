@@ -1,8 +1,8 @@
-//! Who may connect: so many in all, so many of one peer; and who makes room when there is none.
+//! Admission of connections: a total limit and a limit per peer, with eviction when a limit is reached.
 //!
-//! The accept loop owns the counts. A seat is given back when its last holder drops it, which tells the loop
-//! over a channel: nothing is locked. A connection that has to go ([`eviction`](super::eviction)) counts no more from
-//! then on; it is closed by its own task.
+//! The accept loop owns the counts. When the last clone of a permit is dropped, its id is sent to the accept loop, so
+//! nothing needs a lock. An evicted connection ([`eviction`](super::eviction)) stops counting at once; its own task
+//! closes it.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,12 +16,12 @@ use super::clients::TrustedProxies;
 use super::eviction::{Candidate, Newcomer, victim};
 use super::limits::Limits;
 
-/// Those who are counted together.
+/// Addresses that are counted together: one IPv4 address or one IPv6 /64 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Peer(IpAddr);
 
 impl Peer {
-    /// Whoever has one IPv6 address has 2^64 of them.
+    /// A client with one IPv6 address usually controls its whole /64 network.
     pub(super) fn of(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -33,9 +33,9 @@ impl Peer {
     }
 }
 
-/// The counts.
+/// The admitted connections and their counts.
 #[derive(Debug)]
-pub(super) struct Seats {
+pub(super) struct Permits {
     in_all: usize,
     of_peer: usize,
     proxies: TrustedProxies,
@@ -52,15 +52,15 @@ struct Holder {
     link: Arc<Link>,
 }
 
-/// Why there is no seat.
+/// The limit that a new connection exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
-    InAll,
-    OfPeer,
+    Total,
+    PerPeer,
 }
 
-impl Seats {
-    /// What is given back is sent to `back`, for [`Seats::give_back`].
+impl Permits {
+    /// The ids of dropped permits are sent to `back`; the receiver passes them to [`Permits::release`].
     pub(super) fn new(limits: &Limits, back: mpsc::UnboundedSender<u64>) -> Self {
         Self {
             in_all: limits.connections,
@@ -73,15 +73,15 @@ impl Seats {
         }
     }
 
-    /// A seat for a connection, for which another one may have to go.
-    pub(super) fn take(&mut self, address: IpAddr) -> Result<Seat, Full> {
+    /// Admits a connection, if necessary by evicting another.
+    pub(super) fn acquire(&mut self, address: IpAddr) -> Result<Permit, Full> {
         let peer = Peer::of(address);
         let is_proxy = self.proxies.has(address);
         if !is_proxy && self.count(peer) >= self.of_peer {
-            self.make_room(Full::OfPeer, peer)?;
+            self.make_room(Full::PerPeer, peer)?;
         }
         if self.taken() >= self.in_all {
-            self.make_room(Full::InAll, peer)?;
+            self.make_room(Full::Total, peer)?;
         }
         let id = self.next;
         self.next += 1;
@@ -94,19 +94,20 @@ impl Seats {
         self.holders.insert(id, holder);
         *self.by_peer.entry(peer).or_default() += 1;
         let back = self.back.clone();
-        Ok(Seat(Arc::new(Shared { id, link, back })))
+        Ok(Permit(Arc::new(Shared { id, link, back })))
     }
 
-    /// Has a connection closed, so that `newcomer` has room.
+    /// Evicts a connection to make room for a new one of `newcomer`.
     fn make_room(&mut self, full: Full, newcomer: Peer) -> Result<(), Full> {
         let newcomer = Newcomer {
             peer: newcomer,
             has: self.count(newcomer),
         };
         while let Some(id) = victim(full, newcomer, self.candidates()) {
-            // One that has been upgraded meanwhile is no candidate in the next round.
+            // If the victim was upgraded in the meantime, it is no longer a candidate and the next round chooses
+            // another.
             if self.holders.get(&id).is_some_and(|one| one.link.evict()) {
-                self.give_back(id);
+                self.release(id);
                 return Ok(());
             }
         }
@@ -119,13 +120,13 @@ impl Seats {
             .iter()
             .filter(|(_, one)| one.link.is_closable());
         closable.map(|(&id, one)| {
-            let (standing, since) = one.link.activity.standing();
+            let (rank, since) = one.link.activity.eviction_rank();
             Candidate {
                 id,
                 peer: one.peer,
                 of_peer: self.count(one.peer),
                 is_proxy: one.is_proxy,
-                standing,
+                rank,
                 since,
             }
         })
@@ -135,8 +136,8 @@ impl Seats {
         self.by_peer.get(&peer).copied().unwrap_or_default()
     }
 
-    /// Nothing happens for one that had to go: it counts no more.
-    pub(super) fn give_back(&mut self, id: u64) {
+    /// Stops counting a connection. Has no effect on an evicted one, which does not count any more.
+    pub(super) fn release(&mut self, id: u64) {
         let Some(Holder { peer, .. }) = self.holders.remove(&id) else {
             return;
         };
@@ -157,7 +158,7 @@ const OPEN: u8 = 0;
 const PINNED: u8 = 1;
 const EVICTED: u8 = 2;
 
-/// What the accept loop and a connection share.
+/// Shared by the accept loop and the task of a connection.
 #[derive(Debug)]
 struct Link {
     activity: Arc<Activity>,
@@ -196,39 +197,39 @@ impl Link {
     }
 }
 
-/// A connection's right to be. It is given back with the last clone: upgraded connections keep one.
+/// Admission of one connection. It is released when the last clone is dropped; an upgraded connection keeps a clone.
 #[derive(Clone, Debug)]
-pub(super) struct Seat(Arc<Shared>);
+pub(super) struct Permit(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     id: u64,
     link: Arc<Link>,
-    // Unbounded, but no longer than there are seats and connections that end.
+    // Unbounded, but it holds at most one message per admitted connection.
     back: mpsc::UnboundedSender<u64>,
 }
 
-impl Seat {
-    /// What its connection is doing.
+impl Permit {
+    /// The activity of the admitted connection.
     pub(super) fn activity(&self) -> &Arc<Activity> {
         &self.0.link.activity
     }
 
-    /// Returns when the connection has to go. For the one task that serves it.
+    /// Completes when the connection is evicted. Only the task that serves the connection may wait for this.
     pub(super) async fn evicted(&self) {
         self.0.link.evicted.notified().await;
     }
 
-    /// From now on the connection is not HTTP, and no longer served by a task that could close it.
+    /// Exempts the connection from eviction: after an upgrade, no task serves it that could close it.
     pub(super) fn pin(&self) {
-        // One that has to go already does.
+        // Fails if the connection has already been evicted; its task then closes it.
         let _gone = self.0.link.change(PINNED);
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Nobody counts any more once the loop has ended.
+        // The receiver is gone once the accept loop has ended; then the counts do not matter.
         let _ended = self.back.send(self.id);
     }
 }
@@ -244,14 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_one_network_are_one_peer() {
+    fn addresses_of_one_ipv6_network_are_one_peer() {
         assert_eq!(peer("2001:db8::1"), peer("2001:db8::ffff:1"));
         assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
         assert_eq!(peer("::ffff:10.0.0.1"), peer("10.0.0.1"));
         assert_ne!(peer("10.0.0.1"), peer("10.0.0.2"));
     }
 
-    fn seats(in_all: usize, of_peer: usize) -> (Seats, mpsc::UnboundedReceiver<u64>) {
+    fn permits(in_all: usize, of_peer: usize) -> (Permits, mpsc::UnboundedReceiver<u64>) {
         let limits = Limits {
             connections: in_all,
             connections_of_peer: of_peer,
@@ -259,51 +260,51 @@ mod tests {
             ..Limits::default()
         };
         let (back, returned) = mpsc::unbounded_channel();
-        (Seats::new(&limits, back), returned)
+        (Permits::new(&limits, back), returned)
     }
 
-    fn is_evicted(seat: &Seat) -> bool {
-        seat.0.link.state.load(Ordering::Relaxed) == EVICTED
+    fn is_evicted(permit: &Permit) -> bool {
+        permit.0.link.state.load(Ordering::Relaxed) == EVICTED
     }
 
     #[test]
-    fn an_upgraded_connection_never_has_to_go() {
-        let (mut seats, _returned) = seats(8, 1);
+    fn an_upgraded_connection_is_never_evicted() {
+        let (mut permits, _returned) = permits(8, 1);
         let address = IpAddr::from([10, 0, 0, 1]);
-        let upgraded = seats.take(address).unwrap();
+        let upgraded = permits.acquire(address).unwrap();
         upgraded.pin();
-        assert_eq!(seats.take(address).unwrap_err(), Full::OfPeer);
+        assert_eq!(permits.acquire(address).unwrap_err(), Full::PerPeer);
         assert!(!is_evicted(&upgraded));
     }
 
     #[test]
-    fn a_proxy_has_no_limit_of_its_own_but_leaves_room_for_others() {
-        let (mut seats, _returned) = seats(6, 3);
+    fn a_proxy_has_no_connection_limit_but_makes_room_for_other_peers() {
+        let (mut permits, _returned) = permits(6, 3);
         let proxy = IpAddr::from([10, 0, 0, 9]);
-        let held: Vec<_> = (0..6).map(|_| seats.take(proxy).unwrap()).collect();
-        let _other = seats.take([10, 0, 0, 1].into()).unwrap();
-        assert_eq!(held.iter().filter(|seat| is_evicted(seat)).count(), 1);
-        assert_eq!(seats.taken(), 6);
+        let held: Vec<_> = (0..6).map(|_| permits.acquire(proxy).unwrap()).collect();
+        let _other = permits.acquire([10, 0, 0, 1].into()).unwrap();
+        assert_eq!(held.iter().filter(|permit| is_evicted(permit)).count(), 1);
+        assert_eq!(permits.taken(), 6);
     }
 
     proptest! {
-        /// Peers come, go and ask; a peer with fewer connections than another always gets in.
+        /// Random connects, disconnects and requests; a peer with fewer connections than another always gets in.
         #[test]
-        fn counts_never_pass_their_limits(steps in proptest::collection::vec((0u8..4, 0u8..4), 0..200)) {
-            let (mut seats, mut returned) = seats(6, 3);
-            let mut held: Vec<(u8, Seat, Vec<super::super::activity::Request>)> = Vec::new();
+        fn counts_never_exceed_their_limits(steps in proptest::collection::vec((0u8..4, 0u8..4), 0..200)) {
+            let (mut permits, mut returned) = permits(6, 3);
+            let mut held: Vec<(u8, Permit, Vec<super::super::activity::InFlight>)> = Vec::new();
             for (which, what) in steps {
-                let count = |held: &[(u8, Seat, _)], whose| held.iter().filter(|one| one.0 == whose).count();
+                let count = |held: &[(u8, Permit, _)], whose| held.iter().filter(|one| one.0 == whose).count();
                 match what {
                     0 | 1 => {
                         let most = (0..4).map(|one| count(&held, one)).max().unwrap_or_default();
                         let own = count(&held, which);
-                        let taken = seats.take([10, 0, 0, which].into());
-                        held.retain(|(_, seat, _)| !is_evicted(seat));
+                        let taken = permits.acquire([10, 0, 0, which].into());
+                        held.retain(|(_, permit, _)| !is_evicted(permit));
                         let has_room = own < 3 && (held.len() < 6 || most > own + 1);
                         prop_assert!(taken.is_ok() || !has_room);
-                        if let Ok(seat) = taken {
-                            held.push((which, seat, Vec::new()));
+                        if let Ok(permit) = taken {
+                            held.push((which, permit, Vec::new()));
                         }
                     }
                     2 => if let Some(one) = held.iter_mut().find(|one| one.0 == which) {
@@ -314,16 +315,16 @@ mod tests {
                     },
                 }
                 while let Ok(id) = returned.try_recv() {
-                    seats.give_back(id);
+                    permits.release(id);
                 }
-                prop_assert_eq!(seats.taken(), held.len());
+                prop_assert_eq!(permits.taken(), held.len());
                 prop_assert!(held.len() <= 6 && (0..4).all(|one| count(&held, one) <= 3));
             }
             held.clear();
             while let Ok(id) = returned.try_recv() {
-                seats.give_back(id);
+                permits.release(id);
             }
-            prop_assert!(seats.by_peer.is_empty() && seats.taken() == 0);
+            prop_assert!(permits.by_peer.is_empty() && permits.taken() == 0);
         }
     }
 }

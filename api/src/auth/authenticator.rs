@@ -1,0 +1,277 @@
+//! Authentication and rate limiting of each request of the control plane.
+
+use std::{
+    collections::HashMap,
+    fs,
+    os::unix::fs::MetadataExt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use hyper::header::{AUTHORIZATION, HeaderMap};
+use subtle::ConstantTimeEq;
+use tracing::{error, info};
+
+use super::{
+    bucket::{Bucket, Rate},
+    keys::{KeyFile, KeyRecord, Scope, hash},
+};
+
+/// Interval at which a running server checks whether the key file has changed.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Why a request is not authorized.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuthError {
+    #[error("no API key: send one in the header X-API-KEY; `cube-api key new` makes one")]
+    Missing,
+    /// The key does not exist or was revoked.
+    #[error("the API key is unknown or revoked: `cube-api key list` lists the keys")]
+    Unknown,
+    /// The key is valid, but lacks the named scope.
+    #[error("this API key lacks the scope {0}")]
+    Scope(&'static str),
+    #[error("too many requests with this API key: retry after the time in Retry-After")]
+    Rate {
+        /// Time until the key's bucket holds a token again.
+        retry_after: Duration,
+    },
+}
+
+/// Whether clients must authenticate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Auth {
+    /// Every request is accepted. Only servers that listen on loopback addresses alone may do this.
+    Open,
+    /// Every request needs an API key.
+    Keys {
+        /// Limit of each key.
+        rate: Rate,
+    },
+}
+
+/// Decides whether a request may use a route.
+#[derive(Debug)]
+pub struct Authenticator(Mode);
+
+#[derive(Debug)]
+enum Mode {
+    Open,
+    Keys { rate: Rate, state: Mutex<KeyState> },
+}
+
+#[derive(Debug, Default)]
+struct KeyState {
+    /// Keys that are not revoked.
+    keys: Vec<KeyRecord>,
+    /// By the SHA-256 of the key. A reload of the key file does not refill the buckets.
+    buckets: HashMap<String, Bucket>,
+}
+
+impl Authenticator {
+    /// Accepts requests that present one of `keys`, each key at most at `rate`.
+    #[must_use]
+    pub fn with_keys(keys: Vec<KeyRecord>, rate: Rate) -> Self {
+        let state = Mutex::default();
+        let authenticator = Self(Mode::Keys { rate, state });
+        authenticator.replace(keys);
+        authenticator
+    }
+
+    /// Accepts every request; see [`Auth::Open`].
+    #[must_use]
+    pub fn open() -> Self {
+        Self(Mode::Open)
+    }
+
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(self.0, Mode::Open)
+    }
+
+    /// Replaces the accepted keys. Has no effect on an open server.
+    pub fn replace(&self, keys: Vec<KeyRecord>) {
+        let Mode::Keys { state, .. } = &self.0 else {
+            return;
+        };
+        let mut state = lock(state);
+        let live = keys.into_iter().filter(|key| key.revoked_unix_s.is_none());
+        state.keys = live.collect();
+        let KeyState { keys, buckets } = &mut *state;
+        buckets.retain(|hash, _| keys.iter().any(|key| key.sha256 == *hash));
+    }
+
+    /// Checks that the key in `headers` has `scope`, and takes one token from the key's bucket.
+    ///
+    /// # Errors
+    /// Returns [`AuthError::Missing`] or [`AuthError::Unknown`] without a valid key, [`AuthError::Rate`] if the key's
+    /// bucket is empty, and [`AuthError::Scope`] if the key lacks `scope`.
+    pub fn admit(&self, headers: &HeaderMap, scope: Scope, now: Instant) -> Result<(), AuthError> {
+        let Mode::Keys { rate, state } = &self.0 else {
+            return Ok(());
+        };
+        let rate = *rate;
+        let presented = hash(presented(headers).ok_or(AuthError::Missing)?);
+        let mut state = lock(state);
+        let mut found = None;
+        // Every hash is compared, each in constant time: the duration does not depend on which key matches.
+        for key in &state.keys {
+            if bool::from(key.sha256.as_bytes().ct_eq(presented.as_bytes())) {
+                found = Some(key.scopes.contains(&scope));
+            }
+        }
+        let has_scope = found.ok_or(AuthError::Unknown)?;
+        let bucket = state.buckets.entry(presented);
+        let bucket = bucket.or_insert_with(|| Bucket::full(rate, now));
+        bucket
+            .take(rate, now)
+            .map_err(|retry_after| AuthError::Rate { retry_after })?;
+        if has_scope {
+            Ok(())
+        } else {
+            Err(AuthError::Scope(scope.name()))
+        }
+    }
+}
+
+/// The key in `X-API-KEY` or, without that header, the bearer token in `Authorization`.
+fn presented(headers: &HeaderMap) -> Option<&str> {
+    if let Some(key) = headers.get("x-api-key") {
+        return key.to_str().ok();
+    }
+    let authorization = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, key) = authorization.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+}
+
+fn lock(state: &Mutex<KeyState>) -> MutexGuard<'_, KeyState> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reloads the keys whenever the key file changes. A file that cannot be read revokes all keys until it can be.
+pub async fn watch_keys(file: KeyFile, authenticator: Arc<Authenticator>) {
+    // Empty, so that the first round reloads: the file may have changed since the server read it at startup.
+    let mut seen = None;
+    loop {
+        tokio::time::sleep(POLL_INTERVAL).await;
+        let now = Some(stamp(&file));
+        if now == seen {
+            continue;
+        }
+        seen = now;
+        match file.read() {
+            Ok(keys) => {
+                info!(keys = keys.len(), "reloaded API keys");
+                authenticator.replace(keys);
+            }
+            Err(why) => {
+                error!(
+                    why = %api_types::chain(&why),
+                    "cannot reload API keys: rejecting every key until the file can be read"
+                );
+                authenticator.replace(Vec::new());
+            }
+        }
+    }
+}
+
+/// Identifies one version of the file: a replaced file has another inode or modification time. `None` if the file does
+/// not exist or cannot be examined.
+fn stamp(file: &KeyFile) -> Option<(u64, i64, i64)> {
+    let meta = fs::metadata(file.path()).ok()?;
+    Some((meta.ino(), meta.mtime(), meta.mtime_nsec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATE: Rate = Rate {
+        per_second: 1,
+        burst: 2,
+    };
+
+    fn record(key: &str, scopes: Vec<Scope>, revoked_unix_s: Option<u64>) -> KeyRecord {
+        KeyRecord {
+            id: hash(key)[..8].to_owned(),
+            name: key.to_owned(),
+            sha256: hash(key),
+            scopes,
+            created_unix_s: 0,
+            revoked_unix_s,
+        }
+    }
+
+    fn with(name: &'static str, value: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().unwrap());
+        headers
+    }
+
+    #[test]
+    fn only_live_keys_with_the_scope_are_admitted() {
+        let now = Instant::now();
+        let keys = vec![
+            record("good", vec![Scope::SandboxesRead], None),
+            record("gone", Scope::ALL.to_vec(), Some(1)),
+        ];
+        let authenticator = Authenticator::with_keys(keys, RATE);
+        let read = Scope::SandboxesRead;
+        assert_eq!(
+            authenticator.admit(&with("x-api-key", "good"), read, now),
+            Ok(())
+        );
+        let bearer = with("authorization", "Bearer good");
+        let write = authenticator.admit(&bearer, Scope::SandboxesWrite, now);
+        assert_eq!(write, Err(AuthError::Scope("sandboxes:write")));
+        for wrong in ["gone", "goo", "good ", "", &hash("good")] {
+            let refused = authenticator.admit(&with("x-api-key", wrong), read, now);
+            assert_eq!(refused, Err(AuthError::Unknown), "{wrong:?}");
+        }
+        let missing = authenticator.admit(&HeaderMap::new(), read, now);
+        assert_eq!(missing, Err(AuthError::Missing));
+    }
+
+    #[test]
+    fn each_key_has_its_own_bucket_and_a_reload_does_not_refill_it() {
+        let now = Instant::now();
+        let scopes = vec![Scope::SandboxesRead];
+        let keys = vec![record("a", scopes.clone(), None), record("b", scopes, None)];
+        let authenticator = Authenticator::with_keys(keys.clone(), RATE);
+        let admit = |key| authenticator.admit(&with("x-api-key", key), Scope::SandboxesRead, now);
+        assert_eq!((admit("a"), admit("a")), (Ok(()), Ok(())));
+        assert!(matches!(admit("a"), Err(AuthError::Rate { .. })));
+        assert_eq!(admit("b"), Ok(()));
+        authenticator.replace(keys);
+        assert!(matches!(admit("a"), Err(AuthError::Rate { .. })));
+        authenticator.replace(Vec::new());
+        assert_eq!(admit("b"), Err(AuthError::Unknown));
+    }
+
+    #[tokio::test]
+    async fn a_running_server_reloads_new_and_revoked_keys() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = KeyFile::of(dir.path());
+        let authenticator = Arc::new(Authenticator::with_keys(Vec::new(), RATE));
+        let watch = tokio::spawn(watch_keys(file.clone(), authenticator.clone()));
+        let key = file.add("k", Scope::ALL.to_vec(), 0).unwrap();
+        let is_accepted = || {
+            let headers = with("x-api-key", &key);
+            let admitted = authenticator.admit(&headers, Scope::SandboxesRead, Instant::now());
+            admitted != Err(AuthError::Unknown)
+        };
+        becomes(is_accepted, true).await;
+        file.revoke("k", 1).unwrap();
+        becomes(is_accepted, false).await;
+        watch.abort();
+    }
+
+    /// Waits until `condition` returns `wanted`.
+    async fn becomes(condition: impl Fn() -> bool, wanted: bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while condition() != wanted {
+            assert!(Instant::now() < deadline, "the key file was not reloaded");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
