@@ -139,7 +139,7 @@ impl<R: Routes> Server<R> {
             always.spawn(accept(listener, accepted.clone()));
         }
         let tended = Arc::clone(&server);
-        always.spawn(async move { tended.dispatch.proxy().tend().await });
+        always.spawn(async move { tended.dispatch.proxy().close_expired().await });
         let (back, mut returned) = mpsc::unbounded_channel();
         let mut permits = Permits::new(&server.limits, back);
         let mut refusals = Refusals::default();

@@ -1,18 +1,19 @@
-//! The data plane: passes requests on to ports of sandboxes.
+//! The data plane: forwards requests to ports of sandboxes.
 //!
 //! ```text
-//! target ─► internal, cors ─► routes (resumes) ─► access ─► lane ─► head ─► connection ─► reply
-//!                                                                                      └─ 101 ─► tunnel
+//! target ─► internal, cors ─► routes (resumes) ─► access ─► connections ─► head ─► exchange ─► reply
+//!                                                                                          └─ 101 ─► tunnel
 //! ```
-//! Both sides speak HTTP/1.1 (clients HTTP/2 too), each message is parsed and written anew, so nothing that
-//! one side takes for the end of a message can be something else to the other. Bodies go frame by frame:
-//! whoever reads slowly slows the other down, and what waits here is bounded. There is no time limit on
-//! answers and streams, but on their number for each sandbox.
+//! Both sides speak HTTP/1.1, clients also HTTP/2. Every message is parsed and written anew, so the two sides cannot
+//! disagree about where a message ends. Bodies are forwarded frame by frame with back-pressure, and buffers are
+//! bounded. Responses and streams have no time limit, but their number per sandbox is limited.
 //!
-//! What must never happen: a request reaching the agent's internal routes; code run without the token of a secure
-//! sandbox; a request sent a second time that
-//! the sandbox may have seen; a broken body that ends as if it were whole; a connection of one VM used for
-//! another.
+//! Invariants:
+//! - No request reaches an internal route of the agent.
+//! - No code runs in a secure sandbox without its token.
+//! - No request that the sandbox may have seen is sent twice, unless its method is safe and it has no body.
+//! - A body that was cut short never looks complete.
+//! - A connection to one VM is never used for another.
 
 mod access;
 mod cors;
@@ -22,7 +23,7 @@ mod exchange;
 pub mod fuzz;
 mod head;
 mod internal;
-mod lanes;
+mod connections;
 mod refusal;
 mod reply;
 mod routes;
@@ -38,61 +39,59 @@ use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 use model::SandboxId;
 
-pub use lanes::IN_FLIGHT_MAX;
+pub use connections::IN_FLIGHT_MAX;
 pub use refusal::{Form, Refusal};
 pub use routes::Routes;
 pub use target::{Hosts, SANDBOX_ID, SANDBOX_PORT, Target, TargetError, host};
 pub use upload::{Progress, Upload, UploadError};
 
 use crate::registry::{Route, RouteError};
-use lanes::{Lanes, Pass};
-use reply::{Again, Held, Reply};
+use connections::{Connections, RequestPermit};
+use reply::{Reuse, Held, Reply};
 use upstream::Sender;
 
-/// Opens ports that are not public.
+/// Required for ports that are not public.
 const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
-/// How often a request is routed: once more when the VM has been replaced in between.
+/// How often a request is routed: a second time if the VM was replaced in the meantime.
 const TRIES: usize = 2;
 
-/// Passes requests on.
+/// Forwards requests to sandboxes.
 #[derive(Clone, Debug)]
 pub struct Proxy<R> {
     routes: R,
-    lanes: Lanes,
+    connections: Connections,
 }
 
-/// Where a request goes.
+/// The recipient of a request.
 #[derive(Clone, Debug)]
 pub struct Destination {
-    /// Which sandbox.
     pub id: SandboxId,
-    /// Which of its ports.
     pub port: u16,
-    /// What the client calls it.
+    /// The host name that the client used, with its port.
     pub host: String,
 }
 
 impl<R: Routes> Proxy<R> {
-    /// Asks `routes` for the way.
+    /// `routes` resolves the ids of sandboxes.
     pub fn new(routes: R) -> Self {
-        let lanes = Lanes::default();
-        Self { routes, lanes }
+        let connections = Connections::default();
+        Self { routes, connections }
     }
 
-    /// Who knows the way.
+    #[must_use]
     pub fn routes(&self) -> &R {
         &self.routes
     }
 
-    /// Drops connections that have waited too long, for ever.
-    pub async fn tend(&self) {
-        self.lanes.tend().await;
+    /// Closes expired idle connections; never returns.
+    pub async fn close_expired(&self) {
+        self.connections.close_expired().await;
     }
 
-    /// Passes a request on. `held` is kept for as long as an upgraded connection lasts.
+    /// Forwards a request. `held` is kept as long as an upgraded connection lasts.
     ///
     /// # Errors
-    /// Why it was not passed on; see [`Refusal`].
+    /// Returns the [`Refusal`] to answer with if the request was not forwarded.
     pub async fn pass(
         &self,
         request: Request<Upload>,
@@ -147,21 +146,21 @@ impl<R: Routes> Proxy<R> {
             tries += 1;
             let route = self.route(&to.id).await?;
             access::check(&route, to.port, asked.uri.path(), &asked.headers)?;
-            let pass = self.enter(&route)?;
+            let permit = self.admit(&route)?;
             let mut parts = asked.clone();
             head::to_sandbox(&mut parts, &to.host, &route, to.port, upgrade.clone());
             let request = Request::from_parts(parts, body);
-            let failed = match exchange::exchange(request, &route, to.port, &pass).await {
+            let failed = match exchange::exchange(request, &route, to.port, &permit).await {
                 Ok((response, sender)) => {
-                    let lasting = Lasting { client, held };
+                    let upgrade_parts = UpgradeParts { client, held };
                     return match upgrade {
-                        Some(_) => upgraded(response, sender, pass, progress, lasting, to),
-                        None => answered(response, sender, pass, progress, to),
+                        Some(_) => upgraded(response, sender, permit, progress, upgrade_parts, to),
+                        None => answered(response, sender, permit, progress, to),
                     };
                 }
                 Err(failed) => failed,
             };
-            tracing::debug!(sandbox = %to.id, port = to.port, cause = %failed.cause, "not passed on");
+            tracing::debug!(sandbox = %to.id, port = to.port, cause = %failed.cause, "request not forwarded");
             if progress.is_stalled() {
                 return Err(Refusal::Stalled);
             }
@@ -174,22 +173,22 @@ impl<R: Routes> Proxy<R> {
         }
     }
 
-    fn enter(&self, route: &Route) -> Result<Pass, Refusal> {
-        let pass = self.lanes.enter(&route.id, route.generation);
-        pass.map_err(|limit| Refusal::TooMany {
+    fn admit(&self, route: &Route) -> Result<RequestPermit, Refusal> {
+        let permit = self.connections.admit(&route.id, route.generation);
+        permit.map_err(|limit| Refusal::TooMany {
             id: route.id.clone(),
             limit,
         })
     }
 }
 
-/// What an upgraded connection needs.
-struct Lasting<H> {
+/// Needed to join the two sides of an upgraded connection.
+struct UpgradeParts<H> {
     client: OnUpgrade,
     held: H,
 }
 
-/// A VM whose socket nobody serves has ended, also when the registry has not heard of it yet.
+/// `is_gone`: the VM's socket is closed. The VM has then ended, even if the registry has not noticed yet.
 fn closed(to: &Destination, is_gone: bool) -> Refusal {
     let id = to.id.clone();
     if is_gone {
@@ -202,24 +201,24 @@ fn closed(to: &Destination, is_gone: bool) -> Refusal {
 fn answered(
     response: Response<Incoming>,
     sender: Sender,
-    pass: Pass,
+    permit: RequestPermit,
     progress: Progress,
     to: &Destination,
 ) -> Result<Response<Body>, Refusal> {
     let (mut parts, body) = response.into_parts();
-    // Nobody has asked for another protocol.
+    // The request did not ask for an upgrade.
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(closed(to, false));
     }
     head::to_client(&mut parts);
     let held = Held {
-        pass,
+        permit,
         sender,
         progress,
-        again: if to.port == ENVD_PORT {
-            Again::Keep
+        reuse: if to.port == ENVD_PORT {
+            Reuse::Keep
         } else {
-            Again::Drop
+            Reuse::Close
         },
     };
     Ok(Response::from_parts(
@@ -231,17 +230,17 @@ fn answered(
 fn upgraded<H: Send + 'static>(
     mut response: Response<Incoming>,
     sender: Sender,
-    pass: Pass,
+    permit: RequestPermit,
     progress: Progress,
-    lasting: Lasting<H>,
+    upgrade_parts: UpgradeParts<H>,
     to: &Destination,
 ) -> Result<Response<Body>, Refusal> {
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return answered(response, sender, pass, progress, to);
+        return answered(response, sender, permit, progress, to);
     }
     let sandbox = hyper::upgrade::on(&mut response);
     let (mut parts, _) = response.into_parts();
     head::to_client(&mut parts);
-    tunnel::join(lasting.client, sandbox, pass, lasting.held);
+    tunnel::join(upgrade_parts.client, sandbox, permit, upgrade_parts.held);
     Ok(Response::from_parts(parts, Body::empty()))
 }

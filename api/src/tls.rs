@@ -1,4 +1,4 @@
-//! TLS for the front door: a certificate chain and a key in PEM files, HTTP/2 and HTTP/1.1 offered.
+//! TLS configuration of the listener: certificate chain and key in PEM files; ALPN offers HTTP/2 and HTTP/1.1.
 
 pub mod ca;
 
@@ -13,56 +13,51 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// The files cannot be used.
+/// Why the certificate or the key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// One cannot be read, or is no PEM of its kind.
+    /// The file cannot be read, or is not valid PEM.
     #[error("cannot read {what} from {path}")]
     Read {
-        /// What was looked for.
+        /// The expected content.
         what: &'static str,
-        /// Where.
         path: PathBuf,
-        /// Why.
         #[source]
         source: pem::Error,
     },
-    /// The key cannot be opened.
     #[error("cannot open the private key {path}")]
     Open {
-        /// Where.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// Others can read the key, or replace it.
+    /// Other users can read or replace the key.
     #[error(
-        "the private key {path} is open to others (owner {owner}, mode {mode:o}): \
-         run `chown {server} {path}` and `chmod 600 {path}`, and make a new key if others may have read it"
+        "other users can access the private key {path} (owner {owner}, mode {mode:o}): \
+         run `chown {server} {path}` and `chmod 600 {path}`, and replace the key if others may have read it"
     )]
     Exposed {
-        /// Where.
         path: PathBuf,
-        /// Its owner's number.
+        /// The uid of the file's owner.
         owner: u32,
-        /// Its permission bits.
+        /// The permission bits of the file.
         mode: u32,
-        /// The number of the server's user.
+        /// The uid of the server.
         server: u32,
     },
-    /// There is none.
-    #[error("there is no certificate in {0}")]
+    /// The certificate file contains no certificate.
+    #[error("no certificate found in {0}: expected a PEM certificate chain")]
     Empty(PathBuf),
-    /// Key and certificate do not belong together, or are of a kind that is not supported.
-    #[error("certificate and key cannot be used")]
+    /// The key does not match the certificate, or its kind is not supported.
+    #[error("cannot use the certificate with the private key")]
     Unusable(#[source] rustls::Error),
 }
 
-/// Reads a certificate chain (the server's own first) and its key.
+/// Loads a certificate chain, leaf first, and its key.
 ///
 /// # Errors
-/// See [`TlsError`].
+/// Returns [`TlsError::Exposed`] if other users can access the key, and another [`TlsError`] if a file cannot be read
+/// or the two do not match.
 pub fn load(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
     let unreadable = |what, path: &Path| {
         let path = path.to_owned();
@@ -86,7 +81,8 @@ pub fn load(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsErr
     Ok(Arc::new(config))
 }
 
-/// A key that nobody but the server's user and root can read or change. What is looked at is the file that is read.
+/// Opens a private key that only root and the server's user can read or change. The permissions are those of the opened
+/// file, so a concurrent replacement of the path has no effect.
 fn open_key(path: &Path) -> Result<File, TlsError> {
     let failed = |source| TlsError::Open {
         path: path.to_owned(),
@@ -116,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_others_can_read_is_refused_with_the_cure() {
+    fn a_key_that_others_can_access_is_refused_with_instructions() {
         let dir = tempfile::tempdir().unwrap();
         let files = ca::init(dir.path(), "e2b.test").unwrap();
         let link = dir.path().join("link");

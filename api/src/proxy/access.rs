@@ -1,14 +1,14 @@
-//! Which token a request needs before it is passed on. Pure.
+//! Decides which token a request needs before it is forwarded. Pure.
 //!
-//! | port | needs |
+//! | port | required token |
 //! |---|---|
-//! | 49983, the agent | nothing here: the agent checks its own token |
-//! | any other | `E2b-Traffic-Access-Token`, if the sandbox's ports are not public |
+//! | 49983, the agent | none: the agent checks its own token |
+//! | any other | `E2b-Traffic-Access-Token`, unless the sandbox's ports are public |
 //! | 49999, a route that runs code | also `X-Access-Token`, if the sandbox is secure |
 //!
-//! The interpreter's token is checked here and not in the guest: the server keeps each sandbox's token and reads it
-//! anew for every request, a template may have an interpreter of its own at this port, and a program in the guest that
-//! reaches the interpreter by loopback can run code anyway.
+//! The server checks the interpreter's token, not the guest. The server stores the token of each sandbox and reads it
+//! anew for every request, and a template may run a different interpreter on this port. A check in the guest would add
+//! no protection: a program that reaches the interpreter over loopback can run code anyway.
 
 use api_types::envd::ENVD_PORT;
 use axum::http::{HeaderMap, HeaderName};
@@ -18,13 +18,14 @@ use super::upstream::INTERPRETER_PORT;
 use super::{Refusal, TRAFFIC_TOKEN, internal};
 use crate::registry::Route;
 
-/// The agent's token, which the SDKs send to the interpreter with each cell.
+/// The agent's token. The SDKs also send it to the interpreter with each cell.
 const ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-access-token");
 
-/// Whether a request for `path` of a port may be passed on.
+/// Checks the tokens of a request for `path` on `port`.
 ///
 /// # Errors
-/// [`Refusal::TokenMissing`], [`Refusal::TokenInvalid`], [`Refusal::CodeToken`].
+/// Returns [`Refusal::TokenMissing`] or [`Refusal::TokenInvalid`] if a private port is requested without the traffic
+/// token, and [`Refusal::CodeToken`] if a request would run code in a secure sandbox without its access token.
 pub(super) fn check(
     route: &Route,
     port: u16,

@@ -1,19 +1,19 @@
-//! Pages of any origin may talk to the agent's port, as they may with E2B: access is by token, never by
-//! cookie, so an origin proves nothing. Ports of the caller's own programs say for themselves.
+//! CORS for the agent's port. Pages of any origin may use the agent, as with E2B: the agent authenticates by token,
+//! never by cookie, so the origin of a page grants nothing. Programs on other ports send their own CORS headers.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 
 const ANY: HeaderValue = HeaderValue::from_static("*");
-/// What pages may read of answers beyond the fields that they always may.
+/// Response headers that pages may read in addition to the CORS-safelisted ones.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "Location, Cache-Control, X-Content-Type-Options, Grpc-Status, Grpc-Message, Grpc-Status-Details-Bin",
 );
 const METHODS: HeaderValue = HeaderValue::from_static("HEAD, GET, POST, PUT, PATCH, DELETE");
-/// Seconds for which a browser need not ask again.
+/// How long browsers cache the answer to a preflight, in seconds.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
 
-/// The answer to a browser's question whether it may ask at all.
+/// The answer to a CORS preflight. `None`: the request is not a preflight.
 pub(super) fn preflight(method: &Method, headers: &HeaderMap) -> Option<Response<Body>> {
     let asks = *method == Method::OPTIONS
         && headers.contains_key(header::ORIGIN)
@@ -26,7 +26,7 @@ pub(super) fn preflight(method: &Method, headers: &HeaderMap) -> Option<Response
     let answer = response.headers_mut();
     answer.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
     answer.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
-    // A star does not cover `Authorization`, so the wish is repeated.
+    // `*` does not cover `Authorization`, so the requested header names are repeated.
     let wanted = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS);
     let wanted = wanted.cloned().unwrap_or(ANY);
     answer.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);
@@ -36,7 +36,7 @@ pub(super) fn preflight(method: &Method, headers: &HeaderMap) -> Option<Response
     Some(response)
 }
 
-/// Lets a page read an answer of the agent.
+/// Allows pages of any origin to read this response of the agent.
 pub(super) fn open(headers: &mut HeaderMap) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);

@@ -1,35 +1,35 @@
-//! One request and the head of its response, on a connection that waited or on a new one.
+//! Sends one request and receives the head of its response, on an idle or a new connection.
 //!
-//! A connection that waited may end in the very moment it is used. The request is then sent again, on
-//! another one, if nothing of it was written, or if it has no body and only asks (RFC 9110, 9.2.1).
+//! An idle connection may close at the moment of its reuse. The request is then sent again on another connection, but
+//! only if none of it was written, or if it has no body and its method is safe (RFC 9110, 9.2.1).
 
 use axum::http::{Method, Request, Response, request};
 use hyper::body::{Body as _, Incoming};
 
-use super::lanes::Pass;
+use super::connections::RequestPermit;
 use super::upload::Upload;
 use super::upstream::{self, DialError, Sender};
 use crate::registry::Route;
 
-/// There is no response.
+/// A request that got no response.
 #[derive(Debug)]
 pub(super) struct Failed {
-    /// The request, if nothing of it was sent.
+    /// The request, if none of it was sent; it can be sent again.
     pub(super) unsent: Option<Request<Upload>>,
     pub(super) cause: ExchangeError,
 }
 
-/// Why there is no response.
+/// Why a request got no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExchangeError {
     #[error(transparent)]
     Dial(#[from] DialError),
-    #[error("the connection was lost before a response came")]
+    #[error("the connection was lost before a response arrived")]
     Lost(#[source] hyper::Error),
 }
 
 impl ExchangeError {
-    /// Whether only a VM that has ended explains it.
+    /// Whether the error proves that the VM has ended.
     pub(super) fn means_gone(&self) -> bool {
         match self {
             Self::Dial(error) => error.means_gone(),
@@ -38,15 +38,15 @@ impl ExchangeError {
     }
 }
 
-/// Sends a request and waits for the head of its response, without a limit.
+/// Sends a request and waits for the head of its response, without a time limit.
 pub(super) async fn exchange(
     mut request: Request<Upload>,
     route: &Route,
     port: u16,
-    pass: &Pass,
+    permit: &RequestPermit,
 ) -> Result<(Response<Incoming>, Sender), Failed> {
     if port == api_types::envd::ENVD_PORT {
-        while let Some(sender) = pass.take().await {
+        while let Some(sender) = permit.take_idle().await {
             let copy = copy_of(&request);
             match send(sender, request).await {
                 Ok(answered) => return Ok(answered),
@@ -83,13 +83,13 @@ async fn send(
     }
 }
 
-/// The head of a request that may be sent twice.
+/// A copy of the head of a request that may be sent twice. `None`: sending it twice could have effects.
 fn copy_of(request: &Request<Upload>) -> Option<request::Parts> {
-    let only_asks = matches!(
+    let is_safe = matches!(
         *request.method(),
         Method::GET | Method::HEAD | Method::OPTIONS
     );
-    if !only_asks || !request.body().is_end_stream() {
+    if !is_safe || !request.body().is_end_stream() {
         return None;
     }
     let mut copy = Request::new(());

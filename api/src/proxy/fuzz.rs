@@ -1,4 +1,4 @@
-//! Entry points of the fuzz target `proxy`: heads of clients and of sandboxes, hosts, greetings of guests.
+//! Entry points of the fuzz target `proxy`: heads from clients and sandboxes, host names, greetings of guests.
 
 use std::fmt::Write as _;
 
@@ -11,8 +11,8 @@ use crate::registry::Route;
 
 const ID: &str = "iabcdefghij012345678";
 const DOMAIN: &str = "e2b.test";
-/// Fields of a hop; none of them comes through.
-const OF_A_HOP: [&str; 8] = [
+/// Hop-by-hop and forwarding headers; the proxy must remove all of them.
+const REMOVED: [&str; 8] = [
     "transfer-encoding",
     "keep-alive",
     "proxy-connection",
@@ -23,10 +23,10 @@ const OF_A_HOP: [&str; 8] = [
     "x-forwarded-proto",
 ];
 
-/// What the bytes are, by the first of them.
+/// The first byte selects the parser that gets the other bytes.
 ///
 /// # Panics
-/// Something does not hold that is asserted here.
+/// Panics if an invariant is violated.
 pub fn proxy(bytes: &[u8]) {
     let Some((choice, bytes)) = bytes.split_first() else {
         return;
@@ -45,7 +45,7 @@ pub fn proxy(bytes: &[u8]) {
     }
 }
 
-/// A head as the listener hands it on.
+/// Parses a request head into the form that the listener permits on.
 fn read_request(bytes: &[u8]) -> Option<request::Parts> {
     let mut space = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut space);
@@ -68,7 +68,7 @@ fn fields(read: &[httparse::Header<'_>]) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// Where a request goes does not depend on letters' case, and a strict server takes less and nothing else.
+/// Routing must not depend on letter case, and a strict server must accept a subset of the requests that others accept.
 fn check_target(parts: &request::Parts) {
     let named = Hosts::new(Some(DOMAIN));
     for hosts in [Hosts::new(None), named.clone()] {
@@ -87,7 +87,7 @@ fn check_target(parts: &request::Parts) {
     let label = host.to_ascii_lowercase();
     let label = label.strip_suffix(".e2b.test").unwrap_or("api");
     if !label.contains('.') && !["api", "sandbox"].contains(&label) && !label.contains([':', '[']) {
-        // A name below the domain is a sandbox's or nobody's, whatever the headers say.
+        // A name below the domain must belong to a sandbox or be refused, whatever the headers contain.
         let target = named.target(&parts.uri, &parts.headers);
         assert_ne!(target, Ok(Target::Control), "{host}");
     }
@@ -106,14 +106,14 @@ fn check_request(mut parts: request::Parts, is_envd: bool) {
         mask_request_host: Some("localhost:${PORT}".into()),
         generation: 1,
     };
-    let judged = |path: &str| (internal::is_internal(path), internal::runs_code(path));
-    let before = judged(parts.uri.path());
+    let classify = |path: &str| (internal::is_internal(path), internal::runs_code(path));
+    let before = classify(parts.uri.path());
     let upgrade = head::upgrade(&parts);
     let asks = upgrade.is_some();
     head::to_sandbox(&mut parts, &host, &route, port, upgrade);
     let headers = &parts.headers;
     assert!(
-        OF_A_HOP.iter().all(|name| !headers.contains_key(*name)),
+        REMOVED.iter().all(|name| !headers.contains_key(*name)),
         "{headers:?}"
     );
     assert!(headers.get_all(header::HOST).iter().count() == 1);
@@ -129,8 +129,8 @@ fn check_request(mut parts: request::Parts, is_envd: bool) {
     let target = parts.uri.to_string();
     assert!(target.starts_with('/') || target == "*", "{target}");
     assert!(parts.uri.authority().is_none());
-    // The path that was judged is the path that is asked for.
-    assert_eq!(before, judged(parts.uri.path()));
+    // The forwarded path must be classified like the requested path.
+    assert_eq!(before, classify(parts.uri.path()));
 }
 
 fn check_response(bytes: &[u8]) {
@@ -153,7 +153,7 @@ fn check_response(bytes: &[u8]) {
     assert!(switches || !parts.headers.contains_key(header::UPGRADE));
 }
 
-/// A host alone, in the field and in the target.
+/// Checks one host name, given in the `Host` header and in the request target.
 fn check_host(bytes: &[u8]) {
     let Ok(value) = HeaderValue::from_bytes(bytes) else {
         return;
@@ -174,7 +174,7 @@ fn check_host(bytes: &[u8]) {
     }
 }
 
-/// However a path is encoded once more, what is guarded stays so; and so is what the servers behind take for it.
+/// Another layer of percent-encoding must not hide a guarded path.
 fn check_path(bytes: &[u8]) {
     let path = String::from_utf8_lossy(bytes);
     let mut encoded = String::new();
@@ -183,7 +183,7 @@ fn check_path(bytes: &[u8]) {
     }
     assert!(!internal::is_internal(&path) || internal::is_internal(&encoded));
     assert!(!internal::runs_code(&path) || internal::runs_code(&encoded));
-    // As the agent's and the interpreter's routes are found.
+    // Guarded paths must cover the paths that the agent's and the interpreter's routers match.
     assert!(path != "/init" || internal::is_internal(&path));
     assert!(path.trim_matches('/') != "execute" || internal::runs_code(&path));
 }
@@ -192,9 +192,9 @@ fn check_path(bytes: &[u8]) {
 mod tests {
     use std::{fs, path::Path};
 
-    /// Inputs that are kept, those that failed once among them.
+    /// Runs the stored inputs, which include all inputs that once failed.
     #[test]
-    fn the_kept_inputs_hold() {
+    fn stored_fuzz_inputs_violate_no_invariant() {
         let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dev/fuzz/seeds/proxy");
         let mut read = 0;
         for seed in fs::read_dir(seeds).unwrap() {

@@ -1,8 +1,8 @@
-//! What becomes of the head of a request and of a response on their way through. Pure.
+//! Rewrites the heads of requests and responses on their reach through the proxy. Pure.
 //!
-//! A hop's own fields end here (RFC 9110, 7.6.1): what `Connection` names, and those that are a hop's
-//! whether named or not. Message framing is the business of the two ends of each connection, so neither
-//! `Transfer-Encoding` nor a second length gets from one side to the other. An upgrade is asked for anew.
+//! Hop-by-hop headers are removed (RFC 9110, 7.6.1): those that `Connection` lists and the well-known ones. Each
+//! connection frames its own messages, so `Transfer-Encoding` and duplicate lengths are not forwarded. Upgrades are
+//! requested anew.
 
 use axum::http::{
     HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header, request, response,
@@ -11,13 +11,12 @@ use axum::http::{
 use super::TRAFFIC_TOKEN;
 use crate::registry::Route;
 
-/// Stands for the port in a masked host.
+/// Placeholder for the port in `maskRequestHost`.
 const PORT_WORD: &str = "${PORT}";
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-/// What a client says about proxies before this one is not passed on: programs in the sandbox might
-/// believe it.
+/// A client's claims about earlier proxies. They are not forwarded, since programs in the sandbox might trust them.
 const CLAIMS: [HeaderName; 5] = [
     header::FORWARDED,
     HeaderName::from_static("x-forwarded-for"),
@@ -26,10 +25,10 @@ const CLAIMS: [HeaderName; 5] = [
     HeaderName::from_static("x-forwarded"),
 ];
 
-/// The protocol that a request wants to go on with; `None` when it asks for none, or for one that would
-/// bypass this proxy.
+/// The protocol that the request asks to upgrade to. `None`: it asks for none, for several, or for an HTTP version or
+/// TLS, which would bypass this proxy.
 pub(super) fn upgrade(parts: &request::Parts) -> Option<HeaderValue> {
-    if parts.version != Version::HTTP_11 || !names(&parts.headers, "upgrade") {
+    if parts.version != Version::HTTP_11 || !connection_lists(&parts.headers, "upgrade") {
         return None;
     }
     let mut values = parts.headers.get_all(header::UPGRADE).iter();
@@ -43,7 +42,7 @@ pub(super) fn upgrade(parts: &request::Parts) -> Option<HeaderValue> {
     is_one.then(|| protocol.clone())
 }
 
-/// Turns the head of a client's request into that of a request to port `port`.
+/// Rewrites the head of a client's request for port `port` of the sandbox.
 pub(super) fn to_sandbox(
     parts: &mut request::Parts,
     host: &str,
@@ -89,7 +88,7 @@ pub(super) fn to_sandbox(
     parts.version = Version::HTTP_11;
 }
 
-/// Turns the head of a sandbox's response into that of one to the client.
+/// Rewrites the head of a sandbox's response for the client.
 pub(super) fn to_client(parts: &mut response::Parts) {
     let protocol = parts.headers.remove(header::UPGRADE);
     strip(&mut parts.headers);
@@ -103,11 +102,11 @@ pub(super) fn to_client(parts: &mut response::Parts) {
     parts.version = Version::HTTP_11;
 }
 
-/// Takes a hop's own fields away.
+/// Removes hop-by-hop headers.
 fn strip(headers: &mut HeaderMap) {
     let listed: Vec<HeaderName> = words(headers, &header::CONNECTION)
         .filter_map(|word| HeaderName::from_bytes(word.as_bytes()).ok())
-        // Nobody may have the fields removed that say whom a message is for and how long it is.
+        // `Connection` must not remove the headers that name the recipient and the length of the message.
         .filter(|name| !matches!(*name, header::HOST | header::CONTENT_LENGTH))
         .collect();
     for name in listed {
@@ -131,7 +130,7 @@ fn words<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = 
     texts.flat_map(|text| text.split(',')).map(str::trim)
 }
 
-fn names(headers: &HeaderMap, option: &str) -> bool {
+fn connection_lists(headers: &HeaderMap, option: &str) -> bool {
     words(headers, &header::CONNECTION).any(|word| word.eq_ignore_ascii_case(option))
 }
 
@@ -154,7 +153,7 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// The target without scheme and authority.
+/// The request target without scheme and authority.
 fn origin_form(uri: &Uri, method: &Method) -> Uri {
     if *method == Method::OPTIONS && uri.path() == "*" {
         return Uri::from_static("*");
@@ -163,7 +162,7 @@ fn origin_form(uri: &Uri, method: &Method) -> Uri {
     if path.starts_with('/') {
         path.parse()
     } else {
-        // An absolute target may have a query and no path.
+        // An absolute target may have a query without a path.
         format!("/{path}").parse()
     }
     .unwrap_or_else(|_| Uri::from_static("/"))
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hop_s_own_fields_end_here() {
+    fn hop_by_hop_headers_are_not_forwarded() {
         let parts = parts(
             "/x",
             &[
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_is_asked_for_anew_unless_it_is_to_http() {
+    fn an_upgrade_is_forwarded_unless_it_is_to_http_or_tls() {
         let websocket = parts("/", &[("connection", "Upgrade"), ("upgrade", "websocket")]);
         let lines = sent(websocket, None, 80);
         assert!(lines.contains(&"upgrade: websocket".into()), "{lines:?}");
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_is_masked_on_the_caller_s_ports_only() {
+    fn the_host_is_masked_on_all_ports_but_the_agent_s() {
         let lines = sent(parts("/", &[]), Some("localhost:${PORT}"), 3000);
         let forwarded = format!("x-forwarded-host: {HOST}");
         assert_eq!(lines, ["host: localhost:3000", forwarded.as_str()]);
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_traffic_token_stays_with_the_proxy() {
+    fn the_traffic_token_is_not_forwarded() {
         let lines = sent(
             parts("/", &[("e2b-traffic-access-token", "secret")]),
             None,
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_of_http_2_become_one_field_and_trailers_stay_wanted() {
+    fn cookies_of_http_2_are_joined_and_te_trailers_is_forwarded() {
         let parts = parts(
             "/",
             &[("cookie", "a=1"), ("cookie", "b=2"), ("te", "trailers")],
@@ -285,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_loses_its_authority() {
+    fn the_forwarded_target_has_no_authority() {
         for (uri, expected) in [
             ("http://a.b/c?d=1", "/c?d=1"),
             ("http://a.b?d=1", "/?d=1"),
@@ -299,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_lose_a_hop_s_fields_too() {
+    fn hop_by_hop_headers_of_responses_are_not_forwarded() {
         let response = Response::builder()
             .header("connection", "keep-alive, x-mine")
             .header("x-mine", "1")

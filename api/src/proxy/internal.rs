@@ -1,76 +1,50 @@
-//! Routes that are not for every client: those of the agent that belong to this server (`/init` hands out identities
-//! and needs no token), and the interpreter's that runs code.
+//! Recognizes restricted routes: internal routes of the agent, which are for this server only (`/init` assigns
+//! identities and needs no token), and the interpreter's route that runs code.
 //!
-//! They are found however their path is spelled. The servers behind only know the plain spelling, so this
-//! refuses more than would reach them; what must never happen is that it refuses less.
+//! A route is recognized in every spelling of its path. The servers in the guest match only the plain spelling, so this
+//! module may match too much, but never too little.
 
-/// Last words of paths that no client may ask for.
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode;
+
+/// Internal routes of the agent, as single path segments.
 const ROUTES: [&str; 7] = [
     "init", "freeze", "unfreeze", "collapse", "fsfreeze", "fsthaw", "upgrade",
 ];
-/// The one word of the interpreter's path that runs code.
+/// The interpreter's route that runs code, as a single path segment.
 const CODE: [&str; 1] = ["execute"];
-/// How often an encoded path is decoded: whoever encodes more often is refused.
+/// How many layers of percent-encoding are removed. A path with more layers counts as restricted.
 const ROUNDS: usize = 4;
 
-/// Whether a request path (without its query) means an internal route of the agent.
+/// Whether a request path, without its query, leads to an internal route of the agent.
 pub(super) fn is_internal(path: &str) -> bool {
     means(path, &ROUTES)
 }
 
-/// Whether a request path (without its query) means the interpreter's route that runs code.
+/// Whether a request path, without its query, leads to the interpreter's route that runs code.
 pub(super) fn runs_code(path: &str) -> bool {
     means(path, &CODE)
 }
 
-/// Whether any spelling of a path is one of these single words. A path that is still encoded after [`ROUNDS`] counts
-/// as one.
+/// Whether any spelling of `path` is one of `routes`. A path that is still encoded after [`ROUNDS`] counts as one.
 fn means(path: &str, routes: &[&str]) -> bool {
     let mut decoded = path.as_bytes().to_vec();
     for _ in 0..ROUNDS {
         if names_route(&decoded, routes) {
             return true;
         }
-        match decode(&decoded) {
-            Some(next) => decoded = next,
-            None => return false,
+        // `Borrowed`: the path contained no escape. Invalid escapes are left as they are.
+        match percent_decode(&decoded).into() {
+            Cow::Owned(next) => decoded = next,
+            Cow::Borrowed(_) => return false,
         }
     }
     true
 }
 
-/// One round of percent-decoding; `None` when there is nothing to decode. Broken escapes stay as they are.
-fn decode(path: &[u8]) -> Option<Vec<u8>> {
-    let mut decoded = Vec::with_capacity(path.len());
-    let mut rest = path;
-    let mut changed = false;
-    while let Some((&first, tail)) = rest.split_first() {
-        let escaped = match (first, tail) {
-            (b'%', [high, low, ..]) => hex(*high).zip(hex(*low)),
-            _ => None,
-        };
-        match escaped {
-            Some((high, low)) => {
-                decoded.push(high << 4 | low);
-                rest = tail.get(2..).unwrap_or_default();
-                changed = true;
-            }
-            None => {
-                decoded.push(first);
-                rest = tail;
-            }
-        }
-    }
-    changed.then_some(decoded)
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit)
-        .to_digit(16)
-        .and_then(|value| u8::try_from(value).ok())
-}
-
-/// Compares after what servers do to paths: empty and dot segments, backslashes, parameters, queries, case.
+/// Compares `path` after the normalizations that servers apply: empty and dot segments, backslashes, parameters,
+/// queries, letter case.
 fn names_route(path: &[u8], routes: &[&str]) -> bool {
     let text = String::from_utf8_lossy(path).to_ascii_lowercase();
     let text = text.split(['?', '#', '\0']).next().unwrap_or_default();
@@ -93,7 +67,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn every_spelling_is_found() {
+    fn every_spelling_of_an_internal_route_is_recognized() {
         for path in [
             "/init",
             "//init",
@@ -120,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_public_routes_are_not() {
+    fn public_routes_are_not_internal() {
         for path in [
             "/",
             "",
@@ -138,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_route_that_runs_code_is_found() {
+    fn every_spelling_of_the_route_that_runs_code_is_recognized() {
         for path in [
             "/execute",
             "//execute/",
@@ -161,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_encoding_of_a_route_passes(which in 0..ROUTES.len(), encode: [bool; 8], slashes in 1usize..4) {
+        fn every_encoding_of_an_internal_route_is_recognized(which in 0..ROUTES.len(), encode: [bool; 8], slashes in 1usize..4) {
             let mut path = "/".repeat(slashes);
             for (at, byte) in ROUTES[which].bytes().enumerate() {
                 if encode[at] {
@@ -174,12 +148,12 @@ mod tests {
         }
 
         #[test]
-        fn any_path_is_decided(path in "\\PC{0,64}") {
+        fn no_path_panics(path in "\\PC{0,64}") {
             is_internal(&path);
         }
 
         #[test]
-        fn deeper_paths_pass(first in "[a-z]{1,8}", second in "[a-z]{1,8}") {
+        fn paths_of_two_segments_are_not_internal(first in "[a-z]{1,8}", second in "[a-z]{1,8}") {
             let path = format!("/{first}/{second}");
             prop_assert!(!is_internal(&path));
         }

@@ -1,7 +1,7 @@
-//! What the data plane answers when it does not pass a request on.
+//! Responses of the data plane to requests that it does not forward.
 //!
-//! Clients act on these texts: "was not found" means that the sandbox has ended, "port is not open" that it
-//! runs. Programs get JSON, always with `code` and `message`; a browser that navigates gets a small page.
+//! Clients act on some of these texts: "was not found" means that the sandbox has ended, "port is not open" that it is
+//! running. Programs get JSON, always with `code` and `message`; a browser that navigates gets a small HTML page.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -13,104 +13,77 @@ use super::target::TargetError;
 /// Seconds after which a client may try again when there is no room.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// Why a request is not passed on.
+/// Why a request is not forwarded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It names a sandbox wrongly.
+    /// The request names its sandbox incorrectly.
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// It is not HTTP as a server behind a proxy may get it.
+    /// The request is not valid HTTP, or could be understood differently by the server behind this proxy.
     #[error("{0}")]
     Malformed(&'static str),
-    /// CONNECT.
+    /// The method is CONNECT, or does not fit a signed file URL.
     #[error("method not allowed")]
     Method,
-    /// The client stopped sending the body of its request.
-    #[error("the body of the request stopped coming")]
+    /// The client paused for too long while sending the request body.
+    #[error("the request body was not received in time")]
     Stalled,
-    /// A signed file URL that no sandbox has signed.
+    /// A signed file URL whose signature matches no sandbox.
     #[error("invalid signature")]
     Signature,
-    /// A route of the agent that is not for clients.
+    /// An internal route of the agent.
     #[error("this route is not reachable from outside the sandbox")]
     Internal {
-        /// The path as it was asked for.
+        /// The requested path.
         path: String,
     },
-    /// No such sandbox, or it has ended.
+    /// The sandbox does not exist or has ended.
     #[error("The sandbox was not found")]
-    NotFound {
-        /// Which.
-        id: SandboxId,
-    },
-    /// Nobody listens at the port.
+    NotFound { id: SandboxId },
+    /// No program listens on the port.
     #[error("The sandbox is running but port is not open")]
-    PortClosed {
-        /// Which.
-        id: SandboxId,
-        /// Which port.
-        port: u16,
-    },
+    PortClosed { id: SandboxId, port: u16 },
     /// A paused sandbox could not be resumed.
     #[error("{message}")]
     Unavailable {
-        /// Which.
         id: SandboxId,
-        /// Why.
+        /// Why the resume failed.
         message: String,
     },
-    /// The port asks for a traffic token and there is none.
+    /// The port is private and the request has no traffic token.
     #[error(
         "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"
     )]
-    TokenMissing {
-        /// Which.
-        id: SandboxId,
-    },
-    /// The traffic token is another one.
+    TokenMissing { id: SandboxId },
+    /// The traffic token is wrong.
     #[error(
         "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is invalid"
     )]
-    TokenInvalid {
-        /// Which.
-        id: SandboxId,
-    },
-    /// The route runs code, the sandbox is secure, and its token is missing or another one.
+    TokenInvalid { id: SandboxId },
+    /// The route runs code, the sandbox is secure, and its access token is missing or wrong.
     #[error(
         "Sandbox is secured with access token. Send it in the header 'X-Access-Token' to run code"
     )]
-    CodeToken {
-        /// Which.
-        id: SandboxId,
-    },
-    /// Too many requests of one client behind a proxy at once.
-    #[error("too many concurrent requests of this client (limit: {limit})")]
-    TooManyOfClient {
-        /// How many may be under way.
-        limit: usize,
-    },
-    /// Too many requests at once.
+    CodeToken { id: SandboxId },
+    /// A client behind a trusted proxy has too many requests in flight.
+    #[error("too many concurrent requests from this client (limit: {limit})")]
+    TooManyOfClient { limit: usize },
+    /// The sandbox has too many requests in flight.
     #[error("The sandbox has too many concurrent incoming connections (limit: {limit})")]
-    TooMany {
-        /// Which.
-        id: SandboxId,
-        /// How many may be under way.
-        limit: usize,
-    },
+    TooMany { id: SandboxId, limit: usize },
 }
 
-/// Who reads a refusal.
+/// The format of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A program.
     Json,
-    /// A person before a browser.
+    /// HTML, for a person at a browser.
     Page,
 }
 
-/// The JSON form. Absent fields do not apply.
+/// The JSON body. Fields that do not apply are absent.
 #[derive(Serialize)]
-struct Told<'a> {
+struct RefusalBody<'a> {
     #[serde(rename = "sandboxId", skip_serializing_if = "Option::is_none")]
     sandbox_id: Option<&'a SandboxId>,
     message: String,
@@ -138,8 +111,8 @@ impl Refusal {
         }
     }
 
-    fn told(&self) -> Told<'_> {
-        let mut told = Told {
+    fn body(&self) -> RefusalBody<'_> {
+        let mut body = RefusalBody {
             sandbox_id: None,
             message: self.to_string(),
             port: None,
@@ -153,34 +126,34 @@ impl Refusal {
             | Self::Method
             | Self::Stalled
             | Self::Signature => {}
-            Self::Internal { path } => told.path = Some(path),
+            Self::Internal { path } => body.path = Some(path),
             Self::NotFound { id }
             | Self::Unavailable { id, .. }
             | Self::TokenMissing { id }
             | Self::TokenInvalid { id }
-            | Self::CodeToken { id } => told.sandbox_id = Some(id),
+            | Self::CodeToken { id } => body.sandbox_id = Some(id),
             Self::PortClosed { id, port } => {
-                told.sandbox_id = Some(id);
-                told.port = Some(*port);
+                body.sandbox_id = Some(id);
+                body.port = Some(*port);
             }
-            Self::TooManyOfClient { limit } => told.connection_limit = Some(*limit),
+            Self::TooManyOfClient { limit } => body.connection_limit = Some(*limit),
             Self::TooMany { id, limit } => {
-                told.sandbox_id = Some(id);
-                told.connection_limit = Some(*limit);
+                body.sandbox_id = Some(id);
+                body.connection_limit = Some(*limit);
             }
         }
-        told
+        body
     }
 
-    /// The answer, in the form that the asker can read.
+    /// The response in the given format.
     #[must_use]
     pub fn answer(&self, form: Form) -> Response<Body> {
-        let told = self.told();
+        let body = self.body();
         let (kind, body) = match form {
-            Form::Page => ("text/html; charset=utf-8", page(&told)),
+            Form::Page => ("text/html; charset=utf-8", page(&body)),
             Form::Json => (
                 "application/json",
-                serde_json::to_string(&told).unwrap_or_default(),
+                serde_json::to_string(&body).unwrap_or_default(),
             ),
         };
         let mut response = Response::new(Body::from(body));
@@ -194,7 +167,7 @@ impl Refusal {
         ) {
             headers.insert(header::RETRY_AFTER, RETRY_AFTER);
         }
-        // Where one message ends is in doubt, so no other is read after it.
+        // The end of the malformed message is uncertain, so no further request is read from the connection.
         if matches!(self, Self::Malformed(_)) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -203,8 +176,8 @@ impl Refusal {
 }
 
 impl Form {
-    /// Whether a person looks at the answer. What scripts of a page fetch is JSON, although it comes with
-    /// the browser's own `User-Agent`.
+    /// The format that the client expects: HTML only for the navigation of a browser. A script in a page gets JSON,
+    /// although its requests carry the browser's `User-Agent`.
     #[must_use]
     pub fn wanted(asked: &HeaderMap) -> Self {
         let text = |name: &str| {
@@ -224,15 +197,15 @@ impl Form {
     }
 }
 
-fn page(told: &Told<'_>) -> String {
+fn page(body: &RefusalBody<'_>) -> String {
     let mut facts = String::new();
-    if let Some(id) = told.sandbox_id {
+    if let Some(id) = body.sandbox_id {
         facts.push_str(&format!("<p>Sandbox <code>{id}</code></p>"));
     }
-    if let Some(port) = told.port {
+    if let Some(port) = body.port {
         facts.push_str(&format!("<p>Port <code>{port}</code></p>"));
     }
-    let (code, message) = (told.code, escape(&told.message));
+    let (code, message) = (body.code, escape(&body.message));
     format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{code}</title>\
          <body style=\"font-family:sans-serif;margin:4em\"><h1>{code}</h1><p>{message}</p>{facts}</body></html>\n"
@@ -251,7 +224,7 @@ mod tests {
     use super::*;
 
     fn json(refusal: &Refusal) -> String {
-        serde_json::to_string(&refusal.told()).unwrap()
+        serde_json::to_string(&refusal.body()).unwrap()
     }
 
     fn id() -> SandboxId {
@@ -259,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bodies_are_those_that_the_sdks_know() {
+    fn refusals_have_the_json_bodies_that_the_sdks_expect() {
         assert_eq!(
             json(&Refusal::NotFound { id: id() }),
             r#"{"sandboxId":"iabcdefghij012345678","message":"The sandbox was not found","code":502}"#
@@ -279,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_browser_that_navigates_gets_a_page() {
+    fn only_a_navigating_browser_gets_an_html_page() {
         let asked = |pairs: &[(&'static str, &'static str)]| {
             let mut headers = HeaderMap::new();
             for (name, value) in pairs {
@@ -298,10 +271,10 @@ mod tests {
     }
 
     #[test]
-    fn pages_escape_what_they_are_given() {
+    fn html_pages_escape_messages() {
         let message = "<script>\"&".to_owned();
         let refusal = Refusal::Unavailable { id: id(), message };
-        let page = page(&refusal.told());
+        let page = page(&refusal.body());
         assert!(page.contains("&lt;script&gt;&quot;&amp;"), "{page}");
     }
 }

@@ -1,7 +1,7 @@
-//! The body of a sandbox's response on its way to the client.
+//! The body of a sandbox's response on its reach to the client.
 //!
-//! When it ends as it should, the connection it came on waits for the next request. When it is dropped
-//! before, because the client has gone, so is the connection: the guest sees its reader go.
+//! If the body ends normally, its connection becomes idle and can be reused. If the body is dropped earlier because the
+//! client disconnected, the connection is closed, which the guest sees as the end of its reader.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,31 +9,30 @@ use std::task::{Context, Poll};
 use axum::body::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::lanes::Pass;
+use super::connections::RequestPermit;
 use super::upload::Progress;
 use super::upstream::Sender;
 
-/// What is held while a response is under way.
+/// Resources of a response in progress.
 #[derive(Debug)]
 pub(super) struct Held {
-    pub(super) pass: Pass,
+    pub(super) permit: RequestPermit,
     pub(super) sender: Sender,
-    /// Of the request, which may still be under way when the response ends.
+    /// Progress of the request body, which may still be in transit when the response ends.
     pub(super) progress: Progress,
-    /// Whether the connection may be used again.
-    pub(super) again: Again,
+    pub(super) reuse: Reuse,
 }
 
-/// What becomes of a connection after a response.
+/// Whether a connection is reused after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Again {
-    /// It is to the agent.
+pub(super) enum Reuse {
+    /// The connection leads to the agent.
     Keep,
-    /// It is a tunnel to a program that may end at any time.
-    Drop,
+    /// The connection leads to a program that may exit at any time.
+    Close,
 }
 
-/// See the module.
+/// A response body; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Reply {
     inner: Incoming,
@@ -52,10 +51,10 @@ impl Reply {
 
     fn finish(&mut self) {
         if let Some(held) = self.held.take()
-            && held.again == Again::Keep
+            && held.reuse == Reuse::Keep
             && held.progress.is_complete()
         {
-            held.pass.put(held.sender);
+            held.permit.keep(held.sender);
         }
     }
 }
@@ -71,7 +70,7 @@ impl Body for Reply {
         let polled = Pin::new(&mut self.inner).poll_frame(cx);
         match &polled {
             Poll::Ready(None) => self.finish(),
-            // Whoever reads may stop here, knowing the length.
+            // A reader that knows the length may stop here without polling for the end.
             Poll::Ready(Some(Ok(_))) if self.inner.is_end_stream() => self.finish(),
             Poll::Ready(Some(Err(_))) => self.held = None,
             _ => {}

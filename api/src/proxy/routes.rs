@@ -1,4 +1,4 @@
-//! What the data plane asks the registry.
+//! The interface through which the data plane asks the registry.
 
 use std::future::Future;
 
@@ -6,7 +6,7 @@ use model::SandboxId;
 
 use crate::registry::{Registry, Route, RouteError};
 
-/// Knows the way to sandboxes. Tests have one without VMs.
+/// Resolves sandboxes to routes. Tests implement it without VMs.
 pub trait Routes: Clone + Send + Sync + 'static {
     /// See [`Registry::route`].
     fn route(&self, id: &SandboxId) -> impl Future<Output = Result<Route, RouteError>> + Send;

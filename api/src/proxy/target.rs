@@ -1,12 +1,12 @@
-//! Which sandbox and port a request is for: by headers, by the name in `Host`, or neither. Pure.
+//! Determines which sandbox and port a request is for, by its `Host` or by its headers. Pure.
 //!
 //! ```text
-//! Host = <port>-<id>.<domain>          ─► that port of that sandbox; headers are not looked at
-//! other Host, E2b-Sandbox-Id and -Port ─► those
-//! other Host, no such header           ─► the control plane
+//! Host = <port>-<id>.<domain>             ─► that port of that sandbox; headers are ignored
+//! other Host, E2b-Sandbox-Id and -Port    ─► the sandbox and port in the headers
+//! other Host, neither header              ─► the control plane
 //! ```
-//! With a domain configured, every single label below it other than `api` and `sandbox` must be
-//! `<port>-<id>`. Without one, a label counts as such when it begins with digits and a hyphen.
+//! If a domain is configured, every single label below it must be `<port>-<id>`, except `api` and `sandbox`. Otherwise,
+//! a label is treated as `<port>-<id>` if it starts with digits and a hyphen.
 
 use std::net::IpAddr;
 
@@ -15,44 +15,42 @@ use model::SandboxId;
 
 /// Header that names a sandbox.
 pub const SANDBOX_ID: HeaderName = HeaderName::from_static("e2b-sandbox-id");
-/// Header that names a port of it.
+/// Header that names a port of the sandbox.
 pub const SANDBOX_PORT: HeaderName = HeaderName::from_static("e2b-sandbox-port");
 
-/// Whom a request is for.
+/// The recipient of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A port of a sandbox.
     Sandbox {
-        /// Which sandbox.
         id: SandboxId,
-        /// Which port, never 0.
+        /// Never 0.
         port: u16,
     },
-    /// This server.
+    /// The control plane of this server.
     Control,
 }
 
-/// A request that names a sandbox wrongly. All are answered with 400.
+/// A request that names its sandbox incorrectly. The response is always 400.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// No host, more than one, or one that should be `<port>-<id>.<domain>` and is not.
+    /// `Host` is missing, repeated, or should be `<port>-<id>.<domain>` and is not.
     #[error("Invalid host")]
     Host,
-    /// Not an id.
+    /// The value is not a sandbox id.
     #[error("Invalid sandbox ID")]
     SandboxId,
-    /// Not a number from 1 to 65535.
+    /// The value is not a number from 1 to 65535.
     #[error("Invalid sandbox port")]
     Port,
-    /// One of the two headers is missing.
+    /// Only one of the two headers is present.
     #[error("missing header")]
     MissingHeader,
-    /// One of the two headers is there more than once.
+    /// One of the two headers is repeated.
     #[error("header given more than once")]
     RepeatedHeader,
 }
 
-/// The names of this server.
+/// The host names that this server accepts.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
     domain: Option<String>,
@@ -60,7 +58,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Names below `domain`, which is given without a port; `None` takes any domain.
+    /// `domain` is given without a port; `None` accepts any domain.
     #[must_use]
     pub fn new(domain: Option<&str>) -> Self {
         let clean = |name: &str| name.trim_matches('.').to_ascii_lowercase();
@@ -70,19 +68,19 @@ impl Hosts {
         }
     }
 
-    /// Takes no names but addresses, `localhost` and those of the domain. A server that asks nobody for a
-    /// key needs this: else any web page could talk to it through a browser on the same host, by a name of
-    /// its own that it lets resolve to 127.0.0.1.
+    /// Accepts only IP addresses, `localhost` and names of the configured domain. A server without authentication needs
+    /// this check: otherwise any web page could reach it through a browser on the same host, by a name of the page's
+    /// own domain that resolves to 127.0.0.1 (DNS rebinding).
     #[must_use]
     pub fn strict(mut self) -> Self {
         self.strict = true;
         self
     }
 
-    /// Finds the target.
+    /// Determines the recipient of a request.
     ///
     /// # Errors
-    /// See [`TargetError`].
+    /// Returns [`TargetError`] if the request names a sandbox incorrectly.
     pub fn target(&self, uri: &Uri, headers: &HeaderMap) -> Result<Target, TargetError> {
         let name = host_name(&host(uri, headers)?);
         if self.strict && !self.is_own(&name) {
@@ -104,7 +102,7 @@ impl Hosts {
             || self.domain.as_deref().is_some_and(is_below)
     }
 
-    /// The first label of a host that can only mean a sandbox.
+    /// The first label of a host name that must belong to a sandbox.
     fn sandbox_label(&self, name: &str) -> Option<String> {
         if name.parse::<IpAddr>().is_ok() {
             return None;
@@ -120,10 +118,12 @@ impl Hosts {
     }
 }
 
-/// The host of a request, as it was sent: the target's own authority goes before the header (RFC 9112, 3.2.2).
+/// The host of a request as the client sent it. The authority of the request target takes precedence over the header
+/// (RFC 9112, 3.2.2).
 ///
 /// # Errors
-/// There is none, or there are several headers.
+/// Returns [`TargetError::Host`] if there is no host, if the header is repeated, or if the host contains user
+/// information.
 pub fn host(uri: &Uri, headers: &HeaderMap) -> Result<String, TargetError> {
     let mut named = headers.get_all(header::HOST).iter();
     let first = named.next();
@@ -144,7 +144,7 @@ pub fn host(uri: &Uri, headers: &HeaderMap) -> Result<String, TargetError> {
     }
 }
 
-/// A host without its port, in lower case, without brackets and a last dot.
+/// A host without port, brackets and trailing dot, in lower case.
 fn host_name(host: &str) -> String {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -177,14 +177,14 @@ fn from_headers(headers: &HeaderMap) -> Result<Target, TargetError> {
     }
 }
 
-/// The one value of a header; an empty one counts as absent.
+/// The single value of a header; an empty value counts as absent.
 fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, TargetError> {
     let mut values = headers.get_all(name).iter();
     let first = values.next();
     if values.next().is_some() {
         return Err(TargetError::RepeatedHeader);
     }
-    // What is no text is no id and no port either.
+    // A value that is not text is neither an id nor a port: `?` makes both parsers refuse it.
     Ok(first
         .map(|value| value.to_str().unwrap_or("?"))
         .filter(|value| !value.is_empty()))
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_names_port_and_sandbox() {
+    fn a_host_name_selects_port_and_sandbox() {
         for host in [
             format!("8080-{ID}.e2b.test"),
             format!("8080-{ID}.e2b.test:8443"),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_the_control_plane_s() {
+    fn other_host_names_select_the_control_plane() {
         for host in [
             "127.0.0.1:3000",
             "localhost",
@@ -255,13 +255,13 @@ mod tests {
                 assert_eq!(find(domain, host, &[]), Ok(Target::Control), "{host}");
             }
         }
-        // Somebody else's domain is no reason to look for a sandbox.
+        // The label of a foreign domain does not select a sandbox.
         let foreign = format!("80-{ID}.elsewhere.example");
         assert_eq!(find(Some("e2b.test"), &foreign, &[]), Ok(Target::Control));
     }
 
     #[test]
-    fn headers_count_where_the_host_says_nothing() {
+    fn headers_select_a_sandbox_unless_the_host_does() {
         let both = [("e2b-sandbox-id", ID), ("e2b-sandbox-port", "49983")];
         for host in ["127.0.0.1:3000", "localhost", "sandbox.e2b.test", "[::1]:1"] {
             assert_eq!(
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_a_sandbox_wrongly_is_refused_in_its_own_words() {
+    fn each_incorrect_name_of_a_sandbox_has_its_own_error() {
         let hosts = [
             ("web.e2b.test", TargetError::Host),
             ("web-app.e2b.test", TargetError::Port),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strict_server_takes_no_names_of_others() {
+    fn a_strict_server_refuses_foreign_host_names() {
         let ask = |domain, host: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::HOST, HeaderValue::from_str(host).unwrap());
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absolute_target_goes_before_the_header() {
+    fn an_absolute_target_takes_precedence_over_the_host_header() {
         let mut headers = HeaderMap::new();
         headers.insert(header::HOST, HeaderValue::from_static("localhost"));
         let uri: Uri = format!("http://80-{ID}.e2b.test/x").parse().unwrap();
@@ -352,7 +352,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_host_is_decided(host in "[ -~]{0,80}", domain in proptest::option::of("[a-z.]{0,10}")) {
+        fn a_selected_port_and_id_are_always_part_of_the_host(host in "[ -~]{0,80}", domain in proptest::option::of("[a-z.]{0,10}")) {
             let decided = find(domain.as_deref(), &host, &[]);
             if let Ok(Target::Sandbox { id, port }) = decided {
                 let start = format!("{port:0>1}-{id}.");
@@ -361,7 +361,7 @@ mod tests {
         }
 
         #[test]
-        fn every_port_and_id_comes_back(bytes: [u8; 19], port in 1..=u16::MAX, tail in "(:[0-9]{1,5})?") {
+        fn every_port_and_id_can_be_selected_by_a_host_name(bytes: [u8; 19], port in 1..=u16::MAX, tail in "(:[0-9]{1,5})?") {
             let id = SandboxId::from_random(bytes);
             let host = format!("{port}-{id}.e2b.test{tail}");
             prop_assert_eq!(find(Some("e2b.test"), &host, &[]), Ok(Target::Sandbox { id, port }));

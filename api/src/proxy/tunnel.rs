@@ -1,22 +1,22 @@
-//! What goes on after `101 Switching Protocols`: bytes both ways until both ends have ended.
+//! Copies bytes in both directions after `101 Switching Protocols`, until both sides have closed.
 
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional_with_sizes;
 
-use super::lanes::Pass;
+use super::connections::RequestPermit;
 
-/// Bytes on their way in one direction, beside what the sockets hold.
+/// Bytes buffered per direction, in addition to the socket buffers.
 const BUFFER: usize = 64 << 10;
 
-/// Joins two connections. Either end may end its direction while the other goes on; whoever reads slowly
-/// slows the other down. `held` is what counts as under way until both directions have ended.
-pub(super) fn join(client: OnUpgrade, sandbox: OnUpgrade, pass: Pass, held: impl Send + 'static) {
+/// Joins two connections. Each side may close its direction while the other continues; a slow reader slows the sender
+/// down. `held` and `permit` are kept until both directions have ended.
+pub(super) fn join(client: OnUpgrade, sandbox: OnUpgrade, permit: RequestPermit, held: impl Send + 'static) {
     tokio::spawn(async move {
         let (client, sandbox) = match tokio::try_join!(client, sandbox) {
             Ok(both) => both,
             Err(error) => {
-                tracing::debug!(%error, "an upgrade came to nothing");
+                tracing::debug!(%error, "cannot complete an upgrade");
                 return;
             }
         };
@@ -24,8 +24,8 @@ pub(super) fn join(client: OnUpgrade, sandbox: OnUpgrade, pass: Pass, held: impl
         let mut sandbox = TokioIo::new(sandbox);
         let copied = copy_bidirectional_with_sizes(&mut client, &mut sandbox, BUFFER, BUFFER).await;
         if let Err(error) = copied {
-            tracing::debug!(%error, "an upgraded connection broke off");
+            tracing::debug!(%error, "an upgraded connection failed");
         }
-        drop((pass, held));
+        drop((permit, held));
     });
 }

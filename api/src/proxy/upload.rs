@@ -1,8 +1,8 @@
-//! The body of a request on its way to a sandbox or to the control plane.
+//! The body of a request on its reach to a sandbox or to the control plane.
 //!
-//! Clients write bodies without looking for an early answer. If such an answer ended the connection while
-//! the body is on its way, the kernel would reset it, and the client would see that instead of the answer. So
-//! what nobody wants is read and dropped first, within limits.
+//! Many clients write the whole body before they read the response. If an early response closed the connection while
+//! body data is in transit, the kernel would reset the connection, and the client would see the reset instead of the
+//! response. So the unread rest of the body is read and discarded first, within limits.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,30 +15,30 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Bytes that are dropped for the sake of an early answer.
+/// Bytes that are discarded before an early response.
 const DROPPED_MAX: u64 = 64 << 20;
-/// How long that may take.
+/// Time limit for discarding them.
 const DROPPING_LIMIT: Duration = Duration::from_secs(10);
 
-/// A body broke off.
+/// The body could not be read to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
-    /// The client's connection failed, or what came is no body.
-    #[error("the client's body cannot be read")]
+    /// The connection failed, or the data is not a valid body.
+    #[error("cannot read the request body")]
     Client(#[source] hyper::Error),
-    /// Nothing came for too long.
-    #[error("the client's body stopped coming")]
+    /// The client paused for longer than its limit.
+    #[error("the request body was not received in time")]
     Stalled,
 }
 
-/// How far a body is; shared with whoever waits for the answer.
+/// State of a body, shared with the code that waits for the response.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     state: AtomicU8,
-    /// What is left of a body that was dropped before its end.
+    /// The unread rest of a body that was dropped before its end.
     left: Mutex<Option<Incoming>>,
 }
 
@@ -49,24 +49,24 @@ impl Shared {
     }
 }
 
-const UNDER_WAY: u8 = 0;
+const IN_PROGRESS: u8 = 0;
 const COMPLETE: u8 = 1;
 const STALLED: u8 = 2;
 
 impl Progress {
-    /// The whole body has been read.
+    /// Whether the whole body has been read.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.0.state.load(Ordering::Acquire) == COMPLETE
     }
 
-    /// The client stopped sending.
+    /// Whether the client paused for too long.
     #[must_use]
     pub fn is_stalled(&self) -> bool {
         self.0.state.load(Ordering::Acquire) == STALLED
     }
 
-    /// Reads what nobody wanted.
+    /// Reads and discards the unread rest of a dropped body.
     pub async fn drop_rest(&self) {
         let Some(mut rest) = self.0.take_left() else {
             return;
@@ -80,25 +80,25 @@ impl Progress {
                 dropped += u64::try_from(length).unwrap_or(u64::MAX);
             }
         };
-        // Whoever takes longer gets the answer and the end of the connection.
+        // After the time limit, the client gets the response and the connection is closed.
         let _late = tokio::time::timeout(DROPPING_LIMIT, dropping).await;
     }
 }
 
-/// A client's body that fails when the client pauses for longer than `patience` while more is wanted.
-/// Waiting for whoever reads it does not count.
+/// A request body that fails if the client pauses for longer than `patience` while data is wanted. Time in which the
+/// recipient does not read does not count.
 #[derive(Debug)]
 pub struct Upload {
     inner: Option<Incoming>,
     patience: Option<Duration>,
-    /// Armed while the client is waited for; kept, since arming anew costs less than making one.
+    /// Runs while data is wanted. Kept between pauses, since resetting a timer is cheaper than creating one.
     pause: Option<Pin<Box<Sleep>>>,
     waiting: bool,
     progress: Progress,
 }
 
 impl Upload {
-    /// The client may pause for ever.
+    /// A body without a limit for pauses.
     #[must_use]
     pub fn new(inner: Incoming) -> Self {
         let progress = Progress::default();
@@ -114,14 +114,14 @@ impl Upload {
         }
     }
 
-    /// The client may pause for `patience`.
+    /// Limits each pause to `patience`.
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
         self
     }
 
-    /// No body.
+    /// An empty body.
     #[must_use]
     pub fn none() -> Self {
         let progress = Progress::default();
@@ -135,7 +135,6 @@ impl Upload {
         }
     }
 
-    /// How far it is.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.progress.clone()
@@ -162,7 +161,7 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        if self.progress.0.state.load(Ordering::Acquire) == UNDER_WAY {
+        if self.progress.0.state.load(Ordering::Acquire) == IN_PROGRESS {
             let left = self.progress.0.left.lock();
             *left.unwrap_or_else(PoisonError::into_inner) = self.inner.take();
         }

@@ -1,12 +1,13 @@
-//! Connections to ports of a sandbox: through its vsock socket to the agent, and from there, for ports other
-//! than the agent's own, through a tunnel that the agent opens in the guest.
+//! Opens connections to ports of a sandbox. The agent's and the interpreter's ports are reached through the vsock
+//! socket; for all others, the agent opens a tunnel to the TCP port in the guest.
 //!
 //! ```text
 //! "CONNECT 49983\n"                          ─► VMM     "OK <n>\n"
 //! "CONNECT 127.0.0.1:<port> HTTP/1.1" …      ─► agent   "HTTP/1.1 200 …"      (other ports only)
 //! HTTP/1.1                                   ─► agent, or the server at the port
 //! ```
-//! The guest is hostile: what it says before it is asked ends the connection, and every wait has an end.
+//! The guest is not trusted: data that it sends before the first request ends the connection, and every wait is
+//! bounded.
 
 use std::io;
 use std::path::Path;
@@ -20,47 +21,47 @@ use tokio::net::UnixStream;
 
 use super::upload::Upload;
 
-/// The code interpreter's, whose server listens on vsock too: a request saves the way through the agent.
+/// Port of the code interpreter. Its server also listens on vsock, which avoids the tunnel through the agent.
 pub(super) const INTERPRETER_PORT: u16 = 49_999;
-/// How long until a connection to a port of a sandbox is open.
+/// Time limit for opening a connection.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
-/// The longest greeting of VMM and agent together.
+/// Length limit of the greetings of VMM and agent together.
 const GREETING_MAX: usize = 2048;
-/// The longest head of a response.
+/// Length limit of a response head.
 pub(super) const HEAD_MAX: usize = 64 << 10;
-/// The most fields of a response.
+/// Limit of header fields of a response.
 pub(super) const FIELDS_MAX: usize = 128;
-/// What is read ahead of a response; while nobody takes it, a few times as much is held.
+/// Read buffer of a connection. If the client reads slowly, up to a few times this size is held.
 const BUFFER: usize = 64 << 10;
 
-/// A connection to write one request after the other to.
+/// The sending half of a connection; it accepts one request after another.
 pub(super) type Sender = SendRequest<Upload>;
 
-/// There is no connection.
+/// Why a connection could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
-    /// Nobody serves the socket of the vsock device: the VMM has ended.
-    #[error("the sandbox's socket cannot be reached")]
+    /// The VMM's vsock socket does not accept connections: the VMM has ended.
+    #[error("cannot connect to the sandbox's vsock socket")]
     Gone(#[source] io::Error),
-    /// The guest has refused or dropped the connection.
-    #[error("the connection broke off")]
+    /// The guest closed the connection during the greeting.
+    #[error("the guest closed the connection")]
     Broken(#[source] io::Error),
-    /// The agent says that nobody listens at the port.
-    #[error("the agent answered {0}")]
+    /// The agent could not connect to the port; the status of its answer.
+    #[error("the agent refused the tunnel with status {0}")]
     Refused(u16),
-    /// The guest speaks out of turn.
-    #[error("the guest does not keep to the protocol")]
+    /// The guest sent data that violates the protocol.
+    #[error("the guest violated the connect protocol")]
     Protocol,
-    /// It took too long.
+    /// [`DIAL_LIMIT`] passed.
     #[error("no connection within {DIAL_LIMIT:?}")]
     TimedOut,
-    /// The connection was lost before it could be used.
-    #[error("the connection cannot be used")]
+    /// The HTTP handshake failed.
+    #[error("cannot start HTTP on the connection")]
     Unusable(#[source] hyper::Error),
 }
 
 impl DialError {
-    /// Whether only a VM that has ended explains it.
+    /// Whether the error proves that the VM has ended.
     pub(super) fn means_gone(&self) -> bool {
         matches!(self, Self::Gone(_))
     }
@@ -69,7 +70,7 @@ impl DialError {
 /// Connects to a port of the guest behind a vsock socket.
 ///
 /// # Errors
-/// See [`DialError`].
+/// Returns [`DialError`] with the step that failed.
 pub(super) async fn dial(vsock: &Path, port: u16) -> Result<Sender, DialError> {
     let open = tokio::time::timeout(DIAL_LIMIT, open(vsock, port));
     let stream = open.await.map_err(|_| DialError::TimedOut)??;
@@ -77,15 +78,15 @@ pub(super) async fn dial(vsock: &Path, port: u16) -> Result<Sender, DialError> {
         .max_headers(FIELDS_MAX)
         .max_header_size(HEAD_MAX)
         .max_buf_size(BUFFER)
-        // `Host`, as proxies in Go write it: some programs compare names as they stand.
+        // Writes `Host` as Go's proxies do: some programs compare header names case-sensitively.
         .title_case_headers(true)
         .handshake(TokioIo::new(stream))
         .await
         .map_err(DialError::Unusable)?;
     tokio::spawn(async move {
-        // What goes wrong is also told to the request that it happens to.
+        // The request in flight gets the error as well.
         if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!(%error, "a connection to a sandbox ended badly");
+            tracing::debug!(%error, "a connection to a sandbox failed");
         }
     });
     Ok(sender)
@@ -93,75 +94,75 @@ pub(super) async fn dial(vsock: &Path, port: u16) -> Result<Sender, DialError> {
 
 /// How a port is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Reach {
     /// Its server listens on vsock.
-    Direct,
-    /// Its server listens on TCP, where the agent connects to it.
-    Agent,
+    Vsock,
+    /// Its server listens on TCP; the agent connects to it.
+    AgentTunnel,
 }
 
 async fn open(vsock: &Path, port: u16) -> Result<UnixStream, DialError> {
     match port {
-        ENVD_PORT => open_by(Way::Direct, vsock, port).await,
-        INTERPRETER_PORT => match open_by(Way::Direct, vsock, port).await {
+        ENVD_PORT => open_via(Reach::Vsock, vsock, port).await,
+        INTERPRETER_PORT => match open_via(Reach::Vsock, vsock, port).await {
             Ok(stream) => Ok(stream),
-            // Another program may serve the port, which listens on TCP alone.
-            Err(_) => open_by(Way::Agent, vsock, port).await,
+            // A different program may serve this port over TCP only.
+            Err(_) => open_via(Reach::AgentTunnel, vsock, port).await,
         },
-        _ => open_by(Way::Agent, vsock, port).await,
+        _ => open_via(Reach::AgentTunnel, vsock, port).await,
     }
 }
 
-async fn open_by(way: Way, vsock: &Path, port: u16) -> Result<UnixStream, DialError> {
+async fn open_via(reach: Reach, vsock: &Path, port: u16) -> Result<UnixStream, DialError> {
     let mut stream = UnixStream::connect(vsock).await.map_err(DialError::Gone)?;
-    let asked = match way {
-        Way::Direct => format!("CONNECT {port}\n"),
-        Way::Agent => format!(
+    let asked = match reach {
+        Reach::Vsock => format!("CONNECT {port}\n"),
+        Reach::AgentTunnel => format!(
             "CONNECT {ENVD_PORT}\nCONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
         ),
     };
     let written = stream.write_all(asked.as_bytes()).await;
     written.map_err(DialError::Broken)?;
-    let mut said = Vec::with_capacity(256);
+    let mut received = Vec::with_capacity(256);
     let greeted = loop {
-        if let Some(greeted) = greeting(&said, way)? {
+        if let Some(greeted) = greeting(&received, reach)? {
             break greeted;
         }
-        if said.len() >= GREETING_MAX {
+        if received.len() >= GREETING_MAX {
             return Err(DialError::Protocol);
         }
-        let read = stream.read_buf(&mut said).await;
+        let read = stream.read_buf(&mut received).await;
         if read.map_err(DialError::Broken)? == 0 {
             return Err(DialError::Broken(io::ErrorKind::UnexpectedEof.into()));
         }
     };
-    if greeted == said.len() {
+    if greeted == received.len() {
         Ok(stream)
     } else {
         Err(DialError::Protocol)
     }
 }
 
-/// Length of a complete greeting; `None` when more must be read.
-fn greeting(said: &[u8], way: Way) -> Result<Option<usize>, DialError> {
-    let Some(line_end) = said.iter().position(|byte| *byte == b'\n') else {
-        let is_start = said.starts_with(b"OK ") || b"OK ".starts_with(said);
+/// The length of a complete greeting at the start of `received`. `None`: more data is needed.
+fn greeting(received: &[u8], reach: Reach) -> Result<Option<usize>, DialError> {
+    let Some(line_end) = received.iter().position(|byte| *byte == b'\n') else {
+        let is_start = received.starts_with(b"OK ") || b"OK ".starts_with(received);
         return if is_start {
             Ok(None)
         } else {
             Err(DialError::Protocol)
         };
     };
-    let (line, rest) = said.split_at(line_end + 1);
+    let (line, rest) = received.split_at(line_end + 1);
     if !line.starts_with(b"OK ") {
         return Err(DialError::Protocol);
     }
-    if way == Way::Direct {
+    if reach == Reach::Vsock {
         return Ok(Some(line.len()));
     }
     let status = status(rest)?;
     match status {
-        // The rest of a refusal does not matter.
+        // The body of a refusal is not read.
         Some(status) if status != 200 => Err(DialError::Refused(status)),
         _ => {
             let end = rest.windows(4).position(|bytes| bytes == b"\r\n\r\n");
@@ -170,7 +171,7 @@ fn greeting(said: &[u8], way: Way) -> Result<Option<usize>, DialError> {
     }
 }
 
-/// Status of a response whose first bytes are `head`.
+/// The status of a response that starts with `head`. `None`: more data is needed.
 fn status(head: &[u8]) -> Result<Option<u16>, DialError> {
     const START: &[u8] = b"HTTP/1.1 ";
     let known = head.len().min(START.len());
@@ -187,20 +188,20 @@ fn status(head: &[u8]) -> Result<Option<u16>, DialError> {
 /// Part of the fuzz target `proxy`.
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzz {
-    use super::Way;
+    use super::Reach;
 
-    /// Whatever a guest greets with, its end is found where it is, and not before it is there.
+    /// A complete greeting must be recognized at its end and not earlier.
     ///
     /// # Panics
-    /// It is otherwise.
-    pub(crate) fn greeting(said: &[u8]) {
-        for way in [Way::Direct, Way::Agent] {
-            let Ok(Some(end)) = super::greeting(said, way) else {
+    /// Panics if the invariant is violated.
+    pub(crate) fn greeting(received: &[u8]) {
+        for reach in [Reach::Vsock, Reach::AgentTunnel] {
+            let Ok(Some(end)) = super::greeting(received, reach) else {
                 continue;
             };
-            assert!(end <= said.len());
+            assert!(end <= received.len());
             for cut in 0..end {
-                let part = super::greeting(&said[..cut], way);
+                let part = super::greeting(&received[..cut], reach);
                 assert!(matches!(part, Ok(None)), "{cut} of {end}");
             }
         }
@@ -215,27 +216,27 @@ mod tests {
     const TUNNEL: &[u8] = b"OK 1073741824\nHTTP/1.1 200 Connection established\r\n\r\n";
 
     #[test]
-    fn greetings_end_where_they_end() {
-        assert_eq!(greeting(b"OK 7\n", Way::Direct).unwrap(), Some(5));
-        assert_eq!(greeting(b"OK 7\nHTTP", Way::Direct).unwrap(), Some(5));
+    fn a_greeting_is_complete_at_its_end_and_not_before() {
+        assert_eq!(greeting(b"OK 7\n", Reach::Vsock).unwrap(), Some(5));
+        assert_eq!(greeting(b"OK 7\nHTTP", Reach::Vsock).unwrap(), Some(5));
         for cut in 0..TUNNEL.len() {
-            assert_eq!(greeting(&TUNNEL[..cut], Way::Agent).unwrap(), None, "{cut}");
+            assert_eq!(greeting(&TUNNEL[..cut], Reach::AgentTunnel).unwrap(), None, "{cut}");
         }
-        assert_eq!(greeting(TUNNEL, Way::Agent).unwrap(), Some(TUNNEL.len()));
-        let refused = greeting(b"OK 7\nHTTP/1.1 502 Bad", Way::Agent);
+        assert_eq!(greeting(TUNNEL, Reach::AgentTunnel).unwrap(), Some(TUNNEL.len()));
+        let refused = greeting(b"OK 7\nHTTP/1.1 502 Bad", Reach::AgentTunnel);
         assert!(matches!(refused, Err(DialError::Refused(502))));
     }
 
     #[test]
-    fn who_speaks_otherwise_is_dropped() {
-        for said in [
+    fn other_greetings_violate_the_protocol() {
+        for received in [
             &b"NO"[..],
             b"OKAY\n",
             b"HTTP/1.1 200 OK\r\n\r\n",
             b"OK 1\nSSH-2.0",
         ] {
             assert!(matches!(
-                greeting(said, Way::Agent),
+                greeting(received, Reach::AgentTunnel),
                 Err(DialError::Protocol)
             ));
         }
@@ -243,10 +244,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_greeting_is_decided(said: Vec<u8>, direct: bool) {
-            let way = if direct { Way::Direct } else { Way::Agent };
-            if let Ok(Some(end)) = greeting(&said, way) {
-                prop_assert!(end <= said.len());
+        fn no_greeting_panics(received: Vec<u8>, direct: bool) {
+            let reach = if direct { Reach::Vsock } else { Reach::AgentTunnel };
+            if let Ok(Some(end)) = greeting(&received, reach) {
+                prop_assert!(end <= received.len());
             }
         }
     }

@@ -1,15 +1,15 @@
-//! A private certificate authority for one server: what `cube-api ca init` makes.
+//! The private certificate authority that `cube-api ca init` creates for one server.
 //!
-//! | file | what | mode |
+//! | file | content | mode |
 //! |---|---|---|
 //! | `ca.crt` | the authority's certificate, for clients | 0644 |
-//! | `ca.key` | its key, needed to make further certificates only | 0600 |
-//! | `server.crt` | the server's certificate and the authority's | 0644 |
+//! | `ca.key` | the authority's key, needed only to issue further certificates | 0600 |
+//! | `server.crt` | the server's certificate, followed by the authority's | 0644 |
 //! | `server.key` | the server's key | 0600 |
 //!
-//! The certificate names the domain, every name right below it, `localhost`, 127.0.0.1 and ::1. Nothing is
-//! ever overwritten: a key that clients trust is not lost by calling this twice. The authority may sign for
-//! these names only (a name constraint), so that whoever gets hold of its key cannot pose as other sites.
+//! The certificate covers the domain, every name directly below it, `localhost`, 127.0.0.1 and ::1. Existing files are
+//! never overwritten, so a second call cannot destroy a key that clients trust. A name constraint limits the authority
+//! to these names: a stolen authority key cannot be used to impersonate other sites.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -24,20 +24,20 @@ use rcgen::{
     NameConstraints, SanType,
 };
 
-/// How long certificates are good: clients refuse servers' beyond 825 days.
+/// Validity of the certificates. Some clients refuse server certificates that are valid for more than 825 days.
 const VALID_DAYS: u64 = 820;
-/// Clocks of clients may be behind.
+/// Tolerance for client clocks that are behind.
 const BACKDATED_DAYS: u64 = 1;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const PUBLIC: u32 = 0o644;
 const SECRET: u32 = 0o600;
 
-/// The files that were made.
+/// Paths of the created files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaFiles {
     /// For clients.
     pub ca_certificate: PathBuf,
-    /// To be kept away from the server.
+    /// To be stored away from the server.
     pub ca_key: PathBuf,
     /// For `--tls-cert`.
     pub certificate: PathBuf,
@@ -45,33 +45,30 @@ pub struct CaFiles {
     pub key: PathBuf,
 }
 
-/// Nothing was made, or not all of it.
+/// Why the files could not be created. Some of them may exist.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// Not a DNS name that can be put into a certificate.
-    #[error("{0:?} is not a domain: lower-case labels with dots between them, without a port")]
+    /// The domain is not a DNS name that a certificate can contain.
+    #[error("{0:?} is not a domain name: use lower-case labels separated by dots, without a port")]
     Domain(String),
-    /// It exists.
-    #[error("{0} exists: choose another directory, or remove it")]
+    #[error("{0} exists and would be overwritten: choose another directory, or remove the file")]
     Exists(PathBuf),
-    /// It cannot be written.
     #[error("cannot write {path}")]
     Write {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// No certificate came of it.
-    #[error("cannot make a certificate")]
+    #[error("cannot create a certificate")]
     Make(#[from] rcgen::Error),
 }
 
-/// Makes an authority and a server certificate for `domain` in `dir`, which is made if need be.
+/// Creates an authority and a server certificate for `domain` in `dir`, which is created if it does not exist.
 ///
 /// # Errors
-/// See [`CaError`]. Files that exist are neither read nor changed.
+/// Returns [`CaError::Domain`] for an invalid domain, [`CaError::Exists`] if one of the files exists (existing files
+/// are neither read nor changed), [`CaError::Make`] if a certificate cannot be created, and [`CaError::Write`] if a
+/// file cannot be written.
 pub fn init(dir: &Path, domain: &str) -> Result<CaFiles, CaError> {
     check_domain(domain)?;
     let files = CaFiles::below(dir);
@@ -113,8 +110,7 @@ impl CaFiles {
         ]
     }
 
-    /// What clients must have in their environment, as lines of a shell. `authority` is the domain, with the
-    /// port unless it is 443.
+    /// Shell commands that set the environment of clients. `authority` is the domain, with its port unless that is 443.
     #[must_use]
     pub fn environment(&self, authority: &str) -> String {
         let path = fs::canonicalize(&self.ca_certificate);
@@ -142,7 +138,7 @@ fn check_domain(domain: &str) -> Result<(), CaError> {
     };
     let is_domain = domain.len() <= 200
         && domain.split('.').all(is_label)
-        // An address is no domain.
+        // A domain of four numbers would be an IP address.
         && domain.parse::<IpAddr>().is_err();
     if is_domain {
         Ok(())
@@ -235,7 +231,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn nothing_is_overwritten_and_keys_are_private() {
+    fn existing_files_are_kept_and_keys_are_private() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("new/ca");
         let files = init(&dir, "e2b.test").unwrap();
@@ -250,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn only_domains_are_taken() {
+    fn only_domain_names_are_accepted() {
         for wrong in [
             "",
             ".",
@@ -273,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_that_of_both_sdks() {
+    fn the_environment_has_the_variables_of_both_sdks() {
         let files = CaFiles::below(Path::new("/it's here"));
         assert_eq!(
             files.environment("e2b.test:8443"),
@@ -284,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_can_be_served() {
+    fn the_created_certificate_can_be_served() {
         let dir = tempfile::tempdir().unwrap();
         let files = init(dir.path(), "e2b.test").unwrap();
         super::super::load(&files.certificate, &files.key).unwrap();
