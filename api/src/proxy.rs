@@ -16,6 +16,7 @@
 //! - A connection to one VM is never used for another.
 
 mod access;
+mod connections;
 mod cors;
 mod exchange;
 #[cfg(any(test, fuzzing))]
@@ -23,7 +24,6 @@ mod exchange;
 pub mod fuzz;
 mod head;
 mod internal;
-mod connections;
 mod refusal;
 mod reply;
 mod routes;
@@ -47,7 +47,7 @@ pub use upload::{Progress, Upload, UploadError};
 
 use crate::registry::{Route, RouteError};
 use connections::{Connections, RequestPermit};
-use reply::{Reuse, Held, Reply};
+use reply::{Held, Reply, Reuse};
 use upstream::Sender;
 
 /// Required for ports that are not public.
@@ -75,7 +75,10 @@ impl<R: Routes> Proxy<R> {
     /// `routes` resolves the ids of sandboxes.
     pub fn new(routes: R) -> Self {
         let connections = Connections::default();
-        Self { routes, connections }
+        Self {
+            routes,
+            connections,
+        }
     }
 
     #[must_use]

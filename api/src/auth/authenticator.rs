@@ -166,7 +166,7 @@ pub async fn watch_keys(file: KeyFile, authenticator: Arc<Authenticator>) {
             }
             Err(why) => {
                 error!(
-                    why = %api_types::chain(&why),
+                    why = %model::chain(&why),
                     "cannot reload API keys: rejecting every key until the file can be read"
                 );
                 authenticator.replace(Vec::new());

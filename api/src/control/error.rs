@@ -108,17 +108,6 @@ impl ApiError {
         }
     }
 
-    /// The message, with its causes.
-    fn message(&self) -> String {
-        let mut message = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(why) = cause {
-            message = format!("{message}: {why}");
-            cause = why.source();
-        }
-        message
-    }
-
     /// The body that it becomes.
     #[must_use]
     pub fn body(&self) -> RestError {
@@ -128,7 +117,7 @@ impl ApiError {
         };
         RestError {
             code: self.status().as_u16(),
-            message: self.message(),
+            message: model::chain(self),
             error_code,
         }
     }

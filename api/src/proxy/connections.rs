@@ -96,7 +96,11 @@ impl Connections {
         };
         let total = Arc::clone(&self.total);
         let permit = RequestPermit { vm, total };
-        if before < limit { Ok(permit) } else { Err(limit) }
+        if before < limit {
+            Ok(permit)
+        } else {
+            Err(limit)
+        }
     }
 
     /// Closes expired idle connections; never returns.
@@ -165,7 +169,7 @@ impl Drop for VmConnections {
 
 impl RequestPermit {
     /// An idle connection to the agent that accepts a request at once. `None`: a new connection is needed.
-    pub(super) async fn take(&self) -> Option<Sender> {
+    pub(super) async fn take_idle(&self) -> Option<Sender> {
         while let Some(mut sender) = self.vm.take() {
             let ready = tokio::time::timeout(READY_LIMIT, sender.ready());
             if let Ok(Ok(())) = ready.await {
@@ -176,7 +180,7 @@ impl RequestPermit {
     }
 
     /// Keeps a connection for reuse; its last exchange must be complete.
-    pub(super) fn put(&self, sender: Sender) {
+    pub(super) fn keep(&self, sender: Sender) {
         self.vm.put(sender);
     }
 }
@@ -221,7 +225,9 @@ mod tests {
         }
         assert!(permits.len() < CROWD + 30 * FAIR);
         let late = SandboxId::from_random([33; 19]);
-        let own: Vec<_> = (0..FAIR).map(|_| connections.admit(&late, 1).unwrap()).collect();
+        let own: Vec<_> = (0..FAIR)
+            .map(|_| connections.admit(&late, 1).unwrap())
+            .collect();
         assert_eq!(connections.admit(&late, 1).unwrap_err(), FAIR);
         drop((own, permits));
         assert_eq!(connections.total.load(Ordering::Relaxed), 0);

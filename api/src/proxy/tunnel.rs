@@ -11,7 +11,12 @@ const BUFFER: usize = 64 << 10;
 
 /// Joins two connections. Each side may close its direction while the other continues; a slow reader slows the sender
 /// down. `held` and `permit` are kept until both directions have ended.
-pub(super) fn join(client: OnUpgrade, sandbox: OnUpgrade, permit: RequestPermit, held: impl Send + 'static) {
+pub(super) fn join(
+    client: OnUpgrade,
+    sandbox: OnUpgrade,
+    permit: RequestPermit,
+    held: impl Send + 'static,
+) {
     tokio::spawn(async move {
         let (client, sandbox) = match tokio::try_join!(client, sandbox) {
             Ok(both) => both,

@@ -220,9 +220,16 @@ mod tests {
         assert_eq!(greeting(b"OK 7\n", Reach::Vsock).unwrap(), Some(5));
         assert_eq!(greeting(b"OK 7\nHTTP", Reach::Vsock).unwrap(), Some(5));
         for cut in 0..TUNNEL.len() {
-            assert_eq!(greeting(&TUNNEL[..cut], Reach::AgentTunnel).unwrap(), None, "{cut}");
+            assert_eq!(
+                greeting(&TUNNEL[..cut], Reach::AgentTunnel).unwrap(),
+                None,
+                "{cut}"
+            );
         }
-        assert_eq!(greeting(TUNNEL, Reach::AgentTunnel).unwrap(), Some(TUNNEL.len()));
+        assert_eq!(
+            greeting(TUNNEL, Reach::AgentTunnel).unwrap(),
+            Some(TUNNEL.len())
+        );
         let refused = greeting(b"OK 7\nHTTP/1.1 502 Bad", Reach::AgentTunnel);
         assert!(matches!(refused, Err(DialError::Refused(502))));
     }
