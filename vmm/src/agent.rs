@@ -10,12 +10,10 @@ use std::{
 use api_types::envd::{InitRequest, Timestamp};
 use model::{Identity, clock};
 
-use crate::watch::{Interest, Watch};
+use crate::watch::{Interest, Token, Watch};
 
 /// The agent's vsock port, the same number as envd's TCP port.
 pub const AGENT_PORT: u32 = 49983;
-/// Token of the link in the watch.
-pub const TOKEN: u64 = 2;
 /// How long after a refusal the next attempt is made: the guest is still starting.
 const RETRY: Duration = Duration::from_millis(5);
 /// More of an answer is not read.
@@ -101,7 +99,7 @@ impl IdentityTask {
         near.set_nonblocking(true)?;
         // The request is smaller than any socket buffer: it is taken whole.
         near.write_all(request(&self.identity, clock::unix_ns()).as_bytes())?;
-        watch.add(&near, TOKEN, Interest::Read)?;
+        watch.add(&near, Token::Agent, Interest::Read)?;
         self.attempt = Attempt::Open {
             stream: near,
             answer: Vec::new(),

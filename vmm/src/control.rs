@@ -20,12 +20,8 @@ use vmm_control::{
     frame::{self, FrameError},
 };
 
-use crate::watch::{Interest, Watch};
+use crate::watch::{Interest, Token, Watch};
 
-/// Token of the client in the watch.
-pub(crate) const CLIENT: u64 = 1;
-/// Token of the listener in the watch.
-pub(crate) const LISTENER: u64 = 3;
 /// A client of a listener that stops in the middle of a frame holds the VM up for this long at most.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -84,10 +80,10 @@ impl Control {
     /// The watch's.
     pub(crate) fn attach(&mut self, watch: &mut Watch) -> io::Result<()> {
         if let Some(listener) = &self.listener {
-            watch.add(listener, LISTENER, Interest::ReadEdge)?;
+            watch.add(listener, Token::ControlListener, Interest::ReadEdge)?;
         }
         match &self.client {
-            Some(client) => watch.add(client, CLIENT, Interest::Read),
+            Some(client) => watch.add(client, Token::ControlClient, Interest::Read),
             None => self.accept(watch),
         }
     }
@@ -105,7 +101,7 @@ impl Control {
         };
         client.set_read_timeout(Some(PATIENCE))?;
         client.set_write_timeout(Some(PATIENCE))?;
-        watch.add(&client, CLIENT, Interest::Read)?;
+        watch.add(&client, Token::ControlClient, Interest::Read)?;
         self.client = Some(client);
         Ok(())
     }
@@ -166,7 +162,10 @@ mod tests {
         let second = UnixStream::connect(&path).unwrap();
         let mut events = Events::default();
         watch.wait(&mut events, None).unwrap();
-        assert_eq!(events.tokens().collect::<Vec<_>>(), [LISTENER]);
+        assert_eq!(
+            events.tokens().collect::<Vec<_>>(),
+            [Token::ControlListener]
+        );
         control.accept(&mut watch).unwrap();
         // Half a frame, and then nothing more: the client is dropped, and the next one is heard.
         first.write_all(b"CVMC\x01").unwrap();

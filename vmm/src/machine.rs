@@ -29,15 +29,15 @@ use vmm_control::{
 };
 
 use crate::{
-    agent::{self, AGENT_PORT, IdentityTask, Progress},
-    control::{self, Control, Received},
+    agent::{AGENT_PORT, IdentityTask, Progress},
+    control::{Control, Received},
     devices::{self, BackendSpec, ConsoleLog, DeviceBus, LayerDiff},
     error::MachineError,
     memory::{self, Memory},
     platform::{EndReason, Exit, PlatformVm, kernel_parameters, probe, ring3::BootFiles},
     snapshot::{self, Ancestor, Source, Template},
     sys,
-    watch::{Events, Watch},
+    watch::{DeviceToken, Events, Token, Watch},
 };
 
 /// Most bytes a console file keeps.
@@ -233,20 +233,20 @@ impl Machine {
         let mut raised = false;
         for token in events.tokens() {
             match token {
-                control::CLIENT => self.request()?,
-                control::LISTENER => self
+                Token::ControlClient => self.request()?,
+                Token::ControlListener => self
                     .control
                     .accept(&mut self.watch)
                     .map_err(MachineError::Watch)?,
-                agent::TOKEN => {}
-                token => raised |= self.device_ready(token)?,
+                Token::Agent => {}
+                Token::Device(token) => raised |= self.device_ready(token)?,
             }
         }
         raised |= self.step_identity()?;
         Ok(raised)
     }
 
-    fn device_ready(&mut self, token: u64) -> Result<bool, MachineError> {
+    fn device_ready(&mut self, token: DeviceToken) -> Result<bool, MachineError> {
         let Some(vm) = &mut self.vm else {
             return Ok(false);
         };
@@ -558,6 +558,8 @@ impl Machine {
             guest_private_bytes: vm
                 .and_then(|vm| vm.platform.memory().private_ranges().ok())
                 .map(|ranges| ranges.iter().map(|(_, n)| n).sum()),
+            lost_frames: vm.map(|vm| vm.bus.lost_frames()).unwrap_or_default(),
+            unknown_events: self.watch.unknown_events(),
         }
     }
 }

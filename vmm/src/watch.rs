@@ -1,15 +1,15 @@
 //! Readiness of descriptors for a thread that spends its time inside `KVM_RUN`.
 //!
-//! A [`Watch`] is an epoll set with a twist: each descriptor in it also sends [`KICK_SIGNAL`] to the thread
-//! that added it (`O_ASYNC`), so that readiness ends a running `KVM_RUN`. The owner of the vCPU installs
-//! the handler, which sets `kvm_run.immediate_exit`, **before** it adds the first descriptor: the default
-//! action of the signal ends the process.
+//! A [`Watch`] is an epoll set whose descriptors also send [`KICK_SIGNAL`] to the thread that added them (`O_ASYNC`),
+//! so that readiness ends a running `KVM_RUN`. The owner of the vCPU must install the signal handler, which sets
+//! `kvm_run.immediate_exit`, **before** it adds the first descriptor: the default action of the signal ends the
+//! process.
 //!
-//! The signal is sent when something *becomes* ready and never repeated, and descriptors of some kinds
-//! (timerfd, eventfd, regular files) never send it. Who starts to care about a descriptor late therefore
-//! tries the operation once instead of waiting for a notice.
+//! The kernel sends the signal once, when a descriptor *becomes* ready, and never for timerfds, eventfds and regular
+//! files. Code that starts to need a descriptor later must therefore try the operation once before it waits.
 
 mod sys;
+mod token;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -18,18 +18,23 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-/// The signal that readiness sends. A standard signal, so that a burst of readiness is one signal and
-/// none can overflow a queue.
+pub use token::{DeviceToken, Token};
+
+/// The signal that readiness sends. It is a standard signal: pending signals merge into one, so no burst of readiness
+/// overflows a signal queue.
 pub const KICK_SIGNAL: i32 = nix::libc::SIGIO;
 
-/// What to report about a descriptor. An end-of-file or an error is always reported.
+/// Most events that one wait returns; the kernel returns the others at the next wait.
+const EVENTS_MAX: usize = 32;
+
+/// Which changes of a descriptor to report. End-of-file and errors are always reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Readable, repeated by every wait for as long as it holds.
+    /// Readable: reported by every wait until the descriptor is drained.
     Read,
-    /// Newly readable or half-closed: reported once per change, so the owner reads until it would block.
+    /// Newly readable or half-closed: reported once per change, so the owner must read until the read would block.
     ReadEdge,
-    /// As [`Interest::ReadEdge`], and newly writable.
+    /// Like [`Interest::ReadEdge`], and newly writable.
     ReadWriteEdge,
 }
 
@@ -44,90 +49,94 @@ impl Interest {
     }
 }
 
-/// The tokens that one wait reported. Kept by the caller and reused, so that a wait allocates nothing.
+/// The tokens that one wait returned. The caller keeps it and reuses it, so that a wait allocates nothing.
 #[derive(Debug)]
 pub struct Events {
-    raw: [EpollEvent; 32],
+    raw: [EpollEvent; EVENTS_MAX],
     filled: usize,
 }
 
 impl Default for Events {
     fn default() -> Self {
         Self {
-            raw: [EpollEvent::empty(); 32],
+            raw: [EpollEvent::empty(); EVENTS_MAX],
             filled: 0,
         }
     }
 }
 
 impl Events {
-    /// Tokens of the descriptors that became ready, each once.
-    pub fn tokens(&self) -> impl Iterator<Item = u64> + '_ {
-        self.raw[..self.filled].iter().map(|event| event.data())
+    /// Tokens of the descriptors that became ready, each once. Events with unknown tokens are left out;
+    /// [`Watch::unknown_events`] counts them.
+    pub fn tokens(&self) -> impl Iterator<Item = Token> + '_ {
+        let raw = self.raw[..self.filled].iter();
+        raw.filter_map(|event| Token::from_raw(event.data()))
     }
 
-    /// How many descriptors became ready.
+    /// Number of descriptors that became ready.
     #[must_use]
     pub fn len(&self) -> usize {
         self.filled
     }
 
-    /// Whether the wait ended without a ready descriptor: its time was over or a signal came.
+    /// Whether the wait ended without a ready descriptor, by its timeout or a signal.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.filled == 0
     }
 }
 
-/// The descriptors of one VMM. All methods are for the thread that runs the vCPU.
+/// The watched descriptors of one VMM. Only the thread that runs the vCPU may call its methods.
 #[derive(Debug)]
 pub struct Watch {
     epoll: Epoll,
+    unknown_events: u64,
 }
 
 impl Watch {
     /// An empty set.
     ///
     /// # Errors
-    /// The kernel's, when it has no descriptor left.
+    /// Returns the error of `epoll_create1`, for example when no descriptor is free.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            unknown_events: 0,
         })
     }
 
-    /// Starts to watch `fd` under `token` and has its readiness signal the calling thread.
+    /// Starts to watch `fd` under `token`. Its readiness also signals the calling thread.
     ///
     /// # Errors
-    /// The kernel's: the descriptor is of a kind that cannot be polled, or is in the set already.
-    pub fn add(&mut self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
-        let event = EpollEvent::new(interest.flags(), token);
+    /// Returns the kernel's error if the descriptor cannot be polled or is already in the set.
+    pub fn add(&mut self, fd: impl AsFd, token: Token, interest: Interest) -> io::Result<()> {
+        let event = EpollEvent::new(interest.flags(), token.to_raw());
         self.epoll.add(&fd, event)?;
         sys::signal_this_thread(fd.as_fd())
     }
 
-    /// Changes what is reported about a watched `fd`.
+    /// Changes which events of a watched `fd` are reported.
     ///
     /// # Errors
-    /// The kernel's: the descriptor is not in the set.
-    pub fn modify(&mut self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
-        let mut event = EpollEvent::new(interest.flags(), token);
+    /// Returns the kernel's error if the descriptor is not in the set.
+    pub fn modify(&mut self, fd: impl AsFd, token: Token, interest: Interest) -> io::Result<()> {
+        let mut event = EpollEvent::new(interest.flags(), token.to_raw());
         Ok(self.epoll.modify(&fd, &mut event)?)
     }
 
-    /// Stops watching `fd`; closing the only copy of a descriptor does the same.
+    /// Stops watching `fd`. Closing the last copy of a descriptor also removes it.
     ///
     /// # Errors
-    /// The kernel's: the descriptor is not in the set.
+    /// Returns the kernel's error if the descriptor is not in the set.
     pub fn remove(&mut self, fd: impl AsFd) -> io::Result<()> {
         Ok(self.epoll.delete(&fd)?)
     }
 
-    /// Waits until a descriptor is ready, `timeout` has passed (`None`: for ever) or a signal came.
-    /// A zero timeout polls. A signal leaves `events` empty and is no error.
+    /// Waits until a descriptor is ready, `timeout` has passed (`None`: no limit) or a signal arrives. A zero timeout
+    /// polls. After a signal `events` is empty; that is not an error.
     ///
     /// # Errors
-    /// The kernel's, for anything but a signal.
+    /// Returns any error of `epoll_pwait2` other than `EINTR`.
     pub fn wait(&mut self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
         events.filled = 0;
         match sys::wait(&self.epoll, &mut events.raw, timeout) {
@@ -135,7 +144,15 @@ impl Watch {
             Err(error) if error.raw_os_error() == Some(Errno::EINTR as i32) => {}
             Err(error) => return Err(error),
         }
+        let unknown = events.filled - events.tokens().count();
+        self.unknown_events += unknown as u64;
         Ok(())
+    }
+
+    /// Number of events that were ignored because their token is not a [`Token`]. Above zero only after a bug.
+    #[must_use]
+    pub fn unknown_events(&self) -> u64 {
+        self.unknown_events
     }
 }
 
@@ -154,32 +171,32 @@ pub(crate) mod tests {
         KICKS.set(KICKS.get() + 1);
     }
 
-    /// A watch with the handler that its users owe it.
+    /// A watch whose signal handler is installed.
     pub(crate) fn test_watch() -> Watch {
         vmm_sys_util::signal::register_signal_handler(KICK_SIGNAL, count_kick).unwrap();
         Watch::new().unwrap()
     }
 
     #[test]
-    fn readiness_is_reported_and_signals_the_thread() {
+    fn readiness_is_reported_once_and_signals_the_thread() {
         let mut watch = test_watch();
         let (mut near, far) = UnixStream::pair().unwrap();
-        watch.add(&far, 7, Interest::ReadEdge).unwrap();
+        watch.add(&far, Token::Agent, Interest::ReadEdge).unwrap();
         let mut events = Events::default();
         watch.wait(&mut events, Some(Duration::ZERO)).unwrap();
         assert!(events.is_empty());
 
         let before = KICKS.get();
         near.write_all(b"x").unwrap();
-        assert!(KICKS.get() > before, "no signal came");
+        assert!(KICKS.get() > before, "no signal arrived");
         watch.wait(&mut events, None).unwrap();
-        assert_eq!(events.tokens().collect::<Vec<_>>(), [7]);
+        assert_eq!(events.tokens().collect::<Vec<_>>(), [Token::Agent]);
         watch.wait(&mut events, Some(Duration::ZERO)).unwrap();
         assert!(events.is_empty(), "an edge is reported once");
     }
 
     #[test]
-    fn a_wait_without_events_lasts_as_long_as_asked() {
+    fn a_wait_without_events_lasts_until_its_timeout() {
         let mut watch = test_watch();
         let mut events = Events::default();
         let start = std::time::Instant::now();
@@ -187,5 +204,18 @@ pub(crate) mod tests {
         watch.wait(&mut events, Some(timeout)).unwrap();
         assert!(events.is_empty());
         assert!(start.elapsed() >= timeout);
+    }
+
+    #[test]
+    fn an_event_with_an_unknown_token_is_ignored_and_counted() {
+        let mut watch = test_watch();
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, 99);
+        watch.epoll.add(&far, event).unwrap();
+        near.write_all(b"x").unwrap();
+        let mut events = Events::default();
+        watch.wait(&mut events, None).unwrap();
+        assert_eq!(events.tokens().count(), 0);
+        assert_eq!(watch.unknown_events(), 1);
     }
 }

@@ -16,5 +16,7 @@ pub mod template;
 
 pub use connect::connect;
 pub use identity::fresh_identity;
-pub use message::{Call, Failure, FailureKind, Reply, Request, SnapshotContent, VmPhase, VmStats};
+pub use message::{
+    Call, Failure, FailureKind, LostFrames, Reply, Request, SnapshotContent, VmPhase, VmStats,
+};
 pub use process::{ControlClient, ControlError, VmProcess, VmUser, spawn_detached};

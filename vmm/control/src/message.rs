@@ -126,8 +126,28 @@ pub struct VmStats {
     pub timeline: Timeline,
     /// KVM_RUN returns by reason (`io`, `mmio`, `intr`, …).
     pub exits: std::collections::BTreeMap<String, u64>,
-    /// Bytes of guest RAM that are private to this process, from /proc/self/smaps; `null` if unreadable.
+    /// Bytes of guest memory that are private to this process, from /proc/self/pagemap; `null` if unreadable.
     pub guest_private_bytes: Option<u64>,
+    /// Frames that the network device did not deliver. Zero from a VMM that does not count them.
+    #[serde(default)]
+    pub lost_frames: LostFrames,
+    /// Epoll events that the VMM ignored because it did not register their token. Above zero only after a bug.
+    #[serde(default)]
+    pub unknown_events: u64,
+}
+
+/// Frames that a VM's network device did not deliver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LostFrames {
+    /// Frames for the guest that did not fit its receive buffers, or that waited for buffers when the driver reset the
+    /// device.
+    pub to_guest: u64,
+    /// Frames from the guest that the TAP did not accept, for example because its queue was full; without a TAP, all
+    /// valid frames from the guest.
+    pub from_guest: u64,
+    /// Frames from the guest that are too short, too long, or ask for an offload that does not match their own headers.
+    pub refused: u64,
 }
 
 /// A refusal or failure.
@@ -161,4 +181,26 @@ pub enum FailureKind {
     AgentUnready,
     /// A system call failed for another reason.
     Io,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stats_decode_from_a_vmm_without_the_counters_and_at_a_client_that_does_not_know_them() {
+        #[derive(Deserialize)]
+        struct OldStats {
+            exits: std::collections::BTreeMap<String, u64>,
+        }
+        let old = r#"{"phase":"running","exit_reason":null,"timeline":[],"exits":{"io":3},"guest_private_bytes":null}"#;
+        let mut stats: VmStats = serde_json::from_str(old).unwrap();
+        assert_eq!(stats.lost_frames, LostFrames::default());
+        assert_eq!(stats.unknown_events, 0);
+        stats.lost_frames.refused = 2;
+        let new = serde_json::to_string(&stats).unwrap();
+        assert!(new.contains(r#""lost_frames":{"to_guest":0,"from_guest":0,"refused":2}"#));
+        let seen: OldStats = serde_json::from_str(&new).unwrap();
+        assert_eq!(seen.exits["io"], 3);
+    }
 }

@@ -3,10 +3,10 @@
 use virtio_bindings::virtio_blk as spec;
 
 use super::buffers::Buffers;
+use super::device::{Io, VirtioDevice};
 use super::layer::{Access, Disk};
 use super::queue::Chain;
 use super::registers::{COMMON_FEATURES, Identity, feature};
-use super::{Io, VirtioDevice};
 
 const DEVICE_ID: u32 = 2;
 const QUEUE: u16 = 128;

@@ -22,9 +22,12 @@ use nix::sys::socket::{
 };
 use vm_memory::{Bytes, GuestAddress};
 
-use super::state::QueueState;
-use super::{BackendSpec, BusState, DeviceBus, LAYER, RNG, ROOT, Ram, SLOT_STRIDE};
-use crate::watch::{Events, KICK_SIGNAL, Watch};
+use super::backend::BackendSpec;
+use super::bus::DeviceBus;
+use super::ram::Ram;
+use super::slots::{QUEUE_NOTIFY, SLOT_STRIDE, Slot};
+use super::state::{BusState, QueueState};
+use crate::watch::{Events, KICK_SIGNAL, Token, Watch};
 
 const RAM_BYTES: usize = 1 << 20;
 const DISK_BYTES: u64 = 64 << 10;
@@ -205,7 +208,9 @@ impl Vm {
         let mut events = Events::default();
         let _polled = self.watch.wait(&mut events, Some(Duration::ZERO));
         for token in events.tokens() {
-            self.bus.ready(token, &self.ram, &mut self.watch);
+            if let Token::Device(token) = token {
+                self.bus.ready(token, &self.ram, &mut self.watch);
+            }
         }
     }
 
@@ -291,15 +296,15 @@ impl Vm {
     fn serves_after_reset(&mut self) {
         #[cfg(fuzzing)]
         rival::rest();
-        for slot in [ROOT, LAYER, RNG] {
+        for slot in [Slot::Root, Slot::Layer, Slot::Rng] {
             self.serves(slot);
             #[cfg(fuzzing)]
             rival::step_over();
         }
     }
 
-    fn serves(&mut self, slot: usize) {
-        let number = u8::try_from(slot).expect("few slots");
+    fn serves(&mut self, slot: Slot) {
+        let number = u8::try_from(slot.index()).expect("few slots");
         self.put(AVAILABLE, &[0; 0x2000]);
         self.write(number, 0x70, 0);
         self.write(number, QUEUE_SELECT, 0);
@@ -308,14 +313,18 @@ impl Vm {
         self.put(DATA, &[0; 16]);
         self.put(DATA + 0x400, &[0xff]);
         let pieces = [2, 1 << 3 | 4, 4 << 3 | 1, 0];
-        match slot {
-            RNG => self.offer(0, 0b0100, [4, 0, 0, 0]),
-            _ => self.offer(0, 0b11010, pieces),
+        if slot == Slot::Rng {
+            self.offer(0, 0b0100, [4, 0, 0, 0]);
+        } else {
+            self.offer(0, 0b11010, pieces);
         }
-        self.write(number, super::QUEUE_NOTIFY, 0);
-        assert_eq!(self.word(USED + 2), 1, "slot {slot} does not answer");
+        self.write(number, QUEUE_NOTIFY, 0);
+        assert_eq!(self.word(USED + 2), 1, "{slot:?} does not answer");
         let status = self.word(DATA + 0x400).to_le_bytes()[0];
-        assert!(slot == RNG || status == 0, "slot {slot}: status {status}");
+        assert!(
+            slot == Slot::Rng || status == 0,
+            "{slot:?}: status {status}"
+        );
     }
 }
 

@@ -1,9 +1,9 @@
 //! virtio-net (virtio 1.2, 5.1) over a TAP: one pair of queues, offloads, merged receive buffers.
 //!
-//! A frame on its way to the guest is read into this process first, because only then its length tells how
-//! many of the guest's buffers it takes; a frame from the guest goes to the TAP from where it lies, but
-//! for its headers. Those are copied once, and the header before the frame is made from them ([`offload`]):
-//! a driver that rewrites them meanwhile changes nothing that was looked at.
+//! A frame for the guest is first read into this process, because the number of receive buffers that it needs depends
+//! on its length. A frame from the guest goes to the TAP directly from guest memory, except for its headers. Those are
+//! copied once, checked, and sent behind a new virtio-net header ([`offload`]), so a driver that rewrites them meanwhile
+//! cannot change what was checked.
 
 mod offload;
 
@@ -13,27 +13,28 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use virtio_bindings::virtio_net as spec;
+use vmm_control::LostFrames;
 
 use self::offload::{HEADER, HEADERS_MAX};
+use super::backend::DeviceError;
 use super::buffers::Buffers;
+use super::device::{Io, VirtioDevice};
 use super::queue::{Chain, Virtqueue};
+use super::ram::Ram;
 use super::registers::{COMMON_FEATURES, Identity, feature};
-use super::{DeviceError, FIRST_TOKEN, Io, Ram, VirtioDevice, sys};
-use crate::watch::{Interest, Watch};
-
-/// The TAP's token in the watch.
-pub(super) const TAP_TOKEN: u64 = FIRST_TOKEN;
+use super::sys;
+use crate::watch::{DeviceToken, Interest, Token, Watch};
 
 const DEVICE_ID: u32 = 1;
 const RX: usize = 0;
 const TX: usize = 1;
-/// Of [`HEADER`]: it counts the buffers of a frame.
+/// Position of `num_buffers` in the header: the number of receive buffers that the frame takes.
 const HEADER_BUFFERS: std::ops::Range<usize> = 10..12;
-/// A header, an Ethernet header and the largest IP packet.
+/// Longest frame in bytes: the virtio-net header, an Ethernet header and the largest IP packet.
 const FRAME_MAX: usize = HEADER + 14 + 65_536;
-/// Buffers that one frame may take: the driver's smallest ones, 1.5 KiB, need 44.
+/// Limit on receive buffers per frame. The largest frame takes 44 of the smallest buffers that Linux uses (1.5 KiB).
 const MERGE_MAX: usize = 128;
-/// What the driver may leave to the TAP, and the TAP to the driver.
+/// Checksum and segmentation offloads in both directions.
 const OFFLOADS: u64 = feature(spec::VIRTIO_NET_F_CSUM)
     | feature(spec::VIRTIO_NET_F_HOST_TSO4)
     | feature(spec::VIRTIO_NET_F_HOST_TSO6)
@@ -46,24 +47,37 @@ const OFFLOADS: u64 = feature(spec::VIRTIO_NET_F_CSUM)
 pub(super) struct Net {
     tap: Option<OwnedFd>,
     merge: Merge,
-    /// Whether the TAP may hold frames: its readiness is told once per change.
+    /// The TAP may hold frames. Kept here because epoll reports each change once.
     readable: bool,
-    /// Room for one frame, made when the first arrives, and the bytes of it that wait for buffers.
+    /// Holds the frame that waits for receive buffers. Allocated when the first frame arrives.
     frame: Vec<u8>,
+    /// Length of the frame in `frame`, its header included; 0 if none waits.
     waiting: usize,
+    lost: LostFrames,
 }
 
-/// Whether a frame may spread over several chains.
+/// Whether a frame may take several receive buffers (`VIRTIO_NET_F_MRG_RXBUF`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Merge {
     Single,
     Several,
 }
 
-/// What became of a frame.
+/// Whether a frame for the guest is done.
 enum Delivery {
-    Over,
-    NoRoom,
+    /// The frame was delivered or dropped.
+    Done,
+    /// The driver has not offered enough buffers yet.
+    NoBuffers,
+}
+
+/// What happened to a frame from the guest.
+enum Sent {
+    Accepted,
+    /// The frame or its offload header is invalid.
+    Refused,
+    /// There is no TAP, or the TAP did not accept the frame.
+    Lost,
 }
 
 impl Net {
@@ -77,6 +91,7 @@ impl Net {
             readable: true,
             frame: Vec::new(),
             waiting: 0,
+            lost: LostFrames::default(),
         })
     }
 
@@ -92,18 +107,22 @@ impl Net {
         }
     }
 
-    /// Moves frames from the TAP to the guest while there are frames and buffers.
+    pub(super) fn lost_frames(&self) -> LostFrames {
+        self.lost
+    }
+
+    /// Moves frames from the TAP to the guest while there are both frames and receive buffers.
     fn receive(&mut self, queue: &mut Virtqueue, ram: &Ram) {
         while self.waiting > 0 || self.read_frame() {
             match self.deliver(queue, ram) {
-                Delivery::Over => self.waiting = 0,
-                Delivery::NoRoom if queue.await_kick(ram) => {}
-                Delivery::NoRoom => return,
+                Delivery::Done => self.waiting = 0,
+                Delivery::NoBuffers if queue.await_kick(ram) => {}
+                Delivery::NoBuffers => return,
             }
         }
     }
 
-    /// Whether a frame now waits.
+    /// Reads the next frame from the TAP. Returns whether there was one.
     fn read_frame(&mut self) -> bool {
         let Some(tap) = self.tap.as_ref().filter(|_| self.readable) else {
             return false;
@@ -117,8 +136,8 @@ impl Net {
         self.readable
     }
 
-    /// Copies the waiting frame into as many buffers as it takes. Buffers are given back untouched when
-    /// there are not enough yet.
+    /// Copies the waiting frame into as many receive buffers as it needs. If there are too few, none is used. A frame
+    /// that is too long for the buffers allowed is dropped.
     fn deliver(&mut self, queue: &mut Virtqueue, ram: &Ram) -> Delivery {
         let limit = match self.merge {
             Merge::Single => 1,
@@ -129,12 +148,13 @@ impl Net {
         while room < self.waiting && chains.len() < limit {
             let Some(chain) = queue.pop(ram) else {
                 chains.iter().for_each(|_| queue.undo_pop());
-                return Delivery::NoRoom;
+                return Delivery::NoBuffers;
             };
             room += chain.writable.len();
             chains.push(chain);
         }
         let fits = room >= self.waiting;
+        self.lost.to_guest += u64::from(!fits);
         let count = u16::try_from(chains.len()).unwrap_or(0);
         self.frame[HEADER_BUFFERS].copy_from_slice(&count.to_le_bytes());
         let mut rest = &self.frame[..self.waiting];
@@ -143,14 +163,18 @@ impl Net {
             rest = &rest[done..];
             queue.complete(ram, chain.head, u32::try_from(done).unwrap_or(0));
         }
-        Delivery::Over
+        Delivery::Done
     }
 
-    /// Hands the guest's frames to the TAP. One that the TAP does not take is lost, as on any wire.
-    fn transmit(&self, queue: &mut Virtqueue, ram: &Ram) {
+    /// Sends the guest's frames to the TAP. A frame that the TAP does not accept is dropped and counted.
+    fn transmit(&mut self, queue: &mut Virtqueue, ram: &Ram) {
         loop {
             while let Some(mut chain) = queue.pop(ram) {
-                self.send(&mut chain.readable);
+                match self.send(&mut chain.readable) {
+                    Sent::Accepted => {}
+                    Sent::Refused => self.lost.refused += 1,
+                    Sent::Lost => self.lost.from_guest += 1,
+                }
                 queue.complete(ram, chain.head, 0);
             }
             if !queue.await_kick(ram) {
@@ -159,35 +183,37 @@ impl Net {
         }
     }
 
-    /// Sends a frame behind the driver's header, unless the driver leaves to the host what is not the
-    /// frame's own.
-    fn send(&self, readable: &mut Buffers<'_>) {
+    /// Sends one frame behind a checked copy of the driver's header.
+    fn send(&self, readable: &mut Buffers<'_>) -> Sent {
         let len = readable.len();
-        let Some(tap) = self
-            .tap
-            .as_ref()
-            .filter(|_| len > HEADER && len <= FRAME_MAX)
-        else {
-            return;
+        if len <= HEADER || len > FRAME_MAX {
+            return Sent::Refused;
+        }
+        let Some(tap) = &self.tap else {
+            return Sent::Lost;
         };
         let mut start = [0; HEADER + HEADERS_MAX];
         let copied = len.min(start.len());
         let Some(front) = readable.split_front(copied) else {
-            return;
+            return Sent::Refused;
         };
         front.read(&mut start[..copied]);
         let (driver, headers) = start.split_at_mut(HEADER);
         let Ok(asked) = <[u8; HEADER]>::try_from(&*driver) else {
-            return;
+            return Sent::Refused;
         };
         let headers = &headers[..copied - HEADER];
-        if let Some(made) = offload::header(asked, headers, len - HEADER) {
-            driver.copy_from_slice(&made);
-            let _lost = sys::write_behind(tap.as_fd(), &start[..copied], readable.slices());
+        let Some(made) = offload::header(asked, headers, len - HEADER) else {
+            return Sent::Refused;
+        };
+        driver.copy_from_slice(&made);
+        match sys::write_behind(tap.as_fd(), &start[..copied], readable.slices()) {
+            Ok(_) => Sent::Accepted,
+            Err(_) => Sent::Lost,
         }
     }
 
-    /// Tells the TAP which frames the driver can take.
+    /// Sets which offloads the TAP may leave to the driver.
     fn apply_offloads(&self, features: u64) {
         let Some(tap) = &self.tap else {
             return;
@@ -201,7 +227,7 @@ impl Net {
             .iter()
             .filter(|(bit, _)| features & feature(*bit) != 0);
         let offloads = taken.fold(0, |all, (_, flag)| all | flag);
-        // Only a TAP without checksum offload refuses, and then it sends whole frames anyway.
+        // Only a TAP without checksum offload refuses this, and such a TAP delivers complete frames anyway.
         let _refused = sys::set_tap_offloads(tap.as_fd(), offloads);
     }
 }
@@ -217,6 +243,7 @@ impl VirtioDevice for Net {
     }
 
     fn reset(&mut self, _watch: &mut Watch) {
+        self.lost.to_guest += u64::from(self.waiting > 0);
         self.waiting = 0;
         self.apply_offloads(0);
     }
@@ -229,7 +256,7 @@ impl VirtioDevice for Net {
         }
     }
 
-    fn ready(&mut self, _token: u64, io: &mut Io<'_>) {
+    fn ready(&mut self, _token: DeviceToken, io: &mut Io<'_>) {
         self.readable = true;
         self.notify(RX, io);
     }
@@ -244,6 +271,6 @@ fn prepare(tap: &OwnedFd, watch: &mut Watch) -> Result<(), DeviceError> {
     }
     fcntl(tap, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
     watch
-        .add(tap, TAP_TOKEN, Interest::ReadEdge)
+        .add(tap, Token::Device(DeviceToken::Tap), Interest::ReadEdge)
         .map_err(failed)
 }

@@ -9,13 +9,12 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use serde::{Deserialize, Serialize};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
-use super::Ram;
 use super::buffers::{Buffers, MAX_SEGMENTS};
-use super::state::DeviceStateError;
+use super::ram::Ram;
+use super::state::{DeviceStateError, QueueState};
 
 /// Where the notification suppression of the available ring stands (virtio 1.2, 2.7.6).
 const AVAIL_NO_INTERRUPT: u16 = 1;
@@ -55,27 +54,6 @@ struct Turn {
     bytes: usize,
     /// The device asked for a chain after the end of its turn.
     cut: bool,
-}
-
-/// What a snapshot keeps of one queue. Zero addresses mean that the driver never set it up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QueueState {
-    /// Entries, a power of two.
-    pub size: u16,
-    /// Whether the driver switched the queue on.
-    pub ready: bool,
-    /// Whether the queue stopped because the driver broke its rules.
-    pub fault: bool,
-    /// Guest-physical address of the descriptor table.
-    pub desc_table: u64,
-    /// Guest-physical address of the available ring.
-    pub avail_ring: u64,
-    /// Guest-physical address of the used ring.
-    pub used_ring: u64,
-    /// Next entry of the available ring to look at, free-running.
-    pub next_avail: u16,
-    /// Next entry of the used ring to write, free-running.
-    pub next_used: u16,
 }
 
 /// Halves of the 64-bit addresses that a driver writes.

@@ -7,14 +7,13 @@
 //! Reads never come here: they read the rendered bytes. `InterruptStatus` is therefore always 1, and a
 //! device cannot announce a change of its configuration.
 
-use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_mmio as reg;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
-use super::Ram;
-use super::queue::{Area, Half, QueueState, Virtqueue};
-use super::state::DeviceStateError;
+use super::queue::{Area, Half, Virtqueue};
+use super::ram::Ram;
+use super::state::{DeviceStateError, SlotState};
 
 /// Bytes of the register page that each device slot has.
 pub(super) const SLOT_BYTES: usize = 0x200;
@@ -69,23 +68,6 @@ pub(super) enum Action {
     },
     /// Forget everything about the driver.
     Reset,
-}
-
-/// What a snapshot keeps of one device slot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SlotState {
-    /// The device status register.
-    pub status: u32,
-    /// Features that the driver took.
-    pub features: u64,
-    /// Half of the device's features that reads show.
-    pub device_features_sel: u32,
-    /// Half of the driver's features that writes go to.
-    pub driver_features_sel: u32,
-    /// Queue that the queue registers mean.
-    pub queue_sel: u32,
-    /// The queues, in the device's order.
-    pub queues: Vec<QueueState>,
 }
 
 /// The transport of one device.

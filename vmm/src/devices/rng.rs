@@ -1,8 +1,9 @@
 //! virtio-rng (virtio 1.2, 5.4): entropy from the host kernel.
 
+use super::device::{Io, VirtioDevice};
 use super::queue::Chain;
 use super::registers::{COMMON_FEATURES, Identity};
-use super::{Io, VirtioDevice, sys};
+use super::sys;
 
 const DEVICE_ID: u32 = 4;
 /// A request gets no more than this; the driver asks again for the rest.

@@ -1,89 +1,103 @@
-//! What a snapshot keeps of the devices, and why it may be refused.
+//! Device state in snapshots, and the reasons to refuse it. [`super::DeviceBus::restore`] checks every number.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use super::queue::QueueState;
-pub use super::registers::SlotState;
-pub use super::vsock::VsockState;
-
-/// The devices of one VM in a snapshot, about 700 bytes. Everything in it is checked by
-/// [`super::DeviceBus::restore`]; the snapshot's header carries its version.
+/// The devices of one VM in a snapshot, about 700 bytes. The snapshot's header carries the format version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BusState {
-    /// Per device slot, in slot order.
+    /// One entry per device slot, in slot order.
     pub slots: Vec<SlotState>,
-    /// Sectors of 512 bytes of the root disk: another image would not fit the guest's memory.
+    /// Size of the root disk in sectors of 512 bytes. A restored VM must have an image of the same size.
     pub root_sectors: u64,
-    /// Sectors of 512 bytes of the writable layer.
+    /// Size of the writable layer in sectors of 512 bytes.
     pub layer_sectors: u64,
     /// Streams between guest and host.
     pub vsock: VsockState,
 }
 
-/// A snapshot's device state that makes no sense.
+/// The transport registers and queues of one device slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotState {
+    /// The device status register.
+    pub status: u32,
+    /// The features that the driver accepted.
+    pub features: u64,
+    /// Which 32-bit half of the device features reads return (0: low, 1: high).
+    pub device_features_sel: u32,
+    /// Which 32-bit half of the driver features writes set (0: low, 1: high).
+    pub driver_features_sel: u32,
+    /// Index of the queue that the queue registers refer to.
+    pub queue_sel: u32,
+    /// The queues in the device's order.
+    pub queues: Vec<QueueState>,
+}
+
+/// One virtqueue. Addresses are zero if the driver never set the queue up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueState {
+    /// Number of entries, a power of two.
+    pub size: u16,
+    /// Whether the driver enabled the queue.
+    pub ready: bool,
+    /// Whether the device stopped serving the queue because the driver broke the rules of virtio.
+    pub fault: bool,
+    /// Guest-physical address of the descriptor table.
+    pub desc_table: u64,
+    /// Guest-physical address of the available ring.
+    pub avail_ring: u64,
+    /// Guest-physical address of the used ring.
+    pub used_ring: u64,
+    /// Index of the next entry of the available ring to read, free-running modulo 2^16.
+    pub next_avail: u16,
+    /// Index of the next entry of the used ring to write, free-running modulo 2^16.
+    pub next_used: u16,
+}
+
+/// The streams of the vsock device. Their sockets are not part of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VsockState {
+    /// Host port of the next stream that the host opens.
+    pub next_host_port: u32,
+    /// (host port, guest port) of each stream that the guest has seen: first those that wait for their reset, then the
+    /// open ones, oldest first.
+    pub open: Vec<(u32, u32)>,
+}
+
+/// Why the device state of a snapshot is invalid.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DeviceStateError {
-    /// The snapshot was made with other devices.
     #[error("snapshot has {found} device slots, this build has {expected}")]
-    SlotCount {
-        /// In the snapshot.
-        found: usize,
-        /// In this build.
-        expected: usize,
-    },
-    /// A device has another number of queues.
+    SlotCount { found: usize, expected: usize },
     #[error("device slot {slot} has {found} queues in the snapshot, {expected} in this build")]
     QueueCount {
-        /// Device slot.
         slot: usize,
-        /// In the snapshot.
         found: usize,
-        /// In this build.
         expected: usize,
     },
-    /// A queue lies outside guest memory or has an impossible size.
-    #[error("queue cannot exist: {state:?}")]
-    Queue {
-        /// As found in the snapshot.
-        state: QueueState,
-    },
-    /// The driver took features that the device does not offer.
+    /// The queue's size is not allowed, or a ring lies outside guest memory.
+    #[error("queue state is impossible: {state:?}")]
+    Queue { state: QueueState },
     #[error(
-        "device slot {slot} has features {features:#x} in the snapshot, offered are {offered:#x}"
+        "device slot {slot} has features {features:#x} in the snapshot, this build offers {offered:#x}"
     )]
     Features {
-        /// Device slot.
         slot: usize,
-        /// In the snapshot.
         features: u64,
-        /// By this build.
         offered: u64,
     },
-    /// A status register that no driver can reach.
+    /// No sequence of register writes leads to this status.
     #[error("device slot {slot} has impossible status {status:#x}")]
-    Status {
-        /// Device slot.
-        slot: usize,
-        /// In the snapshot.
-        status: u32,
-    },
-    /// The disk behind the restored VM has another size than the one in the snapshot.
+    Status { slot: usize, status: u32 },
     #[error("{disk} disk has {found} sectors, the snapshot was made with {expected}")]
     DiskSize {
         /// `root` or `layer`.
         disk: &'static str,
-        /// Of the file given now.
+        /// Size of the file that was handed over.
         found: u64,
-        /// In the snapshot.
+        /// Size in the snapshot.
         expected: u64,
     },
-    /// More streams than a VM can have.
-    #[error("snapshot has {found} open streams, at most {limit} can be")]
-    StreamCount {
-        /// In the snapshot.
-        found: usize,
-        /// Of this build.
-        limit: usize,
-    },
+    #[error("snapshot has {found} open streams, the limit is {limit}")]
+    StreamCount { found: usize, limit: usize },
 }

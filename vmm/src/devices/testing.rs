@@ -10,11 +10,18 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::slots::Slot;
 use super::{
     BackendSpec, BusState, DeviceBus, DeviceError, Interrupts, LayerDiff, Ram, SLOT_STRIDE,
 };
 use crate::watch::tests::test_watch;
-use crate::watch::{Events, Watch};
+use crate::watch::{Events, Token, Watch};
+
+pub(super) const ROOT: usize = Slot::Root.index();
+pub(super) const LAYER: usize = Slot::Layer.index();
+pub(super) const NET: usize = Slot::Net.index();
+pub(super) const VSOCK: usize = Slot::Vsock.index();
+pub(super) const RNG: usize = Slot::Rng.index();
 
 pub(super) const RAM_BYTES: usize = 16 << 20;
 /// Where tests put their data; the rings lie below.
@@ -232,7 +239,9 @@ impl Guest {
         let mut events = Events::default();
         self.watch.wait(&mut events, Some(timeout)).unwrap();
         for token in events.tokens() {
-            self.raised |= self.bus.ready(token, &self.ram, &mut self.watch);
+            if let Token::Device(token) = token {
+                self.raised |= self.bus.ready(token, &self.ram, &mut self.watch);
+            }
         }
         events.len()
     }

@@ -6,8 +6,7 @@ mod net;
 mod restore;
 mod turns;
 
-use super::testing::{DATA, Guest, Piece};
-use super::{LAYER, NET, RNG, ROOT, VSOCK};
+use super::testing::{DATA, Guest, LAYER, NET, Piece, RNG, ROOT, VSOCK};
 
 #[test]
 fn every_device_can_be_set_up_and_shows_its_identity() {

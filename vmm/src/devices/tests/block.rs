@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use crate::devices::testing::{DATA, DriverQueue, Guest, Piece, file_with};
-use crate::devices::{LAYER, LayerDiff, ROOT};
+use crate::devices::LayerDiff;
+use crate::devices::testing::{DATA, DriverQueue, Guest, LAYER, Piece, ROOT, file_with};
 
 const IN: u32 = 0;
 const OUT: u32 = 1;

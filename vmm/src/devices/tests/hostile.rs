@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use crate::devices::testing::{DATA, Guest, Piece, RAM_BYTES};
-use crate::devices::{LAYER, RNG, ROOT, SLOTS, VSOCK};
+use crate::devices::SLOTS;
+use crate::devices::testing::{DATA, Guest, LAYER, Piece, RAM_BYTES, RNG, ROOT, VSOCK};
 
 const NEEDS_RESET: u32 = 0x40;
 const NEXT: u16 = 1;

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::devices::NET;
-use crate::devices::testing::{DATA, DriverQueue, Guest, Piece};
+use vmm_control::LostFrames;
+
+use crate::devices::testing::{DATA, DriverQueue, Guest, NET, Piece};
 
 #[test]
-fn without_a_tap_frames_are_dropped_and_given_back() {
+fn without_a_tap_frames_are_dropped_and_counted() {
     let mut guest = Guest::new();
     let mut queues = guest.init(NET, 0);
     queues[0].add(&guest.ram, &[Piece::Write(DATA, 2048)]);
@@ -21,6 +22,24 @@ fn without_a_tap_frames_are_dropped_and_given_back() {
     );
     guest.notify(&queues[1]);
     assert_eq!(queues[1].take(&guest.ram), Some((0, 0)));
+    let lost = LostFrames {
+        from_guest: 1,
+        ..LostFrames::default()
+    };
+    assert_eq!(guest.bus.lost_frames(), lost);
+}
+
+#[test]
+fn a_frame_without_content_is_refused_and_counted() {
+    let mut guest = Guest::new();
+    let mut queues = guest.init(NET, 0);
+    queues[1].add(&guest.ram, &[Piece::Read(DATA, 12)]);
+    guest.notify(&queues[1]);
+    let lost = LostFrames {
+        refused: 1,
+        ..LostFrames::default()
+    };
+    assert_eq!(guest.bus.lost_frames(), lost);
 }
 
 /// A guest on a real TAP in a network namespace of this thread, and the host's socket behind it.
@@ -156,6 +175,17 @@ fn net_a_frame_waits_for_buffers_and_their_notification() {
     wire.offer(40, 2048);
     wire.kick();
     assert_eq!(wire.datagram(), (3, vec![1; 5000]));
+    assert_eq!(wire.guest.bus.lost_frames(), LostFrames::default());
+}
+
+#[test]
+fn net_a_frame_that_exceeds_the_merge_limit_is_dropped_and_counted() {
+    let Some(mut wire) = wire() else { return };
+    wire.offer(200, 64);
+    wire.kick();
+    wire.host.send_to(&[1; 20_000], GUEST).unwrap();
+    wire.guest
+        .until(|guest| guest.bus.lost_frames().to_guest == 1);
 }
 
 #[test]
@@ -200,6 +230,8 @@ fn net_a_driver_that_leaves_to_the_host_what_is_not_the_frames_own_loses_the_fra
     let mut payload = [0; 64];
     let len = wire.host.recv(&mut payload).unwrap();
     assert_eq!(payload[..len], b"finished"[..]);
+    let lost = wire.guest.bus.lost_frames();
+    assert_eq!((lost.refused, lost.from_guest), (80 * 80 - 1 + 2 * 255, 0));
     wire.send(&own, &frame[12..]);
     let len = wire.host.recv(&mut payload).unwrap();
     assert_eq!(payload[..len], b"left to the host"[..]);

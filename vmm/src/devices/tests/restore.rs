@@ -1,7 +1,7 @@
 //! Snapshots of the devices: what comes back works, what lies is refused.
 
-use crate::devices::testing::{DATA, Guest, Piece};
-use crate::devices::{BusState, DeviceError, DeviceStateError, RNG, ROOT, SLOTS};
+use crate::devices::testing::{DATA, Guest, Piece, RNG, ROOT};
+use crate::devices::{BusState, DeviceError, DeviceStateError, SLOTS};
 
 fn running() -> (Guest, BusState) {
     let mut guest = Guest::new();

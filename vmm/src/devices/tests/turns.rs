@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use crate::devices::LAYER;
-use crate::devices::testing::{DATA, Guest, Piece};
+use crate::devices::testing::{DATA, Guest, LAYER, Piece};
 
 const HEADER: u64 = DATA;
 const STATUS: u64 = DATA + 16;

@@ -1,4 +1,4 @@
-//! The unix socket of the host's side: clients that ask for a guest port.
+//! The unix socket at which host processes connect to guest ports.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -6,17 +6,16 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use nix::sys::socket::{MsgFlags, recv};
 
-/// Longest `CONNECT <port>` line, with its end.
+/// Longest `CONNECT <port>` line in bytes, newline included.
 const LINE_MAX: usize = 32;
 
-/// The socket at which clients ask for guest ports.
 #[derive(Debug)]
 pub(super) struct Listener {
     socket: UnixListener,
 }
 
 impl Listener {
-    /// Takes a listening socket.
+    /// `socket` must be listening.
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
         let socket = UnixListener::from(socket);
         socket.set_nonblocking(true)?;
@@ -27,7 +26,7 @@ impl Listener {
         &self.socket
     }
 
-    /// The next client, or `None` when nobody waits.
+    /// The next waiting client, if there is one.
     pub(super) fn accept(&self) -> Option<UnixStream> {
         loop {
             match self.socket.accept() {
@@ -43,47 +42,46 @@ impl Listener {
     }
 }
 
-/// How far a client is with its line.
+/// How much of its `CONNECT` line a client has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Line {
-    /// It has not sent all of it.
+pub(super) enum ConnectLine {
     Partial,
-    /// It asks for this guest port.
+    /// The whole line, with this guest port.
     Port(u32),
-    /// It is gone or asks for something else.
-    Bad,
+    /// The client has left or sent something else.
+    Invalid,
 }
 
-/// Takes the `CONNECT <port>` line from a client and leaves what follows it in the socket.
-pub(super) fn read_line(client: &UnixStream) -> Line {
+/// Reads the `CONNECT <port>` line of a client. Bytes after the line stay in the socket.
+pub(super) fn read_line(client: &UnixStream) -> ConnectLine {
     let mut bytes = [0; LINE_MAX];
     let seen = match recv(client.as_raw_fd(), &mut bytes, MsgFlags::MSG_PEEK) {
-        Ok(0) => return Line::Bad,
+        Ok(0) => return ConnectLine::Invalid,
         Ok(seen) => &bytes[..seen],
-        Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => return Line::Partial,
-        Err(_) => return Line::Bad,
+        Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => return ConnectLine::Partial,
+        Err(_) => return ConnectLine::Invalid,
     };
     let Some(end) = seen.iter().position(|byte| *byte == b'\n') else {
         return if seen.len() < LINE_MAX {
-            Line::Partial
+            ConnectLine::Partial
         } else {
-            Line::Bad
+            ConnectLine::Invalid
         };
     };
     let line = parse_line(&seen[..end]);
     let mut taken = [0; LINE_MAX];
     match recv(client.as_raw_fd(), &mut taken[..=end], MsgFlags::empty()) {
         Ok(len) if len == end + 1 => line,
-        _ => Line::Bad,
+        _ => ConnectLine::Invalid,
     }
 }
 
-/// The port in a line without its end.
-pub(super) fn parse_line(line: &[u8]) -> Line {
+/// Parses a line without its newline.
+pub(super) fn parse_line(line: &[u8]) -> ConnectLine {
     let text = std::str::from_utf8(line).unwrap_or("");
     let port = text.strip_prefix("CONNECT ").unwrap_or("");
     match (port.bytes().all(|byte| byte.is_ascii_digit()), port.parse()) {
-        (true, Ok(port)) => Line::Port(port),
-        _ => Line::Bad,
+        (true, Ok(port)) => ConnectLine::Port(port),
+        _ => ConnectLine::Invalid,
     }
 }

@@ -1,22 +1,21 @@
 //! Headers of virtio-vsock packets (virtio 1.2, 5.10.6).
 
-/// Bytes of a header on the wire.
+/// Length of a header in bytes.
 pub(super) const HEADER: usize = 44;
-/// The guest's address in every VM: streams stay inside their VM's own socket, so none is told apart by it.
+/// The guest's address (CID). Every VM has the same one, since each has a vsock socket of its own on the host.
 pub(super) const GUEST_CID: u64 = 3;
-/// The host's address.
+/// The host's address (CID).
 pub(super) const HOST_CID: u64 = 2;
-/// The only socket type served.
+/// The only supported socket type.
 const STREAM: u16 = 1;
 
-/// The sender will read no more.
+/// Shutdown flag: the sender will not receive any more data.
 pub(super) const SHUTDOWN_RECEIVE: u32 = 1;
-/// The sender will write no more.
+/// Shutdown flag: the sender will not send any more data.
 pub(super) const SHUTDOWN_SEND: u32 = 2;
-/// Both.
 pub(super) const SHUTDOWN_BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
 
-/// What a packet is for.
+/// Operation of a packet (virtio 1.2, 5.10.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     Request,
@@ -62,26 +61,28 @@ pub(super) struct Key {
     pub(super) guest_port: u32,
 }
 
-/// How much a side can take: its buffer and how many bytes have left it, modulo 2^32.
+/// Flow-control state of one side (virtio 1.2, 5.10.6.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Credit {
+    /// Size of the receive buffer in bytes.
     pub(super) buf_alloc: u32,
+    /// Bytes that the receiver has consumed, modulo 2^32.
     pub(super) fwd_cnt: u32,
 }
 
-/// A packet to the guest without its payload.
+/// The header of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) key: Key,
     pub(super) op: Op,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub(super) len: u32,
     pub(super) flags: u32,
     pub(super) credit: Credit,
 }
 
 impl Packet {
-    /// The header of a packet from the host to the guest.
+    /// Encodes a header from the host to the guest.
     pub(super) fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[0..8].copy_from_slice(&HOST_CID.to_le_bytes());
@@ -97,8 +98,7 @@ impl Packet {
         bytes
     }
 
-    /// The header of a packet from the guest to the host; `None` when it is addressed to or from somebody
-    /// else, or of an unknown kind.
+    /// Decodes a header from the guest to the host. Returns `None` for other addresses, socket types and operations.
     pub(super) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         let source = u64::from_le_bytes(field(bytes, 0));
         let target = u64::from_le_bytes(field(bytes, 8));

@@ -1,13 +1,15 @@
-//! One stream between a unix socket of the host and a port of the guest.
+//! One stream between a unix socket on the host and a port of the guest.
 //!
 //! ```text
-//! host opens    Asking ── RESPONSE ──► Open
-//! Open          socket ── bytes, within the guest's credit ──► guest
-//!               guest ── bytes, within our credit ──► socket, or `unsent` when the socket is full
-//! the end       socket at its end ─► SHUTDOWN; guest's SHUTDOWN of both ways, all written ─► RST; RST ─► gone
+//! NotSent ── REQUEST sent ──► Requested ── RESPONSE received ──► Open
+//! Open    socket ── bytes, up to the guest's credit ──► guest
+//!         guest ── bytes, up to the host's credit ──► socket, or `unsent` while the socket is full
+//! end     end-of-file on the socket: SHUTDOWN is sent
+//!         SHUTDOWN of both directions received and all bytes written: RST is sent, the stream is removed
+//!         RST received: the stream is removed
 //! ```
-//! Both ways have back-pressure: without credit the socket is not read; what the socket does not take
-//! stays in `unsent`, at most [`BUF_ALLOC`] bytes, and the guest gets no credit for it.
+//! Both directions have back-pressure. Without credit the socket is not read. Bytes that the socket does not accept
+//! stay in `unsent`, at most [`BUF_ALLOC`] of them, and the guest gets no new credit for them.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -23,39 +25,38 @@ use super::packet::{
 use crate::devices::buffers::Buffers;
 use crate::devices::sys;
 
-/// What a guest may have in flight to the host, per stream.
+/// Limit on bytes in flight from the guest to the host, per stream.
 pub(super) const BUF_ALLOC: u32 = 256 << 10;
-/// Bytes written to the socket after which the guest is told. It stops at its own 256 KiB, so that it must
-/// hear earlier.
+/// The guest gets a credit update after this many bytes were written to the socket. The guest stops at
+/// [`BUF_ALLOC`] bytes in flight, so updates must come earlier.
 const CREDIT_STEP: u32 = 64 << 10;
-/// Longest payload of a packet.
+/// Longest payload of a packet in bytes.
 const PAYLOAD_MAX: usize = 64 << 10;
 
-/// Whether the guest has agreed to the stream.
+/// How far the handshake with the guest is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The request has yet to be sent.
-    ToAsk,
-    /// The guest has the request.
-    Asking,
+    /// The REQUEST waits for a receive buffer of the guest.
+    NotSent,
+    /// The REQUEST was sent.
+    Requested,
     Open,
 }
 
-/// Whether the client waits for a line that says that the guest has answered.
+/// Whether the client receives an `OK <host port>` line when the guest accepts the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Greeting {
     Line,
     None,
 }
 
-/// What the caller has to do with a stream.
+/// What the owner of a stream must do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It goes on.
+pub(super) enum StreamAction {
     Keep,
-    /// Remove it; the guest does not know it (any more).
-    Forget,
-    /// Remove it and reset it towards the guest.
+    /// Remove the stream. The guest has ended it.
+    Remove,
+    /// Remove the stream and send a reset to the guest.
     Reset,
 }
 
@@ -66,41 +67,39 @@ pub(super) struct Stream {
     pub(super) socket: UnixStream,
     greeting: Greeting,
     phase: Phase,
-    response_due: bool,
     credit_due: bool,
-    /// Shutdown flags that the guest has yet to hear.
+    /// Shutdown flags that the guest has not received yet.
     shutdown_due: u32,
-    /// The socket may hold bytes or its end: readiness is told once per change.
+    /// The socket may hold bytes or end-of-file. Kept here because epoll reports each change once.
     readable: bool,
-    /// The socket has ended: no more bytes for the guest.
+    /// The socket is at end-of-file: there are no more bytes for the guest.
     ended: bool,
     /// Directions that the guest has shut down.
     guest_shut: u32,
-    /// The guest's buffer, and bytes sent into it.
+    /// The guest's receive buffer, as of its last packet.
     guest_credit: Credit,
+    /// Bytes sent to the guest, modulo 2^32.
     sent: u32,
-    /// Bytes that the guest has sent, that the socket has taken, and that the guest knows to be taken.
+    /// Bytes received from the guest, modulo 2^32.
     received: u32,
+    /// Bytes of those written to the socket, modulo 2^32.
     written: u32,
+    /// The value of `written` in the last packet to the guest.
     announced: u32,
+    /// Bytes from the guest that wait for room in the socket.
     unsent: VecDeque<u8>,
-    /// Whether the client is gone, so that only the guest's answer is awaited.
+    /// The client has closed the socket; only the guest's answer to the shutdown is missing.
     gone: bool,
 }
 
 impl Stream {
-    /// A stream that the host opens. `socket` does not block.
-    pub(super) fn asked_by_host(key: Key, socket: UnixStream, greeting: Greeting) -> Self {
-        Self::new(key, socket, greeting, Phase::ToAsk)
-    }
-
-    fn new(key: Key, socket: UnixStream, greeting: Greeting, phase: Phase) -> Self {
+    /// A stream that the host opens. `socket` must be non-blocking.
+    pub(super) fn new(key: Key, socket: UnixStream, greeting: Greeting) -> Self {
         Self {
             key,
             socket,
             greeting,
-            phase,
-            response_due: false,
+            phase: Phase::NotSent,
             credit_due: false,
             shutdown_due: 0,
             readable: true,
@@ -116,13 +115,13 @@ impl Stream {
         }
     }
 
-    /// Whether the guest has heard of the stream.
+    /// Whether the guest has received the stream's request.
     pub(super) fn known_to_guest(&self) -> bool {
-        self.phase != Phase::ToAsk
+        self.phase != Phase::NotSent
     }
 
-    /// Whether only the guest's last word is missing.
-    pub(super) fn is_over(&self) -> bool {
+    /// Whether the client has closed the stream and only the guest's answer is missing.
+    pub(super) fn gone(&self) -> bool {
         self.gone
     }
 
@@ -134,11 +133,9 @@ impl Stream {
     /// Whether there may be a packet for the guest.
     pub(super) fn has_packet(&self) -> bool {
         match self.phase {
-            Phase::ToAsk => true,
-            Phase::Asking => false,
-            Phase::Open => {
-                self.response_due || self.credit_due || self.shutdown_due != 0 || self.can_send()
-            }
+            Phase::NotSent => true,
+            Phase::Requested => false,
+            Phase::Open => self.credit_due || self.shutdown_due != 0 || self.can_send(),
         }
     }
 
@@ -150,16 +147,20 @@ impl Stream {
         self.guest_shut & SHUTDOWN_RECEIVE == 0
     }
 
-    /// Bytes that the guest can take. A guest that claims nonsense gets nothing.
+    /// Number of bytes that the guest's buffer has room for; 0 if the guest's numbers are impossible.
     fn credit(&self) -> usize {
         let in_flight = self.sent.wrapping_sub(self.guest_credit.fwd_cnt);
         let left = self.guest_credit.buf_alloc.saturating_sub(in_flight);
         usize::try_from(left).unwrap_or(0)
     }
 
-    /// The next packet for the guest, its payload in `into` behind the room for the header. `into` has
-    /// that room at least.
-    pub(super) fn next_packet(&mut self, into: &Buffers<'_>, payload: Buffers<'_>) -> Option<u32> {
+    /// Writes the next packet for the guest: its header to `header`, which must have room for it, and its data to
+    /// `payload`. Returns the length of the payload in bytes, or `None` if there is no packet.
+    pub(super) fn next_packet(
+        &mut self,
+        header: &Buffers<'_>,
+        payload: Buffers<'_>,
+    ) -> Option<u32> {
         let (op, len, flags) = self.next_op(payload)?;
         let credit = Credit {
             buf_alloc: BUF_ALLOC,
@@ -175,17 +176,14 @@ impl Stream {
             flags,
             credit,
         };
-        into.write(&packet.encode());
+        header.write(&packet.encode());
         Some(len)
     }
 
     fn next_op(&mut self, payload: Buffers<'_>) -> Option<(Op, u32, u32)> {
-        if self.phase == Phase::ToAsk {
-            self.phase = Phase::Asking;
+        if self.phase == Phase::NotSent {
+            self.phase = Phase::Requested;
             return Some((Op::Request, 0, 0));
-        }
-        if std::mem::take(&mut self.response_due) {
-            return Some((Op::Response, 0, 0));
         }
         if let Some(len) = self.read_socket(payload) {
             return Some((Op::Data, len, 0));
@@ -217,7 +215,7 @@ impl Stream {
         None
     }
 
-    /// Notes the socket's end: the client has shut down its writing side, or both when it is gone.
+    /// Handles end-of-file: the client has shut down its writing side, or closed the socket.
     fn end(&mut self) {
         self.ended = true;
         self.readable = false;
@@ -240,19 +238,18 @@ impl Stream {
         }
     }
 
-    /// The socket became ready: bytes, room or its end.
-    pub(super) fn socket_ready(&mut self) -> Verdict {
+    /// Handles readiness of the socket: it has bytes, room or end-of-file.
+    pub(super) fn socket_ready(&mut self) -> StreamAction {
         if self.ended {
-            self.note_gone()
+            self.note_gone();
         } else {
-            self.readable = true
+            self.readable = true;
         }
         self.flush()
     }
 
-    /// Takes a packet of the guest. `payload` is what the packet's chain holds behind the header, at least
-    /// as long as the header says.
-    pub(super) fn take(&mut self, packet: &Packet, payload: Buffers<'_>) -> Verdict {
+    /// Handles a packet from the guest. `payload` must be at least as long as the packet's header says.
+    pub(super) fn take(&mut self, packet: &Packet, payload: Buffers<'_>) -> StreamAction {
         self.guest_credit = packet.credit;
         match packet.op {
             Op::Response => self.open(),
@@ -261,36 +258,36 @@ impl Stream {
                 self.guest_shut |= packet.flags & SHUTDOWN_BOTH;
                 self.flush()
             }
-            Op::Reset => Verdict::Forget,
+            Op::Reset => StreamAction::Remove,
             Op::CreditRequest => {
                 self.credit_due = true;
-                Verdict::Keep
+                StreamAction::Keep
             }
-            Op::CreditUpdate => Verdict::Keep,
-            Op::Request => Verdict::Reset,
+            Op::CreditUpdate => StreamAction::Keep,
+            Op::Request => StreamAction::Reset,
         }
     }
 
-    fn open(&mut self) -> Verdict {
-        if self.phase != Phase::Asking {
-            return Verdict::Reset;
+    fn open(&mut self) -> StreamAction {
+        if self.phase != Phase::Requested {
+            return StreamAction::Reset;
         }
         self.phase = Phase::Open;
         if self.greeting == Greeting::Line {
             let line = format!("OK {}\n", self.key.host_port);
             if self.socket.write_all(line.as_bytes()).is_err() {
-                return Verdict::Reset;
+                return StreamAction::Reset;
             }
         }
-        Verdict::Keep
+        StreamAction::Keep
     }
 
-    fn receive(&mut self, len: u32, mut payload: Buffers<'_>) -> Verdict {
+    fn receive(&mut self, len: u32, mut payload: Buffers<'_>) -> StreamAction {
         self.received = self.received.wrapping_add(len);
         let in_flight = self.received.wrapping_sub(self.written);
         let after_end = self.guest_shut & SHUTDOWN_SEND != 0;
         if self.phase != Phase::Open || len.max(in_flight) > BUF_ALLOC || after_end {
-            return Verdict::Reset;
+            return StreamAction::Reset;
         }
         if !self.congested() && payload.len() > 0 {
             match sys::writev(self.socket.as_fd(), payload.slices()) {
@@ -299,17 +296,17 @@ impl Stream {
                     payload.split_front(done);
                 }
                 Err(error) if is_busy(&error) => {}
-                Err(_) => return Verdict::Reset,
+                Err(_) => return StreamAction::Reset,
             }
         }
         let mut rest = vec![0; payload.len()];
         payload.read(&mut rest);
         self.unsent.extend(rest);
-        Verdict::Keep
+        StreamAction::Keep
     }
 
-    /// Writes what waits for the socket, and ends what the guest has ended.
-    fn flush(&mut self) -> Verdict {
+    /// Writes `unsent` to the socket. When it is empty, passes on a shutdown by the guest.
+    fn flush(&mut self) -> StreamAction {
         while self.congested() {
             match self.socket.write(self.unsent.as_slices().0) {
                 Ok(done) => {
@@ -317,18 +314,18 @@ impl Stream {
                     self.note_written(done);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_busy(&error) => return Verdict::Keep,
-                Err(_) => return Verdict::Reset,
+                Err(error) if is_busy(&error) => return StreamAction::Keep,
+                Err(_) => return StreamAction::Reset,
             }
         }
         self.unsent.shrink_to_fit();
         if self.guest_shut == SHUTDOWN_BOTH {
-            return Verdict::Reset;
+            return StreamAction::Reset;
         }
         if self.guest_shut & SHUTDOWN_SEND != 0 {
             let _gone = self.socket.shutdown(Shutdown::Write);
         }
-        Verdict::Keep
+        StreamAction::Keep
     }
 
     fn note_written(&mut self, len: usize) {
@@ -337,8 +334,8 @@ impl Stream {
     }
 }
 
-/// Room that a chain for the guest must have: with none for a payload, a stream with bytes could neither
-/// speak nor be silent.
+/// Smallest receive buffer that is used, in bytes. A buffer without room for a payload could carry neither the bytes of
+/// a stream nor its end.
 pub(super) const ROOM_MIN: usize = HEADER + 1;
 
 fn is_busy(error: &io::Error) -> bool {

@@ -6,8 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use super::stream::BUF_ALLOC;
-use crate::devices::VSOCK;
-use crate::devices::testing::{DATA, DriverQueue, Guest, Piece};
+use crate::devices::testing::{DATA, DriverQueue, Guest, Piece, VSOCK};
 
 const REQUEST: u16 = 1;
 const RESPONSE: u16 = 2;

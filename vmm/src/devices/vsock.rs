@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! client ─ "CONNECT 5000\n" ─► socket ─► stream to guest port 5000; "OK <host port>\n", then bytes
-//! guest  ─ REQUEST to any host port ─► RST: a guest opens no streams
+//! guest  ─ REQUEST to any host port ─► RST: only the host opens streams
 //! ```
-//! All streams share the device's two queues. Streams with something to say stand in a line, each gets one
-//! packet per turn. Everything is bounded: clients that have not asked yet, streams, bytes per stream and
-//! resets that wait for a buffer.
+//! All streams share the device's two queues. Streams with data for the guest take turns, one packet each
+//! ([`packet_queue`]). Everything is bounded: clients that have not sent their `CONNECT` line, streams, bytes per stream
+//! and resets that wait for a receive buffer.
 
-mod line;
 mod listener;
 mod packet;
+mod packet_queue;
 mod stream;
 
 #[cfg(test)]
@@ -20,54 +20,44 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use serde::{Deserialize, Serialize};
-
+use super::backend::DeviceError;
 use super::buffers::Buffers;
+use super::device::{Io, VirtioDevice};
 use super::queue::{Chain, Virtqueue};
+use super::ram::Ram;
 use super::registers::{COMMON_FEATURES, Identity};
-use super::state::DeviceStateError;
-use super::{DeviceError, FIRST_TOKEN, Io, Ram, VirtioDevice};
-use crate::watch::{Interest, Watch};
-use line::{Turn, TurnLine};
-use listener::{Line, Listener, read_line};
+use super::state::{DeviceStateError, VsockState};
+use crate::watch::{DeviceToken, Interest, Token, Watch};
+use listener::{ConnectLine, Listener, read_line};
 use packet::{Credit, GUEST_CID, HEADER, Key, Op, Packet};
-use stream::{Greeting, ROOM_MIN, Stream, Verdict};
+use packet_queue::{PacketQueue, PacketSource};
+use stream::{Greeting, ROOM_MIN, Stream, StreamAction};
 
 const DEVICE_ID: u32 = 19;
 const RX: usize = 0;
 const TX: usize = 1;
-/// Streams at a time; more are refused.
+/// Limit on concurrent streams. Further connections are closed.
 const STREAMS_MAX: usize = 512;
-/// Clients that have connected and not asked yet; the oldest makes room for the next.
+/// Limit on clients that have not sent their `CONNECT` line. The next client replaces the oldest.
 const CLIENTS_MAX: usize = 64;
-/// Resets that wait for a buffer of the guest; more are not sent, and the guest's own time-outs serve.
+/// Limit on resets that wait for a receive buffer. Further resets are dropped: the guest's streams then time out.
 const RESETS_MAX: usize = 2 * STREAMS_MAX;
-/// Host ports of streams that the host opens count up from here.
+/// Host port of the first stream; the port of each later stream is one higher.
 const FIRST_HOST_PORT: u32 = 1 << 30;
-
-const LISTENER_TOKEN: u64 = FIRST_TOKEN + 1;
-const FIRST_STREAM_TOKEN: u64 = FIRST_TOKEN << 1;
-
-/// What a snapshot keeps of the streams.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VsockState {
-    /// Host port of the next stream that the host opens.
-    pub next_host_port: u32,
-    /// Host and guest port of each stream that the guest believes open, in the order of their making.
-    pub open: Vec<(u32, u32)>,
-}
 
 /// The vsock device.
 #[derive(Debug)]
 pub(super) struct Vsock {
     listener: Listener,
+    /// Clients that have not sent their whole `CONNECT` line, oldest first.
     clients: VecDeque<(u64, UnixStream)>,
-    /// By token of the watch; tokens count up, so their order is that of the streams' making.
+    /// Streams by id. Ids count up, so their order is the order of creation.
     streams: HashMap<u64, Stream>,
     by_key: HashMap<Key, u64>,
-    next_token: u64,
+    /// Id of the next client or stream. A client keeps its id when it becomes a stream.
+    next_id: u64,
     next_host_port: u32,
-    line: TurnLine,
+    packets: PacketQueue,
 }
 
 impl Vsock {
@@ -75,16 +65,20 @@ impl Vsock {
         let failed = |source| DeviceError::Listen { source };
         let listener = Listener::new(socket).map_err(failed)?;
         watch
-            .add(listener.socket(), LISTENER_TOKEN, Interest::ReadEdge)
+            .add(
+                listener.socket(),
+                Token::Device(DeviceToken::VsockListener),
+                Interest::ReadEdge,
+            )
             .map_err(failed)?;
         Ok(Self {
             listener,
             clients: VecDeque::new(),
             streams: HashMap::new(),
             by_key: HashMap::new(),
-            next_token: FIRST_STREAM_TOKEN,
+            next_id: 0,
             next_host_port: FIRST_HOST_PORT,
-            line: TurnLine::default(),
+            packets: PacketQueue::default(),
         })
     }
 
@@ -98,11 +92,11 @@ impl Vsock {
     }
 
     pub(super) fn state(&self) -> VsockState {
-        let mut tokens: Vec<_> = self.streams.iter().collect();
-        tokens.sort_by_key(|(token, _)| **token);
-        let known = tokens.iter().filter(|(_, stream)| stream.known_to_guest());
+        let mut streams: Vec<_> = self.streams.iter().collect();
+        streams.sort_by_key(|(id, _)| **id);
+        let known = streams.iter().filter(|(_, stream)| stream.known_to_guest());
         let keys = self
-            .line
+            .packets
             .resets()
             .chain(known.map(|(_, stream)| stream.key));
         VsockState {
@@ -111,7 +105,7 @@ impl Vsock {
         }
     }
 
-    /// Goes on from a snapshot: its streams have lost their sockets and are reset, in order.
+    /// Queues a reset for each stream of a snapshot, since the new process does not have their sockets.
     pub(super) fn restore(&mut self, state: &VsockState) -> Result<(), DeviceStateError> {
         let limit = RESETS_MAX + STREAMS_MAX;
         let found = state.open.len();
@@ -124,70 +118,68 @@ impl Vsock {
                 host_port,
                 guest_port,
             };
-            self.line.push_reset(key, limit);
+            self.packets.push_reset(key, limit);
         }
         Ok(())
     }
 
-    /// Begins a stream to a guest port; its token, or `None` when there is no room.
+    /// Opens a stream to a guest port. Returns the token to serve it with, or `None` if the limit on streams is reached.
     pub(super) fn connect_guest(
         &mut self,
         port: u32,
         socket: UnixStream,
         watch: &mut Watch,
-    ) -> Option<u64> {
+    ) -> Option<DeviceToken> {
         socket.set_nonblocking(true).ok()?;
-        let token = self.take_token();
-        watch.add(&socket, token, Interest::ReadEdge).ok()?;
-        self.begin(token, port, socket, Greeting::None, watch)
+        let id = self.take_id();
+        watch.add(&socket, token(id), Interest::ReadEdge).ok()?;
+        self.open(id, port, socket, Greeting::None, watch)?;
+        Some(DeviceToken::VsockStream(id))
     }
 
-    fn begin(
+    fn open(
         &mut self,
-        token: u64,
+        id: u64,
         guest_port: u32,
         socket: UnixStream,
         greeting: Greeting,
         watch: &mut Watch,
-    ) -> Option<u64> {
+    ) -> Option<()> {
         if !self.make_room(watch) {
             return None;
         }
         let key = self.free_key(guest_port);
-        let stream = Stream::asked_by_host(key, socket, greeting);
-        self.insert(token, stream);
-        Some(token)
+        let stream = Stream::new(key, socket, greeting);
+        self.by_key.insert(key, id);
+        self.streams.insert(id, stream);
+        self.enqueue(id);
+        Some(())
     }
 
-    fn insert(&mut self, token: u64, stream: Stream) {
-        self.by_key.insert(stream.key, token);
-        self.streams.insert(token, stream);
-        self.line_up(token);
-    }
-
-    /// Puts a stream that has something to say at the end of the line, once.
-    fn line_up(&mut self, token: u64) {
-        if self.streams.get(&token).is_some_and(Stream::has_packet) {
-            self.line.push_stream(token);
+    /// Queues a stream that has a packet for the guest.
+    fn enqueue(&mut self, id: u64) {
+        if self.streams.get(&id).is_some_and(Stream::has_packet) {
+            self.packets.push_stream(id);
         }
     }
 
-    /// Whether a stream more can be; one that only waits for the guest's last word makes room.
+    /// Whether there is room for another stream. At the limit, the oldest stream whose client has left is reset to make
+    /// room.
     fn make_room(&mut self, watch: &mut Watch) -> bool {
         if self.streams.len() < STREAMS_MAX {
             return true;
         }
-        let over = self.streams.iter().filter(|(_, stream)| stream.is_over());
-        let Some((&token, stream)) = over.min_by_key(|(token, _)| **token) else {
+        let abandoned = self.streams.iter().filter(|(_, stream)| stream.gone());
+        let Some((&id, stream)) = abandoned.min_by_key(|(id, _)| **id) else {
             return false;
         };
         let key = stream.key;
-        self.remove(token, watch);
+        self.remove(id, watch);
         self.reset(key);
         true
     }
 
-    /// A host port that no stream to this guest port uses.
+    /// A key for this guest port with an unused host port.
     fn free_key(&mut self, guest_port: u32) -> Key {
         loop {
             let host_port = self.next_host_port;
@@ -202,99 +194,98 @@ impl Vsock {
         }
     }
 
-    fn take_token(&mut self) -> u64 {
-        let token = self.next_token;
-        self.next_token += 1;
-        token
+    fn take_id(&mut self) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        id
     }
 
-    /// Takes all waiting clients; those that have asked already become streams at once.
+    /// Accepts all waiting clients, and reads the `CONNECT` lines that have already arrived.
     fn accept(&mut self, watch: &mut Watch) {
         while let Some(client) = self.listener.accept() {
-            let token = self.take_token();
-            if watch.add(&client, token, Interest::ReadEdge).is_err() {
+            let id = self.take_id();
+            if watch.add(&client, token(id), Interest::ReadEdge).is_err() {
                 continue;
             }
             if self.clients.len() == CLIENTS_MAX {
                 self.clients.pop_front();
             }
-            self.clients.push_back((token, client));
-            self.hear(token, watch);
+            self.clients.push_back((id, client));
+            self.read_client(id, watch);
         }
     }
 
-    /// Reads the line of a client. Whether the token is one's.
-    fn hear(&mut self, token: u64, watch: &mut Watch) -> bool {
-        let Some(index) = self.clients.iter().position(|(own, _)| *own == token) else {
+    /// Reads from a client that has not sent its `CONNECT` line. Returns false if `id` is not such a client.
+    fn read_client(&mut self, id: u64, watch: &mut Watch) -> bool {
+        let Some(index) = self.clients.iter().position(|(own, _)| *own == id) else {
             return false;
         };
         match read_line(&self.clients[index].1) {
-            Line::Partial => {}
-            Line::Bad => {
+            ConnectLine::Partial => {}
+            ConnectLine::Invalid => {
                 self.clients.remove(index);
             }
-            Line::Port(port) => {
-                if let Some((token, client)) = self.clients.remove(index) {
-                    self.begin(token, port, client, Greeting::Line, watch);
+            ConnectLine::Port(port) => {
+                if let Some((id, client)) = self.clients.remove(index) {
+                    self.open(id, port, client, Greeting::Line, watch);
                 }
             }
         }
         true
     }
 
-    /// A stream's socket became ready.
-    fn stream_ready(&mut self, token: u64, watch: &mut Watch) {
-        let Some(stream) = self.streams.get_mut(&token) else {
+    fn stream_ready(&mut self, id: u64, watch: &mut Watch) {
+        let Some(stream) = self.streams.get_mut(&id) else {
             return;
         };
-        let congested = stream.congested();
-        let verdict = stream.socket_ready();
-        self.conclude(token, verdict, congested, watch);
+        let was_congested = stream.congested();
+        let action = stream.socket_ready();
+        self.apply(id, action, was_congested, watch);
     }
 
-    /// Does what a stream's verdict asks for, and watches for room in its socket while it is full.
-    fn conclude(&mut self, token: u64, verdict: Verdict, was_congested: bool, watch: &mut Watch) {
-        let Some(stream) = self.streams.get(&token) else {
+    /// Applies the outcome of a stream's work. Watches its socket for writability while data waits for it.
+    fn apply(&mut self, id: u64, action: StreamAction, was_congested: bool, watch: &mut Watch) {
+        let Some(stream) = self.streams.get(&id) else {
             return;
         };
         let key = stream.key;
-        match verdict {
-            Verdict::Keep => {
+        match action {
+            StreamAction::Keep => {
                 let interest = if stream.congested() {
                     Interest::ReadWriteEdge
                 } else {
                     Interest::ReadEdge
                 };
                 let changed = stream.congested() != was_congested;
-                let watched = !changed || watch.modify(&stream.socket, token, interest).is_ok();
-                if !watched {
-                    self.remove(token, watch);
-                    self.reset(key);
+                let watched = !changed || watch.modify(&stream.socket, token(id), interest).is_ok();
+                if watched {
+                    self.enqueue(id);
                 } else {
-                    self.line_up(token);
+                    self.remove(id, watch);
+                    self.reset(key);
                 }
             }
-            Verdict::Forget => self.remove(token, watch),
-            Verdict::Reset => {
-                self.remove(token, watch);
+            StreamAction::Remove => self.remove(id, watch),
+            StreamAction::Reset => {
+                self.remove(id, watch);
                 self.reset(key);
             }
         }
     }
 
-    fn remove(&mut self, token: u64, watch: &mut Watch) {
-        if let Some(stream) = self.streams.remove(&token) {
+    fn remove(&mut self, id: u64, watch: &mut Watch) {
+        if let Some(stream) = self.streams.remove(&id) {
             self.by_key.remove(&stream.key);
             let _closed_anyway = watch.remove(&stream.socket);
-            self.line.forget_stream(token);
+            self.packets.remove_stream(id);
         }
     }
 
     fn reset(&mut self, key: Key) {
-        self.line.push_reset(key, RESETS_MAX);
+        self.packets.push_reset(key, RESETS_MAX);
     }
 
-    /// Takes the guest's packets.
+    /// Handles the packets that the guest sent.
     fn transmit(&mut self, io: &mut Io<'_>) {
         let Some(queue) = io.queues.get_mut(TX) else {
             return;
@@ -324,80 +315,80 @@ impl Vsock {
         let len = usize::try_from(packet.len).unwrap_or(usize::MAX);
         let whole = payload.split_off(len).is_some();
         match self.by_key.get(&packet.key) {
-            Some(&token) => self.take_known(token, &packet, whole.then_some(payload), watch),
+            Some(&id) => self.take_known(id, &packet, whole.then_some(payload), watch),
             None => self.take_unknown(&packet),
         }
     }
 
     fn take_known(
         &mut self,
-        token: u64,
+        id: u64,
         packet: &Packet,
         payload: Option<Buffers<'_>>,
         watch: &mut Watch,
     ) {
-        let Some(stream) = self.streams.get_mut(&token) else {
+        let Some(stream) = self.streams.get_mut(&id) else {
             return;
         };
-        let congested = stream.congested();
-        let verdict = match payload {
+        let was_congested = stream.congested();
+        let action = match payload {
             Some(payload) => stream.take(packet, payload),
-            None => Verdict::Reset,
+            None => StreamAction::Reset,
         };
-        self.conclude(token, verdict, congested, watch);
+        self.apply(id, action, was_congested, watch);
     }
 
-    /// A packet of no stream is reset, but for a reset.
+    /// Answers a packet that belongs to no stream with a reset, unless it is a reset itself.
     fn take_unknown(&mut self, packet: &Packet) {
         if packet.op != Op::Reset {
             self.reset(packet.key);
         }
     }
 
-    /// Gives the guest packets while there are both packets and buffers.
+    /// Sends packets to the guest while there are both packets and receive buffers.
     fn receive(&mut self, io: &mut Io<'_>) {
         let Some(queue) = io.queues.get_mut(RX) else {
             return;
         };
-        while let Some(turn) = self.next_turn() {
+        while let Some(source) = self.next_source() {
             let Some(chain) = queue.pop(io.ram) else {
-                self.line.put_back(turn);
+                self.packets.put_back(source);
                 if queue.await_kick(io.ram) {
                     continue;
                 }
                 return;
             };
-            self.serve(turn, chain, queue, io.ram);
+            self.serve(source, chain, queue, io.ram);
         }
     }
 
-    /// The next turn that may lead to a packet: a socket may still turn out to be empty.
-    fn next_turn(&mut self) -> Option<Turn> {
-        while let Some(turn) = self.line.pop() {
-            match turn {
-                Turn::Stream(token)
-                    if !self.streams.get(&token).is_some_and(Stream::has_packet) => {}
-                _ => return Some(turn),
+    /// The next source that may have a packet. Its socket can still be empty.
+    fn next_source(&mut self) -> Option<PacketSource> {
+        while let Some(source) = self.packets.pop() {
+            match source {
+                PacketSource::Stream(id)
+                    if !self.streams.get(&id).is_some_and(Stream::has_packet) => {}
+                _ => return Some(source),
             }
         }
         None
     }
 
-    fn serve(&mut self, turn: Turn, chain: Chain<'_>, queue: &mut Virtqueue, ram: &Ram) {
+    fn serve(&mut self, source: PacketSource, chain: Chain<'_>, queue: &mut Virtqueue, ram: &Ram) {
         let Chain {
             head, mut writable, ..
         } = chain;
         if writable.len() < ROOM_MIN {
-            self.line.put_back(turn);
+            self.packets.put_back(source);
             return queue.complete(ram, head, 0);
         }
         let payload = writable.split_off(HEADER).unwrap_or_default();
-        let written = match turn {
-            Turn::Reset(key) => {
+        let written = match source {
+            PacketSource::Reset(key) => {
                 writable.write(&reset_packet(key).encode());
                 Some(0)
             }
-            Turn::Stream(token) => self.serve_stream(token, &writable, payload),
+            PacketSource::Stream(id) => self.serve_stream(id, &writable, payload),
         };
         match written {
             Some(len) => queue.complete(ram, head, u32::try_from(HEADER).unwrap_or(0) + len),
@@ -405,17 +396,17 @@ impl Vsock {
         }
     }
 
-    fn serve_stream(
-        &mut self,
-        token: u64,
-        header: &Buffers<'_>,
-        payload: Buffers<'_>,
-    ) -> Option<u32> {
-        let stream = self.streams.get_mut(&token)?;
+    fn serve_stream(&mut self, id: u64, header: &Buffers<'_>, payload: Buffers<'_>) -> Option<u32> {
+        let stream = self.streams.get_mut(&id)?;
         let written = stream.next_packet(header, payload);
-        self.line_up(token);
+        self.enqueue(id);
         written
     }
+}
+
+/// The watch's token for a client or stream.
+fn token(id: u64) -> Token {
+    Token::Device(DeviceToken::VsockStream(id))
 }
 
 fn reset_packet(key: Key) -> Packet {
@@ -438,12 +429,10 @@ impl VirtioDevice for Vsock {
             .streams
             .iter()
             .filter(|(_, stream)| stream.known_to_guest());
-        let known: Vec<u64> = known.map(|(token, _)| *token).collect();
-        known
-            .into_iter()
-            .for_each(|token| self.remove(token, watch));
-        // Who asked before the driver was there still waits for it.
-        self.line.forget_resets();
+        let known: Vec<u64> = known.map(|(id, _)| *id).collect();
+        known.into_iter().for_each(|id| self.remove(id, watch));
+        // Streams that the guest has not seen yet stay: their clients connected before the driver was ready.
+        self.packets.remove_resets();
     }
 
     fn notify(&mut self, queue: usize, io: &mut Io<'_>) {
@@ -453,11 +442,15 @@ impl VirtioDevice for Vsock {
         self.receive(io);
     }
 
-    fn ready(&mut self, token: u64, io: &mut Io<'_>) {
-        if token == LISTENER_TOKEN {
-            self.accept(io.watch);
-        } else if !self.hear(token, io.watch) {
-            self.stream_ready(token, io.watch);
+    fn ready(&mut self, token: DeviceToken, io: &mut Io<'_>) {
+        match token {
+            DeviceToken::VsockListener => self.accept(io.watch),
+            DeviceToken::VsockStream(id) => {
+                if !self.read_client(id, io.watch) {
+                    self.stream_ready(id, io.watch);
+                }
+            }
+            DeviceToken::Tap | DeviceToken::Backlog => {}
         }
         self.receive(io);
     }

@@ -1,0 +1,24 @@
+//! What a device looks like to the bus.
+
+use super::queue::Virtqueue;
+use super::ram::Ram;
+use crate::watch::{DeviceToken, Watch};
+
+/// What a device may use while it works. `queues` is empty unless the driver has activated the device.
+pub(super) struct Io<'a> {
+    pub(super) queues: &'a mut [Virtqueue],
+    pub(super) ram: &'a Ram,
+    pub(super) watch: &'a mut Watch,
+}
+
+/// A device behind the virtio-mmio transport.
+pub(super) trait VirtioDevice {
+    /// The driver has accepted `features` and starts to use the device.
+    fn activate(&mut self, _features: u64, _io: &mut Io<'_>) {}
+    /// The driver has reset the device.
+    fn reset(&mut self, _watch: &mut Watch) {}
+    /// The driver has added buffers to the queue with this index.
+    fn notify(&mut self, queue: usize, io: &mut Io<'_>);
+    /// A descriptor of the device became ready. The event may be older than the descriptor's last use.
+    fn ready(&mut self, _token: DeviceToken, _io: &mut Io<'_>) {}
+}
