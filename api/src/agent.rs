@@ -1,4 +1,4 @@
-//! One question to a sandbox's agent: does it answer?
+//! Health check of a sandbox's agent.
 
 use std::{path::Path, time::Duration};
 
@@ -9,8 +9,8 @@ use tokio::{
     time::timeout,
 };
 
-/// Whether the agent behind this vsock socket answers `GET /health` with success in time. What it says beyond the
-/// first bytes is not read.
+/// Whether the agent behind this vsock socket answers `GET /health` with a success status within `within`. Only the
+/// status line is read.
 pub(crate) async fn is_healthy(vsock: &Path, within: Duration) -> bool {
     matches!(timeout(within, ask(vsock)).await, Ok(Ok(true)))
 }
@@ -28,7 +28,7 @@ async fn ask(vsock: &Path) -> std::io::Result<bool> {
     Ok(status.starts_with("HTTP/1.1 2"))
 }
 
-/// A short line, byte by byte: what follows it is somebody else's.
+/// Reads a line of at most 128 bytes. Reads byte by byte, so that data after the line stays in the socket.
 async fn read_line(stream: &mut UnixStream) -> std::io::Result<String> {
     let mut line = String::new();
     while line.len() < 128 {
@@ -56,7 +56,7 @@ mod tests {
                 let _ = stream.read(&mut buffer).await.unwrap();
                 stream.write_all(line.as_bytes()).await.unwrap();
             }
-            // Held open: an agent that says nothing more is no end of file.
+            // Keeps the connection open: silence must not look like end of file.
             let _ = stream.read(&mut buffer).await;
         });
         let healthy = is_healthy(&path, Duration::from_millis(300)).await;
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_success_in_time_is_healthy() {
+    async fn only_a_success_status_in_time_means_healthy() {
         assert!(answer(&["OK 1\n", "HTTP/1.1 204 No Content\r\n"]).await);
         assert!(!answer(&["OK 1\n", "HTTP/1.1 500 Oh\r\n"]).await);
         assert!(!answer(&["OK 1\n"]).await);

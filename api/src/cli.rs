@@ -1,4 +1,4 @@
-//! Command line: what each command does, and how each error ends the program.
+//! The command line of `cube-api`, and the exit code for each failure.
 
 mod ca;
 mod ceiling;
@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 
 use exit::Failure;
 
-/// Where a server keeps what outlives it.
+/// Default state directory of the server.
 const STATE: &str = "/var/lib/cube";
 
 #[derive(Parser)]
@@ -29,15 +29,15 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve until SIGTERM or SIGINT; sandboxes go on for the next server
+    /// Serve until SIGTERM or SIGINT; by default, sandboxes keep running for the next server
     Serve(Box<serve::ServeConfig>),
-    /// Make, show and revoke API keys; a running server notices
+    /// Create, list and revoke API keys; a running server picks up changes
     #[command(subcommand)]
     Key(key::KeyCommand),
-    /// Ask a running server about its templates
+    /// List, inspect and delete the templates of a running server
     #[command(subcommand)]
     Template(template::TemplateCommand),
-    /// Make a private certificate authority and a server certificate
+    /// Create a private certificate authority and a server certificate
     #[command(subcommand)]
     Ca(ca::CaCommand),
 }
@@ -59,7 +59,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// What went wrong, as the one line that ends the program.
+/// A failure whose message is the error with its causes.
 fn failure(kind: fn(String) -> Failure, error: &dyn std::error::Error) -> Failure {
     kind(model::chain(error))
 }

@@ -1,4 +1,4 @@
-//! `cube-api`: see `cube-api --help`.
+//! The command `cube-api`.
 
 mod cli;
 

@@ -1,4 +1,4 @@
-//! The sandboxes' network: what the operator says of it, and how it is opened.
+//! The network of all sandboxes: the operator's configuration, and the start of the isolation and its resolver.
 
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
@@ -10,65 +10,61 @@ use sha2::{Digest, Sha256};
 
 use crate::control::EgressConfig;
 
-/// Where programs and maps outlive the server.
+/// Where eBPF programs and maps are pinned, so that they outlive the server.
 const PINS: &str = "/sys/fs/bpf/cube";
-/// What was refused, below the state directory.
+/// Log of refused packets, below the state directory.
 const LOG: &str = "network-events.jsonl";
-/// TAPs kept ready: to make one takes ten milliseconds and more, one after the other, and a fork may ask for 50 at once.
+/// TAPs kept ready. Creating one takes over ten milliseconds, one at a time, and a fork may need 50 at once.
 const STOCK: u32 = 64;
-/// Numbers of TAPs beyond the most sandboxes: of the stock, and of those whose flows have yet to be removed.
+/// TAP ids beyond `--max-sandboxes`: for the TAPs kept ready, and for those whose flows have not been removed yet.
 const SPARE: u32 = 192;
-/// Flows of one sandbox at a time.
+/// Concurrent flows of one sandbox.
 const MAX_FLOWS: u32 = 4096;
 
-/// What an operator says of the sandboxes' network.
+/// The operator's network configuration.
 #[derive(Clone, Debug)]
 pub struct NetworkSpec {
-    /// Where packets may leave the host.
+    /// Interfaces through which packets may leave the host.
     pub uplinks: Uplinks,
-    /// What sandboxes may reach unasked, and what of the forbidden ranges is open.
+    /// Default policy of sandboxes, and exceptions from the ranges that are denied to all of them.
     pub egress: EgressConfig,
-    /// Whom the resolver asks; empty: what /etc/resolv.conf says.
+    /// Upstream DNS servers of the resolver. Empty: those of /etc/resolv.conf.
     pub dns_servers: Vec<SocketAddr>,
-    /// Bytes a second of each sandbox, each way; absent: no limit.
+    /// Bandwidth of each sandbox in each direction. `None`: unlimited.
     pub bytes_per_s: Option<u64>,
 }
 
-/// The parts of an opened network that the server needs beside the pool.
+/// The parts of the network that the server uses outside of the pool.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// See [`EgressConfig`].
     pub egress: EgressConfig,
-    /// What was refused.
+    /// The refused packets.
     pub log: EventLog,
 }
 
-/// Why there is no network.
+/// Why the network could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    /// The isolation's reason.
+    /// The host cannot enforce network policies.
     #[error(
-        "sandboxes cannot be given an isolated network (--network none starts a server whose sandboxes have none)"
+        "cannot set up an isolated network for sandboxes: fix the cause, or run sandboxes without network (--network none)"
     )]
     Isolation(#[from] IsolationError),
-    /// The state directory cannot be named.
-    #[error("cannot look at the state directory")]
+    #[error("cannot resolve the path of the state directory")]
     State(#[source] std::io::Error),
-    /// The resolver's sockets.
-    #[error("cannot serve names to sandboxes")]
+    #[error("cannot open the DNS sockets for sandboxes")]
     Resolver(#[source] std::io::Error),
-    /// The log of what was refused.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The thread that opened it is gone.
-    #[error("the network was not opened: {0}")]
+    /// The thread that opened the network panicked or was cancelled.
+    #[error("the task that opens the network failed: {0}")]
     Lost(String),
 }
 
-/// Loads the programs, or takes over what the server before has left. For a state directory that is there.
+/// Loads the eBPF programs, or takes over those of the previous server process. The state directory must exist.
 ///
 /// # Errors
-/// See [`NetworkError`].
+/// Returns [`NetworkError`] with the part that could not be opened.
 pub(crate) async fn open(
     spec: &NetworkSpec,
     state: &Path,
@@ -87,14 +83,14 @@ pub(crate) async fn open(
     };
     let opened = tokio::task::spawn_blocking(move || Isolation::open(&config)).await;
     let (isolation, events) = opened.map_err(|e| NetworkError::Lost(e.to_string()))??;
-    let log = EventLog::open(&state.join(LOG), Box::new(tell))?;
+    let log = EventLog::open(&state.join(LOG), Box::new(log_event))?;
     log.follow(events)?;
     resolve(&isolation, spec).map_err(NetworkError::Resolver)?;
     let egress = spec.egress.clone();
     Ok((isolation, Network { egress, log }))
 }
 
-/// Serves names to sandboxes, for as long as the server runs.
+/// Starts the DNS resolver of the sandboxes. It runs as long as the server.
 fn resolve(isolation: &Isolation, spec: &NetworkSpec) -> std::io::Result<()> {
     let (udp, tcp) = isolation.resolver_sockets()?;
     let config = ResolverConfig {
@@ -104,23 +100,24 @@ fn resolve(isolation: &Isolation, spec: &NetworkSpec) -> std::io::Result<()> {
     let resolver = Arc::new(Resolver::new(config, Hooks::of(isolation)));
     tokio::spawn(async move {
         let Err(error) = resolver.serve(udp, tcp).await;
-        tracing::error!(%error, "sandboxes have no names any more");
+        tracing::error!(%error, "the DNS resolver of the sandboxes stopped: restart the server to resolve names again");
     });
     Ok(())
 }
 
-/// Each in the server's own log, for who asks for it.
-fn tell(event: &NetEvent) {
+/// Repeats an event in the server's own log at level debug.
+fn log_event(event: &NetEvent) {
     let NetEvent {
         sandbox,
         destination,
         reason,
         ..
     } = event;
-    tracing::debug!(%sandbox, %destination, ?reason, "refused");
+    tracing::debug!(%sandbox, %destination, ?reason, "packet refused");
 }
 
-/// The state directory's name among others: the same for the next server, however the path is written.
+/// A name for this server's objects in kernel-wide namespaces. It is derived from the real path of the state directory,
+/// so that the next server process on the same state uses the same name.
 fn instance(state: &Path) -> std::io::Result<String> {
     use std::os::unix::ffi::OsStrExt;
     let path = fs::canonicalize(state)?;
@@ -133,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instance_is_named_by_where_its_state_is() {
+    fn an_instance_is_named_after_the_real_path_of_its_state_directory() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = (dir.path().join("one"), dir.path().join("two"));
         fs::create_dir(&one).unwrap();

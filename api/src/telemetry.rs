@@ -1,6 +1,6 @@
-//! The server's own figures, for Prometheus: requests by route and status, starts by [`StartPhase`], the pool.
+//! Metrics of the server for Prometheus: requests by route and status, start times by [`StartPhase`], the pool.
 //!
-//! Labels are patterns of routes, methods, statuses and phases: their number does not depend on what clients send.
+//! Labels are route patterns, methods, statuses and phases, so clients cannot increase the number of time series.
 
 use std::{fmt::Write, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Bounds in seconds: from a look-up to a cold boot.
+/// Histogram buckets in seconds, from a lookup to a cold boot.
 const BOUNDS: [f64; 14] = [
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 ];
@@ -38,7 +38,7 @@ struct PhaseLabels {
     warm: &'static str,
 }
 
-/// The figures; shared by all that have some.
+/// Metrics that the server counts itself.
 #[derive(Debug)]
 pub struct Telemetry {
     registry: Registry,
@@ -58,7 +58,6 @@ fn histogram() -> Histogram {
 }
 
 impl Telemetry {
-    /// All at zero.
     #[must_use]
     pub fn new() -> Self {
         let requests = Family::default();
@@ -88,13 +87,12 @@ impl Telemetry {
         }
     }
 
-    /// The figures, shared.
     #[must_use]
     pub fn shared() -> Arc<Self> {
         Arc::new(Self::new())
     }
 
-    /// A request was answered.
+    /// Records an answered request. `took`: from the head of the request to the head of the response.
     pub fn request(&self, method: &Method, route: String, status: u16, took: Duration) {
         let method = name_of(method);
         let labels = RouteLabels { method, route };
@@ -110,14 +108,14 @@ impl Telemetry {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// A sandbox was started.
+    /// Records the start of a sandbox, relative to the acceptance of its create request.
     pub fn started(&self, timeline: &Timeline, warm: bool) {
         let Some(accepted) = timeline.at(StartPhase::Accepted) else {
             return;
         };
         let warm = if warm { "true" } else { "false" };
         for (phase, at) in timeline.iter() {
-            // Phases of a warm slot lie before the request that it served.
+            // A warm slot went through its first phases before the request was accepted.
             let Some(since) = at.checked_sub(accepted) else {
                 continue;
             };
@@ -128,18 +126,18 @@ impl Telemetry {
         }
     }
 
-    /// All figures, those of the pool as they are now, in OpenMetrics text.
+    /// All metrics, with the current values of the pool, in OpenMetrics text format.
     #[must_use]
     pub fn render(&self, stats: &PoolStats) -> String {
         let mut text = String::new();
-        // Writing to a string fails only if an encoder does, which leaves a text without its end mark.
+        // Writing to a string cannot fail. If an encoder does, the text lacks its end mark.
         if encode(&mut text, &self.registry).is_err() {
-            tracing::error!("the figures could not be written");
+            tracing::error!("cannot encode the metrics of the server");
         }
         let end = text.strip_suffix("# EOF\n").map(str::len);
         text.truncate(end.unwrap_or(text.len()));
         if write_pool(&mut text, stats).is_err() {
-            tracing::error!("the pool's figures could not be written");
+            tracing::error!("cannot encode the metrics of the pool");
         }
         text.push_str("# EOF\n");
         text
@@ -158,7 +156,7 @@ fn name_of(method: &Method) -> &'static str {
     found.map_or("other", |(_, name)| name)
 }
 
-/// The pool's figures are counted by the pool; here they are only written.
+/// Writes the metrics that the pool counts.
 fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
     let gauges = [
         (
@@ -175,7 +173,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
         ),
         (
             "pool_expected_bytes",
-            "What one more sandbox is taken to need",
+            "Expected memory of one more sandbox",
             stats.expected_bytes,
         ),
         (
@@ -198,15 +196,15 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
         ),
         (
             "pool_warm_misses",
-            "Creates that had to restore",
+            "Creates that had to restore a new VM",
             stats.warm_misses,
         ),
         (
             "pool_refused",
-            "Creates refused for want of room",
+            "Creates refused for lack of resources",
             stats.refused,
         ),
-        ("pool_died", "VMs that ended unasked", stats.died),
+        ("pool_died", "VMs that ended unexpectedly", stats.died),
     ];
     for (name, help, value) in counters {
         writeln!(
@@ -217,7 +215,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
     write_network(text, &stats.network)?;
     writeln!(
         text,
-        "# HELP cube_pool_failed Starts that failed, by what failed.\n# TYPE cube_pool_failed counter"
+        "# HELP cube_pool_failed Failed starts by failed step.\n# TYPE cube_pool_failed counter"
     )?;
     for (what, value) in &stats.failed {
         writeln!(text, "cube_pool_failed_total{{what={what:?}}} {value}")?;
@@ -225,7 +223,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
     Ok(())
 }
 
-/// What passed the sandboxes' TAPs, those of the past included, and what did not.
+/// Writes the traffic counters of all TAPs since the programs were loaded, including those of ended sandboxes.
 fn write_network(text: &mut String, network: &Counters) -> std::fmt::Result {
     let passed = [
         (
@@ -265,7 +263,7 @@ fn write_network(text: &mut String, network: &Counters) -> std::fmt::Result {
     Ok(())
 }
 
-/// As it is on the wire.
+/// The name of a reason in JSON and in metric labels.
 pub(crate) fn name_of_reason(reason: Reason) -> String {
     let name = serde_json::to_value(reason).ok();
     let name = name.as_ref().and_then(serde_json::Value::as_str);
@@ -277,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_one_well_formed_text() {
+    fn metrics_are_one_well_formed_text() {
         let telemetry = Telemetry::new();
         let route = "/sandboxes/{id}".to_owned();
         telemetry.request(&Method::GET, route, 404, Duration::from_millis(3));
@@ -313,6 +311,6 @@ mod tests {
         let all = names.len();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), all, "a family is there twice");
+        assert_eq!(names.len(), all, "a metric family appears twice");
     }
 }

@@ -1,4 +1,4 @@
-//! `cube-api ca`: certificates for a server of one's own.
+//! `cube-api ca`: creates certificates for a private server.
 
 use std::path::PathBuf;
 
@@ -9,9 +9,9 @@ use super::{Failure, failure};
 
 #[derive(Subcommand)]
 pub(super) enum CaCommand {
-    /// Make an authority and a certificate for DOMAIN, *.DOMAIN, localhost and the loopback addresses
+    /// Create an authority and a certificate for DOMAIN, *.DOMAIN, localhost and the loopback addresses
     Init {
-        /// Directory for the files; keys in it are readable by their owner alone
+        /// Directory for the files; keys are readable only by their owner
         dir: PathBuf,
         /// The domain that clients use, without a port
         #[arg(long)]

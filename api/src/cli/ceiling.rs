@@ -1,10 +1,10 @@
-//! Sizes of limits as they are typed.
+//! Size limits on the command line.
 
 use std::str::FromStr;
 
 use model::Bytes;
 
-/// A limit that can be lifted. Zero is refused, since a reader could take it for no limit as well as for nothing at all.
+/// A size limit, or `none`. Zero is refused: it could be read as "no limit" or as "nothing allowed".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ceiling(pub(super) Option<Bytes>);
 
@@ -14,9 +14,9 @@ impl FromStr for Ceiling {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
             _ if text == "none" => Ok(Self(None)),
-            Ok(Bytes(0)) => Err("a limit of 0 is none: write none to lift it".to_owned()),
+            Ok(Bytes(0)) => Err("0 is not a valid limit: use none for no limit".to_owned()),
             Ok(size) => Ok(Self(Some(size))),
-            Err(why) => Err(format!("{why}, or none")),
+            Err(why) => Err(format!("{why}; use none for no limit")),
         }
     }
 }

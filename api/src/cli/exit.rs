@@ -1,24 +1,24 @@
-//! How a command fails. One enum, one match.
+//! Failures of commands and their exit codes.
 
-/// Every bad end a command can have.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
-    /// This program did what it should never do.
+    /// A bug in this program.
     #[error("{0}")]
     Bug(String),
-    /// The command line is wrong, or asks for what is not there.
+    /// The command line is wrong, or names an object that does not exist.
     #[error("{0}")]
     Usage(String),
-    /// The host cannot run this: files, addresses, KVM.
+    /// The host lacks something that the command needs: files, addresses, KVM.
     #[error("{0}")]
     UnsuitableHost(String),
-    /// No server answers.
+    /// No server answered.
     #[error("{0}")]
     TargetUnreachable(String),
 }
 
 impl Failure {
-    /// The number that scripts see.
+    /// The exit code.
     pub(super) fn code(&self) -> u8 {
         match self {
             Self::Bug(_) => 1,

@@ -1,4 +1,4 @@
-//! `cube-api key`: the file of keys.
+//! `cube-api key`: manages the key file.
 
 use std::path::PathBuf;
 
@@ -12,24 +12,24 @@ use super::{Failure, STATE, failure};
 
 #[derive(Subcommand)]
 pub(super) enum KeyCommand {
-    /// Make a key and print it; it is shown this once and kept nowhere
+    /// Create a key and print it; only its hash is stored, so it cannot be shown again
     New {
-        /// What it is for
+        /// Name of the key, for the list of keys
         name: String,
-        /// What it may do; repeat for more. Without: everything but the server's own figures
+        /// Scope of the key; repeat for more [default: all except metrics:read]
         #[arg(long = "scope", value_name = "SCOPE")]
         scopes: Vec<Scope>,
         #[command(flatten)]
         state: State,
     },
-    /// Show all keys, without the keys themselves
+    /// List all keys: id, creation, state, scopes and name
     List {
         #[command(flatten)]
         state: State,
     },
-    /// Revoke a key by its id, or by its name if only one is called so
+    /// Revoke a key by its id, or by its name if that is unique
     Revoke {
-        /// Id or name, as `key list` shows them
+        /// Id or name, as listed by `key list`
         key: String,
         #[command(flatten)]
         state: State,
@@ -38,7 +38,7 @@ pub(super) enum KeyCommand {
 
 #[derive(Args)]
 pub(super) struct State {
-    /// The server's state directory
+    /// State directory of the server
     #[arg(long, value_name = "DIR", default_value = STATE)]
     state: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! Options of `serve` about the sandboxes' network.
+//! Network options of `cube-api serve`.
 
 use std::{net::IpAddr, net::SocketAddr, str::FromStr};
 
@@ -11,36 +11,36 @@ use netisolation::{Access, DefaultEgress, Exception, Protocol, Uplinks};
 use super::ceiling::Ceiling;
 
 const DNS_PORT: u16 = 53;
-/// Half of a link of 1 Gbit/s: what one sandbox takes leaves as much to the others and the server.
+/// Half of a 1 Gbit/s link: a single sandbox leaves the other half to all others and to the server.
 const RATE: Ceiling = Ceiling(Some(Bytes::mib(64)));
 
 #[derive(Args)]
 pub(super) struct NetworkOptions {
-    /// Whether sandboxes have a network
+    /// Network of sandboxes
     #[arg(long, value_enum, default_value = "isolated")]
     network: Network,
-    /// Interface by which sandboxes' packets may leave; repeat for more [default: those of the default routes]
+    /// Interface through which packets of sandboxes may leave; repeat for more [default: those of the default routes]
     #[arg(long, value_name = "NAME")]
     uplink: Vec<String>,
-    /// Opens part of the ranges that are denied to all sandboxes; their own policies have to allow it besides
+    /// Permit part of the ranges that are denied to all sandboxes; a sandbox's own policy must allow it too
     #[arg(long, value_name = "CIDR[:PORT]")]
     network_exception: Vec<Opened>,
-    /// What sandboxes may reach whose client says nothing
+    /// What a sandbox may reach if its client sets no network options
     #[arg(long, value_enum, default_value = "deny")]
     default_egress: Egress,
-    /// Name server that is asked for sandboxes; repeat for more [default: those of /etc/resolv.conf]
+    /// Upstream DNS server for sandboxes; repeat for more [default: those of /etc/resolv.conf]
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     dns_server: Vec<NameServer>,
-    /// Network traffic of each sandbox a second each way, or none for no limit [default: 64MiB]
+    /// Network bandwidth of each sandbox per second and direction, or none for no limit [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     network_rate: Option<Ceiling>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Network {
-    /// Each has its own, with a policy at its TAP; the host must be able to enforce it
+    /// Each sandbox has its own TAP with a policy, which the host must be able to enforce
     Isolated,
-    /// Their network cards lead nowhere
+    /// Sandboxes have no network
     None,
 }
 
@@ -48,21 +48,22 @@ enum Network {
 enum Egress {
     /// Nothing
     Deny,
-    /// All that the operator has not denied to all
+    /// Everything except the ranges that are denied to all sandboxes
     Internet,
 }
 
-/// An exception as it is typed.
+/// The value of `--network-exception`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Opened(Exception);
 
 impl FromStr for Opened {
     type Err = String;
 
-    /// The port of a block follows its length: `10.0.0.0/8:443`, `fd00::/8:443`; an address of IPv6 with a port needs
-    /// its length, too.
+    /// A port follows the prefix length: `10.0.0.0/8:443`, `fd00::/8:443`. An IPv6 address with a port needs a prefix
+    /// length as well.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not CIDR[:PORT], as in 10.1.2.3/32:443 or fd00::/8");
+        let wrong =
+            || format!("{text:?} is not CIDR[:PORT]: write it like 10.1.2.3/32:443 or fd00::/8");
         let (block, port) = match (text.rsplit_once('/'), text.parse::<IpAddr>()) {
             (Some((_, tail)), _) => cut_port(text, tail),
             (None, Ok(_)) => (text, None),
@@ -87,7 +88,7 @@ impl FromStr for Opened {
     }
 }
 
-/// Cuts the port off that `tail`, the end of `text`, has after a colon.
+/// Splits `text` before the port that follows a colon in `tail`, which is the end of `text`.
 fn cut_port<'a>(text: &'a str, tail: &'a str) -> (&'a str, Option<&'a str>) {
     match tail.split_once(':') {
         Some((_, port)) => (&text[..text.len() - port.len() - 1], Some(port)),
@@ -95,7 +96,7 @@ fn cut_port<'a>(text: &'a str, tail: &'a str) -> (&'a str, Option<&'a str>) {
     }
 }
 
-/// A name server as it is typed.
+/// The value of `--dns-server`. The port defaults to 53.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NameServer(SocketAddr);
 
@@ -106,16 +107,16 @@ impl FromStr for NameServer {
         let whole = text.parse::<SocketAddr>();
         let whole = whole.or_else(|_| text.parse().map(|ip: IpAddr| (ip, DNS_PORT).into()));
         whole.map(Self).map_err(|_| {
-            format!("{text:?} is not ADDRESS[:PORT], as in 9.9.9.9, [2620:fe::fe]:53 or 127.0.0.53")
+            format!("{text:?} is not ADDRESS[:PORT]: write it like 9.9.9.9, [2620:fe::fe]:53 or 127.0.0.53")
         })
     }
 }
 
 impl NetworkOptions {
-    /// What they say; absent: sandboxes have no network.
+    /// The network configuration. `None`: sandboxes have no network.
     ///
     /// # Errors
-    /// An option that means nothing without a network.
+    /// Returns a message if `--network none` is combined with another network option.
     pub(super) fn spec(self) -> Result<Option<NetworkSpec>, String> {
         let default = match self.default_egress {
             Egress::Deny => DefaultEgress::Deny,
@@ -130,7 +131,7 @@ impl NetworkOptions {
             return if is_plain {
                 Ok(None)
             } else {
-                Err("--network none goes with no other option of the network".into())
+                Err("--network none excludes all other network options: remove them, or use --network isolated".into())
             };
         }
         let uplinks = if self.uplink.is_empty() {
@@ -157,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exceptions_are_blocks_with_a_port_or_without() {
+    fn exceptions_are_blocks_with_an_optional_port() {
         let read = |text: &str| {
             text.parse::<Opened>()
                 .map(|o| (o.0.block.to_string(), o.0.access))
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn name_servers_have_port_53_unless_told() {
+    fn dns_servers_default_to_port_53() {
         let read = |text: &str| text.parse::<NameServer>().map(|s| s.0.to_string());
         assert_eq!(read("9.9.9.9"), Ok("9.9.9.9:53".into()));
         assert_eq!(read("9.9.9.9:5353"), Ok("9.9.9.9:5353".into()));

@@ -1,4 +1,4 @@
-//! `cube-api serve`: options, checked and completed.
+//! `cube-api serve`: options, their validation and defaults.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,100 +19,100 @@ use tracing_subscriber::EnvFilter;
 
 use super::{Failure, STATE, ceiling::Ceiling, failure, network::NetworkOptions};
 
-/// Bursts are this many times the rate.
+/// A key may send this many times its rate at once.
 const BURST: u32 = 2;
-/// Threads of a VMM: one for each vCPU, and some to spare.
+/// Limit of threads of a VMM: one for each vCPU, plus a margin.
 const PIDS: u32 = 64;
-/// Above guest RAM, for the VMM itself.
+/// Memory limit of a VMM beyond guest RAM.
 const MEMORY_OVERHEAD: Bytes = Bytes::mib(64);
 
-/// No server is given less for itself.
+/// Smallest value of `--server-memory`.
 const LEAST_SERVER_MEMORY: Bytes = Bytes::mib(64);
 
 #[derive(Args)]
 pub(super) struct ServeConfig {
-    /// Address to listen at; repeat for more
+    /// Address to listen on; repeat for more
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000")]
     listen: Vec<SocketAddr>,
-    /// Directory of everything that outlives the server: keys, sandboxes, snapshots
+    /// Directory for everything that outlives the server: keys, sandboxes, snapshots
     #[arg(long, value_name = "DIR", default_value = STATE)]
     state: PathBuf,
     /// Directory of templates [default: ../templates beside this program]
     #[arg(long, value_name = "DIR")]
     templates: Option<PathBuf>,
-    /// Directory of root images and bases that templates may name, besides the templates' own; repeat for more
-    /// [default: guest beside the directory of templates]
+    /// Further directory of root images and base memory that templates may refer to; repeat for more
+    /// [default: ../guest and ../stages beside the directory of templates]
     #[arg(long, value_name = "DIR")]
     images: Vec<PathBuf>,
-    /// The program cube-vmm [default: beside this program]
+    /// Path of cube-vmm [default: beside this program]
     #[arg(long, value_name = "FILE")]
     vmm: Option<PathBuf>,
-    /// Domain of the sandboxes' host names, with its port unless that is 443; answers name it
+    /// Domain of the sandboxes' host names, with its port unless that is 443; returned to clients
     #[arg(long)]
     domain: Option<String>,
-    /// Certificate chain (PEM); see `cube-api ca init`
+    /// Certificate chain (PEM); `cube-api ca init` creates one
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Its key (PEM)
+    /// Private key of the certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// A proxy before this server, whose `X-Forwarded-For` names its clients; repeat for more
+    /// Reverse proxy whose `X-Forwarded-For` header identifies clients; repeat for more
     #[arg(long, value_name = "CIDR", value_parser = block)]
     trusted_proxy: Vec<IpNet>,
-    /// Ask nobody for a key; refused unless every address is a loopback address
+    /// Turn authentication off; refused unless all addresses to listen on are loopback addresses
     #[arg(long)]
     insecure_loopback: bool,
-    /// Warm slots of each template: filled below LOW, up to HIGH; 0:0 for none
+    /// Warm slots per template: refilled up to HIGH when fewer than LOW are left; 0:0 for none
     #[arg(long, value_name = "LOW:HIGH", default_value = "2:4")]
     warm: Marks,
-    /// Most running sandboxes, warm slots included
+    /// Maximum number of running sandboxes, including warm slots
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_sandboxes: u32,
-    /// Memory of the host that sandboxes never get
+    /// Host memory that is never given to sandboxes
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     memory_reserve: Bytes,
-    /// Memory of the server itself, in a control group of its own that it enters, or none to stay in the one that it is
-    /// started in; templates that it loads may be there besides
+    /// Memory limit of the server, enforced by a cgroup that it creates and enters, or none to stay in its current
+    /// cgroup; loaded templates do not count
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     server_memory: Ceiling,
-    /// Space on the disks of the state directory and of layers that sandboxes never get
+    /// Disk space that is never given to sandboxes, on the file systems of the state directory and of layers
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     disk_reserve: Bytes,
-    /// Most that the writable layer of each sandbox may take of the disk [default: the layer's size]
+    /// Maximum disk space of the writable layer of each sandbox [default: the layer's size]
     #[arg(long, value_name = "SIZE")]
     disk_limit: Option<Bytes>,
-    /// Most paused sandboxes and snapshots that are kept, together
+    /// Maximum number of paused sandboxes and snapshots together
     #[arg(long, value_name = "N", default_value_t = 1000)]
     max_saved: u32,
-    /// Share of the CPUs of each sandbox while they are short, from 1 to 10000
+    /// CPU weight of each sandbox when CPUs are contended, from 1 to 10000
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     cpu_weight: u16,
-    /// CPU of each sandbox in thousandths of a core [default: no limit]
+    /// CPU limit of each sandbox in thousandths of a core [default: no limit]
     #[arg(long, value_name = "N")]
     cpu_millis: Option<u32>,
-    /// Disk traffic of each sandbox a second each way, or none for no limit
+    /// Disk bandwidth of each sandbox per second and direction, or none for no limit
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     io_rate: Ceiling,
-    /// Run sandboxes without limits that the host cannot hold
+    /// Run sandboxes even if the host cannot enforce all limits
     #[arg(long)]
     allow_missing_limits: bool,
     /// Longest timeout of a sandbox
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = humantime::parse_duration)]
     max_timeout: Duration,
-    /// Requests a second of each key, twice as many at once
+    /// Requests per second of each key; twice as many may arrive at once
     #[arg(long, value_name = "N", default_value_t = 500)]
     rate: u32,
-    /// What happens to running sandboxes when the server stops
+    /// Fate of running sandboxes when the server stops
     #[arg(long, value_enum, default_value = "keep")]
     on_exit: Exit,
-    /// How the log is written to standard error; CUBE_LOG filters it (`info`, `api=debug`, …)
+    /// Log format on standard error; CUBE_LOG sets the filter (`info`, `api=debug`, …)
     #[arg(long, value_enum, default_value = "human")]
     log: Log,
     #[command(flatten)]
     network: NetworkOptions,
 }
 
-/// Low and high marks.
+/// The value of `--warm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Marks(WarmMarks);
 
@@ -120,7 +120,7 @@ impl FromStr for Marks {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not LOW:HIGH with LOW not above HIGH, as in 2:4");
+        let wrong = || format!("{text:?} is not LOW:HIGH with LOW at most HIGH: write it like 2:4");
         let (low, high) = text.split_once(':').ok_or_else(wrong)?;
         let low = low.parse().map_err(|_| wrong())?;
         let high = high.parse().map_err(|_| wrong())?;
@@ -134,9 +134,9 @@ impl FromStr for Marks {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Exit {
-    /// They go on; the next server takes them over
+    /// They keep running, and the next server takes them over
     Keep,
-    /// They end
+    /// They are killed
     Kill,
 }
 
@@ -174,14 +174,14 @@ fn log_as(log: Log) {
     }
 }
 
-/// What a user typed, checked and completed.
+/// Validates the options and fills in defaults. `program`: path of this executable.
 fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
     if config.insecure_loopback {
         let open = config.listen.iter().find(|a| !a.ip().is_loopback());
         if let Some(address) = open {
             return Err(Failure::Usage(format!(
-                "--insecure-loopback asks nobody for a key, and {address} is not a loopback address: \
-                 leave the option out and make a key with `cube-api key new`"
+                "--insecure-loopback turns authentication off, and {address} is not a loopback address: \
+                 leave the option out and create a key with `cube-api key new`"
             )));
         }
     }
@@ -189,13 +189,13 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
     let vmm = config.vmm.unwrap_or_else(|| beside.join("cube-vmm"));
     if !vmm.is_file() {
         return Err(Failure::UnsuitableHost(format!(
-            "{} is not there: name cube-vmm with --vmm",
+            "cannot find cube-vmm at {}: name its path with --vmm",
             vmm.display()
         )));
     }
     let max_timeout_s = u32::try_from(config.max_timeout.as_secs());
-    let max_timeout_s =
-        max_timeout_s.map_err(|_| Failure::Usage("--max-timeout is too long".into()))?;
+    let max_timeout_s = max_timeout_s
+        .map_err(|_| Failure::Usage("--max-timeout is too long: use at most 136 years".into()))?;
     let installed = templates(config.templates, beside)?;
     let pool = PoolConfig {
         vmm,
@@ -249,30 +249,31 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
     })
 }
 
-/// A limit under which no server starts would end it without a word.
+/// Refuses a limit below [`LEAST_SERVER_MEMORY`]: under such a limit, the kernel would kill the server during its
+/// start.
 fn server_memory(limit: Ceiling) -> Result<Option<Bytes>, Failure> {
     match limit.0 {
         Some(size) if size < LEAST_SERVER_MEMORY => Err(Failure::Usage(format!(
-            "--server-memory {size} is too little for a server: give it {LEAST_SERVER_MEMORY} or more"
+            "--server-memory {size} is too little for a server: use {LEAST_SERVER_MEMORY} or more"
         ))),
         limit => Ok(limit),
     }
 }
 
-/// A block of addresses, or a single one.
+/// Parses a CIDR block or a single address.
 fn block(text: &str) -> Result<IpNet, String> {
     let single = text.parse::<IpAddr>().map(IpNet::from).ok();
     single
         .or_else(|| text.parse::<IpNet>().map(|block| block.trunc()).ok())
-        .ok_or_else(|| format!("{text:?} is no address and no CIDR, as in 10.1.2.3 or fd00::/8"))
+        .ok_or_else(|| format!("{text:?} is neither an address nor a CIDR block: write it like 10.1.2.3 or fd00::/8"))
 }
 
-/// The directory that was named, which must be there, or the usual one, which may be.
+/// The named directory, which must exist, or the default one if that exists.
 fn templates(named: Option<PathBuf>, beside: &Path) -> Result<Option<PathBuf>, Failure> {
     match named {
         Some(dir) if dir.is_dir() => Ok(Some(dir)),
         Some(dir) => Err(Failure::Usage(format!(
-            "--templates {} is not a directory",
+            "--templates {}: not a directory",
             dir.display()
         ))),
         None => {
@@ -282,13 +283,13 @@ fn templates(named: Option<PathBuf>, beside: &Path) -> Result<Option<PathBuf>, F
     }
 }
 
-/// Directories of images; those beside the templates unless others are named.
+/// The named image directories, or the default ones that exist.
 fn images(named: Vec<PathBuf>, templates: Option<&Path>) -> Result<Vec<PathBuf>, Failure> {
     if let Some(wrong) = named.iter().find(|dir| !dir.is_dir()) {
-        let why = format!("--images {} is not a directory", wrong.display());
+        let why = format!("--images {}: not a directory", wrong.display());
         return Err(Failure::Usage(why));
     }
-    // Where `cargo xtask` puts them: of the base, and of further templates.
+    // `cargo xtask` puts images there: those of the base template, and those of further templates.
     let usual = ["../guest", "../stages"];
     let usual = templates
         .into_iter()
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_door_is_for_loopback_only() {
+    fn authentication_can_be_turned_off_on_loopback_only() {
         let open = spec(&["--insecure-loopback"]).unwrap();
         assert_eq!(open.auth, Auth::Open);
         let addresses = ["--listen", "[::1]:1", "--listen", "0.0.0.0:1"];
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_hold_unless_somebody_lifts_them() {
+    fn limits_hold_unless_an_option_lifts_them() {
         let usual = spec(&[]).unwrap().pool;
         assert_eq!(usual.missing_limits, MissingLimits::Refuse);
         assert_eq!(usual.limits.io_bytes_per_s, Some(256 << 20));
@@ -394,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_certificate_and_crossed_marks_are_refused() {
+    fn incomplete_and_contradictory_options_are_refused() {
         assert!(spec(&["--tls-cert", "/a"]).is_err());
         assert!(spec(&["--warm", "4:2"]).is_err());
         assert!(spec(&["--warm", "3"]).is_err());

@@ -1,5 +1,5 @@
-//! `cube-api template`: questions to a running server. The pool of a running server owns the state directory, so
-//! nothing is done behind its back.
+//! `cube-api template`: requests to a running server. The server's pool owns the state directory, so this command never
+//! accesses the directory itself.
 
 use api_types::rest::{RestError, Template};
 use clap::{Args, Subcommand, ValueEnum};
@@ -10,24 +10,24 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{Failure, failure};
 
-/// No list of templates is longer.
+/// Limit of a response body in bytes.
 const MAX_ANSWER: usize = 16 << 20;
 
 #[derive(Subcommand)]
 pub(super) enum TemplateCommand {
-    /// Show all templates
+    /// List all templates
     List {
         #[command(flatten)]
         server: Server,
     },
-    /// Show everything about one
+    /// Show all properties of a template
     Inspect {
         /// Id or name
         template: String,
         #[command(flatten)]
         server: Server,
     },
-    /// Remove one; its running sandboxes go on
+    /// Delete a template; its running sandboxes are not affected
     Delete {
         /// Id or name
         template: String,
@@ -38,13 +38,13 @@ pub(super) enum TemplateCommand {
 
 #[derive(Args)]
 pub(super) struct Server {
-    /// The server, over plain HTTP
+    /// URL of the server; only http:// is supported
     #[arg(long, env = "E2B_API_URL", default_value = "http://127.0.0.1:3000")]
     url: String,
-    /// A key with templates:read (and templates:write to remove)
+    /// API key with the scope templates:read, or templates:write to delete
     #[arg(long, env = "E2B_API_KEY", hide_env_values = true, default_value = "")]
     key: String,
-    /// How answers are printed
+    /// Output format
     #[arg(long, value_enum, default_value = "human")]
     format: Format,
 }
@@ -68,7 +68,7 @@ pub(super) fn run(command: TemplateCommand) -> Result<(), Failure> {
                 templates.retain(|t| t.template_id == template || t.names.contains(&template));
                 if templates.is_empty() {
                     return Err(Failure::Usage(format!(
-                        "there is no template {template:?}; `template list` shows them"
+                        "template {template:?} does not exist: `cube-api template list` lists the templates"
                     )));
                 }
                 show(&server, &templates)
@@ -85,7 +85,7 @@ pub(super) fn run(command: TemplateCommand) -> Result<(), Failure> {
 async fn list(server: &Server) -> Result<Vec<Template>, Failure> {
     let bytes = server.ask(Method::GET, "/templates").await?;
     serde_json::from_slice(&bytes).map_err(|why| {
-        Failure::TargetUnreachable(format!("the answer is no list of templates: {why}"))
+        Failure::TargetUnreachable(format!("the response is not a list of templates: {why}"))
     })
 }
 
@@ -115,7 +115,7 @@ impl Server {
         let uri: Uri = url.parse().map_err(|why| usage(&why))?;
         if uri.scheme_str() != Some("http") {
             return Err(usage(
-                &"only http:// is spoken here; use the server's loopback address",
+                &"only http:// is supported: use the loopback address of the server",
             ));
         }
         let request = Request::builder()
@@ -136,8 +136,10 @@ impl Server {
         if status.is_success() {
             return Ok(body);
         }
-        let told = serde_json::from_slice::<RestError>(&body).map(|error| error.message);
-        let told = told.unwrap_or_else(|_| status.to_string());
-        Err(Failure::Usage(format!("the server refuses: {told}")))
+        let message = serde_json::from_slice::<RestError>(&body).map(|error| error.message);
+        let message = message.unwrap_or_else(|_| status.to_string());
+        Err(Failure::Usage(format!(
+            "the server refused the request: {message}"
+        )))
     }
 }

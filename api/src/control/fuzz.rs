@@ -84,7 +84,7 @@ mod tests {
 
     /// Inputs that are kept, those that failed once among them.
     #[test]
-    fn the_kept_inputs_hold() {
+    fn the_fuzz_seeds_pass() {
         let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dev/fuzz/seeds/options");
         let mut read = 0;
         for seed in fs::read_dir(seeds).unwrap() {

@@ -194,7 +194,7 @@ mod tests {
 
     /// Runs the stored inputs, which include all inputs that once failed.
     #[test]
-    fn stored_fuzz_inputs_violate_no_invariant() {
+    fn the_fuzz_seeds_pass() {
         let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dev/fuzz/seeds/proxy");
         let mut read = 0;
         for seed in fs::read_dir(seeds).unwrap() {
