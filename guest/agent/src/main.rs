@@ -13,6 +13,9 @@
 
 mod boot;
 mod console;
+#[cfg(not(any(test, fuzzing)))]
+#[path = "entry/sys.rs"]
+mod entry;
 #[cfg(fuzzing)]
 mod fuzz;
 mod identity;
@@ -25,7 +28,8 @@ mod users;
 use std::path::PathBuf;
 
 use identity::Duties;
-use server::{Listener, Server};
+use server::Server;
+use transport::{Listener, Peers};
 
 /// How the program was called.
 enum Mode {
@@ -49,7 +53,7 @@ fn mode(arguments: &[String]) -> Result<Mode, String> {
         .ok_or_else(usage)
 }
 
-/// Where the C library does not start the program: see `sys::main`.
+/// Entry point of the test program; elsewhere it is `entry::main`.
 #[cfg(test)]
 fn main() {
     std::process::exit(run());
@@ -70,7 +74,8 @@ fn run() -> i32 {
 fn run_as_init() -> i32 {
     let done = boot::run().map_err(|error| model::chain(&error));
     let served = done.and_then(|machine| {
-        let listener = Listener::vsock(api_types::envd::ENVD_PORT).map_err(|e| model::chain(&e))?;
+        let port = api_types::envd::ENVD_PORT.into();
+        let listener = Listener::vsock(port, Peers::Host).map_err(|e| model::chain(&e))?;
         let mut server = Server::new(listener, Duties::Machine(Box::new(machine)))
             .map_err(|e| model::chain(&e))?;
         console::log("ready");

@@ -1,27 +1,17 @@
-//! The system calls that need `unsafe`: the entry point, starting programs, the random pool, freezing a
-//! file system, and three process-wide settings.
+//! The system calls that need `unsafe`: starting programs, the random pool, freezing a file system, and three
+//! process-wide settings.
 #![expect(
     unsafe_code,
-    reason = "clone with a shared address space, ioctls and the C entry point have no safe wrapper"
+    reason = "clone with a shared address space and ioctls have no safe wrapper"
 )]
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     ptr,
 };
 
 use nix::errno::Errno;
-
-/// The C library's entry. Rust's own start-up is left out: it would abort when PID 1 gets no console and
-/// there is no /dev/null yet, and it dirties pages for a signal stack that nobody needs.
-// SAFETY: a symbol of this name must be the only one and have C's signature of `main`. `no_main` keeps
-// Rust from making another; the signature is the one below. It holds for the whole link.
-#[cfg(not(any(test, fuzzing)))]
-#[unsafe(no_mangle)]
-extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
-    crate::run()
-}
 
 /// Settings for the whole process, made once at its start.
 pub(crate) fn prepare_process() {
@@ -44,13 +34,6 @@ pub(crate) fn prepare_process() {
 
 /// `CLOSE_RANGE_CLOEXEC` of linux/close_range.h.
 const CLOSE_RANGE_CLOEXEC: c_int = 1 << 2;
-
-/// Takes ownership of a descriptor that the kernel has just made for the caller.
-pub(crate) fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: `OwnedFd` needs an open descriptor that nobody else owns. Callers pass the result of a
-    // successful `accept4` or `open` and pass it once. The owner closes it when it is dropped.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
 
 /// What a program is started as.
 #[derive(Clone, Debug, PartialEq, Eq)]

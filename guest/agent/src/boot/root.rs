@@ -1,7 +1,6 @@
 //! The root file system: read-only image below, writable layer above.
 
 use std::{
-    fs, io,
     os::fd::OwnedFd,
     path::Path,
     time::{Duration, Instant},
@@ -15,7 +14,10 @@ use nix::{
     unistd::{UnlinkatFlags, chdir, chroot, unlinkat},
 };
 
-use super::{BootError, cannot, system::mount};
+use super::{
+    BootError, cannot,
+    system::{make_dir, mount},
+};
 
 /// How long drivers may take to find their devices. They do it while their module loads as a rule.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(10);
@@ -128,13 +130,4 @@ fn wait_for(device: &Path) -> Result<(), BootError> {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
-}
-
-pub(super) fn make_dir(path: &str) -> Result<(), BootError> {
-    match fs::create_dir(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(cannot(format!("make the directory {path}"))(error))
-        }
-        Ok(()) | Err(_) => Ok(()),
-    }
 }

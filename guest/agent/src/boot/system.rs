@@ -21,7 +21,7 @@ use nix::{
     unistd::{dup2_stderr, dup2_stdin, dup2_stdout, sethostname},
 };
 
-use super::{BootError, cannot, root::make_dir};
+use super::{BootError, cannot};
 use crate::{
     identity::{Machine, MachineFiles},
     sys,
@@ -188,4 +188,13 @@ fn bind(source: &str, target: &str) -> Result<(), BootError> {
         fs::write(target, "").map_err(cannot(format!("make {target}")))?;
     }
     mount(source, target, "", MsFlags::MS_BIND, "")
+}
+
+pub(super) fn make_dir(path: &str) -> Result<(), BootError> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(cannot(format!("make the directory {path}"))(error))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
 }

@@ -1,7 +1,7 @@
-//! How a call's messages look on the wire: JSON, or binary for those who ask for it.
+//! The encoding of a call's messages: JSON, or binary Protobuf.
 //!
-//! Handlers read and write JSON. What a binary client sends and gets is translated at the edge, here and in
-//! [`super::events`]; errors are JSON for everybody (Connect protocol reference, "Error end-stream").
+//! Handlers read and write JSON. Messages of binary clients are converted here, and output of processes in
+//! [`super::process::events`]; errors are always JSON (Connect protocol reference, "Error end-stream").
 
 use std::borrow::Cow;
 
@@ -11,51 +11,62 @@ use api_types::envd::{
     proto::{self, Method},
 };
 
-use super::http::{self, Head};
+use transport::http::JSON;
 
-/// How messages are written.
-#[derive(Clone, Copy, Debug)]
+use super::head::Head;
+
+/// Clients compare these content types byte for byte.
+const CONNECT_JSON: &str = "application/connect+json";
+const PROTO: &str = "application/proto";
+const CONNECT_PROTO: &str = "application/connect+proto";
+
+/// The encoding of a call's messages.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Codec {
+    #[default]
     Json,
     Binary(&'static Method),
 }
 
 impl Codec {
-    /// Of a call that is answered once; `None` when its content type is none of ours.
+    /// The codec of a unary call; `None` for another content type.
     pub(crate) fn of_unary(head: &Head) -> Option<Self> {
-        match head.content_type.split(';').next().map(str::trim) {
-            Some(http::JSON) => Some(Self::Json),
-            Some(http::PROTO) => proto::method(&head.path).map(Self::Binary),
+        match head.fields.content_type.split(';').next().map(str::trim) {
+            Some(JSON) => Some(Self::Json),
+            Some(PROTO) => proto::method(&head.path).map(Self::Binary),
             Some(_) | None => None,
         }
     }
 
-    /// Of a stream.
+    /// The codec of a stream; `None` for another content type.
     pub(crate) fn of_stream(head: &Head) -> Option<Self> {
-        match head.content_type.as_str() {
-            http::CONNECT_JSON => Some(Self::Json),
-            http::CONNECT_PROTO => proto::method(&head.path).map(Self::Binary),
+        match head.fields.content_type.as_str() {
+            CONNECT_JSON => Some(Self::Json),
+            CONNECT_PROTO => proto::method(&head.path).map(Self::Binary),
             _ => None,
         }
     }
 
-    /// The content type of an answer.
+    /// The content type of a unary answer.
     pub(crate) fn unary_type(self) -> &'static str {
         match self {
-            Self::Json => http::JSON,
-            Self::Binary(_) => http::PROTO,
+            Self::Json => JSON,
+            Self::Binary(_) => PROTO,
         }
     }
 
     /// The content type of a stream.
     pub(crate) fn stream_type(self) -> &'static str {
         match self {
-            Self::Json => http::CONNECT_JSON,
-            Self::Binary(_) => http::CONNECT_PROTO,
+            Self::Json => CONNECT_JSON,
+            Self::Binary(_) => CONNECT_PROTO,
         }
     }
 
-    /// A request's message as JSON.
+    /// Converts a request's message to JSON.
+    ///
+    /// # Errors
+    /// Returns `InvalidArgument` if a binary message is malformed.
     pub(crate) fn read(self, message: &[u8]) -> Result<Cow<'_, [u8]>, ConnectError> {
         match self {
             Self::Json => Ok(Cow::Borrowed(message)),
@@ -69,7 +80,10 @@ impl Codec {
         }
     }
 
-    /// An answer's message from JSON.
+    /// Converts an answer's message from JSON.
+    ///
+    /// # Errors
+    /// Returns `Internal` if the JSON does not fit the method's response.
     pub(crate) fn write(self, json: &[u8]) -> Result<Cow<'_, [u8]>, ConnectError> {
         match self {
             Self::Json => Ok(Cow::Borrowed(json)),
@@ -84,7 +98,7 @@ impl Codec {
     }
 }
 
-/// Whether a content type is that of a stream in either codec.
+/// Whether a content type is that of a stream, in either codec.
 pub(crate) fn is_stream(content_type: &str) -> bool {
-    matches!(content_type, http::CONNECT_JSON | http::CONNECT_PROTO)
+    matches!(content_type, CONNECT_JSON | CONNECT_PROTO)
 }

@@ -1,14 +1,18 @@
 //! Readers of requests under any bytes.
 
 use api_types::envd::{
-    CloseStdinRequest, ConnectRequest, Decoded, Framing, InitRequest, ListDirRequest, MAX_HEAD,
-    MoveRequest, PathRequest, SendInputRequest, SendSignalRequest, StartRequest, UpdateRequest,
-    WatchDirRequest,
+    BadRequest, CloseStdinRequest, ConnectRequest, Decoded, Framing, InitRequest, ListDirRequest,
+    MAX_HEAD, MoveRequest, PathRequest, SendInputRequest, SendSignalRequest, StartRequest,
+    UpdateRequest, WatchDirRequest,
 };
+
+use transport::http;
 
 use super::{
     codec::{self, Codec},
-    files, http, route, rpc,
+    files,
+    head::{FILES, Head},
+    message, route,
 };
 
 /// What the bytes are, by the first of them.
@@ -29,14 +33,14 @@ pub(crate) fn agent(bytes: &[u8]) {
 
 /// A head, the route it names, and the body as its handler reads it.
 fn request(bytes: &[u8], piece: usize) {
-    let Ok(Some((head, mut framing, used))) = http::parse(bytes) else {
+    let Ok(Some((head, mut framing, used))) = parse(bytes) else {
         return;
     };
     assert!(used <= MAX_HEAD && used <= bytes.len());
     for cut in (0..used).step_by(piece) {
-        assert!(matches!(http::parse(&bytes[..cut]), Ok(None)), "at {cut}");
+        assert!(matches!(parse(&bytes[..cut]), Ok(None)), "at {cut}");
     }
-    assert!(head.file.is_some() == (head.path == http::FILES));
+    assert!(head.fields.file.is_some() == (head.path == FILES));
     for name in ["path", "username", "signature"] {
         let _value = http::query_value(&head.query, name);
     }
@@ -45,11 +49,15 @@ fn request(bytes: &[u8], piece: usize) {
     if route::find(&head.method, &head.path).is_err() {
         return;
     }
-    let _streams = codec::is_stream(&head.content_type);
+    let _streams = codec::is_stream(&head.fields.content_type);
     let codecs = [Codec::of_unary(&head), Codec::of_stream(&head)];
     for codec in codecs.into_iter().flatten() {
-        message(codec, &body);
+        read_message(codec, &body);
     }
+}
+
+fn parse(bytes: &[u8]) -> Result<Option<(Head, Framing, usize)>, BadRequest> {
+    http::parse(bytes)
 }
 
 fn collect(framing: &mut Framing, rest: &mut &[u8]) -> Vec<u8> {
@@ -61,24 +69,24 @@ fn collect(framing: &mut Framing, rest: &mut &[u8]) -> Vec<u8> {
 }
 
 /// A message as each handler reads it.
-fn message(codec: Codec, body: &[u8]) {
+fn read_message(codec: Codec, body: &[u8]) {
     let Ok(json) = codec.read(body) else {
         return;
     };
     let _read = (
-        rpc::message::<StartRequest>(&json),
-        rpc::message::<ConnectRequest>(&json),
-        rpc::message::<SendInputRequest>(&json),
-        rpc::message::<SendSignalRequest>(&json),
-        rpc::message::<CloseStdinRequest>(&json),
-        rpc::message::<UpdateRequest>(&json),
-        rpc::message::<InitRequest>(&json),
+        message::read::<StartRequest>(&json),
+        message::read::<ConnectRequest>(&json),
+        message::read::<SendInputRequest>(&json),
+        message::read::<SendSignalRequest>(&json),
+        message::read::<CloseStdinRequest>(&json),
+        message::read::<UpdateRequest>(&json),
+        message::read::<InitRequest>(&json),
     );
     let _read = (
-        rpc::message::<ListDirRequest>(&json),
-        rpc::message::<MoveRequest>(&json),
-        rpc::message::<PathRequest>(&json),
-        rpc::message::<WatchDirRequest>(&json),
+        message::read::<ListDirRequest>(&json),
+        message::read::<MoveRequest>(&json),
+        message::read::<PathRequest>(&json),
+        message::read::<WatchDirRequest>(&json),
     );
 }
 

@@ -1,8 +1,8 @@
-//! Which handler a request belongs to.
+//! The table of routes.
 
-use super::{filesystem, http};
+use super::{filesystem::method::Method, head::FILES};
 
-/// What can be asked for.
+/// A handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     Health,
@@ -13,60 +13,61 @@ pub(crate) enum Route {
     WriteFile,
     /// A byte stream to a port of the guest.
     Tunnel,
-    Stream(Stream),
+    Process(ProcessCall),
+    ProcessStream(ProcessStream),
     /// The RPC whose request is a stream.
     StreamInput,
-    Unary(Unary),
+    Filesystem(Method),
+    WatchDir,
     /// An RPC of the data plane that is not offered.
     UnknownRpc,
 }
 
-/// RPCs that are answered with a stream.
+/// RPCs of `process.Process` that are answered with a stream of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub(crate) enum ProcessStream {
     Start,
     Connect,
-    WatchDir,
 }
 
-/// RPCs that are answered once.
+/// Unary RPCs of `process.Process`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unary {
+pub(crate) enum ProcessCall {
     List,
     SendInput,
     SendSignal,
     CloseStdin,
     Update,
-    Filesystem(filesystem::Method),
 }
 
-/// The status to answer with when there is no handler.
+/// A request without a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoute {
     NotFound,
     MethodNotAllowed,
 }
 
-/// Finds the handler.
+/// Finds the handler of a request.
 pub(crate) fn find(method: &str, path: &str) -> Result<Route, NoRoute> {
+    use ProcessCall::{CloseStdin, List, SendInput, SendSignal, Update};
     let (wanted, route) = match path {
         "/health" => ("GET", Route::Health),
         "/init" => ("POST", Route::Init),
         "/envs" => ("GET", Route::Envs),
         "/metrics" => ("GET", Route::Metrics),
-        http::FILES if method == "GET" => ("GET", Route::ReadFile),
-        http::FILES => ("POST", Route::WriteFile),
-        "/process.Process/Start" => ("POST", Route::Stream(Stream::Start)),
-        "/process.Process/Connect" => ("POST", Route::Stream(Stream::Connect)),
+        FILES if method == "GET" => ("GET", Route::ReadFile),
+        FILES => ("POST", Route::WriteFile),
+        "/process.Process/Start" => ("POST", Route::ProcessStream(ProcessStream::Start)),
+        "/process.Process/Connect" => ("POST", Route::ProcessStream(ProcessStream::Connect)),
         "/process.Process/StreamInput" => ("POST", Route::StreamInput),
-        "/process.Process/List" => ("POST", Route::Unary(Unary::List)),
-        "/process.Process/SendInput" => ("POST", Route::Unary(Unary::SendInput)),
-        "/process.Process/SendSignal" => ("POST", Route::Unary(Unary::SendSignal)),
-        "/process.Process/Update" => ("POST", Route::Unary(Unary::Update)),
-        "/process.Process/CloseStdin" => ("POST", Route::Unary(Unary::CloseStdin)),
+        "/process.Process/List" => ("POST", Route::Process(List)),
+        "/process.Process/SendInput" => ("POST", Route::Process(SendInput)),
+        "/process.Process/SendSignal" => ("POST", Route::Process(SendSignal)),
+        "/process.Process/Update" => ("POST", Route::Process(Update)),
+        "/process.Process/CloseStdin" => ("POST", Route::Process(CloseStdin)),
         _ if path.starts_with("/process.Process/") => ("POST", Route::UnknownRpc),
         _ if path.starts_with(FILESYSTEM) => ("POST", find_filesystem(path)),
-        // Its path is no path, so it meets none of the above.
+        // The target of a CONNECT is `host:port`, which matches no path above.
         _ if method == "CONNECT" => ("CONNECT", Route::Tunnel),
         _ => return Err(NoRoute::NotFound),
     };
@@ -84,22 +85,19 @@ const FILESYSTEM: &str = "/filesystem.Filesystem/";
 fn find_filesystem(path: &str) -> Route {
     let name = path.strip_prefix(FILESYSTEM).unwrap_or_default();
     if name == "WatchDir" {
-        return Route::Stream(Stream::WatchDir);
+        return Route::WatchDir;
     }
-    let method = filesystem::Method::find(name);
-    method.map_or(Route::UnknownRpc, |method| {
-        Route::Unary(Unary::Filesystem(method))
-    })
+    Method::find(name).map_or(Route::UnknownRpc, Route::Filesystem)
 }
 
 impl Route {
-    /// Whether it is answered before the guest has an identity.
+    /// Whether the route is served before the guest has an identity.
     pub(crate) fn is_open(self) -> bool {
         matches!(self, Self::Health | Self::Init)
     }
 
-    /// Whether the access token is wanted. Who may open a tunnel is for the host to decide: nobody else
-    /// reaches the listener.
+    /// Whether the request must carry the access token. Tunnels are authorized by the host, the only peer that reaches
+    /// the listener.
     pub(crate) fn needs_token(self) -> bool {
         !self.is_open() && self != Self::Tunnel
     }

@@ -1,12 +1,12 @@
-//! `CONNECT 127.0.0.1:PORT`: a byte stream between a connection and a TCP port of the guest's own loopback.
+//! `CONNECT 127.0.0.1:PORT`: a byte stream between a connection and a TCP port on the guest's loopback interface.
 //!
 //! ```text
 //! connecting ── 127.0.0.1 refuses ──► connecting to ::1 ── refuses ──► 502
-//!     └────────────── made ──────────────┴──► 200, then bytes both ways until both have ended
+//!     └──────────── accepts ─────────────┴──► 200, then bytes both ways until both have ended
 //! ```
-//! Either side may end first: its end is passed on and the other way goes on. What was read from one side
-//! and not yet taken by the other is at most one piece, so a slow side stops the fast one by its full
-//! socket. Only loopback can be reached: the guest's network is not this program's to open.
+//! Either side may close first: the close is passed on and the other direction continues. At most one piece is read
+//! ahead in each direction, so a slow side stops the fast one by its full socket. Only loopback can be reached: a
+//! tunnel must not bypass the sandbox's network policy.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
@@ -26,18 +26,14 @@ use nix::{
     unistd,
 };
 
-use super::{
-    Core, Token,
-    conn::{Conn, Gone, Phase, Received, Rest},
-    http::{self, After},
-    request::Step,
-    slots::Key,
-};
+use transport::{After, Exchange, Gone, Key, Received, Rest, Step, Token, http};
 
-/// How long a port may take to accept.
+use super::core::{Conn, Core};
+
+/// How long a port may take to accept the connection.
 const CONNECT: Duration = Duration::from_secs(10);
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
-/// The text that official clients know.
+/// Clients compare this text.
 const NOT_OPEN: &str = "The sandbox is running but port is not open";
 
 /// The guest's side of a tunnel.
@@ -47,17 +43,17 @@ pub(crate) struct Tunnel {
     stage: Stage,
     readable: bool,
     writable: bool,
-    /// The client sends nothing more, or nobody takes it.
+    /// The client sends nothing more, or the port does not read.
     client_ended: bool,
-    /// The client's end was passed on.
-    told_port: bool,
+    /// The sending side of `socket` is shut down.
+    port_shut: bool,
     /// The port sends nothing more.
     port_ended: bool,
-    /// The port's end was passed on.
-    told_client: bool,
+    /// The connection's sending side is shut down.
+    client_shut: bool,
 }
 
-/// How far the connection to the port is.
+/// The state of the connection to the port.
 enum Stage {
     Connecting(Family),
     Open,
@@ -69,10 +65,10 @@ enum Family {
     V6,
 }
 
-/// A target that is not connected to.
+/// A target that is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BadTarget {
-    /// No `host:port`.
+    /// Not of the form `host:port`.
     Malformed,
     /// Another host.
     Forbidden,
@@ -91,7 +87,7 @@ fn parse_target(target: &str) -> Result<u16, BadTarget> {
     }
 }
 
-/// Answers a `CONNECT` whose head is there; the answer comes once the port has accepted or refused.
+/// Handles a `CONNECT`. The answer is sent once the port has accepted or refused.
 #[cold]
 #[inline(never)]
 pub(crate) fn begin(core: &mut Core, key: Key, conn: &mut Conn, target: &str) {
@@ -105,13 +101,13 @@ pub(crate) fn begin(core: &mut Core, key: Key, conn: &mut Conn, target: &str) {
 fn dial(core: &mut Core, key: Key, conn: &mut Conn, port: u16, family: Family) {
     let made = Tunnel::connect(port, family).and_then(|tunnel| {
         let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP;
-        core.watch(&tunnel.socket, Token::Tunnel(key), flags)?;
+        core.io.watch(&tunnel.socket, Token::Exchange(key), flags)?;
         Ok(tunnel)
     });
     match made {
         Ok(tunnel) => {
             conn.wake = Some(Instant::now() + CONNECT);
-            conn.phase = Phase::Tunnel(Box::new(tunnel));
+            conn.begin(tunnel);
         }
         Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => {
             conn.refuse(503, "the sandbox has no room for another connection");
@@ -120,7 +116,7 @@ fn dial(core: &mut Core, key: Key, conn: &mut Conn, port: u16, family: Family) {
     }
 }
 
-/// The port has refused on one family: tries the other, then says so.
+/// The port has refused on one address family: tries the other one, then answers 502.
 fn retry(core: &mut Core, key: Key, conn: &mut Conn, port: u16, family: Family) {
     match family {
         Family::V4 => dial(core, key, conn, port, Family::V6),
@@ -130,7 +126,7 @@ fn retry(core: &mut Core, key: Key, conn: &mut Conn, port: u16, family: Family) 
 
 fn refuse(conn: &mut Conn, port: u16) {
     let body = format!(r#"{{"code":502,"message":"{NOT_OPEN}","port":{port}}}"#);
-    // What the client has sent ahead is meant for the port: it must not be read as a request.
+    // Bytes that the client has sent ahead are meant for the port and must not be read as a request.
     conn.after = After::Close;
     http::push_answer(
         &mut conn.out,
@@ -142,62 +138,62 @@ fn refuse(conn: &mut Conn, port: u16) {
     conn.end_request(Rest::Unread);
 }
 
-/// Does one piece of work each way.
-///
-/// # Errors
-/// One side is gone for good, or both have ended.
-#[inline(never)]
-pub(crate) fn step(core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {
-    let Phase::Tunnel(mut tunnel) = std::mem::replace(&mut conn.phase, Phase::Head) else {
-        return Err(Gone);
-    };
-    if let Stage::Connecting(family) = tunnel.stage {
-        if !tunnel.writable {
-            conn.phase = Phase::Tunnel(tunnel);
-            return alive(conn).map(|()| Step::Wait);
-        }
-        match tunnel.connected() {
-            Ok(()) => {
-                tunnel.stage = Stage::Open;
-                conn.wake = None;
-                conn.out.extend_from_slice(ESTABLISHED);
+impl Exchange<Core> for Tunnel {
+    /// Moves at most one piece each way.
+    #[inline(never)]
+    fn step(&mut self, core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {
+        if let Stage::Connecting(family) = self.stage {
+            if !self.writable {
+                return wait_for_peer(conn);
             }
-            Err(_) => {
-                retry(core, key, conn, tunnel.port, family);
-                return Ok(Step::Again);
+            match self.connected() {
+                Ok(()) => {
+                    self.stage = Stage::Open;
+                    conn.wake = None;
+                    conn.out.extend_from_slice(ESTABLISHED);
+                }
+                Err(_) => {
+                    retry(core, key, conn, self.port, family);
+                    return Ok(Step::Again);
+                }
             }
         }
+        let up = self.send_up(conn, &mut core.io.scratch)?;
+        let down = self.send_down(conn, &mut core.io.scratch)?;
+        match (up, down) {
+            (Moved::Nothing, Moved::Nothing) if self.port_shut && self.client_shut => Err(Gone),
+            (Moved::Nothing, Moved::Nothing) if self.client_ended && !self.port_ended => {
+                wait_for_peer(conn)
+            }
+            (Moved::Nothing, Moved::Nothing) => Ok(Step::Wait),
+            (Moved::Some, _) | (_, Moved::Some) => Ok(Step::Again),
+        }
     }
-    let up = tunnel.send_up(conn, &mut core.scratch)?;
-    let down = tunnel.send_down(conn, &mut core.scratch)?;
-    let over = tunnel.told_port && tunnel.told_client;
-    let half = tunnel.client_ended && !tunnel.port_ended;
-    conn.phase = Phase::Tunnel(tunnel);
-    match (up, down) {
-        (Moved::Nothing, Moved::Nothing) if over => Err(Gone),
-        (Moved::Nothing, Moved::Nothing) if half => alive(conn).map(|()| Step::Wait),
-        (Moved::Nothing, Moved::Nothing) => Ok(Step::Wait),
-        (Moved::Some, _) | (_, Moved::Some) => Ok(Step::Again),
-    }
-}
 
-/// The port has not accepted in time.
-#[cold]
-#[inline(never)]
-pub(crate) fn expire(conn: &mut Conn) {
-    conn.refuse(504, "the port did not accept the connection in time");
-}
-
-/// Who sends nothing more may still listen; who is gone altogether need not be waited for.
-fn alive(conn: &Conn) -> Result<(), Gone> {
-    if conn.hangup && !conn.listens() {
-        Err(Gone)
-    } else {
+    /// The port has not accepted in time.
+    #[cold]
+    fn expire(&mut self, _: &mut Core, _: Key, conn: &mut Conn, _: Instant) -> Result<(), Gone> {
+        conn.refuse(504, "the port did not accept the connection in time");
         Ok(())
     }
+
+    fn ready(&mut self, flags: EpollFlags) {
+        let gone = EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR;
+        self.readable |= flags.intersects(gone | EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP);
+        self.writable |= flags.intersects(gone | EpollFlags::EPOLLOUT);
+    }
 }
 
-/// Whether there was something to do.
+/// Waits for events. A client that has closed its sending side may still receive; one that has closed both is gone.
+fn wait_for_peer(conn: &Conn) -> Result<Step, Gone> {
+    if conn.hangup && !conn.is_peer_receiving() {
+        Err(Gone)
+    } else {
+        Ok(Step::Wait)
+    }
+}
+
+/// Whether bytes or a close were passed on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Moved {
     Nothing,
@@ -205,7 +201,7 @@ enum Moved {
 }
 
 impl Tunnel {
-    /// Begins to connect; the poller says when that is decided.
+    /// Begins to connect. The poller reports the result.
     fn connect(port: u16, family: Family) -> Result<Self, Errno> {
         let address = match family {
             Family::V4 => SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)),
@@ -217,7 +213,7 @@ impl Tunnel {
         };
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(domain, SockType::Stream, flags, None)?;
-        // What arrives in one piece leaves in one piece.
+        // Small pieces are not held back (Nagle's algorithm).
         setsockopt(&socket, sockopt::TcpNoDelay, &true)?;
         match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
             Ok(()) | Err(Errno::EINPROGRESS) => Ok(Self {
@@ -227,19 +223,12 @@ impl Tunnel {
                 readable: false,
                 writable: false,
                 client_ended: false,
-                told_port: false,
+                port_shut: false,
                 port_ended: false,
-                told_client: false,
+                client_shut: false,
             }),
             Err(errno) => Err(errno),
         }
-    }
-
-    /// Notes what the poller said of the socket.
-    pub(crate) fn mark(&mut self, flags: EpollFlags) {
-        let gone = EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR;
-        self.readable |= flags.intersects(gone | EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP);
-        self.writable |= flags.intersects(gone | EpollFlags::EPOLLOUT);
     }
 
     fn connected(&self) -> Result<(), Errno> {
@@ -252,7 +241,7 @@ impl Tunnel {
 
     /// From the client to the port.
     fn send_up(&mut self, conn: &mut Conn, scratch: &mut [u8]) -> Result<Moved, Gone> {
-        if self.told_port {
+        if self.port_shut {
             return Ok(Moved::Nothing);
         }
         if !conn.input.is_empty() {
@@ -268,13 +257,13 @@ impl Tunnel {
                 }
             };
         }
-        self.told_port = true;
-        // Fails only when the port is gone; reading from it says so.
+        self.port_shut = true;
+        // Fails only if the port is gone, which the next read reports.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Write);
         Ok(Moved::Some)
     }
 
-    /// Writes what is there of the client's bytes.
+    /// Writes the client's bytes.
     fn write_up(&mut self, conn: &mut Conn) -> Moved {
         if !self.writable {
             return Moved::Nothing;
@@ -286,7 +275,7 @@ impl Tunnel {
                 return Moved::Nothing;
             }
             Err(Errno::EINTR) => {}
-            // The port does not read any more. It may still have something to say.
+            // The port does not read any more, but it may still send.
             Err(_) => {
                 conn.input = Vec::new();
                 self.client_ended = true;
@@ -298,11 +287,11 @@ impl Tunnel {
     /// From the port to the client.
     fn send_down(&mut self, conn: &mut Conn, scratch: &mut [u8]) -> Result<Moved, Gone> {
         conn.flush()?;
-        if self.told_client || conn.backlog() > 0 {
+        if self.client_shut || conn.backlog() > 0 {
             return Ok(Moved::Nothing);
         }
         if self.port_ended {
-            self.told_client = true;
+            self.client_shut = true;
             conn.shut_down();
             return Ok(Moved::Some);
         }
@@ -333,7 +322,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn only_ports_of_the_own_loopback_are_targets() {
+    fn only_loopback_ports_are_accepted_as_targets() {
         assert_eq!(parse_target("127.0.0.1:80"), Ok(80));
         assert_eq!(parse_target("LocalHost:65535"), Ok(65_535));
         for malformed in [
@@ -365,7 +354,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_target_is_taken_only_as_it_is_written(host in "[a-z0-9.:@]{0,12}", port: u16) {
+        fn only_loopback_names_are_accepted(host in "[a-z0-9.:@]{0,12}", port: u16) {
             let parsed = parse_target(&format!("{host}:{port}"));
             let own = host == "127.0.0.1" || host == "localhost";
             prop_assert_eq!(parsed.is_ok(), own && port > 0);

@@ -10,16 +10,18 @@ use std::{
 use api_types::envd::ErrorBody;
 use flate2::{Compression, write::GzEncoder};
 
+use transport::{Exchange, Gone, Key, Rest, Step, http};
+
 use super::{
-    super::{
-        Core,
-        conn::{Conn, Gone, HIGH_WATER, Phase, Rest},
-        http,
-        request::Step,
-    },
-    FileError, FileHead, media_type,
+    super::core::{Conn, Core},
+    failure::FileError,
+    head::FileHead,
+    media_type,
     range::{self, Coding, Wanted},
 };
+
+/// Above this many unsent bytes no more of the file is read.
+const HIGH_WATER: usize = 64 << 10;
 
 /// A file on its way to the caller.
 pub(crate) struct Download {
@@ -121,8 +123,8 @@ impl Download {
     }
 }
 
-/// Answers with the head; the body follows as there is room for it.
-pub(crate) fn begin_download(conn: &mut Conn, opened: Opened) {
+/// Sends the head of the answer. The body follows as the connection has room.
+pub(crate) fn begin(conn: &mut Conn, opened: Opened) {
     const RAW: &str = "application/octet-stream";
     let (download, status, lines) = match opened {
         Opened::Found {
@@ -134,7 +136,7 @@ pub(crate) fn begin_download(conn: &mut Conn, opened: Opened) {
     };
     let length = download.left.filter(|_| !download.chunked);
     http::push_head_with(&mut conn.out, status, RAW, &lines, length, conn.after);
-    conn.phase = Phase::Download(download);
+    conn.begin(download);
 }
 
 fn refuse_range(conn: &mut Conn, size: u64) {
@@ -150,47 +152,40 @@ fn refuse_range(conn: &mut Conn, size: u64) {
     conn.end_request(Rest::Read);
 }
 
-/// Sends the next piece.
-#[inline(never)]
-pub(crate) fn send_file(core: &mut Core, conn: &mut Conn) -> Result<Step, Gone> {
-    if conn.backlog() >= HIGH_WATER {
-        return Ok(Step::Wait);
-    }
-    let Phase::Download(download) = &mut conn.phase else {
-        return Ok(Step::Wait);
-    };
-    let len = download.read(&mut core.scratch).map_err(|_| Gone)?;
-    let over = download.left.map_or(len == 0, |left| left == 0);
-    let bytes = core.scratch.get(..len).unwrap_or_default();
-    let chunked = download.chunked;
-    match &mut download.gzip {
-        Some(gzip) => {
-            gzip.write_all(bytes).map_err(|_| Gone)?;
-            if over {
-                gzip.try_finish().map_err(|_| Gone)?;
+impl Exchange<Core> for Download {
+    /// Sends the next piece.
+    fn step(&mut self, core: &mut Core, _: Key, conn: &mut Conn) -> Result<Step, Gone> {
+        if conn.backlog() >= HIGH_WATER {
+            return Ok(Step::Wait);
+        }
+        let len = self.read(&mut core.io.scratch).map_err(|_| Gone)?;
+        let over = self.left.map_or(len == 0, |left| left == 0);
+        let bytes = core.io.scratch.get(..len).unwrap_or_default();
+        match &mut self.gzip {
+            Some(gzip) => {
+                gzip.write_all(bytes).map_err(|_| Gone)?;
+                if over {
+                    gzip.try_finish().map_err(|_| Gone)?;
+                }
+                push(&mut conn.out, gzip.get_ref(), self.chunked);
+                gzip.get_mut().clear();
             }
-            push(&mut conn.out, gzip.get_ref(), chunked);
-            gzip.get_mut().clear();
+            None => push(&mut conn.out, bytes, self.chunked),
         }
-        None => push(&mut conn.out, bytes, chunked),
-    }
-    if over {
-        if chunked {
-            conn.out.extend_from_slice(http::LAST_CHUNK);
+        if over {
+            if self.chunked {
+                conn.out.extend_from_slice(http::LAST_CHUNK);
+            }
+            conn.end_request(Rest::Read);
         }
-        conn.end_request(Rest::Read);
+        Ok(Step::Again)
     }
-    Ok(Step::Again)
 }
 
 fn push(out: &mut Vec<u8>, bytes: &[u8], chunked: bool) {
-    // A chunk without bytes would be the last one.
-    let chunked = chunked && !bytes.is_empty();
     if chunked {
-        http::push_chunk_size(out, bytes.len());
-    }
-    out.extend_from_slice(bytes);
-    if chunked {
-        out.extend_from_slice(b"\r\n");
+        http::push_chunk(out, bytes);
+    } else {
+        out.extend_from_slice(bytes);
     }
 }

@@ -4,8 +4,8 @@ use super::{
     media_type::{MediaType, content_disposition},
     metadata::{self, Metadata},
     multipart::{Event, Multipart, MultipartError, PartHead},
+    path::resolve,
     range::{self, Wanted},
-    resolve,
     signature::{self, Operation},
 };
 

@@ -86,7 +86,7 @@ fn decode_extended(text: &str) -> Option<String> {
     let charset = parts.next()?;
     let encoded = parts.nth(1)?;
     let known = charset.eq_ignore_ascii_case("utf-8") || charset.eq_ignore_ascii_case("us-ascii");
-    known.then(|| super::super::http::percent_decode(encoded))?
+    known.then(|| transport::http::percent_decode(encoded))?
 }
 
 /// `inline; filename=…` for a download.

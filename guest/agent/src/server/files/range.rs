@@ -17,10 +17,10 @@ pub(crate) fn wanted(range: Option<&str>, size: u64) -> Wanted {
     let Some((first, last)) = set.and_then(|set| set.trim().split_once('-')) else {
         return Wanted::Whole;
     };
-    let number = |text: &str| match text.bytes().all(|b| b.is_ascii_digit()) {
-        // What does not fit is beyond the end of every file.
-        true if !text.is_empty() => Some(text.parse::<u64>().unwrap_or(u64::MAX)),
-        _ => None,
+    let number = |text: &str| {
+        let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        // A number that does not fit is beyond the end of every file.
+        is_number.then(|| text.parse::<u64>().unwrap_or(u64::MAX))
     };
     let (start, end) = match (first, number(first), last, number(last)) {
         ("", _, _, Some(0)) => return Wanted::Unsatisfiable,

@@ -3,7 +3,9 @@
 use api_types::envd::Blob;
 use sha2::{Digest, Sha256};
 
-use super::super::{http, request::is_same_secret};
+use transport::http;
+
+use super::super::secret::is_same_secret;
 
 /// What a link allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,12 +15,16 @@ use std::{
 use api_types::envd::WriteInfo;
 use flate2::write::MultiGzDecoder;
 
+use transport::{Refusal, Sink, http};
+
 use super::{
-    FileError, gives_away, make_dirs,
+    super::core::{Conn, Core},
+    failure::FileError,
     media_type::MediaType,
     metadata::{self, Metadata},
-    multipart::{Event, Multipart, PartHead},
-    resolve,
+    multipart::{Event, Multipart, MultipartError, PartHead},
+    owner::{gives_away, make_dirs},
+    path::resolve,
 };
 use crate::users::User;
 
@@ -87,20 +91,31 @@ impl Upload {
         Ok(Self::Plain(Box::new(content)))
     }
 
-    #[inline(never)]
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
-        match self {
-            Self::Plain(content) => content.take(bytes),
-            Self::Gzip(decoder) => decoder.write_all(bytes).map_err(decoding_failed),
-        }
-    }
-
-    /// What was written, for the answer.
-    #[inline(never)]
-    pub(crate) fn finish(self) -> Result<Vec<WriteInfo>, FileError> {
+    fn finish(self) -> Result<Vec<WriteInfo>, FileError> {
         match self {
             Self::Plain(content) => content.finish(),
             Self::Gzip(decoder) => decoder.finish().map_err(decoding_failed)?.finish(),
+        }
+    }
+}
+
+impl Sink<Core> for Upload {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+        let written = match self {
+            Self::Plain(content) => content.take(bytes),
+            Self::Gzip(decoder) => decoder.write_all(bytes).map_err(decoding_failed),
+        };
+        written.map_err(Refusal::from)
+    }
+
+    /// Answers with the list of written files.
+    fn finish(self: Box<Self>, _: &mut Core, conn: &mut Conn) {
+        match Self::finish(*self) {
+            Ok(written) => {
+                let written = serde_json::to_vec(&written).unwrap_or_default();
+                conn.answer(200, http::JSON, &written);
+            }
+            Err(error) => conn.error(error.status, &error.message),
         }
     }
 }
@@ -233,7 +248,7 @@ impl Write for Content {
     }
 }
 
-fn bad_form(error: &super::multipart::MultipartError) -> FileError {
+fn bad_form(error: &MultipartError) -> FileError {
     FileError::new(400, format!("error reading form: {error}"))
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use api_types::envd::{EntryInfo, FileType, Timestamp};
 
-use super::super::files;
+use super::super::files::metadata;
 use crate::users::UserDb;
 
 /// Names of owners and groups that were looked up during one request.
@@ -61,7 +61,7 @@ pub(crate) fn entry(
         group: names.group(found.gid(), db),
         modified_time: modified(&found),
         symlink_target,
-        metadata: files::read_metadata(path),
+        metadata: metadata::read(path),
     };
     Ok((entry, found.is_dir()))
 }

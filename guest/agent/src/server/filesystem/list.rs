@@ -4,7 +4,11 @@ use std::{ffi::OsString, fs, io, path::PathBuf, vec};
 
 use api_types::envd::{ConnectCode, ConnectError, EntryInfo};
 
-use super::{super::rpc::error, Names, entry, explain};
+use super::{
+    super::message::error,
+    entry::{Names, entry},
+    failure::explain,
+};
 use crate::users::UserDb;
 
 /// What an answer may weigh in bytes of memory, names that are still to be looked at included.

@@ -17,7 +17,7 @@ use nix::{
     unistd::{UnlinkatFlags, unlinkat},
 };
 
-use super::{super::rpc::error, explain};
+use super::{super::message::error, failure::explain};
 
 /// Directories inside each other: one descriptor each.
 const MAX_DEPTH: usize = 512;

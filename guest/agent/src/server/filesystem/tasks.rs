@@ -1,25 +1,26 @@
-//! Work on whole trees, done in turns: everybody else is served in between. It ends when its caller goes.
+//! Work on whole trees, done in turns, so that other requests are served in between. It is abandoned when its caller
+//! disconnects.
 
 use std::path::{Path, PathBuf};
 
 use api_types::envd::{ConnectError, ListDirResponse};
+use transport::{Exchange, Gone, Key, Step};
 
 use super::{
     super::{
-        Core,
-        conn::{Conn, Gone, Phase},
-        request::Step,
-        rpc,
+        call,
+        core::{Conn, Core},
+        message,
     },
     list::Listing,
     remove::Removal,
 };
 use crate::users::UserDb;
 
-/// Things looked at or removed in one turn.
+/// Entries listed or removed in one turn.
 const TURN: usize = 64;
 
-/// What a connection waits for.
+/// Long work that ends with an answer.
 pub(crate) enum Task {
     List(Listing),
     Remove(Removal),
@@ -34,11 +35,11 @@ impl Task {
         Removal::open(path).map(Self::Remove)
     }
 
-    /// Goes on for one turn; the answer once it is done.
+    /// Does one turn. Returns the answer once the work is done.
     fn turn(&mut self, users: &mut UserDb) -> Result<Option<Vec<u8>>, ConnectError> {
         match self {
             Self::List(listing) => match listing.turn(TURN, users)? {
-                Some(entries) => rpc::json(&ListDirResponse { entries }).map(Some),
+                Some(entries) => message::write(&ListDirResponse { entries }).map(Some),
                 None => Ok(None),
             },
             Self::Remove(removal) => Ok(removal.turn(TURN)?.then(|| b"{}".to_vec())),
@@ -46,19 +47,13 @@ impl Task {
     }
 }
 
-/// Goes on with a connection's task.
-#[inline(never)]
-pub(crate) fn step(core: &mut Core, conn: &mut Conn) -> Result<Step, Gone> {
-    if conn.hangup {
-        return Err(Gone);
+impl Exchange<Core> for Task {
+    fn step(&mut self, core: &mut Core, _: Key, conn: &mut Conn) -> Result<Step, Gone> {
+        if conn.hangup {
+            return Err(Gone);
+        }
+        let done = self.turn(&mut core.users);
+        call::end_unary(conn, done);
+        Ok(Step::Again)
     }
-    let Phase::Task(task) = &mut conn.phase else {
-        return Ok(Step::Wait);
-    };
-    match task.turn(&mut core.users) {
-        Ok(None) => {}
-        Ok(Some(answer)) => rpc::answer(conn, &answer),
-        Err(error) => rpc::answer_error(conn, &error),
-    }
-    Ok(Step::Again)
 }

@@ -1,25 +1,29 @@
-//! `WatchDir`: changes as messages of a stream, for as long as its connection lasts.
+//! `WatchDir`: changes as messages of a stream, until its connection closes.
 
 use std::time::{Duration, Instant};
 
-use api_types::envd::{ConnectCode, ConnectError, Empty, FilesystemEvent, WatchDirResponse};
+use api_types::envd::{
+    ConnectCode::DeadlineExceeded, ConnectError, Empty, FilesystemEvent, WatchDirResponse,
+};
+use transport::{Exchange, Gone, Key, ROUNDS, Step, Work};
 
 use super::{
     super::{
-        Core, ROUNDS, Server, Work,
-        conn::{Conn, HIGH_WATER, Phase, Rest},
-        events,
-        http::{self, Head},
-        rpc,
-        slots::Key,
+        answer, call,
+        core::{Conn, Conns, Core, Job},
+        envelope,
+        head::Head,
+        message,
+        process::follow::{HIGH_WATER, KEEPALIVE},
     },
-    Sink, Watcher, describe, insert, open, told,
+    insert, open,
+    watcher::{Sink, Watcher, describe, failure},
 };
 
-/// A connection that gets changes.
-pub(crate) struct WatchStream {
-    pub(crate) watcher: Key,
-    /// When it ends: the caller said so.
+/// A stream of changes.
+struct WatchStream {
+    watcher: Key,
+    /// When the stream ends (`Connect-Timeout-Ms`).
     deadline: Option<Instant>,
     keepalive: Duration,
     next_keepalive: Instant,
@@ -40,14 +44,17 @@ impl WatchStream {
 
 fn push(conn: &mut Conn, message: &WatchDirResponse) {
     let json = serde_json::to_vec(message).unwrap_or_default();
-    events::push_json(&mut conn.out, conn.codec, &json);
+    envelope::push_json(&mut conn.out, conn.call, &json);
 }
 
-/// Answers with a stream.
+/// Handles `WatchDir`.
 #[cold]
 #[inline(never)]
 pub(crate) fn begin(core: &mut Core, key: Key, conn: &mut Conn, head: &Head, body: &[u8]) {
-    let opened = rpc::message(body).and_then(|request| open(core, head, &request));
+    let Some(body) = call::begin_stream(conn, head, body) else {
+        return;
+    };
+    let opened = message::read(&body).and_then(|request| open(core, head, &request));
     let watcher = opened.and_then(|(tree, detail)| {
         let watcher = Watcher {
             tree: Some(tree),
@@ -59,18 +66,18 @@ pub(crate) fn begin(core: &mut Core, key: Key, conn: &mut Conn, head: &Head, bod
     });
     let watcher = match watcher {
         Ok(watcher) => watcher,
-        Err(error) => return conn.refuse_stream(error),
+        Err(error) => return answer::refuse_stream(conn, error),
     };
     let now = Instant::now();
-    let keepalive = head.keepalive.unwrap_or(rpc::KEEPALIVE);
+    let keepalive = head.fields.keepalive.unwrap_or(KEEPALIVE);
+    let timeout = head.fields.timeout;
     let stream = WatchStream {
         watcher,
-        deadline: head.timeout.and_then(|timeout| now.checked_add(timeout)),
+        deadline: timeout.and_then(|timeout| now.checked_add(timeout)),
         keepalive,
         next_keepalive: now + keepalive,
     };
-    let content_type = conn.codec.stream_type();
-    http::push_chunked_head(&mut conn.out, content_type, conn.after);
+    answer::begin_stream(conn);
     let start = Some(Empty {});
     push(
         conn,
@@ -80,75 +87,35 @@ pub(crate) fn begin(core: &mut Core, key: Key, conn: &mut Conn, head: &Head, bod
         },
     );
     conn.wake = Some(stream.wake());
-    conn.phase = Phase::Watch(Box::new(stream));
+    conn.begin(stream);
 }
 
-/// Whether changes wait for a connection that has room again.
-pub(crate) fn has_news(core: &mut Core, watcher: Key) -> bool {
-    let watcher = core.watchers.get_mut(watcher);
-    watcher.is_some_and(|watcher| watcher.readable)
-}
-
-impl Server {
-    /// Moves changes to whom they are for.
+impl Exchange<Core> for WatchStream {
     #[cold]
-    #[inline(never)]
-    pub(in super::super) fn pump_watch(&mut self, key: Key) {
-        let Some(watcher) = self.core.watchers.get_mut(key) else {
-            return;
-        };
-        let conn_key = match &watcher.sink {
-            Sink::Stream(conn) => *conn,
-            Sink::Queue(_) => {
-                if watcher.collect(&mut self.core.users) {
-                    self.core.enqueue(Work::Watch(key));
-                }
-                return;
-            }
-        };
-        let Some(conn) = self.conns.get_mut(conn_key) else {
-            self.core.watchers.remove(key);
-            return;
-        };
-        let Some(tree) = &mut watcher.tree else {
-            return;
-        };
-        let mut rounds = 0;
-        while watcher.readable && conn.backlog() < HIGH_WATER && rounds < ROUNDS {
-            let mut changes = Vec::new();
-            let read = tree.read(&mut changes);
-            for event in describe(tree, watcher.detail, changes, &mut self.core.users) {
-                push_change(conn, event);
-            }
-            match read {
-                Ok(more) => watcher.readable = more,
-                Err(error) => return self.end_watch(conn_key, told(&error)),
-            }
-            conn.hangup |= conn.flush().is_err();
-            rounds += 1;
+    fn step(&mut self, core: &mut Core, _: Key, conn: &mut Conn) -> Result<Step, Gone> {
+        let watcher = core.watchers.get_mut(self.watcher);
+        if conn.out.len() < HIGH_WATER && watcher.is_some_and(|watcher| watcher.readable) {
+            core.enqueue(Job::Watch, self.watcher);
         }
-        if rounds == ROUNDS {
-            self.core.enqueue(Work::Watch(key));
-        }
-        self.core.enqueue(Work::Conn(conn_key));
+        conn.wait()
     }
 
-    /// A keepalive, or the end.
+    /// Sends a keepalive, or ends the stream at its deadline.
     #[cold]
-    #[inline(never)]
-    pub(in super::super) fn wake_watch(&mut self, key: Key, now: Instant) {
-        let Some(conn) = self.conns.get_mut(key) else {
-            return;
-        };
-        let Phase::Watch(stream) = &mut conn.phase else {
-            return;
-        };
-        if stream.deadline.is_some_and(|at| at <= now) {
-            let error =
-                ConnectError::new(ConnectCode::DeadlineExceeded, "context deadline exceeded");
-            return self.end_watch(key, error);
+    fn expire(
+        &mut self,
+        core: &mut Core,
+        key: Key,
+        conn: &mut Conn,
+        now: Instant,
+    ) -> Result<(), Gone> {
+        if self.deadline.is_some_and(|at| at <= now) {
+            self.close(core, key);
+            let error = ConnectError::new(DeadlineExceeded, "context deadline exceeded");
+            answer::end_stream(conn, Some(error));
+            return Ok(());
         }
-        conn.wake = Some(stream.delay_keepalive(now));
+        conn.wake = Some(self.delay_keepalive(now));
         if conn.out.len() < HIGH_WATER {
             let keepalive = Some(Empty {});
             push(
@@ -159,20 +126,62 @@ impl Server {
                 },
             );
         }
-        self.core.enqueue(Work::Conn(key));
+        Ok(())
     }
 
-    fn end_watch(&mut self, key: Key, error: ConnectError) {
-        let Some(conn) = self.conns.get_mut(key) else {
-            return;
-        };
-        if let Phase::Watch(stream) = &conn.phase {
-            self.core.watchers.remove(stream.watcher);
-        }
-        events::push_end_stream(&mut conn.out, Some(error));
-        conn.end_request(Rest::Read);
-        self.core.enqueue(Work::Conn(key));
+    fn close(&mut self, core: &mut Core, _: Key) {
+        core.watchers.remove(self.watcher);
     }
+}
+
+/// Moves changes to their destination.
+#[cold]
+#[inline(never)]
+pub(crate) fn pump(core: &mut Core, conns: &mut Conns, key: Key) {
+    let Some(watcher) = core.watchers.get_mut(key) else {
+        return;
+    };
+    let conn_key = match &watcher.sink {
+        Sink::Stream(conn) => *conn,
+        Sink::Queue(_) => {
+            if watcher.collect(&mut core.users) {
+                core.enqueue(Job::Watch, key);
+            }
+            return;
+        }
+    };
+    let Some(conn) = conns.get_mut(conn_key) else {
+        core.watchers.remove(key);
+        return;
+    };
+    let Some(tree) = &mut watcher.tree else {
+        return;
+    };
+    let mut rounds = 0;
+    let mut failed = None;
+    while watcher.readable && conn.backlog() < HIGH_WATER && rounds < ROUNDS {
+        let mut changes = Vec::new();
+        let read = tree.read(&mut changes);
+        for event in describe(tree, watcher.detail, changes, &mut core.users) {
+            push_change(conn, event);
+        }
+        match read {
+            Ok(more) => watcher.readable = more,
+            Err(error) => {
+                failed = Some(failure(&error));
+                break;
+            }
+        }
+        conn.push_out();
+        rounds += 1;
+    }
+    if let Some(error) = failed {
+        core.watchers.remove(key);
+        answer::end_stream(conn, Some(error));
+    } else if rounds == ROUNDS {
+        core.enqueue(Job::Watch, key);
+    }
+    core.io.enqueue(Work::Conn(conn_key));
 }
 
 fn push_change(conn: &mut Conn, event: FilesystemEvent) {
@@ -183,7 +192,7 @@ fn push_change(conn: &mut Conn, event: FilesystemEvent) {
             ..WatchDirResponse::default()
         },
     );
-    if let Phase::Watch(stream) = &mut conn.phase {
+    if let Some(stream) = conn.exchange::<WatchStream>() {
         conn.wake = Some(stream.delay_keepalive(Instant::now()));
     }
 }

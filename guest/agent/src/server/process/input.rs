@@ -1,26 +1,29 @@
-//! Input for processes: `SendInput`, one message at a time, and `StreamInput`, many on one connection.
+//! Input for processes: `SendInput`, one message per request, and `StreamInput`, many on one connection.
 //!
-//! Bytes wait in the process's queue until its pipe or terminal takes them. A connection has at most one
-//! message there: it is answered, or read further, only once that one is written, so who sends faster than
-//! the process reads is stopped by its full connection.
+//! Bytes wait in the process's queue until its pipe or terminal takes them. A connection has at most one message in
+//! that queue: only once it is written is the call answered, or the stream read further. A sender that is faster than
+//! the process is therefore stopped by its own full socket.
 
 use std::time::{Duration, Instant};
 
 use api_types::envd::{
     CloseStdinRequest,
-    ConnectCode::{self, DeadlineExceeded, FailedPrecondition, InvalidArgument},
+    ConnectCode::{DeadlineExceeded, FailedPrecondition, InvalidArgument},
     ConnectError, Decoded, Framing, ProcessInput, SendInputRequest, StreamInputRequest, frame,
 };
 
+use transport::{Exchange, Gone, Key, Step};
+
 use super::{
-    Core, Work,
-    conn::{Conn, Gone, Phase, Rest},
-    events,
-    http::{After, Head},
-    process::{Input, Process},
-    request::Step,
-    rpc::{self, Ended},
-    slots::Key,
+    super::{
+        answer, call,
+        core::{Conn, Core, Job},
+        envelope,
+        head::Head,
+        message::{self, error},
+    },
+    child::{Input, Process},
+    select::{Ended, select},
 };
 
 /// Longest message of a stream in bytes.
@@ -29,29 +32,30 @@ const MAX_MESSAGE: u32 = 4 << 20;
 pub(crate) const NO_TERMINAL: &str = "the process has no terminal: its input goes to stdin";
 pub(crate) const HAS_TERMINAL: &str = "the process has a terminal: its input goes to pty";
 
-/// A `StreamInput` call on its way in.
-pub(crate) struct InputStream {
+/// A `SendInput` call whose bytes are in the process's queue.
+struct SentInput {
+    process: Key,
+}
+
+/// A `StreamInput` call whose request is being read.
+struct InputStream {
     body: Framing,
-    /// Bytes of messages that are not yet whole.
+    /// Bytes of an incomplete message.
     held: Vec<u8>,
-    /// Whose input it is; absent until the first message.
+    /// The process that the first message selects.
     process: Option<Key>,
-    /// Whether the last message is still in the process's queue.
+    /// The last message is still in the process's queue.
     waiting: bool,
-    /// Whether the body is over.
+    /// The body has ended.
     ended: bool,
 }
 
-fn error<T>(code: ConnectCode, message: impl Into<String>) -> Result<T, ConnectError> {
-    Err(ConnectError::new(code, message))
-}
-
-/// When a call's own time is over.
+/// The end of a call's timeout.
 fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }
 
-/// The bytes of an input, where the process takes that kind.
+/// The bytes of an input, if the process takes that kind.
 fn bytes_for(process: &Process, input: ProcessInput) -> Result<Vec<u8>, ConnectError> {
     let bytes = match (input.stdin, input.pty) {
         (None, None) => return error(InvalidArgument, "no input"),
@@ -63,13 +67,12 @@ fn bytes_for(process: &Process, input: ProcessInput) -> Result<Vec<u8>, ConnectE
         (None, Some(_)) => return error(FailedPrecondition, NO_TERMINAL),
     };
     if process.stdin.fd.is_none() || process.stdin.closing {
-        error(FailedPrecondition, "stdin not enabled or closed")
-    } else {
-        Ok(bytes)
+        return error(FailedPrecondition, "stdin not enabled or closed");
     }
+    Ok(bytes)
 }
 
-/// Puts input into a process's queue on behalf of a connection.
+/// Queues input for a process on behalf of a connection.
 fn push(core: &mut Core, conn: Key, key: Key, input: ProcessInput) -> Result<(), ConnectError> {
     let Some(process) = core.processes.get_mut(key).filter(|p| p.is_running()) else {
         return Err(broken());
@@ -80,15 +83,26 @@ fn push(core: &mut Core, conn: Key, key: Key, input: ProcessInput) -> Result<(),
         bytes,
         written: 0,
     });
-    core.enqueue(Work::Process(key));
+    core.enqueue(Job::Process, key);
     Ok(())
+}
+
+/// Removes what a connection has queued and the process has not taken.
+fn take_back(core: &mut Core, conn: Key, process: Option<Key>) {
+    if let Some(process) = process.and_then(|process| core.processes.get_mut(process)) {
+        process.stdin.queue.retain(|input| input.conn != conn);
+    }
 }
 
 fn broken() -> ConnectError {
     ConnectError::new(FailedPrecondition, "the process does not read its input")
 }
 
-/// `SendInput`; answered once the input is in the pipe.
+fn late() -> ConnectError {
+    ConnectError::new(DeadlineExceeded, "context deadline exceeded")
+}
+
+/// `SendInput`. The call is answered once the input is in the pipe.
 #[cold]
 #[inline(never)]
 pub(crate) fn send(
@@ -98,121 +112,117 @@ pub(crate) fn send(
     head: &Head,
     request: SendInputRequest,
 ) -> Result<(), ConnectError> {
-    let process = rpc::select(core, &request.process, Ended::Excluded)?;
+    let process = select(core, &request.process, Ended::Excluded)?;
     push(core, conn_key, process, request.input)?;
-    conn.wake = deadline(head.timeout);
-    conn.phase = Phase::Input(process);
+    conn.wake = deadline(head.fields.timeout);
+    conn.begin(SentInput { process });
     Ok(())
 }
 
-/// `CloseStdin`: the end of the input, once everything that waits is written.
+/// `CloseStdin`: closes the input after everything in the queue is written.
 pub(crate) fn close(core: &mut Core, request: &CloseStdinRequest) -> Result<(), ConnectError> {
-    let key = rpc::select(core, &request.process, Ended::Excluded)?;
+    let key = select(core, &request.process, Ended::Excluded)?;
     if let Some(process) = core.processes.get_mut(key) {
         if process.has_terminal() {
-            // A terminal's end of input is a key (^D), not an end.
+            // The end of a terminal's input is a key (^D), not a closed descriptor.
             return error(FailedPrecondition, HAS_TERMINAL);
         }
         process.stdin.closing = true;
     }
-    core.enqueue(Work::Process(key));
+    core.enqueue(Job::Process, key);
     Ok(())
 }
 
-/// What a connection has sent is in the pipe.
+/// The connection's input is in the pipe.
 pub(crate) fn written(conn: &mut Conn) {
-    match &mut conn.phase {
-        Phase::Input(_) => rpc::answer(conn, b"{}"),
-        Phase::StreamInput(stream) => stream.waiting = false,
-        _ => {}
+    if let Some(stream) = conn.exchange::<InputStream>() {
+        stream.waiting = false;
+    } else if conn.exchange::<SentInput>().is_some() {
+        answer::success(conn, b"{}");
     }
 }
 
-/// Nobody will read what a connection has sent.
+/// The process has closed its input before it took the connection's.
 pub(crate) fn unread(conn: &mut Conn) {
-    match &conn.phase {
-        Phase::Input(_) => rpc::answer_error(conn, &broken()),
-        Phase::StreamInput(_) => abort(conn, broken()),
-        _ => {}
+    if conn.exchange::<InputStream>().is_some() {
+        answer::abort_stream(conn, broken());
+    } else if conn.exchange::<SentInput>().is_some() {
+        answer::failure(conn, &broken());
     }
 }
 
-/// The time that the caller gave is over: what is not yet written is taken back.
+/// Begins to read a `StreamInput` whose head has arrived.
 #[cold]
 #[inline(never)]
-pub(crate) fn expire(core: &mut Core, key: Key, conn: &mut Conn) {
-    let process = match &conn.phase {
-        Phase::Input(process) => Some(*process),
-        Phase::StreamInput(stream) => stream.process,
-        _ => None,
-    };
-    if let Some(process) = process.and_then(|process| core.processes.get_mut(process)) {
-        process.stdin.queue.retain(|input| input.conn != key);
+pub(crate) fn begin(conn: &mut Conn, head: &Head, body: &Framing) {
+    if !call::begin_request_stream(conn, head) {
+        return;
     }
-    let late = ConnectError::new(DeadlineExceeded, "context deadline exceeded");
-    match &conn.phase {
-        Phase::Input(_) => rpc::answer_error(conn, &late),
-        _ => abort(conn, late),
-    }
-}
-
-/// Begins to read a `StreamInput` whose head is there.
-#[cold]
-#[inline(never)]
-pub(crate) fn begin(conn: &mut Conn, head: &Head, body: Framing) {
-    conn.wake = deadline(head.timeout);
-    conn.phase = Phase::StreamInput(Box::new(InputStream {
-        body,
+    conn.wake = deadline(head.fields.timeout);
+    conn.begin(InputStream {
+        body: body.clone(),
         held: Vec::new(),
         process: None,
         waiting: false,
         ended: false,
-    }));
+    });
 }
 
-/// Ends a stream with an error although its request may go on.
-fn abort(conn: &mut Conn, error: ConnectError) {
-    conn.after = After::Close;
-    conn.begin_stream();
-    events::push_end_stream(&mut conn.out, Some(error));
-    conn.end_request(Rest::Unread);
+impl Exchange<Core> for SentInput {
+    fn step(&mut self, _: &mut Core, _: Key, conn: &mut Conn) -> Result<Step, Gone> {
+        conn.wait()
+    }
+
+    #[cold]
+    fn expire(
+        &mut self,
+        core: &mut Core,
+        key: Key,
+        conn: &mut Conn,
+        _: Instant,
+    ) -> Result<(), Gone> {
+        take_back(core, key, Some(self.process));
+        answer::failure(conn, &late());
+        Ok(())
+    }
 }
 
-/// Takes the next message, or the next bytes of one.
-///
-/// # Errors
-/// The client is gone. What it has sent in whole reaches the process.
-#[cold]
-#[inline(never)]
-pub(crate) fn step(core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {
-    let Phase::StreamInput(mut stream) = std::mem::replace(&mut conn.phase, Phase::Head) else {
-        return Err(Gone);
-    };
-    let next = stream.next(core, key, conn);
-    conn.phase = Phase::StreamInput(stream);
-    match next {
-        Ok(Next::Again) => Ok(Step::Again),
-        Ok(Next::Wait) if conn.hangup => Err(Gone),
-        Ok(Next::Wait) => Ok(Step::Wait),
-        Ok(Next::Done) => {
-            conn.begin_stream();
-            events::push_json(&mut conn.out, conn.codec, b"{}");
-            events::push_end_stream(&mut conn.out, None);
-            conn.end_request(Rest::Read);
-            Ok(Step::Again)
+impl Exchange<Core> for InputStream {
+    /// Takes the next message, or the next bytes of one. If the client is gone, complete messages still reach the process.
+    #[cold]
+    fn step(&mut self, core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {
+        match self.next(core, key, conn) {
+            Ok(Next::Again) => {}
+            Ok(Next::Wait) => return conn.wait(),
+            Ok(Next::Done) => {
+                answer::begin_stream(conn);
+                envelope::push_json(&mut conn.out, conn.call, b"{}");
+                answer::end_stream(conn, None);
+            }
+            Err(Failed::Gone) => return Err(Gone),
+            Err(Failed::Call(error)) => answer::abort_stream(conn, error),
         }
-        Err(Failed::Gone) => Err(Gone),
-        Err(Failed::Call(error)) => {
-            abort(conn, error);
-            Ok(Step::Again)
-        }
+        Ok(Step::Again)
+    }
+
+    #[cold]
+    fn expire(
+        &mut self,
+        core: &mut Core,
+        key: Key,
+        conn: &mut Conn,
+        _: Instant,
+    ) -> Result<(), Gone> {
+        take_back(core, key, self.process);
+        answer::abort_stream(conn, late());
+        Ok(())
     }
 }
 
 enum Next {
     Again,
     Wait,
-    /// Everything has reached the process.
+    /// Every message has reached the process.
     Done,
 }
 
@@ -238,7 +248,7 @@ impl InputStream {
             if frame.flags != 0 {
                 return Err(ConnectError::new(InvalidArgument, "only messages are read").into());
             }
-            let message = rpc::message(&conn.codec.read(frame.body)?)?;
+            let message = message::read(&conn.call.read(frame.body)?)?;
             self.held.drain(..used);
             self.take(core, key, message)?;
             return Ok(Next::Again);
@@ -261,7 +271,7 @@ impl InputStream {
     ) -> Result<(), ConnectError> {
         match (message.start, message.data, self.process) {
             (Some(start), _, None) => {
-                self.process = Some(rpc::select(core, &start.process, Ended::Excluded)?);
+                self.process = Some(select(core, &start.process, Ended::Excluded)?);
                 Ok(())
             }
             (Some(_), _, Some(_)) => error(InvalidArgument, "the process was selected before"),
@@ -271,14 +281,18 @@ impl InputStream {
                 self.waiting = true;
                 Ok(())
             }
-            // A sign of life, or something that is not known here.
+            // A keepalive, or an unknown message.
             (None, None, _) => Ok(()),
         }
     }
 
-    /// Moves what has arrived of the body to the messages.
+    /// Moves received bytes of the body to the messages.
     fn read(&mut self, core: &mut Core, conn: &mut Conn) -> Result<Next, Failed> {
-        if conn.input.is_empty() && !conn.fill(&mut core.scratch).map_err(|Gone| Failed::Gone)? {
+        if conn.input.is_empty()
+            && !conn
+                .fill(&mut core.io.scratch)
+                .map_err(|Gone| Failed::Gone)?
+        {
             return self.at_end();
         }
         let input = std::mem::take(&mut conn.input);
@@ -302,7 +316,7 @@ impl InputStream {
         taken
     }
 
-    /// Nothing has arrived: a body may be over all the same when it has no length.
+    /// Nothing has arrived: an empty body is complete all the same.
     fn at_end(&mut self) -> Result<Next, Failed> {
         match self.body {
             Framing::Length(0) => {

@@ -1,44 +1,55 @@
-//! Request heads and answers. Pure: bytes in, bytes out.
-
-use std::time::Duration;
+//! Heads of requests, answers, query strings. Pure: bytes in, bytes out.
+//!
+//! Percent-decoding is written here: the crate `percent-encoding` passes a malformed escape through as it is, and
+//! servers written in Go, which clients of these programs expect, treat such a value as absent.
 
 use api_types::envd::{
-    BadRequest, Blob, ErrorBody, Framing, FramingHeaders, MAX_HEADERS, asks_to_close, header_text,
-    parse_head,
+    BadRequest, Framing, FramingHeaders, MAX_HEADERS, asks_to_close, header_text, parse_head,
 };
 
-use super::files::FileHead;
-
-/// The path of files.
-pub(crate) const FILES: &str = "/files";
-
-/// What matters of a request's head.
+/// The head of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Head {
-    pub(crate) method: String,
-    /// Before any `?`, as sent.
-    pub(crate) path: String,
-    /// After the `?`, as sent; empty when there is none.
-    pub(crate) query: String,
-    pub(crate) content_type: String,
-    /// `Content-Encoding` or `Connect-Content-Encoding`; empty means identity.
-    pub(crate) encoding: String,
-    pub(crate) access_token: String,
-    /// The user of `Authorization: Basic`, when there is one.
-    pub(crate) user: Option<String>,
-    /// `Connect-Timeout-Ms`, when it is there and not zero.
-    pub(crate) timeout: Option<Duration>,
-    /// `Keepalive-Ping-Interval`, when it is there and not zero.
-    pub(crate) keepalive: Option<Duration>,
-    pub(crate) expects_continue: bool,
-    pub(crate) close: bool,
-    /// What only `/files` asks about; there for that path alone.
-    pub(crate) file: Option<Box<FileHead>>,
+pub struct Head<F> {
+    pub method: String,
+    /// The part before `?`, as sent.
+    pub path: String,
+    /// The part after `?`, as sent; empty if there is none.
+    pub query: String,
+    /// `Expect: 100-continue`.
+    pub expects_continue: bool,
+    /// HTTP/1.0, or `Connection: close`.
+    pub close: bool,
+    /// Headers that the service reads.
+    pub fields: F,
 }
 
-/// Reads a head from the front of `bytes`: the head, its body, and how many bytes it took. `None` when it
-/// is not whole yet.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Head, Framing, usize)>, BadRequest> {
+/// Headers that a service reads. The transport reads those of framing, `Expect` and `Connection` itself.
+pub trait Fields: Sized {
+    /// The fields of a request without headers.
+    fn new(path: &str) -> Self;
+
+    /// Takes one header, whose value has no blanks around it.
+    ///
+    /// # Errors
+    /// Returns the answer if the value makes the request invalid.
+    fn take(&mut self, name: &str, value: &str) -> Result<(), BadRequest>;
+}
+
+/// For a service that reads no headers.
+impl Fields for () {
+    fn new(_path: &str) -> Self {}
+
+    fn take(&mut self, _name: &str, _value: &str) -> Result<(), BadRequest> {
+        Ok(())
+    }
+}
+
+/// Reads a head from the front of `bytes`: the head, the framing of its body, and its length in bytes. `None` if it
+/// is incomplete.
+///
+/// # Errors
+/// Returns the answer if the bytes are not HTTP/1.1, the head is too large, or its framing is ambiguous.
+pub fn parse<F: Fields>(bytes: &[u8]) -> Result<Option<(Head<F>, Framing, usize)>, BadRequest> {
     let mut space = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut space);
     let Some(len) = parse_head(&mut request, bytes)? else {
@@ -50,66 +61,39 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Head, Framing, usize)>, BadR
         method: request.method.unwrap_or_default().to_owned(),
         path: path.to_owned(),
         query: query.to_owned(),
+        expects_continue: false,
         close: request.version == Some(0),
-        ..Head::default()
+        fields: F::new(path),
     };
     let mut framing = FramingHeaders::default();
     for header in request.headers.iter() {
         read_header(&mut head, &mut framing, header)?;
     }
-    if path == FILES {
-        head.file = Some(Box::new(FileHead::read(request.headers)));
-    }
     Ok(Some((head, framing.framing()?, len)))
 }
 
-fn read_header(
-    head: &mut Head,
+fn read_header<F: Fields>(
+    head: &mut Head<F>,
     framing: &mut FramingHeaders,
     header: &httparse::Header<'_>,
 ) -> Result<(), BadRequest> {
-    let is = |name: &str| header.name.eq_ignore_ascii_case(name);
     let value = header_text(header)?;
     if framing.take(header.name, value)? {
         return Ok(());
     }
-    if is("content-type") {
-        value.clone_into(&mut head.content_type);
-    } else if is("content-encoding") || is("connect-content-encoding") {
-        if !value.eq_ignore_ascii_case("identity") {
-            value.clone_into(&mut head.encoding);
-        }
-    } else if is("x-access-token") {
-        value.clone_into(&mut head.access_token);
-    } else if is("authorization") {
-        head.user = basic_user(value);
-    } else if is("connect-timeout-ms") {
-        let ms = value
-            .parse()
-            .map_err(|_| BadRequest::new("bad connect-timeout-ms"))?;
-        head.timeout = Some(Duration::from_millis(ms)).filter(|t| !t.is_zero());
-    } else if is("keepalive-ping-interval") {
-        let seconds = value.parse::<u32>().unwrap_or(0);
-        head.keepalive = Some(Duration::from_secs(seconds.into())).filter(|t| !t.is_zero());
-    } else if is("expect") {
+    if header.name.eq_ignore_ascii_case("expect") {
         head.expects_continue = value.eq_ignore_ascii_case("100-continue");
-    } else if is("connection") {
+    } else if header.name.eq_ignore_ascii_case("connection") {
         head.close |= asks_to_close(value);
+    } else {
+        head.fields.take(header.name, value)?;
     }
     Ok(())
 }
 
-/// The user name of `Basic base64("user:password")`; the password means nothing here.
-fn basic_user(value: &str) -> Option<String> {
-    let (scheme, credentials) = value.split_once(' ')?;
-    let credentials = Blob::decode(credentials.trim().as_bytes())?;
-    let credentials = String::from_utf8(credentials).ok()?;
-    let user = credentials.split(':').next().unwrap_or_default();
-    (scheme.eq_ignore_ascii_case("basic") && !user.is_empty()).then(|| user.to_owned())
-}
-
-/// The first value of a query parameter, decoded; `None` when it is absent or not UTF-8.
-pub(crate) fn query_value(query: &str, name: &str) -> Option<String> {
+/// The first value of a query parameter, decoded; `None` if it is absent, malformed or not UTF-8.
+#[must_use]
+pub fn query_value(query: &str, name: &str) -> Option<String> {
     let mut pairs = query
         .split('&')
         .map(|pair| pair.split_once('=').unwrap_or((pair, "")));
@@ -121,8 +105,9 @@ fn decode_form(text: &str) -> Option<String> {
     percent_decode(&text.replace('+', " "))
 }
 
-/// Text without its percent signs; `None` when one is not followed by two digits, or it is not UTF-8.
-pub(crate) fn percent_decode(text: &str) -> Option<String> {
+/// Decodes percent escapes; `None` if one is malformed or the result is not UTF-8.
+#[must_use]
+pub fn percent_decode(text: &str) -> Option<String> {
     let digit = |b: Option<u8>| {
         char::from(b?)
             .to_digit(16)
@@ -156,6 +141,7 @@ fn reason(status: u16) -> &'static str {
         413 => "Content Too Large",
         415 => "Unsupported Media Type",
         416 => "Range Not Satisfiable",
+        422 => "Unprocessable Content",
         429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
@@ -168,9 +154,9 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// Whether the connection goes on after an answer.
+/// The fate of a connection after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum After {
+pub enum After {
     KeepAlive,
     Close,
 }
@@ -206,47 +192,24 @@ fn push_number(out: &mut Vec<u8>, number: u64) {
     }
 }
 
-/// An interim answer that asks for the body.
-pub(crate) const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+/// The interim answer to `Expect: 100-continue`.
+pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// A whole answer. With status 204 the body must be empty and no length is written.
-pub(crate) fn push_answer(
-    out: &mut Vec<u8>,
-    status: u16,
-    content_type: &str,
-    body: &[u8],
-    after: After,
-) {
-    push_sized_head(
-        out,
-        status,
-        content_type,
-        u64::try_from(body.len()).unwrap_or(0),
-        after,
-    );
-    out.extend_from_slice(body);
-}
-
-/// The head of an answer whose body of known length follows.
-pub(crate) fn push_sized_head(
-    out: &mut Vec<u8>,
-    status: u16,
-    content_type: &str,
-    length: u64,
-    after: After,
-) {
+/// Appends a complete answer. With status 204 the body must be empty, and no length is written.
+pub fn push_answer(out: &mut Vec<u8>, status: u16, content_type: &str, body: &[u8], after: After) {
     push_head(out, status, content_type, after);
     if status != 204 {
         out.extend_from_slice(b"content-length: ");
-        push_number(out, length);
+        push_number(out, u64::try_from(body.len()).unwrap_or(0));
         out.extend_from_slice(b"\r\n");
     }
     out.extend_from_slice(b"\r\n");
+    out.extend_from_slice(body);
 }
 
-/// The head of an answer with further header lines, each ended by CRLF. Its body has that length, or follows
-/// in chunks.
-pub(crate) fn push_head_with(
+/// Appends the head of an answer with further header `lines`, each ended by CRLF. The body that follows has `length`
+/// bytes, or is chunked if `length` is `None`.
+pub fn push_head_with(
     out: &mut Vec<u8>,
     status: u16,
     content_type: &str,
@@ -266,14 +229,14 @@ pub(crate) fn push_head_with(
     }
 }
 
-/// The head of an answer whose body follows in chunks.
-pub(crate) fn push_chunked_head(out: &mut Vec<u8>, content_type: &str, after: After) {
+/// Appends the head of an answer whose body follows in chunks.
+pub fn push_chunked_head(out: &mut Vec<u8>, content_type: &str, after: After) {
     push_head(out, 200, content_type, after);
     out.extend_from_slice(b"transfer-encoding: chunked\r\n\r\n");
 }
 
-/// The size line of a chunk; `\r\n` must follow its `len` > 0 bytes.
-pub(crate) fn push_chunk_size(out: &mut Vec<u8>, len: usize) {
+/// Appends the size line of a chunk. The caller appends `len` > 0 bytes and `\r\n`.
+pub fn push_chunk_size(out: &mut Vec<u8>, len: usize) {
     let digits = (usize::BITS - len.leading_zeros()).div_ceil(4).max(1);
     for place in (0..digits).rev() {
         let nibble = u32::try_from(len >> (place * 4) & 15).unwrap_or_default();
@@ -282,26 +245,21 @@ pub(crate) fn push_chunk_size(out: &mut Vec<u8>, len: usize) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// The end of a chunked body.
-pub(crate) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
-
-/// An error of a plain route.
-pub(crate) fn push_error(out: &mut Vec<u8>, status: u16, message: &str, after: After) {
-    let body = ErrorBody {
-        code: status,
-        message: message.to_owned(),
-    };
-    let body = serde_json::to_vec(&body).unwrap_or_default();
-    push_answer(out, status, JSON, &body, after);
+/// Appends one chunk; nothing if `bytes` is empty, because an empty chunk ends the body.
+pub fn push_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
+    if bytes.is_empty() {
+        return;
+    }
+    push_chunk_size(out, bytes.len());
+    out.extend_from_slice(bytes);
+    out.extend_from_slice(b"\r\n");
 }
 
-/// Exactly this: clients compare it as text.
-pub(crate) const JSON: &str = "application/json";
-/// Exactly this: clients compare it as text.
-pub(crate) const CONNECT_JSON: &str = "application/connect+json";
-/// Binary messages, answered once and in streams.
-pub(crate) const PROTO: &str = "application/proto";
-pub(crate) const CONNECT_PROTO: &str = "application/connect+proto";
+/// The end of a chunked body.
+pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// Clients compare this content type byte for byte.
+pub const JSON: &str = "application/json";
 
 #[cfg(test)]
 mod tests {
@@ -309,23 +267,43 @@ mod tests {
     use api_types::envd::MAX_HEAD;
     use proptest::prelude::*;
 
-    fn head(text: &str) -> Result<Option<(Head, Framing, usize)>, BadRequest> {
+    fn head(text: &str) -> Result<Option<(Head<Recorded>, Framing, usize)>, BadRequest> {
         parse(text.as_bytes())
     }
 
+    /// Fields that record what they were given.
+    #[derive(Debug, Default)]
+    struct Recorded(Vec<(String, String)>);
+
+    impl Fields for Recorded {
+        fn new(path: &str) -> Self {
+            Self(vec![("path".to_owned(), path.to_owned())])
+        }
+
+        fn take(&mut self, name: &str, value: &str) -> Result<(), BadRequest> {
+            self.0.push((name.to_owned(), value.to_owned()));
+            Ok(())
+        }
+    }
+
     #[test]
-    fn what_matters_is_read() {
-        let text = "POST /p?x=1 HTTP/1.1\r\nCONTENT-length: 3\r\nAuthorization: Basic dXNlcjo=\r\n\
-                    Connect-Timeout-Ms: 0\r\nKeepalive-Ping-Interval: 50\r\nX-Access-Token:  t \r\n\r\nabc";
+    fn head_framing_and_remaining_headers_are_read() {
+        let text = "POST /p?x=1 HTTP/1.1\r\nCONTENT-length: 3\r\nX-Access-Token:  t \r\n\
+                    Expect: 100-Continue\r\nConnection: te, Close\r\n\r\nabc";
         let (head, body, used) = head(text).unwrap().unwrap();
-        assert_eq!((head.path.as_str(), head.query.as_str()), ("/p", "x=1"));
         assert_eq!(
-            (head.user.as_deref(), head.access_token.as_str()),
-            (Some("user"), "t")
+            (
+                head.method.as_str(),
+                head.path.as_str(),
+                head.query.as_str()
+            ),
+            ("POST", "/p", "x=1")
         );
+        assert!(head.expects_continue && head.close);
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert_eq!(
-            (head.timeout, head.keepalive),
-            (None, Some(Duration::from_secs(50)))
+            head.fields.0,
+            [pair("path", "/p"), pair("X-Access-Token", "t")]
         );
         assert!(matches!(body, Framing::Length(3)));
         assert_eq!(used, text.len() - 3);
@@ -374,10 +352,18 @@ mod tests {
         assert_eq!(out, b"040961f0\r\n");
     }
 
+    #[test]
+    fn an_empty_chunk_is_not_written() {
+        let mut out = Vec::new();
+        push_chunk(&mut out, b"");
+        push_chunk(&mut out, b"0123456789abcdef");
+        assert_eq!(out, b"10\r\n0123456789abcdef\r\n");
+    }
+
     proptest! {
         #[test]
         fn hostile_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), query in ".{0,30}") {
-            let _ = parse(&bytes);
+            let _ = parse::<()>(&bytes);
             let _ = query_value(&query, "path");
         }
     }

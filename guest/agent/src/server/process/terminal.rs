@@ -1,7 +1,7 @@
-//! Terminals: a pair of ends, one for a process and what it starts, one for us.
+//! Pseudo-terminals: one end for a process and its descendants, one for the agent.
 //!
-//! The process's end is the controlling terminal of its session, so that keys make signals and the end of
-//! our end hangs everybody up.
+//! The process's end is the controlling terminal of its session, so keys such as ^C generate signals, and closing the
+//! agent's end sends SIGHUP to the session.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -15,7 +15,7 @@ use nix::{
 
 use crate::{sys, users::User};
 
-/// A size in characters that a terminal can have; zero means that it is not known.
+/// A size in characters; zero means unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
     rows: u16,
@@ -34,17 +34,17 @@ impl Size {
     }
 }
 
-/// Makes a terminal of that size: our end, which does not block, and the process's, which is the user's.
+/// Opens a terminal. Returns the agent's end, non-blocking, and the process's end, owned by `user`.
 pub(crate) fn open(size: Size, user: &User) -> Result<(OwnedFd, OwnedFd), Errno> {
     let ends = openpty(None, None)?;
     for end in [&ends.master, &ends.slave] {
-        // There is one thread: nothing can be started in between.
+        // No process can be started before this call: the agent has one thread.
         fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     }
     fcntl(&ends.master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     resize(ends.master.as_fd(), size)?;
     if geteuid().is_root() {
-        // As login(1) does: the user may open it again by name. The group stays that of the mount.
+        // As login(1) does, so that the user can open the terminal by name. The group stays that of the mount.
         fchown(
             ends.slave.as_fd(),
             Some(Uid::from_raw(user.credentials.uid)),
@@ -54,7 +54,7 @@ pub(crate) fn open(size: Size, user: &User) -> Result<(OwnedFd, OwnedFd), Errno>
     Ok((ends.master, ends.slave))
 }
 
-/// Changes the size; who runs in the foreground is told by SIGWINCH.
+/// Changes the size. The foreground process group gets SIGWINCH.
 pub(crate) fn resize(ours: BorrowedFd<'_>, size: Size) -> Result<(), Errno> {
     sys::set_window_size(ours, size.rows, size.cols)
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_that_no_terminal_has_are_refused() {
+    fn sizes_above_u16_are_refused() {
         let size = |rows, cols| Size::check(PtySize { cols, rows });
         assert_eq!(size(24, 80), Ok(Size { rows: 24, cols: 80 }));
         assert!(size(0, 0).is_ok());

@@ -1,7 +1,7 @@
 //! `process.Process/Start`: from a request to a running process in the table.
 //!
-//! Everything is decided before the process is made; what fails leaves nothing behind. A process that was
-//! started stays when its caller goes.
+//! Every check comes before the process is created, so a failed start leaves nothing behind. A process outlives the
+//! connection that started it.
 
 use std::{
     ffi::CString,
@@ -12,7 +12,7 @@ use std::{
 
 use api_types::envd::{
     ConnectCode::{
-        self, Internal, InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated,
+        Internal, InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated,
     },
     ConnectError, ProcessConfig, Pty, StartRequest,
 };
@@ -23,13 +23,17 @@ use nix::{
     unistd::pipe2,
 };
 
+use transport::Key;
+
 use super::{
-    Core, MAX_ENDED, MAX_RUNNING, Token,
+    super::{
+        core::{Core, Source},
+        files::path,
+        head::Head,
+        message::error,
+    },
+    child::{KEEP_END, Output, Process, Stdin},
     events::Pipe,
-    files,
-    http::Head,
-    process::{KEEP_END, Output, Process, Stdin},
-    slots::Key,
     terminal::{self, Size},
 };
 use crate::{
@@ -37,14 +41,14 @@ use crate::{
     users::User,
 };
 
-/// Where programs are looked for unless somebody says otherwise.
+/// Running processes at once.
+const MAX_RUNNING: usize = 1024;
+/// Ended processes whose status is kept; beyond that the oldest are forgotten before [`KEEP_END`].
+const MAX_ENDED: usize = 1024;
+/// `PATH` of a process unless the caller sets one.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-fn error<T>(code: ConnectCode, message: impl Into<String>) -> Result<T, ConnectError> {
-    Err(ConnectError::new(code, message))
-}
-
-/// Starts a process; it stays when the caller goes.
+/// Starts a process. It outlives its caller.
 pub(crate) fn start(
     core: &mut Core,
     starter: Key,
@@ -56,6 +60,7 @@ pub(crate) fn start(
     };
     forget(core, Instant::now())?;
     let name = head
+        .fields
         .user
         .as_ref()
         .unwrap_or(&core.settings.default_user)
@@ -69,6 +74,7 @@ pub(crate) fn start(
     };
     let pid = spawn(core, &config, &user, &streams)?;
     let deadline = head
+        .fields
         .timeout
         .and_then(|timeout| Instant::now().checked_add(timeout));
     let process = Process {
@@ -84,25 +90,28 @@ pub(crate) fn start(
         status: None,
         ended: None,
     };
-    watch(core, process)
+    insert(core, process)
 }
 
-/// Puts a process into the table and its pipes into the poller.
-fn watch(core: &mut Core, process: Process) -> Result<Key, ConnectError> {
+/// Adds a process to the table and its pipes to the poller.
+fn insert(core: &mut Core, process: Process) -> Result<Key, ConnectError> {
     let key = core.processes.next_key();
     let mut watched = Ok(());
-    for (place, output) in process.outputs.iter().enumerate() {
+    let sources = [Source::Stdout, Source::Stderr];
+    for (source, output) in sources.into_iter().zip(&process.outputs) {
         if let Some(fd) = &output.fd {
-            watched = watched.and(core.watch(fd, Token::Output(key, place), EpollFlags::EPOLLIN));
+            let added = core.io.watch(fd, source.token(key), EpollFlags::EPOLLIN);
+            watched = watched.and(added);
         }
     }
     if let Some(fd) = &process.stdin.fd {
-        watched = watched.and(core.watch(fd, Token::Stdin(key), EpollFlags::EPOLLOUT));
+        let token = Source::Stdin.token(key);
+        watched = watched.and(core.io.watch(fd, token, EpollFlags::EPOLLOUT));
     }
     let key = core.processes.insert(process);
     if let Err(errno) = watched {
         if let Some(process) = core.processes.get_mut(key) {
-            // It goes on to its end like any other.
+            // It is reaped like any other process.
             let _ = process.signal(signal::Signal::SIGKILL);
         }
         return error(
@@ -113,7 +122,10 @@ fn watch(core: &mut Core, process: Process) -> Result<Key, ConnectError> {
     Ok(key)
 }
 
-/// Makes room in the table: ends that were kept long enough, then the oldest of too many.
+/// Removes ended processes from the table: those older than [`KEEP_END`], and the oldest beyond [`MAX_ENDED`].
+///
+/// # Errors
+/// Returns `ResourceExhausted` if [`MAX_RUNNING`] processes run.
 fn forget(core: &mut Core, now: Instant) -> Result<(), ConnectError> {
     let mut ended: Vec<(Instant, Key)> = core
         .processes
@@ -137,10 +149,10 @@ fn forget(core: &mut Core, now: Instant) -> Result<(), ConnectError> {
     Ok(())
 }
 
-/// Standard streams of a process that is about to be started.
+/// Standard streams of a process that has not been started yet.
 struct Streams {
     theirs: Theirs,
-    /// Our end of its input; absent when it reads from /dev/null.
+    /// The agent's end of its input; `None` if it reads from /dev/null.
     input: Option<OwnedFd>,
     outputs: [Output; 2],
 }
@@ -148,7 +160,7 @@ struct Streams {
 /// The process's ends.
 enum Theirs {
     Pipes {
-        /// Absent when it reads from /dev/null.
+        /// `None` if it reads from /dev/null.
         stdin: Option<OwnedFd>,
         stdout: OwnedFd,
         stderr: OwnedFd,
@@ -178,7 +190,7 @@ fn make_pipes(core: &mut Core, with_stdin: bool) -> Result<Streams, Errno> {
     let (out, stdout) = make()?;
     let (err, stderr) = make()?;
     for ours in [&out, &err].into_iter().chain(&input) {
-        // Only our end: the process must find its standard streams blocking.
+        // Only the agent's end: programs expect blocking standard streams.
         fcntl(ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     }
     Ok(Streams {
@@ -200,7 +212,7 @@ fn make_pipes(core: &mut Core, with_stdin: bool) -> Result<Streams, Errno> {
 fn make_terminal(pty: &Pty, user: &User) -> Result<Streams, ConnectError> {
     let size = Size::check(pty.size.unwrap_or_default())?;
     let (ours, theirs) = terminal::open(size, user).or_else(no_streams)?;
-    // Input and output end at different times, so each has a descriptor of its own.
+    // Input and output are closed at different times, so each has its own descriptor.
     let input = ours
         .try_clone()
         .or_else(|e| no_streams(Errno::from_raw(e.raw_os_error().unwrap_or(libc::EIO))))?;
@@ -237,8 +249,8 @@ fn spawn(
     streams: &Streams,
 ) -> Result<i32, ConnectError> {
     let environment = environment(core, config, user)?;
-    let path = environment.iter().rev().find(|(name, _)| name == "PATH");
-    let programs = programs(&config.cmd, path.map_or("", |(_, value)| value))?;
+    let search = environment.iter().rev().find(|(name, _)| name == "PATH");
+    let programs = programs(&config.cmd, search.map_or("", |(_, value)| value))?;
     let mut arguments = vec![c_string(&config.cmd)?];
     for argument in &config.args {
         arguments.push(c_string(argument)?);
@@ -301,7 +313,7 @@ fn c_string(text: &str) -> Result<CString, ConnectError> {
     CString::new(text).or_else(|_| error(InvalidArgument, "a zero byte in a command"))
 }
 
-/// Name and value of every variable; later ones win.
+/// Name and value of every variable. The request overrides the sandbox's variables, which override the defaults.
 fn environment(
     core: &Core,
     config: &ProcessConfig,
@@ -331,7 +343,7 @@ fn environment(
     Ok(environment)
 }
 
-/// The paths that a command may mean, as a shell looks for it.
+/// The paths to try for a command, in the order of `PATH`.
 fn programs(cmd: &str, path: &str) -> Result<Vec<CString>, ConnectError> {
     if cmd.contains('/') {
         return Ok(vec![c_string(cmd)?]);
@@ -349,7 +361,7 @@ fn working_directory(
     let default = Some(core.settings.default_workdir.as_str()).filter(|cwd| !cwd.is_empty());
     let wanted = wanted.or(default).unwrap_or(&user.home);
     let wanted = if wanted.is_empty() { "/" } else { wanted };
-    let full = files::resolve(wanted, &user.home, &user.home)
+    let full = path::resolve(wanted, &user.home, &user.home)
         .or_else(|e| error(InvalidArgument, e.message))?;
     c_string(&full.to_string_lossy())
 }

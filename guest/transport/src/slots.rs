@@ -1,21 +1,23 @@
-//! A table whose keys never come back: a key of something that is gone finds nothing, also when its place
-//! was taken again in the same turn of the event loop.
+//! A table whose keys are never reused: the key of a removed entry finds nothing, even if another entry has taken its
+//! place in the same turn of the event loop.
 
-/// Where something is, and which of those that were there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key {
+/// An index into a table, and the generation of the entry there. The default is a placeholder for tokens without an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Key {
     index: u32,
     generation: u32,
 }
 
 impl Key {
     /// 28 bits each of generation and place, for a poller's token.
-    pub(crate) fn to_bits(self) -> u64 {
+    #[must_use]
+    pub fn to_bits(self) -> u64 {
         u64::from(self.generation & MASK) << BITS | u64::from(self.index & MASK)
     }
 
-    /// The inverse.
-    pub(crate) fn from_bits(bits: u64) -> Self {
+    /// The inverse of [`Key::to_bits`].
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Self {
         let part = |bits: u64| u32::try_from(bits & u64::from(MASK)).unwrap_or_default();
         Self {
             index: part(bits),
@@ -28,27 +30,41 @@ impl Key {
 pub(crate) const BITS: u32 = 28;
 const MASK: u32 = (1 << BITS) - 1;
 
-/// The table.
-pub(crate) struct Slots<T> {
+/// A table of entries with unique keys.
+#[derive(Debug)]
+pub struct Slots<T> {
     places: Vec<(u32, Option<T>)>,
     used: usize,
 }
 
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<T> Slots<T> {
-    pub(crate) fn new() -> Self {
+    #[must_use]
+    pub fn new() -> Self {
         Self {
             places: Vec::new(),
             used: 0,
         }
     }
 
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.used
     }
 
-    /// The key that the next [`Slots::insert`] will give.
-    pub(crate) fn next_key(&self) -> Key {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// The key that the next [`Slots::insert`] returns.
+    #[must_use]
+    pub fn next_key(&self) -> Key {
         let free = self.places.iter().position(|(_, place)| place.is_none());
         let index = free.unwrap_or(self.places.len());
         let generation = self
@@ -61,7 +77,8 @@ impl<T> Slots<T> {
         }
     }
 
-    pub(crate) fn insert(&mut self, thing: T) -> Key {
+    /// Adds an entry in the first free place.
+    pub fn insert(&mut self, thing: T) -> Key {
         let key = self.next_key();
         let index = usize::try_from(key.index).unwrap_or(usize::MAX);
         match self.places.get_mut(index) {
@@ -77,12 +94,22 @@ impl<T> Slots<T> {
         (place.0 == key.generation).then_some(place)
     }
 
-    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+    #[must_use]
+    pub fn get(&self, key: Key) -> Option<&T> {
+        let place = self.places.get(usize::try_from(key.index).ok()?)?;
+        if place.0 == key.generation {
+            place.1.as_ref()
+        } else {
+            None
+        }
+    }
+
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         self.place(key)?.1.as_mut()
     }
 
-    /// Takes it out for good.
-    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+    /// Removes an entry; its key finds nothing from now on.
+    pub fn remove(&mut self, key: Key) -> Option<T> {
         let place = self.place(key)?;
         let thing = place.1.take()?;
         place.0 = (place.0 + 1) & MASK;
@@ -90,8 +117,8 @@ impl<T> Slots<T> {
         Some(thing)
     }
 
-    /// All of them with their keys.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
+    /// All entries with their keys, by place.
+    pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         (0..)
             .zip(&self.places)
             .filter_map(|(index, (generation, place))| {

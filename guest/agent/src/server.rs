@@ -1,0 +1,76 @@
+//! The server of the data plane: HTTP/1.1 on vsock, on the event loop of [`transport`].
+//!
+//! ```text
+//! poller ─► ready flags (connection, pipe, signal) ─► work queue ─► connection   request ─► route ─► handler
+//!                                                            └────► process      pipes ─► followers' output
+//! ```
+//! Functions that are not needed to start a command are kept apart from those that are (`#[cold]`,
+//! `#[inline(never)]`): a clone pays for whole pages of text, including code that is not executed.
+//!
+//! A handler gets [`core::Core`], the state that all requests share, and its connection. It reaches other connections
+//! only through the work queue. A new service is a route ([`route`]), its handler in [`dispatch`], and a
+//! [`transport::Exchange`] if an answer outlives its handler.
+//!
+//! Invariants: the thread waits only in the poller; output is not read while a follower has no room; only `/health` and
+//! `/init` are answered before the guest has its identity.
+
+mod answer;
+mod call;
+mod codec;
+mod core;
+mod dispatch;
+mod envelope;
+mod files;
+mod filesystem;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod head;
+mod init;
+mod message;
+mod metrics;
+mod process;
+mod route;
+mod secret;
+mod tunnel;
+mod watch;
+
+use nix::sys::signal::Signal;
+use transport::{Key, Listener, ServerError};
+
+use crate::{identity::Duties, shutdown};
+use core::Core;
+
+/// The server.
+pub(crate) struct Server(transport::Server<Core>);
+
+impl Server {
+    /// Prepares the process (signals, orphans, limits) and the poller.
+    pub(crate) fn new(listener: Listener, duties: Duties) -> Result<Self, ServerError> {
+        let core = Core::new(duties)?;
+        transport::Server::new(vec![listener], core).map(Self)
+    }
+
+    /// Serves until SIGTERM or SIGINT.
+    pub(crate) fn run(&mut self) -> Result<(), ServerError> {
+        self.0.run()
+    }
+
+    /// Kills all processes that callers have started.
+    pub(crate) fn end_processes(&mut self) {
+        let core = self.0.service();
+        let keys: Vec<Key> = core.processes.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            if let Some(process) = core.processes.get_mut(key) {
+                // Fails only if the process has ended.
+                let _ = process.signal(Signal::SIGKILL);
+            }
+        }
+    }
+
+    /// Ends all processes of the guest and writes back its layer. The power stays on.
+    pub(crate) fn end_machine(&mut self) {
+        if let Duties::Machine(machine) = &self.0.service().duties {
+            shutdown::end_machine(machine.layer());
+        }
+    }
+}

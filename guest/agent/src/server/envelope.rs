@@ -1,0 +1,41 @@
+//! Messages of a stream, appended to a connection's output: HTTP chunk, Connect envelope and message in one pass.
+
+use api_types::envd::{ConnectError, EndStream, frame};
+use transport::http;
+
+use super::codec::Codec;
+
+/// Appends a chunk with one envelope around `len` bytes that `body` appends.
+pub(crate) fn push_frame(
+    out: &mut Vec<u8>,
+    flags: u8,
+    len: usize,
+    body: impl FnOnce(&mut Vec<u8>),
+) {
+    http::push_chunk_size(out, len + frame::HEADER);
+    out.extend_from_slice(&frame::header(
+        flags,
+        u32::try_from(len).unwrap_or(u32::MAX),
+    ));
+    let start = out.len();
+    body(out);
+    debug_assert_eq!(out.len() - start, len);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends a message in the stream's codec.
+pub(crate) fn push_json(out: &mut Vec<u8>, codec: Codec, json: &[u8]) {
+    let message = codec.write(json);
+    debug_assert!(message.is_ok(), "{}", String::from_utf8_lossy(json));
+    let message = message.unwrap_or_default();
+    push_frame(out, 0, message.len(), |out| out.extend_from_slice(&message));
+}
+
+/// Ends the stream, with an error if one is given, and the body.
+pub(crate) fn push_end_stream(out: &mut Vec<u8>, error: Option<ConnectError>) {
+    let json = serde_json::to_vec(&EndStream { error }).unwrap_or_default();
+    push_frame(out, frame::END_STREAM, json.len(), |out| {
+        out.extend_from_slice(&json)
+    });
+    out.extend_from_slice(http::LAST_CHUNK);
+}

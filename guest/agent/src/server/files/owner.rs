@@ -1,0 +1,39 @@
+//! Directories and files that belong to the user who was named.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::{DirBuilderExt, lchown},
+    path::Path,
+};
+
+use crate::users::User;
+
+/// Creates a directory and its missing parents, all owned by the user.
+pub(crate) fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
+    let mut missing = Vec::new();
+    for dir in path.ancestors() {
+        match fs::metadata(dir) {
+            Ok(found) if found.is_dir() => break,
+            Ok(_) => return Err(io::ErrorKind::NotADirectory.into()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => missing.push(dir),
+            Err(error) => return Err(error),
+        }
+    }
+    for dir in missing.into_iter().rev() {
+        match DirBuilder::new().mode(0o755).create(dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        if gives_away(user) {
+            lchown(dir, Some(user.credentials.uid), Some(user.credentials.gid))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether created files are given to the user. Without root the agent can do so only for itself.
+pub(crate) fn gives_away(user: &User) -> bool {
+    let me = nix::unistd::geteuid();
+    me.is_root() || me.as_raw() == user.credentials.uid
+}

@@ -1,0 +1,128 @@
+//! What a program adds to this crate: a [`Service`], and [`Exchange`]s and [`Sink`]s of its requests.
+
+use std::{any::Any, time::Instant};
+
+use api_types::envd::Framing;
+use nix::sys::epoll::EpollFlags;
+
+use crate::{
+    conn::{Conn, Conns, Gone},
+    http::{After, Fields, Head},
+    reactor::Reactor,
+    slots::Key,
+};
+
+/// A program's requests and the state that they share.
+pub trait Service: Sized + 'static {
+    /// Headers that the program reads.
+    type Fields: Fields;
+    /// The program's state of the current request, kept with its connection and reset to the default when the request ends.
+    type Call: Copy + Default;
+
+    /// Connections at once. A further one replaces the one that has been idle longest, or is closed if none is idle.
+    const MAX_CONNS: usize;
+    /// Largest body in bytes that a handler gets in one piece; a larger one is refused with 413.
+    const MAX_BODY: usize;
+
+    fn reactor(&mut self) -> &mut Reactor;
+
+    /// Decides about a request whose head has arrived and whose body has not been read.
+    fn admit(
+        &mut self,
+        key: Key,
+        conn: &mut Conn<Self>,
+        head: &Head<Self::Fields>,
+        body: &Framing,
+    ) -> Admission<Self>;
+
+    /// Answers an admitted request, or begins an exchange that will.
+    fn handle(&mut self, key: Key, conn: &mut Conn<Self>, head: &Head<Self::Fields>, body: &[u8]);
+
+    /// Appends a complete error answer in the program's format to `out`.
+    fn push_error(out: &mut Vec<u8>, status: u16, message: &str, after: After);
+
+    /// Records that a descriptor with [`crate::Token::Service`] is ready; the work itself belongs to [`Service::work`].
+    fn ready(&mut self, source: u8, key: Key, flags: EpollFlags);
+
+    /// Takes a step that was queued as [`crate::Work::Service`].
+    fn work(&mut self, conns: &mut Conns<Self>, kind: u8, key: Key);
+
+    /// When [`Service::expire`] must be called next; `None` if nothing is due.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// Handles the service's deadlines up to `now`.
+    fn expire(&mut self, conns: &mut Conns<Self>, now: Instant);
+
+    /// Whether [`crate::Server::run`] should return.
+    fn is_ending(&self) -> bool {
+        false
+    }
+}
+
+/// A decision about a request.
+pub enum Admission<S: Service> {
+    /// [`Service::handle`] gets the head and the whole body.
+    Handle,
+    /// The body goes to a sink as it arrives.
+    Receive(Box<dyn Sink<S>>),
+    /// The request is answered, or its exchange has begun and reads the body itself.
+    Begun,
+    Refuse(Refusal),
+}
+
+/// An error answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// HTTP status.
+    pub status: u16,
+    pub message: String,
+}
+
+/// Whether there is more to do without waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Again,
+    /// Nothing until an event.
+    Wait,
+}
+
+/// An answer that continues after its handler has returned. It ends by [`Conn::end_request`], which drops it.
+pub trait Exchange<S: Service>: Any {
+    /// Does what can be done without waiting.
+    ///
+    /// # Errors
+    /// Returns [`Gone`] if the connection is to be closed.
+    fn step(&mut self, service: &mut S, key: Key, conn: &mut Conn<S>) -> Result<Step, Gone>;
+
+    /// Called when [`Conn::wake`] has passed.
+    ///
+    /// # Errors
+    /// Returns [`Gone`] if the connection is to be closed, which is the default.
+    fn expire(
+        &mut self,
+        _service: &mut S,
+        _key: Key,
+        _conn: &mut Conn<S>,
+        _now: Instant,
+    ) -> Result<(), Gone> {
+        Err(Gone)
+    }
+
+    /// Records that a descriptor with [`crate::Token::Exchange`] is ready; `step` follows.
+    fn ready(&mut self, _flags: EpollFlags) {}
+
+    /// Called when the connection is closed before the request has ended.
+    fn close(&mut self, _service: &mut S, _key: Key) {}
+}
+
+/// A consumer of a request's body.
+pub trait Sink<S: Service> {
+    /// Takes the next bytes.
+    ///
+    /// # Errors
+    /// Returns the answer if the bytes cannot be taken; the rest of the body is discarded.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Refusal>;
+
+    /// Answers after the last byte.
+    fn finish(self: Box<Self>, service: &mut S, conn: &mut Conn<S>);
+}
