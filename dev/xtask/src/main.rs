@@ -44,6 +44,9 @@ mod progress;
 mod stage;
 mod tool;
 
+#[cfg(test)]
+mod repository;
+
 use prepare::Freshness;
 use progress::Progress;
 use tiers::Tier;
@@ -113,7 +116,7 @@ enum Task {
         #[arg(long, value_name = "CASE", num_args = 0..)]
         confinement: Option<Vec<String>>,
     },
-    /// Run the tests of the tier `soak`, which take hours.
+    /// Run the tier `soak`: minutes of mixed stress, 200 generations of clones, CPython's own tests.
     Soak,
     /// Fuzz for minutes per target; the corpora in target/cube/fuzz are kept and grow from run to run.
     Fuzz {

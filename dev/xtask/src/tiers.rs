@@ -33,7 +33,7 @@ pub(crate) enum Tier {
     Isolation,
     /// Needs /dev/kvm. Runs the official SDKs against a real server.
     E2b,
-    /// Needs /dev/kvm. Runs for hours.
+    /// Needs /dev/kvm. Long-running tests, which `cargo xtask soak` runs.
     Soak,
 }
 

@@ -1,0 +1,284 @@
+//! README, SPECIFICATION, ARCHITECTURE and the guides name only files, symbols and tests that exist.
+//!
+//! Which code spans are checked is decided by their form:
+//!
+//! - a *path* has a `/`, no blanks, and begins with a folder of this repository's top or ends like a source file. A
+//!   component in capitals is a placeholder: only the components before it are checked
+//! - a *symbol* has `::`, or is CamelCase with two capitals, or is in CAPITALS
+//! - a *name* is snake_case with an underscore
+//!
+//! Everything else (commands, options, formats, terms of Linux) is not checked.
+
+use std::{fs, path::Path};
+
+use super::{
+    markdown::{self, Located},
+    sources::{Sources, entries, file_name, visible_dirs},
+};
+use crate::workspace::Workspace;
+
+/// Endings of paths that are checked although they do not begin with a folder of the top.
+const SOURCE_ENDINGS: [&str; 8] = [".rs", ".toml", ".md", ".txt", ".yml", ".py", ".mjs", ".c"];
+/// CamelCase words of Linux, and magic numbers of this project's formats.
+const OTHER_TERMS: [&str; 4] = ["MemAvailable", "MemFree", "AnonHugePages", "CUBESNAP"];
+const LINUX_PREFIXES: [&str; 6] = ["KVM_", "CLOCK_", "MAP_", "O_", "SIG", "TUN"];
+
+fn workspace() -> Workspace {
+    Workspace::locate().expect("a checkout")
+}
+
+fn read(root: &Path, name: &str) -> String {
+    fs::read_to_string(root.join(name)).expect(name)
+}
+
+/// The documents whose paths are checked, relative to the root.
+fn guides(root: &Path) -> Vec<String> {
+    let top = [
+        "README.md",
+        "SECURITY.md",
+        "SPECIFICATION.md",
+        "ARCHITECTURE.md",
+    ];
+    let mut guides: Vec<String> = top.map(str::to_owned).into();
+    let groups = visible_dirs(root);
+    let dirs = groups.iter().flat_map(|dir| visible_dirs(dir));
+    for dir in dirs.chain(groups.clone()) {
+        let name = dir.strip_prefix(root).unwrap_or(&dir).display().to_string();
+        let files = entries(&dir).into_iter().map(|path| file_name(&path));
+        let documents = files.filter(|file| file.ends_with(".md") && file != "report.md");
+        guides.extend(documents.map(|file| format!("{name}/{file}")));
+    }
+    guides
+}
+
+fn is_path(span: &str, top: &[String]) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._*{},-".contains(c);
+    let first = span.split('/').next().unwrap_or_default();
+    span.contains('/')
+        && !span.starts_with("target/")
+        && span.chars().all(plain)
+        && (top.iter().any(|dir| dir == first)
+            || SOURCE_ENDINGS.iter().any(|ending| span.ends_with(ending)))
+}
+
+/// Whether a path exists. `*` matches any part of a name, and `{a,b}` stands for both alternatives.
+fn exists(root: &Path, path: &str) -> bool {
+    if let Some((before, rest)) = path.split_once('{') {
+        let (alternatives, after) = rest.split_once('}').unwrap_or((rest, ""));
+        return alternatives
+            .split(',')
+            .all(|one| exists(root, &format!("{before}{one}{after}")));
+    }
+    let mut found = vec![root.to_owned()];
+    for component in path.split('/').filter(|part| !part.is_empty()) {
+        if is_placeholder(component) {
+            return true;
+        }
+        found = match component.split_once('*') {
+            None => found
+                .iter()
+                .map(|dir| dir.join(component))
+                .filter(|path| path.exists())
+                .collect(),
+            Some((start, end)) => {
+                let matches = |path: &Path| {
+                    let name = file_name(path);
+                    name.starts_with(start) && name.ends_with(end)
+                };
+                let inside = found.iter().filter(|dir| dir.is_dir());
+                let all = inside.flat_map(|dir| entries(dir));
+                all.filter(|path| matches(path)).collect()
+            }
+        };
+        if found.is_empty() {
+            return false;
+        }
+    }
+    true
+}
+
+fn is_placeholder(component: &str) -> bool {
+    let stem = component.split('.').next().unwrap_or_default();
+    stem.len() > 1
+        && stem.chars().all(|c| c.is_ascii_uppercase() || c == '-')
+        && ![
+            "README",
+            "SECURITY",
+            "HOURS",
+            "ARCHITECTURE",
+            "SPECIFICATION",
+            "LICENSE",
+        ]
+        .contains(&stem)
+}
+
+#[test]
+fn documents_name_only_paths_that_exist() {
+    let workspace = workspace();
+    let root = workspace.root();
+    let top: Vec<String> = visible_dirs(root)
+        .iter()
+        .map(|dir| file_name(dir))
+        .collect();
+    let mut missing = Vec::new();
+    for guide in guides(root) {
+        let text = read(root, &guide);
+        let dir = Path::new(&guide).parent().unwrap_or(Path::new(""));
+        let spans = markdown::code_spans(&text).into_iter();
+        for Located { line, text } in spans.filter(|span| is_path(&span.text, &top)) {
+            // Scenarios and programs may be named without the ending of their file.
+            let found = ["", ".toml", ".rs"].iter().any(|ending| {
+                let path = format!("{text}{ending}");
+                exists(root, &path) || exists(&root.join(dir), &path)
+            });
+            if !found {
+                missing.push(format!("{guide}:{line}: {text}"));
+            }
+        }
+        for Located { line, text } in markdown::links(&text) {
+            if !root.join(dir).join(&text).exists() {
+                missing.push(format!("{guide}:{line}: link to {text}"));
+            }
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "paths that do not exist:\n{}",
+        missing.join("\n")
+    );
+}
+
+/// The published runs that README and the guides quote.
+#[test]
+fn documents_name_only_published_runs_that_exist() {
+    let workspace = workspace();
+    let root = workspace.root();
+    let is_run = |span: &str| {
+        let (_, day) = span.rsplit_once('-').unwrap_or_default();
+        day.len() == 8 && day.bytes().all(|byte| byte.is_ascii_digit()) && span.contains("core")
+    };
+    let mut missing = Vec::new();
+    for guide in guides(root) {
+        let text = read(root, &guide);
+        for Located { line, text } in markdown::code_spans(&text) {
+            let run = text.trim_start_matches("results/");
+            if is_run(run) && !root.join("results").join(run).is_dir() {
+                missing.push(format!("{guide}:{line}: {run}"));
+            }
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "runs that are not in results/:\n{}",
+        missing.join("\n")
+    );
+}
+
+#[test]
+fn the_specification_names_only_tests_that_exist() {
+    let workspace = workspace();
+    let root = workspace.root();
+    let sources = Sources::load(root);
+    let steps = read(root, "dev/hvm-steps/src/steps.rs");
+    let mut missing = Vec::new();
+    let document = read(root, "SPECIFICATION.md");
+    for Located { line, text: cell } in markdown::last_cells(&document) {
+        for Located { text, .. } in markdown::code_spans(&cell) {
+            let found = match text.strip_prefix("hvm/") {
+                Some(step) => steps.contains(&format!("(\"{step}\", ")),
+                None => !is_snake_case(&text) || sources.has_function(&text),
+            };
+            if !found {
+                missing.push(format!("SPECIFICATION.md:{line}: {text}"));
+            }
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "tests that do not exist:\n{}",
+        missing.join("\n")
+    );
+}
+
+#[test]
+fn the_architecture_names_only_symbols_that_exist() {
+    let workspace = workspace();
+    let root = workspace.root();
+    let sources = Sources::load(root);
+    let document = read(root, "ARCHITECTURE.md");
+    let spans = markdown::code_spans(&document);
+    let mut symbols: Vec<Located> = spans;
+    for Located { line, text } in markdown::code_block_lines(&document) {
+        // In diagrams only qualified names are symbols.
+        let tokens = text.split(|c: char| !c.is_ascii_alphanumeric() && !"_:".contains(c));
+        let paths = tokens.map(|token| token.trim_matches(':'));
+        symbols.extend(
+            paths
+                .filter(|path| path.contains("::"))
+                .map(|path| Located {
+                    line,
+                    text: path.to_owned(),
+                }),
+        );
+    }
+    let missing: Vec<String> = symbols
+        .iter()
+        .filter(|symbol| !symbol_exists(&sources, &symbol.text))
+        .map(|symbol| format!("ARCHITECTURE.md:{}: {}", symbol.line, symbol.text))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "symbols that do not exist:\n{}",
+        missing.join("\n")
+    );
+}
+
+/// True as well for spans that are not symbols by their form.
+fn symbol_exists(sources: &Sources, span: &str) -> bool {
+    let span = span.trim_end_matches("()");
+    if let Some((before, rest)) = span.split_once("::{") {
+        let names = rest.trim_end_matches('}').split(',');
+        return names
+            .map(|name| format!("{before}::{}", name.trim()))
+            .all(|path| symbol_exists(sources, &path));
+    }
+    let is_identifier = |part: &str| {
+        !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    if !span.split("::").all(is_identifier) {
+        return true;
+    }
+    let linux =
+        OTHER_TERMS.contains(&span) || LINUX_PREFIXES.iter().any(|prefix| span.starts_with(prefix));
+    if linux {
+        return true;
+    }
+    if span.contains("::") || is_camel_case(span) || is_constant(span) {
+        sources.defines(span) || (span.contains('_') && sources.has_word(span))
+    } else if is_snake_case(span) {
+        sources.has_word(span)
+    } else {
+        true
+    }
+}
+
+fn is_camel_case(name: &str) -> bool {
+    let capitals = name.chars().filter(char::is_ascii_uppercase).count();
+    name.starts_with(|c: char| c.is_ascii_uppercase())
+        && capitals > 1
+        && name.chars().any(|c| c.is_ascii_lowercase())
+}
+
+/// Acronyms have fewer letters.
+fn is_constant(name: &str) -> bool {
+    name.len() > 4 && name.chars().all(|c| c.is_ascii_uppercase() || c == '_')
+}
+
+fn is_snake_case(name: &str) -> bool {
+    name.contains('_')
+        // A prefix such as `kvm_` stands for many names.
+        && !name.ends_with('_')
+        && name
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}

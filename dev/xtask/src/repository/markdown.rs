@@ -1,0 +1,122 @@
+//! Reads code spans, code blocks, tables and links from Markdown, as far as this repository's documents use them.
+
+/// A piece of text and the line in which it begins, counted from 1.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Located {
+    pub(super) line: usize,
+    pub(super) text: String,
+}
+
+/// The code spans outside code blocks. A span may continue on the next line, but not in the next paragraph or row.
+pub(super) fn code_spans(document: &str) -> Vec<Located> {
+    let mut spans = Vec::new();
+    let mut open: Option<Located> = None;
+    for (line, text) in prose(document) {
+        if text.trim().is_empty() || text.starts_with('|') {
+            open = None;
+        }
+        for (index, part) in text.split('`').enumerate() {
+            if index > 0 {
+                open = match open.take() {
+                    Some(span) => {
+                        spans.push(span);
+                        None
+                    }
+                    None => Some(Located {
+                        line,
+                        text: String::new(),
+                    }),
+                };
+            }
+            if let Some(span) = &mut open {
+                span.text.push_str(part.trim_start());
+            }
+        }
+        if let Some(span) = &mut open {
+            span.text.push(' ');
+        }
+    }
+    spans
+}
+
+/// The lines of code blocks.
+pub(super) fn code_block_lines(document: &str) -> Vec<Located> {
+    let lines = numbered(document).filter(|(_, text, in_block)| *in_block && !is_fence(text));
+    lines
+        .map(|(line, text, _)| Located {
+            line,
+            text: text.to_owned(),
+        })
+        .collect()
+}
+
+/// The last cell of each row of each table, without heading rows.
+pub(super) fn last_cells(document: &str) -> Vec<Located> {
+    let rows = prose(document).filter(|(_, text)| text.starts_with('|') && !text.contains("---|"));
+    rows.filter_map(|(line, text)| {
+        let cell = text.trim_end().trim_end_matches('|').rsplit('|').next()?;
+        Some(Located {
+            line,
+            text: cell.to_owned(),
+        })
+    })
+    .collect()
+}
+
+/// Targets of links to files of this repository, without fragments.
+pub(super) fn links(document: &str) -> Vec<Located> {
+    let mut links = Vec::new();
+    for (line, text) in prose(document) {
+        for rest in text.split("](").skip(1) {
+            let target = rest.split(')').next().unwrap_or_default();
+            let target = target.split('#').next().unwrap_or_default();
+            if !target.is_empty() && !target.contains("://") {
+                links.push(Located {
+                    line,
+                    text: target.to_owned(),
+                });
+            }
+        }
+    }
+    links
+}
+
+fn prose(document: &str) -> impl Iterator<Item = (usize, &str)> {
+    numbered(document)
+        .filter(|(_, text, in_block)| !in_block && !is_fence(text))
+        .map(|(line, text, _)| (line, text))
+}
+
+/// Lines with their numbers, and whether each is inside a code block.
+fn numbered(document: &str) -> impl Iterator<Item = (usize, &str, bool)> {
+    let mut in_block = false;
+    document.lines().enumerate().map(move |(index, text)| {
+        if is_fence(text) {
+            in_block = !in_block;
+        }
+        (index + 1, text, in_block)
+    })
+}
+
+fn is_fence(line: &str) -> bool {
+    line.trim_start().starts_with("```")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(located: &[Located]) -> Vec<&str> {
+        located.iter().map(|one| one.text.as_str()).collect()
+    }
+
+    #[test]
+    fn spans_blocks_cells_and_links_are_found() {
+        let document = "A `b/c` and `d\n  e`.\n\n```\n`x` y\n```\n| a | b |\n|---|---|\n| `p` | `q`, `r` |\n[l](m.md#n)\n";
+        assert_eq!(texts(&code_spans(document)), ["b/c", "d e", "p", "q", "r"]);
+        assert_eq!(texts(&code_block_lines(document)), ["`x` y"]);
+        assert_eq!(texts(&last_cells(document)), [" b ", " `q`, `r` "]);
+        assert_eq!(texts(&links(document)), ["m.md"]);
+        assert_eq!(code_spans(document)[1].line, 1);
+    }
+}
