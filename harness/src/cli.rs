@@ -1,5 +1,6 @@
 //! Command line: what each command does, and how each error ends the program.
 
+mod ab;
 mod verify;
 
 use std::{
@@ -12,6 +13,7 @@ use ::verify::{
 };
 use clap::{Parser, Subcommand, ValueEnum};
 use harness::{
+    ab::{record::ReadError, run::AbError},
     compare::{self, CompareError, Side},
     host::{
         facts,
@@ -91,6 +93,8 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
     },
+    /// Measure two builds in one run, in the order A B B A, and report what changed
+    Ab(ab::Ab),
     /// Say what this host is and what its numbers are worth
     Doctor {
         #[command(flatten)]
@@ -163,6 +167,10 @@ enum CommandError {
     #[error(transparent)]
     Compare(#[from] CompareError),
     #[error(transparent)]
+    Ab(#[from] AbError),
+    #[error(transparent)]
+    AbRead(#[from] ReadError),
+    #[error(transparent)]
     Verify(#[from] VerifyError),
     #[error(transparent)]
     Isolation(#[from] IsolationError),
@@ -204,16 +212,35 @@ impl CommandError {
                 | ConfinementError::Vmm(_) => End::TargetUnreachable,
                 ConfinementError::World(_) | ConfinementError::Io { .. } => End::UnsuitableHost,
             },
-            Self::Session(error) => match error {
-                SessionError::Artifact(_) | SessionError::Server(_) => End::TargetUnreachable,
-                SessionError::Url(_) | SessionError::NoKey => End::Usage,
-                SessionError::Kvm(_) | SessionError::World(_) | SessionError::Io { .. } => {
-                    End::UnsuitableHost
+            Self::Session(error) => session_end(error),
+            Self::Ab(error) => match error {
+                AbError::Scenario { .. } | AbError::Results { .. } | AbError::Record(_) => {
+                    End::Usage
                 }
-                SessionError::Record(_) => End::Usage,
-                SessionError::Recording { .. } => End::UnsuitableHost,
+                AbError::Build(_) => End::TargetUnreachable,
+                AbError::Session(error) => session_end(error),
+                AbError::Block { .. } => End::Bug,
+            },
+            Self::AbRead(error) => match error {
+                ReadError::Plan { .. }
+                | ReadError::Format { .. }
+                | ReadError::Events(_)
+                | ReadError::Environment(_)
+                | ReadError::Changed { .. } => End::Usage,
             },
         }
+    }
+}
+
+fn session_end(error: &SessionError) -> End {
+    match error {
+        SessionError::Artifact(_) | SessionError::Server(_) => End::TargetUnreachable,
+        SessionError::Url(_) | SessionError::NoKey | SessionError::Record(_) => End::Usage,
+        SessionError::Kvm(_)
+        | SessionError::World(_)
+        | SessionError::Io { .. }
+        | SessionError::Recording { .. }
+        | SessionError::Signals(_) => End::UnsuitableHost,
     }
 }
 
@@ -273,6 +300,7 @@ impl Command {
                 margin,
                 format,
             } => compare_runs(&a, &b, margin / 100.0, format),
+            Self::Ab(ab) => ab.carry_out(),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
             Self::Verify { what } => what.carry_out(),
             Self::Sweep { run_root } => {

@@ -8,6 +8,7 @@
 //! `cube-bench report` does the same work on old runs. This crate links neither VMM, pool nor API: it
 //! measures through the doors that a customer has.
 
+pub mod ab;
 pub mod clock;
 pub mod compare;
 pub mod event;

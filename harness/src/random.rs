@@ -34,10 +34,13 @@ impl SplitMix64 {
     /// Fisher–Yates.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            let bound = last as u64 + 1;
-            let pick = usize::try_from(self.next_u64() % bound).unwrap_or(last);
-            items.swap(last, pick);
+            items.swap(last, self.below(last + 1));
         }
+    }
+
+    /// Uniform in `0..bound`, apart from a bias of less than `bound` / 2^64. `bound` must not be 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next_u64() % bound as u64).unwrap_or(0)
     }
 }
 

@@ -1,7 +1,9 @@
 //! Numbers from samples: one percentile function, intervals from order statistics, slopes, permutation
 //! tests. Pure functions; no clock, no files.
 
+pub mod fisher;
 pub mod fold;
+pub mod paired;
 pub mod permutation;
 pub mod quantile;
 pub mod ratio;

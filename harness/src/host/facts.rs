@@ -115,8 +115,12 @@ pub fn read(vmm: &Path) -> HostFacts {
         cgroup_memory_bytes: text("/sys/fs/cgroup/memory.max").and_then(|t| t.parse().ok()),
         meminfo: memory::sample(0, 0).meminfo,
         load_1min: noise::load_1min(),
-        commit: git(&["rev-parse", "HEAD"]),
-        dirty_tree: git(&["status", "--porcelain", "--untracked-files=no"]).map(|t| !t.is_empty()),
+        commit: git(Path::new("."), &["rev-parse", "HEAD"]),
+        dirty_tree: git(
+            Path::new("."),
+            &["status", "--porcelain", "--untracked-files=no"],
+        )
+        .map(|t| !t.is_empty()),
         binaries: binaries(vmm),
         debug_build: cfg!(debug_assertions),
         endpoint: None,
@@ -206,9 +210,14 @@ fn mitigations() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Standard output of git in the current directory; absent without git or a work tree.
-fn git(args: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(args).output().ok()?;
+/// Standard output of git in a directory; `None` without git or a work tree.
+pub(crate) fn git(dir: &Path, args: &[&str]) -> Option<String> {
+    let output = Command::new("git")
+        .arg("-C")
+        .arg(dir)
+        .args(args)
+        .output()
+        .ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| text.trim().to_owned())
 }
@@ -222,7 +231,7 @@ fn binaries(vmm: &Path) -> BTreeMap<String, String> {
 }
 
 /// SHA-256 of a file, 64 lower-case hex digits.
-fn sha256(path: &Path) -> io::Result<String> {
+pub(crate) fn sha256(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let mut sum = Sha256::new();
     let mut chunk = vec![0; 1 << 20];

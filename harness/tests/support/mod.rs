@@ -52,7 +52,7 @@ impl Stage {
     }
 
     /// Cargo builds examples with the tests, beside the binaries.
-    fn vmm() -> PathBuf {
+    pub(crate) fn vmm() -> PathBuf {
         let bench = Path::new(env!("CARGO_BIN_EXE_cube-bench"));
         let path = bench.with_file_name("examples").join("stand-in-vmm");
         assert!(

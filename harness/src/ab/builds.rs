@@ -1,0 +1,110 @@
+//! The two builds: where their programs and templates are, and what identifies them.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use testbed::artifacts::{self, ArtifactError};
+
+use crate::{
+    host::facts,
+    scenario::{Scenario, TargetKind},
+};
+
+/// A directory that does not hold a complete build.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error(
+        "no build in {dir}: expected {program} in {dir}/target/cube/bin or {dir}/bin; run `cargo xtask prepare` in that \
+         checkout"
+    )]
+    Program { dir: PathBuf, program: &'static str },
+    /// The template of the scenario is missing or unreadable.
+    #[error(transparent)]
+    Template(#[from] ArtifactError),
+}
+
+/// Programs and templates of one build.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Build {
+    /// The directory as given on the command line.
+    pub path: PathBuf,
+    /// Directory with `bin/` and `templates/`, absolute.
+    pub artifacts: PathBuf,
+    /// Commit of the checkout; `None` if the directory is not in a git work tree.
+    pub commit: Option<String>,
+    /// Whether tracked files differ from that commit.
+    pub dirty_tree: Option<bool>,
+    /// SHA-256 of `cube-vmm` and, for a scenario that starts a server, `cube-api`.
+    pub binaries: BTreeMap<String, String>,
+    /// SHA-256 of the template's files, as its manifest states them.
+    pub template: BTreeMap<String, String>,
+}
+
+impl Build {
+    /// Finds the build in `dir`, which is a checkout or a directory with `bin/` and `templates/`.
+    ///
+    /// # Errors
+    /// Returns [`BuildError`] if a program or the template that the scenario needs is missing.
+    pub fn find(dir: &Path, scenario: &Scenario) -> Result<Self, BuildError> {
+        let programs: &[&'static str] = match scenario.target.kind {
+            TargetKind::VmmDirect => &["cube-vmm"],
+            TargetKind::E2b => &["cube-vmm", "cube-api"],
+        };
+        let artifacts = [dir.join("target/cube"), dir.to_owned()]
+            .into_iter()
+            .find(|artifacts| artifacts.join("bin/cube-vmm").is_file())
+            .and_then(|artifacts| artifacts.canonicalize().ok());
+        let missing = |program| BuildError::Program {
+            dir: dir.to_owned(),
+            program,
+        };
+        let artifacts = artifacts.ok_or_else(|| missing("cube-vmm"))?;
+        let mut binaries = BTreeMap::new();
+        for program in programs {
+            let path = artifacts.join("bin").join(program);
+            let sum = facts::sha256(&path).map_err(|_| missing(program))?;
+            binaries.insert((*program).to_owned(), sum);
+        }
+        let target = &scenario.target;
+        let manifest =
+            artifacts::find_template(&artifacts, &target.template, target.memory)?.manifest;
+        let template = [
+            ("memory", manifest.memory_sum),
+            ("state", manifest.state_sum),
+            ("layer", manifest.layer_sum),
+            ("root", manifest.root_sum),
+        ];
+        Ok(Self {
+            path: dir.to_owned(),
+            commit: facts::git(dir, &["rev-parse", "HEAD"]),
+            dirty_tree: facts::git(dir, &["status", "--porcelain", "--untracked-files=no"])
+                .map(|text| !text.is_empty()),
+            binaries,
+            template: template
+                .map(|(name, sum)| (name.to_owned(), sum.sha256))
+                .into(),
+            artifacts,
+        })
+    }
+
+    /// The VMM of this build.
+    #[must_use]
+    pub fn vmm(&self) -> PathBuf {
+        self.artifacts.join("bin/cube-vmm")
+    }
+
+    /// The server of this build; the file may be absent if the scenario does not start a server.
+    #[must_use]
+    pub fn api(&self) -> PathBuf {
+        self.artifacts.join("bin/cube-api")
+    }
+
+    /// Whether both builds consist of the same files.
+    #[must_use]
+    pub fn same_files(&self, other: &Self) -> bool {
+        self.binaries == other.binaries && self.template == other.template
+    }
+}

@@ -1,0 +1,262 @@
+//! The comparison itself: recorded blocks in, findings out.
+
+use std::collections::BTreeMap;
+
+use model::StartPhase;
+use serde::{Deserialize, Serialize};
+
+use super::{Side, metrics::Metric, record::Block};
+use crate::{
+    event::{Attempt, StartKind},
+    scenario::Scenario,
+    stats::{fisher, paired, permutation::benjamini_hochberg},
+};
+
+/// `better` and `worse` need a p value of at most this.
+pub const LEVEL: f64 = 0.05;
+
+/// What the data show about B against A.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    Better,
+    Worse,
+    /// No change beyond the tolerance is shown. This is not proof that there is none: the least change that would have
+    /// been found stands beside it.
+    NotShown,
+    /// With this number of blocks no change of this metric alone could have been significant.
+    TooFewBlocks,
+}
+
+impl Finding {
+    /// The words in a report.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Better => "better",
+            Self::Worse => "worse",
+            Self::NotShown => "not shown",
+            Self::TooFewBlocks => "too few blocks",
+        }
+    }
+}
+
+/// How often something happened in each build.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CountComparison {
+    /// `failures`, or `not_warm` for sandboxes that did not come from the pool.
+    pub name: String,
+    pub a: u64,
+    /// Measured starts of A.
+    pub a_n: u64,
+    pub b: u64,
+    /// Measured starts of B.
+    pub b_n: u64,
+    /// Two-sided p value of Fisher's exact test.
+    pub p: f64,
+    pub verdict: Finding,
+}
+
+/// One quantile of one metric.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MetricComparison {
+    /// For example `first_exec.p95` or `turn.1.faults.p50`.
+    pub metric: String,
+    /// `ms`, `faults` or `MB`.
+    pub unit: String,
+    /// Quantile over all starts of A.
+    pub a: f64,
+    /// Quantile over all starts of B.
+    pub b: f64,
+    /// Samples of A.
+    pub a_n: usize,
+    /// Samples of B.
+    pub b_n: usize,
+    /// Pairs of blocks in which both quantiles exist.
+    pub pairs: usize,
+    /// B/A, estimated from the pairs. Not the quotient of `b` and `a`: drift between pairs is removed.
+    pub ratio: f64,
+    /// 95 % bootstrap interval of the ratio.
+    pub ratio_ci95: [f64; 2],
+    /// p value of the signed-rank test over pairs.
+    pub p: f64,
+    /// The same, corrected for all metrics after Benjamini and Hochberg.
+    pub p_adjusted: f64,
+    /// Least change, as a share of A, that an uncorrected test would find 8 times in 10; `null` for one pair.
+    pub detectable_share: Option<f64>,
+    pub verdict: Finding,
+    /// Why a significant change is not reported as `better` or `worse`; otherwise `null`.
+    pub reason: Option<String>,
+    /// A build that failed more often would have won.
+    pub withheld: bool,
+}
+
+/// All comparisons of one run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    pub counts: Vec<CountComparison>,
+    pub metrics: Vec<MetricComparison>,
+    /// Blocks of each build with which a change of one metric alone can be significant.
+    pub blocks_needed: usize,
+    /// Whether at least one create of each build was answered.
+    pub both_replied: bool,
+}
+
+/// Compares all blocks. `tolerance` is a share: 0.02 ignores ratios from 1/1.02 to 1.02.
+#[must_use]
+pub fn compare(scenario: &Scenario, blocks: &[Block], tolerance: f64, seed: u64) -> Comparison {
+    let counts = counts(blocks);
+    let (a_failed, b_failed) = (counts[0].a, counts[0].b);
+    let found: Vec<MetricComparison> = Metric::all(scenario)
+        .iter()
+        .filter_map(|metric| measure(metric, blocks, seed))
+        .collect();
+    let p: Vec<f64> = found.iter().map(|metric| metric.p).collect();
+    let family = found.len();
+    let metrics = found
+        .into_iter()
+        .zip(benjamini_hochberg(&p))
+        .map(|(mut metric, p_adjusted)| {
+            metric.p_adjusted = p_adjusted;
+            decide(&mut metric, family, tolerance);
+            withhold(&mut metric, a_failed, b_failed);
+            metric
+        })
+        .collect();
+    Comparison {
+        both_replied: [Side::A, Side::B].into_iter().all(|side| {
+            starts(blocks, side).any(|start| start.timeline.at(StartPhase::Replied).is_some())
+        }),
+        counts,
+        metrics,
+        blocks_needed: blocks_needed(family),
+    }
+}
+
+fn starts(blocks: &[Block], side: Side) -> impl Iterator<Item = &Attempt> {
+    blocks
+        .iter()
+        .filter(move |block| block.side == side)
+        .flat_map(|block| &block.summary.clones)
+}
+
+/// Failures first; then, where a server states it, starts that did not come from the pool.
+fn counts(blocks: &[Block]) -> Vec<CountComparison> {
+    let mut counts = vec![count("failures", blocks, |start| start.failure.is_some())];
+    let knows_kind = |side| starts(blocks, side).any(|start| start.start.is_some());
+    if knows_kind(Side::A) && knows_kind(Side::B) {
+        let not_warm = |start: &Attempt| start.start != Some(StartKind::Warm);
+        counts.push(count("not_warm", blocks, not_warm));
+    }
+    counts
+}
+
+fn count(name: &str, blocks: &[Block], hit: impl Fn(&Attempt) -> bool) -> CountComparison {
+    let of = |side| {
+        let n = starts(blocks, side).count() as u64;
+        let hits = starts(blocks, side).filter(|start| hit(start)).count() as u64;
+        (hits, n)
+    };
+    let ((a, a_n), (b, b_n)) = (of(Side::A), of(Side::B));
+    let p = fisher::two_sided(a, a_n, b, b_n);
+    // Shares, without a division by zero.
+    let (a_share, b_share) = (
+        u128::from(a) * u128::from(b_n),
+        u128::from(b) * u128::from(a_n),
+    );
+    let verdict = if p <= LEVEL && b_share > a_share {
+        Finding::Worse
+    } else if p <= LEVEL && b_share < a_share {
+        Finding::Better
+    } else if fisher::two_sided(0, a_n, b_n, b_n) > LEVEL {
+        Finding::TooFewBlocks
+    } else {
+        Finding::NotShown
+    };
+    CountComparison {
+        name: name.to_owned(),
+        a,
+        a_n,
+        b,
+        b_n,
+        p,
+        verdict,
+    }
+}
+
+/// One metric before the correction. `None` if a build has too few samples, or no pair has both quantiles.
+fn measure(metric: &Metric, blocks: &[Block], seed: u64) -> Option<MetricComparison> {
+    let mut pooled: BTreeMap<Side, Vec<u64>> = BTreeMap::new();
+    let mut by_pair: BTreeMap<usize, BTreeMap<Side, f64>> = BTreeMap::new();
+    for block in blocks {
+        let samples = metric.source.samples(&block.summary);
+        let quantile = metric.of_block(samples.clone());
+        pooled.entry(block.side).or_default().extend(samples);
+        if let Some(value) = quantile {
+            by_pair
+                .entry(block.pair)
+                .or_default()
+                .insert(block.side, value);
+        }
+    }
+    let log_ratios: Vec<f64> = by_pair
+        .values()
+        .filter_map(|pair| Some((pair.get(&Side::B)? / pair.get(&Side::A)?).ln()))
+        .collect();
+    let found = paired::estimate(&log_ratios, seed)?;
+    let (a, b) = (pooled.remove(&Side::A)?, pooled.remove(&Side::B)?);
+    let (unit, scale) = metric.source.unit();
+    Some(MetricComparison {
+        metric: metric.name.clone(),
+        unit: unit.to_owned(),
+        a_n: a.len(),
+        b_n: b.len(),
+        a: metric.pooled(a)? / scale,
+        b: metric.pooled(b)? / scale,
+        pairs: log_ratios.len(),
+        ratio: found.ratio,
+        ratio_ci95: [found.interval95.0, found.interval95.1],
+        p: found.p,
+        p_adjusted: found.p,
+        detectable_share: found.detectable,
+        verdict: Finding::NotShown,
+        reason: None,
+        withheld: false,
+    })
+}
+
+fn decide(metric: &mut MetricComparison, family: usize, tolerance: f64) {
+    if metric.p_adjusted > LEVEL {
+        if paired::least_p(metric.pairs) * family as f64 > LEVEL {
+            metric.verdict = Finding::TooFewBlocks;
+        }
+    } else if metric.ratio > 1.0 + tolerance {
+        metric.verdict = Finding::Worse;
+    } else if metric.ratio < 1.0 / (1.0 + tolerance) {
+        metric.verdict = Finding::Better;
+    } else {
+        metric.reason = Some(format!(
+            "the change is within the tolerance of {} %",
+            tolerance * 100.0
+        ));
+    }
+}
+
+/// A build that failed more often does not win by being faster.
+fn withhold(metric: &mut MetricComparison, a_failed: u64, b_failed: u64) {
+    let reason = match metric.verdict {
+        Finding::Better if b_failed > a_failed => "B is lower, but failed more often",
+        Finding::Worse if a_failed > b_failed => "A is lower, but failed more often",
+        _ => return,
+    };
+    metric.verdict = Finding::NotShown;
+    metric.reason = Some(reason.to_owned());
+    metric.withheld = true;
+}
+
+/// The least number of pairs with which the smallest p value survives the correction when only one metric changed.
+fn blocks_needed(family: usize) -> usize {
+    (1..)
+        .find(|pairs| paired::least_p(*pairs) * family.max(1) as f64 <= LEVEL)
+        .unwrap_or(usize::MAX)
+}

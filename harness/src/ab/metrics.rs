@@ -1,0 +1,141 @@
+//! The figures of a block that are compared, as raw samples.
+
+use model::StartPhase;
+
+use crate::{
+    event::CloneLedger,
+    scenario::{Quantile, Scenario},
+    stats::{
+        fold::Summary,
+        quantile::{INFINITE, Samples, nearest_rank},
+        turns,
+    },
+};
+
+/// Samples that one block must have for a P95 of its own: with fewer, nearest rank is the maximum.
+const BLOCK_NEEDS_P95: usize = 20;
+
+/// Where the samples of a metric come from. Times are in nanoseconds, memory in bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Source {
+    /// Latency of a phase, from the intended start.
+    Phase(StartPhase),
+    /// Times of the turn at this index.
+    Turn(usize),
+    /// Page faults of the VMM up to first exec.
+    StartFaults,
+    /// Page faults of the VMM during the turn at this index.
+    TurnFaults(usize),
+    /// Private pages of a clone: guest memory and VMM.
+    PrivateBytes,
+    /// Proportional set size of a VMM.
+    PssBytes,
+    /// Available memory that one more clone takes; one sample for each block.
+    MemorySlope,
+}
+
+/// One quantile of a source.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Metric {
+    pub(super) name: String,
+    pub(super) source: Source,
+    pub(super) quantile: Quantile,
+}
+
+impl Source {
+    /// Failed starts are [`INFINITE`]; values that the host did not provide are absent.
+    pub(super) fn samples(self, summary: &Summary) -> Vec<u64> {
+        let clones = &summary.clones;
+        match self {
+            Self::Phase(phase) => summary.phase(phase).all().to_vec(),
+            Self::Turn(index) => turns::latencies(clones, index).all().to_vec(),
+            Self::StartFaults => clones.iter().filter_map(|clone| clone.faults).collect(),
+            Self::TurnFaults(index) => clones
+                .iter()
+                .filter_map(|clone| clone.turns.get(index)?.faults)
+                .collect(),
+            Self::PrivateBytes => summary.ledgers.iter().filter_map(private_bytes).collect(),
+            Self::PssBytes => summary.ledgers.iter().filter_map(|l| l.pss_bytes).collect(),
+            Self::MemorySlope => memory_slope(summary).into_iter().collect(),
+        }
+    }
+
+    /// Unit of the figure in a report, and samples per unit.
+    pub(super) fn unit(self) -> (&'static str, f64) {
+        match self {
+            Self::Phase(_) | Self::Turn(_) => ("ms", 1e6),
+            Self::StartFaults | Self::TurnFaults(_) => ("faults", 1.0),
+            Self::PrivateBytes | Self::PssBytes | Self::MemorySlope => ("MB", 1e6),
+        }
+    }
+}
+
+impl Metric {
+    /// All metrics that a scenario can have; those without samples are dropped later.
+    pub(super) fn all(scenario: &Scenario) -> Vec<Self> {
+        let mut metrics = Vec::new();
+        let mut add = |name: &str, source, quantiles: &[Quantile]| {
+            metrics.extend(quantiles.iter().map(|quantile| Self {
+                name: format!("{name}.{}", quantile.name()),
+                source,
+                quantile: *quantile,
+            }));
+        };
+        let times = [Quantile::P50, Quantile::P95];
+        for phase in StartPhase::ALL {
+            add(phase.name(), Source::Phase(phase), &times);
+        }
+        let median = [Quantile::P50];
+        add("first_exec.faults", Source::StartFaults, &median);
+        for index in 0..scenario.turns.len() {
+            let number = index + 1;
+            add(&format!("turn.{number}"), Source::Turn(index), &times);
+            let faults = format!("turn.{number}.faults");
+            add(&faults, Source::TurnFaults(index), &median);
+        }
+        add("memory.private", Source::PrivateBytes, &median);
+        add("memory.pss", Source::PssBytes, &median);
+        add("memory.slope", Source::MemorySlope, &median);
+        metrics
+    }
+
+    /// The quantile over all blocks of a build; `None` with too few samples or if it lies among failures.
+    pub(super) fn pooled(&self, samples: Vec<u64>) -> Option<f64> {
+        let needs = match self.source {
+            Source::MemorySlope => 1,
+            _ => self.quantile.needs(),
+        };
+        let samples = Samples::new(samples);
+        finite(&samples, self.quantile).filter(|_| samples.n() >= needs)
+    }
+
+    /// The quantile of one block; `None` if it is not defined for this block.
+    pub(super) fn of_block(&self, samples: Vec<u64>) -> Option<f64> {
+        let needs = match self.quantile {
+            Quantile::P95 | Quantile::P99 => BLOCK_NEEDS_P95,
+            Quantile::P50 | Quantile::Max => 1,
+        };
+        let samples = Samples::new(samples);
+        finite(&samples, self.quantile).filter(|_| samples.n() >= needs)
+    }
+}
+
+fn finite(samples: &Samples, quantile: Quantile) -> Option<f64> {
+    let value = nearest_rank(samples.all(), quantile.permille())?;
+    (value != INFINITE && value > 0).then_some(value as f64)
+}
+
+fn private_bytes(ledger: &CloneLedger) -> Option<u64> {
+    Some(ledger.guest_private_bytes? + ledger.vmm_private_bytes?)
+}
+
+/// A slope that is not positive is noise of the host, and has no ratio.
+fn memory_slope(summary: &Summary) -> Option<u64> {
+    let slope = summary.memory_slope()?.value;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "positive, and far below 2^64 bytes"
+    )]
+    (slope >= 1.0).then_some(slope as u64)
+}

@@ -1,0 +1,189 @@
+//! The directory of a comparison.
+//!
+//! ```text
+//! ab.json                 the plan: builds with their hashes, scenario, order, seed
+//! blocks/003-A/           one recorded run: events.jsonl, environment.json
+//! report.json             written by every report
+//! ```
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Side, builds::Build};
+use crate::{
+    event::EndReason,
+    host::facts::HostFacts,
+    record::{self, RecordError},
+    scenario::Scenario,
+    session::{self, SessionError},
+    stats::fold::{self, Summary},
+};
+
+/// Format of `ab.json`.
+pub const FORMAT: u32 = 1;
+/// Name of the plan in the directory.
+pub const PLAN_FILE: &str = "ab.json";
+
+/// What was to be measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AbPlan {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// The scenario of each block.
+    pub scenario: Scenario,
+    pub a: Build,
+    pub b: Build,
+    /// Blocks of each build.
+    pub blocks: u32,
+    /// Seed of arrivals and bootstrap.
+    pub seed: u64,
+    /// Smallest change that counts, as a share.
+    pub tolerance: f64,
+    /// Command line that repeats the comparison.
+    pub reproduce: String,
+    /// Wall clock in milliseconds since 1970.
+    pub started_unix_ms: u64,
+}
+
+/// One recorded block.
+#[derive(Clone, Debug)]
+pub struct Block {
+    pub side: Side,
+    /// Two neighbouring blocks share a pair, counted from 0.
+    pub pair: usize,
+    pub summary: Summary,
+}
+
+/// Everything that a report is computed from.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    pub plan: AbPlan,
+    /// Blocks that were run, in order; fewer than planned if the run was cut short.
+    pub blocks: Vec<Block>,
+    /// Facts about the host before the first block; `None` if no block was run.
+    pub host: Option<HostFacts>,
+}
+
+/// A directory that does not hold a comparison.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("cannot read the plan {path} of an A/B run")]
+    Plan {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{path} has format {found}, this program reads format {FORMAT}")]
+    Format { path: PathBuf, found: u32 },
+    #[error(transparent)]
+    Events(#[from] RecordError),
+    #[error(transparent)]
+    Environment(#[from] SessionError),
+    #[error(
+        "block {block} ran with other files of build {side} than the first block: {program} changed during the run"
+    )]
+    Changed {
+        block: PathBuf,
+        side: char,
+        program: String,
+    },
+}
+
+/// Directory of a block.
+#[must_use]
+pub fn block_dir(dir: &Path, index: usize, side: Side) -> PathBuf {
+    dir.join("blocks")
+        .join(format!("{index:03}-{}", side.letter()))
+}
+
+/// Creates the directory and writes the plan.
+///
+/// # Errors
+/// The directory holds a plan already, or cannot be written.
+pub fn create(dir: &Path, plan: &AbPlan) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    let text = serde_json::to_vec_pretty(plan)?;
+    let mut file = fs::File::create_new(dir.join(PLAN_FILE))?;
+    io::Write::write_all(&mut file, &text)
+}
+
+/// Reads a comparison back. A block that was cut short is left out, with all that follow.
+///
+/// # Errors
+/// Returns [`ReadError`] if a file is missing or broken, or if a program was replaced between blocks.
+pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
+    let plan = read_plan(dir)?;
+    let mut blocks = Vec::new();
+    let mut host: Option<HostFacts> = None;
+    for (index, side) in super::order(plan.blocks).into_iter().enumerate() {
+        let path = block_dir(dir, index, side);
+        if !path.join(record::EVENTS_FILE).exists() {
+            break;
+        }
+        let summary = fold::fold(&record::read(&path)?);
+        if summary.ended != Some(EndReason::Complete) {
+            break;
+        }
+        let facts = session::read_environment(&path)?;
+        check_unchanged(&plan, side, &path, &facts)?;
+        host.get_or_insert(facts);
+        let pair = index / 2;
+        blocks.push(Block {
+            side,
+            pair,
+            summary,
+        });
+    }
+    Ok(Recorded { plan, blocks, host })
+}
+
+fn read_plan(dir: &Path) -> Result<AbPlan, ReadError> {
+    let path = dir.join(PLAN_FILE);
+    let failed = |source| ReadError::Plan {
+        path: path.clone(),
+        source,
+    };
+    let text = fs::read(&path).map_err(failed)?;
+    let format = |source: serde_json::Error| failed(source.into());
+    let value: serde_json::Value = serde_json::from_slice(&text).map_err(format)?;
+    // Checked first: a plan of another format need not have these fields.
+    let found = value["format"].as_u64().unwrap_or(0);
+    if found != u64::from(FORMAT) {
+        let found = u32::try_from(found).unwrap_or(u32::MAX);
+        return Err(ReadError::Format { path, found });
+    }
+    serde_json::from_value(value).map_err(format)
+}
+
+fn check_unchanged(
+    plan: &AbPlan,
+    side: Side,
+    block: &Path,
+    facts: &HostFacts,
+) -> Result<(), ReadError> {
+    let build = plan.build(side);
+    for (program, sum) in &build.binaries {
+        if facts.binaries.get(program).is_some_and(|now| now != sum) {
+            return Err(ReadError::Changed {
+                block: block.to_owned(),
+                side: side.letter(),
+                program: program.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl AbPlan {
+    #[must_use]
+    pub fn build(&self, side: Side) -> &Build {
+        match side {
+            Side::A => &self.a,
+            Side::B => &self.b,
+        }
+    }
+}

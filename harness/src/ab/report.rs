@@ -1,0 +1,273 @@
+//! The report of a comparison: a document for programs, text for people, and the exit code.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+use testbed::exit::End;
+
+use super::{
+    builds::Build,
+    compare::{self, Comparison, CountComparison, Finding, LEVEL, MetricComparison},
+    record::Recorded,
+};
+use crate::host::grade::{self, Grade, Graded, NoiseLevel};
+
+/// Format of the JSON document.
+pub const FORMAT: u32 = 1;
+/// Name of the document in the directory of the comparison.
+pub const REPORT_FILE: &str = "report.json";
+
+/// The JSON document.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AbReport {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Name of the scenario.
+    pub scenario: String,
+    /// Wall clock in milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// Command line that repeats the comparison.
+    pub reproduce: String,
+    pub exit_code: u8,
+    pub grade: Grade,
+    /// Rules that lowered the grade.
+    pub grade_reasons: Vec<String>,
+    pub a: Build,
+    pub b: Build,
+    /// Whether programs and template of both builds have the same hashes.
+    pub same_files: bool,
+    /// Planned blocks of each build.
+    pub blocks: u32,
+    /// Pairs of blocks that were completed.
+    pub pairs: usize,
+    /// Blocks of each build with which a change of one metric alone can be significant.
+    pub blocks_needed: usize,
+    /// Smallest change that counts, as a share.
+    pub tolerance: f64,
+    /// Compared before anything else.
+    pub counts: Vec<CountComparison>,
+    pub metrics: Vec<MetricComparison>,
+}
+
+impl AbReport {
+    /// Computes the report and how the command ends from recorded data.
+    #[must_use]
+    pub fn new(recorded: &Recorded) -> (Self, End) {
+        let plan = &recorded.plan;
+        let pairs = recorded.blocks.len() / 2;
+        // A block without its partner is left out.
+        let blocks = &recorded.blocks[..pairs * 2];
+        let comparison = compare::compare(&plan.scenario, blocks, plan.tolerance, plan.seed);
+        let graded = grade(recorded);
+        let is_complete = u32::try_from(pairs).is_ok_and(|pairs| pairs == plan.blocks);
+        let end = end(&comparison, is_complete, graded.grade);
+        let report = Self {
+            format: FORMAT,
+            scenario: plan.scenario.name.clone(),
+            started_unix_ms: plan.started_unix_ms,
+            reproduce: plan.reproduce.clone(),
+            exit_code: end.code(),
+            grade: graded.grade,
+            grade_reasons: graded.reasons,
+            same_files: plan.a.same_files(&plan.b),
+            a: plan.a.clone(),
+            b: plan.b.clone(),
+            blocks: plan.blocks,
+            pairs,
+            blocks_needed: comparison.blocks_needed,
+            tolerance: plan.tolerance,
+            counts: comparison.counts,
+            metrics: comparison.metrics,
+        };
+        (report, end)
+    }
+
+    /// Pretty JSON with a final newline.
+    #[must_use]
+    pub fn json(&self) -> String {
+        // Serializing plain values does not fail.
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+}
+
+/// The host's grade over the whole run. The trees that count are those of the builds.
+fn grade(recorded: &Recorded) -> Graded {
+    let Some(facts) = &recorded.host else {
+        return Graded {
+            grade: Grade::Unfit,
+            reasons: vec!["no block was completed".to_owned()],
+        };
+    };
+    let builds = [&recorded.plan.a, &recorded.plan.b];
+    let mut facts = facts.clone();
+    facts.dirty_tree = Some(builds.iter().any(|build| build.dirty_tree != Some(false)));
+    let noise: Vec<_> = recorded
+        .blocks
+        .iter()
+        .flat_map(|block| block.summary.noise.iter().copied())
+        .collect();
+    grade::grade(&facts, NoiseLevel::of(&noise))
+}
+
+fn end(comparison: &Comparison, is_complete: bool, grade: Grade) -> End {
+    let verdicts = || {
+        let counts = comparison.counts.iter().map(|count| count.verdict);
+        counts.chain(comparison.metrics.iter().map(|metric| metric.verdict))
+    };
+    let any = |finding| verdicts().any(|verdict| verdict == finding);
+    let withheld = comparison.metrics.iter().any(|metric| metric.withheld);
+    if !is_complete {
+        End::Interrupted
+    } else if !comparison.both_replied {
+        End::TargetUnreachable
+    } else if any(Finding::Worse) {
+        End::GateFailed
+    } else if any(Finding::TooFewBlocks)
+        || withheld
+        || comparison.metrics.is_empty()
+        || grade == Grade::Unfit
+    {
+        End::Inconclusive
+    } else {
+        End::Pass
+    }
+}
+
+/// The report for a terminal.
+#[must_use]
+pub fn render(report: &AbReport) -> String {
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _ = head(&mut out, report)
+        .and_then(|()| count_table(&mut out, report))
+        .and_then(|()| metric_table(&mut out, report))
+        .and_then(|()| notes(&mut out, report));
+    out
+}
+
+fn head(out: &mut String, report: &AbReport) -> std::fmt::Result {
+    let starts = |pick: fn(&CountComparison) -> u64| report.counts.first().map_or(0, pick);
+    writeln!(
+        out,
+        "{}: {} blocks of each build in the order A B B A, {} starts of A and {} of B\n",
+        report.scenario,
+        report.pairs,
+        starts(|count| count.a_n),
+        starts(|count| count.b_n),
+    )?;
+    for (letter, build) in [('A', &report.a), ('B', &report.b)] {
+        writeln!(out, "{letter}  {}", describe(build))?;
+    }
+    if report.same_files {
+        writeln!(
+            out,
+            "   A and B are the same files: every change below is noise or chance"
+        )?;
+    }
+    writeln!(out, "\nhost graded {}", report.grade)?;
+    for reason in &report.grade_reasons {
+        writeln!(out, "  - {reason}")?;
+    }
+    Ok(())
+}
+
+fn describe(build: &Build) -> String {
+    let short = |text: &str| text.chars().take(8).collect::<String>();
+    let mut text = build.path.display().to_string();
+    if let Some(commit) = &build.commit {
+        text.push_str(&format!("  commit {}", short(commit)));
+        if build.dirty_tree == Some(true) {
+            text.push_str(" (modified)");
+        }
+    }
+    for (program, sum) in &build.binaries {
+        text.push_str(&format!("  {program} {}", short(sum)));
+    }
+    if let Some(sum) = build.template.get("memory") {
+        text.push_str(&format!("  template {}", short(sum)));
+    }
+    text
+}
+
+fn count_table(out: &mut String, report: &AbReport) -> std::fmt::Result {
+    writeln!(out, "\n{:<22}{:>16}{:>16}{:>9}  verdict", "", "A", "B", "p")?;
+    for count in &report.counts {
+        let of = |hits: u64, n: u64| format!("{hits} of {n}");
+        writeln!(
+            out,
+            "{:<22}{:>16}{:>16}{:>9.4}  {}",
+            count.name,
+            of(count.a, count.a_n),
+            of(count.b, count.b_n),
+            count.p,
+            count.verdict.words(),
+        )?;
+    }
+    Ok(())
+}
+
+fn metric_table(out: &mut String, report: &AbReport) -> std::fmt::Result {
+    if report.metrics.is_empty() {
+        return writeln!(
+            out,
+            "\nno metric has enough samples: P50 needs 10 starts of each build, P95 needs 100 and 20 in each block"
+        );
+    }
+    writeln!(
+        out,
+        "\n{:<22}{:>10}{:>10}{:>9}{:>15}{:>9}{:>12}  verdict",
+        "", "A", "B", "B/A", "95 %", "p", "detectable"
+    )?;
+    for metric in &report.metrics {
+        let [low, high] = metric.ratio_ci95;
+        let detectable = metric
+            .detectable_share
+            .map_or("n/a".to_owned(), |share| format!("{:.1} %", share * 100.0));
+        write!(
+            out,
+            "{:<22}{:>10.2}{:>10.2}{:>9.3}{:>15}{:>9.4}{:>12}  {}",
+            format!("{} {}", metric.metric, metric.unit),
+            metric.a,
+            metric.b,
+            metric.ratio,
+            format!("{low:.3}–{high:.3}"),
+            metric.p_adjusted,
+            detectable,
+            metric.verdict.words(),
+        )?;
+        match &metric.reason {
+            Some(reason) => writeln!(out, ": {reason}")?,
+            None => writeln!(out)?,
+        }
+    }
+    Ok(())
+}
+
+fn notes(out: &mut String, report: &AbReport) -> std::fmt::Result {
+    writeln!(
+        out,
+        "\nverdicts: p of at most {LEVEL} after correction for {} metrics, and a change of more than {} %",
+        report.metrics.len(),
+        report.tolerance * 100.0
+    )?;
+    let planned = usize::try_from(report.blocks).unwrap_or(usize::MAX);
+    if report.pairs < planned {
+        writeln!(
+            out,
+            "the run was cut short: {} of {planned} pairs of blocks are complete",
+            report.pairs
+        )?;
+    }
+    let too_few = |metric: &MetricComparison| metric.verdict == Finding::TooFewBlocks;
+    if report.metrics.iter().any(too_few) {
+        writeln!(
+            out,
+            "too few blocks: a change of one metric alone needs {} blocks of each build to reach p {LEVEL}: \
+             --blocks {0}",
+            report.blocks_needed
+        )?;
+    }
+    Ok(())
+}

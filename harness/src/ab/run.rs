@@ -1,0 +1,186 @@
+//! Runs the blocks of a comparison, each as a recorded run of its own.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::atomic::Ordering,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use super::{
+    Side,
+    builds::{Build, BuildError},
+    order,
+    record::{self, AbPlan, FORMAT},
+};
+use crate::{
+    event::EndReason,
+    record::{RecordError, read},
+    scenario::{Arrival, Quantile, Scenario, TargetKind},
+    session::{self, SessionError, Settings},
+    stats::{
+        fold::{self, Summary},
+        quantile::Estimate,
+    },
+};
+
+/// What to compare and how long.
+#[derive(Clone, Debug)]
+pub struct AbSettings {
+    /// Directories of the builds.
+    pub a: PathBuf,
+    pub b: PathBuf,
+    /// Blocks of each build.
+    pub blocks: u32,
+    /// Starts in a block; `None` takes the scenario's.
+    pub starts: Option<u32>,
+    /// Seed of arrivals and bootstrap; `None` takes the scenario's.
+    pub seed: Option<u64>,
+    /// Smallest change that counts, as a share.
+    pub tolerance: f64,
+    /// Directory of the results; must not hold results yet.
+    pub results: PathBuf,
+    /// Directory for sockets, logs and server state.
+    pub run_root: PathBuf,
+    /// Command line that repeats the comparison.
+    pub reproduce: String,
+}
+
+/// A comparison that could not be run to its end. Completed blocks stay recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum AbError {
+    #[error("scenario {scenario} cannot be compared: {why}")]
+    Scenario { scenario: String, why: &'static str },
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    #[error("cannot write the plan to {dir}: give --results an empty or new directory")]
+    Results {
+        dir: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error("block {index} ({side}) stopped: {message}")]
+    Block {
+        index: usize,
+        side: char,
+        message: String,
+    },
+}
+
+/// Measures both builds and leaves a directory that [`record::read`] reads.
+///
+/// # Errors
+/// Returns [`AbError`] before the first block if a build is incomplete or the scenario is not comparable, later if a
+/// block cannot start or stops early. After SIGINT or SIGTERM it returns `Ok` with the blocks so far.
+pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
+    let scenario = block_scenario(scenario, settings)?;
+    let plan = AbPlan {
+        format: FORMAT,
+        a: Build::find(&settings.a, &scenario)?,
+        b: Build::find(&settings.b, &scenario)?,
+        blocks: settings.blocks,
+        seed: scenario.seed,
+        tolerance: settings.tolerance,
+        reproduce: settings.reproduce.clone(),
+        started_unix_ms: unix_ms(),
+        scenario,
+    };
+    record::create(&settings.results, &plan).map_err(|source| AbError::Results {
+        dir: settings.results.clone(),
+        source,
+    })?;
+    let interrupted = session::watch_signals()?;
+    let order = order(plan.blocks);
+    for (index, side) in order.iter().copied().enumerate() {
+        let dir = record::block_dir(&settings.results, index, side);
+        let block = block_settings(&plan, side, &dir, &settings.run_root);
+        session::run_until(&plan.scenario, &block, &interrupted)?;
+        let summary = fold::fold(&read(&dir)?);
+        eprintln!(
+            "cube-bench: block {} of {} ({}): {}",
+            index + 1,
+            order.len(),
+            side.letter(),
+            describe(&summary)
+        );
+        if interrupted.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if let Some(EndReason::Broken { message }) = summary.ended {
+            let side = side.letter();
+            return Err(AbError::Block {
+                index: index + 1,
+                side,
+                message,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The scenario of one block: warm-up and one round of clones, without baseline, gates and clones beside.
+fn block_scenario(scenario: &Scenario, settings: &AbSettings) -> Result<Scenario, AbError> {
+    let refuse = |why| {
+        Err(AbError::Scenario {
+            scenario: scenario.name.clone(),
+            why,
+        })
+    };
+    if scenario.network.is_some() {
+        return refuse("`ab` does not run scenarios with a [network] yet");
+    }
+    if scenario.target.kind == TargetKind::E2b && scenario.target.api_url.is_some() {
+        return refuse("target.api_url names one server for both builds; remove it");
+    }
+    let mut block = scenario.clone();
+    block.seed = settings.seed.unwrap_or(scenario.seed);
+    block.rounds = 1;
+    block.cold_rounds = 0;
+    block.beside = None;
+    block.beside_prefault = None;
+    block.baseline = None;
+    block.gates.clear();
+    if let Some(wanted) = settings.starts {
+        match &mut block.arrival {
+            Arrival::Burst { starts }
+            | Arrival::Closed { starts, .. }
+            | Arrival::Open { starts, .. } => *starts = wanted,
+        }
+    }
+    Ok(block)
+}
+
+fn block_settings(plan: &AbPlan, side: Side, dir: &Path, run_root: &Path) -> Settings {
+    let build = plan.build(side);
+    Settings {
+        artifacts: build.artifacts.clone(),
+        vmm: Some(build.vmm()),
+        api: Some(build.api()),
+        probe: None,
+        results: Some(dir.to_owned()),
+        run_root: run_root.to_owned(),
+        reproduce: plan.reproduce.clone(),
+    }
+}
+
+/// Progress of one block, for a person.
+fn describe(summary: &Summary) -> String {
+    let failed: u64 = summary.failures().values().sum();
+    let first_exec = summary.phase(model::StartPhase::FirstExec);
+    let median = match first_exec.quantile(Quantile::P50) {
+        Estimate::Value(ns) => format!(", first_exec P50 {:.2} ms", ns as f64 / 1e6),
+        Estimate::Infinite | Estimate::TooFew { .. } => String::new(),
+    };
+    format!("{} starts, {failed} failed{median}", summary.clones.len())
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

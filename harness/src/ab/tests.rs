@@ -1,0 +1,220 @@
+//! Comparisons of simulated blocks.
+
+use model::{StartPhase, Timeline};
+
+use super::{
+    compare::{Comparison, Finding, compare},
+    order,
+    record::Block,
+    *,
+};
+use crate::{
+    event::{Attempt, Failure, FailureCause},
+    plan::{Row, Subject},
+    random::SplitMix64,
+    scenario::{self, Scenario},
+    stats::fold::Summary,
+};
+
+const MS: f64 = 1e6;
+
+/// A simulated host. Starts vary by 10 %, blocks by another 5 %, and the host becomes slower over the run.
+struct Simulation {
+    pairs: u32,
+    starts: u32,
+    /// Added to every start of B, in nanoseconds.
+    delay_ns: f64,
+    /// Every n-th start of B fails; 0 for none.
+    fail_every: u32,
+}
+
+impl Simulation {
+    fn equal(pairs: u32) -> Self {
+        Self {
+            pairs,
+            starts: 20,
+            delay_ns: 0.0,
+            fail_every: 0,
+        }
+    }
+
+    fn blocks(&self, seed: u64) -> Vec<Block> {
+        let mut random = SplitMix64::new(seed);
+        let order = order(self.pairs);
+        let count = order.len() as f64;
+        order
+            .into_iter()
+            .enumerate()
+            .map(|(index, side)| {
+                let drift = 1.0 + 0.5 * index as f64 / count;
+                let speed = drift * (1.0 + 0.05 * (random.unit() - 0.5));
+                let clones = (0..self.starts)
+                    .map(|number| self.start(side, number, speed, &mut random))
+                    .collect();
+                Block {
+                    side,
+                    pair: index / 2,
+                    summary: Summary {
+                        clones,
+                        ..Summary::default()
+                    },
+                }
+            })
+            .collect()
+    }
+
+    fn start(&self, side: Side, number: u32, speed: f64, random: &mut SplitMix64) -> Attempt {
+        let is_b = side == Side::B;
+        let failed = is_b && self.fail_every > 0 && number.is_multiple_of(self.fail_every);
+        let mut timeline = Timeline::default();
+        let delay = if is_b { self.delay_ns } else { 0.0 };
+        for (phase, at) in [
+            (StartPhase::Resumed, 5.0 * MS),
+            (StartPhase::Replied, 15.0 * MS),
+            (StartPhase::FirstExec, 25.0 * MS),
+        ] {
+            let noise = 1.0 + 0.1 * (random.unit() - 0.5);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a simulated time of some milliseconds"
+            )]
+            let ns = (at * speed * noise + delay) as u64;
+            if !failed {
+                timeline.stamp(phase, ns);
+            }
+        }
+        Attempt {
+            round: 0,
+            subject: Subject::Clone,
+            row: Row::Measured,
+            arrival: number,
+            intended_ns: 0,
+            actual_ns: 0,
+            timeline,
+            start: None,
+            faults: None,
+            turns: Vec::new(),
+            failure: failed.then(|| Failure {
+                cause: FailureCause::Restore,
+                message: "simulated".into(),
+            }),
+            ended_ns: 0,
+        }
+    }
+
+    fn compare(&self, seed: u64) -> Comparison {
+        compare(&scenario(), &self.blocks(seed), 0.02, seed)
+    }
+}
+
+fn scenario() -> Scenario {
+    scenario::parse("simulated", "").unwrap()
+}
+
+fn verdicts(comparison: &Comparison) -> Vec<(&str, Finding)> {
+    let metrics = comparison.metrics.iter();
+    metrics.map(|m| (m.metric.as_str(), m.verdict)).collect()
+}
+
+#[test]
+fn blocks_alternate_a_b_b_a() {
+    let letters: String = order(4).into_iter().map(Side::letter).collect();
+    assert_eq!(letters, "ABBAABBA");
+}
+
+#[test]
+fn a_delay_of_20_ms_is_worse_in_every_phase() {
+    let simulation = Simulation {
+        delay_ns: 20.0 * MS,
+        ..Simulation::equal(8)
+    };
+    for seed in 0..5 {
+        let comparison = simulation.compare(seed);
+        for (metric, verdict) in verdicts(&comparison) {
+            assert_eq!(verdict, Finding::Worse, "{metric}, seed {seed}");
+        }
+        let first_exec = &comparison.metrics[4];
+        assert_eq!(first_exec.metric, "first_exec.p50");
+        let [low, high] = first_exec.ratio_ci95;
+        assert!(low > 1.5 && high < 1.9, "25 to 37 ms become 45 to 57");
+    }
+}
+
+#[test]
+fn a_faster_build_is_better() {
+    let simulation = Simulation {
+        delay_ns: -4.0 * MS,
+        ..Simulation::equal(8)
+    };
+    let comparison = simulation.compare(1);
+    assert!(
+        verdicts(&comparison)
+            .iter()
+            .all(|(_, v)| *v == Finding::Better)
+    );
+}
+
+#[test]
+fn equal_builds_show_nothing_in_about_95_of_100_runs() {
+    // A tolerance of zero, so that only the test decides. Each run has six metrics.
+    let quiet = (0..60).filter(|seed| {
+        let blocks = Simulation::equal(12).blocks(*seed);
+        let comparison = compare(&scenario(), &blocks, 0.0, *seed);
+        let found = verdicts(&comparison);
+        assert_eq!(found.len(), 6);
+        found.iter().all(|(_, v)| *v == Finding::NotShown)
+    });
+    let quiet = quiet.count();
+    assert!((52..=60).contains(&quiet), "{quiet} of 60");
+}
+
+#[test]
+fn a_change_within_the_tolerance_is_not_reported() {
+    let simulation = Simulation {
+        delay_ns: 1.0 * MS,
+        ..Simulation::equal(20)
+    };
+    let blocks = simulation.blocks(3);
+    let strict = compare(&scenario(), &blocks, 0.0, 3);
+    let tolerant = compare(&scenario(), &blocks, 0.5, 3);
+    assert_eq!(strict.metrics[4].verdict, Finding::Worse);
+    assert_eq!(tolerant.metrics[4].verdict, Finding::NotShown);
+    let reason = tolerant.metrics[4].reason.as_deref();
+    assert_eq!(reason, Some("the change is within the tolerance of 50 %"));
+}
+
+#[test]
+fn four_blocks_are_too_few_to_show_a_change() {
+    let simulation = Simulation {
+        delay_ns: 20.0 * MS,
+        ..Simulation::equal(4)
+    };
+    let comparison = simulation.compare(1);
+    for (metric, verdict) in verdicts(&comparison) {
+        assert_eq!(verdict, Finding::TooFewBlocks, "{metric}");
+    }
+    // Two tails of 2^-n, for the three medians alone: P95 needs 100 starts, and 4 blocks of 20 have 80.
+    assert_eq!((comparison.metrics.len(), comparison.blocks_needed), (3, 7));
+}
+
+#[test]
+fn a_build_that_fails_more_often_is_worse_and_never_better() {
+    let simulation = Simulation {
+        delay_ns: -4.0 * MS,
+        fail_every: 5,
+        ..Simulation::equal(8)
+    };
+    let comparison = simulation.compare(1);
+    let failures = &comparison.counts[0];
+    assert_eq!(
+        (failures.a, failures.b, failures.b_n, failures.verdict),
+        (0, 32, 160, Finding::Worse)
+    );
+    // A fifth of all starts is infinitely slow, so only medians are finite.
+    assert_eq!(comparison.metrics.len(), 3);
+    for metric in &comparison.metrics {
+        assert!(metric.ratio < 1.0 && metric.withheld, "{metric:?}");
+        assert_eq!(metric.verdict, Finding::NotShown);
+    }
+}

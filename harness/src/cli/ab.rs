@@ -1,0 +1,133 @@
+//! `cube-bench ab`: compares two builds, or reports a recorded comparison again.
+
+use std::{
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use clap::Args;
+use harness::{
+    ab::{
+        record,
+        report::{self, AbReport, REPORT_FILE},
+        run::{self, AbSettings},
+    },
+    scenario,
+    session::SessionError,
+};
+use testbed::{artifacts, exit::End};
+
+use super::{CommandError, PlainFormat, RunRoot};
+
+#[derive(Args)]
+pub(super) struct Ab {
+    /// Build A, the reference: a checkout after `cargo xtask prepare`, or a directory with bin/ and templates/
+    #[arg(required_unless_present = "report")]
+    a: Option<PathBuf>,
+    /// Build B, the candidate
+    #[arg(required_unless_present = "report")]
+    b: Option<PathBuf>,
+    /// Scenario that each block runs; its gates, baseline and cold rounds are left out
+    #[arg(long, value_name = "FILE", default_value = "scenarios/single.toml")]
+    scenario: PathBuf,
+    /// Blocks of each build; blocks run in the order A B B A
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=400))]
+    blocks: u32,
+    /// Starts in each block [default: those of one round of the scenario]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    starts: Option<u32>,
+    /// Seed of arrivals and of the bootstrap [default: the scenario's]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Smallest change in percent that is reported as better or worse
+    #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent)]
+    tolerance: f64,
+    /// New directory for the results [default: target/cube/results/ab-NAME-TIME, or below $CUBE_ARTIFACTS]
+    #[arg(long, value_name = "DIR", conflicts_with = "report")]
+    results: Option<PathBuf>,
+    /// Report the recorded comparison in DIR again; measures nothing
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["a", "b"])]
+    report: Option<PathBuf>,
+    #[command(flatten)]
+    run_root: RunRoot,
+    #[arg(long, value_enum, default_value_t)]
+    format: PlainFormat,
+}
+
+impl Ab {
+    pub(super) fn carry_out(self) -> Result<End, CommandError> {
+        let (format, recorded) = (self.format, self.report.clone());
+        let dir = match recorded {
+            Some(dir) => dir,
+            None => self.measure()?,
+        };
+        print_report(&dir, format)
+    }
+
+    /// Runs all blocks and returns the directory of the results.
+    fn measure(self) -> Result<PathBuf, CommandError> {
+        let scenario = scenario::load(&self.scenario)?;
+        let results = self.results.clone().unwrap_or_else(|| {
+            let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+            let name = format!("ab-{}-{}", scenario.name, now.replace([':', '-'], ""));
+            artifacts::default_dir().join("results").join(name)
+        });
+        let settings = AbSettings {
+            reproduce: self.command_line(),
+            a: self.a.unwrap_or_default(),
+            b: self.b.unwrap_or_default(),
+            blocks: self.blocks,
+            starts: self.starts,
+            seed: self.seed,
+            tolerance: self.tolerance / 100.0,
+            results,
+            run_root: self.run_root.run_root,
+        };
+        let done = run::run(&scenario, &settings);
+        eprintln!("cube-bench: results are in {}", settings.results.display());
+        done?;
+        Ok(settings.results)
+    }
+
+    fn command_line(&self) -> String {
+        let path = |path: &Option<PathBuf>| {
+            let path = path.as_deref().unwrap_or(Path::new(""));
+            path.display().to_string()
+        };
+        let mut line = format!(
+            "cube-bench ab {} {} --scenario {} --blocks {} --tolerance {}",
+            path(&self.a),
+            path(&self.b),
+            self.scenario.display(),
+            self.blocks,
+            self.tolerance,
+        );
+        if let Some(starts) = self.starts {
+            line.push_str(&format!(" --starts {starts}"));
+        }
+        if let Some(seed) = self.seed {
+            line.push_str(&format!(" --seed {seed}"));
+        }
+        line
+    }
+}
+
+/// A share of change, in percent.
+fn percent(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.0..=1000.0).contains(&value) => Ok(value),
+        _ => Err("expected a percentage from 0 to 1000, such as 2 or 0.5".to_owned()),
+    }
+}
+
+fn print_report(dir: &Path, format: PlainFormat) -> Result<End, CommandError> {
+    let recorded = record::read(dir)?;
+    let (report, end) = AbReport::new(&recorded);
+    let path = dir.join(REPORT_FILE);
+    std::fs::write(&path, report.json()).map_err(|source| SessionError::Io { path, source })?;
+    match format {
+        PlainFormat::Human => print!("{}", report::render(&report)),
+        PlainFormat::Json => print!("{}", report.json()),
+    }
+    Ok(end)
+}

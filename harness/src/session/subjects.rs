@@ -1,0 +1,285 @@
+//! Starts what a scenario measures: the target, the clones beside it, and the server of the run.
+
+use std::{fs, io, os::unix::fs::symlink, path::Path, sync::Arc};
+
+use model::chain;
+use testbed::{
+    artifacts::{self, Template},
+    endpoint::Endpoint,
+    leftovers::{self, RunDir},
+    server::{Door, LocalServer, ServerSpec, Tls},
+    world::{PlainNetwork, UPLINK},
+};
+use vmm_control::template::{LoadError, LoadedTemplate};
+
+use super::{SessionError, Settings, at};
+use crate::{
+    exchange::{NAME_SERVER, Network, Placement},
+    host::facts::{HostFacts, TemplateFacts},
+    memory::FileId,
+    scenario::{NetworkSpec, Scenario, TargetKind, TargetSpec},
+    target::{
+        Target,
+        e2b::E2b,
+        forks::Forks,
+        group::Groups,
+        vmm_direct::{RANDOM, VmmDirect},
+    },
+};
+
+/// Everything that a run starts sandboxes with. Fields are dropped in this order.
+pub(super) struct Subjects {
+    pub(super) target: Box<dyn Target>,
+    /// Target of the rounds beside, if the scenario has such rounds.
+    pub(super) beside: Option<VmmDirect>,
+    /// The template's memory file as `vmm-direct` maps it; `None` for other targets.
+    pub(super) memory: Option<FileId>,
+    /// The `cube-api` of the run. The target uses it, so it must be dropped after the target.
+    _server: Option<LocalServer>,
+}
+
+/// Directory and network of the run, created before the subjects.
+#[derive(Clone, Copy)]
+pub(super) struct Surroundings<'a> {
+    pub(super) run_dir: &'a Arc<RunDir>,
+    /// `None` if the scenario has no `[network]`.
+    pub(super) network: Option<&'a Network>,
+}
+
+/// Moves the calling thread into new network namespaces if the scenario has a `[network]`; otherwise returns `None`.
+pub(super) fn enter_network(
+    scenario: &Scenario,
+    settings: &Settings,
+) -> Result<Option<Network>, SessionError> {
+    let Some(spec) = scenario.network.clone() else {
+        return Ok(None);
+    };
+    let probe = artifacts::find_probe(settings.probe.as_deref())?;
+    let program = fs::read(&probe).map_err(at(&probe))?;
+    let placement = match scenario.beside {
+        Some(_) => Placement::OneCpu,
+        None => Placement::Free,
+    };
+    Ok(Some(Network::enter(spec, program, placement)?))
+}
+
+/// Starts or finds the targets of the scenario, and adds their programs and template to the facts of the host.
+pub(super) fn start(
+    scenario: &Scenario,
+    settings: &Settings,
+    surroundings: Surroundings<'_>,
+    host: &mut HostFacts,
+) -> Result<Subjects, SessionError> {
+    let spec = &scenario.target;
+    match (spec.kind, &spec.api_url) {
+        (TargetKind::VmmDirect, _) => {
+            let (direct, memory) = vmm_direct(scenario, settings, surroundings.run_dir, host)?;
+            let beside = match (scenario.beside, scenario.beside_prefault) {
+                (Some(_), Some(prefault)) => Some(
+                    direct
+                        .with_prefault(prefault)
+                        .map_err(at(Path::new(RANDOM)))?,
+                ),
+                _ => None,
+            };
+            Ok(Subjects {
+                target: Box::new(direct),
+                beside,
+                memory: Some(memory),
+                _server: None,
+            })
+        }
+        (TargetKind::E2b, Some(url)) => {
+            let api = Endpoint::parse(url)?;
+            host.endpoint = Some(api.to_string());
+            let key = std::env::var("E2B_API_KEY").map_err(|_| SessionError::NoKey)?;
+            let beside = beside(scenario, settings, surroundings.run_dir, host)?;
+            Ok(Subjects {
+                target: creates_or_forks(scenario, e2b(spec, api, key)),
+                beside,
+                memory: None,
+                _server: None,
+            })
+        }
+        (TargetKind::E2b, None) => own_server(scenario, settings, surroundings, host),
+    }
+}
+
+fn own_server(
+    scenario: &Scenario,
+    settings: &Settings,
+    surroundings: Surroundings<'_>,
+    host: &mut HostFacts,
+) -> Result<Subjects, SessionError> {
+    let spec = &scenario.target;
+    let program = artifacts::find_api(settings.api.as_deref())?;
+    let template = artifacts::find_template(&settings.artifacts, &spec.template, spec.memory)?;
+    refuse_without_kvm(host)?;
+    let templates = surroundings.run_dir.path().join("templates");
+    install(&template.dir, &templates.join(&spec.template)).map_err(at(&templates))?;
+    let server = LocalServer::start(
+        surroundings.run_dir.path(),
+        ServerSpec {
+            vmm: artifacts::find_vmm(settings.vmm.as_deref())?,
+            templates,
+            warm: spec.warm,
+            domain: None,
+            door: Door::Open,
+            tls: Tls::Off,
+            program,
+            options: server_options(&settings.artifacts, surroundings.network.is_some()),
+        },
+    )?;
+    host.endpoint = Some(format!("cube-api of the run's own, {} warm", spec.warm));
+    host.add_binary("cube-api", server.program());
+    let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
+    target.sandboxes = Some(server.sandboxes());
+    target.warm = spec.warm;
+    target.network = scenario.network.as_ref().map(NetworkSpec::options);
+    let beside = beside(scenario, settings, surroundings.run_dir, host)?;
+    let beside = match (beside, surroundings.network) {
+        (Some(direct), Some(network)) => Some(with_plain_network(direct, network, &target)?),
+        (direct, _) => direct,
+    };
+    Ok(Subjects {
+        target: creates_or_forks(scenario, target),
+        beside,
+        memory: None,
+        _server: Some(server),
+    })
+}
+
+/// Starts the clones beside the sandboxes of an API, if the scenario has such rounds.
+fn beside(
+    scenario: &Scenario,
+    settings: &Settings,
+    run_dir: &Arc<RunDir>,
+    host: &mut HostFacts,
+) -> Result<Option<VmmDirect>, SessionError> {
+    if scenario.beside.is_none() {
+        return Ok(None);
+    }
+    let (direct, _) = vmm_direct(scenario, settings, run_dir, host)?;
+    let Some(prefault) = scenario.beside_prefault else {
+        return Ok(Some(direct));
+    };
+    let other = direct.with_prefault(prefault);
+    other.map(Some).map_err(at(Path::new(RANDOM)))
+}
+
+/// Gives clones beside a network without eBPF programs, and cgroups like those of the server's sandboxes.
+fn with_plain_network(
+    direct: VmmDirect,
+    network: &Network,
+    server: &E2b,
+) -> Result<VmmDirect, SessionError> {
+    let sandboxes = server.sandboxes.clone().unwrap_or_default();
+    let warm = || {
+        server.await_ready()?;
+        let vmm = leftovers::processes_of(&sandboxes).first().copied();
+        Groups::like(vmm.ok_or_else(|| io::Error::other("no sandbox is warm"))?)
+    };
+    let groups = warm().map_err(at(&sandboxes))?;
+    Ok(direct.with_network(PlainNetwork::new(network.outside())?, groups))
+}
+
+/// The target itself, or forks of a parent sandbox if the scenario has `[[parent]]` steps.
+fn creates_or_forks(scenario: &Scenario, e2b: E2b) -> Box<dyn Target> {
+    match scenario.parent.as_slice() {
+        [] => Box::new(e2b),
+        parent => Box::new(Forks::new(e2b, parent.to_vec(), scenario.arrival.starts())),
+    }
+}
+
+/// Further options of the server. `--images` is needed because the template is a symlink into the artifacts. The rate
+/// limit of the network is off, because exchanges measure the eBPF programs and not the limit.
+fn server_options(artifacts: &Path, networked: bool) -> Vec<String> {
+    let images = artifacts.display().to_string();
+    let mut options = vec!["--images".to_owned(), images];
+    if networked {
+        let network = ["--uplink", UPLINK, "--dns-server", NAME_SERVER];
+        let limit = ["--network-rate", "none"];
+        options.extend(network.into_iter().chain(limit).map(str::to_owned));
+    }
+    options
+}
+
+/// Makes the scenario's template the only one that the server finds, because the server keeps warm sandboxes of each.
+fn install(template: &Path, place: &Path) -> io::Result<()> {
+    fs::create_dir_all(place.parent().unwrap_or(place))?;
+    symlink(template, place)
+}
+
+fn e2b(spec: &TargetSpec, api: Endpoint, key: String) -> E2b {
+    E2b {
+        api,
+        sandbox_url: spec.sandbox_url.clone(),
+        key,
+        template: spec.template.clone(),
+        timeout: spec.start_timeout,
+        sandboxes: None,
+        warm: 0,
+        network: None,
+    }
+}
+
+fn vmm_direct(
+    scenario: &Scenario,
+    settings: &Settings,
+    run_dir: &Arc<RunDir>,
+    host: &mut HostFacts,
+) -> Result<(VmmDirect, FileId), SessionError> {
+    let vmm = artifacts::find_vmm(settings.vmm.as_deref())?;
+    let target = &scenario.target;
+    let template = artifacts::find_template(&settings.artifacts, &target.template, target.memory)?;
+    let loaded = LoadedTemplate::load(&template.dir);
+    host.template = Some(template_facts(&template, scenario, loaded.as_ref().err()));
+    refuse_without_kvm(host)?;
+    let loaded = loaded.ok();
+    let source = loaded
+        .as_ref()
+        .map_or_else(|| template.dir.clone(), LoadedTemplate::dir);
+    let memory_path = source.join(model::template_file::MEMORY);
+    let memory = FileId::of(&memory_path).map_err(at(&memory_path))?;
+    let direct = VmmDirect::new(
+        vmm,
+        template.dir,
+        loaded,
+        &scenario.target,
+        Arc::clone(run_dir),
+    )
+    .map_err(at(Path::new(RANDOM)))?;
+    Ok((direct, memory))
+}
+
+fn refuse_without_kvm(host: &HostFacts) -> Result<(), SessionError> {
+    host.kvm_missing
+        .clone()
+        .map_or(Ok(()), |why| Err(SessionError::Kvm(why)))
+}
+
+fn template_facts(
+    template: &Template,
+    scenario: &Scenario,
+    not_loaded: Option<&LoadError>,
+) -> TemplateFacts {
+    let mut page_cache = match not_loaded {
+        None => {
+            "the memory was copied into a tmpfs of huge pages before the first warm-up".to_owned()
+        }
+        Some(why) => format!(
+            "the whole memory file was read before the first warm-up (no huge pages: {})",
+            chain(why)
+        ),
+    };
+    if scenario.cold_rounds > 0 {
+        page_cache.push_str(
+            "; cold starts map the file on disk, with POSIX_FADV_DONTNEED on it before each",
+        );
+    }
+    TemplateFacts {
+        dir: template.dir.clone(),
+        manifest: serde_json::to_value(&template.manifest).unwrap_or_default(),
+        page_cache,
+    }
+}

@@ -1,0 +1,174 @@
+//! `cube-bench ab` on stand-in VMMs: one build of two is slower, or fails.
+
+#[expect(dead_code, reason = "other tests use the rest")]
+mod support;
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use harness::ab::{compare::Finding, report::AbReport};
+use support::Stage;
+
+const SCENARIO: &str = r#"
+warmup_rounds = 0
+[arrival]
+kind = "closed"
+workers = 1
+starts = 50
+[hold]
+until = "exec"
+[[gates]]
+name = "not evaluated"
+metric = "first_exec.p50"
+limit = "1ns"
+"#;
+
+/// A build whose VMM starts after `delay`, as `sleep` takes it. `prints` is what commands print, base64.
+fn build(stage: &Stage, name: &str, delay: &str, prints: &str) -> PathBuf {
+    let dir = stage.dir.path().join(name);
+    let (bin, template) = (dir.join("bin"), dir.join("templates/base"));
+    fs::create_dir_all(&bin).unwrap();
+    fs::create_dir_all(&template).unwrap();
+    for file in fs::read_dir(stage.dir.path().join("templates/base")).unwrap() {
+        let from = file.unwrap().path();
+        fs::copy(&from, template.join(from.file_name().unwrap())).unwrap();
+    }
+    fs::write(template.join(model::template_file::STATE), prints).unwrap();
+    let vmm = bin.join("cube-vmm");
+    let script = format!(
+        "#!/bin/sh\nsleep {delay}\nexec {}\n",
+        Stage::vmm().display()
+    );
+    fs::write(&vmm, script).unwrap();
+    fs::set_permissions(&vmm, fs::Permissions::from_mode(0o755)).unwrap();
+    dir
+}
+
+fn ab(stage: &Stage, a: &Path, b: &Path, options: &[&str]) -> Output {
+    let scenario = stage.dir.path().join("ab.toml");
+    fs::write(&scenario, SCENARIO).unwrap();
+    Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+        .args(["ab", "--format", "json", "--scenario"])
+        .arg(scenario)
+        .arg("--run-root")
+        .arg(stage.run_root())
+        .arg("--results")
+        .arg(stage.results())
+        .args(options)
+        .args([a, b])
+        .output()
+        .unwrap()
+}
+
+fn report(output: &Output) -> AbReport {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {stderr}"))
+}
+
+#[test]
+fn a_slower_vmm_is_found_and_the_report_can_be_computed_again() {
+    let Some(stage) = Stage::set() else { return };
+    let a = build(&stage, "a", "0", "b2sK");
+    let b = build(&stage, "b", "0.1", "b2sK");
+    let output = ab(&stage, &a, &b, &["--blocks", "7", "--starts", "4"]);
+    let found = report(&output);
+    assert_eq!(output.status.code(), Some(3), "{found:#?}");
+    assert_eq!(
+        (found.pairs, found.exit_code, found.same_files),
+        (7, 3, false)
+    );
+    let failures = &found.counts[0];
+    assert_eq!(
+        (failures.a, failures.a_n, failures.b, failures.b_n),
+        (0, 28, 0, 28)
+    );
+    let first_exec = found.metrics.iter().find(|m| m.metric == "first_exec.p50");
+    let first_exec = first_exec.unwrap();
+    assert_eq!((first_exec.verdict, first_exec.pairs), (Finding::Worse, 7));
+    assert!(first_exec.ratio > 1.0 && first_exec.ratio_ci95[0] > 1.0);
+    assert!(
+        found.metrics.iter().all(|m| !m.metric.ends_with("p95")),
+        "28 starts are too few for a P95"
+    );
+
+    let blocks = fs::read_dir(stage.results().join("blocks")).unwrap();
+    let mut blocks: Vec<_> = blocks
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    blocks.sort();
+    assert_eq!(blocks.len(), 14);
+    assert_eq!(blocks[..4], ["000-A", "001-B", "002-B", "003-A"]);
+    let again = Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+        .args(["ab", "--format", "json", "--report"])
+        .arg(stage.results())
+        .output()
+        .unwrap();
+    assert_eq!(again.status.code(), Some(3));
+    assert_eq!(again.stdout, output.stdout);
+    assert_eq!(fs::read_dir(stage.run_root()).unwrap().count(), 0);
+
+    let second = ab(&stage, &a, &b, &["--blocks", "1"]);
+    assert_eq!(second.status.code(), Some(2), "results are not overwritten");
+}
+
+#[test]
+fn a_build_with_failures_is_worse_and_no_time_makes_it_better() {
+    let Some(stage) = Stage::set() else { return };
+    let a = build(&stage, "a", "0.1", "b2sK");
+    let b = build(&stage, "b", "0", "bm8K");
+    let output = ab(&stage, &a, &b, &["--blocks", "7", "--starts", "2"]);
+    let found = report(&output);
+    assert_eq!(output.status.code(), Some(3), "{found:#?}");
+    let failures = &found.counts[0];
+    assert_eq!((failures.b, failures.verdict), (14, Finding::Worse));
+    for metric in &found.metrics {
+        assert_ne!(metric.verdict, Finding::Better, "{metric:?}");
+    }
+}
+
+#[test]
+fn too_few_blocks_are_named_and_inconclusive() {
+    let Some(stage) = Stage::set() else { return };
+    let a = build(&stage, "a", "0", "b2sK");
+    let output = ab(&stage, &a, &a, &["--blocks", "2", "--starts", "5"]);
+    let found = report(&output);
+    assert_eq!(output.status.code(), Some(5), "{found:#?}");
+    assert!(found.same_files);
+    for metric in &found.metrics {
+        assert_eq!(metric.verdict, Finding::TooFewBlocks);
+    }
+    let human = Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+        .args(["ab", "--report"])
+        .arg(stage.results())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&human.stdout).into_owned();
+    let advice = format!("--blocks {}", found.blocks_needed);
+    assert!(
+        text.contains(&advice) && text.contains("too few blocks"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_directory_without_a_build_is_named_before_anything_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let scenario = dir.path().join("ab.toml");
+    fs::write(&scenario, SCENARIO).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+        .args(["ab", "--scenario"])
+        .arg(&scenario)
+        .arg("--results")
+        .arg(dir.path().join("r"))
+        .args([dir.path(), dir.path()])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("cargo xtask prepare"), "{stderr}");
+    assert!(!dir.path().join("r").exists());
+}
