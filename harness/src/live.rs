@@ -1,24 +1,24 @@
-//! One line on a terminal while a run goes on. Its quantiles come from a histogram with two digits and
-//! are for watching; results come from the raw samples.
+//! One line on a terminal while a run goes on.
 
 use std::io::Write;
 
-use hdrhistogram::Histogram;
 use model::StartPhase;
 
 use crate::{
     event::RunEvent,
     plan::{Row, Subject},
+    stats::quantile::nearest_rank,
 };
 
-/// The line.
+/// The line, redrawn after each round.
 pub(crate) struct LiveView<W: Write> {
     out: W,
+    /// Measured rounds of the plan.
     rounds: u32,
     rounds_done: u32,
     failed: u64,
-    /// First-exec latencies in microseconds; absent when it could not be made.
-    first_exec_us: Option<Histogram<u64>>,
+    /// First-exec latencies of measured clones so far, in nanoseconds.
+    first_exec_ns: Vec<u64>,
 }
 
 impl<W: Write> LiveView<W> {
@@ -28,8 +28,7 @@ impl<W: Write> LiveView<W> {
             rounds,
             rounds_done: 0,
             failed: 0,
-            // One microsecond to ten minutes.
-            first_exec_us: Histogram::new_with_bounds(1, 600_000_000, 2).ok(),
+            first_exec_ns: Vec::new(),
         }
     }
 
@@ -39,11 +38,7 @@ impl<W: Write> LiveView<W> {
                 if attempt.row == Row::Measured && attempt.subject == Subject::Clone =>
             {
                 match attempt.latency_ns(StartPhase::FirstExec) {
-                    Some(ns) => {
-                        if let Some(histogram) = &mut self.first_exec_us {
-                            histogram.saturating_record((ns / 1000).max(1));
-                        }
-                    }
+                    Some(ns) => self.first_exec_ns.push(ns),
                     None => self.failed += 1,
                 }
             }
@@ -52,7 +47,7 @@ impl<W: Write> LiveView<W> {
                 self.draw();
             }
             RunEvent::RunEnded { .. } => {
-                // Wipes the line; the report follows.
+                // Erase the line: the report follows.
                 let _ = write!(self.out, "\r\x1b[K");
                 let _ = self.out.flush();
             }
@@ -61,21 +56,41 @@ impl<W: Write> LiveView<W> {
     }
 
     fn draw(&mut self) {
-        let Some(histogram) = &self.first_exec_us else {
-            return;
+        self.first_exec_ns.sort_unstable();
+        let ms = |permille| {
+            let ns = nearest_rank(&self.first_exec_ns, permille).unwrap_or(0);
+            ns as f64 / 1e6
         };
-        let ms = |permille: f64| histogram.value_at_quantile(permille) as f64 / 1000.0;
-        // A terminal that is gone is no reason to stop a run.
+        let (p50, p95) = (ms(500), ms(950));
+        // A closed terminal must not stop the run.
         let _ = write!(
             self.out,
-            "\r\x1b[Krounds done {} (measured: {})  starts {}  failed {}  first exec about {:.1} / {:.1} ms (P50 / P95)",
+            "\r\x1b[Krounds done {} (measured: {})  starts {}  failed {}  first exec so far {p50:.1} / {p95:.1} ms \
+             (P50 / P95)",
             self.rounds_done,
             self.rounds,
-            histogram.len(),
+            self.first_exec_ns.len(),
             self.failed,
-            ms(0.5),
-            ms(0.95),
         );
         let _ = self.out.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_counts_rounds_and_is_erased_at_the_end() {
+        let mut out = Vec::new();
+        let mut view = LiveView::new(2, &mut out);
+        view.apply(&RunEvent::RoundEnded { round: 0, at_ns: 1 });
+        view.apply(&RunEvent::RunEnded {
+            why: crate::event::EndReason::Complete,
+            at_ns: 2,
+        });
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("rounds done 1 (measured: 2)"), "{text}");
+        assert!(text.ends_with("\r\x1b[K"), "{text:?}");
     }
 }

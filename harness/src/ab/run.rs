@@ -10,6 +10,7 @@ use std::{
 use super::{
     Side,
     builds::{Build, BuildError},
+    compare::LEVEL,
     order,
     record::{self, AbPlan, FORMAT},
 };
@@ -20,6 +21,7 @@ use crate::{
     session::{self, SessionError, Settings},
     stats::{
         fold::{self, Summary},
+        paired,
         quantile::Estimate,
     },
 };
@@ -93,6 +95,12 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
         dir: settings.results.clone(),
         source,
     })?;
+    if paired::least_p(settings.blocks as usize) > LEVEL {
+        eprintln!(
+            "cube-bench: {} blocks of each build are too few for any verdict but failures: use --blocks 12",
+            settings.blocks
+        );
+    }
     let interrupted = session::watch_signals()?;
     let order = order(plan.blocks);
     for (index, side) in order.iter().copied().enumerate() {
@@ -145,6 +153,7 @@ fn block_scenario(scenario: &Scenario, settings: &AbSettings) -> Result<Scenario
     block.baseline = None;
     block.gates.clear();
     if let Some(wanted) = settings.starts {
+        block.target.warm = scaled(block.target.warm, wanted, block.arrival.starts());
         match &mut block.arrival {
             Arrival::Burst { starts }
             | Arrival::Closed { starts, .. }
@@ -152,6 +161,12 @@ fn block_scenario(scenario: &Scenario, settings: &AbSettings) -> Result<Scenario
         }
     }
     Ok(block)
+}
+
+/// `count` times `wanted` / `planned`, rounded up: a pool that is larger than a round stays larger.
+fn scaled(count: u32, wanted: u32, planned: u32) -> u32 {
+    let scaled = (u64::from(count) * u64::from(wanted)).div_ceil(u64::from(planned.max(1)));
+    u32::try_from(scaled).unwrap_or(u32::MAX)
 }
 
 fn block_settings(plan: &AbPlan, side: Side, dir: &Path, run_root: &Path) -> Settings {
@@ -183,4 +198,44 @@ fn unix_ms() -> u64 {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(starts: Option<u32>) -> AbSettings {
+        AbSettings {
+            a: "a".into(),
+            b: "b".into(),
+            blocks: 1,
+            starts,
+            seed: Some(9),
+            tolerance: 0.02,
+            results: "r".into(),
+            run_root: "run".into(),
+            reproduce: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_block_is_one_round_of_clones_with_a_pool_to_match() {
+        let text = "rounds = 10\ncold_rounds = 2\n[target]\nkind = \"e2b\"\nwarm = 55\n\
+                    [beside]\nkind = \"vmm-direct\"\n[arrival]\nkind = \"closed\"\nstarts = 50";
+        let scenario = crate::scenario::parse("t", text).unwrap();
+        let block = block_scenario(&scenario, &settings(Some(6))).unwrap();
+        assert_eq!((block.rounds, block.cold_rounds, block.seed), (1, 0, 9));
+        assert_eq!((block.arrival.starts(), block.target.warm), (6, 7));
+        assert!(block.beside.is_none() && block.baseline.is_none());
+        let block = block_scenario(&scenario, &settings(None)).unwrap();
+        assert_eq!((block.arrival.starts(), block.target.warm), (50, 55));
+    }
+
+    #[test]
+    fn one_server_for_both_builds_is_refused() {
+        let text = "[target]\nkind = \"e2b\"\napi_url = \"http://127.0.0.1:1\"";
+        let scenario = crate::scenario::parse("t", text).unwrap();
+        let error = block_scenario(&scenario, &settings(None)).unwrap_err();
+        assert!(error.to_string().contains("api_url"), "{error}");
+    }
 }
