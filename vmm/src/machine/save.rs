@@ -8,7 +8,8 @@ use vmm_control::{
     files::{FileRole, Files, TemplateFile},
 };
 
-use super::{KernelOrigin, Machine, Vm};
+use super::event_loop::Machine;
+use super::vm::{KernelOrigin, Vm};
 use crate::{
     error::MachineError,
     extents::{self, Extents},

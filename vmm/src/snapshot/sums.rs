@@ -10,7 +10,7 @@ use std::{
 use model::FileSum;
 use sha2::{Digest, Sha256};
 
-use super::{SnapshotError, at, hex};
+use super::error::{SnapshotError, at};
 use crate::sys::length;
 
 const BLOCK: u64 = 64 << 10;
@@ -160,6 +160,10 @@ fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
         Err(nix::errno::Errno::ENXIO) => Ok(None),
         Err(e) => Err(e.into()),
     }
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -9,7 +9,12 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use monitor::layout::{BASE, TIMER_VECTOR, TSS_SELECTOR, USER_CS, USER_SS, offset};
 use serde::{Deserialize, Serialize};
 
-use super::{Ring3Error, domain::Start, gate, image::Entries, kvm};
+use super::{
+    domain::Start,
+    error::{Ring3Error, kvm},
+    gate,
+    image::Entries,
+};
 use crate::sys;
 
 const MSR_STAR: u32 = 0xc000_0081;

@@ -16,7 +16,7 @@ use monitor::layout::{CONSOLE_PORT, L4_SLOT, offset};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use super::{
-    BootFiles,
+    boot_files::BootFiles,
     elf::{self, ElfError, XenNotes},
     image::{Entries, TABLE, identity_frames},
 };

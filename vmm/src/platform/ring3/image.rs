@@ -167,7 +167,7 @@ fn page_tables(
     put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>,
     ram: u64,
 ) -> Result<(), GuestMemoryError> {
-    let total = ram + super::region_bytes(ram);
+    let total = ram + super::region::region_bytes(ram);
     let l3 = offset::PAGE_TABLES;
     let mut next = l3 + 0x1000;
     let mut map = |va: u64, gpa: u64, bytes: u64| {
@@ -182,11 +182,11 @@ fn page_tables(
         }
         Ok(())
     };
-    map(BASE, ram, super::region_bytes(ram))?;
+    map(BASE, ram, super::region::region_bytes(ram))?;
     map(
         M2P,
         ram + offset::M2P,
-        super::region_bytes(ram) - offset::M2P,
+        super::region::region_bytes(ram) - offset::M2P,
     )?;
     map(DIRECT, 0, total)
 }

@@ -1,0 +1,199 @@
+//! Opening the files of a VM, and creating its sockets and its scratch file.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::{
+        fd::BorrowedFd,
+        unix::{fs::OpenOptionsExt, net::UnixListener},
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use model::{MANIFEST_NAME, RestoreSpec, VmSpec};
+use nix::libc;
+
+use super::error::{FilesError, failed};
+use super::lineage::{Home, Lineage, Named, Size};
+use super::regular::open;
+use super::roles::{FileRole, Files, TemplateFile};
+use super::sys;
+use crate::connect::connect;
+
+/// Where a guest's disk writes go: large temporary files belong there (FHS 5.15), and it is not a tmpfs.
+const SCRATCH: &str = "/var/tmp";
+/// Bytes of the header before each frame of a TAP: virtio_net_hdr with num_buffers (virtio 1.2, 5.1.6).
+const TAP_HEADER: i32 = 12;
+
+/// What a boot needs, and the lineage of its VM.
+///
+/// # Errors
+/// See [`FilesError`].
+pub fn of_boot(spec: &VmSpec, tap: Option<BorrowedFd<'_>>) -> Result<(Files, Lineage), FilesError> {
+    let mut files = Files::default();
+    files.read(FileRole::Kernel, &spec.guest.kernel)?;
+    files.read(FileRole::Initrd, &spec.guest.initrd)?;
+    files.read(FileRole::Root, &spec.guest.root)?;
+    files.read(FileRole::Layer, &spec.guest.layer)?;
+    files.machine(&spec.vsock, spec.console.as_deref(), tap)?;
+    let lineage = Lineage {
+        root: spec.guest.root.clone(),
+        size: Size {
+            memory: spec.memory,
+            vcpus: spec.vcpus,
+        },
+        home: None,
+    };
+    Ok((files, lineage))
+}
+
+/// What a restore needs, and the lineage of its VM.
+///
+/// # Errors
+/// See [`FilesError`]. What is wrong with a template is the VMM's to say.
+pub fn of_restore(
+    spec: &RestoreSpec,
+    tap: Option<BorrowedFd<'_>>,
+) -> Result<(Files, Lineage), FilesError> {
+    let (mut files, lineage) = of_template(&spec.template, spec.base.as_deref())?;
+    files.machine(&spec.vsock, spec.console.as_deref(), tap)?;
+    Ok((files, lineage))
+}
+
+/// The files of a template, of its base, and its root image.
+///
+/// # Errors
+/// See [`FilesError`].
+pub fn of_template(dir: &Path, base: Option<&Path>) -> Result<(Files, Lineage), FilesError> {
+    let mut files = Files::default();
+    files.directory(dir, FileRole::Template)?;
+    let manifest = dir.join(MANIFEST_NAME);
+    // One that cannot be read names nothing; the VMM says what is wrong with it.
+    let Ok((named, _)) = Named::read(&manifest) else {
+        let (root, size, home) = (PathBuf::new(), Size::NONE, None);
+        return Ok((files, Lineage { root, size, home }));
+    };
+    files.read(FileRole::Root, &named.root)?;
+    let whole = match &named.base {
+        None => dir,
+        Some(named) => base.unwrap_or(&named.dir),
+    };
+    if named.base.is_some() {
+        files.directory(whole, FileRole::Base)?;
+    }
+    let manifest = whole.join(MANIFEST_NAME);
+    let home = match Home::of(&manifest) {
+        Ok(home) => Some(home),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        Err(e) => return Err(failed("find", &manifest)(e)),
+    };
+    let (root, size) = (named.root, named.size);
+    Ok((files, Lineage { root, size, home }))
+}
+
+impl Files {
+    /// Opens a file for reading; one that is not there is left out.
+    fn read(&mut self, role: FileRole, path: &Path) -> Result<(), FilesError> {
+        match open(path) {
+            Ok(file) => self.insert(role, file),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(failed("open", path)(e)),
+        }
+        Ok(())
+    }
+
+    fn directory(
+        &mut self,
+        dir: &Path,
+        role: fn(TemplateFile) -> FileRole,
+    ) -> Result<(), FilesError> {
+        TemplateFile::ALL
+            .into_iter()
+            .try_for_each(|file| self.read(role(file), &dir.join(file.name())))
+    }
+
+    /// What every VM has.
+    fn machine(
+        &mut self,
+        vsock: &Path,
+        console: Option<&Path>,
+        tap: Option<BorrowedFd<'_>>,
+    ) -> Result<(), FilesError> {
+        let kvm = Path::new("/dev/kvm");
+        let opened = OpenOptions::new().read(true).write(true).open(kvm);
+        self.insert(FileRole::Kvm, opened.map_err(FilesError::Kvm)?);
+        if let Some(path) = console {
+            let console = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(path);
+            self.insert(FileRole::Console, console.map_err(failed("create", path))?);
+        }
+        if let Some(tap) = tap {
+            // A VMM may not change it: its TAP is another VM's later.
+            let copy = sys::set_tap_header_len(tap, TAP_HEADER)
+                .and_then(|()| tap.try_clone_to_owned())
+                .map_err(FilesError::Tap)?;
+            self.insert(FileRole::Tap, copy);
+        }
+        let scratch = Path::new(SCRATCH);
+        let file = scratch_file(scratch).map_err(failed("create a file in", scratch))?;
+        self.insert(FileRole::Scratch, file);
+        // Last: what fails before leaves no socket behind.
+        let socket = listen(vsock).map_err(failed("listen at", vsock))?;
+        self.insert(FileRole::Vsock, socket);
+        Ok(())
+    }
+}
+
+/// A file without a name: nothing is left behind, however the VMM ends.
+fn scratch_file(directory: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.custom_flags(libc::O_TMPFILE).open(directory) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            let name = format!("layer.{}.{}", std::process::id(), crate::process::number());
+            let path = directory.join(name);
+            let file = options.custom_flags(0).create_new(true).open(&path)?;
+            fs::remove_file(&path)?;
+            Ok(file)
+        }
+        other => other,
+    }
+}
+
+/// Listens at `path`. A socket there that nobody serves any more is replaced.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_stale(path) => {
+            fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        other => other,
+    }
+}
+
+fn is_stale(path: &Path) -> bool {
+    // Whoever has a full queue lives.
+    let answer = connect(path, Some(Duration::from_millis(1)));
+    matches!(answer, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_nobody_serves_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vsock");
+        let first = listen(&path).unwrap();
+        assert!(listen(&path).is_err(), "in use");
+        drop(first);
+        assert!(listen(&path).is_ok());
+    }
+}
