@@ -1,5 +1,8 @@
-//! Compiles the eBPF programs with clang, and names the layout of their maps by a hash: a server takes over the maps
-//! of its predecessor only if the hash is the same.
+//! Compiles the eBPF programs with clang, and hashes the layout of their maps. A server takes over its predecessor's maps
+//! only if their hashes are the same.
+
+#[path = "build/layout_hash.rs"]
+mod layout_hash;
 
 use std::{
     env,
@@ -10,14 +13,23 @@ use std::{
     process::Command,
 };
 
-/// What Debian calls it, newest of the tested ones first; then whatever is there.
+/// Debian's name of the tested version, then whatever version is installed.
 const COMPILERS: [&str; 2] = ["clang-14", "clang"];
+/// The files that define the maps' keys, values and declarations.
+const LAYOUT_FILES: [&str; 2] = ["layout.h", "maps.h"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let sources = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("bpf");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     println!("cargo:rerun-if-changed={}", sources.display());
-    println!("cargo:rustc-env=MAP_LAYOUT={:016x}", layout(&sources)?);
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=build");
+    let mut layout = Vec::new();
+    for name in LAYOUT_FILES {
+        layout.push(fs::read_to_string(sources.join(name))?);
+    }
+    let hash = layout_hash::layout_hash(layout.iter().map(String::as_str));
+    println!("cargo:rustc-env=MAP_LAYOUT={hash:016x}");
     compile(&sources.join("net.bpf.c"), &out.join("net.bpf.o"))
 }
 
@@ -36,24 +48,18 @@ fn compile(source: &Path, object: &Path) -> Result<(), Box<dyn Error>> {
         match outcome {
             Ok(status) if status.success() => return Ok(()),
             Ok(status) => {
-                return Err(format!("{compiler} on {}: {status}", source.display()).into());
+                return Err(format!(
+                    "{compiler} could not compile {}: {status}",
+                    source.display()
+                )
+                .into());
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Err("no clang to compile the eBPF programs: apt install clang linux-libc-dev".into())
-}
-
-/// FNV-1a of the shared structures and of the maps' declarations.
-fn layout(sources: &Path) -> Result<u64, Box<dyn Error>> {
-    let structures = fs::read_to_string(sources.join("layout.h"))?;
-    let programs = fs::read_to_string(sources.join("net.bpf.c"))?;
-    let maps = programs.lines().filter(|line| line.starts_with("MAP("));
-    let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    Ok(structures
-        .lines()
-        .chain(maps)
-        .flat_map(str::bytes)
-        .fold(0xcbf2_9ce4_8422_2325, hash))
+    Err(
+        "clang was not found; it compiles the eBPF programs: apt install clang linux-libc-dev"
+            .into(),
+    )
 }

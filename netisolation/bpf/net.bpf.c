@@ -4,6 +4,7 @@
  * from_guest      at every TAP: answered, handed to the resolver, sent out of an uplink, or dropped
  * from_wire       at every uplink: replies to guests' flows are taken out; all else is the host's
  * from_resolver   at the device that the resolver's socket is bound to: its answers, and nothing else */
+#include "maps.h"
 #include "offload.h"
 #include "packet.h"
 
@@ -19,31 +20,6 @@ INLINE const struct settings *set(void)
 	asm volatile("" : "+r"(pointer));
 	return pointer;
 }
-
-#define MAP(name, kind, key_type, value_type, entries, flags)                                                          \
-	struct {                                                                                                       \
-		__uint(type, kind);                                                                                    \
-		__uint(max_entries, entries);                                                                          \
-		__uint(map_flags, flags);                                                                              \
-		__uint(pinning, PIN_BY_NAME);                                                                          \
-		__type(key, key_type);                                                                                 \
-		__type(value, value_type);                                                                             \
-	} name SEC(".maps")
-
-MAP(indices, BPF_MAP_TYPE_HASH, __u32, __u32, 1, 0); /* ifindex → index of the TAP */
-MAP(taps, BPF_MAP_TYPE_ARRAY, __u32, struct tap, 1, 0);
-MAP(states, BPF_MAP_TYPE_ARRAY, __u32, struct state, 1, 0);
-MAP(rules, BPF_MAP_TYPE_LPM_TRIE, struct rule_key, struct rule, 1 << 20, BPF_F_NO_PREALLOC);
-MAP(pins, BPF_MAP_TYPE_HASH, struct pin_key, struct pin, 1 << 18, BPF_F_NO_PREALLOC);
-MAP(flows, BPF_MAP_TYPE_HASH, struct flow_key, struct flow, 1, BPF_F_NO_PREALLOC);
-MAP(wires, BPF_MAP_TYPE_HASH, struct wire_key, struct flow_key, 1, BPF_F_NO_PREALLOC);
-MAP(uplinks, BPF_MAP_TYPE_HASH, __u32, struct uplink, 64, 0); /* by ifindex */
-MAP(refusals, BPF_MAP_TYPE_LRU_HASH, struct refusal, __u64, 1 << 14, 0);
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 20);
-	__uint(pinning, PIN_BY_NAME);
-} records SEC(".maps");
 
 #define SECOND 1000000000ULL
 #define RECORDS_PER_S 100

@@ -221,6 +221,36 @@ fn a_record_is_read_from_the_offsets_of_its_members() {
     assert!(Record::read(&bytes[1..]).is_none());
 }
 
+#[test]
+fn the_layout_hash_ignores_comments_and_whitespace() {
+    let hash = |source: &str| layout_hash::layout_hash([source]);
+    let plain = "struct tap { __u32 ifindex; }; MAP(taps, struct tap, 1 << 20);";
+    for same in [
+        "/* A TAP. */ struct tap { __u32 ifindex; /* 0: none */ }; MAP(taps, struct tap, 1 << 20);",
+        "struct tap\n{\n\t__u32 ifindex; // the device\n};\nMAP(taps,struct tap,1<<20);",
+        "struct tap { __u32 ifindex; }; \\\n MAP(taps, struct tap, 1 << 20); /* unterminated",
+    ] {
+        assert_eq!(hash(same), hash(plain), "{same}");
+    }
+    for other in [
+        "struct tap { __u64 ifindex; }; MAP(taps, struct tap, 1 << 20);",
+        "struct tap { __u32 tenure; }; MAP(taps, struct tap, 1 << 20);",
+        "struct tap { __u32 ifindex; }; MAP(taps, struct tap, 1 << 21);",
+        "struct tap { __u32 if index; }; MAP(taps, struct tap, 1 << 20);",
+    ] {
+        assert_ne!(hash(other), hash(plain), "{other}");
+    }
+    assert_ne!(hash("\"/* a */ \\\" b\""), hash("\"\\\" b\""));
+    assert_ne!(hash("\"a b\""), hash("\"ab\""));
+}
+
+/// The hash of the files, without their comments. If this test fails, an upgrade does not take over the open flows of
+/// the previous version: change the expected value only together with a change of the layout.
+#[test]
+fn the_layout_is_unchanged() {
+    assert_eq!(env!("MAP_LAYOUT"), "fd4493d3d125ca4b");
+}
+
 /// All named structures in the section `.BTF` (kernel documentation, `bpf/btf.rst`; little-endian).
 fn types() -> Vec<(String, usize, Members)> {
     let object: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/net.bpf.o"));

@@ -28,6 +28,7 @@ use crate::{
     RuleAction, Tap, TapIndex, compile, device,
     enforcement::Enforcement,
     rule_sets::{self, FOR_ALL},
+    tap_table::Usage,
 };
 
 /// Where the child finds the socket, and what it calls its installation.
@@ -481,6 +482,38 @@ fn net_what_a_guest_sent_while_it_waited_is_not_its_sandboxs() {
             .unwrap();
         assert_eq!(counters(), Counters::default());
         assert!(world.events.try_recv().is_err());
+    });
+}
+
+#[test]
+fn net_a_ready_tap_that_fails_verification_is_removed_and_its_number_becomes_free() {
+    in_namespace(|| {
+        let config = IsolationConfig {
+            stock: 1,
+            max_taps: 1,
+            ..config()
+        };
+        let world = World::with(config);
+        let ready = || {
+            let find = |maps: &mut Enforcement| {
+                let (_, attachment) = maps.taps.iter().next()?;
+                let is_ready = matches!(attachment.usage, Usage::Ready(_));
+                is_ready.then(|| (attachment.entry.ifindex, attachment.name.clone()))
+            };
+            world.isolation.inspect(find)
+        };
+        eventually("a TAP is ready", || ready().is_some());
+        let (ifindex, name) = ready().unwrap();
+        command(&["addr", "add", "10.9.9.9/32", "dev", &name]);
+        let taken = world.isolation.take();
+        assert!(
+            matches!(taken, Err(IsolationError::Mismatch { .. })),
+            "{taken:?}"
+        );
+        eventually("the device is removed", || device::name(ifindex).is_err());
+        eventually("another TAP can be taken", || {
+            world.isolation.take().is_ok()
+        });
     });
 }
 
