@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Helpers of the kernel and how maps are declared, from the kernel's own headers; see bpf-helpers(7). */
+/* BPF helpers (bpf-helpers(7)) and macros for map declarations, based on the kernel's UAPI headers. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -11,7 +11,7 @@
 
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
-/* The verifier checks these by themselves, for any arguments. */
+/* Global functions: the verifier checks each one separately, for any arguments. */
 #define FUNCTION __attribute__((noinline))
 #define __uint(name, value) int(*name)[value]
 #define __type(name, value) typeof(value) *name
@@ -41,7 +41,7 @@ HELPER(long, ringbuf_output, void *ring, const void *data, __u64 size, __u64 fla
 #define ARPOP_REQUEST 1
 #define ARPOP_REPLY 2
 
-/* Younger than some distributions' headers. */
+/* Missing in the headers of some distributions. */
 #define TCX_NEXT (-1)
 #define TCX_DROP 2
 #define FIB_LOOKUP_SKIP_NEIGHBOUR 4

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* What the programs and the server share: keys and values of the maps. `src/layout.rs` has the same structures in
- * the same order, and a test compares sizes and offsets with the type information that clang wrote.
- * Addresses and ports are in network order unless a comment says otherwise. */
+/* Keys and values of the maps, shared by the programs and the server. `src/layout.rs` declares the same structures,
+ * and a test compares sizes and offsets with the type information that clang writes. Addresses and ports are in
+ * network byte order unless a comment says otherwise. */
 #pragma once
 
 #include <linux/types.h>
@@ -11,73 +11,72 @@
 #define NAME_MAX_BYTES 256
 #define FIRST_PORT 61000
 
-/* IPv6; IPv4 as ::ffff:a.b.c.d. */
+/* An IPv6 address, or an IPv4 address as ::ffff:a.b.c.d. */
 struct address {
 	__u32 word[4];
 };
 
-/* Of an Ethernet device. */
 struct mac {
 	__u8 byte[6];
 };
 
-/* What the programs are told when they are loaded. */
+/* Constants that the loader sets. */
 struct settings {
 	struct address guest4, guest6, gateway4, gateway6;
-	struct address resolver4, resolver6; /* TAP i is resolver + i; zero: none */
+	struct address resolver4, resolver6; /* queries of TAP i come from resolver + i; zero: none */
 	__u32 resolver_ifindex;
-	__u32 route_ifindex; /* as if from there, routes are looked up */
+	__u32 route_ifindex; /* the device from which routes are looked up */
 	__u16 resolver_port;
-	__u16 first_port, ports; /* of flows on the wire, host order: this server's part of those from FIRST_PORT on */
+	__u16 first_port, ports; /* this server's range of ports on the wire, host byte order */
 	struct mac guest_mac, gateway_mac, resolver_mac;
 };
 
-/* A TAP, by its index. Written by the server only. */
+/* A TAP, by its number. Only the server writes it. */
 struct tap {
-	__u64 bytes_per_s; /* each way; 0: no limit */
+	__u64 bytes_per_s; /* for each direction; 0: no limit */
 	__u64 flows_per_s; /* 0: no limit */
-	__u64 closed;      /* flows that were removed; `state.opened` less this is how many there are */
-	__u64 policy;      /* changes with every policy; the lower half is the number in `rule_key`; 0: nothing passes */
-	__u32 ifindex;     /* 0: no such TAP */
-	__u32 tenure;      /* changes with the sandbox; 0: no sandbox, nothing passes */
+	__u64 closed;      /* flows removed; `state.opened` minus this is the number of open flows */
+	__u64 policy;      /* changes with every policy; the lower half is `rule_key.number`; 0: nothing passes */
+	__u32 ifindex;     /* 0: the TAP does not exist */
+	__u32 tenure;      /* number of the sandbox's stay on the TAP; 0: no sandbox, nothing passes */
 	__u32 max_flows;
 	__u32 zero;
 };
 
-/* Written by the programs only. Times are CLOCK_MONOTONIC, nanoseconds. */
+/* Counters and rate limits of a TAP. Only the programs write it. Times are CLOCK_MONOTONIC in nanoseconds. */
 struct state {
 	__u64 packets_out, bytes_out, packets_in, bytes_in;
 	__u64 opened;            /* flows */
 	__u64 refused[REASONS];  /* packets, by reason */
-	__u64 out_due, in_due;   /* when the bandwidth used so far will have been earned */
+	__u64 out_due, in_due;   /* token buckets: the time up to which the refill is spent */
 	__u64 flows_due, records_due;
 };
 
-/* Longest prefix over number and address. Number 0 is what holds for all sandboxes; others may be shared by sandboxes
- * with the same rules. */
+/* Matched by the longest prefix of number and address. Rule set 0 applies to all sandboxes; sandboxes with the same
+ * rules may share another set. */
 struct rule_key {
-	__u32 prefix; /* bits: 32 of the number and those of the address */
+	__u32 prefix; /* in bits: 32 for the number, plus the prefix of the address */
 	__u32 number;
 	struct address address;
 };
 
 struct access {
-	__u8 protocol; /* of IPv4's registry; ICMP stands for ICMPv6 too */
+	__u8 protocol; /* IANA number; ICMP stands for ICMPv6 too */
 	__u8 zero;
-	__u16 first, last; /* host order */
+	__u16 first, last; /* host byte order */
 };
 
 struct rule {
 	__u8 verdict;
-	__u8 prefix;   /* of the address: 96 and more for IPv4 */
-	__u8 accesses; /* 0: all services */
+	__u8 prefix;   /* length in bits; 96 and more for IPv4 */
+	__u8 accesses; /* length of `access`; 0: all services */
 	__u8 zero;
 	struct access access[ACCESSES];
 };
 
 enum verdict { DENY = 1, ALLOW = 2, FORBIDDEN = 3, HOST = 4 };
 
-/* An address that the resolver answered. */
+/* A name pin: an address that the resolver answered to a TAP's sandbox. */
 struct pin_key {
 	__u32 tap;
 	struct address address;
@@ -90,7 +89,7 @@ struct pin {
 	char name[NAME_MAX_BYTES];
 };
 
-/* A flow as the guest has it; the port of ICMP is the identifier. */
+/* A flow with the guest's addresses. The port of ICMP echo is the identifier. */
 struct flow_key {
 	__u32 tap;
 	__u16 port;
@@ -100,7 +99,7 @@ struct flow_key {
 	__u8 zero[3];
 };
 
-/* The same as it is on the wire. */
+/* A flow with the addresses on the wire. */
 struct wire_key {
 	struct address local;
 	struct address remote;
@@ -111,26 +110,26 @@ struct wire_key {
 };
 
 struct flow {
-	__u64 seen; /* last packet; CLOCK_MONOTONIC, nanoseconds */
-	__u64 policy; /* that allowed it, as in `tap` */
+	__u64 seen; /* time of the last packet; CLOCK_MONOTONIC, nanoseconds */
+	__u64 policy; /* `tap.policy` under which the flow was last allowed */
 	__u32 tap;
 	__u32 tenure;
 	__u16 port; /* on the wire */
-	__u16 marks;
+	__u16 marks; /* of `enum mark` */
 	__u32 zero;
 	struct address local;
 };
 
 enum mark { REPLIED = 1, FIN_OUT = 2, FIN_IN = 4, RESET = 8 };
 
-/* Addresses of an uplink; zero: none. */
+/* Addresses of an uplink (zero: none) and its MTU in bytes. */
 struct uplink {
 	struct address local4;
 	struct address local6;
 	__u32 mtu;
 };
 
-/* A refused flow: the key under which its packets are counted. */
+/* A refused flow: the key under which the programs count its packets. */
 struct refusal {
 	__u32 tap;
 	__u32 tenure;
@@ -144,7 +143,7 @@ struct refusal {
 	struct address destination;
 };
 
-/* Its first packet. */
+/* The record of a refused flow's first packet. */
 struct record {
 	__u64 time; /* CLOCK_MONOTONIC, nanoseconds */
 	struct refusal refusal;
@@ -154,7 +153,7 @@ _Static_assert(__builtin_offsetof(struct record, refusal) == 8, "no padding");
 
 enum direction { OUT, IN };
 
-/* As `Reason` in `src/event.rs`. */
+/* The numbers of `Reason` in `src/event.rs`, which documents them. */
 enum reason {
 	PASS = 0,
 	POLICY = 1,

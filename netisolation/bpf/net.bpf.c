@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-/* The way of a packet between a guest and the world; docs/network.md explains it.
+/* The data path between guests and uplinks; docs/network.md explains it.
  *
- * from_guest      at every TAP: answered, handed to the resolver, sent out of an uplink, or dropped
- * from_wire       at every uplink: replies to guests' flows are taken out; all else is the host's
- * from_resolver   at the device that the resolver's socket is bound to: its answers, and nothing else */
+ * from_guest      on every TAP: answers a frame, redirects it to the resolver or to an uplink, or drops it
+ * from_wire       on every uplink: redirects replies to guests' flows; leaves all other packets to the host
+ * from_resolver   on the egress of the resolver's device: redirects answers to guests and drops everything else */
 #include "maps.h"
 #include "offload.h"
 #include "packet.h"
 
 char terms[] SEC("license") = "GPL";
 
-/* Written by the loader. */
+/* Set by the loader. */
 const struct settings settings SEC(".rodata") = {};
 
-/* The compiler must not see that what it compiles is zero. */
+/* Hides from the compiler that the settings are zero at compile time. */
 INLINE const struct settings *set(void)
 {
 	const struct settings *pointer = &settings;
@@ -27,7 +27,8 @@ INLINE const struct settings *set(void)
 #define OWN_TRIES 32
 #define COUNT(counter, n) __sync_fetch_and_add(&(counter), (n))
 
-/* Takes `cost` (nanoseconds' worth) from a budget that fills with time and holds at most `burst`. */
+/* Takes `cost` from a token bucket that holds at most `burst`; both are in nanoseconds of refill time. Returns 0 if the
+ * bucket has too little. */
 INLINE long spend(__u64 *due, __u64 cost, __u64 burst)
 {
 	__u64 now = bpf_ktime_get_ns(), was = *due, floor = now > burst ? now - burst : 0;
@@ -39,7 +40,7 @@ INLINE long spend(__u64 *due, __u64 cost, __u64 burst)
 	return 0;
 }
 
-/* Counts a packet that does not pass; the first of its flow makes a record. */
+/* Counts a refused packet, and writes a record for the first one of its flow. */
 FUNCTION int refuse(struct packet *p, __u32 index, __u8 reason, __u8 direction)
 {
 	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
@@ -74,6 +75,7 @@ FUNCTION int refuse(struct packet *p, __u32 index, __u8 reason, __u8 direction)
 	return TCX_DROP;
 }
 
+/* Whether a rule's services include the packet's protocol and `port`. */
 INLINE long covers(const struct rule *rule, const struct packet *p, __u16 port)
 {
 	__u8 protocol = ICMP_ANY(p) ? IPPROTO_ICMP : p->protocol;
@@ -89,7 +91,7 @@ INLINE long covers(const struct rule *rule, const struct packet *p, __u16 port)
 	return 0;
 }
 
-/* The rule for an address; one for IPv6 says nothing about IPv4. */
+/* The rule for an address. A rule for an IPv6 block does not apply to an IPv4 address inside ::ffff:0:0/96. */
 INLINE struct rule *rule_for(__u32 number, const struct address *address)
 {
 	struct rule_key key = {.prefix = 32 + 128, .number = number, .address = *address};
@@ -97,9 +99,9 @@ INLINE struct rule *rule_for(__u32 number, const struct address *address)
 	return rule && is_v4(address) && rule->prefix < 96 ? 0 : rule;
 }
 
-/* Whether the sandbox may exchange `p` with `remote`: 0, or the reason why not. An address that was answered for a
- * name may be reached while flows to it are open (`open`), even after the answer's time. */
-FUNCTION int judge(struct packet *p, __u32 index, __u8 outward, __u8 open)
+/* Evaluates the policy for a packet: returns PASS, or the reason to refuse it. With `open`, for packets of an open
+ * flow, an expired name pin still allows its address. */
+FUNCTION int evaluate(struct packet *p, __u32 index, __u8 outward, __u8 open)
 {
 	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
 	if (!p || !tap || !tap->tenure || !tap->policy)
@@ -121,13 +123,13 @@ FUNCTION int judge(struct packet *p, __u32 index, __u8 outward, __u8 open)
 	return rule && rule->verdict == ALLOW && covers(rule, p, port) ? PASS : POLICY;
 }
 
-/* Whether a flow may go on: under the policy that is in force now. */
+/* Evaluates an open flow again if the policy has changed since the last time. */
 INLINE long still_allowed(struct flow *flow, struct tap *tap, struct packet *p, __u32 index, __u8 outward)
 {
 	__u64 policy = tap->policy;
 	if (flow->policy == policy)
 		return PASS;
-	long reason = judge(p, index, outward, 1);
+	long reason = evaluate(p, index, outward, 1);
 	if (!reason)
 		flow->policy = policy;
 	return reason;
@@ -138,7 +140,7 @@ INLINE long within_rate(__u64 *due, __u64 bytes_per_s, __u32 bytes)
 	return !bytes_per_s || spend(due, bytes * SECOND / bytes_per_s, SECOND / 10 + 65536 * SECOND / bytes_per_s);
 }
 
-/* Bits that look like random ones, and are the same for the same `x`. */
+/* An integer hash. */
 INLINE __u32 mix(__u32 x)
 {
 	x = (x ^ x >> 16) * 0x7feb352d;
@@ -146,9 +148,10 @@ INLINE __u32 mix(__u32 x)
 	return x ^ x >> 16;
 }
 
-/* A free port of the uplink's address for this remote end, entered in `wires`; 0: all tries were taken. Three quarters of
- * the ports are anybody's. Of the rest every sandbox has some at each remote end, of which each neighbour has an eighth as
- * well: whatever one has open there, the others find ports. */
+/* Reserves a free port of the uplink's address for a remote end by an entry in `wires`. Returns 0 if all tries found
+ * a port in use. Three quarters of the ports are common to all sandboxes. Of the rest, each sandbox tries a subset
+ * of about an eighth, which depends on the sandbox and the remote end, so that a sandbox cannot use up the ports
+ * that others need for the same remote end. */
 FUNCTION int take_port(struct wire_key *wire, const struct flow_key *key)
 {
 	if (!wire || !key || set()->ports < 4)
@@ -165,8 +168,8 @@ FUNCTION int take_port(struct wire_key *wire, const struct flow_key *key)
 	return 0;
 }
 
-/* Enters a flow that `policy` has allowed; 0, or why it cannot be. If another is in force by now, it judges the flow's
- * next packet. */
+/* Opens a flow that `policy` has allowed. Returns PASS, or the reason to refuse the packet. If another policy is in
+ * force by now, the flow's next packet is evaluated by it. */
 FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struct address *local, __u64 policy)
 {
 	if (!p || !key || !local)
@@ -194,7 +197,7 @@ FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struc
 	return PASS;
 }
 
-/* Where the host would send it; 0, or why it cannot go there. */
+/* Looks up the host's route and the uplink's address. Returns PASS, or the reason to refuse the packet. */
 FUNCTION int route(struct __sk_buff *skb, struct packet *p, struct bpf_fib_lookup *fib, struct address *local)
 {
 	if (!p || !fib || !local)
@@ -216,16 +219,17 @@ FUNCTION int route(struct __sk_buff *skb, struct packet *p, struct bpf_fib_looku
 	return absent(local) ? NO_ROUTE : PASS;
 }
 
-/* Of a connection's first packets, what they say of the largest segment: what fits the uplink. */
-INLINE long fit(struct __sk_buff *skb, struct packet *p, __u32 ifindex)
+/* Clamps the maximum segment size of a SYN to the uplink's MTU. */
+INLINE long fit_segments(struct __sk_buff *skb, struct packet *p, __u32 ifindex)
 {
 	__u32 headers = p->family == 4 ? 40 : 60;
 	if (p->protocol != IPPROTO_TCP || !(p->tcp_flags & SYN))
 		return 0;
 	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &ifindex);
-	return uplink && uplink->mtu > headers ? announce(skb, p, uplink->mtu - headers) : -1;
+	return uplink && uplink->mtu > headers ? clamp_mss(skb, p, uplink->mtu - headers) : -1;
 }
 
+/* Sends the packet out of the uplink that the route lookup found. */
 INLINE long leave(struct bpf_fib_lookup *fib)
 {
 	struct bpf_redir_neigh next = {.nh_family = fib->family};
@@ -242,7 +246,7 @@ INLINE void mark(struct flow *flow, __u16 marks)
 		flow->marks |= marks;
 }
 
-/* To the uplink; 0 and what to do with the packet, or why it does not pass. */
+/* Sends a packet to an uplink. Returns PASS and sets `action`, or returns the reason to refuse the packet. */
 INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
 	struct flow_key key = {
@@ -250,12 +254,12 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 		.remote = p->destination, .protocol = p->protocol};
 	struct bpf_fib_lookup fib = {};
 	struct address local = {};
-	__u64 policy = *(volatile __u64 *)&tap->policy; /* before it is asked */
+	__u64 policy = *(volatile __u64 *)&tap->policy; /* read before the policy is evaluated */
 	long begins = p->protocol != IPPROTO_TCP || (p->tcp_flags & (SYN | ACK)) == SYN;
 	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow && (flow->tap != index || flow->tenure != tap->tenure))
 		return INTERNAL;
-	long reason = flow ? still_allowed(flow, tap, p, index, 1) : judge(p, index, 1, 0);
+	long reason = flow ? still_allowed(flow, tap, p, index, 1) : evaluate(p, index, 1, 0);
 	if (reason)
 		return reason;
 	if (!flow && !begins)
@@ -265,7 +269,7 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 	reason = route(skb, p, &fib, &local);
 	if (reason)
 		return reason;
-	/* As large as it is, or as the segments are into which it is cut. */
+	/* Size of the packet, or of the segments into which it is cut. */
 	__u32 size = skb->gso_size ? p->l4 - ETH_HLEN + p->tcp_len + skb->gso_size : skb->len - ETH_HLEN;
 	if (size > fib.mtu_result)
 		return NO_ROUTE;
@@ -285,18 +289,18 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 	mark(flow, (p->tcp_flags & RST ? RESET : 0) | (p->tcp_flags & FIN ? FIN_OUT : 0));
 	local = flow->local;
 	__u16 port = flow->port;
-	/* An entry may be removed and used again while it is read. */
+	/* The map may remove the entry and reuse its memory while it is read. */
 	if (flow->tap != index)
 		return INTERNAL;
 	COUNT(state->packets_out, 1);
 	COUNT(state->bytes_out, skb->len);
-	if (fit(skb, p, fib.ifindex) || decrement_ttl(skb, p) || translate(skb, p, SOURCE, &local, port))
+	if (fit_segments(skb, p, fib.ifindex) || decrement_ttl(skb, p) || translate(skb, p, SOURCE, &local, port))
 		return INTERNAL;
 	*action = leave(&fib);
 	return PASS;
 }
 
-/* To the resolver's socket, from an address that says which TAP it was. Result as of `to_world`. */
+/* Redirects a query to the resolver's socket, with a source address that identifies the TAP. Returns as `to_world`. */
 INLINE long to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
 	struct address resolver = pick(p->family == 4, &set()->resolver4, &set()->resolver6), peer;
@@ -318,7 +322,7 @@ INLINE long to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap
 	return PASS;
 }
 
-/* An ARP request for the gateway becomes its answer; nothing else of ARP is of use. */
+/* Turns an ARP request for the gateway into its reply, and drops all other ARP packets. */
 INLINE long arp(struct __sk_buff *skb)
 {
 	struct __attribute__((packed)) {
@@ -363,7 +367,7 @@ struct __attribute__((packed)) neighbour {
 	struct mac mac;
 };
 
-/* The advertisement of the gateway, in answer to a solicitation (RFC 4861, 4.3 and 4.4). */
+/* Answers a neighbour solicitation with the gateway's advertisement (RFC 4861, 4.3 and 4.4). */
 INLINE long advertise(struct __sk_buff *skb, const struct address *to)
 {
 	struct neighbour answer = {
@@ -381,7 +385,8 @@ INLINE long advertise(struct __sk_buff *skb, const struct address *to)
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* Answers a solicitation for the gateway; 0 if this is none. A guest may ask from its link-local address. */
+/* Answers a neighbour solicitation for the gateway. Returns 0 for any other packet. The guest may solicit from its
+ * link-local address. */
 FUNCTION int neighbour(struct __sk_buff *skb)
 {
 	struct ipv6hdr ip;
@@ -404,7 +409,7 @@ FUNCTION int neighbour(struct __sk_buff *skb)
 	return advertise(skb, &source);
 }
 
-/* All that is left: IP of the guest's own address, to the resolver or to the world. */
+/* Handles IP packets, which must have the guest's address: to the resolver or to an uplink. */
 INLINE long outward(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
 	long reason = parse(skb, p);
@@ -450,7 +455,7 @@ SEC("classifier") int from_guest(struct __sk_buff *skb)
 	return reason ? refuse(&p, index, reason, OUT) : action;
 }
 
-/* Gives a packet of a known flow to the guest. */
+/* Delivers a packet of a known flow to the guest. */
 INLINE long deliver(struct __sk_buff *skb, struct tap *tap, struct state *state)
 {
 	struct ethhdr ethernet = {.h_proto = skb->protocol};
@@ -464,8 +469,8 @@ INLINE long deliver(struct __sk_buff *skb, struct tap *tap, struct state *state)
 	return bpf_redirect(tap->ifindex, 0);
 }
 
-/* The inner addresses and port of an ICMP error become the guest's, the checksums follow. The inner transport's own
- * checksum is of no use to anybody: most of what it covers is missing. */
+/* Translates the addresses and port in an ICMP error and in the packet that it quotes, and updates the checksums. The
+ * quoted transport checksum stays as it is: it cannot be verified, because the quoted packet is truncated. */
 INLINE long translate_error(struct __sk_buff *skb, struct packet *p, const struct wire_key *wire, __u16 port)
 {
 	int v4 = p->family == 4;
@@ -487,7 +492,7 @@ INLINE long translate_error(struct __sk_buff *skb, struct packet *p, const struc
 	return failed ? -1 : 0;
 }
 
-/* Of an ICMP error that speaks of one of our flows: the flow's key. */
+/* Reads the flow that an ICMP error quotes into `wire`. Returns 0 if the packet is not such an error. */
 FUNCTION int quoted(struct __sk_buff *skb, struct packet *p, struct wire_key *wire)
 {
 	if (!p || !wire || p->l4_len < 8 || !ICMP_ANY(p))
@@ -521,7 +526,8 @@ FUNCTION int quoted(struct __sk_buff *skb, struct packet *p, struct wire_key *wi
 	return same(&p->destination, &wire->local);
 }
 
-/* A packet of the flow `key`: 0 and what to do with it, or why it does not pass. `reason` is what parsing found. */
+/* Handles a packet of the flow `key`, or with `error`, an ICMP error about that flow. `reason` is the result of
+ * parsing. Returns PASS and sets `action`, or returns the reason to refuse the packet. */
 INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wire, struct flow_key *key, long error,
 		  long reason, long *action)
 {
@@ -533,7 +539,7 @@ INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wir
 		return INTERNAL;
 	if (!flow || flow->tap != index || flow->tenure != tap->tenure || flow->port != wire->port)
 		return UNSOLICITED;
-	/* What an error is about decides, not who sends it: any router on the way may. */
+	/* An error is evaluated by the flow that it quotes, not by its sender: any router on the path may send errors. */
 	struct packet about = {.source = wire->remote, .source_port = wire->remote_port, .protocol = wire->protocol, .family = p->family};
 	reason = error ? still_allowed(flow, tap, &about, index, 0) : reason ?: still_allowed(flow, tap, p, index, 0);
 	if (reason)
@@ -546,7 +552,7 @@ INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wir
 		struct address guest = pick(p->family == 4, &set()->guest4, &set()->guest6);
 		flow->seen = bpf_ktime_get_ns();
 		mark(flow, REPLIED | (p->tcp_flags & RST ? RESET : 0) | (p->tcp_flags & FIN ? FIN_IN : 0));
-		if (fit(skb, p, skb->ifindex) || translate(skb, p, DESTINATION, &guest, key->port))
+		if (fit_segments(skb, p, skb->ifindex) || translate(skb, p, DESTINATION, &guest, key->port))
 			return INTERNAL;
 	} else if (translate_error(skb, p, wire, key->port)) {
 		return INTERNAL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* Reading headers into one structure, and rewriting addresses and ports with their checksums. Bytes are copied with
- * bounds checked by the helpers; nothing here holds a pointer into a packet. */
+/* Parses headers into `struct packet`, and rewrites addresses and ports with their checksums. Helpers copy the bytes
+ * and check the bounds; no function holds a pointer into a packet. */
 #pragma once
 
 #include "kernel.h"
@@ -15,14 +15,14 @@ enum side { SOURCE, DESTINATION };
 
 struct packet {
 	struct address source, destination;
-	__u16 source_port, destination_port; /* an echo's identifier: the port of who asks */
-	__u16 l4, l4_len;                    /* offset from the Ethernet header, bytes */
+	__u16 source_port, destination_port; /* the identifier of ICMP echo is the port of the requester */
+	__u16 l4, l4_len;                    /* offset from the start of the frame and length, in bytes */
 	__u8 protocol, family;
 	__u8 ttl;
 	__u8 tcp_flags;
 	__u8 icmp_type;
-	__u8 ports; /* whether the two are known */
-	__u8 tcp_len; /* of the header, bytes */
+	__u8 ports; /* whether the ports are valid */
+	__u8 tcp_len; /* length of the TCP header in bytes */
 	__u8 zero;
 };
 
@@ -40,7 +40,8 @@ INLINE long same(const struct address *a, const struct address *b)
 	       a->word[3] == b->word[3];
 }
 
-/* One of two, without a branch: a server without CAP_PERFMON may load no program that chooses between pointers. */
+/* Selects one of two addresses without a branch: without CAP_PERFMON, the verifier rejects a choice between
+ * pointers. */
 INLINE struct address pick(int first, const struct address *a, const struct address *b)
 {
 	__u32 mask = first ? 0xffffffff : 0;
@@ -51,7 +52,7 @@ INLINE struct address pick(int first, const struct address *a, const struct addr
 	return picked;
 }
 
-/* The same of ports. */
+/* Selects one of two ports without a branch. */
 INLINE __u16 pick_port(int first, __u16 a, __u16 b)
 {
 	__u32 mask = first ? 0xffff : 0;
@@ -134,13 +135,13 @@ INLINE long parse_transport(struct __sk_buff *skb, struct packet *p)
 	return PROTOCOL;
 }
 
-/* Short frames are padded to 60 bytes on real wires. */
+/* Whether the frame has `len` bytes after the Ethernet header. Frames shorter than 60 bytes may be padded to 60. */
 INLINE long fits(struct __sk_buff *skb, __u32 len)
 {
 	return skb->len == ETH_HLEN + len || (skb->len > ETH_HLEN + len && skb->len <= 60);
 }
 
-/* The first reason to refuse it; what could be read is there all the same. */
+/* Returns the first reason to refuse the packet, or PASS. Fills in every field that can be read, in either case. */
 INLINE long parse_v4(struct __sk_buff *skb, struct packet *p)
 {
 	struct iphdr ip;
@@ -206,7 +207,7 @@ INLINE __s64 difference(const struct address *from, const struct address *to, in
 	return bpf_csum_diff(from, 16, to, 16, 0);
 }
 
-/* Of the header at Ethernet offset `ip`. */
+/* Offset of an address in the IP header at offset `ip`. */
 INLINE __u32 address_offset(__u32 ip, int v4, enum side side)
 {
 	return ip + (v4 ? (side == SOURCE ? 12 : 16) : (side == SOURCE ? 8 : 24));
@@ -219,8 +220,9 @@ INLINE long store_address(struct __sk_buff *skb, __u32 offset, const struct addr
 	return bpf_skb_store_bytes(skb, offset, to, 16, 0);
 }
 
-/* Puts address and port in place of those of one side, in the packet alone. Right for checksums that are left to the
- * device, too: of those, the sum of the pseudo header alone is in the packet. */
+/* Rewrites address and port of one side in the frame, but not in `p`, and updates the checksums. A checksum that is
+ * left to the device stays correct too: its field contains the sum of the pseudo header, which the update also
+ * covers. */
 FUNCTION int translate(struct __sk_buff *skb, const struct packet *p, enum side side, const struct address *to, __u16 port)
 {
 	if (!p || !to)
@@ -242,15 +244,15 @@ FUNCTION int translate(struct __sk_buff *skb, const struct packet *p, enum side 
 	return failed ? -1 : 0;
 }
 
-#define OPTIONS_OF_TCP 10
+#define MAX_TCP_OPTIONS 10
 
-/* Makes the segments that a SYN announces no larger than `most`: a guest does not know the MTU of an uplink. */
-FUNCTION int announce(struct __sk_buff *skb, const struct packet *p, __u32 most)
+/* Clamps the maximum segment size in a SYN to `most`, because the guest cannot learn the MTU of an uplink. */
+FUNCTION int clamp_mss(struct __sk_buff *skb, const struct packet *p, __u32 most)
 {
 	if (!p || most > 0xffff)
 		return -1;
 	__u32 at = p->l4 + 20, end = p->l4 + p->tcp_len;
-	for (int i = 0; i < OPTIONS_OF_TCP; i++) {
+	for (int i = 0; i < MAX_TCP_OPTIONS; i++) {
 		__u8 option[4];
 		if (at + sizeof(option) > end || bpf_skb_load_bytes(skb, at, option, sizeof(option)) || option[0] == 0)
 			return 0;
@@ -263,7 +265,7 @@ FUNCTION int announce(struct __sk_buff *skb, const struct packet *p, __u32 most)
 			__u16 stored = htons(to);
 			if (from <= to)
 				return 0;
-			/* Bytes at an odd place count in the sum as if they were swapped. */
+			/* The checksum counts a value at an odd offset with its bytes swapped. */
 			int odd = (at - p->l4) & 1;
 			long failed = bpf_l4_csum_replace(skb, p->l4 + 16, odd ? from : htons(from), odd ? to : htons(to), 2);
 			return failed || bpf_skb_store_bytes(skb, at + 2, &stored, 2, 0) ? -1 : 0;
@@ -275,7 +277,7 @@ FUNCTION int announce(struct __sk_buff *skb, const struct packet *p, __u32 most)
 	return 0;
 }
 
-/* One hop less. The caller has checked that there is one. */
+/* Decrements the TTL, which the caller has checked to be at least 2. */
 INLINE long decrement_ttl(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 ttl = p->ttl - 1;
