@@ -1,5 +1,5 @@
-//! How long the calls take that a sandbox's start and changes of its policy wait for, with many TAPs at once:
-//! `unshare --net cargo run --release -p netisolation --example confine [TAPS] [RULES]`, as root.
+//! Measures the calls on which the start of a sandbox and a change of its policy wait, with many TAPs at once. Run as root:
+//! `unshare --net cargo run --release -p netisolation --example confine [TAPS] [RULES]`.
 
 use std::{
     env,
@@ -24,13 +24,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         exceptions: Vec::new(),
         dns_servers: Vec::new(),
         stock: 0,
-        // Numbers of released ones are used again late.
+        // Numbers of released TAPs are reused as late as possible.
         max_taps: 2 * taps,
         max_flows: 1024,
         bytes_per_s: None,
     };
     let (isolation, _events) = Isolation::open(&config)?;
-    let all = measure("take (made now)", taps, |_| isolation.take())?;
+    let all = measure("take (new TAP)", taps, |_| isolation.take())?;
     let sandbox = SandboxId::from_random([7; 19]);
     let common = policy(rules, 0)?;
     let own = |n: u32| policy(rules, n + 1);
@@ -47,20 +47,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         let updated = isolation.update(tap(n)?, policy);
         updated.map_err(Box::<dyn Error>::from)
     };
-    measure("confine, rules that others have", taps, |n| {
-        confine(n, &common)
-    })?;
+    measure("confine, shared rules", taps, |n| confine(n, &common))?;
     let policies = (0..taps).map(own).collect::<Result<Vec<_>, _>>()?;
     let own = |n: u32| {
         policies
             .get(usize::try_from(n).unwrap_or(0))
             .unwrap_or(&common)
     };
-    measure("update, rules of its own", taps, |n| update(n, own(n)))?;
-    measure("update, rules that others have", taps, |n| {
-        update(n, &common)
-    })?;
-    measure("confine, rules of its own", taps, |n| confine(n, own(n)))?;
+    measure("update, own rules", taps, |n| update(n, own(n)))?;
+    measure("update, shared rules", taps, |n| update(n, &common))?;
+    measure("confine, own rules", taps, |n| confine(n, own(n)))?;
     measure("verify", taps, |n| {
         isolation.verify(tap(n)?).map_err(Box::<dyn Error>::from)
     })?;
@@ -71,11 +67,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         tap(n).map(|tap| isolation.release(tap))
     })?;
     drop(all);
-    measure("take (used before)", taps, |_| isolation.take())?;
+    measure("take (reset TAP)", taps, |_| isolation.take())?;
     Ok(())
 }
 
-/// So many neighbouring blocks, and one that only this policy has; 0 is that of many.
+/// A policy with `rules` rules: adjacent blocks, and one block that depends on `number`.
 fn policy(rules: u32, number: u32) -> Result<Policy, Box<dyn Error>> {
     let block = |n: u32| {
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(20, 0, 0, 0).to_bits() + (n << 8));
@@ -98,7 +94,7 @@ fn policy(rules: u32, number: u32) -> Result<Policy, Box<dyn Error>> {
     })
 }
 
-/// Does it `times` times and prints nearest-rank quantiles.
+/// Calls `work` `times` times and prints nearest-rank quantiles of the duration.
 fn measure<T, E>(what: &str, times: u32, work: impl Fn(u32) -> Result<T, E>) -> Result<Vec<T>, E> {
     let mut taken = Vec::new();
     let mut results = Vec::new();

@@ -1,7 +1,7 @@
-//! What was refused, kept: the last records of each sandbox in memory, all of them in a file.
+//! The log of refusal events: the most recent events of each sandbox in memory, and all events in a file.
 //!
-//! One thread owns both. Records come to it through a bounded queue; who is too fast for it loses records, which is
-//! counted, and never waits.
+//! One thread owns both. Events reach it through a bounded queue. If the queue is full, the sender does not wait: the
+//! event is lost and counted.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,14 +23,14 @@ use crate::event::NetEvent;
 
 mod file;
 
-/// Records of one sandbox in memory; the oldest go first.
+/// Most events in memory per sandbox. The oldest are dropped first.
 const KEPT: usize = 256;
-/// Sandboxes with records in memory; of the one whose last record is oldest they go first.
+/// Most sandboxes with events in memory. The sandbox whose last event is the oldest is dropped first.
 const MAX_SANDBOXES: usize = 1024;
-/// Messages that wait for the thread.
+/// Most messages in the thread's queue.
 const QUEUE: usize = 4096;
 
-/// A cloneable way to reach the log. The thread ends with the last handle.
+/// A cloneable handle. The log's thread ends with the last handle.
 #[derive(Clone, Debug)]
 pub struct EventLog {
     queue: SyncSender<Message>,
@@ -44,32 +44,27 @@ enum Message {
     Forget(SandboxId),
 }
 
-/// Hears of every record, on the log's thread.
+/// Called on the log's thread for every event.
 pub type Subscriber = dyn FnMut(&NetEvent) + Send;
 
-/// Why there is no log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The file.
-    #[error("cannot open {} for records of refused traffic", path.display())]
+    #[error("cannot open the log of refused traffic {}", path.display())]
     Open {
-        /// Which.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The thread.
-    #[error("cannot start a thread for records of refused traffic")]
+    #[error("cannot start a thread for the log of refused traffic")]
     Thread(#[source] io::Error),
 }
 
 impl EventLog {
-    /// Appends to `path`, which only the owner can read; when it is full it becomes `path` with `.1` after it, in place
-    /// of an older one.
+    /// Opens a log that appends to `path`, with mode 0600. A full file is renamed to `path.1`, which replaces an older
+    /// one.
     ///
     /// # Errors
-    /// See [`LogError`].
+    /// Returns [`LogError::Open`] if the file cannot be opened, or [`LogError::Thread`] if the thread cannot be started.
     pub fn open(path: &Path, subscriber: Box<Subscriber>) -> Result<Self, LogError> {
         let file = LogFile::open(path).map_err(|source| LogError::Open {
             path: path.into(),
@@ -77,7 +72,7 @@ impl EventLog {
         })?;
         let (queue, messages) = sync_channel(QUEUE);
         let lost = Arc::new(AtomicU64::new(0));
-        let owner = Owner {
+        let state = Log {
             file,
             subscriber,
             rings: Rings::default(),
@@ -85,33 +80,33 @@ impl EventLog {
         };
         thread::Builder::new()
             .name("net-events".into())
-            .spawn(move || owner.run(&messages))
+            .spawn(move || state.run(&messages))
             .map_err(LogError::Thread)?;
         Ok(Self { queue, lost })
     }
 
-    /// Takes what the datapath reports until it ends. The thread that does it ends with it.
+    /// Starts a thread that logs the events of [`crate::Isolation::open`] until their sender is dropped.
     ///
     /// # Errors
-    /// See [`LogError::Thread`].
+    /// Returns [`LogError::Thread`] if the thread cannot be started.
     pub fn follow(&self, events: Receiver<NetEvent>) -> Result<(), LogError> {
         let log = self.clone();
-        let take = move || events.iter().for_each(|event| log.record(event));
+        let log_all = move || events.iter().for_each(|event| log.record(event));
         thread::Builder::new()
             .name("net-events-in".into())
-            .spawn(take)
+            .spawn(log_all)
             .map(drop)
             .map_err(LogError::Thread)
     }
 
-    /// Takes a record, or counts it as lost.
+    /// Queues an event, or counts it as lost if the queue is full.
     pub fn record(&self, event: NetEvent) {
         if self.queue.try_send(Message::Record(event)).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The last records of a sandbox, oldest first. Empty for one that is not known, or if the log is overrun.
+    /// The most recent events of a sandbox, oldest first. Empty if the sandbox has none, or if the queue is full.
     pub async fn events_of(&self, sandbox: &SandboxId) -> Vec<NetEvent> {
         let (answer, events) = oneshot::channel();
         match self.queue.try_send(Message::Query(sandbox.clone(), answer)) {
@@ -120,34 +115,35 @@ impl EventLog {
         }
     }
 
-    /// Forgets a sandbox that has ended; its records stay in the file.
+    /// Drops the events in memory of a sandbox that has ended. Its events in the file stay.
     pub fn forget(&self, sandbox: &SandboxId) {
-        // If the queue is full, they go as the oldest in their turn.
-        let _later = self.queue.try_send(Message::Forget(sandbox.clone()));
+        // If the queue is full, other sandboxes' events replace them in time.
+        let _dropped_later = self.queue.try_send(Message::Forget(sandbox.clone()));
     }
 
-    /// Records that were lost on the way, or could not be written.
+    /// Number of events that found the queue full or could not be written to the file.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 }
 
-struct Owner {
+/// The state of the log's thread.
+struct Log {
     file: LogFile,
     subscriber: Box<Subscriber>,
     rings: Rings,
     lost: Arc<AtomicU64>,
 }
 
-impl Owner {
+impl Log {
     fn run(mut self, messages: &Receiver<Message>) {
         for message in messages {
             match message {
                 Message::Record(event) => self.record(event),
                 Message::Forget(sandbox) => self.rings.forget(&sandbox),
                 Message::Query(sandbox, answer) => {
-                    let _gone = answer.send(self.rings.of(&sandbox));
+                    let _caller_gone = answer.send(self.rings.of(&sandbox));
                 }
             }
         }
@@ -162,17 +158,18 @@ impl Owner {
     }
 }
 
-/// The last records of sandboxes.
+/// The most recent events by sandbox.
 #[derive(Default)]
 struct Rings {
     rings: HashMap<SandboxId, Ring>,
+    /// Events pushed so far, for all sandboxes.
     pushed: u64,
 }
 
 #[derive(Default)]
 struct Ring {
     events: VecDeque<NetEvent>,
-    /// Number of the last record among all.
+    /// Value of `Rings::pushed` at the last event.
     last: u64,
 }
 
@@ -223,7 +220,7 @@ mod tests {
     pub(super) fn event(n: u16, port: u16) -> NetEvent {
         let [high, low] = n.to_be_bytes();
         let mut id = [0; 19];
-        // Digits of the id's alphabet, so that no two numbers meet.
+        // Hexadecimal digits, so that each number gives a different id.
         id[..4].copy_from_slice(&[high / 16, high % 16, low / 16, low % 16]);
         NetEvent {
             sandbox: SandboxId::from_random(id),
@@ -246,11 +243,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn records_are_kept_by_sandbox_written_and_told() {
+    async fn events_are_kept_per_sandbox_written_and_passed_to_the_subscriber() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
-        let (told, heard) = channel();
-        let subscriber = Box::new(move |event: &NetEvent| told.send(event.clone()).unwrap());
+        let (passed, received) = channel();
+        let subscriber = Box::new(move |event: &NetEvent| passed.send(event.clone()).unwrap());
         let log = EventLog::open(&path, subscriber).unwrap();
         let (datapath, events) = channel();
         log.follow(events).unwrap();
@@ -258,11 +255,11 @@ mod tests {
             datapath.send(event(1, n)).unwrap();
         }
         for n in 1..=300 {
-            assert_eq!(heard.recv().unwrap(), event(1, n));
+            assert_eq!(received.recv().unwrap(), event(1, n));
         }
         log.record(event(2, 7));
-        let first = log.events_of(&event(1, 0).sandbox).await;
-        assert_eq!(ports(&first), (45..=300).collect::<Vec<_>>());
+        let kept = log.events_of(&event(1, 0).sandbox).await;
+        assert_eq!(ports(&kept), (45..=300).collect::<Vec<_>>());
         assert_eq!(log.events_of(&event(2, 0).sandbox).await, [event(2, 7)]);
         log.forget(&event(1, 0).sandbox);
         assert!(log.events_of(&event(1, 0).sandbox).await.is_empty());
@@ -275,12 +272,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_counted_and_nobody_waits() {
+    fn events_beyond_the_queue_are_counted_as_lost_without_blocking() {
         let dir = tempfile::tempdir().unwrap();
         let (go, gate) = channel::<()>();
         let (done, ended) = channel();
         let subscriber = Box::new(move |_: &NetEvent| {
-            // After the gate is gone, nothing holds.
+            // Returns at once after the sender is dropped.
             let _ = gate.recv();
             done.send(()).unwrap();
         });
@@ -295,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn sandboxes_that_were_never_forgotten_go_when_others_come() {
+    fn sandboxes_that_were_never_forgotten_are_dropped_when_others_need_room() {
         let mut rings = Rings::default();
         for n in 0..2000 {
             rings.push(event(n, n));

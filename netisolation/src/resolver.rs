@@ -1,17 +1,17 @@
-//! Names for sandboxes: the only DNS that they have.
+//! The DNS resolver, the only one that sandboxes can reach.
 //!
-//! The datapath brings port 53 of the gateway to our sockets, with a source address that names the TAP. A query is
-//! judged by the policy of the TAP's sandbox; what is allowed is asked upstream, and every address of the answer is
-//! checked, pinned for that sandbox if a pattern allowed the name, and only then told.
+//! The eBPF programs redirect port 53 of the gateway to the resolver's sockets, with a source address that identifies the
+//! TAP. The policy of the TAP's sandbox decides whether a name is resolved upstream. Every address of the answer is
+//! checked, and pinned for the sandbox if a pattern allowed the name, before the answer is sent.
 //!
 //! ```text
 //! datagram, or message on a connection
-//!    query::parse ─► guard::admit ─► judge ─► upstream::ask ─► forbidden? ─► policy still so? ─► pin ─► reply
-//!        │ FORMERR       │ REFUSED      │ REFUSED    │ SERVFAIL     │ REFUSED        │ REFUSED    │ SERVFAIL
+//!    query::parse ─► guard::admit ─► decide ─► upstream::ask ─► forbidden? ─► policy unchanged? ─► pin ─► reply
+//!        │ FORMERR       │ REFUSED      │ REFUSED    │ SERVFAIL      │ REFUSED         │ REFUSED     │ SERVFAIL
 //! ```
 //!
-//! What must never happen: a name that the policy has not is asked upstream; an address is told that is forbidden or
-//! not yet pinned; a sandbox's queries keep another's waiting.
+//! What must never happen: a name that the policy does not allow is sent upstream; an answer contains an address that is
+//! forbidden or not yet pinned; the queries of one sandbox delay those of another.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -42,40 +42,37 @@ use crate::{
     tap::TapIndex,
 };
 
-/// An address may be reached for at least this long after it was told: clients connect a while after they ask.
-const PIN_FLOOR: Duration = Duration::from_secs(60);
-/// Lifetimes of answers above this are cut to it, and so are pins.
-const TTL_CEILING: Duration = Duration::from_secs(3600);
+/// Shortest lifetime of a pin: clients connect some time after they resolve a name.
+const MIN_PIN_TTL: Duration = Duration::from_secs(60);
+/// Longest lifetime of answers and pins.
+const MAX_TTL: Duration = Duration::from_secs(3600);
 
-/// Who asks.
+/// The sender of a query.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Its TAP.
     pub tap: TapIndex,
-    /// The sandbox that has the TAP now.
+    /// The sandbox that has the TAP at present.
     pub sandbox: SandboxId,
-    /// The sandbox's policy of now.
+    /// The sandbox's present policy.
     pub policy: Arc<Policy>,
 }
 
-/// Whose TAP a source address names; `None`: nobody's, and nothing is answered.
+/// Finds the client with a source address. `None`: the address belongs to no sandbox, and its queries are not answered.
 pub type FindClient = dyn Fn(SocketAddr) -> Option<Client> + Send + Sync;
-/// Lets a client reach an address by a name for a time. Fails if the TAP has another sandbox or the policy has not the
-/// name any more, or if the client has too many.
+/// Lets a client reach an address of a name for a time. Fails if the TAP has another sandbox by now, the policy no longer
+/// matches the name, or the client has too many pins.
 pub type Pin = dyn Fn(&Client, IpAddr, &str, Duration) -> Result<(), IsolationError> + Send + Sync;
 
-/// What the resolver needs of the datapath and of the log.
+/// The resolver's interface to the TAPs and to the log of refusals.
 pub struct Hooks {
-    /// See [`FindClient`].
     pub client: Box<FindClient>,
-    /// See [`Pin`].
     pub pin: Box<Pin>,
-    /// Counts and records what was refused to the sandbox of a TAP; does not block.
+    /// Counts and reports refused queries of a TAP's sandbox. Must not block.
     pub refused: Box<dyn Fn(TapIndex, NetEvent) + Send + Sync>,
 }
 
 impl Hooks {
-    /// On the datapath.
+    /// Hooks that call an [`Isolation`].
     #[must_use]
     pub fn of(isolation: &Isolation) -> Self {
         let (clients, pins, refused) = (isolation.clone(), isolation.clone(), isolation.clone());
@@ -96,17 +93,15 @@ impl Hooks {
     }
 }
 
-/// What the operator says about names.
 #[derive(Clone, Debug, Default)]
 pub struct ResolverConfig {
-    /// Who is asked for sandboxes whose policy says nothing; empty: what /etc/resolv.conf says at the start, loopback
-    /// included.
+    /// Upstream servers for sandboxes whose policy names none. Empty: the servers in /etc/resolv.conf at startup, which
+    /// may be loopback addresses.
     pub dns_servers: Vec<SocketAddr>,
-    /// Of the forbidden addresses, those that may be answered.
+    /// Forbidden ranges whose addresses may be answered.
     pub exceptions: Vec<Exception>,
 }
 
-/// The resolver of an installation.
 pub struct Resolver {
     hooks: Hooks,
     exceptions: Vec<Exception>,
@@ -114,18 +109,18 @@ pub struct Resolver {
     guard: Mutex<Guard>,
 }
 
-/// What becomes of a query.
-enum Judgement {
-    /// No answer: nobody asked, or it is an answer itself.
-    Silence,
-    /// This, at once.
+/// How a query is handled.
+enum Decision {
+    /// No reply: the sender is not a sandbox, or the message is a response or too short.
+    Ignore,
+    /// An immediate reply.
     Reply(Message),
-    /// Upstream has to be asked.
-    Ask(Box<Ask>),
+    /// A question for an upstream server.
+    Resolve(Box<PendingQuery>),
 }
 
-/// An allowed question and its place in line.
-struct Ask {
+/// An allowed question, with its permit from the sandbox's quota.
+struct PendingQuery {
     source: SocketAddr,
     transport: Protocol,
     client: Client,
@@ -135,7 +130,7 @@ struct Ask {
 }
 
 impl Resolver {
-    /// A resolver that nobody can reach yet.
+    /// A resolver without sockets: [`Self::serve`] takes them.
     #[must_use]
     pub fn new(config: ResolverConfig, hooks: Hooks) -> Self {
         Self {
@@ -146,22 +141,22 @@ impl Resolver {
         }
     }
 
-    fn judge(&self, source: SocketAddr, transport: Protocol, bytes: &[u8]) -> Judgement {
+    fn decide(&self, source: SocketAddr, transport: Protocol, bytes: &[u8]) -> Decision {
         let Some(client) = (self.hooks.client)(source) else {
-            return Judgement::Silence;
+            return Decision::Ignore;
         };
         let admitted = self.guard().admit(&client.sandbox, Instant::now());
         let question = match query::parse(bytes) {
             Parsed::Question(question) => question,
-            Parsed::Wrong(reply) => {
+            Parsed::Invalid(reply) => {
                 self.refuse(&client, source, transport, None, Reason::Malformed);
-                return Judgement::Reply(reply);
+                return Decision::Reply(reply);
             }
-            Parsed::Nothing => return Judgement::Silence,
+            Parsed::Ignored => return Decision::Ignore,
         };
         let refused = |name: Option<String>, reason| {
             self.refuse(&client, source, transport, name, reason);
-            Judgement::Reply(question.reply(ResponseCode::Refused))
+            Decision::Reply(question.reply(ResponseCode::Refused))
         };
         let Some(permit) = admitted else {
             return refused(None, Reason::Flows);
@@ -172,10 +167,10 @@ impl Resolver {
         match (question.kind, client.policy.naming(&name)) {
             (Kind::Other, _) | (_, Naming::Refused) => refused(Some(name), Reason::Name),
             (Kind::Service, Naming::Answered | Naming::Pinned) => {
-                Judgement::Reply(question.reply(ResponseCode::NoError))
+                Decision::Reply(question.reply(ResponseCode::NoError))
             }
             (Kind::Address(_), Naming::Answered | Naming::Pinned) => {
-                Judgement::Ask(Box::new(Ask {
+                Decision::Resolve(Box::new(PendingQuery {
                     source,
                     transport,
                     client,
@@ -187,24 +182,24 @@ impl Resolver {
         }
     }
 
-    async fn resolve(&self, ask: &Ask) -> Message {
-        let Kind::Address(kind) = ask.question.kind else {
-            return ask.question.reply(ResponseCode::Refused);
+    async fn resolve(&self, query: &PendingQuery) -> Message {
+        let Kind::Address(kind) = query.question.kind else {
+            return query.question.reply(ResponseCode::Refused);
         };
-        let servers = &ask.client.policy.dns_servers;
-        match self.upstreams.ask(servers, &ask.name, kind).await {
-            Outcome::Addresses { addresses, ttl } => self.tell(ask, &addresses, ttl),
-            Outcome::None(code) => ask.question.reply(code),
-            Outcome::Failed => ask.question.reply(ResponseCode::ServFail),
+        let servers = &query.client.policy.dns_servers;
+        match self.upstreams.ask(servers, &query.name, kind).await {
+            Outcome::Addresses { addresses, ttl } => self.check_and_pin(query, &addresses, ttl),
+            Outcome::None(code) => query.question.reply(code),
+            Outcome::Failed => query.question.reply(ResponseCode::ServFail),
         }
     }
 
-    /// The answer, after everything that has to be done before anybody hears it.
-    fn tell(&self, ask: &Ask, addresses: &[IpAddr], ttl: Duration) -> Message {
+    /// Checks the addresses of an upstream answer, pins them if a pattern allowed the name, and returns the reply.
+    fn check_and_pin(&self, query: &PendingQuery, addresses: &[IpAddr], ttl: Duration) -> Message {
         let refused = |reason| {
-            let name = Some(ask.name.clone());
-            self.refuse(&ask.client, ask.source, ask.transport, name, reason);
-            ask.question.reply(ResponseCode::Refused)
+            let name = Some(query.name.clone());
+            self.refuse(&query.client, query.source, query.transport, name, reason);
+            query.question.reply(ResponseCode::Refused)
         };
         if addresses
             .iter()
@@ -212,27 +207,33 @@ impl Resolver {
         {
             return refused(Reason::Rebinding);
         }
-        // The policy may have changed, and so may the TAP's sandbox, while upstream was asked.
-        let client = (self.hooks.client)(ask.source);
-        let Some(client) = client.filter(|client| client.sandbox == ask.client.sandbox) else {
-            return ask.question.reply(ResponseCode::Refused);
+        // The policy or the TAP's sandbox may have changed during the upstream query.
+        let client = (self.hooks.client)(query.source);
+        let Some(client) = client.filter(|client| client.sandbox == query.client.sandbox) else {
+            return query.question.reply(ResponseCode::Refused);
         };
-        let ttl = ttl.min(TTL_CEILING);
-        match client.policy.naming(&ask.name) {
+        let ttl = ttl.min(MAX_TTL);
+        match client.policy.naming(&query.name) {
             Naming::Refused => return refused(Reason::Name),
             Naming::Answered => {}
             Naming::Pinned => {
                 let pin = |address: &IpAddr| {
-                    (self.hooks.pin)(&client, *address, &ask.name, ttl.max(PIN_FLOOR))
+                    (self.hooks.pin)(&client, *address, &query.name, ttl.max(MIN_PIN_TTL))
                 };
                 if addresses.iter().try_for_each(pin).is_err() {
-                    let name = Some(ask.name.clone());
-                    self.refuse(&client, ask.source, ask.transport, name, Reason::Internal);
-                    return ask.question.reply(ResponseCode::ServFail);
+                    let name = Some(query.name.clone());
+                    self.refuse(
+                        &client,
+                        query.source,
+                        query.transport,
+                        name,
+                        Reason::Internal,
+                    );
+                    return query.question.reply(ResponseCode::ServFail);
                 }
             }
         }
-        ask.question.answer(addresses, ttl)
+        query.question.answer(addresses, ttl)
     }
 
     fn refuse(
@@ -259,7 +260,7 @@ impl Resolver {
     }
 }
 
-/// As the sandbox sees it: between its own address and the gateway.
+/// A refusal event with the addresses that the sandbox sees: its own and the gateway's.
 fn event(
     client: &Client,
     source: SocketAddr,

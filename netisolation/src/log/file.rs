@@ -1,4 +1,4 @@
-//! JSON Lines, rotated by size.
+//! The log file: JSON Lines, rotated by size.
 
 use std::{
     collections::HashMap,
@@ -15,25 +15,25 @@ use serde::Serialize;
 
 use crate::event::{Direction, NetEvent, Protocol, Reason};
 
-/// A file is full at this many bytes; there are two at most.
+/// A file is full at this size; there are at most two files.
 const MAX_BYTES: u64 = 16 << 20;
-/// One sandbox fills no more than one part in so many of a file: others' records are there until theirs are as many.
-const SHARES: u64 = 16;
-/// Names of sandboxes' peers are nobody else's business.
+/// One sandbox may fill this fraction of a file, so that it cannot displace the events of others.
+const MAX_SHARE_DIVISOR: u64 = 16;
+/// The file contains the names and addresses of sandboxes' peers.
 const MODE: u32 = 0o600;
 
-/// The file that grows.
+/// The file to which lines are appended.
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
     file: File,
     bytes: u64,
     max_bytes: u64,
-    /// Bytes of sandboxes in this file, as far as this process wrote them.
+    /// Bytes per sandbox that this process wrote to this file.
     of_sandboxes: HashMap<SandboxId, u64>,
 }
 
-/// A record as people read it: the time is RFC 3339, the rest as in [`NetEvent`].
+/// A [`NetEvent`] as one line, with its time in RFC 3339 format.
 #[derive(Serialize)]
 struct Line<'a> {
     time: String,
@@ -64,8 +64,10 @@ impl LogFile {
         })
     }
 
-    /// The line is there as a whole or not at all. A sandbox that has filled its share of the file has no more lines
-    /// until the next file, which is an error.
+    /// Appends a whole line or nothing.
+    ///
+    /// # Errors
+    /// Returns `QuotaExceeded` if the sandbox has used its share of this file, or the error of writing or rotating.
     pub(super) fn append(&mut self, event: &NetEvent) -> io::Result<()> {
         let mut line = serde_json::to_vec(&line(event))?;
         line.push(b'\n');
@@ -74,11 +76,11 @@ impl LogFile {
             self.rotate()?;
         }
         let used = self.of_sandboxes.get(&event.sandbox).copied().unwrap_or(0);
-        if used > 0 && used >= self.max_bytes / SHARES {
+        if used > 0 && used >= self.max_bytes / MAX_SHARE_DIVISOR {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
         if let Err(error) = self.file.write_all(&line) {
-            // A disk that is full took half a line.
+            // Removes the part of the line that was written before the error, for example on a full disk.
             self.file.set_len(self.bytes)?;
             return Err(error);
         }
@@ -131,7 +133,7 @@ mod tests {
     use crate::log::tests::event;
 
     #[test]
-    fn a_line_is_what_people_read() {
+    fn a_line_has_every_field_of_the_event() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         LogFile::open(&path)
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_is_moved_aside_and_the_next_goes_on_after_a_restart() {
+    fn a_full_file_is_renamed_and_logging_continues_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let (path, older) = (dir.path().join("log"), dir.path().join("log.1"));
         fs::write(&path, "").unwrap();
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_one_sandbox_leaves_the_lines_of_others() {
+    fn a_flood_from_one_sandbox_leaves_room_for_others() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let mut log = LogFile::with_limit(&path, 64_000).unwrap();
@@ -186,7 +188,7 @@ mod tests {
         assert_eq!(text.lines().count(), written + 2);
         assert!(text.contains("10.0.0.1:1\"") && text.contains("10.0.0.1:3\""));
         assert!(written > 10 && text.len() < 64_000 / 10, "{written}");
-        // In the next file all have a share again.
+        // In the next file every sandbox has its share again.
         for n in 4..1000 {
             log.append(&event(n, n)).unwrap();
         }
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_took_away_comes_back() {
+    fn a_removed_directory_that_is_created_again_gets_a_new_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("below").join("log");
         let below = path.parent().unwrap();

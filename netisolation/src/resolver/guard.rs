@@ -1,5 +1,5 @@
-//! What one sandbox may take of the resolver: queries a second, queries under way, connections; and its refusals,
-//! summed up. Reads no clock.
+//! Limits on each sandbox's use of the resolver (query rate, pending queries, connections), and sums of its refusals.
+//! Reads no clock.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,54 +15,53 @@ use crate::{
     tap::TapIndex,
 };
 
-/// Queries: one every so often (50 a second) …
+/// Token bucket of queries: one token per interval, which is 50 queries per second …
 const INTERVAL: Duration = Duration::from_millis(20);
-/// … and this much ahead of it (100 queries).
+/// … and a capacity of this time, which is 100 queries.
 const BURST: Duration = Duration::from_secs(2);
-/// Queries of a sandbox that wait for upstream, at most.
+/// Most queries of a sandbox that wait for an upstream server.
 const MAX_WAITING: usize = 32;
-/// Connections of a sandbox, at most.
+/// Most connections of a sandbox.
 const MAX_CONNECTIONS: usize = 8;
 
-/// All sandboxes that asked lately.
+/// The usage of all sandboxes that sent queries recently.
 #[derive(Debug, Default)]
 pub(super) struct Guard {
     meters: HashMap<SandboxId, Meter>,
 }
 
-/// A place in line, free again when it is dropped.
+/// A permit for a pending query or a connection. Dropping it releases the permit.
 pub(super) type Permit = OwnedSemaphorePermit;
 
-/// A refusal that may have to be told.
+/// A refused query.
 pub(super) struct Refusal {
-    /// The sandbox's.
     pub(super) tap: TapIndex,
-    /// As it is told if it is the first of its kind in a while.
+    /// The event to report if no refusal with the same name and reason was reported recently.
     pub(super) event: NetEvent,
-    /// Now.
+    /// The present time.
     pub(super) at: Instant,
 }
 
-/// One sandbox.
+/// The usage of one sandbox.
 #[derive(Debug)]
 struct Meter {
-    /// When the bucket is full again.
+    /// When the token bucket is full again.
     full_at: Instant,
     waiting: Arc<Semaphore>,
     connections: Arc<Semaphore>,
-    /// Refusals of the second that runs. As many as queries were admitted in it, and one.
-    told: BTreeMap<(Option<String>, Reason), Tally>,
+    /// Refusals reported since the last call of `take_sums`, by name and reason. The rate limit bounds their number.
+    reported: BTreeMap<(Option<String>, Reason), Tally>,
 }
 
-/// Refusals with the same name and reason since the first was told.
+/// Refusals with the same name and reason after the first one, which was reported.
 #[derive(Debug)]
 struct Tally {
     tap: TapIndex,
-    untold: Option<NetEvent>,
+    unreported: Option<NetEvent>,
 }
 
 impl Guard {
-    /// A place for a query, or none if the sandbox asks too much.
+    /// Takes a permit for a query. `None` if the sandbox exceeds its query rate or has too many pending queries.
     pub(super) fn admit(&mut self, sandbox: &SandboxId, now: Instant) -> Option<Permit> {
         let meter = self.meter(sandbox, now);
         let full_at = meter.full_at.max(now) + INTERVAL;
@@ -73,25 +72,26 @@ impl Guard {
         Arc::clone(&meter.waiting).try_acquire_owned().ok()
     }
 
-    /// A place for a connection, or none.
+    /// Takes a permit for a connection. `None` if the sandbox has too many connections.
     pub(super) fn connect(&mut self, sandbox: &SandboxId, now: Instant) -> Option<Permit> {
         let meter = self.meter(sandbox, now);
         Arc::clone(&meter.connections).try_acquire_owned().ok()
     }
 
-    /// Counts a refusal. The event comes back if it is to be told now, else it is part of a later one.
+    /// Counts a refusal. Returns the event if it must be reported now; otherwise a later sum includes it.
     pub(super) fn refuse(&mut self, refusal: Refusal) -> Option<NetEvent> {
         let Refusal { tap, event, at } = refusal;
         let meter = self.meter(&event.sandbox, at);
         let key = (event.name.clone(), event.reason);
-        match meter.told.get_mut(&key) {
+        match meter.reported.get_mut(&key) {
             None => {
-                meter.told.insert(key, Tally { tap, untold: None });
+                let unreported = None;
+                meter.reported.insert(key, Tally { tap, unreported });
                 Some(event)
             }
             Some(tally) => {
-                let earlier = tally.untold.take();
-                tally.untold = Some(match earlier {
+                let earlier = tally.unreported.take();
+                tally.unreported = Some(match earlier {
                     Some(earlier) => NetEvent {
                         count: earlier.count.saturating_add(event.count),
                         ..earlier
@@ -103,17 +103,19 @@ impl Guard {
         }
     }
 
-    /// Once a second: what was summed up, and sandboxes that ask no more are forgotten.
-    pub(super) fn tick(&mut self, now: Instant) -> Vec<(TapIndex, NetEvent)> {
+    /// Returns the sums of unreported refusals, and forgets idle sandboxes. To be called once per second.
+    pub(super) fn take_sums(&mut self, now: Instant) -> Vec<(TapIndex, NetEvent)> {
         let mut events = Vec::new();
         self.meters.retain(|_, meter| {
-            meter.told.retain(|_, tally| match tally.untold.take() {
-                Some(event) => {
-                    events.push((tally.tap, event));
-                    true
-                }
-                None => false,
-            });
+            meter
+                .reported
+                .retain(|_, tally| match tally.unreported.take() {
+                    Some(event) => {
+                        events.push((tally.tap, event));
+                        true
+                    }
+                    None => false,
+                });
             !meter.is_idle(now)
         });
         events
@@ -124,14 +126,14 @@ impl Guard {
             full_at: now,
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
             connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
         })
     }
 }
 
 impl Meter {
     fn is_idle(&self, now: Instant) -> bool {
-        self.told.is_empty()
+        self.reported.is_empty()
             && self.full_at <= now
             && self.waiting.available_permits() == MAX_WAITING
             && self.connections.available_permits() == MAX_CONNECTIONS
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_passes_then_the_rate_holds_and_a_neighbour_notices_nothing() {
+    fn a_burst_passes_then_the_rate_applies_and_other_sandboxes_are_unaffected() {
         let (mut guard, start) = (Guard::default(), Instant::now());
         let mut admitted = |n, ms| {
             let at = start + Duration::from_millis(ms);
@@ -180,13 +182,13 @@ mod tests {
         assert_eq!(
             (0..1000).filter(|ms| admitted(1, *ms)).count(),
             49,
-            "a second is 1000 ms"
+            "queries in the next 1000 ms"
         );
         assert_eq!((0..1000).filter(|_| admitted(1, 100_000)).count(), 100);
     }
 
     #[test]
-    fn places_are_bounded_and_come_back() {
+    fn permits_are_limited_and_released() {
         let (mut guard, start) = (Guard::default(), Instant::now());
         let late = |n: u64| start + Duration::from_secs(n);
         let held: Vec<_> = (0..80)
@@ -199,22 +201,26 @@ mod tests {
             .filter_map(|_| guard.connect(&sandbox(1), start))
             .collect();
         assert_eq!(held.len(), MAX_CONNECTIONS);
-        guard.tick(late(200));
-        assert_eq!(guard.meters.len(), 1, "connections are held");
+        guard.take_sums(late(200));
+        assert_eq!(
+            guard.meters.len(),
+            1,
+            "a sandbox with connections is not idle"
+        );
         drop(held);
-        guard.tick(late(200));
+        guard.take_sums(late(200));
         assert!(guard.meters.is_empty());
     }
 
     #[test]
-    fn refusals_are_told_once_and_then_summed() {
+    fn the_first_refusal_is_reported_and_the_next_are_summed() {
         let (mut guard, start) = (Guard::default(), Instant::now());
         assert!(guard.refuse(refusal("a.test", start)).is_some());
         assert!(guard.refuse(refusal("b.test", start)).is_some());
         for _ in 0..5 {
             assert!(guard.refuse(refusal("a.test", start)).is_none());
         }
-        let summed = guard.tick(start);
+        let summed = guard.take_sums(start);
         assert_eq!(
             summed
                 .iter()
@@ -222,10 +228,13 @@ mod tests {
                 .collect::<Vec<_>>(),
             [5]
         );
-        assert!(guard.tick(start).is_empty(), "nothing is told twice");
+        assert!(
+            guard.take_sums(start).is_empty(),
+            "no refusal is reported twice"
+        );
         assert!(
             guard.refuse(refusal("a.test", start)).is_some(),
-            "a new second"
+            "first refusal after the sum"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Bytes from a guest to a question, and replies to bytes. Pure.
+//! Parses queries of guests and encodes replies. Pure.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -10,74 +10,72 @@ use hickory_proto::{
     },
 };
 
-/// Queries are longer only if somebody plays with options.
+/// Longest query that is accepted, in bytes. Longer ones need unusual EDNS options.
 pub(super) const MAX_QUERY: usize = 1232;
-/// Datagrams that pass every link unfragmented (DNS flag day 2020).
+/// Longest UDP reply: it passes common links unfragmented (DNS flag day 2020).
 const MAX_DATAGRAM: u16 = 1232;
-/// What clients without EDNS take (RFC 1035, 4.2.1).
-const PLAIN_DATAGRAM: u16 = 512;
-/// Longest message on a connection, whose length has two bytes.
+/// Longest UDP reply to a client without EDNS (RFC 1035, 4.2.1).
+pub(super) const PLAIN_DATAGRAM: usize = 512;
+/// Longest message on a TCP connection, where lengths have two bytes.
 pub(super) const MAX_MESSAGE: usize = u16::MAX as usize;
-const HEADER: usize = 12;
-/// Bit of the third byte that tells answers from queries.
-const IS_ANSWER: u8 = 0x80;
+const HEADER_LEN: usize = 12;
+/// QR, the bit in the header's third byte that marks responses.
+const IS_RESPONSE: u8 = 0x80;
 
-/// What bytes are.
 #[derive(Debug)]
 pub(super) enum Parsed {
-    /// A question that can be judged.
     Question(Question),
-    /// Not one, and this tells so.
-    Wrong(Message),
-    /// Nothing that is answered.
-    Nothing,
+    /// An invalid query, with the error reply.
+    Invalid(Message),
+    /// A response, or less than a header: there is no reply.
+    Ignored,
 }
 
-/// One question of the Internet's class.
+/// One question of class IN.
 #[derive(Debug)]
 pub(super) struct Question {
-    /// In lower case, without a final dot; `None`: not a name that a host can have.
+    /// In lower case and without a final dot. `None` if the name is not a valid host name.
     pub(super) name: Option<String>,
-    /// See [`Kind`].
     pub(super) kind: Kind,
     head: Metadata,
     query: Query,
     edns: Option<Edns>,
 }
 
-/// What is asked about a name.
+/// The kind of record that a question asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A or AAAA.
     Address(RecordType),
-    /// HTTPS or SVCB: clients ask beside the address and do without. Their hints would be addresses, too.
+    /// HTTPS or SVCB. Answered without records: clients also query addresses, and address hints would need pins.
     Service,
-    /// Anything else: no client needs it to connect, and texts are a tunnel.
+    /// Any other type. Refused: clients do not need it to connect, and TXT records can carry a tunnel.
     Other,
 }
 
-/// Reads a query. Whatever the bytes are: no panic, and no reply to a reply.
+/// Parses a query. Accepts any bytes without a panic, and never leads to a reply to a response.
 pub(super) fn parse(bytes: &[u8]) -> Parsed {
-    let Some(header) = bytes.first_chunk::<HEADER>() else {
-        return Parsed::Nothing;
+    let Some(header) = bytes.first_chunk::<HEADER_LEN>() else {
+        return Parsed::Ignored;
     };
     let [id_high, id_low, flags, ..] = *header;
-    if flags & IS_ANSWER != 0 {
-        return Parsed::Nothing;
+    if flags & IS_RESPONSE != 0 {
+        return Parsed::Ignored;
     }
     let id = u16::from_be_bytes([id_high, id_low]);
-    let wrong = |code| Parsed::Wrong(Message::error_msg(id, OpCode::Query, code));
+    let invalid = |code| Parsed::Invalid(Message::error_msg(id, OpCode::Query, code));
     if bytes.len() > MAX_QUERY || !has_one_question(header) {
-        return wrong(ResponseCode::FormErr);
+        return invalid(ResponseCode::FormErr);
     }
     let Ok(message) = Message::from_vec(bytes) else {
-        return wrong(ResponseCode::FormErr);
+        return invalid(ResponseCode::FormErr);
     };
-    question(message).unwrap_or_else(wrong)
+    question(message).unwrap_or_else(invalid)
 }
 
-/// One question, no answers, no authorities, at most EDNS and a signature: before anything is decoded.
-fn has_one_question(header: &[u8; HEADER]) -> bool {
+/// Checks the counts in the header before the rest is decoded: one question, no answers, no authorities, and at most two
+/// additional records (EDNS and a signature).
+fn has_one_question(header: &[u8; HEADER_LEN]) -> bool {
     let [.., q1, q0, a1, a0, n1, n0, r1, r0] = *header;
     [q1, q0, a1, a0, n1, n0] == [0, 1, 0, 0, 0, 0] && r1 == 0 && r0 <= 2
 }
@@ -102,7 +100,7 @@ fn question(mut message: Message) -> Result<Parsed, ResponseCode> {
         .as_ref()
         .is_some_and(|edns| edns.version() != 0)
     {
-        return Ok(Parsed::Wrong(question.reply(ResponseCode::BADVERS)));
+        return Ok(Parsed::Invalid(question.reply(ResponseCode::BADVERS)));
     }
     Ok(Parsed::Question(question))
 }
@@ -115,7 +113,7 @@ fn kind(asked: RecordType) -> Kind {
     }
 }
 
-/// Labels that hosts can have, joined by dots.
+/// The name in lower case without a final dot. `None` if a label contains characters that host names cannot have.
 fn host_name(name: &Name) -> Option<String> {
     let mut text = String::with_capacity(64);
     for label in name.iter() {
@@ -132,7 +130,7 @@ fn host_name(name: &Name) -> Option<String> {
 }
 
 impl Question {
-    /// A reply without records. The question is repeated as it was asked, to the case of its letters.
+    /// A reply without records. It repeats the question with its upper and lower case.
     pub(super) fn reply(&self, code: ResponseCode) -> Message {
         let mut message = Message::new(self.head.id, MessageType::Response, OpCode::Query);
         message.metadata.recursion_desired = self.head.recursion_desired;
@@ -148,7 +146,7 @@ impl Question {
         message
     }
 
-    /// A reply with addresses of the name that was asked for: the chain that led to them is left out.
+    /// A reply with addresses for the queried name. Omits the CNAME chain that led to them.
     pub(super) fn answer(&self, addresses: &[IpAddr], ttl: Duration) -> Message {
         let ttl_s = u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX);
         let mut message = self.reply(ResponseCode::NoError);
@@ -162,17 +160,15 @@ impl Question {
         message
     }
 
-    /// Longest datagram that the client takes.
+    /// Longest datagram that the client accepts, in bytes.
     pub(super) fn max_datagram(&self) -> usize {
-        let payload = self.edns.as_ref().map_or(PLAIN_DATAGRAM, Edns::max_payload);
-        payload.clamp(PLAIN_DATAGRAM, MAX_DATAGRAM).into()
+        let payload = self.edns.as_ref().map_or(0, Edns::max_payload);
+        usize::from(payload.min(MAX_DATAGRAM)).max(PLAIN_DATAGRAM)
     }
 }
 
-/// Longest datagram for somebody whose question could not be read.
-pub(super) const MAX_UNREAD: usize = PLAIN_DATAGRAM as usize;
-
-/// A reply as bytes; if it is longer than `most`, one without records that tells to ask by TCP.
+/// Encodes a reply. If it is longer than `most` bytes, encodes one without records and with the truncation bit, after
+/// which clients repeat the query over TCP.
 pub(super) fn encode(reply: &Message, most: usize) -> Option<Vec<u8>> {
     let bytes = reply.to_vec().ok()?;
     if bytes.len() <= most {
@@ -208,7 +204,7 @@ mod tests {
 
     fn code(bytes: &[u8]) -> ResponseCode {
         match parse(bytes) {
-            Parsed::Wrong(reply) => {
+            Parsed::Invalid(reply) => {
                 assert_eq!(reply.metadata.id, 0xcafe);
                 reply.metadata.response_code
             }
@@ -217,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_in_lower_case() {
+    fn names_are_parsed_in_lower_case_and_repeated_as_sent() {
         let question = parsed(&bytes_of("WWW.Example.com.", RecordType::A));
         assert_eq!(question.name.as_deref(), Some("www.example.com"));
         assert_eq!(question.kind, Kind::Address(RecordType::A));
@@ -230,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_addresses_services_and_the_rest() {
+    fn record_types_are_grouped_into_kinds() {
         let kind = |kind| parsed(&bytes_of("a.test.", kind)).kind;
         assert_eq!(kind(RecordType::AAAA), Kind::Address(RecordType::AAAA));
         assert_eq!(kind(RecordType::HTTPS), Kind::Service);
@@ -246,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_query_gets_a_code_or_nothing() {
+    fn invalid_queries_get_an_error_code_or_no_reply() {
         let good = bytes_of("a.test.", RecordType::A);
         let patched = |at: usize, byte: u8| {
             let mut bytes = good.clone();
@@ -254,10 +250,10 @@ mod tests {
             bytes
         };
         assert!(
-            matches!(parse(&patched(2, 0x81)), Parsed::Nothing),
-            "an answer"
+            matches!(parse(&patched(2, 0x81)), Parsed::Ignored),
+            "a response"
         );
-        assert!(matches!(parse(&good[..11]), Parsed::Nothing));
+        assert!(matches!(parse(&good[..11]), Parsed::Ignored));
         assert_eq!(
             code(&patched(2, 0x21)),
             ResponseCode::NotImp,
@@ -267,7 +263,7 @@ mod tests {
         assert_eq!(
             code(&patched(7, 1)),
             ResponseCode::FormErr,
-            "an answer inside"
+            "a query with an answer record"
         );
         assert_eq!(
             code(&patched(good.len() - 1, 3)),
@@ -280,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn edns_is_answered_and_other_versions_of_it_are_not() {
+    fn edns_version_0_is_supported_and_other_versions_get_badvers() {
         let mut message = message_of("a.test.", RecordType::A);
         message.set_edns(Edns::new().set_max_payload(4096).clone());
         let question = parsed(&message.to_vec().unwrap());
@@ -294,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_truncated() {
+    fn a_reply_that_does_not_fit_is_truncated() {
         let question = parsed(&bytes_of("a.test.", RecordType::A));
         let many: Vec<IpAddr> = (0..64u8).map(|n| [192, 0, 2, n].into()).collect();
         let reply = question.answer(&many, Duration::from_secs(5));
@@ -305,31 +301,31 @@ mod tests {
         assert!(!whole.metadata.truncation && whole.answers.len() == 64);
     }
 
-    /// Whatever comes, a reply can be made, has the query's id and is an answer.
-    fn holds(bytes: &[u8]) {
+    /// Every reply can be encoded, has the query's id, and is a response.
+    fn check_reply(bytes: &[u8]) {
         let reply = match parse(bytes) {
             Parsed::Question(question) => {
                 assert!(question.name.as_ref().is_none_or(|name| name.len() <= 253));
                 question.answer(&[[192, 0, 2, 1].into()], Duration::ZERO)
             }
-            Parsed::Wrong(reply) => reply,
-            Parsed::Nothing => return,
+            Parsed::Invalid(reply) => reply,
+            Parsed::Ignored => return,
         };
-        let reply = encode(&reply, MAX_UNREAD).unwrap();
+        let reply = encode(&reply, PLAIN_DATAGRAM).unwrap();
         assert_eq!(reply[..2], bytes[..2]);
-        assert_eq!(reply[2] & IS_ANSWER, IS_ANSWER);
+        assert_eq!(reply[2] & IS_RESPONSE, IS_RESPONSE);
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         #[test]
-        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            holds(&bytes);
+        fn any_bytes_are_parsed_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            check_reply(&bytes);
         }
 
         #[test]
-        fn broken_queries_are_survived(
+        fn corrupted_queries_are_parsed_without_panic(
             patches in prop::collection::vec((0usize..64, any::<u8>()), 1..6), cut in 0usize..64,
         ) {
             let mut message = message_of("www.example.com.", RecordType::A);
@@ -340,7 +336,7 @@ mod tests {
                 bytes[at % length] = byte;
             }
             bytes.truncate(length - cut % length);
-            holds(&bytes);
+            check_reply(&bytes);
         }
     }
 }

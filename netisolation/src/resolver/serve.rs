@@ -1,4 +1,4 @@
-//! The sockets.
+//! Serves queries on UDP and TCP sockets.
 
 use std::{
     convert::Infallible,
@@ -17,26 +17,26 @@ use tokio::{
 };
 
 use super::{
-    Client, Judgement, Resolver,
-    query::{self, MAX_MESSAGE, MAX_QUERY, MAX_UNREAD},
+    Client, Decision, Resolver,
+    query::{self, MAX_MESSAGE, MAX_QUERY, PLAIN_DATAGRAM},
 };
 use crate::event::Protocol;
 
-/// For the next message of a connection to be complete, and for a reply to be taken.
-const IDLE: Duration = Duration::from_secs(10);
-/// Connections of all sandboxes, at most.
+/// Time for a client to send the next complete message on a connection, and to accept a reply.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most connections of all sandboxes.
 const MAX_CONNECTIONS: usize = 2048;
-/// Before a socket is asked again that has just failed.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How often refusals are summed up.
-const TICK: Duration = Duration::from_secs(1);
+/// Pause after a socket error.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// Interval at which sums of refusals are reported.
+const SUM_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Resolver {
-    /// Answers on these sockets until the future is dropped; every task of it ends then. May run for several pairs at
-    /// a time.
+    /// Answers queries on these sockets until the future is dropped, which also ends its tasks. May run for several pairs
+    /// of sockets at a time.
     ///
     /// # Errors
-    /// The sockets cannot be used by this runtime.
+    /// Returns an error if the sockets cannot be registered with the runtime.
     pub async fn serve(
         self: Arc<Self>,
         udp: std::net::UdpSocket,
@@ -50,35 +50,35 @@ impl Resolver {
         tokio::select! {
             never = Arc::clone(&self).serve_datagrams(udp, replies) => Ok(never),
             never = Arc::clone(&self).serve_connections(tcp) => Ok(never),
-            never = self.tick() => Ok(never),
+            never = self.report_sums() => Ok(never),
         }
     }
 
     async fn serve_datagrams(self: Arc<Self>, udp: UdpSocket, replies: Replies) -> Infallible {
         let mut tasks = JoinSet::new();
-        // One byte more, so that what is too long is seen to be.
+        // One byte more than the limit, to recognize queries that are too long.
         let mut buffer = vec![0; MAX_QUERY + 1];
         loop {
             while tasks.try_join_next().is_some() {}
             let (length, source) = match udp.recv_from(&mut buffer).await {
                 Ok(received) => received,
                 Err(_) => {
-                    sleep(PAUSE).await;
+                    sleep(RETRY_PAUSE).await;
                     continue;
                 }
             };
             let bytes = buffer.get(..length).unwrap_or_default();
-            match self.judge(source, Protocol::Udp, bytes) {
-                Judgement::Silence => {}
-                Judgement::Reply(reply) => {
-                    replies.send(source, query::encode(&reply, MAX_UNREAD));
+            match self.decide(source, Protocol::Udp, bytes) {
+                Decision::Ignore => {}
+                Decision::Reply(reply) => {
+                    replies.send(source, query::encode(&reply, PLAIN_DATAGRAM));
                 }
-                Judgement::Ask(ask) => {
+                Decision::Resolve(pending) => {
                     let (resolver, replies) = (Arc::clone(&self), replies.clone());
                     tasks.spawn(async move {
-                        let reply = resolver.resolve(&ask).await;
-                        let most = ask.question.max_datagram();
-                        if resolver.is_there(source, &ask.client) {
+                        let reply = resolver.resolve(&pending).await;
+                        let most = pending.question.max_datagram();
+                        if resolver.is_current(source, &pending.client) {
                             replies.send(source, query::encode(&reply, most));
                         }
                     });
@@ -89,68 +89,69 @@ impl Resolver {
 
     async fn serve_connections(self: Arc<Self>, tcp: TcpListener) -> Infallible {
         let mut tasks = JoinSet::new();
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {
             while tasks.try_join_next().is_some() {}
             let (stream, source) = match tcp.accept().await {
                 Ok(accepted) => accepted,
                 Err(_) => {
-                    sleep(PAUSE).await;
+                    sleep(RETRY_PAUSE).await;
                     continue;
                 }
             };
-            // Without a place the connection closes.
-            let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            // Without a permit the connection is closed.
+            let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
                 continue;
             };
             let resolver = Arc::clone(&self);
             tasks.spawn(async move {
-                resolver.converse(stream, source).await;
-                drop(place);
+                resolver.serve_connection(stream, source).await;
+                drop(permit);
             });
         }
     }
 
-    /// One message after the other, until there is none or the TAP has another sandbox.
-    async fn converse(&self, mut stream: TcpStream, source: SocketAddr) {
+    /// Answers the messages of a connection in order, until it ends or the TAP has another sandbox.
+    async fn serve_connection(&self, mut stream: TcpStream, source: SocketAddr) {
         let Some(client) = (self.hooks.client)(source) else {
             return;
         };
-        let Some(_place) = self.guard().connect(&client.sandbox, Instant::now()) else {
+        let Some(_permit) = self.guard().connect(&client.sandbox, Instant::now()) else {
             return;
         };
-        while let Ok(Ok(message)) = timeout(IDLE, receive(&mut stream)).await {
-            if !self.is_there(source, &client) {
+        while let Ok(Ok(message)) = timeout(IDLE_TIMEOUT, receive(&mut stream)).await {
+            if !self.is_current(source, &client) {
                 return;
             }
-            let reply = match self.judge(source, Protocol::Tcp, &message) {
-                Judgement::Silence => return,
-                Judgement::Reply(reply) => reply,
-                Judgement::Ask(ask) => self.resolve(&ask).await,
+            let reply = match self.decide(source, Protocol::Tcp, &message) {
+                Decision::Ignore => return,
+                Decision::Reply(reply) => reply,
+                Decision::Resolve(pending) => self.resolve(&pending).await,
             };
             let Some(reply) = query::encode(&reply, MAX_MESSAGE) else {
                 return;
             };
-            if !self.is_there(source, &client) {
+            if !self.is_current(source, &client) {
                 return;
             }
-            let Ok(Ok(())) = timeout(IDLE, reply_to(&mut stream, &reply)).await else {
+            let Ok(Ok(())) = timeout(IDLE_TIMEOUT, send(&mut stream, &reply)).await else {
                 return;
             };
         }
     }
 
-    /// Whether an address is still that sandbox's: what upstream is asked takes seconds.
-    fn is_there(&self, source: SocketAddr, client: &Client) -> bool {
+    /// Whether an address still belongs to the client's sandbox: an upstream query can take seconds.
+    fn is_current(&self, source: SocketAddr, client: &Client) -> bool {
         (self.hooks.client)(source).is_some_and(|now| now.sandbox == client.sandbox)
     }
 
-    async fn tick(&self) -> Infallible {
-        let mut ticks = interval(TICK);
+    /// Reports sums of refusals forever.
+    async fn report_sums(&self) -> Infallible {
+        let mut ticks = interval(SUM_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let events = self.guard().tick(Instant::now());
+            let events = self.guard().take_sums(Instant::now());
             for (tap, event) in events {
                 (self.hooks.refused)(tap, event);
             }
@@ -158,13 +159,13 @@ impl Resolver {
     }
 }
 
-/// The way back for datagrams.
+/// The UDP socket for replies.
 #[derive(Clone)]
 struct Replies(Arc<std::net::UdpSocket>);
 
 impl Replies {
-    /// Never waits: a guest that takes nothing must not fill the way for others. A reply that cannot be sent is lost,
-    /// which clients of UDP expect.
+    /// Does not block, so that a guest that accepts no packets cannot delay others. A reply that cannot be sent is lost,
+    /// which UDP clients must expect.
     fn send(&self, to: SocketAddr, reply: Option<Vec<u8>>) {
         if let Some(reply) = reply {
             let _lost = self.0.send_to(&reply, to);
@@ -172,7 +173,7 @@ impl Replies {
     }
 }
 
-/// A message with its length before it (RFC 1035, 4.2.2).
+/// Receives a message, which follows its length in two bytes (RFC 1035, 4.2.2).
 async fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let length = usize::from(stream.read_u16().await?);
     if length > MAX_QUERY {
@@ -183,7 +184,8 @@ async fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-async fn reply_to(stream: &mut TcpStream, reply: &[u8]) -> io::Result<()> {
+/// Sends a reply after its length in two bytes.
+async fn send(stream: &mut TcpStream, reply: &[u8]) -> io::Result<()> {
     let length = u16::try_from(reply.len()).map_err(io::Error::other)?;
     stream
         .write_all(&[&length.to_be_bytes(), reply].concat())

@@ -1,7 +1,7 @@
-//! Asking name servers on behalf of sandboxes.
+//! Queries to upstream name servers on behalf of sandboxes.
 //!
-//! Who is asked decides who shares answers: each list of servers has a cache of its own, so that one sandbox's own
-//! server cannot tell another sandbox anything.
+//! Each list of servers has a separate cache, so that a sandbox's own server cannot influence the answers that another
+//! sandbox receives.
 
 use std::{
     fs,
@@ -21,66 +21,64 @@ use hickory_resolver::{
 };
 use tokio::sync::Semaphore;
 
-/// For an answer to one datagram.
+/// Time for the answer to one datagram.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// For everything that one question leads to: two tries, a chain on the way, waiting for a place.
+/// Time for one question in total: waiting for a permit, two attempts, and a CNAME chain.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Questions of all sandboxes under way, at most: each takes a descriptor. Many times what one sandbox may have, so that
-/// it takes many to make the others wait.
-const MAX_ASKING: usize = 2048;
-/// Lists of servers with a cache at a time; the one unused for longest goes.
+/// Most pending questions of all sandboxes; each uses a descriptor. This is many times the limit of one sandbox, so that
+/// only many sandboxes together can delay the others.
+const MAX_PENDING: usize = 2048;
+/// Most lists of servers with a cache. The least recently used list is dropped.
 const MAX_LISTS: usize = 64;
-/// Answers in a cache, at most.
-const CACHED: u64 = 1024;
-/// Names from the one asked for to the one that has addresses (CNAME), the first not counted.
+/// Most answers in a cache.
+const CACHE_SIZE: u64 = 1024;
+/// Most CNAME records between the queried name and the name with addresses.
 const MAX_CHAIN: usize = 8;
-/// Addresses told of one name; clients try a few.
+/// Most addresses in one answer; clients try only a few.
 const MAX_ADDRESSES: usize = 16;
-/// Name servers of /etc/resolv.conf, as resolv.conf(5) has it.
+/// Most name servers in /etc/resolv.conf (resolv.conf(5)).
 const MAX_SERVERS: usize = 3;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const DNS_PORT: u16 = 53;
 
-/// What came of a question.
+/// The result of a question.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// Addresses, of the family that was asked for, not none.
     Addresses {
-        /// In the order of the answer.
+        /// At least one address of the requested family, in the order of the answer.
         addresses: Vec<IpAddr>,
-        /// How long they hold: the shortest of the chain.
+        /// The shortest lifetime in the CNAME chain.
         ttl: Duration,
     },
-    /// There are none: no error, or no such name.
+    /// The name has no addresses (NOERROR) or does not exist (NXDOMAIN).
     None(ResponseCode),
-    /// Nobody answered sensibly in time.
+    /// No server sent a usable answer in time.
     Failed,
 }
 
-/// Name servers, by list.
+/// Resolvers by list of upstream servers.
 pub(super) struct Upstreams {
     default: Vec<SocketAddr>,
-    /// The one used last first.
+    /// Ordered by last use, most recent first.
     lists: Mutex<Vec<(Vec<SocketAddr>, TokioResolver)>>,
-    places: Semaphore,
+    permits: Semaphore,
 }
 
 impl Upstreams {
-    /// With the servers to ask by default; none: what /etc/resolv.conf says.
+    /// `default`: servers for policies that name none. Empty: the servers in /etc/resolv.conf.
     pub(super) fn new(default: Vec<SocketAddr>) -> Self {
         let default = match default[..] {
-            [] => of_resolv_conf(&fs::read_to_string(RESOLV_CONF).unwrap_or_default()),
+            [] => read_resolv_conf(&fs::read_to_string(RESOLV_CONF).unwrap_or_default()),
             _ => default,
         };
         Self {
             default,
             lists: Mutex::default(),
-            places: Semaphore::new(MAX_ASKING),
+            permits: Semaphore::new(MAX_PENDING),
         }
     }
 
-    /// Asks `servers`, or the default ones if there are none. The name is in lower case, without a
-    /// final dot.
+    /// Queries `servers`, or the default servers if the list is empty. The name is in lower case and has no final dot.
     pub(super) async fn ask(
         &self,
         servers: &[SocketAddr],
@@ -98,7 +96,7 @@ impl Upstreams {
             return Outcome::Failed;
         };
         let lookup = async {
-            let _place = self.places.acquire().await;
+            let _permit = self.permits.acquire().await;
             resolver.lookup(name.clone(), kind).await
         };
         match tokio::time::timeout(DEADLINE, lookup).await {
@@ -141,17 +139,18 @@ fn resolver_of(servers: &[SocketAddr]) -> Result<TokioResolver, NetError> {
 fn options() -> ResolverOpts {
     let mut options = ResolverOpts::default();
     options.timeout = TIMEOUT;
-    // Beside the first. Two servers are asked at a time: one that is dead would take all the time for itself.
+    // One retry after the first attempt.
     options.attempts = 1;
+    // With one request at a time, a dead server would use up the deadline.
     options.num_concurrent_reqs = 2;
-    options.cache_size = CACHED;
-    options.max_active_requests = MAX_ASKING;
-    // The host's own names are nothing for guests.
+    options.cache_size = CACHE_SIZE;
+    options.max_active_requests = MAX_PENDING;
+    // Guests must not see the names in the host's /etc/hosts.
     options.use_hosts_file = ResolveHosts::Never;
     options
 }
 
-/// Follows the chain from the name that was asked for; records of other names are nobody's business.
+/// Follows the CNAME chain from the queried name to its addresses. Ignores records of names outside the chain.
 fn addresses(records: &[Record], asked: Name, kind: RecordType) -> Outcome {
     let mut name = asked;
     let mut ttl_s = u32::MAX;
@@ -182,8 +181,8 @@ fn addresses(records: &[Record], asked: Name, kind: RecordType) -> Outcome {
     Outcome::Failed
 }
 
-/// Name servers of a resolv.conf; without any, the one of this host, as resolv.conf(5) has it.
-fn of_resolv_conf(text: &str) -> Vec<SocketAddr> {
+/// The name servers in a resolv.conf. Without any, the one on this host (resolv.conf(5)).
+fn read_resolv_conf(text: &str) -> Vec<SocketAddr> {
     let server = |line: &str| {
         let mut words = line.split_whitespace();
         let is_server = words.next() == Some("nameserver");
@@ -215,7 +214,7 @@ mod tests {
         Record::from_rdata(name(of), ttl, RData::A(A([192, 0, 2, last].into())))
     }
 
-    fn told(records: &[Record]) -> Outcome {
+    fn resolved(records: &[Record]) -> Outcome {
         addresses(records, name("a.test."), RecordType::A)
     }
 
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_chain_from_the_name_counts() {
+    fn only_records_in_the_cname_chain_count() {
         let records = [
             address("evil.test.", 66, 1),
             address("c.test.", 1, 300),
@@ -235,13 +234,16 @@ mod tests {
             alias("A.test.", "b.test.", 100),
             address("c.test.", 2, 300),
         ];
-        assert_eq!(told(&records), found(&[1, 2], 20));
-        assert_eq!(told(&records[..1]), Outcome::None(ResponseCode::NoError));
-        assert_eq!(told(&[address("a.test.", 1, 0)]), found(&[1], 0));
+        assert_eq!(resolved(&records), found(&[1, 2], 20));
+        assert_eq!(
+            resolved(&records[..1]),
+            Outcome::None(ResponseCode::NoError)
+        );
+        assert_eq!(resolved(&[address("a.test.", 1, 0)]), found(&[1], 0));
     }
 
     #[test]
-    fn chains_and_answers_are_bounded() {
+    fn chains_and_answers_have_a_maximum_length() {
         let chain = |length: u8| {
             let link = |n: u8| match n {
                 0 => "a.test.".to_owned(),
@@ -253,31 +255,31 @@ mod tests {
             records.push(address(&link(length), 1, 9));
             records
         };
-        assert_eq!(told(&chain(8)), found(&[1], 9));
-        assert_eq!(told(&chain(9)), Outcome::Failed);
-        assert_eq!(told(&[alias("a.test.", "a.test.", 9)]), Outcome::Failed);
+        assert_eq!(resolved(&chain(8)), found(&[1], 9));
+        assert_eq!(resolved(&chain(9)), Outcome::Failed);
+        assert_eq!(resolved(&[alias("a.test.", "a.test.", 9)]), Outcome::Failed);
         let many: Vec<_> = (0..100).map(|n| address("a.test.", n, 9)).collect();
-        let Outcome::Addresses { addresses, .. } = told(&many) else {
+        let Outcome::Addresses { addresses, .. } = resolved(&many) else {
             panic!("no addresses");
         };
         assert_eq!(addresses.len(), MAX_ADDRESSES);
     }
 
     #[test]
-    fn a_file_without_servers_means_this_host() {
+    fn a_resolv_conf_without_servers_means_this_host() {
         let text = "# x\nsearch a b\nnameserver 127.0.0.53\nnameserver fe80::1%eth0\nnameserver 2600::53 # y\n";
         let expected: Vec<SocketAddr> = ["127.0.0.53:53", "[2600::53]:53"]
             .map(|s| s.parse().unwrap())
             .into();
-        assert_eq!(of_resolv_conf(text), expected);
+        assert_eq!(read_resolv_conf(text), expected);
         assert_eq!(
-            of_resolv_conf("options rotate"),
+            read_resolv_conf("options rotate"),
             ["127.0.0.1:53".parse().unwrap()]
         );
     }
 
     #[tokio::test]
-    async fn lists_of_servers_are_bounded() {
+    async fn the_number_of_server_lists_is_limited() {
         let upstreams = Upstreams::new(Vec::new());
         for n in 0..=255 {
             upstreams.resolver(&[([192, 0, 2, n], 53).into()]).unwrap();
