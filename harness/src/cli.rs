@@ -8,9 +8,7 @@ use std::{
     time::Duration,
 };
 
-use ::verify::{
-    confinement::ConfinementError, conformance::VerifyError, isolation::IsolationError,
-};
+use ::verify::VerifyError;
 use clap::{Parser, Subcommand, ValueEnum};
 use harness::{
     ab::{record::ReadError, run::AbError},
@@ -172,10 +170,6 @@ enum CommandError {
     AbRead(#[from] ReadError),
     #[error(transparent)]
     Verify(#[from] VerifyError),
-    #[error(transparent)]
-    Isolation(#[from] IsolationError),
-    #[error(transparent)]
-    Confinement(#[from] ConfinementError),
     #[error("{0} holds no run")]
     NoRun(PathBuf),
 }
@@ -185,32 +179,17 @@ impl CommandError {
         match self {
             Self::Scenario(_) | Self::Record(_) | Self::Compare(_) | Self::NoRun(_) => End::Usage,
             Self::Verify(error) => match error {
-                VerifyError::Artifact(_) | VerifyError::Server(_) | VerifyError::Target(_) => {
-                    End::TargetUnreachable
-                }
-                VerifyError::Features(_) => End::Bug,
+                VerifyError::List(_) => End::Bug,
                 VerifyError::Unknown { .. } | VerifyError::Url(_) | VerifyError::NoKey => {
                     End::Usage
                 }
-                VerifyError::Io { .. } => End::UnsuitableHost,
-            },
-            Self::Isolation(error) => match error {
-                IsolationError::Cases(_) => End::Bug,
-                IsolationError::Unknown { .. } | IsolationError::Url(_) => End::Usage,
-                IsolationError::Artifact(_)
-                | IsolationError::Server(_)
-                | IsolationError::Sandbox(_) => End::TargetUnreachable,
-                IsolationError::World(_)
-                | IsolationError::Outside(_)
-                | IsolationError::Io { .. } => End::UnsuitableHost,
-            },
-            Self::Confinement(error) => match error {
-                ConfinementError::Unknown { .. } => End::Usage,
-                ConfinementError::Artifact(_)
-                | ConfinementError::Server(_)
-                | ConfinementError::Sandbox(_)
-                | ConfinementError::Vmm(_) => End::TargetUnreachable,
-                ConfinementError::World(_) | ConfinementError::Io { .. } => End::UnsuitableHost,
+                VerifyError::Artifact(_)
+                | VerifyError::Server(_)
+                | VerifyError::Sandbox(_)
+                | VerifyError::Vmm(_) => End::TargetUnreachable,
+                VerifyError::World(_) | VerifyError::Outside(_) | VerifyError::Io { .. } => {
+                    End::UnsuitableHost
+                }
             },
             Self::Session(error) => session_end(error),
             Self::Ab(error) => match error {

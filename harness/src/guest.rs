@@ -7,6 +7,7 @@ use model::chain;
 
 use serde::Deserialize;
 use serde_json::json;
+use testbed::api::INTERPRETER_PORT;
 
 use crate::{
     event::{Failure, FailureCause},
@@ -16,8 +17,6 @@ use crate::{
 
 /// Bound of a file's way into a guest.
 const WRITE_PATIENCE: Duration = Duration::from_secs(60);
-/// Where the interpreter listens in a guest.
-pub(crate) const INTERPRETER_PORT: u16 = 49_999;
 
 /// Runs a command or a cell in the guest behind a clone's vsock socket, on a connection of its own.
 ///

@@ -19,7 +19,10 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, gettid},
 };
-use verify::isolation::{Proof, judge::Verdict, report};
+use verify::{
+    isolation::{Proof, report},
+    proof::CaseResult,
+};
 
 /// The server's end of the cable, and the prover's.
 const SERVER: &str = "192.0.2.2:3000";
@@ -50,17 +53,17 @@ fn in_namespaces() {
     println!("{}", report::terminal(&proof));
     assert_eq!(code, Some(5));
     for name in ["outside-tcp-passes", "outside-udp-passes"] {
-        assert_eq!(of(name).verdict, Verdict::Pass, "{:?}", of(name));
+        assert_eq!(of(name).result, CaseResult::Pass, "{:?}", of(name));
         assert!(of(name).arrived[0] > 0);
     }
     for name in ["outside-denied-tcp", "outside-denied-udp"] {
-        assert_eq!(of(name).verdict, Verdict::Pass, "{:?}", of(name));
+        assert_eq!(of(name).result, CaseResult::Pass, "{:?}", of(name));
     }
     for case in &proof.cases {
-        match case.verdict {
-            Verdict::Pass => assert!(case.case.starts_with("outside-"), "{case:?}"),
-            Verdict::GuestsWord | Verdict::NotTried => {}
-            Verdict::Breach | Verdict::Unproven => panic!("{case:?}"),
+        match case.result {
+            CaseResult::Pass => assert!(case.case.starts_with("outside-"), "{case:?}"),
+            CaseResult::GuestsWord | CaseResult::NotTried => {}
+            CaseResult::Breach | CaseResult::Unproven => panic!("{case:?}"),
         }
     }
     for name in [
@@ -68,9 +71,9 @@ fn in_namespaces() {
         "spoof-mac",
         "names-not-listed",
     ] {
-        assert_eq!(of(name).verdict, Verdict::GuestsWord, "{:?}", of(name));
+        assert_eq!(of(name).result, CaseResult::GuestsWord, "{:?}", of(name));
     }
-    assert_eq!(of("flood-of-many-flows").verdict, Verdict::NotTried);
+    assert_eq!(of("flood-of-many-flows").result, CaseResult::NotTried);
 
     // Both ends of these are known: by themselves they are a proof.
     let both = ["--outside", PROVER, "--case", "outside-tcp-passes"];

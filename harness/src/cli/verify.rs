@@ -1,4 +1,4 @@
-//! The commands that verify: features, confinement, what clones share.
+//! `cube-bench verify`: options, and the output of each suite.
 
 use std::{
     io::{Read, Write},
@@ -9,77 +9,73 @@ use std::{
 use clap::{Args, Subcommand, ValueEnum};
 use testbed::{artifacts, exit::End};
 use verify::{
-    confinement::{self, ConfinementError, ConfinementSpec, Starts, report as held_report},
-    conformance::{
-        self, Matrix, Programs, VerifyError, VerifySpec, features::Area, report as matrix_report,
-    },
+    Setup, VerifyError,
+    confinement::{self, ConfinementSpec, Starts, report as confinement_report},
+    conformance::{self, ConformanceSpec, features::Area, report as matrix_report},
     hazards::{self, HazardSpec, report as hazard_report},
-    isolation::{self, IsolationError, IsolationSpec, Scope, TargetSpec, report as proof_report},
+    isolation::{self, IsolationSpec, Scope, TargetSpec, report as isolation_report},
 };
 
 use super::{CommandError, Format, Places, RunRoot};
 
-/// What is verified.
 #[derive(Subcommand)]
 pub(super) enum Verify {
-    /// Conformance with E2B: every feature with every SDK; exit code 0 only if all that must work does
+    /// Try every feature with every official E2B SDK; exit code 0 only if all required features work
     E2b(Conformance),
-    /// What two sandboxes of one memory must not share; exit code 4 if they share it, 5 if a case could not be tried
+    /// Check what sandboxes of one memory image must not share; exit code 4 if they share it, 5 if a case was not tried
     CloneHazards(Hazards),
-    /// Whether a sandbox reaches what it must not; exit code 4 for a breach, 5 for what is not proved
+    /// Try to reach forbidden destinations from a sandbox; exit code 4 for a breach, 5 if a case is not proven
     Isolation(Prover),
-    /// The part of `isolation` that is about what a policy lets out
+    /// Run only the cases of `isolation` about the destinations that a policy allows
     Egress(Prover),
-    /// What code that has taken a VMM over can do to the host; exit code 4 for a breach, 5 for what is not proved
+    /// Try to reach the host from a VMM that was taken over; exit code 4 for a breach, 5 if a case is not proven
     Confinement(Confinement),
-    /// Stands still until standard input ends: a process of root's for attempts to reach
+    /// Wait until standard input ends: a process of root that attempts try to reach
     #[command(hide = true)]
     RootProcess,
 }
 
-/// Of the conformance suite.
 #[derive(Args)]
 pub(super) struct Conformance {
     #[command(flatten)]
     places: Places,
     #[command(flatten)]
     run_root: RunRoot,
-    /// An endpoint; its key is E2B_API_KEY [default: a cube-api of the run's own]
+    /// URL of an endpoint; its key is E2B_API_KEY [default: start a cube-api]
     #[arg(long, value_name = "URL")]
     api_url: Option<String>,
     /// Template id or name
     #[arg(long, default_value = "base")]
     template: String,
-    /// What is verified; `interpreter` needs the template code-interpreter-v1
+    /// Which features to try; `interpreter` needs the template code-interpreter-v1
     #[arg(long, value_enum, default_value_t = Area::Sandbox)]
     area: Area,
-    /// Only this SDK, such as python-2.63.0; repeat for more
+    /// Try only this SDK, such as python-2.63.0; can be repeated
     #[arg(long = "sdk", value_name = "NAME")]
     sdks: Vec<String>,
-    /// Only this feature; repeat for more
+    /// Try only this feature; can be repeated
     #[arg(long = "feature", value_name = "NAME")]
     features: Vec<String>,
-    /// SDKs at work at the same time
+    /// Number of SDKs that run at the same time
     #[arg(long, value_name = "N", default_value_t = 2)]
     jobs: usize,
-    /// Also write matrix.json, matrix.md and matrix.xml into this directory
+    /// Also write matrix.json, matrix.md and matrix.xml to this directory
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t)]
     format: MatrixFormat,
 }
 
-/// Of the suite of clone hazards.
 #[derive(Args)]
 pub(super) struct Hazards {
     #[command(flatten)]
     places: Places,
     #[command(flatten)]
     run_root: RunRoot,
-    /// An endpoint; its key is E2B_API_KEY [default: a cube-api of the run's own]
+    /// URL of an endpoint; its key is E2B_API_KEY [default: start a cube-api]
     #[arg(long, value_name = "URL")]
     target: Option<String>,
-    /// Its data plane, such as https://{port}-{id}.example.com [default: as the target]
+    /// Data plane of the target, such as https://{port}-{id}.example.com [default: the target]
     #[arg(long, value_name = "PATTERN", requires = "target")]
     sandbox_url: Option<String>,
     /// Template id or name
@@ -89,37 +85,35 @@ pub(super) struct Hazards {
     format: Format,
 }
 
-/// Of the isolation prover.
 #[derive(Args)]
 pub(super) struct Prover {
     #[command(flatten)]
     places: Places,
     #[command(flatten)]
     run_root: RunRoot,
-    /// The probe that is put into sandboxes [default: cube-netprobe in $CUBE_BIN, else beside this program]
+    /// Program that runs the attempts in sandboxes [default: cube-netprobe in $CUBE_BIN, else beside this program]
     #[arg(long, value_name = "PATH")]
     probe: Option<PathBuf>,
     /// Template id or name
     #[arg(long, default_value = "base")]
     template: String,
-    /// Only this case, or the cases of this class; repeat for more
+    /// Run only this case, or the cases of this class; can be repeated
     #[arg(long = "case", value_name = "NAME")]
     only: Vec<String>,
-    /// A server that runs already; its key is E2B_API_KEY. What the guest alone can say is no pass
-    /// [default: a cube-api of the run's own, in namespaces of its own]
+    /// URL of a server that already runs; its key is E2B_API_KEY. A case that only the guest observes does not pass
+    /// [default: start a cube-api in new network namespaces]
     #[arg(long, value_name = "URL")]
     target: Option<String>,
-    /// An address of this machine that packets of the target's sandboxes reach: the prover listens there
+    /// Address of this machine that the target's sandboxes can reach; the suite listens there
     #[arg(long, value_name = "ADDRESS", requires = "target")]
     outside: Option<IpAddr>,
-    /// Also write isolation.json and isolation.xml into this directory
+    /// Also write isolation.json and isolation.xml to this directory
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
-/// Of the confinement prover.
 #[derive(Args)]
 pub(super) struct Confinement {
     #[command(flatten)]
@@ -129,13 +123,13 @@ pub(super) struct Confinement {
     /// Template id or name
     #[arg(long, default_value = "base")]
     template: String,
-    /// Only this case, or the cases of this class; repeat for more
+    /// Run only this case, or the cases of this class; can be repeated
     #[arg(long = "case", value_name = "NAME")]
     only: Vec<String>,
-    /// Only VMMs that the harness starts, none of a server's
+    /// Test only VMMs that this program starts itself, without a server
     #[arg(long)]
     direct: bool,
-    /// Also write confinement.json and confinement.xml into this directory
+    /// Also write confinement.json and confinement.xml to this directory
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t)]
@@ -151,7 +145,7 @@ enum MatrixFormat {
     Json,
     /// For CI systems
     Junit,
-    /// For issues and pages
+    /// For issues and documentation
     Markdown,
 }
 
@@ -163,65 +157,72 @@ impl Verify {
             Self::Isolation(prover) => prover.prove(Scope::Isolation),
             Self::Egress(prover) => prover.prove(Scope::Egress),
             Self::Confinement(prover) => prover.prove(),
-            Self::RootProcess => Ok(stand_still()),
+            Self::RootProcess => Ok(wait_for_eof()),
         }
     }
 }
 
-impl Places {
-    fn programs(self) -> Programs {
-        Programs {
-            artifacts: self.artifacts.unwrap_or_else(artifacts::default_dir),
-            vmm: self.vmm,
-            api: self.api,
-        }
+/// The options that all suites share.
+fn setup(places: Places, run_root: RunRoot, template: String) -> Setup {
+    Setup {
+        artifacts: places.artifacts.unwrap_or_else(artifacts::default_dir),
+        vmm: places.vmm,
+        api: places.api,
+        run_root: run_root.run_root,
+        template,
     }
+}
+
+/// Creates the directory if one was given, and writes these files into it.
+fn write_results(dir: Option<&Path>, files: &[(&str, String)]) -> Result<(), VerifyError> {
+    let Some(dir) = dir else {
+        return Ok(());
+    };
+    let write = |(name, text): &(&str, String)| std::fs::write(dir.join(name), text);
+    std::fs::create_dir_all(dir)
+        .and_then(|()| files.iter().try_for_each(write))
+        .map_err(|source| VerifyError::Io {
+            path: dir.to_owned(),
+            source,
+        })
 }
 
 impl Conformance {
     fn verify(self) -> Result<End, CommandError> {
-        let matrix = conformance::run(&VerifySpec {
-            programs: self.places.programs(),
+        let matrix = conformance::run(&ConformanceSpec {
+            setup: setup(self.places, self.run_root, self.template),
             api_url: self.api_url,
-            run_root: self.run_root.run_root,
-            template: self.template,
             area: self.area,
             sdks: self.sdks,
             features: self.features,
             jobs: self.jobs,
         })?;
-        if let Some(dir) = &self.results {
-            let path = dir.to_owned();
-            write_matrix(dir, &matrix).map_err(|source| VerifyError::Io { path, source })?;
-        }
+        let files = [
+            ("matrix.json", matrix_report::json(&matrix)),
+            ("matrix.md", matrix_report::markdown(&matrix)),
+            ("matrix.xml", matrix_report::junit(&matrix)),
+        ];
+        write_results(self.results.as_deref(), &files)?;
+        let [(_, json), (_, markdown), (_, junit)] = files;
         print!(
             "{}",
             match self.format {
                 MatrixFormat::Human => matrix_report::terminal(&matrix),
-                MatrixFormat::Json => matrix_report::json(&matrix),
-                MatrixFormat::Junit => matrix_report::junit(&matrix),
-                MatrixFormat::Markdown => matrix_report::markdown(&matrix),
+                MatrixFormat::Json => json,
+                MatrixFormat::Junit => junit,
+                MatrixFormat::Markdown => markdown,
             }
         );
         Ok(matrix.end())
     }
 }
 
-fn write_matrix(dir: &Path, matrix: &Matrix) -> std::io::Result<()> {
-    std::fs::create_dir_all(dir)?;
-    std::fs::write(dir.join("matrix.json"), matrix_report::json(matrix))?;
-    std::fs::write(dir.join("matrix.md"), matrix_report::markdown(matrix))?;
-    std::fs::write(dir.join("matrix.xml"), matrix_report::junit(matrix))
-}
-
 impl Hazards {
     fn verify(self) -> Result<End, CommandError> {
         let findings = hazards::run(&HazardSpec {
-            programs: self.places.programs(),
+            setup: setup(self.places, self.run_root, self.template),
             target: self.target,
             sandbox_url: self.sandbox_url,
-            run_root: self.run_root.run_root,
-            template: self.template,
             mode: hazards::Mode::Look,
         })?;
         print!(
@@ -246,49 +247,27 @@ impl Prover {
             }),
             None => None,
         };
-        let places = self.places.programs();
         let proof = isolation::run(&IsolationSpec {
-            artifacts: places.artifacts,
-            vmm: places.vmm,
-            api: places.api,
+            setup: setup(self.places, self.run_root, self.template),
             probe: self.probe,
-            run_root: self.run_root.run_root,
-            template: self.template,
             scope,
             only: self.only,
             target,
         })?;
-        if let Some(dir) = self.results {
-            let write = |name: &str, text: String| std::fs::write(dir.join(name), text);
-            std::fs::create_dir_all(&dir)
-                .and_then(|()| write("isolation.json", proof_report::json(&proof)))
-                .and_then(|()| write("isolation.xml", proof_report::junit(&proof)))
-                .map_err(|source| IsolationError::Io {
-                    path: dir.clone(),
-                    source,
-                })?;
-        }
-        print!(
-            "{}",
-            match self.format {
-                Format::Human => proof_report::terminal(&proof),
-                Format::Json => proof_report::json(&proof),
-                Format::Junit => proof_report::junit(&proof),
-            }
-        );
+        let files = [
+            ("isolation.json", isolation_report::json(&proof)),
+            ("isolation.xml", isolation_report::junit(&proof)),
+        ];
+        write_results(self.results.as_deref(), &files)?;
+        print_proof(self.format, isolation_report::terminal(&proof), files);
         Ok(proof.end())
     }
 }
 
 impl Confinement {
     fn prove(self) -> Result<End, CommandError> {
-        let places = self.places.programs();
         let proof = confinement::run(&ConfinementSpec {
-            artifacts: places.artifacts,
-            vmm: places.vmm,
-            api: places.api,
-            run_root: self.run_root.run_root,
-            template: self.template,
+            setup: setup(self.places, self.run_root, self.template),
             starts: if self.direct {
                 Starts::Direct
             } else {
@@ -296,33 +275,32 @@ impl Confinement {
             },
             only: self.only,
         })?;
-        if let Some(dir) = self.results {
-            let write = |name: &str, text: String| std::fs::write(dir.join(name), text);
-            std::fs::create_dir_all(&dir)
-                .and_then(|()| write("confinement.json", held_report::json(&proof)))
-                .and_then(|()| write("confinement.xml", held_report::junit(&proof)))
-                .map_err(|source| ConfinementError::Io {
-                    path: dir.clone(),
-                    source,
-                })?;
-        }
-        print!(
-            "{}",
-            match self.format {
-                Format::Human => held_report::terminal(&proof),
-                Format::Json => held_report::json(&proof),
-                Format::Junit => held_report::junit(&proof),
-            }
-        );
+        let files = [
+            ("confinement.json", confinement_report::json(&proof)),
+            ("confinement.xml", confinement_report::junit(&proof)),
+        ];
+        write_results(self.results.as_deref(), &files)?;
+        print_proof(self.format, confinement_report::terminal(&proof), files);
         Ok(proof.end())
     }
 }
 
-/// Says that it is there, and waits for the end of its input.
-fn stand_still() -> End {
+fn print_proof(format: Format, terminal: String, [json, junit]: [(&str, String); 2]) {
+    print!(
+        "{}",
+        match format {
+            Format::Human => terminal,
+            Format::Json => json.1,
+            Format::Junit => junit.1,
+        }
+    );
+}
+
+/// Writes a newline to show that the process has started, and waits for the end of its input.
+fn wait_for_eof() -> End {
     let mut out = std::io::stdout();
-    let said = out.write_all(b"\n").and_then(|()| out.flush());
-    let waited = said.and_then(|()| std::io::stdin().read_to_end(&mut Vec::new()));
+    let started = out.write_all(b"\n").and_then(|()| out.flush());
+    let waited = started.and_then(|()| std::io::stdin().read_to_end(&mut Vec::new()));
     match waited {
         Ok(_) => End::Pass,
         Err(_) => End::Bug,

@@ -4,6 +4,7 @@ use std::{fs, io, os::unix::fs::symlink, path::Path, sync::Arc};
 
 use model::chain;
 use testbed::{
+    api::Api,
     artifacts::{self, Template},
     endpoint::Endpoint,
     leftovers::{self, RunDir},
@@ -212,11 +213,13 @@ fn install(template: &Path, place: &Path) -> io::Result<()> {
 
 fn e2b(spec: &TargetSpec, api: Endpoint, key: String) -> E2b {
     E2b {
-        api,
-        sandbox_url: spec.sandbox_url.clone(),
-        key,
+        api: Api {
+            control: api,
+            sandbox_url: spec.sandbox_url.clone(),
+            key,
+            timeout: spec.start_timeout,
+        },
         template: spec.template.clone(),
-        timeout: spec.start_timeout,
         sandboxes: None,
         warm: 0,
         network: None,

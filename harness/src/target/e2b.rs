@@ -10,14 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api_types::envd::{ClientError, ENVD_PORT, EnvdClient, HttpAnswer};
-use model::chain;
-use model::{StartPhase, Timeline};
-use serde::Deserialize;
+use api_types::envd::{ENVD_PORT, EnvdClient, HttpAnswer};
+use model::{StartPhase, Timeline, chain};
 use serde_json::{Value, json};
 
 use super::{CloneId, Output, PageCache, Sandbox, Target};
 use testbed::{
+    api::{Api, Created, INTERPRETER_PORT},
     endpoint::{DialError, Endpoint, Wire},
     leftovers,
 };
@@ -31,8 +30,6 @@ use crate::{
 
 /// Lifetime that is asked for, in seconds: longer than any round, and a bound on what a killed run leaves.
 pub(super) const LIFETIME_S: u32 = 3600;
-/// Answers to a create that are longer are no sandboxes.
-const MAX_ID: usize = 128;
 /// A server that keeps sandboxes ready has refilled its pool by then.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 const READY_LOOK: Duration = Duration::from_millis(50);
@@ -47,16 +44,10 @@ const TOTAL: &str = "total";
 /// Where sandboxes are asked for, and how.
 #[derive(Clone, Debug)]
 pub struct E2b {
-    /// Control plane.
-    pub api: Endpoint,
-    /// Data plane; `{id}` stands for the sandbox and `{port}` for the port. `None`: as the control plane.
-    pub sandbox_url: Option<String>,
-    /// `X-API-KEY`.
-    pub key: String,
+    /// The endpoint, its key, and the limit of each exchange.
+    pub api: Api,
     /// Template id or name.
     pub template: String,
-    /// Bound of each exchange.
-    pub timeout: Duration,
     /// Where a server on this host keeps a directory per sandbox, for the ledger.
     pub sandboxes: Option<PathBuf>,
     /// Sandboxes that the server keeps ready; zero: it is not asked.
@@ -65,61 +56,19 @@ pub struct E2b {
     pub network: Option<Value>,
 }
 
-/// What a create answers, as far as it matters here.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Created {
-    #[serde(rename = "sandboxID")]
-    sandbox_id: String,
-    envd_access_token: Option<String>,
-}
-
-impl Created {
-    /// Refuses what cannot become part of a path, a host name and a header.
-    pub(super) fn check(&self) -> Result<(), &'static str> {
-        let id = &self.sandbox_id;
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-        if id.is_empty() || id.len() > MAX_ID || !id.bytes().all(plain) {
-            return Err("the sandbox's id is none");
-        }
-        let token = self.envd_access_token.as_deref().unwrap_or_default();
-        if token.bytes().all(|b| b.is_ascii_graphic()) {
-            Ok(())
-        } else {
-            Err("the sandbox's token is none")
-        }
-    }
-}
-
 impl E2b {
     pub(super) fn connect(&self, to: &Endpoint) -> Result<EnvdClient<Wire>, Failure> {
-        let wire = to.dial(self.timeout).map_err(|e| dial_failure(&e))?;
-        let mut client = EnvdClient::over(wire, self.timeout);
-        client.set_route(&to.authority(), &[]);
-        Ok(client)
-    }
-
-    pub(super) fn control(
-        &self,
-        client: &mut EnvdClient<Wire>,
-        method: &str,
-        path: &str,
-        body: &[u8],
-    ) -> Result<HttpAnswer, ClientError> {
-        client.set_route(&self.api.authority(), &[("x-api-key", &self.key)]);
-        client.set_access_token(None);
-        client.set_timeout(self.timeout);
-        let json = [("content-type", "application/json")];
-        client.request(method, path, &json, body)
+        self.api.connect(to).map_err(|e| dial_failure(&e))
     }
 
     /// What the server says of its pool among its figures for Prometheus.
     fn warm_now(&self) -> io::Result<u32> {
         let mut client = self
-            .connect(&self.api)
+            .connect(&self.api.control)
             .map_err(|f| io::Error::other(f.message))?;
         let answer = self
-            .control(&mut client, "GET", "/metrics", b"")
+            .api
+            .request(&mut client, "GET", "/metrics", b"")
             .map_err(io::Error::other)?;
         let text = String::from_utf8_lossy(&answer.body);
         let gauge = text.lines().find_map(|line| line.strip_prefix(WARM_GAUGE));
@@ -128,20 +77,9 @@ impl E2b {
             .ok_or_else(|| io::Error::other("the server does not say how many are warm"))
     }
 
-    /// Where requests to a port of a sandbox go.
-    fn data_endpoint(&self, id: &str, port: u16) -> Result<Endpoint, Failure> {
-        let Some(pattern) = &self.sandbox_url else {
-            return Ok(self.api.clone());
-        };
-        let url = pattern
-            .replace("{id}", id)
-            .replace("{port}", &port.to_string());
-        Endpoint::parse(&url).map_err(|e| failed(FailureCause::Connect, chain(&e)))
-    }
-
     /// A create of the template.
     pub(super) fn start(&self, timeline: &mut Timeline) -> Result<Remote, Failure> {
-        let mut client = self.connect(&self.api)?;
+        let mut client = self.connect(&self.api.control)?;
         let mut body = json!({ "templateID": self.template, "timeout": LIFETIME_S });
         if let Some(network) = &self.network {
             body["network"] = network.clone();
@@ -149,7 +87,8 @@ impl E2b {
         let body = body.to_string();
         let asked_ns = clock::monotonic_ns();
         let answer = self
-            .control(&mut client, "POST", "/v2/sandboxes", body.as_bytes())
+            .api
+            .request(&mut client, "POST", "/v2/sandboxes", body.as_bytes())
             .map_err(|e| guest::failure(FailureCause::Create, &e))?;
         let replied_ns = clock::monotonic_ns();
         if let Some(told) = answer.header(PHASES) {
@@ -158,7 +97,7 @@ impl E2b {
         timeline.stamp(StartPhase::Replied, replied_ns);
         let mut remote = self.remote(created(&answer)?);
         remote.start = answer.header(START_KIND).and_then(StartKind::parse);
-        remote.client = Some((self.api.clone(), client));
+        remote.client = Some((self.api.control.clone(), client));
         Ok(remote)
     }
 
@@ -167,8 +106,7 @@ impl E2b {
         Remote {
             target: self.clone(),
             client: None,
-            id: created.sandbox_id,
-            token: created.envd_access_token,
+            created,
             start: None,
             alive: true,
         }
@@ -258,8 +196,7 @@ pub(super) struct Remote {
     target: E2b,
     /// The last connection and where it leads; absent before the first use, and after an error.
     client: Option<(Endpoint, EnvdClient<Wire>)>,
-    pub(super) id: String,
-    token: Option<String>,
+    pub(super) created: Created,
     start: Option<StartKind>,
     alive: bool,
 }
@@ -275,15 +212,11 @@ impl Remote {
 
     /// A client for a port of the sandbox, and where it leads.
     fn client_of(&mut self, port: u16) -> Result<(Endpoint, EnvdClient<Wire>), Failure> {
-        let data = self.target.data_endpoint(&self.id, port)?;
+        let id = &self.created.sandbox_id;
+        let data = self.target.api.data_endpoint(id, port);
+        let data = data.map_err(|e| failed(FailureCause::Connect, chain(&e)))?;
         let mut client = self.client_to(&data)?;
-        let port = port.to_string();
-        let route = [
-            ("e2b-sandbox-id", self.id.as_str()),
-            ("e2b-sandbox-port", &port),
-        ];
-        client.set_route(&data.authority(), &route);
-        client.set_access_token(self.token.clone());
+        self.created.route(&mut client, &data, port);
         Ok((data, client))
     }
 
@@ -296,10 +229,10 @@ impl Remote {
 
     fn end(&mut self) -> Result<(), Failure> {
         self.alive = false;
-        let api = self.target.api.clone();
-        let mut client = self.client_to(&api)?;
-        let path = format!("/sandboxes/{}", self.id);
-        let answer = self.target.control(&mut client, "DELETE", &path, b"");
+        let control = self.target.api.control.clone();
+        let mut client = self.client_to(&control)?;
+        let path = format!("/sandboxes/{}", self.created.sandbox_id);
+        let answer = self.target.api.request(&mut client, "DELETE", &path, b"");
         match answer
             .map_err(|e| guest::failure(FailureCause::Kill, &e))?
             .status
@@ -307,7 +240,7 @@ impl Remote {
             204 => Ok(()),
             status => Err(failed(
                 FailureCause::Kill,
-                format!("kill: status {status} for {}", self.id),
+                format!("kill: status {status} for {}", self.created.sandbox_id),
             )),
         }
     }
@@ -316,7 +249,7 @@ impl Remote {
 impl Sandbox for Remote {
     fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure> {
         let port = match command.cell {
-            Some(_) => guest::INTERPRETER_PORT,
+            Some(_) => INTERPRETER_PORT,
             None => ENVD_PORT,
         };
         let (data, mut client) = self.client_of(port)?;
@@ -330,7 +263,7 @@ impl Sandbox for Remote {
 
     fn write_file(&mut self, path: &str, bytes: &[u8]) -> Result<(), Failure> {
         let (data, mut client) = self.client_of(ENVD_PORT)?;
-        client.set_timeout(self.target.timeout);
+        client.set_timeout(self.target.api.timeout);
         client
             .write_file(path, bytes, Some("root"))
             .map_err(|e| guest::failure(FailureCause::Exec, &e))?;
@@ -339,28 +272,33 @@ impl Sandbox for Remote {
     }
 
     fn set_network(&mut self, options: &Value) -> Result<(), Failure> {
-        let api = self.target.api.clone();
-        let mut client = self.client_to(&api)?;
-        let path = format!("/sandboxes/{}/network", self.id);
+        let control = self.target.api.control.clone();
+        let mut client = self.client_to(&control)?;
+        let path = format!("/sandboxes/{}/network", self.created.sandbox_id);
         let body = options.to_string();
         let answer = self
             .target
-            .control(&mut client, "PUT", &path, body.as_bytes())
+            .api
+            .request(&mut client, "PUT", &path, body.as_bytes())
             .map_err(|e| guest::failure(FailureCause::Network, &e))?;
         match answer.status {
             204 => {
-                self.client = Some((api, client));
+                self.client = Some((control, client));
                 Ok(())
             }
             status => Err(failed(
                 FailureCause::Network,
-                format!("network: status {status} for {}", self.id),
+                format!("network: status {status} for {}", self.created.sandbox_id),
             )),
         }
     }
 
     fn pid(&self) -> Option<u32> {
-        let dir = self.target.sandboxes.as_ref()?.join(&self.id);
+        let dir = self
+            .target
+            .sandboxes
+            .as_ref()?
+            .join(&self.created.sandbox_id);
         leftovers::processes_of(&dir).first().copied()
     }
 
@@ -451,11 +389,13 @@ mod tests {
 
     fn target(api: Endpoint) -> E2b {
         E2b {
-            api,
-            sandbox_url: None,
-            key: KEY.to_owned(),
+            api: Api {
+                control: api,
+                sandbox_url: None,
+                key: KEY.to_owned(),
+                timeout: Duration::from_secs(10),
+            },
             template: "base".to_owned(),
-            timeout: Duration::from_secs(10),
             sandboxes: None,
             warm: 0,
             network: None,
@@ -571,12 +511,9 @@ mod tests {
     #[test]
     fn the_data_plane_may_have_a_host_of_its_own() {
         let mut target = target(Endpoint::parse("https://api.example.com").unwrap());
-        target.sandbox_url = Some("https://{port}-{id}.example.com".to_owned());
-        let data = |port| target.data_endpoint("i1", port).unwrap().to_string();
+        target.api.sandbox_url = Some("https://{port}-{id}.example.com".to_owned());
+        let data = |port| target.api.data_endpoint("i1", port).unwrap().to_string();
         assert_eq!(data(ENVD_PORT), "https://49983-i1.example.com");
-        assert_eq!(
-            data(guest::INTERPRETER_PORT),
-            "https://49999-i1.example.com"
-        );
+        assert_eq!(data(INTERPRETER_PORT), "https://49999-i1.example.com");
     }
 }

@@ -10,10 +10,11 @@ use api_types::envd::HttpAnswer;
 use model::{StartPhase, Timeline};
 use serde::Deserialize;
 use serde_json::json;
+use testbed::api::Created;
 
 use super::{
     CloneId, PageCache, Sandbox, Target,
-    e2b::{Created, E2b, LIFETIME_S, Remote},
+    e2b::{E2b, LIFETIME_S, Remote},
     exec_and_compare,
 };
 use crate::{
@@ -90,19 +91,20 @@ impl Forks {
             }
             let earlier = BATCH.saturating_mul(u32::try_from(index).unwrap_or(u32::MAX));
             self.fork(
-                &family.parent.id,
+                &family.parent.created.sandbox_id,
                 self.starts.saturating_sub(earlier).min(BATCH),
             )
         }))
     }
 
     fn fork(&self, parent: &str, count: u32) -> Batch {
-        let mut client = self.e2b.connect(&self.e2b.api)?;
+        let mut client = self.e2b.connect(&self.e2b.api.control)?;
         let path = format!("/sandboxes/{parent}/fork");
         let body = json!({ "count": count, "timeout": LIFETIME_S }).to_string();
         let answer = self
             .e2b
-            .control(&mut client, "POST", &path, body.as_bytes())
+            .api
+            .request(&mut client, "POST", &path, body.as_bytes())
             .map_err(|e| guest::failure(FailureCause::Create, &e))?;
         forks(&answer)
     }

@@ -4,6 +4,7 @@
 //! `harness` and `verify` use this crate and do not use each other. Like them it links neither the VMM, the pool nor the
 //! API: it starts their programs.
 
+pub mod api;
 pub mod artifacts;
 pub mod endpoint;
 pub mod exit;

@@ -1,11 +1,11 @@
-//! `cube-bench verify e2b`: does an endpoint do what the official SDKs expect?
+//! `cube-bench verify e2b`: does an endpoint support everything that the official SDKs can do?
 //!
 //! ```text
-//! features ─┬─► plan: SDK × feature ─► suite (one process per SDK, bounded) ─► cells ─► report
+//! features ─┬─► SDK × feature ─► suite (one process for each SDK, with time limits) ─► cells ─► report
 //! sdk ──────┘
 //! ```
-//! The cases are the SDKs' own programs, below `harness/verify/conformance`; here they are only started, bounded and
-//! counted. A case that does not answer in time is not waited for, and one that was not run is no pass.
+//! The cases are programs that use the SDKs, in `harness/verify/conformance`. This module starts them, limits their time
+//! and collects their results. A case that exceeds its limit is killed, and a case that was not run is not a pass.
 
 pub mod features;
 pub mod report;
@@ -13,121 +13,60 @@ pub mod sdk;
 mod suite;
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     sync::Mutex,
     thread,
 };
 
 use serde::{Deserialize, Serialize};
-
-use features::{Area, Feature, FeatureError};
-use sdk::Sdk;
 use testbed::{
-    artifacts::{self, ArtifactError},
-    endpoint::BadUrl,
     exit::End,
-    leftovers::{self, RunDir},
-    server::{Door, LocalServer, ServerError, ServerSpec, Tls},
+    leftovers::RunDir,
+    server::{LocalServer, Tls},
 };
 
-/// Domain of the sandboxes' host names; never looked up.
-const DOMAIN: &str = "cube.test";
-/// Sandboxes that the server of the suite's own keeps ready.
+use crate::setup::{DOMAIN, Setup, VerifyError, at, key_from_environment};
+use features::{Area, Feature};
+use sdk::Sdk;
+
+/// Sandboxes that the suite's server keeps ready.
 const WARM: u32 = 4;
 
-/// What a server of the suite's own is made of.
+/// Options of the suite.
 #[derive(Clone, Debug)]
-pub struct Programs {
-    /// Directory with `templates/` and `sdk/`.
-    pub artifacts: PathBuf,
-    /// The VMM, if given.
-    pub vmm: Option<PathBuf>,
-    /// The server, if given.
-    pub api: Option<PathBuf>,
-}
-
-/// What is verified, and with what.
-#[derive(Clone, Debug)]
-pub struct VerifySpec {
-    /// For a server of the suite's own, and the SDKs.
-    pub programs: Programs,
-    /// An endpoint that is there already; its key is E2B_API_KEY.
+pub struct ConformanceSpec {
+    pub setup: Setup,
+    /// URL of an endpoint that already runs; its key is `E2B_API_KEY`. `None`: the suite starts a server.
     pub api_url: Option<String>,
-    /// Where the directory of a server of the suite's own is made.
-    pub run_root: PathBuf,
-    /// Template id or name.
-    pub template: String,
     /// Names of SDKs; empty: all.
     pub sdks: Vec<String>,
-    /// The area whose features are verified, unless some are named.
+    /// The area whose features are verified if `features` is empty.
     pub area: Area,
     /// Names of features; empty: all of the area.
     pub features: Vec<String>,
-    /// SDKs at work at the same time.
+    /// SDKs that run at the same time.
     pub jobs: usize,
 }
 
-/// Why nothing was verified.
-#[derive(Debug, thiserror::Error)]
-pub enum VerifyError {
-    /// Program or template.
-    #[error(transparent)]
-    Artifact(#[from] ArtifactError),
-    /// The list of features.
-    #[error(transparent)]
-    Features(#[from] FeatureError),
-    /// The server of the suite's own.
-    #[error(transparent)]
-    Server(#[from] ServerError),
-    /// A name that means nothing.
-    #[error("there is no {what} {name:?}; there are: {known}")]
-    Unknown {
-        /// `SDK` or `feature`.
-        what: &'static str,
-        /// As typed.
-        name: String,
-        /// All names.
-        known: String,
-    },
-    /// An endpoint that is none.
-    #[error(transparent)]
-    Url(#[from] BadUrl),
-    /// The endpoint gives no sandbox.
-    #[error("there is no sandbox to verify with: {0}")]
-    Target(String),
-    /// No key for an endpoint.
-    #[error("the API wants a key: set E2B_API_KEY")]
-    NoKey,
-    /// A directory.
-    #[error("cannot use {path}")]
-    Io {
-        /// Which.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        source: io::Error,
-    },
-}
-
-/// What became of one feature with one SDK.
+/// Result of one feature with one SDK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum CellResult {
     /// The case passed.
     Pass,
-    /// The SDK cannot do it, as the list of features says.
+    /// The SDK lacks the feature, which the list of features allows.
     Absent,
     /// The case failed.
     Fail,
-    /// It gave no answer in time; its process was killed.
+    /// The case exceeded its time limit; its process was killed.
     TimedOut,
-    /// It was not run: no SDK, no such case, or a suite that ended.
+    /// The case was not run: the SDK is not installed, has no such case, or its process ended.
     NotRun,
 }
 
-impl Verdict {
-    /// Whether nothing is missing.
+impl CellResult {
+    /// Whether the case passed or is allowed to be absent.
     #[must_use]
     pub fn is_green(self) -> bool {
         match self {
@@ -136,7 +75,7 @@ impl Verdict {
         }
     }
 
-    /// The name in JSON and reports.
+    /// Name in JSON and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -149,40 +88,39 @@ impl Verdict {
     }
 }
 
-/// One cell of the matrix.
+/// A feature with an SDK, and the result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
     /// Name of the feature.
     pub feature: String,
-    /// Name of the SDK with its version.
+    /// Name and version of the SDK.
     pub sdk: String,
-    /// Whether the suite fails without it.
+    /// Whether the suite fails if the result is not green.
     pub must: bool,
-    /// See [`Verdict`].
-    pub verdict: Verdict,
-    /// Why it is not green; empty when it is.
+    #[serde(rename = "verdict")]
+    pub result: CellResult,
+    /// Why the result is not green; empty if it is.
     pub why: String,
-    /// Time of the case; absent when it was not run.
+    /// Duration of the case. `None` if it was not run.
     pub seconds: Option<f64>,
 }
 
-/// Everything that was found out.
+/// Results of a run of the suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Matrix {
     /// [`report::FORMAT`].
     pub format: u32,
-    /// The endpoint, or what server it was.
+    /// URL of the endpoint, or a description of the server.
     pub endpoint: String,
-    /// SDKs in the order of columns.
+    /// Names of the SDKs, in the order of the columns.
     pub sdks: Vec<String>,
-    /// Features in the order of rows, with the reason for each.
+    /// Name and reason of each feature, in the order of the rows.
     pub features: Vec<(String, String)>,
-    /// Cells in the order of rows, then columns. An SDK without the case has no cell.
+    /// Ordered by row, then column. An SDK that has no case for a feature has no cell there.
     pub cells: Vec<Cell>,
 }
 
 impl Matrix {
-    /// The cell, if there is one.
     #[must_use]
     pub fn cell(&self, feature: &str, sdk: &str) -> Option<&Cell> {
         self.cells
@@ -190,10 +128,10 @@ impl Matrix {
             .find(|cell| cell.feature == feature && cell.sdk == sdk)
     }
 
-    /// Pass only when every cell that must be green is, and there is one.
+    /// [`End::Pass`] if there are cells and all required ones are green, else [`End::GateFailed`].
     #[must_use]
     pub fn end(&self) -> End {
-        let holds = |cell: &Cell| cell.verdict.is_green() || !cell.must;
+        let holds = |cell: &Cell| cell.result.is_green() || !cell.must;
         if !self.cells.is_empty() && self.cells.iter().all(holds) {
             End::Pass
         } else {
@@ -202,20 +140,21 @@ impl Matrix {
     }
 }
 
-/// Where cases find the API.
+/// Address and key of the API, for the cases.
 #[derive(Clone, Debug)]
 struct Address {
     url: String,
     key: String,
     template: String,
+    /// A second server with the same templates that speaks HTTPS, if a feature needs it.
     secure: Option<SecureAddress>,
 }
 
-/// The same templates behind HTTPS.
 #[derive(Clone, Debug)]
 struct SecureAddress {
     url: String,
     key: String,
+    /// Certificate of the authority that signed the server's certificate.
     authority: PathBuf,
 }
 
@@ -232,19 +171,18 @@ impl SecureAddress {
 /// Runs the suite.
 ///
 /// # Errors
-/// See [`VerifyError`]; what a case finds is a cell, not an error.
-pub fn run(spec: &VerifySpec) -> Result<Matrix, VerifyError> {
+/// Returns a [`VerifyError`] if the suite could not start. The result of a case is a cell, not an error.
+pub fn run(spec: &ConformanceSpec) -> Result<Matrix, VerifyError> {
     let features = features::load()?;
-    let mut features = chosen("feature", features, &spec.features, |f| f.name.clone())?;
+    let mut features = select("feature", features, &spec.features, |f| f.name.clone())?;
     features.retain(|feature| spec.api_url.is_none() || !feature.own_server);
     features.retain(|feature| !spec.features.is_empty() || feature.area == spec.area);
-    let sdks = chosen("SDK", Sdk::all(), &spec.sdks, Sdk::name)?;
-    leftovers::sweep(&spec.run_root).map_err(at(&spec.run_root))?;
-    let run_dir = RunDir::create(&spec.run_root).map_err(at(&spec.run_root))?;
+    let sdks = select("SDK", Sdk::all(), &spec.sdks, Sdk::name)?;
+    let run_dir = spec.setup.run_dir()?;
     let (server, mut address) = endpoint(spec, &run_dir)?;
     let secure = if features.iter().any(|feature| feature.own_server) {
         let dir = run_dir.path().join("secure");
-        Some(own_server(&spec.programs, &dir, Tls::PrivateAuthority, 0)?)
+        Some(start_server(&spec.setup, &dir, Tls::PrivateAuthority, 0)?)
     } else {
         None
     };
@@ -265,9 +203,9 @@ pub fn run(spec: &VerifySpec) -> Result<Matrix, VerifyError> {
     })
 }
 
-/// Those of `all` that are named; all if none is.
-fn chosen<T>(
-    what: &'static str,
+/// Keeps the entries of `all` that `names` lists, or all of them if it is empty.
+fn select<T>(
+    kind: &'static str,
     all: Vec<T>,
     names: &[String],
     name_of: impl Fn(&T) -> String,
@@ -275,30 +213,31 @@ fn chosen<T>(
     let known: Vec<String> = all.iter().map(&name_of).collect();
     if let Some(name) = names.iter().find(|name| !known.contains(name)) {
         return Err(VerifyError::Unknown {
-            what,
+            kind,
             name: name.clone(),
             known: known.join(", "),
         });
     }
-    let wanted = |thing: &T| names.is_empty() || names.contains(&name_of(thing));
-    Ok(all.into_iter().filter(wanted).collect())
+    let is_selected = |entry: &T| names.is_empty() || names.contains(&name_of(entry));
+    Ok(all.into_iter().filter(is_selected).collect())
 }
 
+/// The endpoint in `spec`, or else a server, which lives as long as the returned handle.
 fn endpoint(
-    spec: &VerifySpec,
+    spec: &ConformanceSpec,
     run_dir: &RunDir,
 ) -> Result<(Option<LocalServer>, Address), VerifyError> {
-    let template = spec.template.clone();
+    let template = spec.setup.template.clone();
     if let Some(url) = &spec.api_url {
         let address = Address {
             url: url.trim_end_matches('/').to_owned(),
-            key: std::env::var("E2B_API_KEY").map_err(|_| VerifyError::NoKey)?,
+            key: key_from_environment()?,
             template,
             secure: None,
         };
         return Ok((None, address));
     }
-    let server = own_server(&spec.programs, run_dir.path(), Tls::Off, WARM)?;
+    let server = start_server(&spec.setup, run_dir.path(), Tls::Off, WARM)?;
     let address = Address {
         url: server.endpoint().to_string(),
         key: server.key().to_owned(),
@@ -308,35 +247,22 @@ fn endpoint(
     Ok((Some(server), address))
 }
 
-pub(crate) fn own_server(
-    programs: &Programs,
+fn start_server(
+    setup: &Setup,
     dir: &Path,
     tls: Tls,
     warm: u32,
 ) -> Result<LocalServer, VerifyError> {
     fs::create_dir_all(dir).map_err(at(dir))?;
-    let templates = programs.artifacts.join("templates");
-    let spec = ServerSpec {
-        program: artifacts::find_api(programs.api.as_deref())?,
-        vmm: artifacts::find_vmm(programs.vmm.as_deref())?,
-        templates: templates.canonicalize().map_err(at(&templates))?,
-        warm,
-        domain: Some(DOMAIN.to_owned()),
-        door: Door::Locked,
-        tls,
-        options: Vec::new(),
-    };
-    Ok(LocalServer::start(dir, spec)?)
+    let mut options = setup.server(warm)?;
+    options.domain = Some(DOMAIN.to_owned());
+    options.tls = tls;
+    Ok(LocalServer::start(dir, options)?)
 }
 
-pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> VerifyError {
-    let path = path.to_owned();
-    move |source| VerifyError::Io { path, source }
-}
-
-/// A few SDKs at a time; each has one process of its own for all its cases.
+/// Runs up to `spec.jobs` SDKs at the same time, each in one process for all its cases.
 fn run_all(
-    spec: &VerifySpec,
+    spec: &ConformanceSpec,
     sdks: &[Sdk],
     features: &[Feature],
     address: &Address,
@@ -348,7 +274,7 @@ fn run_all(
         loop {
             let next = waiting.lock().ok().and_then(|mut sdks| sdks.next());
             let Some(sdk) = next else { return cells };
-            let dir = spec.programs.artifacts.join("sdk");
+            let dir = spec.setup.artifacts.join("sdk");
             cells.extend(suite::run(sdk, &dir, features, address, home));
         }
     };

@@ -1,62 +1,52 @@
-//! `cube-bench verify clone-hazards`: what two sandboxes of one memory must not share, and what forks must.
+//! `cube-bench verify clone-hazards`: what two sandboxes of one memory image must not share, and what forks must share.
 //!
 //! ```text
-//! list ─► stage: two of one template · two forks of one parent · one that was paused ─► answers
-//!                                                                       judge (pure) ◄──┘ ─► findings ─► report
+//! list ─► stage: two clones of a template · two forks of a parent · one paused sandbox ─► answers
+//!                                                                    evaluate (pure) ◄──┘ ─► findings ─► report
 //! ```
-//! Everything is asked through E2B's public interface, so that any endpoint can be verified. What could not be
-//! tried is no pass.
+//! The suite uses only E2B's public interface, so it can verify any endpoint. A hazard that could not be tried is not a
+//! pass.
 
 mod clock;
-mod judge;
+mod evaluate;
 mod list;
+mod probe;
 pub mod report;
 mod stage;
-pub(crate) mod subject;
-
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use testbed::{api::Api, endpoint::Endpoint, exit::End, server::LocalServer};
 
-use crate::conformance::{Programs, VerifyError, at, own_server};
-use subject::Account;
-use testbed::{
-    endpoint::Endpoint,
-    exit::End,
-    leftovers::{self, RunDir},
-    server::Tls,
+use crate::{
+    sandbox::Account,
+    setup::{DOMAIN, Setup, VerifyError, api_of, key_from_environment},
 };
 
-/// Sandboxes of each template that the suite's own server keeps ready: clones come from the pool as well.
+/// Sandboxes of each template that the suite's server keeps ready, so that some clones come from the warm pool.
 const WARM: u32 = 2;
+/// Lifetime of each sandbox, in seconds.
+const LIFETIME_S: u32 = 900;
 
-/// What is verified.
+/// Options of the suite.
 #[derive(Clone, Debug)]
 pub struct HazardSpec {
-    /// For a server of the suite's own.
-    pub programs: Programs,
-    /// An endpoint that is there already; its key is E2B_API_KEY.
+    pub setup: Setup,
+    /// URL of an endpoint that already runs; its key is `E2B_API_KEY`. `None`: the suite starts a server.
     pub target: Option<String>,
-    /// Its data plane; `{id}` stands for the sandbox and `{port}` for the port. `None`: as the target.
+    /// Data plane of the target, with the placeholders `{id}` and `{port}`. `None`: the target's own address.
     pub sandbox_url: Option<String>,
-    /// Where the directory of a server of the suite's own is made.
-    pub run_root: PathBuf,
-    /// Template id or name.
-    pub template: String,
-    /// Whether sandboxes are asked, or broken first.
     pub mode: Mode,
 }
 
-/// Whether the suite looks for failures or makes them.
+/// Whether the suite looks for hazards or causes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// It looks for them.
     Look,
-    /// It makes each, to prove that it would be found: for the suite's own test.
+    /// Causes each hazard first, for the test that the suite would find it.
     Sabotage,
 }
 
-/// Which sandboxes a finding is about.
+/// The sandboxes that a finding compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Between {
@@ -69,7 +59,7 @@ pub enum Between {
 }
 
 impl Between {
-    /// The name in JSON and reports.
+    /// Name in JSON and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -80,24 +70,24 @@ impl Between {
     }
 }
 
-/// What a case found.
+/// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// As expected.
+pub enum HazardResult {
+    /// The hazard is not there.
     Pass,
-    /// The template has no such thing, as the list allows.
+    /// The template lacks what the hazard is about, which the list allows.
     Absent,
-    /// The hazard is there, and documented as one that stays.
+    /// The hazard is there, and is documented as one that remains.
     Known,
     /// The hazard is there.
     Fail,
-    /// No answer, or not from all of them.
+    /// Not every sandbox gave an answer.
     NotTried,
 }
 
-impl Verdict {
-    /// The name in JSON and reports.
+impl HazardResult {
+    /// Name in JSON and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -110,57 +100,54 @@ impl Verdict {
     }
 }
 
-/// How much a failure weighs.
+/// Severity of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Weight {
-    /// Something is shared that must not be.
+    /// The sandboxes share something that they must not share.
     Breach,
-    /// A sandbox is not what it should be.
+    /// A sandbox does not work as it should.
     Gate,
 }
 
-/// One case and what it found.
+/// A case and its result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// Name of the hazard.
     pub hazard: String,
-    /// Which sandboxes.
     pub between: Between,
     /// Why it matters.
     pub why: String,
-    /// What is expected of the answers.
+    /// The relation that is expected between the answers.
     pub expected: String,
-    /// See [`Verdict`].
-    pub verdict: Verdict,
-    /// See [`Weight`].
+    #[serde(rename = "verdict")]
+    pub result: HazardResult,
     pub weight: Weight,
-    /// The answers, or why there are none; cut to a few lines.
+    /// The answers, or why there are none; at most a few lines.
     pub evidence: Vec<String>,
 }
 
-/// Everything that was found.
+/// Results of a run of the suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Findings {
     /// [`report::FORMAT`].
     pub format: u32,
-    /// The endpoint, or what server it was.
+    /// URL of the endpoint, or a description of the server.
     pub endpoint: String,
     /// Template id or name.
     pub template: String,
-    /// In the order in which they were tried.
     pub findings: Vec<Finding>,
 }
 
 impl Findings {
-    /// A failure outweighs what could not be tried; both outweigh every pass.
+    /// A failure outweighs a case that was not tried, and both outweigh a pass.
     #[must_use]
     pub fn end(&self) -> End {
         let failed = |weight| {
             let mut findings = self.findings.iter();
-            findings.any(|f| f.verdict == Verdict::Fail && f.weight == weight)
+            findings.any(|f| f.result == HazardResult::Fail && f.weight == weight)
         };
-        let tried = |finding: &Finding| finding.verdict != Verdict::NotTried;
+        let tried = |finding: &Finding| finding.result != HazardResult::NotTried;
         if failed(Weight::Breach) {
             End::Breach
         } else if failed(Weight::Gate) {
@@ -176,30 +163,30 @@ impl Findings {
 /// Runs the suite.
 ///
 /// # Errors
-/// See [`VerifyError`]; what a case finds is a finding, not an error.
+/// Returns a [`VerifyError`] if the suite could not start. A hazard that is found is a finding, not an error.
 pub fn run(spec: &HazardSpec) -> Result<Findings, VerifyError> {
     let hazards = list::load()?;
-    let template = spec.template.clone();
+    let account = |api| Account {
+        api,
+        template: spec.setup.template.clone(),
+        lifetime_s: LIFETIME_S,
+    };
     let (findings, endpoint) = match &spec.target {
         Some(url) => {
-            let account = Account {
-                api: Endpoint::parse(url)?,
+            let account = account(Api {
+                control: Endpoint::parse(url)?,
                 sandbox_url: spec.sandbox_url.clone(),
-                key: std::env::var("E2B_API_KEY").map_err(|_| VerifyError::NoKey)?,
-                template,
-            };
+                key: key_from_environment()?,
+                timeout: probe::TIMEOUT,
+            });
             (stage::run(&account, &hazards, spec.mode)?, url.clone())
         }
         None => {
-            leftovers::sweep(&spec.run_root).map_err(at(&spec.run_root))?;
-            let dir = RunDir::create(&spec.run_root).map_err(at(&spec.run_root))?;
-            let server = own_server(&spec.programs, dir.path(), Tls::Off, WARM)?;
-            let account = Account {
-                api: server.endpoint().clone(),
-                sandbox_url: None,
-                key: server.key().to_owned(),
-                template,
-            };
+            let dir = spec.setup.run_dir()?;
+            let mut options = spec.setup.server(WARM)?;
+            options.domain = Some(DOMAIN.to_owned());
+            let server = LocalServer::start(dir.path(), options)?;
+            let account = account(api_of(&server, probe::TIMEOUT));
             let own = "cube-api of the suite's own".to_owned();
             (stage::run(&account, &hazards, spec.mode)?, own)
         }
@@ -207,7 +194,7 @@ pub fn run(spec: &HazardSpec) -> Result<Findings, VerifyError> {
     Ok(Findings {
         format: report::FORMAT,
         endpoint,
-        template: spec.template.clone(),
+        template: spec.setup.template.clone(),
         findings,
     })
 }
@@ -216,13 +203,13 @@ pub fn run(spec: &HazardSpec) -> Result<Findings, VerifyError> {
 mod tests {
     use super::*;
 
-    fn findings(verdicts: &[(Verdict, Weight)]) -> Findings {
-        let finding = |&(verdict, weight): &(Verdict, Weight)| Finding {
+    fn findings(results: &[(HazardResult, Weight)]) -> Findings {
+        let finding = |&(result, weight): &(HazardResult, Weight)| Finding {
             hazard: "h".to_owned(),
             between: Between::Clones,
             why: "w".to_owned(),
             expected: "e".to_owned(),
-            verdict,
+            result,
             weight,
             evidence: Vec::new(),
         };
@@ -230,15 +217,15 @@ mod tests {
             format: report::FORMAT,
             endpoint: String::new(),
             template: String::new(),
-            findings: verdicts.iter().map(finding).collect(),
+            findings: results.iter().map(finding).collect(),
         }
     }
 
     #[test]
-    fn only_what_was_tried_and_held_passes() {
-        use Verdict::{Absent, Fail, Known, NotTried, Pass};
+    fn the_suite_passes_only_if_every_hazard_was_tried_and_none_found() {
+        use HazardResult::{Absent, Fail, Known, NotTried, Pass};
         use Weight::{Breach, Gate};
-        for (verdicts, end) in [
+        for (results, end) in [
             (
                 &[(Pass, Breach), (Absent, Gate), (Known, Breach)][..],
                 End::Pass,
@@ -248,7 +235,7 @@ mod tests {
             (&[(NotTried, Breach), (Fail, Gate)], End::GateFailed),
             (&[(Fail, Gate), (Fail, Breach)], End::Breach),
         ] {
-            assert_eq!(findings(verdicts).end(), end, "{verdicts:?}");
+            assert_eq!(findings(results).end(), end, "{results:?}");
         }
     }
 }

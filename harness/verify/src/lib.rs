@@ -1,10 +1,16 @@
 //! The suites behind `cube-bench verify`: conformance with the official SDKs, clone hazards, isolation of a sandbox's
 //! network, and confinement of the VMM.
 //!
-//! Each suite starts a `cube-api` of its own, or uses an endpoint that is there already, and reports one result for
-//! each case. A case that could not be run is never a pass.
+//! Each suite starts a `cube-api` of its own, or uses an endpoint that already runs, and reports one result for each
+//! case. A case that could not be run is never a pass.
 
 pub mod confinement;
 pub mod conformance;
 pub mod hazards;
 pub mod isolation;
+pub mod proof;
+mod sandbox;
+mod setup;
+
+pub use sandbox::SandboxError;
+pub use setup::{ListError, Setup, VerifyError};

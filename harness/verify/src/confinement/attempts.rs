@@ -1,4 +1,5 @@
-//! What a taken-over VMM may try, by class: data, with the calls that make the attempt.
+//! The attempts that code in a taken-over VMM could make, one module for each kind. Each attempt is data with the
+//! functions that make it and observe its effect.
 
 mod code;
 mod descriptors;
@@ -24,46 +25,46 @@ use super::{
     scene::Scene,
 };
 
-/// What an attempt is about.
+/// Subject of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Files of the host, of the template, of anybody.
+    /// Files of the host, of the template, and of other users.
     Files,
     /// Memory and descriptors of other sandboxes.
     Memory,
-    /// Other ends of sockets.
+    /// Sockets of other processes.
     Sockets,
-    /// Signals to others.
+    /// Signals to other processes.
     Signals,
     /// Control of other processes.
     Ptrace,
-    /// Processes and programs.
+    /// New processes and programs.
     Processes,
-    /// Memory that can be executed.
+    /// Executable memory.
     Code,
     /// KVM, the TAP, and other devices.
     Devices,
-    /// Control groups.
+    /// Cgroups.
     Groups,
     /// Settings in /proc and /sys.
     Settings,
-    /// What it has open.
+    /// The VMM's own descriptors.
     Descriptors,
-    /// User, capabilities, and what guards them.
+    /// User, capabilities, and the settings that protect them.
     Privileges,
-    /// Namespaces, mounts, roots.
+    /// Namespaces, mounts and root directories.
     Namespaces,
     /// Other large interfaces of the kernel.
     Kernel,
-    /// Limits.
+    /// Resource limits.
     Limits,
-    /// What /proc says of the process, without any attempt.
+    /// State of the VMM in /proc, without an attempt.
     State,
 }
 
 impl Class {
-    /// The name in reports and on the command line.
+    /// Name in reports and on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -87,22 +88,24 @@ impl Class {
     }
 }
 
-/// An answer by which the kernel refuses.
+/// A way in which the kernel refuses an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
+    /// A system call fails with this error.
     Error(Errno),
+    /// The process is killed by this signal.
     Death(Signal),
-    /// The calls may be answered: what they ask for is not done.
-    Nothing,
+    /// The system calls succeed without an effect.
+    NoEffect,
 }
 
 impl Refusal {
-    /// Whether an attempt ended in this way.
+    /// Whether an attempt was refused in this way.
     pub(super) fn is(self, stop: &Stop) -> bool {
         match (self, stop) {
             (Self::Error(wanted), Stop::Refused(_, errno)) => wanted == *errno,
             (Self::Death(wanted), Stop::Killed(_, signal)) => wanted == *signal,
-            (Self::Nothing, Stop::Futile(_)) => true,
+            (Self::NoEffect, Stop::Futile(_)) => true,
             _ => false,
         }
     }
@@ -111,41 +114,40 @@ impl Refusal {
         match self {
             Self::Error(errno) => format!("{errno:?}"),
             Self::Death(signal) => signal.to_string(),
-            Self::Nothing => "no effect".to_owned(),
+            Self::NoEffect => "no effect".to_owned(),
         }
     }
 }
 
-/// The filter's answer and those of the kernel's checks of rights.
+/// Refusal by the seccomp filter or by a permission check of the kernel.
 pub(super) const USUAL: &[Refusal] = &[
     Refusal::Death(Signal::SIGSYS),
     Refusal::Error(Errno::EACCES),
     Refusal::Error(Errno::EPERM),
 ];
 
-/// Only the filter stands in the way.
+/// Refusal by the seccomp filter, where no permission check would refuse.
 const FILTER: &[Refusal] = &[Refusal::Death(Signal::SIGSYS)];
 
-/// What an attempt made of the world, if anything.
-pub(super) type Seen = io::Result<Option<String>>;
+/// A change that an attempt made outside of its process, or `None`.
+pub(super) type Change = io::Result<Option<String>>;
 
-/// One attempt.
 pub(super) struct Attempt {
-    /// Unique among all.
+    /// Unique among all attempts.
     pub(super) name: &'static str,
     pub(super) class: Class,
-    /// What would be lost.
+    /// Consequence if it succeeds.
     pub(super) why: &'static str,
-    /// How the kernel may refuse.
+    /// Refusals that pass.
     pub(super) refusals: &'static [Refusal],
-    /// Succeeds if it got what it wanted.
+    /// Makes the attempt. `Ok` means that it succeeded.
     pub(super) act: fn(&mut Intruder, &Scene) -> Try<()>,
-    /// The look from outside; says what was done, if it was.
-    pub(super) look: fn(&Scene, &Intruder) -> Seen,
+    /// Observes from outside whether the attempt changed anything.
+    pub(super) look: fn(&Scene, &Intruder) -> Change,
 }
 
 impl Attempt {
-    /// How the kernel may refuse, in words.
+    /// The refusals in words.
     pub(super) fn expected(&self) -> String {
         let mut text = String::new();
         for (n, refusal) in self.refusals.iter().enumerate() {
@@ -179,17 +181,17 @@ pub(super) fn all() -> Vec<&'static Attempt> {
     .collect()
 }
 
-/// What was wanted is an answer, which the attempt itself compares: there is nothing else to see.
-fn answer_alone(_: &Scene, _: &Intruder) -> Seen {
+/// For an attempt that changes nothing outside: its own `act` decides.
+fn no_change(_: &Scene, _: &Intruder) -> Change {
     Ok(None)
 }
 
-/// A fault of the scene is none of the VMM's.
-fn staged<T>(found: io::Result<T>) -> Try<T> {
-    found.map_err(|error| Stop::Broken(error.to_string()))
+/// Turns an error of this suite into a stop that is not a refusal.
+fn staged<T>(prepared: io::Result<T>) -> Try<T> {
+    prepared.map_err(|error| Stop::Broken(error.to_string()))
 }
 
-fn when(happened: bool, what: &str) -> Seen {
+fn changed_if(happened: bool, what: &str) -> Change {
     Ok(happened.then(|| what.to_owned()))
 }
 
@@ -199,15 +201,15 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     #[test]
-    fn attempts_are_many_and_in_every_class() {
+    fn every_class_has_attempts_with_unique_names() {
         let mut names = BTreeSet::new();
         let mut classes: BTreeMap<Class, u32> = BTreeMap::new();
         for attempt in all() {
-            let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-            assert!(attempt.name.bytes().all(plain), "{}", attempt.name);
+            let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+            assert!(attempt.name.bytes().all(is_plain), "{}", attempt.name);
             assert!(
                 names.insert(attempt.name),
-                "{} is there twice",
+                "two attempts are called {}",
                 attempt.name
             );
             assert!(attempt.why.ends_with('.'), "{}", attempt.name);

@@ -1,4 +1,4 @@
-//! Calls that several attempts make.
+//! System calls that several attempts make.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use super::{
     scene::SECRET,
 };
 
-/// For paths that are not relative to a directory's descriptor.
-pub(super) const HERE: i64 = libc::AT_FDCWD as i64;
+/// Directory descriptor of `…at` system calls: paths are relative to the working directory.
+pub(super) const AT_CWD: i64 = libc::AT_FDCWD as i64;
 
 impl Intruder {
     pub(super) fn open(&mut self, path: impl AsRef<Path>, flags: i32) -> Try<i64> {
@@ -18,7 +18,7 @@ impl Intruder {
         self.call(
             "openat",
             libc::SYS_openat,
-            &[HERE, path, flags.into(), 0o600],
+            &[AT_CWD, path, flags.into(), 0o600],
         )
     }
 
@@ -29,13 +29,13 @@ impl Intruder {
         expect("bytes written", done, wanted)
     }
 
-    /// Opens a file and writes at its start.
+    /// Opens a file and writes to its beginning.
     pub(super) fn overwrite(&mut self, path: impl AsRef<Path>, bytes: &[u8]) -> Try<()> {
         let descriptor = self.open(path, libc::O_WRONLY)?;
         self.write(descriptor, bytes)
     }
 
-    /// Reads the secret at a place of a descriptor.
+    /// Reads the secret at an offset of a descriptor, and compares it.
     pub(super) fn read_secret(&mut self, descriptor: i64, at: u64, secret: &[u8]) -> Try<()> {
         let room = self.room(SECRET)?;
         let arguments = [descriptor, room, length(secret)?, at.cast_signed()];
@@ -43,12 +43,12 @@ impl Intruder {
         self.compare(room, secret)
     }
 
-    /// Whether what it has there is the secret.
+    /// Compares its memory at an address with the secret.
     pub(super) fn compare(&self, at: i64, secret: &[u8]) -> Try<()> {
         if self.get(at, secret.len())? == secret {
             Ok(())
         } else {
-            Err(Stop::Broken("other bytes than the secret".to_owned()))
+            Err(Stop::Broken("the bytes are not the secret".to_owned()))
         }
     }
 
@@ -57,7 +57,7 @@ impl Intruder {
         self.call("socket", libc::SYS_socket, &arguments)
     }
 
-    /// Calls with a socket's descriptor, an address and its length.
+    /// Makes a system call whose arguments are a socket, an address and the address's length.
     pub(super) fn with_address(
         &mut self,
         (name, number): (&'static str, i64),
@@ -78,14 +78,14 @@ impl Intruder {
         self.call("fcntl", libc::SYS_fcntl, &arguments)
     }
 
-    /// A page of its own that it may read and write.
+    /// Maps a private page that is readable and writable.
     pub(super) fn page(&mut self) -> Try<i64> {
         let rights = i64::from(libc::PROT_READ | libc::PROT_WRITE);
         let flags = i64::from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         self.call("mmap", libc::SYS_mmap, &[0, 4096, rights, flags, -1, 0])
     }
 
-    /// Two descriptors of a pair of stream sockets.
+    /// Creates a pair of connected stream sockets, and returns their descriptors.
     pub(super) fn socket_pair(&mut self) -> Try<(i64, i64)> {
         let both = self.room(8)?;
         let (family, kind) = (libc::AF_UNIX.into(), libc::SOCK_STREAM.into());
@@ -111,7 +111,7 @@ pub(super) fn expect(what: &str, got: i64, wanted: i64) -> Try<()> {
     }
 }
 
-/// `sockaddr_un` of a path, or of a name in the abstract namespace if that begins with a zero byte.
+/// `sockaddr_un` of a path, or of an abstract name if the first byte is zero.
 pub(super) fn unix_address(name: &[u8]) -> Vec<u8> {
     let mut address = vec![1, 0];
     address.extend(name);
@@ -121,7 +121,7 @@ pub(super) fn unix_address(name: &[u8]) -> Vec<u8> {
     address
 }
 
-/// `sockaddr_in` of a port of the loopback interface.
+/// `sockaddr_in` of a port on the loopback interface.
 pub(super) fn loopback(port: u16) -> Vec<u8> {
     let [high, low] = port.to_be_bytes();
     vec![2, 0, high, low, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]

@@ -1,4 +1,4 @@
-//! Starting the VMs of a proof: the one place that a change of how VMMs are started touches.
+//! Starts the VMs of the suite. This is the only place that depends on how a VMM is started.
 
 use std::{
     cell::Cell,
@@ -11,15 +11,15 @@ use std::{
 use model::{RestoreSpec, WorkingSetPrefault};
 use vmm_control::{ControlError, VmProcess};
 
-use super::{ConfinementError, at};
 use testbed::world;
 
-/// For any single answer, also on an emulated host.
-const PATIENCE: Duration = Duration::from_secs(90);
-/// The device of the VM that is tried; its end goes with it.
+use crate::setup::{VerifyError, at};
+
+/// Limit of a request to a VMM, also on an emulated host.
+const TIMEOUT: Duration = Duration::from_secs(90);
+/// TAP of the VM under test. The kernel removes it when the VMM ends.
 const TAP: &str = "cubeconf0";
 
-/// Starts clones of one template.
 #[derive(Debug)]
 pub(super) struct Cloner {
     pub(super) vmm: PathBuf,
@@ -27,7 +27,7 @@ pub(super) struct Cloner {
     started: Cell<u32>,
 }
 
-/// A clone and its directory.
+/// A clone. Dropping it ends the VMM and removes its directory.
 #[derive(Debug)]
 pub(super) struct Clone {
     process: VmProcess,
@@ -43,17 +43,17 @@ impl Cloner {
         }
     }
 
-    /// One whose guest runs, with a network device.
-    pub(super) fn start(&self, dir: &Path) -> Result<Clone, ConfinementError> {
+    /// Starts a clone with a network device, whose guest runs.
+    pub(super) fn start(&self, dir: &Path) -> Result<Clone, VerifyError> {
         let tap = world::open_tap(TAP).map_err(at(Path::new("/dev/net/tun")))?;
         let mut clone = self.restore(dir, Some(tap.as_fd()))?;
         let resumed = clone.process.control.resume();
-        resumed.map_err(ConfinementError::Vmm)?;
+        resumed.map_err(VerifyError::Vmm)?;
         Ok(clone)
     }
 
-    /// One whose guest stands still.
-    pub(super) fn start_paused(&self, dir: &Path) -> Result<Clone, ConfinementError> {
+    /// Starts a clone without a network device, whose guest is paused.
+    pub(super) fn start_paused(&self, dir: &Path) -> Result<Clone, VerifyError> {
         self.restore(dir, None)
     }
 
@@ -61,13 +61,13 @@ impl Cloner {
         &self,
         dir: &Path,
         tap: Option<std::os::fd::BorrowedFd<'_>>,
-    ) -> Result<Clone, ConfinementError> {
+    ) -> Result<Clone, VerifyError> {
         self.started.set(self.started.get() + 1);
         let dir = dir.join(format!("clone-{}", self.started.get()));
         fs::create_dir(&dir).map_err(at(&dir))?;
         let log = File::create(dir.join("vmm.stderr")).map_err(at(&dir))?;
-        let mut process = VmProcess::spawn(&self.vmm, Some(log), Some(PATIENCE))
-            .map_err(ConfinementError::Vmm)?;
+        let mut process =
+            VmProcess::spawn(&self.vmm, Some(log), Some(TIMEOUT)).map_err(VerifyError::Vmm)?;
         let spec = RestoreSpec {
             template: self.template.clone(),
             base: None,
@@ -77,7 +77,7 @@ impl Cloner {
             prefault: WorkingSetPrefault::Off,
         };
         let restored = process.control.restore(spec, tap);
-        restored.map_err(|error: ControlError| ConfinementError::Vmm(error))?;
+        restored.map_err(|error: ControlError| VerifyError::Vmm(error))?;
         Ok(Clone { process, dir })
     }
 }
@@ -87,20 +87,19 @@ impl Clone {
         self.process.pid()
     }
 
-    /// Where its agent is reached.
+    /// Socket of its vsock device.
     pub(super) fn vsock(&self) -> PathBuf {
         self.dir.join("vsock.sock")
     }
 
-    /// Whether the process is there and not a zombie.
     pub(super) fn is_alive(&self) -> bool {
-        super::witness::state(self.pid()).is_some_and(|state| !matches!(state, 'Z' | 'X'))
+        super::process::is_alive(self.pid())
     }
 }
 
 impl Drop for Clone {
     fn drop(&mut self) {
-        // What cannot be removed now goes with the scene.
+        // What cannot be removed now is removed with the directory of the scene.
         let _ = fs::remove_dir_all(&self.dir);
     }
 }

@@ -1,18 +1,18 @@
-//! A control group that the VMM is put into, to see whether it gets out.
+//! A cgroup for the VMM under test, which the VMM must not be able to leave or change.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-/// Where a host has a hierarchy: version 2 alone, and one of version 1 beside others.
+/// Mount points of a cgroup hierarchy: version 2, or the pids controller of version 1.
 const HIERARCHIES: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/pids"];
 const PROCESSES: &str = "cgroup.procs";
-/// A limit of each kind of hierarchy, which root may set.
+/// Files of a limit that only root may change: in version 1 (and in version 2 with the controller), and in version 2.
 const LIMITS: [&str; 2] = ["pids.max", "cgroup.max.descendants"];
 const LIMIT: &str = "1000";
 
-/// Dropping it removes it; who is in it has to be gone.
+/// A cgroup. Dropping it removes it, which needs all its processes to have ended.
 #[derive(Debug)]
 pub(super) struct Group {
     hierarchy: PathBuf,
@@ -20,12 +20,11 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Makes it.
     pub(super) fn make() -> io::Result<Self> {
-        let is_one = |path: &&Path| path.join(PROCESSES).exists();
-        let hierarchy = HIERARCHIES.iter().map(Path::new).find(is_one);
+        let is_hierarchy = |path: &&Path| path.join(PROCESSES).exists();
+        let hierarchy = HIERARCHIES.iter().map(Path::new).find(is_hierarchy);
         let hierarchy =
-            hierarchy.ok_or_else(|| io::Error::other("no hierarchy of control groups"))?;
+            hierarchy.ok_or_else(|| io::Error::other("no cgroup hierarchy is mounted"))?;
         let dir = hierarchy.join(format!("cube-confinement-{}", std::process::id()));
         fs::create_dir(&dir)?;
         Ok(Self {
@@ -34,40 +33,40 @@ impl Group {
         })
     }
 
-    /// A process is in it from now on.
-    pub(super) fn take(&self, pid: u32) -> io::Result<()> {
+    /// Moves a process into it.
+    pub(super) fn add(&self, pid: u32) -> io::Result<()> {
         fs::write(self.dir.join(PROCESSES), pid.to_string())
     }
 
-    /// Whether a process is in it.
-    pub(super) fn has(&self, pid: u32) -> io::Result<bool> {
+    /// Whether it contains a process.
+    pub(super) fn contains(&self, pid: u32) -> io::Result<bool> {
         let text = fs::read_to_string(self.dir.join(PROCESSES))?;
         Ok(text.lines().any(|line| line == pid.to_string()))
     }
 
-    /// Where a process would have to be written for it to be out.
-    pub(super) fn way_out(&self) -> PathBuf {
+    /// A process leaves the cgroup if its id is written to this file.
+    pub(super) fn root_processes(&self) -> PathBuf {
         self.hierarchy.join(PROCESSES)
     }
 
-    /// The file of its limit.
+    /// File of its limit.
     pub(super) fn limit(&self) -> io::Result<PathBuf> {
         let paths = LIMITS.map(|name| self.dir.join(name));
         let found = paths.into_iter().find(|path| path.exists());
-        found.ok_or_else(|| io::Error::other("the control group has no limit"))
+        found.ok_or_else(|| io::Error::other("the cgroup has no limit file"))
     }
 
-    /// Whether its limit is as it was set.
+    /// Whether its limit is unchanged.
     pub(super) fn is_limited(&self) -> io::Result<bool> {
         Ok(fs::read_to_string(self.limit()?)?.trim() == LIMIT)
     }
 
-    /// The group inside it that an attempt makes.
+    /// Path of the cgroup that an attempt tries to create inside it.
     pub(super) fn inner(&self) -> PathBuf {
         self.dir.join("inner")
     }
 
-    /// Puts the limit back and removes what an attempt made.
+    /// Restores the limit and removes the inner cgroup.
     pub(super) fn reset(&self) -> io::Result<()> {
         if self.inner().exists() {
             fs::remove_dir(self.inner())?;
@@ -78,7 +77,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // An empty group that stays costs nothing.
+        // If this fails, an empty cgroup remains, which costs nothing.
         let _ = fs::remove_dir(self.inner());
         let _ = fs::remove_dir(&self.dir);
     }

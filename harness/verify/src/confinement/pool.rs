@@ -1,31 +1,35 @@
-//! The same of VMMs that a server's pool starts: they have to be confined as the harness's own are.
+//! The cases for VMMs that the pool of a server starts, which must be confined like those that this suite starts.
 
-use std::fs;
+use std::time::Duration;
+
+use serde_json::Map;
+use testbed::{leftovers, server::LocalServer};
 
 use super::{
-    ConfinementError, ConfinementSpec, Judged, at,
+    CaseReport, ConfinementSpec,
     attempts::{self, Attempt},
     clone::Cloner,
-    intruder::{Intruder, Kin},
-    is_chosen, not_tried,
+    intruder::{Intruder, Relation},
+    is_selected, not_tried,
     scene::Scene,
     state, try_in,
 };
-use testbed::{
-    artifacts,
-    leftovers::{self, RunDir},
-    server::{Door, LocalServer, ServerSpec, Tls},
+use crate::{
+    sandbox::{Account, Sandbox},
+    setup::{VerifyError, api_of},
 };
 
-use crate::hazards::subject::{Account, Subject};
-
-/// What tells these cases from those of the harness's VMMs.
+/// Prefix of the names of these cases.
 const PREFIX: &str = "pool-";
-/// Sandboxes whose state is looked at.
+/// Sandboxes whose state is checked.
 const SANDBOXES: u32 = 3;
-/// Sandboxes that the server keeps ready: some of those are warm, the rest are started for the request.
+/// Sandboxes that the server keeps ready: fewer than `SANDBOXES`, so that some are started on request.
 const WARM: u32 = 2;
-/// One of each kind of layer.
+/// Limit of a request to the server.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Lifetime of each sandbox, in seconds.
+const LIFETIME_S: u32 = 3600;
+/// Attempts that are repeated here: one for each layer of the confinement.
 const ATTEMPTS: [&str; 10] = [
     "file-read-secret",
     "file-create-in-public",
@@ -46,50 +50,46 @@ pub(super) fn is_case(name: &str) -> bool {
     ATTEMPTS.contains(&name) || state::NAMES.contains(&name)
 }
 
-/// Looks at sandboxes of a server of its own, and tries a part of the attempts in them.
+/// Starts a server, makes some of the attempts in its sandboxes, and checks the state of their VMMs.
 pub(super) fn prove(
     spec: &ConfinementSpec,
     scene: &mut Scene,
     cloner: &Cloner,
-) -> Result<Vec<Judged>, ConfinementError> {
+) -> Result<Vec<CaseReport>, VerifyError> {
     let tried: Vec<&Attempt> = attempts::all()
         .into_iter()
         .filter(|a| ATTEMPTS.contains(&a.name))
-        .filter(|a| is_chosen(spec, &format!("{PREFIX}{}", a.name), a.class))
+        .filter(|a| is_selected(spec, &format!("{PREFIX}{}", a.name), a.class))
         .collect();
-    leftovers::sweep(&spec.run_root).map_err(at(&spec.run_root))?;
-    let dir = RunDir::create(&spec.run_root).map_err(at(&spec.run_root))?;
-    let server = own_server(spec, cloner, &dir)?;
+    let dir = spec.setup.run_dir()?;
+    let server = LocalServer::start(dir.path(), spec.setup.server(WARM)?)?;
     let account = Account {
-        api: server.endpoint().clone(),
-        sandbox_url: None,
-        key: server.key().to_owned(),
-        template: spec.template.clone(),
+        api: api_of(&server, TIMEOUT),
+        template: spec.setup.template.clone(),
+        lifetime_s: LIFETIME_S,
     };
     let mut cases = Vec::new();
     for attempt in tried {
         scene.reset(cloner)?;
-        let sandbox = create(&account)?;
+        let sandbox = account.create(&Map::new())?;
         let mut case = match vmm_of(&server, &sandbox) {
             None => not_tried(attempt, "the sandbox has no process"),
-            Some(pid) => try_in(attempt, scene, Intruder::enter(pid, Kin::Stranger)),
+            Some(pid) => try_in(attempt, scene, Intruder::enter(pid, Relation::Other)),
         };
         case.case.insert_str(0, PREFIX);
         cases.push(case);
-        // It may be gone already.
-        drop(sandbox);
     }
     cases.extend(
         states(&server, &account)?
             .into_iter()
-            .filter(|case| is_chosen(spec, &case.case, case.class)),
+            .filter(|case| is_selected(spec, &case.case, case.class)),
     );
     Ok(cases)
 }
 
-fn states(server: &LocalServer, account: &Account) -> Result<Vec<Judged>, ConfinementError> {
-    let sandboxes: Result<Vec<_>, _> = (0..SANDBOXES).map(|_| create(account)).collect();
-    let sandboxes = sandboxes?;
+fn states(server: &LocalServer, account: &Account) -> Result<Vec<CaseReport>, VerifyError> {
+    let sandboxes = (0..SANDBOXES).map(|_| account.create(&Map::new()));
+    let sandboxes = sandboxes.collect::<Result<Vec<_>, _>>()?;
     let pids: Vec<u32> = sandboxes
         .iter()
         .filter_map(|sandbox| vmm_of(server, sandbox))
@@ -97,31 +97,8 @@ fn states(server: &LocalServer, account: &Account) -> Result<Vec<Judged>, Confin
     Ok(state::of_processes(PREFIX, &pids))
 }
 
-fn create(account: &Account) -> Result<Subject<'_>, ConfinementError> {
-    account.create().map_err(ConfinementError::Sandbox)
-}
-
-/// The process that runs the sandbox's guest.
-fn vmm_of(server: &LocalServer, sandbox: &Subject<'_>) -> Option<u32> {
+/// Process id of the sandbox's VMM.
+fn vmm_of(server: &LocalServer, sandbox: &Sandbox) -> Option<u32> {
     let dir = server.sandboxes().join(sandbox.id());
     leftovers::processes_of(&dir).first().copied()
-}
-
-fn own_server(
-    spec: &ConfinementSpec,
-    cloner: &Cloner,
-    dir: &RunDir,
-) -> Result<LocalServer, ConfinementError> {
-    let templates = spec.artifacts.join("templates");
-    let server = ServerSpec {
-        program: artifacts::find_api(spec.api.as_deref())?,
-        vmm: cloner.vmm.clone(),
-        templates: fs::canonicalize(&templates).map_err(at(&templates))?,
-        warm: WARM,
-        domain: None,
-        door: Door::Locked,
-        tls: Tls::Off,
-        options: Vec::new(),
-    };
-    Ok(LocalServer::start(dir.path(), server)?)
 }

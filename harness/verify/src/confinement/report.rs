@@ -1,14 +1,14 @@
-//! Reports of a proof: for a terminal, scripts and CI systems. Pure functions.
+//! Renders the results for a terminal, for scripts and for CI systems. Pure.
 
 use std::fmt::Write;
 
-use super::{Judged, Proof, Verdict};
-use testbed::xml::escape;
+use super::{CaseReport, Proof};
+use crate::proof::{CaseResult, JunitCase, render_junit};
 
-/// Format of the JSON document.
+/// Format number of the JSON document.
 pub const FORMAT: u32 = 1;
 
-/// For a terminal.
+/// For a terminal: a line for each case, then details of those that did not pass.
 #[must_use]
 pub fn terminal(proof: &Proof) -> String {
     let mut out = String::new();
@@ -21,95 +21,67 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
     let names = proof.cases.iter().map(|case| case.case.len());
     let width = names.max().unwrap_or(0);
     for case in &proof.cases {
-        let sign = match case.verdict {
-            Verdict::Pass => "pass",
-            Verdict::Breach => "BREACH",
-            Verdict::Unproven => "UNPROVEN",
-            Verdict::NotTried => "NOT TRIED",
-        };
-        let (class, name) = (case.class.name(), &case.case);
+        let (class, name, sign) = (case.class.name(), &case.case, case.result.sign());
         let line = format!("{class:<11} {name:<width$}  {sign:<9}  {}", case.inside);
         writeln!(out, "{}", line.trim_end())?;
     }
     for case in failing(proof) {
-        writeln!(out, "\n{}: {}", case.case, case.verdict.name())?;
+        writeln!(out, "\n{}: {}", case.case, case.result.name())?;
         writeln!(out, "  why it is tried  {}", case.why)?;
         writeln!(out, "  expected         {}", case.expected)?;
         writeln!(out, "  inside           {}", case.inside)?;
         writeln!(out, "  outside          {}", case.outside)?;
         writeln!(out, "  repeat           {}", repeat(case))?;
     }
-    let count = |verdict| proof.cases.iter().filter(|c| c.verdict == verdict).count();
+    let count = |result| proof.cases.iter().filter(|c| c.result == result).count();
     writeln!(
         out,
         "\n{} cases in {:.0} s: {} held, {} breaches, {} unproven, {} not tried",
         proof.cases.len(),
         proof.seconds,
-        count(Verdict::Pass),
-        count(Verdict::Breach),
-        count(Verdict::Unproven),
-        count(Verdict::NotTried),
+        count(CaseResult::Pass),
+        count(CaseResult::Breach),
+        count(CaseResult::Unproven),
+        count(CaseResult::NotTried),
     )
 }
 
-fn failing(proof: &Proof) -> impl Iterator<Item = &Judged> {
+fn failing(proof: &Proof) -> impl Iterator<Item = &CaseReport> {
     let cases = proof.cases.iter();
-    cases.filter(|case| case.verdict != Verdict::Pass)
+    cases.filter(|case| case.result != CaseResult::Pass)
 }
 
-fn repeat(case: &Judged) -> String {
+fn repeat(case: &CaseReport) -> String {
     format!("cube-bench verify confinement --case {}", case.case)
 }
 
-/// One JSON document.
+/// For scripts: one JSON document.
 #[must_use]
 pub fn json(proof: &Proof) -> String {
-    // Every field is a plain value, so that this cannot fail.
+    // Serialization cannot fail: every field is a plain value.
     let mut text = serde_json::to_string_pretty(proof).unwrap_or_default();
     text.push('\n');
     text
 }
 
-/// One test case for each case.
+/// For CI systems: one JUnit test case for each case.
 #[must_use]
 pub fn junit(proof: &Proof) -> String {
-    let mut out = String::new();
-    let _ = write_junit(&mut out, proof);
-    out
-}
-
-fn write_junit(out: &mut String, proof: &Proof) -> std::fmt::Result {
-    let breaches = failing(proof)
-        .filter(|c| c.verdict == Verdict::Breach)
-        .count();
-    let errors = failing(proof).count() - breaches;
-    writeln!(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>")?;
-    writeln!(
-        out,
-        "<testsuites><testsuite name=\"confinement\" tests=\"{}\" failures=\"{breaches}\" errors=\"{errors}\">",
-        proof.cases.len(),
-    )?;
-    for case in &proof.cases {
-        let (class, name) = (case.class.name(), escape(&case.case));
-        write!(out, "  <testcase classname=\"{class}\" name=\"{name}\">")?;
-        let said = [&case.inside, &case.outside].map(|text| escape(text));
-        let why = format!(
-            "{}; {}; run again: {}",
-            said[0],
-            said[1],
-            escape(&repeat(case))
-        );
-        match case.verdict {
-            Verdict::Pass => {}
-            Verdict::Breach => write!(out, "<failure message=\"{why}\"/>")?,
-            Verdict::Unproven | Verdict::NotTried => {
-                let kind = case.verdict.name();
-                write!(out, "<error type=\"{kind}\" message=\"{why}\"/>")?;
-            }
-        }
-        writeln!(out, "</testcase>")?;
-    }
-    writeln!(out, "</testsuite></testsuites>")
+    let message = |case: &CaseReport| {
+        let (inside, outside) = (&case.inside, &case.outside);
+        format!("{inside}; {outside}; run again: {}", repeat(case))
+    };
+    let cases: Vec<_> = proof
+        .cases
+        .iter()
+        .map(|case| JunitCase {
+            class: case.class.name(),
+            name: &case.case,
+            result: case.result,
+            message: message(case),
+        })
+        .collect();
+    render_junit("confinement", &cases)
 }
 
 #[cfg(test)]
@@ -118,38 +90,39 @@ mod tests {
     use crate::confinement::Class;
     use testbed::exit::End;
 
-    fn proof(verdicts: &[Verdict]) -> Proof {
-        let judged = |(n, verdict): (usize, &Verdict)| Judged {
+    fn proof(results: &[CaseResult]) -> Proof {
+        let judged = |(n, result): (usize, &CaseResult)| CaseReport {
             case: format!("case-{n}"),
             class: Class::Files,
             why: "Keys are such files.".into(),
-            verdict: *verdict,
+            result: *result,
             expected: "SIGSYS, EACCES or EPERM".into(),
-            inside: match verdict {
-                Verdict::Pass => "openat: killed by SIGSYS".into(),
-                Verdict::Breach => "it got what it wanted".into(),
-                Verdict::Unproven => "openat: ENOENT".into(),
-                Verdict::NotTried => "no <clone>".into(),
+            inside: match result {
+                CaseResult::Pass => "openat: killed by SIGSYS".into(),
+                CaseResult::Breach => "the attempt succeeded".into(),
+                CaseResult::Unproven => "openat: ENOENT".into(),
+                CaseResult::NotTried => "no <clone>".into(),
+                CaseResult::GuestsWord => unreachable!("not a result of this suite"),
             },
-            outside: match verdict {
-                Verdict::Breach => "the file is there".into(),
+            outside: match result {
+                CaseResult::Breach => "the file is there".into(),
                 _ => String::new(),
             },
         };
         Proof {
             format: FORMAT,
-            cases: verdicts.iter().enumerate().map(judged).collect(),
+            cases: results.iter().enumerate().map(judged).collect(),
             seconds: 4.2,
         }
     }
 
     #[test]
-    fn reports_name_what_was_tried_and_how_to_repeat_it() {
+    fn reports_name_each_attempt_and_the_command_that_repeats_it() {
         let all = [
-            Verdict::Pass,
-            Verdict::Breach,
-            Verdict::Unproven,
-            Verdict::NotTried,
+            CaseResult::Pass,
+            CaseResult::Breach,
+            CaseResult::Unproven,
+            CaseResult::NotTried,
         ];
         insta::assert_snapshot!("terminal", terminal(&proof(&all)));
         insta::assert_snapshot!("junit", junit(&proof(&all)));
@@ -158,11 +131,17 @@ mod tests {
     }
 
     #[test]
-    fn a_breach_is_worse_than_a_doubt_and_nothing_is_no_pass() {
-        let end = |verdicts: &[Verdict]| proof(verdicts).end();
-        assert_eq!(end(&[Verdict::Pass]), End::Pass);
+    fn a_breach_outweighs_other_results_and_an_empty_run_does_not_pass() {
+        let end = |results: &[CaseResult]| proof(results).end();
+        assert_eq!(end(&[CaseResult::Pass]), End::Pass);
         assert_eq!(end(&[]), End::Inconclusive);
-        assert_eq!(end(&[Verdict::Pass, Verdict::Unproven]), End::Inconclusive);
-        assert_eq!(end(&[Verdict::NotTried, Verdict::Breach]), End::Breach);
+        assert_eq!(
+            end(&[CaseResult::Pass, CaseResult::Unproven]),
+            End::Inconclusive
+        );
+        assert_eq!(
+            end(&[CaseResult::NotTried, CaseResult::Breach]),
+            End::Breach
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! What is tried at: files, sockets and processes around the VMM, all root's unless their name says otherwise. What
-//! became of them is looked at from outside, after each attempt.
+//! The targets of the attempts: files, sockets and processes around the VMM. Root owns them, unless a name says otherwise.
+//! After each attempt, the suite checks from outside whether they have changed.
 
 use std::{
     fs, io,
@@ -15,31 +15,31 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{
-    ConfinementError, at,
-    clone::{Clone, Cloner},
-    group::Group,
-    intruder::mappings,
-};
 use testbed::leftovers::{self, RunDir};
 
-/// Where scenes are: a place that any user may pass through.
+use super::{
+    clone::{Clone, Cloner},
+    group::Group,
+    process::mappings,
+};
+use crate::setup::{VerifyError, at};
+
+/// Directory of all scenes. Any user may traverse it.
 const ROOT: &str = "/run/cube-confinement";
-/// Bytes of a secret.
+/// Length of the secret, in bytes.
 pub(super) const SECRET: usize = 32;
-/// The variable in the root process's environment that has the secret.
+/// Environment variable of the root process that contains the secret.
 const VARIABLE: &str = "CUBE_CONFINEMENT_SECRET";
-/// What files hold that are no secret.
+/// Content of the files that are not secret.
 pub(super) const CONTENT: &[u8] = b"as it was";
-/// Ends a process with status 0: `mov eax, 60; xor edi, edi; syscall`.
+/// Machine code that exits with status 0: `mov eax, 60; xor edi, edi; syscall`.
 const CODE: [u8; 9] = [0xb8, 60, 0, 0, 0, 0x31, 0xff, 0x0f, 0x05];
 const LOAD_AT: u64 = 0x10_0000;
 
-/// Everything that is tried at.
 #[derive(Debug)]
 pub(super) struct Scene {
     dir: RunDir,
-    /// What must not be read, and what files and memory hold.
+    /// Content of the secret file, of the other sandbox's memory and of the root process's environment.
     pub(super) secret: [u8; SECRET],
     pub(super) listener: UnixListener,
     pub(super) abstract_listener: UnixListener,
@@ -52,32 +52,32 @@ pub(super) struct Scene {
     root: Option<RootProcess>,
 }
 
-/// Another sandbox: paused, with the secret in its guest's memory.
+/// Another sandbox. It is paused, and its guest's memory contains the secret.
 #[derive(Debug)]
 pub(super) struct Victim {
     pub(super) clone: Clone,
-    /// Address of the secret.
+    /// Address of the secret in the process.
     pub(super) secret_at: u64,
 }
 
-/// A process of root's with the secret in its environment.
+/// A process of root with the secret in its environment.
 #[derive(Debug)]
 pub(super) struct RootProcess {
     child: Child,
-    /// Address of the secret.
+    /// Address of the secret in the process.
     pub(super) secret_at: u64,
 }
 
 impl Scene {
-    /// Makes everything but the processes.
-    pub(super) fn set(template: PathBuf) -> Result<Self, ConfinementError> {
+    /// Creates everything but the processes.
+    pub(super) fn new(template: PathBuf) -> Result<Self, VerifyError> {
         let root = Path::new(ROOT);
         leftovers::sweep(root).map_err(at(root))?;
         let dir = RunDir::create(root).map_err(at(root))?;
-        Self::furnish(dir, template).map_err(at(root))
+        Self::create(dir, template).map_err(at(root))
     }
 
-    fn furnish(dir: RunDir, template: PathBuf) -> io::Result<Self> {
+    fn create(dir: RunDir, template: PathBuf) -> io::Result<Self> {
         for path in [Path::new(ROOT), dir.path()] {
             set_mode(path, 0o755)?;
         }
@@ -120,17 +120,17 @@ impl Scene {
         })
     }
 
-    /// A file or directory of the scene.
+    /// Path of a file or directory of the scene.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Puts everything into its first state, and has victims.
-    pub(super) fn reset(&mut self, cloner: &Cloner) -> Result<(), ConfinementError> {
+    /// Restores the initial state, and starts processes that have ended or were changed.
+    pub(super) fn reset(&mut self, cloner: &Cloner) -> Result<(), VerifyError> {
         self.reset_files().map_err(at(Path::new(ROOT)))?;
         let secret = self.secret;
-        let unhurt = |victim: &Victim| victim.clone.is_alive() && victim.holds(&secret);
-        if !self.victim.as_ref().is_some_and(unhurt) {
+        let is_intact = |victim: &Victim| victim.clone.is_alive() && victim.holds(&secret);
+        if !self.victim.as_ref().is_some_and(is_intact) {
             self.victim = None;
             self.victim = Some(Victim::make(cloner, self.dir.path(), &secret)?);
         }
@@ -169,7 +169,7 @@ impl Scene {
         Ok(())
     }
 
-    /// What an earlier attempt sent is not this one's.
+    /// Discards what earlier attempts have sent.
     fn drain(&self) {
         while self.listener.accept().is_ok() {}
         while self.abstract_listener.accept().is_ok() {}
@@ -181,17 +181,17 @@ impl Scene {
     pub(super) fn victim(&self) -> io::Result<&Victim> {
         self.victim
             .as_ref()
-            .ok_or_else(|| io::Error::other("there is no victim"))
+            .ok_or_else(|| io::Error::other("the other sandbox is not running"))
     }
 
     pub(super) fn root(&self) -> io::Result<&RootProcess> {
         self.root
             .as_ref()
-            .ok_or_else(|| io::Error::other("there is no root process"))
+            .ok_or_else(|| io::Error::other("the root process is not running"))
     }
 }
 
-/// Of this process's listener in the abstract namespace.
+/// Abstract name of the listener.
 pub(super) fn abstract_name() -> Vec<u8> {
     format!("cube-confinement-{}", std::process::id()).into_bytes()
 }
@@ -200,7 +200,7 @@ fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// A static program that does nothing, in the smallest file that Linux starts: ELF-64 with one segment (System V ABI,
+/// A static program that exits at once, in the smallest file that Linux executes: ELF-64 with one segment (System V ABI,
 /// chapters 4 and 5).
 fn smallest_program() -> Vec<u8> {
     let entry = LOAD_AT + 120;
@@ -223,12 +223,12 @@ fn smallest_program() -> Vec<u8> {
 }
 
 impl Victim {
-    fn make(cloner: &Cloner, dir: &Path, secret: &[u8; SECRET]) -> Result<Self, ConfinementError> {
+    fn make(cloner: &Cloner, dir: &Path, secret: &[u8; SECRET]) -> Result<Self, VerifyError> {
         let clone = cloner.start_paused(dir)?;
         let memory = PathBuf::from(format!("/proc/{}/mem", clone.pid()));
         let secret_at = end_of_largest(clone.pid()).map_err(at(&memory))?;
         let victim = Self { clone, secret_at };
-        // It is paused for good: what its guest had there does not matter.
+        // The guest never resumes, so its data there can be overwritten.
         victim.write(secret).map_err(at(&memory))?;
         Ok(victim)
     }
@@ -239,7 +239,7 @@ impl Victim {
         memory.write_all_at(secret, self.secret_at)
     }
 
-    /// Whether its memory still has the secret.
+    /// Whether its memory still contains the secret.
     pub(super) fn holds(&self, secret: &[u8; SECRET]) -> bool {
         let mut held = [0; SECRET];
         fs::File::open(format!("/proc/{}/mem", self.clone.pid()))
@@ -248,15 +248,15 @@ impl Victim {
     }
 }
 
-/// The last bytes of the guest's memory, which is by far the largest writable mapping.
+/// Address of the last page of the guest's memory, which is by far the largest writable mapping.
 fn end_of_largest(pid: u32) -> io::Result<u64> {
     let all = mappings(pid)?;
     let writable = all
         .iter()
         .filter(|mapping| mapping.rights.starts_with("rw"));
     let largest = writable.max_by_key(|mapping| mapping.len());
-    let largest = largest.ok_or_else(|| io::Error::other("no writable memory"))?;
-    Ok(largest.at.end - 4096)
+    let largest = largest.ok_or_else(|| io::Error::other("the VMM has no writable mapping"))?;
+    Ok(largest.range.end - 4096)
 }
 
 impl RootProcess {
@@ -268,18 +268,18 @@ impl RootProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        // Its first byte says that it is there.
-        let said = child
+        // Its first byte of output shows that it has started.
+        let started = child
             .stdout
             .as_mut()
             .map(|out| io::Read::read(out, &mut [0; 1]));
-        match said {
+        match started {
             Some(Ok(1)) => {}
-            _ => return Err(io::Error::other("the root process says nothing")),
+            _ => return Err(io::Error::other("the root process wrote no output")),
         }
         let stat = fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
         let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
-        // Field 50 of /proc/PID/stat is where the environment starts; the third is the first after the name.
+        // Field 50 of /proc/PID/stat, env_start, is the address of the environment. Field 3 is the first after the name.
         let start = after
             .split_whitespace()
             .nth(47)
@@ -296,7 +296,7 @@ impl RootProcess {
         self.child.id()
     }
 
-    /// Where the secret is in /proc/PID/environ.
+    /// Offset of the secret in /proc/PID/environ.
     pub(super) fn secret_in_environ(&self) -> u64 {
         u64::try_from(VARIABLE.len() + 1).unwrap_or(0)
     }
@@ -308,7 +308,7 @@ impl RootProcess {
 
 impl Drop for RootProcess {
     fn drop(&mut self) {
-        // Both fail only when it is gone already.
+        // Both fail only if the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,65 +1,72 @@
-//! What /proc says of VMMs, without any attempt: it has to be the same however they were started.
+//! Checks of a VMM's state in /proc. They apply to every VMM, however it was started.
 
 use std::{collections::BTreeSet, fs, io, os::unix::fs::MetadataExt, path::Path};
 
 use super::{
-    Class, ConfinementError, Judged, Verdict, at, clone::Cloner, intruder::descriptors,
-    scene::Scene, witness,
+    CaseReport, Class,
+    clone::Cloner,
+    process::{self, descriptors},
+    scene::Scene,
+};
+use crate::{
+    proof::CaseResult,
+    setup::{VerifyError, at},
 };
 
-/// Clones that are looked at.
+/// Clones that are checked.
 const CLONES: usize = 2;
-/// The first id of the range that VMs have.
+/// First id of the range of user and group ids for VMMs.
 const FIRST_ID: u32 = 200_000;
-/// Descriptors that a VMM may have at most.
+/// Highest limit of open files that a VMM may have.
 const MAX_DESCRIPTORS: u64 = 8000;
-/// The variable by which a VMM of the mutation run is told its layers. No released VMM may know it.
+/// Environment variable that selects the layers of confinement in the VMM of mutation runs. A released VMM must not
+/// contain it.
 const WEAKENING: &str = "CUBE_VMM_LAYERS";
 const NO_CAPABILITY: &str = "0000000000000000";
 
-/// A question about one VMM: what is wrong with it, if anything.
-type Question = fn(u32) -> io::Result<Option<String>>;
+/// A check of one VMM. Returns what is wrong, or `None`.
+type Check = fn(u32) -> io::Result<Option<String>>;
 
-const QUESTIONS: [(&str, &str, Question); 9] = [
+const CHECKS: [(&str, &str, Check); 9] = [
     (
         "state-user",
-        "An own user and group, of no other process.",
+        "The VMM has its own user and group, which no other process has.",
         user,
     ),
-    ("state-groups", "No further groups.", groups),
+    (
+        "state-groups",
+        "The VMM has no supplementary groups.",
+        groups,
+    ),
     (
         "state-capabilities",
-        "No capability in any set, of any thread.",
+        "No thread has a capability in any of its sets.",
         capabilities,
     ),
     (
         "state-no-new-privileges",
-        "No program gives it more, of any thread.",
+        "Every thread has no_new_privs, so no program can raise its privileges.",
         no_new_privileges,
     ),
-    (
-        "state-filter",
-        "A filter of system calls in every thread.",
-        filter,
-    ),
+    ("state-filter", "Every thread has a seccomp filter.", filter),
     (
         "state-dumpable",
-        "Its /proc directory is root's.",
+        "The VMM is not dumpable, so root owns its /proc directory.",
         not_dumpable,
     ),
     (
         "state-limits",
-        "No core file; few descriptors; bounded files.",
+        "Core files are off, and the number of open files and their size are limited.",
         limits,
     ),
     (
         "state-environment",
-        "Nothing in its environment.",
+        "The VMM's environment is empty.",
         environment,
     ),
     (
         "state-descriptors",
-        "Nothing open but what the VM is made of.",
+        "The VMM has only the files open that its VM consists of.",
         open_files,
     ),
 ];
@@ -81,8 +88,8 @@ pub(super) const NAMES: [&str; 11] = [
     PROGRAM,
 ];
 
-/// Of clones that the harness starts, and of the program itself.
-pub(super) fn of_clones(scene: &Scene, cloner: &Cloner) -> Result<Vec<Judged>, ConfinementError> {
+/// Checks clones that this suite starts, and the VMM's executable.
+pub(super) fn of_clones(scene: &Scene, cloner: &Cloner) -> Result<Vec<CaseReport>, VerifyError> {
     let mut clones = vec![cloner.start(&scene.path(""))?];
     while clones.len() < CLONES {
         clones.push(cloner.start_paused(&scene.path(""))?);
@@ -90,82 +97,85 @@ pub(super) fn of_clones(scene: &Scene, cloner: &Cloner) -> Result<Vec<Judged>, C
     let pids: Vec<u32> = clones.iter().map(|clone| clone.pid()).collect();
     let mut cases = of_processes("", &pids);
     let program = fs::read(&cloner.vmm).map_err(at(&cloner.vmm))?;
-    let knows = program
+    let is_weakenable = program
         .windows(WEAKENING.len())
         .any(|part| part == WEAKENING.as_bytes());
-    let wrong = knows.then(|| "it can be told to leave layers out".to_owned());
-    cases.push(judged(
+    let fault = is_weakenable.then(|| format!("the executable contains {WEAKENING}"));
+    cases.push(report(
         "",
         PROGRAM,
-        "A released VMM cannot be weakened.",
-        wrong.into_iter().collect(),
+        "A released VMM cannot leave out layers of its confinement.",
+        fault.into_iter().collect(),
     ));
     Ok(cases)
 }
 
-/// Of some processes; `prefix` tells their cases from others'.
-pub(super) fn of_processes(prefix: &str, pids: &[u32]) -> Vec<Judged> {
+/// Checks these processes. `prefix` is put before the names of the cases.
+pub(super) fn of_processes(prefix: &str, pids: &[u32]) -> Vec<CaseReport> {
     let mut cases = Vec::new();
-    for (name, why, question) in QUESTIONS {
-        let wrong = pids.iter().filter_map(|pid| match question(*pid) {
+    for (name, why, check) in CHECKS {
+        let faults = pids.iter().filter_map(|pid| match check(*pid) {
             Ok(None) => None,
             Ok(Some(what)) => Some(format!("process {pid}: {what}")),
             Err(error) => Some(format!("process {pid}: {error}")),
         });
-        cases.push(judged(prefix, name, why, wrong.collect()));
+        cases.push(report(prefix, name, why, faults.collect()));
     }
     let users: BTreeSet<_> = pids
         .iter()
-        .map(|pid| witness::status(*pid, "Uid"))
+        .map(|pid| process::status(*pid, "Uid"))
         .collect();
     let shared = users.len() < pids.len();
-    let wrong = shared.then(|| format!("{} VMs have {} users", pids.len(), users.len()));
-    cases.push(judged(
+    let fault = shared.then(|| format!("{} VMMs have only {} users", pids.len(), users.len()));
+    cases.push(report(
         prefix,
         UNIQUE,
-        "No VM shares its user with another.",
-        wrong.into_iter().collect(),
+        "No two VMMs have the same user.",
+        fault.into_iter().collect(),
     ));
     cases
 }
 
-fn judged(prefix: &str, name: &str, why: &str, wrong: Vec<String>) -> Judged {
-    Judged {
+fn report(prefix: &str, name: &str, why: &str, faults: Vec<String>) -> CaseReport {
+    CaseReport {
         case: format!("{prefix}{name}"),
         class: Class::State,
         why: why.to_owned(),
-        verdict: if wrong.is_empty() {
-            Verdict::Pass
+        result: if faults.is_empty() {
+            CaseResult::Pass
         } else {
-            Verdict::Breach
+            CaseResult::Breach
         },
-        expected: "as it should be".to_owned(),
+        expected: "nothing wrong".to_owned(),
         inside: String::new(),
-        outside: wrong.join("; "),
+        outside: faults.join("; "),
     }
 }
 
-/// A line of the status of each thread.
-fn of_threads(pid: u32, name: &str) -> io::Result<BTreeSet<String>> {
+/// The different values of a line in the `status` files of all threads.
+fn values_of_threads(pid: u32, name: &str) -> io::Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
         let text = fs::read_to_string(entry?.path().join("status"))?;
-        let value = witness::line(&text, name);
-        found.insert(value.ok_or_else(|| io::Error::other(format!("no line {name}")))?);
+        let value = process::line(&text, name);
+        found.insert(
+            value
+                .ok_or_else(|| io::Error::other(format!("/proc/PID/status has no line {name}")))?,
+        );
     }
     Ok(found)
 }
 
-/// Wrong if a line of any thread is another than this.
+/// Returns the first value of a line, in any thread, that is not `wanted`.
 fn differs(pid: u32, name: &str, wanted: &str) -> io::Result<Option<String>> {
-    let found = of_threads(pid, name)?;
+    let found = values_of_threads(pid, name)?;
     let other = found.into_iter().find(|value| value != wanted);
     Ok(other.map(|value| format!("{name} is {value:?}")))
 }
 
 fn user(pid: u32) -> io::Result<Option<String>> {
     for name in ["Uid", "Gid"] {
-        for ids in of_threads(pid, name)? {
+        for ids in values_of_threads(pid, name)? {
             let mut all = ids.split(' ').map(|id| id.parse::<u32>().unwrap_or(0));
             let first = all.next().unwrap_or(0);
             if first < FIRST_ID || all.any(|id| id != first) {
@@ -182,8 +192,8 @@ fn groups(pid: u32) -> io::Result<Option<String>> {
 
 fn capabilities(pid: u32) -> io::Result<Option<String>> {
     for set in ["CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"] {
-        if let Some(wrong) = differs(pid, set, NO_CAPABILITY)? {
-            return Ok(Some(wrong));
+        if let Some(fault) = differs(pid, set, NO_CAPABILITY)? {
+            return Ok(Some(fault));
         }
     }
     Ok(None)
@@ -197,44 +207,44 @@ fn filter(pid: u32) -> io::Result<Option<String>> {
     differs(pid, "Seccomp", "2")
 }
 
-/// The kernel gives /proc/PID of a process that is not dumpable to root (proc(5)).
+/// Root owns the files in /proc/PID of a process that is not dumpable (proc(5)).
 fn not_dumpable(pid: u32) -> io::Result<Option<String>> {
     let owner = fs::metadata(format!("/proc/{pid}/environ"))?.uid();
-    let is_root = witness::status(pid, "Uid").is_some_and(|ids| ids.starts_with("0 "));
+    let is_root = process::status(pid, "Uid").is_some_and(|ids| ids.starts_with("0 "));
     Ok(match (owner, is_root) {
-        (_, true) => Some("it is root's, which says nothing".to_owned()),
+        (_, true) => Some("the VMM runs as root, so the owner proves nothing".to_owned()),
         (0, false) => None,
-        (owner, false) => Some(format!("/proc/{pid} is of user {owner}")),
+        (owner, false) => Some(format!("user {owner} owns /proc/{pid}")),
     })
 }
 
 fn limits(pid: u32) -> io::Result<Option<String>> {
-    let [core, hard_core] = witness::limit(pid, "Max core file size")?;
-    let [_, files] = witness::limit(pid, "Max open files")?;
-    let [_, size] = witness::limit(pid, "Max file size")?;
+    let [core, hard_core] = process::limit(pid, "Max core file size")?;
+    let [_, files] = process::limit(pid, "Max open files")?;
+    let [_, size] = process::limit(pid, "Max file size")?;
     let few = files
         .parse::<u64>()
         .is_ok_and(|files| files <= MAX_DESCRIPTORS);
     Ok(match () {
-        () if core != "0" || hard_core != "0" => Some("it may write core files".to_owned()),
-        () if !few => Some(format!("it may open {files} files")),
-        () if size == "unlimited" => Some("its files have no bound".to_owned()),
+        () if core != "0" || hard_core != "0" => Some("core files are on".to_owned()),
+        () if !few => Some(format!("the limit of open files is {files}")),
+        () if size == "unlimited" => Some("the size of files is unlimited".to_owned()),
         () => None,
     })
 }
 
 fn environment(pid: u32) -> io::Result<Option<String>> {
     let bytes = fs::read(format!("/proc/{pid}/environ"))?.len();
-    Ok((bytes > 0).then(|| format!("{bytes} bytes of environment")))
+    Ok((bytes > 0).then(|| format!("the environment has {bytes} bytes")))
 }
 
 fn open_files(pid: u32) -> io::Result<Option<String>> {
     let all = descriptors(pid)?;
-    // A pipe with both ends in the process is its own; one that it inherited has an end elsewhere.
+    // The VMM made a pipe itself if it has both ends open. An inherited pipe has an end in another process.
     let ends = |link: &Path| all.iter().filter(|(_, other)| other == link).count();
     let foreign: Vec<String> = all
         .iter()
-        .filter(|(_, link)| !(is_of_a_vm(link) || is_pipe(link) && ends(link) == 2))
+        .filter(|(_, link)| !(belongs_to_vm(link) || is_pipe(link) && ends(link) == 2))
         .map(|(number, link)| format!("descriptor {number} is {}", link.display()))
         .collect();
     Ok((!foreign.is_empty()).then(|| foreign.join(", ")))
@@ -244,9 +254,9 @@ fn is_pipe(link: &Path) -> bool {
     link.to_string_lossy().starts_with("pipe:[")
 }
 
-/// Whether a VM is made of such a thing: sockets and polling, KVM's own descriptors and the TAP, files of its template
-/// and its own. Not /dev/kvm, from which a second VM could be made.
-fn is_of_a_vm(link: &Path) -> bool {
+/// Whether a VM consists of such files: sockets, epoll and KVM descriptors, the TAP, files of the template and of the
+/// clone. /dev/kvm is not one of them, because it would allow a second VM.
+fn belongs_to_vm(link: &Path) -> bool {
     let text = link.to_string_lossy();
     let kinds = ["socket:[", "anon_inode:"];
     let devices = ["/dev/net/tun", "/dev/null"];
@@ -271,28 +281,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_no_confined_vmm() {
+    fn an_unconfined_process_fails_the_checks() {
         let own = std::process::id();
         let cases = of_processes("", &[own]);
         assert_eq!(cases.len(), NAMES.len() - 1);
         let filter = cases.iter().find(|case| case.case == "state-filter");
-        assert_eq!(filter.unwrap().verdict, Verdict::Breach);
+        assert_eq!(filter.unwrap().result, CaseResult::Breach);
     }
 
     #[test]
-    fn names_are_those_of_the_questions() {
-        for (name, ..) in QUESTIONS {
+    fn names_list_every_check() {
+        for (name, ..) in CHECKS {
             assert!(NAMES.contains(&name), "{name}");
         }
     }
 
     #[test]
-    fn descriptors_of_others_are_noticed() {
-        assert!(is_of_a_vm(Path::new("socket:[12]")));
-        assert!(is_of_a_vm(Path::new("/var/tmp/#123 (deleted)")));
-        assert!(is_of_a_vm(Path::new("/t/base/base.erofs")));
-        assert!(!is_of_a_vm(Path::new("/var/lib/cube/keys.json")));
-        assert!(!is_of_a_vm(Path::new("/dev/kvm")));
-        assert!(!is_of_a_vm(Path::new("pipe:[4]")));
+    fn only_files_of_a_vm_are_accepted() {
+        assert!(belongs_to_vm(Path::new("socket:[12]")));
+        assert!(belongs_to_vm(Path::new("/var/tmp/#123 (deleted)")));
+        assert!(belongs_to_vm(Path::new("/t/base/base.erofs")));
+        assert!(!belongs_to_vm(Path::new("/var/lib/cube/keys.json")));
+        assert!(!belongs_to_vm(Path::new("/dev/kvm")));
+        assert!(!belongs_to_vm(Path::new("pipe:[4]")));
     }
 }

@@ -1,4 +1,4 @@
-//! The list of features: which case each SDK's suite must have, why, and what may be missing where.
+//! The list of features: why each is verified, which SDKs have a case for it, and which SDKs may lack it.
 
 use std::time::Duration;
 
@@ -6,55 +6,39 @@ use clap::ValueEnum;
 use serde::Deserialize;
 
 use super::sdk::{Sdk, Suite};
+use crate::setup::ListError;
 
+const NAME: &str = "features.toml";
 const LIST: &str = include_str!("../../conformance/features.toml");
 
-/// What a feature is verified on.
+/// The template that a feature needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Area {
-    /// Sandboxes of any template.
+    /// Any template.
     #[default]
     Sandbox,
-    /// Sandboxes of the template `code-interpreter-v1`, which takes minutes to prepare.
+    /// The template `code-interpreter-v1`, which takes minutes to prepare.
     Interpreter,
 }
 
-/// One feature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Feature {
     /// Name of the case.
     pub name: String,
-    /// Why it is looked at.
+    /// Why the feature matters.
     pub why: String,
-    /// What it needs.
     pub area: Area,
-    /// Suites that have the case.
+    /// Suites that have a case for it.
     pub suites: Vec<Suite>,
-    /// SDKs that cannot do it, by name.
+    /// Names of the SDKs that lack it.
     pub absent: Vec<String>,
-    /// Whether the suite fails without it.
+    /// Whether the suite fails if the case does not pass.
     pub must: bool,
-    /// Whether it needs the server of the suite's own, with HTTPS beside it.
+    /// Whether the case needs a second server with HTTPS, which only the suite itself can start.
     pub own_server: bool,
-    /// Bound of the case.
+    /// Time limit of the case.
     pub within: Duration,
-}
-
-/// Why the list is no list. It is part of the program: this is a bug.
-#[derive(Debug, thiserror::Error)]
-pub enum FeatureError {
-    /// Not TOML of the right shape.
-    #[error("the list of features is not readable")]
-    Toml(#[from] toml::de::Error),
-    /// A value that cannot be.
-    #[error("feature {name}: {what}")]
-    Value {
-        /// Its name.
-        name: String,
-        /// What is wrong.
-        what: String,
-    },
 }
 
 #[derive(Deserialize)]
@@ -94,27 +78,29 @@ fn a_minute() -> String {
     "60s".to_owned()
 }
 
-/// Reads the list.
+/// Decodes the list.
 ///
 /// # Errors
-/// See [`FeatureError`].
-pub fn load() -> Result<Vec<Feature>, FeatureError> {
-    let list: List = toml::from_str(LIST)?;
+/// Returns a [`ListError`] if the list or an entry is invalid, which is a bug in this program.
+pub fn load() -> Result<Vec<Feature>, ListError> {
+    let list: List =
+        toml::from_str(LIST).map_err(|source| ListError::Toml { list: NAME, source })?;
     let known: Vec<String> = Sdk::all().iter().map(Sdk::name).collect();
     let mut features: Vec<Feature> = Vec::new();
     for config in list.feature {
-        let wrong = |what: String| FeatureError::Value {
-            name: config.name.clone(),
-            what,
+        let invalid = |fault: String| ListError::Entry {
+            list: NAME,
+            entry: config.name.clone(),
+            fault,
         };
         if features.iter().any(|f| f.name == config.name) {
-            return Err(wrong("it is there twice".to_owned()));
+            return Err(invalid("another feature has the same name".to_owned()));
         }
         if let Some(sdk) = config.absent.iter().find(|sdk| !known.contains(sdk)) {
-            return Err(wrong(format!("no SDK is called {sdk}")));
+            return Err(invalid(format!("`absent` names the unknown SDK {sdk}")));
         }
-        let within =
-            humantime::parse_duration(&config.within).map_err(|e| wrong(format!("within: {e}")))?;
+        let within = humantime::parse_duration(&config.within)
+            .map_err(|e| invalid(format!("within: {e}")))?;
         features.push(Feature {
             name: config.name,
             why: config.why,
@@ -134,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_is_one_and_every_feature_has_a_reason() {
+    fn the_list_decodes_and_every_feature_has_a_reason() {
         let features = load().unwrap();
         assert!(features.len() >= 100, "{}", features.len());
         for feature in features {

@@ -1,31 +1,31 @@
-//! Reports of a matrix: for a terminal, scripts, CI systems and issues. Pure functions.
+//! Renders the matrix for a terminal, for scripts, for CI systems and as Markdown. Pure.
 
 use std::fmt::Write;
 
-use super::{Matrix, Verdict};
+use super::{CellResult, Matrix};
 use testbed::xml::escape;
 
-/// Format of the JSON document.
+/// Format number of the JSON document.
 pub const FORMAT: u32 = 1;
 
-/// Cells by how they ended.
+/// Number of green cells, and of all cells.
 fn counts(matrix: &Matrix) -> (usize, usize) {
-    let green = matrix.cells.iter().filter(|c| c.verdict.is_green()).count();
+    let green = matrix.cells.iter().filter(|c| c.result.is_green()).count();
     (green, matrix.cells.len())
 }
 
 fn sign(matrix: &Matrix, feature: &str, sdk: &str) -> &'static str {
-    match matrix.cell(feature, sdk).map(|cell| cell.verdict) {
-        Some(Verdict::Pass) => "pass",
-        Some(Verdict::Absent) => "absent",
-        Some(Verdict::Fail) => "FAIL",
-        Some(Verdict::TimedOut) => "TIMEOUT",
-        Some(Verdict::NotRun) => "NOT RUN",
+    match matrix.cell(feature, sdk).map(|cell| cell.result) {
+        Some(CellResult::Pass) => "pass",
+        Some(CellResult::Absent) => "absent",
+        Some(CellResult::Fail) => "FAIL",
+        Some(CellResult::TimedOut) => "TIMEOUT",
+        Some(CellResult::NotRun) => "NOT RUN",
         None => "",
     }
 }
 
-/// For a terminal.
+/// For a terminal: the matrix, then the reason for each cell that is not green.
 #[must_use]
 pub fn terminal(matrix: &Matrix) -> String {
     let mut out = String::new();
@@ -52,14 +52,14 @@ fn write_terminal(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
             line(feature, &row)?;
         }
     }
-    for cell in matrix.cells.iter().filter(|c| !c.verdict.is_green()) {
+    for cell in matrix.cells.iter().filter(|c| !c.result.is_green()) {
         let must = if cell.must { "" } else { " (not required)" };
         writeln!(
             out,
             "\n{} with {}{must}: {}",
             cell.feature,
             cell.sdk,
-            cell.verdict.name()
+            cell.result.name()
         )?;
         writeln!(out, "  {}", cell.why)?;
     }
@@ -71,16 +71,16 @@ fn write_terminal(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
     )
 }
 
-/// One JSON document.
+/// For scripts: one JSON document.
 #[must_use]
 pub fn json(matrix: &Matrix) -> String {
-    // Every field is a plain value, so that this cannot fail.
+    // Serialization cannot fail: every field is a plain value.
     let mut text = serde_json::to_string_pretty(matrix).unwrap_or_default();
     text.push('\n');
     text
 }
 
-/// One test case for each cell, one suite for each SDK.
+/// For CI systems: one JUnit suite for each SDK, with one test case for each cell.
 #[must_use]
 pub fn junit(matrix: &Matrix) -> String {
     let mut out = String::new();
@@ -95,15 +95,15 @@ fn write_junit(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
     )?;
     for sdk in &matrix.sdks {
         let cells: Vec<_> = matrix.cells.iter().filter(|c| c.sdk == *sdk).collect();
-        let count = |verdict| cells.iter().filter(|c| c.verdict == verdict).count();
+        let count = |result| cells.iter().filter(|c| c.result == result).count();
         writeln!(
             out,
             "<testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\">",
             escape(sdk),
             cells.len(),
-            count(Verdict::Fail),
-            count(Verdict::TimedOut) + count(Verdict::NotRun),
-            count(Verdict::Absent),
+            count(CellResult::Fail),
+            count(CellResult::TimedOut) + count(CellResult::NotRun),
+            count(CellResult::Absent),
         )?;
         for cell in cells {
             let name = escape(&cell.feature);
@@ -114,15 +114,15 @@ fn write_junit(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
                 escape(sdk)
             )?;
             let why = escape(&cell.why);
-            match cell.verdict {
-                Verdict::Pass => {}
-                Verdict::Absent => write!(out, "<skipped/>")?,
-                Verdict::Fail => write!(out, "<failure message=\"{why}\"/>")?,
-                Verdict::TimedOut | Verdict::NotRun => {
+            match cell.result {
+                CellResult::Pass => {}
+                CellResult::Absent => write!(out, "<skipped/>")?,
+                CellResult::Fail => write!(out, "<failure message=\"{why}\"/>")?,
+                CellResult::TimedOut | CellResult::NotRun => {
                     write!(
                         out,
                         "<error type=\"{}\" message=\"{why}\"/>",
-                        cell.verdict.name()
+                        cell.result.name()
                     )?;
                 }
             }
@@ -133,7 +133,7 @@ fn write_junit(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
     writeln!(out, "</testsuites>")
 }
 
-/// For an issue or a page of documentation.
+/// For issues and documentation: Markdown tables.
 #[must_use]
 pub fn markdown(matrix: &Matrix) -> String {
     let mut out = String::new();
@@ -165,7 +165,7 @@ fn write_markdown(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
     let reds: Vec<_> = matrix
         .cells
         .iter()
-        .filter(|c| !c.verdict.is_green())
+        .filter(|c| !c.result.is_green())
         .collect();
     if !reds.is_empty() {
         writeln!(
@@ -180,7 +180,7 @@ fn write_markdown(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
             "| {} | {} | {} | {why} |",
             cell.feature,
             cell.sdk,
-            cell.verdict.name()
+            cell.result.name()
         )?;
     }
     Ok(())
@@ -193,11 +193,11 @@ mod tests {
     use testbed::exit::End;
 
     fn matrix() -> Matrix {
-        let cell = |feature: &str, sdk: &str, must, verdict, why: &str| Cell {
+        let cell = |feature: &str, sdk: &str, must, result, why: &str| Cell {
             feature: feature.to_owned(),
             sdk: sdk.to_owned(),
             must,
-            verdict,
+            result,
             why: why.to_owned(),
             seconds: Some(0.25),
         };
@@ -206,18 +206,18 @@ mod tests {
             endpoint: "http://127.0.0.1:1".to_owned(),
             sdks: vec!["python-2".to_owned(), "cli-1".to_owned()],
             features: vec![
-                ("create".to_owned(), "everybody does".to_owned()),
-                ("logs".to_owned(), "only the client asks".to_owned()),
-                ("fork".to_owned(), "several futures".to_owned()),
+                ("create".to_owned(), "needed by every program".to_owned()),
+                ("logs".to_owned(), "only the client reads them".to_owned()),
+                ("fork".to_owned(), "several continuations".to_owned()),
             ],
             cells: vec![
-                cell("create", "python-2", true, Verdict::Pass, ""),
-                cell("create", "cli-1", true, Verdict::Absent, ""),
+                cell("create", "python-2", true, CellResult::Pass, ""),
+                cell("create", "cli-1", true, CellResult::Absent, ""),
                 cell(
                     "logs",
                     "cli-1",
                     false,
-                    Verdict::Fail,
+                    CellResult::Fail,
                     "said <no> | \"really\"",
                 ),
             ],
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_must_be_green_fails_the_suite() {
+    fn only_required_cells_fail_the_suite() {
         let mut matrix = matrix();
         assert_eq!(matrix.end(), End::Pass);
         matrix.cells[2].must = true;

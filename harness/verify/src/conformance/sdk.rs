@@ -1,18 +1,18 @@
-//! The SDKs that are verified with: names, versions, and how their suites are started.
+//! The SDKs: names, versions, and the commands that start their suites.
 //!
 //! ```text
-//! ARTIFACTS/sdk/node/node/bin/node      Node for all of JavaScript
-//! ARTIFACTS/sdk/NAME/bin/python         a virtual environment per Python SDK
-//! ARTIFACTS/sdk/NAME/node_modules       the packages of a JavaScript SDK
+//! ARTIFACTS/sdk/node/node/bin/node      Node, for all JavaScript SDKs
+//! ARTIFACTS/sdk/NAME/bin/python         virtual environment of a Python SDK
+//! ARTIFACTS/sdk/NAME/node_modules       packages of a JavaScript SDK
 //! ARTIFACTS/sdk/NAME/suite              the cases, copied from harness/verify/conformance
 //! ```
-//! `cargo xtask` makes all of it from the lock files there.
+//! `cargo xtask sdks` installs them from the lock files in that directory.
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-/// A suite of cases, shared by the versions of one SDK.
+/// A suite of cases. All versions of an SDK share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Suite {
@@ -24,17 +24,15 @@ pub enum Suite {
     Cli,
 }
 
-/// One version of an SDK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sdk {
-    /// Whose cases it runs.
     pub suite: Suite,
-    /// Version of its package.
+    /// Version of the SDK's package.
     pub version: &'static str,
 }
 
 impl Sdk {
-    /// All, newest first of each kind.
+    /// All SDKs; newer versions come before older ones.
     #[must_use]
     pub fn all() -> Vec<Self> {
         [
@@ -48,7 +46,7 @@ impl Sdk {
         .to_vec()
     }
 
-    /// `python-2.63.0`.
+    /// For example `python-2.63.0`.
     #[must_use]
     pub fn name(&self) -> String {
         let suite = match self.suite {
@@ -59,7 +57,7 @@ impl Sdk {
         format!("{suite}-{}", self.version)
     }
 
-    /// Program and first argument; cases follow. Relative to nothing but `dir`, the directory of all SDKs.
+    /// Interpreter and suite below `dir`, the directory of all SDKs. The names of cases follow as arguments.
     #[must_use]
     pub fn command(&self, dir: &Path) -> (PathBuf, PathBuf) {
         let own = dir.join(self.name());

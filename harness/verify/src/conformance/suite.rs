@@ -1,7 +1,7 @@
-//! One SDK's cases in a process of its own, each bounded in time.
+//! Runs the cases of one SDK in a process, with a time limit for each case.
 //!
-//! The process says `{"begin": NAME}` and `{"end": NAME, …}` on its standard output. When a case does not end
-//! in time, the process and all that it has started are killed, and a new one goes on with the rest.
+//! The process writes the lines `{"begin": NAME}` and `{"end": NAME, …}` to its standard output. If a case exceeds its
+//! limit, the process and all its children are killed, and a new process runs the remaining cases.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -19,19 +19,20 @@ use nix::{
 };
 use serde::Deserialize;
 
-use super::{Address, Cell, DOMAIN, Verdict, features::Feature, sdk::Sdk};
+use super::{Address, Cell, CellResult, DOMAIN, features::Feature, sdk::Sdk};
 
-/// An interpreter with its SDK takes seconds to start on a busy host.
-const START_PATIENCE: Duration = Duration::from_secs(60);
-/// Longest line of a suite; a longer one is no line.
+/// Time until the first case begins. Starting an interpreter and loading its SDK takes seconds on a busy host.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest line that is read, in bytes; longer lines are ignored.
 const MAX_LINE: u64 = 64 << 10;
 
-/// What a suite says.
+/// A line of a suite's output.
 #[derive(Debug, Deserialize)]
 struct Line {
     begin: Option<String>,
     end: Option<String>,
-    verdict: Option<Said>,
+    /// Given if `end` is.
+    verdict: Option<Reported>,
     #[serde(default)]
     why: String,
     seconds: Option<f64>,
@@ -39,19 +40,19 @@ struct Line {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Said {
+enum Reported {
     Pass,
     Fail,
     Absent,
 }
 
-/// How one process came to its end.
+/// How a process ended.
 enum Outcome {
-    /// It has run all cases that it was told.
+    /// All requested cases were run.
     Done,
-    /// This case did not end in time.
+    /// This case exceeded its limit.
     Stuck(String),
-    /// It ended early, in this case if one had begun.
+    /// The process ended early, in this case if one was running.
     Ended(Option<String>),
 }
 
@@ -81,12 +82,12 @@ pub(super) fn run(
         match outcome {
             Outcome::Done => {}
             Outcome::Stuck(name) => cells.extend(found(&name).map(|feature| {
-                let why = format!("no end within {:?}", feature.within);
-                new_cell(sdk, feature, Verdict::TimedOut, why, None)
+                let why = format!("no result within {:?}", feature.within);
+                new_cell(sdk, feature, CellResult::TimedOut, why, None)
             })),
             Outcome::Ended(Some(name)) => cells.extend(found(&name).map(|feature| {
-                let why = "the SDK's process ended in this case".to_owned();
-                new_cell(sdk, feature, Verdict::Fail, why, None)
+                let why = "the SDK's process ended during this case".to_owned();
+                new_cell(sdk, feature, CellResult::Fail, why, None)
             })),
             Outcome::Ended(None) => {}
         }
@@ -100,32 +101,35 @@ pub(super) fn run(
     cells
 }
 
-/// The cell of an end; `None` for other lines.
+/// The cell for an `end` line; `None` for other lines.
 fn cell(sdk: &Sdk, features: &[&Feature], line: Line) -> Option<Cell> {
     let name = line.end?;
     let feature = features.iter().find(|feature| feature.name == name)?;
     let may_be_absent = feature.absent.contains(&sdk.name());
-    let (verdict, why) = match line.verdict {
-        Some(Said::Pass) => (Verdict::Pass, String::new()),
-        Some(Said::Absent) if may_be_absent => (Verdict::Absent, String::new()),
-        Some(Said::Absent) => {
-            let why = format!("the list of features says it is there: {}", line.why);
-            (Verdict::Fail, why)
+    let (result, why) = match line.verdict {
+        Some(Reported::Pass) => (CellResult::Pass, String::new()),
+        Some(Reported::Absent) if may_be_absent => (CellResult::Absent, String::new()),
+        Some(Reported::Absent) => {
+            let why = format!(
+                "the list of features does not allow it to be absent: {}",
+                line.why
+            );
+            (CellResult::Fail, why)
         }
-        Some(Said::Fail) => (Verdict::Fail, line.why),
-        None => (Verdict::Fail, "an end without a verdict".to_owned()),
+        Some(Reported::Fail) => (CellResult::Fail, line.why),
+        None => (CellResult::Fail, "the end line has no verdict".to_owned()),
     };
-    Some(new_cell(sdk, feature, verdict, why, line.seconds))
+    Some(new_cell(sdk, feature, result, why, line.seconds))
 }
 
 fn not_run(sdk: &Sdk, feature: &Feature, why: &str) -> Cell {
-    new_cell(sdk, feature, Verdict::NotRun, why.to_owned(), None)
+    new_cell(sdk, feature, CellResult::NotRun, why.to_owned(), None)
 }
 
 fn new_cell(
     sdk: &Sdk,
     feature: &Feature,
-    verdict: Verdict,
+    result: CellResult,
     why: String,
     seconds: Option<f64>,
 ) -> Cell {
@@ -133,13 +137,13 @@ fn new_cell(
         feature: feature.name.clone(),
         sdk: sdk.name(),
         must: feature.must,
-        verdict,
+        result,
         why,
         seconds,
     }
 }
 
-/// A suite's process with everything that it starts. Dropping it kills all of them.
+/// The process of a suite. Dropping it kills the process and all its children.
 struct Process {
     child: Child,
     lines: Receiver<Line>,
@@ -157,7 +161,7 @@ impl Process {
         if !program.exists() || !suite.exists() {
             let dir = dir.display();
             return Err(format!(
-                "it is not in {dir}: `cargo xtask sdks` installs it"
+                "the SDK is not installed in {dir}: run `cargo xtask sdks`"
             ));
         }
         let mut command = Command::new(program);
@@ -169,7 +173,7 @@ impl Process {
             .env("E2B_API_KEY", &address.key)
             .env("E2B_DOMAIN", DOMAIN)
             .env("CONFORMANCE_TEMPLATE", &address.template)
-            // Settings of whoever runs this are none of the suite's.
+            // The suite must not depend on the settings of the user who runs it.
             .env("HOME", home)
             .env("NO_PROXY", "*")
             .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -199,15 +203,15 @@ impl Process {
         Ok(Self { child, lines })
     }
 
-    fn follow(&mut self, features: &[&Feature], mut heard: impl FnMut(Line)) -> Outcome {
+    fn follow(&mut self, features: &[&Feature], mut on_line: impl FnMut(Line)) -> Outcome {
         let mut running: Option<&Feature> = None;
         loop {
-            let patience = running.map_or(START_PATIENCE, |feature| feature.within);
-            match self.lines.recv_timeout(patience) {
+            let timeout = running.map_or(START_TIMEOUT, |feature| feature.within);
+            match self.lines.recv_timeout(timeout) {
                 Ok(line) => {
                     let name = line.begin.as_ref();
                     running = name.and_then(|n| features.iter().copied().find(|f| f.name == *n));
-                    heard(line);
+                    on_line(line);
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     return match running {
@@ -229,15 +233,15 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if let Ok(pid) = i32::try_from(self.child.id()) {
-            // Fails only when the whole group has ended.
+            // Fails only if the whole group has already ended.
             let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
         }
         let _ = self.child.wait();
     }
 }
 
-/// Hands on the lines that are ones, until the end or until nobody listens.
-fn read(stdout: ChildStdout, mut hear: impl FnMut(Line) -> bool) {
+/// Passes each valid line to `on_line`, until the output ends or `on_line` returns false.
+fn read(stdout: ChildStdout, mut on_line: impl FnMut(Line) -> bool) {
     let mut reader = BufReader::new(stdout);
     loop {
         let mut bytes = Vec::new();
@@ -246,7 +250,7 @@ fn read(stdout: ChildStdout, mut hear: impl FnMut(Line) -> bool) {
             Ok(_) => {}
         }
         if let Ok(line) = serde_json::from_slice(&bytes)
-            && !hear(line)
+            && !on_line(line)
         {
             return;
         }
@@ -277,8 +281,8 @@ mod tests {
         }
     }
 
-    /// Runs a shell script in the place of Node.
-    fn cells_of(script: &str, features: &[Feature]) -> Vec<(String, Verdict)> {
+    /// Runs a shell script in place of Node.
+    fn cells_of(script: &str, features: &[Feature]) -> Vec<(String, CellResult)> {
         let dir = tempfile::tempdir().unwrap();
         let (node, suite) = SDK.command(dir.path());
         for (path, text) in [
@@ -296,10 +300,10 @@ mod tests {
             secure: None,
         };
         let cells = run(&SDK, dir.path(), features, &address, dir.path());
-        cells.into_iter().map(|c| (c.feature, c.verdict)).collect()
+        cells.into_iter().map(|c| (c.feature, c.result)).collect()
     }
 
-    fn cells(list: &[(&str, Verdict)]) -> Vec<(String, Verdict)> {
+    fn cells(list: &[(&str, CellResult)]) -> Vec<(String, CellResult)> {
         list.iter().map(|(f, v)| ((*f).to_owned(), *v)).collect()
     }
 
@@ -309,7 +313,7 @@ mod tests {
     "#;
 
     #[test]
-    fn verdicts_become_cells_and_other_lines_do_not() {
+    fn end_lines_become_cells_and_other_lines_are_ignored() {
         let script = format!("{SAY} echo noise; for f; do begin $f; end $f $f; done");
         let features = [
             feature("pass", 9000),
@@ -317,18 +321,18 @@ mod tests {
             feature("absent", 9000),
         ];
         let want = [
-            ("pass", Verdict::Pass),
-            ("fail", Verdict::Fail),
-            ("absent", Verdict::Fail),
+            ("pass", CellResult::Pass),
+            ("fail", CellResult::Fail),
+            ("absent", CellResult::Fail),
         ];
         assert_eq!(cells_of(&script, &features), cells(&want));
         let mut listed = features.clone();
         listed[2].absent.push(SDK.name());
-        assert_eq!(cells_of(&script, &listed)[2].1, Verdict::Absent);
+        assert_eq!(cells_of(&script, &listed)[2].1, CellResult::Absent);
     }
 
     #[test]
-    fn a_stuck_case_and_one_that_ends_its_process_cost_only_themselves() {
+    fn a_stuck_or_crashed_case_does_not_affect_other_cases() {
         let script = format!(
             "{SAY} for f; do begin $f; case $f in stuck) sleep 60;; dies) exit 1;; esac; end $f pass; done"
         );
@@ -339,18 +343,18 @@ mod tests {
             feature("b", 9000),
         ];
         let want = [
-            ("a", Verdict::Pass),
-            ("stuck", Verdict::TimedOut),
-            ("dies", Verdict::Fail),
-            ("b", Verdict::Pass),
+            ("a", CellResult::Pass),
+            ("stuck", CellResult::TimedOut),
+            ("dies", CellResult::Fail),
+            ("b", CellResult::Pass),
         ];
         assert_eq!(cells_of(&script, &features), cells(&want));
     }
 
     #[test]
-    fn what_cannot_be_started_is_not_run() {
+    fn cases_of_a_process_that_fails_to_start_are_not_run() {
         let features = [feature("a", 9000), feature("b", 9000)];
-        let want = [("a", Verdict::NotRun), ("b", Verdict::NotRun)];
+        let want = [("a", CellResult::NotRun), ("b", CellResult::NotRun)];
         assert_eq!(cells_of("exit 3", &features), cells(&want));
     }
 }

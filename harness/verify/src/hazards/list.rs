@@ -1,61 +1,68 @@
-//! The list of hazards: what is asked, of which sandboxes, and what the answers must be.
+//! The list of hazards: for each, a probe, the sandboxes that it runs in, and the relation between their answers.
 
 use serde::Deserialize;
 
 use super::Between;
-use crate::conformance::features::FeatureError;
+use crate::setup::ListError;
 
+const NAME: &str = "hazards.toml";
 const LIST: &str = include_str!("../../conformance/hazards.toml");
 
-/// What the answers must be.
+/// Relation that must hold between the answers of two sandboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Rule {
-    /// No line is said by both.
+    /// No line is in both answers.
     Differs,
-    /// All say the same.
+    /// Both answers are equal, and equal to the parent's.
     Same,
-    /// Nobody says anything.
+    /// Both answers are empty.
     Nothing,
-    /// What one wrote the other does not have.
+    /// The second sandbox does not have what was written in the first.
     Private,
 }
 
 impl Rule {
-    /// For people.
+    /// The relation in words, for reports.
     pub(super) fn expected(self) -> &'static str {
         match self {
-            Self::Differs => "both say something, and no line is said by both",
-            Self::Same => "all say the same, as their parent did",
-            Self::Nothing => "nobody says anything",
-            Self::Private => "the first has what it wrote, the second has not",
+            Self::Differs => "both answers have lines, and no line is in both",
+            Self::Same => "both answers are equal to the parent's",
+            Self::Nothing => "both answers are empty",
+            Self::Private => "only the first sandbox has what was written in it",
         }
     }
 }
 
-/// Who runs a program of the list.
+/// How a program of the list runs in a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Runner {
-    /// A new shell.
+    /// As a command of a new shell.
     Shell,
-    /// A cell of the code interpreter in this language.
+    /// As a cell of the code interpreter, in this language.
     Cell(&'static str),
 }
 
-/// One hazard.
 #[derive(Clone, Debug)]
 pub(super) struct Hazard {
     pub(super) name: String,
     pub(super) why: String,
     pub(super) rule: Rule,
     pub(super) runner: Runner,
+    /// Program that prints the answer.
     pub(super) probe: String,
     pub(super) between: Vec<Between>,
+    /// Program that runs in the parent before it is forked.
     pub(super) before: Option<String>,
+    /// Program that runs in the first sandbox before the probe, for [`Rule::Private`].
     pub(super) write: Option<String>,
+    /// Whether the programs run as root.
     pub(super) root: bool,
+    /// Whether the template may lack what the hazard is about, in which case both answers are empty.
     pub(super) optional: bool,
+    /// Why the hazard is accepted; `None` if it is not.
     pub(super) known: Option<String>,
+    /// Program that causes the hazard, for [`super::Mode::Sabotage`].
     pub(super) sabotage: Option<String>,
 }
 
@@ -91,16 +98,14 @@ fn both() -> Vec<Between> {
     vec![Between::Clones, Between::Forks]
 }
 
-/// Reads the list.
-///
-/// # Errors
-/// It is part of the program: an error is a bug.
-pub(super) fn load() -> Result<Vec<Hazard>, FeatureError> {
-    let list: List = toml::from_str(LIST)?;
+/// Decodes the list. An error is a bug in this program.
+pub(super) fn load() -> Result<Vec<Hazard>, ListError> {
+    let list: List =
+        toml::from_str(LIST).map_err(|source| ListError::Toml { list: NAME, source })?;
     list.hazard.into_iter().map(check).collect()
 }
 
-fn check(config: HazardConfig) -> Result<Hazard, FeatureError> {
+fn check(config: HazardConfig) -> Result<Hazard, ListError> {
     let probes = [
         (Runner::Shell, config.shell),
         (Runner::Cell("python"), config.python),
@@ -111,16 +116,13 @@ fn check(config: HazardConfig) -> Result<Hazard, FeatureError> {
         .into_iter()
         .filter_map(|(runner, probe)| Some((runner, probe?)));
     let (Some((runner, probe)), None) = (probes.next(), probes.next()) else {
-        return Err(FeatureError::Value {
-            name: config.name,
-            what: "it has not exactly one probe".to_owned(),
-        });
+        return Err(fault(config.name, "exactly one probe must be given"));
     };
     if (config.rule == Rule::Private) != config.write.is_some() {
-        return Err(FeatureError::Value {
-            name: config.name,
-            what: "`write` goes with the rule `private`".to_owned(),
-        });
+        return Err(fault(
+            config.name,
+            "`write` must be given exactly for the rule `private`",
+        ));
     }
     Ok(Hazard {
         name: config.name,
@@ -138,19 +140,27 @@ fn check(config: HazardConfig) -> Result<Hazard, FeatureError> {
     })
 }
 
+fn fault(entry: String, fault: &str) -> ListError {
+    ListError::Entry {
+        list: NAME,
+        entry,
+        fault: fault.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_list_is_one_and_each_name_is_there_once() {
+    fn the_list_decodes_and_its_names_are_unique() {
         let hazards = load().unwrap();
         assert!(hazards.len() >= 30, "{}", hazards.len());
         for hazard in &hazards {
             let same = hazards.iter().filter(|h| h.name == hazard.name).count();
             assert_eq!(same, 1, "{}", hazard.name);
             assert!(!hazard.why.is_empty() && !hazard.between.is_empty());
-            // What nothing can break could not fail; a difference fails when a sandbox meets itself.
+            // The suite must be able to cause each hazard. The rule `differs` fails if a sandbox is compared with itself.
             let breakable =
                 hazard.sabotage.is_some() || matches!(hazard.rule, Rule::Differs | Rule::Private);
             assert!(breakable, "{}", hazard.name);

@@ -1,29 +1,29 @@
-//! Reports of findings: for a terminal, scripts and CI systems. Pure functions.
+//! Renders the findings for a terminal, for scripts and for CI systems. Pure.
 
 use std::fmt::Write;
 
-use super::{Finding, Findings, Verdict};
+use super::{Finding, Findings, HazardResult};
 use testbed::xml::escape;
 
-/// Format of the JSON document.
+/// Format number of the JSON document.
 pub const FORMAT: u32 = 1;
 
-fn count(findings: &Findings, verdict: Verdict) -> usize {
+fn count(findings: &Findings, result: HazardResult) -> usize {
     let all = findings.findings.iter();
-    all.filter(|finding| finding.verdict == verdict).count()
+    all.filter(|finding| finding.result == result).count()
 }
 
-fn sign(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Pass => "pass",
-        Verdict::Absent => "absent",
-        Verdict::Known => "known",
-        Verdict::Fail => "FAIL",
-        Verdict::NotTried => "NOT TRIED",
+fn sign(result: HazardResult) -> &'static str {
+    match result {
+        HazardResult::Pass => "pass",
+        HazardResult::Absent => "absent",
+        HazardResult::Known => "known",
+        HazardResult::Fail => "FAIL",
+        HazardResult::NotTried => "NOT TRIED",
     }
 }
 
-/// For a terminal: a line for each, and everything about those that do not pass.
+/// For a terminal: a line for each finding, then details of those that did not pass.
 #[must_use]
 pub fn terminal(findings: &Findings) -> String {
     let mut out = String::new();
@@ -37,44 +37,45 @@ fn write_terminal(out: &mut String, findings: &Findings) -> std::fmt::Result {
         let Finding {
             hazard, between, ..
         } = finding;
-        let (between, sign) = (between.name(), sign(finding.verdict));
+        let (between, sign) = (between.name(), sign(finding.result));
         writeln!(out, "{hazard:<28}{between:<8}{sign}")?;
     }
-    let plain = |finding: &&Finding| matches!(finding.verdict, Verdict::Pass | Verdict::Absent);
-    for finding in findings.findings.iter().filter(|f| !plain(f)) {
+    let is_fine =
+        |finding: &&Finding| matches!(finding.result, HazardResult::Pass | HazardResult::Absent);
+    for finding in findings.findings.iter().filter(|f| !is_fine(f)) {
         let (hazard, between) = (&finding.hazard, finding.between.name());
-        let verdict = finding.verdict.name();
-        writeln!(out, "\n{hazard} of {between}: {verdict}")?;
+        let result = finding.result.name();
+        writeln!(out, "\n{hazard} of {between}: {result}")?;
         writeln!(out, "  why       {}", finding.why)?;
         writeln!(out, "  expected  {}", finding.expected)?;
         for evidence in &finding.evidence {
             writeln!(out, "  found     {evidence}")?;
         }
     }
-    let of = |verdict| count(findings, verdict);
+    let of = |result| count(findings, result);
     writeln!(
         out,
         "\n{} pass, {} absent, {} known, {} fail, {} not tried; template {}, {}",
-        of(Verdict::Pass),
-        of(Verdict::Absent),
-        of(Verdict::Known),
-        of(Verdict::Fail),
-        of(Verdict::NotTried),
+        of(HazardResult::Pass),
+        of(HazardResult::Absent),
+        of(HazardResult::Known),
+        of(HazardResult::Fail),
+        of(HazardResult::NotTried),
         findings.template,
         findings.endpoint,
     )
 }
 
-/// One JSON document.
+/// For scripts: one JSON document.
 #[must_use]
 pub fn json(findings: &Findings) -> String {
-    // Every field is a plain value, so that this cannot fail.
+    // Serialization cannot fail: every field is a plain value.
     let mut text = serde_json::to_string_pretty(findings).unwrap_or_default();
     text.push('\n');
     text
 }
 
-/// One test case for each finding.
+/// For CI systems: one JUnit test case for each finding.
 #[must_use]
 pub fn junit(findings: &Findings) -> String {
     let mut out = String::new();
@@ -88,18 +89,18 @@ fn write_junit(out: &mut String, findings: &Findings) -> std::fmt::Result {
         out,
         "<testsuites><testsuite name=\"clone-hazards\" tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\">",
         findings.findings.len(),
-        count(findings, Verdict::Fail),
-        count(findings, Verdict::NotTried),
-        count(findings, Verdict::Absent) + count(findings, Verdict::Known),
+        count(findings, HazardResult::Fail),
+        count(findings, HazardResult::NotTried),
+        count(findings, HazardResult::Absent) + count(findings, HazardResult::Known),
     )?;
     for finding in &findings.findings {
         let text = format!("{}: {}", finding.expected, finding.evidence.join("; "));
         let text = escape(&text);
-        let inner = match finding.verdict {
-            Verdict::Pass => String::new(),
-            Verdict::Absent | Verdict::Known => format!("<skipped message=\"{text}\"/>"),
-            Verdict::Fail => format!("<failure message=\"{text}\"/>"),
-            Verdict::NotTried => format!("<error type=\"not_tried\" message=\"{text}\"/>"),
+        let inner = match finding.result {
+            HazardResult::Pass => String::new(),
+            HazardResult::Absent | HazardResult::Known => format!("<skipped message=\"{text}\"/>"),
+            HazardResult::Fail => format!("<failure message=\"{text}\"/>"),
+            HazardResult::NotTried => format!("<error type=\"not_tried\" message=\"{text}\"/>"),
         };
         let (class, name) = (finding.between.name(), escape(&finding.hazard));
         writeln!(
@@ -117,12 +118,12 @@ mod tests {
 
     #[test]
     fn reports_show_every_finding() {
-        let finding = |hazard: &str, verdict, evidence: &str| Finding {
+        let finding = |hazard: &str, result, evidence: &str| Finding {
             hazard: hazard.to_owned(),
             between: Between::Forks,
             why: "it matters".to_owned(),
             expected: "both differ".to_owned(),
-            verdict,
+            result,
             weight: Weight::Breach,
             evidence: vec![evidence.to_owned(), "b".to_owned()],
         };
@@ -131,11 +132,11 @@ mod tests {
             endpoint: "http://127.0.0.1:1".to_owned(),
             template: "base".to_owned(),
             findings: vec![
-                finding("urandom", Verdict::Pass, "a"),
-                finding("seed-files", Verdict::Absent, "says nothing"),
-                finding("python-hash", Verdict::Known, "b"),
-                finding("disk", Verdict::Fail, "<b> & \"b\""),
-                finding("python-ssl", Verdict::NotTried, "no answer: x"),
+                finding("urandom", HazardResult::Pass, "a"),
+                finding("seed-files", HazardResult::Absent, "the answer is empty"),
+                finding("python-hash", HazardResult::Known, "b"),
+                finding("disk", HazardResult::Fail, "<b> & \"b\""),
+                finding("python-ssl", HazardResult::NotTried, "no answer: x"),
             ],
         };
         insta::assert_snapshot!(terminal(&findings));

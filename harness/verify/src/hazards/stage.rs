@@ -1,22 +1,26 @@
-//! The sandboxes of the suite, and who is asked what.
+//! Creates the sandboxes, and runs each probe in those that it is for.
 
 use std::thread;
 
-use super::{
-    Between, Finding, Mode, Verdict, Weight, clock,
-    judge::{Answer, judge},
-    list::{Hazard, Rule, Runner},
-    subject::{Account, Subject},
-};
-use crate::conformance::VerifyError;
+use serde_json::{Map, json};
 
-/// What breaks the wall clock for the suite's own test.
+use super::{
+    Between, Finding, HazardResult, Mode, Weight, clock,
+    evaluate::{Answer, evaluate},
+    list::{Hazard, Rule, Runner},
+};
+use crate::{
+    sandbox::{Account, Sandbox},
+    setup::VerifyError,
+};
+
+/// Sets the wall clock an hour ahead, for [`Mode::Sabotage`].
 const WRONG_CLOCK: &str = "date -s @$(($(date +%s) + 3600))";
 
-/// Makes the sandboxes and asks them everything: clones, forks and the one that is paused at the same time.
+/// Tries all hazards, in clones, forks and a paused sandbox at the same time.
 ///
 /// # Errors
-/// [`VerifyError::Target`] when there are not two sandboxes to compare.
+/// Returns [`VerifyError::Sandbox`] if the endpoint does not create the sandboxes to compare.
 pub(super) fn run(
     account: &Account,
     hazards: &[Hazard],
@@ -37,8 +41,9 @@ pub(super) fn run(
     Ok(parts?.into_iter().flatten().collect())
 }
 
-fn create(account: &Account) -> Result<Subject<'_>, VerifyError> {
-    account.create().map_err(VerifyError::Target)
+fn create(account: &Account) -> Result<Sandbox, VerifyError> {
+    let options = Map::from_iter([("secure".to_owned(), json!(true))]);
+    Ok(account.create(&options)?)
 }
 
 fn clones(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Finding>, VerifyError> {
@@ -60,10 +65,10 @@ fn hazards_of(hazards: &[Hazard], between: Between) -> impl Iterator<Item = &Haz
     hazards.iter().filter(wanted)
 }
 
-fn clocks(clones: &[Subject<'_>; 2], mode: Mode) -> Vec<Finding> {
-    let of = |clone: &Subject<'_>| {
+fn clocks(clones: &[Sandbox; 2], mode: Mode) -> Vec<Finding> {
+    let of = |clone: &Sandbox| {
         if mode == Mode::Sabotage {
-            // What it did is seen by the clock.
+            // If this fails, the clock is right and the test of the suite fails.
             let _ = clone.run(Runner::Shell, WRONG_CLOCK, true);
         }
         clock::wall(clone, Between::Clones)
@@ -71,82 +76,92 @@ fn clocks(clones: &[Subject<'_>; 2], mode: Mode) -> Vec<Finding> {
     clones.iter().map(of).collect()
 }
 
-/// The parent gets what forks are to inherit, and has used every generator before it is forked.
+/// Prepares the state that forks inherit, and uses every random generator once before the fork.
 fn forks(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Finding>, VerifyError> {
     let parent = create(account)?;
     let asked: Vec<&Hazard> = hazards_of(hazards, Between::Forks).collect();
-    let said: Vec<Answer> = asked
+    let before: Vec<Answer> = asked
         .iter()
         .map(|hazard| prepare(&parent, hazard))
         .collect();
-    let forks = match parent.fork() {
+    let forks = match fork_twice(&parent) {
         Ok(forks) => forks,
         Err(why) => {
             let pair = [Err(why.clone()), Err(why)];
-            let untried = |hazard: &&Hazard| judge(hazard, Between::Forks, &pair, None);
+            let untried = |hazard: &&Hazard| evaluate(hazard, Between::Forks, &pair, None);
             return Ok(asked.iter().map(untried).collect());
         }
     };
     let mut findings = vec![access(&forks, Between::Forks, mode)];
-    for (hazard, said) in asked.iter().zip(&said) {
-        findings.push(ask(hazard, Between::Forks, &forks, Some(said), mode));
+    for (hazard, before) in asked.iter().zip(&before) {
+        findings.push(ask(hazard, Between::Forks, &forks, Some(before), mode));
     }
     Ok(findings)
 }
 
-fn prepare(parent: &Subject<'_>, hazard: &Hazard) -> Answer {
+fn fork_twice(parent: &Sandbox) -> Result<[Sandbox; 2], String> {
+    let forks = parent.fork(2).map_err(|error| error.to_string())?;
+    let count = |forks: Vec<_>| format!("the endpoint made {} forks instead of 2", forks.len());
+    forks.try_into().map_err(count)
+}
+
+fn prepare(parent: &Sandbox, hazard: &Hazard) -> Answer {
     if let Some(before) = &hazard.before {
-        parent.run(hazard.runner, before, hazard.root)?;
+        run_program(hazard, parent, before)?;
     }
-    parent.run(hazard.runner, &hazard.probe, hazard.root)
+    run_program(hazard, parent, &hazard.probe)
 }
 
 fn ask(
     hazard: &Hazard,
     between: Between,
-    pair: &[Subject<'_>; 2],
+    pair: &[Sandbox; 2],
     parent: Option<&Answer>,
     mode: Mode,
 ) -> Finding {
     let [first, second] = pair;
     let written = match (&hazard.write, mode) {
         (None, _) => Ok(()),
-        (Some(write), Mode::Look) => tell(hazard, first, write),
-        (Some(write), Mode::Sabotage) => {
-            tell(hazard, first, write).and_then(|()| tell(hazard, second, write))
-        }
+        (Some(write), Mode::Look) => run_program(hazard, first, write).map(drop),
+        (Some(write), Mode::Sabotage) => run_in_both(hazard, pair, write),
     };
     let broken = match (&hazard.sabotage, mode, hazard.rule) {
         (None, _, _) | (_, Mode::Look, _) => Ok(()),
-        (Some(sabotage), Mode::Sabotage, Rule::Same) => tell(hazard, second, sabotage),
-        (Some(sabotage), Mode::Sabotage, _) => {
-            tell(hazard, first, sabotage).and_then(|()| tell(hazard, second, sabotage))
+        (Some(sabotage), Mode::Sabotage, Rule::Same) => {
+            run_program(hazard, second, sabotage).map(drop)
         }
+        (Some(sabotage), Mode::Sabotage, _) => run_in_both(hazard, pair, sabotage),
     };
-    let probe = |subject: &Subject<'_>| subject.run(hazard.runner, &hazard.probe, hazard.root);
+    let probe = |sandbox: &Sandbox| run_program(hazard, sandbox, &hazard.probe);
     let answers = match written.and(broken) {
         Err(why) => [Err(why.clone()), Err(why)],
-        Ok(()) if mode == Mode::Sabotage && itself(hazard) => {
-            let said = probe(first);
-            [said.clone(), said]
+        Ok(()) if mode == Mode::Sabotage && compares_with_itself(hazard) => {
+            let answer = probe(first);
+            [answer.clone(), answer]
         }
         Ok(()) => [probe(first), probe(second)],
     };
-    judge(hazard, between, &answers, parent)
+    evaluate(hazard, between, &answers, parent)
 }
 
-/// Whether the suite's own test can only compare a sandbox with itself.
-fn itself(hazard: &Hazard) -> bool {
+/// Whether the test of the suite causes the hazard by comparing a sandbox with itself, because nothing else can.
+fn compares_with_itself(hazard: &Hazard) -> bool {
     hazard.rule == Rule::Differs && hazard.sabotage.is_none()
 }
 
-fn tell(hazard: &Hazard, subject: &Subject<'_>, code: &str) -> Result<(), String> {
-    subject.run(hazard.runner, code, hazard.root).map(drop)
+fn run_program(hazard: &Hazard, sandbox: &Sandbox, code: &str) -> Answer {
+    let output = sandbox.run(hazard.runner, code, hazard.root);
+    output.map_err(|error| error.to_string())
 }
 
-/// What lets a client into one sandbox must not let it into the other.
-fn access(pair: &[Subject<'_>; 2], between: Between, mode: Mode) -> Finding {
-    let [first, second] = [&pair[0], &pair[1]].map(Subject::access);
+fn run_in_both(hazard: &Hazard, pair: &[Sandbox; 2], code: &str) -> Result<(), String> {
+    pair.iter()
+        .try_for_each(|sandbox| run_program(hazard, sandbox, code).map(drop))
+}
+
+/// The credentials of one sandbox must not open the other.
+fn access(pair: &[Sandbox; 2], between: Between, mode: Mode) -> Finding {
+    let [first, second] = [&pair[0], &pair[1]].map(Sandbox::credentials);
     let second = match mode {
         Mode::Look => second,
         Mode::Sabotage => first.clone(),
@@ -155,11 +170,15 @@ fn access(pair: &[Subject<'_>; 2], between: Between, mode: Mode) -> Finding {
     Finding {
         hazard: "access-tokens".to_owned(),
         between,
-        why: "who may enter one sandbox must not enter its twin".to_owned(),
-        expected: "ids and tokens of the two have nothing in common".to_owned(),
-        verdict: if shared { Verdict::Fail } else { Verdict::Pass },
+        why: "the credentials of one sandbox must not open its twin".to_owned(),
+        expected: "the two sandboxes have no id or token in common".to_owned(),
+        result: if shared {
+            HazardResult::Fail
+        } else {
+            HazardResult::Pass
+        },
         weight: Weight::Breach,
-        // Tokens are no evidence to print.
+        // Tokens are secrets and are not printed.
         evidence: vec![format!(
             "{} and {} values compared",
             first.lines().count(),

@@ -1,4 +1,4 @@
-//! The cases: data in `harness/verify/isolation/*.toml`, one file for each policy under which they are tried.
+//! The cases, from `harness/verify/isolation/*.toml`: one file for each policy under which cases run.
 
 use std::{
     collections::BTreeSet,
@@ -8,7 +8,9 @@ use std::{
 use netprobe::{Action, Outcome};
 use serde::{Deserialize, Serialize};
 
-/// Name and text of each file.
+use crate::setup::ListError;
+
+/// Name and content of each file.
 const FILES: [(&str, &str); 7] = [
     ("closed", include_str!("../../isolation/closed.toml")),
     ("narrow", include_str!("../../isolation/narrow.toml")),
@@ -19,11 +21,11 @@ const FILES: [(&str, &str); 7] = [
     ("lives", include_str!("../../isolation/lives.toml")),
 ];
 
-/// What a case is about.
+/// Subject of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// The network works at all.
+    /// Traffic that must get through.
     Control,
     /// Other sandboxes.
     Sibling,
@@ -31,36 +33,36 @@ pub enum Class {
     Host,
     /// Metadata services of clouds.
     Metadata,
-    /// Ranges that are nobody's on the internet.
+    /// Address ranges that are not routed on the internet.
     Reserved,
-    /// What a policy's lists say, to the last address.
+    /// Addresses in a policy's lists, and at their edges.
     Policy,
-    /// Senders that the sandbox is not.
+    /// Forged sender addresses.
     Spoof,
-    /// Frames that are no plain packets.
+    /// Frames that are not plain IP packets.
     Frame,
-    /// Packets whose headers hide or lie.
+    /// Packets with misleading headers.
     Header,
-    /// Frames of which something is left to the card or the host.
+    /// Frames that leave checksum or segmentation to the network device or the host.
     Offload,
-    /// Protocols that never pass.
+    /// IP protocols that are always blocked.
     Protocol,
-    /// Other name servers.
+    /// DNS requests to servers other than the gateway.
     Dns,
-    /// Names, and where they lead.
+    /// Names in a policy, and the addresses that they resolve to.
     Name,
     /// Changes of the policy while packets flow.
     Update,
-    /// What comes in unasked.
+    /// Packets from outside that belong to no flow.
     Inbound,
-    /// Load by a neighbour.
+    /// Load by another sandbox.
     Load,
-    /// Pause, fork, reuse, and death of the server.
+    /// Pause, fork, reuse of a device, and death of the server.
     Life,
 }
 
 impl Class {
-    /// The name in reports and on the command line.
+    /// Name in reports and on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -84,7 +86,7 @@ impl Class {
         }
     }
 
-    /// Whether it is about what a policy lets out, which is what `verify egress` looks at.
+    /// Whether `verify egress` includes it: the classes about the destinations that a policy allows.
     #[must_use]
     pub fn is_egress(self) -> bool {
         match self {
@@ -109,137 +111,111 @@ impl Class {
     }
 }
 
-/// How a case should end.
+/// Expected result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expect {
-    /// The answer comes, and the other end has seen the question.
+    /// The guest gets an answer, and the other end has seen the request.
     Pass,
-    /// No answer comes, and nobody has seen anything.
+    /// The guest gets no answer, and no packet arrives anywhere.
     Blocked,
 }
 
-/// A case that takes more than one attempt: code in `scripts`.
+/// Code in `scripts`, for a case that takes more than one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Script {
-    /// An open connection to what becomes denied.
+    /// An open connection whose receiver becomes denied.
     Cut,
-    /// Changes to and fro while datagrams flow.
+    /// Policy changes back and forth while datagrams flow.
     Churn,
-    /// An empty update.
+    /// An empty policy update.
     Clear,
     /// Packets to the ports of the address translation.
     Unsolicited,
-    /// ICMP errors about flows that are not the guest's.
+    /// ICMP errors about flows that the guest does not have.
     Forged,
-    /// Late packets for a predecessor.
+    /// Late packets for a sandbox that has ended.
     Late,
-    /// A successor on the same device.
+    /// A new sandbox on the device of one that has ended.
     Reuse,
     /// Pause and resume.
     Pause,
     /// Fork.
     Fork,
-    /// SIGKILL of the server, and a successor.
+    /// SIGKILL of the server, and the start of a new one.
     Crash,
-    /// A hundred thousand flows beside a neighbour.
+    /// A hundred thousand flows while a neighbour makes requests.
     Flood,
-    /// All ports towards one remote end.
+    /// All translation ports towards one receiver.
     Ports,
-    /// Headers before frames that do not fit them, from inside the guest; the host finishes packets.
+    /// Virtio headers that do not fit their frame, from inside the guest. The host fills in checksums.
     UnfitFromGuest,
-    /// The same; the uplink finishes packets.
+    /// As `UnfitFromGuest`, but the uplink fills in checksums.
     UnfitFromGuestByCard,
-    /// The same, by whoever has the VMM's descriptor of the TAP; the host finishes packets.
+    /// Such headers written to the TAP through the VMM's descriptor. The host fills in checksums.
     UnfitAtTap,
-    /// The same; the uplink finishes packets.
+    /// As `UnfitAtTap`, but the uplink fills in checksums.
     UnfitAtTapByCard,
 }
 
-/// One case.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// Unique among all.
+    /// Unique among all cases.
     pub name: String,
-    /// See [`Class`].
     pub class: Class,
-    /// What would be wrong if it ended otherwise.
+    /// The consequence of any other result.
     pub why: String,
-    /// What the guest tries; absent where `script` is given.
+    /// Attempt of the guest. `None` exactly if there is a script.
     #[serde(rename = "do")]
     pub action: Option<Action>,
-    /// What it does before.
+    /// Actions before the attempt.
     #[serde(default)]
     pub first: Vec<Action>,
-    /// See [`Script`].
     pub script: Option<Script>,
-    /// See [`Expect`].
     pub expect: Expect,
-    /// Ends that the guest may see; empty: `ok` for a pass, any refusal for what is blocked.
+    /// Outcomes that the guest may observe. Empty: `ok` for a case that passes, any refusal for a blocked one.
     #[serde(default)]
     pub guest: Vec<Outcome>,
-    /// Reasons of which the server must tell one in an event; empty: none is looked for.
+    /// The server must report an event with one of these reasons. Empty: events are not checked.
     #[serde(default)]
     pub reasons: Vec<String>,
-    /// Whether the name must (or must not) have been asked for outside; absent: either will do.
+    /// Whether the name must, or must not, be looked up outside. `None`: not checked.
     pub asked: Option<bool>,
 }
 
-/// Cases under one policy.
+/// The cases that run under one policy.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
-    /// Name of its file.
+    /// Name of the file.
     #[serde(skip)]
     pub name: String,
-    /// Body of the create, beside the template: E2B's own options.
+    /// Options of the sandbox, as in the body of E2B's create request.
     #[serde(default)]
     pub create: serde_json::Map<String, serde_json::Value>,
-    /// Its cases.
     #[serde(rename = "case")]
     pub cases: Vec<Case>,
 }
 
-/// Why the cases are none. They are part of the program: this is a bug.
-#[derive(Debug, thiserror::Error)]
-pub enum CaseError {
-    /// Not TOML of the right shape.
-    #[error("the cases in isolation/{file}.toml are not readable")]
-    Toml {
-        /// Which file.
-        file: &'static str,
-        /// The cause.
-        #[source]
-        source: toml::de::Error,
-    },
-    /// A value that cannot be.
-    #[error("case {name}: {what}")]
-    Value {
-        /// Its name.
-        name: String,
-        /// What is wrong.
-        what: &'static str,
-    },
-}
-
-/// Reads all cases.
+/// Decodes all cases.
 ///
 /// # Errors
-/// See [`CaseError`].
-pub fn load() -> Result<Vec<Group>, CaseError> {
+/// Returns a [`ListError`] if a file or a case in it is invalid, which is a bug in this program.
+pub fn load() -> Result<Vec<Group>, ListError> {
     let mut names = BTreeSet::new();
     let mut groups = Vec::new();
     for (file, text) in FILES {
         let mut group: Group =
-            toml::from_str(text).map_err(|source| CaseError::Toml { file, source })?;
+            toml::from_str(text).map_err(|source| ListError::Toml { list: file, source })?;
         group.name = file.to_owned();
         for case in &group.cases {
             let is_new = names.insert(case.name.clone());
-            check(case, is_new).map_err(|what| CaseError::Value {
-                name: case.name.clone(),
-                what,
+            check(case, is_new).map_err(|fault| ListError::Entry {
+                list: file,
+                entry: case.name.clone(),
+                fault: fault.to_owned(),
             })?;
         }
         groups.push(group);
@@ -248,29 +224,37 @@ pub fn load() -> Result<Vec<Group>, CaseError> {
 }
 
 fn check(case: &Case, is_new: bool) -> Result<(), &'static str> {
-    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     match case {
-        _ if !is_new => Err("it is there twice"),
-        // Short enough that a packet that is cut still has it.
-        _ if case.name.len() < 8 || case.name.len() > 48 || !case.name.bytes().all(plain) => {
-            Err("its name is not 8 to 48 small letters, digits and hyphens")
+        _ if !is_new => Err("another case has the same name"),
+        // Short enough to be within a truncated packet.
+        _ if case.name.len() < 8 || case.name.len() > 48 || !case.name.bytes().all(is_plain) => {
+            Err("the name must be 8 to 48 lower-case letters, digits and hyphens")
         }
-        _ if case.why.is_empty() => Err("it has no reason"),
+        _ if case.why.is_empty() => Err("`why` is empty"),
         _ if case.action.is_some() == case.script.is_some() => {
-            Err("it has not one of `do` and `script`")
+            Err("exactly one of `do` and `script` must be given")
         }
         _ => Ok(()),
     }
 }
 
+impl Group {
+    /// Prints the progress of a run.
+    pub(super) fn announce(&self) {
+        let (count, name) = (self.cases.len(), &self.name);
+        eprintln!("cube-bench: {count} cases under the policy {name}");
+    }
+}
+
 impl Case {
-    /// What every payload of it has, and no payload of another case.
+    /// Text that each payload of this case contains, and no payload of another case.
     #[must_use]
-    pub fn word(&self) -> String {
+    pub fn payload(&self) -> String {
         format!("[{}]", self.name)
     }
 
-    /// Ends that the guest may see.
+    /// Outcomes that the guest may observe.
     #[must_use]
     pub fn outcomes(&self) -> &[Outcome] {
         match self.expect {
@@ -280,7 +264,7 @@ impl Case {
         }
     }
 
-    /// Where the packets are for.
+    /// Address and port that the packets are sent to; the port is `None` for frames.
     #[must_use]
     pub fn receiver(&self) -> Option<(IpAddr, Option<u16>)> {
         let of = |to: &SocketAddr| Some((to.ip(), Some(to.port())));
@@ -292,7 +276,7 @@ impl Case {
         }
     }
 
-    /// The name that is asked for.
+    /// The name that the guest looks up.
     #[must_use]
     pub fn asked_name(&self) -> Option<&str> {
         match self.action.as_ref()? {
@@ -303,7 +287,7 @@ impl Case {
     }
 }
 
-/// Ports that somebody has to listen at for the cases to mean anything.
+/// Ports at which peers must listen for the cases to prove anything.
 #[must_use]
 pub fn ports(groups: &[Group]) -> BTreeSet<u16> {
     let actions = groups.iter().flat_map(|group| &group.cases);
@@ -326,18 +310,18 @@ mod tests {
     }
 
     #[test]
-    fn the_cases_are_readable_and_many() {
+    fn all_cases_load_and_blocked_ones_expect_an_event() {
         let cases = all();
         assert!(cases.len() >= 60, "{}", cases.len());
         for case in &cases {
             let is_attempt = case.expect == Expect::Blocked && case.script.is_none();
-            let is_told = !case.reasons.is_empty() || case.why.contains("No event");
-            assert!(!is_attempt || is_told, "{}", case.name);
+            let is_reported = !case.reasons.is_empty() || case.why.contains("No event");
+            assert!(!is_attempt || is_reported, "{}", case.name);
         }
     }
 
     #[test]
-    fn what_is_blocked_has_its_twin_that_passes() {
+    fn classes_of_blocked_cases_have_control_cases() {
         let cases = all();
         let has = |class, expect| cases.iter().any(|c| c.class == class && c.expect == expect);
         assert!(has(Class::Control, Expect::Pass));
@@ -356,10 +340,10 @@ mod tests {
         }
     }
 
-    /// A connection's first packet has no payload, and an answer to a frame is known by its sender: the receiver alone
-    /// tells cases apart.
+    /// A connection's first packet has no payload, and the answer to a frame is recognized by its sender. So only the
+    /// receiver distinguishes such cases.
     #[test]
-    fn no_two_cases_of_a_policy_have_the_same_receiver() {
+    fn cases_of_one_policy_have_different_receivers() {
         for group in load().unwrap() {
             let mut seen = BTreeSet::new();
             for case in &group.cases {

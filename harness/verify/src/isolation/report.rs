@@ -1,17 +1,14 @@
-//! Reports of a proof: for a terminal, scripts and CI systems. Pure functions.
+//! Renders the results for a terminal, for scripts and for CI systems. Pure.
 
 use std::fmt::Write;
 
-use super::{
-    Proof,
-    judge::{Judged, Verdict},
-};
-use testbed::xml::escape;
+use super::{Proof, evaluate::CaseReport};
+use crate::proof::{CaseResult, JunitCase, render_junit};
 
-/// Format of the JSON document.
+/// Format number of the JSON document.
 pub const FORMAT: u32 = 1;
 
-/// For a terminal.
+/// For a terminal: a line for each case, then details of those that did not pass.
 #[must_use]
 pub fn terminal(proof: &Proof) -> String {
     let mut out = String::new();
@@ -28,33 +25,26 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
         .max()
         .unwrap_or(0);
     for case in &proof.cases {
-        let sign = match case.verdict {
-            Verdict::Pass => "pass",
-            Verdict::Breach => "BREACH",
-            Verdict::Unproven => "UNPROVEN",
-            Verdict::GuestsWord => "GUEST'S WORD ONLY",
-            Verdict::NotTried => "NOT TRIED",
-        };
         writeln!(
             out,
             "{:<9} {:<width$}  {}",
             case.class.name(),
             case.case,
-            sign
+            case.result.sign()
         )?;
     }
     for case in proof
         .cases
         .iter()
-        .filter(|case| case.verdict != Verdict::Pass)
+        .filter(|case| case.result != CaseResult::Pass)
     {
         let [outside, host, neighbour] = case.arrived;
         writeln!(
             out,
             "\n{}: {}: {}",
             case.case,
-            case.verdict.name(),
-            case.wrong.join("; ")
+            case.result.name(),
+            case.problems.join("; ")
         )?;
         writeln!(out, "  why it is tried  {}", case.why)?;
         writeln!(out, "  tried            {}", case.tried)?;
@@ -65,11 +55,11 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
         )?;
         writeln!(out, "  repeat           {}", repeat(proof, case))?;
     }
-    let count = |verdict| {
+    let count = |result| {
         proof
             .cases
             .iter()
-            .filter(|case| case.verdict == verdict)
+            .filter(|case| case.result == result)
             .count()
     };
     writeln!(
@@ -77,78 +67,47 @@ fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
         "\n{} cases in {:.0} s: {} as expected, {} breaches, {} unproven, {} the guest's word only, {} not tried",
         proof.cases.len(),
         proof.seconds,
-        count(Verdict::Pass),
-        count(Verdict::Breach),
-        count(Verdict::Unproven),
-        count(Verdict::GuestsWord),
-        count(Verdict::NotTried),
+        count(CaseResult::Pass),
+        count(CaseResult::Breach),
+        count(CaseResult::Unproven),
+        count(CaseResult::GuestsWord),
+        count(CaseResult::NotTried),
     )
 }
 
-fn repeat(proof: &Proof, case: &Judged) -> String {
+fn repeat(proof: &Proof, case: &CaseReport) -> String {
     let target = proof.target.as_ref();
     let target = target.map_or_else(String::new, |url| format!(" --target {url}"));
     format!("cube-bench verify isolation{target} --case {}", case.case)
 }
 
-/// One JSON document.
+/// For scripts: one JSON document.
 #[must_use]
 pub fn json(proof: &Proof) -> String {
-    // Every field is a plain value, so that this cannot fail.
+    // Serialization cannot fail: every field is a plain value.
     let mut text = serde_json::to_string_pretty(proof).unwrap_or_default();
     text.push('\n');
     text
 }
 
-/// One test case for each case.
+/// For CI systems: one JUnit test case for each case.
 #[must_use]
 pub fn junit(proof: &Proof) -> String {
-    let mut out = String::new();
-    let _ = write_junit(&mut out, proof);
-    out
-}
-
-fn write_junit(out: &mut String, proof: &Proof) -> std::fmt::Result {
-    let breaches = proof
+    let message = |case: &CaseReport| {
+        let problems = case.problems.join("; ");
+        format!("{problems}; run again: {}", repeat(proof, case))
+    };
+    let cases: Vec<_> = proof
         .cases
         .iter()
-        .filter(|case| case.verdict == Verdict::Breach)
-        .count();
-    let passes = proof
-        .cases
-        .iter()
-        .filter(|case| case.verdict == Verdict::Pass)
-        .count();
-    writeln!(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>")?;
-    writeln!(
-        out,
-        "<testsuites><testsuite name=\"{}\" tests=\"{}\" failures=\"{breaches}\" errors=\"{}\">",
-        proof.scope.name(),
-        proof.cases.len(),
-        proof.cases.len() - breaches - passes,
-    )?;
-    for case in &proof.cases {
-        let (class, name) = (case.class.name(), escape(&case.case));
-        write!(out, "  <testcase classname=\"{class}\" name=\"{name}\">")?;
-        let why = escape(&format!(
-            "{}; run again: {}",
-            case.wrong.join("; "),
-            repeat(proof, case)
-        ));
-        match case.verdict {
-            Verdict::Pass => {}
-            Verdict::Breach => write!(out, "<failure message=\"{why}\"/>")?,
-            Verdict::Unproven | Verdict::GuestsWord | Verdict::NotTried => {
-                write!(
-                    out,
-                    "<error type=\"{}\" message=\"{why}\"/>",
-                    case.verdict.name()
-                )?;
-            }
-        }
-        writeln!(out, "</testcase>")?;
-    }
-    writeln!(out, "</testsuite></testsuites>")
+        .map(|case| JunitCase {
+            class: case.class.name(),
+            name: &case.case,
+            result: case.result,
+            message: message(case),
+        })
+        .collect();
+    render_junit(proof.scope.name(), &cases)
 }
 
 #[cfg(test)]
@@ -157,40 +116,40 @@ mod tests {
     use crate::isolation::{Scope, cases::Class};
     use testbed::exit::End;
 
-    fn proof(verdicts: &[Verdict]) -> Proof {
-        let judged = |(n, verdict): (usize, &Verdict)| Judged {
+    fn proof(results: &[CaseResult]) -> Proof {
+        let judged = |(n, result): (usize, &CaseResult)| CaseReport {
             case: format!("case-{n}"),
             class: Class::Host,
             why: "a host has services".into(),
-            verdict: *verdict,
+            result: *result,
             tried: "Tcp(192.0.2.2:5000)".into(),
             guest: "timeout: no answer".into(),
-            arrived: [u64::from(*verdict == Verdict::Breach), 0, 0],
-            wrong: match verdict {
-                Verdict::Pass => Vec::new(),
-                Verdict::Breach => vec!["1 packets arrived outside".into()],
-                Verdict::Unproven => vec!["no event with the reason \"host\"".into()],
-                Verdict::GuestsWord => vec!["nobody looked at the other end".into()],
-                Verdict::NotTried => vec!["no <card>".into()],
+            arrived: [u64::from(*result == CaseResult::Breach), 0, 0],
+            problems: match result {
+                CaseResult::Pass => Vec::new(),
+                CaseResult::Breach => vec!["1 packets arrived outside".into()],
+                CaseResult::Unproven => vec!["no event with the reason \"host\"".into()],
+                CaseResult::GuestsWord => vec!["only the guest's end was observed".into()],
+                CaseResult::NotTried => vec!["no <device>".into()],
             },
         };
         Proof {
             format: FORMAT,
             scope: Scope::Isolation,
             target: None,
-            cases: verdicts.iter().enumerate().map(judged).collect(),
+            cases: results.iter().enumerate().map(judged).collect(),
             seconds: 61.4,
         }
     }
 
     #[test]
-    fn reports_name_what_was_tried_and_how_to_repeat_it() {
+    fn reports_name_each_attempt_and_the_command_that_repeats_it() {
         let all = [
-            Verdict::Pass,
-            Verdict::Breach,
-            Verdict::Unproven,
-            Verdict::GuestsWord,
-            Verdict::NotTried,
+            CaseResult::Pass,
+            CaseResult::Breach,
+            CaseResult::Unproven,
+            CaseResult::GuestsWord,
+            CaseResult::NotTried,
         ];
         insta::assert_snapshot!("terminal", terminal(&proof(&all)));
         insta::assert_snapshot!("junit", junit(&proof(&all)));
@@ -199,16 +158,22 @@ mod tests {
     }
 
     #[test]
-    fn a_breach_is_worse_than_a_doubt_and_nothing_is_no_pass() {
-        let end = |verdicts: &[Verdict]| proof(verdicts).end();
-        assert_eq!(end(&[Verdict::Pass]), End::Pass);
+    fn a_breach_outweighs_other_results_and_an_empty_run_does_not_pass() {
+        let end = |results: &[CaseResult]| proof(results).end();
+        assert_eq!(end(&[CaseResult::Pass]), End::Pass);
         assert_eq!(end(&[]), End::Inconclusive);
-        assert_eq!(end(&[Verdict::Pass, Verdict::Unproven]), End::Inconclusive);
-        assert_eq!(end(&[Verdict::NotTried]), End::Inconclusive);
         assert_eq!(
-            end(&[Verdict::Pass, Verdict::GuestsWord]),
+            end(&[CaseResult::Pass, CaseResult::Unproven]),
             End::Inconclusive
         );
-        assert_eq!(end(&[Verdict::NotTried, Verdict::Breach]), End::Breach);
+        assert_eq!(end(&[CaseResult::NotTried]), End::Inconclusive);
+        assert_eq!(
+            end(&[CaseResult::Pass, CaseResult::GuestsWord]),
+            End::Inconclusive
+        );
+        assert_eq!(
+            end(&[CaseResult::NotTried, CaseResult::Breach]),
+            End::Breach
+        );
     }
 }

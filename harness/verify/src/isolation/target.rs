@@ -1,8 +1,8 @@
-//! The prover as a customer of a server that it did not start: no host, no internet and no neighbour of its own.
+//! The suite against a server that it did not start, without a host, an internet and a neighbour under its control.
 //!
-//! What the guest says is then all there is, beside the refusals that the server tells of; a case that ends as it
-//! should is the guest's word, and no pass. With an address of this machine that sandboxes may reach there are cases
-//! with two ends: the prover listens there.
+//! The only observations are the guest's own and the refusals that the server reports, so a case that ends as expected
+//! is "the guest's word", not a pass. If sandboxes can reach an address of this machine, the suite listens there, which
+//! gives some cases an observation at the other end.
 
 mod listener;
 
@@ -15,60 +15,69 @@ use netprobe::{Action, Finding, Outcome};
 use serde_json::{Map, Value, json};
 
 use super::{
-    EVENT_PATIENCE, IsolationError, IsolationSpec, Proof, at,
+    IsolationSpec, Proof,
     cases::{self, Case, Class, Expect, Group},
-    chosen,
-    judge::{self, Judged, Verdict},
+    evaluate::{CaseReport, is_reported},
     probe, report,
-    sandbox::{Customer, Guest, NetworkEvent},
+    sandbox::{self, Customer, NetworkEvent},
+    select,
+    timing::EVENT_TIMEOUT,
+};
+use crate::{
+    proof::CaseResult,
+    setup::{VerifyError, at},
 };
 use listener::Listener;
-use testbed::{artifacts, endpoint::Endpoint};
+use testbed::{api::Api, artifacts, endpoint::Endpoint};
 
-/// A server that runs already.
+/// Problem of a case whose receiver the suite could not observe.
+const UNOBSERVED: &str = "only the guest's end was observed";
+
+/// A server that already runs.
 #[derive(Clone, Debug)]
 pub struct TargetSpec {
     /// Its base URL.
     pub url: String,
-    /// What it takes as `X-API-KEY`.
+    /// Sent as `X-API-KEY`.
     pub key: String,
-    /// An address of this machine that packets of its sandboxes reach.
+    /// An address of this machine that the server's sandboxes can reach, if there is one.
     pub outside: Option<IpAddr>,
 }
 
-/// Tries what can be tried.
-pub(super) fn run(spec: &IsolationSpec, target: &TargetSpec) -> Result<Proof, IsolationError> {
+/// Runs the cases that need nothing but the server.
+pub(super) fn run(spec: &IsolationSpec, target: &TargetSpec) -> Result<Proof, VerifyError> {
     let begun = Instant::now();
     let listeners = match target.outside {
-        Some(address) => Listener::open_all(address).map_err(IsolationError::Outside)?,
+        Some(address) => Listener::open_all(address).map_err(VerifyError::Outside)?,
         None => Vec::new(),
     };
     let groups = [cases::load()?, outside(&listeners)].concat();
-    let groups = chosen(groups, spec)?;
+    let groups = select(groups, spec)?;
     let program = artifacts::find_probe(spec.probe.as_deref())?;
-    let customer = Customer {
-        api: Endpoint::parse(&target.url)?,
+    let program = std::fs::read(&program).map_err(at(&program))?;
+    let api = Api {
+        control: Endpoint::parse(&target.url)?,
+        sandbox_url: None,
         key: target.key.clone(),
-        template: spec.template.clone(),
-        program: std::fs::read(&program).map_err(at(&program))?,
+        timeout: sandbox::TIMEOUT,
     };
-    customer.knock()?;
-    let mut judged = Vec::new();
+    let customer = Customer::new(api, &spec.setup.template, program);
+    customer.account.check()?;
+    let mut reports = Vec::new();
     for group in &groups {
-        let count = group.cases.len();
-        eprintln!("cube-bench: {count} cases under the policy {}", group.name);
-        judged.extend(try_group(&customer, &listeners, group));
+        group.announce();
+        reports.extend(try_group(&customer, &listeners, group));
     }
     Ok(Proof {
         format: report::FORMAT,
         scope: spec.scope,
         target: Some(target.url.clone()),
-        cases: judged,
+        cases: reports,
         seconds: begun.elapsed().as_secs_f64(),
     })
 }
 
-/// Cases whose other end is here.
+/// Cases whose receiver is one of the listeners.
 fn outside(listeners: &[Listener]) -> Vec<Group> {
     let [tcp, udp, shut_tcp, shut_udp] = listeners else {
         return Vec::new();
@@ -107,8 +116,10 @@ fn case(name: &str, class: Class, expect: Expect, action: Action) -> Case {
         Expect::Blocked => vec!["policy".to_owned()],
     };
     let why = match expect {
-        Expect::Pass => "What the policy allows must work, or what is blocked proves nothing.",
-        Expect::Blocked => "What the policy denies must not arrive.",
+        Expect::Pass => {
+            "Traffic that the policy allows must get through; otherwise blocked traffic proves nothing."
+        }
+        Expect::Blocked => "Traffic that the policy denies must not arrive.",
     };
     Case {
         name: name.to_owned(),
@@ -124,20 +135,21 @@ fn case(name: &str, class: Class, expect: Expect, action: Action) -> Case {
     }
 }
 
-/// What there is to judge by.
+/// Observations of one case.
 #[derive(Clone, Copy, Debug)]
 struct Evidence<'a> {
+    /// The probe's finding; `None` if it reported none.
     finding: Option<&'a Finding>,
-    /// Absent: the server tells of no refusals.
+    /// Refusals in the sandbox; `None` if the server does not report refusals.
     events: Option<&'a [NetworkEvent]>,
-    /// What came to the case's listener; absent: it has none.
+    /// Connections or datagrams at the case's listener; `None` if it has no listener.
     arrived: Option<u64>,
 }
 
-/// All attempts under one policy, in one sandbox and at the same time.
-fn try_group(customer: &Customer, listeners: &[Listener], group: &Group) -> Vec<Judged> {
-    let ear = |case: &Case| listeners.iter().find(|ear| is_at(case, ear.address()));
-    let why_not = |case: &Case| why_not(case, ear(case));
+/// Tries the cases of a group, all in one sandbox and at the same time.
+fn try_group(customer: &Customer, listeners: &[Listener], group: &Group) -> Vec<CaseReport> {
+    let listener = |case: &Case| listeners.iter().find(|l| is_at(case, l.address()));
+    let why_not = |case: &Case| why_not(case, listener(case));
     let cases = group.cases.iter();
     let tried: Vec<&Case> = cases.filter(|case| why_not(case).is_none()).collect();
     let outcome = if tried.is_empty() {
@@ -145,31 +157,31 @@ fn try_group(customer: &Customer, listeners: &[Listener], group: &Group) -> Vec<
     } else {
         attempt(customer, group, &tried)
     };
-    let judge_one = |case: &Case| match (&outcome, why_not(case)) {
-        (_, Some(why)) => not_tried(case, why),
-        (Err(error), None) => not_tried(case, error),
+    let report = |case: &Case| match (&outcome, why_not(case)) {
+        (_, Some(why)) => CaseReport::not_tried(case, [why.to_owned()]),
+        (Err(error), None) => CaseReport::not_tried(case, [error.clone()]),
         (Ok((findings, events)), None) => {
             let evidence = Evidence {
-                finding: findings.iter().find(|finding| finding.name == case.word()),
+                finding: findings.iter().find(|f| f.name == case.payload()),
                 events: events.as_deref(),
-                arrived: ear(case).map(Listener::arrived),
+                arrived: listener(case).map(Listener::arrived),
             };
-            judge_from_afar(case, evidence)
+            evaluate(case, evidence)
         }
     };
-    group.cases.iter().map(judge_one).collect()
+    group.cases.iter().map(report).collect()
 }
 
 type Attempt = (Vec<Finding>, Option<Vec<NetworkEvent>>);
 
 fn attempt(customer: &Customer, group: &Group, tried: &[&Case]) -> Result<Attempt, String> {
     let failed = |error| model::chain(&error);
-    let guest: Guest = customer.create(&group.create).map_err(failed)?;
+    let guest = customer.create(&group.create).map_err(failed)?;
     let probes: Vec<_> = tried.iter().filter_map(|case| probe(case)).collect();
     let findings = guest.probe(&probes).map_err(failed)?;
-    let enough = |events: &[NetworkEvent]| tried.iter().all(|case| judge::is_told(case, events));
-    // Other servers have no such route.
-    let events = guest.await_events(Instant::now() + EVENT_PATIENCE, enough);
+    let enough = |events: &[NetworkEvent]| tried.iter().all(|case| is_reported(case, events));
+    // The route is not part of E2B's API: other servers answer it with an error.
+    let events = guest.await_events(Instant::now() + EVENT_TIMEOUT, enough);
     Ok((findings, events.ok()))
 }
 
@@ -177,78 +189,62 @@ fn is_at(case: &Case, address: SocketAddr) -> bool {
     matches!(&case.action, Some(Action::Tcp(to) | Action::Udp(to)) if *to == address)
 }
 
-/// Why a case means nothing without a host and an internet of the prover's own, or an ear outside.
-fn why_not(case: &Case, ear: Option<&Listener>) -> Option<&'static str> {
-    let own_host = !case.reasons.is_empty() && case.reasons.iter().all(|reason| reason == "host");
+/// Why a case proves nothing without a host, an internet or a listener under the suite's control; `None` if it does.
+fn why_not(case: &Case, listener: Option<&Listener>) -> Option<&'static str> {
+    let needs_host = !case.reasons.is_empty() && case.reasons.iter().all(|reason| reason == "host");
     match (&case.action, case.expect) {
-        (None, _) => Some("it needs a host and an internet of the prover's own"),
-        _ if own_host => Some("it is about an address of a host of the prover's own"),
+        (None, _) => Some("the case needs a host and an internet that the suite controls"),
+        _ if needs_host => Some("the case needs a host that the suite controls"),
         (Some(Action::Arp(_) | Action::Solicit(_)), _) => None,
-        (Some(Action::Name(_)), _) => Some("it needs a name server of the prover's own"),
+        (Some(Action::Name(_)), _) => Some("the case needs a name server that the suite controls"),
         (Some(Action::Dns(query)), expect) => {
             let is_asked = query.server.is_none() && case.asked != Some(false);
             (is_asked || expect == Expect::Pass)
-                .then_some("it needs a name server of the prover's own")
+                .then_some("the case needs a name server that the suite controls")
         }
-        (Some(_), Expect::Pass) if ear.is_none() => Some("nobody is known to answer there"),
+        (Some(_), Expect::Pass) if listener.is_none() => {
+            Some("no server is known to answer at the receiver's address")
+        }
         (Some(_), Expect::Pass) => None,
         (Some(_), Expect::Blocked) => None,
     }
 }
 
-fn not_tried(case: &Case, why: &str) -> Judged {
-    Judged {
-        verdict: Verdict::NotTried,
-        wrong: vec![why.to_owned()],
-        ..untold(case)
-    }
-}
-
-fn untold(case: &Case) -> Judged {
-    let tried = case.action.as_ref().map(|action| format!("{action:?}"));
-    Judged {
-        case: case.name.clone(),
-        class: case.class,
-        why: case.why.clone(),
-        verdict: Verdict::NotTried,
-        tried: tried.unwrap_or_else(|| format!("script {:?}", case.script)),
-        guest: String::new(),
-        arrived: [0; 3],
-        wrong: Vec::new(),
-    }
-}
-
-/// Judges one attempt. Pure.
-fn judge_from_afar(case: &Case, evidence: Evidence<'_>) -> Judged {
+/// Derives the result of a case from its observations. Pure.
+fn evaluate(case: &Case, evidence: Evidence<'_>) -> CaseReport {
     let finding = match evidence.finding {
-        None => return not_tried(case, "the probe said nothing"),
+        None => {
+            return CaseReport::not_tried(case, ["the probe reported no finding".to_owned()]);
+        }
         Some(finding) if finding.outcome == Outcome::Failed => {
-            return not_tried(case, &finding.said);
+            return CaseReport::not_tried(case, [finding.said.clone()]);
         }
         Some(finding) => finding,
     };
-    let (verdict, wrong) = match case.expect {
+    let (result, problem) = match case.expect {
         Expect::Pass => passed(finding, evidence),
         Expect::Blocked => blocked(case, finding, evidence),
     };
-    Judged {
-        verdict,
+    CaseReport {
+        result,
         guest: format!("{}: {}", finding.outcome.name(), finding.said),
         arrived: [evidence.arrived.unwrap_or(0), 0, 0],
-        wrong: wrong.into_iter().map(str::to_owned).collect(),
-        ..untold(case)
+        ..CaseReport::not_tried(case, problem.map(str::to_owned))
     }
 }
 
-fn passed(finding: &Finding, evidence: Evidence<'_>) -> (Verdict, Option<&'static str>) {
+fn passed(finding: &Finding, evidence: Evidence<'_>) -> (CaseResult, Option<&'static str>) {
     match evidence.arrived {
         _ if finding.outcome != Outcome::Ok => (
-            Verdict::Unproven,
-            Some("this must work, and does not: nothing that is blocked proves anything"),
+            CaseResult::Unproven,
+            Some("the control case failed, so blocked traffic proves nothing"),
         ),
-        Some(0) => (Verdict::Unproven, Some("it never arrived outside")),
-        Some(_) => (Verdict::Pass, None),
-        None => (Verdict::GuestsWord, Some("nobody looked at the other end")),
+        Some(0) => (
+            CaseResult::Unproven,
+            Some("no packet arrived at the listener"),
+        ),
+        Some(_) => (CaseResult::Pass, None),
+        None => (CaseResult::GuestsWord, Some(UNOBSERVED)),
     }
 }
 
@@ -256,31 +252,33 @@ fn blocked(
     case: &Case,
     finding: &Finding,
     evidence: Evidence<'_>,
-) -> (Verdict, Option<&'static str>) {
-    let told = evidence.events.map(|events| judge::is_told(case, events));
+) -> (CaseResult, Option<&'static str>) {
+    let reported = evidence.events.map(|events| is_reported(case, events));
     let receiver = case.receiver().map(|(to, _)| to);
-    match (evidence.arrived, told) {
-        _ if finding.outcome == Outcome::Ok => (Verdict::Breach, Some("the guest got an answer")),
-        (Some(1..), _) => (Verdict::Breach, Some("it arrived outside")),
+    match (evidence.arrived, reported) {
+        _ if finding.outcome == Outcome::Ok => {
+            (CaseResult::Breach, Some("the guest got an answer"))
+        }
+        (Some(1..), _) => (CaseResult::Breach, Some("packets arrived at the listener")),
         _ if !case.outcomes().contains(&finding.outcome) => (
-            Verdict::Unproven,
-            Some("the guest was stopped in another way than it should be"),
+            CaseResult::Unproven,
+            Some("the guest saw another kind of refusal than expected"),
         ),
         (_, Some(false)) => (
-            Verdict::Unproven,
-            Some("the server tells of no such refusal"),
+            CaseResult::Unproven,
+            Some("the server does not report the refusal"),
         ),
-        (Some(0), _) => (Verdict::Pass, None),
-        (None, None) if receiver.is_some_and(is_nobodys) => (
-            Verdict::NotTried,
-            Some("nobody is there who could answer, and the server tells of no refusals"),
+        (Some(0), _) => (CaseResult::Pass, None),
+        (None, None) if receiver.is_some_and(is_documentation) => (
+            CaseResult::NotTried,
+            Some("no server exists at the receiver's address, and this API reports no refusals"),
         ),
-        (None, _) => (Verdict::GuestsWord, Some("nobody looked at the other end")),
+        (None, _) => (CaseResult::GuestsWord, Some(UNOBSERVED)),
     }
 }
 
-/// Whether an address is one of documentation (RFC 5737, RFC 3849), where nobody answers.
-fn is_nobodys(address: IpAddr) -> bool {
+/// Whether an address is reserved for documentation (RFC 5737, RFC 3849), so that no server answers there.
+fn is_documentation(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => v4.is_documentation(),
         IpAddr::V6(v6) => v6.segments()[..2] == [0x2001, 0xdb8],
@@ -301,7 +299,7 @@ mod tests {
         }
     }
 
-    fn told(reason: &str) -> Vec<NetworkEvent> {
+    fn event(reason: &str) -> Vec<NetworkEvent> {
         vec![NetworkEvent {
             reason: reason.into(),
             destination: "10.0.0.1:80".parse().unwrap(),
@@ -310,13 +308,13 @@ mod tests {
         }]
     }
 
-    fn verdict(
+    fn result(
         to: &str,
         expect: Expect,
         outcome: Outcome,
         arrived: Option<u64>,
         events: Option<&[NetworkEvent]>,
-    ) -> Verdict {
+    ) -> CaseResult {
         let action = Action::Tcp(to.parse().unwrap());
         let finding = finding(outcome);
         let evidence = Evidence {
@@ -324,46 +322,46 @@ mod tests {
             events,
             arrived,
         };
-        judge_from_afar(
+        evaluate(
             &case("a-case-of-this", Class::Policy, expect, action),
             evidence,
         )
-        .verdict
+        .result
     }
 
     #[test]
-    fn nothing_that_one_end_says_is_a_pass() {
+    fn an_observation_at_one_end_alone_is_never_a_pass() {
         use Expect::{Blocked, Pass};
         use Outcome::{Failed, Ok, Timeout};
-        let (policy, spoofed) = (told("policy"), told("spoofed"));
+        let (policy, spoofed) = (event("policy"), event("spoofed"));
         let (policy, spoofed) = (Some(&policy[..]), Some(&spoofed[..]));
         let to = "10.0.0.1:80";
         for (expect, outcome, arrived, events, end) in [
-            (Pass, Ok, None, policy, Verdict::GuestsWord),
-            (Pass, Ok, Some(1), policy, Verdict::Pass),
-            (Pass, Ok, Some(0), policy, Verdict::Unproven),
-            (Pass, Timeout, None, policy, Verdict::Unproven),
-            (Pass, Failed, None, policy, Verdict::NotTried),
-            (Blocked, Timeout, None, policy, Verdict::GuestsWord),
-            (Blocked, Timeout, None, None, Verdict::GuestsWord),
-            (Blocked, Timeout, None, spoofed, Verdict::Unproven),
-            (Blocked, Timeout, Some(0), spoofed, Verdict::Unproven),
-            (Blocked, Timeout, Some(0), policy, Verdict::Pass),
-            (Blocked, Timeout, Some(0), None, Verdict::Pass),
-            (Blocked, Timeout, Some(1), policy, Verdict::Breach),
-            (Blocked, Ok, None, policy, Verdict::Breach),
-            (Blocked, Failed, None, policy, Verdict::NotTried),
+            (Pass, Ok, None, policy, CaseResult::GuestsWord),
+            (Pass, Ok, Some(1), policy, CaseResult::Pass),
+            (Pass, Ok, Some(0), policy, CaseResult::Unproven),
+            (Pass, Timeout, None, policy, CaseResult::Unproven),
+            (Pass, Failed, None, policy, CaseResult::NotTried),
+            (Blocked, Timeout, None, policy, CaseResult::GuestsWord),
+            (Blocked, Timeout, None, None, CaseResult::GuestsWord),
+            (Blocked, Timeout, None, spoofed, CaseResult::Unproven),
+            (Blocked, Timeout, Some(0), spoofed, CaseResult::Unproven),
+            (Blocked, Timeout, Some(0), policy, CaseResult::Pass),
+            (Blocked, Timeout, Some(0), None, CaseResult::Pass),
+            (Blocked, Timeout, Some(1), policy, CaseResult::Breach),
+            (Blocked, Ok, None, policy, CaseResult::Breach),
+            (Blocked, Failed, None, policy, CaseResult::NotTried),
         ] {
-            let found = verdict(to, expect, outcome, arrived, events);
+            let found = result(to, expect, outcome, arrived, events);
             assert_eq!(found, end, "{expect:?} {outcome:?} {arrived:?} {events:?}");
         }
-        // Where nobody is, silence says nothing.
-        let silent = verdict("198.51.100.1:80", Blocked, Timeout, None, None);
-        assert_eq!(silent, Verdict::NotTried);
+        // No answer is expected from an address without a server, so a timeout proves nothing.
+        let silent = result("198.51.100.1:80", Blocked, Timeout, None, None);
+        assert_eq!(silent, CaseResult::NotTried);
     }
 
     #[test]
-    fn much_can_be_tried_from_afar_and_nothing_that_needs_a_world() {
+    fn many_cases_run_against_a_foreign_server_but_none_that_needs_the_namespaces() {
         let groups = cases::load().unwrap();
         let cases: Vec<&Case> = groups.iter().flat_map(|group| &group.cases).collect();
         let tried = cases.iter().filter(|case| why_not(case, None).is_none());

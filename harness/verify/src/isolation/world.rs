@@ -1,20 +1,20 @@
-//! A host and an internet of the prover's own, in network namespaces that go with it ([`testbed::world`]).
+//! A host and an internet for the cases, in network namespaces that end with the process ([`testbed::world`]).
 //!
 //! ```text
 //! this process, its server and VMs            namespace "outside"
 //! lo: also 203.0.113.177, 192.168.77.1        lo: every address of the "internet", of private ranges, of
 //! up0 192.0.2.2 ───────── veth ───────────    metadata services; out0 192.0.2.1
-//! TAPs of sandboxes                           echoes at the cases' ports, a name server at port 53 of all
-//! echoes at the cases' ports
+//! TAPs of sandboxes                           echo servers at the cases' ports, a name server at port 53
+//! echo servers at the cases' ports
 //! ```
-//! The host is a careless one: it forwards, checks no senders and has services at every address. What does not get
-//! out was stopped by the isolation alone. [`Witness`] sees all that arrives outside and all that the host's own
-//! stack takes for itself.
+//! The host is deliberately misconfigured: it forwards packets, checks no sender addresses, and has services at every
+//! address. So a packet that does not get out was stopped by the isolation alone. [`Capture`] records all packets that
+//! arrive outside and all that the host's own stack accepts.
 
+mod capture;
 mod names;
 mod peers;
 mod sys;
-mod witness;
 
 use std::{
     collections::BTreeSet,
@@ -28,19 +28,19 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sendto, socket,
 };
 
+pub(super) use capture::{Capture, Place, Seen};
 use testbed::world::{self, Namespace, OUTSIDE, WorldError, failed};
 pub(super) use testbed::world::{HOST4, UPLINK};
-pub(super) use witness::{Place, Seen, Witness};
 
-/// The name server that the operator named.
+/// The name server in the options of `cube-api`.
 pub(super) const NAME_SERVER: &str = "198.51.100.53:53";
-/// Bound of a wait for a packet.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Answers to nobody; packets to it mark moments.
+/// Limit of a wait for a packet.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// An address and port without a server. [`Capture::settle`] sends its marks there.
 const MARK: &str = "192.0.2.1:9";
 
-/// Everything that somebody may be at outside.
-const THERE4: [&str; 18] = [
+/// Address blocks of the outside.
+const OUTSIDE4: [&str; 18] = [
     "9.255.255.0/24",
     "11.0.0.0/24",
     "100.63.255.0/24",
@@ -60,7 +60,7 @@ const THERE4: [&str; 18] = [
     "8.8.8.0/24",
     "240.0.0.0/8",
 ];
-const THERE6: [&str; 8] = [
+const OUTSIDE6: [&str; 8] = [
     "2001:db8:100::/40",
     "2001:db8:ffff::/48",
     "fc00::/7",
@@ -71,45 +71,43 @@ const THERE6: [&str; 8] = [
     "2606:4700::/32",
 ];
 
-/// Both namespaces, with their peers. The host's is this process's from now on.
+/// Both namespaces with their peers. The process itself is in the host's namespace.
 #[derive(Debug)]
 pub(super) struct World {
     outside: Namespace,
-    pub(super) witness: Witness,
+    pub(super) capture: Capture,
 }
 
 impl World {
-    /// Moves this process into a network and a mount namespace of its own. No thread may run yet.
-    ///
-    /// # Errors
-    /// See [`WorldError`].
+    /// Moves this process into a new network and mount namespace, in which peers listen at `ports`. The process must not
+    /// have another thread.
     pub(super) fn enter(ports: &BTreeSet<u16>) -> Result<Self, WorldError> {
-        let outside = world::enter(THERE4.into_iter().chain(THERE6))?;
-        be_careless()?;
-        let witness =
-            Witness::start(|open| outside.within(open)).map_err(failed("watch the uplink"))?;
+        let outside = world::enter(OUTSIDE4.into_iter().chain(OUTSIDE6))?;
+        misconfigure_host()?;
+        let capture = Capture::start(|open| outside.within(open))
+            .map_err(failed("capture packets on the uplink"))?;
         peers::serve(ports).map_err(failed("listen at the host"))?;
         outside
             .within(|| peers::serve(ports).and_then(|()| names::serve()))
             .map_err(failed("listen outside"))?;
-        Ok(Self { outside, witness })
+        Ok(Self { outside, capture })
     }
 
-    /// A datagram socket at an address outside.
+    /// Opens a datagram socket at an address outside.
     pub(super) fn socket_at(&self, address: SocketAddr) -> io::Result<UdpSocket> {
         self.outside.within(|| {
             let socket = UdpSocket::bind(address)?;
-            socket.set_read_timeout(Some(PATIENCE))?;
+            socket.set_read_timeout(Some(TIMEOUT))?;
             Ok(socket)
         })
     }
 
-    /// Says who finishes packets that leave by the uplink.
+    /// Selects where checksums of packets that leave through the uplink are filled in.
     pub(super) fn set_finishing(&self, finishing: Finishing) -> io::Result<()> {
         sys::set_checksumming(UPLINK, finishing == Finishing::ByUplink)
     }
 
-    /// A socket outside that sends ICMP.
+    /// Opens a socket outside that sends ICMP messages.
     pub(super) fn icmp_socket(&self) -> io::Result<IcmpSocket> {
         self.outside.within(|| {
             let (kind, flags) = (SockType::Raw, SockFlag::SOCK_CLOEXEC);
@@ -119,21 +117,21 @@ impl World {
     }
 }
 
-/// Who fills in checksums that a guest leaves to its card.
+/// Where a checksum that the guest left to its network device is filled in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finishing {
     /// The host's kernel, before the uplink.
     ByHost,
-    /// The uplink, as a network card does: what arrives behind a veth is unfinished still.
+    /// The uplink, as a network card does. Behind a veth, packets arrive without the checksum.
     ByUplink,
 }
 
-/// See [`World::icmp_socket`].
+/// A socket outside that sends ICMP messages.
 #[derive(Debug)]
 pub(super) struct IcmpSocket(OwnedFd);
 
 impl IcmpSocket {
-    /// Sends a whole message, its checksum included.
+    /// Sends a message, which must include its checksum.
     pub(super) fn send(&self, message: &[u8], to: Ipv4Addr) -> io::Result<()> {
         let to = SockaddrIn::from(SocketAddrV4::new(to, 0));
         sendto(self.0.as_raw_fd(), message, &to, MsgFlags::empty())?;
@@ -141,23 +139,23 @@ impl IcmpSocket {
     }
 }
 
-/// Has the host forward, check no senders, and be at more addresses.
-fn be_careless() -> Result<(), WorldError> {
+/// Makes the host forward packets, accept any sender address, and have more addresses.
+fn misconfigure_host() -> Result<(), WorldError> {
     let lines = "address add 203.0.113.177/32 dev lo\n\
                  address add 192.168.77.1/32 dev lo\n\
                  address add 2001:db8:1::77/128 dev lo nodad\n";
-    let careless = [
+    let settings = [
         ("ipv4/conf/all/rp_filter", "0"),
         ("ipv4/conf/default/rp_filter", "0"),
         ("ipv4/ip_forward", "1"),
         ("ipv6/conf/all/forwarding", "1"),
     ];
     world::ip(lines)
-        .and_then(|()| world::settings(&careless))
-        .map_err(failed("make the host a careless one"))
+        .and_then(|()| world::settings(&settings))
+        .map_err(failed("configure the host's namespace"))
 }
 
-/// Whether it is the host's loopback: there the prover talks to its own server.
+/// Whether an address is on the host's loopback interface, over which the suite talks to its server.
 fn is_loopback(address: Option<IpAddr>) -> bool {
     address.is_some_and(|address| address.is_loopback())
 }

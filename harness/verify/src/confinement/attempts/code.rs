@@ -7,7 +7,7 @@ use super::{
         intruder::{Intruder, Stop, Try},
         scene::Scene,
     },
-    Attempt, Class, FILTER, Seen, USUAL, when,
+    Attempt, Change, Class, FILTER, USUAL, changed_if,
 };
 
 const ALL: i64 = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as i64;
@@ -28,8 +28,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, _| {
             let page = i.page()?;
             let arguments = [page, 4096, READ_EXECUTE];
-            i.call("mprotect", libc::SYS_mprotect, &arguments)
-                .map(|_| ())
+            i.attempt("mprotect", libc::SYS_mprotect, &arguments)
         },
         look: new_code,
     },
@@ -41,7 +40,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, _| {
             let flags = i64::from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
             let arguments = [0, 4096, ALL, flags, -1, 0];
-            i.call("mmap", libc::SYS_mmap, &arguments).map(|_| ())
+            i.attempt("mmap", libc::SYS_mmap, &arguments)
         },
         look: new_code,
     },
@@ -54,7 +53,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let layer = i.descriptor("the layer", |link| link.ends_with("/layer"))?;
             let flags = libc::MAP_PRIVATE.into();
             let arguments = [0, 4096, READ_EXECUTE, flags, layer, 0];
-            i.call("mmap", libc::SYS_mmap, &arguments).map(|_| ())
+            i.attempt("mmap", libc::SYS_mmap, &arguments)
         },
         look: new_code,
     },
@@ -66,8 +65,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, _| {
             let page = i.page()?;
             let arguments = [page, 4096, READ_EXECUTE, -1];
-            i.call("pkey_mprotect", libc::SYS_pkey_mprotect, &arguments)
-                .map(|_| ())
+            i.attempt("pkey_mprotect", libc::SYS_pkey_mprotect, &arguments)
         },
         look: new_code,
     },
@@ -99,11 +97,10 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let text = text_end(i)?;
             let file = i.open("/proc/self/mem", libc::O_RDWR)?;
             let bytes = i.put(&BROUGHT)?;
-            i.call("pwrite64", libc::SYS_pwrite64, &[file, bytes, 8, text])
-                .map(|_| ())
+            i.attempt("pwrite64", libc::SYS_pwrite64, &[file, bytes, 8, text])
         },
         look: |_, i| match text_end(i).and_then(|at| i.get(at, BROUGHT.len())) {
-            Ok(bytes) => when(bytes == BROUGHT, "the text has other bytes"),
+            Ok(bytes) => changed_if(bytes == BROUGHT, "the text has other bytes"),
             // It is gone with the process.
             Err(_) => Ok(None),
         },
@@ -115,12 +112,11 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: FILTER,
         act: |i, _| {
             let name = i.put(b"\0")?;
-            i.call("memfd_create", libc::SYS_memfd_create, &[name, 0])
-                .map(|_| ())
+            i.attempt("memfd_create", libc::SYS_memfd_create, &[name, 0])
         },
         look: |_, i| {
             let found = i.descriptor("memory", |link| link.starts_with("/memfd:"));
-            when(found.is_ok(), "the file is there")
+            changed_if(found.is_ok(), "the file is there")
         },
     },
 ];
@@ -140,11 +136,11 @@ fn text_end(i: &Intruder) -> Try<i64> {
     let all = i.mappings()?;
     let text = all.iter().find(|mapping| mapping.is_text());
     let text = text.ok_or_else(|| Stop::Broken("the VMM has no text".to_owned()))?;
-    Ok((text.at.end - 8).cast_signed())
+    Ok((text.range.end - 8).cast_signed())
 }
 
 /// Executable memory that is neither the program's text nor the kernel's own pages.
-fn new_code(_: &Scene, i: &Intruder) -> Seen {
+fn new_code(_: &Scene, i: &Intruder) -> Change {
     let Ok(all) = i.mappings() else {
         // It is gone with the process.
         return Ok(None);

@@ -8,10 +8,10 @@ use nix::{errno::Errno, libc, sys::signal::Signal};
 use super::{
     super::{
         intruder::{Intruder, Try},
+        process,
         scene::Scene,
-        witness,
     },
-    Attempt, Class, FILTER, Refusal, USUAL, answer_alone, when,
+    Attempt, Class, FILTER, Refusal, USUAL, changed_if, no_change,
 };
 
 /// More than a VMM has use for.
@@ -41,7 +41,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         why: "The TAP or KVM in the hands of another process.",
         refusals: FILTER,
         act: give_away,
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "descriptor-image-for-writing",
@@ -53,7 +53,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             i.open(format!("/proc/self/fd/{image}"), libc::O_RDWR)
                 .map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "descriptor-console-again",
@@ -65,7 +65,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             i.open(format!("/proc/self/fd/{console}"), libc::O_RDWR)
                 .map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "descriptor-lock-of-template",
@@ -81,10 +81,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
                 // It is mapped, and closed.
                 Err(_) => i.open(memory, libc::O_RDONLY)?,
             };
-            i.call("flock", libc::SYS_flock, &[file, libc::LOCK_EX.into()])
-                .map(|_| ())
+            i.attempt("flock", libc::SYS_flock, &[file, libc::LOCK_EX.into()])
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "limit-descriptors",
@@ -95,7 +94,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         look: |_, i| {
             let path = format!("/proc/{}/fd/{DESCRIPTOR}", i.pid());
             let open = fs::symlink_metadata(path).is_ok();
-            when(open, "the descriptor is there")
+            changed_if(open, "the descriptor is there")
         },
     },
     Attempt {
@@ -105,10 +104,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: TOO_LARGE,
         act: |i, _| {
             let console = i.descriptor("the console", is_console)?;
-            i.call("ftruncate", libc::SYS_ftruncate, &[console, TIB])
-                .map(|_| ())
+            i.attempt("ftruncate", libc::SYS_ftruncate, &[console, TIB])
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "limit-raise-core",
@@ -137,8 +135,7 @@ fn give_away(i: &mut Intruder, _: &Scene) -> Try<()> {
     let kind = i64::from(libc::SCM_RIGHTS) << 32 | i64::from(libc::SOL_SOCKET);
     let rights = i.put_words(&[20, kind, near])?;
     let message = i.put_words(&[0, 0, part, 1, rights, 24, 0])?;
-    i.call("sendmsg", libc::SYS_sendmsg, &[near, message, 0])
-        .map(|_| ())
+    i.attempt("sendmsg", libc::SYS_sendmsg, &[near, message, 0])
 }
 
 fn is_console(link: &str) -> bool {
@@ -148,14 +145,13 @@ fn is_console(link: &str) -> bool {
 fn set_limit(i: &mut Intruder, which: i64, value: i64) -> Try<()> {
     let both = i.put_words(&[value, value])?;
     let arguments = [0, which, both, 0];
-    i.call("prlimit64", libc::SYS_prlimit64, &arguments)
-        .map(|_| ())
+    i.attempt("prlimit64", libc::SYS_prlimit64, &arguments)
 }
 
-fn raised(i: &Intruder, name: &str, value: &str) -> super::Seen {
-    if !witness::is_alive(i.pid()) {
+fn raised(i: &Intruder, name: &str, value: &str) -> super::Change {
+    if !process::is_alive(i.pid()) {
         return Ok(None);
     }
-    let [soft, _] = witness::limit(i.pid(), name)?;
-    when(soft == value, "the limit is another")
+    let [soft, _] = process::limit(i.pid(), name)?;
+    changed_if(soft == value, "the limit is another")
 }

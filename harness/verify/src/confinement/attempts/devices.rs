@@ -6,7 +6,7 @@ use nix::libc;
 
 use super::{
     super::intruder::{Intruder, Try},
-    Attempt, Class, FILTER, USUAL, answer_alone, when,
+    Attempt, Class, FILTER, USUAL, changed_if, no_change,
 };
 
 /// From `linux/kvm.h`.
@@ -26,7 +26,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let kvm = i.open("/dev/kvm", libc::O_RDWR)?;
             i.ioctl(kvm, KVM_CREATE_VM, 0).map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "device-tun",
@@ -34,7 +34,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         why: "An interface of its own in the host's network.",
         refusals: USUAL,
         act: |i, _| i.open("/dev/net/tun", libc::O_RDWR).map(|_| ()),
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "device-tap-stays",
@@ -42,7 +42,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         why: "A TAP that outlives its sandbox.",
         refusals: FILTER,
         act: |i, _| tap(i, TUNSETPERSIST, 1),
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "device-tap-header",
@@ -53,7 +53,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let size = i.put(&20_u32.to_ne_bytes())?;
             tap(i, TUNSETVNETHDRSZ, size)
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "device-tap-owner",
@@ -61,7 +61,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         why: "Another user may open it from then on.",
         refusals: FILTER,
         act: |i, _| tap(i, TUNSETOWNER, 65_534),
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "device-make-node",
@@ -72,13 +72,12 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let path = i.path(&s.path("public/node"))?;
             let mode = i64::from(libc::S_IFCHR) | 0o666;
             // Major 1, minor 1: the host's memory.
-            i.call("mknod", libc::SYS_mknod, &[path, mode, 0x101])
-                .map(|_| ())
+            i.attempt("mknod", libc::SYS_mknod, &[path, mode, 0x101])
         },
         look: |s, _| {
             let node = s.path("public/node").symlink_metadata();
             let made = node.is_ok_and(|node| node.file_type().is_char_device());
-            when(made, "the node is there")
+            changed_if(made, "the node is there")
         },
     },
     Attempt {
@@ -93,7 +92,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             i.open(found.unwrap_or_default(), libc::O_RDONLY)
                 .map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
 ];
 

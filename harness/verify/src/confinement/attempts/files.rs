@@ -7,11 +7,11 @@ use nix::libc;
 
 use super::{
     super::{
-        calls::HERE,
+        calls::AT_CWD,
         intruder::{Intruder, Try},
         scene::Scene,
     },
-    Attempt, Class, Seen, USUAL, answer_alone, when,
+    Attempt, Change, Class, USUAL, changed_if, no_change,
 };
 
 const DEFACED: &[u8] = b"defaced";
@@ -26,7 +26,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let file = i.open(s.path("secret"), libc::O_RDONLY)?;
             i.read_secret(file, 0, &s.secret)
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "file-write-secret",
@@ -46,7 +46,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let file = paths.into_iter().find(|path| Path::new(path).exists());
             i.open(file.unwrap_or_default(), libc::O_RDONLY).map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "file-create-among-roots",
@@ -67,8 +67,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, s| {
             let path = i.path(&s.path("public/planted"))?;
             let flags = i64::from(libc::O_CREAT | libc::O_WRONLY);
-            i.call("open", libc::SYS_open, &[path, flags, 0o644])
-                .map(|_| ())
+            i.attempt("open", libc::SYS_open, &[path, flags, 0o644])
         },
         look: |s, _| there_is(s, "public/planted"),
     },
@@ -87,9 +86,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("public/doomed"))?;
-            i.call("unlink", libc::SYS_unlink, &[path]).map(|_| ())
+            i.attempt("unlink", libc::SYS_unlink, &[path])
         },
-        look: |s, _| when(!s.path("public/doomed").exists(), "the file is gone"),
+        look: |s, _| changed_if(!s.path("public/doomed").exists(), "the file is gone"),
     },
     Attempt {
         name: "file-rename",
@@ -99,7 +98,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, s| {
             let from = i.path(&s.path("public/doomed"))?;
             let to = i.path(&s.path("public/renamed"))?;
-            i.call("rename", libc::SYS_rename, &[from, to]).map(|_| ())
+            i.attempt("rename", libc::SYS_rename, &[from, to])
         },
         look: |s, _| there_is(s, "public/renamed"),
     },
@@ -111,8 +110,8 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, s| {
             let from = i.path(&s.path("writable"))?;
             let to = i.path(&s.path("public/name"))?;
-            let arguments = [HERE, from, HERE, to, 0];
-            i.call("linkat", libc::SYS_linkat, &arguments).map(|_| ())
+            let arguments = [AT_CWD, from, AT_CWD, to, 0];
+            i.attempt("linkat", libc::SYS_linkat, &arguments)
         },
         look: |s, _| there_is(s, "public/name"),
     },
@@ -124,8 +123,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, s| {
             let from = i.path(&s.path("secret"))?;
             let to = i.path(&s.path("public/lure"))?;
-            i.call("symlink", libc::SYS_symlink, &[from, to])
-                .map(|_| ())
+            i.attempt("symlink", libc::SYS_symlink, &[from, to])
         },
         look: |s, _| there_is(s, "public/lure"),
     },
@@ -136,11 +134,11 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("secret"))?;
-            i.call("chmod", libc::SYS_chmod, &[path, 0o666]).map(|_| ())
+            i.attempt("chmod", libc::SYS_chmod, &[path, 0o666])
         },
         look: |s, _| {
             let mode = fs::metadata(s.path("secret"))?.permissions().mode();
-            when(mode & 0o77 != 0, "the mode is another")
+            changed_if(mode & 0o77 != 0, "the mode is another")
         },
     },
     Attempt {
@@ -150,8 +148,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("writable"))?;
-            i.call("truncate", libc::SYS_truncate, &[path, 0])
-                .map(|_| ())
+            i.attempt("truncate", libc::SYS_truncate, &[path, 0])
         },
         look: |s, _| changed(s, "writable"),
     },
@@ -161,7 +158,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         why: "A handle needs no path: a way out of containers in 2014.",
         refusals: USUAL,
         act: by_handle,
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "file-by-32-bit-call",
@@ -178,7 +175,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             i.call_32("open", 5, &[low, libc::O_RDONLY.into(), 0])
                 .map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "file-template-for-writing",
@@ -189,23 +186,23 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let memory = s.template.join(template_file::MEMORY);
             i.open(memory, libc::O_RDWR).map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
 ];
 
 /// Whether a file of the scene holds what was written.
-fn changed(scene: &Scene, name: &str) -> Seen {
+fn changed(scene: &Scene, name: &str) -> Change {
     let first = match name {
         "secret" => &scene.secret[..],
         _ => super::super::scene::CONTENT,
     };
     let text = fs::read(scene.path(name))?;
-    when(text != first, "the file has other bytes")
+    changed_if(text != first, "the file has other bytes")
 }
 
-fn there_is(scene: &Scene, name: &str) -> Seen {
+fn there_is(scene: &Scene, name: &str) -> Change {
     let found = scene.path(name).symlink_metadata().is_ok();
-    when(found, "the file is there")
+    changed_if(found, "the file is there")
 }
 
 /// `struct file_handle` of name_to_handle_at(2): its size, its type, and as many bytes at most.
@@ -216,7 +213,7 @@ fn by_handle(i: &mut Intruder, s: &Scene) -> Try<()> {
     let path = i.path(&s.path("secret"))?;
     let handle = i.put(&empty)?;
     let mount = i.room(8)?;
-    let arguments = [HERE, path, handle, mount, 0];
+    let arguments = [AT_CWD, path, handle, mount, 0];
     let number = libc::SYS_name_to_handle_at;
     i.call("name_to_handle_at", number, &arguments)?;
     let place = i.open(s.path("."), libc::O_RDONLY | libc::O_DIRECTORY)?;

@@ -2,7 +2,7 @@
 
 use nix::libc;
 
-use super::{super::witness, Attempt, Class, USUAL, staged, when};
+use super::{super::process, Attempt, Class, USUAL, changed_if, staged};
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
@@ -12,12 +12,12 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let pid = i.pid().to_string();
-            i.overwrite(s.group.way_out(), pid.as_bytes())
+            i.overwrite(s.group.root_processes(), pid.as_bytes())
         },
         look: |s, i| {
-            let inside = s.group.has(i.pid())?;
-            when(
-                !inside && witness::is_alive(i.pid()),
+            let inside = s.group.contains(i.pid())?;
+            changed_if(
+                !inside && process::is_alive(i.pid()),
                 "it is out of its group",
             )
         },
@@ -28,7 +28,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         why: "A limit that it can raise is none.",
         refusals: USUAL,
         act: |i, s| i.overwrite(staged(s.group.limit())?, b"4000"),
-        look: |s, _| when(!s.group.is_limited()?, "the limit is another"),
+        look: |s, _| changed_if(!s.group.is_limited()?, "the limit is another"),
     },
     Attempt {
         name: "group-make-inner",
@@ -37,8 +37,8 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.group.inner())?;
-            i.call("mkdir", libc::SYS_mkdir, &[path, 0o755]).map(|_| ())
+            i.attempt("mkdir", libc::SYS_mkdir, &[path, 0o755])
         },
-        look: |s, _| when(s.group.inner().exists(), "the group is there"),
+        look: |s, _| changed_if(s.group.inner().exists(), "the group is there"),
     },
 ];

@@ -2,7 +2,7 @@
 
 use nix::libc;
 
-use super::{Attempt, Class, FILTER, USUAL, answer_alone};
+use super::{Attempt, Class, FILTER, USUAL, no_change};
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
@@ -12,10 +12,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: FILTER,
         act: |i, _| {
             let parameters = i.put(&[0; 120])?;
-            i.call("io_uring_setup", libc::SYS_io_uring_setup, &[4, parameters])
-                .map(|_| ())
+            i.attempt("io_uring_setup", libc::SYS_io_uring_setup, &[4, parameters])
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "kernel-bpf",
@@ -26,10 +25,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             // BPF_MAP_CREATE of an array of four 8-byte values with 4-byte keys.
             let words = [4 << 32 | 2, 4 << 32 | 8, 0, 0, 0, 0, 0, 0, 0];
             let attributes = i.put_words(&words)?;
-            i.call("bpf", libc::SYS_bpf, &[0, attributes, 72])
-                .map(|_| ())
+            i.attempt("bpf", libc::SYS_bpf, &[0, attributes, 72])
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "kernel-perf",
@@ -40,10 +38,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             // PERF_TYPE_SOFTWARE, PERF_ATTR_SIZE_VER0, PERF_COUNT_SW_CPU_CLOCK; of all processes on CPU 0.
             let attributes = i.put_words(&[64 << 32 | 1, 0, 0, 0, 0, 0, 0, 0])?;
             let arguments = [attributes, -1, 0, -1, 0];
-            i.call("perf_event_open", libc::SYS_perf_event_open, &arguments)
-                .map(|_| ())
+            i.attempt("perf_event_open", libc::SYS_perf_event_open, &arguments)
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "kernel-userfaultfd",
@@ -51,14 +48,13 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         why: "It stops the kernel in the middle of a copy, which makes races easy to win.",
         refusals: USUAL,
         act: |i, _| {
-            i.call(
+            i.attempt(
                 "userfaultfd",
                 libc::SYS_userfaultfd,
                 &[libc::O_CLOEXEC.into()],
             )
-            .map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "kernel-log",
@@ -68,10 +64,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, _| {
             // SYSLOG_ACTION_READ_ALL of syslog(2).
             let room = i.room(256)?;
-            i.call("syslog", libc::SYS_syslog, &[3, room, 256])
-                .map(|_| ())
+            i.attempt("syslog", libc::SYS_syslog, &[3, room, 256])
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "kernel-key",
@@ -82,9 +77,8 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let kind = i.put(b"user\0")?;
             let name = i.put(b"cube-confinement\0")?;
             // Into the keyring of the process.
-            i.call("add_key", libc::SYS_add_key, &[kind, name, name, 4, -2])
-                .map(|_| ())
+            i.attempt("add_key", libc::SYS_add_key, &[kind, name, name, 4, -2])
         },
-        look: answer_alone,
+        look: no_change,
     },
 ];

@@ -4,11 +4,11 @@ use nix::libc;
 
 use super::{
     super::{
-        intruder::{self, Intruder, Stop, Try},
+        intruder::{Intruder, Stop, Try},
+        process,
         scene::{SECRET, Scene},
-        witness,
     },
-    Attempt, Class, Seen, USUAL, answer_alone, staged, when,
+    Attempt, Change, Class, USUAL, changed_if, no_change, staged,
 };
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
@@ -23,7 +23,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let file = i.open(path, libc::O_RDONLY)?;
             i.read_secret(file, victim.secret_at, &s.secret)
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "memory-write-by-proc",
@@ -36,8 +36,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let file = i.open(path, libc::O_RDWR)?;
             let bytes = i.put(b"defaced")?;
             let arguments = [file, bytes, 7, victim.secret_at.cast_signed()];
-            i.call("pwrite64", libc::SYS_pwrite64, &arguments)
-                .map(|_| ())
+            i.attempt("pwrite64", libc::SYS_pwrite64, &arguments)
         },
         look: defaced,
     },
@@ -53,7 +52,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             read_across(i, victim.clone.pid(), places)?;
             i.compare(room, &s.secret)
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "memory-write-across",
@@ -80,7 +79,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             read_across(i, root.pid(), (room, root.secret_at))?;
             i.compare(room, &s.secret)
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "memory-layout",
@@ -91,10 +90,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let pid = staged(s.victim())?.clone.pid();
             let file = i.open(format!("/proc/{pid}/maps"), libc::O_RDONLY)?;
             let room = i.room(64)?;
-            i.call("read", libc::SYS_read, &[file, room, 64])
-                .map(|_| ())
+            i.attempt("read", libc::SYS_read, &[file, room, 64])
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "memory-neighbours-descriptor",
@@ -103,10 +101,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let process = pidfd(i, staged(s.victim())?.clone.pid())?;
-            i.call("pidfd_getfd", libc::SYS_pidfd_getfd, &[process, 0, 0])
-                .map(|_| ())
+            i.attempt("pidfd_getfd", libc::SYS_pidfd_getfd, &[process, 0, 0])
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "memory-neighbours-file",
@@ -115,14 +112,14 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let pid = staged(s.victim())?.clone.pid();
-            let all = staged(intruder::descriptors(pid))?;
+            let all = staged(process::descriptors(pid))?;
             let console = all.iter().find(|(_, link)| link.ends_with("console.log"));
             let (number, _) =
                 console.ok_or_else(|| Stop::Broken("the neighbour has no console".to_owned()))?;
             i.open(format!("/proc/{pid}/fd/{number}"), libc::O_RDWR)
                 .map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "ptrace-neighbour",
@@ -160,8 +157,7 @@ fn across(
     let bytes = i64::try_from(SECRET).unwrap_or(0);
     let ours = i.put_words(&[here, bytes])?;
     let theirs = i.put_words(&[there.cast_signed(), bytes])?;
-    i.call(name, number, &[pid.into(), ours, 1, theirs, 1, 0])
-        .map(|_| ())
+    i.attempt(name, number, &[pid.into(), ours, 1, theirs, 1, 0])
 }
 
 pub(super) fn pidfd(i: &mut Intruder, pid: u32) -> Try<i64> {
@@ -170,15 +166,15 @@ pub(super) fn pidfd(i: &mut Intruder, pid: u32) -> Try<i64> {
 
 fn ptrace(i: &mut Intruder, request: u32, pid: u32) -> Try<()> {
     let arguments = [request.into(), pid.into(), 0, 0];
-    i.call("ptrace", libc::SYS_ptrace, &arguments).map(|_| ())
+    i.attempt("ptrace", libc::SYS_ptrace, &arguments)
 }
 
-fn traced(pid: u32, i: &Intruder) -> Seen {
-    let tracer = witness::status(pid, "TracerPid");
-    when(tracer == Some(i.pid().to_string()), "the process is traced")
+fn traced(pid: u32, i: &Intruder) -> Change {
+    let tracer = process::status(pid, "TracerPid");
+    changed_if(tracer == Some(i.pid().to_string()), "the process is traced")
 }
 
-fn defaced(s: &Scene, _: &Intruder) -> Seen {
+fn defaced(s: &Scene, _: &Intruder) -> Change {
     let held = s.victim()?.holds(&s.secret);
-    when(!held, "the neighbour's memory has other bytes")
+    changed_if(!held, "the neighbour's memory has other bytes")
 }

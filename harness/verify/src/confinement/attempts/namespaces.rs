@@ -3,8 +3,8 @@
 use nix::libc;
 
 use super::{
-    super::{calls::HERE, intruder::Intruder, scene::Scene, witness},
-    Attempt, Class, FILTER, Seen, USUAL, answer_alone, staged, when,
+    super::{calls::AT_CWD, intruder::Intruder, process, scene::Scene},
+    Attempt, Change, Class, FILTER, USUAL, changed_if, no_change, staged,
 };
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
@@ -16,10 +16,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, _| {
             // A process with a thread of the kernel's cannot unshare it, but has children.
             let flags = libc::CLONE_NEWUSER | libc::SIGCHLD;
-            i.call("clone", libc::SYS_clone, &[flags.into()])
-                .map(|_| ())
+            i.attempt("clone", libc::SYS_clone, &[flags.into()])
         },
-        look: |_, i| when(i.children > 0, "a process was made in one"),
+        look: |_, i| changed_if(i.children > 0, "a process was made in one"),
     },
     Attempt {
         name: "namespace-network",
@@ -45,9 +44,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, s| {
             let process = super::memory::pidfd(i, staged(s.victim())?.clone.pid())?;
             let arguments = [process, libc::CLONE_NEWNET.into()];
-            i.call("setns", libc::SYS_setns, &arguments).map(|_| ())
+            i.attempt("setns", libc::SYS_setns, &arguments)
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "root-change",
@@ -56,11 +55,11 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("public"))?;
-            i.call("chroot", libc::SYS_chroot, &[path]).map(|_| ())
+            i.attempt("chroot", libc::SYS_chroot, &[path])
         },
         look: |s, i| {
-            let root = witness::link(i.pid(), "root");
-            when(root == Some(s.path("public")), "its root is another")
+            let root = process::link(i.pid(), "root");
+            changed_if(root == Some(s.path("public")), "its root is another")
         },
     },
     Attempt {
@@ -71,8 +70,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, s| {
             let place = i.path(&s.path("public"))?;
             let kind = i.put(b"tmpfs\0")?;
-            i.call("mount", libc::SYS_mount, &[kind, place, kind, 0, 0])
-                .map(|_| ())
+            i.attempt("mount", libc::SYS_mount, &[kind, place, kind, 0, 0])
         },
         look: |s, i| mounted(s, i),
     },
@@ -83,9 +81,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, _| {
             let kind = i.put(b"tmpfs\0")?;
-            i.call("fsopen", libc::SYS_fsopen, &[kind, 0]).map(|_| ())
+            i.attempt("fsopen", libc::SYS_fsopen, &[kind, 0])
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "mount-copy",
@@ -95,10 +93,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, _| {
             let root = i.put(b"/\0")?;
             // OPEN_TREE_CLONE of `linux/mount.h`.
-            i.call("open_tree", libc::SYS_open_tree, &[HERE, root, 1])
-                .map(|_| ())
+            i.attempt("open_tree", libc::SYS_open_tree, &[AT_CWD, root, 1])
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "host-name",
@@ -110,27 +107,25 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let name = name.trim_end();
             let at = i.put(name.as_bytes())?;
             let length = super::super::calls::length(name.as_bytes())?;
-            i.call("sethostname", libc::SYS_sethostname, &[at, length])
-                .map(|_| ())
+            i.attempt("sethostname", libc::SYS_sethostname, &[at, length])
         },
-        look: answer_alone,
+        look: no_change,
     },
 ];
 
 fn unshare(i: &mut Intruder, what: i32) -> super::Try<()> {
-    i.call("unshare", libc::SYS_unshare, &[what.into()])
-        .map(|_| ())
+    i.attempt("unshare", libc::SYS_unshare, &[what.into()])
 }
 
-fn moved(i: &Intruder, namespace: &str) -> Seen {
-    when(
-        witness::moved(i.pid(), namespace),
+fn moved(i: &Intruder, namespace: &str) -> Change {
+    changed_if(
+        process::has_other_namespace(i.pid(), namespace),
         "it is in another namespace",
     )
 }
 
 /// Whether something is mounted there; it is taken away again.
-fn mounted(s: &Scene, _: &Intruder) -> Seen {
+fn mounted(s: &Scene, _: &Intruder) -> Change {
     let done = nix::mount::umount(&s.path("public"));
-    when(done.is_ok(), "something was mounted there")
+    changed_if(done.is_ok(), "something was mounted there")
 }

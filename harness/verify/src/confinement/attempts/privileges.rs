@@ -5,10 +5,10 @@ use nix::libc;
 use super::{
     super::{
         intruder::{Intruder, Stop},
+        process,
         scene::Scene,
-        witness,
     },
-    Attempt, Class, FILTER, Seen, USUAL, when,
+    Attempt, Change, Class, FILTER, USUAL, changed_if,
 };
 
 /// `_LINUX_CAPABILITY_VERSION_3` of capset(2).
@@ -22,10 +22,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         class: Class::Privileges,
         why: "Root again.",
         refusals: USUAL,
-        act: |i, _| {
-            i.call("setresuid", libc::SYS_setresuid, &[0, 0, 0])
-                .map(|_| ())
-        },
+        act: |i, _| i.attempt("setresuid", libc::SYS_setresuid, &[0, 0, 0]),
         look: |_, i| is_root(i, "Uid"),
     },
     Attempt {
@@ -33,10 +30,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         class: Class::Privileges,
         why: "Files of the group root.",
         refusals: USUAL,
-        act: |i, _| {
-            i.call("setresgid", libc::SYS_setresgid, &[0, 0, 0])
-                .map(|_| ())
-        },
+        act: |i, _| i.attempt("setresgid", libc::SYS_setresgid, &[0, 0, 0]),
         look: |_, i| is_root(i, "Gid"),
     },
     Attempt {
@@ -46,12 +40,11 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, _| {
             let group = i.put(&6_u32.to_ne_bytes())?;
-            i.call("setgroups", libc::SYS_setgroups, &[1, group])
-                .map(|_| ())
+            i.attempt("setgroups", libc::SYS_setgroups, &[1, group])
         },
         look: |_, i| {
-            let groups = witness::status(i.pid(), "Groups");
-            when(groups.as_deref() == Some("6"), "it is in another group")
+            let groups = process::status(i.pid(), "Groups");
+            changed_if(groups.as_deref() == Some("6"), "it is in another group")
         },
     },
     Attempt {
@@ -63,8 +56,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let header = i.put_words(&[CAPABILITIES])?;
             // Effective, permitted and inheritable, the lower halves first.
             let sets = i.put_words(&[WANTED << 32 | WANTED, 0, 0])?;
-            i.call("capset", libc::SYS_capset, &[header, sets])
-                .map(|_| ())
+            i.attempt("capset", libc::SYS_capset, &[header, sets])
         },
         look: capable,
     },
@@ -82,11 +74,11 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
                 libc::PR_CAP_AMBIENT_RAISE.into(),
                 21,
             ];
-            i.call("prctl", libc::SYS_prctl, &arguments).map(|_| ())
+            i.attempt("prctl", libc::SYS_prctl, &arguments)
         },
         look: |_, i| {
-            let ambient = witness::status(i.pid(), "CapAmb");
-            when(
+            let ambient = process::status(i.pid(), "CapAmb");
+            changed_if(
                 ambient.is_some_and(|set| set != NONE),
                 "it has ambient capabilities",
             )
@@ -100,18 +92,15 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, s| {
             let path = i.path(&s.path("setuid"))?;
             i.call("execve", libc::SYS_execve, &[path, 0, 0])?;
-            let user = witness::status(i.pid(), "Uid").unwrap_or_default();
+            let user = process::status(i.pid(), "Uid").unwrap_or_default();
             match user.split(' ').nth(1) {
                 Some("0") => Ok(()),
                 _ => Err(Stop::Refused("execve as root", nix::errno::Errno::EPERM)),
             }
         },
-        look: |_, i| {
-            if i.replaced {
-                is_root(i, "Uid")
-            } else {
-                Ok(None)
-            }
+        look: |_, i| match i.replaced {
+            true => is_root(i, "Uid"),
+            false => Ok(None),
         },
     },
     Attempt {
@@ -121,9 +110,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: FILTER,
         act: |i, _| {
             let arguments = [libc::PR_SET_DUMPABLE.into(), 1];
-            i.call("prctl", libc::SYS_prctl, &arguments).map(|_| ())
+            i.attempt("prctl", libc::SYS_prctl, &arguments)
         },
-        look: super::answer_alone,
+        look: super::no_change,
     },
     Attempt {
         name: "privilege-keep-capabilities",
@@ -132,34 +121,32 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: FILTER,
         act: |i, _| {
             let arguments = [libc::PR_SET_KEEPCAPS.into(), 1];
-            i.call("prctl", libc::SYS_prctl, &arguments).map(|_| ())
+            i.attempt("prctl", libc::SYS_prctl, &arguments)
         },
-        look: super::answer_alone,
+        look: super::no_change,
     },
 ];
 
 const NONE: &str = "0000000000000000";
 
 /// Whether the process that is there after the attempt has an effective id of root.
-fn is_root(i: &Intruder, which: &str) -> Seen {
-    let ids = if witness::is_alive(i.pid()) {
-        witness::status(i.pid(), which).unwrap_or_default()
-    } else {
-        String::new()
+fn is_root(i: &Intruder, which: &str) -> Change {
+    let ids = match process::is_alive(i.pid()) {
+        true => process::status(i.pid(), which).unwrap_or_default(),
+        false => String::new(),
     };
-    when(
+    changed_if(
         ids.split(' ').nth(1) == Some("0"),
         "its effective id is root's",
     )
 }
 
-fn capable(_: &Scene, i: &Intruder) -> Seen {
-    let effective = if witness::is_alive(i.pid()) {
-        witness::status(i.pid(), "CapEff")
-    } else {
-        None
+fn capable(_: &Scene, i: &Intruder) -> Change {
+    let effective = match process::is_alive(i.pid()) {
+        true => process::status(i.pid(), "CapEff"),
+        false => None,
     };
-    when(
+    changed_if(
         effective.is_some_and(|set| set != NONE),
         "it has capabilities",
     )

@@ -7,7 +7,7 @@ use super::{
         intruder::{Intruder, Try},
         scene::Scene,
     },
-    Attempt, Class, Refusal, Seen, USUAL, staged, when,
+    Attempt, Change, Class, Refusal, USUAL, changed_if, staged,
 };
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
@@ -16,7 +16,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         class: Class::Processes,
         why: "An unnoticed copy lives on with the TAP.",
         refusals: USUAL,
-        act: |i, _| i.call("fork", libc::SYS_fork, &[]).map(|_| ()),
+        act: |i, _| i.attempt("fork", libc::SYS_fork, &[]),
         look: has_child,
     },
     Attempt {
@@ -24,7 +24,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         class: Class::Processes,
         why: "The same by another call.",
         refusals: USUAL,
-        act: |i, _| i.call("vfork", libc::SYS_vfork, &[]).map(|_| ()),
+        act: |i, _| i.attempt("vfork", libc::SYS_vfork, &[]),
         look: has_child,
     },
     Attempt {
@@ -34,7 +34,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, _| {
             let flags = libc::SIGCHLD.into();
-            i.call("clone", libc::SYS_clone, &[flags]).map(|_| ())
+            i.attempt("clone", libc::SYS_clone, &[flags])
         },
         look: has_child,
     },
@@ -46,8 +46,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, _| {
             let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::SIGCHLD;
             let stack = i.room(4096)?;
-            i.call("clone", libc::SYS_clone, &[flags.into(), stack])
-                .map(|_| ())
+            i.attempt("clone", libc::SYS_clone, &[flags.into(), stack])
         },
         look: has_child,
     },
@@ -63,8 +62,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             // `struct clone_args` in its first form of eight words; the fifth is the signal at the child's end.
             let words = [0, 0, 0, 0, libc::SIGCHLD.into(), 0, 0, 0];
             let arguments = i.put_words(&words)?;
-            i.call("clone3", libc::SYS_clone3, &[arguments, 64])
-                .map(|_| ())
+            i.attempt("clone3", libc::SYS_clone3, &[arguments, 64])
         },
         look: has_child,
     },
@@ -75,8 +73,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("program"))?;
-            i.call("execve", libc::SYS_execve, &[path, 0, 0])
-                .map(|_| ())
+            i.attempt("execve", libc::SYS_execve, &[path, 0, 0])
         },
         look: is_replaced,
     },
@@ -96,14 +93,13 @@ fn by_descriptor(i: &mut Intruder, s: &Scene) -> Try<()> {
     let file = i.call("memfd_create", libc::SYS_memfd_create, &[name, 0])?;
     i.write(file, &program)?;
     let arguments = [file, name, 0, 0, libc::AT_EMPTY_PATH.into()];
-    i.call("execveat", libc::SYS_execveat, &arguments)
-        .map(|_| ())
+    i.attempt("execveat", libc::SYS_execveat, &arguments)
 }
 
-fn has_child(_: &Scene, i: &Intruder) -> Seen {
-    when(i.children > 0, "a process was made")
+fn has_child(_: &Scene, i: &Intruder) -> Change {
+    changed_if(i.children > 0, "a process was made")
 }
 
-fn is_replaced(_: &Scene, i: &Intruder) -> Seen {
-    when(i.replaced, "another program runs")
+fn is_replaced(_: &Scene, i: &Intruder) -> Change {
+    changed_if(i.replaced, "another program runs")
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use nix::libc;
 
-use super::{super::witness, Attempt, Class, Seen, USUAL, answer_alone, staged, when};
+use super::{super::process, Attempt, Change, Class, USUAL, changed_if, no_change, staged};
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
@@ -16,7 +16,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let path = "/proc/sys/kernel/core_pattern";
             i.open(path, libc::O_WRONLY).map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "settings-sysrq",
@@ -27,7 +27,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let paths = ["/proc/sysrq-trigger", "/proc/sys/kernel/panic"];
             i.open(first_there(&paths), libc::O_WRONLY).map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "settings-sys",
@@ -42,7 +42,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             ];
             i.open(first_there(&paths), libc::O_WRONLY).map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "settings-own-oom-score",
@@ -73,7 +73,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let file = i.open(format!("/proc/{}/environ", root.pid()), libc::O_RDONLY)?;
             i.read_secret(file, root.secret_in_environ(), &s.secret)
         },
-        look: answer_alone,
+        look: no_change,
     },
 ];
 
@@ -83,10 +83,10 @@ fn first_there(paths: &[&'static str]) -> &'static str {
     found.copied().unwrap_or_default()
 }
 
-fn oom_score_is(pid: u32, wanted: &str) -> Seen {
-    if !witness::is_alive(pid) {
+fn oom_score_is(pid: u32, wanted: &str) -> Change {
+    if !process::is_alive(pid) {
         return Ok(None);
     }
     let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?;
-    when(score.trim() == wanted, "the score is another")
+    changed_if(score.trim() == wanted, "the score is another")
 }

@@ -7,12 +7,12 @@ use nix::{errno::Errno, libc, sys::signal::Signal};
 use super::{
     super::{
         intruder::{Intruder, Stop, Try},
+        process,
         scene::Scene,
-        witness,
     },
-    Attempt, Class, Refusal, Seen, USUAL,
+    Attempt, Change, Class, Refusal, USUAL, changed_if,
     memory::pidfd,
-    staged, when,
+    staged,
 };
 
 const KILL: i64 = libc::SIGKILL as i64;
@@ -29,7 +29,7 @@ const SIGNALLED: Duration = Duration::from_millis(100);
 const OWNERS: &[Refusal] = &[
     Refusal::Death(Signal::SIGSYS),
     Refusal::Error(Errno::EPERM),
-    Refusal::Nothing,
+    Refusal::NoEffect,
 ];
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
@@ -40,8 +40,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let pid = staged(s.root())?.pid();
-            i.call("kill", libc::SYS_kill, &[pid.into(), KILL])
-                .map(|_| ())
+            i.attempt("kill", libc::SYS_kill, &[pid.into(), KILL])
         },
         look: root_ended,
     },
@@ -52,8 +51,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let pid = staged(s.victim())?.clone.pid();
-            i.call("kill", libc::SYS_kill, &[pid.into(), KILL])
-                .map(|_| ())
+            i.attempt("kill", libc::SYS_kill, &[pid.into(), KILL])
         },
         look: neighbour_ended,
     },
@@ -64,8 +62,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let pid = i64::from(staged(s.victim())?.clone.pid());
-            i.call("tgkill", libc::SYS_tgkill, &[pid, pid, KILL])
-                .map(|_| ())
+            i.attempt("tgkill", libc::SYS_tgkill, &[pid, pid, KILL])
         },
         look: neighbour_ended,
     },
@@ -76,8 +73,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let pid = i64::from(staged(s.root())?.pid());
-            i.call("tgkill", libc::SYS_tgkill, &[pid, pid, KILL])
-                .map(|_| ())
+            i.attempt("tgkill", libc::SYS_tgkill, &[pid, pid, KILL])
         },
         look: root_ended,
     },
@@ -88,7 +84,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         refusals: USUAL,
         act: |i, s| {
             let pid = i64::from(staged(s.root())?.pid());
-            i.call("tkill", libc::SYS_tkill, &[pid, KILL]).map(|_| ())
+            i.attempt("tkill", libc::SYS_tkill, &[pid, KILL])
         },
         look: root_ended,
     },
@@ -104,8 +100,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             info[8..12].copy_from_slice(&libc::SI_QUEUE.to_ne_bytes());
             let info = i.put(&info)?;
             let arguments = [pid, USR1, info];
-            i.call("rt_sigqueueinfo", libc::SYS_rt_sigqueueinfo, &arguments)
-                .map(|_| ())
+            i.attempt("rt_sigqueueinfo", libc::SYS_rt_sigqueueinfo, &arguments)
         },
         look: root_ended,
     },
@@ -117,8 +112,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         act: |i, s| {
             let process = pidfd(i, staged(s.victim())?.clone.pid())?;
             let arguments = [process, KILL, 0, 0];
-            i.call("pidfd_send_signal", libc::SYS_pidfd_send_signal, &arguments)
-                .map(|_| ())
+            i.attempt("pidfd_send_signal", libc::SYS_pidfd_send_signal, &arguments)
         },
         look: neighbour_ended,
     },
@@ -170,17 +164,16 @@ fn make_ready(i: &mut Intruder, s: &Scene, (near, far): (i64, i64)) -> Try<()> {
     i.fcntl(near, libc::F_SETFL, libc::O_ASYNC.into())?;
     i.write(far, b"ready")?;
     let pid = staged(s.root())?.pid();
-    if witness::ends_within(pid, SIGNALLED) {
-        Ok(())
-    } else {
-        Err(Stop::Futile("its owner lives"))
+    match process::ends_within(pid, SIGNALLED) {
+        true => Ok(()),
+        false => Err(Stop::Futile("its owner lives")),
     }
 }
 
-fn root_ended(s: &Scene, _: &Intruder) -> Seen {
-    when(!witness::is_alive(s.root()?.pid()), "the process has ended")
+fn root_ended(s: &Scene, _: &Intruder) -> Change {
+    changed_if(!process::is_alive(s.root()?.pid()), "the process has ended")
 }
 
-fn neighbour_ended(s: &Scene, _: &Intruder) -> Seen {
-    when(!s.victim()?.clone.is_alive(), "the neighbour has ended")
+fn neighbour_ended(s: &Scene, _: &Intruder) -> Change {
+    changed_if(!s.victim()?.clone.is_alive(), "the neighbour has ended")
 }

@@ -10,7 +10,7 @@ use super::{
         intruder::{Intruder, Try},
         scene::abstract_name,
     },
-    Attempt, Class, USUAL, answer_alone, staged, when,
+    Attempt, Class, USUAL, changed_if, no_change, staged,
 };
 
 const CONNECT: (&str, i64) = ("connect", libc::SYS_connect);
@@ -23,7 +23,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         why: "Container engines and other servers listen at paths that many may use.",
         refusals: USUAL,
         act: |i, s| connect(i, s.path("listener").as_os_str().as_bytes()),
-        look: |s, _| when(s.listener.accept().is_ok(), "a connection came"),
+        look: |s, _| changed_if(s.listener.accept().is_ok(), "a connection came"),
     },
     Attempt {
         name: "socket-abstract",
@@ -31,7 +31,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         why: "Such a name has no mode.",
         refusals: USUAL,
         act: |i, _| connect(i, &abstract_bytes("")),
-        look: |s, _| when(s.abstract_listener.accept().is_ok(), "a connection came"),
+        look: |s, _| changed_if(s.abstract_listener.accept().is_ok(), "a connection came"),
     },
     Attempt {
         name: "socket-datagram",
@@ -45,7 +45,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         },
         look: |s, _| {
             let came = s.datagrams.recv(&mut [0; 8]).is_ok();
-            when(came, "a datagram came")
+            changed_if(came, "a datagram came")
         },
     },
     Attempt {
@@ -57,7 +57,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let path = staged(s.victim())?.clone.vsock();
             connect(i, path.as_os_str().as_bytes())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "socket-tcp",
@@ -69,7 +69,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let socket = i.socket(libc::AF_INET, libc::SOCK_STREAM, 0)?;
             i.with_address(CONNECT, socket, &loopback(port)).map(|_| ())
         },
-        look: |s, _| when(s.tcp.accept().is_ok(), "a connection came"),
+        look: |s, _| changed_if(s.tcp.accept().is_ok(), "a connection came"),
     },
     Attempt {
         name: "socket-udp",
@@ -81,7 +81,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let socket = i.socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
             send_to(i, socket, &loopback(port))
         },
-        look: |s, _| when(s.udp.recv(&mut [0; 8]).is_ok(), "a datagram came"),
+        look: |s, _| changed_if(s.udp.recv(&mut [0; 8]).is_ok(), "a datagram came"),
     },
     Attempt {
         name: "socket-packet",
@@ -93,7 +93,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             i.socket(libc::AF_PACKET, libc::SOCK_RAW, 0x0300)
                 .map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "socket-raw",
@@ -104,7 +104,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             i.socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP)
                 .map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "socket-netlink",
@@ -115,7 +115,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             i.socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE)
                 .map(|_| ())
         },
-        look: answer_alone,
+        look: no_change,
     },
     Attempt {
         name: "socket-listen-at-path",
@@ -130,7 +130,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         },
         look: |s, _| {
             let there = s.path("public/vsock.sock").exists();
-            when(there, "the socket is there")
+            changed_if(there, "the socket is there")
         },
     },
     Attempt {
@@ -142,9 +142,9 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let socket = i.socket(libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
             let address = unix_address(&abstract_bytes("-met"));
             i.with_address(BIND, socket, &address)?;
-            i.call("listen", libc::SYS_listen, &[socket, 1]).map(|_| ())
+            i.attempt("listen", libc::SYS_listen, &[socket, 1])
         },
-        look: answer_alone,
+        look: no_change,
     },
 ];
 
@@ -165,5 +165,5 @@ fn send_to(i: &mut Intruder, socket: i64, address: &[u8]) -> Try<()> {
     let word = i.put(b"out")?;
     let to = i.put(address)?;
     let arguments = [socket, word, 3, 0, to, length(address)?];
-    i.call("sendto", libc::SYS_sendto, &arguments).map(|_| ())
+    i.attempt("sendto", libc::SYS_sendto, &arguments)
 }

@@ -1,4 +1,5 @@
-//! ICMP errors that speak of no flow of the guest's: who sends them wants to be heard, or to end connections.
+//! Forged ICMP errors: the packet that they quote belongs to no flow of the guest. An attacker sends such errors to get
+//! packets into the guest, or to end its connections.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -9,14 +10,18 @@ use std::{
 use netprobe::{Action, frame::checksum};
 
 use super::{
-    BLOCKED_MS, Found, PASS_MS, SILENT, ScriptError, address, allowing, heard_nothing, host_of,
-    numbered, probe,
+    outcome::{Observed, ScriptError},
+    traffic::{SILENT, address, allowing, host_of, join, numbered, probe, received_nothing},
 };
-use crate::isolation::{Stage, world::HOST4};
+use crate::isolation::{
+    Stage,
+    timing::{BLOCKED_MS, PASS_MS},
+    world::HOST4,
+};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// How often each is sent.
+/// How often each error is sent.
 const TIMES: usize = 3;
 
 /// The packet that an error quotes.
@@ -27,47 +32,45 @@ struct Quoted {
     to: (Ipv4Addr, u16),
 }
 
-/// Errors from somebody on the way, of which only that about the guest's own flow may reach it.
-pub(super) fn errors(stage: &mut Stage, name: &str) -> Result<Found, ScriptError> {
+/// Errors from a router on the path. Only an error about the guest's own flow may reach the guest.
+pub(super) fn errors(stage: &mut Stage, name: &str) -> Result<Observed, ScriptError> {
     let guest = stage.customer.create(&allowing(&[&host_of(SILENT)]))?;
-    let friend = stage.world.socket_at(address(SILENT))?;
+    let peer = stage.world.socket_at(address(SILENT))?;
     let router = stage.world.icmp_socket()?;
-    let words = ["port", "peer", "service", "protocol", "sender", "reverse"];
-    let word = |what: &str| format!("{name}-{what}");
-    let until = word("end");
-    let hear = Action::Hear {
-        words: words.map(word).to_vec(),
+    let forged = ["port", "peer", "service", "protocol", "sender", "reverse"];
+    let payload = |what: &str| format!("{name}-{what}");
+    let until = payload("end");
+    let listen = Action::Hear {
+        words: forged.map(payload).to_vec(),
         until: until.clone(),
     };
-    let hear = probe(name.to_owned(), hear, PASS_MS);
-    let speak = numbered(&word("own"), SILENT, 4 * BLOCKED_MS);
+    let listen = probe(name.to_owned(), listen, PASS_MS);
+    let send = numbered(&payload("own"), SILENT, 4 * BLOCKED_MS);
     let findings = thread::scope(|scope| {
-        let probing = scope.spawn(|| guest.probe(&[hear, speak]));
-        let (_, mapped) = friend.recv_from(&mut [0; 128])?;
+        let probing = scope.spawn(|| guest.probe(&[listen, send]));
+        let (_, mapped) = peer.recv_from(&mut [0; 128])?;
         let own = Quoted {
             protocol: UDP,
             from: (HOST4, mapped.port()),
-            to: of(address(SILENT)),
+            to: ipv4(address(SILENT)),
         };
-        for (what, quoted) in words.iter().zip(forgeries(own)) {
+        for (what, quoted) in forged.iter().zip(forgeries(own)) {
             for _ in 0..TIMES {
-                router.send(&error(quoted, &word(what)), HOST4)?;
+                router.send(&error(quoted, &payload(what)), HOST4)?;
             }
         }
-        // The ear may open late. What was sent before is heard before.
+        // Repeated, because the guest may start to listen late. Errors are delivered in the order in which they are sent.
         for _ in 0..10 {
             thread::sleep(Duration::from_millis(100));
             router.send(&error(own, &until), HOST4)?;
         }
-        let findings = probing
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let findings = join(probing);
         Ok::<_, ScriptError>(findings?)
     })?;
-    Ok(heard_nothing(&findings, name))
+    Ok(received_nothing(&findings, name))
 }
 
-/// Each differs from the guest's flow in one thing; in the order of the words.
+/// Quoted packets that each differ from the guest's flow in one field, in the order of `forged` in [`errors`].
 fn forgeries(own: Quoted) -> [Quoted; 6] {
     let ((host, port), (peer, service)) = (own.from, own.to);
     let other = Ipv4Addr::from_bits(peer.to_bits() ^ 1);
@@ -100,16 +103,16 @@ fn forgeries(own: Quoted) -> [Quoted; 6] {
     ]
 }
 
-fn of(address: SocketAddr) -> (Ipv4Addr, u16) {
+fn ipv4(address: SocketAddr) -> (Ipv4Addr, u16) {
     match address {
         SocketAddr::V4(v4) => (*v4.ip(), v4.port()),
         SocketAddr::V6(v6) => (Ipv4Addr::UNSPECIFIED, v6.port()),
     }
 }
 
-/// Port unreachable (RFC 792), with the word after the quoted ports.
-fn error(quoted: Quoted, word: &str) -> Vec<u8> {
-    let inner = u16::try_from(8 + word.len()).unwrap_or(u16::MAX);
+/// A port-unreachable message (RFC 792) that quotes a packet with this payload.
+fn error(quoted: Quoted, payload: &str) -> Vec<u8> {
+    let inner = u16::try_from(8 + payload.len()).unwrap_or(u16::MAX);
     let mut ip = vec![0x45, 0];
     ip.extend((20 + inner).to_be_bytes());
     ip.extend([0, 0, 0, 0, 64, quoted.protocol, 0, 0]);
@@ -121,7 +124,7 @@ fn error(quoted: Quoted, word: &str) -> Vec<u8> {
     let mut body = vec![3, 3, 0, 0, 0, 0, 0, 0];
     body.extend(ip);
     body.extend(ports.map(u16::to_be_bytes).concat());
-    body.extend(word.as_bytes());
+    body.extend(payload.as_bytes());
     let sum = checksum(&[&body]).to_be_bytes();
     body[2..4].copy_from_slice(&sum);
     body

@@ -1,36 +1,44 @@
-//! What one sandbox's flows cost another.
+//! The effect of one sandbox's flows on another sandbox.
 
 use std::{net::Ipv4Addr, thread};
 
 use netprobe::{Action, Finding, Outcome};
 
-use super::{Found, ScriptError, address, allowing, host_of, probe, told};
-use crate::isolation::{
-    ECHO, PASS_MS, Stage,
-    sandbox::{Guest, NetworkEvent},
+use super::{
+    outcome::{Observed, ScriptError},
+    traffic::{address, allowing, host_of, is_reported, join, probe},
+};
+use crate::{
+    isolation::{
+        Stage,
+        sandbox::NetworkEvent,
+        timing::{ECHO, PASS_MS},
+    },
+    sandbox::Sandbox,
 };
 
-/// Of the flood: one flow for each port of each address.
+/// First address of the flood, which opens one flow for each port of each address.
 const FLOODED: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 100);
 const FLOOD_ADDRESSES: u32 = 50;
 const FLOOD_PORTS: u16 = 2000;
-/// Requests of the neighbour of a flood.
+/// Requests that the neighbour makes during the flood.
 const REQUESTS: u32 = 150;
-/// Flows that one sandbox opens to one end, as many as it may have; and those that its neighbour needs there.
+/// Flows that one sandbox opens to one receiver: as many as one sandbox may have.
 const BEGUN: u16 = 4096;
+/// Flows that its neighbour opens to the same receiver.
 const FLOWS: usize = 20;
-/// Slower by this factor a neighbour may get than it is beside a guest that computes, on a host of two CPUs.
+/// Limit of the factor by which the neighbour's median grows, relative to a guest that computes, on a host of two CPUs.
 const SLOWER: u64 = 50;
-/// Memory that the server may grow by under a flood, in KiB.
+/// Limit of the growth of the server's memory during the flood, in KiB.
 const GROWTH_KIB: u64 = 64 << 10;
 
-/// A flood of flows beside a neighbour that asks for something.
+/// One sandbox opens a flood of flows while its neighbour makes requests.
 pub(super) fn flood(
     stage: &mut Stage,
-    neighbour: &Guest,
+    neighbour: &Sandbox,
     name: &str,
-) -> Result<Found, ScriptError> {
-    let mut found = Found::default();
+) -> Result<Observed, ScriptError> {
+    let mut found = Observed::default();
     let guest = stage.customer.create(&allowing(&["198.51.100.0/24"]))?;
     let ask = |suffix: &str| {
         let action = Action::Requests {
@@ -40,7 +48,7 @@ pub(super) fn flood(
         neighbour.probe(&[probe(format!("{name}-{suffix}"), action, 180_000)])
     };
     let memory = stage.server.resident_kib();
-    // What a guest costs its neighbours by computing alone is the host's affair.
+    // The baseline has a guest that computes, so that the comparison leaves out the cost of a busy CPU.
     let computing = guest.compute()?;
     let before = ask("before")?;
     guest.stop_computing(&computing)?;
@@ -53,15 +61,13 @@ pub(super) fn flood(
     let (flooded, during) = thread::scope(|scope| {
         let flooding = scope.spawn(|| guest.probe(&[flood]));
         let during = ask("during");
-        let flooded = flooding
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let flooded = join(flooding);
         Ok::<_, ScriptError>((flooded?, during?))
     })?;
     let answered = |findings: &[Finding]| findings.iter().map(|f| f.count).sum::<u64>();
     found.doubt_unless(
         answered(&before) == u64::from(REQUESTS),
-        "the neighbour lost requests beside a guest that computes",
+        "the neighbour lost requests before the flood, beside a guest that computes",
     );
     let lost = u64::from(REQUESTS) - answered(&during).min(u64::from(REQUESTS));
     found.breach_if(
@@ -71,7 +77,7 @@ pub(super) fn flood(
     let (calm, rough) = (median(&before), median(&during));
     found.breach_if(
         rough > calm.saturating_mul(SLOWER),
-        format!("the neighbour's median went from {calm} µs to {rough} µs"),
+        format!("the neighbour's median latency rose from {calm} µs to {rough} µs"),
     );
     let sent = answered(&flooded);
     let all = u64::from(FLOOD_ADDRESSES) * u64::from(FLOOD_PORTS);
@@ -80,8 +86,8 @@ pub(super) fn flood(
         format!("only {sent} of {all} flows were tried"),
     );
     found.doubt_unless(
-        told(&guest, |event| event.reason == "flows")?,
-        "no event tells of too many flows",
+        is_reported(&guest, |event| event.reason == "flows")?,
+        "no event reports too many flows",
     );
     let grown = stage
         .server
@@ -94,43 +100,49 @@ pub(super) fn flood(
     );
     found.doubt_unless(grown.is_some(), "the server's memory cannot be read");
     found.guest = format!(
-        "{sent} flows; the neighbour's median {rough} µs, and {calm} µs beside a guest that computes"
+        "{sent} flows; the neighbour's median latency: {rough} µs, and {calm} µs beside a guest that computes"
     );
     Ok(found)
 }
 
-/// One sandbox takes all ports towards a remote end that it can get, and a neighbour needs some.
+/// One sandbox takes all the translation ports towards a receiver that it can get; its neighbour needs some as well.
 pub(super) fn ports(
     stage: &mut Stage,
-    neighbour: &Guest,
+    neighbour: &Sandbox,
     name: &str,
-) -> Result<Found, ScriptError> {
-    let mut found = Found::default();
+) -> Result<Observed, ScriptError> {
+    let mut found = Observed::default();
     let guest = stage.customer.create(&allowing(&[&host_of(ECHO)]))?;
     let begin = Action::Begin {
         to: address(ECHO),
         count: BEGUN,
     };
-    guest.probe_unheard(&[probe(format!("{name}-begin"), begin, 60_000)])?;
+    guest.start_probes(&[probe(format!("{name}-begin"), begin, 60_000)])?;
     let is_full = |event: &NetworkEvent| event.destination == address(ECHO);
-    found.doubt_unless(told(&guest, is_full)?, "the ports were never all taken");
-    let asks = (0..FLOWS).map(|n| {
-        let word = format!("{name}-ask-{n}");
-        probe(word, Action::Udp(address(ECHO)), PASS_MS)
+    found.doubt_unless(
+        is_reported(&guest, is_full)?,
+        "the sandbox never took all its ports",
+    );
+    let requests = (0..FLOWS).map(|n| {
+        let name = format!("{name}-ask-{n}");
+        probe(name, Action::Udp(address(ECHO)), PASS_MS)
     });
-    let findings = neighbour.probe(&asks.collect::<Vec<_>>())?;
+    let findings = neighbour.probe(&requests.collect::<Vec<_>>())?;
     let answered = findings.iter().filter(|f| f.outcome == Outcome::Ok).count();
     found.breach_if(
         answered < FLOWS,
-        format!("the neighbour got {answered} of {FLOWS} flows"),
+        format!("only {answered} of the neighbour's {FLOWS} flows were answered"),
     );
     let flows = |event: &NetworkEvent| event.reason == "flows";
-    found.doubt_unless(told(&guest, flows)?, "no event tells of too many flows");
-    found.guest = format!("{answered} of {FLOWS} flows of the neighbour were answered");
+    found.doubt_unless(
+        is_reported(&guest, flows)?,
+        "no event reports too many flows",
+    );
+    found.guest = format!("{answered} of the neighbour's {FLOWS} flows were answered");
     Ok(found)
 }
 
-/// Microseconds; zero without figures.
+/// Median of the findings' figures, in microseconds; zero if there are none.
 fn median(findings: &[Finding]) -> u64 {
     let mut figures: Vec<u64> = findings
         .iter()

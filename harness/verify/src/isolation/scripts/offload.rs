@@ -1,7 +1,8 @@
-//! Headers before frames that have the host write where they say: from inside a guest, and from whoever has a VMM's
-//! descriptor of its TAP.
+//! Frames whose virtio header asks the host to complete or split them in a way that does not fit the frame: sent from
+//! inside a guest, and written to the TAP by code that has a VMM's descriptor of it.
 //!
-//! One address is allowed. Whatever the header says, nothing may arrive elsewhere, from elsewhere, or in pieces.
+//! The policy allows one address of each family. Whatever the header asks for, nothing may arrive at another address,
+//! from another sender, or in fragments.
 
 use std::{
     fs::File,
@@ -16,84 +17,98 @@ use netprobe::{
 };
 
 use super::{
-    Found, PASS_MS, ScriptError, Stage, address, allowing, probe, summary, told, vmm::Vmm,
+    outcome::{Observed, ScriptError},
+    traffic::{address, allowing, is_reported, probe, summary},
+    vmm::Vmm,
 };
-use crate::isolation::{
-    sandbox::Guest,
-    world::{Finishing, HOST4, Place, Seen},
+use crate::{
+    isolation::{
+        Stage,
+        timing::PASS_MS,
+        world::{Finishing, HOST4, Place, Seen},
+    },
+    sandbox::Sandbox,
 };
 
-/// The only receivers.
+/// The receivers that the policy allows.
 const ALLOWED: [&str; 2] = ["198.51.100.21", "2001:db8:100::21"];
-/// Their ports: what does not fit is sent to the first, what fits to the second. What the guest sends is answered, and
-/// packets of that may come late; so the TAP's are others.
+/// Ports of the receivers: frames whose header does not fit go to the first, frames whose header fits to the second.
+/// The ports for the TAP differ, because packets that the guest's frames caused may still arrive late.
 const OF_GUEST: [u16; 2] = [5000, 5001];
 const OF_TAP: [u16; 2] = [5002, 5003];
-/// Address of the uplink.
+/// IPv6 address of the uplink.
 const HOST6: &str = "2001:db8:1::2";
-/// Of flows on the wire.
+/// First port that the address translation uses.
 const FIRST_PORT: u16 = 61_000;
-/// In every frame that is sent here.
-const WORD: &[u8] = b"offload-";
-/// Bytes before each frame of a TAP, as VMMs have it, of which the last two count buffers.
+/// Part of the payload of every frame that these scripts send.
+const PAYLOAD: &[u8] = b"offload-";
+/// Length of the virtio header before each frame of a TAP as VMMs open it (`virtio_net_hdr_mrg_rxbuf`).
 const TAP_HEADER: usize = 12;
 
-/// What a script sends to a receiver, and what it says of it.
+/// Sends the frames of a script to a receiver.
 type Send<'a> = &'a mut dyn FnMut(&mut Stage, SocketAddr) -> Result<(), ScriptError>;
 
-/// The guest's own kernel and the device may help: some of the frames arrive as what they are.
+/// Frames from inside the guest. The guest's kernel or the device may correct a header, so frames to the allowed
+/// receiver may arrive.
 pub(super) fn from_guest(
     stage: &mut Stage,
     name: &str,
     finishing: Finishing,
-) -> Result<Found, ScriptError> {
-    let mut found = Found::default();
+) -> Result<Observed, ScriptError> {
+    let mut found = Observed::default();
     let guest = stage.customer.create(&allowing(&ALLOWED))?;
     stage.world.set_finishing(finishing)?;
-    let done = ends(OF_GUEST).into_iter().try_for_each(|[unfit, fit]| {
-        let mut send = |_: &mut Stage, to: SocketAddr| {
-            let sweep = probe(name.to_owned(), Action::Unfit(to), PASS_MS * 6);
-            let findings = guest.probe(&[sweep])?;
-            let sent = findings.iter().map(|finding| finding.count).sum::<u64>();
-            found.doubt_unless(sent > 1000, format!("only {sent} frames were tried"));
-            found.guest += &summary(&findings);
+    let done = receivers(OF_GUEST)
+        .into_iter()
+        .try_for_each(|[unfit, fit]| {
+            let mut send = |_: &mut Stage, to: SocketAddr| {
+                let sweep = probe(name.to_owned(), Action::Unfit(to), PASS_MS * 6);
+                let findings = guest.probe(&[sweep])?;
+                let sent = findings.iter().map(|finding| finding.count).sum::<u64>();
+                found.doubt_unless(sent > 1000, format!("only {sent} frames were sent"));
+                found.guest += &summary(&findings);
+                Ok(())
+            };
+            let strays = strays(stage, unfit, &mut send)?;
+            found.breaches.extend(strays.describe(finishing));
+            let controls = [("udp", Action::Udp(fit)), ("tcp", Action::Tcp(fit))];
+            let controls =
+                controls.map(|(kind, action)| probe(format!("{name}-{kind}"), action, PASS_MS));
+            let findings = guest.probe(&controls)?;
+            // The server reports the first refusal of a flow at once, so an event about the frames above exists by now.
+            let is_refused = guest
+                .events()?
+                .iter()
+                .any(|event| event.reason == "offload");
+            found.doubt_unless(
+                !is_refused,
+                "the device passed on frames whose header does not fit",
+            );
+            let is_ok = findings
+                .iter()
+                .all(|finding| finding.outcome == Outcome::Ok);
+            found.doubt_unless(
+                is_ok,
+                format!("the guest does not reach {fit}: {}", summary(&findings)),
+            );
             Ok(())
-        };
-        let strays = strays(stage, unfit, &mut send)?;
-        found.breaches.extend(strays.describe(finishing));
-        let talk = [("udp", Action::Udp(fit)), ("tcp", Action::Tcp(fit))];
-        let talk = talk.map(|(word, action)| probe(format!("{name}-{word}"), action, PASS_MS));
-        let findings = guest.probe(&talk)?;
-        // The first refusal of a flow is told of at once: that of the sweep is there by now.
-        let reached = guest
-            .events()?
-            .iter()
-            .any(|event| event.reason == "offload");
-        found.doubt_unless(!reached, "the device let pass what does not fit");
-        let is_ok = findings
-            .iter()
-            .all(|finding| finding.outcome == Outcome::Ok);
-        found.doubt_unless(
-            is_ok,
-            format!("{fit} is not reached: {}", summary(&findings)),
-        );
-        Ok(())
-    });
+        });
     stage.world.set_finishing(Finishing::ByUplink)?;
     done.map(|()| found)
 }
 
-/// Nobody helps: nothing arrives at all, and the server tells of it.
+/// Frames written to the TAP, where neither guest nor device corrects them: none may arrive, and the server reports the
+/// refusals.
 pub(super) fn at_tap(
     stage: &mut Stage,
     name: &str,
     finishing: Finishing,
-) -> Result<Found, ScriptError> {
-    let mut found = Found::default();
+) -> Result<Observed, ScriptError> {
+    let mut found = Observed::default();
     let guest = stage.customer.create(&allowing(&ALLOWED))?;
     let tap = File::from(Vmm::of(&guest)?.take_tap()?);
     stage.world.set_finishing(finishing)?;
-    let done = ends(OF_TAP).into_iter().try_for_each(|[unfit, fit]| {
+    let done = receivers(OF_TAP).into_iter().try_for_each(|[unfit, fit]| {
         let mut sent = 0_u64;
         let mut send = |_: &mut Stage, to: SocketAddr| {
             each_unfit(to, name, |header, frame| {
@@ -106,15 +121,15 @@ pub(super) fn at_tap(
         found.breach_if(
             strays.as_allowed > 0,
             format!(
-                "{} frames passed to {unfit} all the same",
+                "{} frames whose header does not fit arrived at {unfit}",
                 strays.as_allowed
             ),
         );
-        found.doubt_unless(sent > 1000, format!("only {sent} frames were tried"));
-        fit_arrives(stage, &tap, fit, name, &mut found)?;
+        found.doubt_unless(sent > 1000, format!("only {sent} frames were written"));
+        check_fitting_frames(stage, &tap, fit, name, &mut found)?;
         found.doubt_unless(
-            is_told(&guest, unfit.ip())?,
-            format!("no event tells of {unfit}"),
+            is_refusal_reported(&guest, unfit.ip())?,
+            format!("no event reports the frames to {unfit}"),
         );
         found.guest += &format!("{sent} frames to {unfit}; ");
         Ok(())
@@ -123,31 +138,32 @@ pub(super) fn at_tap(
     done.map(|()| found)
 }
 
-fn is_told(guest: &Guest, to: IpAddr) -> Result<bool, ScriptError> {
-    told(guest, |event| {
+fn is_refusal_reported(guest: &Sandbox, to: IpAddr) -> Result<bool, ScriptError> {
+    is_reported(guest, |event| {
         event.reason == "offload" && event.destination.ip() == to
     })
 }
 
-/// Frames whose headers fit, written in the same way, arrive: so the others were tried.
-fn fit_arrives(
+/// Writes frames whose headers fit in the same way. They must arrive, which shows that the other frames reached the
+/// host too.
+fn check_fitting_frames(
     stage: &mut Stage,
     tap: &File,
     to: SocketAddr,
     name: &str,
-    found: &mut Found,
+    found: &mut Observed,
 ) -> Result<(), ScriptError> {
-    let word = format!("{name}-fit");
-    for fit in left(to, &word, 0).map_err(no_frame)? {
-        stage.world.witness.forget();
+    let payload = format!("{name}-fit");
+    for fit in left(to, &payload, 0).map_err(no_frame)? {
+        stage.world.capture.forget();
         let is_written = write(tap, fit.header, &fit.frame);
-        stage.world.witness.settle()?;
+        stage.world.capture.settle()?;
         let arrived = |seen: &Seen| {
-            seen.place == Place::Outside && seen.to == Some(to.ip()) && seen.has(word.as_bytes())
+            seen.place == Place::Outside && seen.to == Some(to.ip()) && seen.has(payload.as_bytes())
         };
         found.doubt_unless(
-            is_written && stage.world.witness.seen().iter().any(arrived),
-            format!("what fits does not arrive at {to}"),
+            is_written && stage.world.capture.seen().iter().any(arrived),
+            format!("a frame whose header fits does not arrive at {to}"),
         );
     }
     Ok(())
@@ -157,18 +173,20 @@ fn write(mut tap: &File, header: Header, frame: &[u8]) -> bool {
     let mut bytes = header.bytes().to_vec();
     bytes.resize(TAP_HEADER, 0);
     bytes.extend(frame);
-    // The kernel refuses some headers by itself.
+    // The kernel itself refuses some headers.
     tap.write_all(&bytes).is_ok()
 }
 
 fn no_frame(NoFrame(why): NoFrame) -> ScriptError {
-    ScriptError::Stuck(why.to_owned())
+    ScriptError::Failed(why.to_owned())
 }
 
-/// What left the host meanwhile.
+/// Packets that left the host because of the frames.
 #[derive(Debug, Default)]
 struct Strays {
+    /// Packets to the receiver of the frames.
     as_allowed: usize,
+    /// Packets that nothing allows.
     elsewhere: Vec<Seen>,
 }
 
@@ -178,23 +196,23 @@ impl Strays {
         let (count, from, to) = (self.elsewhere.len(), first.from, first.to);
         let ports = (first.from_port, first.port);
         Some(format!(
-            "{count} packets left that nothing allows ({finishing:?}), the first of protocol {} from {from:?} to {to:?}, \
-             ports {ports:?}",
+            "{count} packets left the host that no policy allows ({finishing:?}); the first has protocol {}, from \
+             {from:?} to {to:?}, ports {ports:?}",
             first.protocol
         ))
     }
 }
 
 fn strays(stage: &mut Stage, to: SocketAddr, send: Send<'_>) -> Result<Strays, ScriptError> {
-    stage.world.witness.settle()?;
-    stage.world.witness.forget();
+    stage.world.capture.settle()?;
+    stage.world.capture.forget();
     send(stage, to)?;
-    stage.world.witness.settle()?;
+    stage.world.capture.settle()?;
     let mut strays = Strays::default();
-    let outside = stage.world.witness.seen().iter();
+    let outside = stage.world.capture.seen().iter();
     for seen in outside.filter(|seen| seen.place == Place::Outside) {
         match kind(seen, to) {
-            Kind::HostsOwn => {}
+            Kind::Unrelated => {}
             Kind::Allowed => strays.as_allowed += 1,
             Kind::Stray => strays.elsewhere.push(seen.clone()),
         }
@@ -202,9 +220,10 @@ fn strays(stage: &mut Stage, to: SocketAddr, send: Send<'_>) -> Result<Strays, S
     Ok(strays)
 }
 
-/// What a packet on the uplink is.
+/// Origin of a packet on the uplink.
 enum Kind {
-    HostsOwn,
+    /// Sent by the host itself, or by an earlier part of the script.
+    Unrelated,
     Allowed,
     Stray,
 }
@@ -215,19 +234,19 @@ fn kind(seen: &Seen, to: SocketAddr) -> Kind {
     let is_from_flow = seen.from_port.is_some_and(|port| port >= FIRST_PORT);
     let is_own_port = |port| OF_GUEST.contains(&port) || OF_TAP.contains(&port);
     match seen.protocol {
-        6 | 17 if is_mark(seen) => Kind::HostsOwn,
+        6 | 17 if is_mark(seen) => Kind::Unrelated,
         6 | 17 if is_allowed && is_from_flow && seen.port.is_some_and(is_own_port) => {
             if (seen.to, seen.port) == (Some(to.ip()), Some(to.port())) {
                 Kind::Allowed
             } else {
-                Kind::HostsOwn
+                Kind::Unrelated
             }
         }
         6 | 17 => Kind::Stray,
         1 | 58 if is_echo(seen) && is_allowed => Kind::Allowed,
-        // Neighbour discovery, groups, and errors about answers that came late.
-        1 | 58 if !is_echo(seen) => Kind::HostsOwn,
-        _ if !seen.has(WORD) => Kind::HostsOwn,
+        // Neighbour discovery, multicast group reports, and errors about answers that came late.
+        1 | 58 if !is_echo(seen) => Kind::Unrelated,
+        _ if !seen.has(PAYLOAD) => Kind::Unrelated,
         _ => Kind::Stray,
     }
 }
@@ -236,8 +255,8 @@ fn is_at(found: Option<IpAddr>, address: &str) -> bool {
     found.is_some_and(|found| address.parse() == Ok(found))
 }
 
-/// Of each family, at these ports.
-fn ends(ports: [u16; 2]) -> [[SocketAddr; 2]; 2] {
+/// The allowed receiver of each family, at these ports.
+fn receivers(ports: [u16; 2]) -> [[SocketAddr; 2]; 2] {
     ALLOWED.map(|host| {
         let at = |port| {
             if host.contains(':') {
@@ -250,12 +269,12 @@ fn ends(ports: [u16; 2]) -> [[SocketAddr; 2]; 2] {
     })
 }
 
-/// A request of either family.
+/// Whether it is an echo request of ICMP or ICMPv6.
 fn is_echo(seen: &Seen) -> bool {
     matches!(seen.payload.first(), Some(8 | 128))
 }
 
-/// The witness's own.
+/// Whether it is a mark that the packet capture sent itself.
 fn is_mark(seen: &Seen) -> bool {
     seen.port == Some(9) && seen.has(b"mark ")
 }

@@ -1,4 +1,4 @@
-//! Echoes at an address of this machine, which count who comes.
+//! Echo servers at an address of this machine that count what arrives.
 
 use std::{
     io::{self, Read, Write},
@@ -11,10 +11,10 @@ use std::{
     time::Duration,
 };
 
-/// A connection that says nothing for as long is closed.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A connection that is idle for this long is closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One port; its thread lives as long as the process.
+/// A server at one port. Its thread runs until the process exits.
 #[derive(Debug)]
 pub(super) struct Listener {
     address: SocketAddr,
@@ -22,7 +22,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Two of TCP and UDP each, in the order TCP, UDP, TCP, UDP.
+    /// Opens four servers, in the order TCP, UDP, TCP, UDP.
     pub(super) fn open_all(address: IpAddr) -> io::Result<Vec<Self>> {
         Ok(vec![
             Self::tcp(address)?,
@@ -36,7 +36,7 @@ impl Listener {
         self.address
     }
 
-    /// Connections or datagrams that came.
+    /// Connections or datagrams that have arrived.
     pub(super) fn arrived(&self) -> u64 {
         self.arrived.load(Ordering::Relaxed)
     }
@@ -47,7 +47,7 @@ impl Listener {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 arrived.fetch_add(1, Ordering::Relaxed);
-                // The guest says what went wrong.
+                // The guest's probe reports a failure.
                 thread::spawn(move || echo(stream));
             }
         });
@@ -61,7 +61,7 @@ impl Listener {
             let mut buffer = [0; 4096];
             while let Ok((length, from)) = socket.recv_from(&mut buffer) {
                 arrived.fetch_add(1, Ordering::Relaxed);
-                // As above.
+                // The guest's probe reports a failure.
                 let _ = socket.send_to(&buffer[..length], from);
             }
         });
@@ -79,7 +79,7 @@ impl Listener {
 }
 
 fn echo(mut stream: TcpStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IDLE_TIMEOUT))?;
     let mut buffer = [0; 4096];
     loop {
         match stream.read(&mut buffer)? {

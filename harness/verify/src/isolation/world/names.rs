@@ -1,5 +1,5 @@
-//! The name server outside, at port 53 of every address. Its zone is a script: what a name leads to, in order of the
-//! questions.
+//! The name server outside, at port 53 of every address. Its zone lists the answers for each name in the order of the
+//! queries.
 
 use std::{
     collections::HashMap,
@@ -16,17 +16,16 @@ use super::peers;
 
 const ZONE: &str = include_str!("../../../isolation/zone.toml");
 
-/// One name's answers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
-    /// An alias: the first record of the answer; the addresses are then those of that name.
+    /// Answer with a CNAME record for this name, followed by its addresses.
     alias: Option<String>,
-    /// Answers, each a list of addresses; the last one stays.
+    /// Addresses of each successive answer. The last answer repeats.
     #[serde(default)]
     answers: Vec<Vec<IpAddr>>,
-    /// Seconds.
+    /// Time to live, in seconds.
     #[serde(default = "a_minute")]
     ttl: u32,
 }
@@ -44,7 +43,7 @@ struct Zone {
 fn zone() -> &'static HashMap<String, Entry> {
     static ENTRIES: OnceLock<HashMap<String, Entry>> = OnceLock::new();
     ENTRIES.get_or_init(|| {
-        // It is part of the program, and a test reads it.
+        // The zone is compiled in, and a test checks that it can be decoded.
         let zone: Zone = toml::from_str(ZONE).unwrap_or(Zone { name: Vec::new() });
         zone.name
             .into_iter()
@@ -53,12 +52,12 @@ fn zone() -> &'static HashMap<String, Entry> {
     })
 }
 
-/// Serves in the namespace of this thread, for as long as the process lives.
+/// Serves in the network namespace of this thread until the process exits.
 pub(super) fn serve() -> io::Result<()> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 53))?;
     thread::spawn(move || peers::accept(&listener, connection));
     let socket = peers::datagrams(53)?;
-    // Those of the A records; a question for AAAA is no further one.
+    // Counts queries for A records only, so that a query for AAAA does not advance the answers.
     let mut asked: HashMap<String, usize> = HashMap::new();
     thread::spawn(move || {
         peers::answer(&socket, |_, question| {
@@ -86,19 +85,19 @@ fn connection(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Name and type of a question.
+/// Name and type of a query.
 fn read(question: &[u8]) -> Option<(String, u16)> {
     let (name, after) = dns::read_name(question, 12)?;
     let kind = question.get(after..after + 2)?;
     Some((name, u16::from_be_bytes([kind[0], kind[1]])))
 }
 
-/// The answer, this being the `turn`th question for the name.
+/// The answer to a query, which is number `turn` for its name.
 fn reply(question: &[u8], turn: usize) -> Option<Vec<u8>> {
     let (name, kind) = read(question)?;
     let end = dns::read_name(question, 12)?.1 + 4;
     let mut out = question.get(..end)?.to_vec();
-    // An authoritative answer with recursion; one question.
+    // Flags: response, authoritative, recursion desired and available. Counts: one question, no records yet.
     out[2] = 0x85;
     out[3] = 0x80;
     out[4..12].copy_from_slice(&[0, 1, 0, 0, 0, 0, 0, 0]);
@@ -153,9 +152,9 @@ mod tests {
     }
 
     #[test]
-    fn the_zone_is_readable_and_answers_as_scripted() {
+    fn the_zone_decodes_and_gives_its_answers_in_order() {
         assert!(toml::from_str::<Zone>(ZONE).is_ok());
-        assert_eq!(ask("nobody.test", 0).code, 3);
+        assert_eq!(ask("unknown.test", 0).code, 3);
         assert_eq!(ask("ok.a.test", 0).addresses.len(), 1);
         let aliased = ask("alias.a.test", 0);
         assert_eq!(aliased.addresses, ask("target.b.test", 0).addresses);

@@ -1,4 +1,4 @@
-//! Echoes at every address: what a guest gets an answer from, if it gets there.
+//! Echo servers at every address: a guest that reaches one gets an answer.
 
 use std::{
     collections::BTreeSet,
@@ -13,8 +13,8 @@ use nix::sys::socket::{
     sockopt::Ipv6RecvPacketInfo,
 };
 
-/// Listens at these ports, of both families, TCP and UDP, in the namespace of this thread. The threads live as long as
-/// the process.
+/// Listens at these ports, for TCP and UDP over both families, in the network namespace of this thread. The threads run
+/// until the process exits.
 pub(super) fn serve(ports: &BTreeSet<u16>) -> io::Result<()> {
     for port in ports {
         let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, *port))?;
@@ -25,7 +25,7 @@ pub(super) fn serve(ports: &BTreeSet<u16>) -> io::Result<()> {
     Ok(())
 }
 
-/// A datagram socket that learns to which of its addresses each datagram came.
+/// A datagram socket that reports the local address of each datagram.
 pub(super) fn datagrams(port: u16) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))?;
     setsockopt(&socket, Ipv6RecvPacketInfo, &true)?;
@@ -35,7 +35,7 @@ pub(super) fn datagrams(port: u16) -> io::Result<UdpSocket> {
 /// Serves each connection on a thread of its own.
 pub(super) fn accept(listener: &TcpListener, serve: fn(TcpStream) -> io::Result<()>) {
     for stream in listener.incoming().flatten() {
-        // The client's side says what went wrong.
+        // The guest's probe reports a failure.
         thread::spawn(move || serve(stream));
     }
 }
@@ -50,7 +50,7 @@ fn echo(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Answers each datagram from the address that it was for. Ends with the socket.
+/// Answers each datagram from the address that it was sent to.
 pub(super) fn answer(
     socket: &UdpSocket,
     mut reply: impl FnMut(SockaddrIn6, &[u8]) -> Option<Vec<u8>>,
@@ -77,10 +77,10 @@ pub(super) fn answer(
         let Some(out) = reply(from, &buffer[..length]) else {
             continue;
         };
-        // By whatever interface the sender is reached.
+        // Let routing choose the interface.
         information.ipi6_ifindex = 0;
         let control = [ControlMessage::Ipv6PacketInfo(&information)];
-        // A sender that is gone is nobody's loss.
+        // The guest's probe reports a missing answer.
         let _ = sendmsg(
             fd,
             &[IoSlice::new(&out)],

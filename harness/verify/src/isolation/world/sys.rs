@@ -1,5 +1,5 @@
-//! What an uplink does by itself; ethtool's ioctl (`linux/ethtool.h`).
-#![expect(unsafe_code, reason = "the ioctl of ethtool has no safe wrapper")]
+//! Checksum offload of the uplink, by the ioctl of ethtool (`linux/ethtool.h`).
+#![expect(unsafe_code, reason = "nix has no wrapper of the ethtool ioctl")]
 
 use std::{io, os::fd::AsRawFd};
 
@@ -18,7 +18,7 @@ struct Value {
     data: u32,
 }
 
-/// Whether a device fills in checksums, in the namespace of this thread.
+/// Sets whether a device in the network namespace of this thread fills in checksums.
 pub(super) fn set_checksumming(device: &str, on: bool) -> io::Result<()> {
     let (kind, flags) = (SockType::Datagram, SockFlag::SOCK_CLOEXEC);
     let socket = socket(AddressFamily::Inet, kind, flags, None)?;
@@ -32,13 +32,13 @@ pub(super) fn set_checksumming(device: &str, on: bool) -> io::Result<()> {
             ifru_data: (&raw mut value).cast(),
         },
     };
-    // One byte stays zero.
+    // The last byte stays zero and ends the name.
     let name = request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut();
     for (to, from) in name.zip(device.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
-    // SAFETY: SIOCETHTOOL reads one `ifreq`, which `request` is, and with this command reads and writes one
-    // `ethtool_value` where it points, which `value` is; both outlive the call.
+    // SAFETY: SIOCETHTOOL reads one `ifreq`, here `request`. With this command the kernel reads and writes one
+    // `ethtool_value` through its pointer, here `value`. Both are alive until the call returns.
     match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

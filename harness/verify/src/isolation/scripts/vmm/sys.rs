@@ -1,5 +1,5 @@
-//! A descriptor of another process: pidfd_open(2), pidfd_getfd(2).
-#![expect(unsafe_code, reason = "these system calls have no wrapper here")]
+//! Copies a descriptor of another process: pidfd_open(2), pidfd_getfd(2).
+#![expect(unsafe_code, reason = "nix has no wrappers of these system calls")]
 
 use std::{
     io,
@@ -8,19 +8,19 @@ use std::{
 
 use nix::{libc, unistd::Pid};
 
-/// A copy of the descriptor that is number `number` in the process.
+/// Copies descriptor `number` of the process `of`.
 pub(super) fn copy_descriptor(of: Pid, number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: pidfd_open takes two numbers and no pointer.
+    // SAFETY: the call takes two integers and no pointer, so it accesses no memory of this process.
     let process = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, of.as_raw(), 0) })?;
-    // SAFETY: pidfd_getfd takes three numbers and no pointer; `process` is open until it returns.
+    // SAFETY: the call takes three integers and no pointer. `process` keeps the pidfd open until the call returns.
     let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
     owned(copy)
 }
 
 fn owned(outcome: libc::c_long) -> io::Result<OwnedFd> {
     match RawFd::try_from(outcome) {
-        // SAFETY: needs an open descriptor that nobody else owns; the kernel made this one for the call that returned
-        // it, and it is handed over once; the result owns it until it is dropped.
+        // SAFETY: `from_raw_fd` needs an open descriptor without another owner. The system call has just created this
+        // one, and it is passed on only here. The result owns it until it is dropped.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }

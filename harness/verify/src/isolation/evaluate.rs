@@ -1,4 +1,4 @@
-//! What became of a case, from what both ends and the server say. Pure.
+//! Derives the result of a case from what the guest, the packet capture, the neighbour and the server observed. Pure.
 
 use netprobe::{Action, Finding, Outcome, dns};
 use serde::{Deserialize, Serialize};
@@ -8,111 +8,91 @@ use super::{
     sandbox::NetworkEvent,
     world::{Place, Seen},
 };
+use crate::proof::CaseResult;
 
-/// Where the question begins in a datagram: after the headers of UDP and of the DNS.
+/// Offset of the question in a captured datagram, behind the UDP and DNS headers.
 const QUESTION: usize = 8 + 12;
 
-/// How a case ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// As it should.
-    Pass,
-    /// Something got through that must not.
-    Breach,
-    /// Tried, but one of the ends does not bear it out: a control that failed, an event that is missing.
-    Unproven,
-    /// The guest says that it ended as it should, and nobody looked at the other end.
-    GuestsWord,
-    /// It could not be tried.
-    NotTried,
+/// A case and its result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CaseReport {
+    /// Name of the case.
+    pub case: String,
+    pub class: Class,
+    /// Why the case exists.
+    pub why: String,
+    #[serde(rename = "verdict")]
+    pub result: CaseResult,
+    /// The action or script.
+    pub tried: String,
+    /// The guest's observation.
+    pub guest: String,
+    /// Packets that arrived outside, at the host and at the neighbour.
+    pub arrived: [u64; 3],
+    /// Reasons why the case did not pass; empty for a pass.
+    #[serde(rename = "wrong")]
+    pub problems: Vec<String>,
 }
 
-impl Verdict {
-    /// The name in JSON and reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Pass => "pass",
-            Self::Breach => "breach",
-            Self::Unproven => "unproven",
-            Self::GuestsWord => "guests_word",
-            Self::NotTried => "not_tried",
+impl CaseReport {
+    /// A case that was not tried, or the start of a report with observations.
+    pub(super) fn not_tried(case: &Case, problems: impl IntoIterator<Item = String>) -> Self {
+        let action = case.action.as_ref().map(|action| format!("{action:?}"));
+        Self {
+            case: case.name.clone(),
+            class: case.class,
+            why: case.why.clone(),
+            result: CaseResult::NotTried,
+            tried: action.unwrap_or_else(|| format!("script {:?}", case.script)),
+            guest: String::new(),
+            arrived: [0; 3],
+            problems: problems.into_iter().collect(),
         }
     }
 }
 
-/// A case and its end.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Judged {
-    /// Name of the case.
-    pub case: String,
-    /// See [`Class`].
-    pub class: Class,
-    /// Why it is there.
-    pub why: String,
-    /// See [`Verdict`].
-    pub verdict: Verdict,
-    /// What was tried.
-    pub tried: String,
-    /// What the guest saw.
-    pub guest: String,
-    /// Packets that arrived outside, at the host and at the neighbour.
-    pub arrived: [u64; 3],
-    /// What is wrong; empty for a pass.
-    pub wrong: Vec<String>,
-}
-
-/// What there is to judge by.
+/// Observations of one case.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Evidence<'a> {
-    /// From the guest; absent: it said nothing.
+    /// The probe's finding; `None` if it reported none.
     pub(super) finding: Option<&'a Finding>,
-    /// From outside and from the host, of the time of the case.
+    /// Packets captured outside and at the host while the case ran.
     pub(super) seen: &'a [Seen],
-    /// From the server, of this sandbox.
+    /// The server's events about this sandbox.
     pub(super) events: &'a [NetworkEvent],
-    /// Words that the neighbour has heard; absent: it could not listen.
+    /// Payloads that the neighbour received; `None` if it could not listen.
     pub(super) heard: Option<&'a [String]>,
 }
 
-/// Judges a case that is one attempt.
-pub(super) fn judge(case: &Case, evidence: Evidence<'_>) -> Judged {
+/// Evaluates a case that is not a script.
+pub(super) fn evaluate(case: &Case, evidence: Evidence<'_>) -> CaseReport {
     let arrived = [
         count(case, evidence.seen, Place::Outside),
         count(case, evidence.seen, Place::Host),
         heard(case, evidence),
     ];
-    let mut wrong = Vec::new();
-    let verdict = match evidence.finding {
+    let mut problems = Vec::new();
+    let result = match evidence.finding {
         None => {
-            wrong.push("the probe said nothing".to_owned());
-            Verdict::NotTried
+            problems.push("the probe reported no finding".to_owned());
+            CaseResult::NotTried
         }
         Some(finding) if finding.outcome == Outcome::Failed => {
-            wrong.push(finding.said.clone());
-            Verdict::NotTried
+            problems.push(finding.said.clone());
+            CaseResult::NotTried
         }
         Some(finding) => match case.expect {
-            Expect::Blocked => blocked(case, finding, evidence, arrived, &mut wrong),
-            Expect::Pass => passed(case, finding, evidence, arrived, &mut wrong),
+            Expect::Blocked => blocked(case, finding, evidence, arrived, &mut problems),
+            Expect::Pass => passed(case, finding, evidence, arrived, &mut problems),
         },
     };
-    Judged {
-        case: case.name.clone(),
-        class: case.class,
-        why: case.why.clone(),
-        verdict,
-        tried: case
-            .action
-            .as_ref()
-            .map(|a| format!("{a:?}"))
-            .unwrap_or_default(),
+    CaseReport {
+        result,
         guest: evidence
             .finding
             .map_or_else(String::new, |f| format!("{}: {}", f.outcome.name(), f.said)),
         arrived,
-        wrong,
+        ..CaseReport::not_tried(case, problems)
     }
 }
 
@@ -121,41 +101,41 @@ fn blocked(
     finding: &Finding,
     evidence: Evidence<'_>,
     arrived: [u64; 3],
-    wrong: &mut Vec<String>,
-) -> Verdict {
+    problems: &mut Vec<String>,
+) -> CaseResult {
     if finding.outcome == Outcome::Ok {
-        wrong.push("the guest got an answer".to_owned());
+        problems.push("the guest got an answer".to_owned());
     }
     for (count, place) in arrived
         .iter()
         .zip(["outside", "at the host", "at the neighbour"])
     {
         if *count > 0 {
-            wrong.push(format!("{count} packets arrived {place}"));
+            problems.push(format!("{count} packets arrived {place}"));
         }
     }
     if case.asked == Some(false) && was_asked(case, evidence.seen) {
-        wrong.push("the name was asked for outside".to_owned());
+        problems.push("the name was looked up outside".to_owned());
     }
-    if !wrong.is_empty() {
-        return Verdict::Breach;
+    if !problems.is_empty() {
+        return CaseResult::Breach;
     }
     if !case.outcomes().contains(&finding.outcome) {
-        wrong.push("the guest was stopped in another way than it should be".to_owned());
+        problems.push("the guest saw another kind of refusal than expected".to_owned());
     }
-    if !is_told(case, evidence.events) {
-        wrong.push(format!(
+    if !is_reported(case, evidence.events) {
+        problems.push(format!(
             "no event with the reason {}",
             case.reasons.join(" or ")
         ));
     }
     if evidence.heard.is_none() {
-        wrong.push("the neighbour could not listen".to_owned());
+        problems.push("the neighbour could not listen".to_owned());
     }
-    if wrong.is_empty() {
-        Verdict::Pass
+    if problems.is_empty() {
+        CaseResult::Pass
     } else {
-        Verdict::Unproven
+        CaseResult::Unproven
     }
 }
 
@@ -164,31 +144,29 @@ fn passed(
     finding: &Finding,
     evidence: Evidence<'_>,
     arrived: [u64; 3],
-    wrong: &mut Vec<String>,
-) -> Verdict {
+    problems: &mut Vec<String>,
+) -> CaseResult {
     if arrived[1] > 0 || arrived[2] > 0 {
-        wrong.push("it arrived where it was not for".to_owned());
-        return Verdict::Breach;
+        problems.push("packets arrived at a place that they were not sent to".to_owned());
+        return CaseResult::Breach;
     }
     if !case.outcomes().contains(&finding.outcome) {
-        wrong.push(
-            "this must work, and does not: nothing that is blocked proves anything".to_owned(),
-        );
+        problems.push("the control case failed, so blocked traffic proves nothing".to_owned());
     }
     if is_to_outside(case) && arrived[0] == 0 {
-        wrong.push("it never arrived outside".to_owned());
+        problems.push("no packet arrived outside".to_owned());
     }
     if case.asked == Some(true) && !was_asked(case, evidence.seen) {
-        wrong.push("the name was never asked for outside".to_owned());
+        problems.push("the name was never looked up outside".to_owned());
     }
-    if wrong.is_empty() {
-        Verdict::Pass
+    if problems.is_empty() {
+        CaseResult::Pass
     } else {
-        Verdict::Unproven
+        CaseResult::Unproven
     }
 }
 
-/// Whether the other end of what passes is outside: not so for the gateway's own answers.
+/// Whether the receiver is outside. It is not if the gateway itself answers.
 fn is_to_outside(case: &Case) -> bool {
     match &case.action {
         Some(Action::Tcp(_) | Action::Udp(_) | Action::Name(_) | Action::Frame(_)) => true,
@@ -197,22 +175,23 @@ fn is_to_outside(case: &Case) -> bool {
 }
 
 fn count(case: &Case, seen: &[Seen], place: Place) -> u64 {
-    // An answer that finds no flow any more is the host's to refuse; it carries the question's words.
+    // The host itself receives an answer whose flow has expired. The answer repeats the payload of the request, so it
+    // must not be counted as an arrival of the request.
     let is_answer = |seen: &Seen| case.receiver().is_some_and(|(to, _)| seen.from == Some(to));
     let counts = |seen: &&Seen| seen.place == place && is_of(seen, case) && !is_answer(seen);
     let count = seen.iter().filter(counts).count();
     u64::try_from(count).unwrap_or(u64::MAX)
 }
 
-/// The payload has the case's name, or the receiver is the case's own.
+/// Whether a captured packet belongs to the case: by its payload, or by a receiver that no other case has.
 fn is_of(seen: &Seen, case: &Case) -> bool {
     let by_receiver = match (&case.action, case.receiver()) {
         (Some(Action::Tcp(_)), Some((to, port))) => seen.to == Some(to) && seen.port == port,
-        // Such a case has a port of its own.
+        // Each case of this kind has its own port.
         (Some(Action::Name(to)), _) => case.expect == Expect::Blocked && seen.port == Some(to.port),
         _ => false,
     };
-    by_receiver || seen.has(case.word().as_bytes())
+    by_receiver || seen.has(case.payload().as_bytes())
 }
 
 fn was_asked(case: &Case, seen: &[Seen]) -> bool {
@@ -229,12 +208,12 @@ fn was_asked(case: &Case, seen: &[Seen]) -> bool {
 }
 
 fn heard(case: &Case, evidence: Evidence<'_>) -> u64 {
-    let words = evidence.heard.unwrap_or_default();
-    u64::from(words.contains(&case.word()))
+    let payloads = evidence.heard.unwrap_or_default();
+    u64::from(payloads.contains(&case.payload()))
 }
 
-/// Whether the event that the case wants is there, if it wants one.
-pub(super) fn is_told(case: &Case, events: &[NetworkEvent]) -> bool {
+/// Whether the events contain one with a reason that the case expects, or the case expects none.
+pub(super) fn is_reported(case: &Case, events: &[NetworkEvent]) -> bool {
     case.reasons.is_empty() || events.iter().any(|event| is_about(event, case))
 }
 
@@ -244,7 +223,7 @@ fn is_about(event: &NetworkEvent, case: &Case) -> bool {
     }
     match (case.asked_name(), case.receiver()) {
         (Some(name), None) => event.name.as_deref() == Some(name) || event.name.is_none(),
-        // Of frames that cannot be read there is no receiver to tell.
+        // The event about an unreadable frame has no receiver.
         (_, Some((to, _))) => {
             event.destination.ip() == to || event.destination.ip().is_unspecified()
         }
@@ -295,7 +274,7 @@ mod tests {
         }
     }
 
-    fn verdict(case: &Case, outcome: Outcome, seen: &[Seen], events: &[NetworkEvent]) -> Verdict {
+    fn result(case: &Case, outcome: Outcome, seen: &[Seen], events: &[NetworkEvent]) -> CaseResult {
         let finding = finding(outcome);
         let evidence = Evidence {
             finding: Some(&finding),
@@ -303,49 +282,52 @@ mod tests {
             events,
             heard: Some(&[]),
         };
-        judge(case, evidence).verdict
+        evaluate(case, evidence).result
     }
 
     #[test]
-    fn what_is_blocked_needs_silence_at_both_ends_and_an_event() {
+    fn a_blocked_case_passes_with_silence_at_both_ends_and_an_event() {
         let case = case("blocked");
-        let told = [event("forbidden")];
-        assert_eq!(verdict(&case, Outcome::Timeout, &[], &told), Verdict::Pass);
+        let events = [event("forbidden")];
         assert_eq!(
-            verdict(&case, Outcome::Timeout, &[], &[event("policy")]),
-            Verdict::Unproven
+            result(&case, Outcome::Timeout, &[], &events),
+            CaseResult::Pass
         );
-        assert_eq!(verdict(&case, Outcome::Ok, &[], &told), Verdict::Breach);
+        assert_eq!(
+            result(&case, Outcome::Timeout, &[], &[event("policy")]),
+            CaseResult::Unproven
+        );
+        assert_eq!(result(&case, Outcome::Ok, &[], &events), CaseResult::Breach);
         for place in [Place::Outside, Place::Host] {
             assert_eq!(
-                verdict(&case, Outcome::Timeout, &[seen(place)], &told),
-                Verdict::Breach
+                result(&case, Outcome::Timeout, &[seen(place)], &events),
+                CaseResult::Breach
             );
         }
         assert_eq!(
-            verdict(&case, Outcome::Failed, &[], &told),
-            Verdict::NotTried
+            result(&case, Outcome::Failed, &[], &events),
+            CaseResult::NotTried
         );
     }
 
     #[test]
-    fn what_passes_has_to_arrive() {
+    fn a_control_case_passes_only_if_its_packets_arrive() {
         let case = case("pass");
         let there = [seen(Place::Outside)];
-        assert_eq!(verdict(&case, Outcome::Ok, &there, &[]), Verdict::Pass);
-        assert_eq!(verdict(&case, Outcome::Ok, &[], &[]), Verdict::Unproven);
+        assert_eq!(result(&case, Outcome::Ok, &there, &[]), CaseResult::Pass);
+        assert_eq!(result(&case, Outcome::Ok, &[], &[]), CaseResult::Unproven);
         assert_eq!(
-            verdict(&case, Outcome::Timeout, &there, &[]),
-            Verdict::Unproven
+            result(&case, Outcome::Timeout, &there, &[]),
+            CaseResult::Unproven
         );
         assert_eq!(
-            verdict(&case, Outcome::Ok, &[seen(Place::Host)], &[]),
-            Verdict::Breach
+            result(&case, Outcome::Ok, &[seen(Place::Host)], &[]),
+            CaseResult::Breach
         );
     }
 
     #[test]
-    fn a_name_is_asked_for_only_as_a_whole() {
+    fn a_lookup_of_a_longer_or_shorter_name_does_not_count() {
         let mut case = case("blocked");
         let action = |name: &str| {
             let text = format!("dns = {{ name = \"{name}\" }}");
@@ -369,18 +351,18 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_that_hears_is_a_breach_and_one_that_is_deaf_no_proof() {
+    fn a_payload_at_the_neighbour_is_a_breach_and_a_neighbour_that_cannot_listen_proves_nothing() {
         let case = case("blocked");
         let silent = finding(Outcome::Timeout);
-        let words = [case.word()];
+        let payloads = [case.payload()];
         let mut evidence = Evidence {
             finding: Some(&silent),
             seen: &[],
             events: &[event("forbidden")],
-            heard: Some(&words),
+            heard: Some(&payloads),
         };
-        assert_eq!(judge(&case, evidence).verdict, Verdict::Breach);
+        assert_eq!(evaluate(&case, evidence).result, CaseResult::Breach);
         evidence.heard = None;
-        assert_eq!(judge(&case, evidence).verdict, Verdict::Unproven);
+        assert_eq!(evaluate(&case, evidence).result, CaseResult::Unproven);
     }
 }

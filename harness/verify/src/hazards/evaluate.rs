@@ -1,29 +1,28 @@
-//! From answers to a finding. Pure.
+//! Derives a finding from the answers of two sandboxes. Pure.
 
 use super::{
-    Between, Finding, Verdict, Weight,
+    Between, Finding, HazardResult, Weight,
     list::{Hazard, Rule},
 };
 
-/// Lines of an answer that are kept as evidence.
+/// Lines of an answer that a report quotes.
 const KEPT_LINES: usize = 8;
-/// Characters of a line that are kept.
+/// Characters of a line that a report quotes.
 const KEPT_CHARS: usize = 160;
 
-/// What a probe said in one sandbox, or why it said nothing.
+/// Output of a probe in one sandbox, or the reason why there is none.
 pub(super) type Answer = Result<String, String>;
 
-/// The finding of a hazard from the answers of the first sandbox, the second, and of their parent if there is
-/// one.
-pub(super) fn judge(
+/// Evaluates a hazard by the answers of two sandboxes, and of their parent if they are forks.
+pub(super) fn evaluate(
     hazard: &Hazard,
     between: Between,
     pair: &[Answer; 2],
     parent: Option<&Answer>,
 ) -> Finding {
-    let verdict = match pair {
+    let result = match pair {
         [Ok(first), Ok(second)] => rule(hazard, &lines(first), &lines(second), parent),
-        [Err(_), _] | [_, Err(_)] => Verdict::NotTried,
+        [Err(_), _] | [_, Err(_)] => HazardResult::NotTried,
     };
     Finding {
         hazard: hazard.name.clone(),
@@ -33,9 +32,9 @@ pub(super) fn judge(
             Some(why) => format!("{}; known: {why}", hazard.rule.expected()),
             None => hazard.rule.expected().to_owned(),
         },
-        verdict: match (verdict, &hazard.known) {
-            (Verdict::Fail, Some(_)) => Verdict::Known,
-            (verdict, _) => verdict,
+        result: match (result, &hazard.known) {
+            (HazardResult::Fail, Some(_)) => HazardResult::Known,
+            (result, _) => result,
         },
         weight: match hazard.rule {
             Rule::Same => Weight::Gate,
@@ -45,34 +44,38 @@ pub(super) fn judge(
     }
 }
 
-fn rule(hazard: &Hazard, first: &[&str], second: &[&str], parent: Option<&Answer>) -> Verdict {
+fn rule(hazard: &Hazard, first: &[&str], second: &[&str], parent: Option<&Answer>) -> HazardResult {
     let silent = first.is_empty() || second.is_empty();
     let holds = match hazard.rule {
         Rule::Differs if hazard.optional && first.is_empty() && second.is_empty() => {
-            return Verdict::Absent;
+            return HazardResult::Absent;
         }
-        Rule::Differs | Rule::Same if silent => return Verdict::NotTried,
+        Rule::Differs | Rule::Same if silent => return HazardResult::NotTried,
         Rule::Differs => !first.iter().any(|line| second.contains(line)),
         Rule::Same => match parent {
             Some(Ok(parent)) => first == second && first == lines(parent),
-            Some(Err(_)) | None => return Verdict::NotTried,
+            Some(Err(_)) | None => return HazardResult::NotTried,
         },
         Rule::Nothing => first.is_empty() && second.is_empty(),
-        Rule::Private if first.is_empty() => return Verdict::NotTried,
+        Rule::Private if first.is_empty() => return HazardResult::NotTried,
         Rule::Private => second.is_empty(),
     };
-    if holds { Verdict::Pass } else { Verdict::Fail }
+    if holds {
+        HazardResult::Pass
+    } else {
+        HazardResult::Fail
+    }
 }
 
-/// Without blanks around them and without empty ones.
+/// The lines of an answer, trimmed, without empty ones.
 fn lines(answer: &str) -> Vec<&str> {
     let lines = answer.lines().map(str::trim);
     lines.filter(|line| !line.is_empty()).collect()
 }
 
-/// Answers come from guests: short, and without characters that steer terminals.
+/// An answer for a report. It comes from a guest, so it is shortened, and control characters are replaced.
 fn evidence(answer: &Answer) -> String {
-    let (said, text) = match answer {
+    let (prefix, text) = match answer {
         Ok(text) => ("", text),
         Err(why) => ("no answer: ", why),
     };
@@ -83,13 +86,13 @@ fn evidence(answer: &Answer) -> String {
         more => format!(" and {more} more lines"),
     };
     if kept.is_empty() && answer.is_ok() {
-        "says nothing".to_owned()
+        "the answer is empty".to_owned()
     } else {
-        format!("{said}{}{more}", kept.join(" | "))
+        format!("{prefix}{}{more}", kept.join(" | "))
     }
 }
 
-/// A bounded line without control characters.
+/// A line with a bounded length and without control characters.
 pub(super) fn printable(line: &str) -> String {
     let plain = line.chars().map(|c| if c.is_control() { '?' } else { c });
     plain.take(KEPT_CHARS).collect()
@@ -117,15 +120,15 @@ mod tests {
         }
     }
 
-    fn verdict(hazard: &Hazard, first: &str, second: &str) -> Verdict {
+    fn result(hazard: &Hazard, first: &str, second: &str) -> HazardResult {
         let pair = [Ok(first.to_owned()), Ok(second.to_owned())];
         let parent = Ok("a\n".to_owned());
-        judge(hazard, Between::Forks, &pair, Some(&parent)).verdict
+        evaluate(hazard, Between::Forks, &pair, Some(&parent)).result
     }
 
     #[test]
-    fn answers_are_judged_by_their_rule() {
-        use Verdict::{Fail, NotTried, Pass};
+    fn each_rule_compares_the_answers_in_its_way() {
+        use HazardResult::{Fail, NotTried, Pass};
         for (rule, first, second, wanted) in [
             (Rule::Differs, "a\nb", "c\nd", Pass),
             (Rule::Differs, "a\nb", "c\nb", Fail),
@@ -134,7 +137,7 @@ mod tests {
             (Rule::Differs, "", "", NotTried),
             (Rule::Same, "a", "a", Pass),
             (Rule::Same, "a", "b", Fail),
-            // Both lost what the parent had.
+            // Both forks lost what the parent had.
             (Rule::Same, "b", "b", Fail),
             (Rule::Same, "", "", NotTried),
             (Rule::Nothing, "", " \n", Pass),
@@ -143,30 +146,30 @@ mod tests {
             (Rule::Private, "mine", "mine", Fail),
             (Rule::Private, "", "", NotTried),
         ] {
-            let got = verdict(&hazard(rule), first, second);
+            let got = result(&hazard(rule), first, second);
             assert_eq!(got, wanted, "{rule:?} {first:?} {second:?}");
         }
     }
 
     #[test]
-    fn what_may_be_missing_or_is_known_fails_nothing() {
+    fn optional_and_known_hazards_do_not_fail() {
         let mut optional = hazard(Rule::Differs);
         optional.optional = true;
-        assert_eq!(verdict(&optional, "", ""), Verdict::Absent);
-        assert_eq!(verdict(&optional, "a", ""), Verdict::NotTried);
-        assert_eq!(verdict(&optional, "a", "a"), Verdict::Fail);
+        assert_eq!(result(&optional, "", ""), HazardResult::Absent);
+        assert_eq!(result(&optional, "a", ""), HazardResult::NotTried);
+        assert_eq!(result(&optional, "a", "a"), HazardResult::Fail);
         let mut known = hazard(Rule::Differs);
         known.known = Some("it stays".to_owned());
-        assert_eq!(verdict(&known, "a", "a"), Verdict::Known);
-        assert_eq!(verdict(&known, "a", "b"), Verdict::Pass);
+        assert_eq!(result(&known, "a", "a"), HazardResult::Known);
+        assert_eq!(result(&known, "a", "b"), HazardResult::Pass);
     }
 
     #[test]
-    fn a_missing_answer_is_no_pass_whatever_the_rule() {
+    fn without_both_answers_a_hazard_is_not_tried_under_any_rule() {
         for rule in [Rule::Differs, Rule::Same, Rule::Nothing, Rule::Private] {
             let pair = [Ok("a".to_owned()), Err("refused\u{1b}[2J".to_owned())];
-            let finding = judge(&hazard(rule), Between::Clones, &pair, None);
-            assert_eq!(finding.verdict, Verdict::NotTried, "{rule:?}");
+            let finding = evaluate(&hazard(rule), Between::Clones, &pair, None);
+            assert_eq!(finding.result, HazardResult::NotTried, "{rule:?}");
             assert_eq!(finding.evidence[1], "no answer: refused?[2J");
         }
     }

@@ -1,4 +1,4 @@
-//! What arrives: every packet on the uplink's other end, and every one that the host's own stack takes.
+//! Captures every packet at the far end of the uplink, and every packet that the host's own network stack accepts.
 
 use std::{
     io,
@@ -16,11 +16,11 @@ use nix::sys::socket::{
 
 use super::{MARK, OUTSIDE, is_loopback};
 
-/// Bytes of a packet that are kept.
+/// Bytes of a packet that are kept, from the header above IP.
 const KEPT: usize = 256;
-/// A mark arrives in microseconds; a host that is busy may take longer.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// What was forwarded before a mark is sent has this time to arrive before it.
+/// Limit of the time that a mark takes. It usually takes microseconds.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Wait before a mark is sent, for packets that are being forwarded.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// Where a packet arrived.
@@ -32,31 +32,31 @@ pub(in crate::isolation) enum Place {
     Host,
 }
 
-/// A packet that arrived.
+/// A captured packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::isolation) struct Seen {
     pub(in crate::isolation) place: Place,
-    /// Sender; absent where the kernel does not tell.
+    /// Sender. `None` if the kernel does not report it.
     pub(in crate::isolation) from: Option<IpAddr>,
     pub(in crate::isolation) from_port: Option<u16>,
-    /// Receiver; absent where the kernel does not tell.
+    /// Receiver. `None` if the kernel does not report it.
     pub(in crate::isolation) to: Option<IpAddr>,
     pub(in crate::isolation) port: Option<u16>,
-    /// Number of the protocol above IP.
+    /// Number of the protocol above IP, for example 6 for TCP.
     pub(in crate::isolation) protocol: u8,
-    /// What is above IP.
+    /// Begins with the header above IP.
     pub(in crate::isolation) payload: Vec<u8>,
 }
 
 impl Seen {
-    /// Whether these bytes are anywhere in it.
+    /// Whether the payload contains these bytes.
     pub(in crate::isolation) fn has(&self, bytes: &[u8]) -> bool {
         self.payload
             .windows(bytes.len().max(1))
             .any(|part| part == bytes)
     }
 
-    /// Reads a packet from its IP header on.
+    /// Decodes a packet that begins with its IP header.
     fn read(place: Place, packet: &[u8]) -> Option<Self> {
         let version = packet.first()? >> 4;
         let (header, protocol, from, to) = match version {
@@ -102,16 +102,16 @@ impl Seen {
     }
 }
 
-/// Keeps what has arrived since the last [`Witness::forget`].
+/// The packets since the last [`Capture::forget`].
 #[derive(Debug)]
-pub(in crate::isolation) struct Witness {
+pub(in crate::isolation) struct Capture {
     arrivals: Receiver<Seen>,
     seen: Vec<Seen>,
     marks: u64,
 }
 
-impl Witness {
-    /// `outside` runs a function in the namespace outside.
+impl Capture {
+    /// Starts to capture. `outside` runs a function in the outside namespace.
     pub(super) fn start(
         outside: impl FnOnce(fn() -> io::Result<Link>) -> io::Result<Link>,
     ) -> io::Result<Self> {
@@ -130,28 +130,28 @@ impl Witness {
         })
     }
 
-    /// Waits until everything that was sent up to now has arrived, and tells how many packets that makes.
+    /// Waits until everything that was sent up to now has arrived. Returns the number of captured packets.
     pub(in crate::isolation) fn settle(&mut self) -> io::Result<usize> {
         thread::sleep(SETTLE);
         self.marks += 1;
-        let word = format!("mark {} of {}", self.marks, std::process::id());
+        let mark = format!("mark {} of {}", self.marks, std::process::id());
         let socket = UdpSocket::bind("0.0.0.0:0")?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            socket.send_to(word.as_bytes(), MARK)?;
+            socket.send_to(mark.as_bytes(), MARK)?;
             let again = Instant::now() + Duration::from_secs(1);
-            if self.take_until(|seen| seen.has(word.as_bytes()), again) {
+            if self.take_until(|seen| seen.has(mark.as_bytes()), again) {
                 return Ok(self.seen.len());
             }
             if Instant::now() > deadline {
                 return Err(io::Error::other(
-                    "the uplink of the prover's own carries nothing",
+                    "a packet sent to the suite's own uplink did not arrive",
                 ));
             }
         }
     }
 
-    /// Waits until so many packets satisfy `wanted`; whether they do.
+    /// Waits until `wanted` accepts `count` packets. Returns false if the deadline passes first.
     pub(in crate::isolation) fn await_seen(
         &mut self,
         count: usize,
@@ -168,12 +168,12 @@ impl Witness {
         true
     }
 
-    /// All since the last [`Witness::forget`], oldest first.
+    /// The packets since the last [`Capture::forget`], oldest first.
     pub(in crate::isolation) fn seen(&self) -> &[Seen] {
         &self.seen
     }
 
-    /// Forgets everything.
+    /// Drops all captured packets.
     pub(in crate::isolation) fn forget(&mut self) {
         while self.arrivals.try_recv().is_ok() {}
         self.seen.clear();
@@ -210,10 +210,12 @@ fn watch_uplink(link: &Link, to: &Sender<Seen>) {
     }
 }
 
-/// Raw sockets get a copy of what the host's stack delivers to itself. Those of IPv6 get no header.
+/// A raw socket, which gets a copy of each packet that the host's stack accepts.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
+    /// Packets begin with their IP header.
     V4,
+    /// Packets of this protocol, without their IP header.
     V6(u8),
 }
 
@@ -253,7 +255,7 @@ fn watch_host(socket: &OwnedFd, kind: Kind, to: &Sender<Seen>) {
                 Some(seen)
             }
         };
-        // Between the prover and its server.
+        // Traffic between the suite and its server.
         let is_own =
             |seen: &Seen| is_loopback(seen.from) && seen.to.is_none_or(|to| to.is_loopback());
         let Some(seen) = seen.filter(|seen| !is_own(seen)) else {
@@ -270,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_of_both_families_are_read_and_rubbish_is_not() {
+    fn packets_decode_and_truncated_or_malformed_ones_do_not_panic() {
         let frame = netprobe::Frame {
             to: "10.1.2.3".parse().ok(),
             port: 5000,

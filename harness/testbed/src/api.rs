@@ -1,0 +1,118 @@
+//! A client of E2B's API: requests to the control plane, and connections to a port of a sandbox.
+//!
+//! The caller owns each connection and decides whether it is used again.
+
+use std::time::Duration;
+
+use api_types::envd::{ClientError, EnvdClient, HttpAnswer};
+use serde::Deserialize;
+
+use crate::endpoint::{BadUrl, DialError, Endpoint, Wire};
+
+/// Port of the code interpreter in a sandbox.
+pub const INTERPRETER_PORT: u16 = 49_999;
+/// Longest sandbox id that is accepted, in bytes.
+const MAX_ID: usize = 128;
+
+/// An API and the credentials for it.
+#[derive(Clone, Debug)]
+pub struct Api {
+    /// Control plane.
+    pub control: Endpoint,
+    /// Pattern of the data plane's URLs, with the placeholders `{id}` and `{port}`. `None`: requests to sandboxes go to the
+    /// control plane's address and name sandbox and port in headers.
+    pub sandbox_url: Option<String>,
+    /// Sent as `X-API-KEY`.
+    pub key: String,
+    /// Limit of each exchange.
+    pub timeout: Duration,
+}
+
+impl Api {
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// Returns the [`DialError`] of [`Endpoint::dial`].
+    pub fn connect(&self, to: &Endpoint) -> Result<EnvdClient<Wire>, DialError> {
+        let wire = to.dial(self.timeout)?;
+        let mut client = EnvdClient::over(wire, self.timeout);
+        client.set_route(&to.authority(), &[]);
+        Ok(client)
+    }
+
+    /// Sends a request to the control plane, over a connection to it.
+    ///
+    /// # Errors
+    /// The exchange failed or timed out. An answer with any status is `Ok`.
+    pub fn request(
+        &self,
+        client: &mut EnvdClient<Wire>,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<HttpAnswer, ClientError> {
+        client.set_route(&self.control.authority(), &[("x-api-key", &self.key)]);
+        client.set_access_token(None);
+        client.set_timeout(self.timeout);
+        let json = [("content-type", "application/json")];
+        client.request(method, path, &json, body)
+    }
+
+    /// The address that serves `port` of the sandbox `id`.
+    ///
+    /// # Errors
+    /// Returns [`BadUrl`] if `sandbox_url` with both placeholders filled in is not a base URL.
+    pub fn data_endpoint(&self, id: &str, port: u16) -> Result<Endpoint, BadUrl> {
+        match &self.sandbox_url {
+            None => Ok(self.control.clone()),
+            Some(pattern) => {
+                let url = pattern.replace("{id}", id);
+                Endpoint::parse(&url.replace("{port}", &port.to_string()))
+            }
+        }
+    }
+}
+
+/// The body of the answer to a create or a fork, without the fields that are not used here.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Created {
+    /// Id of the sandbox.
+    #[serde(rename = "sandboxID")]
+    pub sandbox_id: String,
+    /// Token for the agent; absent if the sandbox takes requests without one.
+    pub envd_access_token: Option<String>,
+    /// Token for the sandbox's ports; absent if they are public.
+    pub traffic_access_token: Option<String>,
+}
+
+impl Created {
+    /// Checks that id and agent token can be parts of a path, a host name and a header.
+    ///
+    /// # Errors
+    /// One line that says which of them cannot.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let id = &self.sandbox_id;
+        let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+        if id.is_empty() || id.len() > MAX_ID || !id.bytes().all(is_plain) {
+            return Err("the sandbox id is malformed");
+        }
+        let token = self.envd_access_token.as_deref().unwrap_or_default();
+        if token.bytes().all(|b| b.is_ascii_graphic()) {
+            Ok(())
+        } else {
+            Err("the access token is malformed")
+        }
+    }
+
+    /// Directs requests on `client`, a connection to `data`, to `port` of this sandbox.
+    pub fn route(&self, client: &mut EnvdClient<Wire>, data: &Endpoint, port: u16) {
+        let port = port.to_string();
+        let headers = [
+            ("e2b-sandbox-id", self.sandbox_id.as_str()),
+            ("e2b-sandbox-port", &port),
+        ];
+        client.set_route(&data.authority(), &headers);
+        client.set_access_token(self.envd_access_token.clone());
+    }
+}
