@@ -1,16 +1,19 @@
-//! A context: one host, the cells that wait for it, and what it was last told.
+//! A context: one host, the cells that wait for it, and the clone state that the host was last sent.
 //!
 //! ```text
 //!            ready                 next cell
 //! Starting ────────► Idle ◄──────────────────► Running
 //!     │  ▲             │           done           │
-//!     │  └─────────────┴──────────────────────────┘  the host died, or was restarted
+//!     │  └─────────────┴──────────────────────────┘  the host ended, or was restarted
 //!     └────────────► Failed ──► Starting  at the next cell
-//!   died before it was ready
+//!   ended before it was ready
 //! ```
-//! One cell at a time; the others wait in order.
+//! One cell runs at a time; the others wait in order.
 
 use std::{collections::VecDeque, path::Path, time::Instant};
+
+use nix::errno::Errno;
+use transport::{Key, Reactor};
 
 use crate::{
     clone_state::{CloneState, Variables},
@@ -20,72 +23,75 @@ use crate::{
     zygote::Zygote,
 };
 
-/// Cells that wait at most.
+/// Largest number of waiting cells.
 const MAX_QUEUE: usize = 256;
 
-/// A cell and who asked for it.
+/// A cell, and the connection that it answers.
 #[derive(Debug)]
 pub(crate) struct Job {
-    pub(crate) conn: u64,
+    pub(crate) conn: Key,
     pub(crate) code: String,
     pub(crate) env_vars: Variables,
-    /// Whether it is counted and its results are remembered.
+    /// Whether the cell is counted and its results enter the history.
     pub(crate) store_history: bool,
 }
 
-/// See the drawing.
+/// The states of the drawing above.
 #[derive(Debug)]
 pub(crate) enum State {
     Starting,
     Idle,
-    /// The connection that is answered; absent when its client has gone.
-    Running(Option<u64>),
+    /// The connection that the cell answers; `None` after its client has left.
+    Running(Option<Key>),
     Failed,
 }
 
 /// A context.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// Never used again; how the rest of the program refers to it.
-    pub(crate) serial: u64,
-    /// How clients refer to it.
+    /// Contexts are listed in this order.
+    pub(crate) order: u64,
+    /// The name that clients use.
     pub(crate) id: String,
     pub(crate) language: Language,
     pub(crate) cwd: String,
     /// Whether cells that name only the language run here.
     pub(crate) is_default: bool,
-    /// Whether clients have made it, or used it, or it is there from the start: others know nothing of it.
+    /// False for a context that was created ahead and has not been used.
     pub(crate) is_listed: bool,
     pub(crate) state: State,
     pub(crate) host: Option<Host>,
     pub(crate) queue: VecDeque<Job>,
-    /// Cells begun since the host started, as far as they are counted.
+    /// Connections to answer once the context is ready, with their answers.
+    pub(crate) waiting: Vec<(Key, Vec<u8>)>,
+    /// Counted cells that have begun since the host started.
     count: u64,
-    /// What the host was last told, as counted by [`CloneState`].
+    /// The generation that the host was last sent, as counted by [`CloneState`].
     generation: Option<u64>,
+    /// The environment that the host was last sent, as counted by [`CloneState`].
     environment: Option<u64>,
-    /// A context that dies is wanted again soon: only its first start takes its time.
+    /// Only the first host of a context runs warm-up code: a replacement is needed soon.
     next_start: Start,
-    /// When something is done about an interrupted cell that still runs.
+    /// When an interrupted cell that still runs is interrupted again, or loses its host.
     pub(crate) patience: Option<Instant>,
-    /// Since when it is interrupted; meaningless otherwise.
+    /// When the cell was first interrupted; meaningless while none is.
     interrupted: Instant,
 }
 
-/// The context has too much to do.
+/// [`MAX_QUEUE`] cells are waiting.
 #[derive(Debug)]
 pub(crate) struct QueueFull;
 
 impl Context {
     pub(crate) fn new(
-        serial: u64,
+        order: u64,
         id: String,
         language: Language,
         cwd: String,
         start: Start,
     ) -> Self {
         Self {
-            serial,
+            order,
             id,
             language,
             cwd,
@@ -94,6 +100,7 @@ impl Context {
             state: State::Failed,
             host: None,
             queue: VecDeque::new(),
+            waiting: Vec::new(),
             count: 0,
             generation: None,
             environment: None,
@@ -103,7 +110,7 @@ impl Context {
         }
     }
 
-    /// Starts a host where there is none.
+    /// Starts a host. The context must have none.
     pub(crate) fn start(
         &mut self,
         hosts: &Path,
@@ -116,8 +123,8 @@ impl Context {
         self.environment = None;
         self.patience = None;
         self.state = State::Failed;
-        // Hosts of this project are told with the first cell; kernels may have no words for it, and what Java
-        // starts has the environment that its process began with.
+        // Hosts of this project get the sandbox's environment with their first cell. A kernel may have no code for that,
+        // and processes that Java starts inherit the environment with which the JVM was started.
         let none = Variables::new();
         let env = match self.language {
             Language::Kernel(_) | Language::Java => {
@@ -137,7 +144,19 @@ impl Context {
         Ok(())
     }
 
-    /// Adds a cell to those that wait.
+    /// Adds the host's descriptors to the poller.
+    pub(crate) fn watch(&self, io: &Reactor, key: Key) -> Result<(), Errno> {
+        self.host
+            .as_ref()
+            .map_or(Ok(()), |host| host.watch(io, key))
+    }
+
+    /// Whether part of a request has not been sent to the host.
+    pub(crate) fn has_pending_request(&self) -> bool {
+        self.host.as_ref().is_some_and(Host::has_pending_request)
+    }
+
+    /// Queues a cell.
     pub(crate) fn push(&mut self, job: Job) -> Result<(), QueueFull> {
         if self.queue.len() >= MAX_QUEUE {
             return Err(QueueFull);
@@ -146,8 +165,11 @@ impl Context {
         Ok(())
     }
 
-    /// Gives the next cell to the host if it has nothing to do; the cell's connection and number.
-    pub(crate) fn dispatch(&mut self, clone: &mut CloneState) -> Result<Option<(u64, u64)>, Gone> {
+    /// Sends the next cell to an idle host. Returns the cell's connection and number.
+    ///
+    /// # Errors
+    /// Returns [`Gone`] if the host has ended; the cell counts as running.
+    pub(crate) fn dispatch(&mut self, clone: &mut CloneState) -> Result<Option<(Key, u64)>, Gone> {
         let (State::Idle, Some(host)) = (&self.state, &mut self.host) else {
             return Ok(None);
         };
@@ -162,7 +184,7 @@ impl Context {
         self.patience = None;
         self.state = State::Running(Some(job.conn));
         let changed = self.environment != Some(clone.environment);
-        // A host that was told of no variable need not be told that there are none.
+        // A new host assumes an empty environment.
         let nothing = self.environment.is_none() && clone.variables().is_empty();
         let base = (changed && !nothing).then(|| clone.variables());
         let run = Run {
@@ -180,7 +202,7 @@ impl Context {
         Ok(Some((job.conn, number)))
     }
 
-    /// Whether its host takes cells.
+    /// Whether the host accepts cells.
     pub(crate) fn is_ready(&self) -> bool {
         match self.state {
             State::Idle | State::Running(_) => true,
@@ -189,15 +211,15 @@ impl Context {
     }
 
     /// The connection whose cell runs.
-    pub(crate) fn answered(&self) -> Option<u64> {
+    pub(crate) fn answered(&self) -> Option<Key> {
         match self.state {
             State::Running(conn) => conn,
             State::Starting | State::Idle | State::Failed => None,
         }
     }
 
-    /// Forgets a client that has gone: its cell is interrupted, or never begun.
-    pub(crate) fn leave(&mut self, conn: u64, now: Instant) {
+    /// Drops a client that has left: its running cell is interrupted, a waiting one is removed.
+    pub(crate) fn leave(&mut self, conn: Key, now: Instant) {
         self.queue.retain(|job| job.conn != conn);
         if self.answered() == Some(conn) {
             self.state = State::Running(None);
@@ -210,16 +232,16 @@ impl Context {
         if let Some(host) = &mut self.host {
             host.interrupt(again);
         }
-        self.patience = Some(now + self.language.deafness().again);
+        self.patience = Some(now + self.language.escalation().again);
     }
 
-    /// What an interrupted cell that still runs costs; whether it is the host's life.
+    /// Interrupts a cell again that still runs after an interrupt. True if its host must be replaced instead.
     pub(crate) fn lose_patience(&mut self, now: Instant) -> bool {
-        let replace = self.language.deafness().replace;
-        let deaf = replace.is_some_and(|after| now >= self.interrupted + after);
-        if !deaf {
+        let replace = self.language.escalation().replace;
+        let hopeless = replace.is_some_and(|after| now >= self.interrupted + after);
+        if !hopeless {
             self.interrupt(now, true);
         }
-        deaf
+        hopeless
     }
 }

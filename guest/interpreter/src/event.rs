@@ -1,5 +1,5 @@
-//! The events of an execution that the server itself makes, each one line of JSON. Those of the hosts are
-//! passed on as they are (see [`crate::message`]).
+//! The events of an execution that the server itself creates, each one line of JSON. Events of the hosts are passed on
+//! unread ([`crate::message`]).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,11 +10,11 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum Event<'a> {
-    /// First of all: how many cells the context has begun, this one included.
+    /// The first event: how many cells the context has begun, including this one.
     NumberOfExecutions {
         execution_count: u64,
     },
-    /// Clients need the time stamp.
+    /// Clients require the time stamp.
     Stdout {
         text: &'a str,
         timestamp: Timestamp,
@@ -31,19 +31,19 @@ pub(crate) enum Event<'a> {
     Keepalive,
 }
 
-/// The last line, as official servers write it.
+/// The last line, byte for byte as official servers write it.
 pub(crate) const END: &str = "{\"type\": \"end_of_execution\"}\n";
 
-impl Event<'_> {
-    /// The event with its line end.
+impl<'a> Event<'a> {
+    /// The event as a line, with its end.
     pub(crate) fn line(&self) -> Vec<u8> {
-        // Strings and numbers always become JSON.
+        // Serializing strings and numbers cannot fail.
         let mut line = serde_json::to_vec(self).unwrap_or_default();
         line.push(b'\n');
         line
     }
 
-    /// The host is gone.
+    /// The host has ended.
     pub(crate) fn unexpected_end() -> Self {
         Self::Error {
             name: "UnexpectedEndOfExecution",
@@ -52,7 +52,16 @@ impl Event<'_> {
         }
     }
 
-    /// Somebody restarted the context.
+    /// No host can be started.
+    pub(crate) fn no_host(text: &'a str) -> Self {
+        Self::Error {
+            name: "UnexpectedEndOfExecution",
+            value: text,
+            traceback: "",
+        }
+    }
+
+    /// Another client has restarted the context.
     pub(crate) fn restarted() -> Self {
         Self::Error {
             name: "ContextRestarting",
@@ -62,7 +71,7 @@ impl Event<'_> {
     }
 }
 
-/// The present wall-clock time.
+/// The current wall-clock time.
 pub(crate) fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let ns = since.map_or(0, |since| since.as_nanos());

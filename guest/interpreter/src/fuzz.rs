@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use api_types::envd::{Framing, MAX_HEAD};
+use api_types::envd::{BadRequest, ChunkError, Decoded, Framing, MAX_HEAD};
+use transport::{Head, http};
 
 use crate::{
     api::{self, CreateContextRequest, ExecuteRequest},
-    body::{Body, BodyError},
     clone_state::Variables,
-    http, kernel,
+    kernel,
     language::{Dialect, Language},
     message::{self, Line, Run},
 };
@@ -34,12 +34,12 @@ pub(crate) fn interpreter(bytes: &[u8]) {
 
 /// Requests on a connection, as the server takes them.
 fn request(bytes: &[u8], piece: usize) {
-    let Ok(Some((head, framing, used))) = http::parse(bytes) else {
+    let Ok(Some((head, framing, used))) = parse(bytes) else {
         return;
     };
     assert!(used <= MAX_HEAD && used <= bytes.len());
     for cut in (0..used).step_by(piece) {
-        assert!(matches!(http::parse(&bytes[..cut]), Ok(None)), "at {cut}");
+        assert!(matches!(parse(&bytes[..cut]), Ok(None)), "at {cut}");
     }
     let rest = bytes.get(used..).unwrap_or_default();
     let body = take(framing.clone(), rest, piece);
@@ -57,16 +57,21 @@ fn request(bytes: &[u8], piece: usize) {
     }
 }
 
-fn take(framing: Framing, bytes: &[u8], piece: usize) -> Result<Option<Vec<u8>>, BodyError> {
-    let (mut body, mut input) = (Body::new(framing), Vec::new());
-    // A body that is empty is whole before anything comes.
-    if let Some(whole) = body.take(&mut input)? {
-        return Ok(Some(whole));
-    }
-    for piece in bytes.chunks(piece) {
-        input.extend_from_slice(piece);
-        if let Some(whole) = body.take(&mut input)? {
-            return Ok(Some(whole));
+fn parse(bytes: &[u8]) -> Result<Option<(Head<()>, Framing, usize)>, BadRequest> {
+    http::parse(bytes)
+}
+
+/// The body, if it is complete.
+fn take(mut framing: Framing, bytes: &[u8], piece: usize) -> Result<Option<Vec<u8>>, ChunkError> {
+    let mut body = Vec::new();
+    // The empty piece completes an empty body.
+    for mut piece in bytes.chunks(piece).chain([&[][..]]) {
+        loop {
+            match framing.next(&mut piece)? {
+                Decoded::Data(data) => body.extend_from_slice(data),
+                Decoded::More => break,
+                Decoded::End => return Ok(Some(body)),
+            }
         }
     }
     Ok(None)

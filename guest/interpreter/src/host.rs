@@ -1,12 +1,12 @@
 //! A host: the process that runs the cells of one context.
 //!
-//! It gets a control socket, as its standard input if it is started by the server itself; its standard output and
-//! error are pipes to the server: what the code's own children print arrives as what the code itself prints does.
+//! It gets a control socket, as its standard input if the server itself starts it. Its standard output and error are
+//! pipes to the server, so output of child processes arrives like that of the code itself.
 
 use std::{
     io,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt},
     },
     path::Path,
@@ -16,9 +16,13 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{FcntlArg, OFlag, fcntl},
-    sys::signal::{Signal, kill, killpg},
+    sys::{
+        epoll::EpollFlags,
+        signal::{Signal, kill, killpg},
+    },
     unistd::Pid,
 };
+use transport::{Key, Reactor, Token};
 
 use crate::{
     clone_state::Variables,
@@ -31,58 +35,105 @@ use crate::{
 /// Longest line of a host; results are one line each.
 const MAX_LINE: usize = 64 << 20;
 
-/// Which of its streams something came from.
+/// A standard stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
     Stdout,
     Stderr,
 }
 
-/// The process and the ends of its streams.
+/// A polled descriptor of a host, as a number of [`Token::Service`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Source {
+    Control,
+    Stdout,
+    Stderr,
+}
+
+impl Source {
+    /// The source with that number.
+    pub(crate) fn find(number: u8) -> Option<Self> {
+        let all = [Self::Control, Self::Stdout, Self::Stderr];
+        all.get(usize::from(number)).copied()
+    }
+
+    fn token(self, context: Key) -> Token {
+        Token::Service(self as u8, context)
+    }
+}
+
+/// The process and the server's ends of its streams.
 #[derive(Debug)]
 pub(crate) struct Host {
     process: Process,
     reach: Reach,
     control: UnixStream,
-    /// Received and not yet a line.
+    control_ready: Readiness,
+    /// Received bytes of an incomplete line.
     input: Vec<u8>,
-    /// Not yet taken by the host.
+    /// Bytes that the host has not taken yet.
     output: Vec<u8>,
+    /// Whether the poller reports room on the control socket.
+    watches_room: bool,
     stdout: Pipe,
     stderr: Pipe,
 }
 
-/// Whose child the process is.
+/// What an edge-triggered poller has reported of a descriptor, until a read has emptied it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Readiness {
+    readable: bool,
+    hangup: bool,
+}
+
+impl Readiness {
+    fn mark(&mut self, flags: EpollFlags) {
+        let gone = EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR | EpollFlags::EPOLLRDHUP;
+        self.hangup |= flags.intersects(gone);
+        self.readable |= self.hangup || flags.contains(EpollFlags::EPOLLIN);
+    }
+
+    /// A short read has emptied the descriptor; after a hang-up the end must still be read.
+    fn after_read(&mut self, read: usize, wanted: usize) {
+        self.readable = read == wanted || self.hangup;
+    }
+}
+
+/// The parent of the process.
 #[derive(Debug)]
 enum Process {
-    /// The server's; it leads a process group.
+    /// The server's child, which leads a process group.
     Own(Child),
     Forked(Fork),
 }
 
-/// How a host is started.
+/// The parameters of a start.
 #[derive(Debug)]
 pub(crate) struct Setup<'a> {
     /// The directory of hosts.
     pub(crate) hosts: &'a Path,
     pub(crate) cwd: &'a str,
     pub(crate) how: Start,
-    /// Variables beside this process's own.
+    /// Variables in addition to the server's own.
     pub(crate) env: &'a Variables,
 }
 
+/// The reading end of a standard stream.
 #[derive(Debug)]
 struct Pipe {
+    /// `None` after end-of-file.
     end: Option<OwnedFd>,
+    ready: Readiness,
     decoder: Decoder,
 }
 
-/// The host is gone, or talks nonsense.
+/// The host has closed its control socket, or sends a line above [`MAX_LINE`].
 #[derive(Debug)]
 pub(crate) struct Gone;
 
 impl Host {
-    /// Starts a host. It is ready when it says so.
+    /// Starts a host. It sends a line once it is ready.
     pub(crate) fn start(
         language: &Language,
         setup: &Setup<'_>,
@@ -118,21 +169,72 @@ impl Host {
             process,
             reach: language.reach(),
             control,
+            control_ready: Readiness::default(),
             input: Vec::new(),
             output: Vec::new(),
+            watches_room: false,
             stdout,
             stderr,
         })
     }
 
-    /// Queues a request and sends what the socket takes of it.
-    pub(crate) fn send(&mut self, request: &[u8]) -> Result<(), Gone> {
-        self.output.extend_from_slice(request);
-        self.flush()
+    /// Adds the host's descriptors to the poller.
+    pub(crate) fn watch(&self, io: &Reactor, context: Key) -> Result<(), Errno> {
+        let control = EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP;
+        io.watch(&self.control, Source::Control.token(context), control)?;
+        for (source, pipe) in [
+            (Source::Stdout, &self.stdout),
+            (Source::Stderr, &self.stderr),
+        ] {
+            if let Some(end) = &pipe.end {
+                io.watch(end, source.token(context), EpollFlags::EPOLLIN)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Sends what is queued.
-    pub(crate) fn flush(&mut self) -> Result<(), Gone> {
+    /// Records that a descriptor is ready.
+    pub(crate) fn mark(&mut self, source: Source, flags: EpollFlags) {
+        match source {
+            Source::Control => self.control_ready.mark(flags),
+            Source::Stdout => self.stdout.ready.mark(flags),
+            Source::Stderr => self.stderr.ready.mark(flags),
+        }
+    }
+
+    /// Whether a descriptor has something to read, as far as the poller has reported.
+    pub(crate) fn is_readable(&self) -> bool {
+        let pipes = [&self.stdout, &self.stderr];
+        self.control_ready.readable
+            || pipes
+                .iter()
+                .any(|pipe| pipe.ready.readable && pipe.end.is_some())
+    }
+
+    /// Queues a request and sends as much as the socket takes.
+    pub(crate) fn send(&mut self, request: &[u8]) -> Result<(), Gone> {
+        self.output.extend_from_slice(request);
+        self.write()
+    }
+
+    /// Whether part of a request has not been sent.
+    pub(crate) fn has_pending_request(&self) -> bool {
+        !self.output.is_empty()
+    }
+
+    /// Sends as much of the queue as the socket takes, and has the poller report when a full socket has room.
+    pub(crate) fn flush(&mut self, io: &Reactor, context: Key) -> Result<(), Gone> {
+        self.write()?;
+        if self.has_pending_request() && !self.watches_room {
+            let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLOUT;
+            let token = Source::Control.token(context);
+            io.modify(&self.control, token, flags).map_err(|_| Gone)?;
+            self.watches_room = true;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<(), Gone> {
         while !self.output.is_empty() {
             match nix::unistd::write(&self.control, &self.output) {
                 Ok(n) => drop(self.output.drain(..n)),
@@ -144,11 +246,15 @@ impl Host {
         Ok(())
     }
 
-    /// Reads once from the control socket; whole lines are taken by [`Host::next_line`].
+    /// Reads once from the control socket. [`Host::next_line`] returns the complete lines.
     pub(crate) fn receive(&mut self, scratch: &mut [u8]) -> Result<(), Gone> {
+        if !self.control_ready.readable {
+            return Ok(());
+        }
         match nix::unistd::read(&self.control, scratch) {
             Ok(0) => Err(Gone),
             Ok(n) => {
+                self.control_ready.after_read(n, scratch.len());
                 let bytes = scratch.get(..n).unwrap_or_default();
                 self.input.extend_from_slice(bytes);
                 if self.input.len() <= MAX_LINE {
@@ -157,24 +263,29 @@ impl Host {
                     Err(Gone)
                 }
             }
-            Err(Errno::EAGAIN | Errno::EINTR) => Ok(()),
+            Err(Errno::EAGAIN) => {
+                self.control_ready.readable = false;
+                Ok(())
+            }
+            Err(Errno::EINTR) => Ok(()),
             Err(_) => Err(Gone),
         }
     }
 
-    /// The next whole line, without its end.
+    /// The next complete line, without its end.
     pub(crate) fn next_line(&mut self) -> Option<Vec<u8>> {
         let end = self.input.iter().position(|byte| *byte == b'\n')?;
         let mut line: Vec<u8> = self.input.drain(..=end).collect();
         line.pop();
         if self.input.is_empty() {
-            // One large result leaves no large buffer.
+            // A large result must not leave a large buffer.
             self.input.shrink_to(4 << 10);
         }
         Some(line)
     }
 
-    /// Text that was printed; `None` when there is none now.
+    /// Reads once from a standard stream; `None` if nothing is available. The poller may not have reported the latest
+    /// output yet, so this reads whatever it has reported.
     pub(crate) fn read(&mut self, stream: Stream, scratch: &mut [u8]) -> Option<String> {
         let pipe = match stream {
             Stream::Stdout => &mut self.stdout,
@@ -186,29 +297,30 @@ impl Host {
                 pipe.end = None;
                 Some(pipe.decoder.finish()).filter(|text| !text.is_empty())
             }
-            Ok(n) => Some(pipe.decoder.push(scratch.get(..n).unwrap_or_default())),
-            Err(_) => None,
+            Ok(n) => {
+                pipe.ready.after_read(n, scratch.len());
+                Some(pipe.decoder.push(scratch.get(..n).unwrap_or_default()))
+            }
+            Err(_) => {
+                pipe.ready.readable = false;
+                None
+            }
         }
     }
 
-    /// The control socket, and whether something waits to be sent.
-    pub(crate) fn control(&self) -> (BorrowedFd<'_>, bool) {
-        (self.control.as_fd(), !self.output.is_empty())
-    }
-
-    /// A stream's end, unless the other one is closed.
-    pub(crate) fn stream(&self, stream: Stream) -> Option<BorrowedFd<'_>> {
+    /// Whether a standard stream has output, as far as the poller has reported.
+    pub(crate) fn has_output(&self, stream: Stream) -> bool {
         let pipe = match stream {
             Stream::Stdout => &self.stdout,
             Stream::Stderr => &self.stderr,
         };
-        pipe.end.as_ref().map(AsFd::as_fd)
+        pipe.ready.readable
     }
 
-    /// Asks what runs to stop; `again` where it was asked before.
+    /// Interrupts the running cell; `again` if it has been interrupted before.
     pub(crate) fn interrupt(&mut self, again: bool) {
         if self.reach == Reach::Loop && !again {
-            // One that is gone has nothing to stop.
+            // Fails only if the host has ended, and then nothing runs.
             let _ = self.send(message::INTERRUPT);
             return;
         }
@@ -216,7 +328,7 @@ impl Host {
             Process::Own(child) => match self.reach {
                 Reach::Group | Reach::Loop => signal(child, Signal::SIGINT),
                 Reach::Host => {
-                    // The process is not waited for before it is killed: its number is its own.
+                    // The PID is valid: the process is reaped only after it was killed.
                     let _ = kill(pid(child), Signal::SIGINT);
                 }
             },
@@ -224,7 +336,7 @@ impl Host {
         }
     }
 
-    /// Ends the process with all that it started; what is left has to be waited for.
+    /// Kills the process and its process group. Returns the child that is to be reaped, if it is the server's.
     pub(crate) fn kill(self) -> Option<Child> {
         match self.process {
             Process::Own(child) => {
@@ -247,20 +359,20 @@ fn command(language: &Language, setup: &Setup<'_>) -> io::Result<Command> {
         .args(arguments)
         .current_dir(setup.cwd)
         .envs(setup.env)
-        // Interrupts go to all that the code has started.
+        // Interrupts go to all processes that the code has started.
         .process_group(0);
     sys::end_with_parent(&mut command);
     Ok(command)
 }
 
 fn signal(leader: &Child, signal: Signal) {
-    // Fails only when all of them are gone.
+    // Fails only if all of them have ended.
     let _ = killpg(pid(leader), signal);
 }
 
-/// A leader's group has the same number.
+/// The PID, which is also the ID of the group that the process leads.
 fn pid(child: &Child) -> Pid {
-    // Process numbers fit.
+    // PIDs fit in 22 bits.
     Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX))
 }
 
@@ -271,6 +383,7 @@ impl Pipe {
         fcntl(&end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let pipe = Self {
             end: Some(end),
+            ready: Readiness::default(),
             decoder: Decoder::default(),
         };
         Ok((pipe, writer))

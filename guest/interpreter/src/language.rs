@@ -43,7 +43,7 @@ pub(crate) enum Reach {
 
 /// What is done about an interrupted cell that still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Deafness {
+pub(crate) struct Escalation {
     /// How long until it is interrupted again.
     pub(crate) again: Duration,
     /// How long until its host is replaced; `None` for hosts that hear in the end.
@@ -89,7 +89,7 @@ impl Language {
     }
 
     /// What becomes of an interrupted cell that goes on.
-    pub(crate) fn deafness(&self) -> Deafness {
+    pub(crate) fn escalation(&self) -> Escalation {
         let seconds = Duration::from_secs;
         let (again, replace) = match self {
             // Python sleeps on if a signal arrives just before it sleeps.
@@ -105,7 +105,7 @@ impl Language {
             // A kernel that is interrupted while it tells of an interrupt may never finish telling.
             Self::Kernel(_) => (seconds(10), Some(seconds(60))),
         };
-        Deafness { again, replace }
+        Escalation { again, replace }
     }
 
     pub(crate) fn reach(&self) -> Reach {

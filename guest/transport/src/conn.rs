@@ -22,7 +22,7 @@ use nix::{
 
 use crate::{
     http::{self, After, Head},
-    reactor::Reactor,
+    reactor::{CONN_EVENTS, Reactor, Token},
     service::{Exchange, Service, Sink, Step},
     slots::{Key, Slots},
 };
@@ -178,9 +178,9 @@ impl<S: Service> Conn<S> {
 
     /// Has the poller report when a full socket has room again.
     pub(crate) fn watch_room(&mut self, key: Key, reactor: &Reactor) -> Result<(), Gone> {
-        reactor
-            .watch_room(self.socket.as_fd(), key)
-            .map_err(|_| Gone)?;
+        let flags = CONN_EVENTS | EpollFlags::EPOLLOUT;
+        let watched = reactor.modify(self.socket.as_fd(), Token::Conn(key), flags);
+        watched.map_err(|_| Gone)?;
         self.watches_room = true;
         Ok(())
     }

@@ -9,7 +9,7 @@ use nix::{
 
 use crate::slots::{self, Key};
 
-/// Events of every connection; `EPOLLOUT` is added by [`Reactor::watch_room`].
+/// Events of every connection; `EPOLLOUT` is added once the socket has been full.
 pub(crate) const CONN_EVENTS: EpollFlags = EpollFlags::EPOLLIN.union(EpollFlags::EPOLLRDHUP);
 
 /// The poller, the work queue and the read buffer.
@@ -96,11 +96,13 @@ impl Reactor {
         self.poller.add(fd, event)
     }
 
-    /// Adds `EPOLLOUT` to a connection's events. If there is room by now, the event fires at once.
+    /// Replaces the events of a polled descriptor, edge-triggered. If one of them has occurred already, it is reported.
+    ///
+    /// # Errors
+    /// Returns the error of `epoll_ctl`.
     #[inline(never)]
-    pub(crate) fn watch_room(&self, fd: impl AsFd, key: Key) -> Result<(), Errno> {
-        let flags = CONN_EVENTS | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
-        let mut event = EpollEvent::new(flags, Token::Conn(key).to_bits());
+    pub fn modify(&self, fd: impl AsFd, token: Token, flags: EpollFlags) -> Result<(), Errno> {
+        let mut event = EpollEvent::new(flags | EpollFlags::EPOLLET, token.to_bits());
         self.poller.modify(fd, &mut event)
     }
 
