@@ -1,4 +1,4 @@
-//! Code of its own: without it an attacker has the VMM's text and no more.
+//! Executable memory with new code. Without it, an attacker has only the code in the VMM's text.
 
 use nix::libc;
 
@@ -14,16 +14,16 @@ const ALL: i64 = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as i64;
 const READ_EXECUTE: i64 = (libc::PROT_READ | libc::PROT_EXEC) as i64;
 /// From `linux/shm.h`.
 const SHM_EXEC: i64 = 0o100_000;
-/// From `linux/personality.h`: readable memory is executable.
+/// From `linux/personality.h`.
 const READ_IMPLIES_EXEC: i64 = 0x040_0000;
-/// Stands for code that was brought along: `ud2`, four times.
-const BROUGHT: [u8; 8] = [0x0f, 0x0b, 0x0f, 0x0b, 0x0f, 0x0b, 0x0f, 0x0b];
+/// New code: four `ud2` instructions.
+const NEW_CODE: [u8; 8] = [0x0f, 0x0b, 0x0f, 0x0b, 0x0f, 0x0b, 0x0f, 0x0b];
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "code-page-made-executable",
         class: Class::Code,
-        why: "Data that the guest sent becomes code.",
+        why: "Data that the guest sent could become code.",
         refusals: FILTER,
         act: |i, _| {
             let page = i.page()?;
@@ -35,7 +35,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "code-new-page",
         class: Class::Code,
-        why: "A page that is writable and executable from the start.",
+        why: "A page that is writable and executable takes any code.",
         refusals: FILTER,
         act: |i, _| {
             let flags = i64::from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -47,7 +47,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "code-mapped-file",
         class: Class::Code,
-        why: "A file with the guest's disk becomes code.",
+        why: "The guest's disk, mapped from its file, could become code.",
         refusals: FILTER,
         act: |i, _| {
             let layer = i.descriptor("the layer", |link| link.ends_with("/layer"))?;
@@ -60,7 +60,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "code-page-with-key",
         class: Class::Code,
-        why: "The same change by the call for protection keys.",
+        why: "pkey_mprotect can make a page executable as mprotect can.",
         refusals: FILTER,
         act: |i, _| {
             let page = i.page()?;
@@ -72,7 +72,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "code-shared-memory",
         class: Class::Code,
-        why: "System V shared memory can be attached executable.",
+        why: "System V shared memory can be attached as executable.",
         refusals: FILTER,
         act: shared_memory,
         look: new_code,
@@ -80,7 +80,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "code-by-personality",
         class: Class::Code,
-        why: "With it the kernel adds the right to execute by itself.",
+        why: "With READ_IMPLIES_EXEC, the kernel makes every readable page executable.",
         refusals: FILTER,
         act: |i, _| {
             i.call("personality", libc::SYS_personality, &[READ_IMPLIES_EXEC])?;
@@ -91,24 +91,24 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "code-own-text",
         class: Class::Code,
-        why: "/proc/self/mem writes read-only text.",
+        why: "A write to /proc/self/mem changes even read-only text.",
         refusals: USUAL,
         act: |i, _| {
             let text = text_end(i)?;
             let file = i.open("/proc/self/mem", libc::O_RDWR)?;
-            let bytes = i.put(&BROUGHT)?;
+            let bytes = i.put(&NEW_CODE)?;
             i.attempt("pwrite64", libc::SYS_pwrite64, &[file, bytes, 8, text])
         },
-        look: |_, i| match text_end(i).and_then(|at| i.get(at, BROUGHT.len())) {
-            Ok(bytes) => changed_if(bytes == BROUGHT, "the text has other bytes"),
-            // It is gone with the process.
+        look: |_, i| match text_end(i).and_then(|at| i.get(at, NEW_CODE.len())) {
+            Ok(bytes) => changed_if(bytes == NEW_CODE, "the text has changed"),
+            // The process has ended, and its memory with it.
             Err(_) => Ok(None),
         },
     },
     Attempt {
         name: "code-memory-file",
         class: Class::Code,
-        why: "A file in memory that could be run or mapped.",
+        why: "A file in memory can be mapped as code or executed.",
         refusals: FILTER,
         act: |i, _| {
             let name = i.put(b"\0")?;
@@ -116,7 +116,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         },
         look: |_, i| {
             let found = i.descriptor("memory", |link| link.starts_with("/memfd:"));
-            changed_if(found.is_ok(), "the file is there")
+            changed_if(found.is_ok(), "the memory file exists")
         },
     },
 ];
@@ -125,7 +125,7 @@ fn shared_memory(i: &mut Intruder, _: &Scene) -> Try<()> {
     let mode = i64::from(libc::IPC_CREAT) | 0o700;
     let segment = i.call("shmget", libc::SYS_shmget, &[0, 4096, mode])?;
     let attached = i.call("shmat", libc::SYS_shmat, &[segment, 0, SHM_EXEC]);
-    // It goes when it is attached nowhere.
+    // Removes the segment as soon as no process has it attached.
     let remove = [segment, libc::IPC_RMID.into(), 0];
     i.call("shmctl", libc::SYS_shmctl, &remove)?;
     attached.map(|_| ())
@@ -139,10 +139,10 @@ fn text_end(i: &Intruder) -> Try<i64> {
     Ok((text.range.end - 8).cast_signed())
 }
 
-/// Executable memory that is neither the program's text nor the kernel's own pages.
+/// Looks for executable memory other than the program's text, its libraries and the kernel's pages.
 fn new_code(_: &Scene, i: &Intruder) -> Change {
     let Ok(all) = i.mappings() else {
-        // It is gone with the process.
+        // The process has ended, and its memory with it.
         return Ok(None);
     };
     let own = std::fs::read_link(format!("/proc/{}/exe", i.pid())).unwrap_or_default();

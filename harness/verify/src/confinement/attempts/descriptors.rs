@@ -1,4 +1,4 @@
-//! What it has open: given away, opened again with more rights, multiplied, enlarged.
+//! The VMM's own descriptors: passed on, opened again with more rights, duplicated, or their files enlarged.
 
 use std::fs;
 
@@ -14,15 +14,15 @@ use super::{
     Attempt, Class, FILTER, Refusal, USUAL, changed_if, no_change,
 };
 
-/// More than a VMM has use for.
+/// A descriptor number that no VMM needs.
 const DESCRIPTOR: i64 = 8000;
-/// Longer than any layer.
+/// A length above that of any layer.
 const TIB: i64 = 1 << 40;
-/// Numbers of limits as prlimit64(2) takes them.
+/// Resource numbers for prlimit64(2).
 const RLIMIT_CORE: i64 = libc::RLIMIT_CORE as i64;
 const RLIMIT_FSIZE: i64 = libc::RLIMIT_FSIZE as i64;
 
-/// A limit's own answers, beside the filter's.
+/// Refusals by the seccomp filter or by a resource limit.
 const LIMITED: &[Refusal] = &[
     Refusal::Death(Signal::SIGSYS),
     Refusal::Error(Errno::EMFILE),
@@ -38,7 +38,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "descriptor-give-away",
         class: Class::Descriptors,
-        why: "The TAP or KVM in the hands of another process.",
+        why: "Another process could use the TAP or the KVM descriptors.",
         refusals: FILTER,
         act: give_away,
         look: no_change,
@@ -46,7 +46,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "descriptor-image-for-writing",
         class: Class::Descriptors,
-        why: "All clones read the root image; it was opened for reading. Opened and no more.",
+        why: "All clones read the root image, which the VMM has open only for reading. The attempt only opens it.",
         refusals: USUAL,
         act: |i, _| {
             let image = i.descriptor("the root image", |link| link.contains(".erofs"))?;
@@ -58,7 +58,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "descriptor-console-again",
         class: Class::Descriptors,
-        why: "A second description of its console's file, with flags of its choice.",
+        why: "A second open of the console file could use other flags.",
         refusals: USUAL,
         act: |i, _| {
             let console = i.descriptor("the console", is_console)?;
@@ -70,7 +70,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "descriptor-lock-of-template",
         class: Class::Descriptors,
-        why: "A lease on a shared file stops every other program that opens it.",
+        why: "A lock on a file that all clones share can block other programs.",
         refusals: USUAL,
         act: |i, s| {
             let memory = s.template.join(template_file::MEMORY);
@@ -78,7 +78,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let file = i.descriptor("the template's memory", |link| link == memory);
             let file = match file {
                 Ok(file) => file,
-                // It is mapped, and closed.
+                // The VMM has mapped the file and closed the descriptor.
                 Err(_) => i.open(memory, libc::O_RDONLY)?,
             };
             i.attempt("flock", libc::SYS_flock, &[file, libc::LOCK_EX.into()])
@@ -88,19 +88,19 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "limit-descriptors",
         class: Class::Limits,
-        why: "Open files are kernel memory that no group's limit stops in time.",
+        why: "Open files take kernel memory, which a cgroup limits too late.",
         refusals: LIMITED,
         act: |i, _| i.fcntl(0, libc::F_DUPFD_CLOEXEC, DESCRIPTOR).map(|_| ()),
         look: |_, i| {
             let path = format!("/proc/{}/fd/{DESCRIPTOR}", i.pid());
             let open = fs::symlink_metadata(path).is_ok();
-            changed_if(open, "the descriptor is there")
+            changed_if(open, "the descriptor exists")
         },
     },
     Attempt {
         name: "limit-file-size",
         class: Class::Limits,
-        why: "A file that grows without end fills the host's disk.",
+        why: "A file that grows without limit fills the host's disk.",
         refusals: TOO_LARGE,
         act: |i, _| {
             let console = i.descriptor("the console", is_console)?;
@@ -111,7 +111,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "limit-raise-core",
         class: Class::Limits,
-        why: "A core file has the guest's memory in it.",
+        why: "A core file would contain the guest's memory.",
         refusals: USUAL,
         act: |i, _| set_limit(i, RLIMIT_CORE, 1 << 20),
         look: |_, i| raised(i, "Max core file size", "1048576"),
@@ -119,19 +119,19 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "limit-raise-file-size",
         class: Class::Limits,
-        why: "A limit that it can raise is none.",
+        why: "A limit that the VMM can raise does not limit it.",
         refusals: USUAL,
         act: |i, _| set_limit(i, RLIMIT_FSIZE, 2 * TIB),
         look: |_, i| raised(i, "Max file size", "2199023255552"),
     },
 ];
 
-/// One descriptor beside one byte, as unix(7) has it: a `msghdr` with one `cmsghdr` of SCM_RIGHTS.
+/// Sends a descriptor with one byte of data (unix(7)): a `msghdr` with one SCM_RIGHTS `cmsghdr`.
 fn give_away(i: &mut Intruder, _: &Scene) -> Try<()> {
     let (near, _) = i.socket_pair()?;
     let byte = i.put(b"x")?;
     let part = i.put_words(&[byte, 1])?;
-    // Its length of 20 bytes, level and type of 32 bits each, the descriptor and what pads it.
+    // A `cmsghdr`: length 20, level and type with 32 bits each, the descriptor, and padding.
     let kind = i64::from(libc::SCM_RIGHTS) << 32 | i64::from(libc::SOL_SOCKET);
     let rights = i.put_words(&[20, kind, near])?;
     let message = i.put_words(&[0, 0, part, 1, rights, 24, 0])?;
@@ -153,5 +153,5 @@ fn raised(i: &Intruder, name: &str, value: &str) -> super::Change {
         return Ok(None);
     }
     let [soft, _] = process::limit(i.pid(), name)?;
-    changed_if(soft == value, "the limit is another")
+    changed_if(soft == value, "the limit has changed")
 }

@@ -1,4 +1,4 @@
-//! KVM, the TAP, and devices that are opened or made.
+//! KVM, the TAP, and other devices.
 
 use std::{fs::File, os::unix::fs::FileTypeExt};
 
@@ -20,7 +20,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "device-kvm",
         class: Class::Devices,
-        why: "A machine of its own, without limits of memory.",
+        why: "A second VM would have no memory limit.",
         refusals: USUAL,
         act: |i, _| {
             let kvm = i.open("/dev/kvm", libc::O_RDWR)?;
@@ -31,7 +31,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "device-tun",
         class: Class::Devices,
-        why: "An interface of its own in the host's network.",
+        why: "A new interface would be in the host's network.",
         refusals: USUAL,
         act: |i, _| i.open("/dev/net/tun", libc::O_RDWR).map(|_| ()),
         look: no_change,
@@ -39,7 +39,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "device-tap-stays",
         class: Class::Devices,
-        why: "A TAP that outlives its sandbox.",
+        why: "A persistent TAP outlives its sandbox.",
         refusals: FILTER,
         act: |i, _| tap(i, TUNSETPERSIST, 1),
         look: no_change,
@@ -47,7 +47,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "device-tap-header",
         class: Class::Devices,
-        why: "The next VM on this TAP reads frames at the wrong place.",
+        why: "The next VM on this TAP would read frames at a wrong offset.",
         refusals: FILTER,
         act: |i, _| {
             let size = i.put(&20_u32.to_ne_bytes())?;
@@ -58,7 +58,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "device-tap-owner",
         class: Class::Devices,
-        why: "Another user may open it from then on.",
+        why: "Another user could then open the TAP.",
         refusals: FILTER,
         act: |i, _| tap(i, TUNSETOWNER, 65_534),
         look: no_change,
@@ -66,27 +66,27 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "device-make-node",
         class: Class::Devices,
-        why: "Any device, at a path that is its own.",
+        why: "A device node of its own gives access to any device.",
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("public/node"))?;
             let mode = i64::from(libc::S_IFCHR) | 0o666;
-            // Major 1, minor 1: the host's memory.
+            // Major 1, minor 1 is /dev/mem.
             i.attempt("mknod", libc::SYS_mknod, &[path, mode, 0x101])
         },
         look: |s, _| {
             let node = s.path("public/node").symlink_metadata();
             let made = node.is_ok_and(|node| node.file_type().is_char_device());
-            changed_if(made, "the node is there")
+            changed_if(made, "the node exists")
         },
     },
     Attempt {
         name: "device-disk",
         class: Class::Devices,
-        why: "A disk of the host, below all files. Opened and no more.",
+        why: "A disk of the host contains all its files. The attempt only opens it.",
         refusals: USUAL,
         act: |i, _| {
-            // The first one that root may open.
+            // The first disk that exists and that root may open.
             let disks = ["/dev/vda", "/dev/sda", "/dev/nvme0n1", "/dev/loop0"];
             let found = disks.into_iter().find(|path| File::open(path).is_ok());
             i.open(found.unwrap_or_default(), libc::O_RDONLY)

@@ -1,4 +1,4 @@
-//! Files by their paths: the host's, everybody's, and the template that all clones share.
+//! Files, by path: files of root, files that any user may write, and the template that all clones share.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -20,7 +20,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "file-read-secret",
         class: Class::Files,
-        why: "Keys and password hashes are such files of root's.",
+        why: "Keys and password hashes are in files that only root may read.",
         refusals: USUAL,
         act: |i, s| {
             let file = i.open(s.path("secret"), libc::O_RDONLY)?;
@@ -31,7 +31,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "file-write-secret",
         class: Class::Files,
-        why: "A line written there adds a user.",
+        why: "A line added to such a file can create a user.",
         refusals: USUAL,
         act: |i, s| i.overwrite(s.path("secret"), DEFACED),
         look: |s, _| changed(s, "secret"),
@@ -39,7 +39,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "file-of-the-host",
         class: Class::Files,
-        why: "/etc/shadow, or where there is none the environment of the first process. Opened and no more.",
+        why: "/etc/shadow or, if the host has none, the environment of process 1 is secret. The attempt only opens it.",
         refusals: USUAL,
         act: |i, _| {
             let paths = ["/etc/shadow", "/proc/1/environ"];
@@ -51,30 +51,30 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "file-create-among-roots",
         class: Class::Files,
-        why: "A file in a directory such as /etc/cron.d is run as root.",
+        why: "Files in directories such as /etc/cron.d are executed by root.",
         refusals: USUAL,
         act: |i, s| {
             let flags = libc::O_CREAT | libc::O_WRONLY;
             i.open(s.path("private/job"), flags).map(|_| ())
         },
-        look: |s, _| there_is(s, "private/job"),
+        look: |s, _| exists(s, "private/job"),
     },
     Attempt {
         name: "file-create-in-public",
         class: Class::Files,
-        why: "What others take from a public directory may be planted there.",
+        why: "A file planted in a public directory can mislead other programs.",
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("public/planted"))?;
             let flags = i64::from(libc::O_CREAT | libc::O_WRONLY);
             i.attempt("open", libc::SYS_open, &[path, flags, 0o644])
         },
-        look: |s, _| there_is(s, "public/planted"),
+        look: |s, _| exists(s, "public/planted"),
     },
     Attempt {
         name: "file-write-everybodys",
         class: Class::Files,
-        why: "A file that any user may write is not the VMM's either.",
+        why: "The VMM must not change even a file that any user may write.",
         refusals: USUAL,
         act: |i, s| i.overwrite(s.path("writable"), DEFACED),
         look: |s, _| changed(s, "writable"),
@@ -82,30 +82,30 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "file-remove",
         class: Class::Files,
-        why: "Others lose what they keep in a public directory.",
+        why: "Other users would lose their files in a public directory.",
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("public/doomed"))?;
             i.attempt("unlink", libc::SYS_unlink, &[path])
         },
-        look: |s, _| changed_if(!s.path("public/doomed").exists(), "the file is gone"),
+        look: |s, _| changed_if(!s.path("public/doomed").exists(), "the file was removed"),
     },
     Attempt {
         name: "file-rename",
         class: Class::Files,
-        why: "A file of the same name takes the place of another's.",
+        why: "A renamed file can replace a file of another user.",
         refusals: USUAL,
         act: |i, s| {
             let from = i.path(&s.path("public/doomed"))?;
             let to = i.path(&s.path("public/renamed"))?;
             i.attempt("rename", libc::SYS_rename, &[from, to])
         },
-        look: |s, _| there_is(s, "public/renamed"),
+        look: |s, _| exists(s, "public/renamed"),
     },
     Attempt {
         name: "file-hard-link",
         class: Class::Files,
-        why: "A second name of a secret is where another program may give it away.",
+        why: "A second name for a file can make another program disclose it.",
         refusals: USUAL,
         act: |i, s| {
             let from = i.path(&s.path("writable"))?;
@@ -113,24 +113,24 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let arguments = [AT_CWD, from, AT_CWD, to, 0];
             i.attempt("linkat", libc::SYS_linkat, &arguments)
         },
-        look: |s, _| there_is(s, "public/name"),
+        look: |s, _| exists(s, "public/name"),
     },
     Attempt {
         name: "file-symbolic-link",
         class: Class::Files,
-        why: "A program of root's that follows it writes elsewhere.",
+        why: "A program of root that follows the link writes to another file.",
         refusals: USUAL,
         act: |i, s| {
             let from = i.path(&s.path("secret"))?;
             let to = i.path(&s.path("public/lure"))?;
             i.attempt("symlink", libc::SYS_symlink, &[from, to])
         },
-        look: |s, _| there_is(s, "public/lure"),
+        look: |s, _| exists(s, "public/lure"),
     },
     Attempt {
         name: "file-make-readable",
         class: Class::Files,
-        why: "The mode guards the secret.",
+        why: "Only the file mode protects the secret.",
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("secret"))?;
@@ -138,13 +138,13 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         },
         look: |s, _| {
             let mode = fs::metadata(s.path("secret"))?.permissions().mode();
-            changed_if(mode & 0o77 != 0, "the mode is another")
+            changed_if(mode & 0o77 != 0, "the mode has changed")
         },
     },
     Attempt {
         name: "file-truncate",
         class: Class::Files,
-        why: "An empty file serves as well as a removed one.",
+        why: "Truncating a file destroys its content.",
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("writable"))?;
@@ -155,7 +155,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "file-by-handle",
         class: Class::Files,
-        why: "A handle needs no path: a way out of containers in 2014.",
+        why: "A file handle needs no path. Containers were escaped this way in 2014.",
         refusals: USUAL,
         act: by_handle,
         look: no_change,
@@ -163,15 +163,15 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "file-by-32-bit-call",
         class: Class::Files,
-        why: "Numbers of 32-bit calls mean other calls: a filter that compares numbers alone is passed.",
+        why: "32-bit system calls have other numbers, which a filter that checks only the number would confuse.",
         refusals: USUAL,
         act: |i, _| {
-            // The path has to be below 4 GiB.
+            // A 32-bit call takes 32-bit addresses, so the path must be below 4 GiB.
             let rights = i64::from(libc::PROT_READ | libc::PROT_WRITE);
             let flags = i64::from(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_32BIT);
             let low = i.call("mmap", libc::SYS_mmap, &[0, 4096, rights, flags, -1, 0])?;
             i.write_at(low.cast_unsigned(), b"/etc\0")?;
-            // 5 is open there (`asm/unistd_32.h`), and fstat here.
+            // Number 5 is open in the 32-bit table (`asm/unistd_32.h`) and fstat in the 64-bit table.
             i.call_32("open", 5, &[low, libc::O_RDONLY.into(), 0])
                 .map(|_| ())
         },
@@ -180,7 +180,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "file-template-for-writing",
         class: Class::Files,
-        why: "Every clone that starts from now on maps it. Opened and no more.",
+        why: "Every clone that starts later maps this file. The attempt only opens it.",
         refusals: USUAL,
         act: |i, s| {
             let memory = s.template.join(template_file::MEMORY);
@@ -190,22 +190,22 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     },
 ];
 
-/// Whether a file of the scene holds what was written.
+/// Whether the content of a file of the scene has changed.
 fn changed(scene: &Scene, name: &str) -> Change {
-    let first = match name {
+    let original = match name {
         "secret" => &scene.secret[..],
         _ => super::super::scene::CONTENT,
     };
     let text = fs::read(scene.path(name))?;
-    changed_if(text != first, "the file has other bytes")
+    changed_if(text != original, "the file has changed")
 }
 
-fn there_is(scene: &Scene, name: &str) -> Change {
+fn exists(scene: &Scene, name: &str) -> Change {
     let found = scene.path(name).symlink_metadata().is_ok();
-    changed_if(found, "the file is there")
+    changed_if(found, "the file exists")
 }
 
-/// `struct file_handle` of name_to_handle_at(2): its size, its type, and as many bytes at most.
+/// Opens the secret by a `struct file_handle` (name_to_handle_at(2)), which is a size, a type, and at most `BYTES` bytes.
 fn by_handle(i: &mut Intruder, s: &Scene) -> Try<()> {
     const BYTES: u8 = 128;
     let mut empty = vec![0; 8 + usize::from(BYTES)];

@@ -1,4 +1,4 @@
-//! Control groups: limits of memory, processes and CPU time are theirs.
+//! Cgroups, which limit memory, processes and CPU time.
 
 use nix::libc;
 
@@ -8,7 +8,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "group-leave",
         class: Class::Groups,
-        why: "Outside of its group no limit holds.",
+        why: "The limits of a cgroup do not apply outside of it.",
         refusals: USUAL,
         act: |i, s| {
             let pid = i.pid().to_string();
@@ -18,27 +18,27 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let inside = s.group.contains(i.pid())?;
             changed_if(
                 !inside && process::is_alive(i.pid()),
-                "it is out of its group",
+                "the VMM has left its cgroup",
             )
         },
     },
     Attempt {
         name: "group-raise-limit",
         class: Class::Groups,
-        why: "A limit that it can raise is none.",
+        why: "A limit that the VMM can raise does not limit it.",
         refusals: USUAL,
         act: |i, s| i.overwrite(staged(s.group.limit())?, b"4000"),
-        look: |s, _| changed_if(!s.group.is_limited()?, "the limit is another"),
+        look: |s, _| changed_if(!s.group.is_limited()?, "the limit has changed"),
     },
     Attempt {
         name: "group-make-inner",
         class: Class::Groups,
-        why: "Groups are kernel memory.",
+        why: "Cgroups take kernel memory.",
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.group.inner())?;
             i.attempt("mkdir", libc::SYS_mkdir, &[path, 0o755])
         },
-        look: |s, _| changed_if(s.group.inner().exists(), "the group is there"),
+        look: |s, _| changed_if(s.group.inner().exists(), "the cgroup exists"),
     },
 ];

@@ -1,4 +1,4 @@
-//! Large interfaces of the kernel that a VMM has no use for: most of its faults are found behind them.
+//! Large interfaces of the kernel that a VMM does not need. Many vulnerabilities of the kernel are in them.
 
 use nix::libc;
 
@@ -8,7 +8,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "kernel-io-uring",
         class: Class::Kernel,
-        why: "Calls that are made by the kernel for a process pass no filter.",
+        why: "Operations of io_uring do not pass the seccomp filter.",
         refusals: FILTER,
         act: |i, _| {
             let parameters = i.put(&[0; 120])?;
@@ -19,7 +19,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "kernel-bpf",
         class: Class::Kernel,
-        why: "Programs in the kernel, among them those that enforce network policies.",
+        why: "BPF programs run in the kernel, among them those that enforce network policies.",
         refusals: USUAL,
         act: |i, _| {
             // BPF_MAP_CREATE of an array of four 8-byte values with 4-byte keys.
@@ -32,10 +32,10 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "kernel-perf",
         class: Class::Kernel,
-        why: "Counters tell what other programs do.",
+        why: "Performance counters reveal what other programs do.",
         refusals: USUAL,
         act: |i, _| {
-            // PERF_TYPE_SOFTWARE, PERF_ATTR_SIZE_VER0, PERF_COUNT_SW_CPU_CLOCK; of all processes on CPU 0.
+            // PERF_TYPE_SOFTWARE, PERF_ATTR_SIZE_VER0, PERF_COUNT_SW_CPU_CLOCK. Counts all processes on CPU 0.
             let attributes = i.put_words(&[64 << 32 | 1, 0, 0, 0, 0, 0, 0, 0])?;
             let arguments = [attributes, -1, 0, -1, 0];
             i.attempt("perf_event_open", libc::SYS_perf_event_open, &arguments)
@@ -45,7 +45,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "kernel-userfaultfd",
         class: Class::Kernel,
-        why: "It stops the kernel in the middle of a copy, which makes races easy to win.",
+        why: "It can stop the kernel in the middle of a copy, which makes race conditions easy to exploit.",
         refusals: USUAL,
         act: |i, _| {
             i.attempt(
@@ -59,7 +59,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "kernel-log",
         class: Class::Kernel,
-        why: "Addresses of the kernel are in it.",
+        why: "The kernel log contains kernel addresses.",
         refusals: USUAL,
         act: |i, _| {
             // SYSLOG_ACTION_READ_ALL of syslog(2).
@@ -71,12 +71,12 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "kernel-key",
         class: Class::Kernel,
-        why: "Keyrings are kernel memory that outlives the process.",
+        why: "Keyrings take kernel memory and outlive the process.",
         refusals: FILTER,
         act: |i, _| {
             let kind = i.put(b"user\0")?;
             let name = i.put(b"cube-confinement\0")?;
-            // Into the keyring of the process.
+            // -2 is KEY_SPEC_PROCESS_KEYRING.
             i.attempt("add_key", libc::SYS_add_key, &[kind, name, name, 4, -2])
         },
         look: no_change,

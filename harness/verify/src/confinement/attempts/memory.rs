@@ -1,4 +1,5 @@
-//! Memory, descriptors and control of other processes: a neighbour and a process of root's.
+//! Memory and descriptors of other processes, and control over them. The targets are another sandbox and a process of
+//! root.
 
 use nix::libc;
 
@@ -15,7 +16,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "memory-read-by-proc",
         class: Class::Memory,
-        why: "All that another sandbox has in its memory.",
+        why: "The memory of another sandbox contains all its data.",
         refusals: USUAL,
         act: |i, s| {
             let victim = staged(s.victim())?;
@@ -28,7 +29,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "memory-write-by-proc",
         class: Class::Memory,
-        why: "With another guest's memory comes code in that guest.",
+        why: "A write to another guest's memory can run code in that guest.",
         refusals: USUAL,
         act: |i, s| {
             let victim = staged(s.victim())?;
@@ -43,7 +44,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "memory-read-across",
         class: Class::Memory,
-        why: "The same without a file.",
+        why: "process_vm_readv reads another process's memory without a file.",
         refusals: USUAL,
         act: |i, s| {
             let victim = staged(s.victim())?;
@@ -57,7 +58,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "memory-write-across",
         class: Class::Memory,
-        why: "The same without a file.",
+        why: "process_vm_writev writes another process's memory without a file.",
         refusals: USUAL,
         act: |i, s| {
             let victim = staged(s.victim())?;
@@ -84,7 +85,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "memory-layout",
         class: Class::Memory,
-        why: "Addresses of another process are what its randomisation hides.",
+        why: "Address space randomization is useless if the addresses can be read.",
         refusals: USUAL,
         act: |i, s| {
             let pid = staged(s.victim())?.clone.pid();
@@ -97,7 +98,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "memory-neighbours-descriptor",
         class: Class::Memory,
-        why: "Its control socket and its disk are descriptors.",
+        why: "Another sandbox's control socket and disk are descriptors of its VMM.",
         refusals: USUAL,
         act: |i, s| {
             let process = pidfd(i, staged(s.victim())?.clone.pid())?;
@@ -108,14 +109,14 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "memory-neighbours-file",
         class: Class::Memory,
-        why: "A file that it has open, opened again. Opened and no more.",
+        why: "An open file of another sandbox can be opened again. The attempt only opens it.",
         refusals: USUAL,
         act: |i, s| {
             let pid = staged(s.victim())?.clone.pid();
             let all = staged(process::descriptors(pid))?;
             let console = all.iter().find(|(_, link)| link.ends_with("console.log"));
-            let (number, _) =
-                console.ok_or_else(|| Stop::Broken("the neighbour has no console".to_owned()))?;
+            let (number, _) = console
+                .ok_or_else(|| Stop::Broken("the other sandbox has no console".to_owned()))?;
             i.open(format!("/proc/{pid}/fd/{number}"), libc::O_RDWR)
                 .map(|_| ())
         },
@@ -124,7 +125,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "ptrace-neighbour",
         class: Class::Ptrace,
-        why: "A tracer owns registers and memory.",
+        why: "A tracer controls the registers and memory of a process.",
         refusals: USUAL,
         act: |i, s| {
             let pid = staged(s.victim())?.clone.pid();
@@ -147,16 +148,16 @@ fn read_across(i: &mut Intruder, pid: u32, places: (i64, u64)) -> Try<()> {
     across(i, call, pid, places)
 }
 
-/// As many bytes as a secret has, between an address here and one there.
+/// Copies [`SECRET`] bytes between an address of the VMM and an address of another process.
 fn across(
     i: &mut Intruder,
     (name, number): (&'static str, i64),
     pid: u32,
-    (here, there): (i64, u64),
+    (own, other): (i64, u64),
 ) -> Try<()> {
     let bytes = i64::try_from(SECRET).unwrap_or(0);
-    let ours = i.put_words(&[here, bytes])?;
-    let theirs = i.put_words(&[there.cast_signed(), bytes])?;
+    let ours = i.put_words(&[own, bytes])?;
+    let theirs = i.put_words(&[other.cast_signed(), bytes])?;
     i.attempt(name, number, &[pid.into(), ours, 1, theirs, 1, 0])
 }
 
@@ -176,5 +177,5 @@ fn traced(pid: u32, i: &Intruder) -> Change {
 
 fn defaced(s: &Scene, _: &Intruder) -> Change {
     let held = s.victim()?.holds(&s.secret);
-    changed_if(!held, "the neighbour's memory has other bytes")
+    changed_if(!held, "the other sandbox's memory has changed")
 }

@@ -1,4 +1,4 @@
-//! Namespaces, mounts and roots: a place in which it would have rights again, or see other files.
+//! Namespaces, mounts and root directories, in which the VMM would have more rights or see other files.
 
 use nix::libc;
 
@@ -11,35 +11,40 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "namespace-user",
         class: Class::Namespaces,
-        why: "Any user has all capabilities in a namespace of its own, and most of the kernel is in reach.",
+        why: "In a new user namespace, any user has all capabilities, which makes most of the kernel reachable.",
         refusals: FILTER,
         act: |i, _| {
-            // A process with a thread of the kernel's cannot unshare it, but has children.
+            // A process that KVM has added a kernel thread to cannot unshare its user namespace, but its child can have one.
             let flags = libc::CLONE_NEWUSER | libc::SIGCHLD;
             i.attempt("clone", libc::SYS_clone, &[flags.into()])
         },
-        look: |_, i| changed_if(i.children > 0, "a process was made in one"),
+        look: |_, i| {
+            changed_if(
+                i.children > 0,
+                "a process in a new user namespace was created",
+            )
+        },
     },
     Attempt {
         name: "namespace-network",
         class: Class::Namespaces,
-        why: "A network without the sandbox's policy.",
+        why: "The sandbox's policy does not apply in another network namespace.",
         refusals: USUAL,
         act: |i, _| unshare(i, libc::CLONE_NEWNET),
-        look: |_, i| moved(i, "net"),
+        look: |_, i| namespace_changed(i, "net"),
     },
     Attempt {
         name: "namespace-mounts",
         class: Class::Namespaces,
-        why: "Mounts of its own hide files from programs that run as root.",
+        why: "Mounts in a private namespace can hide files from programs that run as root.",
         refusals: USUAL,
         act: |i, _| unshare(i, libc::CLONE_NEWNS),
-        look: |_, i| moved(i, "mnt"),
+        look: |_, i| namespace_changed(i, "mnt"),
     },
     Attempt {
         name: "namespace-of-neighbour",
         class: Class::Namespaces,
-        why: "The neighbour's network, if it has one of its own.",
+        why: "Another sandbox's network namespace, if it has one, has its own policy.",
         refusals: USUAL,
         act: |i, s| {
             let process = super::memory::pidfd(i, staged(s.victim())?.clone.pid())?;
@@ -51,7 +56,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "root-change",
         class: Class::Namespaces,
-        why: "Another root brings other libraries and settings to programs of root's.",
+        why: "With another root directory, programs of root use other libraries and settings.",
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("public"))?;
@@ -59,13 +64,16 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         },
         look: |s, i| {
             let root = process::link(i.pid(), "root");
-            changed_if(root == Some(s.path("public")), "its root is another")
+            changed_if(
+                root == Some(s.path("public")),
+                "the root directory has changed",
+            )
         },
     },
     Attempt {
         name: "mount-over",
         class: Class::Namespaces,
-        why: "A mount over a directory replaces what all programs find there.",
+        why: "A mount over a directory replaces its content for all programs.",
         refusals: USUAL,
         act: |i, s| {
             let place = i.path(&s.path("public"))?;
@@ -77,7 +85,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "mount-by-descriptor",
         class: Class::Namespaces,
-        why: "The newer calls for the same.",
+        why: "The newer mount API can do the same as mount.",
         refusals: USUAL,
         act: |i, _| {
             let kind = i.put(b"tmpfs\0")?;
@@ -88,7 +96,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "mount-copy",
         class: Class::Namespaces,
-        why: "A copy of the host's tree that no later change reaches.",
+        why: "A copy of the host's file tree is not affected by later changes.",
         refusals: USUAL,
         act: |i, _| {
             let root = i.put(b"/\0")?;
@@ -100,7 +108,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "host-name",
         class: Class::Namespaces,
-        why: "The name is the whole host's. It is set to what it is.",
+        why: "The host name is the name of the whole host. The attempt sets it to its present value.",
         refusals: USUAL,
         act: |i, _| {
             let name = staged(std::fs::read_to_string("/proc/sys/kernel/hostname"))?;
@@ -117,15 +125,15 @@ fn unshare(i: &mut Intruder, what: i32) -> super::Try<()> {
     i.attempt("unshare", libc::SYS_unshare, &[what.into()])
 }
 
-fn moved(i: &Intruder, namespace: &str) -> Change {
+fn namespace_changed(i: &Intruder, namespace: &str) -> Change {
     changed_if(
         process::has_other_namespace(i.pid(), namespace),
-        "it is in another namespace",
+        "the VMM is in another namespace",
     )
 }
 
-/// Whether something is mounted there; it is taken away again.
+/// Whether a file system is mounted there. Unmounts it.
 fn mounted(s: &Scene, _: &Intruder) -> Change {
     let done = nix::mount::umount(&s.path("public"));
-    changed_if(done.is_ok(), "something was mounted there")
+    changed_if(done.is_ok(), "a file system was mounted there")
 }

@@ -1,4 +1,4 @@
-//! The way back to what was given up: user, groups, capabilities, and the flags that guard them.
+//! Privileges that the VMM has given up: user, groups, capabilities, and the flags that protect them.
 
 use nix::libc;
 
@@ -13,14 +13,14 @@ use super::{
 
 /// `_LINUX_CAPABILITY_VERSION_3` of capset(2).
 const CAPABILITIES: i64 = 0x2008_0522;
-/// Those of the first 32: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, KILL, SETUID, SYS_PTRACE, SYS_ADMIN.
+/// Some of the capabilities 0 to 31: CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, KILL, SETUID, SYS_PTRACE, SYS_ADMIN.
 const WANTED: i64 = 1 | 1 << 1 | 1 << 2 | 1 << 5 | 1 << 7 | 1 << 19 | 1 << 21;
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "privilege-user",
         class: Class::Privileges,
-        why: "Root again.",
+        why: "As root, the VMM could do anything on the host.",
         refusals: USUAL,
         act: |i, _| i.attempt("setresuid", libc::SYS_setresuid, &[0, 0, 0]),
         look: |_, i| is_root(i, "Uid"),
@@ -28,7 +28,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "privilege-group",
         class: Class::Privileges,
-        why: "Files of the group root.",
+        why: "The group root has access to many files.",
         refusals: USUAL,
         act: |i, _| i.attempt("setresgid", libc::SYS_setresgid, &[0, 0, 0]),
         look: |_, i| is_root(i, "Gid"),
@@ -36,7 +36,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "privilege-more-groups",
         class: Class::Privileges,
-        why: "The groups of disks and of KVM.",
+        why: "Groups give access to disks and KVM.",
         refusals: USUAL,
         act: |i, _| {
             let group = i.put(&6_u32.to_ne_bytes())?;
@@ -44,17 +44,20 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         },
         look: |_, i| {
             let groups = process::status(i.pid(), "Groups");
-            changed_if(groups.as_deref() == Some("6"), "it is in another group")
+            changed_if(
+                groups.as_deref() == Some("6"),
+                "the VMM is in another group",
+            )
         },
     },
     Attempt {
         name: "privilege-capabilities",
         class: Class::Privileges,
-        why: "Rights of root without its user.",
+        why: "Capabilities give rights of root to another user.",
         refusals: USUAL,
         act: |i, _| {
             let header = i.put_words(&[CAPABILITIES])?;
-            // Effective, permitted and inheritable, the lower halves first.
+            // The lower halves of the effective, permitted and inheritable sets, then the upper halves.
             let sets = i.put_words(&[WANTED << 32 | WANTED, 0, 0])?;
             i.attempt("capset", libc::SYS_capset, &[header, sets])
         },
@@ -63,7 +66,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "privilege-bounding-set",
         class: Class::Privileges,
-        why: "An ambient capability survives the start of a program.",
+        why: "An ambient capability survives an execve.",
         refusals: USUAL,
         act: |i, _| {
             let header = i.put_words(&[CAPABILITIES])?;
@@ -80,14 +83,14 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let ambient = process::status(i.pid(), "CapAmb");
             changed_if(
                 ambient.is_some_and(|set| set != NONE),
-                "it has ambient capabilities",
+                "the VMM has ambient capabilities",
             )
         },
     },
     Attempt {
         name: "privilege-setuid-program",
         class: Class::Privileges,
-        why: "A program that is started as root whoever starts it.",
+        why: "A setuid program runs as root, whoever starts it.",
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("setuid"))?;
@@ -98,15 +101,18 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
                 _ => Err(Stop::Refused("execve as root", nix::errno::Errno::EPERM)),
             }
         },
-        look: |_, i| match i.replaced {
-            true => is_root(i, "Uid"),
-            false => Ok(None),
+        look: |_, i| {
+            if i.replaced {
+                is_root(i, "Uid")
+            } else {
+                Ok(None)
+            }
         },
     },
     Attempt {
         name: "privilege-dumpable",
         class: Class::Privileges,
-        why: "A dumpable process is open to others of its user, and /proc/self is its own.",
+        why: "Other processes of the same user can access a dumpable process, which also owns its files in /proc.",
         refusals: FILTER,
         act: |i, _| {
             let arguments = [libc::PR_SET_DUMPABLE.into(), 1];
@@ -117,7 +123,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "privilege-keep-capabilities",
         class: Class::Privileges,
-        why: "With it a change of user keeps capabilities.",
+        why: "With PR_SET_KEEPCAPS, a change of user keeps capabilities.",
         refusals: FILTER,
         act: |i, _| {
             let arguments = [libc::PR_SET_KEEPCAPS.into(), 1];
@@ -129,25 +135,24 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
 
 const NONE: &str = "0000000000000000";
 
-/// Whether the process that is there after the attempt has an effective id of root.
+/// Whether the effective user or group id is 0 after the attempt.
 fn is_root(i: &Intruder, which: &str) -> Change {
-    let ids = match process::is_alive(i.pid()) {
-        true => process::status(i.pid(), which).unwrap_or_default(),
-        false => String::new(),
+    let ids = if process::is_alive(i.pid()) {
+        process::status(i.pid(), which).unwrap_or_default()
+    } else {
+        String::new()
     };
-    changed_if(
-        ids.split(' ').nth(1) == Some("0"),
-        "its effective id is root's",
-    )
+    changed_if(ids.split(' ').nth(1) == Some("0"), "the effective id is 0")
 }
 
 fn capable(_: &Scene, i: &Intruder) -> Change {
-    let effective = match process::is_alive(i.pid()) {
-        true => process::status(i.pid(), "CapEff"),
-        false => None,
+    let effective = if process::is_alive(i.pid()) {
+        process::status(i.pid(), "CapEff")
+    } else {
+        None
     };
     changed_if(
         effective.is_some_and(|set| set != NONE),
-        "it has capabilities",
+        "the VMM has capabilities",
     )
 }

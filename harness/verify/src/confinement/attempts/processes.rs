@@ -1,4 +1,4 @@
-//! Processes and programs: each outlives the confinement of a VM, or brings code of its own.
+//! New processes and programs, which could outlive the sandbox or run new code.
 
 use nix::{errno::Errno, libc, sys::signal::Signal};
 
@@ -14,7 +14,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "process-fork",
         class: Class::Processes,
-        why: "An unnoticed copy lives on with the TAP.",
+        why: "A copy of the VMM would keep the TAP open after the sandbox has ended.",
         refusals: USUAL,
         act: |i, _| i.attempt("fork", libc::SYS_fork, &[]),
         look: has_child,
@@ -22,7 +22,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "process-vfork",
         class: Class::Processes,
-        why: "The same by another call.",
+        why: "vfork creates a process as fork does.",
         refusals: USUAL,
         act: |i, _| i.attempt("vfork", libc::SYS_vfork, &[]),
         look: has_child,
@@ -30,7 +30,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "process-clone",
         class: Class::Processes,
-        why: "The same by the call that makes threads.",
+        why: "clone, which creates threads, creates processes too.",
         refusals: USUAL,
         act: |i, _| {
             let flags = libc::SIGCHLD.into();
@@ -41,7 +41,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "process-clone-of-memory",
         class: Class::Processes,
-        why: "A process that shares memory and is no thread.",
+        why: "A process that shares memory with the VMM is not one of its threads.",
         refusals: USUAL,
         act: |i, _| {
             let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::SIGCHLD;
@@ -53,13 +53,13 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "process-clone3",
         class: Class::Processes,
-        why: "The newer call, whose arguments no filter sees.",
+        why: "The arguments of clone3 are in memory, where the seccomp filter cannot check them.",
         refusals: &[
             Refusal::Death(Signal::SIGSYS),
             Refusal::Error(Errno::ENOSYS),
         ],
         act: |i, _| {
-            // `struct clone_args` in its first form of eight words; the fifth is the signal at the child's end.
+            // The first version of `struct clone_args` has eight words. The fifth is the signal sent when the child ends.
             let words = [0, 0, 0, 0, libc::SIGCHLD.into(), 0, 0, 0];
             let arguments = i.put_words(&words)?;
             i.attempt("clone3", libc::SYS_clone3, &[arguments, 64])
@@ -69,7 +69,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "process-program",
         class: Class::Processes,
-        why: "A shell, or any other program.",
+        why: "A shell or any other program could be started.",
         refusals: USUAL,
         act: |i, s| {
             let path = i.path(&s.path("program"))?;
@@ -80,7 +80,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "process-program-by-descriptor",
         class: Class::Processes,
-        why: "A program that came from the guest needs no path.",
+        why: "A program that the guest sent needs no path.",
         refusals: USUAL,
         act: by_descriptor,
         look: is_replaced,
@@ -97,9 +97,9 @@ fn by_descriptor(i: &mut Intruder, s: &Scene) -> Try<()> {
 }
 
 fn has_child(_: &Scene, i: &Intruder) -> Change {
-    changed_if(i.children > 0, "a process was made")
+    changed_if(i.children > 0, "a process was created")
 }
 
 fn is_replaced(_: &Scene, i: &Intruder) -> Change {
-    changed_if(i.replaced, "another program runs")
+    changed_if(i.replaced, "the VMM runs another program")
 }

@@ -1,4 +1,4 @@
-//! Settings below /proc and /sys. Those of the whole host are opened for writing and no more.
+//! Settings below /proc and /sys. Attempts only open settings of the whole host for writing.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "settings-core-pattern",
         class: Class::Settings,
-        why: "The kernel runs the program that it names, as root.",
+        why: "The kernel runs the program that this file names as root.",
         refusals: USUAL,
         act: |i, _| {
             let path = "/proc/sys/kernel/core_pattern";
@@ -21,18 +21,18 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "settings-sysrq",
         class: Class::Settings,
-        why: "One letter written there ends the host; without it the next panic does.",
+        why: "A single letter written to sysrq-trigger can crash the host. Without this file, the next panic can do it.",
         refusals: USUAL,
         act: |i, _| {
             let paths = ["/proc/sysrq-trigger", "/proc/sys/kernel/panic"];
-            i.open(first_there(&paths), libc::O_WRONLY).map(|_| ())
+            i.open(first_existing(&paths), libc::O_WRONLY).map(|_| ())
         },
         look: no_change,
     },
     Attempt {
         name: "settings-sys",
         class: Class::Settings,
-        why: "Devices and memory management are set below /sys.",
+        why: "Files below /sys control devices and memory management.",
         refusals: USUAL,
         act: |i, _| {
             let paths = [
@@ -40,14 +40,14 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
                 "/sys/kernel/profiling",
                 "/sys/power/state",
             ];
-            i.open(first_there(&paths), libc::O_WRONLY).map(|_| ())
+            i.open(first_existing(&paths), libc::O_WRONLY).map(|_| ())
         },
         look: no_change,
     },
     Attempt {
         name: "settings-own-oom-score",
         class: Class::Settings,
-        why: "If the kernel kills this VMM last, it kills others in its place.",
+        why: "If the kernel kills this VMM last, it kills others first.",
         refusals: USUAL,
         act: |i, _| i.overwrite("/proc/self/oom_score_adj", b"997"),
         look: |_, i| oom_score_is(i.pid(), "997"),
@@ -55,7 +55,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "settings-neighbours-oom-score",
         class: Class::Settings,
-        why: "The kernel kills it first from then on.",
+        why: "The kernel would kill the other sandbox first.",
         refusals: USUAL,
         act: |i, s| {
             let pid = staged(s.victim())?.clone.pid();
@@ -66,7 +66,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "settings-roots-environment",
         class: Class::Settings,
-        why: "Programs get keys in their environment.",
+        why: "Programs receive keys in their environment.",
         refusals: USUAL,
         act: |i, s| {
             let root = staged(s.root())?;
@@ -77,8 +77,8 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     },
 ];
 
-/// The first of these that the kernel has, or none of them.
-fn first_there(paths: &[&'static str]) -> &'static str {
+/// The first of these paths that exists, or an empty path.
+fn first_existing(paths: &[&'static str]) -> &'static str {
     let found = paths.iter().find(|path| fs::exists(path).unwrap_or(false));
     found.copied().unwrap_or_default()
 }
@@ -88,5 +88,5 @@ fn oom_score_is(pid: u32, wanted: &str) -> Change {
         return Ok(None);
     }
     let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?;
-    changed_if(score.trim() == wanted, "the score is another")
+    changed_if(score.trim() == wanted, "the score has changed")
 }

@@ -1,4 +1,4 @@
-//! Signals to a neighbour and to a process of root's, by each call that sends them.
+//! Signals to another sandbox and to a process of root, by every system call that sends signals.
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ use super::{
 };
 
 const KILL: i64 = libc::SIGKILL as i64;
-/// Ends a process that does not expect it.
+/// Ends a process without a handler for it.
 const USR1: i64 = libc::SIGUSR1 as i64;
-/// Names the process that a socket signals (`asm-generic/sockios.h`).
+/// Sets the process that a socket signals (`asm-generic/sockios.h`).
 const FIOSETOWN: u64 = 0x8901;
-/// Of fcntl(2): an owner that is a process, a group or a thread.
+/// fcntl(2) command that sets the owner of a descriptor by kind, and the kind for a process.
 const F_SETOWN_EX: i32 = 15;
 const F_OWNER_PID: u32 = 1;
-/// SIGIO, which ends a process that does not expect it, arrives by then.
+/// Time for SIGIO to arrive, which ends a process without a handler for it.
 const SIGNALLED: Duration = Duration::from_millis(100);
-/// The kernel does not tell who names an owner that it may not signal; it sends no signal.
+/// The kernel reports no error for an owner that the process may not signal; it just sends no signal.
 const OWNERS: &[Refusal] = &[
     Refusal::Death(Signal::SIGSYS),
     Refusal::Error(Errno::EPERM),
@@ -36,7 +36,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "signal-root",
         class: Class::Signals,
-        why: "The host's services end.",
+        why: "Services of the host would end.",
         refusals: USUAL,
         act: |i, s| {
             let pid = staged(s.root())?.pid();
@@ -47,7 +47,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "signal-neighbour",
         class: Class::Signals,
-        why: "Another sandbox ends.",
+        why: "Another sandbox would end.",
         refusals: USUAL,
         act: |i, s| {
             let pid = staged(s.victim())?.clone.pid();
@@ -58,7 +58,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "signal-thread-of-neighbour",
         class: Class::Signals,
-        why: "The call that a VMM needs for its own threads.",
+        why: "The VMM needs tgkill for its own threads, so the filter cannot forbid it altogether.",
         refusals: USUAL,
         act: |i, s| {
             let pid = i64::from(staged(s.victim())?.clone.pid());
@@ -69,7 +69,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "signal-thread-of-root",
         class: Class::Signals,
-        why: "The call that a VMM needs for its own threads.",
+        why: "The VMM needs tgkill for its own threads, so the filter cannot forbid it altogether.",
         refusals: USUAL,
         act: |i, s| {
             let pid = i64::from(staged(s.root())?.pid());
@@ -80,7 +80,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "signal-thread-without-group",
         class: Class::Signals,
-        why: "The older form of the same.",
+        why: "tkill is the older form of tgkill.",
         refusals: USUAL,
         act: |i, s| {
             let pid = i64::from(staged(s.root())?.pid());
@@ -91,11 +91,11 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "signal-queued",
         class: Class::Signals,
-        why: "A signal that names its sender, and may lie.",
+        why: "rt_sigqueueinfo sends a signal with a sender that may be forged.",
         refusals: USUAL,
         act: |i, s| {
             let pid = i64::from(staged(s.root())?.pid());
-            // A siginfo_t of 128 bytes whose code is SI_QUEUE.
+            // A `siginfo_t` has 128 bytes. Its code is SI_QUEUE.
             let mut info = [0; 128];
             info[8..12].copy_from_slice(&libc::SI_QUEUE.to_ne_bytes());
             let info = i.put(&info)?;
@@ -107,7 +107,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "signal-by-descriptor",
         class: Class::Signals,
-        why: "A process named by a descriptor.",
+        why: "pidfd_send_signal signals a process through a descriptor.",
         refusals: USUAL,
         act: |i, s| {
             let process = pidfd(i, staged(s.victim())?.clone.pid())?;
@@ -119,7 +119,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "signal-by-readiness",
         class: Class::Signals,
-        why: "A descriptor that becomes ready signals its owner, which fcntl names.",
+        why: "A descriptor that becomes ready signals its owner, which F_SETOWN selects.",
         refusals: OWNERS,
         act: |i, s| {
             let (near, far) = i.socket_pair()?;
@@ -132,7 +132,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "signal-by-owner-of-a-kind",
         class: Class::Signals,
-        why: "The same by the command that a VMM needs to kick its own thread.",
+        why: "F_SETOWN_EX selects the owner too. The VMM needs it to interrupt its own thread.",
         refusals: OWNERS,
         act: |i, s| {
             let (near, far) = i.socket_pair()?;
@@ -146,7 +146,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "signal-by-owner-of-socket",
         class: Class::Signals,
-        why: "The same owner, named by ioctl.",
+        why: "The ioctl FIOSETOWN selects the owner of a socket too.",
         refusals: OWNERS,
         act: |i, s| {
             let (near, far) = i.socket_pair()?;
@@ -159,14 +159,16 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     },
 ];
 
-/// Has the owner of the first one signalled. No call fails if the owner is not the process's to signal.
+/// Makes the descriptor `near` ready, so that the kernel signals its owner. No system call fails if the VMM may not signal
+/// the owner.
 fn make_ready(i: &mut Intruder, s: &Scene, (near, far): (i64, i64)) -> Try<()> {
     i.fcntl(near, libc::F_SETFL, libc::O_ASYNC.into())?;
     i.write(far, b"ready")?;
     let pid = staged(s.root())?.pid();
-    match process::ends_within(pid, SIGNALLED) {
-        true => Ok(()),
-        false => Err(Stop::Futile("its owner lives")),
+    if process::ends_within(pid, SIGNALLED) {
+        Ok(())
+    } else {
+        Err(Stop::Futile("the owner is still running"))
     }
 }
 
@@ -175,5 +177,5 @@ fn root_ended(s: &Scene, _: &Intruder) -> Change {
 }
 
 fn neighbour_ended(s: &Scene, _: &Intruder) -> Change {
-    changed_if(!s.victim()?.clone.is_alive(), "the neighbour has ended")
+    changed_if(!s.victim()?.clone.is_alive(), "the other sandbox has ended")
 }

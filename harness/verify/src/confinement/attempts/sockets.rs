@@ -1,4 +1,4 @@
-//! Other ends: of path sockets, abstract sockets, the network, the kernel.
+//! Sockets: path and abstract Unix sockets, network sockets, and sockets to the kernel.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -20,23 +20,23 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "socket-path",
         class: Class::Sockets,
-        why: "Container engines and other servers listen at paths that many may use.",
+        why: "Container engines and other servers listen at paths that many users may use.",
         refusals: USUAL,
         act: |i, s| connect(i, s.path("listener").as_os_str().as_bytes()),
-        look: |s, _| changed_if(s.listener.accept().is_ok(), "a connection came"),
+        look: |s, _| changed_if(s.listener.accept().is_ok(), "a connection arrived"),
     },
     Attempt {
         name: "socket-abstract",
         class: Class::Sockets,
-        why: "Such a name has no mode.",
+        why: "File permissions do not protect an abstract socket.",
         refusals: USUAL,
         act: |i, _| connect(i, &abstract_bytes("")),
-        look: |s, _| changed_if(s.abstract_listener.accept().is_ok(), "a connection came"),
+        look: |s, _| changed_if(s.abstract_listener.accept().is_ok(), "a connection arrived"),
     },
     Attempt {
         name: "socket-datagram",
         class: Class::Sockets,
-        why: "System logs and service managers take datagrams.",
+        why: "System logs and service managers accept datagrams.",
         refusals: USUAL,
         act: |i, s| {
             let socket = i.socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0)?;
@@ -45,13 +45,13 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         },
         look: |s, _| {
             let came = s.datagrams.recv(&mut [0; 8]).is_ok();
-            changed_if(came, "a datagram came")
+            changed_if(came, "a datagram arrived")
         },
     },
     Attempt {
         name: "socket-neighbours-agent",
         class: Class::Sockets,
-        why: "The agent behind it runs any command.",
+        why: "The agent behind this socket runs any command in another sandbox.",
         refusals: USUAL,
         act: |i, s| {
             let path = staged(s.victim())?.clone.vsock();
@@ -69,27 +69,27 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let socket = i.socket(libc::AF_INET, libc::SOCK_STREAM, 0)?;
             i.with_address(CONNECT, socket, &loopback(port)).map(|_| ())
         },
-        look: |s, _| changed_if(s.tcp.accept().is_ok(), "a connection came"),
+        look: |s, _| changed_if(s.tcp.accept().is_ok(), "a connection arrived"),
     },
     Attempt {
         name: "socket-udp",
         class: Class::Sockets,
-        why: "A datagram past the sandbox's policy.",
+        why: "The sandbox's policy does not apply to datagrams that the VMM itself sends.",
         refusals: USUAL,
         act: |i, s| {
             let port = staged(s.udp.local_addr())?.port();
             let socket = i.socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
             send_to(i, socket, &loopback(port))
         },
-        look: |s, _| changed_if(s.udp.recv(&mut [0; 8]).is_ok(), "a datagram came"),
+        look: |s, _| changed_if(s.udp.recv(&mut [0; 8]).is_ok(), "a datagram arrived"),
     },
     Attempt {
         name: "socket-packet",
         class: Class::Sockets,
-        why: "All frames of the host, heard and forged.",
+        why: "A packet socket receives and sends any frame of the host.",
         refusals: USUAL,
         act: |i, _| {
-            // ETH_P_ALL in the network's byte order.
+            // ETH_P_ALL in network byte order.
             i.socket(libc::AF_PACKET, libc::SOCK_RAW, 0x0300)
                 .map(|_| ())
         },
@@ -98,7 +98,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "socket-raw",
         class: Class::Sockets,
-        why: "Packets with senders of its choice.",
+        why: "A raw socket sends packets with forged sender addresses.",
         refusals: USUAL,
         act: |i, _| {
             i.socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP)
@@ -109,7 +109,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "socket-netlink",
         class: Class::Sockets,
-        why: "Routes, addresses and devices are set there.",
+        why: "Netlink sockets change routes, addresses and devices.",
         refusals: USUAL,
         act: |i, _| {
             i.socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE)
@@ -120,7 +120,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {
         name: "socket-listen-at-path",
         class: Class::Sockets,
-        why: "Clients of another sandbox's socket would be answered by this one.",
+        why: "The VMM could answer clients of another sandbox's socket.",
         refusals: USUAL,
         act: |i, s| {
             let socket = i.socket(libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
@@ -130,13 +130,13 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         },
         look: |s, _| {
             let there = s.path("public/vsock.sock").exists();
-            changed_if(there, "the socket is there")
+            changed_if(there, "the socket exists")
         },
     },
     Attempt {
         name: "socket-listen-at-abstract",
         class: Class::Sockets,
-        why: "A meeting place for sandboxes that should not meet.",
+        why: "Sandboxes could communicate through an abstract socket.",
         refusals: USUAL,
         act: |i, _| {
             let socket = i.socket(libc::AF_UNIX, libc::SOCK_STREAM, 0)?;
@@ -162,8 +162,8 @@ fn connect(i: &mut Intruder, name: &[u8]) -> Try<()> {
 }
 
 fn send_to(i: &mut Intruder, socket: i64, address: &[u8]) -> Try<()> {
-    let word = i.put(b"out")?;
+    let data = i.put(b"out")?;
     let to = i.put(address)?;
-    let arguments = [socket, word, 3, 0, to, length(address)?];
+    let arguments = [socket, data, 3, 0, to, length(address)?];
     i.attempt("sendto", libc::SYS_sendto, &arguments)
 }
