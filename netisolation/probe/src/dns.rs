@@ -1,24 +1,21 @@
-//! As much of the DNS (RFC 1035) as a question and its answer need.
+//! The parts of DNS (RFC 1035) that queries and their answers need.
 
 use std::net::IpAddr;
 
 use crate::RecordKind;
 
-/// Records of a type.
+// Record types.
 pub const A: u16 = 1;
-/// See [`A`].
 pub const CNAME: u16 = 5;
-/// See [`A`].
 pub const TXT: u16 = 16;
-/// See [`A`].
 pub const AAAA: u16 = 28;
-/// Class IN.
+/// The class IN.
 pub const IN: u16 = 1;
-/// Longest chain of pointers in a name.
-const JUMPS: usize = 16;
+/// Most compression pointers in a name.
+const MAX_POINTERS: usize = 16;
 
 impl RecordKind {
-    /// Its number.
+    /// The number of the type.
     #[must_use]
     pub fn number(self) -> u16 {
         match self {
@@ -29,16 +26,15 @@ impl RecordKind {
     }
 }
 
-/// A name server's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Code of the answer; 0: no error.
+    /// Response code. 0: no error.
     pub code: u8,
-    /// Addresses, in order.
+    /// Addresses in the order of the answer.
     pub addresses: Vec<IpAddr>,
 }
 
-/// A name on the wire; labels that are too long are cut.
+/// Encodes a name. Labels longer than 63 bytes are cut.
 #[must_use]
 pub fn wire_name(name: &str) -> Vec<u8> {
     let mut out = Vec::new();
@@ -51,11 +47,11 @@ pub fn wire_name(name: &str) -> Vec<u8> {
     out
 }
 
-/// A question with this id.
+/// Encodes a query with the id `id`.
 #[must_use]
 pub fn question(id: u16, name: &str, kind: RecordKind) -> Vec<u8> {
     let mut out = id.to_be_bytes().to_vec();
-    // Recursion desired; one question.
+    // Flags: recursion desired. Counts: one question.
     out.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
     out.extend(wire_name(name));
     out.extend(kind.number().to_be_bytes());
@@ -63,10 +59,10 @@ pub fn question(id: u16, name: &str, kind: RecordKind) -> Vec<u8> {
     out
 }
 
-/// The name at `at` in lower case, and where what follows it begins.
+/// Reads the name at offset `at`. Returns it in lower case, with the offset after it.
 #[must_use]
 pub fn read_name(message: &[u8], at: usize) -> Option<(String, usize)> {
-    let (mut at, mut after, mut jumps) = (at, None, 0);
+    let (mut at, mut after, mut pointers) = (at, None, 0);
     let mut labels: Vec<String> = Vec::new();
     loop {
         let length = usize::from(*message.get(at)?);
@@ -77,10 +73,10 @@ pub fn read_name(message: &[u8], at: usize) -> Option<(String, usize)> {
                 labels.push(String::from_utf8_lossy(label).to_ascii_lowercase());
                 at += 1 + length;
             }
-            _ if length >= 0xc0 && jumps < JUMPS => {
+            _ if length >= 0xc0 && pointers < MAX_POINTERS => {
                 after.get_or_insert(at + 2);
                 at = (length & 0x3f) << 8 | usize::from(*message.get(at + 1)?);
-                jumps += 1;
+                pointers += 1;
             }
             _ => return None,
         }
@@ -88,7 +84,7 @@ pub fn read_name(message: &[u8], at: usize) -> Option<(String, usize)> {
     Some((labels.join("."), after.unwrap_or(at + 1)))
 }
 
-/// The answer to the question with this id; `None` for anything else.
+/// Parses the answer to the query with the id `id`. `None` if the message is anything else.
 #[must_use]
 pub fn answer(id: u16, message: &[u8]) -> Option<Answer> {
     let short = |at: usize| {
@@ -125,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_with_an_alias_is_read() {
+    fn an_answer_with_a_cname_is_parsed() {
         let mut message = question(7, "ok.A.test", RecordKind::A);
         message[2] = 0x81;
         message[7] = 2;
@@ -141,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_points_at_itself_is_none() {
+    fn a_name_that_points_to_itself_is_rejected() {
         assert_eq!(read_name(&[0xc0, 0], 0), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Frames to the byte: what a stack would send, and what none would.
+//! Builds frames byte by byte: valid ones, and ones that no network stack sends.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,9 +6,8 @@ use model::guest;
 
 use crate::{Frame, Transport};
 
-/// EtherTypes.
+// EtherTypes.
 pub const IPV4: u16 = 0x0800;
-/// See [`IPV4`].
 pub const IPV6: u16 = 0x86dd;
 const ARP: u16 = 0x0806;
 const VLAN: u16 = 0x8100;
@@ -18,26 +17,27 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 const FRAGMENT_HEADER: u8 = 44;
-/// Sender's port of all that has one, unless another is given.
-const PORT: u16 = 40_123;
+/// Default source port.
+const SOURCE_PORT: u16 = 40_123;
 
-/// Why a frame cannot be made.
+/// Why a frame cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NoFrame(pub &'static str);
+pub struct FrameError(pub &'static str);
 
-/// The frame's bytes; `payload` is what it carries.
+/// Builds a frame with a payload.
 ///
 /// # Errors
-/// Addresses of two families or none, or more than fits.
-pub fn build(frame: &Frame, payload: &[u8]) -> Result<Vec<u8>, NoFrame> {
-    let to = frame.to.ok_or(NoFrame("it has no receiver"))?;
+/// Returns an error if the destination is missing, the addresses are of different families, the options or flags are
+/// invalid, or the packet is too long.
+pub fn build(frame: &Frame, payload: &[u8]) -> Result<Vec<u8>, FrameError> {
+    let to = frame.to.ok_or(FrameError("the frame has no destination"))?;
     let packet = match (to, frame.source) {
         (IpAddr::V4(to), None) => ipv4(frame, guest::IPV4, to, payload)?,
         (IpAddr::V4(to), Some(IpAddr::V4(source))) => ipv4(frame, source, to, payload)?,
         (IpAddr::V6(to), None) => ipv6(frame, guest::IPV6, to, payload)?,
         (IpAddr::V6(to), Some(IpAddr::V6(source))) => ipv6(frame, source, to, payload)?,
         (IpAddr::V4(_), Some(IpAddr::V6(_))) | (IpAddr::V6(_), Some(IpAddr::V4(_))) => {
-            return Err(NoFrame("its addresses are of two families"));
+            return Err(FrameError("the addresses are of different families"));
         }
     };
     let family = if to.is_ipv4() { IPV4 } else { IPV6 };
@@ -53,16 +53,23 @@ pub fn build(frame: &Frame, payload: &[u8]) -> Result<Vec<u8>, NoFrame> {
     Ok(out)
 }
 
-fn ipv4(frame: &Frame, source: Ipv4Addr, to: Ipv4Addr, payload: &[u8]) -> Result<Vec<u8>, NoFrame> {
+fn ipv4(
+    frame: &Frame,
+    source: Ipv4Addr,
+    to: Ipv4Addr,
+    payload: &[u8],
+) -> Result<Vec<u8>, FrameError> {
     if !frame.options.len().is_multiple_of(4) || frame.options.len() > 40 {
-        return Err(NoFrame("its options are not up to ten words"));
+        return Err(FrameError(
+            "the IPv4 options are not a multiple of 4 bytes up to 40",
+        ));
     }
     let pseudo = [source.octets(), to.octets()].concat();
     let protocol = number(frame.transport, false);
     let body = transport(frame, &pseudo, protocol, payload)?;
     let header = 20 + frame.options.len();
     let length = short(header + body.len())?;
-    let words = u8::try_from(header / 4).map_err(|_| NoFrame("its header is too long"))?;
+    let words = u8::try_from(header / 4).map_err(|_| FrameError("the header is too long"))?;
     let more = if frame.more_fragments { 0x2000 } else { 0 };
     let mut out = vec![0x40 | words, 0];
     out.extend(frame.said_length.unwrap_or(length).to_be_bytes());
@@ -77,7 +84,12 @@ fn ipv4(frame: &Frame, source: Ipv4Addr, to: Ipv4Addr, payload: &[u8]) -> Result
     Ok(out)
 }
 
-fn ipv6(frame: &Frame, source: Ipv6Addr, to: Ipv6Addr, payload: &[u8]) -> Result<Vec<u8>, NoFrame> {
+fn ipv6(
+    frame: &Frame,
+    source: Ipv6Addr,
+    to: Ipv6Addr,
+    payload: &[u8],
+) -> Result<Vec<u8>, FrameError> {
     let pseudo = [source.octets(), to.octets()].concat();
     let protocol = number(frame.transport, true);
     let body = transport(frame, &pseudo, protocol, payload)?;
@@ -91,7 +103,7 @@ fn ipv6(frame: &Frame, source: Ipv6Addr, to: Ipv6Addr, payload: &[u8]) -> Result
                 vec![protocol, 0, high, low, 0, 0, 0x12, 0x34],
             )
         }
-        // Eight bytes, with PadN where that means something.
+        // Eight bytes, with PadN for headers that contain options.
         Some(number) => (number, vec![protocol, 0, 1, 4, 0, 0, 0, 0]),
         None => (protocol, Vec::new()),
     };
@@ -122,9 +134,9 @@ fn transport(
     pseudo: &[u8],
     protocol: u8,
     payload: &[u8],
-) -> Result<Vec<u8>, NoFrame> {
+) -> Result<Vec<u8>, FrameError> {
     let port = frame.port.to_be_bytes();
-    let source = frame.source_port.unwrap_or(PORT).to_be_bytes();
+    let source = frame.source_port.unwrap_or(SOURCE_PORT).to_be_bytes();
     let mut out = Vec::new();
     let sum_at = match frame.transport {
         Transport::Udp => {
@@ -179,20 +191,20 @@ fn transport(
     Ok(out)
 }
 
-fn flags(letters: &str) -> Result<u8, NoFrame> {
+fn flags(letters: &str) -> Result<u8, FrameError> {
     letters.chars().try_fold(0, |flags, letter| {
         let place = "FSRPAU"
             .find(letter)
-            .ok_or(NoFrame("its flags are not letters of FSRPAU"))?;
+            .ok_or(FrameError("the TCP flags are not letters of FSRPAU"))?;
         Ok(flags | 1 << place)
     })
 }
 
-fn short(length: usize) -> Result<u16, NoFrame> {
-    u16::try_from(length).map_err(|_| NoFrame("it is too long"))
+fn short(length: usize) -> Result<u16, FrameError> {
+    u16::try_from(length).map_err(|_| FrameError("the packet is too long"))
 }
 
-/// RFC 1071, over parts of which all but the last have an even length.
+/// The Internet checksum (RFC 1071). All parts except the last must have an even length.
 #[must_use]
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum: u32 = 0;
@@ -205,7 +217,7 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
     u16::from_be_bytes([high, low])
 }
 
-/// Who has this address?
+/// An ARP request for an address.
 #[must_use]
 pub fn arp_request(asked: Ipv4Addr) -> Vec<u8> {
     let mut out = [BROADCAST, guest::MAC].concat();
@@ -218,11 +230,11 @@ pub fn arp_request(asked: Ipv4Addr) -> Vec<u8> {
     out
 }
 
-/// Who has this address, of IPv6 (RFC 4861, 4.3).
+/// A neighbour solicitation for an address (RFC 4861, 4.3).
 ///
 /// # Errors
-/// Never in practice: its size is fixed.
-pub fn solicitation(asked: Ipv6Addr) -> Result<Vec<u8>, NoFrame> {
+/// None in practice, because the size is fixed.
+pub fn solicitation(asked: Ipv6Addr) -> Result<Vec<u8>, FrameError> {
     let [.., a, b, c] = asked.octets();
     let group = Ipv6Addr::new(
         0xff02,
@@ -258,7 +270,7 @@ pub fn solicitation(asked: Ipv6Addr) -> Result<Vec<u8>, NoFrame> {
     Ok(out)
 }
 
-/// Who sent a frame: the sender of its IP packet, or of its ARP or neighbour answer.
+/// The IP address of a frame's sender. For ARP, only of replies.
 #[must_use]
 pub fn sender(frame: &[u8]) -> Option<IpAddr> {
     let array = |at: usize| {
@@ -290,23 +302,27 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_is_as_a_stack_would_send_it() {
+    fn a_default_frame_is_a_valid_datagram() {
         let frame = build(&to("198.51.100.7"), b"hello").unwrap();
         assert_eq!(frame.len(), 14 + 20 + 8 + 5);
         assert_eq!(frame[14], 0x45);
         assert_eq!(frame[12..14], IPV4.to_be_bytes());
-        assert_eq!(checksum(&[&frame[14..34]]), 0, "the header sums up");
+        assert_eq!(
+            checksum(&[&frame[14..34]]),
+            0,
+            "checksum of the IPv4 header"
+        );
         let pseudo = [&frame[26..34], &[0, 17, 0, 13][..]].concat();
         assert_eq!(
             checksum(&[&pseudo, &frame[34..]]),
             0,
-            "the datagram sums up"
+            "checksum of the datagram"
         );
         assert_eq!(sender(&frame), Some(guest::IPV4.into()));
     }
 
     #[test]
-    fn ipv6_segments_and_echoes_sum_up() {
+    fn ipv6_segments_and_echo_requests_have_valid_checksums() {
         for transport in [Transport::Tcp, Transport::Icmp] {
             let frame = Frame {
                 transport,
@@ -323,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_options_tags_and_lies_are_where_they_belong() {
+    fn unusual_properties_are_at_their_offsets() {
         let odd = Frame {
             fragment_offset: 16,
             more_fragments: true,
@@ -352,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_frames_are_rejected() {
         let mixed = Frame {
             source: "::1".parse().ok(),
             ..to("10.0.0.1")
@@ -368,9 +384,9 @@ mod tests {
     }
 
     #[test]
-    fn answers_tell_their_sender() {
+    fn the_sender_of_replies_is_found() {
         let mut answer = arp_request(guest::GATEWAY4);
-        assert_eq!(sender(&answer), None, "a question is no answer");
+        assert_eq!(sender(&answer), None, "a request has no sender");
         answer[21] = 2;
         answer[28..32].copy_from_slice(&guest::GATEWAY4.octets());
         assert_eq!(sender(&answer), Some(guest::GATEWAY4.into()));

@@ -1,9 +1,9 @@
-//! What a guest tries against its network, and what came of it.
+//! Attempts of a guest to get around its network isolation, and their results.
 //!
-//! The program `cube-netprobe` is put into a sandbox and given an [`Order`] as its one argument. It carries out all
-//! probes at the same time, each on a thread of its own, and prints one [`Finding`] a line. It is the attacker of the
-//! isolation prover: it may send any frame that the card takes. What it says is not believed: whether something
-//! passed is judged by the other end as well.
+//! The program `cube-netprobe` runs in a sandbox. It takes an [`Order`] as its only argument, carries out all probes of
+//! the order in parallel, one thread each, and prints one [`Finding`] per line. It is the attacker of the isolation prover
+//! and may send any frame that the network card accepts. The prover does not rely on the findings alone: it also observes
+//! at the other end what has passed.
 
 pub mod dns;
 pub mod frame;

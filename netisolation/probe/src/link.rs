@@ -1,4 +1,4 @@
-//! A tap on an interface: all its frames, both ways, before and after the stack.
+//! Packet sockets, which send and receive raw frames on an interface.
 
 use std::{
     io,
@@ -14,17 +14,15 @@ use nix::{
 
 use crate::sys;
 
-/// Room for frames that wait, in bytes.
-const ROOM: usize = 32 << 20;
-/// Longest part of a frame that is kept.
-const FRAME: usize = 2048;
+/// Size of the receive buffer, in bytes.
+const RECEIVE_BUFFER: usize = 32 << 20;
+/// Longest received part of a frame, in bytes.
+const MAX_FRAME: usize = 2048;
 
-/// What frames begin with.
+/// The first header of sent and received frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
-    /// The Ethernet header.
     Ethernet,
-    /// The IP header.
     Ip,
 }
 
@@ -33,45 +31,46 @@ pub enum Layer {
 pub struct Link(OwnedFd);
 
 impl Link {
-    /// On this interface. Needs CAP_NET_RAW.
+    /// Opens a socket on an interface. Needs CAP_NET_RAW.
     ///
     /// # Errors
-    /// There is no such interface, or the capability is missing.
+    /// Returns an error if the interface does not exist or the capability is missing.
     pub fn open(interface: &str, layer: Layer) -> io::Result<Self> {
         let kind = match layer {
             Layer::Ethernet => SockType::Raw,
             Layer::Ip => SockType::Datagram,
         };
         let fd = sys::packet_socket(kind, if_nametoindex(interface)?)?;
-        // Without the capability for it the usual room has to do.
-        let _ = setsockopt(&fd, RcvBufForce, &ROOM);
+        // Needs CAP_NET_ADMIN. Without it the default size stays.
+        let _ = setsockopt(&fd, RcvBufForce, &RECEIVE_BUFFER);
         Ok(Self(fd))
     }
 
-    /// The same for frames with a header before them ([`crate::offload::Header`]), which the driver gets as it is.
+    /// Opens a socket for frames that follow an offload header ([`crate::offload::Header`]), which the driver receives
+    /// unchanged.
     ///
     /// # Errors
-    /// As [`Link::open`].
-    pub fn open_unfinished(interface: &str) -> io::Result<Self> {
+    /// Returns an error under the conditions of [`Link::open`].
+    pub fn open_with_headers(interface: &str) -> io::Result<Self> {
         let link = Self::open(interface, Layer::Ethernet)?;
         sys::expect_headers(link.0.as_fd())?;
         Ok(link)
     }
 
-    /// Sends a whole frame.
+    /// Sends a frame.
     ///
     /// # Errors
-    /// The interface is down, or the frame is too long.
+    /// Returns an error if the interface is down or the frame is too long.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         use std::os::fd::AsRawFd;
         send(self.0.as_raw_fd(), frame, MsgFlags::empty())?;
         Ok(())
     }
 
-    /// The next frame that others sent; `None` when there is none until the deadline.
+    /// Receives the next frame that this host did not send. `None`: no frame arrived before the deadline.
     ///
     /// # Errors
-    /// The interface went away or down.
+    /// Returns an error if the interface is removed or goes down.
     pub fn receive(&self, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -84,7 +83,7 @@ impl Link {
                 Ok(_) => {}
                 Err(error) => return Err(error.into()),
             }
-            let mut frame = vec![0; FRAME];
+            let mut frame = vec![0; MAX_FRAME];
             let (length, own) = sys::receive(self.0.as_fd(), &mut frame)?;
             frame.truncate(length);
             if !own {

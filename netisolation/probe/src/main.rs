@@ -1,4 +1,4 @@
-//! `cube-netprobe ORDER`: carries out the probes of an order, given as JSON, and prints a finding a line.
+//! `cube-netprobe ORDER`: carries out the probes of an order in JSON, and prints one finding per line.
 
 mod probe;
 
@@ -9,26 +9,26 @@ use netprobe::Order;
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let (Some(text), None) = (arguments.next(), arguments.next()) else {
-        eprintln!("usage: cube-netprobe ORDER, an order being JSON: {{\"probes\": […]}}");
+        eprintln!("usage: cube-netprobe ORDER, where ORDER is JSON: {{\"probes\": […]}}");
         return ExitCode::from(2);
     };
     let order: Order = match serde_json::from_str(&text) {
         Ok(order) => order,
         Err(error) => {
-            eprintln!("cube-netprobe: this is no order: {error}");
+            eprintln!("cube-netprobe: cannot parse the order: {error}");
             return ExitCode::from(2);
         }
     };
     thread::scope(|scope| {
         for probe in &order.probes {
-            scope.spawn(|| say(&probe::carry_out(probe)));
+            scope.spawn(|| print(&probe::carry_out(probe)));
         }
     });
     ExitCode::SUCCESS
 }
 
-fn say(finding: &netprobe::Finding) {
-    // A finding is plain values; one line is one write, so that lines of threads do not mix.
+fn print(finding: &netprobe::Finding) {
+    // Serializing plain values cannot fail. One write per line keeps the lines of different threads apart.
     let line = serde_json::to_string(finding).unwrap_or_default();
     println!("{line}");
 }

@@ -1,22 +1,22 @@
-//! Frames of which something is left to the card: a checksum, or the cutting into segments. The header before a frame
-//! says what (virtio 1.2, 5.1.6); a card that believes any header writes where it says.
+//! Frames with offload requests: a checksum or the segmentation is left to the card. The header before a frame describes
+//! the request (virtio 1.2, 5.1.6). A host that does not check the header stores the checksum at any offset in the frame.
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::{
     Frame, Transport,
-    frame::{NoFrame, build, checksum},
+    frame::{FrameError, build, checksum},
 };
 
 /// VIRTIO_NET_HDR_F_NEEDS_CSUM.
 const NEEDS_CSUM: u8 = 1;
-/// VIRTIO_NET_HDR_GSO_TCPV4 and TCPV6.
+/// VIRTIO_NET_HDR_GSO_TCPV4 and VIRTIO_NET_HDR_GSO_TCPV6.
 const TCP4: u8 = 1;
 const TCP6: u8 = 4;
-/// Of a packet that is to be cut: larger than any uplink takes as a whole.
+/// Payload of a packet for segmentation, in bytes: exceeds the MTU of every uplink.
 const LARGE: usize = 3000;
-/// Bytes of segments: none, few, the least that a stack announces, usual, and more than fit.
-const SIZES: [u16; 8] = [0, 1, 8, 47, 48, 1400, 1461, 2990];
+/// Segment sizes in bytes: none, too small, the smallest valid one, usual, and too large.
+const SEGMENT_SIZES: [u16; 8] = [0, 1, 8, 47, 48, 1400, 1461, 2990];
 
 /// `struct virtio_net_hdr`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,18 +25,18 @@ pub struct Header {
     pub flags: u8,
     /// VIRTIO_NET_HDR_GSO_…
     pub gso_type: u8,
-    /// Bytes of all headers.
+    /// Length of all headers, in bytes.
     pub hdr_len: u16,
-    /// Bytes of payload in a segment.
+    /// Payload of a segment, in bytes.
     pub gso_size: u16,
-    /// Where summing begins.
+    /// Offset in the frame at which the checksum starts.
     pub csum_start: u16,
-    /// Where from there the sum goes.
+    /// Offset of the checksum field from `csum_start`.
     pub csum_offset: u16,
 }
 
 impl Header {
-    /// As it lies before a frame.
+    /// The header's bytes before a frame.
     #[must_use]
     pub fn bytes(self) -> [u8; 10] {
         let [a, b] = self.hdr_len.to_le_bytes();
@@ -47,24 +47,27 @@ impl Header {
     }
 }
 
-/// A frame as stacks leave it to a card, and the one header that fits it.
+/// A frame with a partial checksum, which the card is to complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
-    /// Its checksum is to be filled in.
+pub struct PartialFrame {
+    /// The only header that matches the frame without segmentation.
     pub header: Header,
-    /// The frame.
     pub frame: Vec<u8>,
-    /// As what it can be cut.
+    /// The valid type of segmentation. `None`: the frame cannot be segmented.
     gso_type: Option<u8>,
 }
 
-/// A datagram and a segment to this address, with `word` in them and so many bytes besides.
+/// Makes a UDP datagram and a TCP segment to an address, with `word` and `padding` bytes as their payload.
 ///
 /// # Errors
-/// More than fits.
-pub fn left(to: SocketAddr, word: &str, more: usize) -> Result<Vec<Left>, NoFrame> {
+/// Returns an error if the payload is too long for a packet.
+pub fn partial_frames(
+    to: SocketAddr,
+    word: &str,
+    padding: usize,
+) -> Result<Vec<PartialFrame>, FrameError> {
     let mut payload = word.as_bytes().to_vec();
-    payload.resize(word.len() + more, b'.');
+    payload.resize(word.len() + padding, b'.');
     let of = |transport| {
         let frame = Frame {
             to: Some(to.ip()),
@@ -72,7 +75,8 @@ pub fn left(to: SocketAddr, word: &str, more: usize) -> Result<Vec<Left>, NoFram
             transport,
             ..Frame::default()
         };
-        Ok(unfinished(build(&frame, &payload)?, to.ip(), transport))
+        let bytes = build(&frame, &payload)?;
+        Ok(with_partial_checksum(bytes, to.ip(), transport))
     };
     [Transport::Udp, Transport::Tcp]
         .map(of)
@@ -80,7 +84,7 @@ pub fn left(to: SocketAddr, word: &str, more: usize) -> Result<Vec<Left>, NoFram
         .collect()
 }
 
-fn unfinished(mut frame: Vec<u8>, to: IpAddr, transport: Transport) -> Left {
+fn with_partial_checksum(mut frame: Vec<u8>, to: IpAddr, transport: Transport) -> PartialFrame {
     let (start, addresses) = match to {
         IpAddr::V4(_) => (34, 26..34),
         IpAddr::V6(_) => (54, 22..54),
@@ -93,7 +97,7 @@ fn unfinished(mut frame: Vec<u8>, to: IpAddr, transport: Transport) -> Left {
     let length = u32::try_from(frame.len() - start)
         .unwrap_or(0)
         .to_be_bytes();
-    // The sum of the pseudo header alone.
+    // The field contains the sum of the pseudo header.
     let sum = !checksum(&[&frame[addresses], &length, &[0, 0, 0, protocol]]);
     frame[start + offset..start + offset + 2].copy_from_slice(&sum.to_be_bytes());
     let header = Header {
@@ -102,30 +106,30 @@ fn unfinished(mut frame: Vec<u8>, to: IpAddr, transport: Transport) -> Left {
         csum_offset: u16::try_from(offset).unwrap_or(0),
         ..Header::default()
     };
-    Left {
+    PartialFrame {
         header,
         frame,
         gso_type,
     }
 }
 
-/// Hands each frame to this address with each header that does not fit it: every place for its checksum, and every kind
-/// and size of segments. Of echo requests nothing can be left to a card.
+/// Calls `send` with every frame and each header that does not match it: every offset of the checksum, and every type and
+/// size of segmentation. For an ICMP echo request no offload request is valid.
 ///
 /// # Errors
-/// More than fits.
+/// Returns an error if the payload is too long for a packet.
 pub fn each_unfit(
     to: SocketAddr,
     word: &str,
     mut send: impl FnMut(Header, &[u8]),
-) -> Result<(), NoFrame> {
+) -> Result<(), FrameError> {
     let echo = Frame {
         to: Some(to.ip()),
         transport: Transport::Icmp,
         ..Frame::default()
     };
     let echo = build(&echo, word.as_bytes())?;
-    let whole = left(to, word, 0)?;
+    let whole = partial_frames(to, word, 0)?;
     let header = whole[0].header;
     for csum_offset in [0, 2, 6, 16] {
         send(
@@ -136,29 +140,29 @@ pub fn each_unfit(
             &echo,
         );
     }
-    for left in whole {
-        let end = u16::try_from(left.frame.len()).unwrap_or(0) + 2;
+    for partial in whole {
+        let end = u16::try_from(partial.frame.len()).unwrap_or(0) + 2;
         for csum_start in 0..end {
             for csum_offset in 0..end {
                 let header = Header {
                     csum_start,
                     csum_offset,
-                    ..left.header
+                    ..partial.header
                 };
-                if header != left.header {
-                    send(header, &left.frame);
+                if header != partial.header {
+                    send(header, &partial.frame);
                 }
             }
         }
     }
-    for left in self::left(to, word, LARGE)? {
-        left.each_cut(|header| send(header, &left.frame));
+    for partial in partial_frames(to, word, LARGE)? {
+        partial.each_invalid_segmentation(|header| send(header, &partial.frame));
     }
     Ok(())
 }
 
-impl Left {
-    fn each_cut(&self, mut send: impl FnMut(Header)) {
+impl PartialFrame {
+    fn each_invalid_segmentation(&self, mut send: impl FnMut(Header)) {
         let header_lens = [
             0,
             self.header.csum_start,
@@ -166,10 +170,10 @@ impl Left {
             u16::MAX,
         ];
         for gso_type in 0..=u8::MAX {
-            for gso_size in SIZES {
+            for gso_size in SEGMENT_SIZES {
                 for hdr_len in header_lens {
                     for flags in [0, NEEDS_CSUM] {
-                        let is_fit = self.gso_type == Some(gso_type)
+                        let is_valid = self.gso_type == Some(gso_type)
                             && (48..=1400).contains(&gso_size)
                             && flags == NEEDS_CSUM;
                         let header = Header {
@@ -179,8 +183,8 @@ impl Left {
                             gso_size,
                             ..self.header
                         };
-                        // Without any segments it is the frame's own.
-                        if !is_fit && header != self.header {
+                        // `self.header` requests no segmentation and is valid too.
+                        if !is_valid && header != self.header {
                             send(header);
                         }
                     }
@@ -195,18 +199,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_of_a_checksum_but_its_own_is_tried() {
+    fn every_checksum_offset_except_the_valid_one_is_tried() {
         for to in ["198.51.100.21:5000", "[2001:db8:100::21]:5000"] {
             let to: SocketAddr = to.parse().unwrap();
-            let fit = [
-                left(to, "word", 0).unwrap(),
-                left(to, "word", LARGE).unwrap(),
+            let valid = [
+                partial_frames(to, "word", 0).unwrap(),
+                partial_frames(to, "word", LARGE).unwrap(),
             ]
             .concat();
             let mut tried = 0_usize;
             each_unfit(to, "word", |header, frame| {
                 assert!(
-                    !fit.iter()
+                    !valid
+                        .iter()
                         .any(|own| own.header == header && own.frame == frame)
                 );
                 tried += 1;
@@ -217,17 +222,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_the_sum_of_all_but_the_pseudo_header() {
+    fn completing_the_partial_checksum_gives_a_valid_checksum() {
         for to in ["198.51.100.21:5000", "[2001:db8:100::21]:5000"] {
-            for left in left(to.parse().unwrap(), "word", 3).unwrap() {
-                let start = usize::from(left.header.csum_start);
-                let at = start + usize::from(left.header.csum_offset);
-                let sum = checksum(&[&left.frame[start..]]);
-                let mut frame = left.frame.clone();
+            for partial in partial_frames(to.parse().unwrap(), "word", 3).unwrap() {
+                let start = usize::from(partial.header.csum_start);
+                let at = start + usize::from(partial.header.csum_offset);
+                let sum = checksum(&[&partial.frame[start..]]);
+                let mut frame = partial.frame.clone();
                 frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
                 let addresses = if start == 34 { 26..34 } else { 22..54 };
                 let length = u32::try_from(frame.len() - start).unwrap().to_be_bytes();
-                let protocol = if left.gso_type.is_some() { 6 } else { 17 };
+                let protocol = if partial.gso_type.is_some() { 6 } else { 17 };
                 let pseudo = [&frame[addresses], &length, &[0, 0, 0, protocol]].concat();
                 assert_eq!(checksum(&[&pseudo, &frame[start..]]), 0);
             }

@@ -1,14 +1,14 @@
-//! Orders and findings: what goes into the guest and what comes back.
+//! Orders, which the prover sends into the guest, and findings, which come back.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-/// All that one start of the program does.
+/// The probes of one run of the program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
-    /// Carried out at the same time.
+    /// Carried out in parallel.
     pub probes: Vec<Probe>,
 }
 
@@ -16,255 +16,228 @@ pub struct Order {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Probe {
-    /// Goes back with the finding, and out in every payload: by it the other end knows what it sees.
+    /// Identifies the probe in its finding and in every payload that it sends, so that the other end can attribute packets.
     pub name: String,
-    /// Done before, one after another. One that is not [`Outcome::Ok`] ends the probe as [`Outcome::Failed`].
+    /// Actions to perform before `action`, in order. If one does not end with [`Outcome::Ok`], the probe ends with
+    /// [`Outcome::Failed`].
     #[serde(default)]
     pub first: Vec<Action>,
-    /// What is tried.
     pub action: Action,
-    /// How long an answer is waited for, in milliseconds.
+    /// Time limit of each action, in milliseconds.
     pub within_ms: u64,
 }
 
-/// What can be tried.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Action {
-    /// Connect, send the name, and read it back.
+    /// Connect, send the probe's name, and read it back.
     Tcp(SocketAddr),
-    /// Send the name until it comes back.
+    /// Send the probe's name repeatedly until it comes back.
     Udp(SocketAddr),
-    /// Ask a name server.
+    /// Query a name server.
     Dns(Query),
-    /// Look a name up at the gateway, then connect to its first address as [`Action::Tcp`].
+    /// Resolve a name at the gateway, then connect to its first address as [`Action::Tcp`] does.
     Name(Service),
-    /// Send a frame until something comes from the address that it was for.
+    /// Send a frame repeatedly until a frame arrives from its destination address.
     Frame(Frame),
-    /// Ask for the owner of an address.
+    /// Send an ARP request for an address repeatedly until it is answered.
     Arp(Ipv4Addr),
-    /// The same of IPv6.
+    /// Send a neighbour solicitation for an address repeatedly until it is answered.
     Solicit(Ipv6Addr),
-    /// Send one datagram to each port of each address: (addresses from `to` on) × ports 1 to `ports`.
+    /// Send one datagram to each port from 1 to `ports` of each address, starting at `to`.
     Flood {
-        /// The first address.
         to: Ipv4Addr,
-        /// How many.
+        /// Number of addresses.
         addresses: u32,
-        /// Ports of each.
         ports: u16,
     },
-    /// Send numbered datagrams until the time is over; counts what comes back.
+    /// Send numbered datagrams until the time limit. Counts the datagrams that come back; the figure is the number sent.
     Numbered {
-        /// Receiver.
         to: SocketAddr,
-        /// Milliseconds between two.
+        /// Milliseconds between two datagrams.
         every_ms: u64,
     },
-    /// Send numbered lines over one connection until the time is over or it breaks; counts what comes back.
+    /// Send numbered lines over one connection until the time limit or until the connection fails. Counts the lines that
+    /// come back.
     Stream {
-        /// Receiver.
         to: SocketAddr,
-        /// Milliseconds between two.
+        /// Milliseconds between two lines.
         every_ms: u64,
     },
-    /// Requests one after another, each on a connection of its own; the figures are their microseconds.
+    /// Send requests one after another, each on a new connection. The figures are their durations in microseconds.
     Requests {
-        /// Receiver.
         to: SocketAddr,
-        /// How many.
+        /// Number of requests.
         count: u32,
     },
-    /// Send frames whose checksum or cutting is left to the card, by every header that does not fit them; counts those
-    /// that the card's driver took.
+    /// Send frames with offload requests (checksum, segmentation), with every header that does not match the frame. Counts
+    /// the frames that the card's driver accepted.
     Unfit(SocketAddr),
-    /// Send a datagram from each of so many ports, from 10 000 on, again and again until the time is over; counts the
+    /// Send a datagram from each of `count` source ports, starting at 10 000, repeatedly until the time limit. Counts the
     /// frames.
     Begin {
-        /// Receiver.
         to: SocketAddr,
-        /// How many.
+        /// Number of source ports.
         count: u16,
     },
-    /// Send datagrams until the time is over, whatever the network says to them; counts those that were sent.
+    /// Send datagrams until the time limit and ignore errors. Counts the datagrams that were sent.
     Pulse {
-        /// Receiver.
         to: SocketAddr,
-        /// Microseconds between two.
+        /// Microseconds between two datagrams.
         every_us: u64,
     },
-    /// Connect and send everything back that comes, until the other end closes.
+    /// Connect and echo all received bytes until the other end closes the connection.
     Echo(SocketAddr),
-    /// Connect, wait for one byte, then send zeros until the other end closes.
+    /// Connect, wait for one byte, then send zeros until the other end closes the connection.
     Source(SocketAddr),
-    /// Connect and take what comes until the other end sends no more; then tell it how many bytes that were, as
-    /// eight bytes, the lowest first.
+    /// Connect, receive until the other end shuts down its side, then send the number of received bytes as a little-endian
+    /// 64-bit integer.
     Sink(SocketAddr),
-    /// Listen to all that the card receives until the last word is heard; tells which of the others were. Without the
-    /// last word nothing is known: [`Outcome::Failed`].
-    Hear {
-        /// Words.
-        words: Vec<String>,
-        /// The last one.
-        until: String,
-    },
-    /// Do nothing for so many milliseconds.
+    /// Watch all frames that the card receives until one contains `until`. Reports which of `words` occurred. Without
+    /// `until` in time the result is unknown: [`Outcome::Failed`].
+    Hear { words: Vec<String>, until: String },
+    /// Wait for a number of milliseconds.
     Wait(u64),
 }
 
-/// A question for a name server.
+/// A DNS query.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Query {
-    /// Who is asked; absent: the gateway.
+    /// `None`: the gateway.
     #[serde(default)]
     pub server: Option<SocketAddr>,
-    /// What for.
     pub name: String,
-    /// See [`RecordKind`].
     #[serde(default)]
     pub kind: RecordKind,
-    /// See [`Over`].
     #[serde(default)]
     pub over: Over,
 }
 
-/// Types of records.
+/// Type of a DNS record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordKind {
-    /// IPv4 addresses.
     #[default]
     A,
-    /// IPv6 addresses.
     Aaaa,
-    /// Text.
     Txt,
 }
 
-/// What a question travels by.
+/// Transport of a DNS query.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Over {
-    /// A datagram.
     #[default]
     Udp,
-    /// A connection.
     Tcp,
 }
 
-/// A port of a name.
+/// A port at a name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Service {
-    /// Looked up.
     pub name: String,
-    /// Connected to.
     pub port: u16,
-    /// Which address.
+    /// Family of the address.
     #[serde(default)]
     pub kind: RecordKind,
-    /// Milliseconds between the answer and the connection.
+    /// Milliseconds between the DNS answer and the connection.
     #[serde(default)]
     pub pause_ms: u64,
 }
 
-/// What a frame carries above IP.
+/// The protocol above IP in a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
-    /// A datagram.
     #[default]
     Udp,
-    /// A segment, SYN unless flags are given.
+    /// A segment, by default with SYN.
     Tcp,
-    /// ICMP or ICMPv6, echo request unless `icmp` is given.
+    /// ICMP or ICMPv6, by default an echo request.
     Icmp,
-    /// Generic routing encapsulation.
     Gre,
-    /// Stream control transmission.
     Sctp,
-    /// IPv4 in IP.
+    /// IPv4 in IPv4 or IPv6.
     IpInIp,
 }
 
-/// A frame, by what is not usual in it.
+/// A frame, described by its unusual properties. `None` and zero values give a valid UDP datagram.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Frame {
-    /// Receiver; its family is the packet's.
+    /// Destination address. Required; its family is the family of the packet.
     pub to: Option<IpAddr>,
-    /// Sender; absent: the card's address.
+    /// Source address. `None`: the guest's address.
     pub source: Option<IpAddr>,
-    /// See [`Transport`].
     pub transport: Transport,
-    /// Receiver's port.
+    /// Destination port.
     pub port: u16,
-    /// TCP flags: letters of `FSRPAU`, empty for none; absent: `S`.
+    /// TCP flags as letters of `FSRPAU`, empty for no flags. `None`: `S`.
     pub flags: Option<String>,
-    /// ICMP type and code.
+    /// ICMP type and code. `None`: an echo request.
     pub icmp: Option<[u8; 2]>,
-    /// Sender's port; absent: 40123.
+    /// `None`: 40123.
     pub source_port: Option<u16>,
-    /// Sender's MAC; absent: the card's.
+    /// Source MAC address. `None`: the guest's.
     pub mac: Option<[u8; 6]>,
-    /// Receiver's MAC; absent: the gateway's.
+    /// Destination MAC address. `None`: the gateway's.
     pub to_mac: Option<[u8; 6]>,
-    /// A VLAN tag.
+    /// VLAN tag. `None`: untagged.
     pub vlan: Option<u16>,
-    /// EtherType; absent: the family's.
+    /// `None`: the EtherType of the address family.
     pub ethertype: Option<u16>,
-    /// Offset in bytes, a multiple of 8: the packet is a fragment that is not the first.
+    /// Fragment offset in bytes, a multiple of 8. Not zero: the packet is a fragment after the first one.
     pub fragment_offset: u16,
-    /// More fragments follow.
+    /// Sets the flag "more fragments".
     pub more_fragments: bool,
-    /// IPv4: options, a multiple of four bytes.
+    /// IPv4 options, a multiple of four bytes.
     pub options: Vec<u8>,
-    /// IPv6: an extension header of this number before the transport.
+    /// Protocol number of an IPv6 extension header before the transport header.
     pub extension: Option<u8>,
-    /// Hops; absent: 64.
+    /// TTL or hop limit. `None`: 64.
     pub ttl: Option<u8>,
-    /// Said length of the packet, instead of the true one.
+    /// False value of the length field in the IP header.
     pub said_length: Option<u16>,
-    /// Said length of the datagram, or of the segment's header in words, instead of the true one.
+    /// False length of a UDP datagram in bytes, or of a TCP header in 32-bit words.
     pub said_inner_length: Option<u16>,
 }
 
-/// How an attempt ended.
+/// Result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It got through: an answer came.
+    /// An answer arrived.
     Ok,
-    /// Somebody said no: reset, port unreachable, a refusal of the name server.
+    /// A TCP reset, an ICMP "port unreachable", or an error code of the name server.
     Refused,
-    /// No answer in time.
+    /// No answer within the time limit.
     Timeout,
-    /// No way there, or an error of the network.
+    /// No route, or another network error.
     Unreachable,
-    /// It could not be tried.
+    /// The attempt could not be made.
     Failed,
 }
 
-/// What came of a probe.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The probe's.
+    /// Name of the probe.
     pub name: String,
-    /// See [`Outcome`].
     pub outcome: Outcome,
-    /// For a person.
+    /// Description for readers of the report.
     pub said: String,
-    /// Packets, flows or words; by action.
+    /// Number of packets, lines or bytes, depending on the action.
     #[serde(default)]
     pub count: u64,
-    /// Times in microseconds; by action.
+    /// Durations in microseconds or other numbers, depending on the action.
     #[serde(default)]
     pub figures: Vec<u64>,
 }
 
 impl Outcome {
-    /// The name in reports.
+    /// The name in reports, the same as in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

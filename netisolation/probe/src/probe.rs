@@ -1,4 +1,4 @@
-//! Carrying out one probe.
+//! Carries out one probe.
 
 mod flows;
 mod frames;
@@ -13,7 +13,7 @@ use std::{
 
 use netprobe::{Action, Finding, Outcome, Probe};
 
-/// What came of an action, before it has a name.
+/// The result of an action: a [`Finding`] without the probe's name.
 #[derive(Debug)]
 pub(crate) struct Result {
     pub(crate) outcome: Outcome,
@@ -36,7 +36,7 @@ impl Result {
         Self { count, ..self }
     }
 
-    /// What an error of a socket says about the network.
+    /// The result of a failed socket operation.
     pub(crate) fn of_error(error: &io::Error) -> Self {
         use io::ErrorKind as Kind;
         let outcome = match error.kind() {
@@ -56,15 +56,14 @@ impl Result {
         Self::new(outcome, error.to_string())
     }
 
-    /// The same for what should always work: opening the card.
+    /// The result if the attempt could not be made, for example because the card could not be opened.
     pub(crate) fn not_tried(error: &io::Error) -> Self {
         Self::new(Outcome::Failed, error.to_string())
     }
 }
 
-/// Carries it out.
 pub(crate) fn carry_out(probe: &Probe) -> Finding {
-    let result = in_order(probe);
+    let result = run(probe);
     Finding {
         name: probe.name.clone(),
         outcome: result.outcome,
@@ -74,12 +73,13 @@ pub(crate) fn carry_out(probe: &Probe) -> Finding {
     }
 }
 
-fn in_order(probe: &Probe) -> Result {
+/// Performs the actions in `first`, then the action of the probe.
+fn run(probe: &Probe) -> Result {
     for action in &probe.first {
         let done = act(action, probe);
         if done.outcome != Outcome::Ok {
             let why = format!(
-                "before it, {action:?}: {}: {}",
+                "the preceding action {action:?} ended with {}: {}",
                 done.outcome.name(),
                 done.said
             );

@@ -1,7 +1,7 @@
-//! Packet sockets: nix has no constructor of their addresses.
+//! Packet sockets (packet(7)). nix cannot construct their addresses.
 #![expect(
     unsafe_code,
-    reason = "bind with a sockaddr_ll, recv that says where a frame came from, and headers before frames"
+    reason = "bind and recvfrom with a sockaddr_ll, and PACKET_VNET_HDR, have no safe wrappers"
 )]
 
 use std::{
@@ -15,7 +15,7 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket},
 };
 
-/// A socket for all frames of all interfaces, or of the one with this index.
+/// Opens a socket for all frames of the interface with this index. 0: of all interfaces.
 pub(crate) fn packet_socket(kind: SockType, interface: u32) -> io::Result<OwnedFd> {
     let fd = socket(
         AddressFamily::Packet,
@@ -36,8 +36,8 @@ pub(crate) fn packet_socket(kind: SockType, interface: u32) -> io::Result<OwnedF
     };
     let length =
         libc::socklen_t::try_from(size_of::<libc::sockaddr_ll>()).map_err(io::Error::other)?;
-    // SAFETY: bind reads `length` bytes, the size of the local that the pointer is of, during the call; the
-    // descriptor is owned by `fd` until the function returns.
+    // SAFETY: bind reads `length` bytes, the size of `address`, during the call; `fd` owns the descriptor until the
+    // function returns.
     let done = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) };
     match done {
         0 => Ok(fd),
@@ -45,12 +45,11 @@ pub(crate) fn packet_socket(kind: SockType, interface: u32) -> io::Result<OwnedF
     }
 }
 
-/// From now on each frame has a `virtio_net_hdr` before it, both ways.
+/// Makes a `virtio_net_hdr` precede every sent and received frame.
 pub(crate) fn expect_headers(fd: BorrowedFd<'_>) -> io::Result<()> {
     let on: libc::c_int = 1;
     let length = libc::socklen_t::try_from(size_of::<libc::c_int>()).map_err(io::Error::other)?;
-    // SAFETY: setsockopt reads `length` bytes, the size of the local that the pointer is of, during the call, for which the
-    // descriptor is borrowed.
+    // SAFETY: setsockopt reads `length` bytes, the size of `on`, during the call, for which the descriptor is borrowed.
     let done = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
@@ -66,14 +65,14 @@ pub(crate) fn expect_headers(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Receives one frame, cut to `buffer`; its length there, and whether this host sent it.
+/// Receives one frame and cuts it to the size of `buffer`. Returns its length there, and whether this host sent it.
 pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
-    // SAFETY: `sockaddr_ll` holds integers and a byte array only; zero is a value of all of them.
+    // SAFETY: `sockaddr_ll` consists of integers and a byte array, for which zero is a valid value.
     let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     let mut length =
         libc::socklen_t::try_from(size_of::<libc::sockaddr_ll>()).map_err(io::Error::other)?;
-    // SAFETY: recvfrom writes at most `buffer.len()` bytes to the exclusively borrowed buffer and at most `length`
-    // bytes, its size, to the local address; both outlive the call, and the descriptor is borrowed for it.
+    // SAFETY: recvfrom writes at most `buffer.len()` bytes to the exclusively borrowed buffer, and at most `length` bytes,
+    // the size of `from`, to `from`; both outlive the call, for which the descriptor is borrowed.
     let got = unsafe {
         libc::recvfrom(
             fd.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! What is switched while packets flow: policies, names, limits; and what is told of it.
+//! Policies, name pins and limits that change while packets flow, and the events and counters about them.
 
 use std::{
     io::{Read, Write},
@@ -87,7 +87,7 @@ fn net_the_longest_rule_decides_by_address_protocol_and_port() {
 }
 
 #[test]
-fn net_the_operator_opens_what_is_forbidden_and_the_policy_still_decides() {
+fn net_an_exception_opens_a_forbidden_range_that_the_policy_still_has_to_allow() {
     in_namespace(|| {
         let mut config = config();
         config.exceptions = vec![Exception {
@@ -109,7 +109,7 @@ fn net_the_operator_opens_what_is_forbidden_and_the_policy_still_decides() {
 }
 
 #[test]
-fn net_a_new_policy_cuts_open_connections_and_leaves_the_others() {
+fn net_a_new_policy_cuts_only_the_connections_that_it_denies() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -141,7 +141,7 @@ fn net_a_new_policy_cuts_open_connections_and_leaves_the_others() {
 }
 
 #[test]
-fn net_flows_share_ports_only_when_their_peers_differ() {
+fn net_two_flows_to_the_same_remote_end_get_different_ports() {
     in_namespace(|| {
         let world = World::new();
         let (a, b) = (
@@ -167,7 +167,7 @@ fn net_flows_share_ports_only_when_their_peers_differ() {
 }
 
 #[test]
-fn net_a_flood_fills_its_own_share_and_nobody_elses() {
+fn net_a_flood_of_flows_uses_up_only_its_sandboxs_limit() {
     in_namespace(|| {
         let mut config = config();
         config.max_flows = 20;
@@ -215,7 +215,7 @@ fn net_new_flows_are_limited_to_their_rate() {
             ));
         }
         let counters = world.counters(&guest);
-        // One second's worth at once, and what was earned since.
+        // A burst of one second's flows, and the refill since then.
         let earned = 10 + began.elapsed().as_millis() / 100 + 1;
         assert!(
             (9..=earned).contains(&u128::from(counters.flows)),
@@ -226,9 +226,9 @@ fn net_new_flows_are_limited_to_their_rate() {
 }
 
 #[test]
-fn net_bandwidth_is_held_each_way_within_a_tenth() {
+fn net_bandwidth_is_limited_in_each_direction_within_ten_percent() {
     in_namespace(|| {
-        // So low that what is saved up, 64 KiB and a tenth of a second, outlasts a pause of this thread.
+        // So low that the burst (64 KiB and a tenth of a second) covers a pause of this thread.
         const RATE: u64 = 100_000;
         let world = World::new();
         let limited = Policy {
@@ -240,8 +240,8 @@ fn net_bandwidth_is_held_each_way_within_a_tenth() {
         let ask = Packet::from_guest(ip(PEER4), UDP, udp(4000, 7, &payload));
         let out = world.pass(&guest, &ask);
         let answer = out.answer(udp(7, out.source_port(), &payload));
-        let held = |send: &dyn Fn(), passed: &dyn Fn() -> u64| {
-            // First what was saved up.
+        let is_limited = |send: &dyn Fn(), passed: &dyn Fn() -> u64| {
+            // Use up the burst first.
             (0..200).for_each(|_| send());
             let (before, began) = (passed(), Instant::now());
             while began.elapsed() < Duration::from_secs(3) {
@@ -256,8 +256,8 @@ fn net_bandwidth_is_held_each_way_within_a_tenth() {
                 "{bytes} of {earned}"
             );
         };
-        held(&|| guest.send(&ask), &|| world.counters(&guest).bytes_out);
-        held(&|| world.send_on_wire(&answer), &|| {
+        is_limited(&|| guest.send(&ask), &|| world.counters(&guest).bytes_out);
+        is_limited(&|| world.send_on_wire(&answer), &|| {
             world.counters(&guest).bytes_in
         });
         let refused = world.counters(&guest).refused;
@@ -266,9 +266,9 @@ fn net_bandwidth_is_held_each_way_within_a_tenth() {
 }
 
 #[test]
-fn net_a_policy_cannot_have_more_bandwidth_than_the_host_gives() {
+fn net_a_policy_cannot_raise_the_hosts_bandwidth_limit() {
     in_namespace(|| {
-        // Little besides what is saved up, 64 KiB.
+        // So low that nearly all packets that pass are from the burst of 64 KiB.
         const RATE: u64 = 1000;
         let mut config = config();
         config.bytes_per_s = Some(RATE);
@@ -301,7 +301,7 @@ fn net_a_policy_cannot_have_more_bandwidth_than_the_host_gives() {
 }
 
 #[test]
-fn net_a_name_opens_its_address_while_the_answer_holds_and_the_policy_has_it() {
+fn net_a_pinned_address_is_reachable_until_the_answer_expires_or_the_policy_drops_the_name() {
     in_namespace(|| {
         let world = World::new();
         let named = Policy {
@@ -321,13 +321,13 @@ fn net_a_name_opens_its_address_while_the_answer_holds_and_the_policy_has_it() {
         world.refused(&guest, &datagram(PEER4, 7).bytes(), Reason::Policy);
         pin("example.com", Duration::from_secs(60)).unwrap();
         world.pass(&guest, &datagram(PEER4, 7));
-        // An answer that has expired lets open flows go on and no new ones begin.
+        // After the answer has expired, open flows continue and new ones are refused.
         pin("example.com", Duration::ZERO).unwrap();
         world.pass(&guest, &datagram(PEER4, 7));
         world.refused(&guest, &datagram(PEER4, 8).bytes(), Reason::Policy);
         let last = world.events.try_iter().last().unwrap();
         assert_eq!(last.name.as_deref(), Some("example.com"));
-        // A policy with the name keeps the flow, one without it ends it, though their rules are the same.
+        // A new policy with the name keeps the flow, and a policy without it ends the flow. Their rules are the same.
         world.isolation.update(guest.index, &named).unwrap();
         world.pass(&guest, &datagram(PEER4, 7));
         world
@@ -339,7 +339,7 @@ fn net_a_name_opens_its_address_while_the_answer_holds_and_the_policy_has_it() {
 }
 
 #[test]
-fn net_a_refused_flow_is_told_at_once_and_then_in_sums() {
+fn net_a_refused_flow_is_reported_at_once_and_then_in_sums() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::default());
@@ -368,7 +368,7 @@ fn net_a_refused_flow_is_told_at_once_and_then_in_sums() {
 }
 
 #[test]
-fn net_records_that_are_too_many_are_counted() {
+fn net_refusals_beyond_the_record_rate_are_counted_as_lost_events() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::default());
@@ -376,16 +376,16 @@ fn net_records_that_are_too_many_are_counted() {
             guest.send(&datagram(PEER4, port));
         }
         let counters = world.counters(&guest);
-        let told: u64 = world.events.try_iter().map(|event| event.count).sum();
+        let reported: u64 = world.events.try_iter().map(|event| event.count).sum();
         let refused: u64 = counters.refused.values().sum();
         assert_eq!(refused, 5000);
         assert!(counters.events_lost > 0);
-        assert_eq!(told + counters.events_lost, refused);
+        assert_eq!(reported + counters.events_lost, refused);
     });
 }
 
 #[test]
-fn net_queries_reach_the_resolver_with_an_address_that_names_their_tap() {
+fn net_dns_queries_reach_the_resolver_with_an_address_that_identifies_their_tap() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::default());
@@ -412,7 +412,7 @@ fn net_queries_reach_the_resolver_with_an_address_that_names_their_tap() {
             );
             ask_by_tcp(&world, &guest, gateway, &listener);
         }
-        // The host's own programs can send there, and are nobody.
+        // Programs on the host can send to the socket too, and do not belong to a TAP.
         let port = udp_socket.local_addr().unwrap().port();
         let stranger = UdpSocket::bind("0.0.0.0:0").unwrap();
         stranger.send_to(b"intruder", ("198.18.0.1", port)).unwrap();
@@ -421,7 +421,7 @@ fn net_queries_reach_the_resolver_with_an_address_that_names_their_tap() {
     });
 }
 
-/// A connection to the resolver, by hand on the guest's side.
+/// Queries the resolver over TCP, with hand-made segments on the guest's side.
 fn ask_by_tcp(world: &World, guest: &Guest, gateway: IpAddr, listener: &std::net::TcpListener) {
     let segment = |flags, sequence: u32, acknowledged: u32, data: &[u8]| {
         let mut body = tcp(4002, 53, flags, data);
@@ -452,7 +452,7 @@ fn ask_by_tcp(world: &World, guest: &Guest, gateway: IpAddr, listener: &std::net
 }
 
 #[test]
-fn net_checksums_left_to_the_device_and_large_segments_come_out_right() {
+fn net_offloaded_checksums_and_segmentation_are_correct_on_the_wire() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -466,14 +466,14 @@ fn net_checksums_left_to_the_device_and_large_segments_come_out_right() {
             let mut frame = packet.bytes();
             let ip_len = if peer.is_ipv4() { 20 } else { 40 };
             let at = 14 + ip_len + sum_at(TCP);
-            // The sum of the pseudo header, as stacks leave it there.
+            // The sum of the pseudo header, which stacks store in the checksum field.
             let partial = !checksum(&[&pseudo(&packet, packet.body.len())]);
             frame[at..at + 2].copy_from_slice(&partial.to_be_bytes());
             if peer.is_ipv4() {
                 fix_header4(&mut frame);
             }
             let start = u16::try_from(14 + ip_len).unwrap().to_le_bytes();
-            // VIRTIO_NET_HDR_F_NEEDS_CSUM; VIRTIO_NET_HDR_GSO_TCPV4 or TCPV6, of 1400 bytes a segment.
+            // VIRTIO_NET_HDR_F_NEEDS_CSUM, and VIRTIO_NET_HDR_GSO_TCPV4 or TCPV6 with segments of 1400 bytes.
             let kind = if peer.is_ipv4() { 1 } else { 4 };
             let header = u16::try_from(14 + ip_len + 20).unwrap().to_le_bytes();
             let [low, high] = 1400_u16.to_le_bytes();
@@ -481,7 +481,7 @@ fn net_checksums_left_to_the_device_and_large_segments_come_out_right() {
                 1, kind, header[0], header[1], low, high, start[0], start[1], 16, 0,
             ];
             write_with(&guest.fd, &vnet, &frame);
-            // The uplink takes whole checksummed segments only.
+            // The uplink has no offloads, so the kernel segments the packet and fills in the checksums.
             let mut received: Vec<u8> = Vec::new();
             while received.len() < payload.len() {
                 let segment = world.next_on_wire();
@@ -489,7 +489,7 @@ fn net_checksums_left_to_the_device_and_large_segments_come_out_right() {
                 received.extend(&segment.body[20..]);
             }
             assert_eq!(received, payload);
-            // Segments that the uplink would not take are no better than packets.
+            // Segments that exceed the MTU of the uplink are refused like packets that do.
             let [low, high] = 1480_u16.to_le_bytes();
             let vnet = [
                 1, kind, header[0], header[1], low, high, start[0], start[1], 16, 0,
@@ -503,7 +503,7 @@ fn net_checksums_left_to_the_device_and_large_segments_come_out_right() {
 }
 
 #[test]
-fn net_without_an_uplink_nothing_leaves() {
+fn net_without_an_uplink_no_packet_leaves() {
     in_namespace(|| {
         let (isolation, _events) = Isolation::open(&config()).unwrap();
         let tap = isolation.take().unwrap();

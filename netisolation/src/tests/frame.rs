@@ -1,4 +1,4 @@
-//! Frames to send, and what is read of those that come: checksums are made here and checked here.
+//! Builds and parses frames, with their checksums.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -46,7 +46,7 @@ pub(crate) fn guest_for(peer: IpAddr) -> IpAddr {
 }
 
 impl Packet {
-    /// From the guest.
+    /// A packet with the guest's addresses as its source.
     pub(crate) fn from_guest(destination: IpAddr, protocol: u8, body: Vec<u8>) -> Self {
         Self {
             to_mac: guest::GATEWAY_MAC,
@@ -59,7 +59,7 @@ impl Packet {
         }
     }
 
-    /// The other way round: what its receiver answers.
+    /// The packet with which its receiver replies.
     pub(crate) fn answer(&self, body: Vec<u8>) -> Self {
         Self {
             to_mac: self.from_mac,
@@ -89,7 +89,7 @@ impl Packet {
         u16::from_be_bytes([self.body[4], self.body[5]])
     }
 
-    /// With checksums filled in.
+    /// The frame, with checksums.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut body = self.body.clone();
         let at = sum_at(self.protocol);
@@ -123,7 +123,7 @@ impl Packet {
         frame
     }
 
-    /// Of an IP frame whose checksums are right; nothing of others that are no IP.
+    /// Parses an IP frame and checks its checksums. `None` if the frame is not IP.
     pub(crate) fn read(frame: &[u8]) -> Option<Self> {
         let packet = Self::read_headers(frame)?;
         let at = sum_at(packet.protocol);
@@ -138,7 +138,7 @@ impl Packet {
         Some(packet)
     }
 
-    /// The same without the transport's checksum, which a device would fill in.
+    /// Like [`Self::read`], but does not check the transport checksum, which may be left to a device.
     pub(crate) fn read_headers(frame: &[u8]) -> Option<Self> {
         let (to_mac, from_mac) = (
             frame[..6].try_into().unwrap(),
@@ -207,7 +207,7 @@ pub(crate) fn tcp(source: u16, destination: u16, flags: u8, payload: &[u8]) -> V
     head
 }
 
-/// An echo request (`is_request`) or its answer, in the family of `peer`.
+/// An ICMP echo request (`is_request`) or reply, in the family of `peer`.
 pub(crate) fn echo(peer: IpAddr, is_request: bool, identifier: u16) -> Vec<u8> {
     let kind = match (peer, is_request) {
         (IpAddr::V4(_), true) => 8,
@@ -219,7 +219,7 @@ pub(crate) fn echo(peer: IpAddr, is_request: bool, identifier: u16) -> Vec<u8> {
     vec![kind, 0, 0, 0, high, low, 0, 1, b'p', b'i', b'n', b'g']
 }
 
-/// The protocol number of echoes to `peer`.
+/// The IP protocol number of ICMP in the family of `peer`.
 pub(crate) fn icmp(peer: IpAddr) -> u8 {
     match peer {
         IpAddr::V4(_) => ICMP,
@@ -243,7 +243,7 @@ pub(crate) fn header4(
     ip
 }
 
-/// Makes the checksum of an IPv4 header right again.
+/// Recomputes the checksum of an IPv4 header.
 pub(crate) fn fix_header4(frame: &mut [u8]) {
     let len = usize::from(frame[14] & 15) * 4;
     frame[24..26].fill(0);
@@ -270,7 +270,7 @@ fn transport_sum(packet: &Packet, body: &[u8]) -> u16 {
     }
 }
 
-/// The header that the transport's checksum covers besides.
+/// The pseudo header, which the transport checksum also covers.
 pub(crate) fn pseudo(packet: &Packet, len: usize) -> Vec<u8> {
     let mut pseudo = match (packet.source, packet.destination) {
         (IpAddr::V4(a), IpAddr::V4(b)) => [a.octets(), b.octets()].concat(),
@@ -282,7 +282,7 @@ pub(crate) fn pseudo(packet: &Packet, len: usize) -> Vec<u8> {
     pseudo
 }
 
-/// RFC 1071.
+/// The Internet checksum (RFC 1071).
 pub(crate) fn checksum(parts: &[&[u8]]) -> u16 {
     let bytes = parts.concat();
     let words = bytes.chunks(2).map(|pair| match *pair {

@@ -1,4 +1,4 @@
-//! Towards the guest: answers, errors, and what nobody asked for.
+//! Packets to the guest: replies, ICMP errors, and unsolicited packets.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -55,7 +55,7 @@ fn net_the_gateway_answers_arp_and_neighbour_discovery() {
 }
 
 #[test]
-fn net_nobody_outside_begins_anything() {
+fn net_packets_from_outside_reach_a_guest_only_as_replies() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -85,7 +85,7 @@ fn net_nobody_outside_begins_anything() {
 }
 
 #[test]
-fn net_the_hosts_own_traffic_passes_untouched() {
+fn net_the_hosts_own_traffic_is_not_affected() {
     in_namespace(|| {
         let world = World::new();
         let _guest = world.guest(&Policy::internet());
@@ -104,7 +104,7 @@ fn net_the_hosts_own_traffic_passes_untouched() {
 }
 
 #[test]
-fn net_errors_about_known_flows_are_delivered() {
+fn net_icmp_errors_about_known_flows_are_delivered() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -143,7 +143,7 @@ fn net_errors_about_known_flows_are_delivered() {
 }
 
 #[test]
-fn net_errors_about_what_is_no_flow_of_the_guests_are_not_delivered() {
+fn net_icmp_errors_about_unknown_flows_are_not_delivered() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -151,7 +151,7 @@ fn net_errors_about_what_is_no_flow_of_the_guests_are_not_delivered() {
             let ask = Packet::from_guest(peer, UDP, udp(4000, 7, b"ask"));
             let out = world.pass(&guest, &ask);
             let port = out.source_port();
-            // Of what an error quotes, each differs from the flow in one thing.
+            // Each quoted packet differs from the flow in one property.
             let forged = [
                 Packet {
                     destination: neighbour(peer),
@@ -177,7 +177,7 @@ fn net_errors_about_what_is_no_flow_of_the_guests_are_not_delivered() {
                 out.answer(udp(7, port, b"x")),
             ];
             for quoted in forged {
-                // For the host, whoever it speaks of.
+                // The error itself always goes to the address of the uplink.
                 world.send_on_wire(&Packet {
                     destination: out.source,
                     ..too_big(&quoted)
@@ -192,7 +192,7 @@ fn net_errors_about_what_is_no_flow_of_the_guests_are_not_delivered() {
 }
 
 #[test]
-fn net_what_is_wrong_with_an_answer_is_told() {
+fn net_malformed_replies_are_refused_with_their_reason() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -229,7 +229,7 @@ fn net_what_is_wrong_with_an_answer_is_told() {
 }
 
 #[test]
-fn net_a_successor_sees_nothing_of_its_predecessor() {
+fn net_a_sandbox_gets_no_packets_of_its_taps_previous_sandbox() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -254,7 +254,7 @@ fn net_a_successor_sees_nothing_of_its_predecessor() {
     });
 }
 
-/// Another address of the same network.
+/// Another address in the same network.
 fn neighbour(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V4(v4) => Ipv4Addr::from_bits(v4.to_bits() ^ 1).into(),
@@ -262,7 +262,7 @@ fn neighbour(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// What a router on the way says about a packet: it takes 1280 bytes.
+/// An ICMP error from a router on the path: the packet exceeds the MTU of 1280 bytes.
 fn too_big(out: &Packet) -> Packet {
     let mut body = match out.source {
         IpAddr::V4(_) => vec![3, 4, 0, 0, 0, 0, 5, 0],
@@ -280,7 +280,7 @@ fn too_big(out: &Packet) -> Packet {
     }
 }
 
-/// The packet that an error quotes; of IPv4 with a right header.
+/// The packet that an error quotes. For IPv4, checks its header checksum.
 fn inner(error: &Packet) -> Packet {
     let mut frame = vec![0; 12];
     match error.source {
@@ -292,7 +292,7 @@ fn inner(error: &Packet) -> Packet {
 }
 
 impl Packet {
-    /// With the uplink's address of the family of `peer` as the source.
+    /// Sets the source to the uplink's IPv6 address if `peer` is IPv6.
     fn same_family(mut self, peer: IpAddr) -> Self {
         if peer.is_ipv6() {
             self.source = ip(super::world::WAN6);
@@ -302,7 +302,7 @@ impl Packet {
 }
 
 #[test]
-fn checksums_of_the_tests_are_those_of_rfc_1071() {
+fn the_tests_checksum_matches_rfc_1071() {
     assert_eq!(
         checksum(&[&[0, 1, 0xf2, 3, 0xf4, 0xf5, 0xf6, 0xf7]]),
         !0xddf2

@@ -1,4 +1,4 @@
-//! The resolver behind the datapath: from a guest's query to a packet that passes because of it.
+//! The resolver together with the eBPF programs: from a guest's query to a packet that passes because of the answer.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -24,7 +24,7 @@ use crate::{Hooks, Policy, Reason, Resolver, ResolverConfig, guest};
 const QUERY_PORT: u16 = 5353;
 
 #[test]
-fn net_an_address_may_be_reached_once_its_name_was_asked_for() {
+fn net_an_address_becomes_reachable_when_its_name_is_resolved() {
     in_namespace(|| {
         let world = World::new();
         let _serving = serve(&world);
@@ -38,8 +38,8 @@ fn net_an_address_may_be_reached_once_its_name_was_asked_for() {
             let packet = Packet::from_guest(peer, UDP, udp(4000, 7, b"hello"));
             world.refused(&asking, &packet.bytes(), Reason::Policy);
             let reply = ask(&asking, gateway, "www.good.test.", kind);
-            let told: Vec<_> = reply.answers.iter().map(|r| r.data.ip_addr()).collect();
-            assert_eq!(told, [Some(peer)]);
+            let answered: Vec<_> = reply.answers.iter().map(|r| r.data.ip_addr()).collect();
+            assert_eq!(answered, [Some(peer)]);
             assert_eq!(world.pass(&asking, &packet).destination, peer);
             world.refused(&silent, &packet.bytes(), Reason::Policy);
         }
@@ -53,7 +53,7 @@ fn net_an_address_may_be_reached_once_its_name_was_asked_for() {
 }
 
 #[test]
-fn net_a_name_that_the_policy_has_not_is_refused_counted_and_recorded() {
+fn net_a_query_for_a_name_outside_the_policy_is_refused_counted_and_recorded() {
     in_namespace(|| {
         let world = World::new();
         let _serving = serve(&world);
@@ -74,7 +74,8 @@ fn net_a_name_that_the_policy_has_not_is_refused_counted_and_recorded() {
     });
 }
 
-/// The resolver in this namespace, with a name server. Ends when it is dropped, so that the isolation can.
+/// A running resolver in this namespace, with an upstream server. Dropping it ends the resolver, whose handle would keep
+/// the isolation open.
 struct Serving {
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -110,12 +111,12 @@ impl Drop for Serving {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
-            let _told_already = thread.join();
+            let _panic_was_printed = thread.join();
         }
     }
 }
 
-/// Says that every name is at the test's peers.
+/// Answers every query with the addresses of the test's peers.
 fn answer_all(socket: &UdpSocket) {
     let mut buffer = [0; 2048];
     loop {
@@ -133,7 +134,7 @@ fn answer_all(socket: &UdpSocket) {
     }
 }
 
-/// The gateway's answer to the guest's question.
+/// Sends a query from the guest and returns the gateway's reply.
 fn ask(guest: &Guest, gateway: IpAddr, name: &str, kind: RecordType) -> Message {
     let mut query = Message::query();
     query.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));

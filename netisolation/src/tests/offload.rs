@@ -1,5 +1,5 @@
-//! What a VMM that is not ours any more leaves to the host: it writes to the TAP itself, with any header. The host
-//! fills in a checksum where that header says, after the program has judged the frame.
+//! Offload requests of a compromised VMM, which writes frames to the TAP with any header. The host stores a checksum where
+//! the header says, after the program has evaluated the frame.
 
 use std::net::IpAddr;
 
@@ -16,12 +16,12 @@ use crate::{Policy, Reason};
 const NEEDS_CSUM: u8 = 1;
 const GSO_TCP4: u8 = 1;
 const GSO_TCP6: u8 = 4;
-/// TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 (`linux/if_tun.h`): the reader of a TAP finishes packets, as a card does.
+/// TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 (`linux/if_tun.h`): the reader of the TAP completes packets, as a network card does.
 const CARD: u32 = 1 | 2 | 4;
-/// All that a TAP's reader can be said to do, in `linux/if_tun.h` of today and of some years to come.
+/// All offload flags of `linux/if_tun.h`, and bits for future flags.
 const EVERYTHING: u32 = 0xffff;
 
-/// Of the bytes in a header's numbers.
+/// Byte order of the numbers in a header.
 type Order = fn(u16) -> [u8; 2];
 
 /// `struct virtio_net_hdr`.
@@ -60,8 +60,8 @@ fn network_len(peer: IpAddr) -> u16 {
     if peer.is_ipv4() { 20 } else { 40 }
 }
 
-/// The frame as a stack leaves it to a card: the checksum is that of the pseudo header.
-fn unfinished(packet: &Packet) -> (Vec<u8>, Header) {
+/// A frame whose checksum is left to the device: the field contains the sum of the pseudo header.
+fn with_partial_checksum(packet: &Packet) -> (Vec<u8>, Header) {
     let mut frame = packet.bytes();
     let start = 14 + network_len(packet.destination);
     let offset = sum_at(packet.protocol);
@@ -85,7 +85,7 @@ fn packets(payload: &[u8]) -> Vec<Packet> {
     [PEER4, PEER6].map(|peer| both(ip(peer))).concat()
 }
 
-/// Uplinks that finish packets by themselves, and one whose packets the kernel finishes.
+/// Runs a test with an uplink that completes packets itself, and with an uplink whose packets the kernel completes.
 fn with_both_uplinks(test: fn(&World, &Guest, bool)) {
     in_namespace(move || {
         let world = World::new();
@@ -102,10 +102,10 @@ fn send(guest: &Guest, header: Header, frame: &[u8]) -> bool {
 }
 
 #[test]
-fn net_a_checksum_left_to_the_host_goes_nowhere_but_into_its_own_field() {
+fn net_an_offloaded_checksum_outside_its_own_field_is_refused() {
     with_both_uplinks(|world, guest, _| {
         for packet in packets(&[0x5a; 16]) {
-            let (frame, own) = unfinished(&packet);
+            let (frame, own) = with_partial_checksum(&packet);
             let before = world.counters(guest);
             let mut sent = 0;
             let len = u16::try_from(frame.len()).unwrap();
@@ -128,10 +128,10 @@ fn net_a_checksum_left_to_the_host_goes_nowhere_but_into_its_own_field() {
 }
 
 #[test]
-fn net_a_checksum_left_to_the_host_in_its_own_field_is_right_in_the_end() {
+fn net_an_offloaded_checksum_in_its_own_field_is_correct_on_the_wire() {
     with_both_uplinks(|world, guest, is_card| {
         for packet in packets(b"payload") {
-            let (frame, own) = unfinished(&packet);
+            let (frame, own) = with_partial_checksum(&packet);
             assert!(send(guest, own, &frame));
             let (header, frame) = loop {
                 let next = read(&world.wan.fd).expect("a packet");
@@ -144,7 +144,7 @@ fn net_a_checksum_left_to_the_host_in_its_own_field_is_right_in_the_end() {
             if is_card {
                 assert_eq!(header[6..], own.bytes(u16::to_le_bytes)[6..])
             } else {
-                // Reading it compares the checksum.
+                // `read` checks the checksum.
                 drop(Packet::read(&frame).unwrap())
             }
         }
@@ -152,16 +152,16 @@ fn net_a_checksum_left_to_the_host_in_its_own_field_is_right_in_the_end() {
 }
 
 #[test]
-fn net_packets_are_cut_by_the_host_as_segments_of_their_own_kind_only() {
+fn net_segmentation_is_offloaded_only_for_the_packets_own_protocol_and_size() {
     with_both_uplinks(|world, guest, is_card| {
         for packet in packets(&[0x5a; 3000]) {
-            let (frame, own) = unfinished(&packet);
+            let (frame, own) = with_partial_checksum(&packet);
             let kind = match (packet.protocol, packet.destination.is_ipv4()) {
                 (TCP, true) => Some(GSO_TCP4),
                 (TCP, false) => Some(GSO_TCP6),
                 _ => None,
             };
-            // A connection, to which segments belong.
+            // Segments must belong to an open connection.
             if kind.is_some() {
                 let syn = Packet {
                     body: tcp(4000, 7, SYN, b""),
@@ -180,10 +180,10 @@ fn net_packets_are_cut_by_the_host_as_segments_of_their_own_kind_only() {
                                 gso_size,
                                 ..own
                             };
-                            let is_fit = kind == Some(gso_type)
+                            let is_valid = kind == Some(gso_type)
                                 && flags & NEEDS_CSUM != 0
                                 && (48..=1400).contains(&gso_size);
-                            if !is_fit {
+                            if !is_valid {
                                 send(guest, header, &frame);
                             }
                         }
@@ -199,14 +199,14 @@ fn net_packets_are_cut_by_the_host_as_segments_of_their_own_kind_only() {
                     ..own
                 };
                 assert!(send(guest, header, &frame));
-                segments(world, &packet, usize::from(gso_size), is_card);
+                check_segments(world, &packet, usize::from(gso_size), is_card);
             }
         }
     });
 }
 
-/// All of the packet's payload is on the wire, in segments that a card or the kernel made.
-fn segments(world: &World, packet: &Packet, gso_size: usize, is_card: bool) {
+/// Checks that the packet's whole payload is on the wire, as one unsegmented packet for a card or as segments.
+fn check_segments(world: &World, packet: &Packet, gso_size: usize, is_card: bool) {
     let mut left = packet.body.len() - 20;
     while left > 0 {
         let (header, frame) = read(&world.wan.fd).expect("a segment");
@@ -219,18 +219,18 @@ fn segments(world: &World, packet: &Packet, gso_size: usize, is_card: bool) {
 }
 
 #[test]
-fn net_no_request_to_the_descriptor_gets_around_the_check() {
+fn net_no_ioctl_on_the_tap_bypasses_the_offload_check() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
         let packet = &packets(&[0x5a; 64])[0];
-        let (frame, own) = unfinished(packet);
-        // Into the receiver's address.
+        let (frame, own) = with_partial_checksum(packet);
+        // The checksum field would be inside the destination address.
         let wrong = Header::sum_at(20, 10);
         let orders: [(bool, Order); 2] = [(false, u16::to_le_bytes), (true, u16::to_be_bytes)];
         let mut passed = 0;
         for offloads in [0, CARD, EVERYTHING] {
-            let _refused_if_not_known = super::sys::try_offloads(&guest.fd, offloads);
+            let _unsupported = super::sys::try_offloads(&guest.fd, offloads);
             for (is_big, order) in orders {
                 if set_big_endian(&guest.fd, is_big).is_err() && is_big {
                     continue;
@@ -249,7 +249,7 @@ fn net_no_request_to_the_descriptor_gets_around_the_check() {
                                 gso_size: 100,
                                 ..wrong
                             };
-                            let _refused_here_or_there =
+                            let _refused_by_kernel_or_program =
                                 try_write(&guest.fd, &padded(header, more), &frame);
                         }
                     }

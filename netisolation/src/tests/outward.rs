@@ -1,4 +1,4 @@
-//! From the guest.
+//! Packets from the guest.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use crate::{Isolation, Policy, Reason};
 const PEERS: [(&str, &str); 2] = [(PEER4, WAN4), (PEER6, WAN6)];
 
 #[test]
-fn net_a_datagram_leaves_in_the_hosts_name_and_its_answer_comes_back() {
+fn net_a_datagram_leaves_with_the_hosts_address_and_its_reply_is_delivered() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -45,7 +45,7 @@ fn net_a_datagram_leaves_in_the_hosts_name_and_its_answer_comes_back() {
 }
 
 #[test]
-fn net_a_connection_is_opened_used_and_closed() {
+fn net_a_tcp_connection_is_translated_from_open_to_close() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -78,7 +78,7 @@ fn net_a_connection_is_opened_used_and_closed() {
     });
 }
 
-/// A segment with these options, whose length is a multiple of four.
+/// A TCP segment with options. Their length must be a multiple of four.
 fn with_options(from: u16, to: u16, flags: u8, options: &[u8]) -> Vec<u8> {
     let mut segment = tcp(from, to, flags, b"");
     segment[12] = u8::try_from(5 + options.len() / 4).unwrap() << 4;
@@ -87,7 +87,7 @@ fn with_options(from: u16, to: u16, flags: u8, options: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn net_connections_by_a_narrow_uplink_agree_on_segments_that_fit() {
+fn net_syn_segments_are_clamped_to_the_mtu_of_the_uplink() {
     in_namespace(|| {
         let world = World::new();
         command(&["link", "set", "wan", "mtu", "1400"]);
@@ -97,17 +97,18 @@ fn net_connections_by_a_narrow_uplink_agree_on_segments_that_fit() {
         let guest = world.guest(&Policy::internet());
         let scale = [3, 3, 7];
         for (peer, fits) in [(ip(PEER4), 1360_u16), (ip(PEER6), 1340)] {
-            for (source, said, agreed) in [(5000, 1460, fits), (5001, 9000, fits), (5002, 536, 536)]
+            for (source, announced, agreed) in
+                [(5000, 1460, fits), (5001, 9000, fits), (5002, 536, 536)]
             {
                 let mss = |size: u16| [&[2, 4][..], &size.to_be_bytes()].concat();
-                // At an even place, and at an odd one behind others.
+                // The option at an even offset, and at odd offsets next to others.
                 for (port, options) in [
-                    (80, mss(said)),
+                    (80, mss(announced)),
                     (
                         81,
-                        [&[1][..], &scale, &[1], &mss(said), &[1, 1, 1]].concat(),
+                        [&[1][..], &scale, &[1], &mss(announced), &[1, 1, 1]].concat(),
                     ),
-                    (82, [&[1][..], &mss(said), &scale].concat()),
+                    (82, [&[1][..], &mss(announced), &scale].concat()),
                 ] {
                     let expected = |options: &[u8]| {
                         let at = options.windows(2).position(|w| w == [2, 4]).unwrap();
@@ -135,7 +136,7 @@ fn net_connections_by_a_narrow_uplink_agree_on_segments_that_fit() {
 }
 
 #[test]
-fn net_an_uplink_that_is_too_narrow_is_refused_with_the_cure() {
+fn net_an_uplink_below_the_minimum_mtu_is_refused_with_a_remedy() {
     in_namespace(|| {
         let world = World::new();
         command(&["link", "set", "wan", "mtu", "1200"]);
@@ -150,7 +151,7 @@ fn net_an_uplink_that_is_too_narrow_is_refused_with_the_cure() {
 }
 
 #[test]
-fn net_an_echo_goes_by_its_identifier() {
+fn net_icmp_echo_is_translated_by_its_identifier() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -169,7 +170,7 @@ fn net_an_echo_goes_by_its_identifier() {
 }
 
 #[test]
-fn net_nothing_passes_without_a_policy_that_allows_it() {
+fn net_the_default_policy_denies_everything() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::default());
@@ -188,7 +189,7 @@ fn net_nothing_passes_without_a_policy_that_allows_it() {
 }
 
 #[test]
-fn net_forbidden_ranges_are_closed_to_every_policy() {
+fn net_no_policy_opens_a_forbidden_range() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -222,7 +223,7 @@ fn net_forbidden_ranges_are_closed_to_every_policy() {
 }
 
 #[test]
-fn net_the_host_is_no_destination() {
+fn net_the_hosts_addresses_are_unreachable() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -234,18 +235,18 @@ fn net_the_host_is_no_destination() {
 }
 
 #[test]
-fn net_frames_that_lie_do_not_pass() {
+fn net_malformed_and_spoofed_frames_are_refused() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
-        for (frame, reason) in liars() {
+        for (frame, reason) in invalid_frames() {
             world.refused(&guest, &frame, reason);
         }
     });
 }
 
-/// Frames that no honest guest sends, and why each is refused.
-fn liars() -> Vec<(Vec<u8>, Reason)> {
+/// Frames that a normal guest does not send, with the reason for their refusal.
+fn invalid_frames() -> Vec<(Vec<u8>, Reason)> {
     let good = |peer: &str| Packet::from_guest(ip(peer), UDP, udp(1, 80, b"0123456789abcdef"));
     let v4 = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut frame = good(PEER4).bytes();

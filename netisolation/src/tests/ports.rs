@@ -1,4 +1,4 @@
-//! What one sandbox takes of the uplink's ports, and what that leaves to its neighbours; addresses that the host gains.
+//! How sandboxes share the ports of the uplink, and addresses that are added to the host.
 
 use std::{
     net::{IpAddr, UdpSocket},
@@ -11,12 +11,12 @@ use super::{
 };
 use crate::{IsolationConfig, Policy, Reason};
 
-/// Flows of one sandbox, as the server allows them by default: more than there are ports.
-const MOST_FLOWS: u16 = 4096;
+/// Open flows that the server allows per sandbox by default: more than there are ports.
+const MAX_FLOWS: u16 = 4096;
 
 fn world() -> World {
     World::with(IsolationConfig {
-        max_flows: u32::from(MOST_FLOWS),
+        max_flows: u32::from(MAX_FLOWS),
         ..config()
     })
 }
@@ -31,15 +31,15 @@ fn open(guest: &Guest, peer: IpAddr, ports: std::ops::Range<u16>) {
 }
 
 #[test]
-fn net_a_sandbox_finds_ports_towards_an_end_that_its_neighbours_took() {
+fn net_a_sandbox_gets_ports_although_others_use_up_the_common_ones() {
     in_namespace(|| {
         let world = world();
         for peer in [ip(PEER4), ip(PEER6)] {
             for attackers in 1..=3_u64 {
                 let attacker = world.guest(&Policy::internet());
-                open(&attacker, peer, 10_000..10_000 + MOST_FLOWS);
+                open(&attacker, peer, 10_000..10_000 + MAX_FLOWS);
                 let counters = world.counters(&attacker);
-                assert!(counters.flows < u64::from(MOST_FLOWS), "{counters:?}");
+                assert!(counters.flows < u64::from(MAX_FLOWS), "{counters:?}");
                 assert_eq!(
                     counters.refused.keys().copied().collect::<Vec<_>>(),
                     [Reason::Flows]
@@ -55,7 +55,7 @@ fn net_a_sandbox_finds_ports_towards_an_end_that_its_neighbours_took() {
 }
 
 #[test]
-fn net_one_sandbox_alone_gets_most_of_the_ports_towards_an_end() {
+fn net_a_single_sandbox_can_use_most_ports_towards_one_remote_end() {
     in_namespace(|| {
         let world = world();
         let guest = world.guest(&Policy::internet());
@@ -74,9 +74,10 @@ fn is_local(address: IpAddr) -> bool {
     !shown.unwrap().stdout.is_empty()
 }
 
-/// The host's addresses are read every other second; the routing table is asked for every packet.
+/// The rules follow the host's addresses with a delay of up to two seconds, but the programs look up the route of every
+/// packet.
 #[test]
-fn net_an_address_is_the_hosts_from_the_moment_that_it_gains_it() {
+fn net_a_new_address_of_the_host_is_unreachable_immediately() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -87,7 +88,7 @@ fn net_an_address_is_the_hosts_from_the_moment_that_it_gains_it() {
             ] {
                 let gained = ip(&address);
                 let frame = |port| Packet::from_guest(gained, UDP, udp(port, 7, b"word"));
-                // Of a flow that was open before, and a new one.
+                // Opens the flow that later must not continue.
                 world.pass(&guest, &frame(4000));
                 let before = world.counters(&guest);
                 let mut add = vec!["addr", "add"];
@@ -95,7 +96,7 @@ fn net_an_address_is_the_hosts_from_the_moment_that_it_gains_it() {
                 add.extend([block.as_str(), "dev", if n % 2 == 0 { "wan" } else { "lo" }]);
                 add.extend(gained.is_ipv6().then_some("nodad"));
                 command(&add);
-                // Of IPv6 a work queue of the kernel does it; before, the host gets nothing either.
+                // For IPv6 the kernel adds the route asynchronously. Until then the host does not receive packets either.
                 eventually("the route", || is_local(gained));
                 let host = UdpSocket::bind((gained, 7)).unwrap();
                 host.set_nonblocking(true).unwrap();

@@ -1,4 +1,4 @@
-//! What is found when somebody meddled, and what is left when the server is killed.
+//! Changes by other programs, reuse of TAPs, and servers that are killed.
 
 use std::{
     env, fs,
@@ -31,14 +31,14 @@ use crate::{
     tap_table::Usage,
 };
 
-/// Where the child finds the socket, and what it calls its installation.
+/// Environment variables of the server process: the path of its socket, and its instance name.
 const SOCKET: &str = "CUBE_TEST_SOCKET";
 const INSTANCE: &str = "CUBE_TEST_INSTANCE";
 
-/// Of what `verify` says of a TAP that is gone: the beginning of its name.
+/// Start of the device name in the error about a removed TAP.
 const GONE: &str = "cube";
 
-/// Changes something of a guest's TAP, whose name comes last.
+/// Changes the state of a guest's TAP. The last argument is the name of its device.
 type Tamper = fn(&World, &Guest, &str);
 
 fn datagram(port: u16) -> Packet {
@@ -46,7 +46,7 @@ fn datagram(port: u16) -> Packet {
 }
 
 #[test]
-fn net_verify_finds_what_others_changed() {
+fn net_verify_detects_changes_by_other_programs() {
     in_namespace(|| {
         let world = World::new();
         let tamper: [(&str, Tamper); 10] = [
@@ -116,18 +116,18 @@ fn net_verify_finds_what_others_changed() {
                     assert_eq!(index, guest.index);
                     assert!(found.contains(what), "{what}: {found}");
                 }
-                // The keeper may have found it first.
+                // The maintenance thread may have cleared the TAP already.
                 Err(IsolationError::Unknown(_)) if what == GONE => {}
                 other => panic!("{what}: {other:?}"),
             }
             world.isolation.release(guest.index);
-            // What is for all is everybody's: it is put right again for the next.
+            // Restores the rules for all sandboxes for the next iteration.
             world.isolation.inspect(remove_added);
         }
     });
 }
 
-/// Adds a rule that allows a block under a number, as nobody should.
+/// Adds a rule that allows a block to a rule set, as another program could.
 fn add(world: &World, number: u32, block: &str) {
     let wider = Policy {
         rules: vec![Rule {
@@ -142,7 +142,7 @@ fn add(world: &World, number: u32, block: &str) {
     world.isolation.inspect(write);
 }
 
-/// Removes rules that the owner knows nothing of.
+/// Removes rules that this server did not write.
 fn remove_added(maps: &mut Enforcement) {
     let sets = &mut maps.policies.rules;
     for (number, mut found) in sets.map.all().unwrap() {
@@ -155,13 +155,13 @@ fn remove_added(maps: &mut Enforcement) {
     }
 }
 
-/// Under which a guest's rules are.
+/// Number of a guest's rule set.
 fn number(maps: &Enforcement, guest: &Guest) -> u32 {
     maps.taps.get(guest.index.0).unwrap().entry.rule_set()
 }
 
 #[test]
-fn net_verify_finds_every_rule_that_was_added() {
+fn net_verify_detects_every_added_rule() {
     in_namespace(|| {
         let world = World::new();
         let some = Policy::of_lists(
@@ -169,7 +169,7 @@ fn net_verify_finds_every_rule_that_was_added() {
             &[],
             &["8.8.0.0/16", "9.9.9.9/32", "2600::/16", "2600::1/128"].map(|b| b.parse().unwrap()),
         );
-        // Policies on both sides of the one that is tampered with, of which one is empty.
+        // The two rule sets that are changed, one of them empty, lie between other sets.
         let policies = [
             Policy::internet(),
             some,
@@ -210,7 +210,7 @@ fn net_verify_finds_every_rule_that_was_added() {
 }
 
 #[test]
-fn net_rules_without_their_mark_are_found() {
+fn net_verify_detects_a_rule_set_without_its_sentinel() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::default());
@@ -226,7 +226,7 @@ fn net_rules_without_their_mark_are_found() {
 }
 
 #[test]
-fn net_rules_that_are_not_there_are_passed_over_when_they_are_removed() {
+fn net_removing_rules_skips_missing_ones() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -247,7 +247,7 @@ fn net_rules_that_are_not_there_are_passed_over_when_they_are_removed() {
 }
 
 #[test]
-fn net_sandboxes_with_the_same_rules_share_them_until_the_last_one_goes() {
+fn net_sandboxes_with_the_same_rules_share_a_rule_set_until_the_last_release() {
     in_namespace(|| {
         let world = World::new();
         let guests = [(); 3].map(|()| world.guest(&Policy::internet()));
@@ -261,7 +261,7 @@ fn net_sandboxes_with_the_same_rules_share_them_until_the_last_one_goes() {
         let [a, b, c] = &guests;
         assert_eq!((of(a), of(b)), (of(c), of(c)));
         assert_eq!(numbers(), [FOR_ALL, of(a)]);
-        // Somebody's own rules are nobody else's, and go with them.
+        // A set with one user is removed with it.
         world.isolation.update(a.index, &narrow()).unwrap();
         assert_ne!(of(a), of(b));
         world.refused(a, &datagram_to("198.51.100.8"), Reason::Policy);
@@ -277,7 +277,7 @@ fn net_sandboxes_with_the_same_rules_share_them_until_the_last_one_goes() {
 }
 
 #[test]
-fn net_rules_that_somebody_changed_are_given_to_nobody_else() {
+fn net_a_rule_set_that_was_changed_is_not_shared_with_further_sandboxes() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::default());
@@ -295,7 +295,7 @@ fn datagram_to(peer: &str) -> Vec<u8> {
 }
 
 #[test]
-fn net_an_uplink_without_its_program_is_found() {
+fn net_verify_detects_an_uplink_without_its_program() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -311,7 +311,7 @@ fn net_an_uplink_without_its_program_is_found() {
 }
 
 #[test]
-fn net_what_a_gone_tap_had_is_cleared_away() {
+fn net_the_state_of_a_removed_tap_is_cleared() {
     in_namespace(|| {
         let world = World::new();
         let (guest, stays) = (
@@ -320,7 +320,7 @@ fn net_what_a_gone_tap_had_is_cleared_away() {
         );
         world.pass(&guest, &datagram(7));
         let index = guest.index;
-        // While it is not released the device stays, whatever becomes of its VMM.
+        // Until its release the device stays, even if its VMM dies.
         let device = world
             .isolation
             .inspect(|maps| maps.taps.get(index.0).unwrap().name.clone());
@@ -358,7 +358,7 @@ fn device_of(world: &World, index: TapIndex) -> (u32, String) {
 }
 
 #[test]
-fn net_a_sandbox_on_the_tap_of_another_has_nothing_of_it() {
+fn net_a_reused_tap_keeps_nothing_of_its_previous_sandbox() {
     in_namespace(|| {
         let world = World::new();
         let policy = Policy {
@@ -378,7 +378,7 @@ fn net_a_sandbox_on_the_tap_of_another_has_nothing_of_it() {
         world.refused(&first, &datagram_to("198.51.100.9"), Reason::Policy);
         let out = world.pass(&first, &datagram(7));
         let answer = out.answer(udp(7, out.source_port(), b"first's"));
-        // Three frames wait, behind a header of another length.
+        // Three frames are queued, with another header length.
         sys::set_header_len(&first.fd, 12);
         for _ in 0..3 {
             world.send_on_wire(&answer);
@@ -406,13 +406,13 @@ fn net_a_sandbox_on_the_tap_of_another_has_nothing_of_it() {
         assert_eq!(counted.refused.remove(&Reason::Policy), Some(1));
         assert_eq!(counted.refused.len(), 0);
         world.isolation.counters(past).unwrap_err();
-        let told = world.events.try_iter().map(|event| event.destination.ip());
-        assert_eq!(told.collect::<Vec<_>>(), [ip("198.51.100.9"), pinned]);
+        let reported = world.events.try_iter().map(|event| event.destination.ip());
+        assert_eq!(reported.collect::<Vec<_>>(), [ip("198.51.100.9"), pinned]);
     });
 }
 
 #[test]
-fn net_a_tap_that_was_changed_or_may_be_held_is_not_used_again() {
+fn net_a_changed_or_discarded_tap_is_not_reused() {
     in_namespace(|| {
         let world = World::new();
         let changes: [(&str, Tamper); 5] = [
@@ -452,7 +452,7 @@ fn net_a_tap_that_was_changed_or_may_be_held_is_not_used_again() {
 }
 
 #[test]
-fn net_a_released_tap_is_closed_while_its_device_lives() {
+fn net_a_released_tap_passes_nothing_while_its_device_exists() {
     in_namespace(|| {
         let world = World::new();
         let guest = world.guest(&Policy::internet());
@@ -467,7 +467,7 @@ fn net_a_released_tap_is_closed_while_its_device_lives() {
 }
 
 #[test]
-fn net_what_a_guest_sent_while_it_waited_is_not_its_sandboxs() {
+fn net_packets_from_before_the_sandbox_are_not_in_its_counters() {
     in_namespace(|| {
         let world = World::new();
         let tap = world.isolation.take().unwrap();
@@ -518,7 +518,7 @@ fn net_a_ready_tap_that_fails_verification_is_removed_and_its_number_becomes_fre
 }
 
 #[test]
-fn net_taps_are_limited_and_their_numbers_come_back_late() {
+fn net_the_number_of_taps_is_limited_and_released_numbers_become_free() {
     in_namespace(|| {
         let mut config = config();
         config.max_taps = 2;
@@ -542,12 +542,12 @@ fn net_taps_are_limited_and_their_numbers_come_back_late() {
 }
 
 #[test]
-fn net_released_taps_that_nobody_has_removed_yet_leave_room_for_the_next() {
+fn net_taking_and_releasing_without_pause_never_exhausts_the_numbers() {
     in_namespace(|| {
         let mut config = config();
         config.max_taps = 6;
         let world = World::with(config);
-        // More than there are numbers, and faster than a thread beside them removes: without a pause.
+        // More TAPs than numbers, and without pauses in which the threads could catch up.
         thread::scope(|scope| {
             for _ in 0..3 {
                 let isolation = world.isolation.clone();
@@ -595,10 +595,10 @@ fn net_two_servers_share_a_namespace_and_an_uplink() {
 }
 
 #[test]
-fn net_the_last_handle_leaves_no_pins_where_no_vm_lives() {
+fn net_dropping_the_last_handle_removes_the_pins_if_no_vm_lives() {
     in_namespace(|| {
         for _ in 0..3 {
-            // Its keeper is at work when the handle goes: it must not be the one that puts things in order.
+            // The threads are working when the last handle is dropped, whose drop must wait for them before it cleans up.
             let config = IsolationConfig {
                 stock: 8,
                 ..config()
@@ -606,7 +606,7 @@ fn net_the_last_handle_leaves_no_pins_where_no_vm_lives() {
             let home = config.pins.join(&config.instance);
             let (isolation, _events) = Isolation::open(&config).unwrap();
             let taken = isolation.take().unwrap();
-            eventually("the keeper makes TAPs", || {
+            eventually("the stock has TAPs", || {
                 isolation.inspect(|maps| maps.taps.ready_count()) > 0
             });
             let another = isolation.clone();
@@ -665,7 +665,7 @@ fn net_a_killed_server_leaves_policies_in_force_and_a_successor_takes_them_over(
 }
 
 #[test]
-fn net_what_died_with_its_server_is_swept_by_the_next() {
+fn net_a_successor_clears_the_taps_that_died_with_their_server() {
     in_namespace(|| {
         let world = World::new();
         let config = config();
@@ -695,13 +695,16 @@ fn narrow() -> Policy {
     policy
 }
 
-/// A server in a process of its own, with one guest whose TAP it gives us.
+/// Starts a server process, which passes the TAP of one guest to this process.
 fn start_server(config: &IsolationConfig) -> (Child, Guest) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
     let child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "tests::survive::a_server_that_is_killed"])
+        .args([
+            "--exact",
+            "tests::survive::server_process_for_the_tests_that_kill_it",
+        ])
         .env(SOCKET, &path)
         .env(INSTANCE, &config.instance)
         .stdout(Stdio::null())
@@ -727,9 +730,9 @@ fn start_server(config: &IsolationConfig) -> (Child, Guest) {
     (child, guest)
 }
 
-/// The other process of the tests above; without their environment it is nothing.
+/// The server process of [`start_server`]. Without its environment variables this test does nothing.
 #[test]
-fn a_server_that_is_killed() {
+fn server_process_for_the_tests_that_kill_it() {
     let (Ok(socket), Ok(instance)) = (env::var(SOCKET), env::var(INSTANCE)) else {
         return;
     };
@@ -753,7 +756,7 @@ fn a_server_that_is_killed() {
         None,
     )
     .unwrap();
-    // Until it is killed, or whoever started it is gone.
+    // Waits to be killed, or for the end of the process that started it.
     stream
         .set_read_timeout(Some(Duration::from_secs(120)))
         .unwrap();

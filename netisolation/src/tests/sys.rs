@@ -1,7 +1,7 @@
-//! Descriptors out of messages, and what a VMM or a host does to a TAP.
+//! Receives descriptors in messages, and changes TAPs as a VMM or another program on the host does.
 #![expect(
     unsafe_code,
-    reason = "a descriptor in a message is a bare number; ioctls have no safe wrapper"
+    reason = "a received descriptor is a raw number; ioctls have no safe wrappers"
 )]
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
 
 use nix::{libc, sys::socket::ControlMessageOwned};
 
-/// The one descriptor that came.
+/// The only descriptor in a message.
 pub(crate) fn received(message: ControlMessageOwned) -> OwnedFd {
     let ControlMessageOwned::ScmRights(fds) = message else {
         panic!("{message:?}");
@@ -19,38 +19,38 @@ pub(crate) fn received(message: ControlMessageOwned) -> OwnedFd {
     let [fd] = fds[..] else {
         panic!("{fds:?}");
     };
-    // SAFETY: needs an open descriptor that nobody else owns; the kernel made it for this message, which is consumed
-    // here and is read once; the result owns it until it is dropped.
+    // SAFETY: needs an open descriptor without another owner; the kernel created it for this message, which is consumed
+    // here; the result owns it until it is dropped.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// As a VMM does.
+/// Sets the length of the frame header, as a VMM does.
 pub(crate) fn set_header_len(tap: &OwnedFd, bytes: libc::c_int) {
     // SAFETY: TUNSETVNETHDRSZ reads one int, which `bytes` is until the call returns.
     let done = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const bytes) };
     assert_eq!(done, 0);
 }
 
-/// The device outlives its descriptors.
+/// Makes the device outlive its descriptors.
 pub(crate) fn set_persistent(tap: &OwnedFd) {
     // SAFETY: TUNSETPERSIST takes its argument by value and no pointer; the descriptor is borrowed until it returns.
     let done = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, 1) };
     assert_eq!(done, 0);
 }
 
-/// What the reader of the TAP's frames finishes by itself (`TUN_F_…`).
+/// Sets the offloads that the TAP's reader performs itself (`TUN_F_…`).
 pub(crate) fn set_offloads(tap: &OwnedFd, offloads: u32) {
     try_offloads(tap, offloads).unwrap();
 }
 
-/// The same, of what the kernel may not know.
+/// Like [`set_offloads`], with flags that the kernel may not support.
 pub(crate) fn try_offloads(tap: &OwnedFd, offloads: u32) -> io::Result<()> {
     let offloads = libc::c_ulong::from(offloads);
     // SAFETY: TUNSETOFFLOAD takes its argument by value and no pointer; the descriptor is borrowed until it returns.
     done(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, offloads) })
 }
 
-/// The order of bytes in headers, where the kernel can have another than its own.
+/// Sets the byte order of headers. Fails if the kernel supports only its own.
 pub(crate) fn set_big_endian(tap: &OwnedFd, is_big: bool) -> io::Result<()> {
     /// `linux/if_tun.h`.
     const TUNSETVNETBE: libc::Ioctl = 0x4004_54de;
@@ -59,7 +59,7 @@ pub(crate) fn set_big_endian(tap: &OwnedFd, is_big: bool) -> io::Result<()> {
     done(unsafe { libc::ioctl(tap.as_raw_fd(), TUNSETVNETBE, &raw const is_big) })
 }
 
-/// Makes a TAP of the descriptor once more.
+/// Attaches the descriptor to a TAP again.
 pub(crate) fn try_attach(tap: &OwnedFd) -> io::Result<()> {
     let flags = libc::IFF_TAP | libc::IFF_NO_PI;
     let mut request = libc::ifreq {

@@ -1,4 +1,4 @@
-//! A network namespace with an uplink whose other end is the test, and an isolation in it.
+//! The environment of a test: a network namespace with an uplink, whose other end is the test, and an [`Isolation`].
 
 use std::{
     cell::RefCell,
@@ -29,16 +29,16 @@ use crate::{
     device::{self, Device},
 };
 
-/// How long a test waits for what has to come.
+/// Deadline for anything that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Without TUNSETVNETHDRSZ.
+/// Length of the frame header without TUNSETVNETHDRSZ, in bytes.
 const VNET_HEADER: usize = 10;
-/// The uplink's name.
+/// Name of the uplink.
 const WAN: &str = "wan";
 
 pub(crate) const WAN4: &str = "203.0.113.2";
 pub(crate) const WAN6: &str = "2001:db8::2";
-/// Somewhere in the internet.
+/// Addresses on the internet.
 pub(crate) const PEER4: &str = "198.51.100.7";
 pub(crate) const PEER6: &str = "2001:db8:7::7";
 
@@ -46,7 +46,6 @@ pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The namespace and the isolation.
 pub(crate) struct World {
     pub(crate) isolation: Isolation,
     pub(crate) events: Receiver<NetEvent>,
@@ -54,14 +53,14 @@ pub(crate) struct World {
     pub(crate) config: IsolationConfig,
 }
 
-/// A TAP with a sandbox on it, whose guest is the test.
+/// A sandbox whose guest is the test.
 pub(crate) struct Guest {
     pub(crate) index: TapIndex,
     pub(crate) fd: OwnedFd,
     pub(crate) sandbox: SandboxId,
 }
 
-/// Runs a test in a namespace of its own.
+/// Runs a test in a new network namespace.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     if !nix::unistd::geteuid().is_root() || !std::path::Path::new("/dev/net/tun").exists() {
         eprintln!("SKIP net tier: needs root and /dev/net/tun");
@@ -79,11 +78,11 @@ pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
 }
 
 thread_local! {
-    /// Directories of the installations of this test.
+    /// Directories of this test's instances in the bpffs.
     static PINS: RefCell<Vec<PathBuf>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Removes the pins of a test, which would outlive it as those of a killed server do.
+/// Removes the pins of a test, which would otherwise outlive it, as the pins of a killed server do.
 struct Clean;
 
 impl Drop for Clean {
@@ -94,7 +93,7 @@ impl Drop for Clean {
     }
 }
 
-/// `ip` with these arguments, in this thread's namespace.
+/// Runs `ip` in this thread's namespace.
 pub(crate) fn command(arguments: &[&str]) {
     let status = Command::new("ip").args(arguments).status().unwrap();
     assert!(status.success(), "ip {arguments:?}: {status}");
@@ -127,7 +126,7 @@ impl World {
     pub(crate) fn with(config: IsolationConfig) -> Self {
         let wan = device::tap(WAN).unwrap();
         device::configure("ipv6", WAN, "addr_gen_mode", "1").unwrap();
-        // No neighbour is asked for: frames to the wire have the uplink's own MAC.
+        // Without ARP, frames to the wire have the uplink's own MAC address.
         command(&["link", "set", WAN, "arp", "off", "up"]);
         command(&["addr", "add", &format!("{WAN4}/24"), "dev", WAN]);
         command(&["addr", "add", &format!("{WAN6}/64"), "dev", WAN, "nodad"]);
@@ -142,7 +141,7 @@ impl World {
         }
     }
 
-    /// A sandbox with a policy.
+    /// Starts a sandbox with a policy.
     pub(crate) fn guest(&self, policy: &Policy) -> Guest {
         let tap = self.isolation.take().unwrap();
         let number = u8::try_from(tap.index.0).unwrap();
@@ -168,7 +167,7 @@ impl World {
         write(&self.wan.fd, &packet.bytes());
     }
 
-    /// Sends from the guest what passes, and returns it as it is on the wire. What the host says besides is skipped.
+    /// Sends a packet from the guest and returns it as it appears on the wire. Skips packets of the host.
     pub(crate) fn pass(&self, guest: &Guest, packet: &Packet) -> Packet {
         guest.send(packet);
         loop {
@@ -182,7 +181,7 @@ impl World {
         }
     }
 
-    /// The frame does not pass, for this reason and no other.
+    /// Checks that a frame is refused, and for which reason.
     pub(crate) fn refused(&self, guest: &Guest, frame: &[u8], reason: Reason) {
         let before = self.counters(guest);
         write(&guest.fd, frame);
@@ -194,8 +193,8 @@ impl World {
         self.nothing_on_wire();
     }
 
-    /// What was sent before is not on the wire: a packet of ours is the next one there. The host itself may have said
-    /// before that it knows nothing of a datagram that came for it; guests cannot say that (`packets_out`).
+    /// Checks that no earlier packet is on the wire: the next packet there is one that this function sends. Skips the
+    /// host's ICMP errors about datagrams to closed ports; `packets_out` shows that they are not a guest's.
     pub(crate) fn nothing_on_wire(&self) {
         let wan = ip(WAN4);
         let mark = Packet {
@@ -212,7 +211,7 @@ impl World {
         assert_eq!(next.body[8..], mark.body[8..], "{next:?}");
     }
 
-    /// The next event, waited for.
+    /// Waits for the next event.
     pub(crate) fn event(&self) -> NetEvent {
         self.events.recv_timeout(PATIENCE).unwrap()
     }
@@ -227,12 +226,12 @@ impl Guest {
         next(&self.fd)
     }
 
-    /// A frame of any kind.
+    /// The next frame of any type.
     pub(crate) fn next_frame(&self) -> Vec<u8> {
         read(&self.fd).unwrap().1
     }
 
-    /// What was sent before did not arrive here.
+    /// Whether no frame has arrived at the guest.
     pub(crate) fn has_nothing(&self) -> bool {
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
         fcntl(&self.fd, FcntlArg::F_SETFL(flags)).unwrap();
@@ -241,7 +240,7 @@ impl Guest {
     }
 }
 
-/// Writes a frame that needs no work of the device.
+/// Writes a frame without offload requests.
 pub(crate) fn write(fd: &OwnedFd, frame: &[u8]) {
     write_with(fd, &[0; VNET_HEADER], frame);
 }
@@ -251,7 +250,7 @@ pub(crate) fn write_with(fd: &OwnedFd, header: &[u8; VNET_HEADER], frame: &[u8])
     assert_eq!(nix::unistd::write(fd, &bytes).unwrap(), bytes.len());
 }
 
-/// Whether the kernel takes a frame with this header.
+/// Whether the kernel accepts a frame with this header.
 pub(crate) fn try_write(fd: &OwnedFd, header: &[u8], frame: &[u8]) -> bool {
     let bytes = [header, frame].concat();
     nix::unistd::write(fd, &bytes).is_ok()
@@ -266,7 +265,7 @@ fn next(fd: &OwnedFd) -> Packet {
     }
 }
 
-/// Header and frame, if one comes.
+/// The next header and frame. `None` if no frame arrives in time.
 pub(crate) fn read(fd: &OwnedFd) -> Option<(Vec<u8>, Vec<u8>)> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
@@ -283,11 +282,11 @@ pub(crate) fn read(fd: &OwnedFd) -> Option<(Vec<u8>, Vec<u8>)> {
     None
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
-        assert!(Instant::now() < deadline, "never: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         thread::sleep(Duration::from_millis(20));
     }
 }

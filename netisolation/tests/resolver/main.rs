@@ -1,4 +1,4 @@
-//! The resolver on real sockets, between clients and name servers that do what they like.
+//! The resolver on real sockets, between hostile clients and hostile upstream servers.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +24,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[tokio::test]
-async fn an_allowed_name_is_answered_and_pinned_for_its_sandbox_alone() {
+async fn an_allowed_name_is_answered_and_pinned_for_its_sandbox_only() {
     let upstream = Upstream::with(vec![record("www.good.test.", 300, "192.0.2.1")]).await;
     let world = World::start(vec![upstream.address]);
     world.confine(1, names(&["*.good.test"]));
@@ -50,13 +50,13 @@ async fn an_allowed_name_is_answered_and_pinned_for_its_sandbox_alone() {
     assert_eq!(
         upstream.asked().len(),
         1,
-        "the second answer is from the cache"
+        "the second answer comes from the cache"
     );
-    assert_eq!(world.pinned().len(), 2, "and pinned all the same");
+    assert_eq!(world.pinned().len(), 2, "a cached answer is pinned too");
 }
 
 #[tokio::test]
-async fn a_name_that_the_policy_has_not_never_leaves_the_host() {
+async fn a_query_for_a_name_outside_the_policy_never_leaves_the_host() {
     let upstream = Upstream::with(vec![record("secret.evil.test.", 300, "192.0.2.1")]).await;
     let world = World::start(vec![upstream.address]);
     world.confine(1, names(&["good.test", "*.good.test"]));
@@ -100,7 +100,7 @@ async fn a_name_that_the_policy_has_not_never_leaves_the_host() {
 }
 
 #[tokio::test]
-async fn with_the_internet_every_name_is_answered_and_none_opens_an_address() {
+async fn an_open_policy_gets_answers_for_every_name_and_no_pins() {
     let upstream = Upstream::with(vec![record("any.test.", 300, "192.0.2.1")]).await;
     let world = World::start(vec![upstream.address]);
     world.confine(1, Policy::internet());
@@ -109,8 +109,8 @@ async fn with_the_internet_every_name_is_answered_and_none_opens_an_address() {
 }
 
 #[tokio::test]
-async fn one_forbidden_address_spoils_the_answer() {
-    let inside = [
+async fn one_forbidden_address_makes_the_whole_answer_refused() {
+    let forbidden = [
         "127.0.0.1",
         "169.254.169.254",
         "10.0.0.1",
@@ -119,14 +119,14 @@ async fn one_forbidden_address_spoils_the_answer() {
         "fd00:ec2::254",
         "::ffff:192.0.2.1",
     ];
-    for address in inside {
+    for address in forbidden {
         let upstream = Upstream::start(move |query, _| {
-            let outside = if address.contains(':') {
+            let public = if address.contains(':') {
                 "2001:db8::1"
             } else {
                 "192.0.2.1"
             };
-            let records = [outside, address].map(|address| record("a.good.test.", 300, address));
+            let records = [public, address].map(|address| record("a.good.test.", 300, address));
             vec![answer(query, &records)]
         })
         .await;
@@ -165,7 +165,7 @@ async fn the_operator_can_open_a_forbidden_address() {
 }
 
 #[tokio::test]
-async fn chains_are_followed_and_lies_beside_them_are_not() {
+async fn cname_chains_are_followed_and_unrelated_records_ignored() {
     let upstream = Upstream::start(|query, _| {
         let records = if is_for(query, "cdn.other.test.", RecordType::A) {
             vec![record("cdn.other.test.", 10, "192.0.2.3")]
@@ -192,7 +192,7 @@ async fn chains_are_followed_and_lies_beside_them_are_not() {
 }
 
 #[tokio::test]
-async fn answers_that_hold_for_no_time_are_pinned_for_a_minute_and_not_kept() {
+async fn answers_with_ttl_zero_are_pinned_for_a_minute_and_not_cached() {
     let upstream = Upstream::with(vec![record("a.test.", 0, "192.0.2.1")]).await;
     let world = World::start(vec![upstream.address]);
     world.confine(1, names(&["a.test"]));
@@ -207,7 +207,7 @@ async fn answers_that_hold_for_no_time_are_pinned_for_a_minute_and_not_kept() {
 }
 
 #[tokio::test]
-async fn answers_that_hold_for_ever_are_cut() {
+async fn long_ttls_are_reduced_to_the_maximum() {
     let upstream = Upstream::with(vec![record("a.test.", 2_000_000, "192.0.2.1")]).await;
     let world = World::start(vec![upstream.address]);
     world.confine(1, names(&["a.test"]));
@@ -219,7 +219,7 @@ async fn answers_that_hold_for_ever_are_cut() {
 }
 
 #[tokio::test]
-async fn an_address_that_cannot_be_pinned_is_not_told() {
+async fn an_address_that_cannot_be_pinned_is_not_answered() {
     let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
     let world = World::start(vec![upstream.address]);
     world.confine(1, names(&["a.test"]));
@@ -232,7 +232,7 @@ async fn an_address_that_cannot_be_pinned_is_not_told() {
 }
 
 #[tokio::test]
-async fn what_is_forbidden_while_upstream_thinks_is_not_told() {
+async fn a_name_denied_during_the_upstream_query_is_not_answered() {
     let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
     upstream.gate.forget_permits(1_000_000);
     let world = World::start(vec![upstream.address]);
@@ -249,7 +249,7 @@ async fn what_is_forbidden_while_upstream_thinks_is_not_told() {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_late_is_not_for_the_next_sandbox() {
+async fn a_late_answer_is_not_sent_to_the_taps_next_sandbox() {
     let records = ["a.test.", "b.test."].map(|name| record(name, 300, "192.0.2.1"));
     let upstream = Upstream::with(records.to_vec()).await;
     upstream.gate.forget_permits(1_000_000);
@@ -260,7 +260,7 @@ async fn an_answer_that_comes_late_is_not_for_the_next_sandbox() {
     until(async || (!upstream.asked().is_empty()).then_some(())).await;
     world.hand_over(1, 2, names(&["b.test"]));
     upstream.gate.add_permits(1000);
-    // The next one's own answer is the first that it sees.
+    // The first answer that the next sandbox receives is its own.
     socket.send(&query("b.test.", RecordType::A)).await.unwrap();
     let mut buffer = [0; 4096];
     let length = socket.recv(&mut buffer).await.unwrap();
@@ -269,7 +269,7 @@ async fn an_answer_that_comes_late_is_not_for_the_next_sandbox() {
 }
 
 #[tokio::test]
-async fn names_without_addresses_and_servers_without_sense() {
+async fn missing_names_empty_answers_and_server_failures_are_reported_as_such() {
     let upstream = Upstream::start(|query, _| {
         let name = query.queries[0].name.to_ascii();
         let code = match name.as_str() {
@@ -297,7 +297,7 @@ async fn names_without_addresses_and_servers_without_sense() {
 }
 
 #[tokio::test]
-async fn answers_to_other_questions_are_not_believed() {
+async fn answers_to_other_questions_are_ignored() {
     let upstream = Upstream::start(|query, by| {
         let forged = |change: fn(&mut Message)| {
             let mut reply = answer(query, &[record("a.test.", 300, "192.0.2.66")]);
@@ -328,7 +328,7 @@ async fn answers_to_other_questions_are_not_believed() {
 }
 
 #[tokio::test]
-async fn long_answers_go_by_tcp_on_both_sides() {
+async fn long_answers_use_tcp_upstream_and_downstream() {
     let long = format!("{}.{}.good.test.", "a".repeat(60), "b".repeat(60));
     let asked = long.clone();
     let upstream = Upstream::start(move |query, by| {
@@ -353,15 +353,15 @@ async fn long_answers_go_by_tcp_on_both_sides() {
 }
 
 #[tokio::test]
-async fn each_list_of_servers_has_a_cache_of_its_own() {
-    let honest = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
-    let liar = Upstream::with(vec![record("a.test.", 300, "192.0.2.66")]).await;
-    let world = World::start(vec![honest.address]);
+async fn each_list_of_servers_has_a_separate_cache() {
+    let correct = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
+    let wrong = Upstream::with(vec![record("a.test.", 300, "192.0.2.66")]).await;
+    let world = World::start(vec![correct.address]);
     world.confine(1, names(&["a.test"]));
     world.confine(
         2,
         Policy {
-            dns_servers: vec![liar.address],
+            dns_servers: vec![wrong.address],
             ..names(&["a.test"])
         },
     );
@@ -370,7 +370,7 @@ async fn each_list_of_servers_has_a_cache_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_dead_server_does_not_hide_the_next() {
+async fn a_dead_server_does_not_delay_the_next_one() {
     let dead = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
     let world = World::start(vec![dead.local_addr().unwrap(), upstream.address]);
@@ -379,7 +379,7 @@ async fn a_dead_server_does_not_hide_the_next() {
 }
 
 #[tokio::test]
-async fn questions_that_wait_for_upstream_leave_room_for_a_neighbours() {
+async fn pending_queries_of_one_sandbox_do_not_delay_another() {
     let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
     let slow = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let world = World::start(vec![upstream.address]);
@@ -399,7 +399,7 @@ async fn questions_that_wait_for_upstream_leave_room_for_a_neighbours() {
 }
 
 #[tokio::test]
-async fn a_flood_is_refused_and_counted_and_a_neighbour_is_answered() {
+async fn a_flood_of_queries_is_refused_and_counted_and_other_sandboxes_are_answered() {
     let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
     let world = World::start(vec![upstream.address]);
     world.confine(1, names(&["a.test"]));
@@ -420,13 +420,13 @@ async fn a_flood_is_refused_and_counted_and_a_neighbour_is_answered() {
     };
     timeout(Duration::from_secs(60), flooding).await.unwrap();
     assert_eq!(world.addresses(2, "a.test.").await, [ip("192.0.2.1")]);
-    let told = world.events().len();
-    assert!(told < 200, "{told} records");
+    let reported = world.events().len();
+    assert!(reported < 200, "{reported} events");
     assert_eq!(world.event(Reason::Flows).await.name, None);
 }
 
 #[tokio::test]
-async fn connections_of_one_sandbox_are_bounded() {
+async fn connections_per_sandbox_are_limited() {
     let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
     let world = World::start(vec![upstream.address]);
     world.confine(1, names(&["a.test"]));
@@ -454,7 +454,7 @@ async fn connections_of_one_sandbox_are_bounded() {
 }
 
 #[tokio::test]
-async fn nobody_is_not_answered_and_nothing_is_asked_for_them() {
+async fn queries_from_unknown_addresses_are_ignored() {
     let upstream = Upstream::with(vec![record("a.test.", 300, "192.0.2.1")]).await;
     let world = World::start(vec![upstream.address]);
     world.confine(1, Policy::internet());

@@ -1,4 +1,4 @@
-//! A name server that says what a test wants, lies included.
+//! An upstream server with answers that the test chooses, wrong ones included.
 
 use std::{
     net::SocketAddr,
@@ -18,22 +18,22 @@ use tokio::{
     sync::Semaphore,
 };
 
-/// How the server was asked.
+/// The transport of a query.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     Udp,
     Tcp,
 }
 
-/// From a query to the datagrams, or the messages, that answer it.
+/// Makes the messages that answer a query.
 type Script = dyn Fn(&Message, By) -> Vec<Message> + Send + Sync;
 
 #[derive(Clone)]
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
-    /// Names that it was asked for, in order.
+    /// Queried names, in order.
     asked: Arc<Mutex<Vec<String>>>,
-    /// Without a permit nothing is answered.
+    /// Each answer needs a permit.
     pub(crate) gate: Arc<Semaphore>,
     script: Arc<Script>,
 }
@@ -54,7 +54,7 @@ impl Upstream {
         upstream
     }
 
-    /// Answers with these records whatever is asked.
+    /// A server that answers every query with these records.
     pub(crate) async fn with(records: Vec<Record>) -> Self {
         Self::start(move |query, _| vec![answer(query, &records)]).await
     }
@@ -90,11 +90,11 @@ impl Upstream {
     async fn connections(self, tcp: TcpListener) {
         loop {
             let (stream, _) = tcp.accept().await.unwrap();
-            tokio::spawn(self.clone().converse(stream));
+            tokio::spawn(self.clone().serve_connection(stream));
         }
     }
 
-    async fn converse(self, mut stream: TcpStream) {
+    async fn serve_connection(self, mut stream: TcpStream) {
         while let Ok(length) = stream.read_u16().await {
             let mut query = vec![0; length.into()];
             stream.read_exact(&mut query).await.unwrap();
@@ -109,7 +109,7 @@ impl Upstream {
     }
 }
 
-/// Both on the same free port.
+/// UDP and TCP sockets on the same free port.
 async fn sockets() -> (UdpSocket, TcpListener) {
     loop {
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -133,7 +133,7 @@ pub(crate) fn coded(query: &Message, code: ResponseCode) -> Message {
     reply
 }
 
-/// The record of a name that an address or another name stands for.
+/// An A, AAAA or CNAME record, depending on `is`.
 pub(crate) fn record(of: &str, ttl_s: u32, is: &str) -> Record {
     let name = |text: &str| Name::from_ascii(text).unwrap();
     let data = if let Ok(address) = is.parse() {

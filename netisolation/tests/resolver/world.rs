@@ -1,4 +1,4 @@
-//! A resolver on loopback. Addresses 127.0.1.N stand for TAPs.
+//! A resolver on loopback. The address 127.0.1.N represents TAP N.
 
 use std::{
     collections::HashMap,
@@ -22,10 +22,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// For anything that has to happen.
+/// Deadline for anything that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An address that was pinned.
+/// A call of the hook `pin`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pinned {
     pub(crate) tap: u32,
@@ -105,12 +105,12 @@ impl World {
         Ok(())
     }
 
-    /// TAP `n` belongs to a sandbox, whose id has the same number, with this policy.
+    /// Assigns TAP `n` to sandbox `n` with this policy.
     pub(crate) fn confine(&self, n: u8, policy: Policy) {
         self.hand_over(n, n, policy);
     }
 
-    /// TAP `n` belongs to the sandbox of another number.
+    /// Assigns TAP `n` to sandbox `to`.
     pub(crate) fn hand_over(&self, n: u8, to: u8, policy: Policy) {
         let client = Client {
             tap: TapIndex(n.into()),
@@ -120,7 +120,7 @@ impl World {
         self.state.lock().unwrap().clients.insert(source(n), client);
     }
 
-    /// No more addresses can be pinned.
+    /// Makes further pins fail.
     pub(crate) fn fill(&self) {
         self.state.lock().unwrap().is_full = true;
     }
@@ -143,7 +143,7 @@ impl World {
         until(async || found()).await
     }
 
-    /// A socket of TAP `n`.
+    /// A UDP socket with the address of TAP `n`.
     pub(crate) async fn socket(&self, n: u8) -> UdpSocket {
         let socket = UdpSocket::bind((source(n), 0)).await.unwrap();
         socket.connect(self.address).await.unwrap();
@@ -159,7 +159,7 @@ impl World {
             .unwrap()
     }
 
-    /// Asks by UDP.
+    /// Queries over UDP.
     pub(crate) async fn ask(&self, n: u8, name: &str, kind: RecordType) -> Message {
         let socket = self.socket(n).await;
         socket.send(&query(name, kind)).await.unwrap();
@@ -173,13 +173,13 @@ impl World {
         self.ask(n, name, kind).await.metadata.response_code
     }
 
-    /// IPv4 addresses of an answer without error.
+    /// The IPv4 addresses in an answer, which must have no error.
     pub(crate) async fn addresses(&self, n: u8, name: &str) -> Vec<IpAddr> {
         addresses(&self.ask(n, name, RecordType::A).await)
     }
 }
 
-/// Asks on a connection; `None`: it was closed.
+/// Queries on a TCP connection. `None` if it was closed.
 pub(crate) async fn ask_on(
     stream: &mut TcpStream,
     name: &str,
@@ -213,7 +213,7 @@ pub(crate) fn query(name: &str, kind: RecordType) -> Vec<u8> {
     message.to_vec().unwrap()
 }
 
-/// Waits until there is one.
+/// Waits until `found` returns a value.
 pub(crate) async fn until<T>(found: impl AsyncFn() -> Option<T>) -> T {
     let waiting = async {
         loop {

@@ -1,4 +1,4 @@
-//! Many packets: floods, numbered ones, requests one after another.
+//! Actions with many packets: floods, numbered datagrams and lines, sequences of requests.
 
 use std::{
     io::{self, Read, Write},
@@ -11,7 +11,7 @@ use netprobe::Outcome;
 
 use super::{
     Result,
-    talk::{self, left, socket_to},
+    talk::{self, socket_to, time_left},
 };
 
 pub(crate) fn flood(to: Ipv4Addr, addresses: u32, ports: u16, word: &str) -> Result {
@@ -32,7 +32,7 @@ pub(crate) fn flood(to: Ipv4Addr, addresses: u32, ports: u16, word: &str) -> Res
     Result::new(Outcome::Ok, last).counted(sent)
 }
 
-/// The figure is how many were sent.
+/// The count is the number of datagrams that came back; the figure is the number sent.
 pub(crate) fn numbered(to: SocketAddr, every_ms: u64, word: &str, deadline: Instant) -> Result {
     let socket = match socket_to(to) {
         Ok(socket) => socket,
@@ -43,7 +43,7 @@ pub(crate) fn numbered(to: SocketAddr, every_ms: u64, word: &str, deadline: Inst
     let mut buffer = [0; 2048];
     let mut next = Instant::now();
     while Instant::now() < deadline {
-        // What the network says to one of them must not end the others.
+        // An ICMP error about one datagram must not stop the others.
         if socket.send(format!("{word} {sent}").as_bytes()).is_ok() {
             sent += 1;
         }
@@ -70,11 +70,11 @@ pub(crate) fn numbered(to: SocketAddr, every_ms: u64, word: &str, deadline: Inst
     result
 }
 
-/// It ends as the connection does; a connection that lives until the deadline is [`Outcome::Ok`].
+/// [`Outcome::Ok`] if the connection lasts until the deadline; otherwise the outcome of the error.
 pub(crate) fn stream(to: SocketAddr, every_ms: u64, word: &str, deadline: Instant) -> Result {
     let mut back = 0;
     match lines(to, every_ms, word, deadline, &mut back) {
-        Ok(()) => Result::new(Outcome::Ok, "open to the end").counted(back),
+        Ok(()) => Result::new(Outcome::Ok, "open until the deadline").counted(back),
         Err(error) => Result::of_error(&error).counted(back),
     }
 }
@@ -86,14 +86,14 @@ fn lines(
     deadline: Instant,
     back: &mut u64,
 ) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&to, left(deadline))?;
+    let mut stream = TcpStream::connect_timeout(&to, time_left(deadline))?;
     stream.set_nodelay(true)?;
     while Instant::now() < deadline {
         let line = format!("{word} {back}\n");
-        stream.set_write_timeout(Some(left(deadline)))?;
+        stream.set_write_timeout(Some(time_left(deadline)))?;
         stream.write_all(line.as_bytes())?;
         let mut echo = vec![0; line.len()];
-        stream.set_read_timeout(Some(left(deadline)))?;
+        stream.set_read_timeout(Some(time_left(deadline)))?;
         stream.read_exact(&mut echo)?;
         *back += 1;
         thread::sleep(Duration::from_millis(every_ms));
@@ -109,9 +109,9 @@ pub(crate) fn requests(to: SocketAddr, count: u32, word: &str, deadline: Instant
         if Instant::now() >= deadline {
             break;
         }
-        let begun = Instant::now();
+        let start = Instant::now();
         match talk::exchange(to, word, deadline) {
-            Ok(_) => figures.push(u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX)),
+            Ok(_) => figures.push(u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)),
             Err(error) => {
                 lost += 1;
                 last = error.to_string();

@@ -1,4 +1,4 @@
-//! Frames past the guest's own stack.
+//! Actions that send and receive frames past the guest's own network stack.
 
 use std::{
     io,
@@ -9,12 +9,12 @@ use std::{
 use model::guest;
 use netprobe::{
     Frame, Outcome,
-    frame::{self, NoFrame},
+    frame::{self, FrameError},
     link::{Layer, Link},
     offload,
 };
 
-use super::{Result, talk::AGAIN};
+use super::{Result, talk::RETRY_INTERVAL};
 
 pub(crate) fn send(what: &Frame, word: &str, deadline: Instant) -> Result {
     until_answered(frame::build(what, word.as_bytes()), what.to, deadline)
@@ -28,15 +28,15 @@ pub(crate) fn solicit(asked: Ipv6Addr, deadline: Instant) -> Result {
     until_answered(frame::solicitation(asked), Some(asked.into()), deadline)
 }
 
-/// Sends the frame again and again, until one comes from `from`.
+/// Sends the frame repeatedly until a frame arrives from `from`.
 fn until_answered(
-    bytes: std::result::Result<Vec<u8>, NoFrame>,
+    bytes: std::result::Result<Vec<u8>, FrameError>,
     from: Option<IpAddr>,
     deadline: Instant,
 ) -> Result {
     let bytes = match bytes {
         Ok(bytes) => bytes,
-        Err(NoFrame(why)) => return Result::new(Outcome::Failed, why),
+        Err(FrameError(why)) => return Result::new(Outcome::Failed, why),
     };
     match exchange(&bytes, from, deadline) {
         Ok(Some(answer)) => Result::new(Outcome::Ok, hex(&answer)),
@@ -49,7 +49,7 @@ fn exchange(bytes: &[u8], from: Option<IpAddr>, deadline: Instant) -> io::Result
     let link = Link::open(guest::CARD, Layer::Ethernet)?;
     loop {
         link.send(bytes)?;
-        let again = (Instant::now() + AGAIN).min(deadline);
+        let again = (Instant::now() + RETRY_INTERVAL).min(deadline);
         while let Some(answer) = link.receive(again)? {
             if frame::sender(&answer) == from {
                 return Ok(Some(answer));
@@ -62,19 +62,19 @@ fn exchange(bytes: &[u8], from: Option<IpAddr>, deadline: Instant) -> io::Result
 }
 
 pub(crate) fn unfit(to: SocketAddr, word: &str) -> Result {
-    let link = match Link::open_unfinished(guest::CARD) {
+    let link = match Link::open_with_headers(guest::CARD) {
         Ok(link) => link,
         Err(error) => return Result::not_tried(&error),
     };
     let (mut sent, mut tried) = (0, 0_u64);
     let done = offload::each_unfit(to, word, |header, frame| {
         tried += 1;
-        // The guest's own kernel refuses some.
+        // The guest's own kernel rejects some of the headers.
         sent += u64::from(link.send(&[&header.bytes(), frame].concat()).is_ok());
     });
     match done {
-        Ok(()) => Result::new(Outcome::Ok, format!("{sent} of {tried} taken")).counted(sent),
-        Err(NoFrame(why)) => Result::new(Outcome::Failed, why),
+        Ok(()) => Result::new(Outcome::Ok, format!("{sent} of {tried} accepted")).counted(sent),
+        Err(FrameError(why)) => Result::new(Outcome::Failed, why),
     }
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn begin(to: SocketAddr, count: u16, deadline: Instant) -> Result {
     });
     let frames = match frames.collect::<std::result::Result<Vec<_>, _>>() {
         Ok(frames) => frames,
-        Err(NoFrame(why)) => return Result::new(Outcome::Failed, why),
+        Err(FrameError(why)) => return Result::new(Outcome::Failed, why),
     };
     match send_until(&frames, deadline) {
         Ok(sent) => Result::new(Outcome::Ok, format!("{sent} sent")).counted(sent),
@@ -103,20 +103,20 @@ fn send_until(frames: &[Vec<u8>], deadline: Instant) -> io::Result<u64> {
     let mut sent = 0;
     loop {
         for frame in frames {
-            // A card that is full takes the next one.
+            // If the card's queue is full, the frame is lost.
             sent += u64::from(link.send(frame).is_ok());
         }
         if Instant::now() >= deadline {
             return Ok(sent);
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(RETRY_INTERVAL);
     }
 }
 
 pub(crate) fn hear(words: &[String], until: &str, deadline: Instant) -> Result {
     match listen(words, until, deadline) {
         Err(error) => Result::not_tried(&error),
-        Ok(None) => Result::new(Outcome::Failed, format!("{until:?} was not heard")),
+        Ok(None) => Result::new(Outcome::Failed, format!("no frame contained {until:?}")),
         Ok(Some(heard)) if heard.is_empty() => Result::new(Outcome::Timeout, ""),
         Ok(Some(heard)) => Result::new(Outcome::Ok, heard.join(" ")),
     }
@@ -126,24 +126,24 @@ fn listen(words: &[String], until: &str, deadline: Instant) -> io::Result<Option
     let mut heard: Vec<String> = Vec::new();
     let link = Link::open(guest::CARD, Layer::Ethernet)?;
     while let Some(frame) = link.receive(deadline)? {
-        let says = |word: &str| {
+        let contains = |word: &str| {
             frame
                 .windows(word.len().max(1))
                 .any(|w| w == word.as_bytes())
         };
-        for word in words.iter().filter(|word| says(word)) {
+        for word in words.iter().filter(|word| contains(word)) {
             if !heard.contains(word) {
                 heard.push(word.clone());
             }
         }
-        if says(until) {
+        if contains(until) {
             return Ok(Some(heard));
         }
     }
     Ok(None)
 }
 
-/// The beginning of a frame.
+/// The first 48 bytes of a frame in hexadecimal digits.
 fn hex(frame: &[u8]) -> String {
     let digits = frame.iter().take(48).map(|byte| format!("{byte:02x}"));
     digits.collect()

@@ -1,4 +1,4 @@
-//! The guest's end of what is measured at the other end: it does as little as it can and tells no times.
+//! The guest's side of measurements that are taken at the other end. It does as little work as possible.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -11,28 +11,28 @@ use netprobe::Outcome;
 
 use super::{
     Result,
-    talk::{left, socket_to},
+    talk::{socket_to, time_left},
 };
 
-/// Bytes of one system call.
+/// Bytes per system call.
 const CHUNK: usize = 256 << 10;
 
-/// The count is that of the bytes that were sent back.
+/// The count is the number of bytes sent back.
 pub(crate) fn echo(to: SocketAddr, deadline: Instant) -> Result {
-    told(connect(to, deadline).and_then(send_back))
+    result_of(connect(to, deadline).and_then(send_back))
 }
 
-/// The count is that of the bytes that were sent.
+/// The count is the number of bytes sent.
 pub(crate) fn source(to: SocketAddr, deadline: Instant) -> Result {
-    told(connect(to, deadline).and_then(pour))
+    result_of(connect(to, deadline).and_then(send_zeros))
 }
 
-/// The count is that of the bytes that came.
+/// The count is the number of bytes received.
 pub(crate) fn sink(to: SocketAddr, deadline: Instant) -> Result {
-    told(connect(to, deadline).and_then(swallow))
+    result_of(connect(to, deadline).and_then(receive_all))
 }
 
-/// The count is that of the datagrams that were sent.
+/// The count is the number of datagrams sent.
 pub(crate) fn pulse(to: SocketAddr, every: Duration, word: &str, deadline: Instant) -> Result {
     let socket = match socket_to(to) {
         Ok(socket) => socket,
@@ -48,19 +48,19 @@ pub(crate) fn pulse(to: SocketAddr, every: Duration, word: &str, deadline: Insta
     Result::new(Outcome::Ok, format!("{sent} sent")).counted(sent)
 }
 
-fn told(done: io::Result<u64>) -> Result {
+fn result_of(done: io::Result<u64>) -> Result {
     match done {
         Ok(bytes) => Result::new(Outcome::Ok, format!("{bytes} bytes")).counted(bytes),
         Err(error) => Result::of_error(&error),
     }
 }
 
-/// A connection on which each system call ends in time; the other end bounds the whole.
+/// Connects with timeouts for each system call. The other end limits the total time.
 fn connect(to: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&to, left(deadline))?;
+    let stream = TcpStream::connect_timeout(&to, time_left(deadline))?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(left(deadline)))?;
-    stream.set_write_timeout(Some(left(deadline)))?;
+    stream.set_read_timeout(Some(time_left(deadline)))?;
+    stream.set_write_timeout(Some(time_left(deadline)))?;
     Ok(stream)
 }
 
@@ -78,7 +78,7 @@ fn send_back(mut stream: TcpStream) -> io::Result<u64> {
     }
 }
 
-fn pour(mut stream: TcpStream) -> io::Result<u64> {
+fn send_zeros(mut stream: TcpStream) -> io::Result<u64> {
     stream.read_exact(&mut [0])?;
     let zeros = vec![0; CHUNK];
     let mut all = 0;
@@ -93,7 +93,7 @@ fn pour(mut stream: TcpStream) -> io::Result<u64> {
     }
 }
 
-fn swallow(mut stream: TcpStream) -> io::Result<u64> {
+fn receive_all(mut stream: TcpStream) -> io::Result<u64> {
     let mut chunk = vec![0; CHUNK];
     let mut all = 0_u64;
     loop {
@@ -112,8 +112,8 @@ mod tests {
 
     use super::*;
 
-    /// What the guest's end tells, and what `peer` makes of the connection at the other end.
-    fn between<T: Send>(
+    /// Runs an action against `peer` at the other end of its connection. Returns the results of both.
+    fn run_against<T: Send>(
         act: fn(SocketAddr, Instant) -> Result,
         peer: impl FnOnce(TcpStream) -> T,
     ) -> (Result, T) {
@@ -128,8 +128,8 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_sends_back_what_came_until_the_end() {
-        let (told, ()) = between(echo, |mut stream| {
+    fn echo_returns_all_bytes_until_the_connection_closes() {
+        let (result, ()) = run_against(echo, |mut stream| {
             for word in ["one", "another"] {
                 stream.write_all(word.as_bytes()).unwrap();
                 let mut back = vec![0; word.len()];
@@ -137,12 +137,12 @@ mod tests {
                 assert_eq!(back, word.as_bytes());
             }
         });
-        assert_eq!((told.outcome, told.count), (Outcome::Ok, 10));
+        assert_eq!((result.outcome, result.count), (Outcome::Ok, 10));
     }
 
     #[test]
-    fn a_source_waits_for_its_sign_and_ends_with_the_connection() {
-        let (told, early) = between(source, |mut stream| {
+    fn source_waits_for_a_byte_and_sends_until_the_connection_closes() {
+        let (result, early) = run_against(source, |mut stream| {
             stream
                 .set_read_timeout(Some(Duration::from_millis(30)))
                 .unwrap();
@@ -152,43 +152,46 @@ mod tests {
             stream.read_exact(&mut vec![0; 1 << 20]).unwrap();
             early
         });
-        assert!(!early, "it sent before it was told to");
-        assert_eq!(told.outcome, Outcome::Ok);
-        assert!(told.count >= 1 << 20, "{}", told.count);
+        assert!(!early, "the source sent data before it received a byte");
+        assert_eq!(result.outcome, Outcome::Ok);
+        assert!(result.count >= 1 << 20, "{}", result.count);
     }
 
     #[test]
-    fn a_sink_tells_how_much_it_took() {
-        let (told, said) = between(sink, |mut stream| {
+    fn sink_reports_how_many_bytes_it_received() {
+        let (result, reported) = run_against(sink, |mut stream| {
             stream.write_all(&vec![7; 300_000]).unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
-            let mut said = [0; 8];
-            stream.read_exact(&mut said).unwrap();
-            u64::from_le_bytes(said)
+            let mut reported = [0; 8];
+            stream.read_exact(&mut reported).unwrap();
+            u64::from_le_bytes(reported)
         });
         assert_eq!(
-            (told.outcome, told.count, said),
+            (result.outcome, result.count, reported),
             (Outcome::Ok, 300_000, 300_000)
         );
     }
 
     #[test]
-    fn a_pulse_goes_on_whatever_it_is_told() {
+    fn pulse_continues_after_errors() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = socket.local_addr().unwrap();
         let every = Duration::from_micros(200);
         let soon = || Instant::now() + Duration::from_millis(100);
-        let told = pulse(to, every, "word", soon());
-        assert!(told.outcome == Outcome::Ok && told.count > 1, "{told:?}");
-        let mut heard = [0; 8];
-        assert_eq!(socket.recv(&mut heard).unwrap(), 4);
+        let result = pulse(to, every, "word", soon());
+        assert!(
+            result.outcome == Outcome::Ok && result.count > 1,
+            "{result:?}"
+        );
+        let mut received = [0; 8];
+        assert_eq!(socket.recv(&mut received).unwrap(), 4);
         drop(socket);
-        // From now on each is answered with "port unreachable".
+        // From now on the kernel answers each datagram with "port unreachable".
         assert!(pulse(to, every, "word", soon()).count > 1);
     }
 
     #[test]
-    fn nobody_there_is_told() {
+    fn a_closed_port_is_reported_as_refused() {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = free.local_addr().unwrap();
         drop(free);

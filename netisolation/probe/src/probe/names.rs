@@ -1,4 +1,4 @@
-//! Names: asking for them, and going where the answer says.
+//! Actions that query names, and connect to the resolved addresses.
 
 use std::{
     io::{self, Read, Write},
@@ -11,11 +11,11 @@ use netprobe::{Outcome, Over, Query, Service, dns};
 
 use super::{
     Result,
-    talk::{self, AGAIN, left, socket_to},
+    talk::{self, RETRY_INTERVAL, socket_to, time_left},
 };
 
-/// Name servers are given this long at least.
-const ANSWER: Duration = Duration::from_secs(20);
+/// Shortest time limit for a name server's answer.
+const MIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn ask(query: &Query, deadline: Instant) -> Result {
     match lookup(query, deadline) {
@@ -30,7 +30,7 @@ pub(crate) fn ask(query: &Query, deadline: Instant) -> Result {
     }
 }
 
-/// `within` bounds the connection; the answer before it may take its time.
+/// `within` limits the connection. The DNS answer before it may take longer.
 pub(crate) fn reach(service: &Service, word: &str, within: Duration) -> Result {
     let query = Query {
         server: None,
@@ -38,17 +38,15 @@ pub(crate) fn reach(service: &Service, word: &str, within: Duration) -> Result {
         kind: service.kind,
         over: Over::Udp,
     };
-    let answer = match lookup(&query, Instant::now() + within.max(ANSWER)) {
+    let answer = match lookup(&query, Instant::now() + within.max(MIN_ANSWER_TIMEOUT)) {
         Ok(answer) => answer,
         Err(error) => return Result::of_error(&error),
     };
     match answer.addresses.first() {
         Some(address) if answer.code == 0 => {
             std::thread::sleep(Duration::from_millis(service.pause_ms));
-            {
-                let to = SocketAddr::new(*address, service.port);
-                talk::tcp(to, word, Instant::now() + within)
-            }
+            let to = SocketAddr::new(*address, service.port);
+            talk::tcp(to, word, Instant::now() + within)
         }
         _ => Result::new(Outcome::Refused, format!("code {}", answer.code)),
     }
@@ -58,7 +56,7 @@ fn lookup(query: &Query, deadline: Instant) -> io::Result<dns::Answer> {
     let server = query
         .server
         .unwrap_or(SocketAddr::from((guest::GATEWAY4, 53)));
-    // Nobody here forges answers.
+    // A predictable id is enough: the test network contains no forged answers.
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH);
     let nanos = nanos.map_or(0, |since| since.subsec_nanos());
     let id = u16::try_from(nanos & 0xffff).unwrap_or(0);
@@ -77,11 +75,11 @@ fn by_datagram(
 ) -> io::Result<dns::Answer> {
     let socket = socket_to(server)?;
     let mut buffer = [0; 4096];
-    let mut again = AGAIN;
+    let mut interval = RETRY_INTERVAL;
     loop {
         socket.send(question)?;
-        again = (again * 2).min(Duration::from_secs(5));
-        socket.set_read_timeout(Some(again.min(left(deadline))))?;
+        interval = (interval * 2).min(Duration::from_secs(5));
+        socket.set_read_timeout(Some(interval.min(time_left(deadline))))?;
         match socket.recv(&mut buffer) {
             Ok(length) => {
                 if let Some(answer) = dns::answer(id, &buffer[..length]) {
@@ -103,13 +101,14 @@ fn by_connection(
     question: &[u8],
     deadline: Instant,
 ) -> io::Result<dns::Answer> {
-    let mut stream = TcpStream::connect_timeout(&server, left(deadline))?;
-    stream.set_read_timeout(Some(left(deadline)))?;
+    let mut stream = TcpStream::connect_timeout(&server, time_left(deadline))?;
+    stream.set_read_timeout(Some(time_left(deadline)))?;
     let length = u16::try_from(question.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes(), question].concat())?;
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
     let mut message = vec![0; usize::from(u16::from_be_bytes(length))];
     stream.read_exact(&mut message)?;
-    dns::answer(id, &message).ok_or_else(|| io::Error::other("no answer to this question"))
+    dns::answer(id, &message)
+        .ok_or_else(|| io::Error::other("the message does not answer the query"))
 }

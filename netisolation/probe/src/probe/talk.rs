@@ -1,4 +1,4 @@
-//! A word to somebody and back, as any program would.
+//! Actions that send a word to an echo server with ordinary sockets.
 
 use std::{
     io::{self, Read, Write},
@@ -10,11 +10,11 @@ use netprobe::Outcome;
 
 use super::Result;
 
-/// Between two tries of what may get lost.
-pub(crate) const AGAIN: Duration = Duration::from_millis(400);
+/// Interval between two attempts when a packet may be lost.
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(400);
 
-/// What is left until then; never zero, which sockets take for "no limit".
-pub(crate) fn left(deadline: Instant) -> Duration {
+/// Time until the deadline, at least 1 ms, because sockets do not accept a timeout of zero.
+pub(crate) fn time_left(deadline: Instant) -> Duration {
     let left = deadline.saturating_duration_since(Instant::now());
     left.max(Duration::from_millis(1))
 }
@@ -26,18 +26,18 @@ pub(crate) fn tcp(to: SocketAddr, word: &str, deadline: Instant) -> Result {
     }
 }
 
-/// The own address of the connection, once the word has come back.
+/// Sends the word and waits for its echo. Returns the connection's local address.
 pub(crate) fn exchange(to: SocketAddr, word: &str, deadline: Instant) -> io::Result<SocketAddr> {
-    let mut stream = TcpStream::connect_timeout(&to, left(deadline))?;
-    stream.set_read_timeout(Some(left(deadline)))?;
-    stream.set_write_timeout(Some(left(deadline)))?;
+    let mut stream = TcpStream::connect_timeout(&to, time_left(deadline))?;
+    stream.set_read_timeout(Some(time_left(deadline)))?;
+    stream.set_write_timeout(Some(time_left(deadline)))?;
     stream.write_all(word.as_bytes())?;
     let mut back = vec![0; word.len()];
     stream.read_exact(&mut back)?;
     if back == word.as_bytes() {
         stream.local_addr()
     } else {
-        Err(io::Error::other("somebody answered, but not with the same"))
+        Err(io::Error::other("the answer is not the word that was sent"))
     }
 }
 
@@ -53,7 +53,7 @@ fn datagrams(to: SocketAddr, word: &str, deadline: Instant) -> io::Result<()> {
     let mut buffer = [0; 2048];
     loop {
         socket.send(word.as_bytes())?;
-        socket.set_read_timeout(Some(AGAIN.min(left(deadline))))?;
+        socket.set_read_timeout(Some(RETRY_INTERVAL.min(time_left(deadline))))?;
         match socket.recv(&mut buffer) {
             Ok(length) if &buffer[..length] == word.as_bytes() => return Ok(()),
             Ok(_) => {}
@@ -66,7 +66,7 @@ fn datagrams(to: SocketAddr, word: &str, deadline: Instant) -> io::Result<()> {
     }
 }
 
-/// A datagram socket whose peer is fixed.
+/// A UDP socket that is connected to `to`.
 pub(crate) fn socket_to(to: SocketAddr) -> io::Result<UdpSocket> {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;

@@ -12,8 +12,8 @@ use std::{
 
 use netprobe::{
     Action, Outcome,
-    frame::NoFrame,
-    offload::{Header, each_unfit, left},
+    frame::FrameError,
+    offload::{Header, each_unfit, partial_frames},
 };
 
 use super::{
@@ -154,7 +154,7 @@ fn check_fitting_frames(
     found: &mut Observed,
 ) -> Result<(), ScriptError> {
     let payload = format!("{name}-fit");
-    for fit in left(to, &payload, 0).map_err(no_frame)? {
+    for fit in partial_frames(to, &payload, 0).map_err(no_frame)? {
         stage.world.capture.forget();
         let is_written = write(tap, fit.header, &fit.frame);
         stage.world.capture.settle()?;
@@ -177,7 +177,7 @@ fn write(mut tap: &File, header: Header, frame: &[u8]) -> bool {
     tap.write_all(&bytes).is_ok()
 }
 
-fn no_frame(NoFrame(why): NoFrame) -> ScriptError {
+fn no_frame(FrameError(why): FrameError) -> ScriptError {
     ScriptError::Failed(why.to_owned())
 }
 
