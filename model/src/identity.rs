@@ -1,21 +1,21 @@
-//! Who a clone is. Every clone of a template wakes up with the same memory; what makes it a machine of
-//! its own is handed to it before it may answer.
+//! The identity of a clone. Every clone of a template resumes with the same memory; its identity makes it a machine of
+//! its own before it answers any other request.
 
 use serde::{Deserialize, Serialize};
 
-/// Fresh random bytes for the guest kernel's pool, hex in text.
+/// Random bytes that seed the guest kernel's random pool, as hex text. `Debug` does not print them.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EntropySeed(String);
 
 impl EntropySeed {
-    /// Wraps 32 bytes of the host's random generator.
+    /// Wraps 32 bytes from the host's random generator.
     #[must_use]
     pub fn new(bytes: [u8; 32]) -> Self {
         Self(bytes.iter().map(|b| format!("{b:02x}")).collect())
     }
 
-    /// The bytes as lower-case hex, 64 digits when made by [`EntropySeed::new`].
+    /// The bytes as lower-case hex; 64 digits for a seed made by [`EntropySeed::new`].
     #[must_use]
     pub fn as_hex(&self) -> &str {
         &self.0
@@ -28,8 +28,8 @@ impl std::fmt::Debug for EntropySeed {
     }
 }
 
-/// What the agent applies before it answers ready. The wall clock is not here: the VMM adds it at the
-/// moment of sending, so that it is right however long the request waited.
+/// The values that the agent applies before it reports ready. The wall clock is not among them: the VMM adds it when it
+/// sends the request, so that it is correct however long the request was queued.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
@@ -37,6 +37,6 @@ pub struct Identity {
     pub hostname: String,
     /// 32 lower-case hex digits for /etc/machine-id.
     pub machine_id: String,
-    /// Credited to the guest kernel's pool.
+    /// Seed for the guest kernel's random pool.
     pub entropy: EntropySeed,
 }

@@ -1,41 +1,41 @@
-//! The readiness ladder. One enum labels the VMM's timeline, tracing spans, histograms and the columns
-//! of a report, so that one word means one thing from VM to chart.
+//! The phases of a sandbox's start. The same enum labels the VMM's timeline, tracing spans, histograms and the columns
+//! of a report.
 
 use serde::{Deserialize, Serialize};
 
-/// A step between the intended start of a sandbox and its use, in ladder order.
+/// A phase between the intended start of a sandbox and its first use, in the order in which they occur.
 ///
-/// All stamps are CLOCK_MONOTONIC nanoseconds of the host. A phase that a path does not have (for
-/// example [`StartPhase::Confined`] where a sandbox has no network) is absent, never zero.
+/// All stamps are CLOCK_MONOTONIC of the host in nanoseconds. A phase that a start does not have (for example
+/// [`StartPhase::Confined`] for a sandbox without a network) has no stamp; it is never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartPhase {
-    /// The request was read and found valid.
+    /// The request was read and validated.
     Accepted,
-    /// `cube-vmm` runs `main`.
+    /// `cube-vmm` entered `main`.
     ProcessStarted,
-    /// `cube-vmm` has given up its rights.
+    /// `cube-vmm` dropped its privileges and installed its seccomp filter.
     Jailed,
     /// Guest memory is mapped into the VMM and registered with KVM.
     MemoryMapped,
     /// Every device has its state and its backend.
     DevicesReady,
-    /// The network policy is attached and was read back.
+    /// The network policy is attached to the TAP and was read back.
     Confined,
     /// The vCPU may run.
     Resumed,
-    /// The agent took the clone's identity and said so.
+    /// The agent applied the clone's identity and answered.
     AgentReady,
     /// The create call was answered.
     Replied,
-    /// The output of a first command came back. "Cold start" without more words is this.
+    /// The output of a first command arrived. "Cold start" without a qualifier means this phase.
     FirstExec,
-    /// The first byte from inside arrived over the sandbox's network path.
+    /// The first byte from the guest arrived over the sandbox's network.
     FirstNetworkByte,
 }
 
 impl StartPhase {
-    /// All phases in ladder order.
+    /// All phases in order.
     pub const ALL: [Self; 11] = [
         Self::Accepted,
         Self::ProcessStarted,
@@ -69,23 +69,23 @@ impl StartPhase {
     }
 }
 
-/// Stamps of one start, in the order in which they were taken.
+/// The stamps of one start, in the order in which they were taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Timeline(Vec<(StartPhase, u64)>);
 
 impl Timeline {
-    /// Adds a stamp; `monotonic_ns` is CLOCK_MONOTONIC of the host in nanoseconds.
+    /// Adds a stamp. `monotonic_ns` is a reading of [`crate::clock::monotonic_ns`].
     pub fn stamp(&mut self, phase: StartPhase, monotonic_ns: u64) {
         self.0.push((phase, monotonic_ns));
     }
 
-    /// The stamps in the order taken.
+    /// The stamps in the order in which they were taken.
     pub fn iter(&self) -> impl Iterator<Item = (StartPhase, u64)> + '_ {
         self.0.iter().copied()
     }
 
-    /// The first stamp of a phase, if it was reached.
+    /// The first stamp of a phase; `None` if the phase was not reached.
     #[must_use]
     pub fn at(&self, phase: StartPhase) -> Option<u64> {
         self.iter().find(|(p, _)| *p == phase).map(|(_, ns)| ns)
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_what_serde_writes() {
+    fn phase_names_match_their_json() {
         for phase in StartPhase::ALL {
             let json = serde_json::to_string(&phase).unwrap();
             assert_eq!(json, format!("\"{}\"", phase.name()));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ladder_is_ordered() {
+    fn phases_are_listed_in_order() {
         assert!(StartPhase::ALL.windows(2).all(|w| w[0] < w[1]));
     }
 }

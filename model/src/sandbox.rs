@@ -1,15 +1,16 @@
-//! Names of sandboxes.
+//! Sandbox ids.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// `i` and 19 lower-case letters or digits, as E2B has them: it is a DNS label, a directory name and a key.
+/// `i` followed by 19 lower-case letters or digits, the format of E2B. It is valid as a DNS label and as a directory
+/// name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct SandboxId(String);
 
-/// A text that is no sandbox id.
+/// The text is not a sandbox id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a sandbox id: i and 19 lower-case letters or digits")]
 pub struct SandboxIdError(String);
@@ -18,8 +19,8 @@ const LENGTH: usize = 20;
 const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
 impl SandboxId {
-    /// An id of 19 random bytes; a byte above 251 would favour the first letters, so it is up to the caller
-    /// to draw bytes below 252 where that matters (94 bits are left either way).
+    /// Makes an id from 19 random bytes. A byte above 251 slightly favours the first letters of the alphabet; callers
+    /// for which that matters pass bytes below 252. The id has at least 94 bits of entropy either way.
     #[must_use]
     pub fn from_random(bytes: [u8; LENGTH - 1]) -> Self {
         let letters = bytes
@@ -28,7 +29,6 @@ impl SandboxId {
         Self(std::iter::once('i').chain(letters).collect())
     }
 
-    /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -82,7 +82,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_no_dns_label_is_refused() {
+    fn text_that_is_not_a_dns_label_is_refused() {
         for wrong in [
             "",
             "i",
@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_ids_read_back(bytes: [u8; 19]) {
+        fn random_ids_parse_back(bytes: [u8; 19]) {
             let id = SandboxId::from_random(bytes);
             prop_assert_eq!(id.as_str().parse(), Ok(id.clone()));
         }

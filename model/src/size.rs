@@ -1,10 +1,10 @@
-//! Byte quantities as people write them: `"512MiB"`, `"4GiB"`. A bare number is never a size.
+//! Byte quantities in text, such as `"512MiB"` and `"4GiB"`. A bare number is never a size.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A number of bytes. In text it is a whole number with a unit: `B`, `KiB`, `MiB`, `GiB`, `KB`, `MB`, `GB`.
+/// A number of bytes. As text it is a whole number with a unit: `B`, `KiB`, `MiB`, `GiB`, `KB`, `MB`, `GB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Bytes(pub u64);
@@ -15,8 +15,8 @@ pub enum SizeError {
     /// The text has no unit or an unknown one.
     #[error("{0:?} is not a size: write a whole number and one of B, KiB, MiB, GiB, KB, MB, GB")]
     Shape(String),
-    /// The number does not fit 64 bits.
-    #[error("{0:?} is larger than 64 bits can say")]
+    /// The number of bytes does not fit 64 bits.
+    #[error("{0:?} is too large: a size must fit in 64 bits")]
     TooLarge(String),
 }
 
@@ -31,7 +31,7 @@ const UNITS: [(&str, u64); 7] = [
 ];
 
 impl Bytes {
-    /// So many MiB.
+    /// `n` MiB.
     #[must_use]
     pub const fn mib(n: u64) -> Self {
         Self(n << 20)
@@ -60,7 +60,7 @@ impl FromStr for Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// The largest binary unit that loses nothing.
+    /// Writes the size in the largest binary unit that represents it exactly.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, unit) = UNITS
             .iter()
@@ -91,7 +91,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_units() {
+    fn sizes_parse_with_their_units() {
         assert_eq!("512MiB".parse(), Ok(Bytes(512 << 20)));
         assert_eq!("5 MB".parse(), Ok(Bytes(5_000_000)));
         assert!(matches!("512".parse::<Bytes>(), Err(SizeError::Shape(_))));
@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_reads_back(n: u64) {
+        fn displayed_sizes_parse_back(n: u64) {
             prop_assert_eq!(Bytes(n).to_string().parse(), Ok(Bytes(n)));
         }
     }

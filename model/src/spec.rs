@@ -1,4 +1,4 @@
-//! What a VM is made of, validated.
+//! The specification of a VM and its validation.
 
 use std::path::PathBuf;
 
@@ -6,18 +6,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::Bytes;
 
-/// The least guest RAM that is accepted.
+/// Smallest accepted guest RAM.
 pub const MIN_MEMORY: Bytes = Bytes::mib(128);
-/// The most guest RAM that is accepted.
+/// Largest accepted guest RAM.
 pub const MAX_MEMORY: Bytes = Bytes::mib(8192);
 
-/// How the CPU runs guest code on this host.
+/// How KVM on this host executes guest code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Platform {
-    /// Ring 3 is native and ring 0 emulated: the kernel runs in ring 3 through its Xen PV entry.
+    /// Guest ring 3 runs natively and guest ring 0 is emulated. The guest kernel runs in ring 3 through its Xen PV
+    /// entry.
     Ring3,
-    /// VMX or SVM: the kernel runs in ring 0.
+    /// VMX or SVM: the guest kernel runs in ring 0.
     Hvm,
 }
 
@@ -32,7 +33,7 @@ impl Platform {
     }
 }
 
-/// How the guest kernel reaches the monitor (platform `ring3` only).
+/// How the guest kernel calls the monitor (platform `ring3` only).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HypercallPath {
@@ -43,113 +44,99 @@ pub enum HypercallPath {
     Trap,
 }
 
-/// Files a boot needs, as absolute paths on the host.
+/// The files that a boot needs, as absolute paths on the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestPaths {
-    /// The guest kernel as an uncompressed ELF file.
+    /// The guest kernel, an uncompressed ELF file.
     pub kernel: PathBuf,
-    /// The initramfs (cpio, any compression the kernel reads).
+    /// The initramfs, a cpio archive with any compression that the kernel supports.
     pub initrd: PathBuf,
-    /// The root image, attached read-only as the first block device and shared by all VMs.
+    /// The root image, attached read-only as the first block device. All VMs share it.
     pub root: PathBuf,
     /// The template's writable layer, attached copy-on-write as the second block device.
     pub layer: PathBuf,
 }
 
-/// A VM to boot from its kernel.
+/// A VM to boot from a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmSpec {
     /// Guest RAM, a multiple of 2 MiB from [`MIN_MEMORY`] to [`MAX_MEMORY`].
     pub memory: Bytes,
-    /// Number of vCPUs. `ring3` has one.
+    /// Number of vCPUs: 1 on `ring3`, 1 to 8 on `hvm`.
     pub vcpus: u8,
-    /// The files it boots from.
     pub guest: GuestPaths,
-    /// Appended to the kernel command line that the VMM writes; empty for nothing.
+    /// Text to append to the kernel command line that the VMM generates.
     #[serde(default)]
     pub cmdline: String,
-    /// See [`HypercallPath`].
     #[serde(default)]
     pub hypercalls: HypercallPath,
-    /// Unix socket path where guest ports are reached (`CONNECT <port>\n`).
+    /// Path of the unix socket at which host processes connect to guest ports (`CONNECT <port>\n`).
     pub vsock: PathBuf,
-    /// File that receives the console, bounded; absent: the console is dropped.
+    /// File that receives the console output, limited in size. `None`: the output is discarded.
     #[serde(default)]
     pub console: Option<PathBuf>,
-    /// Most bytes that the layer may take of the host's disk beyond its file; absent: its size. A guest that
-    /// writes more gets I/O errors.
+    /// Most bytes of the host's disk that the guest's writes to the layer may occupy. `None`: the size of the layer.
+    /// Writes above the limit are I/O errors in the guest.
     #[serde(default)]
     pub layer_limit: Option<Bytes>,
 }
 
-/// Whether a clone's recorded private pages are copied before it runs.
+/// Whether a restore copies the pages of the template's recorded working set before the clone runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkingSetPrefault {
-    /// Copy the template's recorded pages at restore.
+    /// Copy the recorded pages during the restore.
     #[default]
     On,
-    /// Take each page's fault when the guest touches it.
+    /// Copy each page when the guest first writes to it.
     Off,
 }
 
-/// A clone of a template.
+/// A clone to restore from a template.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RestoreSpec {
-    /// The template's directory.
+    /// Directory of the template.
     pub template: PathBuf,
-    /// For a diff: where its base is, in place of the directory that its manifest names. Usually a copy
-    /// loaded for cloning. It must be the base of the same sum; a template that is whole does not look at it.
+    /// Directory of the base of a diff, if it is not the one in the diff's manifest. Usually a copy loaded into huge
+    /// pages. Its manifest must have the sum that the diff's manifest names. Ignored for a template that is not a diff.
     #[serde(default)]
     pub base: Option<PathBuf>,
-    /// As in [`VmSpec::vsock`].
+    /// Like [`VmSpec::vsock`].
     pub vsock: PathBuf,
-    /// As in [`VmSpec::console`].
+    /// Like [`VmSpec::console`].
     #[serde(default)]
     pub console: Option<PathBuf>,
-    /// As in [`VmSpec::layer_limit`].
+    /// Like [`VmSpec::layer_limit`].
     #[serde(default)]
     pub layer_limit: Option<Bytes>,
-    /// See [`WorkingSetPrefault`].
     #[serde(default)]
     pub prefault: WorkingSetPrefault,
 }
 
-/// Why a spec is refused.
+/// Why a specification is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// RAM out of range.
     #[error("guest memory {given} is outside {min} to {max}", min = MIN_MEMORY, max = MAX_MEMORY)]
-    MemoryRange {
-        /// What was asked for.
-        given: Bytes,
-    },
-    /// RAM not a multiple of 2 MiB.
+    MemoryRange { given: Bytes },
     #[error("guest memory {given} is not a multiple of 2MiB")]
-    MemoryAlignment {
-        /// What was asked for.
-        given: Bytes,
-    },
-    /// More vCPUs than the platform has, or none.
-    #[error("{given} vCPUs asked for, but platform {} runs {max} at most", platform.name())]
+    MemoryAlignment { given: Bytes },
+    #[error("cannot run {given} vCPUs: platform {} supports 1 to {max}", platform.name())]
     Vcpus {
-        /// What was asked for.
         given: u8,
-        /// What the platform offers.
+        /// Most vCPUs that the platform supports.
         max: u8,
-        /// The platform.
         platform: Platform,
     },
 }
 
 impl VmSpec {
-    /// Checks what can be checked without touching a file.
+    /// Checks every rule that needs no file access.
     ///
     /// # Errors
-    /// The first rule that the spec breaks.
+    /// Returns the first rule of [`SpecError`] that the specification breaks.
     pub fn check(&self, platform: Platform) -> Result<(), SpecError> {
         let given = self.memory;
         if given < MIN_MEMORY || given > MAX_MEMORY {
@@ -196,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_enforced() {
+    fn memory_and_vcpus_are_checked_against_their_ranges() {
         assert_eq!(spec(Bytes::mib(256), 1).check(Platform::Ring3), Ok(()));
         assert!(spec(Bytes::mib(126), 1).check(Platform::Ring3).is_err());
         assert!(spec(Bytes::mib(8194), 1).check(Platform::Ring3).is_err());
@@ -207,7 +194,7 @@ mod tests {
                 .check(Platform::Ring3)
                 .unwrap_err()
                 .to_string(),
-            "2 vCPUs asked for, but platform ring3 runs 1 at most"
+            "cannot run 2 vCPUs: platform ring3 supports 1 to 1"
         );
     }
 }

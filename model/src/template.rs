@@ -1,47 +1,49 @@
-//! The manifest of a template: a snapshot that clones start from. It is the one file of a template that
-//! a person reads; every other file is named and summed in it.
+//! The manifest of a template, the snapshot that clones start from. It names every other file of the template with its
+//! length and SHA-256.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, HypercallPath, Platform};
 
-/// Format of the template directory; a reader refuses every other number.
+/// Format version of the template directory. Readers refuse every other version.
 pub const TEMPLATE_FORMAT: u32 = 3;
-/// Name of the manifest in a template's directory.
+/// File name of the manifest in a template's directory.
 pub const MANIFEST_NAME: &str = "manifest.json";
 
-/// Names of the other files in a template's directory.
+/// File names of the other files in a template's directory.
 pub mod template_file {
-    /// Guest RAM and the monitor's memory, mapped privately by clones. In a diff: the pages that differ from
-    /// the base's, one after another in the order of [`EXTENTS`].
+    /// Guest RAM and the monitor's region. Clones map this file privately. In a diff: the pages that differ from the
+    /// base's, one after another, in the order of [`EXTENTS`].
     pub const MEMORY: &str = "memory";
-    /// CPU and device state in the snapshot codec.
+    /// CPU and device state in the format of `cube-vmm`'s `snapshot` module.
     pub const STATE: &str = "state";
-    /// The writable layer at snapshot time. In a diff: the blocks written over the base's, as in [`MEMORY`].
+    /// The writable layer at the time of the snapshot. In a diff: the blocks that differ from the base's, stored like
+    /// the pages of [`MEMORY`].
     pub const LAYER: &str = "layer";
-    /// In a diff only: where the pages of [`MEMORY`] and the blocks of [`LAYER`] belong.
+    /// Only in a diff: the positions of the pages in [`MEMORY`] and of the blocks in [`LAYER`].
     pub const EXTENTS: &str = "extents";
-    /// Pages that a first restore made private: pairs of little-endian u64 (offset, length) in bytes.
+    /// The working set: the pages that a first clone made private, and the 2 MiB blocks that it touched. Pairs of
+    /// little-endian u64, offset and length in bytes.
     pub const WORKING_SET: &str = "working-set";
-    /// What its servers are asked in a clone that is to be warm: a list of [`super::WarmUpRequest`] as JSON. Absent
-    /// when there is nothing to ask.
+    /// Requests that warm up a clone's servers: a list of [`super::WarmUpRequest`] as JSON. The file is absent if there
+    /// are none.
     pub const WARM_UP: &str = "warm-up.json";
 }
 
-/// A `POST` to a server in the guest that leaves no trace there, but has its pages in place: what users ask first
-/// is then quick. Any status but 200 means that the clone is not fit for use.
+/// A `POST` to a server in the guest. It has no lasting effect there, but loads the pages that the first request of a
+/// user needs. If the status is not 200, the clone is discarded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WarmUpRequest {
     /// The vsock port on which the server listens.
     pub port: u16,
-    /// The request's target, such as `/execute`.
+    /// The request target, such as `/execute`.
     pub path: String,
-    /// The request's body, JSON.
+    /// The request body, JSON.
     pub body: String,
 }
 
-/// Length and SHA-256 (hex) of a file; over all of it unless the field says otherwise.
+/// Length and SHA-256 of a file. The hash covers the whole file unless the field's description differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileSum {
@@ -51,47 +53,49 @@ pub struct FileSum {
     pub sha256: String,
 }
 
-/// What a diff leaves out, and where that is.
+/// The base of a diff.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemplateBase {
-    /// Directory of the base, absolute path. A base is never a diff itself.
+    /// Absolute path of the base's directory. A base is never a diff itself.
     pub dir: std::path::PathBuf,
-    /// SHA-256 of the base's manifest, 64 lower-case hex digits: with the sums in it, of all of the base.
+    /// SHA-256 of the base's manifest, 64 lower-case hex digits. The manifest holds the sums of the base's files, so
+    /// this hash identifies all of the base.
     pub manifest_sha256: String,
     /// Sum of [`template_file::EXTENTS`].
     pub extents_sum: FileSum,
 }
 
-/// What a template is.
+/// The manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemplateManifest {
-    /// [`TEMPLATE_FORMAT`].
+    /// Always [`TEMPLATE_FORMAT`].
     pub format: u32,
-    /// The platform whose CPU state it holds.
+    /// The platform whose CPU state the template holds.
     pub platform: Platform,
     /// Guest RAM.
     pub memory: Bytes,
     /// Number of vCPUs.
     pub vcpus: u8,
-    /// How its kernel reaches the monitor; absent on `hvm`.
+    /// How the guest kernel calls the monitor; `None` on `hvm`.
     pub hypercalls: Option<HypercallPath>,
-    /// Wall clock of the host when the guest was stopped, nanoseconds since 1970.
+    /// Wall clock of the host when the guest was paused, in nanoseconds since 1970.
     pub taken_at_unix_ns: u64,
-    /// The read-only root image that its memory refers to, absolute path.
+    /// Absolute path of the read-only root image. The guest's memory depends on its content.
     pub root: std::path::PathBuf,
     /// Sum of the root image.
     pub root_sum: FileSum,
     /// Sum of the guest kernel (ELF).
     pub kernel_sum: FileSum,
-    /// What memory and layer are to be laid over; absent if they are whole.
+    /// The base, if the template is a diff; `None` for a whole template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<TemplateBase>,
-    /// Sum of [`template_file::MEMORY`]: over its 64 KiB blocks that are not zero, each led by its index.
+    /// Sum of [`template_file::MEMORY`]. The hash covers only the 64 KiB blocks that are not all zero, each preceded by
+    /// its index.
     pub memory_sum: FileSum,
     /// Sum of [`template_file::STATE`].
     pub state_sum: FileSum,
-    /// Sum of [`template_file::LAYER`], made like that of the memory.
+    /// Sum of [`template_file::LAYER`], computed like that of the memory.
     pub layer_sum: FileSum,
 }

@@ -1,4 +1,4 @@
-//! Connecting to a process that may not accept.
+//! Connecting to a unix socket with a timeout.
 
 use std::{
     io,
@@ -12,11 +12,12 @@ use nix::{
     sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr},
 };
 
-/// Connects to a listening unix socket. A process that is stopped, or taken over, accepts nothing: once its queue of
-/// connections is full a plain connect would wait for ever, and this one waits for `timeout` (`None`: for ever).
+/// Connects to a listening unix socket. A stopped or compromised process does not accept connections, and once its
+/// backlog is full a plain `connect` blocks forever. This function waits for `timeout` at most (`None`: no limit).
 ///
 /// # Errors
-/// Nobody listens there; [`io::ErrorKind::TimedOut`]; a timeout of zero.
+/// Returns the error of `connect(2)` if no process listens at `path`, [`io::ErrorKind::TimedOut`] after `timeout`, and
+/// [`io::ErrorKind::InvalidInput`] for a timeout of zero.
 pub fn connect(path: &Path, timeout: Option<Duration>) -> io::Result<UnixStream> {
     let socket = socket::socket(
         AddressFamily::Unix,
@@ -25,7 +26,7 @@ pub fn connect(path: &Path, timeout: Option<Duration>) -> io::Result<UnixStream>
         None,
     )?;
     let stream = UnixStream::from(socket);
-    // SO_SNDTIMEO bounds connect as well (unix(7), socket(7)).
+    // SO_SNDTIMEO also limits connect(2) (unix(7), socket(7)).
     stream.set_write_timeout(timeout)?;
     let address = UnixAddr::new(path)?;
     loop {
@@ -33,7 +34,7 @@ pub fn connect(path: &Path, timeout: Option<Duration>) -> io::Result<UnixStream>
             Ok(()) => break,
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => {
-                let why = "it accepts no connection, and its queue of them is full";
+                let why = "the process does not accept connections and its backlog is full";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
             Err(error) => return Err(error.into()),
@@ -54,12 +55,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_queue_is_not_waited_for_longer_than_asked() {
+    fn connecting_to_a_full_backlog_times_out() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control");
         let listener = UnixListener::bind(&path).unwrap();
         socket::listen(&listener, Backlog::new(1).unwrap()).unwrap();
-        let (tell, hear) = channel();
+        let (sender, receiver) = channel();
         thread::spawn(move || {
             let patience = Some(Duration::from_millis(20));
             let mut queued = Vec::new();
@@ -69,16 +70,16 @@ mod tests {
                     Err(error) => break error,
                 }
             };
-            tell.send((queued.len(), refused)).unwrap();
+            sender.send((queued.len(), refused)).unwrap();
         });
-        let answer = hear.recv_timeout(Duration::from_secs(30));
-        let (queued, refused) = answer.expect("connect waits");
+        let answer = receiver.recv_timeout(Duration::from_secs(30));
+        let (queued, refused) = answer.expect("connect ends after its timeout");
         assert_eq!((queued, refused.kind()), (2, io::ErrorKind::TimedOut));
         drop(listener);
     }
 
     #[test]
-    fn nobody_is_told_from_a_process_that_accepts() {
+    fn a_missing_listener_and_an_accepting_one_give_different_results() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control");
         let patience = Some(Duration::from_secs(30));

@@ -1,4 +1,4 @@
-//! What is being written, beside its place: a template, or a layer alone. It is renamed when it is whole.
+//! Output that is written beside its final place and renamed when it is complete: a template, or a single file.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,7 +14,7 @@ use crate::{
     message::SnapshotContent,
 };
 
-/// A template being written. Dropped before [`Draft::finish`], it leaves nothing behind.
+/// A template that is being written. Dropping it before [`Draft::finish`] removes its files.
 #[derive(Debug)]
 pub(crate) struct Draft {
     temporary: PathBuf,
@@ -24,10 +24,11 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Begins a template that will appear at `place`.
+    /// Creates a temporary directory for a template that will appear at `place`.
     ///
     /// # Errors
-    /// The place is taken, or its parent cannot be written.
+    /// Returns [`FilesError::Exists`] if `place` exists, and [`FilesError::File`] if the parent directory is not
+    /// writable.
     pub(crate) fn begin(place: &Path, content: SnapshotContent) -> Result<Self, FilesError> {
         if place.exists() {
             return Err(FilesError::Exists(place.to_owned()));
@@ -41,10 +42,10 @@ impl Draft {
         })
     }
 
-    /// Creates its files, empty.
+    /// Creates the template's files, empty.
     ///
     /// # Errors
-    /// The disk's.
+    /// Returns [`FilesError::File`] if a file cannot be created.
     pub(crate) fn files(&self) -> Result<Files, FilesError> {
         let mut names = vec![
             TemplateFile::Manifest,
@@ -63,14 +64,15 @@ impl Draft {
         Ok(files)
     }
 
-    /// Puts the template in its place, if it names the files that its VM was made from.
+    /// Checks the manifest against `lineage` and renames the template to its place.
     ///
     /// # Errors
-    /// [`FilesError::Lineage`], or the disk's.
+    /// Returns [`FilesError::Lineage`] if the manifest names other files than those the VM was made from, and
+    /// [`FilesError::File`] if a file operation fails.
     pub(crate) fn finish(mut self, lineage: &Lineage) -> Result<(), FilesError> {
         let path = self.temporary.join(MANIFEST_NAME);
         let checked = lineage.check(&path)?;
-        // A file of its own: the VMM has a descriptor of the one that it wrote.
+        // The checked bytes go into a new file, because the VMM still has a descriptor of the file that it wrote.
         fs::remove_file(&path).map_err(failed("remove", &path))?;
         create(&path)?
             .write_all_at(&checked, 0)
@@ -83,7 +85,7 @@ impl Draft {
         Ok(())
     }
 
-    /// A diff whose template is gone was written whole.
+    /// Removes the extents file if the VMM wrote a full snapshot because the template of the VM no longer exists.
     fn drop_empty_extents(&self) -> Result<(), FilesError> {
         let path = self.temporary.join(TemplateFile::Extents.name());
         let bytes = fs::metadata(&path).map_err(failed("read", &path))?.len();
@@ -104,20 +106,20 @@ fn create(path: &Path) -> Result<File, FilesError> {
         .map_err(failed("create", path))
 }
 
-/// A new name beside `place` for which `make` finds nothing there.
+/// Calls `make` with new names beside `place` until one does not exist yet.
 fn fresh(place: &Path, make: impl Fn(&Path) -> io::Result<()>) -> Result<PathBuf, FilesError> {
     loop {
         let temporary = temporary_beside(place);
         match make(&temporary) {
             Ok(()) => return Ok(temporary),
-            // Of an earlier process of the same number.
+            // An earlier process with the same pid used the name.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(e) => return Err(failed("create", &temporary)(e)),
         }
     }
 }
 
-/// One file that appears at its place when it is whole, and replaces nothing.
+/// A single file that is linked to its place when it is complete. It never replaces an existing file.
 #[derive(Debug)]
 pub(crate) struct FileDraft {
     temporary: PathBuf,
@@ -125,10 +127,11 @@ pub(crate) struct FileDraft {
 }
 
 impl FileDraft {
-    /// Begins a file that will appear at `place`; the file, empty.
+    /// Creates an empty file that will appear at `place`.
     ///
     /// # Errors
-    /// The place is taken, or its parent cannot be written.
+    /// Returns [`FilesError::Exists`] if `place` exists, and [`FilesError::File`] if the parent directory is not
+    /// writable.
     pub(crate) fn begin(place: &Path) -> Result<(Self, File), FilesError> {
         if place.exists() {
             return Err(FilesError::Exists(place.to_owned()));
@@ -139,10 +142,10 @@ impl FileDraft {
         Ok((Self { temporary, place }, file))
     }
 
-    /// Puts the file in its place. A link, unlike a rename, replaces nothing that came meanwhile.
+    /// Links the file to its place. Unlike a rename, a link fails if another file has appeared there.
     ///
     /// # Errors
-    /// The place was taken meanwhile, or the disk's.
+    /// Returns [`FilesError::File`] if `place` exists by now or the link fails.
     pub(crate) fn finish(self) -> Result<(), FilesError> {
         fs::hard_link(&self.temporary, &self.place).map_err(failed("create", &self.place))
     }
@@ -150,12 +153,12 @@ impl FileDraft {
 
 impl Drop for FileDraft {
     fn drop(&mut self) {
-        // Best effort: the next one to the same place sweeps it.
+        // Best effort: the next draft for the same place removes the file.
         let _ = fs::remove_file(&self.temporary);
     }
 }
 
-/// A name beside `place` that no other process takes.
+/// A name beside `place` that no other process uses.
 fn temporary_beside(place: &Path) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
     sweep_drafts(place, &name);
@@ -163,7 +166,7 @@ fn temporary_beside(place: &Path) -> PathBuf {
     place.with_file_name(format!(".{name}.{pid}.{number}"))
 }
 
-/// Removes what a killed process left of an earlier attempt at the same place.
+/// Removes drafts for the same place that a killed process left behind.
 fn sweep_drafts(place: &Path, name: &str) {
     let siblings = place.parent().and_then(|dir| fs::read_dir(dir).ok());
     for entry in siblings.into_iter().flatten().flatten() {
@@ -173,7 +176,7 @@ fn sweep_drafts(place: &Path, name: &str) {
             .and_then(|text| text.strip_prefix(&format!(".{name}.")))
             .and_then(|rest| rest.split_once('.')?.0.parse::<u32>().ok());
         if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // Best effort: what cannot be removed is in nobody's way. One of the two fits.
+            // Best effort: a leftover draft does no harm. The entry is either a directory or a file.
             let _ = fs::remove_dir_all(entry.path());
             let _ = fs::remove_file(entry.path());
         }
@@ -183,7 +186,7 @@ fn sweep_drafts(place: &Path, name: &str) {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.finished {
-            // Best effort: the error that led here is the one to report.
+            // Best effort: the caller already has an error to report.
             let _ = fs::remove_dir_all(&self.temporary);
         }
     }
@@ -197,10 +200,10 @@ mod tests {
     use crate::files::Size;
 
     #[test]
-    fn a_draft_of_a_dead_process_is_swept_and_one_that_is_dropped_leaves_nothing() {
+    fn drafts_of_dead_processes_are_removed_and_a_dropped_draft_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("base");
-        // No process has this number: it is above the kernel's limit.
+        // No process has this pid: it is above the kernel's limit.
         fs::create_dir(dir.path().join(".base.4194305.1")).unwrap();
         fs::create_dir(dir.path().join(".other.4194305.1")).unwrap();
         drop(Draft::begin(&place, SnapshotContent::Full).unwrap());
@@ -243,7 +246,7 @@ mod tests {
             let held = OpenOptions::new().write(true).open(&path).unwrap();
             assert_eq!(draft.finish(&lineage).is_ok(), accepted);
             assert_eq!(place.exists(), accepted);
-            // What the VMM writes later changes nothing.
+            // The VMM's later writes do not reach the finished template.
             held.write_all_at(b"later", 0).unwrap();
             if accepted {
                 assert_eq!(

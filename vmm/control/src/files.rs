@@ -1,9 +1,9 @@
-//! The files of a VM. A VMM opens nothing by path: its client opens what the VM needs and hands the descriptors
-//! over beside the request, each under a [`FileRole`].
+//! The files of a VM. A VMM opens nothing by path: its client opens every file that the VM needs and sends the
+//! descriptors with the request, each with a [`FileRole`].
 //!
-//! A file that does not exist is left out, and the VMM says which of its files are missing: it knows which of
-//! them a template must have. What a manifest names (root image, base) is opened as well, so a client must not
-//! hand in a template whose manifest somebody else wrote; see [`Lineage`].
+//! The client omits files that do not exist. The VMM decides which of them the template must have, and reports those
+//! that are missing. The client also opens the files that a manifest names (root image, base), so it must not restore a
+//! template whose manifest an untrusted process wrote; see [`Lineage`].
 
 mod error;
 mod lineage;

@@ -1,4 +1,4 @@
-//! Frames: a 12-byte header and a JSON body.
+//! Frames of the control socket: a 12-byte header and a JSON body.
 //!
 //! ```text
 //! offset 0  magic  "CVMC"          4 bytes
@@ -6,7 +6,7 @@
 //!        6  zero                   2 bytes
 //!        8  body length, LE        4 bytes, at most 1 MiB
 //! ```
-//! The version is checked before the body is read, the length before memory is taken.
+//! The version is checked before the body is read, and the length before memory is allocated.
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Read},
@@ -22,46 +22,39 @@ use serde::{Serialize, de::DeserializeOwned};
 
 /// Version of the header and of the messages.
 pub const VERSION: u16 = 2;
-/// Most descriptors beside one frame.
+/// Limit on descriptors that accompany one frame.
 pub const MAX_FILES: usize = 24;
-/// Longest body.
+/// Longest body in bytes.
 pub const MAX_BODY: usize = 1 << 20;
 const MAGIC: [u8; 4] = *b"CVMC";
-/// Length of a header.
+/// Length of a header in bytes.
 pub const HEADER: usize = 12;
 
-/// Why a frame could not be exchanged.
+/// Why a frame could not be sent or received.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// The peer closed the socket between frames.
     #[error("the peer closed the control socket")]
     Closed,
-    /// The stream does not begin with the magic.
+    /// The first bytes are not the magic.
     #[error("not a control frame: it begins with {0:02x?}")]
     Magic([u8; 4]),
-    /// Another version.
-    #[error("control frame of version {0}, this program speaks {VERSION}")]
+    #[error("control frame has version {0}, this program supports {VERSION}")]
     Version(u16),
-    /// The body is too long.
-    #[error("control frame of {0} bytes, at most {MAX_BODY} are read")]
+    #[error("control frame has a body of {0} bytes, the limit is {MAX_BODY}")]
     TooLong(usize),
-    /// The body is not the expected JSON.
-    #[error("the body of a control frame cannot be read")]
+    #[error("cannot parse the body of a control frame")]
     Body(#[source] serde_json::Error),
-    /// The body names other descriptors than came.
-    #[error("a control frame names {named} different descriptors, and {came} came with it")]
-    Files {
-        /// How many it names.
-        named: usize,
-        /// How many came.
-        came: usize,
-    },
-    /// The socket failed.
+    /// The body names a different number of descriptors than were received, or names a role twice.
+    #[error(
+        "a control frame names {named} descriptors and {came} were received, or a role is named twice"
+    )]
+    Files { named: usize, came: usize },
     #[error("the control socket failed")]
     Io(#[source] io::Error),
 }
 
-/// The header of a body of `len` bytes.
+/// The header for a body of `len` bytes.
 fn header(len: usize) -> Result<[u8; HEADER], FrameError> {
     let len32 = u32::try_from(len)
         .ok()
@@ -74,10 +67,10 @@ fn header(len: usize) -> Result<[u8; HEADER], FrameError> {
     Ok(h)
 }
 
-/// Checks a header and returns the body's length in bytes.
+/// Checks a header and returns the length of the body in bytes.
 ///
 /// # Errors
-/// A wrong magic, version or length, in this order.
+/// Returns [`FrameError::Magic`], [`FrameError::Version`] or [`FrameError::TooLong`], checked in this order.
 pub fn check_header(h: &[u8; HEADER]) -> Result<usize, FrameError> {
     let [m0, m1, m2, m3, v0, v1, _, _, l0, l1, l2, l3] = *h;
     if [m0, m1, m2, m3] != MAGIC {
@@ -94,10 +87,10 @@ pub fn check_header(h: &[u8; HEADER]) -> Result<usize, FrameError> {
     Ok(len)
 }
 
-/// A whole frame, for those who send it by their own means.
+/// Encodes a whole frame, for callers that send it themselves.
 ///
 /// # Errors
-/// The body is too long.
+/// Returns [`FrameError::TooLong`] if the body is too long.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     let body = serde_json::to_vec(message).map_err(FrameError::Body)?;
     let mut bytes = header(body.len())?.to_vec();
@@ -105,10 +98,10 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     Ok(bytes)
 }
 
-/// Sends one message, with descriptors beside it.
+/// Sends one message and its descriptors.
 ///
 /// # Errors
-/// The body is too long, or the socket failed.
+/// Returns [`FrameError::TooLong`] if the body is too long, and [`FrameError::Io`] if the socket fails.
 pub fn send<T: Serialize>(
     socket: &UnixStream,
     message: &T,
@@ -130,7 +123,7 @@ pub fn send<T: Serialize>(
     Ok(())
 }
 
-/// A VMM, which has no descriptor to send, may not call sendmsg.
+/// Uses `send` when there are no descriptors: the VMM's seccomp filter does not allow `sendmsg`.
 fn send_some(socket: RawFd, bytes: &[u8], fds: &[RawFd]) -> nix::Result<usize> {
     if fds.is_empty() {
         return socket::send(socket, bytes, MsgFlags::MSG_NOSIGNAL);
@@ -140,18 +133,19 @@ fn send_some(socket: RawFd, bytes: &[u8], fds: &[RawFd]) -> nix::Result<usize> {
     sendmsg::<()>(socket, &bytes, &rights, MsgFlags::MSG_NOSIGNAL, None)
 }
 
-/// Receives one message and the descriptors beside it, blocking.
+/// Receives one message and its descriptors. Blocks according to the socket's timeout.
 ///
 /// # Errors
-/// [`FrameError::Closed`] when the peer closed between frames; else as the variants say.
+/// Returns [`FrameError::Closed`] if the peer closed the socket between frames, and the other variants for invalid
+/// frames.
 pub fn receive<T: DeserializeOwned>(socket: &UnixStream) -> Result<(T, Vec<OwnedFd>), FrameError> {
     receive_by(socket, None)
 }
 
-/// As [`receive`], but all of it has to come within a time; `None` waits as the socket does.
+/// Like [`receive`], but limits the time for the whole message. `None`: the socket's own timeout applies to each read.
 ///
 /// # Errors
-/// As [`receive`]; [`FrameError::Io`] when the time is over, however many bytes came.
+/// Returns the errors of [`receive`], and [`FrameError::Io`] if the message is not complete within `time`.
 pub fn receive_within<T: DeserializeOwned>(
     socket: &UnixStream,
     time: Option<Duration>,
@@ -159,7 +153,7 @@ pub fn receive_within<T: DeserializeOwned>(
     receive_by(socket, time.map(|time| Instant::now() + time))
 }
 
-/// Has the next read of the socket end by then.
+/// Sets the socket's read timeout to the time left until `end`.
 fn wait_until(socket: &UnixStream, end: Option<Instant>) -> Result<(), FrameError> {
     let Some(end) = end else {
         return Ok(());
@@ -193,7 +187,7 @@ fn receive_by<T: DeserializeOwned>(
         .map_err(FrameError::Body)
 }
 
-/// The first bytes of a header: only with them may descriptors come.
+/// Receives the first bytes of a header. Descriptors are accepted only with these bytes.
 fn receive_first(
     socket: &UnixStream,
     h: &mut [u8; HEADER],
@@ -258,12 +252,12 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_dribbles_does_not_get_more_time() {
+    fn a_peer_that_sends_byte_by_byte_does_not_get_more_time() {
         let (a, mut b) = UnixStream::pair().unwrap();
         let bytes = encode(&"x".repeat(100_000)).unwrap();
-        let dribble = std::thread::spawn(move || {
+        let writer = std::thread::spawn(move || {
             let mut pieces = bytes.chunks(1);
-            // Ends when the reader has given up.
+            // Ends when the reader has closed its side.
             while pieces
                 .next()
                 .is_some_and(|piece| b.write_all(piece).is_ok())
@@ -274,11 +268,11 @@ mod tests {
         let got = receive_within::<String>(&a, Some(Duration::from_millis(200)));
         assert!(matches!(got, Err(FrameError::Io(_))), "{got:?}");
         drop(a);
-        dribble.join().unwrap();
+        writer.join().unwrap();
     }
 
     #[test]
-    fn a_closed_peer_is_told_from_a_broken_one() {
+    fn a_close_between_frames_and_one_inside_a_frame_are_different_errors() {
         let (a, b) = UnixStream::pair().unwrap();
         drop(a);
         assert!(matches!(receive::<String>(&b), Err(FrameError::Closed)));
@@ -298,7 +292,7 @@ mod tests {
         }
 
         #[test]
-        fn a_frame_reads_back(text in ".{0,2000}") {
+        fn a_sent_frame_is_received_unchanged(text in ".{0,2000}") {
             let (a, b) = UnixStream::pair().unwrap();
             send(&a, &text, &[]).unwrap();
             let (back, fds): (String, _) = receive(&b).unwrap();

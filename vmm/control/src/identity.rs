@@ -1,4 +1,4 @@
-//! Identities for whoever starts VMs without the pool.
+//! Identities for VMs that are started without the pool.
 
 use std::{
     fs::File,
@@ -7,10 +7,10 @@ use std::{
 
 use model::{EntropySeed, Identity};
 
-/// An identity that no machine has had: machine id and entropy are of the host's random generator.
+/// An identity with a machine id and entropy from the host's random generator.
 ///
 /// # Errors
-/// /dev/urandom cannot be read.
+/// Returns the I/O error if /dev/urandom cannot be read.
 pub fn fresh_identity(hostname: &str) -> io::Result<Identity> {
     let mut source = File::open("/dev/urandom")?;
     let (mut seed, mut id) = ([0; 32], [0; 16]);

@@ -1,9 +1,10 @@
-//! The control socket of `cube-vmm`: one unix stream socket, one client, one request at a time.
+//! The control socket of `cube-vmm`: its messages, its client, and the files that a client hands over.
 //!
-//! A frame is a fixed header ([`frame`]) and a JSON body. A VMM opens nothing by path: [`files`] opens what a VM
-//! needs, and the descriptors travel beside the frame (SCM_RIGHTS). [`VmProcess`] starts a VMM whose standard input is the socket: when the client
-//! dies, however it dies, the VMM reads end-of-file and exits, so nothing is left behind. [`spawn_detached`]
-//! starts one whose socket listens at a path, for owners that come back for it after their own death.
+//! The control socket is a unix stream socket that serves one client and one request at a time. A frame has a fixed
+//! header ([`frame`]) and a JSON body. A VMM opens nothing by path: [`files`] opens the files of a VM, and their
+//! descriptors accompany the frame (SCM_RIGHTS). [`VmProcess`] starts a VMM whose standard input is the socket; when
+//! the client exits for any reason, the VMM reads end-of-file and exits too. [`spawn_detached`] starts a VMM whose
+//! socket listens at a path, for owners that reconnect after a restart.
 
 mod connect;
 mod draft;

@@ -1,4 +1,4 @@
-//! What can be asked of a VMM and what it answers.
+//! Requests to a VMM and their answers.
 
 use std::path::PathBuf;
 
@@ -11,15 +11,14 @@ use crate::files::FileRole;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Call {
-    /// What is asked.
     pub request: Request,
-    /// What the descriptors beside the frame are, in their order.
+    /// The roles of the descriptors that accompany the frame, in their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<FileRole>,
 }
 
 impl From<Request> for Call {
-    /// A call that needs no descriptors.
+    /// A call without descriptors.
     fn from(request: Request) -> Self {
         Self {
             request,
@@ -28,64 +27,61 @@ impl From<Request> for Call {
     }
 }
 
-/// A request. Each is answered by exactly one `Result<Reply, Failure>`. A VMM opens nothing by path: the paths
-/// in a spec are for the client, which opens them, and for messages.
+/// A request. The VMM answers each with exactly one `Result<Reply, Failure>`. It opens nothing by path: the paths in a
+/// specification are for the client, which opens the files, and for messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Build a VM from a kernel and run it. Beside the frame: [`crate::files::of_boot`].
-    /// Answered with [`Reply::Started`] once the vCPU may run.
+    /// Build a VM from a kernel and run it. The descriptors are those of [`crate::files::of_boot`]. The answer is
+    /// [`Reply::Started`], once the vCPU may run.
     Boot(VmSpec),
-    /// Build a VM from a template and leave it paused. Beside the frame: [`crate::files::of_restore`].
-    /// Answered with [`Reply::Started`].
+    /// Restore a VM from a template and leave it paused. The descriptors are those of [`crate::files::of_restore`]. The
+    /// answer is [`Reply::Started`].
     Restore {
-        /// What to restore.
         spec: RestoreSpec,
-        /// The directory in which the whole template really lies, links followed: a diff will name it.
+        /// The real directory of the whole template, symbolic links resolved. A diff of the VM will name this
+        /// directory.
         home: PathBuf,
     },
-    /// Give the guest its identity, wall clock included, and wait until its agent says ready.
-    /// Answered with [`Reply::Started`], whose timeline then has `agent_ready`.
+    /// Send the identity and the wall clock to the guest, and wait until its agent reports ready. The answer is
+    /// [`Reply::Started`], with a stamp for `agent_ready`.
     Identity {
-        /// Who the clone is.
         identity: Identity,
-        /// How long the agent may take, in milliseconds.
+        /// Time limit for the agent in milliseconds.
         within_ms: u64,
     },
-    /// Stop the vCPU. Answered with [`Reply::Done`]; an already paused VM is no error.
+    /// Stop the vCPU. The answer is [`Reply::Done`], also for a VM that is already paused.
     Pause,
-    /// Let the vCPU run. Answered with [`Reply::Done`]; a running VM is no error.
+    /// Let the vCPU run. The answer is [`Reply::Done`], also for a VM that already runs.
     Resume,
-    /// Write memory, state, layer and manifest to the empty files beside the frame; for a diff, extents too. The
-    /// VM is paused while this happens and stays paused. Answered with [`Reply::Done`].
+    /// Write memory, state, layer, manifest and, for a diff, extents to the empty files that accompany the frame. The
+    /// VM is paused first and stays paused. The answer is [`Reply::Done`].
     Snapshot {
-        /// How much of it to write.
         #[serde(default)]
         content: SnapshotContent,
     },
-    /// Write the layer alone, as the guest's disk is now, to the empty file beside the frame; a VM can be
-    /// booted from it. The VM is paused while this happens and stays paused. What the guest has not
-    /// written back yet is not in it: have it sync before. Answered with [`Reply::Done`].
+    /// Write only the layer, in the current state of the guest's disk, to the empty file that accompanies the frame. A
+    /// VM can boot from the result. The VM is paused first and stays paused. The layer does not contain data that the
+    /// guest has not written back, so run `sync` in the guest first. The answer is [`Reply::Done`].
     SaveLayer,
-    /// Write the list of guest pages that are private to this clone to the empty file beside the frame.
-    /// Answered with [`Reply::Done`].
+    /// Write the working set of this clone to the empty file that accompanies the frame. The answer is [`Reply::Done`].
     RecordWorkingSet,
-    /// Answered with [`Reply::Stats`].
+    /// Read the VM's counters. The answer is [`Reply::Stats`].
     Stats,
-    /// Answered with [`Reply::Done`]; the process then exits with status 0.
+    /// Exit with status 0 after the answer, [`Reply::Done`].
     Shutdown,
 }
 
-/// How much of a VM a snapshot holds.
+/// How much of a VM a snapshot contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SnapshotContent {
-    /// All of it.
+    /// All memory and the whole layer.
     #[default]
     Full,
-    /// What differs from the whole template that the VM descends from. Such a snapshot can be restored
-    /// while that template exists unchanged. A VM that was booted has none, and a template that is gone
-    /// is no help: then the snapshot is full, as its manifest says.
+    /// Only what differs from the whole template that the VM descends from. Such a snapshot can be restored while that
+    /// template exists unchanged. If the VM was booted, or its template no longer exists, the snapshot is full; the
+    /// manifest shows which.
     Diff,
 }
 
@@ -93,19 +89,18 @@ pub enum SnapshotContent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Reply {
-    /// Nothing more to say.
+    /// Success without data.
     Done,
-    /// The stamps so far.
+    /// The stamps of the start so far.
     Started(Timeline),
-    /// Counters.
     Stats(VmStats),
 }
 
-/// Where a VM is in its life.
+/// The state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmPhase {
-    /// No VM was built yet.
+    /// No VM has been built.
     Empty,
     /// The vCPU does not run.
     Paused,
@@ -115,16 +110,14 @@ pub enum VmPhase {
     Exited,
 }
 
-/// Counters of one VM. All counts start at zero when the process starts.
+/// State and counters of one VM. All counts start at zero when the process starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmStats {
-    /// See [`VmPhase`].
     pub phase: VmPhase,
-    /// Why the guest ended; absent while it has not.
+    /// Why the guest ended; `null` until then.
     pub exit_reason: Option<String>,
-    /// Stamps so far.
     pub timeline: Timeline,
-    /// KVM_RUN returns by reason (`io`, `mmio`, `intr`, …).
+    /// Number of returns from KVM_RUN by kind (`device_write`, `idle`, `resume`, …).
     pub exits: std::collections::BTreeMap<String, u64>,
     /// Bytes of guest memory that are private to this process, from /proc/self/pagemap; `null` if unreadable.
     pub guest_private_bytes: Option<u64>,
@@ -150,34 +143,33 @@ pub struct LostFrames {
     pub refused: u64,
 }
 
-/// A refusal or failure.
+/// A request was refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 #[serde(deny_unknown_fields)]
 pub struct Failure {
-    /// What a caller can act on.
     pub kind: FailureKind,
-    /// The whole chain of causes in one line.
+    /// The error and its causes in one line.
     pub message: String,
 }
 
-/// What a caller can act on.
+/// The kind of a failure, on which a caller can act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
-    /// The request itself is wrong.
+    /// The request is invalid.
     BadSpec,
-    /// The template is truncated, damaged, or of another format or platform.
+    /// The template is truncated or damaged, or has another format or platform.
     BadSnapshot,
-    /// The VM is not in a phase in which this can be done.
+    /// The VM is not in a phase that allows the request.
     WrongPhase,
-    /// This host cannot do it (no KVM, unknown behaviour of KVM).
+    /// The host does not support the request: it has no KVM, or a KVM that fits neither platform.
     UnsuitableHost,
     /// A disk is full.
     NoSpace,
     /// The guest ended.
     GuestExited,
-    /// The agent did not answer in time, or refused.
+    /// The agent did not answer in time, or refused the identity.
     AgentUnready,
     /// A system call failed for another reason.
     Io,
@@ -188,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stats_decode_from_a_vmm_without_the_counters_and_at_a_client_that_does_not_know_them() {
+    fn stats_of_older_and_newer_vmms_and_clients_are_compatible() {
         #[derive(Deserialize)]
         struct OldStats {
             exits: std::collections::BTreeMap<String, u64>,

@@ -1,4 +1,4 @@
-//! A VMM process and the client of its socket.
+//! A VMM process and the client of its control socket.
 
 use std::{
     io,
@@ -22,37 +22,31 @@ use crate::{
     frame::{self, FrameError},
 };
 
-/// Why a request was not fulfilled.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The program could not be started.
     #[error("cannot start {program}")]
     Spawn {
-        /// Path of the program.
         program: String,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A file that the request needs cannot be opened or made.
     #[error("cannot prepare the files of the request")]
     Files(#[source] FilesError),
-    /// Nobody said what the VM was made from.
-    #[error("the VM's lineage is not known, so a snapshot of it cannot be checked")]
+    /// The client did not make the VM and was not given its [`Lineage`].
+    #[error("cannot check a snapshot of this VM: its lineage is unknown")]
     NoLineage,
-    /// The VMM said no.
     #[error("the VMM refused")]
     Refused(#[source] Failure),
-    /// The socket broke: the VMM is gone, or it did not answer in time.
+    /// The VMM has exited, or did not answer in time.
     #[error("no answer from the VMM")]
     Frame(#[source] FrameError),
-    /// The answer does not belong to the request.
-    #[error("the VMM answered out of turn: {0:?}")]
+    #[error("the VMM sent an answer that does not match the request: {0:?}")]
     OutOfTurn(Reply),
 }
 
 impl ControlError {
-    /// What a caller can act on; `None` if the VMM may be gone.
+    /// The kind of failure, on which a caller can act; `None` if the VMM may have exited.
     #[must_use]
     pub fn kind(&self) -> Option<FailureKind> {
         match self {
@@ -64,25 +58,25 @@ impl ControlError {
     }
 }
 
-/// The user and group of a VMM: one for each VM, so that no VMM may touch another's processes or files. They
-/// need no entry in the user database.
+/// User and group id of a VMM process. Each VM has its own, so that a VMM cannot access the processes and files of
+/// another. The ids need no entry in the user database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VmUser(u32);
 
 impl VmUser {
-    /// Users of VMs that a pool owns: it gives each a number of its own. All users of VMs are above the ranges
-    /// that distributions give to people, services and containers (systemd's list of user ids, "unused").
+    /// Ids for VMs of a pool, which assigns one to each VM. All VM ids are above the ranges that distributions use for
+    /// people, services and containers (systemd's list of user ids, "unused").
     pub const POOL: std::ops::Range<u32> = 0x7000_0000..0x7010_0000;
-    /// Users of all other VMs begin here: blocks of 4096 by process id of whoever starts them.
+    /// First id for all other VMs. Each process that starts VMs has a block of 4096 ids, chosen by its pid.
     const OTHERS: u32 = 0x7100_0000;
 
-    /// The user of this number; a pool's are in [`VmUser::POOL`].
+    /// The id for a VM of a pool, from [`VmUser::POOL`].
     #[must_use]
     pub fn new(id: u32) -> Self {
         Self(id)
     }
 
-    /// One that no other VM of this process has, for whoever starts VMs without a pool.
+    /// An id that no other VM of this process has, for callers without a pool.
     fn of_this_process() -> Self {
         let block = std::process::id() % (1 << 15);
         Self(Self::OTHERS + (block << 12) + number() % (1 << 12))
@@ -95,8 +89,8 @@ pub(crate) fn number() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The command that starts a VMM which gives up all rights at once: no environment, and a user of its own if
-/// this process may give it one.
+/// The command that starts a VMM without an environment and, if this process is root, with its own user id. The VMM
+/// drops its privileges itself.
 fn confined(program: &Path, user: VmUser) -> Command {
     let mut command = Command::new(program);
     command.env_clear().arg("serve");
@@ -106,22 +100,22 @@ fn confined(program: &Path, user: VmUser) -> Command {
     command
 }
 
-/// The client side of a control socket. Calls block.
+/// Client of a control socket. Its calls block.
 #[derive(Debug)]
 pub struct ControlClient {
     socket: UnixStream,
-    /// For a whole answer.
+    /// Limit for a whole answer; `None`: no limit.
     timeout: Option<Duration>,
     lineage: Option<Lineage>,
-    /// The socket's file of the VM that this client made.
+    /// Path of the VM's vsock socket, if this client made the VM.
     vsock: Option<PathBuf>,
 }
 
 impl ControlClient {
-    /// Wraps a connected socket. No answer may take longer than `timeout`; `None` waits for ever.
+    /// Wraps a connected socket. `timeout` limits each answer; `None`: no limit.
     ///
     /// # Errors
-    /// The socket does not take the timeout (zero is refused).
+    /// Returns the error of setsockopt(2). A timeout of zero is invalid.
     pub fn new(socket: UnixStream, timeout: Option<Duration>) -> io::Result<Self> {
         socket.set_read_timeout(timeout)?;
         socket.set_write_timeout(timeout)?;
@@ -133,31 +127,33 @@ impl ControlClient {
         })
     }
 
-    /// Connects to a VMM of [`spawn_detached`]. It answers when its former client has left. The timeout is for this, too.
+    /// Connects to a VMM that was started by [`spawn_detached`]. The VMM serves the connection after its previous
+    /// client has disconnected. `timeout` also limits the connection.
     ///
     /// # Errors
-    /// See [`connect`].
+    /// Returns the errors of [`connect`].
     pub fn connect(path: &Path, timeout: Option<Duration>) -> io::Result<Self> {
         Self::new(connect(path, timeout)?, timeout)
     }
 
-    /// What the VM was made from: known after [`ControlClient::boot`] and [`ControlClient::restore`].
+    /// What the VM was made from; `None` before [`ControlClient::boot`] or [`ControlClient::restore`] has succeeded.
     #[must_use]
     pub fn lineage(&self) -> Option<&Lineage> {
         self.lineage.as_ref()
     }
 
-    /// Says what the VM was made from, for a client that did not make it.
+    /// Sets the lineage, for a client that did not make the VM.
     #[must_use]
     pub fn with_lineage(mut self, lineage: Option<Lineage>) -> Self {
         self.lineage = lineage;
         self
     }
 
-    /// Sends one request, with descriptors beside it, and waits for its answer.
+    /// Sends one request with its descriptors and waits for the answer.
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns [`ControlError::Refused`] if the VMM refused or failed, [`ControlError::Frame`] if the socket failed or
+    /// the answer took too long.
     pub fn call(&mut self, request: Request, files: &Files) -> Result<Reply, ControlError> {
         let files_named = files.roles();
         let call = Call {
@@ -184,17 +180,18 @@ impl ControlClient {
         }
     }
 
-    /// See [`Request::Boot`].
+    /// Sends [`Request::Boot`].
     ///
     /// # Errors
-    /// See [`ControlError`], also for the calls below.
+    /// Returns [`ControlError::Files`] if a file cannot be opened, [`ControlError::OutOfTurn`] for an answer of another
+    /// kind, and the errors of [`ControlClient::call`].
     pub fn boot(
         &mut self,
         spec: VmSpec,
         tap: Option<BorrowedFd<'_>>,
     ) -> Result<Timeline, ControlError> {
         if self.lineage.is_some() {
-            // It has its VM, whose socket is to stay: the VMM refuses.
+            // The VMM has its VM and refuses. Opening files first would replace the VM's vsock socket.
             return self.started(Request::Boot(spec), &Files::default());
         }
         let (files, lineage) = files::of_boot(&spec, tap).map_err(ControlError::Files)?;
@@ -203,10 +200,10 @@ impl ControlClient {
         self.made(stamps, vsock, lineage)
     }
 
-    /// See [`Request::Restore`].
+    /// Sends [`Request::Restore`].
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns the errors of [`ControlClient::boot`].
     pub fn restore(
         &mut self,
         spec: RestoreSpec,
@@ -224,7 +221,7 @@ impl ControlClient {
         self.made(stamps, vsock, lineage)
     }
 
-    /// A VM that could not be made leaves no socket behind.
+    /// Records lineage and vsock socket of a VM that was made. If it was not, removes the socket.
     fn made(
         &mut self,
         stamps: Result<Timeline, ControlError>,
@@ -238,17 +235,17 @@ impl ControlClient {
                 Ok(stamps)
             }
             Err(e) => {
-                // Best effort: a socket that nobody serves is replaced.
+                // Best effort: the next VM at this path replaces a socket without a listener.
                 let _ = std::fs::remove_file(vsock);
                 Err(e)
             }
         }
     }
 
-    /// See [`Request::Identity`]. The VM must run.
+    /// Sends [`Request::Identity`]. The VM must be running.
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns [`ControlError::OutOfTurn`] for an answer of another kind, and the errors of [`ControlClient::call`].
     pub fn identity(
         &mut self,
         identity: Identity,
@@ -262,49 +259,50 @@ impl ControlClient {
         self.started(request, &Files::default())
     }
 
-    /// See [`Request::Pause`].
+    /// Sends [`Request::Pause`].
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns the errors of [`ControlClient::identity`].
     pub fn pause(&mut self) -> Result<(), ControlError> {
         self.done(Request::Pause, &Files::default())
     }
 
-    /// See [`Request::Resume`].
+    /// Sends [`Request::Resume`].
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns the errors of [`ControlClient::identity`].
     pub fn resume(&mut self) -> Result<(), ControlError> {
         self.done(Request::Resume, &Files::default())
     }
 
-    /// Writes a whole template to `dir`, which must not exist yet and appears when it is whole.
+    /// Writes a full snapshot to `dir`, which must not exist. The directory appears when the snapshot is complete.
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns [`ControlError::Files`] if a file cannot be created or the manifest does not match the VM's lineage,
+    /// [`ControlError::NoLineage`] if this client has no lineage, and the errors of [`ControlClient::call`].
     pub fn snapshot(&mut self, dir: &Path) -> Result<(), ControlError> {
         self.write_snapshot(dir, SnapshotContent::Full)
     }
 
-    /// As [`ControlClient::snapshot`], but leaves to the base what is the base's.
+    /// Like [`ControlClient::snapshot`], but writes a diff if the VM's template still exists.
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns the errors of [`ControlClient::snapshot`].
     pub fn snapshot_diff(&mut self, dir: &Path) -> Result<(), ControlError> {
         self.write_snapshot(dir, SnapshotContent::Diff)
     }
 
-    /// As [`ControlClient::snapshot`], with as much of the VM as `content` says.
+    /// Like [`ControlClient::snapshot`], with the given content.
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns the errors of [`ControlClient::snapshot`].
     pub fn write_snapshot(
         &mut self,
         dir: &Path,
         content: SnapshotContent,
     ) -> Result<(), ControlError> {
         let Some(lineage) = self.lineage.clone() else {
-            // There is no VM, as it says itself; or nobody said what it was made from.
+            // Without a lineage there is either no VM, which the VMM reports itself, or a VM that another client made.
             self.done(Request::Snapshot { content }, &Files::default())?;
             return Err(ControlError::NoLineage);
         };
@@ -315,18 +313,19 @@ impl ControlClient {
         draft.finish(&lineage).map_err(ControlError::Files)
     }
 
-    /// Writes the layer to a file that does not exist yet; see [`Request::SaveLayer`].
+    /// Writes the layer to a file that does not exist yet, by [`Request::SaveLayer`].
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns [`ControlError::Files`] if the file exists or cannot be created, and the errors of
+    /// [`ControlClient::call`].
     pub fn save_layer(&mut self, path: &Path) -> Result<(), ControlError> {
         self.write_file(path, TemplateFile::Layer, Request::SaveLayer)
     }
 
-    /// Writes the working set to a file that does not exist yet; see [`Request::RecordWorkingSet`].
+    /// Writes the working set to a file that does not exist yet, by [`Request::RecordWorkingSet`].
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns the errors of [`ControlClient::save_layer`].
     pub fn record_working_set(&mut self, path: &Path) -> Result<(), ControlError> {
         self.write_file(path, TemplateFile::WorkingSet, Request::RecordWorkingSet)
     }
@@ -344,10 +343,10 @@ impl ControlClient {
         draft.finish().map_err(ControlError::Files)
     }
 
-    /// See [`Request::Stats`].
+    /// Sends [`Request::Stats`].
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns [`ControlError::OutOfTurn`] for an answer of another kind, and the errors of [`ControlClient::call`].
     pub fn stats(&mut self) -> Result<VmStats, ControlError> {
         match self.call(Request::Stats, &Files::default())? {
             Reply::Stats(stats) => Ok(stats),
@@ -355,26 +354,27 @@ impl ControlClient {
         }
     }
 
-    /// See [`Request::Shutdown`].
+    /// Sends [`Request::Shutdown`], and removes the vsock socket if this client made the VM.
     ///
     /// # Errors
-    /// See [`ControlError`].
+    /// Returns [`ControlError::OutOfTurn`] for an answer of another kind, and the errors of [`ControlClient::call`].
     pub fn shutdown(&mut self) -> Result<(), ControlError> {
         self.done(Request::Shutdown, &Files::default())?;
         if let Some(vsock) = self.vsock.take() {
-            // Best effort: a socket that nobody serves is replaced.
+            // Best effort: the next VM at this path replaces a socket without a listener.
             let _ = std::fs::remove_file(vsock);
         }
         Ok(())
     }
 }
 
-/// Starts a `cube-vmm` that outlives whoever started it: its control socket listens at `control`, which must
-/// not exist yet, and serves clients one after another. It makes a session of its own, and ends with its
-/// guest, with [`Request::Shutdown`], or when it is killed. `log` receives its standard error.
+/// Starts a `cube-vmm` that outlives this process. Its control socket listens at `control`, which must not exist yet,
+/// and serves one client after another. The VMM makes its own session. It exits when its guest ends, after
+/// [`Request::Shutdown`], or when it is killed. `log` receives its standard error.
 ///
 /// # Errors
-/// The socket cannot be made, or the program cannot be started; then the socket is removed again.
+/// Returns [`ControlError::Spawn`] if the socket cannot be created or the program cannot be started. In the second case
+/// the socket is removed.
 pub fn spawn_detached(
     program: &Path,
     control: &Path,
@@ -392,7 +392,7 @@ pub fn spawn_detached(
         .stderr(log)
         .spawn();
     child.map_err(|e| {
-        // Who looks for a VMM here shall find none.
+        // A socket file here would look like a running VMM.
         let _ = std::fs::remove_file(control);
         failed(e)
     })
@@ -402,16 +402,15 @@ pub fn spawn_detached(
 #[derive(Debug)]
 pub struct VmProcess {
     child: Child,
-    /// The control socket.
     pub control: ControlClient,
 }
 
 impl VmProcess {
-    /// Starts `program` with its control socket as standard input. `log` receives its standard error;
-    /// without it that goes to the caller's. `timeout` bounds each answer.
+    /// Starts `program` with its control socket as standard input. `log` receives its standard error; `None`: the VMM
+    /// inherits the caller's. `timeout` limits each answer.
     ///
     /// # Errors
-    /// The program cannot be started.
+    /// Returns [`ControlError::Spawn`] if the program cannot be started.
     pub fn spawn(
         program: &Path,
         log: Option<std::fs::File>,
@@ -432,16 +431,16 @@ impl VmProcess {
         Ok(Self { child, control })
     }
 
-    /// Process id of the VMM.
+    /// Pid of the VMM.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Kills the process at once and waits for it.
+    /// Kills the process and waits for it to exit.
     ///
     /// # Errors
-    /// The process cannot be waited for.
+    /// Returns the I/O error if the process cannot be killed or waited for.
     pub fn kill(mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(|_| ())
@@ -450,7 +449,7 @@ impl VmProcess {
 
 impl Drop for VmProcess {
     fn drop(&mut self) {
-        // Both fail only when the process is already gone and reaped.
+        // Both fail only if the process has already exited and been reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

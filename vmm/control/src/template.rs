@@ -1,9 +1,9 @@
-//! A template loaded for cloning: its memory in a tmpfs of huge pages.
+//! A template whose memory is loaded into a tmpfs of huge pages.
 //!
-//! Clones map the memory file privately. On a disk file system they share its page cache; in a tmpfs with
-//! huge pages the kernel's 2 MiB text pages are 2 MiB in the host as well, and a fault of a clone brings a
-//! whole range. The tmpfs is mounted nowhere: it hangs on a descriptor of this process, is reached through
-//! /proc, and is gone with the process, however that ends.
+//! Clones map the memory file privately. On a disk file system they share its page cache. In a tmpfs with huge pages
+//! the host also maps the guest kernel's text in 2 MiB pages, and one fault of a clone maps a whole range. The tmpfs is
+//! not mounted anywhere: it is attached to a descriptor of this process, is reached through /proc, and disappears when
+//! the process ends.
 
 use std::{
     fs::File,
@@ -22,40 +22,38 @@ use rustix::mount::{
     fsopen,
 };
 
-/// Longest memory file that is loaded, in bytes: the largest guest and what the monitor has beside it.
+/// Longest memory file that is loaded, in bytes: the largest guest and the monitor's region.
 const MAX_MEMORY_FILE: u64 = model::MAX_MEMORY.0 + (64 << 20);
 
 /// Why a template could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// A file of the template cannot be read.
     #[error("cannot read the template file {path}")]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// No tmpfs with huge pages: an old kernel, or not root.
-    #[error("cannot make a tmpfs of huge pages")]
+    /// The kernel does not support `huge=always`, or this process is not root.
+    #[error("cannot create a tmpfs of huge pages")]
     Tmpfs(#[source] io::Error),
-    /// The copy failed: memory is short.
+    /// Copying failed, usually because the host is short of memory.
     #[error("cannot copy the template's memory into huge pages")]
     Copy(#[source] io::Error),
 }
 
-/// See the module. Dropping it leaves running clones alone: they hold their own reference.
+/// A loaded template. Dropping it does not affect running clones, which hold their own references.
 #[derive(Debug)]
 pub struct LoadedTemplate {
     mount: OwnedFd,
 }
 
 impl LoadedTemplate {
-    /// Copies the template's memory; its other files are linked to.
+    /// Copies the template's memory. The other files are symbolic links.
     ///
     /// # Errors
-    /// See [`LoadError`]. On [`LoadError::Tmpfs`] a caller can clone from `dir` itself.
+    /// Returns [`LoadError`] if a file cannot be read, the tmpfs cannot be created, or memory is short. After
+    /// [`LoadError::Tmpfs`] a caller can clone from `dir` itself.
     pub fn load(dir: &Path) -> Result<Self, LoadError> {
         let read = |path: &Path| {
             let path = path.to_owned();
@@ -66,7 +64,7 @@ impl LoadedTemplate {
         let from = File::open(&memory).map_err(read(&memory))?;
         let len = from.metadata().map_err(read(&memory))?.len();
         if len > MAX_MEMORY_FILE {
-            let long = format!("it has {len} bytes, at most {MAX_MEMORY_FILE} are loaded");
+            let long = format!("the file has {len} bytes, the limit is {MAX_MEMORY_FILE}");
             return Err(read(&memory)(io::Error::other(long)));
         }
         let this = Self {
@@ -86,7 +84,7 @@ impl LoadedTemplate {
         Ok(this)
     }
 
-    /// The directory to clone from; it exists while this value does.
+    /// The directory to clone from. It exists as long as this value.
     #[must_use]
     pub fn dir(&self) -> PathBuf {
         let fd = self.mount.as_fd().as_raw_fd();
@@ -108,7 +106,7 @@ fn tmpfs() -> rustix::io::Result<OwnedFd> {
     )
 }
 
-/// Copies data up to `len` and leaves holes. The file can grow meanwhile: a VMM may have it open.
+/// Copies the data in the first `len` bytes and keeps holes. A VMM may have the file open and extend it meanwhile.
 fn copy_sparse(from: &File, to: &File, len: u64) -> io::Result<()> {
     const CHUNK: usize = 2 << 20;
     to.set_len(len)?;
@@ -140,7 +138,7 @@ mod tests {
     #[test]
     fn a_loaded_template_has_the_same_bytes_and_leaves_no_mount() {
         if !nix::unistd::geteuid().is_root() {
-            println!("skipped: a tmpfs can only be mounted by root");
+            println!("skipped: only root can mount a tmpfs");
             return;
         }
         let dir = tempfile::tempdir().unwrap();

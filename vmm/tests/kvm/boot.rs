@@ -61,12 +61,12 @@ pub(crate) fn kvm_specs_out_of_range_are_refused() {
         (
             Bytes::mib(256),
             2,
-            "2 vCPUs asked for, but platform ring3 runs 1 at most",
+            "cannot run 2 vCPUs: platform ring3 supports 1 to 1",
         ),
         (
             Bytes::mib(256),
             0,
-            "0 vCPUs asked for, but platform ring3 runs 1 at most",
+            "cannot run 0 vCPUs: platform ring3 supports 1 to 1",
         ),
         (
             Bytes::mib(126),
