@@ -1,13 +1,13 @@
-//! The owner of everything in this process: one VM, its devices, its control socket. One thread: between
-//! two runs of the vCPU it serves whatever became ready, and while the guest is idle it waits here.
+//! The machine: one VM, its devices and its control socket, owned by one thread. Between two runs of the vCPU the
+//! thread serves whatever is ready; while the guest is idle it waits for readiness.
 //!
 //! ```text
 //!          boot ───────────────► Running ◄──resume── Paused ◄── restore
 //! Empty ──┤                        │  └────pause──────►│
 //!          restore ─► Paused       └──guest ends──► Exited
 //! ```
-//! With a connected control socket the process ends when that is closed, whatever the state: nobody is left
-//! to ask for it. With a listening one it ends when the guest does, or is told to (see `control`).
+//! With a connected control socket, the process exits when the client closes the socket, in every state. With a
+//! listening one, it exits when the guest ends or a client sends `Shutdown` (see [`crate::control`]).
 
 mod build;
 mod event_loop;

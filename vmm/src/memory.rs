@@ -1,9 +1,9 @@
-//! Guest memory: a mapping and a KVM slot for each part that lies together, which is one, or two around a hole
-//! in guest-physical addresses. Here and in files it is one row of bytes: offsets skip the hole.
+//! Guest memory. It consists of one or two parts: one mapping and one KVM slot each, before and after a hole in
+//! guest-physical addresses. Offsets in this module and in files do not count the hole.
 //!
-//! A booted VM has anonymous memory; a clone has the template's
-//! file, mapped privately: what it writes is its own, what it only reads is the host's page cache. A clone
-//! of a diff has the base's file so, and over it runs of pages from the diff's file.
+//! A booted VM has anonymous memory. A clone maps the template's file privately: pages that it writes are its own,
+//! pages that it only reads are the host's page cache. A clone of a diff maps the base's file in the same way, with the
+//! pages of the diff's file over it.
 
 mod diff;
 mod guest_memory;

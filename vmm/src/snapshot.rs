@@ -1,4 +1,4 @@
-//! Templates on disk: what is written, and what is checked before a byte of it is believed.
+//! Templates on disk: their format, and the checks before any of their content is used.
 //!
 //! `state` begins with a fixed header, outside the codec:
 //! ```text
@@ -8,12 +8,13 @@
 //!       16  body length, LE             8 bytes, at most 64 MiB
 //!       24  SHA-256 of the body        32 bytes
 //! ```
-//! All files are opened by the client and handed over; the paths here are for messages. The client also puts a
-//! snapshot in its place when it is whole, so that one that exists is complete.
+//! The client opens all files and hands them over; paths in this module are for messages. The client also renames a
+//! finished snapshot to its place, so that a snapshot with its final name is complete.
 //!
-//! A *diff* holds of memory and layer only what differs from its base, a whole template elsewhere, and names
-//! that by its directory and its manifest's sum. A base is never a diff: a clone of a diff descends from the
-//! diff's base, and its own diff holds everything again that differs from that.
+//! A *diff* contains only the memory and layer content that differs from its base, a whole template in another
+//! directory. It names the base by that directory and the SHA-256 of the base's manifest. A base is never a diff: a
+//! clone of a diff descends from the diff's base, and a diff of the clone again contains everything that differs from
+//! that base.
 
 mod directory;
 mod error;

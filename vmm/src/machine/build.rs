@@ -20,19 +20,19 @@ use crate::{
     sys,
 };
 
-/// Most bytes a console file keeps.
+/// Limit on the size of a console file in bytes.
 const CONSOLE_BYTES: u64 = 1 << 20;
-/// What every guest boots with; the platform's and the spec's words come after.
+/// Kernel command line of every guest. The platform's and the specification's parameters follow it.
 const CMDLINE: &str = "quiet panic=-1 mitigations=off init_on_alloc=0 init_on_free=0 rdinit=/init \
     random.trust_cpu=off";
-/// What keeps an idle guest asleep: each wake-up costs the host a tenth of a millisecond, and thousands of
-/// guests are idle. No watchdogs (of clock source and lock-ups), no background compaction, statistics twice
-/// a minute, and RCU grace periods that end in the tick in which they can.
+/// Parameters that keep an idle guest from waking up: each wake-up costs the host a tenth of a millisecond, and
+/// thousands of guests are idle. They turn off the watchdogs (clock source, lock-ups) and background compaction,
+/// collect statistics twice a minute, and let RCU grace periods end at the first possible tick.
 const QUIET: &str = "tsc=nowatchdog nowatchdog sysctl.vm.compaction_proactiveness=0 \
     sysctl.vm.stat_interval=30 rcutree.jiffies_till_first_fqs=0";
 
 impl Machine {
-    /// Builds the VM; a refused attempt leaves no stamps behind.
+    /// Builds the VM. If the attempt fails, its stamps are discarded.
     pub(super) fn build(
         &mut self,
         attempt: impl FnOnce(&mut Self) -> Result<Reply, MachineError>,
@@ -105,7 +105,7 @@ impl Machine {
             home,
         };
         let mut template = snapshot::open(&source, &mut files, |found| match found {
-            // A probe costs a clone more than its whole restore.
+            // The template was made on a host of its platform; a probe would take longer than the whole restore.
             Platform::Ring3 => Ok(Platform::Ring3),
             Platform::Hvm if probe::announces_virtualization() => Ok(Platform::Hvm),
             Platform::Hvm => probe::platform(&kvm),
@@ -175,7 +175,7 @@ impl Machine {
     }
 }
 
-/// A file that must have come with the request; `path` is for messages.
+/// Takes a file that the request must have brought. `path` is for the error message.
 fn take(files: &mut Files, role: FileRole, path: &Path) -> Result<File, MachineError> {
     let missing = || MachineError::Open {
         path: path.to_owned(),
@@ -188,7 +188,7 @@ fn take_scratch(files: &mut Files) -> Result<File, MachineError> {
     take(
         files,
         FileRole::Scratch,
-        Path::new("the file for disk writes"),
+        Path::new("the scratch file for disk writes"),
     )
 }
 
@@ -197,13 +197,13 @@ fn take_kvm(files: &mut Files) -> Result<Kvm, MachineError> {
     sys::kvm(file).map_err(MachineError::NoKvm)
 }
 
-/// A descriptor of a file of the whole template.
+/// Duplicates the descriptor of a file of the whole template.
 fn copy(template: &Template, name: TemplateFile) -> Result<File, MachineError> {
     let file = template.whole().file(name)?;
     file.try_clone().map_err(MachineError::Descriptor)
 }
 
-/// What a diff has of the layer.
+/// The layer blocks of a diff.
 fn layer_diff(template: &mut Template) -> Result<Option<LayerDiff>, MachineError> {
     let Some(diff) = &mut template.diff else {
         return Ok(None);
@@ -215,7 +215,7 @@ fn layer_diff(template: &mut Template) -> Result<Option<LayerDiff>, MachineError
     }))
 }
 
-/// The memory of a clone: the whole template's, and over it what a diff has.
+/// The memory of a clone: the whole template's, with the pages of a diff over it.
 fn clone_memory(
     template: &mut Template,
     prefault: WorkingSetPrefault,
@@ -234,7 +234,7 @@ fn clone_memory(
             &template.own.path(TemplateFile::Memory),
         ))?;
     }
-    // What the base's clones need at once, a clone of its diff needs too.
+    // A diff without its own working set uses the base's: its clones touch the same pages first.
     let list = template.own.optional(TemplateFile::WorkingSet);
     let list = list.or_else(|| template.whole().optional(TemplateFile::WorkingSet));
     memory.expect(memory::read_working_set(list, memory.bytes()), prefault);

@@ -18,7 +18,7 @@ use crate::{
     watch::{DeviceToken, Events, Token, Watch},
 };
 
-/// See the module.
+/// One VM and everything that serves it.
 #[derive(Debug)]
 pub struct Machine {
     pub(super) watch: Watch,
@@ -30,10 +30,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine without a VM, served over `control`.
+    /// Creates a machine without a VM that serves `control`. `started_ns` is the stamp of
+    /// [`StartPhase::ProcessStarted`].
     ///
     /// # Errors
-    /// No descriptors.
+    /// Returns [`MachineError`] if the signal handlers or the epoll set cannot be created.
     pub fn new(mut control: Control, started_ns: u64) -> Result<Self, MachineError> {
         sys::install_kick().map_err(MachineError::Signals)?;
         let mut watch = Watch::new().map_err(MachineError::Watch)?;
@@ -51,11 +52,12 @@ impl Machine {
         })
     }
 
-    /// Serves until the control socket closes or says shutdown.
+    /// Serves until the client closes the control socket or sends `Shutdown`.
     ///
     /// # Errors
-    /// The control socket or KVM broke in a way that no reply can carry; with a listening control socket,
-    /// the end of the guest, for there may be no client to ask after it.
+    /// Returns an error if the control socket or KVM fails so that no reply can be sent. With a listening control
+    /// socket, returns [`MachineError::Exited`] when the guest ends, because there may be no client to ask for the
+    /// reason.
     pub fn serve(mut self) -> Result<(), MachineError> {
         let mut events = Events::default();
         while !self.stop {
@@ -83,7 +85,7 @@ impl Machine {
         *self.exits.entry(name).or_default() += 1;
     }
 
-    /// Deals with an exit; says how to wait before the next run.
+    /// Handles an exit. Returns how to wait before the next run.
     fn after(&mut self, exit: Exit) -> Result<Wait, MachineError> {
         let Some(vm) = &mut self.vm else {
             return Ok(Wait::No);
@@ -129,8 +131,7 @@ impl Machine {
         }
     }
 
-    /// Waits while the guest has nothing to run: until an interrupt is raised, its timer is due, or the
-    /// VM no longer runs.
+    /// Waits until an interrupt was raised for the idle guest, its timer is due, or its phase changes.
     fn idle(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), MachineError> {
         let guest_due = timeout.map(|t| Instant::now() + t);
         let idle_vm = self.running().is_some();
@@ -149,7 +150,7 @@ impl Machine {
         }
     }
 
-    /// Serves what is ready, waiting for it if asked. True if the guest got an interrupt.
+    /// Waits up to `timeout` and serves what is ready. Returns whether the guest got an interrupt.
     fn poll(
         &mut self,
         events: &mut Events,

@@ -9,7 +9,7 @@ use super::event_loop::Machine;
 use super::vm::Vm;
 use crate::{agent::IdentityTask, control::Received, error::MachineError, sys};
 
-/// While an identity waits, the guest is left this often to look at the time.
+/// Interval at which a running guest is interrupted while an identity is pending, so that its deadline is checked.
 const ALARM: Duration = Duration::from_millis(10);
 
 impl Machine {
@@ -18,7 +18,7 @@ impl Machine {
         let (request, files) = match received.map_err(MachineError::Control)? {
             Received::Request(request, files) => (*request, files),
             Received::Left => {
-                // Nobody waits for this answer any more.
+                // The client that asked for the identity has disconnected.
                 if let Some(vm) = self.vm.as_mut().filter(|vm| vm.identity.is_some()) {
                     vm.identity = None;
                     sys::alarm(Duration::ZERO);
@@ -64,13 +64,13 @@ impl Machine {
     pub(super) fn need_vm(&mut self) -> Result<&mut Vm, MachineError> {
         self.vm
             .as_mut()
-            .ok_or(MachineError::WrongPhase("there is no VM yet"))
+            .ok_or(MachineError::WrongPhase("this process has no VM yet"))
     }
 
     pub(super) fn need_empty(&self) -> Result<(), MachineError> {
         match self.vm {
             None => Ok(()),
-            Some(_) => Err(MachineError::WrongPhase("this process has its VM already")),
+            Some(_) => Err(MachineError::WrongPhase("this process already has a VM")),
         }
     }
 
@@ -100,7 +100,11 @@ impl Machine {
         match vm.phase {
             VmPhase::Running if vm.identity.is_none() => {}
             VmPhase::Exited => return Err(MachineError::Exited(vm.end.clone())),
-            _ => return Err(MachineError::WrongPhase("the VM does not run")),
+            _ => {
+                return Err(MachineError::WrongPhase(
+                    "the VM is not running, or an identity is already pending",
+                ));
+            }
         }
         let within = Duration::from_millis(within_ms.min(3_600_000));
         vm.identity = Some(IdentityTask::new(identity, within, Instant::now()));

@@ -1,4 +1,4 @@
-//! Writing a VM down: whole, as what differs from the template that it descends from, or its layer alone.
+//! Saving a VM: a full snapshot, a diff against the template that it descends from, or the layer alone.
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf};
 
@@ -17,14 +17,14 @@ use crate::{
     snapshot::{self, Directory, MachineState, SnapshotError, SummedFile},
 };
 
-/// The large files of a template as they were written.
+/// The large files of a snapshot after they were written.
 struct Written {
     base: Option<TemplateBase>,
     memory: FileSum,
     layer: FileSum,
 }
 
-/// The empty files that a client handed over to be written.
+/// The empty files that the client handed over.
 fn targets(files: &mut Files) -> Directory {
     Directory::take(&PathBuf::new(), FileRole::Template, files)
 }
@@ -140,7 +140,7 @@ impl Vm {
 
     fn write_diff(&self, draft: &Directory) -> Result<Written, MachineError> {
         let ancestor = self.origin.ancestor.as_ref();
-        let ancestor = ancestor.ok_or(MachineError::WrongPhase("the VM is no clone"))?;
+        let ancestor = ancestor.ok_or(MachineError::WrongPhase("the VM is not a clone"))?;
         let fixups = self.platform.memory_fixups()?;
         let (in_memory, memory) = write_summed(draft, TemplateFile::Memory, |file| {
             let memory = self.platform.memory();
@@ -165,7 +165,7 @@ impl Vm {
     }
 }
 
-/// Writes and sums one of the draft's files in one pass.
+/// Writes a file of the draft and hashes it in the same pass.
 fn write_summed(
     draft: &Directory,
     name: TemplateFile,

@@ -13,7 +13,7 @@ use crate::{
     snapshot::Ancestor,
 };
 
-/// What a snapshot's manifest says about where the VM came from.
+/// What the manifest of a snapshot states about the VM's origin.
 #[derive(Debug)]
 pub(super) struct Origin {
     pub(super) ram: u64,
@@ -22,11 +22,10 @@ pub(super) struct Origin {
     pub(super) root: PathBuf,
     pub(super) root_sum: Option<FileSum>,
     pub(super) kernel: KernelOrigin,
-    /// What a diff is to be made against; a booted VM has none.
+    /// The template to compare with in a diff; `None` for a booted VM.
     pub(super) ancestor: Option<Ancestry>,
 }
 
-/// The whole template that a clone descends from.
 #[derive(Debug)]
 pub(super) struct Ancestry {
     pub(super) template: Ancestor,

@@ -1,4 +1,4 @@
-//! Diffs: which pages of a VM differ from those of its base, and how a clone gets both.
+//! Diffs of memory: finding the pages that differ from the base's, and laying them over the base in a clone.
 
 use std::{
     fs::File,
@@ -14,21 +14,22 @@ use crate::{
     sys,
 };
 
-/// Most runs of a diff that are mapped. Each may cut a mapping in two; a process may have 65530
+/// Limit on mapped runs of a diff. Each can split a mapping in two, and a process may have 65530 mappings
 /// (`vm.max_map_count`).
 const MAX_MAPPED: usize = 20_000;
-/// Runs of a diff up to this length are read rather than mapped: a mapping costs as much as copying a few
-/// pages, again at the first touch of each page, and again when the process ends.
+/// Runs of a diff up to this length are copied instead of mapped. A mapping costs as much as copying a few pages, and
+/// more at the first access to each page and when the process exits.
 pub(super) const LONGEST_READ: u64 = 16 * PAGE;
-/// Most bytes that are read for that reason: what is copied is this clone's alone.
+/// Limit on bytes that are copied for this reason, since copied pages are private to the clone.
 pub(super) const MAX_READ: u64 = 4 << 20;
 
 impl Memory {
-    /// Writes the pages that differ from the base's, one after another; says where they belong. They are
-    /// looked for among those that are this process's own or were laid over the base. `words` (offset, value) are to be in the file in place of what is in memory.
+    /// Writes the pages that differ from the base's to `target`, one after another, and returns their positions. Only
+    /// pages that are private to this process or come from an earlier diff are compared. `words` are (offset, value)
+    /// pairs that replace the content of memory in the output.
     ///
     /// # Errors
-    /// The files'.
+    /// Returns the I/O error of `base`, `target` or /proc/self/pagemap.
     pub fn save_diff(
         &self,
         base: &File,
@@ -56,7 +57,8 @@ impl Memory {
         Ok(extents)
     }
 
-    /// Private ranges, those of the diff below, and the pages of `words`.
+    /// The ranges of pages that can differ from the base: private pages, pages of an earlier diff, and the pages of
+    /// `words`.
     fn ranges_with(&self, words: &[(u64, u64)]) -> io::Result<Vec<(u64, u64)>> {
         let mut ranges = self.private_ranges()?;
         ranges.extend(self.laid_over.iter().map(|e| (e.at, e.bytes)));
@@ -65,12 +67,13 @@ impl Memory {
         Ok(united(ranges))
     }
 
-    /// Lays the pages of a diff over what is there, for a VM that is not made yet. Long runs are mapped, so
-    /// that what a clone only reads is the host's page cache; short ones are read, which is faster
-    /// (see [`LONGEST_READ`]), and more of them if there are more runs than a process may have mappings.
+    /// Lays the pages of a diff over the base's, before the VM exists. Long runs are mapped, so that pages which the
+    /// clone only reads stay in the host's page cache. Short runs are copied, which is faster (see [`LONGEST_READ`]).
+    /// If there are more runs than a process may have mappings, longer ones are copied too.
     ///
     /// # Errors
-    /// The file is shorter than the extents say, or the host refuses.
+    /// Returns [`io::ErrorKind::UnexpectedEof`] if the file is shorter than the extents state, and other errors if it
+    /// cannot be read or mapped.
     pub fn lay_over(&mut self, file: &File, extents: Extents) -> io::Result<()> {
         if sys::length(file)? < extents.bytes() {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -102,7 +105,7 @@ impl Memory {
     }
 }
 
-/// The length in bytes from which on runs are mapped; see [`MAX_READ`], [`MAX_MAPPED`].
+/// The length in bytes from which runs are mapped, by the limits [`LONGEST_READ`], [`MAX_READ`] and [`MAX_MAPPED`].
 pub(super) fn shortest_mapped(extents: &Extents) -> u64 {
     let mut lengths: Vec<u64> = extents.iter().map(|e| e.bytes).collect();
     lengths.sort_unstable();
@@ -116,7 +119,7 @@ pub(super) fn shortest_mapped(extents: &Extents) -> u64 {
     cheap.max(demanded.map_or(PAGE, |last| lengths[last] + PAGE))
 }
 
-/// Puts those words into `bytes`, a copy of what is at `start`, that lie in it.
+/// Writes those of `words` that lie within `bytes`, a copy of the memory at offset `start`, into it.
 pub(super) fn put_words(bytes: &mut [u8], start: u64, words: &[(u64, u64)]) {
     for (at, word) in words {
         let offset = at.checked_sub(start).and_then(|n| usize::try_from(n).ok());

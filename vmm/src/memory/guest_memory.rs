@@ -11,50 +11,46 @@ use vm_memory::{
 use super::pages::{Ranges, WorkingSet};
 use crate::{devices::Ram, extents::Extents, sys};
 
-/// Why guest memory could not be made.
+/// Why guest memory could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// The mapping failed.
     #[error("cannot map {bytes} bytes of guest memory")]
     Map {
-        /// Its length.
         bytes: u64,
-        /// The cause.
         #[source]
         source: MmapRegionError,
     },
-    /// The mapping does not fit the address space.
-    #[error("guest memory of {0} bytes does not fit the address space")]
+    #[error("{0} bytes of guest memory do not fit the address space")]
     Size(u64),
 }
 
-/// Guest-physical addresses that have no RAM; what does not fit below lies above.
+/// A range of guest-physical addresses without RAM. RAM that does not fit below it continues above it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hole {
-    /// Its first byte.
+    /// Address of its first byte.
     pub start: u64,
-    /// The first byte of the RAM above it.
+    /// Address of the first byte above it.
     pub end: u64,
 }
 
 /// The memory of one VM.
 #[derive(Debug, Clone)]
 pub struct Memory {
-    /// All of it by guest-physical address, for reading and writing by copy.
+    /// The memory by guest-physical address, accessed by copying.
     pub ram: Ram,
-    /// In order.
+    /// In address order.
     pub(super) parts: Vec<Part>,
     bytes: u64,
     backing: Backing,
-    /// What a diff's file holds of it.
+    /// The pages that came from a diff's file.
     pub(super) laid_over: Arc<Extents>,
-    /// What its VM is expected to touch at once.
+    /// The pages that the VM is expected to touch first.
     expected: Ranges,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Part {
-    /// Where it begins in the row of bytes.
+    /// Offset of its first byte, the hole not counted.
     pub(super) offset: u64,
     pub(super) region: Arc<GuestRegionMmap<()>>,
 }
@@ -65,7 +61,7 @@ impl Part {
     }
 }
 
-/// What a page is that this process never wrote.
+/// The content of a page that this process has not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Backing {
     Zero,
@@ -73,18 +69,18 @@ enum Backing {
 }
 
 impl Memory {
-    /// Zeroed memory of a VM to boot.
+    /// Creates zeroed memory for a boot.
     ///
     /// # Errors
-    /// The host refuses the mapping.
+    /// Returns [`MemoryError`] if the host refuses the mapping.
     pub fn anonymous(bytes: u64, hole: Option<Hole>) -> Result<Self, MemoryError> {
         Self::map(bytes, hole, None)
     }
 
-    /// The template's memory, copy-on-write.
+    /// Maps the template's memory file copy-on-write.
     ///
     /// # Errors
-    /// The host refuses the mapping.
+    /// Returns [`MemoryError`] if the host refuses the mapping.
     pub fn private_copy(file: File, bytes: u64, hole: Option<Hole>) -> Result<Self, MemoryError> {
         Self::map(bytes, hole, Some(&Arc::new(file)))
     }
@@ -114,12 +110,12 @@ impl Memory {
         self.bytes
     }
 
-    /// What a VM is to have as its memory.
+    /// The mappings that become KVM slots.
     pub fn regions(&self) -> impl Iterator<Item = &GuestRegionMmap<()>> {
         self.parts.iter().map(|part| &*part.region)
     }
 
-    /// The pieces of a range: each with its offset, its length, and the part in which it lies.
+    /// Splits a range at the hole. Returns offset, length and part of each piece.
     pub(super) fn pieces(&self, at: u64, bytes: u64) -> impl Iterator<Item = (u64, u64, &Part)> {
         self.parts.iter().filter_map(move |part| {
             let (from, to) = (at.max(part.offset), (at + bytes).min(part.end()));
@@ -153,11 +149,11 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes everything to a file, leaving holes where memory is zero. Of a booted VM's memory only what was
-    /// ever touched is looked at.
+    /// Writes all of memory to a file, with holes where it is zero. For a booted VM only pages that were touched are
+    /// read.
     ///
     /// # Errors
-    /// The file's.
+    /// Returns the I/O error of the file or of /proc/self/pagemap.
     pub fn save(&self, file: &File) -> io::Result<()> {
         const CHUNK: usize = 1 << 20;
         file.set_len(self.bytes)?;
@@ -176,7 +172,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Readies it for a VM that will touch these; if asked, copies its own pages ahead of their first store.
+    /// Records the working set that the VM will touch. With prefault, copies its private pages before their first
+    /// write.
     pub fn expect(&mut self, set: WorkingSet, prefault: WorkingSetPrefault) {
         if prefault == WorkingSetPrefault::On {
             self.prefault(&set.own);
@@ -184,25 +181,25 @@ impl Memory {
         self.expected = [set.own, set.touched].concat();
     }
 
-    /// What its VM will touch at once, as far as is known: the working set, and what a diff changed.
+    /// The pages that the VM is expected to touch first: the recorded working set and the pages of a diff.
     pub fn expected(&self) -> impl Iterator<Item = (u64, u64)> {
         let changed = self.laid_over.iter().map(|e| (e.at, e.bytes));
         self.expected.iter().copied().chain(changed)
     }
 
-    /// Host address of its first part, as long as the process lives.
+    /// Host address of the first part. It stays valid for the life of the process.
     #[must_use]
     pub fn host(&self) -> *mut u8 {
         self.parts[0].region.as_ptr()
     }
 
-    /// Whether it was made without a file, as that of a VM that boots.
+    /// Whether the memory has no file behind it, as in a VM that was booted.
     #[must_use]
     pub fn is_anonymous(&self) -> bool {
         self.backing == Backing::Zero
     }
 
-    /// Copies pages ahead of their first store; see [`sys::touch`].
+    /// Copies pages before their first write, see [`sys::touch`].
     pub(super) fn prefault(&self, ranges: &[(u64, u64)]) {
         for part in &self.parts {
             let inside = ranges.iter().filter_map(|(at, n)| {
@@ -216,7 +213,7 @@ impl Memory {
     }
 }
 
-/// The parts of so much memory: offset, length, guest-physical address.
+/// Splits `bytes` of memory at the hole: offset, length and guest-physical address of each part.
 fn layout(bytes: u64, hole: Option<Hole>) -> Vec<(u64, u64, u64)> {
     match hole {
         Some(hole) if bytes > hole.start => vec![

@@ -1,22 +1,22 @@
 //! Pages and ranges of guest memory.
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 pub const PAGE: u64 = 4096;
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// (offset, bytes) ranges of whole pages.
+/// Ranges of whole pages, each (offset, bytes).
 pub type Ranges = Vec<(u64, u64)>;
 
-/// What a clone has touched since it was made.
+/// The pages that a clone has touched since it was created.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WorkingSet {
-    /// Pages that are its own.
+    /// Pages that are private to the clone.
     pub own: Ranges,
-    /// Blocks of 2 MiB with a page that it wrote or read, or the host brought in with one.
+    /// Blocks of 2 MiB with at least one page that the clone wrote or read, or that the host mapped with such a page.
     pub touched: Ranges,
 }
 
-/// Ranges that together say the same, in order and apart.
+/// Sorts the ranges and merges those that overlap or adjoin.
 pub(super) fn united(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     ranges.sort_unstable();
     let mut united: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());

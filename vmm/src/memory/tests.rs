@@ -10,7 +10,7 @@ use super::*;
 use crate::extents::Extents;
 
 #[test]
-fn what_is_saved_is_what_a_private_copy_sees() {
+fn a_private_copy_has_the_content_that_was_saved() {
     let memory = Memory::anonymous(4 << 20, None).unwrap();
     memory
         .ram
@@ -33,14 +33,14 @@ fn what_is_saved_is_what_a_private_copy_sees() {
     assert!(ranges.contains(&(0x20_1000, PAGE)), "{ranges:?}");
 }
 
-/// In the middle of the memory of the tests below.
+/// A hole in the middle of the memory of these tests.
 const HOLE: Option<Hole> = Some(Hole {
     start: 300 * PAGE,
     end: 2000 * PAGE,
 });
 
 #[test]
-fn memory_above_a_hole_is_saved_and_comes_back_there() {
+fn memory_above_a_hole_is_saved_and_restored_in_place() {
     let hole = HOLE.unwrap();
     let memory = Memory::anonymous(4 << 20, HOLE).unwrap();
     let places = [0, hole.start - 8, hole.end, hole.end + 700 * PAGE];
@@ -68,12 +68,12 @@ fn memory_above_a_hole_is_saved_and_comes_back_there() {
         copy.private_ranges().unwrap(),
         [(hole.start - PAGE, 2 * PAGE)]
     );
-    // Without a need for it there is no hole.
+    // Memory that ends at the start of the hole has one part.
     let small = Memory::anonymous(hole.start, HOLE).unwrap();
     assert_eq!(small.regions().count(), 1);
 }
 
-/// A base file of recognizable pages, and a private copy of it.
+/// A base file whose pages differ from each other, and a private copy of it.
 fn base_and_copy() -> (File, Memory) {
     const BYTES: u64 = 4 << 20;
     let file = tempfile::tempfile().unwrap();
@@ -96,7 +96,7 @@ proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(32))]
 
     #[test]
-    fn a_diff_over_its_base_is_the_memory(
+    fn a_diff_over_its_base_restores_the_memory(
         writes in proptest::collection::vec((0..1024_u64, 1..9_u64, 0..4_u8), 0..40),
         words in proptest::collection::btree_map(0..512_u64, 0_u64.., 0..4),
     ) {
@@ -109,7 +109,7 @@ proptest::proptest! {
         let mut file = tempfile::tempfile().unwrap();
         let extents = memory.save_diff(&base, &words, &mut file).unwrap();
         proptest::prop_assert_eq!(file.metadata().unwrap().len(), extents.bytes());
-        // Twice: the diff of a clone of a diff holds what that held.
+        // The second pass checks that the diff of a clone of a diff equals that diff.
         for _ in 0..2 {
             let mut clone =
                 Memory::private_copy(base.try_clone().unwrap(), memory.bytes(), HOLE).unwrap();
@@ -146,7 +146,7 @@ fn a_clone_writes_neither_to_the_base_nor_to_the_diff() {
 }
 
 #[test]
-fn short_runs_of_a_diff_are_read_while_they_are_few_and_long_ones_mapped() {
+fn few_short_runs_of_a_diff_are_copied_and_long_ones_are_mapped() {
     let bytes = 1 << 30;
     let extents = |runs: &[(u64, u64)]| Extents::new(runs.iter().copied(), bytes).unwrap();
     let long = LONGEST_READ + PAGE;
@@ -172,9 +172,9 @@ fn short_runs_of_a_diff_are_read_while_they_are_few_and_long_ones_mapped() {
     assert!(all(&clone) == all(&memory));
 }
 
-/// Every other page of 256 MiB: more runs than are mapped.
+/// Every other page of 256 MiB has more runs than the limit on mappings.
 #[test]
-fn a_diff_of_more_runs_than_mappings_is_read() {
+fn a_diff_with_more_runs_than_mappings_is_copied() {
     const PAGES: u64 = 65_536;
     let base = tempfile::tempfile().unwrap();
     base.set_len(PAGES * PAGE).unwrap();
@@ -191,7 +191,7 @@ fn a_diff_of_more_runs_than_mappings_is_read() {
 }
 
 #[test]
-fn a_page_that_was_copied_and_not_changed_is_in_no_diff() {
+fn a_diff_leaves_out_private_pages_that_equal_the_base() {
     let (base, memory) = base_and_copy();
     memory.prefault(&[(0, 64 * PAGE)]);
     assert_eq!(memory.private_ranges().unwrap(), [(0, 64 * PAGE)]);
@@ -200,7 +200,7 @@ fn a_page_that_was_copied_and_not_changed_is_in_no_diff() {
 }
 
 #[test]
-fn a_diff_that_is_too_short_is_an_error() {
+fn a_diff_file_shorter_than_its_extents_is_an_error() {
     let (_, mut memory) = base_and_copy();
     let extents = Extents::new([(0, 2 * PAGE)], memory.bytes()).unwrap();
     let file = tempfile::tempfile().unwrap();
@@ -209,7 +209,7 @@ fn a_diff_that_is_too_short_is_an_error() {
 }
 
 #[test]
-fn a_hostile_working_set_is_cut_at_its_first_bad_pair() {
+fn an_invalid_working_set_is_cut_at_its_first_invalid_pair() {
     let good = [(0, 4096), (8192, 8192)];
     let bad = [(u64::MAX - 4095, 8192), (0, 4096)];
     let mixed = [&good[..], &bad[..]].concat();
@@ -223,7 +223,7 @@ fn a_hostile_working_set_is_cut_at_its_first_bad_pair() {
 }
 
 #[test]
-fn a_working_set_says_what_is_its_own_and_what_was_only_read() {
+fn a_working_set_separates_private_pages_from_blocks_only_read() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(16 << 20).unwrap();
     file.write_all_at(&[1; 8], 9 << 20).unwrap();

@@ -8,27 +8,26 @@ use super::guest_memory::{Memory, Part};
 use super::pages::{PAGE, Ranges, WorkingSet, extend, united};
 use crate::{confine, sys};
 
-/// Unit in which a working set says what is touched.
+/// Granularity of the touched blocks in a working set, in bytes.
 pub(super) const BLOCK: u64 = 2 << 20;
-/// Longest file of a working set in bytes: every second page of the largest VM on its own.
+/// Longest working-set file in bytes: every second page of the largest VM as a range of its own.
 const MAX_LIST: usize = 32 << 20;
-/// Ends the first list of a working set's file: no pages are there.
+/// Separates the private pages from the touched blocks in a working-set file. No page has this position.
 const SECOND_LIST: (u64, u64) = (u64::MAX, u64::MAX);
 
 impl Memory {
-    /// Pages that are this process's own, as (offset, bytes) ranges: those that /proc/self/pagemap says
-    /// are present, or swapped out, and not file pages.
+    /// The pages that are private to this process: those that are present or swapped out, and not file pages.
     ///
     /// # Errors
-    /// The file's.
+    /// Returns the I/O error of /proc/self/pagemap.
     pub fn private_ranges(&self) -> io::Result<Ranges> {
         Ok(self.working_set()?.own)
     }
 
-    /// What was touched since the mapping was made, from /proc/self/pagemap.
+    /// The pages that were touched since the mapping was created, from /proc/self/pagemap.
     ///
     /// # Errors
-    /// The file's.
+    /// Returns the I/O error of /proc/self/pagemap.
     pub fn working_set(&self) -> io::Result<WorkingSet> {
         let pagemap = confine::pagemap()?;
         let mut set = WorkingSet::default();
@@ -74,9 +73,9 @@ impl Part {
     }
 }
 
-/// Reads a working set: pairs of little-endian u64, whole pages inside `bytes`; after a pair of ones the second
-/// list, if there is one. A file that is absent is empty; one that is malformed is ignored from the first bad
-/// pair on, since it only speeds things up.
+/// Reads a working-set file: pairs of little-endian u64 (offset, length), each a range of whole pages inside `bytes`;
+/// then, after a pair of all ones, the touched blocks. A missing file is an empty set. Everything from the first
+/// invalid pair on is ignored, because the set only affects speed.
 #[must_use]
 pub fn read_working_set(file: Option<&File>, bytes: u64) -> WorkingSet {
     let raw = file
@@ -103,7 +102,7 @@ pub fn read_working_set(file: Option<&File>, bytes: u64) -> WorkingSet {
     WorkingSet { own, touched }
 }
 
-/// The bytes of a list; one that is longer than any VM's can be is no list.
+/// Reads the whole file unless it is longer than any VM's working set can be.
 fn read_list(file: &File) -> io::Result<Vec<u8>> {
     let bytes = sys::length(file)?;
     let len = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -115,10 +114,10 @@ fn read_list(file: &File) -> io::Result<Vec<u8>> {
     Ok(raw)
 }
 
-/// Writes a working set.
+/// Writes a working-set file.
 ///
 /// # Errors
-/// The file's.
+/// Returns the I/O error of the file.
 pub fn write_working_set(file: &File, set: &WorkingSet) -> io::Result<()> {
     let pairs = set.own.iter().chain([&SECOND_LIST]).chain(&set.touched);
     let raw: Vec<u8> = pairs

@@ -14,16 +14,16 @@ use vmm_control::files::{FileRole, Files, TemplateFile};
 use super::error::{SnapshotError, at, damaged, not_there};
 use crate::sys::length;
 
-/// The files of a template's directory, as they were handed over.
+/// The files of a template's directory.
 #[derive(Debug)]
 pub struct Directory {
-    /// For messages.
+    /// For messages only.
     pub(super) dir: PathBuf,
     files: BTreeMap<TemplateFile, File>,
 }
 
 impl Directory {
-    /// Takes what there is of a directory.
+    /// Takes the files with this role from `files`.
     #[must_use]
     pub fn take(dir: &Path, role: fn(TemplateFile) -> FileRole, files: &mut Files) -> Self {
         let taken = TemplateFile::ALL
@@ -41,16 +41,16 @@ impl Directory {
         self.dir.join(name.name())
     }
 
-    /// A file.
+    /// The descriptor of a file that the template must have.
     ///
     /// # Errors
-    /// There is none.
+    /// Returns [`SnapshotError::File`] if the client did not hand it over.
     pub fn file(&self, name: TemplateFile) -> Result<&File, SnapshotError> {
         let missing = || at("read", &self.path(name))(not_there());
         self.files.get(&name).ok_or_else(missing)
     }
 
-    /// A file, if there is one.
+    /// The descriptor of a file, if the client handed it over.
     #[must_use]
     pub fn optional(&self, name: TemplateFile) -> Option<&File> {
         self.files.get(&name)
@@ -84,7 +84,7 @@ pub(super) fn measure(file: &File, path: &Path, expected: &FileSum) -> Result<()
     Err(damaged(path, what))
 }
 
-/// Reads a whole file, wherever its offset stands.
+/// Reads a whole file from its start, independent of the descriptor's offset.
 pub(super) fn read_limited(file: &File, path: &Path, limit: u64) -> Result<Vec<u8>, SnapshotError> {
     let mut bytes = Vec::new();
     FromStart { file, at: 0 }
@@ -97,7 +97,7 @@ pub(super) fn read_limited(file: &File, path: &Path, limit: u64) -> Result<Vec<u
     Ok(bytes)
 }
 
-/// Reads without the offset that all copies of a descriptor share.
+/// A reader with its own offset. The offset of the descriptor is shared by all its copies.
 struct FromStart<'a> {
     file: &'a File,
     at: u64,

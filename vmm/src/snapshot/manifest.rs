@@ -20,7 +20,7 @@ const MAX_MANIFEST: u64 = 1 << 20;
 /// The whole template that a clone descends from: the template itself, or the base of a diff.
 #[derive(Debug)]
 pub struct Ancestor {
-    /// The directory in which its manifest really lies.
+    /// The real directory of its manifest, symbolic links resolved.
     pub home: PathBuf,
     /// SHA-256 of its manifest.
     pub manifest_sha256: String,
@@ -30,7 +30,8 @@ pub struct Ancestor {
 }
 
 impl Ancestor {
-    /// Whether its manifest has a name and says the same. Whether it is the one at its home is the client's to look.
+    /// Whether the manifest still has a name and the same content. The client checks that the name is the one in
+    /// `home`.
     #[must_use]
     pub fn stands(&self) -> bool {
         has_name(&self.manifest)
@@ -39,7 +40,7 @@ impl Ancestor {
     }
 }
 
-/// A manifest as it was found.
+/// A manifest and its hash.
 pub(super) struct Found {
     pub(super) manifest: TemplateManifest,
     pub(super) sha256: String,
@@ -57,7 +58,7 @@ impl Found {
     }
 }
 
-/// The format is read first, from JSON of whatever shape.
+/// Reads a manifest. The format is checked first, in JSON of any shape.
 pub(super) fn read_manifest(dir: &Directory) -> Result<Found, SnapshotError> {
     #[derive(Deserialize)]
     struct Versioned {
@@ -77,7 +78,10 @@ pub(super) fn read_manifest(dir: &Directory) -> Result<Found, SnapshotError> {
     }
     let manifest: TemplateManifest = serde_json::from_slice(&bytes).map_err(bad)?;
     if manifest.memory > model::MAX_MEMORY || manifest.memory < model::MIN_MEMORY {
-        return Err(damaged(&path, format!("memory of {}", manifest.memory)));
+        return Err(damaged(
+            &path,
+            format!("its memory size of {} is out of range", manifest.memory),
+        ));
     }
     Ok(Found {
         manifest,

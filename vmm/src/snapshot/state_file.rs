@@ -12,19 +12,17 @@ use crate::{devices::BusState, platform::PlatformState};
 const MAGIC: [u8; 8] = *b"CUBESNAP";
 const HEADER: usize = 56;
 
-/// Everything but memory and disk.
+/// The state of a VM without its memory and disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct MachineState {
-    /// CPU and platform.
     pub platform: PlatformState,
-    /// Devices.
     pub bus: BusState,
 }
 
 /// Encodes a state file.
 ///
 /// # Errors
-/// The codec's.
+/// Returns [`SnapshotError::Encode`] if the codec fails.
 pub fn encode(state: &MachineState, platform: Platform) -> Result<Vec<u8>, SnapshotError> {
     let body = postcard::to_allocvec(state).map_err(SnapshotError::Encode)?;
     let mut bytes = MAGIC.to_vec();
@@ -36,10 +34,11 @@ pub fn encode(state: &MachineState, platform: Platform) -> Result<Vec<u8>, Snaps
     Ok(bytes)
 }
 
-/// Decodes a state file; header, length and sum are checked in this order before the body is looked at.
+/// Decodes a state file. Header, length and hash are checked in this order before the body is decoded.
 ///
 /// # Errors
-/// See [`SnapshotError`].
+/// Returns [`SnapshotError::Magic`], [`SnapshotError::Format`], [`SnapshotError::Platform`] or
+/// [`SnapshotError::Damaged`] for the first check that fails.
 pub fn decode(path: &Path, bytes: &[u8], host: Platform) -> Result<MachineState, SnapshotError> {
     let word = |at: usize| {
         let b = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
@@ -49,7 +48,7 @@ pub fn decode(path: &Path, bytes: &[u8], host: Platform) -> Result<MachineState,
         return Err(SnapshotError::Magic(path.to_owned()));
     }
     let (Some(found), Some(platform), true) = (word(8), word(12), bytes.len() >= HEADER) else {
-        return Err(damaged(path, "it ends inside its header"));
+        return Err(damaged(path, "it is shorter than its header"));
     };
     if found != TEMPLATE_FORMAT {
         return Err(SnapshotError::Format { found });
@@ -65,7 +64,10 @@ pub fn decode(path: &Path, bytes: &[u8], host: Platform) -> Result<MachineState,
     let length = u64::from_le_bytes(bytes[16..24].try_into().unwrap_or_default());
     let body = &bytes[HEADER..];
     if length != body.len() as u64 {
-        let what = format!("its header says {length} bytes follow, {} do", body.len());
+        let what = format!(
+            "its header states a body of {length} bytes, the body has {}",
+            body.len()
+        );
         return Err(damaged(path, what));
     }
     if Sha256::digest(body)[..] != bytes[24..HEADER] {

@@ -1,4 +1,4 @@
-//! Lengths and sums of a template's files.
+//! Lengths and SHA-256 sums of a template's files.
 
 use std::{
     fs::File,
@@ -16,10 +16,10 @@ use crate::sys::length;
 const BLOCK: u64 = 64 << 10;
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// Length and plain SHA-256 of a file, which messages name by `path`.
+/// Length and SHA-256 of a file. `path` is for messages.
 ///
 /// # Errors
-/// The file's.
+/// Returns [`SnapshotError::File`] if the file cannot be read.
 pub fn sum(file: &File, path: &Path) -> Result<FileSum, SnapshotError> {
     let mut hash = Sha256::new();
     let bytes = for_each_block(file, path, Holes::Read, |_, block| hash.update(block))?;
@@ -29,11 +29,11 @@ pub fn sum(file: &File, path: &Path) -> Result<FileSum, SnapshotError> {
     })
 }
 
-/// Length and sum of a file with holes: SHA-256 over each 64 KiB block that is not zero, led by its index
-/// (little-endian u64). Holes cost nothing, and how a file system stores zeros does not matter.
+/// Length and sum of a sparse file: SHA-256 over each 64 KiB block that is not all zero, preceded by its index
+/// (little-endian u64). Holes are not read, and the sum does not depend on how the file system stores zeros.
 ///
 /// # Errors
-/// The file's.
+/// Returns [`SnapshotError::File`] if the file cannot be read.
 pub fn sparse_sum(file: &File, path: &Path) -> Result<FileSum, SnapshotError> {
     let mut hash = Sha256::new();
     let bytes = for_each_block(file, path, Holes::Skip, |index, block| {
@@ -52,7 +52,7 @@ fn update(hash: &mut Sha256, index: u64, block: &[u8]) {
     }
 }
 
-/// A new file that is summed while it is written; its sum is the one of [`sparse_sum`].
+/// A file that is hashed while it is written. The result equals that of [`sparse_sum`].
 #[derive(Debug)]
 pub struct SummedFile {
     file: File,
@@ -62,7 +62,7 @@ pub struct SummedFile {
 }
 
 impl SummedFile {
-    /// Begins at the start of an empty file.
+    /// `file` must be empty.
     #[must_use]
     pub fn new(file: File) -> Self {
         Self {
@@ -73,10 +73,10 @@ impl SummedFile {
         }
     }
 
-    /// Writes the rest; length and sum.
+    /// Writes the last block and returns length and sum.
     ///
     /// # Errors
-    /// The disk's.
+    /// Returns the I/O error of the file.
     pub fn finish(mut self) -> io::Result<FileSum> {
         let bytes = self.blocks * BLOCK + self.block.len() as u64;
         self.write_block()?;
@@ -116,7 +116,7 @@ enum Holes {
     Skip,
 }
 
-/// Length and plain SHA-256 of what a file will hold.
+/// Length and SHA-256 of a file with this content.
 #[must_use]
 pub fn sum_of(bytes: &[u8]) -> FileSum {
     FileSum {
@@ -125,7 +125,7 @@ pub fn sum_of(bytes: &[u8]) -> FileSum {
     }
 }
 
-/// Reads a file in blocks of 64 KiB and returns its length.
+/// Passes each block of 64 KiB to `act` and returns the length of the file.
 fn for_each_block(
     file: &File,
     path: &Path,
@@ -152,7 +152,7 @@ fn for_each_block(
     Ok(bytes)
 }
 
-/// Where data begins at or after `from`; `None` if only a hole is left.
+/// Offset of the first data at or after `from`; `None` if only a hole follows.
 fn next_data(file: &File, from: u64) -> io::Result<Option<u64>> {
     use nix::unistd::{Whence, lseek};
     match lseek(file, from.cast_signed(), Whence::SeekData) {
@@ -190,12 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_summed_while_it_is_written() {
+    fn the_sum_while_writing_equals_the_sum_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         for len in [0, 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 200_000] {
             let path = dir.path().join(len.to_string());
             let mut bytes: Vec<_> = (0..len).map(|i| i.to_le_bytes()[1]).collect();
-            // A block of zeros in the middle.
+            // One block in the middle is all zero.
             bytes
                 .iter_mut()
                 .skip(BLOCK_BYTES)

@@ -15,57 +15,53 @@ use crate::extents::{self, Extents};
 
 const MAX_BODY: u64 = 64 << 20;
 
-/// An opened template: manifest and state checked, the large files only measured.
+/// An opened template. Manifest and state were checked against their hashes; of the large files only the lengths were
+/// checked.
 #[derive(Debug)]
 pub struct Template {
-    /// Its own files.
+    /// The files of the template's own directory.
     pub own: Directory,
-    /// Its root image.
     pub root_image: File,
-    /// Its manifest.
     pub manifest: TemplateManifest,
-    /// CPU and devices.
     pub state: MachineState,
-    /// What a clone of it descends from.
+    /// The whole template that a clone of this one descends from.
     pub root: Ancestor,
-    /// What lies over that, in a diff.
+    /// For a diff: the content over `root`.
     pub diff: Option<Diff>,
 }
 
 impl Template {
-    /// The files of the whole template: its own, or those of the base of a diff.
+    /// The files of the whole template: the template's own, or those of the base of a diff.
     #[must_use]
     pub fn whole(&self) -> &Directory {
         self.diff.as_ref().map_or(&self.own, |diff| &diff.base)
     }
 }
 
-/// Where the pages and blocks of a diff belong; checked against the lengths of its base.
+/// The positions of a diff's pages and blocks. They were checked against the lengths of the base.
 #[derive(Debug)]
 pub struct Diff {
-    /// The files that it is laid over.
+    /// The files of the base.
     pub base: Directory,
-    /// Of the memory.
     pub memory: Extents,
-    /// Of the layer.
     pub layer: Extents,
 }
 
-/// What is restored: whose files came, and where the whole template really lies.
+/// The template to restore.
 #[derive(Debug)]
 pub struct Source<'a> {
-    /// The template's directory.
+    /// Directory of the template, for messages.
     pub dir: &'a Path,
-    /// The directory of a diff's base, if it is not the one that the manifest names.
+    /// Directory of a diff's base, if it is not the one in the manifest; for messages.
     pub base: Option<&'a Path>,
-    /// See [`Ancestor::home`].
+    /// As in [`Ancestor::home`].
     pub home: &'a Path,
 }
 
-/// Opens a template; `host` is asked for its platform when the template's is known.
+/// Opens a template. `host` returns the host's platform; it receives the template's, so that it can avoid a probe.
 ///
 /// # Errors
-/// See [`SnapshotError`]; `E` is the platform probe's.
+/// Returns [`SnapshotError`] if a file is missing or fails a check, and the error of `host`.
 pub fn open<E: From<SnapshotError>>(
     source: &Source<'_>,
     files: &mut Files,
@@ -128,7 +124,7 @@ pub(super) fn root_image(
     Ok(file)
 }
 
-/// The manifest of a diff's base, if it is the one that the diff was made from.
+/// Reads the manifest of a diff's base and checks that it is the template that the diff was made from.
 pub(super) fn open_base(
     diff: &Path,
     named: &TemplateBase,
@@ -154,7 +150,7 @@ pub(super) fn open_base(
     Ok(found)
 }
 
-/// Where the pages and blocks of a diff belong, before its base is known.
+/// The positions of a diff's pages and blocks, before they are combined with the base's files.
 pub(super) struct Lists {
     memory: Extents,
     layer: Extents,

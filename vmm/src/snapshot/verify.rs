@@ -11,10 +11,10 @@ use super::manifest::read_manifest;
 use super::sums::{sparse_sum, sum};
 use super::template::{open_base, read_extents, root_image};
 
-/// Reads every byte of a template, its root image and its base included, and compares it with the manifests.
+/// Reads every byte of a template, of its root image and of its base, and compares all hashes with the manifests.
 ///
 /// # Errors
-/// The first file that differs.
+/// Returns [`SnapshotError`] for the first file that differs or cannot be read.
 pub fn verify(dir: &Path) -> Result<TemplateManifest, SnapshotError> {
     let (mut files, _) = files::of_template(dir, None)?;
     let own = Directory::take(dir, FileRole::Template, &mut files);
@@ -54,5 +54,5 @@ fn compare(file: &File, path: &Path, sum: Summed, expected: &FileSum) -> Result<
     if sum(file, path)? == *expected {
         return Ok(());
     }
-    Err(damaged(path, "its sum differs from the manifest's"))
+    Err(damaged(path, "its SHA-256 differs from the manifest's"))
 }

@@ -309,7 +309,7 @@ pub(crate) fn kvm_hostile_working_sets_are_harmless() {
     fs::create_dir(&path).expect("a directory");
     let mut vm = TestVm::spawn();
     let failure = vm.restore(&dir).expect_err("a refusal");
-    let says = ["working-set", "no regular file"];
+    let says = ["working-set", "not a regular file"];
     assert_says(&failure, FailureKind::BadSpec, &says);
     left_nothing(&mut vm);
     fs::remove_dir_all(&dir).expect("a removal");
@@ -384,17 +384,17 @@ pub(crate) fn kvm_garbage_on_the_control_socket() {
         ),
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "not a control frame"),
         (b"CVMC\x63\0\0\0\0\0\0\0".to_vec(), "version 99"),
-        (b"CVMC\x02\0\0\0\xff\xff\xff\xff".to_vec(), "at most"),
+        (b"CVMC\x02\0\0\0\xff\xff\xff\xff".to_vec(), "the limit is"),
         (b"CVM".to_vec(), "control socket"),
         (b"CVMC\x02\0\0\0\x10\0\0\0abc".to_vec(), "control socket"),
-        (frame(b"not json"), "cannot be read"),
+        (frame(b"not json"), "cannot parse"),
         (frame(b"{\"request\":{\"dance\":1}}"), "unknown variant"),
         (
             frame(b"{\"request\":{\"boot\":{\"memory\":7}}}"),
-            "cannot be read",
+            "cannot parse",
         ),
-        (frame(b""), "cannot be read"),
-        (frame(&[b'['; 100_000]), "cannot be read"),
+        (frame(b""), "cannot parse"),
+        (frame(&[b'['; 100_000]), "cannot parse"),
     ];
     for (bytes, want) in cases {
         let (mut socket, child) = bare();
@@ -447,7 +447,7 @@ pub(crate) fn kvm_snapshots_replace_nothing() {
     let taken = parent.join("t");
     fs::create_dir(&taken).expect("a directory");
     let failure = refusal(vm.control().snapshot(&taken)).expect_err("a refusal");
-    assert_says(&failure, FailureKind::BadSpec, &["exists already"]);
+    assert_says(&failure, FailureKind::BadSpec, &["already exists"]);
     let nowhere = parent.join("no/such/place");
     let failure = refusal(vm.control().snapshot(&nowhere)).expect_err("a refusal");
     assert!(failure.message.contains("No such file"), "{failure}");

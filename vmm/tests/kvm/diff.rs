@@ -152,7 +152,7 @@ pub(crate) fn kvm_a_diff_without_its_base_is_refused() {
     assert_eq!(verify(&dir), None);
     flip(&base.join(template_file::MEMORY), 5 << 20);
     let said = verify(&dir).expect("a complaint");
-    assert!(said.contains("its sum differs"), "{said}");
+    assert!(said.contains("its SHA-256 differs"), "{said}");
     fs::write(base.join(template_file::MEMORY), "short").expect("a write");
     assert_says(&refused(&dir), bad, &["cannot use", names[0], "5 bytes"]);
     fs::remove_dir_all(&base).expect("a removal");
@@ -288,7 +288,7 @@ pub(crate) fn kvm_a_saved_layer_boots() {
     let sum = vm.sh("sha256sum /root/file");
     vm.control().save_layer(&layer).expect("a layer");
     let taken = refusal(vm.control().save_layer(&layer)).expect_err("a refusal");
-    assert_says(&taken, FailureKind::BadSpec, &["exists already"]);
+    assert_says(&taken, FailureKind::BadSpec, &["already exists"]);
     vm.control().resume().expect("a resume");
     assert_eq!(vm.sh("sha256sum /root/file"), sum);
     // Of a clone of a diff as well: there the disk has three parts.

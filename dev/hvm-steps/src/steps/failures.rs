@@ -73,8 +73,12 @@ pub(super) fn bad_snapshots(state: &mut State<'_>) -> Result<String> {
     let damage: [Damage; 5] = [
         ("shorter memory", shorten_memory, "bytes, the manifest says"),
         ("a changed bit", change_state, "SHA-256 differs"),
-        ("another format", other_format, "template of format"),
-        ("another platform", other_platform, "template of platform"),
+        ("another format", other_format, "template has format"),
+        (
+            "another platform",
+            other_platform,
+            "template is for platform",
+        ),
         ("no manifest", remove_manifest, "cannot read"),
     ];
     for (what, make, reason) in damage {

@@ -10,36 +10,29 @@ use crate::FailureKind;
 /// Why the files of a VM could not be opened or made.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// No KVM.
     #[error("cannot open /dev/kvm (is KVM enabled, and may this user open it?)")]
     Kvm(#[source] io::Error),
-    /// The network descriptor is no usable TAP.
     #[error("cannot use the network descriptor as a TAP")]
     Tap(#[source] io::Error),
-    /// A file.
     #[error("cannot {verb} {path}")]
     File {
         /// `open`, `create`, …
         verb: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The place of a snapshot is taken.
-    #[error("{0} exists already")]
+    #[error("{0} already exists")]
     Exists(PathBuf),
-    /// A snapshot names files that its VM was not made from, or is of a VM of another size.
-    #[error("{path} is not of its VM: another root image, another base, or another size")]
-    Lineage {
-        /// The manifest.
-        path: PathBuf,
-    },
+    /// The manifest of a snapshot differs from the VM's [`super::Lineage`]. The VMM is broken or compromised.
+    #[error(
+        "{path} does not match its VM: it names another root image, another base or another size"
+    )]
+    Lineage { path: PathBuf },
 }
 
 impl FilesError {
-    /// What a caller can act on.
+    /// The kind of failure, on which a caller can act.
     #[must_use]
     pub fn kind(&self) -> FailureKind {
         match self {

@@ -1,4 +1,4 @@
-//! What a VM was made from, and the check of its snapshots against that.
+//! The lineage of a VM, and the check of its snapshots against it.
 
 use std::{
     fs::{self, File},
@@ -17,22 +17,20 @@ use crate::SnapshotContent;
 /// Longest manifest that is read, in bytes.
 const MAX_MANIFEST: u64 = 1 << 20;
 
-/// What a VM was made from. The manifest of a snapshot says so, and whoever restores it opens the files that it
-/// names and makes room for the size that it gives; a captured VMM writes what it likes there. So a client keeps the
-/// lineage of a VM from its making, and no snapshot of it is accepted that has another.
+/// What a VM was made from. A snapshot's manifest repeats it, and a client that restores the snapshot opens the files
+/// that the manifest names and allocates the memory that it states. A compromised VMM could write anything there.
+/// Therefore the client records the lineage when it makes the VM, and rejects a snapshot whose manifest differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lineage {
-    /// The root image.
+    /// Path of the root image.
     pub root: PathBuf,
-    /// Its size.
     pub size: Size,
-    /// The whole template that a diff may name; absent for a VM that was booted, and for one whose template does not
-    /// outlive its start.
+    /// The whole template that a diff of the VM may name. `None` for a VM that was booted, and for one whose template
+    /// was removed before it started.
     pub home: Option<Home>,
 }
 
-/// The size of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Size {
     /// Guest RAM.
@@ -42,25 +40,25 @@ pub struct Size {
 }
 
 impl Size {
-    /// Of no VM.
+    /// A size that no VM has, for templates whose manifest cannot be read.
     pub(crate) const NONE: Self = Self {
         memory: Bytes(0),
         vcpus: 0,
     };
 }
 
-/// The directory of a whole template, and which manifest was there.
+/// The directory of a whole template, and the identity of the manifest in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Home {
-    /// The directory in which the manifest really lay, links followed.
+    /// The real directory of the manifest, symbolic links resolved.
     pub dir: PathBuf,
     /// Device and inode of the manifest.
     pub manifest: (u64, u64),
 }
 
 impl Home {
-    /// Where a manifest really lies.
+    /// Finds the real directory of a manifest.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let real = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
@@ -71,7 +69,8 @@ impl Home {
         })
     }
 
-    /// Whether the same manifest is still there. One that was removed can have other names all the same.
+    /// Whether the same manifest still exists in the directory. Its link count would not tell, since a removed manifest
+    /// can have other names.
     fn stands(&self) -> bool {
         fs::metadata(self.dir.join(MANIFEST_NAME))
             .is_ok_and(|found| (found.dev(), found.ino()) == self.manifest)
@@ -79,7 +78,7 @@ impl Home {
 }
 
 impl Lineage {
-    /// As much of a VM as can be written: a diff needs the template that it names.
+    /// The content that a snapshot can have: a diff needs the template that it names.
     pub(crate) fn possible(&self, content: SnapshotContent) -> SnapshotContent {
         if self.home.as_ref().is_some_and(Home::stands) {
             content
@@ -88,7 +87,7 @@ impl Lineage {
         }
     }
 
-    /// Accepts a manifest that names this lineage; its bytes.
+    /// Reads a manifest and checks that it names this lineage. Returns its bytes.
     pub(crate) fn check(&self, path: &Path) -> Result<Vec<u8>, FilesError> {
         let (named, bytes) = Named::read(path).map_err(failed("read", path))?;
         let home = self.home.as_ref().map(|home| &home.dir);
@@ -101,7 +100,7 @@ impl Lineage {
     }
 }
 
-/// What a manifest says that others rely on.
+/// The part of a manifest that the client acts on.
 #[derive(Deserialize)]
 pub(super) struct Named {
     pub(super) root: PathBuf,

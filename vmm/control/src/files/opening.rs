@@ -21,15 +21,16 @@ use super::roles::{FileRole, Files, TemplateFile};
 use super::sys;
 use crate::connect::connect;
 
-/// Where a guest's disk writes go: large temporary files belong there (FHS 5.15), and it is not a tmpfs.
+/// Directory for the file that receives a guest's disk writes. Large temporary files belong there (FHS 5.15), and it is
+/// not a tmpfs.
 const SCRATCH: &str = "/var/tmp";
-/// Bytes of the header before each frame of a TAP: virtio_net_hdr with num_buffers (virtio 1.2, 5.1.6).
+/// Length in bytes of the header before each frame of a TAP: `virtio_net_hdr` with `num_buffers` (virtio 1.2, 5.1.6).
 const TAP_HEADER: i32 = 12;
 
-/// What a boot needs, and the lineage of its VM.
+/// Opens the files for [`crate::Request::Boot`], and records the lineage of the VM.
 ///
 /// # Errors
-/// See [`FilesError`].
+/// Returns [`FilesError`] if a file exists and cannot be opened, or cannot be created.
 pub fn of_boot(spec: &VmSpec, tap: Option<BorrowedFd<'_>>) -> Result<(Files, Lineage), FilesError> {
     let mut files = Files::default();
     files.read(FileRole::Kernel, &spec.guest.kernel)?;
@@ -48,10 +49,11 @@ pub fn of_boot(spec: &VmSpec, tap: Option<BorrowedFd<'_>>) -> Result<(Files, Lin
     Ok((files, lineage))
 }
 
-/// What a restore needs, and the lineage of its VM.
+/// Opens the files for [`crate::Request::Restore`], and records the lineage of the VM.
 ///
 /// # Errors
-/// See [`FilesError`]. What is wrong with a template is the VMM's to say.
+/// Returns [`FilesError`] if a file exists and cannot be opened, or cannot be created. The VMM reports what is wrong
+/// with the template itself.
 pub fn of_restore(
     spec: &RestoreSpec,
     tap: Option<BorrowedFd<'_>>,
@@ -61,15 +63,15 @@ pub fn of_restore(
     Ok((files, lineage))
 }
 
-/// The files of a template, of its base, and its root image.
+/// Opens the files of a template, of its base, and its root image.
 ///
 /// # Errors
-/// See [`FilesError`].
+/// Returns [`FilesError`] if a file exists and cannot be opened.
 pub fn of_template(dir: &Path, base: Option<&Path>) -> Result<(Files, Lineage), FilesError> {
     let mut files = Files::default();
     files.directory(dir, FileRole::Template)?;
     let manifest = dir.join(MANIFEST_NAME);
-    // One that cannot be read names nothing; the VMM says what is wrong with it.
+    // An unreadable manifest names no files. The VMM reports what is wrong with it.
     let Ok((named, _)) = Named::read(&manifest) else {
         let (root, size, home) = (PathBuf::new(), Size::NONE, None);
         return Ok((files, Lineage { root, size, home }));
@@ -93,7 +95,7 @@ pub fn of_template(dir: &Path, base: Option<&Path>) -> Result<(Files, Lineage), 
 }
 
 impl Files {
-    /// Opens a file for reading; one that is not there is left out.
+    /// Opens a file for reading. A file that does not exist is omitted.
     fn read(&mut self, role: FileRole, path: &Path) -> Result<(), FilesError> {
         match open(path) {
             Ok(file) => self.insert(role, file),
@@ -113,7 +115,7 @@ impl Files {
             .try_for_each(|file| self.read(role(file), &dir.join(file.name())))
     }
 
-    /// What every VM has.
+    /// Opens the files that every VM needs, and creates its sockets.
     fn machine(
         &mut self,
         vsock: &Path,
@@ -134,7 +136,8 @@ impl Files {
             self.insert(FileRole::Console, console.map_err(failed("create", path))?);
         }
         if let Some(tap) = tap {
-            // A VMM may not change it: its TAP is another VM's later.
+            // The client sets the header length because the VMM's seccomp filter does not allow it: a TAP outlives its
+            // VM.
             let copy = sys::set_tap_header_len(tap, TAP_HEADER)
                 .and_then(|()| tap.try_clone_to_owned())
                 .map_err(FilesError::Tap)?;
@@ -143,14 +146,14 @@ impl Files {
         let scratch = Path::new(SCRATCH);
         let file = scratch_file(scratch).map_err(failed("create a file in", scratch))?;
         self.insert(FileRole::Scratch, file);
-        // Last: what fails before leaves no socket behind.
+        // The socket is created last, so that no earlier error leaves it behind.
         let socket = listen(vsock).map_err(failed("listen at", vsock))?;
         self.insert(FileRole::Vsock, socket);
         Ok(())
     }
 }
 
-/// A file without a name: nothing is left behind, however the VMM ends.
+/// Creates an unlinked file, which disappears with the VMM.
 fn scratch_file(directory: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
@@ -166,7 +169,7 @@ fn scratch_file(directory: &Path) -> io::Result<File> {
     }
 }
 
-/// Listens at `path`. A socket there that nobody serves any more is replaced.
+/// Listens at `path`. Replaces a socket file that no process listens at.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_stale(path) => {
@@ -178,7 +181,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 fn is_stale(path: &Path) -> bool {
-    // Whoever has a full queue lives.
+    // A full backlog (EAGAIN) means that a process still listens.
     let answer = connect(path, Some(Duration::from_millis(1)));
     matches!(answer, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused)
 }
@@ -188,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_nobody_serves_is_replaced() {
+    fn a_socket_file_without_a_listener_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vsock");
         let first = listen(&path).unwrap();

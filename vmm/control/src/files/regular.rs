@@ -1,4 +1,4 @@
-//! Opening regular files only.
+//! Opening of regular files only.
 
 use std::{
     fs::{File, OpenOptions},
@@ -9,7 +9,8 @@ use std::{
 
 use nix::libc;
 
-/// Opens a regular file for reading. What is named may be anything: a FIFO would wait for its writer.
+/// Opens a regular file for reading. The path may name a file of another kind: opening a FIFO, for example, could
+/// block.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let file = options
@@ -19,7 +20,7 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
-        Err(io::Error::other("it is no regular file"))
+        Err(io::Error::other("not a regular file"))
     }
 }
 
@@ -28,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_regular_file_is_not_opened() {
+    fn only_regular_files_are_opened() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();

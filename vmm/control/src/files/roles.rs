@@ -29,7 +29,7 @@ pub enum TemplateFile {
 }
 
 impl TemplateFile {
-    /// All of them.
+    /// Every file, in the order of their roles.
     pub const ALL: [Self; 6] = [
         Self::Manifest,
         Self::State,
@@ -39,7 +39,7 @@ impl TemplateFile {
         Self::WorkingSet,
     ];
 
-    /// Its name in the directory.
+    /// File name in the template's directory.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -53,43 +53,43 @@ impl TemplateFile {
     }
 }
 
-/// What a descriptor beside a request is for.
+/// What a descriptor that accompanies a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileRole {
     /// `/dev/kvm`.
     Kvm,
-    /// The TAP of the VM's network card.
+    /// The TAP of the VM's network device.
     Tap,
-    /// The listening socket at which hosts reach guest ports.
+    /// The listening unix socket at which host processes connect to guest ports.
     Vsock,
-    /// Receives the console.
+    /// A file that receives the console output.
     Console,
-    /// The kernel to boot.
+    /// The kernel of a boot.
     Kernel,
-    /// The initramfs to boot.
+    /// The initramfs of a boot.
     Initrd,
-    /// The root image, for reading.
+    /// The root image, opened for reading.
     Root,
-    /// The layer to boot with, for reading.
+    /// The layer of a boot, opened for reading.
     Layer,
-    /// An unlinked file for what the guest writes to its disk.
+    /// An unlinked file that receives the guest's disk writes.
     Scratch,
-    /// A file of the template: for reading in a restore, for writing in a snapshot.
+    /// A file of the template: opened for reading in a restore, for writing in a snapshot.
     Template(TemplateFile),
-    /// A file of the base of a diff, for reading.
+    /// A file of the base of a diff, opened for reading.
     Base(TemplateFile),
 }
 
-/// Descriptors by their role.
+/// Descriptors by role.
 #[derive(Debug, Default)]
 pub struct Files(BTreeMap<FileRole, OwnedFd>);
 
 impl Files {
-    /// The descriptors of a frame with the roles that its body names.
+    /// Combines the descriptors of a frame with the roles that its body names.
     ///
     /// # Errors
-    /// [`FrameError::Files`]: their numbers differ, or a role comes twice.
+    /// Returns [`FrameError::Files`] if the numbers differ or a role is named twice.
     pub fn received(roles: &[FileRole], fds: Vec<OwnedFd>) -> Result<Self, FrameError> {
         let (named, came) = (roles.len(), fds.len());
         let files: BTreeMap<_, _> = roles.iter().copied().zip(fds).collect();
@@ -100,12 +100,11 @@ impl Files {
         }
     }
 
-    /// Adds a file.
     pub fn insert(&mut self, role: FileRole, file: impl Into<OwnedFd>) {
         self.0.insert(role, file.into());
     }
 
-    /// Takes a file out.
+    /// Removes and returns a descriptor.
     #[must_use]
     pub fn take(&mut self, role: FileRole) -> Option<OwnedFd> {
         self.0.remove(&role)

@@ -46,7 +46,7 @@ fn a_template_is_opened_with_its_base_and_its_root() {
         SnapshotContent::Diff
     );
     lineage.check(&diff.join(MANIFEST_NAME)).unwrap();
-    // The same file by another name is not where the diff would look for it.
+    // The manifest still exists under another name, but not where the diff would look for it.
     fs::hard_link(base.join(MANIFEST_NAME), dir.path().join("link")).unwrap();
     fs::remove_file(base.join(MANIFEST_NAME)).unwrap();
     fs::write(base.join(MANIFEST_NAME), "another").unwrap();

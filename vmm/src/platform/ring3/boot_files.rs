@@ -4,15 +4,14 @@ use std::fs::File;
 
 use model::HypercallPath;
 
-/// What booting needs beside memory.
+/// The files and options of a boot.
 #[derive(Debug)]
 pub struct BootFiles<'a> {
-    /// The kernel, an uncompressed ELF file.
+    /// An uncompressed ELF file.
     pub kernel: &'a mut File,
-    /// The initramfs.
     pub initrd: &'a mut File,
-    /// The whole command line.
+    /// The complete kernel command line.
     pub cmdline: &'a str,
-    /// How the kernel is to reach the monitor.
+    /// How the kernel calls the monitor.
     pub hypercalls: HypercallPath,
 }

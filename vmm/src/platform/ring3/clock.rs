@@ -1,4 +1,4 @@
-//! The guest's system time, which stands still while the VM is paused.
+//! The guest's system time. It stops while the VM is paused.
 
 use monitor::layout::{self, Clock};
 
@@ -7,7 +7,7 @@ use super::vm::Ring3;
 use crate::sys;
 
 impl Ring3 {
-    /// Has the guest's system time go on at `ns`, and its timer fire when it expects it.
+    /// Continues the guest's system time at `ns`, with its timer at the system time `deadline_ns`.
     pub(super) fn continue_clock(
         &mut self,
         ns: u64,
@@ -18,7 +18,7 @@ impl Ring3 {
         shared.deadline_tsc = deadline_ns.map_or(0, |ns| self.clock.tsc_at(ns));
         self.put_shared(shared)?;
         if !self.idle {
-            // The monitor looks at the clock at its next entry: make that now.
+            // The monitor reads the clock at its next entry; the interrupt causes one now.
             self.interrupt()?;
         }
         Ok(())
@@ -29,10 +29,10 @@ impl Ring3 {
         self.paused_ns = Some(self.now_ns());
     }
 
-    /// Has the clock go on.
+    /// Continues the clock.
     ///
     /// # Errors
-    /// The shared page is out of reach, or KVM refuses the interrupt.
+    /// Returns [`Ring3Error`] if the shared page cannot be accessed or KVM refuses the interrupt.
     pub fn resume(&mut self) -> Result<(), Ring3Error> {
         let Some(ns) = self.paused_ns.take() else {
             return Ok(());
@@ -41,13 +41,13 @@ impl Ring3 {
         self.continue_clock(ns, deadline_ns)
     }
 
-    /// System time of the guest.
+    /// System time of the guest in nanoseconds.
     pub(super) fn now_ns(&self) -> u64 {
         self.paused_ns
             .unwrap_or_else(|| self.clock.ns_at(sys::tsc()))
     }
 
-    /// System time at which it wants its timer.
+    /// System time of the guest's next timer interrupt in nanoseconds; `None` if no timer is set.
     pub(super) fn deadline_ns(&self) -> Result<Option<u64>, Ring3Error> {
         let deadline = self.shared()?.deadline_tsc;
         Ok((deadline != 0).then(|| self.clock.ns_at(deadline)))

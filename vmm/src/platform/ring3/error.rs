@@ -3,35 +3,28 @@
 use super::domain::DomainError;
 use crate::memory::MemoryError;
 
-/// Why the platform could not be set up.
+/// Why a step of the platform failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Ring3Error {
-    /// KVM refused a step.
     #[error("KVM refused to {step}")]
     Kvm {
-        /// What was tried.
         step: &'static str,
-        /// The cause.
         #[source]
         source: kvm_ioctls::Error,
     },
-    /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The kernel or the initrd.
     #[error(transparent)]
     Domain(#[from] DomainError),
-    /// Guest memory could not be read or written where the platform keeps its own data.
-    #[error("the monitor's memory is out of reach")]
+    /// The monitor's region or the shared page could not be accessed.
+    #[error("cannot access the monitor's region in guest memory")]
     Region(#[source] vm_memory::GuestMemoryError),
-    /// Which memory the guest has touched cannot be told.
-    #[error("cannot tell which memory the guest has touched")]
+    #[error("cannot determine which memory the guest has touched")]
     Touched(#[source] std::io::Error),
-    /// An eventfd could not be made.
-    #[error("cannot make an eventfd")]
+    #[error("cannot create an eventfd")]
     EventFd(#[source] std::io::Error),
-    /// Saved state that no VM can have been in.
-    #[error("the saved state is impossible: {0}")]
+    /// No VM can have saved this state.
+    #[error("the saved state is invalid: {0}")]
     State(&'static str),
 }
 

@@ -15,14 +15,14 @@ use crate::{
     sys,
 };
 
-/// Bytes of the longest instruction (Intel SDM 2, 2.3.11).
+/// Length of the longest instruction in bytes (Intel SDM 2, 2.3.11).
 const LONGEST_INSTRUCTION: u64 = 15;
 
 impl Ring3 {
-    /// Runs the guest until it leaves.
+    /// Runs the guest until it exits.
     ///
     /// # Errors
-    /// The shared page is out of reach (a bug), or KVM refuses to run.
+    /// Returns [`Ring3Error`] if the shared page cannot be accessed (a bug) or KVM refuses to run.
     pub fn run(&mut self) -> Result<Exit, Ring3Error> {
         self.idle = false;
         let page = Self::memory_bytes(self.ram);
@@ -48,7 +48,7 @@ impl Ring3 {
                 let read = self.memory.ram.read_slice(data, GuestAddress(at));
                 return read.map(|()| Exit::Memory).map_err(Ring3Error::Region);
             }
-            // Nothing else is there: writes are lost, reads give ones.
+            // Other addresses have no device: writes are ignored, reads return ones.
             Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr) => return Ok(Exit::Resume),
             Ok(VcpuExit::MmioRead(_, data) | VcpuExit::IoIn(_, data)) => {
                 data.fill(0xff);
@@ -68,14 +68,14 @@ impl Ring3 {
             }
             At::Port(port::END) => self.ended(),
             At::Port(port::MEMORY) => self.undefined(),
-            // port::LOG, and whatever hostile code writes elsewhere.
+            // port::LOG, and any other port that hostile guest code writes to.
             At::Port(_) => Ok(Exit::Resume),
             At::Memory => Ok(Exit::Memory),
             At::Failed(why) => Ok(Exit::Ended(EndReason::Failed(why))),
         }
     }
 
-    /// Clears the request to leave that a kick left behind.
+    /// Clears the request to leave KVM_RUN that a kick set.
     pub fn clear_kick(&mut self) {
         self.vcpu.set_kvm_immediate_exit(0);
     }
@@ -96,7 +96,7 @@ impl Ring3 {
         Ok(Exit::Idle(Some(Duration::from_nanos(left))))
     }
 
-    /// The monitor met #UD.
+    /// Handles an undefined-instruction exception (#UD) that the monitor reported.
     fn undefined(&mut self) -> Result<Exit, Ring3Error> {
         let mut shared = self.shared()?;
         self.reach(shared.undefined_at)?;
@@ -105,7 +105,7 @@ impl Ring3 {
         Ok(Exit::Memory)
     }
 
-    /// KVM gave an instruction up: tries it again if KVM does not know all memory.
+    /// Handles an instruction that KVM cannot emulate. If KVM does not have all memory, the instruction is tried again.
     fn emulation_failed(&mut self) -> Result<At, Ring3Error> {
         if self.slots.complete() {
             return Ok(At::Failed("KVM stopped the guest: InternalError".into()));
@@ -116,8 +116,8 @@ impl Ring3 {
         Ok(At::Memory)
     }
 
-    /// Has KVM know the memory in which an instruction lies. If it knew that, the instruction may be one that KVM
-    /// cannot emulate, and nothing tells what it touches: then KVM gets to know all.
+    /// Registers the memory that contains an instruction. If it was registered already, the instruction may be one that
+    /// KVM cannot emulate, and the memory that it accesses is unknown: then all memory is registered.
     fn reach(&mut self, rip: u64) -> Result<(), Ring3Error> {
         let cr3 = self.cr3()?;
         let mut came = false;
@@ -146,7 +146,7 @@ impl Ring3 {
         }))
     }
 
-    /// Has KVM finish the last exit without entering the guest; whether that made another one.
+    /// Has KVM finish the last exit without entering the guest. Returns whether that caused another exit.
     pub(super) fn finish_exit(&mut self) -> Result<bool, Ring3Error> {
         let page = Self::memory_bytes(self.ram);
         let carried_out = match self.vcpu.run() {
@@ -169,7 +169,7 @@ impl Ring3 {
     }
 }
 
-/// Has KVM know the memory around an address.
+/// Registers the memory around an address with KVM.
 fn touch(vm: &VmFd, slots: &mut Slots, at: u64) -> Result<(), Ring3Error> {
     slots.one(vm, at).map(|_| ()).map_err(kvm(REGISTER))
 }

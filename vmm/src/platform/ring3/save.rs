@@ -13,10 +13,10 @@ impl Ring3 {
     /// Reads the state of a paused VM.
     ///
     /// # Errors
-    /// See [`Ring3Error`].
+    /// Returns [`Ring3Error`] if KVM refuses a step or the shared page cannot be accessed.
     pub fn save(&mut self) -> Result<Ring3State, Ring3Error> {
-        // An exit that KVM has not finished (the rest of a port access, or of an instruction that touches
-        // memory in several parts) would be lost with the vCPU.
+        // An exit that KVM has not finished (the rest of a port access, or of an instruction that accesses memory in
+        // several parts) would be lost with the vCPU.
         self.vcpu.set_kvm_immediate_exit(1);
         while self.finish_exit()? {}
         self.vcpu.set_kvm_immediate_exit(0);
@@ -38,11 +38,11 @@ impl Ring3 {
         self.memory.ram.read_obj(GuestAddress(from)).ok()
     }
 
-    /// What to change in a saved copy of guest memory: (offset, value) of 8-byte words. Its clones take fewer
-    /// faults with large pages of the kernel, and begin without the chunks that need not be known.
+    /// Changes for a saved copy of guest memory: (offset, value) of 8-byte words. With them clones map the kernel's
+    /// text in large pages, which saves faults, and start without the chunks that KVM need not have.
     ///
     /// # Errors
-    /// KVM refuses to read the registers, or it cannot be told what the guest has touched.
+    /// Returns [`Ring3Error`] if KVM refuses to read the registers, or the touched memory cannot be determined.
     pub fn memory_fixups(&self) -> Result<Vec<(u64, u64)>, Ring3Error> {
         let cr3 = self.cr3()?;
         let deferred = if self.memory.is_anonymous() {

@@ -4,15 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use super::cpu::CpuState;
 
-/// What a snapshot holds of this platform.
+/// The platform's state in a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ring3State {
     pub(super) ram: u64,
     pub(super) cpu: CpuState,
-    /// System time of the guest when it was stopped.
+    /// System time of the guest when it was paused, in nanoseconds.
     pub(super) ns: u64,
-    /// System time at which it wants its timer.
+    /// System time of the guest's next timer interrupt; `None` if no timer is set.
     pub(super) deadline_ns: Option<u64>,
-    /// Whether it was stopped in an idle exit.
+    /// Whether the guest was paused in an idle exit.
     pub(super) idle: bool,
 }

@@ -20,9 +20,9 @@ use crate::{
 
 /// KVM slot of the register page.
 const REGISTER_SLOT: u32 = 0;
-/// First of the KVM slots of guest memory.
+/// First KVM slot of guest memory.
 const MEMORY_SLOT: u32 = 1;
-/// The step that a KVM without memory for it refuses.
+/// The step that fails when KVM has no memory for a slot's metadata.
 pub(super) const REGISTER: &str = "register guest memory";
 
 /// A VM of this platform.
@@ -36,20 +36,20 @@ pub struct Ring3 {
     pub(super) registers: MmapRegion<()>,
     pub(super) _ack: EventFd,
     pub(super) clock: Clock,
-    /// System time of the guest at which it was paused, while it is.
+    /// System time of the guest at which it was paused; `None` while it runs.
     pub(super) paused_ns: Option<u64>,
     pub(super) idle: bool,
     pub(super) cpuid: Vec<kvm_cpuid_entry2>,
 }
 
 impl Ring3 {
-    /// Length of guest memory for so much RAM, the monitor's region included.
+    /// Length of guest memory for `ram` bytes of RAM, the monitor's region included.
     #[must_use]
     pub fn memory_bytes(ram: u64) -> u64 {
         ram + region_bytes(ram)
     }
 
-    /// Kernel parameters that tell the guest's module where the devices are.
+    /// Kernel parameters by which the guest's module finds the devices.
     #[must_use]
     pub fn device_parameters(ram: u64, count: usize) -> String {
         format!(
@@ -61,7 +61,7 @@ impl Ring3 {
     /// Builds a VM with `ram` bytes of RAM that will start the kernel.
     ///
     /// # Errors
-    /// See [`Ring3Error`].
+    /// Returns [`Ring3Error`] if the files cannot be loaded, memory cannot be mapped, or KVM refuses a step.
     pub fn boot(
         kvm_fd: &Kvm,
         ram: u64,
@@ -90,7 +90,8 @@ impl Ring3 {
     /// Builds a clone on the template's memory. The guest does not run yet.
     ///
     /// # Errors
-    /// See [`Ring3Error`]; state that does not fit is [`Ring3Error::State`].
+    /// Returns [`Ring3Error::State`] if the memory size does not match the state, and other variants if KVM refuses a
+    /// step.
     pub fn restore(
         kvm_fd: &Kvm,
         memory: Memory,
@@ -163,18 +164,17 @@ impl Ring3 {
         })
     }
 
-    /// The vCPU, for the kick.
+    /// The vCPU, to install the kick.
     pub fn vcpu(&mut self) -> &mut VcpuFd {
         &mut self.vcpu
     }
 
-    /// Guest memory.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Replaces what the guest reads from the register page.
+    /// Replaces the content of the register page.
     pub fn show_registers(&self, page: &[u8; 4096]) {
         use vm_memory::VolatileMemory;
         // The mapping has exactly this length.
@@ -186,7 +186,7 @@ impl Ring3 {
     /// Raises device interrupts.
     ///
     /// # Errors
-    /// The shared page is out of reach, or KVM refuses the interrupt.
+    /// Returns [`Ring3Error`] if the shared page cannot be accessed or KVM refuses the interrupt.
     pub fn raise(&mut self, interrupts: Interrupts) -> Result<(), Ring3Error> {
         if interrupts.0 == 0 {
             return Ok(());
@@ -213,13 +213,13 @@ impl Ring3 {
             .map_err(kvm("raise an interrupt"))
     }
 
-    /// Takes what the guest printed since the last call.
+    /// Returns the console output since the last call.
     ///
     /// # Errors
-    /// The monitor's region is out of reach (a bug).
+    /// Returns [`Ring3Error::Region`] if the monitor's region cannot be accessed (a bug).
     pub fn take_log(&mut self) -> Result<Vec<u8>, Ring3Error> {
         let mut shared = self.shared()?;
-        // The guest can write anything here: take at most one ring.
+        // The guest can write any value here, so at most one ring is read.
         let n = shared.log_head.wrapping_sub(shared.log_tail).min(LOG_BYTES);
         if n == 0 {
             return Ok(Vec::new());
@@ -259,8 +259,8 @@ impl Ring3 {
     }
 }
 
-/// The list that [`Ring3::memory_fixups`] left in memory that was saved. A guest may have written anything there: it
-/// is its own page faults that come out wrong.
+/// The chunk list that [`Ring3::memory_fixups`] wrote to saved memory. A guest may have overwritten it; a wrong list
+/// only makes the guest's own page faults fail.
 fn read_deferred(memory: &Memory, ram: u64) -> Result<[u64; slots::WORDS], Ring3Error> {
     let mut words = [0; slots::WORDS];
     for (i, word) in words.iter_mut().enumerate() {
