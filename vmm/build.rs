@@ -1,5 +1,5 @@
-//! Links the monitor (see ../monitor) into a flat image that `cube-vmm` carries, and proves by disassembly
-//! that it touches no vector or x87 register: the guest's are live while it runs.
+//! Compiles the monitor (`monitor/`) and links it into a flat image that `cube-vmm` embeds. Fails if the disassembly
+//! contains a vector or x87 register: those registers hold guest state while the monitor runs.
 
 use std::{
     env,
@@ -28,7 +28,7 @@ fn main() {
         .arg(&elf)
         .arg("--whole-archive")
         .arg(&archive));
-    prove_free_of_sse(&elf);
+    check_registers(&elf);
     run(Command::new("objcopy")
         .args(["-O", "binary"])
         .arg(&elf)
@@ -62,7 +62,7 @@ fn compile(monitor: &Path, archive: &Path) {
         .arg(archive));
 }
 
-fn prove_free_of_sse(elf: &Path) {
+fn check_registers(elf: &Path) {
     let listing = Command::new("objdump")
         .args(["-d", "--no-show-raw-insn"])
         .arg(elf)

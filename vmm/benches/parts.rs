@@ -1,4 +1,4 @@
-//! What the parts cost that every clone pays for: the snapshot codec, and serving a virtio queue.
+//! Costs that every clone pays: the snapshot codec, and serving a virtio queue.
 
 use std::path::PathBuf;
 
@@ -6,20 +6,17 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use model::Platform;
 use vmm::{devices, snapshot};
 
-/// A driver program that the fuzz target starts from.
+/// A driver program from the seeds of the fuzz target.
 const BLOCK_DRIVER: &[u8] = include_bytes!("../../dev/fuzz/seeds/virtio/slot1");
 
 fn benches(c: &mut Criterion) {
     codec(c);
-    c.bench_function(
-        "devices: made, driven through a queue, saved, restored",
-        |b| {
-            b.iter(|| devices::fuzz::drive(BLOCK_DRIVER));
-        },
-    );
+    c.bench_function("devices: create, serve one queue, save, restore", |b| {
+        b.iter(|| devices::fuzz::drive(BLOCK_DRIVER));
+    });
 }
 
-/// The state file of the template that `cargo xtask prepare` makes.
+/// Uses the state file of the template that `cargo xtask prepare` makes.
 fn codec(c: &mut Criterion) {
     let artifacts = std::env::var_os("CUBE_ARTIFACTS").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/cube")),
@@ -28,7 +25,7 @@ fn codec(c: &mut Criterion) {
     let path = artifacts.join("templates/base/state");
     let Ok(bytes) = std::fs::read(&path) else {
         println!(
-            "skipped: no {} (make it: cargo xtask prepare)",
+            "skipped: {} does not exist (run: cargo xtask prepare)",
             path.display()
         );
         return;
@@ -36,13 +33,15 @@ fn codec(c: &mut Criterion) {
     let decode = || snapshot::decode(&path, &bytes, Platform::Ring3);
     let Ok(state) = decode() else {
         println!(
-            "skipped: {} is of another layout (cargo xtask prepare)",
+            "skipped: {} has another layout (run: cargo xtask prepare)",
             path.display()
         );
         return;
     };
-    c.bench_function("decode a state file, sum included", |b| b.iter(decode));
-    c.bench_function("encode a state file, sum included", |b| {
+    c.bench_function("decode a state file, including its hash", |b| {
+        b.iter(decode)
+    });
+    c.bench_function("encode a state file, including its hash", |b| {
         b.iter(|| snapshot::encode(&state, Platform::Ring3));
     });
 }

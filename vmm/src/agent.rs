@@ -1,5 +1,5 @@
-//! The VMM's own word with the guest: `POST /init` to the agent, which applies the clone's identity before
-//! it answers. The request carries the wall clock as of the moment of sending.
+//! The VMM's only request to the guest: `POST /init` to the agent, which applies the clone's identity before it
+//! answers. The request carries the wall clock at the time of sending.
 
 use std::{
     io::{self, Read, Write},
@@ -12,25 +12,25 @@ use model::{Identity, clock};
 
 use crate::watch::{Interest, Token, Watch};
 
-/// The agent's vsock port, the same number as envd's TCP port.
+/// The agent's vsock port. It has the same number as envd's TCP port.
 pub const AGENT_PORT: u32 = 49983;
-/// How long after a refusal the next attempt is made: the guest is still starting.
+/// Pause before the next attempt after the guest refused a connection, because its agent is not ready yet.
 const RETRY: Duration = Duration::from_millis(5);
-/// More of an answer is not read.
+/// Limit on the length of an answer in bytes.
 const MAX_ANSWER: usize = 16 << 10;
 
-/// How an attempt stands.
+/// State of an [`IdentityTask`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Nothing yet.
+    /// The agent has not answered.
     Waiting,
     /// The agent has applied the identity.
     Ready,
-    /// It refused, with this answer, or the time is over.
+    /// The agent refused the identity, or the deadline passed. Holds the reason.
     Failed(String),
 }
 
-/// An identity on its way to the agent.
+/// The transfer of an identity to the agent.
 #[derive(Debug)]
 pub struct IdentityTask {
     identity: Identity,
@@ -45,7 +45,7 @@ enum Attempt {
 }
 
 impl IdentityTask {
-    /// A task whose first attempt is due now.
+    /// Creates a task whose first attempt is due at `now`.
     #[must_use]
     pub fn new(identity: Identity, within: Duration, now: Instant) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl IdentityTask {
         }
     }
 
-    /// When [`IdentityTask::step`] has something to do even if nothing becomes ready.
+    /// The time at which [`IdentityTask::step`] must be called even if no descriptor becomes ready.
     #[must_use]
     pub fn due(&self) -> Instant {
         match &self.attempt {
@@ -64,10 +64,11 @@ impl IdentityTask {
         }
     }
 
-    /// Goes on. When an attempt is due, returns the far end of a new stream for the guest's port.
+    /// Continues the task. If an attempt is due, returns the far end of a new stream, to be connected to the agent's
+    /// port.
     ///
     /// # Errors
-    /// No descriptors are left.
+    /// Returns the I/O error if no socket pair can be created.
     pub fn step(
         &mut self,
         now: Instant,
@@ -97,7 +98,7 @@ impl IdentityTask {
     fn open(&mut self, watch: &mut Watch) -> io::Result<UnixStream> {
         let (mut near, far) = UnixStream::pair()?;
         near.set_nonblocking(true)?;
-        // The request is smaller than any socket buffer: it is taken whole.
+        // The request is smaller than any socket buffer, so this writes all of it without blocking.
         near.write_all(request(&self.identity, clock::unix_ns()).as_bytes())?;
         watch.add(&near, Token::Agent, Interest::Read)?;
         self.attempt = Attempt::Open {
@@ -108,7 +109,7 @@ impl IdentityTask {
     }
 }
 
-/// `None`: the stream ended without an answer.
+/// Reads from the stream. Returns `None` if it ended without an answer.
 fn read_answer(stream: &mut UnixStream, answer: &mut Vec<u8>) -> Option<Progress> {
     let mut buffer = [0; 1024];
     loop {
@@ -119,13 +120,13 @@ fn read_answer(stream: &mut UnixStream, answer: &mut Vec<u8>) -> Option<Progress
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return None,
         }
-        if let Some(progress) = judge(answer) {
+        if let Some(progress) = parse_answer(answer) {
             return Some(progress);
         }
     }
 }
 
-fn judge(answer: &[u8]) -> Option<Progress> {
+fn parse_answer(answer: &[u8]) -> Option<Progress> {
     let text = String::from_utf8_lossy(answer);
     if !text.contains("\r\n\r\n") && answer.len() < MAX_ANSWER {
         return None;
@@ -148,7 +149,7 @@ fn request(identity: &Identity, unix_ns: u64) -> String {
         timestamp: Some(Timestamp::from_unix_ns(unix_ns)),
         ..InitRequest::default()
     };
-    // Strings and numbers only: this cannot fail.
+    // Serializing strings and numbers cannot fail.
     let body = serde_json::to_string(&init).unwrap_or_default();
     format!(
         "POST /init HTTP/1.1\r\nHost: guest\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
@@ -170,29 +171,29 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_judged_when_its_head_is_whole() {
-        assert_eq!(judge(b"HTTP/1.1 204 No Con"), None);
+    fn an_answer_is_parsed_when_its_head_is_complete() {
+        assert_eq!(parse_answer(b"HTTP/1.1 204 No Con"), None);
         assert_eq!(
-            judge(b"HTTP/1.1 204 No Content\r\n\r\n"),
+            parse_answer(b"HTTP/1.1 204 No Content\r\n\r\n"),
             Some(Progress::Ready)
         );
         assert!(matches!(
-            judge(b"HTTP/1.1 400 Bad\r\n\r\nno"),
+            parse_answer(b"HTTP/1.1 400 Bad\r\n\r\nno"),
             Some(Progress::Failed(_))
         ));
         assert!(matches!(
-            judge(&[b'x'; MAX_ANSWER]),
+            parse_answer(&[b'x'; MAX_ANSWER]),
             Some(Progress::Failed(_))
         ));
     }
 
     #[test]
-    fn a_refused_attempt_is_made_again_until_the_deadline() {
+    fn a_refused_attempt_is_repeated_until_the_deadline() {
         let now = Instant::now();
         let mut watch = crate::watch::tests::test_watch();
         let mut task = IdentityTask::new(identity(), Duration::from_secs(1), now);
         let (_, far) = task.step(now, &mut watch).unwrap();
-        // Shut down rather than dropped: a process that another test forks at this moment has a copy for a while.
+        // Shut down, not dropped: a process that another test forks at this moment may hold a copy of the descriptor.
         far.unwrap().shutdown(std::net::Shutdown::Both).unwrap();
         let (progress, far) = task.step(now, &mut watch).unwrap();
         assert!(progress == Progress::Waiting && far.is_none());

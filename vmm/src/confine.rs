@@ -1,20 +1,20 @@
-//! The jail: what this process gives up before it reads its first request. A guest that takes over the VMM has
-//! the rights of a user that owns nothing, without a capability; it finds no file by path, no program to start,
-//! no network, no other process to signal or trace, no page of its own making to run.
+//! Confinement: the privileges that this process drops before it reads its first request. A guest that takes over the
+//! VMM has the rights of a user that owns nothing and has no capability. It can open no file by path, start no program,
+//! reach no network, signal or trace no other process, and make no page executable.
 //!
 //! ```text
-//! limits         no core dump, so many descriptors, files of so many bytes
-//! user           a user and group of this VM's own, no further group
-//! capabilities   none, nor any to regain
-//! dumpable       nobody of the same user may trace it or open what /proc has of it
-//! landlock       nothing by path; no abstract socket and no signal beyond this process
-//! seccomp        the system calls of a running machine, with arguments where they matter; any other kills
+//! limits         no core dump; limits on descriptors and on file size
+//! user           a user and a group for this VM alone, no supplementary groups
+//! capabilities   none, and none to regain
+//! dumpable       off: processes of the same user cannot trace it or read its files in /proc
+//! landlock       nothing by path; no abstract socket and no signal outside this process
+//! seccomp        the system calls of a running machine, with checked arguments where they matter; any other kills
 //! ```
-//! All that the VM needs was opened by the client and comes over the control socket. What is left is those
-//! descriptors, KVM by way of them, and memory.
+//! The client opened everything that the VM needs and sends it over the control socket. After confinement the process
+//! has those descriptors, KVM through them, and its memory.
 //!
-//! The TAP is used again by another VM when this process is gone, so it must stay as it is and nobody else may have
-//! it: of its ioctls one is left, a descriptor cannot be sent away, and no process can be made that outlives this one.
+//! After this process another VM uses the TAP, so this one must neither change it nor pass it on: only one ioctl that
+//! configures it is allowed, descriptors cannot be sent, and no process can be forked that would outlive this one.
 
 mod filter;
 mod search;
@@ -38,47 +38,39 @@ use nix::{
 /// Why the process could not be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
-    /// What was inherited.
     #[error("cannot close inherited descriptors")]
     Descriptors(#[source] io::Error),
-    /// A limit.
     #[error("cannot set the process's limits")]
     Limits(#[source] nix::Error),
-    /// Not root, or an unusable number.
+    /// The process is not root, or the id is not usable.
     #[error("cannot become user {user}")]
     User {
-        /// The user and group that was asked for.
+        /// The user and group id.
         user: u32,
-        /// The cause.
         #[source]
         source: nix::Error,
     },
-    /// The list of this process's own pages.
     #[error("cannot open /proc/self/pagemap")]
     Pagemap(#[source] io::Error),
-    /// The kernel keeps capabilities in place.
-    #[error("cannot give up capabilities")]
+    #[error("cannot drop capabilities")]
     Capabilities(#[source] caps::errors::CapsError),
-    /// The kernel refuses prctl.
     #[error("cannot make the process undumpable")]
     Dumpable(#[source] nix::Error),
-    /// The kernel knows Landlock and refuses the rules.
-    #[error("cannot install Landlock's rules")]
+    #[error("cannot apply the Landlock ruleset")]
     Landlock(#[source] landlock::RulesetError),
-    /// The filter cannot be made or installed.
-    #[error("cannot install the system call filter (is the kernel built with seccomp filters?)")]
+    #[error("cannot install the seccomp filter (is the kernel built with CONFIG_SECCOMP_FILTER?)")]
     Filter(#[source] seccompiler::Error),
-    /// The list of system calls is too long for its filter (a bug).
-    #[error("the system call filter has jumps that are too long")]
+    /// A jump in the filter is longer than 255 instructions: the list of system calls is too long (a bug).
+    #[error("the seccomp filter has a jump that is too long")]
     Jumps,
 }
 
-/// Streams of the vsock device, clients that have not asked yet, and the VM's own files are fewer.
+/// More than the streams and pending clients of the vsock device and the VM's own files need.
 const DESCRIPTORS: u64 = 1024;
-/// Larger than the memory file of the largest VM, and than any layer that a template has.
+/// More than the memory file of the largest VM, and than any layer of a template.
 const FILE_BYTES: u64 = 64 << 30;
 
-/// The layers, one by one.
+/// The layers of the confinement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
     Limits,
@@ -90,7 +82,7 @@ enum Layer {
 }
 
 impl Layer {
-    /// In the order in which they are applied: each needs rights that a later one takes.
+    /// The order in which the layers are applied. Each needs privileges that a later one drops.
     const ALL: [Self; 6] = [
         Self::Limits,
         Self::User,
@@ -111,13 +103,13 @@ impl Layer {
         }
     }
 
-    /// Whether this process gets it: always, but in the prover's builds.
+    /// Whether to apply the layer. Only builds for the confinement prover can leave one out.
     #[cfg(not(feature = "weaken"))]
     fn wanted(self) -> bool {
         true
     }
 
-    /// Whether this process gets it, as the prover says.
+    /// Whether to apply the layer: the confinement prover lists the layers to apply in CUBE_VMM_LAYERS.
     #[cfg(feature = "weaken")]
     fn wanted(self) -> bool {
         let name = match self {
@@ -132,13 +124,13 @@ impl Layer {
     }
 }
 
-/// This process's list of its own pages; see [`pagemap`].
+/// The open /proc/self/pagemap, see [`pagemap`].
 static PAGEMAP: OnceLock<File> = OnceLock::new();
 
-/// What /proc/self/pagemap says of this process. A confined process cannot open it any more and has it open.
+/// This process's /proc/self/pagemap. It is opened before confinement, because a confined process cannot open it.
 ///
 /// # Errors
-/// It cannot be opened.
+/// Returns the I/O error if it cannot be opened.
 pub(crate) fn pagemap() -> io::Result<&'static File> {
     match PAGEMAP.get() {
         Some(file) => Ok(file),
@@ -149,25 +141,25 @@ pub(crate) fn pagemap() -> io::Result<&'static File> {
     }
 }
 
-/// Closes what whoever started this process had open beside standard input, output and error. To be called before
-/// anything is opened.
+/// Closes all inherited descriptors except standard input, output and error. Must be called before anything is opened.
 ///
 /// # Errors
-/// The kernel has no close_range (before Linux 5.9).
+/// Returns [`ConfineError::Descriptors`] if the kernel has no close_range (before Linux 5.9).
 pub fn close_inherited() -> Result<(), ConfineError> {
     sys::close_inherited().map_err(ConfineError::Descriptors)
 }
 
-/// Gives up what the machine does not need, for good, and becomes `user` and the group of the same number if it
-/// is given. The process must have one thread; threads of further vCPUs are started later and inherit it all.
+/// Drops the privileges that the machine does not need, for good. If `user` is given, the process takes that user id
+/// and the group id with the same number. The process must have one thread; the threads of further vCPUs start later
+/// and inherit the confinement.
 ///
 /// # Errors
-/// See [`ConfineError`]; the process must then not go on.
+/// Returns [`ConfineError`] for the step that failed. The process must then exit.
 pub fn confine(user: Option<u32>) -> Result<(), ConfineError> {
     if Layer::Capabilities.wanted() {
         keep_only_what_changes_users()?;
     }
-    // Without capabilities: with them it would tell where in the host's memory the pages lie.
+    // Opened without capabilities: with CAP_SYS_ADMIN the file would reveal the physical addresses of the pages.
     pagemap().map_err(ConfineError::Pagemap)?;
     Layer::ALL
         .into_iter()
@@ -195,7 +187,7 @@ fn become_user(user: u32) -> Result<(), ConfineError> {
         .map_err(|source| ConfineError::User { user, source })
 }
 
-/// Gives up all capabilities in force but those that the next steps need.
+/// Drops all effective capabilities except those that the next steps need.
 fn keep_only_what_changes_users() -> Result<(), ConfineError> {
     let needed = [
         caps::Capability::CAP_SETUID,
@@ -205,7 +197,7 @@ fn keep_only_what_changes_users() -> Result<(), ConfineError> {
     let held = caps::read(None, CapSet::Permitted).map_err(ConfineError::Capabilities)?;
     let keep: CapsHashSet = needed.into_iter().filter(|c| held.contains(c)).collect();
     if keep.contains(&caps::Capability::CAP_SETPCAP) {
-        // None can be regained, not even by a program with a file capability.
+        // With an empty bounding set no capability can be regained, not even by a program with file capabilities.
         caps::clear(None, CapSet::Bounding).map_err(ConfineError::Capabilities)?;
     }
     caps::set(None, CapSet::Effective, &keep).map_err(ConfineError::Capabilities)
@@ -227,8 +219,8 @@ fn make_undumpable() -> Result<(), ConfineError> {
     prctl::set_dumpable(false).map_err(ConfineError::Dumpable)
 }
 
-/// Rules that allow nothing. A kernel that knows less of Landlock, or nothing, gives less of it; then that is
-/// said once, for the layers above and below hold the same on their own.
+/// Applies a ruleset that allows nothing. A kernel with an older Landlock, or none, enforces less. That is only logged,
+/// because user, dumpable flag and seccomp filter enforce the same restrictions.
 fn restrict_paths() -> Result<(), ConfineError> {
     let abi = ABI::V6;
     let status = Ruleset::default()
@@ -241,7 +233,7 @@ fn restrict_paths() -> Result<(), ConfineError> {
         .map_err(ConfineError::Landlock)?;
     if status.ruleset != RulesetStatus::FullyEnforced {
         eprintln!(
-            "cube-vmm: this kernel applies Landlock {:?}; the other layers of the jail are in force",
+            "cube-vmm: this kernel enforces the Landlock ruleset only in part ({:?}); user, capabilities and seccomp filter are in force",
             status.ruleset
         );
     }
@@ -266,12 +258,12 @@ mod tests {
     use nix::libc;
     use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-    /// Which forbidden thing the child below tries.
+    /// The forbidden action for the child process below.
     const ATTEMPT: &str = "CUBE_VMM_TEST_ATTEMPT";
 
-    /// Does nothing unless it was started by the test after it.
+    /// Does nothing unless the test below started this process.
     #[test]
-    fn child_that_tries_something_forbidden() {
+    fn child_that_tries_a_forbidden_action() {
         let Ok(attempt) = std::env::var(ATTEMPT) else {
             return;
         };
@@ -287,7 +279,7 @@ mod tests {
             "network" => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
             "mount" => drop(nix::mount::umount("/nowhere")),
             "process" => drop(Command::new("/bin/true").status()),
-            // TCGETS, on whatever descriptor.
+            // isatty(3) issues TCGETS, an ioctl that is not allowed.
             "request" => drop(std::io::stdin().is_terminal()),
             "descriptor" => send_descriptor(),
             "file" => drop(File::open("/dev/null")),
@@ -311,11 +303,11 @@ mod tests {
         let (near, _far) = UnixStream::pair().unwrap();
         let (socket, message) = (near.as_raw_fd(), [IoSlice::new(b"x")]);
         let rights = [ControlMessage::ScmRights(&[socket])];
-        let _never = sendmsg::<()>(socket, &message, &rights, MsgFlags::empty(), None);
+        let _killed_before = sendmsg::<()>(socket, &message, &rights, MsgFlags::empty(), None);
     }
 
     #[test]
-    fn what_a_machine_does_not_need_ends_the_process() {
+    fn a_forbidden_system_call_kills_the_process() {
         let own = std::env::current_exe().unwrap();
         let run = |attempt: &str| -> ExitStatus {
             Command::new(&own)

@@ -1,8 +1,8 @@
-//! The control socket: one client at a time.
+//! The server side of the control socket: one client at a time.
 //!
-//! A connected socket is somebody's who wants the VM to end with him. A listening one is somebody's who wants
-//! it to outlive him: clients come and go, one after another, and one that leaves takes with him only the
-//! request that he was waiting for. What must never happen: that an answer reaches the next client.
+//! On a connected socket, end-of-file ends the VM. On a listening one, the VM outlives its clients: they connect one
+//! after another, and a client that disconnects cancels only its pending request. An answer must never reach the next
+//! client.
 
 use std::{
     io,
@@ -22,32 +22,32 @@ use vmm_control::{
 
 use crate::watch::{Interest, Token, Watch};
 
-/// A client of a listener that stops in the middle of a frame holds the VM up for this long at most.
+/// Limit on the time that a client of a listening socket can stall the VM by sending an incomplete frame.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// The control socket and its present client.
 #[derive(Debug)]
 pub struct Control {
     listener: Option<UnixListener>,
     client: Option<UnixStream>,
 }
 
-/// What came from a client.
+/// What was read from the client.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// Something to do, and the files that came with it.
+    /// A request and the files that came with it.
     Request(Box<Request>, Files),
-    /// The client left; there may be another.
+    /// The client of a listening socket has disconnected; another may follow.
     Left,
-    /// The only client that can be left.
+    /// The client of a connected socket has disconnected.
     End,
 }
 
 impl Control {
-    /// Takes a socket that is connected or listening.
+    /// Takes a connected or a listening socket.
     ///
     /// # Errors
-    /// It is no socket.
+    /// Returns the I/O error if the descriptor is not a socket.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         let (listener, client) = if getsockopt(&socket, sockopt::AcceptConn)? {
             (Some(UnixListener::from(socket)), None)
@@ -60,24 +60,24 @@ impl Control {
         Ok(Self { listener, client })
     }
 
-    /// The control socket that is this process's standard input.
+    /// Uses standard input as the control socket.
     ///
     /// # Errors
-    /// It is no socket.
+    /// Returns the I/O error if standard input is not a socket.
     pub fn of_stdin() -> io::Result<Self> {
         Self::new(io::stdin().as_fd().try_clone_to_owned()?)
     }
 
-    /// Whether the VM is to outlive its clients.
+    /// Whether the VM outlives its clients.
     #[must_use]
     pub fn is_listening(&self) -> bool {
         self.listener.is_some()
     }
 
-    /// Has the watch tell of clients and of their requests.
+    /// Watches for clients and for their requests.
     ///
     /// # Errors
-    /// The watch's.
+    /// Returns the I/O error of the epoll set.
     pub(crate) fn attach(&mut self, watch: &mut Watch) -> io::Result<()> {
         if let Some(listener) = &self.listener {
             watch.add(listener, Token::ControlListener, Interest::ReadEdge)?;
@@ -88,10 +88,11 @@ impl Control {
         }
     }
 
-    /// Takes the next client if there is none now.
+    /// Accepts the next client if there is none at present.
     ///
     /// # Errors
-    /// The watch's. A client that is gone already is none.
+    /// Returns the I/O error of the epoll set or of the socket's options. A client that has already disconnected is not
+    /// an error.
     pub(crate) fn accept(&mut self, watch: &mut Watch) -> io::Result<()> {
         let Some(listener) = self.listener.as_ref().filter(|_| self.client.is_none()) else {
             return Ok(());
@@ -106,10 +107,10 @@ impl Control {
         Ok(())
     }
 
-    /// Reads the request that the watch told of.
+    /// Reads a request from the client.
     ///
     /// # Errors
-    /// What a lone client sends cannot be read.
+    /// Returns the [`FrameError`] if the client of a connected socket sent an invalid frame.
     pub(crate) fn receive(&mut self, watch: &mut Watch) -> Result<Received, FrameError> {
         let Some(client) = &self.client else {
             return Ok(Received::Left);
@@ -128,10 +129,10 @@ impl Control {
         }
     }
 
-    /// Answers the client; one that is gone says so at the next read.
+    /// Sends an answer to the client. If the client has disconnected, the next read will show it.
     ///
     /// # Errors
-    /// The answer cannot be put into a frame.
+    /// Returns the [`FrameError`] if the answer cannot be encoded.
     pub(crate) fn reply(&self, answer: &Result<Reply, Failure>) -> Result<(), FrameError> {
         let Some(client) = &self.client else {
             return Ok(());
@@ -151,7 +152,7 @@ mod tests {
     use crate::watch::{Events, tests::test_watch};
 
     #[test]
-    fn clients_of_a_listener_come_one_after_another() {
+    fn a_listening_socket_serves_clients_one_after_another() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control");
         let mut watch = test_watch();
@@ -167,7 +168,7 @@ mod tests {
             [Token::ControlListener]
         );
         control.accept(&mut watch).unwrap();
-        // Half a frame, and then nothing more: the client is dropped, and the next one is heard.
+        // The first client disconnects in the middle of a frame; the next one is served.
         first.write_all(b"CVMC\x01").unwrap();
         drop(first);
         let got = control.receive(&mut watch).unwrap();
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lone_client_ends_it() {
+    fn end_of_file_on_a_connected_socket_ends_the_vm() {
         let mut watch = test_watch();
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut control = Control::new(theirs.into()).unwrap();

@@ -1,4 +1,4 @@
-//! What can go wrong in a machine, and what a caller of the control socket can do about it.
+//! Errors of the machine, and the failure kinds that a client of the control socket receives.
 
 use std::{io, path::PathBuf};
 
@@ -12,61 +12,49 @@ use crate::{
     snapshot::SnapshotError,
 };
 
-/// See the module.
+/// Why the machine refused a request or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// No KVM, or what was handed over as /dev/kvm is not it.
+    /// There is no KVM, or the descriptor for /dev/kvm is another file.
     #[error("cannot use /dev/kvm (is KVM enabled, and may this user open it?)")]
     NoKvm(#[source] io::Error),
-    /// A descriptor that was handed over.
     #[error("cannot use a descriptor that was handed over")]
     Descriptor(#[source] io::Error),
-    /// Signal handlers.
     #[error("cannot install a signal handler")]
     Signals(#[source] io::Error),
-    /// Waiting for descriptors.
-    #[error("cannot watch descriptors")]
+    #[error("cannot wait for descriptors with epoll")]
     Watch(#[source] io::Error),
-    /// The control socket.
-    #[error("the control socket broke")]
+    #[error("the control socket failed")]
     Control(#[source] FrameError),
-    /// A file of the spec.
     #[error("cannot open {path}")]
     Open {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The spec.
     #[error(transparent)]
     Spec(#[from] model::SpecError),
-    /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The platform.
     #[error(transparent)]
     Platform(#[from] PlatformError),
-    /// No platform.
-    #[error("no VM can run here: {0}")]
+    /// KVM on this host fits neither platform.
+    #[error("this host cannot run a VM: {0}")]
     Unsuitable(String),
-    /// The devices.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A template.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// Not now.
+    /// The request is not possible in the VM's phase.
     #[error("{0}")]
     WrongPhase(&'static str),
-    /// The guest is over.
-    #[error("the guest is over: {}", .0.as_ref().map_or_else(String::new, ToString::to_string))]
+    /// The guest has ended.
+    #[error("the guest has ended: {}", .0.as_ref().map_or_else(String::new, ToString::to_string))]
     Exited(Option<EndReason>),
 }
 
 impl MachineError {
-    /// As the control socket carries it: what to act on, and the chain of causes in one line.
+    /// The answer for the control socket: the kind, and the error with its causes in one line.
     #[must_use]
     pub fn failure(&self) -> Failure {
         Failure {

@@ -1,5 +1,6 @@
-//! Which parts of a memory or a disk a diff holds. Its file has them one after another; a list of extents,
-//! in a file of its own, says where they belong. Holes say nothing: a copy may have lost or made some.
+//! Extents: which parts of a memory or a disk a diff contains. The diff's files store those parts one after another;
+//! this list, in a file of its own, states their positions. Holes in the files have no meaning, because copying can add
+//! or remove them.
 //!
 //! ```text
 //! offset 0  magic "CUBEDIFF"                       8 bytes
@@ -10,7 +11,7 @@
 //!       32  SHA-256 of what follows               32 bytes
 //!       64  pairs (offset, bytes) of LE u64: the memory's, then the layer's
 //! ```
-//! What must never happen: an extent outside of what it is laid over, or two that overlap.
+//! Invariant: every extent lies within the base, and no two overlap.
 
 use sha2::{Digest, Sha256};
 
@@ -19,19 +20,20 @@ use crate::memory::PAGE;
 const MAGIC: [u8; 8] = *b"CUBEDIFF";
 const HEADER: usize = 64;
 const PAIR: usize = 16;
-/// Most extents in a list: those of 8 GiB in which every other page differs, and as many blocks of a disk.
+/// Limit on extents per list: enough for 8 GiB of memory in which every other page differs, and for as many blocks of a
+/// disk.
 pub const MAX_EXTENTS: usize = 2 << 20;
-/// Longest file of two lists.
+/// Longest file with two lists, in bytes.
 pub const MAX_FILE: u64 = (HEADER + 2 * MAX_EXTENTS * PAIR) as u64;
 
 /// A run of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Where it belongs.
+    /// Offset in the memory or disk.
     pub at: u64,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Where the diff's file has it.
+    /// Offset in the diff's file.
     pub stored: u64,
 }
 
@@ -41,57 +43,55 @@ pub struct Extents {
     list: Vec<Extent>,
 }
 
-/// Where a byte is.
+/// Where to read a byte from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// At `stored` of the diff's file, and so are the bytes after it up to offset `end`.
+    /// The diff has it.
     Here {
-        /// In the file.
+        /// Offset of the byte in the diff's file.
         stored: u64,
-        /// End of the extent, as an offset of the whole.
+        /// End of the extent, as an offset in the memory or disk.
         end: u64,
     },
-    /// Not in the diff, up to offset `end`.
+    /// The diff does not have it.
     Elsewhere {
-        /// Begin of the next extent; `u64::MAX` if there is none.
+        /// Start of the next extent; `u64::MAX` if none follows.
         end: u64,
     },
 }
 
-/// Why bytes are no list of extents.
+/// Why bytes are not a valid list of extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExtentsError {
-    /// It does not begin with the magic.
-    #[error("it is no list of extents")]
+    #[error("it is not a list of extents")]
     Magic,
-    /// Another format.
-    #[error("it is of format {0}")]
+    #[error("it has format {0}")]
     Format(u32),
-    /// Its header promises another length.
-    #[error("its header does not fit its length")]
+    /// The counts in the header do not match the length.
+    #[error("its length does not match its header")]
     Length,
-    /// More than are read.
-    #[error("it has {0} extents, at most {MAX_EXTENTS} are read")]
+    #[error("it has {0} extents, the limit is {MAX_EXTENTS}")]
     TooMany(u64),
-    /// The sum.
     #[error("its SHA-256 differs from the one in its header")]
     Sum,
-    /// An extent that cannot be.
-    #[error("its extent of {bytes} bytes at {at:#x} is empty, no whole pages, or out of place")]
+    #[error(
+        "its extent of {bytes} bytes at {at:#x} is empty, not page-aligned, out of order or out of range"
+    )]
     Extent {
-        /// Where it begins.
+        /// Offset of the extent.
         at: u64,
-        /// Its length.
+        /// Length of the extent.
         bytes: u64,
     },
 }
 
 impl Extents {
-    /// Checks ranges (offset, bytes): whole pages, ascending, apart from each other, below `limit` rounded
-    /// up to a page.
+    /// Checks ranges (offset, bytes): whole pages in ascending order, without overlap, and below `limit` rounded up to
+    /// a page.
     ///
     /// # Errors
-    /// The first range that is none of this, or too many.
+    /// Returns [`ExtentsError::Extent`] for the first invalid range, and [`ExtentsError::TooMany`] if there are more
+    /// than [`MAX_EXTENTS`].
     pub fn new(
         ranges: impl IntoIterator<Item = (u64, u64)>,
         limit: u64,
@@ -112,7 +112,7 @@ impl Extents {
         }
     }
 
-    /// Adds pages after all others; they are stored after all others too.
+    /// Appends pages. They must lie above all others.
     pub fn push(&mut self, at: u64, bytes: u64) {
         let stored = self.bytes();
         match self.list.last_mut() {
@@ -121,30 +121,29 @@ impl Extents {
         }
     }
 
-    /// Length of the file that holds them.
+    /// Length in bytes of the file that stores them.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.list.last().map_or(0, |last| last.stored + last.bytes)
     }
 
-    /// How many runs there are.
+    /// Number of extents.
     #[must_use]
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Whether nothing differs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// In ascending order.
+    /// The extents in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = &Extent> {
         self.list.iter()
     }
 
-    /// Where the byte at `at` is.
+    /// Where to read the byte at offset `at` from.
     #[must_use]
     pub fn find(&self, at: u64) -> Found {
         let first = self.list.partition_point(|e| e.at + e.bytes <= at);
@@ -159,10 +158,10 @@ impl Extents {
     }
 }
 
-/// The file of two lists.
+/// Encodes two lists as a file.
 ///
 /// # Errors
-/// A list is too long to be read again.
+/// Returns [`ExtentsError::TooMany`] if a list is longer than [`decode`] accepts.
 pub fn encode(format: u32, memory: &Extents, layer: &Extents) -> Result<Vec<u8>, ExtentsError> {
     for extents in [memory, layer] {
         if extents.len() > MAX_EXTENTS {
@@ -185,10 +184,10 @@ pub fn encode(format: u32, memory: &Extents, layer: &Extents) -> Result<Vec<u8>,
     Ok(bytes)
 }
 
-/// Reads the two lists; `memory` and `layer` are the lengths in bytes of what they are laid over.
+/// Decodes a file with two lists. `memory` and `layer` are the lengths in bytes of the base's memory and layer.
 ///
 /// # Errors
-/// See [`ExtentsError`].
+/// Returns [`ExtentsError`] for the first check that fails.
 pub fn decode(
     bytes: &[u8],
     format: u32,
@@ -244,7 +243,7 @@ mod tests {
 
     const LIMIT: u64 = 1000 * PAGE;
 
-    /// Gaps and lengths in pages, as extents inside [`LIMIT`].
+    /// Extents inside [`LIMIT`], made from random gaps and lengths in pages.
     fn any_extents() -> impl Strategy<Value = Extents> {
         proptest::collection::vec((0..9_u64, 1..5_u64), 0..60).prop_map(|steps| {
             let mut at = 0;
@@ -259,7 +258,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lists_read_back(memory in any_extents(), layer in any_extents()) {
+        fn encoded_lists_decode_unchanged(memory in any_extents(), layer in any_extents()) {
             let bytes = encode(7, &memory, &layer).unwrap();
             let (m, l) = decode(&bytes, 7, (LIMIT, LIMIT)).unwrap();
             prop_assert_eq!((m, l), (memory, layer));
@@ -267,7 +266,7 @@ mod tests {
         }
 
         #[test]
-        fn a_byte_is_found_where_the_list_says(extents in any_extents(), at in 0..LIMIT) {
+        fn a_byte_is_found_in_its_extent(extents in any_extents(), at in 0..LIMIT) {
             let holder = extents.iter().find(|e| (e.at..e.at + e.bytes).contains(&at));
             match (extents.find(at), holder) {
                 (Found::Here { stored, end }, Some(e)) => {
@@ -283,7 +282,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_read_lies_inside_and_apart(
+        fn accepted_extents_lie_in_range_and_do_not_overlap(
             pairs in proptest::collection::vec((0..1100_u64, 0..40_u64), 0..4),
             odd in 0..3_u64,
         ) {
@@ -300,10 +299,10 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_byte_is_noticed(extents in any_extents(), at: prop::sample::Index, bit in 0..8_u32) {
+        fn a_changed_bit_is_detected(extents in any_extents(), at: prop::sample::Index, bit in 0..8_u32) {
             let mut bytes = encode(7, &extents, &extents).unwrap();
             let at = at.index(bytes.len());
-            // Four bytes of the header mean nothing.
+            // Four bytes of the header are unused.
             prop_assume!(!(12..16).contains(&at));
             bytes[at] ^= 1 << bit;
             prop_assert!(decode(&bytes, 7, (LIMIT, LIMIT)).is_err());
@@ -311,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_that_cannot_be_are_refused() {
+    fn impossible_extents_are_refused() {
         let page = PAGE;
         for bad in [
             vec![(0, 0)],

@@ -1,4 +1,5 @@
-//! Entry points of the fuzz targets, beside [`crate::devices::fuzz`]: parsers of bytes that others wrote.
+//! Entry points of the fuzz targets for parsers of untrusted bytes; those of the devices are in
+//! [`crate::devices::fuzz`].
 
 use std::{fs::File, io::Write, path::Path};
 
@@ -14,10 +15,10 @@ use crate::{
     snapshot,
 };
 
-/// Format of state files.
+/// Format version of state files.
 pub const FORMAT: u32 = model::TEMPLATE_FORMAT;
 
-/// A state file. What decodes is restored, as far as no KVM is needed.
+/// Decodes a state file. If that succeeds, restores the devices from it, as far as that needs no KVM.
 pub fn state(bytes: &[u8]) {
     for host in [Platform::Ring3, Platform::Hvm] {
         if let Ok(state) = snapshot::decode(Path::new("state"), bytes, host) {
@@ -26,10 +27,10 @@ pub fn state(bytes: &[u8]) {
     }
 }
 
-/// A list of extents: as it is, and under a header that fits it. What is read lies inside, and is found.
+/// Decodes a list of extents, as it is and behind a valid header. Accepted extents must lie in range and be found.
 ///
 /// # Panics
-/// It does not.
+/// If an accepted list breaks these rules.
 pub fn extents(bytes: &[u8]) {
     const LENGTHS: (u64, u64) = (64 << 20, 1 << 30);
     let _refused = extents::decode(bytes, FORMAT, LENGTHS);
@@ -58,10 +59,10 @@ pub fn extents(bytes: &[u8]) {
     }
 }
 
-/// A kernel image.
+/// Parses the notes of a kernel image.
 ///
 /// # Panics
-/// The host has no descriptors or memory left.
+/// If the host has no free descriptor or memory.
 pub fn xen_notes(bytes: &[u8]) {
     let fd = memfd_create(c"kernel", MFdFlags::MFD_CLOEXEC).expect("memfd");
     let mut file = File::from(fd);
@@ -75,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_break_the_parsers(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn random_bytes_do_not_break_the_parsers(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             super::state(&bytes);
             super::extents(&bytes);
             super::xen_notes(&[b"\x7fELF\x02\x01\x01".as_slice(), &bytes].concat());

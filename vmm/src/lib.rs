@@ -1,6 +1,6 @@
 //! A deliberately small VMM: one process runs one microVM.
 //!
-//! What must never happen: a Rust reference into guest memory, or a panic that a guest can cause.
+//! Invariants: no Rust reference into guest memory exists, and no guest can cause a panic.
 
 pub mod agent;
 pub mod confine;

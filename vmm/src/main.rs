@@ -1,4 +1,4 @@
-//! `cube-vmm`: one process, one microVM.
+//! `cube-vmm`: one process runs one microVM.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -10,7 +10,7 @@ use vmm::{
     machine::Machine,
 };
 
-/// Runs one microVM, told what to do over a control socket.
+/// Runs one microVM under the control of a client, over a unix socket
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -20,18 +20,18 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve the control socket that is standard input (the default): a connected one until its client
-    /// leaves, a listening one for clients one after another until the guest ends
+    /// Serve the control socket on standard input (the default). A connected socket is served until its client
+    /// disconnects; a listening socket serves one client after another until the guest ends
     Serve {
-        /// Become this user and this group first; takes root
+        /// Switch to this user and group id first; needs root
         #[arg(long, value_name = "ID")]
         user: Option<u32>,
     },
-    /// Say which platform this host's KVM offers, and why, as JSON
+    /// Print as JSON which platform KVM on this host offers, and why
     Probe,
     /// Read every byte of a template and compare it with its manifest
     Verify {
-        /// The template's directory
+        /// Directory of the template
         template: PathBuf,
     },
 }
@@ -53,18 +53,18 @@ fn run(command: Option<Command>, started: u64) -> Result<(), Box<dyn std::error:
             close_inherited()?;
             let control = Control::of_stdin()?;
             if control.is_listening() {
-                // It is to outlive the terminal and the session of whoever started it. Fails for a leader of
-                // a process group, which was given one of its own on purpose.
+                // The VM outlives the terminal and the session of the process that started it. setsid fails for the
+                // leader of a process group, which then has a group of its own already.
                 let _ = nix::unistd::setsid();
             }
-            // Before anything is read: what a snapshot holds was written by another VMM.
+            // Before anything is read: a snapshot may come from a compromised VMM.
             confine(user)?;
             Machine::new(control, started)?.serve()?;
         }
         Command::Probe => println!("{}", serde_json::to_string(&vmm::platform::probe::host()?)?),
         Command::Verify { template } => {
             vmm::snapshot::verify(&template)?;
-            println!("{}: every byte is as its manifest says", template.display());
+            println!("{}: all files match the manifest", template.display());
         }
     }
     Ok(())

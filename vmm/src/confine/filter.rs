@@ -1,11 +1,12 @@
-//! The system calls of a running machine, and the filter that ends the process at any other.
+//! The seccomp filter: it allows the system calls of a running machine and kills the process at any other.
 //!
 //! ```text
-//! by number      search     allowed · absent · judged · the process ends
-//! by arguments   seccompiler's program, for those that are judged
+//! by number      binary search    allowed · absent · checked · fatal
+//! by arguments   seccompiler's program, for checked calls only
 //! ```
-//! The kernel runs a new filter once for each system call number there is, to remember which are always allowed. A
-//! chain of comparisons, as seccompiler makes, costs a start a quarter of a millisecond for that; see [`super::search`].
+//! When a filter is installed, the kernel runs it once for every system call number, to cache those that are always
+//! allowed. With seccompiler's linear chain of comparisons this takes a quarter of a millisecond of each start; see
+//! [`super::search`] for the faster order.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +18,12 @@ use seccompiler::{
 
 use super::{
     ConfineError,
-    search::{self, Verdict},
+    search::{self, CallPolicy},
 };
 
-/// System calls of a running machine, whatever their arguments.
+/// System calls that are allowed with any arguments.
 const CALLS: [i64; 54] = [
-    // The guest runs, and is waited for; with ioctl below.
+    // Running the guest and waiting; see also ioctl below.
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
@@ -37,7 +38,7 @@ const CALLS: [i64; 54] = [
     libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
     libc::SYS_gettimeofday,
-    // Threads of further vCPUs, locks, signals; with clone and tgkill below.
+    // Threads of further vCPUs, locks, signals; see also clone and tgkill below.
     libc::SYS_futex,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_yield,
@@ -52,12 +53,12 @@ const CALLS: [i64; 54] = [
     libc::SYS_restart_syscall,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    // Memory; with mmap and mprotect below.
+    // Memory; see also mmap and mprotect below.
     libc::SYS_brk,
     libc::SYS_munmap,
     libc::SYS_mremap,
     libc::SYS_madvise,
-    // Disks, console, the register page's memory.
+    // Disks, the console, and the memory of the register page.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -71,30 +72,29 @@ const CALLS: [i64; 54] = [
     libc::SYS_ftruncate,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
-    // Control socket and streams of the guest; with socketpair and sendto below. No sendmsg: it can send
-    // descriptors.
+    // The control socket and vsock streams; see also socketpair and sendto below. sendmsg is missing because it can
+    // send descriptors.
     libc::SYS_accept4,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_shutdown,
     libc::SYS_getsockopt,
     libc::SYS_close,
-    // What an open file is, random numbers, and the rest of a process's life.
+    // File lengths, random numbers, barriers.
     libc::SYS_fstat,
     libc::SYS_getrandom,
     libc::SYS_membarrier,
 ];
 
-/// Requests of ioctl by the byte that says whose they are (`linux/ioctl.h`): all of KVM's.
+/// ioctl requests are allowed by their type byte (`linux/ioctl.h`): all of KVM's.
 const REQUEST_TYPE: u64 = 0xff00;
 const KVM_REQUESTS: u64 = 0xae00;
-/// Requests of ioctl, one by one: what a stream does not wait for, what a TAP is, and what frames the guest's
-/// driver takes.
+/// Further ioctl requests: non-blocking mode of sockets, flags of a TAP, offloads of a TAP.
 const REQUESTS: [libc::Ioctl; 3] = [libc::FIONBIO, libc::TUNGETIFF, libc::TUNSETOFFLOAD];
 
-/// Commands of fcntl: a copy of a descriptor, its flags (debug builds look at them), whether it blocks, and whom its
-/// readiness kicks. The last is F_SETOWN_EX, which the C library's headers lack; the kernel sends the signal with
-/// this user's rights.
+/// Commands of fcntl: duplicate a descriptor, read its flags (debug builds do), read and set its status flags, and set
+/// the thread that its readiness signals. The last is F_SETOWN_EX, which the C library's headers lack; the kernel sends
+/// the signal with this user's privileges.
 const FILE_COMMANDS: [i32; 5] = [
     libc::F_DUPFD_CLOEXEC,
     libc::F_GETFD,
@@ -103,27 +103,27 @@ const FILE_COMMANDS: [i32; 5] = [
     15,
 ];
 
-/// Calls by which memory could become executable: allowed without that right (argument 2 of both).
+/// Calls that can make memory executable. They are allowed without PROT_EXEC (argument 2 of both).
 const MAPPING_CALLS: [i64; 2] = [libc::SYS_mmap, libc::SYS_mprotect];
 
-/// Calls that a filter cannot judge, because what they do is behind a pointer. They are as absent as on an older
-/// kernel: the C library then uses clone, and does without a file's metadata.
+/// Calls whose arguments are behind a pointer, which a filter cannot check. They fail with ENOSYS as on an older
+/// kernel: the C library then uses clone, and does without the file's metadata.
 const ABSENT: [i64; 3] = [libc::SYS_clone3, libc::SYS_statx, libc::SYS_newfstatat];
 
-/// Installs the filter, for this thread and those that it starts.
+/// Installs the filter for this thread and all threads that it starts.
 pub(super) fn install() -> Result<(), ConfineError> {
-    let judged = judged().map_err(ConfineError::Filter)?;
-    let verdicts = verdicts(judged.keys().copied());
-    let program = by_arguments(judged).map_err(ConfineError::Filter)?;
-    let program = search::before(program, &verdicts).ok_or(ConfineError::Jumps)?;
+    let rules = argument_rules().map_err(ConfineError::Filter)?;
+    let policies = policies(rules.keys().copied());
+    let program = by_arguments(rules).map_err(ConfineError::Filter)?;
+    let program = search::before(program, &policies).ok_or(ConfineError::Jumps)?;
     seccompiler::apply_filter(&program).map_err(ConfineError::Filter)
 }
 
-fn verdicts(judged: impl Iterator<Item = i64>) -> BTreeMap<i64, Verdict> {
-    let allowed = CALLS.into_iter().map(|call| (call, Verdict::Allowed));
-    let absent = ABSENT.into_iter().map(|call| (call, Verdict::Absent));
-    let judged = judged.map(|call| (call, Verdict::Judged));
-    allowed.chain(absent).chain(judged).collect()
+fn policies(checked: impl Iterator<Item = i64>) -> BTreeMap<i64, CallPolicy> {
+    let allowed = CALLS.into_iter().map(|call| (call, CallPolicy::Allowed));
+    let absent = ABSENT.into_iter().map(|call| (call, CallPolicy::Absent));
+    let checked = checked.map(|call| (call, CallPolicy::Checked));
+    allowed.chain(absent).chain(checked).collect()
 }
 
 fn by_arguments(rules: BTreeMap<i64, Vec<SeccompRule>>) -> Result<BpfProgram, seccompiler::Error> {
@@ -136,8 +136,8 @@ fn by_arguments(rules: BTreeMap<i64, Vec<SeccompRule>>) -> Result<BpfProgram, se
     Ok(BpfProgram::try_from(filter)?)
 }
 
-/// What the arguments of a call must be.
-fn judged() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Error> {
+/// Rules for the arguments of checked calls.
+fn argument_rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Error> {
     let mut rules = BTreeMap::new();
     let any_of = |argument, values: &[u64]| -> Result<Vec<SeccompRule>, seccompiler::Error> {
         let rule = |value: &u64| only_if(argument, SeccompCmpOp::Eq, *value);
@@ -162,25 +162,25 @@ fn judged() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Error> {
         libc::SYS_clone,
         vec![only_if(0, SeccompCmpOp::MaskedEq(thread), thread)?],
     );
-    // Signals to this process's own threads alone.
+    // Signals may go only to threads of this process.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, any_of(0, &[own])?);
     let commands = FILE_COMMANDS.map(|command| u64::from(command.unsigned_abs()));
     rules.insert(libc::SYS_fcntl, any_of(1, &commands)?);
-    // Sockets come over the control socket; a pair is a stream whose other end is this process's own.
+    // Sockets arrive over the control socket. A socket pair connects this process to itself.
     let unix = u64::from(libc::AF_UNIX.unsigned_abs());
     rules.insert(libc::SYS_socketpair, any_of(0, &[unix])?);
-    // How long the control socket waits, and no filter of the kernel's own.
+    // Timeouts of the control socket. Other options, such as attaching a BPF filter, are forbidden.
     rules.insert(libc::SYS_setsockopt, timeouts()?);
-    // To whoever the socket is connected to, and nobody else.
+    // Only to the connected peer: the address must be null.
     rules.insert(libc::SYS_sendto, only_if_null(4)?);
-    // A further vCPU's thread has a name.
+    // Naming the thread of a further vCPU.
     let set_name = u64::from(libc::PR_SET_NAME.unsigned_abs());
     rules.insert(libc::SYS_prctl, any_of(0, &[set_name])?);
     Ok(rules)
 }
 
-/// The two options by which a socket gets deadlines.
+/// The two options that set a socket's timeouts.
 fn timeouts() -> Result<Vec<SeccompRule>, seccompiler::Error> {
     let equal = |argument, value: i32| {
         let value = u64::from(value.unsigned_abs());
@@ -196,13 +196,13 @@ fn timeouts() -> Result<Vec<SeccompRule>, seccompiler::Error> {
         .collect()
 }
 
-/// Allows a call if its argument, a pointer, is null.
+/// Allows a call if its pointer argument is null.
 fn only_if_null(argument: u8) -> Result<Vec<SeccompRule>, seccompiler::Error> {
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
     Ok(vec![SeccompRule::new(vec![condition])?])
 }
 
-/// Allows a call if its argument compares to the value, as 32 bits.
+/// Allows a call if the lower 32 bits of its argument match.
 fn only_if(
     argument: u8,
     operator: SeccompCmpOp,

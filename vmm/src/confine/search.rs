@@ -1,5 +1,5 @@
-//! The part of the system call filter that goes by numbers: a search by halves over the ranges of numbers that have
-//! the same verdict, in classic BPF (Documentation/userspace-api/seccomp_filter.rst, `linux/filter.h`).
+//! The part of the seccomp filter that decides by system call number: a binary search over ranges of numbers with the
+//! same policy, in classic BPF (Documentation/userspace-api/seccomp_filter.rst, `linux/filter.h`).
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use seccompiler::{BpfProgram, sock_filter};
 
 /// AUDIT_ARCH_X86_64 of `linux/audit.h`.
 const ARCH: u32 = 0xc000_003e;
-/// Offsets in `struct seccomp_data`.
+/// Offset of `nr` in `struct seccomp_data`; `arch` follows.
 const NUMBER_AT: u32 = 0;
 const ARCH_AT: u32 = 4;
 
@@ -18,16 +18,16 @@ const JUMP_EQUAL: u16 = 0x15;
 const JUMP_NOT_LESS: u16 = 0x35;
 const RETURN: u16 = 0x06;
 
-/// What becomes of a system call.
+/// What the filter does with a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It is made.
+pub(super) enum CallPolicy {
+    /// The call is allowed.
     Allowed,
-    /// It fails with ENOSYS.
+    /// The call fails with ENOSYS.
     Absent,
-    /// Its arguments decide.
-    Judged,
-    /// The process ends. So it is for any call that is in no list.
+    /// The filter program that follows checks the arguments.
+    Checked,
+    /// The process is killed. This is the policy for every call without another one.
     Fatal,
 }
 
@@ -35,44 +35,45 @@ fn step(code: u16, k: u32, (jt, jf): (u8, u8)) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-/// A leaf of the search. That of a judged call jumps to the end, wherever that will be.
-fn leaf(verdict: Verdict) -> sock_filter {
+/// A leaf of the search. The leaf of a checked call is a jump to the end of the search; its distance is filled in
+/// later.
+fn leaf(policy: CallPolicy) -> sock_filter {
     let answer = |k| step(RETURN, k, (0, 0));
-    match verdict {
-        Verdict::Allowed => answer(libc::SECCOMP_RET_ALLOW),
-        Verdict::Absent => answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs()),
-        Verdict::Judged => step(JUMP, 0, (0, 0)),
-        Verdict::Fatal => answer(libc::SECCOMP_RET_KILL_PROCESS),
+    match policy {
+        CallPolicy::Allowed => answer(libc::SECCOMP_RET_ALLOW),
+        CallPolicy::Absent => answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs()),
+        CallPolicy::Checked => step(JUMP, 0, (0, 0)),
+        CallPolicy::Fatal => answer(libc::SECCOMP_RET_KILL_PROCESS),
     }
 }
 
-/// The first number of each range, and its verdict; the first range begins at 0, the last has no end.
-fn ranges(verdicts: &BTreeMap<i64, Verdict>) -> Vec<(u32, Verdict)> {
-    let mut ranges = vec![(0, Verdict::Fatal)];
+/// The first number of each range, and its policy. The first range begins at 0, the last has no end.
+fn ranges(policies: &BTreeMap<i64, CallPolicy>) -> Vec<(u32, CallPolicy)> {
+    let mut ranges = vec![(0, CallPolicy::Fatal)];
     let mut next = 0;
-    let mut begin = |at: u32, verdict: Verdict| match ranges.last_mut() {
-        Some((from, last)) if *from == at => *last = verdict,
-        Some((_, last)) if *last == verdict => {}
-        _ => ranges.push((at, verdict)),
+    let mut begin = |at: u32, policy: CallPolicy| match ranges.last_mut() {
+        Some((from, last)) if *from == at => *last = policy,
+        Some((_, last)) if *last == policy => {}
+        _ => ranges.push((at, policy)),
     };
-    for (number, verdict) in verdicts {
+    for (number, policy) in policies {
         let Ok(number) = u32::try_from(*number) else {
             continue;
         };
         if number > next {
-            begin(next, Verdict::Fatal);
+            begin(next, CallPolicy::Fatal);
         }
-        begin(number, *verdict);
+        begin(number, *policy);
         next = number + 1;
     }
-    begin(next, Verdict::Fatal);
+    begin(next, CallPolicy::Fatal);
     ranges
 }
 
-/// The search over some ranges; `None` if a jump would be too long.
-fn halves(ranges: &[(u32, Verdict)]) -> Option<Vec<sock_filter>> {
-    if let [(_, verdict)] = ranges {
-        return Some(vec![leaf(*verdict)]);
+/// The search over some ranges; `None` if a jump would exceed 255 instructions.
+fn halves(ranges: &[(u32, CallPolicy)]) -> Option<Vec<sock_filter>> {
+    if let [(_, policy)] = ranges {
+        return Some(vec![leaf(*policy)]);
     }
     let (low, high) = ranges.split_at(ranges.len() / 2);
     let (below, above) = (halves(low)?, halves(high)?);
@@ -83,15 +84,19 @@ fn halves(ranges: &[(u32, Verdict)]) -> Option<Vec<sock_filter>> {
     Some(all)
 }
 
-/// The program, with the search before it: it sees only the calls that are judged. `None` if a jump would be too long.
-pub(super) fn before(program: BpfProgram, verdicts: &BTreeMap<i64, Verdict>) -> Option<BpfProgram> {
+/// Puts the search before `program`, which then sees only checked calls. Returns `None` if a jump would exceed 255
+/// instructions.
+pub(super) fn before(
+    program: BpfProgram,
+    policies: &BTreeMap<i64, CallPolicy>,
+) -> Option<BpfProgram> {
     let mut all = vec![
         step(LOAD, ARCH_AT, (0, 0)),
         step(JUMP_EQUAL, ARCH, (1, 0)),
-        leaf(Verdict::Fatal),
+        leaf(CallPolicy::Fatal),
         step(LOAD, NUMBER_AT, (0, 0)),
     ];
-    all.extend(halves(&ranges(verdicts))?);
+    all.extend(halves(&ranges(policies))?);
     let end = u32::try_from(all.len()).ok()?;
     for (at, step) in (1..).zip(&mut all) {
         if step.code == JUMP {
@@ -107,10 +112,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Stands for the program by arguments.
-    const JUDGED: u32 = 0x1234;
+    /// Return value that stands for the program that checks arguments.
+    const CHECKED: u32 = 0x1234;
 
-    /// Runs a program as the kernel would; the answer.
+    /// Interprets a filter program like the kernel. Returns its return value.
     fn run(program: &[sock_filter], arch: u32, number: u32) -> u32 {
         let (mut at, mut a) = (0, 0);
         loop {
@@ -128,30 +133,30 @@ mod tests {
         }
     }
 
-    fn any_verdict() -> impl Strategy<Value = Verdict> {
+    fn any_policy() -> impl Strategy<Value = CallPolicy> {
         prop_oneof![
-            Just(Verdict::Allowed),
-            Just(Verdict::Absent),
-            Just(Verdict::Judged)
+            Just(CallPolicy::Allowed),
+            Just(CallPolicy::Absent),
+            Just(CallPolicy::Checked)
         ]
     }
 
     proptest! {
         #[test]
-        fn every_number_gets_its_verdict(
-            verdicts in proptest::collection::btree_map(0..470_i64, any_verdict(), 0..90),
+        fn every_number_gets_its_policy(
+            policies in proptest::collection::btree_map(0..470_i64, any_policy(), 0..90),
         ) {
-            let judged = vec![step(RETURN, JUDGED, (0, 0))];
-            let program = before(judged, &verdicts).expect("short jumps");
+            let checked = vec![step(RETURN, CHECKED, (0, 0))];
+            let program = before(checked, &policies).expect("short jumps");
             for number in (0..600).chain([1 << 30, (1 << 30) + 1, u32::MAX]) {
-                let verdict = verdicts.get(&i64::from(number)).copied();
-                let expected = match verdict.unwrap_or(Verdict::Fatal) {
-                    Verdict::Judged => JUDGED,
+                let policy = policies.get(&i64::from(number)).copied();
+                let expected = match policy.unwrap_or(CallPolicy::Fatal) {
+                    CallPolicy::Checked => CHECKED,
                     other => leaf(other).k,
                 };
                 prop_assert_eq!(run(&program, ARCH, number), expected, "{}", number);
             }
-            // 32-bit calls have other numbers.
+            // 32-bit calls have other numbers and are always fatal.
             prop_assert_eq!(run(&program, 0x4000_0003, 0), libc::SECCOMP_RET_KILL_PROCESS);
         }
     }
