@@ -1,4 +1,4 @@
-//! virtio-blk (virtio 1.2, 5.2): one queue of reads, writes, discards, flushes and the identity.
+//! virtio-blk (virtio 1.2, 5.2): one queue with reads, writes, discards, flushes and GET_ID.
 
 use virtio_bindings::virtio_blk as spec;
 
@@ -10,20 +10,20 @@ use super::registers::{COMMON_FEATURES, Identity, feature};
 
 const DEVICE_ID: u32 = 2;
 const QUEUE: u16 = 128;
-/// The longest chain is a full queue: header, segments, status.
+/// Limit on data segments per request: a full queue without header and status.
 const SEG_MAX: u32 = 126;
 const SIZE_MAX: u32 = 64 << 10;
-/// No driver that keeps to the limits above asks for more in one request.
+/// Longest request that a driver within the limits above can make, in bytes.
 const REQUEST_MAX: usize = 126 * (64 << 10);
 const SECTOR: u64 = 512;
-/// Sectors of one discard, 64 MiB: a file system takes its time to give back what lies in many pieces.
+/// Sectors per discard (64 MiB). The limit bounds the time that the file system needs to free scattered blocks.
 const DISCARD_SECTORS_MAX: u32 = (64 << 20) / 512;
-/// Sectors of a block of the layer: no less is given back.
+/// Sectors in a block of the layer, the smallest unit of a discard.
 const DISCARD_ALIGNMENT: u32 = 8;
-/// Length of the answer to GET_ID.
+/// Length of the answer to GET_ID in bytes.
 const ID_BYTES: usize = 20;
 
-/// How a request ended, as the driver's status byte says it.
+/// How a request ended; becomes the driver's status byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
@@ -81,7 +81,7 @@ impl Block {
         }
     }
 
-    /// `struct virtio_blk_config` up to the limits of discards: 4 KiB physical blocks in 512-byte logical ones,
+    /// `struct virtio_blk_config` up to the limits of discards. Physical blocks are 4 KiB and logical ones 512 bytes,
     /// so that the guest aligns its writes with the layer's blocks.
     fn config(&self) -> Vec<u8> {
         let mut config = Vec::with_capacity(60);
@@ -101,7 +101,7 @@ impl Block {
         config
     }
 
-    /// Serves one request; the number of bytes written to guest memory, and how it ended.
+    /// Serves one request. Returns the number of bytes written to guest memory, and the outcome.
     fn serve(&mut self, chain: Chain<'_>) -> (u32, Outcome) {
         let Chain {
             mut readable,
@@ -125,7 +125,7 @@ impl Block {
             _ => Outcome::Failed,
         };
         status.write(&[outcome.status()]);
-        // The status byte is last: all before it counts as written, whatever its content.
+        // The status byte is last, so all bytes before it count as written, whatever their content.
         (u32::try_from(room + 1).unwrap_or(0), outcome)
     }
 
@@ -136,7 +136,7 @@ impl Block {
             (spec::VIRTIO_BLK_T_IN, Some(offset)) => self.disk.read(offset, into),
             (spec::VIRTIO_BLK_T_OUT, Some(offset)) => self.disk.write(offset, data),
             (spec::VIRTIO_BLK_T_DISCARD, _) => return self.discard(&data),
-            // What was written dies with the VM, or goes into a snapshot that syncs it.
+            // Nothing to do: the written data ends with the VM, or goes into a snapshot, which is synced.
             (spec::VIRTIO_BLK_T_FLUSH, _) => Ok(()),
             (spec::VIRTIO_BLK_T_GET_ID, _) => {
                 let mut id = [0; ID_BYTES];
@@ -152,7 +152,7 @@ impl Block {
         outcome(&done)
     }
 
-    /// A flag is one of another request, or unknown (virtio 1.2, 5.2.6.2).
+    /// Flags belong to another kind of request or are unknown (virtio 1.2, 5.2.6.2).
     fn discard(&mut self, data: &Buffers<'_>) -> Outcome {
         match discarded(data) {
             Some((offset, len, 0)) => outcome(&self.disk.discard(offset, len)),
@@ -169,8 +169,8 @@ fn outcome(done: &std::io::Result<()>) -> Outcome {
     }
 }
 
-/// The one range of a discard (`struct virtio_blk_discard_write_zeroes`): byte offset, bytes, flags. `None` if
-/// there is another number of ranges, or one that is too long.
+/// The range of a discard (`struct virtio_blk_discard_write_zeroes`): byte offset, bytes, flags. Returns `None` if
+/// there is not exactly one range, or if it is too long.
 fn discarded(data: &Buffers<'_>) -> Option<(u64, u64, u32)> {
     let mut bytes = [0; 16];
     if data.len() != bytes.len() {
@@ -194,7 +194,8 @@ impl VirtioDevice for Block {
                 let head = chain.head;
                 let (len, outcome) = self.serve(chain);
                 queue.complete(io.ram, head, len);
-                // A full disk refuses slowly: ext4 commits its journal first, some times over.
+                // On a full disk failures are slow (ext4 first commits its journal, possibly several times), so a
+                // failure ends the turn.
                 if outcome == Outcome::Failed {
                     queue.end_turn();
                 }

@@ -1,12 +1,12 @@
-//! Pieces of guest memory that a driver offered for one transfer.
+//! The pieces of guest memory that a driver offers for one transfer.
 
 use vm_memory::VolatileSlice;
 
-/// Longest descriptor chain that a device accepts: the longest legitimate one is a block request of
-/// 126 data segments with its header and its status byte.
+/// Limit on descriptors per chain. The longest chain that a driver needs is a block request of 126 data segments with
+/// its header and its status byte.
 pub(super) const MAX_SEGMENTS: usize = 128;
 
-/// Bounds-checked guest memory in the driver's order. Empty pieces never occur in it.
+/// Bounds-checked pieces of guest memory in the driver's order. No piece is empty.
 #[derive(Debug, Default)]
 pub(super) struct Buffers<'a> {
     slices: Vec<VolatileSlice<'a>>,
@@ -21,7 +21,7 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// Bytes in all pieces together.
+    /// Length of all pieces together in bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -34,7 +34,7 @@ impl<'a> Buffers<'a> {
         &self.slices
     }
 
-    /// Cuts off everything from byte `at` on; `None` when there are fewer bytes, with `self` untouched.
+    /// Splits at byte `at` and returns the second half. Returns `None`, and changes nothing, if there are fewer bytes.
     pub(super) fn split_off(&mut self, at: usize) -> Option<Buffers<'a>> {
         if at > self.len {
             return None;
@@ -59,13 +59,13 @@ impl<'a> Buffers<'a> {
         Some(rest)
     }
 
-    /// Cuts off and returns the first `at` bytes, leaving the rest in `self`.
+    /// Removes and returns the first `at` bytes.
     pub(super) fn split_front(&mut self, at: usize) -> Option<Buffers<'a>> {
         let rest = self.split_off(at)?;
         Some(std::mem::replace(self, rest))
     }
 
-    /// Copies `bytes` to the start; the number that fitted.
+    /// Copies `bytes` to the start. Returns the number of bytes that fitted.
     pub(super) fn write(&self, bytes: &[u8]) -> usize {
         #[cfg(fuzzing)]
         super::fuzz::act();
@@ -79,7 +79,7 @@ impl<'a> Buffers<'a> {
         done
     }
 
-    /// Copies from the start into `bytes`; the number that there were.
+    /// Copies from the start into `bytes`. Returns the number of bytes copied.
     pub(super) fn read(&self, bytes: &mut [u8]) -> usize {
         #[cfg(fuzzing)]
         super::fuzz::act();
@@ -90,7 +90,7 @@ impl<'a> Buffers<'a> {
         done
     }
 
-    /// Writes zeros over everything.
+    /// Fills everything with zeros.
     pub(super) fn fill_zero(&self) {
         const ZEROS: [u8; 4096] = [0; 4096];
         for slice in &self.slices {

@@ -1,14 +1,14 @@
-//! The console log: what the guest printed, bounded.
+//! The console log: the guest's console output in a file of limited size.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Put at the start of a log that began anew.
-const MARKER: &[u8] = b"[console log was full and began anew]\n";
+/// First line of a log that was restarted.
+const MARKER: &[u8] = b"[console log was full and restarted]\n";
 
-/// A file that keeps the guest's last words and never more than its limit. When it is full it starts
-/// again with a marker line, so that the newest bytes are always there.
+/// A file with the guest's latest console output. When it reaches its limit it is truncated and restarted with a marker
+/// line, so that it always contains the newest bytes.
 #[derive(Debug)]
 pub struct ConsoleLog {
     file: File,
@@ -17,11 +17,10 @@ pub struct ConsoleLog {
 }
 
 impl ConsoleLog {
-    /// Logs into `file`, which is emptied, at most `limit` bytes; less than the marker is taken as the
-    /// marker's length.
+    /// Truncates `file` and logs into it. `limit` is the largest size in bytes, at least the length of the marker.
     ///
     /// # Errors
-    /// The file cannot be truncated.
+    /// Returns the I/O error if the file cannot be truncated.
     pub fn new(file: File, limit: u64) -> io::Result<Self> {
         file.set_len(0)?;
         let limit = limit.max(MARKER.len().try_into().unwrap_or(u64::MAX));
@@ -29,7 +28,7 @@ impl ConsoleLog {
         Ok(Self { file, limit, len })
     }
 
-    /// Appends what the guest printed. An error of the file is dropped: a full disk must not stop a VM.
+    /// Appends console output. I/O errors are ignored: a full disk must not stop the VM.
     pub fn write(&mut self, bytes: &[u8]) {
         for piece in bytes.chunks(4096) {
             if self.len + as_u64(piece) > self.limit {

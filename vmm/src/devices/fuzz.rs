@@ -1,9 +1,9 @@
-//! Devices under a driver made of random bytes: the entry point of the fuzz target and of a property test.
+//! The devices under a driver made of random bytes: entry point of the fuzz target and of a property test.
 //!
-//! The bytes are a program against devices on empty disks: register writes, memory writes, whole chains, polls,
-//! clients of the host's side, and, in builds for fuzzing, what another vCPU writes between two accesses of the
-//! devices ([`rival`]). Nothing may panic or hang; one step does bounded work; a queue gives back what it took;
-//! devices that are reset serve; the state reached at the end must be one that can be restored.
+//! The bytes are a program against devices on empty disks: register writes, memory writes, whole chains, polls, host
+//! clients, and, in fuzzing builds, writes of another vCPU between two accesses of the devices ([`rival`]). The devices
+//! must not panic or hang, a step must do a bounded amount of work, a queue must return every chain that it took,
+//! devices must work after a reset, and the final state must be restorable.
 
 #[cfg(fuzzing)]
 mod rival;
@@ -35,14 +35,14 @@ const DISK_BYTES: u64 = 64 << 10;
 const REGISTERS: [u64; 16] = [
     0x14, 0x20, 0x24, 0x30, 0x38, 0x44, 0x50, 0x50, 0x64, 0x70, 0x80, 0x84, 0x90, 0xa0, 0xa4, 0x100,
 ];
-/// Where set-up queues lie, and what their chains point to.
+/// Addresses of the rings of initialized queues, and of the data of their chains.
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
 const DATA: u64 = 0x4000;
-/// Entries of a queue that is set up.
+/// Number of entries of an initialized queue.
 const ENTRIES: u16 = 8;
-/// A driver's whole set-up of a queue, so that the fuzzer need not find it: (register, value).
+/// A driver's whole initialization of a queue as (register, value), so that the fuzzer need not find it.
 const SET_UP: [(u64, u32); 11] = [
     (0x70, 0),
     (0x70, 3),
@@ -56,9 +56,9 @@ const SET_UP: [(u64, u32); 11] = [
     (0x44, 1),
     (0x70, 0xf),
 ];
-/// Lengths of pieces of chains.
+/// Lengths of descriptors.
 const LENGTHS: [u32; 8] = [0, 1, 16, 44, 512, 4096, 0x1_0000, u32::MAX];
-/// Clients of the host's side at once.
+/// Limit on concurrent host clients.
 const MAX_CLIENTS: usize = 8;
 const QUEUE_SELECT: u64 = 0x30;
 
@@ -69,7 +69,7 @@ pub(super) use rival::act;
 
 extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-/// A VM without a CPU.
+/// A VM without a vCPU.
 struct Vm {
     ram: Ram,
     watch: Watch,
@@ -80,7 +80,7 @@ struct Vm {
 /// Runs the program in `bytes`.
 ///
 /// # Panics
-/// When the devices break their promise, or the host has no descriptors or memory left.
+/// If the devices break a rule of the module, or the host has no free descriptor or memory.
 pub fn drive(bytes: &[u8]) {
     let mut vm = Vm::new();
     for step in bytes.chunks(8) {
@@ -104,10 +104,10 @@ pub fn drive(bytes: &[u8]) {
     DeviceBus::restore(spec(), &state, &ram, &mut watch).expect("reached states can be restored");
 }
 
-/// Restores saved devices, whatever the state says, and polls them once.
+/// Restores devices from any state and polls them once.
 ///
 /// # Panics
-/// As [`drive`].
+/// Like [`drive`].
 pub fn restore(state: &BusState) {
     let (ram, mut watch) = host();
     if let Ok((bus, _)) = DeviceBus::restore(spec(), state, &ram, &mut watch) {
@@ -122,7 +122,7 @@ pub fn restore(state: &BusState) {
     }
 }
 
-/// Guest memory, and what the devices wait on.
+/// Guest memory, and the epoll set for the devices.
 fn host() -> (Ram, Watch) {
     vmm_sys_util::signal::register_signal_handler(KICK_SIGNAL, ignore).expect("signal handler");
     let ram = Ram::from_ranges(&[(GuestAddress(0), RAM_BYTES)]).expect("guest memory");
@@ -131,7 +131,7 @@ fn host() -> (Ram, Watch) {
     (ram, Watch::new().expect("epoll"))
 }
 
-/// What was taken from a ring in a step was given back in it, unless the ring broke.
+/// Checks that a step returned as many chains to a ring as it took from it, unless the ring became faulty.
 fn check_queues(before: &[QueueState], after: &[QueueState]) {
     for (old, new) in before.iter().zip(after) {
         let is_same = old.used_ring == new.used_ring && old.size == new.size;
@@ -161,7 +161,7 @@ impl Vm {
         slots.into_iter().flat_map(|slot| slot.queues).collect()
     }
 
-    /// One step: what to do, to which slot, two bytes of detail and four of value.
+    /// One step: operation, slot, two bytes of detail and four bytes of value.
     fn perform(&mut self, step: [u8; 8]) {
         let [what, slot, detail @ ..] = step;
         let [d0, d1, value @ ..] = detail;
@@ -189,7 +189,7 @@ impl Vm {
         self.bus.write(at, &bytes, &self.ram, &mut self.watch);
     }
 
-    /// Addresses of two bytes may lie outside of memory.
+    /// Ignores writes outside of guest memory, to which two-byte addresses can point.
     fn put(&self, at: u64, bytes: &[u8]) {
         let _fits = self.ram.write_slice(bytes, GuestAddress(at));
     }
@@ -214,8 +214,8 @@ impl Vm {
         }
     }
 
-    /// Writes a chain of one to four pieces into the table and the ring. `shape` has the number of pieces and which
-    /// of them are to write; each byte of `pieces` an index of a length and a place.
+    /// Writes a chain of one to four descriptors into the table and the ring. `shape` contains their number and which
+    /// of them are writable; each byte of `pieces` selects a length and an address.
     fn offer(&self, first: u8, shape: u8, pieces: [u8; 4]) {
         let first = u16::from(first) % ENTRIES;
         let count = u16::from(shape & 3) + 1;
@@ -235,8 +235,11 @@ impl Vm {
         self.put(AVAILABLE + 2, &index.wrapping_add(1).to_le_bytes());
     }
 
-    /// Has the rival change a word of the rings or of the data, so many accesses later.
-    #[cfg_attr(not(fuzzing), expect(unused_variables, reason = "there is no rival"))]
+    /// Lets the rival change a word of the rings or of the data after `after` accesses.
+    #[cfg_attr(
+        not(fuzzing),
+        expect(unused_variables, reason = "only fuzzing builds have a rival")
+    )]
     fn contest(&self, after: u8, place: u8, value: [u8; 4]) {
         #[cfg(fuzzing)]
         {
@@ -260,8 +263,11 @@ impl Vm {
         }
     }
 
-    /// Has the rival offer chains without end, or lets it rest.
-    #[cfg_attr(not(fuzzing), expect(unused_variables, reason = "there is no rival"))]
+    /// Lets the rival offer chains endlessly, or stops it.
+    #[cfg_attr(
+        not(fuzzing),
+        expect(unused_variables, reason = "only fuzzing builds have a rival")
+    )]
     fn feed(&self, every: u8, stop: u8) {
         #[cfg(fuzzing)]
         match stop % 4 {
@@ -270,7 +276,7 @@ impl Vm {
         }
     }
 
-    /// Something that clients of the host's side do.
+    /// An action of a host client.
     fn host(&mut self, which: u8, what: u8, value: [u8; 4]) {
         let count = self.clients.len();
         match what % 4 {
@@ -292,7 +298,7 @@ impl Vm {
         self.poll();
     }
 
-    /// A driver that begins anew, and keeps to the rules, is served.
+    /// Checks that a driver that resets the devices and follows the rules is served.
     fn serves_after_reset(&mut self) {
         #[cfg(fuzzing)]
         rival::rest();
@@ -309,7 +315,7 @@ impl Vm {
         self.write(number, 0x70, 0);
         self.write(number, QUEUE_SELECT, 0);
         self.set_up(number);
-        // A read of the first sector, or some random bytes.
+        // A read of the first sector, or a request for random bytes.
         self.put(DATA, &[0; 16]);
         self.put(DATA + 0x400, &[0xff]);
         let pieces = [2, 1 << 3 | 4, 4 << 3 | 1, 0];
@@ -346,7 +352,7 @@ fn disk(name: &CStr) -> File {
     file
 }
 
-/// A listening socket with a name of the kernel's choosing, which no file stands for.
+/// A listening socket with a name chosen by the kernel, which needs no file.
 fn listener() -> OwnedFd {
     let kind = (
         AddressFamily::Unix,
@@ -363,7 +369,7 @@ fn listener() -> OwnedFd {
 mod tests {
     use proptest::prelude::*;
 
-    /// Steps that mostly set up, write rings and kick.
+    /// Steps that mostly initialize, write rings and notify.
     fn any_step() -> impl Strategy<Value = [u8; 8]> {
         let notify = (0..5_u8, 0..3_u8).prop_map(|(slot, queue)| [0, slot, 6, 0, queue, 0, 0, 0]);
         let index = any::<u8>().prop_map(|index| [1, 0, 2, 0x20, index % 10, 0, 0, 0]);
@@ -375,7 +381,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
         #[test]
-        fn no_program_breaks_the_devices(steps in prop::collection::vec(any_step(), 1..300)) {
+        fn random_programs_do_not_break_the_devices(steps in prop::collection::vec(any_step(), 1..300)) {
             super::drive(&steps.concat());
         }
     }

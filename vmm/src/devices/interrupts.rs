@@ -1,33 +1,31 @@
-//! Which device slots want their interrupt.
+//! Sets of device slots whose interrupt to raise.
 
 use std::ops::{BitOr, BitOrAssign};
 
-/// A set of device slots; bit `i` stands for slot `i`.
+/// A set of device slots; bit `i` is slot `i`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interrupts(pub u32);
 
 impl Interrupts {
-    /// No slot.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// Slot `slot` when it wants its interrupt, nothing otherwise.
+    /// The set with only `slot` if `wants` is true, else the empty set.
     pub(super) fn of(slot: usize, wants: bool) -> Self {
         Self(u32::from(wants) << slot)
     }
 
-    /// Whether no slot is in the set.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether slot `slot` is in the set.
     #[must_use]
     pub fn contains(self, slot: usize) -> bool {
         slot < 32 && self.0 & (1 << slot) != 0
     }
 
-    /// The slots in the set, in rising order.
+    /// The slots in the set in ascending order.
     pub fn slots(self) -> impl Iterator<Item = usize> {
         (0..32).filter(move |slot| self.contains(*slot))
     }

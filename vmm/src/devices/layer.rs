@@ -2,16 +2,16 @@
 //!
 //! ```text
 //! root     ── read ──► image file, shared by all VMs through the host's page cache
-//! layer    ── read ──► private file where the block was written, else the diff's file where that has it,
+//! layer    ── read ──► private file if the block was written, else the diff's file if it has the block,
 //!                      else the template's file
-//!          ── write ─► private file (unlinked, sparse, empty at the start)
-//!          ── discard ─► the block leaves the private file, whose space goes back to the host
+//!          ── write ─► private file (unlinked, sparse, initially empty)
+//!          ── discard ─► the block is removed from the private file, which frees its space on the host
 //! ```
-//! Cloning costs next to nothing: a clone starts with the template's file and an empty private one, which dies
-//! with the process. That lies on a disk and not in memory, so that a full disk is an I/O error in the guest,
-//! and the guest's writes are not charged to the host's memory. A limit on its blocks ends in the same error. A
-//! discarded block reads as the template has it: its content is undefined until it is written again (virtio 1.2,
-//! 5.2.6.2), and a snapshot need not keep it.
+//! A clone starts with the template's file and an empty private file, so cloning a disk costs next to nothing. The
+//! private file disappears with the process. It is on a disk rather than in memory: a full disk is then an I/O error in
+//! the guest, and the guest's writes are not charged to the host's memory. A limit on its size has the same effect. A
+//! discarded block reads like the template's: its content is undefined until it is written again (virtio 1.2, 5.2.6.2),
+//! and a snapshot need not contain it.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -28,19 +28,19 @@ use super::sys;
 use crate::extents::{Extents, Found};
 use crate::sys::length;
 
-/// Granularity of copy-on-write, the block size of the guest's file systems.
+/// Granularity of copy-on-write in bytes, the block size of the guest's file systems.
 const BLOCK: u64 = 4096;
 const BLOCK_BYTES: usize = 4096;
-/// Blocks that one leaf of the map covers: 16 MiB of disk in 512 bytes.
+/// Blocks per leaf of the map: 16 MiB of disk in 512 bytes of map.
 const LEAF_BLOCKS: u64 = 4096;
-/// Bytes moved at a time when a layer is copied.
+/// Size of the buffer for copying a layer, in bytes.
 const COPY_BYTES: usize = 256 << 10;
 
-/// Which blocks the private file holds. Leaves exist where something was written.
+/// The set of blocks in the private file. A leaf exists only where a block was written.
 #[derive(Debug, Default)]
 struct BlockMap {
     leaves: Vec<Option<Box<[u64; 64]>>>,
-    /// Blocks in it.
+    /// Number of blocks in the set.
     len: u64,
 }
 
@@ -71,8 +71,7 @@ impl BlockMap {
         }
     }
 
-    /// Whether `block` is in the map, and where a run of blocks of which the same holds ends: at most at
-    /// `end`.
+    /// Whether `block` is in the set, and where the run of blocks with the same answer ends, at most at `end`.
     fn run(&self, block: u64, end: u64) -> (bool, u64) {
         let held = self.contains(block);
         let mut next = block + 1;
@@ -99,21 +98,20 @@ fn place(block: u64) -> (usize, usize, u64) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Base,
-    /// From this offset of the diff's file on.
+    /// At this offset of the diff's file.
     Diff(u64),
     Private,
 }
 
-/// What a diff holds of a disk. Its file is only read, and shared by all clones of the diff.
+/// The layer blocks of a diff. The file is read-only and shared by all clones of the diff.
 #[derive(Debug)]
 pub struct LayerDiff {
     /// The blocks, one after another.
     pub file: File,
-    /// Where they belong.
+    /// The positions of the blocks in the layer.
     pub extents: Extents,
 }
 
-/// Whether a disk may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     ReadOnly,
@@ -121,7 +119,7 @@ pub(super) enum Access {
     CopyOnWrite,
 }
 
-/// A disk: a base file that is never written, and what was written over it.
+/// A disk: a read-only base file and the blocks written over it.
 #[derive(Debug)]
 pub(super) struct Disk {
     base: File,
@@ -130,13 +128,13 @@ pub(super) struct Disk {
     access: Access,
     private: Option<File>,
     written: BlockMap,
-    /// Most blocks of the private file.
+    /// Limit on blocks in the private file.
     limit: u64,
 }
 
 impl Disk {
-    /// A disk of whole sectors over `base`; a tail of less than 512 bytes is left out. With an empty file for
-    /// what is written it is copy-on-write, else read-only.
+    /// A disk over `base`, in whole sectors: a remainder of less than 512 bytes is ignored. With an empty file
+    /// `private` the disk is copy-on-write, without one it is read-only.
     pub(super) fn new(base: File, private: Option<File>) -> io::Result<Self> {
         let len = length(&base)? & !511;
         let access = match private {
@@ -154,19 +152,19 @@ impl Disk {
         })
     }
 
-    /// The disk with a limit on what its private file may take, in bytes.
+    /// Limits the size of the private file, in bytes.
     pub(super) fn with_limit(mut self, limit: Option<u64>) -> Self {
         self.limit = limit.map_or(u64::MAX, |bytes| bytes / BLOCK);
         self
     }
 
-    /// The disk with a diff laid over its base. The extents lie on the disk: whoever read them checked it.
+    /// Lays a diff over the base. The extents must lie within the disk; [`Extents::new`] has checked them.
     pub(super) fn with_diff(mut self, diff: Option<LayerDiff>) -> Self {
         self.diff = diff;
         self
     }
 
-    /// The file below what was written.
+    /// The base file.
     pub(super) fn base(&self) -> &File {
         &self.base
     }
@@ -180,7 +178,7 @@ impl Disk {
         self.access
     }
 
-    /// Fills `into` from `offset`. The range must lie on the disk.
+    /// Reads from `offset` until `into` is full. Fails if the range is not within the disk.
     pub(super) fn read(&self, offset: u64, mut into: Buffers<'_>) -> io::Result<()> {
         let mut at = self.check(offset, into.len())?;
         while into.len() > 0 {
@@ -211,7 +209,7 @@ impl Disk {
         Ok(())
     }
 
-    /// The file of a source and the offset in it of the disk's byte `at`.
+    /// The file of a source, and the offset in that file of the disk's byte `at`.
     fn place(&self, source: Source, at: u64) -> io::Result<(&File, u64)> {
         Ok(match (source, &self.diff) {
             (Source::Diff(stored), Some(diff)) => (&diff.file, stored),
@@ -220,7 +218,7 @@ impl Disk {
         })
     }
 
-    /// The source of the byte at `at`, and where the run of the same source ends, at most at `end`.
+    /// The source of the byte at `at`, and where the run with the same source ends, at most at `end`.
     fn run(&self, at: u64, end: u64) -> (Source, u64) {
         let (written, blocks) = self.written.run(at / BLOCK, end.div_ceil(BLOCK));
         let end = end.min(blocks * BLOCK);
@@ -234,7 +232,7 @@ impl Disk {
         }
     }
 
-    /// Writes `from` at `offset`. The range must lie on the disk. After an error the range holds a mix of
+    /// Writes `from` at `offset`. Fails if the range is not within the disk. After an error the range can contain both
     /// old and new bytes, as on any disk.
     pub(super) fn write(&mut self, offset: u64, mut from: Buffers<'_>) -> io::Result<()> {
         let start = self.check(offset, from.len())?;
@@ -270,7 +268,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Whether these blocks may be in the private file.
+    /// Fails if these blocks would exceed the limit of the private file.
     fn check_limit(&self, blocks: Range<u64>) -> io::Result<()> {
         if self.limit == u64::MAX {
             return Ok(());
@@ -285,8 +283,8 @@ impl Disk {
         }
     }
 
-    /// Gives the whole blocks of a range back. The range must lie on the disk; afterwards its content is
-    /// what lies below the private file, or what it was.
+    /// Frees the whole blocks of a range. Fails if the range is not within the disk. Afterwards the range has the
+    /// content below the private file, or, at its ends, its old content.
     pub(super) fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
         let end = match offset.checked_add(len) {
             Some(end) if end <= self.len => end,
@@ -312,7 +310,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Bytes that the private file takes on its disk.
+    /// Space that the private file occupies, in bytes.
     #[cfg(test)]
     pub(super) fn private_bytes(&self) -> u64 {
         use std::os::unix::fs::MetadataExt;
@@ -320,7 +318,7 @@ impl Disk {
         meta.map_or(0, |meta| meta.blocks() * 512)
     }
 
-    /// Copies a block to the private file, before a part of it is overwritten.
+    /// Copies a block to the private file before a part of it is overwritten.
     fn copy_up(&mut self, block: u64) -> io::Result<()> {
         if self.written.contains(block) {
             return Ok(());
@@ -346,8 +344,8 @@ impl Disk {
         }
     }
 
-    /// Writes the disk as the guest sees it into `target`, leaving holes where the files have them.
-    /// The number of bytes written.
+    /// Writes the disk as the guest sees it into `target`, with holes where the files have holes. Returns the number of
+    /// bytes copied.
     pub(super) fn copy_to(&self, target: &File) -> io::Result<u64> {
         target.set_len(0)?;
         target.set_len(self.len)?;
@@ -357,7 +355,7 @@ impl Disk {
             let (source, end) = self.run(at, self.len);
             let (file, from) = self.place(source, at)?;
             copied += match source {
-                // All of it is data, and at another offset.
+                // A run of the diff is all data, at another offset than on the disk.
                 Source::Diff(_) => copy_range((file, from), end - at, |bytes, done| {
                     target.write_all_at(bytes, at + done)
                 })?,
@@ -368,7 +366,7 @@ impl Disk {
         Ok(copied)
     }
 
-    /// Writes the blocks that are not the base's one after another, whole ones; says where they belong.
+    /// Appends all blocks that do not come from the base to `target`, padded to whole blocks. Returns their positions.
     pub(super) fn save_diff(&self, target: &mut dyn Write) -> io::Result<Extents> {
         let mut extents = Extents::default();
         let mut at = 0;
@@ -378,7 +376,7 @@ impl Disk {
                 let from = self.place(source, at)?;
                 let whole = (end - at).next_multiple_of(BLOCK);
                 let copied = copy_range(from, end - at, |bytes, _| target.write_all(bytes))?;
-                // What lies beyond the end of a file, or of the disk, reads as zeros.
+                // Bytes behind the end of a file, or of the disk, read as zeros.
                 io::copy(&mut io::Read::take(io::repeat(0), whole - copied), target)?;
                 extents.push(at, whole);
             }
@@ -388,7 +386,7 @@ impl Disk {
     }
 }
 
-/// Copies what is data between two offsets, skipping holes.
+/// Copies the data between two offsets, without holes.
 fn copy_data(from: &File, to: &File, start: u64, end: u64) -> io::Result<u64> {
     let mut copied = 0;
     let mut at = start;
@@ -401,7 +399,7 @@ fn copy_data(from: &File, to: &File, start: u64, end: u64) -> io::Result<u64> {
     Ok(copied)
 }
 
-/// The next range with data in it. A file system that knows no holes reports everything as data.
+/// The next range that contains data. On a file system without holes everything is data.
 fn next_data(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
     if at >= end {
         return Ok(None);
@@ -422,7 +420,8 @@ fn next_data(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
     Ok(Some((data, u64::try_from(hole).unwrap_or(end).min(end))))
 }
 
-/// Hands `bytes` of a file from an offset on to `put`, with their distance from it; less at its end.
+/// Passes `bytes` of a file from an offset on to `put`, in pieces with their distance from that offset. Returns the
+/// number of bytes, which is smaller at the end of the file.
 fn copy_range(
     (from, start): (&File, u64),
     bytes: u64,
@@ -456,7 +455,7 @@ fn read_full(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
     Ok(done)
 }
 
-/// Makes a hole. A file system that has none keeps the space until the file goes.
+/// Makes a hole. On a file system without holes the space stays occupied until the file is deleted.
 fn punch(file: &File, at: u64, bytes: u64) -> io::Result<()> {
     let offset = |value: u64| i64::try_from(value).map_err(|_| io::ErrorKind::InvalidInput);
     let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;

@@ -1,11 +1,10 @@
-//! One virtqueue as a device sees it: hostile on the guest's side, simple on the device's.
+//! One virtqueue. The guest's side of it is untrusted.
 //!
-//! The walk over the available ring and the descriptors is the `virtio-queue` crate's. This module adds
-//! what the crate leaves open: limits on a chain, used entries that become visible all at once (a frame
-//! over several merged buffers needs that), a sticky fault, and turns. A ring whose addresses or indices make
-//! no sense is faulty until the driver resets the device, and yields nothing more; a chain that makes no
-//! sense is given back with length 0. A turn ends after a bounded amount of work even if the ring is refilled
-//! while it is served: by another vCPU, or by a request whose answer is the next entry of the ring.
+//! The `virtio-queue` crate walks the available ring and the descriptors. This module adds limits on a chain, used
+//! entries that become visible all at once (a frame in several merged buffers needs that), a persistent fault state,
+//! and turns. A ring with impossible addresses or indices is faulty and yields no chain until the driver resets the
+//! device. An invalid chain is returned to the driver with length 0. A turn ends after a bounded amount of work, even
+//! if the ring is refilled meanwhile: by another vCPU, or by a request whose data becomes the next entry of the ring.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -16,54 +15,52 @@ use super::buffers::{Buffers, MAX_SEGMENTS};
 use super::ram::Ram;
 use super::state::{DeviceStateError, QueueState};
 
-/// Where the notification suppression of the available ring stands (virtio 1.2, 2.7.6).
+/// Flag of the available ring that suppresses interrupts (virtio 1.2, 2.7.6).
 const AVAIL_NO_INTERRUPT: u16 = 1;
-/// Bytes of one entry of the used ring.
+/// Size of an entry of the used ring in bytes.
 const USED_ENTRY: u64 = 8;
-/// Chains of one turn, as a multiple of the ring's size: more than a driver can offer at once, and more than
-/// the longest frame takes.
+/// Limit on chains per turn, as a multiple of the ring's size. It is more than a driver can offer at once, and more
+/// than the longest frame needs.
 const TURN_RINGS: u32 = 2;
-/// Bytes of one turn, twice those of the longest block request. The chain that exceeds it is still served.
+/// Limit on bytes per turn, twice those of the longest block request. The chain that exceeds the limit is still served.
 const TURN_BYTES: usize = 16 << 20;
 
-/// One request of the driver: what it wants read and what it wants written.
+/// One request of the driver.
 #[derive(Debug)]
 pub(super) struct Chain<'a> {
-    /// Names the chain towards the driver.
+    /// Index of the chain's first descriptor, by which the chain is returned.
     pub(super) head: u16,
     pub(super) readable: Buffers<'a>,
     pub(super) writable: Buffers<'a>,
 }
 
-/// A virtqueue.
 #[derive(Debug)]
 pub(super) struct Virtqueue {
     queue: Queue,
-    /// Used entries written and not yet visible to the driver.
+    /// Used entries that were written and are not visible to the driver yet.
     staged: u16,
-    /// Chains that were looked at and put back.
+    /// Chains that were popped and put back.
     undone: u16,
     fault: bool,
     turn: Turn,
 }
 
-/// What is left of a turn.
+/// The rest of a turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
     chains: u32,
     bytes: usize,
-    /// The device asked for a chain after the end of its turn.
+    /// The device asked for a chain after the turn had ended.
     cut: bool,
 }
 
-/// Halves of the 64-bit addresses that a driver writes.
+/// The driver writes 64-bit addresses in two halves.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Half {
     Low(u32),
     High(u32),
 }
 
-/// The three areas of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Area {
     Descriptors,
@@ -72,7 +69,7 @@ pub(super) enum Area {
 }
 
 impl Virtqueue {
-    /// `max_size` is a constant of the device, a power of two.
+    /// `max_size` is a constant of the device and must be a power of two.
     pub(super) fn new(max_size: u16) -> Self {
         let queue = Queue::new(max_size).unwrap_or_default();
         Self {
@@ -103,7 +100,7 @@ impl Virtqueue {
         self.fault = false;
     }
 
-    /// Sizes that the device does not offer are ignored.
+    /// Sizes that are not a power of two up to the largest one are ignored.
     pub(super) fn set_size(&mut self, size: u32) {
         if let Ok(size) = u16::try_from(size) {
             self.queue.set_size(size);
@@ -126,7 +123,7 @@ impl Virtqueue {
         }
     }
 
-    /// Switches the queue on; faulty when its rings are not all in guest memory.
+    /// Enables the queue, or marks it faulty if its rings are not entirely in guest memory.
     pub(super) fn enable(&mut self, ram: &Ram) {
         self.queue.set_ready(true);
         if !self.queue.is_valid(ram) {
@@ -135,12 +132,12 @@ impl Virtqueue {
         }
     }
 
-    /// Whether chains may be taken and given back.
+    /// Whether chains can be popped and completed.
     pub(super) fn usable(&self) -> bool {
         self.queue.ready() && !self.fault
     }
 
-    /// Begins a turn of the device.
+    /// Starts a turn of the device.
     pub(super) fn begin_turn(&mut self) {
         self.turn = Turn {
             chains: u32::from(self.queue.size()) * TURN_RINGS,
@@ -149,18 +146,17 @@ impl Virtqueue {
         };
     }
 
-    /// Ends the turn early: what was served took its time.
+    /// Ends the turn early, because its last request took long.
     pub(super) fn end_turn(&mut self) {
         self.turn.chains = 0;
     }
 
-    /// Whether the turn ended before the ring was empty, so that another one has to follow without a
-    /// notification.
+    /// Whether the turn ended before the ring was empty. Another turn must then follow without a notification.
     pub(super) fn was_cut(&self) -> bool {
         self.turn.cut && self.usable()
     }
 
-    /// The next request, or `None` when there is none, the turn is over or the ring is faulty.
+    /// The next request; `None` if the ring is empty or faulty, or the turn has ended.
     pub(super) fn pop<'a>(&mut self, ram: &'a Ram) -> Option<Chain<'a>> {
         loop {
             if self.turn.chains == 0 || self.turn.bytes == 0 {
@@ -201,13 +197,13 @@ impl Virtqueue {
         }
     }
 
-    /// Puts the chain of the last `pop` back, to be popped again.
+    /// Puts the chain of the last `pop` back.
     pub(super) fn undo_pop(&mut self) {
         self.queue.go_to_previous_position();
         self.undone = self.undone.saturating_add(1);
     }
 
-    /// Gives a chain back with `len` bytes written. The driver sees it after [`Self::publish`].
+    /// Returns a chain to the driver with `len` bytes written. The driver sees it after [`Self::publish`].
     pub(super) fn complete(&mut self, ram: &Ram, head: u16, len: u32) {
         if head >= self.queue.size() {
             self.fault = true;
@@ -224,7 +220,7 @@ impl Virtqueue {
         }
     }
 
-    /// Makes all given-back chains visible at once. Whether the driver wants an interrupt for them.
+    /// Makes all completed chains visible to the driver. Returns whether the driver wants an interrupt for them.
     pub(super) fn publish(&mut self, ram: &Ram) -> bool {
         if self.staged == 0 || self.fault {
             self.staged = 0;
@@ -239,7 +235,7 @@ impl Virtqueue {
             self.fault = true;
             return false;
         }
-        // The driver must see the index before this side looks whether it sleeps (virtio 1.2, 2.7.10).
+        // The driver must see the index before the device reads whether it wants an interrupt (virtio 1.2, 2.7.10).
         fence(Ordering::SeqCst);
         self.wants_interrupt(ram, old, new)
     }
@@ -264,9 +260,9 @@ impl Virtqueue {
         }
     }
 
-    /// Asks the driver to notify about the next chain after those looked at, put back or not: it has told
-    /// about these already. True when one has come in the meantime, so that the caller looks again. After the
-    /// end of a turn nothing is asked: another turn follows by itself.
+    /// Requests a notification for the next chain behind all those seen, including chains that were put back, for which
+    /// the driver has already sent one. Returns true if such a chain has arrived in the meantime, so that the caller
+    /// must pop again. After the end of a turn it does nothing, because another turn follows anyway.
     pub(super) fn await_kick(&mut self, ram: &Ram) -> bool {
         if !self.usable() || self.turn.cut {
             return false;
@@ -292,7 +288,7 @@ impl Virtqueue {
         }
     }
 
-    /// A queue as a snapshot left it, after a check of every number.
+    /// Restores a queue from a snapshot after checking every number.
     pub(super) fn restore(
         max_size: u16,
         state: &QueueState,
@@ -325,8 +321,8 @@ impl Virtqueue {
     }
 }
 
-/// Checks the descriptors of a chain: all in guest memory, at most [`MAX_SEGMENTS`], properly ended, and
-/// none to read after one to write (virtio 1.2, 2.7.4.2).
+/// Checks the descriptors of a chain: all of it is in guest memory, it has at most [`MAX_SEGMENTS`] descriptors and a
+/// proper end, and no readable descriptor follows a writable one (virtio 1.2, 2.7.4.2).
 fn gather<'a>(
     chain: virtio_queue::DescriptorChain<&'a Ram>,
     ram: &'a Ram,

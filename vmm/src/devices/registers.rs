@@ -4,8 +4,8 @@
 //! driver ── write ──► Transport::write ──► Action (activate, notify, reset) ──► device
 //!        ◄─ read ──── 512 bytes of the register page, rendered after each change
 //! ```
-//! Reads never come here: they read the rendered bytes. `InterruptStatus` is therefore always 1, and a
-//! device cannot announce a change of its configuration.
+//! The guest's reads do not reach this module: they return the rendered bytes. Therefore `InterruptStatus` is always 1,
+//! and a device cannot announce a change of its configuration.
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_mmio as reg;
@@ -15,9 +15,9 @@ use super::queue::{Area, Half, Virtqueue};
 use super::ram::Ram;
 use super::state::{DeviceStateError, SlotState};
 
-/// Bytes of the register page that each device slot has.
+/// Bytes of the register page per device slot.
 pub(super) const SLOT_BYTES: usize = 0x200;
-/// Offset of the device's configuration inside a slot.
+/// Offset of the device's configuration in a slot.
 const CONFIG: usize = 0x100;
 
 const MAGIC: u32 = 0x7472_6976;
@@ -31,7 +31,7 @@ const STATUS_NEEDS_RESET: u32 = 0x40;
 /// ACKNOWLEDGE, DRIVER, DRIVER_OK, FEATURES_OK, NEEDS_RESET, FAILED.
 const STATUS_ALL: u32 = 1 | 2 | STATUS_DRIVER_OK | STATUS_FEATURES_OK | STATUS_NEEDS_RESET | 0x80;
 
-/// Every device offers these: a modern device, with suppression of notifications by index.
+/// Features of every device: virtio 1, and suppression of notifications and interrupts by index.
 pub(super) const COMMON_FEATURES: u64 = feature(VIRTIO_F_VERSION_1) | EVENT_IDX;
 const EVENT_IDX: u64 = feature(VIRTIO_RING_F_EVENT_IDX);
 
@@ -40,7 +40,7 @@ pub(super) const fn feature(bit: u32) -> u64 {
     1 << bit
 }
 
-/// What is fixed about a device: the part of its registers that never changes.
+/// The constant part of a device's registers.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     /// Virtio device type (virtio 1.2, 5).
@@ -52,25 +52,24 @@ pub(super) struct Identity {
     pub(super) config: Vec<u8>,
 }
 
-/// What the device has to do about a register write.
+/// What the bus must do after a register write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Nothing,
-    /// The registers changed.
+    /// Render the registers again.
     Render,
-    /// The driver finished its set-up with these features.
+    /// Activate the device: the driver has finished its initialization and accepted these features.
     Activate {
         features: u64,
     },
-    /// The driver put something into this queue.
+    /// Serve this queue.
     Notify {
         queue: usize,
     },
-    /// Forget everything about the driver.
+    /// Reset the device.
     Reset,
 }
 
-/// The transport of one device.
 #[derive(Debug)]
 pub(super) struct Transport {
     identity: Identity,
@@ -100,17 +99,17 @@ impl Transport {
         }
     }
 
-    /// Whether the driver runs the device: only then may queues be touched.
+    /// Whether the driver has activated the device. Otherwise its queues must not be accessed.
     pub(super) fn active(&self) -> bool {
         self.status & STATUS_DRIVER_OK != 0 && self.status & STATUS_NEEDS_RESET == 0
     }
 
-    /// Features that the driver took; meaningful while [`Self::active`].
+    /// The features that the driver accepted; valid while [`Self::active`].
     pub(super) fn features(&self) -> u64 {
         self.features
     }
 
-    /// Takes a register write. `offset` is inside the slot.
+    /// Handles a register write. `offset` is relative to the slot.
     pub(super) fn write(&mut self, offset: u32, value: u32, ram: &Ram) -> Action {
         match offset {
             reg::VIRTIO_MMIO_QUEUE_NOTIFY => return self.notify(value),
@@ -201,7 +200,7 @@ impl Transport {
         Action::Nothing
     }
 
-    /// Moves a queue's fault into the status register. True when it changed.
+    /// Sets DEVICE_NEEDS_RESET if a queue is faulty. Returns whether that changed the status.
     pub(super) fn note_faults(&mut self) -> bool {
         let before = self.status;
         if self.queues.iter().any(Virtqueue::fault) {
@@ -221,7 +220,7 @@ impl Transport {
         }
     }
 
-    /// Writes what the driver shall read into the slot's part of the register page.
+    /// Writes the values that the driver reads to the slot's part of the register page.
     pub(super) fn render(&self, page: &mut [u8]) {
         page.fill(0);
         let features = match self.device_features_sel {
@@ -247,7 +246,7 @@ impl Transport {
         );
         put(page, reg::VIRTIO_MMIO_INTERRUPT_STATUS, 1);
         put(page, reg::VIRTIO_MMIO_STATUS, self.status);
-        // A length of all ones says that there is no shared memory (virtio 1.2, 4.2.2).
+        // A length of all ones means that there is no shared memory (virtio 1.2, 4.2.2).
         page[SHM].fill(0xff);
         let config = &self.identity.config;
         page[CONFIG..CONFIG + config.len()].copy_from_slice(config);
@@ -264,7 +263,7 @@ impl Transport {
         }
     }
 
-    /// Takes over what a snapshot kept of device slot `slot`.
+    /// Restores device slot `slot` from a snapshot.
     pub(super) fn restore(
         &mut self,
         slot: usize,

@@ -1,4 +1,4 @@
-//! virtio-rng (virtio 1.2, 5.4): entropy from the host kernel.
+//! virtio-rng (virtio 1.2, 5.4): entropy from the host kernel. It is the smallest device, and the example for new ones.
 
 use super::device::{Io, VirtioDevice};
 use super::queue::Chain;
@@ -6,10 +6,10 @@ use super::registers::{COMMON_FEATURES, Identity};
 use super::sys;
 
 const DEVICE_ID: u32 = 4;
-/// A request gets no more than this; the driver asks again for the rest.
+/// Limit on bytes per request. The driver asks again for the rest.
 const REQUEST_MAX: usize = 4096;
 
-/// The entropy device. It keeps nothing: two clones ask the host and get different bytes.
+/// The entropy device. It has no state: clones of one snapshot ask the host and get different bytes.
 #[derive(Debug)]
 pub(super) struct Rng;
 
@@ -24,7 +24,7 @@ impl Rng {
     }
 }
 
-/// Fills what the request has room for; the number of random bytes at its start.
+/// Fills a request with random bytes. Returns their number.
 fn serve(chain: &Chain<'_>) -> u32 {
     let mut done = 0;
     for slice in chain.writable.slices() {

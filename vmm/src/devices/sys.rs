@@ -1,7 +1,7 @@
-//! System calls of the devices that have no safe wrapper: scattered I/O on guest memory, entropy, TAP.
+//! System calls of the devices without a safe wrapper: vectored I/O on guest memory, entropy, TAP requests.
 #![expect(
     unsafe_code,
-    reason = "the kernel reads and writes guest memory through iovecs, so that no byte is copied twice"
+    reason = "the kernel accesses guest memory through iovecs, so that no byte is copied twice"
 )]
 
 use std::io;
@@ -12,26 +12,26 @@ use vm_memory::VolatileSlice;
 
 use super::buffers::MAX_SEGMENTS;
 
-/// Reads once into guest memory; the number of bytes read, 0 at the end of the file.
+/// Reads once into guest memory. Returns the number of bytes read, 0 at the end of the file.
 pub(super) fn readv(fd: BorrowedFd<'_>, into: &[VolatileSlice<'_>]) -> io::Result<usize> {
     let (iovecs, count) = iovecs(into);
-    // SAFETY: the kernel writes to `count` areas, each inside mapped guest memory: a `VolatileSlice` is
-    // only made by vm-memory after its bounds check, and borrows the mapping until `into` ends. Guest
-    // memory is shared with the guest and never behind a reference, so this breaks no aliasing rule.
+    // SAFETY: the kernel writes to `count` areas, each inside mapped guest memory: vm-memory makes a `VolatileSlice`
+    // only after its bounds check, and `into` borrows the mapping until the call returns. No reference into guest
+    // memory exists, so aliasing rules do not apply to it.
     let done = unsafe { libc::readv(fd.as_raw_fd(), iovecs.as_ptr(), count) };
     bytes(done)
 }
 
-/// Writes guest memory once; the number of bytes written.
+/// Writes from guest memory once. Returns the number of bytes written.
 pub(super) fn writev(fd: BorrowedFd<'_>, from: &[VolatileSlice<'_>]) -> io::Result<usize> {
     let (iovecs, count) = iovecs(from);
-    // SAFETY: as in `readv`: every area is mapped guest memory that `from` borrows until the call
-    // returns, and the kernel only reads it.
+    // SAFETY: as in `readv`: every area is mapped guest memory that `from` borrows until the call returns, and the
+    // kernel only reads it.
     let done = unsafe { libc::writev(fd.as_raw_fd(), iovecs.as_ptr(), count) };
     bytes(done)
 }
 
-/// Writes `first` and then guest memory, at once; the number of bytes written.
+/// Writes `first` and then guest memory in one call. Returns the number of bytes written.
 pub(super) fn write_behind(
     fd: BorrowedFd<'_>,
     first: &[u8],
@@ -42,13 +42,13 @@ pub(super) fn write_behind(
     all[0].iov_base = first.as_ptr().cast_mut().cast();
     all[0].iov_len = first.len();
     all[1..].copy_from_slice(&behind);
-    // SAFETY: as in `writev`; the area before those of guest memory is `first`, which is borrowed until the
-    // call returns, and the kernel only reads it.
+    // SAFETY: as in `writev`. The additional area is `first`, which is borrowed until the call returns, and the kernel
+    // only reads it.
     let done = unsafe { libc::writev(fd.as_raw_fd(), all.as_ptr(), count + 1) };
     bytes(done)
 }
 
-/// Reads once at `offset` of a file into guest memory.
+/// Reads once from `offset` of a file into guest memory.
 pub(super) fn preadv(
     fd: BorrowedFd<'_>,
     into: &[VolatileSlice<'_>],
@@ -56,13 +56,12 @@ pub(super) fn preadv(
 ) -> io::Result<usize> {
     let (iovecs, count) = iovecs(into);
     let offset = file_offset(offset)?;
-    // SAFETY: as in `readv`: every area is mapped guest memory that `into` borrows until the call
-    // returns.
+    // SAFETY: as in `readv`: every area is mapped guest memory that `into` borrows until the call returns.
     let done = unsafe { libc::preadv(fd.as_raw_fd(), iovecs.as_ptr(), count, offset) };
     bytes(done)
 }
 
-/// Writes guest memory once at `offset` of a file.
+/// Writes from guest memory once to `offset` of a file.
 pub(super) fn pwritev(
     fd: BorrowedFd<'_>,
     from: &[VolatileSlice<'_>],
@@ -70,39 +69,39 @@ pub(super) fn pwritev(
 ) -> io::Result<usize> {
     let (iovecs, count) = iovecs(from);
     let offset = file_offset(offset)?;
-    // SAFETY: as in `readv`: every area is mapped guest memory that `from` borrows until the call
-    // returns, and the kernel only reads it.
+    // SAFETY: as in `readv`: every area is mapped guest memory that `from` borrows until the call returns, and the
+    // kernel only reads it.
     let done = unsafe { libc::pwritev(fd.as_raw_fd(), iovecs.as_ptr(), count, offset) };
     bytes(done)
 }
 
-/// Fills a start of `into` from the host kernel's random pool, never waiting for it.
+/// Fills the start of `into` from the host kernel's random pool without blocking. Returns the number of bytes.
 pub(super) fn random(into: &VolatileSlice<'_>) -> io::Result<usize> {
     let guard = into.ptr_guard_mut();
-    // SAFETY: the kernel writes at most `into.len()` bytes to mapped guest memory, which `into` borrows
-    // and `guard` keeps mapped until the call returns.
+    // SAFETY: the kernel writes at most `into.len()` bytes to mapped guest memory, which `into` borrows and `guard`
+    // keeps mapped until the call returns.
     let done = unsafe { libc::getrandom(guard.as_ptr().cast(), guard.len(), libc::GRND_NONBLOCK) };
     bytes(done)
 }
 
-/// The flags of a TAP descriptor (`IFF_…` of `linux/if_tun.h`).
+/// The flags of a TAP (`IFF_…` of `linux/if_tun.h`).
 pub(super) fn tap_flags(tap: BorrowedFd<'_>) -> io::Result<i32> {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
         ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: 0 },
     };
-    // SAFETY: TUNGETIFF writes one `ifreq`, which `request` is, and it outlives the call.
+    // SAFETY: TUNGETIFF writes one `ifreq`. `request` is one, and it outlives the call.
     let outcome = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
     check(outcome)?;
-    // SAFETY: `ifru_flags` was initialized above and TUNGETIFF stores the flags in that member; any bit
-    // pattern is a valid `c_short`.
+    // SAFETY: `ifru_flags` was initialized above, and TUNGETIFF stores the flags in that member; any bit pattern is a
+    // valid `c_short`.
     Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }))
 }
 
-/// Tells a TAP which offloads the reader of its frames takes (`TUN_F_…`).
+/// Sets which offloads the reader of a TAP's frames accepts (`TUN_F_…`).
 pub(super) fn set_tap_offloads(tap: BorrowedFd<'_>, offloads: u32) -> io::Result<()> {
-    // SAFETY: TUNSETOFFLOAD takes its argument by value and no pointer; the descriptor is borrowed until
-    // it returns.
+    // SAFETY: TUNSETOFFLOAD takes its argument by value and no pointer; the descriptor is borrowed until the call
+    // returns.
     let outcome = unsafe {
         libc::ioctl(
             tap.as_raw_fd(),
@@ -113,8 +112,7 @@ pub(super) fn set_tap_offloads(tap: BorrowedFd<'_>, offloads: u32) -> io::Result
     check(outcome)
 }
 
-/// Describes slices to the kernel. At most [`MAX_SEGMENTS`] of them: more are left out, which the caller
-/// sees as a short transfer.
+/// The iovecs of at most [`MAX_SEGMENTS`] slices. Further slices are left out; the caller then sees a short transfer.
 fn iovecs(slices: &[VolatileSlice<'_>]) -> ([libc::iovec; MAX_SEGMENTS], libc::c_int) {
     let mut iovecs = [libc::iovec {
         iov_base: std::ptr::null_mut(),
@@ -122,7 +120,7 @@ fn iovecs(slices: &[VolatileSlice<'_>]) -> ([libc::iovec; MAX_SEGMENTS], libc::c
     }; MAX_SEGMENTS];
     let mut count: libc::c_int = 0;
     for (iovec, slice) in iovecs.iter_mut().zip(slices) {
-        // The guard may be dropped at once: it pins nothing, since the crate's Xen mappings are off.
+        // The guard can be dropped at once: it keeps nothing mapped, since the crate's Xen mappings are disabled.
         let guard = slice.ptr_guard_mut();
         iovec.iov_base = guard.as_ptr().cast();
         iovec.iov_len = guard.len();
@@ -146,7 +144,7 @@ fn check(outcome: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a TAP in the calling thread's network namespace, as a VM's client hands it over.
+/// Creates a TAP in the calling thread's network namespace, configured as a VM's client does.
 #[cfg(test)]
 pub(super) fn open_tap(name: &str) -> io::Result<std::os::fd::OwnedFd> {
     let mut options = std::fs::OpenOptions::new();
@@ -161,11 +159,11 @@ pub(super) fn open_tap(name: &str) -> io::Result<std::os::fd::OwnedFd> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = i8::try_from(from).unwrap();
     }
-    // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is, and it outlives the call.
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`. `request` is one, and it outlives the call.
     let outcome = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     check(outcome)?;
     let len = 12;
-    // SAFETY: TUNSETVNETHDRSZ reads one int, which `len` is until the call returns.
+    // SAFETY: TUNSETVNETHDRSZ reads one int from a pointer. `len` is an int and outlives the call.
     let outcome = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) };
     check(outcome)?;
     Ok(tun.into())

@@ -1,4 +1,4 @@
-//! A driver for tests: sets devices up as Linux does and fills their queues.
+//! A guest driver for tests: initializes devices like Linux and fills their queues.
 
 use std::fs::File;
 use std::io::Write;
@@ -24,20 +24,20 @@ pub(super) const VSOCK: usize = Slot::Vsock.index();
 pub(super) const RNG: usize = Slot::Rng.index();
 
 pub(super) const RAM_BYTES: usize = 16 << 20;
-/// Where tests put their data; the rings lie below.
+/// Start of the area for test data; the rings lie below it.
 pub(super) const DATA: u64 = 4 << 20;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 const STATUS: u64 = 0x70;
 
-/// A piece of a chain.
+/// A descriptor of a chain: address and length.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Piece {
     Read(u64, u32),
     Write(u64, u32),
 }
 
-/// A VM without a CPU: memory, devices and what the driver knows.
+/// A VM without a vCPU: memory, devices and the driver's state.
 pub(super) struct Guest {
     pub(super) ram: Ram,
     pub(super) bus: DeviceBus,
@@ -63,7 +63,7 @@ pub(super) fn ram() -> Ram {
     Ram::from_ranges(&[(GuestAddress(0), RAM_BYTES)]).unwrap()
 }
 
-/// A file with these bytes.
+/// A temporary file with this content.
 pub(super) fn file_with(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
@@ -134,7 +134,7 @@ impl Guest {
         }
     }
 
-    /// A clone of this VM: same memory, new devices from `state`.
+    /// A clone of this VM: the same memory, new devices from `state`.
     pub(super) fn restore(self, state: &BusState) -> Result<Self, DeviceError> {
         let Self { ram, bus, .. } = self;
         drop(bus);
@@ -175,7 +175,7 @@ impl Guest {
         self.read(slot, STATUS)
     }
 
-    /// The init sequence of virtio 1.2, 3.1.1, taking every offered feature but those in `refused`.
+    /// The initialization sequence of virtio 1.2, 3.1.1. Accepts every offered feature except those in `refused`.
     pub(super) fn init(&mut self, slot: usize, refused: u64) -> Vec<DriverQueue> {
         assert_eq!(self.read(slot, 0), 0x7472_6976);
         assert_eq!(self.read(slot, 4), 2);
@@ -234,7 +234,7 @@ impl Guest {
         self.write(queue.slot, 0x50, queue.index);
     }
 
-    /// Serves descriptors that are ready now.
+    /// Serves ready descriptors. Returns their number.
     pub(super) fn poll(&mut self, timeout: Duration) -> usize {
         let mut events = Events::default();
         self.watch.wait(&mut events, Some(timeout)).unwrap();
@@ -246,7 +246,7 @@ impl Guest {
         events.len()
     }
 
-    /// Serves descriptors until `done` says so.
+    /// Serves ready descriptors until `done` returns true.
     pub(super) fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + DEADLINE;
         while !done(self) {
@@ -302,7 +302,7 @@ impl DriverQueue {
         &self.chains[usize::from(head)]
     }
 
-    /// Offers a chain; its head.
+    /// Offers a chain. Returns its head.
     pub(super) fn add(&mut self, ram: &Ram, pieces: &[Piece]) -> u16 {
         let ids: Vec<u16> = pieces.iter().map(|_| self.free.pop().unwrap()).collect();
         for (at, piece) in pieces.iter().enumerate() {
@@ -337,12 +337,12 @@ impl DriverQueue {
             .unwrap();
     }
 
-    /// How many chains came back since the set-up, modulo 2^16.
+    /// Number of chains returned since the initialization, modulo 2^16.
     pub(super) fn given_back(&self, ram: &Ram) -> u16 {
         ram.read_obj(GuestAddress(self.used() + 2)).unwrap()
     }
 
-    /// The next chain that came back, and the bytes written to it.
+    /// The next returned chain, and the number of bytes written to it.
     pub(super) fn take(&mut self, ram: &Ram) -> Option<(u16, u32)> {
         let device: u16 = ram.read_obj(GuestAddress(self.used() + 2)).unwrap();
         if device == self.used_idx {

@@ -1,4 +1,4 @@
-//! The devices as a driver sees them: set-up, requests, hostile queues, snapshots.
+//! The devices as a driver sees them: initialization, requests, invalid queues, snapshots.
 
 mod block;
 mod hostile;
@@ -9,7 +9,7 @@ mod turns;
 use super::testing::{DATA, Guest, LAYER, NET, Piece, RNG, ROOT, VSOCK};
 
 #[test]
-fn every_device_can_be_set_up_and_shows_its_identity() {
+fn every_device_can_be_initialized_and_shows_its_identity() {
     let mut guest = Guest::new();
     let ids = [
         (ROOT, 2, 1),
@@ -45,7 +45,7 @@ fn features_that_are_not_offered_are_refused() {
 }
 
 #[test]
-fn a_reset_forgets_the_driver() {
+fn a_reset_clears_the_drivers_state() {
     let mut guest = Guest::new();
     for _ in 0..3 {
         let mut queues = guest.init(RNG, 0);
@@ -88,7 +88,7 @@ fn an_interrupt_is_raised_only_when_the_driver_asks_for_it() {
     let mut guest = Guest::new();
     let mut queues = guest.init(RNG, 0);
     let queue = &mut queues[0];
-    // The driver asks to be told after the third entry.
+    // The driver wants an interrupt after the third entry.
     guest.put(
         queue.avail() + 4 + u64::from(queue.size) * 2,
         &2_u16.to_le_bytes(),
@@ -116,7 +116,7 @@ fn without_event_indices_the_flag_of_the_ring_suppresses_interrupts() {
 }
 
 #[test]
-fn the_page_is_said_to_change_when_it_does() {
+fn changes_of_the_register_page_are_reported() {
     let mut guest = Guest::new();
     assert!(guest.bus.take_page_changed());
     let mut queues = guest.init(RNG, 0);

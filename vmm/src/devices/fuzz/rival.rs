@@ -1,26 +1,26 @@
-//! Guest memory that another vCPU changes while the devices work: deterministically, before an access that the
-//! program of the fuzzer names.
+//! Guest memory that another vCPU, the rival, changes while the devices work. The changes are deterministic: they
+//! happen before accesses that the fuzzer's program selects.
 //!
-//! [`Contested`] stands for guest memory in builds for fuzzing. Each access of the devices, and of the crates that
-//! walk their rings, looks up a region first; that is where the rival acts. Data of a request is reached without a
-//! look-up, so [`super::super::buffers`] calls [`act`] itself.
+//! [`Contested`] replaces guest memory in fuzzing builds. Each access of the devices, and of the crates that walk their
+//! rings, first looks up a region; there the rival acts. Request data is accessed without a look-up, so
+//! [`super::super::buffers`] calls [`act`] itself.
 
 use std::{cell::RefCell, collections::VecDeque, fmt::Debug, sync::Arc};
 
 use super::ENTRIES;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap};
 
-/// Accesses of one step, at most: turns of all queues, each with the largest ring of the longest chains.
+/// Limit on accesses per step: turns of all queues, each with the largest ring of the longest chains.
 const STEP: u64 = 1 << 22;
 
-/// Guest memory, shared with the rival of this thread.
+/// Guest memory that the rival of this thread can change.
 #[derive(Clone, Debug)]
 pub struct Contested(GuestMemoryMmap<()>);
 
 /// A write of the rival.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
-    /// So many accesses after the change before it.
+    /// Number of accesses since the previous change.
     pub(super) after: u16,
     pub(super) at: u64,
     pub(super) bytes: [u8; 2],
@@ -30,9 +30,9 @@ pub(super) struct Change {
 struct Rival {
     memory: Option<GuestMemoryMmap<()>>,
     changes: VecDeque<Change>,
-    /// Until the first of the changes.
+    /// Number of accesses before the first of the changes.
     wait: u16,
-    /// The available ring that is never empty, and after how many looks at its entries there is one more.
+    /// An available ring that is never empty, and the number of reads of its entries before another entry is added.
     feeds: Option<(u64, u16)>,
     looks: u16,
     accesses: u64,
@@ -43,18 +43,18 @@ thread_local! {
 }
 
 impl Contested {
-    /// As [`GuestMemoryMmap::from_ranges`].
+    /// Like [`GuestMemoryMmap::from_ranges`].
     ///
     /// # Errors
-    /// The same.
+    /// Returns the errors of that function.
     pub fn from_ranges(ranges: &[(GuestAddress, usize)]) -> Result<Self, impl Debug + use<>> {
         GuestMemoryMmap::from_ranges(ranges).map(Self)
     }
 
-    /// As [`GuestMemoryMmap::from_arc_regions`].
+    /// Like [`GuestMemoryMmap::from_arc_regions`].
     ///
     /// # Errors
-    /// The same.
+    /// Returns the errors of that function.
     pub fn from_arc_regions(
         regions: Vec<Arc<GuestRegionMmap<()>>>,
     ) -> Result<Self, impl Debug + use<>> {
@@ -75,7 +75,7 @@ impl GuestMemoryBackend for Contested {
     }
 }
 
-/// A program begins: the rival has this memory and nothing to do.
+/// Starts a program: the rival gets this memory and no changes.
 pub(super) fn begin(memory: &Contested) {
     RIVAL.with_borrow_mut(|rival| {
         *rival = Rival {
@@ -95,13 +95,13 @@ pub(super) fn change(change: Change) {
     });
 }
 
-/// From now on the rival offers another chain after so many looks at the entries of a ring of [`ENTRIES`]: one that
-/// offers as fast as the device takes is never done with, and one that offers faster breaks the ring.
+/// Lets the rival offer another chain after every `every` reads of the entries of a ring with [`ENTRIES`] entries. A
+/// rival as fast as the device never lets it finish; a faster one makes the ring faulty.
 pub(super) fn feed(avail_ring: u64, every: u16) {
     RIVAL.with_borrow_mut(|rival| rival.feeds = Some((avail_ring, every)));
 }
 
-/// The rival does nothing more.
+/// Stops the rival.
 pub(super) fn rest() {
     RIVAL.with_borrow_mut(|rival| {
         rival.feeds = None;
@@ -109,15 +109,15 @@ pub(super) fn rest() {
     });
 }
 
-/// A step of the program is over: accesses are counted anew.
+/// Ends a step: accesses are counted from zero again.
 pub(super) fn step_over() {
     RIVAL.with_borrow_mut(|rival| rival.accesses = 0);
 }
 
-/// An access of the devices to data is about to be made.
+/// Called before each access of the devices to request data.
 ///
 /// # Panics
-/// One step makes more than bounded work needs.
+/// If a step makes more accesses than its bounded work needs.
 pub(in crate::devices) fn act() {
     access(None);
 }
@@ -128,7 +128,7 @@ fn access(at: Option<u64>) {
             return;
         };
         rival.accesses += 1;
-        assert!(rival.accesses < STEP, "a step that does not end");
+        assert!(rival.accesses < STEP, "a step makes too many accesses");
         rival.write_next();
         rival.feed_on(at);
     });

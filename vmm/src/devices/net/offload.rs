@@ -1,16 +1,18 @@
-//! What a driver leaves to the host with a frame: to fill in a checksum, and to cut the packet into segments.
+//! The offload header of a frame from the guest, by which a driver asks the host to fill in a checksum or to split a
+//! packet into segments.
 //!
-//! The host's kernel does both after its rules have judged the frame, and puts the checksum where the header before the
-//! frame says. So the header that goes to the TAP is made here: at most one that is about the frame's own TCP or UDP
-//! header. A driver that asks for anything else loses the frame.
+//! The host's kernel does both after its eBPF programs and firewall rules have checked the frame, and writes the
+//! checksum at the offset in the header. Therefore this module makes the header for the TAP itself, and only one that
+//! refers to the frame's own TCP or UDP header. Frames with any other request are dropped.
 
 use virtio_bindings::virtio_net as spec;
 
-/// `struct virtio_net_hdr_mrg_rxbuf`.
+/// Size of `struct virtio_net_hdr_mrg_rxbuf` in bytes.
 pub(super) const HEADER: usize = 12;
-/// Bytes of a frame that may be headers: Ethernet, IPv4 with options or IPv6 with extension headers, TCP with options.
+/// Bytes at the start of a frame that can be headers: Ethernet, IPv4 with options or IPv6 with extension headers, TCP
+/// with options.
 pub(super) const HEADERS_MAX: usize = 256;
-/// Smaller segments are announced by no stack.
+/// No network stack announces a smaller segment size.
 const SEGMENT_MIN: u16 = 48;
 
 const ETHERNET: usize = 14;
@@ -20,17 +22,17 @@ const UDP: u8 = 17;
 /// The transport header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Transport {
-    /// What segments of it are called (`VIRTIO_NET_HDR_GSO_…`).
+    /// The segmentation type that fits it (`VIRTIO_NET_HDR_GSO_…`).
     gso_type: u32,
-    /// Where it begins, and its bytes.
+    /// Offset in the frame and length in bytes.
     start: usize,
     len: usize,
-    /// Where in it the checksum is.
+    /// Offset of the checksum in the transport header.
     sum: u16,
 }
 
-/// The header to write to the TAP for the driver's one, before a frame of `len` bytes that begins with `start`.
-/// `None`: the frame is not to be sent.
+/// The header to write to the TAP in place of the driver's header. The frame is `len` bytes long and begins with
+/// `start`. Returns `None` if the frame must be dropped.
 pub(super) fn header(driver: [u8; HEADER], start: &[u8], len: usize) -> Option<[u8; HEADER]> {
     let [flags, gso_type, ..] = driver;
     let mut header = [0; HEADER];
@@ -39,7 +41,7 @@ pub(super) fn header(driver: [u8; HEADER], start: &[u8], len: usize) -> Option<[
         u32::from(gso_type),
     ) {
         (0, spec::VIRTIO_NET_HDR_GSO_NONE) => return Some(header),
-        // Segments need checksums of their own (virtio 1.2, 5.1.6.2.1).
+        // Segments need new checksums (virtio 1.2, 5.1.6.2.1).
         (0, _) => return None,
         _ => {}
     }
@@ -64,7 +66,7 @@ pub(super) fn header(driver: [u8; HEADER], start: &[u8], len: usize) -> Option<[
 }
 
 impl Transport {
-    /// Of a frame that has one, and is no fragment.
+    /// Finds the transport header of a frame. Fragments have none.
     fn of(frame: &[u8]) -> Option<Self> {
         let packet = frame.get(ETHERNET..)?;
         let (protocol, ip_len, tcp_type) = match frame[12..ETHERNET] {
@@ -81,7 +83,7 @@ impl Transport {
         let transport = packet.get(ip_len..)?;
         let (gso_type, len, sum) = match protocol {
             TCP => (tcp_type, usize::from(*transport.get(12)? >> 4) * 4, 16),
-            // UDP has no segments that a driver may leave to us.
+            // UDP segmentation is not offered to the driver.
             UDP => (u32::MAX, 8, 6),
             _ => return None,
         };
@@ -95,7 +97,7 @@ impl Transport {
     }
 }
 
-/// Protocol, and bytes of the header with its options (RFC 791, 3.1).
+/// Protocol, and length of the header with its options (RFC 791, 3.1).
 fn ipv4(packet: &[u8]) -> Option<(u8, usize)> {
     let [first, .., high, low, _, protocol] = *packet.first_chunk::<10>()?;
     let len = usize::from(first & 0xf) * 4;
@@ -103,7 +105,8 @@ fn ipv4(packet: &[u8]) -> Option<(u8, usize)> {
     (first >> 4 == 4 && len >= 20 && !is_fragment).then_some((protocol, len))
 }
 
-/// Protocol, and bytes of the header with extension headers (RFC 8200, 4), which end where the frame's known start does.
+/// Protocol, and length of the header with its extension headers (RFC 8200, 4). Only extension headers within the start
+/// of the frame are followed.
 fn ipv6(packet: &[u8]) -> Option<(u8, usize)> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;

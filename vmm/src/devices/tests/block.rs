@@ -15,7 +15,7 @@ const DISCARD: u32 = 11;
 const STATUS: u64 = DATA - 1;
 const HEADER: u64 = DATA - 32;
 
-/// Sends one request with its data at `DATA`; the status byte and the written length.
+/// Sends one request with its data at `DATA`. Returns the status byte and the written length.
 fn request(
     guest: &mut Guest,
     queue: &mut DriverQueue,
@@ -38,7 +38,7 @@ fn request(
     (guest.get(STATUS, 1)[0], len)
 }
 
-/// Discards sectors with these flags; the status byte.
+/// Discards sectors with these flags. Returns the status byte.
 fn discard(guest: &mut Guest, queue: &mut DriverQueue, at: u64, count: u32, flags: u32) -> u8 {
     let mut range = at.to_le_bytes().to_vec();
     range.extend(count.to_le_bytes());
@@ -52,7 +52,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_root_is_read_and_never_written() {
+fn the_root_disk_is_read_only() {
     let image = pattern(1 << 20);
     let mut guest = Guest::with_disks(&image, &[0; 4096]);
     let mut queue = guest.init(ROOT, 0).remove(0);
@@ -90,7 +90,7 @@ fn a_request_without_room_for_its_status_comes_back_empty() {
     queue.add(&guest.ram, &[Piece::Write(DATA, 1)]);
     guest.notify(&queue);
     assert_eq!(queue.take(&guest.ram).unwrap().1, 0);
-    // A request that failed ends the turn; the rest is served without another notification.
+    // A failed request ends the turn. The rest is served without another notification.
     assert_eq!(queue.take(&guest.ram), None);
     assert_eq!(guest.poll(Duration::from_secs(20)), 1);
     assert_eq!(queue.take(&guest.ram).unwrap().1, 1, "no header: failed");
@@ -113,7 +113,7 @@ fn a_full_disk_is_an_error_in_the_guest() {
 }
 
 #[test]
-fn a_discard_gives_space_back_and_leaves_what_is_beside_it() {
+fn a_discard_frees_space_and_keeps_adjacent_data() {
     let base = pattern(1 << 20);
     let mut guest = Guest::with_disks(&[0; 4096], &base);
     let mut queue = guest.init(LAYER, 0).remove(0);
@@ -123,7 +123,7 @@ fn a_discard_gives_space_back_and_leaves_what_is_beside_it() {
     let written = guest.bus.layer.disk().private_bytes();
     assert!(written >= 1 << 20, "{written}");
 
-    // From the middle of block 1 to the middle of block 255: the blocks between them go.
+    // From the middle of block 1 to the middle of block 255: only the blocks between them are freed.
     assert_eq!(discard(&mut guest, &mut queue, 12, 2032, 0), 0);
     let left = guest.bus.layer.disk().private_bytes();
     assert!(left <= 64 << 10, "{left} of {written} bytes are left");
@@ -177,7 +177,7 @@ fn a_layer_takes_no_more_than_its_limit() {
     let one = [Piece::Read(DATA, 512)];
     assert_eq!(request(&mut guest, &mut queue, OUT, 0, &four).0, 0);
     assert_eq!(request(&mut guest, &mut queue, OUT, 32, &one).0, 1);
-    // What it has may be overwritten, and what it gives back taken again.
+    // Blocks in the private file can be overwritten, and freed blocks can be written again.
     assert_eq!(request(&mut guest, &mut queue, OUT, 1, &one).0, 0);
     assert_eq!(discard(&mut guest, &mut queue, 0, 8, 0), 0);
     assert_eq!(request(&mut guest, &mut queue, OUT, 32, &one).0, 0);
@@ -202,7 +202,7 @@ fn a_copy_of_the_layer_keeps_its_holes() {
     assert_eq!(target.metadata().unwrap().len(), 64 << 20);
 }
 
-/// The layer as it is written into a file.
+/// The layer as `copy_layer_to` writes it.
 fn copied_layer(guest: &Guest) -> Vec<u8> {
     let mut copy = file_with(b"something longer that was there before");
     guest.bus.copy_layer_to(&copy).unwrap();
@@ -212,10 +212,10 @@ fn copied_layer(guest: &Guest) -> Vec<u8> {
     bytes
 }
 
-/// Sectors of the disk of the model test: not a multiple of a block.
+/// Size of the disk in the model test, which is not a multiple of a block.
 const MODEL_SECTORS: u64 = 8 * 24 + 3;
 
-/// Sector, number of sectors, and what is written to them; nothing: they are discarded.
+/// Sector, number of sectors, and the byte to fill them with; `None`: they are discarded.
 fn any_change() -> impl Strategy<Value = (u64, u64, Option<u8>)> {
     (
         0..MODEL_SECTORS,
@@ -224,7 +224,7 @@ fn any_change() -> impl Strategy<Value = (u64, u64, Option<u8>)> {
     )
 }
 
-/// The bytes of the blocks that lie in a range of bytes as a whole; the last one of the disk is shorter.
+/// The whole blocks in a range of bytes. The last block of the disk is shorter.
 fn whole_blocks(start: usize, len: usize) -> std::ops::Range<usize> {
     let disk = usize::try_from(MODEL_SECTORS * 512).unwrap();
     let first = start.next_multiple_of(4096);
@@ -240,7 +240,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn random_writes_read_back_as_the_model_says(
+    fn random_writes_read_back_like_the_model(
         writes in prop::collection::vec(any_change(), 1..40)
     ) {
         let mut model = pattern(usize::try_from(MODEL_SECTORS * 512).unwrap());
@@ -273,9 +273,9 @@ proptest! {
         prop_assert!(copied_layer(&guest) == model);
     }
 
-    /// Each generation is a clone of a diff of the last, and all have the same base.
+    /// Each generation is a clone of a diff of the previous one. All have the same base.
     #[test]
-    fn a_diff_over_its_base_is_the_disk(
+    fn a_diff_over_its_base_restores_the_disk(
         generations in prop::collection::vec(
             prop::collection::vec(any_change(), 0..12), 1..4)
     ) {

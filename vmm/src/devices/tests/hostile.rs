@@ -1,4 +1,4 @@
-//! Drivers that keep to no rule: nothing panics, hangs or takes memory without end.
+//! Drivers that break every rule: the devices must not panic, hang or use unbounded memory.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// Offers one chain whose descriptors are as given, starting at descriptor 0; the length it came back with.
+/// Offers one chain with the given descriptors, starting at descriptor 0. Returns the length with which it came back.
 fn offer(slot: usize, descriptors: &[(u64, u32, u16, u16)]) -> Option<u32> {
     let mut guest = Guest::new();
     let mut queue = guest.init(slot, 0).remove(0);
@@ -25,7 +25,7 @@ fn offer(slot: usize, descriptors: &[(u64, u32, u16, u16)]) -> Option<u32> {
 }
 
 #[test]
-fn chains_that_make_no_sense_come_back_empty() {
+fn invalid_chains_come_back_empty() {
     let end = u64::try_from(RAM_BYTES).unwrap();
     let looped = [(DATA, 16, WRITE | NEXT, 0)];
     assert_eq!(offer(RNG, &looped), Some(0));
@@ -49,7 +49,7 @@ fn chains_that_make_no_sense_come_back_empty() {
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_switches_the_device_off_until_its_reset() {
+fn an_invalid_ring_disables_the_device_until_its_reset() {
     let mut guest = Guest::new();
     let mut queue = guest.init(RNG, 0).remove(0);
     let index = queue.avail() + 2;
@@ -70,7 +70,7 @@ fn a_ring_that_makes_no_sense_switches_the_device_off_until_its_reset() {
 }
 
 #[test]
-fn a_head_outside_the_table_switches_the_device_off() {
+fn a_head_outside_the_table_disables_the_device() {
     let mut guest = Guest::new();
     let mut queue = guest.init(ROOT, 0).remove(0);
     queue.offer(&guest.ram, 4000);
@@ -83,7 +83,7 @@ fn a_guest_that_reads_nothing_cannot_grow_the_vmm() {
     let mut guest = Guest::new();
     let mut queues = guest.init(VSOCK, 0);
     let start = Instant::now();
-    // Requests to ports where nobody listens, each to be reset, and never a buffer for the resets.
+    // Requests to ports without a listener. Each must be answered with a reset, and there is never a buffer for one.
     for port in 0..20_000_u32 {
         let mut header = vec![0; 44];
         header[0] = 3;
@@ -100,7 +100,7 @@ fn a_guest_that_reads_nothing_cannot_grow_the_vmm() {
     assert!(start.elapsed() < Duration::from_secs(20));
 }
 
-/// A register write, mostly to registers that exist.
+/// A register write, mostly to existing registers.
 fn any_write() -> impl Strategy<Value = (u64, u32)> {
     let known = prop::sample::select(vec![
         0x14_u64, 0x20, 0x24, 0x30, 0x38, 0x44, 0x50, 0x64, 0x70, 0x80, 0x84, 0x90, 0x94, 0xa0,
@@ -117,7 +117,7 @@ fn any_write() -> impl Strategy<Value = (u64, u32)> {
     (offset, value)
 }
 
-/// Bytes that look like rings and descriptors more often than chance would.
+/// Words that resemble rings and descriptors more often than random bytes.
 fn any_memory() -> impl Strategy<Value = Vec<u64>> {
     let word = prop_oneof![
         3 => (0..4_u64, 0..256_u64).prop_map(|(high, low)| high << 32 | low << 12),

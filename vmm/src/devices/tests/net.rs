@@ -1,4 +1,4 @@
-//! The network device without a TAP here; with a real one in the `net_…` tests.
+//! The network device, without a TAP and, in the `net_…` tests, with one.
 
 use std::net::UdpSocket;
 use std::path::Path;
@@ -42,7 +42,7 @@ fn a_frame_without_content_is_refused_and_counted() {
     assert_eq!(guest.bus.lost_frames(), lost);
 }
 
-/// A guest on a real TAP in a network namespace of this thread, and the host's socket behind it.
+/// A guest on a TAP in a network namespace of this thread, and the host's socket behind it.
 struct Wire {
     guest: Guest,
     rx: DriverQueue,
@@ -54,7 +54,7 @@ const HOST: &str = "10.0.0.1:4000";
 const GUEST: &str = "10.0.0.2:5000";
 const UDP: usize = 12 + 14 + 20 + 8;
 
-/// `None`, said on standard error, where this test cannot run.
+/// Returns `None`, and prints the reason, if this host cannot run the test.
 fn wire() -> Option<Wire> {
     if !nix::unistd::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
         eprintln!("SKIP net tier: needs root and /dev/net/tun");
@@ -82,7 +82,7 @@ fn wire() -> Option<Wire> {
 }
 
 impl Wire {
-    /// Offers `count` receive buffers of `len` bytes; where each lies follows from its head.
+    /// Offers `count` receive buffers of `len` bytes. The address of each follows from its head.
     fn offer(&mut self, count: usize, len: u32) {
         for _ in 0..count {
             let head = self.rx.add(&self.guest.ram, &[Piece::Write(DATA, len)]);
@@ -91,7 +91,7 @@ impl Wire {
         }
     }
 
-    /// The next frame, however many buffers it takes.
+    /// The next frame with the number of its buffers.
     fn frame(&mut self) -> Option<(usize, Vec<u8>)> {
         let (head, len) = self.rx.take(&self.guest.ram)?;
         let home = |head| DATA + u64::from(head) * 16_384;
@@ -104,7 +104,8 @@ impl Wire {
         Some((buffers, frame))
     }
 
-    /// The payload of the next UDP frame and the buffers it took; others are the kernel's own chatter.
+    /// The payload of the next UDP frame, and the number of its buffers. Skips other frames, which the kernel sends on
+    /// its own.
     fn datagram(&mut self) -> (usize, Vec<u8>) {
         let mut found = None;
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
@@ -121,7 +122,7 @@ impl Wire {
         found.unwrap()
     }
 
-    /// A frame of the guest, in pieces that say nothing of where its headers end.
+    /// Sends a frame in descriptors whose boundaries do not follow its headers.
     fn send(&mut self, header: &[u8], frame: &[u8]) {
         self.guest.put(DATA, &[header, frame].concat());
         let len = u32::try_from(header.len() + frame.len()).unwrap();
@@ -206,9 +207,9 @@ fn net_frames_of_the_guest_reach_the_host() {
     );
 }
 
-/// A driver at the bare queue, with all headers that do not fit the frame.
+/// A driver without a network stack sends every offload header that does not match the frame.
 #[test]
-fn net_a_driver_that_leaves_to_the_host_what_is_not_the_frames_own_loses_the_frame() {
+fn net_frames_with_an_offload_request_for_other_bytes_are_dropped_and_counted() {
     let Some(mut wire) = wire() else { return };
     let frame = udp_frame(&mac_of_tap(), b"left to the host");
     let own = [1, 0, 0, 0, 0, 0, 34, 0, 6, 0, 0, 0];
@@ -238,7 +239,7 @@ fn net_a_driver_that_leaves_to_the_host_what_is_not_the_frames_own_loses_the_fra
 }
 
 #[test]
-fn net_a_descriptor_that_is_no_tap_is_refused() {
+fn net_a_descriptor_that_is_not_a_tap_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut watch = crate::watch::tests::test_watch();
     let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -263,7 +264,7 @@ fn mac_of_tap() -> Vec<u8> {
         .collect()
 }
 
-/// A frame behind an empty offload header, from the guest's address to the host's.
+/// A frame from the guest's address to the host's, behind an empty offload header.
 fn udp_frame(to: &[u8], payload: &[u8]) -> Vec<u8> {
     let udp_len = u16::try_from(payload.len() + 8).unwrap();
     let ip_len = udp_len + 20;

@@ -1,4 +1,4 @@
-//! Snapshots of the devices: what comes back works, what lies is refused.
+//! Snapshots of the devices: valid state is restored, invalid state is refused.
 
 use crate::devices::testing::{DATA, Guest, Piece, RNG, ROOT};
 use crate::devices::{BusState, DeviceError, DeviceStateError, SLOTS};
@@ -13,13 +13,13 @@ fn running() -> (Guest, BusState) {
 }
 
 #[test]
-fn a_restored_device_goes_on_where_it_was() {
+fn a_restored_device_continues_with_pending_requests() {
     let mut guest = Guest::new();
     let mut queue = guest.init(RNG, 0).remove(0);
     queue.add(&guest.ram, &[Piece::Write(DATA, 8)]);
     guest.notify(&queue);
     queue.take(&guest.ram).unwrap();
-    // Left in the ring at the time of the snapshot, its notification lost.
+    // At the time of the snapshot this chain is in the ring, and its notification is lost.
     queue.add(&guest.ram, &[Piece::Write(DATA, 16)]);
     let state = guest.bus.state();
     let page = *guest.bus.registers();
@@ -56,7 +56,7 @@ fn refusal(change: impl FnOnce(&mut BusState)) -> DeviceStateError {
 }
 
 #[test]
-fn queues_that_cannot_be_are_refused() {
+fn impossible_queues_are_refused() {
     let changes: [fn(&mut crate::devices::state::QueueState); 9] = [
         |queue| queue.size = 0,
         |queue| queue.size = 3,
@@ -75,7 +75,7 @@ fn queues_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn other_lies_are_refused() {
+fn other_impossible_state_is_refused() {
     let error = refusal(|state| state.slots.truncate(3));
     assert!(matches!(
         error,
@@ -100,7 +100,7 @@ fn other_lies_are_refused() {
 }
 
 #[test]
-fn another_disk_is_refused() {
+fn a_disk_of_another_size_is_refused() {
     let (guest, state) = running();
     let mut watch = crate::watch::tests::test_watch();
     let dir = tempfile::tempdir().unwrap();

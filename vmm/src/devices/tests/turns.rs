@@ -1,5 +1,5 @@
-//! Rings that are refilled while they are served: a notification is served in turns of bounded work, between
-//! which the machine's thread does what else there is.
+//! Rings that are refilled while they are served. A notification is served in turns of bounded work, between which the
+//! machine's thread does other work.
 
 use std::time::Duration;
 
@@ -8,10 +8,11 @@ use crate::devices::testing::{DATA, Guest, LAYER, Piece};
 const HEADER: u64 = DATA;
 const STATUS: u64 = DATA + 16;
 const REST: u64 = DATA + 32;
-/// Requests that the disk makes of itself.
+/// Number of requests in the self-refilling ring.
 const REQUESTS: u16 = 20_000;
 
-/// A layer on which sector n says that sector n + 1 is to be read, by the request that is in the ring then.
+/// A layer on which sector n contains the number of the next sector to read and the new index of the ring, so that each
+/// completed request creates the next one.
 fn feeding_layer() -> Vec<u8> {
     let mut layer = Vec::new();
     for sector in 0..REQUESTS {

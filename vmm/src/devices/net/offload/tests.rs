@@ -1,4 +1,4 @@
-//! Every header before frames of which the transport header's place is known.
+//! All offload headers before frames whose transport header has a known position.
 
 use super::*;
 
@@ -6,7 +6,7 @@ const V4_OPTIONS: u8 = 0x46;
 const TCP4: u8 = 1;
 const TCP6: u8 = 4;
 
-/// A frame, and where its transport header begins.
+/// A frame, and the offset of its transport header.
 fn frame(ethertype: [u8; 2], ip: &[u8], protocol: u8) -> (Vec<u8>, u16) {
     let mut frame = vec![2; 12];
     frame.extend(ethertype);
@@ -36,7 +36,7 @@ fn ip6(extensions: &[u8], protocol: u8) -> Vec<u8> {
     ip
 }
 
-/// Ethernet type, packet's header, protocol, type of segments.
+/// Frames with the offset of their transport header, the offset of the checksum in it, and their segmentation type.
 fn known() -> Vec<(Vec<u8>, u16, u16, Option<u8>)> {
     let mut all = Vec::new();
     for (protocol, sum, gso4, gso6) in [(TCP, 16, Some(TCP4), Some(TCP6)), (UDP, 6, None, None)] {
@@ -52,7 +52,7 @@ fn known() -> Vec<(Vec<u8>, u16, u16, Option<u8>)> {
     all
 }
 
-/// Of a driver: flags, type of segments, bytes of headers and of segments, start and offset of the checksum.
+/// A driver's header: flags, segmentation type, then header length, segment size, checksum start and checksum offset.
 fn driver(flags: u8, gso_type: u8, words: [u16; 4]) -> [u8; HEADER] {
     let mut header = [0xff; HEADER];
     (header[0], header[1]) = (flags, gso_type);
@@ -63,7 +63,7 @@ fn driver(flags: u8, gso_type: u8, words: [u16; 4]) -> [u8; HEADER] {
 }
 
 #[test]
-fn a_checksum_is_left_to_the_host_in_its_own_field_only() {
+fn a_checksum_request_must_name_the_transport_headers_own_field() {
     for (frame, start, sum, _) in known() {
         for at in 0..300 {
             for offset in 0..300 {
@@ -82,7 +82,7 @@ fn a_checksum_is_left_to_the_host_in_its_own_field_only() {
 }
 
 #[test]
-fn a_packet_is_cut_as_what_it_is_or_not_at_all() {
+fn a_segmentation_request_must_match_the_packets_protocol() {
     for (frame, start, sum, kind) in known() {
         for flags in [0, 1, 2, 3, 0xfe, u8::MAX] {
             for gso_type in 0..=u8::MAX {
@@ -111,7 +111,7 @@ fn a_packet_is_cut_as_what_it_is_or_not_at_all() {
 }
 
 #[test]
-fn frames_without_a_transport_header_have_nothing_that_could_be_left() {
+fn frames_without_a_transport_header_may_request_no_offload() {
     let v4 = [8, 0];
     let others = [
         frame(v4, &ip4(0x45, 0, 1), 1),
