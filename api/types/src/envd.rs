@@ -1,8 +1,7 @@
-//! The data plane of a sandbox: Connect-JSON over HTTP/1.1 on guest port [`ENVD_PORT`].
+//! The data plane of a sandbox: Connect with JSON over HTTP/1.1 on guest port [`ENVD_PORT`].
 //!
-//! Names and shapes are those of E2B's `envd`: messages in proto3 JSON (lowerCamelCase, bytes as base64,
-//! enums by name), streams in [`frame`]s, errors as [`ErrorBody`] on plain routes and [`ConnectError`] on
-//! RPC routes.
+//! Names and shapes are those of E2B's `envd`: messages in proto3 JSON (lowerCamelCase, bytes as base64, enums by
+//! name), streams in [`frame`]s, errors as [`ErrorBody`] on plain routes and as [`ConnectError`] on RPC routes.
 
 mod chunked;
 mod client;
@@ -46,5 +45,5 @@ pub use request::{
 pub use timestamp::{Timestamp, TimestampError};
 pub use transport::Transport;
 
-/// Port of the agent inside every guest.
+/// Port of the agent in every guest.
 pub const ENVD_PORT: u16 = 49_983;

@@ -1,18 +1,19 @@
-//! Words of a guest as people and logs may see them.
+//! Sanitizes text from guests for people and logs.
 
-/// The most characters of a guest's text that are shown.
+/// Length limit of sanitized text in characters.
 pub const GUEST_TEXT_MAX: usize = 300;
 
-/// Text that a guest, or a program that runs one, has a hand in, for a log line or an answer: at most
-/// [`GUEST_TEXT_MAX`] characters, the last of them `…` if there was more; whatever would end the line, move the
-/// cursor, hide or reorder text is written as an escape. What this returned is left as it is by a second call.
+/// Sanitizes text that a guest, or a program that runs guest code, can influence. The result has at most
+/// [`GUEST_TEXT_MAX`] characters and ends in `…` if text was cut. Characters that would end the line, move the cursor,
+/// or hide or reorder text are escaped. Sanitizing a result again does not change it.
 ///
-/// Every such text goes through here: a guest must neither write lines of the host's log nor decide how long they are.
+/// All such text must pass through this function before it is logged or returned: a guest must not be able to forge
+/// lines of the host's log, or to choose their length.
 #[must_use]
 pub fn guest_text(text: &str) -> String {
     let mut shown = String::new();
     let mut left = GUEST_TEXT_MAX;
-    // Where the text is cut if more of it comes.
+    // End of the text that is kept if the rest does not fit.
     let mut cut = 0;
     for escape in text.chars().map(Escape::of) {
         let len = escape.len();
@@ -30,7 +31,7 @@ pub fn guest_text(text: &str) -> String {
     shown
 }
 
-/// A character as it is shown.
+/// A character in its sanitized form.
 enum Escape {
     Plain(char),
     Escaped(std::char::EscapeDebug),
@@ -39,7 +40,7 @@ enum Escape {
 impl Escape {
     fn of(c: char) -> Self {
         match c {
-            // `escape_debug` quotes these, which does no good here and would not stop at one call.
+            // `escape_debug` escapes these too. That would serve no purpose, and a second pass would escape them again.
             '\\' | '\'' | '"' => Self::Plain(c),
             _ => Self::Escaped(c.escape_debug()),
         }
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_stays_a_line_and_is_short() {
+    fn sanitized_text_is_one_short_line() {
         assert_eq!(guest_text("no such user \"x\\y\""), "no such user \"x\\y\"");
         assert_eq!(guest_text("a\r\nb\tc\0"), "a\\r\\nb\\tc\\0");
         assert_eq!(guest_text("\u{1b}[2J\u{9b}"), "\\u{1b}[2J\\u{9b}");
@@ -83,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_guest_says_is_one_short_line(text in any::<String>(), times in 1_usize..60) {
+        fn any_text_becomes_one_short_line_without_control_characters(text in any::<String>(), times in 1_usize..60) {
             let shown = guest_text(&text.repeat(times));
             prop_assert!(shown.chars().count() <= GUEST_TEXT_MAX);
             prop_assert!(!shown.contains(char::is_control));

@@ -1,7 +1,7 @@
 //! The control plane: bodies of the REST routes, with E2B's names.
 //!
-//! Requests take absent and `null` alike and ignore keys they do not know: clients are newer than servers.
-//! Answers leave out what is not set.
+//! In requests, an absent key and `null` mean the same, and unknown keys are ignored, since clients may be newer than
+//! the server. Answers omit fields that are not set.
 
 mod error;
 mod network;

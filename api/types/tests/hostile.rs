@@ -1,5 +1,5 @@
-//! The client against agents that do not keep to the protocol. Each agent is a thread that answers as a test says and
-//! counts how much it could send before the client hung up.
+//! Tests the client against agents that violate the protocol. Each agent is a thread that sends prepared data and
+//! counts how many bytes the client accepted.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,13 +16,13 @@ use api_types::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What an agent can send at most: the limit, and what its socket holds.
+/// Upper limit of bytes that an agent can send: the client's limit plus socket buffers.
 const SENT_MAX: u64 = AnswerLimits::CONTROL.received + (1 << 20);
-/// What one that is not stopped sends.
+/// Bytes that an agent sends if the client does not stop it.
 const FLOOD: usize = 64 << 20;
 
-/// A client of a server, and an agent that reads a request and then says `answer`, and after it `more` for as long as
-/// it is heard. The thread returns how many bytes it could send.
+/// Connects a client with control-plane limits to an agent that reads a request, sends `answer`, and then repeats
+/// `more` as long as the client reads. The thread returns the number of bytes sent.
 fn meet(answer: Vec<u8>, more: Vec<u8>) -> (EnvdClient, JoinHandle<u64>) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let agent = std::thread::spawn(move || {
@@ -43,7 +43,7 @@ fn meet(answer: Vec<u8>, more: Vec<u8>) -> (EnvdClient, JoinHandle<u64>) {
     (client, agent)
 }
 
-/// The agent's flood ends the call, and in words of this side.
+/// Checks that the client ends the call during the agent's flood, with a message of its own.
 #[track_caller]
 fn is_stopped(answer: &[u8], more: &[u8], call: impl FnOnce(&mut EnvdClient) -> ClientError) {
     let (mut client, agent) = meet(answer.to_vec(), more.to_vec());
@@ -82,7 +82,7 @@ fn whole_stream() -> Vec<u8> {
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\n";
 
 #[test]
-fn endless_bodies_are_cut_off() {
+fn endless_bodies_end_the_call() {
     let zeros = [0; 16 << 10];
     let announced = [OK, b"Content-Length: 10737418240\r\n\r\n"].concat();
     is_stopped(&announced, &zeros, health);
@@ -90,20 +90,20 @@ fn endless_bodies_are_cut_off() {
     let chunked = [OK, b"Transfer-Encoding: chunked\r\n\r\n"].concat();
     let chunk = [b"4000\r\n".as_slice(), &zeros, b"\r\n"].concat();
     is_stopped(&chunked, &chunk, health);
-    // Little body, and much around it.
+    // Small chunks with long extensions: little body, much framing.
     let padded = [b"1;".as_slice(), &[b'x'; 900], b"\r\n.\r\n"].concat();
     is_stopped(&chunked, &padded, health);
 }
 
 #[test]
-fn endless_heads_are_cut_off() {
+fn endless_heads_end_the_call() {
     is_stopped(OK, b"X-More: and more\r\n", health);
     is_stopped(b"", b"HTTP/1.1 100 Continue\r\n\r\n", health);
     is_stopped(b"", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", health);
 }
 
 #[test]
-fn endless_streams_are_cut_off() {
+fn endless_streams_end_the_call() {
     let head = [OK, b"\r\n"].concat();
     let start = [head, frames(&[(0, r#"{"event":{"start":{"pid":7}}}"#)])].concat();
     let output = frames(&[(0, r#"{"event":{"data":{"stdout":"YWJj"}}}"#)]);
@@ -115,7 +115,7 @@ fn endless_streams_are_cut_off() {
 }
 
 #[test]
-fn nothing_is_read_after_the_end_of_a_stream() {
+fn data_after_the_end_of_a_stream_ends_the_call() {
     let stream = whole_stream();
     let until_close = [OK, b"\r\n", &stream].concat();
     is_stopped(&until_close, &[0; 16 << 10], exec);
@@ -125,7 +125,7 @@ fn nothing_is_read_after_the_end_of_a_stream() {
     let size = format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n", stream.len());
     let chunked = [OK, size.as_bytes(), &stream, b"\r\n"].concat();
     is_stopped(&chunked, b"1\r\n.\r\n", exec);
-    // A stream that ends where its body does is a good one.
+    // A stream that ends together with its body is valid.
     let whole = [chunked, b"0\r\n\r\n".to_vec()].concat();
     let (mut client, _agent) = meet(whole, Vec::new());
     let done = client.exec(&ExecRequest::new("/bin/true", &[]), PATIENCE);
@@ -134,7 +134,7 @@ fn nothing_is_read_after_the_end_of_a_stream() {
 }
 
 #[test]
-fn a_length_in_doubt_is_none() {
+fn an_answer_with_an_ambiguous_length_is_refused() {
     for fields in [
         "Content-Length: 1\r\nContent-Length: 2",
         "Content-Length: 1\r\nTransfer-Encoding: chunked",
@@ -149,7 +149,7 @@ fn a_length_in_doubt_is_none() {
 }
 
 #[test]
-fn a_drip_ends_at_the_deadline() {
+fn a_slow_answer_ends_at_the_deadline() {
     const BOUND: Duration = Duration::from_millis(300);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let agent = std::thread::spawn(move || {
@@ -168,7 +168,7 @@ fn a_drip_ends_at_the_deadline() {
 }
 
 #[test]
-fn words_of_an_agent_are_one_short_line() {
+fn text_of_an_agent_is_sanitized() {
     let message = format!("\\n2026-01-01 ERROR forged\\u001b[2J{}", "x".repeat(40_000));
     let plain = format!(r#"{{"code":500,"message":"{message}"}}"#);
     let rpc = format!(r#"{{"code":"internal","message":"{message}"}}"#);
@@ -186,7 +186,7 @@ fn words_of_an_agent_are_one_short_line() {
         );
         assert!(!error.to_string().contains(char::is_control));
     }
-    // What the parser of JSON quotes of it, too.
+    // Quotes in error messages of the JSON parser are sanitized too.
     let nonsense = format!("[\"\u{1b}[2J{}\"]", "x".repeat(4000));
     let length = format!(
         "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",

@@ -1,4 +1,4 @@
-//! The binary codec against an independent one, which knows the messages by types of its own.
+//! Compares the binary codec with prost, an independent implementation with its own message types.
 #![expect(clippy::unwrap_used, reason = "what fails here is the report")]
 
 use std::collections::BTreeMap;
@@ -185,7 +185,7 @@ fn entries() -> impl Strategy<Value = Vec<EntryInfo>> {
         Just(FileType::Directory),
         Just(FileType::Symlink),
     ];
-    // A year later than 2553 is no time here.
+    // Later times than the year 2553 cannot be represented.
     let time = prop::option::of(0..u64::MAX / 2);
     let target = prop::option::of(".{0,4}");
     let parts = (
@@ -244,7 +244,7 @@ fn wire_entry(entry: EntryInfo) -> WireEntry {
 
 proptest! {
     #[test]
-    fn requests_are_read_as_they_were_written(
+    fn requests_encoded_by_prost_are_decoded(
         (cmd, args, envs, cwd) in
             (".{0,8}", prop::collection::vec(".{0,4}", 0..4), texts(), prop::option::of(".{0,4}")),
         size in prop::option::of(prop::option::of((any::<u32>(), any::<u32>()))),
@@ -271,13 +271,13 @@ proptest! {
         let json = start.to_json(&wire.encode_to_vec()).unwrap();
         let read: StartRequest = serde_json::from_slice(&json).unwrap();
         prop_assert_eq!(&read, &expected);
-        // And the other way.
+        // The reverse direction.
         let bytes = start.from_json(&serde_json::to_vec(&expected).unwrap()).unwrap();
         prop_assert_eq!(WireStart::decode(bytes.as_slice()).unwrap(), wire);
     }
 
     #[test]
-    fn events_are_written_as_they_are_read(
+    fn events_are_encoded_so_that_prost_decodes_them(
         pid: u32,
         bytes in prop::collection::vec(any::<u8>(), 0..40),
         (exit_code, exited, error) in (any::<i32>(), any::<bool>(), prop::option::of(".{0,4}")),
@@ -327,7 +327,7 @@ proptest! {
     }
 
     #[test]
-    fn listings_are_written_as_they_are_read(entries in entries()) {
+    fn listings_are_encoded_so_that_prost_decodes_them(entries in entries()) {
         let list = proto::method("/filesystem.Filesystem/ListDir").unwrap().response;
         let response = ListDirResponse { entries: entries.clone() };
         let bytes = list.from_json(&serde_json::to_vec(&response).unwrap()).unwrap();
@@ -339,7 +339,7 @@ proptest! {
     }
 
     #[test]
-    fn hostile_bytes_and_texts_never_panic(
+    fn no_input_panics(
         bytes in prop::collection::vec(any::<u8>(), 0..60),
         text in "[\\[{}\\]\":,a-z0-9]{0,40}",
     ) {
@@ -357,7 +357,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_message_is_read_by_both_or_by_none(
+    fn a_truncated_message_is_accepted_by_both_codecs_or_by_neither(
         pid: u32,
         bytes in prop::collection::vec(any::<u8>(), 1..40),
     ) {
@@ -375,12 +375,12 @@ proptest! {
 }
 
 #[test]
-fn the_last_of_exclusive_fields_wins_and_messages_are_merged() {
+fn the_last_field_of_a_oneof_wins_and_messages_are_merged() {
     let input = proto::method("/process.Process/SendInput").unwrap().request;
     let read = |bytes: &[u8]| -> SendInputRequest {
         serde_json::from_slice(&input.to_json(bytes).unwrap()).unwrap()
     };
-    // Field 1 twice: { pid: 7 }, { tag: "t" }; field 2 twice: { stdin: "a" }, { stdin: "b" }; field 9.
+    // Field 1 twice: { pid: 7 }, { tag: "t" }; field 2 twice: { stdin: "a" }, { stdin: "b" }; unknown field 9.
     let bytes = b"\x0a\x02\x08\x07\x0a\x03\x12\x01t\x12\x03\x0a\x01a\x12\x03\x0a\x01b\x48\x05";
     let expected = SendInputRequest {
         process: ProcessSelector {
@@ -396,7 +396,7 @@ fn the_last_of_exclusive_fields_wins_and_messages_are_merged() {
 }
 
 #[test]
-fn what_is_no_message_is_refused() {
+fn malformed_messages_are_refused() {
     for path in [
         "/process.Process/Nothing",
         "/process.Process/",
@@ -406,7 +406,7 @@ fn what_is_no_message_is_refused() {
         assert!(proto::method(path).is_none(), "{path}");
     }
     let update = proto::method("/process.Process/Update").unwrap();
-    // A length beyond all, a group, field zero, text that is not UTF-8, two wrong wire types.
+    // In order: a length beyond the input, a group, field zero, text that is not UTF-8, and two wrong wire types.
     let cases: [&[u8]; 6] = [
         b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
         b"\x0b",

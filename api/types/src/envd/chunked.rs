@@ -1,12 +1,12 @@
-//! The chunked transfer coding of HTTP/1.1 (RFC 9112, 7.1), as a pure decoder for both ends.
+//! Decoder for the chunked transfer coding of HTTP/1.1 (RFC 9112, 7.1). Pure; used by client and server.
 //!
-//! Bytes go in as they arrive; body bytes come out as slices of them, so nothing is copied and nothing is
-//! held but a few counters. Extensions and trailers are read and thrown away within a limit.
+//! The decoder consumes input as it arrives and returns body bytes as slices of the input, so it copies nothing and
+//! stores only a few counters. Chunk extensions and trailers are discarded, within a length limit.
 
-/// Longest chunk-size line and longest trailer section, in bytes.
+/// Length limit of a chunk-size line and of the trailer section, in bytes.
 const LINE_LIMIT: u32 = 1024;
 
-/// A decoder for one message body.
+/// Decoder state for one message body.
 #[derive(Clone, Debug, Default)]
 pub struct ChunkedDecoder {
     state: State,
@@ -14,20 +14,21 @@ pub struct ChunkedDecoder {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// In a chunk-size line; `digits` were read, `extension` says whether they are over.
+    /// In a chunk-size line. `digits`: hex digits read; `extension`: an extension has started, so no more digits
+    /// follow.
     Size {
         size: u64,
         digits: u32,
         extension: bool,
         seen: u32,
     },
-    /// So many bytes of the chunk are still to come.
+    /// In a chunk, with this many bytes left.
     Data(u64),
-    /// The line end after a chunk.
+    /// In the line end after a chunk.
     DataEnd {
         cr: bool,
     },
-    /// In the trailer section; `blank` when the present line has no bytes yet.
+    /// In the trailer section. `blank`: the current line is empty so far.
     Trailer {
         blank: bool,
         seen: u32,
@@ -46,42 +47,42 @@ impl Default for State {
     }
 }
 
-/// One step of decoding.
+/// The result of one decoding step.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decoded<'a> {
-    /// Body bytes; call again with the rest.
+    /// Body bytes. Call [`ChunkedDecoder::step`] again with the rest of the input.
     Data(&'a [u8]),
-    /// All input was used, the body is not over.
+    /// The input is used up, and the body is not complete.
     More,
-    /// The body is over. What is left of the input belongs to the next message.
+    /// The body is complete. The rest of the input belongs to the next message.
     End,
 }
 
-/// The bytes are not a chunked body.
+/// Why the input is not a valid chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
-    /// No chunk size where one must stand, or one above 2^60.
-    #[error("bad chunk size")]
+    /// A chunk size is missing or exceeds 60 bits.
+    #[error("missing or too large chunk size")]
     Size,
-    /// Something else than a line end after a chunk or a size.
-    #[error("bad line end in a chunked body")]
+    /// A chunk or a chunk size is not followed by a line end.
+    #[error("missing line end in a chunked body")]
     LineEnd,
-    /// A size line or the trailers are too long.
-    #[error("chunk size line or trailers above {LINE_LIMIT} bytes")]
+    /// A size line or the trailer section exceeds the limit.
+    #[error("chunk size line or trailers longer than {LINE_LIMIT} bytes")]
     TooLong,
 }
 
 impl ChunkedDecoder {
-    /// Whether the body is over.
+    /// Whether the body is complete.
     #[must_use]
     pub fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
     }
 
-    /// Takes bytes from the front of `input` until there is something to say.
+    /// Consumes bytes from the front of `input` until the next result.
     ///
     /// # Errors
-    /// See [`ChunkError`]. The decoder is useless afterwards.
+    /// Returns [`ChunkError`] if the input is not a chunked body. The decoder must not be used afterwards.
     pub fn step<'a>(&mut self, input: &mut &'a [u8]) -> Result<Decoded<'a>, ChunkError> {
         loop {
             match self.state {
@@ -112,7 +113,7 @@ impl ChunkedDecoder {
     }
 }
 
-/// The next state after one byte outside chunk data.
+/// The state after one byte outside of chunk data.
 fn control(state: State, byte: u8) -> Result<State, ChunkError> {
     match state {
         State::Size {
@@ -176,7 +177,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Decodes pieces of `cut` bytes; the body, and how much input was left over.
+    /// Decodes `wire` in pieces of `cut` bytes. Returns the body and the number of unused bytes.
     fn decode(wire: &[u8], cut: usize) -> Result<Option<(Vec<u8>, usize)>, ChunkError> {
         let (mut decoder, mut body, mut used) = (ChunkedDecoder::default(), Vec::new(), 0);
         for piece in wire.chunks(cut) {
@@ -198,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_body_survives_any_cut(
+        fn a_body_is_decoded_independently_of_how_it_is_split(
             chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..100), 0..6),
             cut in 1_usize..40,
         ) {
@@ -213,13 +214,13 @@ mod tests {
         }
 
         #[test]
-        fn hostile_bytes_never_panic(wire in prop::collection::vec(any::<u8>(), 0..200), cut in 1_usize..9) {
+        fn no_input_panics(wire in prop::collection::vec(any::<u8>(), 0..200), cut in 1_usize..9) {
             let _ = decode(&wire, cut);
         }
     }
 
     #[test]
-    fn bad_sizes_and_line_ends_are_refused() {
+    fn invalid_sizes_and_line_ends_are_refused() {
         assert_eq!(decode(b"\r\n", 9), Err(ChunkError::Size));
         assert_eq!(decode(b"-1\r\n", 9), Err(ChunkError::Size));
         assert_eq!(decode(b"1000000000000000\r\n", 99), Err(ChunkError::Size));

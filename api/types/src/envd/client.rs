@@ -1,7 +1,7 @@
-//! A small blocking client: one connection, requests one after another, no runtime.
+//! A small blocking client: one connection, sequential requests, no async runtime.
 //!
-//! Every call has a deadline that covers all of it, and reads no more than its [`AnswerLimits`] allow. After an error the connection is in an unknown state:
-//! drop the client and connect again.
+//! Every call has a deadline for its total duration and reads no more than its [`AnswerLimits`] allow. After an error,
+//! the state of the connection is unknown: drop the client and connect again.
 
 mod answer;
 mod calls;
@@ -26,47 +26,43 @@ pub use limits::AnswerLimits;
 use super::Transport;
 use crate::guest_text;
 
-/// Why a call failed, by what the caller can do.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody is there (any more): the VMM's socket, the guest's port or the connection is gone. A guest
-    /// that is still booting looks like this too.
-    #[error("the agent cannot be reached ({doing})")]
+    /// The VMM's socket, the guest's port or the connection is closed. Also returned while the guest is still booting.
+    #[error("cannot reach the agent: {doing} failed")]
     NotReachable {
-        /// What was tried.
+        /// The step that failed.
         doing: &'static str,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The agent said no.
-    #[error("the agent refused: {status} {code}: {message}")]
+    /// The agent answered with an error.
+    #[error("the agent refused the request: {status} {code}: {message}")]
     Refused {
-        /// HTTP status; 200 when the refusal came inside a stream.
+        /// HTTP status; 200 if the error came at the end of a stream.
         status: u16,
-        /// The code of the body: a number on plain routes, a Connect name on RPC routes.
+        /// `code` of the error body: a number on plain routes, a Connect error code on RPC routes.
         code: String,
-        /// For a person; see [`guest_text`].
+        /// Description, sanitized by [`guest_text`].
         message: String,
     },
-    /// The deadline passed.
-    #[error("no answer within {0:?}")]
+    #[error("the agent did not answer within {0:?}")]
     Timeout(Duration),
-    /// The peer does not speak this protocol or sends too much, or one side has a bug. What is quoted of it has
-    /// been through [`guest_text`].
+    /// The peer violated the protocol or exceeded a limit. Quotes of the peer are sanitized by [`guest_text`].
     #[error("unexpected answer: {0}")]
     Protocol(String),
 }
 
-/// One connection to an agent, straight or through whatever forwards to it.
+/// One connection to an agent, direct or through proxies.
 #[derive(Debug)]
 pub struct EnvdClient<S = UnixStream> {
     connection: Connection<S>,
     timeout: Duration,
     token: Option<String>,
-    /// Value of `Host`.
+    /// Value of the `Host` header.
     authority: String,
-    /// Sent with every request.
+    /// Additional headers of every request.
     headers: Vec<(String, String)>,
 }
 
@@ -75,20 +71,20 @@ fn protocol(what: impl std::fmt::Display) -> ClientError {
 }
 
 impl EnvdClient {
-    /// Connects to a guest port through the VMM's vsock unix socket: writes `CONNECT <port>` and expects
-    /// `OK <n>`. `timeout` bounds this and every later call that names none; but a VMM that accepts nothing and whose
-    /// queue of connections is full is waited for without end.
+    /// Connects to a guest port through the VMM's vsock unix socket: sends `CONNECT <port>` and expects `OK <n>`.
+    /// `timeout` limits this call and all later calls without a timeout parameter. It does not limit `connect(2)`,
+    /// which blocks if the VMM does not accept connections and its backlog is full.
     ///
     /// # Errors
-    /// [`ClientError::NotReachable`] when the VMM or the guest's port is not there.
+    /// Returns [`ClientError::NotReachable`] if the VMM's socket or the guest's port is closed.
     pub fn connect(vsock: &Path, port: u16, timeout: Duration) -> Result<Self, ClientError> {
         Self::connect_unix(vsock, timeout)?.greeted(port)
     }
 
-    /// The same over a stream that is connected to the VMM's vsock unix socket already.
+    /// As [`EnvdClient::connect`], over an existing connection to the VMM's vsock unix socket.
     ///
     /// # Errors
-    /// [`ClientError::NotReachable`] when the guest's port is not there.
+    /// Returns [`ClientError::NotReachable`] if the guest's port is closed.
     pub fn connect_over(
         vsock: UnixStream,
         port: u16,
@@ -103,15 +99,15 @@ impl EnvdClient {
         connection.send(&[format!("CONNECT {port}\n").as_bytes()], deadline)?;
         let answer = connection.read_line(64, "connecting to the guest's port", deadline)?;
         if !answer.starts_with("OK ") {
-            return Err(protocol("the vsock socket does not say OK"));
+            return Err(protocol("the vsock socket did not answer OK"));
         }
         Ok(self)
     }
 
-    /// Connects to an agent that listens on a unix socket itself.
+    /// Connects to an agent that listens on a unix socket.
     ///
     /// # Errors
-    /// [`ClientError::NotReachable`].
+    /// Returns [`ClientError::NotReachable`] if the socket does not accept the connection.
     pub fn connect_unix(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
         let stream = UnixStream::connect(path).map_err(|source| ClientError::NotReachable {
             doing: "connecting to the socket",
@@ -122,7 +118,7 @@ impl EnvdClient {
 }
 
 impl<S: Transport> EnvdClient<S> {
-    /// Speaks over a stream that is connected to the agent already.
+    /// Uses an existing connection to the agent.
     #[must_use]
     pub fn over(stream: S, timeout: Duration) -> Self {
         Self {
@@ -134,8 +130,8 @@ impl<S: Transport> EnvdClient<S> {
         }
     }
 
-    /// From now on requests name this `Host` and carry these headers as well: what a proxy between here and
-    /// the agent goes by. The caller keeps line ends out of them.
+    /// Sets the `Host` header and additional headers of all later requests, for proxies that route by them. The values
+    /// must not contain line ends.
     pub fn set_route(&mut self, authority: &str, headers: &[(&str, &str)]) {
         self.authority = authority.to_owned();
         self.headers = headers
@@ -144,25 +140,26 @@ impl<S: Transport> EnvdClient<S> {
             .collect();
     }
 
-    /// Sends this `X-Access-Token` from now on.
+    /// Sets the `X-Access-Token` header of all later requests.
     pub fn set_access_token(&mut self, token: Option<String>) {
         self.token = token;
     }
 
-    /// The bound of calls that name none.
+    /// Sets the timeout of all later calls without a timeout parameter.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// From now on calls read so much; [`AnswerLimits::DATA`] until this is called.
+    /// Sets the limits of all later calls. The default is [`AnswerLimits::DATA`].
     pub fn set_limits(&mut self, limits: AnswerLimits) {
         self.connection.limits = limits;
     }
 
-    /// The stream, after calls that were answered in whole. Its timeouts are those of the last call.
+    /// Returns the underlying stream. All answers must have been read completely. The stream keeps the timeouts of the
+    /// last call.
     ///
     /// # Errors
-    /// [`ClientError::Protocol`]: the agent has sent more than the answers.
+    /// Returns [`ClientError::Protocol`] if the agent has sent data after its last answer.
     pub fn into_stream(self) -> Result<S, ClientError> {
         if self.connection.unused().is_empty() {
             Ok(self.connection.stream)
@@ -182,7 +179,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
-    /// Connects to a peer that reads one line and then says `answer`, whatever it was asked.
+    /// Connects to a peer that reads one line and then sends `answer`.
     fn connect_to(answer: &'static [u8]) -> (Result<EnvdClient, ClientError>, String) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vsock");
@@ -204,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_before_a_question_is_none() {
+    fn an_answer_before_its_request_is_refused() {
         let (client, line) = connect_to(b"OK 1073741824\nHTTP/1.1 204 No Content\r\n\r\n");
         assert_eq!(line, "CONNECT 49983\n");
         let early = client.unwrap().health().unwrap_err();
@@ -228,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn another_protocol_is_told_apart() {
+    fn a_peer_with_another_protocol_is_recognized() {
         let (client, _) = connect_to(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         assert!(
             matches!(client, Err(ClientError::Protocol(_))),
@@ -237,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_ends_at_the_deadline() {
+    fn a_silent_agent_is_given_up_at_the_deadline() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let mut client = EnvdClient::over(ours, Duration::from_millis(50));
         assert!(matches!(client.health(), Err(ClientError::Timeout(_))));

@@ -1,51 +1,51 @@
-//! Error bodies.
+//! Error bodies of the agent.
 
 use serde::{Deserialize, Serialize};
 
-/// The body of every failed plain request. Official clients fail on a body without `code`.
+/// The body of a failed plain request. The official clients fail on a body without `code`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// The HTTP status, repeated.
+    /// The HTTP status.
     pub code: u16,
-    /// What failed, for a person.
+    /// What failed, for people.
     pub message: String,
 }
 
-/// Error codes of the Connect protocol that are used here.
+/// Error codes of the Connect protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConnectCode {
-    /// The caller went away.
+    /// The caller cancelled the request.
     Canceled,
-    /// Nothing better is known.
+    /// Used if no other code fits.
     Unknown,
-    /// The request is wrong whatever the state.
+    /// The request is invalid in any state.
     InvalidArgument,
     /// The caller's deadline passed.
     DeadlineExceeded,
-    /// No such thing.
+    /// The named object does not exist.
     NotFound,
-    /// It is there already.
+    /// The object to create exists already.
     AlreadyExists,
-    /// The caller is known and may not.
+    /// The caller is authenticated, but not permitted to do this.
     PermissionDenied,
     /// A limit is reached.
     ResourceExhausted,
-    /// The request is wrong in the present state.
+    /// The request is invalid in the current state.
     FailedPrecondition,
-    /// Interrupted by something concurrent.
+    /// Interrupted by a concurrent operation.
     Aborted,
-    /// Past the end.
+    /// The request refers to data beyond the valid range.
     OutOfRange,
-    /// Not offered by this server.
+    /// The server does not support this operation.
     Unimplemented,
-    /// The server is at fault.
+    /// The server has a bug or a broken invariant.
     Internal,
-    /// Not now; another attempt may succeed.
+    /// Temporarily impossible; a retry may succeed.
     Unavailable,
-    /// Data are gone.
+    /// Data is lost.
     DataLoss,
-    /// The caller, or the user it asked for, is not known.
+    /// The caller, or the user that it wants to act as, is unknown.
     Unauthenticated,
 }
 
@@ -73,15 +73,13 @@ impl ConnectCode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{code:?}: {message}")]
 pub struct ConnectError {
-    /// See [`ConnectCode`].
     pub code: ConnectCode,
-    /// What failed, for a person; may be empty.
+    /// What failed, for people; may be empty.
     #[serde(default)]
     pub message: String,
 }
 
 impl ConnectError {
-    /// An error with its text.
     #[must_use]
     pub fn new(code: ConnectCode, message: impl Into<String>) -> Self {
         Self {
@@ -91,10 +89,10 @@ impl ConnectError {
     }
 }
 
-/// The JSON of an end-of-stream frame.
+/// The JSON body of an end-of-stream frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndStream {
-    /// Absent when the stream ended well.
+    /// `None`: the stream ended successfully.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ConnectError>,
 }

@@ -1,5 +1,5 @@
-//! Messages of `filesystem.Filesystem`, in proto3 JSON, and the answer of `POST /files`. Absent and `null`
-//! mean the default value everywhere; unknown keys are ignored, since newer clients send them.
+//! Messages of `filesystem.Filesystem` in proto3 JSON, and the answer of `POST /files`. For every field, an absent key
+//! and `null` mean the default value. Unknown keys are ignored, since newer clients send them.
 
 use std::collections::BTreeMap;
 
@@ -10,122 +10,119 @@ use super::{
     proto_json::{int64, null_is_default},
 };
 
-/// `Stat`, `MakeDir` and `Remove`: a path. A relative one starts in the user's home, `~` is that home, and
-/// an empty one is the sandbox's default working directory.
+/// Request of `Stat`, `MakeDir` and `Remove`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathRequest {
-    /// The path.
+    /// A relative path starts in the user's home directory, `~` is that directory, and an empty path is the sandbox's
+    /// default working directory.
     #[serde(default, deserialize_with = "null_is_default")]
     pub path: String,
 }
 
-/// `Move`.
+/// Request of `Move`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MoveRequest {
-    /// What to move.
+    /// Path of the entry to move.
     #[serde(default, deserialize_with = "null_is_default")]
     pub source: String,
-    /// What it is called afterwards.
+    /// New path of the entry.
     #[serde(default, deserialize_with = "null_is_default")]
     pub destination: String,
 }
 
-/// The answer of `Stat`, `MakeDir` and `Move`.
+/// Answer of `Stat`, `MakeDir` and `Move`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryResponse {
-    /// What is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entry: Option<EntryInfo>,
 }
 
-/// What is known of a file, a directory or a link.
+/// Metadata of a file, a directory or a symbolic link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EntryInfo {
     /// Last component of the path.
     #[serde(default, deserialize_with = "null_is_default")]
     pub name: String,
-    /// Of a link it is the type of what the link leads to.
+    /// For a symbolic link, the type of its target.
     #[serde(rename = "type", default, deserialize_with = "null_is_default")]
     pub kind: FileType,
-    /// Absolute path as it was asked for: links are not resolved.
+    /// Absolute path as requested, without resolving symbolic links.
     #[serde(default, deserialize_with = "null_is_default")]
     pub path: String,
-    /// Bytes; of a link, those of its text.
+    /// Size in bytes; for a symbolic link, the length of its text.
     #[serde(default, with = "int64")]
     pub size: i64,
-    /// Permission bits; of a link, those of what it leads to.
+    /// Permission bits; for a symbolic link, those of its target.
     #[serde(default, deserialize_with = "null_is_default")]
     pub mode: u32,
-    /// Type and permission bits in letters, as Go's `FileMode` writes them: `-rw-r--r--`.
+    /// Type and permission bits in letters, as Go's `FileMode` formats them: `-rw-r--r--`.
     #[serde(default, deserialize_with = "null_is_default")]
     pub permissions: String,
-    /// Name of the owner, its number when it has no name.
+    /// Name of the owner, or its uid if it has no name.
     #[serde(default, deserialize_with = "null_is_default")]
     pub owner: String,
-    /// Name of the group, its number when it has no name.
+    /// Name of the group, or its gid if it has no name.
     #[serde(default, deserialize_with = "null_is_default")]
     pub group: String,
-    /// Last change of the content; absent when it is before 1970.
+    /// Last modification of the content. `None`: before 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_time: Option<Timestamp>,
-    /// Of a link: where it leads, every link on the way resolved. The link's own path when it leads nowhere.
+    /// For a symbolic link: the fully resolved path of its target, or the link's own path if the target does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub symlink_target: Option<String>,
-    /// What was attached to the file with `X-Metadata-` headers, or as attributes `user.e2b.` in the guest.
+    /// Metadata from `X-Metadata-` headers, stored as extended attributes `user.e2b.*`.
     #[serde(default, deserialize_with = "null_is_default")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
 }
 
-/// What kind of thing is at a path.
+/// The type of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileType {
-    /// A device, socket, FIFO, or a link that leads nowhere.
+    /// A device, a socket, a FIFO, or a symbolic link whose target does not exist.
     #[default]
     #[serde(rename = "FILE_TYPE_UNSPECIFIED")]
     Unspecified,
-    /// A regular file.
     #[serde(rename = "FILE_TYPE_FILE")]
     File,
-    /// A directory.
     #[serde(rename = "FILE_TYPE_DIRECTORY")]
     Directory,
-    /// A link, from servers that do not report the type of what it leads to.
+    /// A symbolic link, from servers that do not report the type of its target.
     #[serde(rename = "FILE_TYPE_SYMLINK")]
     Symlink,
 }
 
-/// `ListDir`.
+/// Request of `ListDir`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListDirRequest {
-    /// The directory.
+    /// Path of the directory.
     #[serde(default, deserialize_with = "null_is_default")]
     pub path: String,
-    /// How many levels; zero means one.
+    /// How many levels to list; 0 means 1.
     #[serde(default, deserialize_with = "null_is_default")]
     pub depth: u32,
 }
 
-/// What is in a directory.
+/// Answer of `ListDir`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListDirResponse {
-    /// Each directory before what is in it, names in the order of their bytes.
+    /// In depth-first order: each directory precedes its entries. Names are sorted by their bytes.
     #[serde(default, deserialize_with = "null_is_default")]
     pub entries: Vec<EntryInfo>,
 }
 
-/// `WatchDir` and `CreateWatcher`.
+/// Request of `WatchDir` and `CreateWatcher`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchDirRequest {
-    /// The directory.
+    /// Path of the directory.
     #[serde(default, deserialize_with = "null_is_default")]
     pub path: String,
-    /// Whether everything below it is watched too.
+    /// Whether subdirectories are watched too.
     #[serde(default, deserialize_with = "null_is_default")]
     pub recursive: bool,
-    /// Whether events say what is at their path.
+    /// Whether events contain the entry at their path.
     #[serde(default, deserialize_with = "null_is_default")]
     pub include_entry: bool,
     /// Whether the directory may be on a network file system, where events are unreliable.
@@ -133,74 +130,71 @@ pub struct WatchDirRequest {
     pub allow_network_mounts: bool,
 }
 
-/// One message of a `WatchDir` stream; exactly one field is there.
+/// One message of a `WatchDir` stream. Exactly one field is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchDirResponse {
-    /// From now on changes are seen. Always first.
+    /// Watching has started. Always the first message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Empty>,
-    /// Something changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemEvent>,
-    /// Nothing happened for a while.
+    /// Sent when no event has occurred for a while.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keepalive: Option<Empty>,
 }
 
-/// A change.
+/// A change below a watched directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilesystemEvent {
-    /// Path relative to the watched directory; `.` is that directory.
+    /// Path relative to the watched directory; `.` is the directory itself.
     #[serde(default, deserialize_with = "null_is_default")]
     pub name: String,
-    /// What happened.
     #[serde(rename = "type", default, deserialize_with = "null_is_default")]
     pub kind: EventType,
-    /// What is there now, when that was asked for and the thing was not removed or renamed away.
+    /// The entry at the path, if the request asked for it and the entry was not removed or moved away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entry: Option<EntryInfo>,
 }
 
-/// What happened to a path.
+/// The type of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EventType {
-    /// Something newer than this program.
+    /// A type that this version does not define.
     #[default]
     #[serde(rename = "EVENT_TYPE_UNSPECIFIED")]
     Unspecified,
-    /// It was made, or moved here.
+    /// The entry was created, or moved here.
     #[serde(rename = "EVENT_TYPE_CREATE")]
     Create,
-    /// Its content changed.
+    /// The content changed.
     #[serde(rename = "EVENT_TYPE_WRITE")]
     Write,
-    /// It was removed.
+    /// The entry was deleted.
     #[serde(rename = "EVENT_TYPE_REMOVE")]
     Remove,
-    /// It was moved away.
+    /// The entry was moved away.
     #[serde(rename = "EVENT_TYPE_RENAME")]
     Rename,
-    /// Its owner, permissions, times or attributes changed.
+    /// Owner, permissions, times or attributes changed.
     #[serde(rename = "EVENT_TYPE_CHMOD")]
     Chmod,
 }
 
-/// The answer of `CreateWatcher`.
+/// Answer of `CreateWatcher`, and request of `GetWatcherEvents` and `RemoveWatcher`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CreateWatcherResponse {
-    /// What the watcher is asked for by.
     #[serde(default, deserialize_with = "null_is_default")]
     pub watcher_id: String,
 }
 
-/// `GetWatcherEvents` and `RemoveWatcher`.
+/// Request of `GetWatcherEvents` and `RemoveWatcher`.
 pub type WatcherRequest = CreateWatcherResponse;
 
-/// What happened since the last time.
+/// Answer of `GetWatcherEvents`: the changes since the previous call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GetWatcherEventsResponse {
-    /// In the order of their happening.
+    /// In order of occurrence.
     #[serde(default, deserialize_with = "null_is_default")]
     pub events: Vec<FilesystemEvent>,
 }
@@ -210,12 +204,12 @@ pub struct GetWatcherEventsResponse {
 pub struct WriteInfo {
     /// Absolute path.
     pub path: String,
-    /// Its last component.
+    /// Last component of the path.
     pub name: String,
     /// Always `file`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What is attached to it; see [`EntryInfo::metadata`].
+    /// As [`EntryInfo::metadata`].
     #[serde(default, deserialize_with = "null_is_default")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
@@ -226,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_sdks_send_is_read() {
+    fn messages_of_the_sdks_are_parsed() {
         let list: ListDirRequest = serde_json::from_str(r#"{"path":"/tmp"}"#).unwrap();
         assert_eq!(list.depth, 0);
         let watch =
@@ -238,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_has_the_names_of_proto3_json() {
+    fn answers_have_the_field_names_of_proto3_json() {
         let entry = EntryInfo {
             name: "f".into(),
             kind: FileType::File,
@@ -255,7 +249,7 @@ mod tests {
         let json = r#"{"name":"f","type":"FILE_TYPE_FILE","path":"/f","size":"5000000000","mode":420,"permissions":"-rw-r--r--","owner":"user","group":"user","modifiedTime":"1970-01-01T00:00:00.000000001Z","symlinkTarget":"/t","metadata":{"k":"v"}}"#;
         assert_eq!(serde_json::to_string(&entry).unwrap(), json);
         assert_eq!(serde_json::from_str::<EntryInfo>(json).unwrap(), entry);
-        // Other servers leave defaults out, and may write the size as a number.
+        // Other servers omit default values, and may write the size as a number.
         let short: EntryInfo = serde_json::from_str(r#"{"name":"f","size":3}"#).unwrap();
         assert_eq!((short.size, short.symlink_target), (3, None));
         let event = FilesystemEvent {

@@ -1,41 +1,39 @@
-//! Connect's envelope around each message of a stream.
+//! Connect's envelope around each message of a stream. Pure.
 //!
 //! ```text
 //! offset 0  flags                  1 byte: 0x01 compressed, 0x02 end of stream
 //!        1  body length, BE        4 bytes
 //!        5  body
 //! ```
-//! The codec is pure. A length is checked against the reader's limit before memory is taken.
+//! The length is checked against the reader's limit before memory is allocated.
 
 /// Length of the envelope in bytes.
 pub const HEADER: usize = 5;
-/// The last frame of a stream.
+/// Flag of the last frame of a stream.
 pub const END_STREAM: u8 = 0x02;
-/// The body is compressed. Nobody here sends or accepts that.
+/// Flag of a compressed body. This implementation neither sends nor accepts compressed bodies.
 pub const COMPRESSED: u8 = 0x01;
 
-/// One whole frame, borrowed from the bytes it was read from.
+/// One complete frame, borrowed from the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Flag bits.
     pub flags: u8,
-    /// The body.
     pub body: &'a [u8],
 }
 
-/// Why bytes are not a frame.
+/// Why a frame is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The body is longer than the reader takes.
-    #[error("a frame of {len} bytes, at most {limit} are read")]
+    /// The body exceeds the limit.
+    #[error("frame of {len} bytes exceeds the limit of {limit} bytes")]
     TooLong {
-        /// As announced.
+        /// Length in the envelope.
         len: u32,
         /// The reader's limit.
         limit: u32,
     },
-    /// Flags that this side does not know or does not take.
-    #[error("frame flags {0:#04x} are not supported")]
+    /// The frame has a flag other than [`END_STREAM`].
+    #[error("unsupported frame flags {0:#04x}")]
     Flags(u8),
 }
 
@@ -49,7 +47,7 @@ pub fn header(flags: u8, len: u32) -> [u8; HEADER] {
 /// Appends one frame to `out`.
 ///
 /// # Errors
-/// The body is longer than `u32::MAX` bytes.
+/// Returns [`FrameError::TooLong`] if the body exceeds `u32::MAX` bytes.
 pub fn encode(flags: u8, body: &[u8], out: &mut Vec<u8>) -> Result<(), FrameError> {
     let len = u32::try_from(body.len()).map_err(|_| FrameError::TooLong {
         len: u32::MAX,
@@ -60,10 +58,12 @@ pub fn encode(flags: u8, body: &[u8], out: &mut Vec<u8>) -> Result<(), FrameErro
     Ok(())
 }
 
-/// Takes the first frame of `bytes`: the frame and how many bytes it used, or `None` when more are needed.
+/// Decodes the first frame of `bytes`. Returns the frame and its length including the envelope, or `None` if more input
+/// is needed.
 ///
 /// # Errors
-/// A length above `limit` or unsupported flags, both as soon as the envelope is there.
+/// As soon as the envelope is complete: returns [`FrameError::TooLong`] if the body exceeds `limit`, and
+/// [`FrameError::Flags`] for unsupported flags.
 pub fn decode(bytes: &[u8], limit: u32) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
     let Some(([flags, a, b, c, d], rest)) = bytes.split_first_chunk::<HEADER>() else {
         return Ok(None);
@@ -90,7 +90,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_decoded_however_it_is_cut(
+        fn frames_are_decoded_independently_of_how_the_input_is_split(
             bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..8),
             cut in 1_usize..64,
         ) {
@@ -111,7 +111,7 @@ mod tests {
         }
 
         #[test]
-        fn hostile_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..64), limit: u32) {
+        fn no_input_panics(bytes in prop::collection::vec(any::<u8>(), 0..64), limit: u32) {
             if let Ok(Some((frame, used))) = decode(&bytes, limit) {
                 prop_assert_eq!(used, frame.body.len() + HEADER);
                 prop_assert!(frame.body.len() <= limit as usize);

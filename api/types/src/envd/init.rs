@@ -6,44 +6,43 @@ use serde::{Deserialize, Serialize};
 
 use super::{Timestamp, proto_json::null_is_default};
 
-/// What a sandbox is told about itself, once after boot and once after each restore. Every field may be
-/// absent; what is absent stays as it was. Keys of E2B's body that mean nothing here are ignored.
+/// The identity and configuration of a sandbox. Sent once after boot and once after each restore. An absent field
+/// leaves the current value unchanged. Keys of E2B's body that have no meaning here are ignored.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InitRequest {
-    /// Host name: 1 to 63 letters, digits and inner hyphens.
+    /// 1 to 63 letters, digits and inner hyphens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
-    /// 32 lower-case hex digits. A machine id that differs from the last one also gives the guest a new
-    /// boot id: it is another machine now.
+    /// 32 lower-case hex digits. If it differs from the previous machine id, the guest also gets a new boot id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_id: Option<String>,
-    /// Random bytes in hex, 1 to 512 of them, credited to the kernel's pool in full.
+    /// 1 to 512 random bytes in hex. The kernel credits all of them to its entropy pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entropy: Option<String>,
-    /// Wall-clock time at the moment of sending.
+    /// Wall-clock time at which the request is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timestamp: Option<Timestamp>,
-    /// Environment of every process started from now on; replaces the former set unless empty.
+    /// Environment of all processes started from now on. Replaces the previous variables unless empty.
     #[serde(default, deserialize_with = "null_is_default")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env_vars: BTreeMap<String, String>,
-    /// What `X-Access-Token` must say from now on; an empty text opens the door again.
+    /// The `X-Access-Token` that requests must carry from now on. An empty text turns the check off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<String>,
-    /// Whether the guest has a network: its card is set up with what every guest has, or taken down.
+    /// Whether the guest has a network. Configures the network interface, or takes it down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<bool>,
-    /// Who runs processes when the caller names nobody.
+    /// User of processes whose request names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_user: Option<String>,
-    /// Where processes run when the caller says nothing; empty means the user's home.
+    /// Working directory of processes whose request names none. Empty: the user's home directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_workdir: Option<String>,
 }
 
 impl std::fmt::Debug for InitRequest {
-    /// Without the secrets.
+    /// Omits the secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("InitRequest")
             .field("hostname", &self.hostname)
@@ -58,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_body_changes_nothing_and_e2b_keys_are_taken() {
+    fn an_empty_body_is_valid_and_e2b_keys_are_accepted() {
         let empty: InitRequest = serde_json::from_str("{}").unwrap();
         assert_eq!(empty, InitRequest::default());
         assert_eq!(serde_json::to_string(&empty).unwrap(), "{}");

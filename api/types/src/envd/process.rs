@@ -1,5 +1,5 @@
-//! Messages of `process.Process`, in proto3 JSON. Absent and `null` mean the default value everywhere;
-//! unknown keys are ignored, since newer clients send them.
+//! Messages of `process.Process` in proto3 JSON. For every field, an absent key and `null` mean the default value.
+//! Unknown keys are ignored, since newer clients send them.
 
 use std::collections::BTreeMap;
 
@@ -11,60 +11,58 @@ use super::proto_json::{Blob, null_is_default, opt_u32};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Empty {}
 
-/// What to run.
+/// A command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessConfig {
-    /// Program: a path, or a name that is looked for in the PATH of its environment.
+    /// Path of the program, or a name that is looked up in the `PATH` of the command's environment.
     #[serde(default, deserialize_with = "null_is_default")]
     pub cmd: String,
-    /// Arguments after the program's own name.
+    /// Arguments without the program's name.
     #[serde(default, deserialize_with = "null_is_default")]
     pub args: Vec<String>,
-    /// Added to the environment, winning over what is there.
+    /// Added to the environment; takes precedence over existing variables.
     #[serde(default, deserialize_with = "null_is_default")]
     pub envs: BTreeMap<String, String>,
-    /// Working directory; absent or empty means the sandbox's default.
+    /// Working directory. Absent or empty: the sandbox's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
 }
 
-/// A terminal's size in characters.
+/// Size of a terminal in characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PtySize {
-    /// Columns.
     #[serde(default)]
     pub cols: u32,
-    /// Rows.
     #[serde(default)]
     pub rows: u32,
 }
 
-/// A terminal.
+/// A pseudo-terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pty {
-    /// Its size; absent means the kernel's default.
+    /// Absent: the kernel's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<PtySize>,
 }
 
-/// `Start`.
+/// Request of `Start`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartRequest {
-    /// What to run. Absent is an error of the caller.
+    /// Required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<ProcessConfig>,
-    /// Run it on a terminal instead of pipes.
+    /// Present: the process runs on a pseudo-terminal instead of pipes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<Pty>,
-    /// A name to select it by, beside its pid.
+    /// A name by which the process can be selected, in addition to its pid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
-    /// Whether it gets a pipe as standard input; absent means yes, `false` gives it /dev/null.
+    /// Whether standard input is a pipe. Absent: yes. `false`: standard input is /dev/null.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<bool>,
 }
 
-/// Which process: by pid or by tag. Neither is an error of the caller.
+/// Selects a process by its pid or its tag, one of which is required.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessSelector {
     /// As in [`StartEvent`].
@@ -76,10 +74,9 @@ pub struct ProcessSelector {
     pub tag: Option<String>,
 }
 
-/// `Connect`: follow a process that runs already.
+/// Request of `Connect`, which follows a running process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectRequest {
-    /// Which.
     #[serde(default, deserialize_with = "null_is_default")]
     pub process: ProcessSelector,
 }
@@ -87,182 +84,171 @@ pub struct ConnectRequest {
 /// One message of a `Start` or `Connect` stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventResponse {
-    /// What happened.
     #[serde(default, deserialize_with = "null_is_default")]
     pub event: ProcessEvent,
 }
 
-/// What happened to a process; exactly one field is there.
+/// An event of a process. Exactly one field is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessEvent {
-    /// It runs. Always first.
+    /// The process runs. Always the first event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StartEvent>,
-    /// It wrote.
+    /// The process wrote output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataEvent>,
-    /// It ended. Always last.
+    /// The process ended. Always the last event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<EndEvent>,
-    /// Nothing happened for a while.
+    /// Sent when no event has occurred for a while.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keepalive: Option<KeepAlive>,
 }
 
-/// A sign of life.
+/// Keeps an otherwise idle stream alive.
 pub type KeepAlive = Empty;
 
-/// It runs.
+/// The process runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartEvent {
-    /// Its process id inside the guest.
+    /// Process id in the guest.
     #[serde(default)]
     pub pid: u32,
 }
 
-/// It wrote; exactly one field is there.
+/// Output of a process. Exactly one field is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataEvent {
-    /// To standard output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdout: Option<Blob>,
-    /// To standard error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stderr: Option<Blob>,
-    /// To its terminal.
+    /// Output on the pseudo-terminal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<Blob>,
 }
 
-/// It ended.
+/// The process ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndEvent {
-    /// Exit code, -1 when a signal ended it. Zero may be absent on the wire.
+    /// -1 if a signal ended the process. Zero may be absent on the wire.
     #[serde(default)]
     pub exit_code: i32,
-    /// Whether it ended by itself rather than by a signal.
+    /// Whether the process exited, as opposed to being ended by a signal.
     #[serde(default)]
     pub exited: bool,
     /// `exit status N` or `signal: killed`.
     #[serde(default)]
     pub status: String,
-    /// The status again unless the exit code is zero.
+    /// Equal to `status` unless the exit code is zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// `List`.
+/// Request of `List`.
 pub type ListRequest = Empty;
 
-/// The running processes.
+/// Answer of `List`: the running processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListResponse {
-    /// In the order of their start. An empty list may be absent on the wire.
+    /// In order of their start. An empty list may be absent on the wire.
     #[serde(default, deserialize_with = "null_is_default")]
     pub processes: Vec<ProcessInfo>,
 }
 
-/// One of them.
+/// A running process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInfo {
-    /// As it was asked for.
+    /// The command as requested.
     #[serde(default, deserialize_with = "null_is_default")]
     pub config: ProcessConfig,
-    /// Its process id inside the guest.
+    /// Process id in the guest.
     #[serde(default)]
     pub pid: u32,
-    /// As it was asked for.
+    /// The tag as requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
 }
 
-/// Bytes for a process; exactly one field is there.
+/// Input of a process. Exactly one field is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInput {
-    /// For its standard input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin: Option<Blob>,
-    /// For its terminal.
+    /// Input on the pseudo-terminal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<Blob>,
 }
 
-/// `SendInput`.
+/// Request of `SendInput`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SendInputRequest {
-    /// To which.
     #[serde(default, deserialize_with = "null_is_default")]
     pub process: ProcessSelector,
-    /// What.
     #[serde(default, deserialize_with = "null_is_default")]
     pub input: ProcessInput,
 }
 
-/// One message of `StreamInput`; exactly one field is there.
+/// One message of `StreamInput`. Exactly one field is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamInputRequest {
-    /// Which process; the first message, once.
+    /// Selects the process. Only in the first message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<ConnectRequest>,
-    /// Bytes for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<StreamInputData>,
-    /// A sign of life.
+    /// Keeps an otherwise idle stream alive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keepalive: Option<KeepAlive>,
 }
 
-/// Bytes for the process of a `StreamInput`.
+/// Input in a `StreamInput` message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamInputData {
-    /// What.
     #[serde(default, deserialize_with = "null_is_default")]
     pub input: ProcessInput,
 }
 
-/// `CloseStdin`.
+/// Request of `CloseStdin`.
 pub type CloseStdinRequest = ConnectRequest;
 
-/// `Update`: another size of the terminal.
+/// Request of `Update`, which changes the size of the pseudo-terminal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpdateRequest {
-    /// Whose.
     #[serde(default, deserialize_with = "null_is_default")]
     pub process: ProcessSelector,
-    /// The size.
+    /// The new size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<Pty>,
 }
 
-/// `SendSignal`.
+/// Request of `SendSignal`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SendSignalRequest {
-    /// To which.
     #[serde(default, deserialize_with = "null_is_default")]
     pub process: ProcessSelector,
-    /// Which signal.
     #[serde(default)]
     pub signal: Signal,
 }
 
-/// The signals that can be sent.
+/// The signals that a client can send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum Signal {
-    /// Said nothing, or something unknown: an error of the caller.
+    /// Missing or unknown; such a request is invalid.
     #[default]
     #[serde(rename = "SIGNAL_UNSPECIFIED")]
     Unspecified,
-    /// 15.
+    /// SIGTERM.
     #[serde(rename = "SIGNAL_SIGTERM")]
     Term,
-    /// 9.
+    /// SIGKILL.
     #[serde(rename = "SIGNAL_SIGKILL")]
     Kill,
 }
 
 impl<'de> Deserialize<'de> for Signal {
-    /// By name, or by the enum's number as proto3 JSON allows.
+    /// Accepts the name and, as proto3 JSON requires, the number of the enum value.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Name;
         impl de::Visitor<'_> for Name {
@@ -301,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_sdks_send_is_read() {
+    fn messages_of_the_sdks_are_parsed() {
         let start = r#"{"process":{"cmd":"/bin/bash","args":["-l","-c","true"],"envs":null},
                         "stdin":false,"newKey":{"x":[1]}}"#;
         let start: StartRequest = serde_json::from_str(start).unwrap();
@@ -316,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_has_the_names_of_proto3_json() {
+    fn answers_have_the_field_names_of_proto3_json() {
         let event = EventResponse {
             event: ProcessEvent {
                 end: Some(EndEvent {

@@ -1,11 +1,12 @@
-//! Binary messages of the same services, for clients that speak `application/proto`.
+//! Binary protobuf messages of the same services, for clients that use `application/proto`.
 //!
-//! There is one set of types, in proto3 JSON; binary messages are translated from and to it by tables of
-//! field numbers ([`schema`]) and a codec that knows no message by name ([`wire`]). Nearly all clients speak
-//! JSON, so this costs them nothing but text that is never touched, and others a second pass.
+//! The message types exist only once, in proto3 JSON. Binary messages are translated from and to JSON by tables of
+//! field numbers ([`schema`]) and a codec that is independent of the messages ([`wire`]). Nearly all clients use JSON:
+//! for them the translation costs nothing but text pages that are never touched. docs/design/008-protobuf.md compares
+//! this to prost.
 //!
-//! The codec is pure and bounded by its input: schemas do not nest without end, and what is decoded is at
-//! most a constant times longer than what was received.
+//! The codec is pure, and its input bounds its work: schemas have a fixed nesting depth, and the output is at most a
+//! constant factor longer than the input.
 
 mod schema;
 mod wire;
@@ -16,39 +17,37 @@ pub use schema::method;
 
 use super::{Blob, Timestamp};
 
-/// The messages of an RPC.
+/// The message types of an RPC.
 #[derive(Debug)]
 pub struct Method {
     path: &'static str,
-    /// What the caller sends.
     pub request: &'static Message,
-    /// What it gets.
     pub response: &'static Message,
 }
 
-/// A message's fields.
+/// A message type.
 #[derive(Debug)]
 pub struct Message {
     fields: &'static [Field],
 }
 
-/// One of them.
+/// A field of a message type.
 #[derive(Debug)]
 struct Field {
     number: u32,
-    /// Its name in JSON.
+    /// Name in JSON.
     name: &'static str,
     kind: Kind,
     label: Label,
 }
 
-/// What a field holds.
+/// The type of a field.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Bool,
     Uint32,
     Int64,
-    /// Zigzag on the wire.
+    /// Zigzag-encoded on the wire.
     Sint32,
     Text,
     Bytes,
@@ -61,47 +60,45 @@ enum Kind {
     Timestamp,
 }
 
-/// How often a field may be there, and what its absence means.
+/// Cardinality and presence of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Label {
-    /// Absent is the default value.
+    /// An absent field has the default value.
     Implicit,
-    /// Absent and the default value are two things.
+    /// An absent field differs from one with the default value.
     Optional,
-    /// The same, and setting one of these unsets the others.
+    /// As `Optional`; setting one field of the group clears the others.
     OneOf,
     Repeated,
 }
 
-/// Bytes or JSON that are not the message.
+/// Why a message cannot be translated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtoError {
-    /// The bytes end within a field.
-    #[error("the message is cut")]
-    Cut,
-    /// A field is not as its type is written.
+    /// The input ends inside a field.
+    #[error("the message is truncated")]
+    Truncated,
+    /// The bytes of a field do not match its type.
     #[error("field {0} is malformed")]
     Field(u32),
-    /// A value is not what the field holds; its JSON name.
-    #[error("the value of \"{0}\" does not fit")]
+    /// A JSON value does not match the type of the field with this JSON name.
+    #[error("the value of \"{0}\" has the wrong type or range")]
     Value(&'static str),
-    /// The JSON is no object.
-    #[error("no JSON object")]
+    /// The JSON text is not an object.
+    #[error("not a JSON object")]
     Json,
 }
 
-/// Where output is in a process's event.
+/// The field for output in the event of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataField {
-    /// Standard output.
     Stdout,
-    /// Standard error.
     Stderr,
-    /// A terminal.
+    /// Output of a pseudo-terminal.
     Pty,
 }
 
-/// The binary message of a `Start` or `Connect` stream that carries output: bytes go into it as they are.
+/// The binary message for output in a `Start` or `Connect` stream, encoded without a detour through JSON.
 #[must_use]
 pub fn data_event(field: DataField, bytes: &[u8]) -> Vec<u8> {
     let field = match field {
@@ -109,7 +106,7 @@ pub fn data_event(field: DataField, bytes: &[u8]) -> Vec<u8> {
         DataField::Stderr => 2,
         DataField::Pty => 3,
     };
-    // The event is field 1 of the message, output is its field 2.
+    // Field numbers from the inside out: the output, `data` in the event, `event` in the message.
     let parts = [field, 2, 1];
     parts.iter().fold(bytes.to_vec(), |inner, number| {
         let mut outer = Vec::with_capacity(inner.len() + 8);
@@ -119,20 +116,20 @@ pub fn data_event(field: DataField, bytes: &[u8]) -> Vec<u8> {
 }
 
 impl Message {
-    /// The JSON text of a binary message. Unknown fields are dropped.
+    /// Translates a binary message to JSON. Unknown fields are dropped.
     ///
     /// # Errors
-    /// The bytes are not such a message.
+    /// Returns [`ProtoError::Truncated`] or [`ProtoError::Field`] if the bytes are not a message of this type.
     pub fn to_json(&self, bytes: &[u8]) -> Result<Vec<u8>, ProtoError> {
         let mut object = Map::new();
         wire::decode(self, bytes, &mut object)?;
         serde_json::to_vec(&object).map_err(|_| ProtoError::Json)
     }
 
-    /// The binary message of a JSON text. Unknown keys are dropped.
+    /// Translates JSON to a binary message. Unknown keys are dropped.
     ///
     /// # Errors
-    /// The text is not such a message.
+    /// Returns [`ProtoError::Json`] or [`ProtoError::Value`] if the text is not a message of this type.
     pub fn from_json(&self, text: &[u8]) -> Result<Vec<u8>, ProtoError> {
         let value: Value = serde_json::from_slice(text).map_err(|_| ProtoError::Json)?;
         let object = value.as_object().ok_or(ProtoError::Json)?;

@@ -1,5 +1,5 @@
-//! The corners where proto3 JSON differs from serde's habits: bytes as base64, `null` for the default,
-//! numbers that may be strings.
+//! Differences between proto3 JSON and serde's defaults: bytes as base64, `null` for the default value, numbers as
+//! strings.
 
 use base64::{
     Engine,
@@ -8,18 +8,18 @@ use base64::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Standard alphabet; padding is written and not insisted on when reading, as proto3 JSON wants it.
+/// Standard alphabet. As proto3 JSON requires, padding is written, but optional when reading.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// A bytes field: base64 on the wire.
+/// A bytes field, base64-encoded in JSON.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Blob(pub Vec<u8>);
 
 impl Blob {
-    /// Appends the base64 text of `bytes` to `out` without a detour.
+    /// Appends `bytes` in base64 to `out`, without an intermediate buffer.
     pub fn encode_into(bytes: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         let len = base64::encoded_len(bytes.len(), true).unwrap_or_default();
@@ -28,7 +28,7 @@ impl Blob {
         debug_assert_eq!(written.ok(), Some(len));
     }
 
-    /// The bytes behind base64 text, `None` when it is not base64.
+    /// Decodes base64. `None`: the text is not base64.
     #[must_use]
     pub fn decode(text: &[u8]) -> Option<Vec<u8>> {
         BASE64.decode(text).ok()
@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for Blob {
     }
 }
 
-/// `null` means the default value.
+/// Deserializes `null` as the default value.
 pub(super) fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -76,7 +76,7 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A `uint32`, as a number or as its decimal text.
+/// Deserializes a `uint32` from a number or from its decimal text.
 pub(super) fn opt_u32<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     struct Number;
     impl de::Visitor<'_> for Number {
@@ -86,7 +86,7 @@ pub(super) fn opt_u32<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
         }
         fn visit_u64<E: de::Error>(self, number: u64) -> Result<Option<u32>, E> {
             let number = u32::try_from(number);
-            number.map(Some).map_err(|_| E::custom("above 32 bits"))
+            number.map(Some).map_err(|_| E::custom("exceeds 32 bits"))
         }
         fn visit_str<E: de::Error>(self, text: &str) -> Result<Option<u32>, E> {
             let number = text.parse();
@@ -99,7 +99,8 @@ pub(super) fn opt_u32<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     deserializer.deserialize_any(Number)
 }
 
-/// An `int64`: written as its decimal text, since a number of JSON may lose digits; read from either.
+/// An `int64`. Written as decimal text, since many JSON parsers lose digits of large numbers; read from text or a
+/// number.
 pub(super) mod int64 {
     use serde::{Deserializer, Serializer, de};
 
@@ -123,7 +124,7 @@ pub(super) mod int64 {
                 Ok(number)
             }
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<i64, E> {
-                i64::try_from(number).map_err(|_| E::custom("above 63 bits"))
+                i64::try_from(number).map_err(|_| E::custom("exceeds 63 bits"))
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<i64, E> {
                 text.parse().map_err(|_| E::custom("not a number"))
@@ -143,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_survive(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn bytes_round_trip(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
             let text = serde_json::to_string(&Blob(bytes.clone())).unwrap();
             let mut direct = vec![b'"'];
             Blob::encode_into(&bytes, &mut direct);

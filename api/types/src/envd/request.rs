@@ -1,25 +1,26 @@
-//! What every reader of requests must agree on: how large a head may be, and which bytes are the body.
+//! Limits and body framing of HTTP requests in the guest.
 //!
-//! Two readers that disagree here is how requests are smuggled, so the servers of a guest share this.
+//! All servers in the guest share this module: if two of them disagreed about where a request ends, requests could be
+//! smuggled.
 
 use super::{ChunkedDecoder, Decoded};
 
-/// Longest head of a request in bytes; more is answered with 431.
+/// Length limit of a request head in bytes; a longer one is answered with 431.
 pub const MAX_HEAD: usize = 16 << 10;
-/// Most headers of a request; more is answered with 431.
+/// Limit of headers in a request; more are answered with 431.
 pub const MAX_HEADERS: usize = 64;
 
-/// A request that cannot be read; the connection ends after the answer.
+/// A request that cannot be parsed. The connection is closed after the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadRequest {
-    /// Of the answer.
+    /// HTTP status of the answer.
     pub status: u16,
-    /// For a person.
+    /// Message of the answer.
     pub message: &'static str,
 }
 
 impl BadRequest {
-    /// One of status 400.
+    /// An error with status 400.
     #[must_use]
     pub fn new(message: &'static str) -> Self {
         Self {
@@ -29,11 +30,11 @@ impl BadRequest {
     }
 }
 
-/// Reads a head from the front of `bytes` into `request`, which has room for [`MAX_HEADERS`]; how many bytes it
-/// took, or `None` when it is not whole yet.
+/// Parses a request head at the start of `bytes` into `request`, which needs room for [`MAX_HEADERS`] headers. Returns
+/// the length of the head, or `None` if it is incomplete.
 ///
 /// # Errors
-/// It is too large, or no HTTP/1.1.
+/// Status 431 if a limit is exceeded, 400 if the bytes are not HTTP/1.1.
 pub fn parse_head<'b>(
     request: &mut httparse::Request<'_, 'b>,
     bytes: &'b [u8],
@@ -49,24 +50,24 @@ pub fn parse_head<'b>(
     }
 }
 
-/// The text of a header's value, without blanks around it.
+/// The value of a header as text, without surrounding blanks.
 ///
 /// # Errors
-/// It is not UTF-8.
+/// Status 400 if the value is not UTF-8.
 pub fn header_text<'b>(header: &httparse::Header<'b>) -> Result<&'b str, BadRequest> {
     let text = std::str::from_utf8(header.value);
     let text = text.map_err(|_| BadRequest::new("a header is not text"))?;
     Ok(text.trim_matches([' ', '\t']))
 }
 
-/// Whether a value of `Connection` asks for the connection's end.
+/// Whether the value of a `Connection` header contains the option `close`.
 #[must_use]
 pub fn asks_to_close(connection: &str) -> bool {
     let mut options = connection.split(',').map(str::trim);
     options.any(|option| option.eq_ignore_ascii_case("close"))
 }
 
-/// The two headers that delimit a body, as they are met. Both at once, or one twice, is refused.
+/// Collects the headers that determine the body length. Repeated or contradictory headers are refused.
 #[derive(Debug, Default)]
 pub struct FramingHeaders {
     length: Option<u64>,
@@ -74,10 +75,10 @@ pub struct FramingHeaders {
 }
 
 impl FramingHeaders {
-    /// Takes a header if it is one of the two; whether it was.
+    /// Evaluates one header. Returns whether it determines the body length.
     ///
     /// # Errors
-    /// A length that is no number or comes twice, a coding other than chunked.
+    /// Status 400 for an invalid or repeated `Content-Length`, 501 for a transfer coding other than a single `chunked`.
     pub fn take(&mut self, name: &str, value: &str) -> Result<bool, BadRequest> {
         if name.eq_ignore_ascii_case("content-length") {
             let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
@@ -98,10 +99,10 @@ impl FramingHeaders {
         Ok(true)
     }
 
-    /// How the body is delimited; without either header it is empty.
+    /// The framing of the body. Without either header, the body is empty.
     ///
     /// # Errors
-    /// Both headers were there.
+    /// Status 400 if both headers are present.
     pub fn framing(self) -> Result<Framing, BadRequest> {
         match (self.chunked, self.length) {
             (true, Some(_)) => Err(BadRequest::new("both content-length and transfer-encoding")),
@@ -111,20 +112,20 @@ impl FramingHeaders {
     }
 }
 
-/// How a body is delimited, and how much of it is still to come.
+/// The framing of a body, and its remaining part.
 #[derive(Clone, Debug)]
 pub enum Framing {
-    /// So many bytes.
+    /// This many bytes are left.
     Length(u64),
-    /// Until the last chunk.
+    /// The body ends with its last chunk.
     Chunked(ChunkedDecoder),
 }
 
 impl Framing {
-    /// The next bytes at the front of `input`.
+    /// Takes the next body bytes from the front of `input`.
     ///
     /// # Errors
-    /// They are no chunks.
+    /// Returns [`ChunkError`](super::ChunkError) if the body is chunked and malformed.
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Decoded<'a>, super::ChunkError> {
         match self {
             Self::Chunked(decoder) => decoder.step(input),

@@ -1,4 +1,4 @@
-//! What a client speaks over: a stream whose single reads and writes can be bounded in time.
+//! The stream interface of the client: reads and writes with timeouts.
 
 use std::{
     io::{self, Read, Write},
@@ -7,19 +7,19 @@ use std::{
     time::Duration,
 };
 
-/// A connected stream of bytes. After a bound has passed, a read or write fails with
-/// [`io::ErrorKind::WouldBlock`] or [`io::ErrorKind::TimedOut`].
+/// A connected byte stream. After a timeout, a read or write fails with [`io::ErrorKind::WouldBlock`] or
+/// [`io::ErrorKind::TimedOut`].
 pub trait Transport: Read + Write {
-    /// Bounds each later read; `None` waits without end.
+    /// Sets the timeout of each later read. `None`: no timeout.
     ///
     /// # Errors
-    /// The bound is zero, or the stream is gone.
+    /// Fails if the timeout is zero or the stream is closed.
     fn bound_reads(&self, timeout: Option<Duration>) -> io::Result<()>;
 
-    /// Bounds each later write; `None` waits without end.
+    /// Sets the timeout of each later write. `None`: no timeout.
     ///
     /// # Errors
-    /// As [`Transport::bound_reads`].
+    /// Fails if the timeout is zero or the stream is closed.
     fn bound_writes(&self, timeout: Option<Duration>) -> io::Result<()>;
 }
 

@@ -1,15 +1,15 @@
-//! The body of every refusal.
+//! The body of an error.
 
 use serde::{Deserialize, Serialize};
 
-/// What failed, for a person and for a program. Official clients fail on a body without `code`.
+/// What failed, for people and programs. The official clients fail on a body without `code`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestError {
-    /// The HTTP status, repeated.
+    /// The HTTP status.
     pub code: u16,
-    /// What failed and what to do about it.
+    /// What failed, and what to do.
     pub message: String,
-    /// A word that clients act on; absent for most errors.
+    /// An identifier on which clients act. Most errors have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_code: Option<String>,
 }

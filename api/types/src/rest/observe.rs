@@ -1,4 +1,4 @@
-//! Figures and lines that a sandbox leaves.
+//! Metrics, logs and network events of sandboxes.
 
 use std::collections::BTreeMap;
 
@@ -6,110 +6,100 @@ use serde::{Deserialize, Serialize};
 
 use crate::envd::Timestamp;
 
-/// One sample of a sandbox. All fields are required by clients.
+/// Resource usage of a sandbox. Clients require all fields.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxMetric {
-    /// When it was taken.
+    /// When the sample was taken.
     pub timestamp: Timestamp,
-    /// The same in whole seconds since 1970.
+    /// `timestamp` in whole seconds since 1970.
     pub timestamp_unix: u64,
-    /// vCPUs.
     pub cpu_count: u8,
-    /// Share of all its vCPUs that it used since the sample before, in per cent.
+    /// Usage of all vCPUs since the previous sample, in percent.
     pub cpu_used_pct: f64,
-    /// Bytes.
+    /// In bytes.
     pub mem_used: u64,
-    /// Bytes.
+    /// In bytes.
     pub mem_total: u64,
-    /// Bytes.
+    /// Page cache in bytes.
     pub mem_cache: u64,
-    /// Bytes.
+    /// In bytes.
     pub disk_used: u64,
-    /// Bytes.
+    /// In bytes.
     pub disk_total: u64,
 }
 
-/// The newest sample of each of several sandboxes.
+/// The latest sample of each requested sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SandboxesWithMetrics {
     /// By sandbox id.
     pub sandboxes: BTreeMap<String, SandboxMetric>,
 }
 
-/// How much a line matters.
+/// The severity of a log entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// For those who look for a bug.
     Debug,
-    /// What happened.
     Info,
-    /// What may need somebody.
     Warn,
-    /// What failed.
     Error,
 }
 
-/// A line of a log, taken apart.
+/// A structured log entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogEntry {
-    /// When it was written.
     pub timestamp: Timestamp,
-    /// The text.
     pub message: String,
-    /// How much it matters.
     pub level: LogLevel,
-    /// Whatever else is known, `logger` among it.
+    /// Further attributes, including `logger`.
     pub fields: BTreeMap<String, String>,
 }
 
-/// A line of a log as older clients read it.
+/// A log line for older clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLine {
-    /// When it was written.
     pub timestamp: Timestamp,
     /// A JSON object with `level`, `logger` and `message`.
     pub line: String,
 }
 
-/// `GET /sandboxes/{id}/logs`: the same lines twice.
+/// Answer of `GET /sandboxes/{id}/logs`: the same entries in two formats.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxLogs {
-    /// As older clients read them.
+    /// For older clients.
     pub logs: Vec<LogLine>,
-    /// Taken apart.
     pub log_entries: Vec<LogEntry>,
 }
 
-/// Something that a sandbox's network refused: `GET /sandboxes/{id}/network/events`, the newest last. E2B has no such
-/// route.
+/// Packets that the network policy of a sandbox refused. Element of the answer of `GET /sandboxes/{id}/network/events`,
+/// sorted by time, latest last. E2B has no such route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkEvent {
-    /// When its first packet was refused.
+    /// When the first of the packets was refused.
     pub timestamp: Timestamp,
-    /// `out`, from the sandbox, or `in`.
+    /// `out`: from the sandbox; `in`: to the sandbox.
     pub direction: String,
-    /// `tcp`, `udp`, `icmp`, or the number of another.
+    /// `tcp`, `udp`, `icmp`, or a protocol number.
     pub protocol: String,
-    /// Address and port; port 0 where there is none.
+    /// Address and port; port 0 for protocols without ports.
     pub source: String,
-    /// Address and port.
+    /// Address and port; port 0 for protocols without ports.
     pub destination: String,
-    /// In one word.
+    /// One word that identifies the reason.
     pub reason: String,
-    /// The name that was asked for, or by which the address is known.
+    /// The DNS name that was queried, or through which the sandbox learned the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Packets that this stands for.
+    /// Number of packets.
     pub count: u64,
 }
 
-/// `GET /v2/sandboxes/{id}/logs`.
+/// Answer of `GET /v2/sandboxes/{id}/logs`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxLogsV2 {
-    /// Oldest first unless asked otherwise.
+    /// Oldest first, unless the request asks for the reverse order.
     pub logs: Vec<LogEntry>,
 }

@@ -1,4 +1,4 @@
-//! Creating sandboxes and changing their lives.
+//! Creation and life cycle of sandboxes.
 
 use std::collections::BTreeMap;
 
@@ -8,79 +8,77 @@ use serde_json::Value;
 use super::{NetworkConfig, RestError};
 use crate::envd::Timestamp;
 
-/// `POST /v2/sandboxes` and, with `secure`, `POST /sandboxes`.
+/// Body of `POST /v2/sandboxes` and of `POST /sandboxes`; only the latter supports `secure`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewSandbox {
-    /// Id, alias, `name:tag` or snapshot id.
+    /// Template id, alias, `name:tag` or snapshot id.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// Seconds until the sandbox ends or pauses.
+    /// Seconds until the sandbox is killed or paused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,
-    /// Pause instead of ending.
+    /// Pause at the timeout instead of killing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_pause: Option<bool>,
-    /// Whether such a pause keeps memory; absent: it does.
+    /// Whether a pause at the timeout keeps memory. Absent: yes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_pause_memory: Option<bool>,
-    /// Whether traffic wakes it.
+    /// Whether requests to a paused sandbox resume it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_resume: Option<AutoResume>,
-    /// The switch for all outbound traffic. In snake case on the wire.
+    /// Allows or denies all outbound traffic. E2B writes this key in snake case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(rename = "allow_internet_access")]
     pub allow_internet_access: Option<bool>,
-    /// See [`NetworkConfig`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkConfig>,
-    /// The caller's own words, to find it by.
+    /// Labels that the client chooses, for filters of lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<BTreeMap<String, String>>,
-    /// Environment of every process in it.
+    /// Environment of all processes in the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_vars: Option<BTreeMap<String, String>>,
-    /// Kept; the client starts the gateway itself.
+    /// Stored only: the client starts the MCP gateway itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<Value>,
-    /// Workload identity.
+    /// Workload identity. Not supported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iam: Option<Value>,
-    /// Volumes to mount.
+    /// Not supported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_mounts: Option<Vec<Value>>,
-    /// Of the older route: whether the agent asks for a token; absent: it does.
+    /// Whether the agent requires an access token. Absent: yes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secure: Option<bool>,
 }
 
-/// Whether traffic wakes a paused sandbox.
+/// Whether requests to a paused sandbox resume it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AutoResume {
-    /// It does.
     #[serde(default)]
     pub enabled: bool,
 }
 
-/// `POST …/connect`.
+/// Body of `POST …/connect`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectSandbox {
-    /// Seconds from now that the sandbox shall live at least.
+    /// Minimum remaining lifetime in seconds from now.
     #[serde(default)]
     pub timeout: Option<i64>,
-    /// False: a paused one boots from its disk, its memory is left aside.
+    /// `false`: boot a paused sandbox from its disk and discard its memory.
     #[serde(default)]
     pub memory: Option<bool>,
 }
 
-/// `POST /sandboxes/{id}/resume`, older than connect.
+/// Body of `POST /sandboxes/{id}/resume`, the predecessor of connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResumeRequest {
     /// Seconds from now.
     #[serde(default)]
     pub timeout: Option<i64>,
-    /// Replaces what the sandbox does at its timeout.
+    /// Replaces the behaviour at the timeout: `true` pauses, `false` kills.
     #[serde(default)]
     pub auto_pause: Option<bool>,
     /// As [`ConnectSandbox::memory`].
@@ -88,107 +86,106 @@ pub struct ResumeRequest {
     pub memory: Option<bool>,
 }
 
-/// `POST /sandboxes/{id}/timeout`.
+/// Body of `POST /sandboxes/{id}/timeout`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeoutRequest {
-    /// Seconds from now; may shorten.
+    /// Seconds from now. May shorten the lifetime.
     pub timeout: i64,
 }
 
-/// `POST /sandboxes/{id}/refreshes`.
+/// Body of `POST /sandboxes/{id}/refreshes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefreshRequest {
-    /// Seconds from now; never shortens.
+    /// Seconds from now. Never shortens the lifetime.
     #[serde(default)]
     pub duration: Option<i64>,
 }
 
-/// `POST /sandboxes/{id}/pause`.
+/// Body of `POST /sandboxes/{id}/pause`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PauseRequest {
-    /// Whether memory is kept; absent: it is.
+    /// Whether the pause keeps memory. Absent: yes.
     #[serde(default)]
     pub memory: Option<bool>,
-    /// Refuse when the agent does not answer.
+    /// Refuse the pause if the agent does not answer.
     #[serde(default)]
     pub require_healthy_guest: Option<bool>,
 }
 
-/// `POST /sandboxes/{id}/snapshots`.
+/// Body of `POST /sandboxes/{id}/snapshots`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotRequest {
     /// `name` or `name:tag`.
     #[serde(default)]
     pub name: Option<String>,
-    /// Whether memory is kept; absent: it is.
+    /// Whether the snapshot keeps memory. Absent: yes.
     #[serde(default)]
     pub memory: Option<bool>,
 }
 
-/// A snapshot that sandboxes can be made of.
+/// A snapshot from which sandboxes can be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotInfo {
-    /// What a create takes as `templateID`.
+    /// Accepted as `templateID` by create requests.
     #[serde(rename = "snapshotID")]
     pub snapshot_id: String,
-    /// Names, with tags.
+    /// Names with tags.
     pub names: Vec<String>,
 }
 
-/// `POST /sandboxes/{id}/fork`.
+/// Body of `POST /sandboxes/{id}/fork`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkRequest {
-    /// Seconds each fork lives.
+    /// Lifetime of each fork in seconds.
     #[serde(default)]
     pub timeout: Option<i64>,
-    /// How many; absent: one.
+    /// Number of forks. Absent: 1.
     #[serde(default)]
     pub count: Option<i64>,
 }
 
-/// One fork: exactly one of both is set.
+/// The result of one fork. Exactly one field is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkResult {
-    /// It runs.
+    /// The running fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Sandbox>,
-    /// It could not be started.
+    /// Why the fork could not be started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<RestError>,
 }
 
-/// What create, connect, resume and fork answer.
+/// Answer of create, connect, resume and fork.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sandbox {
-    /// What it was made of.
+    /// Template from which the sandbox was created.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// Which.
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
-    /// Of no use; clients need the key.
+    /// Has no meaning; clients require the key.
     #[serde(rename = "clientID")]
     pub client_id: String,
-    /// What its agent speaks.
+    /// Version of the agent's protocol.
     pub envd_version: String,
-    /// The template's name.
+    /// Name of the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
-    /// What `X-Access-Token` must say; absent: the agent is open.
+    /// The `X-Access-Token` for the agent. Absent: the agent requires none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub envd_access_token: Option<String>,
-    /// What `e2b-traffic-access-token` must say; absent: the ports are public.
+    /// The `e2b-traffic-access-token` for the sandbox's ports. Absent: the ports are public.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic_access_token: Option<String>,
-    /// Where its ports are reached; absent: where the client was told.
+    /// Domain of the sandbox's host names. Absent: the domain that the client is configured with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
 }
 
 impl std::fmt::Debug for Sandbox {
-    /// Without the tokens.
+    /// Omits the tokens.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sandbox")
             .field("sandbox_id", &self.sandbox_id)
@@ -197,13 +194,11 @@ impl std::fmt::Debug for Sandbox {
     }
 }
 
-/// Two states are all that clients know.
+/// The states that E2B's interface defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxState {
-    /// It runs.
     Running,
-    /// It is on disk.
     Paused,
 }
 
@@ -213,7 +208,7 @@ pub enum SandboxState {
 pub enum PauseMode {
     /// Disk and memory.
     Full,
-    /// The disk.
+    /// Only the disk.
     Filesystem,
 }
 
@@ -221,115 +216,105 @@ pub enum PauseMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnTimeout {
-    /// It pauses.
     Pause,
-    /// It ends.
     Kill,
 }
 
-/// What a sandbox does by itself.
+/// What a sandbox does without a request of its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lifecycle {
-    /// Traffic wakes it.
+    /// Whether requests to the paused sandbox resume it.
     pub auto_resume: bool,
-    /// At its timeout.
     pub on_timeout: OnTimeout,
 }
 
-/// One of the lists.
+/// An element of a list of sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ListedSandbox {
-    /// What it was made of.
+    /// Template from which the sandbox was created.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// Which.
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
-    /// Of no use; clients need the key.
+    /// Has no meaning; clients require the key.
     #[serde(rename = "clientID")]
     pub client_id: String,
-    /// When it was created.
+    /// When the sandbox was created.
     pub started_at: Timestamp,
-    /// When it ends or pauses; for a paused one, when it was paused.
+    /// When the sandbox will be killed or paused; for a paused sandbox, when it was paused.
     pub end_at: Timestamp,
-    /// What its agent speaks.
+    /// Version of the agent's protocol.
     pub envd_version: String,
-    /// vCPUs.
     pub cpu_count: u8,
-    /// MiB.
+    /// In MiB.
     #[serde(rename = "memoryMB")]
     pub memory_mb: u64,
-    /// MiB.
+    /// In MiB.
     #[serde(rename = "diskSizeMB")]
     pub disk_size_mb: u64,
-    /// Running or paused.
     pub state: SandboxState,
-    /// The template's name.
+    /// Name of the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
-    /// The caller's words; an empty object when there are none.
+    /// Labels that the client chose; may be empty.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
 }
 
-/// `GET /sandboxes/{id}`: what lists tell, and what only one who asks for it needs.
+/// Answer of `GET /sandboxes/{id}`: the fields of [`ListedSandbox`], and details.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxDetail {
-    /// What it was made of.
+    /// Template from which the sandbox was created.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// Which.
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
-    /// Of no use; clients need the key.
+    /// Has no meaning; clients require the key.
     #[serde(rename = "clientID")]
     pub client_id: String,
-    /// When it was created.
+    /// When the sandbox was created.
     pub started_at: Timestamp,
-    /// When it ends or pauses; for a paused one, when it was paused.
+    /// When the sandbox will be killed or paused; for a paused sandbox, when it was paused.
     pub end_at: Timestamp,
-    /// What its agent speaks.
+    /// Version of the agent's protocol.
     pub envd_version: String,
-    /// vCPUs.
     pub cpu_count: u8,
-    /// MiB.
+    /// In MiB.
     #[serde(rename = "memoryMB")]
     pub memory_mb: u64,
-    /// MiB.
+    /// In MiB.
     #[serde(rename = "diskSizeMB")]
     pub disk_size_mb: u64,
-    /// Running or paused.
     pub state: SandboxState,
-    /// The template's name.
+    /// Name of the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
-    /// The caller's words; an empty object when there are none.
+    /// Labels that the client chose; may be empty.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
     /// As [`Sandbox::envd_access_token`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub envd_access_token: Option<String>,
-    /// What was asked for; absent: nothing was.
+    /// As requested. Absent: the request did not contain the option.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_internet_access: Option<bool>,
     /// As [`Sandbox::domain`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
-    /// What was asked for.
+    /// As requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkConfig>,
-    /// What it does by itself.
     pub lifecycle: Lifecycle,
-    /// What its pause saved; absent while it runs.
+    /// What the pause saved. Absent while the sandbox is running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_mode: Option<PauseMode>,
 }
 
 impl std::fmt::Debug for SandboxDetail {
-    /// Without the token.
+    /// Omits the token.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SandboxDetail")
             .field("sandbox_id", &self.sandbox_id)
@@ -344,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_official_clients_send_is_read() {
+    fn requests_of_the_official_clients_are_parsed() {
         let minimal = r#"{"templateID":"code-interpreter-v1","timeout":60,"metadata":{"a":"b c"},
                           "envVars":{"X":"1"}}"#;
         let body: NewSandbox = serde_json::from_str(minimal).unwrap();
@@ -362,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_have_the_names_that_clients_require() {
+    fn answers_have_the_field_names_that_clients_require() {
         let sandbox = Sandbox {
             template_id: "t".into(),
             sandbox_id: "s".into(),

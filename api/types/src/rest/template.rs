@@ -1,85 +1,82 @@
-//! Templates as clients see them.
+//! Templates, as clients see them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::envd::Timestamp;
 
-/// One of `GET /templates`.
+/// An element of the answer of `GET /templates`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Template {
-    /// Identifies it for ever.
+    /// Never changes.
     #[serde(rename = "templateID")]
     pub template_id: String,
-    /// A UUID that stands for the template's one build.
+    /// A UUID for the template's only build.
     #[serde(rename = "buildID")]
     pub build_id: String,
-    /// vCPUs.
     pub cpu_count: u8,
-    /// MiB.
+    /// In MiB.
     #[serde(rename = "memoryMB")]
     pub memory_mb: u64,
-    /// MiB.
+    /// In MiB.
     #[serde(rename = "diskSizeMB")]
     pub disk_size_mb: u64,
-    /// Whether others than its owner may use it.
+    /// Whether all keys may use the template.
     pub public: bool,
     /// Names without tags.
     pub aliases: Vec<String>,
-    /// Names as they were given.
+    /// Names with their tags.
     pub names: Vec<String>,
-    /// When it was made.
     pub created_at: Timestamp,
-    /// When it was made last.
+    /// When the template was last built.
     pub updated_at: Timestamp,
-    /// Always `null`: there are no users. Clients need the key.
+    /// Always `null`: there are no user accounts. Clients require the key.
     pub created_by: Option<String>,
-    /// Always `null`: it is not recorded. Clients need the key.
+    /// Always `null`: not recorded. Clients require the key.
     pub last_spawned_at: Option<Timestamp>,
-    /// Sandboxes started from it since the server was started.
+    /// Sandboxes started from this template since the server was started.
     pub spawn_count: u64,
     /// Always 1.
     pub build_count: u32,
-    /// What its agent speaks.
+    /// Version of the agent's protocol.
     pub envd_version: String,
     /// Always `ready`.
     pub build_status: String,
 }
 
-/// `GET /templates/aliases/{alias}`.
+/// Answer of `GET /templates/aliases/{alias}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateAlias {
-    /// What the alias means.
+    /// Id of the template with this alias.
     #[serde(rename = "templateID")]
     pub template_id: String,
     /// As [`Template::public`].
     pub public: bool,
 }
 
-/// One of `GET /templates/{id}/tags`.
+/// An element of the answer of `GET /templates/{id}/tags`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateTag {
-    /// The part of a name after the colon, `default` where there is none.
+    /// The part of a name after the colon; `default` if the name has no tag.
     pub tag: String,
     /// As [`Template::build_id`].
     #[serde(rename = "buildID")]
     pub build_id: String,
-    /// When the template was made.
+    /// When the template was created.
     pub created_at: Timestamp,
 }
 
-/// One of `GET /teams`.
+/// An element of the answer of `GET /teams`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Team {
-    /// Identifies it.
     #[serde(rename = "teamID")]
     pub team_id: String,
-    /// For people.
+    /// Display name.
     pub name: String,
-    /// A key of the team; here the one that asked.
+    /// A key of the team: the key of the request.
     pub api_key: String,
-    /// Whether clients take it when none is chosen.
+    /// Whether clients use this team by default.
     pub is_default: bool,
 }

@@ -1,4 +1,4 @@
-//! Answers, and what they refuse.
+//! Answers and their errors.
 
 use super::{ClientError, protocol};
 use crate::{
@@ -6,19 +6,18 @@ use crate::{
     guest_text,
 };
 
-/// A whole HTTP answer.
+/// A complete HTTP answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpAnswer {
-    /// HTTP status.
     pub status: u16,
-    /// Names in lower case, in the order of the wire.
+    /// Names in lower case, in wire order.
     pub headers: Vec<(String, String)>,
-    /// With transfer coding removed.
+    /// Without transfer coding.
     pub body: Vec<u8>,
 }
 
 impl HttpAnswer {
-    /// The first header of that lower-case name.
+    /// The first header with this lower-case name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(n, _)| n == name);
@@ -33,7 +32,7 @@ pub(super) fn accept(answer: &HttpAnswer) -> Result<(), ClientError> {
     }
 }
 
-/// The refusal in a failed answer, whichever of the two error bodies it has.
+/// The error of a failed answer, from either of the two error bodies.
 pub(super) fn refused(answer: &HttpAnswer) -> ClientError {
     let status = answer.status;
     if let Ok(error) = serde_json::from_slice::<ErrorBody>(&answer.body) {
@@ -45,7 +44,7 @@ pub(super) fn refused(answer: &HttpAnswer) -> ClientError {
     }
     match serde_json::from_slice::<ConnectError>(&answer.body) {
         Ok(error) => refusal(status, &error),
-        Err(_) => protocol(format!("status {status} without an error body")),
+        Err(_) => protocol(format!("status {status} without a valid error body")),
     }
 }
 

@@ -1,7 +1,8 @@
-//! Requests that are answered in whole.
+//! Requests with a complete answer, as opposed to streams.
 
 use std::os::unix::net::UnixStream;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
@@ -12,30 +13,41 @@ use super::{
 };
 use crate::envd::{InitRequest, Metrics, Transport, WriteInfo};
 
+/// Characters that are escaped in query values: all but unreserved ones (RFC 3986, 2.3) and slashes.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'/')
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
+
 impl<S: Transport> EnvdClient<S> {
-    /// `GET /health`.
+    /// Sends `GET /health`.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// fails.
     pub fn health(&mut self) -> Result<(), ClientError> {
         let answer = self.request("GET", "/health", &[], b"")?;
         accept(&answer)
     }
 
-    /// `GET /metrics`.
+    /// Sends `GET /metrics`.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// fails.
     pub fn metrics(&mut self) -> Result<Metrics, ClientError> {
         let answer = self.request("GET", "/metrics", &[], b"")?;
         accept(&answer)?;
         serde_json::from_slice(&answer.body).map_err(protocol)
     }
 
-    /// `POST /init`.
+    /// Sends `POST /init`.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// fails.
     pub fn init(&mut self, init: &InitRequest) -> Result<(), ClientError> {
         let body = serde_json::to_vec(init).map_err(protocol)?;
         let json = [("content-type", "application/json")];
@@ -43,10 +55,11 @@ impl<S: Transport> EnvdClient<S> {
         accept(&answer)
     }
 
-    /// A unary RPC, `process.Process/List` for example.
+    /// Calls a unary RPC, for example `process.Process/List`.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// fails.
     pub fn call<Q: Serialize, A: DeserializeOwned>(
         &mut self,
         method: &str,
@@ -62,20 +75,22 @@ impl<S: Transport> EnvdClient<S> {
         serde_json::from_slice(&answer.body).map_err(protocol)
     }
 
-    /// `GET /files`: the bytes of a file of at most [`AnswerLimits::body`](super::AnswerLimits).
+    /// Sends `GET /files`: reads a file of at most [`AnswerLimits::body`](super::AnswerLimits) bytes.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// fails.
     pub fn read_file(&mut self, path: &str, user: Option<&str>) -> Result<Vec<u8>, ClientError> {
         let answer = self.request("GET", &files_target(path, user), &[], b"")?;
         accept(&answer)?;
         Ok(answer.body)
     }
 
-    /// `POST /files`: replaces a file's content, making its parents.
+    /// Sends `POST /files`: replaces the content of a file and creates missing parent directories.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// fails.
     pub fn write_file(
         &mut self,
         path: &str,
@@ -89,10 +104,11 @@ impl<S: Transport> EnvdClient<S> {
         Ok(())
     }
 
-    /// Turns the connection into a stream to a TCP port of the guest's loopback.
+    /// Turns the connection into a stream to a TCP port on the guest's loopback interface.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] with status 502 when nobody listens there; see [`ClientError`].
+    /// Returns [`ClientError::Refused`] with status 502 if no program listens on the port, and the other
+    /// [`ClientError`]s if the call fails.
     pub fn tunnel(mut self, port: u16) -> Result<Tunnel<S>, ClientError> {
         let deadline = Deadline::after(self.timeout);
         let head = format!("CONNECT 127.0.0.1:{port} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n");
@@ -113,10 +129,10 @@ impl<S: Transport> EnvdClient<S> {
         })
     }
 
-    /// Any request with a `Content-Length` body, answered in whole, whatever its status.
+    /// Sends a request with a `Content-Length` body and reads the complete answer. A status of failure is not an error.
     ///
     /// # Errors
-    /// All but [`ClientError::Refused`].
+    /// Returns any [`ClientError`] except [`ClientError::Refused`].
     pub fn request(
         &mut self,
         method: &str,
@@ -130,10 +146,10 @@ impl<S: Transport> EnvdClient<S> {
         self.connection.collect(head, deadline)
     }
 
-    /// Sends bytes as they are and reads one answer; for tests of bad requests.
+    /// Sends `bytes` unchanged and reads one answer. For tests with invalid requests.
     ///
     /// # Errors
-    /// All but [`ClientError::Refused`].
+    /// Returns any [`ClientError`] except [`ClientError::Refused`].
     pub fn raw(&mut self, bytes: &[u8]) -> Result<HttpAnswer, ClientError> {
         let deadline = Deadline::after(self.timeout);
         self.connection.send(&[bytes], deadline)?;
@@ -167,33 +183,18 @@ impl<S: Transport> EnvdClient<S> {
 /// A stream to a port of the guest.
 #[derive(Debug)]
 pub struct Tunnel<S = UnixStream> {
-    /// The connection; both directions end independently. Without timeouts.
+    /// The connection, without timeouts. Each direction ends independently.
     pub stream: S,
-    /// What the port has sent already, to be read before the stream.
+    /// Data from the port that has already been read; precedes the data of `stream`.
     pub early: Vec<u8>,
 }
 
 fn files_target(path: &str, user: Option<&str>) -> String {
     let mut target = String::from("/files?path=");
-    percent_encode(path, &mut target);
+    target.extend(utf8_percent_encode(path, ESCAPED));
     if let Some(user) = user {
         target.push_str("&username=");
-        percent_encode(user, &mut target);
+        target.extend(utf8_percent_encode(user, ESCAPED));
     }
     target
-}
-
-fn percent_encode(text: &str, out: &mut String) {
-    const HEX: &[u8; 16] = b"0123456789ABCDEF";
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
-                out.push(char::from(byte));
-            }
-            _ => {
-                out.push('%');
-                out.extend([byte >> 4, byte & 15].map(|n| char::from(HEX[usize::from(n)])));
-            }
-        }
-    }
 }

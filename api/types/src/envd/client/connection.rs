@@ -1,4 +1,4 @@
-//! Bytes over one stream, both ways, within a deadline and a number.
+//! One stream with deadlines and a limit of received bytes.
 
 use std::io;
 
@@ -7,14 +7,14 @@ use crate::envd::Transport;
 
 const READ_SIZE: usize = 64 << 10;
 
-/// The stream, and what has arrived.
+/// The stream and its read buffer.
 #[derive(Debug)]
 pub(super) struct Connection<S> {
     pub(super) stream: S,
     pub(super) limits: AnswerLimits,
-    /// Bytes that this call may still receive.
+    /// Bytes that the current call may still receive.
     allowed: u64,
-    /// Bytes received and not yet used: those from `at` on.
+    /// Received bytes; those from `at` on are unused.
     held: Vec<u8>,
     at: usize,
 }
@@ -31,17 +31,17 @@ impl<S: Transport> Connection<S> {
         }
     }
 
-    /// A new call: nothing of its answer can be there yet.
+    /// Starts a call. The answer cannot have arrived yet, so unused data is a protocol violation.
     pub(super) fn begin(&mut self) -> Result<(), ClientError> {
         self.allowed = self.limits.received;
         if self.unused().is_empty() {
             Ok(())
         } else {
-            Err(protocol("there is an answer before a question"))
+            Err(protocol("an answer arrived before its request"))
         }
     }
 
-    /// The next line without its end, of at most so many bytes.
+    /// Reads a line of at most `most` bytes, without its line end.
     pub(super) fn read_line(
         &mut self,
         most: usize,
@@ -57,13 +57,13 @@ impl<S: Transport> Connection<S> {
                 return Ok(line);
             }
             if unused.len() > most {
-                return Err(protocol("a line without end"));
+                return Err(protocol("a line exceeds its length limit"));
             }
             self.receive(doing, deadline)?;
         }
     }
 
-    /// Writes the parts, small ones in one system call.
+    /// Writes all parts; small parts in a single system call.
     pub(super) fn send(&mut self, parts: &[&[u8]], deadline: Deadline) -> Result<(), ClientError> {
         if parts.iter().map(|p| p.len()).sum::<usize>() <= READ_SIZE {
             return self.send_part(&parts.concat(), deadline);
@@ -81,7 +81,7 @@ impl<S: Transport> Connection<S> {
             match self.stream.write(rest) {
                 Ok(n) => rest = rest.get(n..).unwrap_or_default(),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // A server that refuses early answers and closes; the answer can still be read.
+                // A server may answer early and close the connection. The answer can still be read.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 Err(e) => return Err(failed(e)),
             }
@@ -93,12 +93,12 @@ impl<S: Transport> Connection<S> {
         self.held.get(self.at..).unwrap_or_default()
     }
 
-    /// So many of the unused bytes were used.
+    /// Marks bytes as used.
     pub(super) fn use_up(&mut self, bytes: usize) {
         self.at += bytes;
     }
 
-    /// Reads once, at least one byte.
+    /// Reads at least one byte, in one system call. End of stream is an error.
     pub(super) fn receive(
         &mut self,
         doing: &'static str,
@@ -113,7 +113,7 @@ impl<S: Transport> Connection<S> {
         }
     }
 
-    /// Reads once; zero bytes mean that the peer has closed.
+    /// Reads in one system call. Returns 0 at the end of the stream.
     pub(super) fn receive_or_end(
         &mut self,
         doing: &'static str,
@@ -124,7 +124,7 @@ impl<S: Transport> Connection<S> {
         let size = usize::try_from(self.allowed).map_or(READ_SIZE, |n| n.min(READ_SIZE));
         if size == 0 {
             let most = self.limits.received;
-            return Err(protocol(format!("an answer above {most} bytes")));
+            return Err(protocol(format!("an answer exceeds {most} bytes")));
         }
         let old = self.held.len();
         self.held.resize(old + size, 0);

@@ -1,4 +1,4 @@
-//! Until when a call may last.
+//! The deadline of a call.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use super::ClientError;
 
-/// A moment, and the duration it came from for the error text.
+/// A point in time, and the timeout it results from, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     at: Instant,

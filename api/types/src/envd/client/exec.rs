@@ -1,4 +1,4 @@
-//! Commands and what they write.
+//! Runs commands and collects their output.
 
 use std::{
     collections::BTreeMap,
@@ -19,32 +19,32 @@ use crate::envd::{
     Blob, EndEvent, EventResponse, ProcessConfig, ProcessEvent, StartRequest, Transport, frame,
 };
 
-/// Output that [`EnvdClient::exec`] collects at most, both streams together.
+/// Limit of the output that [`EnvdClient::exec`] collects, both streams together.
 pub const MAX_EXEC_OUTPUT: usize = 256 << 20;
 
 /// A command for [`EnvdClient::exec`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecRequest {
-    /// Program, see [`ProcessConfig::cmd`].
+    /// As [`ProcessConfig::cmd`].
     pub cmd: String,
-    /// Arguments after the program's own name.
+    /// Arguments without the program's name.
     pub args: Vec<String>,
     /// Added to the environment.
     pub envs: BTreeMap<String, String>,
-    /// Working directory; absent means the sandbox's default.
+    /// Working directory. `None`: the sandbox's default.
     pub cwd: Option<String>,
-    /// Who runs it; absent means the sandbox's default user.
+    /// `None`: the sandbox's default user.
     pub user: Option<String>,
-    /// A name to select it by.
+    /// A name by which the process can be selected.
     pub tag: Option<String>,
-    /// Whether it gets a pipe as standard input; `None` leaves the key out of the message.
+    /// Whether standard input is a pipe. `None`: the key is absent from the message.
     pub stdin: Option<bool>,
-    /// The agent kills it after this long; absent means never.
+    /// Time after which the agent kills the command. `None`: never.
     pub kill_after: Option<Duration>,
 }
 
 impl ExecRequest {
-    /// A command without standard input and with everything else left to the sandbox's defaults.
+    /// A command without standard input; all other options have the sandbox's defaults.
     #[must_use]
     pub fn new(cmd: impl Into<String>, args: &[&str]) -> Self {
         Self {
@@ -56,22 +56,20 @@ impl ExecRequest {
     }
 }
 
-/// What a command left behind.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecOutput {
-    /// Process id inside the guest.
+    /// Process id in the guest.
     pub pid: u32,
-    /// All of standard output.
     pub stdout: Vec<u8>,
-    /// All of standard error.
     pub stderr: Vec<u8>,
-    /// -1 when a signal ended it.
+    /// -1 if a signal ended the command.
     pub exit_code: i32,
-    /// Whether it ended by itself.
+    /// Whether the command exited, as opposed to being ended by a signal.
     pub exited: bool,
     /// `exit status N` or `signal: killed`.
     pub status: String,
-    /// When its first output arrived; absent when it wrote nothing.
+    /// When the first output arrived. `None`: the command wrote nothing.
     pub first_byte: Option<Instant>,
 }
 
@@ -79,8 +77,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Runs a command to its end and collects its output.
     ///
     /// # Errors
-    /// See [`ClientError`]; a command that fails is no error. On [`ClientError::Timeout`] the command goes
-    /// on unless [`ExecRequest::kill_after`] says otherwise.
+    /// Returns [`ClientError`] if the call fails; the exit code of the command does not matter. After
+    /// [`ClientError::Timeout`], the command continues to run unless [`ExecRequest::kill_after`] is set.
     pub fn exec(
         &mut self,
         request: &ExecRequest,
@@ -104,21 +102,22 @@ impl<S: Transport> EnvdClient<S> {
                 output.stderr.extend(data.stderr.unwrap_or_default().0);
             }
             if output.stdout.len() + output.stderr.len() > MAX_EXEC_OUTPUT {
-                return Err(protocol("the command writes more than is collected"));
+                return Err(protocol("the output of the command exceeds its limit"));
             }
             end = event.end.or(end);
         }
-        let end: EndEvent = end.ok_or_else(|| protocol("a stream without an end event"))?;
+        let end: EndEvent = end.ok_or_else(|| protocol("the stream ended without an end event"))?;
         output.exit_code = end.exit_code;
         output.exited = end.exited;
         output.status = end.status;
         Ok(output)
     }
 
-    /// Starts a command and returns once the agent has said that it runs. `timeout` bounds the whole stream.
+    /// Starts a command and returns after its start event. `timeout` limits the whole stream.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns [`ClientError::Refused`] if the agent cannot start the command, and the other [`ClientError`]s if the
+    /// call fails.
     pub fn start(
         &mut self,
         request: &ExecRequest,
@@ -140,10 +139,11 @@ impl<S: Transport> EnvdClient<S> {
         self.stream("process.Process/Start", &message, user, kill_after, timeout)
     }
 
-    /// A server stream of process events: `process.Process/Start` or `process.Process/Connect`.
+    /// Calls an RPC that streams process events: `process.Process/Start` or `process.Process/Connect`.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns [`ClientError::Refused`] if the agent refuses the call, and the other [`ClientError`]s if the call
+    /// fails.
     pub fn stream<Q: Serialize>(
         &mut self,
         method: &str,
@@ -179,13 +179,14 @@ impl<S: Transport> EnvdClient<S> {
             pid: 0,
         };
         let first = stream.next_event()?.and_then(|event| event.start);
-        let start = first.ok_or_else(|| protocol("a stream without a start event"))?;
+        let start =
+            first.ok_or_else(|| protocol("the stream does not begin with a start event"))?;
         stream.pid = start.pid;
         Ok(stream)
     }
 }
 
-/// A running command's events. Dropping it half-way leaves the connection unusable; the command goes on.
+/// The events of a running command. After a drop before the end, the connection is unusable and the command continues.
 #[derive(Debug)]
 pub struct ExecStream<'a, S = UnixStream> {
     client: &'a mut EnvdClient<S>,
@@ -195,16 +196,17 @@ pub struct ExecStream<'a, S = UnixStream> {
 }
 
 impl<S: Transport> ExecStream<'_, S> {
-    /// The command's process id inside the guest.
+    /// Process id of the command in the guest.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Waits for the next event; `None` after the stream has ended well.
+    /// Waits for the next event. Returns `None` after a successful end of the stream.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] with status 200 when the stream ends with an error; all others.
+    /// Returns [`ClientError::Refused`] with status 200 if the stream ends with an error, and the other
+    /// [`ClientError`]s if the call fails.
     pub fn next_event(&mut self) -> Result<Option<ProcessEvent>, ClientError> {
         let connection = &mut self.client.connection;
         let item: Item<EventResponse> = self.frames.next(connection, self.deadline)?;

@@ -1,21 +1,21 @@
-//! The frames of an answer that is a stream, up to its end and not a byte further.
+//! Reads the frames of a streamed answer, exactly up to its end.
 
 use serde::de::DeserializeOwned;
 
 use super::{ClientError, connection::Connection, deadline::Deadline, protocol, response::Body};
 use crate::envd::{EndStream, Transport, frame};
 
-/// What a stream holds.
+/// An element of a stream.
 pub(super) enum Item<M> {
     Message(M),
     End(EndStream),
 }
 
-/// A stream under way.
+/// State of a stream.
 #[derive(Debug)]
 pub(super) struct Frames {
     body: Body,
-    /// Bytes of frames not yet whole.
+    /// Bytes of an incomplete frame.
     held: Vec<u8>,
 }
 
@@ -27,7 +27,7 @@ impl Frames {
         }
     }
 
-    /// Waits for the next message, or for the end of stream, after which there is nothing.
+    /// Waits for the next message or the end of the stream. Must not be called after the end.
     pub(super) fn next<M: DeserializeOwned, S: Transport>(
         &mut self,
         connection: &mut Connection<S>,
@@ -47,12 +47,12 @@ impl Frames {
                 return Ok(Item::Message(message));
             }
             if !connection.read_body(&mut self.body, &mut self.held, deadline)? {
-                return Err(protocol("a stream without an end-of-stream frame"));
+                return Err(protocol("the stream ended without an end-of-stream frame"));
             }
         }
     }
 
-    /// The body ends with the last frame, so that the connection can be used again.
+    /// Reads the end of the body after the last frame, so that the connection can be reused.
     fn finish<S: Transport>(
         &mut self,
         connection: &mut Connection<S>,
@@ -63,7 +63,7 @@ impl Frames {
         if is_over {
             Ok(())
         } else {
-            Err(protocol("bytes after the end of a stream"))
+            Err(protocol("data after the end of the stream"))
         }
     }
 }

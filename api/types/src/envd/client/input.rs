@@ -1,4 +1,4 @@
-//! `process.Process/StreamInput`: a request that is a stream.
+//! `process.Process/StreamInput`: a streamed request.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::envd::{
     ConnectRequest, ProcessInput, ProcessSelector, StreamInputData, StreamInputRequest, frame,
 };
 
-/// A call under way. Dropping it half-way leaves the connection unusable.
+/// A call in progress. After a drop before its end, the connection is unusable.
 #[derive(Debug)]
 pub struct InputStream<'a> {
     client: &'a mut EnvdClient,
@@ -23,11 +23,12 @@ pub struct InputStream<'a> {
 }
 
 impl EnvdClient {
-    /// Begins to stream input to a process. `connect_timeout` is how long the agent gives it, `timeout`
-    /// bounds all of it here.
+    /// Starts to stream input to a process. `connect_timeout` is the agent's time limit for the call, `timeout` that of
+    /// the client.
     ///
     /// # Errors
-    /// See [`ClientError`]; what the agent refuses is told by [`InputStream::finish`].
+    /// Returns [`ClientError`] if the request cannot be sent. Errors of the agent are returned by
+    /// [`InputStream::finish`].
     pub fn stream_input(
         &mut self,
         process: &ProcessSelector,
@@ -68,7 +69,7 @@ impl InputStream<'_> {
     /// Sends input.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns [`ClientError`] if the input cannot be sent.
     pub fn send(&mut self, input: ProcessInput) -> Result<(), ClientError> {
         self.message(&StreamInputRequest {
             data: Some(StreamInputData { input }),
@@ -79,7 +80,7 @@ impl InputStream<'_> {
     /// Sends any message.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns [`ClientError`] if the message cannot be sent.
     pub fn message(&mut self, message: &StreamInputRequest) -> Result<(), ClientError> {
         let json = serde_json::to_vec(message).map_err(protocol)?;
         let mut framed = Vec::with_capacity(json.len() + frame::HEADER);
@@ -89,10 +90,11 @@ impl InputStream<'_> {
         self.client.connection.send(&parts, self.deadline)
     }
 
-    /// Ends the request and waits until the process has taken everything.
+    /// Ends the request and waits until the process has taken all input.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] when the agent has refused any of it; all others.
+    /// Returns [`ClientError::Refused`] if the agent refused a message, and the other [`ClientError`]s if the call
+    /// fails.
     pub fn finish(self) -> Result<(), ClientError> {
         self.client
             .connection
@@ -100,7 +102,7 @@ impl InputStream<'_> {
         self.answer()
     }
 
-    /// Waits for the answer without ending the request: there is one only when something was refused.
+    /// Waits for the answer without ending the request. The agent answers early only if it refuses a message.
     ///
     /// # Errors
     /// As [`InputStream::finish`].

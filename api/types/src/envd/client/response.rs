@@ -1,20 +1,20 @@
-//! Answers of HTTP/1.1 as they arrive: heads and bodies.
+//! Incremental parsing of HTTP/1.1 answers: heads and bodies.
 
 use super::{ClientError, HttpAnswer, connection::Connection, deadline::Deadline, protocol};
 use crate::envd::{ChunkedDecoder, Decoded, Transport};
 
-/// Longest answer head in bytes, with the interim ones before it.
+/// Length limit of an answer head in bytes, including preceding interim answers.
 const MAX_HEAD: usize = 16 << 10;
 const DOING: &str = "reading an answer";
 
-/// How the body of an answer ends.
+/// The framing of an answer's body.
 pub(super) enum Body {
     Length(u64),
     Chunked(ChunkedDecoder),
     UntilClose,
 }
 
-/// Of an answer.
+/// The head of an answer.
 pub(super) struct Head {
     pub(super) status: u16,
     /// Names in lower case.
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Body {
 }
 
 impl<S: Transport> Connection<S> {
-    /// Reads the head of the next answer that is not an interim one.
+    /// Reads the head of the next answer, skipping interim (1xx) answers.
     pub(super) fn read_head(&mut self, deadline: Deadline) -> Result<Head, ClientError> {
         let mut left = MAX_HEAD;
         loop {
@@ -52,7 +52,7 @@ impl<S: Transport> Connection<S> {
                 httparse::Status::Partial if bytes.len() <= left => {
                     self.receive("waiting for an answer", deadline)?;
                 }
-                _ => return Err(protocol("an answer head without end")),
+                _ => return Err(protocol("an answer head exceeds its length limit")),
             }
         }
     }
@@ -63,7 +63,7 @@ impl<S: Transport> Connection<S> {
         deadline: Deadline,
     ) -> Result<HttpAnswer, ClientError> {
         let most = self.limits.body;
-        let too_long = || protocol(format!("the body of an answer above {most} bytes"));
+        let too_long = || protocol(format!("the body of an answer exceeds {most} bytes"));
         if let Body::Length(length) = head.body
             && usize::try_from(length).map_or(true, |length| length > most)
         {
@@ -82,7 +82,7 @@ impl<S: Transport> Connection<S> {
         })
     }
 
-    /// Moves what is there of a body to `out`, after waiting for some if there is none; false at its end.
+    /// Moves received body data to `out`; waits if there is none. Returns whether the body continues.
     pub(super) fn read_body(
         &mut self,
         body: &mut Body,
@@ -147,7 +147,7 @@ impl<S: Transport> Connection<S> {
     }
 }
 
-/// What matters of a parsed answer head. A body that two readers could delimit differently is refused.
+/// Extracts the framing of an answer. An answer that two readers could delimit differently is refused.
 fn understand(parsed: &httparse::Response<'_, '_>) -> Result<Head, ClientError> {
     let status = parsed.code.unwrap_or_default();
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
@@ -173,12 +173,12 @@ fn body_of(status: u16, headers: &[(String, String)]) -> Result<Body, ClientErro
         ([coding], []) if coding.eq_ignore_ascii_case("chunked") => {
             Ok(Body::Chunked(ChunkedDecoder::default()))
         }
-        ([coding], []) => Err(protocol(format!("transfer coding {coding}"))),
+        ([coding], []) => Err(protocol(format!("unsupported transfer coding {coding}"))),
         ([], [length]) if length.bytes().all(|b| b.is_ascii_digit()) => {
             length.parse().map(Body::Length).map_err(protocol)
         }
         ([], []) if status < 200 || status == 204 || status == 304 => Ok(Body::Length(0)),
         ([], []) => Ok(Body::UntilClose),
-        _ => Err(protocol("the length of an answer is in doubt")),
+        _ => Err(protocol("ambiguous length of an answer")),
     }
 }

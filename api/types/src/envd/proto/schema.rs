@@ -45,7 +45,7 @@ const fn bytes(number: u32, name: &'static str) -> Field {
     Field::new(number, name, Kind::Bytes)
 }
 
-/// Messages have presence whatever their label says.
+/// Message fields have presence, with or without the keyword `optional`.
 const fn message(number: u32, name: &'static str, message: &'static Message) -> Field {
     Field::new(number, name, Kind::Message(message)).optional()
 }
@@ -212,7 +212,7 @@ static METHODS: [Method; 17] = [
     rpc("/filesystem.Filesystem/RemoveWatcher", &WATCHER, &EMPTY),
 ];
 
-/// The RPC at that path.
+/// Looks up an RPC by its path.
 #[must_use]
 pub fn method(path: &str) -> Option<&'static Method> {
     METHODS.iter().find(|method| method.path == path)

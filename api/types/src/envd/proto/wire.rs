@@ -1,49 +1,49 @@
-//! Binary messages by their tables (Protocol Buffers documentation, "Encoding", and "ProtoJSON Format").
+//! The table-driven codec of binary messages (Protocol Buffers documentation, "Encoding" and "ProtoJSON Format").
 
 use serde_json::{Map, Value};
 
 use super::{Blob, Field, Kind, Label, Message, ProtoError, Timestamp};
 
-/// How a field's value is delimited.
+/// Wire types.
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
 const LENGTH: u64 = 2;
 const FIXED32: u64 = 5;
 
-/// A value as it is on the wire.
+/// A field value on the wire.
 enum Raw<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// Of a width that no known field has.
+    /// A fixed-width number. No known field has this type.
     Fixed,
 }
 
-/// Takes a base-128 number from the front.
+/// Takes a base-128 varint from the front of `bytes`.
 fn take_varint(bytes: &mut &[u8]) -> Result<u64, ProtoError> {
     let mut number = 0_u64;
     for shift in (0..64).step_by(7) {
-        let (byte, rest) = bytes.split_first().ok_or(ProtoError::Cut)?;
+        let (byte, rest) = bytes.split_first().ok_or(ProtoError::Truncated)?;
         *bytes = rest;
-        // Bits beyond the 64th are dropped, as every implementation does.
+        // Bits above the 64th are dropped, as in all other implementations.
         number |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
             return Ok(number);
         }
     }
-    Err(ProtoError::Cut)
+    Err(ProtoError::Truncated)
 }
 
 fn take<'a>(bytes: &mut &'a [u8], len: u64) -> Result<&'a [u8], ProtoError> {
-    let len = usize::try_from(len).map_err(|_| ProtoError::Cut)?;
-    let (taken, rest) = bytes.split_at_checked(len).ok_or(ProtoError::Cut)?;
+    let len = usize::try_from(len).map_err(|_| ProtoError::Truncated)?;
+    let (taken, rest) = bytes.split_at_checked(len).ok_or(ProtoError::Truncated)?;
     *bytes = rest;
     Ok(taken)
 }
 
-/// Takes a field: its number and value.
+/// Takes a field from the front of `bytes`: its number and its value.
 fn take_field<'a>(bytes: &mut &'a [u8]) -> Result<(u32, Raw<'a>), ProtoError> {
     let tag = take_varint(bytes)?;
-    let number = u32::try_from(tag >> 3).map_err(|_| ProtoError::Cut)?;
+    let number = u32::try_from(tag >> 3).map_err(|_| ProtoError::Truncated)?;
     let raw = match tag & 7 {
         VARINT => Raw::Varint(take_varint(bytes)?),
         FIXED64 => take(bytes, 8).map(|_| Raw::Fixed)?,
@@ -52,7 +52,7 @@ fn take_field<'a>(bytes: &mut &'a [u8]) -> Result<(u32, Raw<'a>), ProtoError> {
             Raw::Bytes(take(bytes, len)?)
         }
         FIXED32 => take(bytes, 4).map(|_| Raw::Fixed)?,
-        // Groups, which proto3 does not have.
+        // Groups, which proto3 does not support.
         _ => return Err(ProtoError::Field(number)),
     };
     match number {
@@ -61,7 +61,7 @@ fn take_field<'a>(bytes: &mut &'a [u8]) -> Result<(u32, Raw<'a>), ProtoError> {
     }
 }
 
-/// Reads a message into an object that may have fields of it already.
+/// Decodes a message into `object`, which may already contain fields of an earlier occurrence.
 pub(super) fn decode(
     message: &Message,
     mut bytes: &[u8],
@@ -99,12 +99,12 @@ fn set(field: &Field, raw: &Raw<'_>, object: &mut Map<String, Value>) -> Result<
     set_one(field, raw, place)
 }
 
-/// Sets a value, or merges a message into the one that is there.
+/// Sets a value, or merges a message or map entry into the existing value.
 fn set_one(field: &Field, raw: &Raw<'_>, place: &mut Value) -> Result<(), ProtoError> {
     let malformed = || ProtoError::Field(field.number);
     *place = match (field.kind, raw) {
         (Kind::Bool, Raw::Varint(number)) => Value::from(*number != 0),
-        // Wider numbers are cut, as every implementation does.
+        // Larger values are truncated to 32 bits, as in all other implementations.
         (Kind::Uint32, Raw::Varint(number)) => Value::from(low_half(*number)),
         (Kind::Int64, Raw::Varint(number)) => Value::from(number.cast_signed().to_string()),
         (Kind::Sint32, Raw::Varint(number)) => Value::from(unzigzag(low_half(*number))),
@@ -162,7 +162,7 @@ fn zigzag(number: i32) -> u32 {
     (number << 1 ^ number >> 31).cast_unsigned()
 }
 
-/// An entry of a map: a message with the key as field 1 and the value as field 2.
+/// Decodes a map entry: a message with the key as field 1 and the value as field 2.
 fn decode_pair(mut bytes: &[u8]) -> Option<(String, String)> {
     let (mut key, mut value) = (String::new(), String::new());
     while !bytes.is_empty() {
@@ -176,7 +176,7 @@ fn decode_pair(mut bytes: &[u8]) -> Option<(String, String)> {
     Some((key, value))
 }
 
-/// Seconds since 1970 as field 1, nanoseconds as field 2.
+/// Decodes a timestamp: seconds since 1970 as field 1, nanoseconds as field 2.
 fn decode_timestamp(mut bytes: &[u8]) -> Option<Timestamp> {
     let (mut seconds, mut ns) = (0, 0);
     while !bytes.is_empty() {
@@ -206,14 +206,14 @@ fn push_tag(number: u32, wire_type: u64, out: &mut Vec<u8>) {
     push_varint(u64::from(number) << 3 | wire_type, out);
 }
 
-/// Appends a field whose length comes first.
+/// Appends a length-delimited field.
 pub(super) fn push_bytes(number: u32, bytes: &[u8], out: &mut Vec<u8>) {
     push_tag(number, LENGTH, out);
     push_varint(u64::try_from(bytes.len()).unwrap_or(0), out);
     out.extend_from_slice(bytes);
 }
 
-/// Appends the message of an object.
+/// Appends the binary form of a JSON object.
 pub(super) fn encode(
     message: &Message,
     object: &Map<String, Value>,
@@ -263,7 +263,7 @@ fn encode_one(field: &Field, value: &Value, out: &mut Vec<u8>) -> Result<(), Pro
     Ok(())
 }
 
-/// Those whose length comes first.
+/// Encodes a length-delimited field.
 fn encode_long(field: &Field, value: &Value, out: &mut Vec<u8>) -> Result<(), ProtoError> {
     let wrong = || ProtoError::Value(field.name);
     let mut bytes = Vec::new();
