@@ -1,8 +1,8 @@
-//! The control plane: E2B's REST routes on the registry and the pool.
+//! The control plane: E2B's REST routes on top of the registry and the pool.
 //!
-//! [`endpoints`] is the one list of routes: each with who may use it. The router is built from it, and a test holds
-//! it against the OpenAPI document. No route is without an [`Access`], and none answers an error that is not JSON with
-//! `code` and `message`.
+//! [`endpoints`] lists all routes and the access that each requires. The router is built from this list, and a test
+//! compares it with the OpenAPI document. Every route has an [`Access`], and every error is JSON with `code` and
+//! `message`.
 
 mod body;
 mod error;
@@ -45,35 +45,32 @@ use crate::{
 pub use error::ApiError;
 pub use network::EgressConfig;
 
-/// What envd's protocol this server's guests speak; clients switch features on it.
+/// Version of the envd protocol in the guests. Clients choose features by it.
 pub const ENVD_VERSION: &str = "0.6.13";
 
-/// What the routes work on.
+/// The state that all handlers share.
 #[derive(Debug)]
 pub struct Control {
-    /// The sandboxes.
     pub registry: Registry,
-    /// Templates and figures.
+    /// For templates and metrics; handlers change sandboxes only through the registry.
     pub pool: Pool,
-    /// Keys.
     pub authenticator: Arc<Authenticator>,
-    /// The server's own figures.
     pub telemetry: Arc<Telemetry>,
-    /// What `domain` says in answers; `None`: nothing, clients know it from their own settings.
+    /// Value of `domain` in answers. `None`: omitted; clients use the domain that they are configured with.
     pub domain: Option<String>,
-    /// `None`: sandboxes have none.
+    /// `None`: sandboxes have no network.
     pub network: Option<Network>,
-    /// No sandbox is given longer, in seconds.
+    /// Maximum timeout of a sandbox in seconds.
     pub max_timeout_s: u32,
 }
 
 impl Control {
-    /// What the operator says about the way out; `None`: there is none.
+    /// The operator's configuration of outbound traffic. `None`: sandboxes have no network.
     fn egress(&self) -> Option<&EgressConfig> {
         self.network.as_ref().map(|network| &network.egress)
     }
 
-    /// What a sandbox's network refused, the newest last.
+    /// The packets of a sandbox that its policy refused, in order of time.
     async fn refused(&self, id: &SandboxId) -> Vec<NetEvent> {
         match &self.network {
             Some(network) => network.log.events_of(id).await,
@@ -82,31 +79,28 @@ impl Control {
     }
 }
 
-/// What handlers get.
 pub type App = Arc<Control>;
 
-/// Who may use a route.
+/// The access that a route requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Everybody.
+    /// No authentication.
     Public,
-    /// Keys with this scope.
+    /// A key with this scope.
     Key(Scope),
 }
 
-/// A route.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// Its method.
+    /// HTTP method in lower case.
     pub method: &'static str,
-    /// Its path, with parameters in braces.
+    /// Path with parameters in braces.
     pub path: &'static str,
-    /// Who may use it.
     pub access: Access,
     handler: MethodRouter<App>,
 }
 
-/// The control plane as a service.
+/// Builds the service of the control plane.
 pub fn router(app: App) -> Router {
     let mut router = Router::new();
     for endpoint in endpoints() {
@@ -120,7 +114,7 @@ pub fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// All routes.
+/// All routes of the control plane.
 #[must_use]
 pub fn endpoints() -> Vec<Endpoint> {
     let mut all = sandboxes::endpoints();
@@ -168,7 +162,7 @@ mod tests {
 
     use super::*;
 
-    /// What the document says is there, with whether it needs a key.
+    /// The operations in the OpenAPI document: method, path, and whether the operation is public.
     fn documented() -> BTreeSet<(String, String, bool)> {
         let document: serde_json::Value = serde_json::from_str(server::OPENAPI).unwrap();
         let paths = document["paths"].as_object().unwrap();
@@ -184,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_document_and_the_routes_are_the_same() {
+    fn the_openapi_document_lists_exactly_the_routes() {
         let served: BTreeSet<_> = endpoints()
             .into_iter()
             .map(|e| {
@@ -197,12 +191,12 @@ mod tests {
         let unserved: Vec<_> = documented.difference(&served).collect();
         assert!(
             undocumented.is_empty() && unserved.is_empty(),
-            "not in the document: {undocumented:?}; not served: {unserved:?}"
+            "missing in the document: {undocumented:?}; not served: {unserved:?}"
         );
     }
 
     #[test]
-    fn every_reference_of_the_document_leads_somewhere() {
+    fn every_reference_in_the_openapi_document_resolves() {
         let document: serde_json::Value = serde_json::from_str(server::OPENAPI).unwrap();
         let mut values = vec![&document];
         while let Some(value) = values.pop() {
@@ -221,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn only_these_are_public() {
+    fn only_health_and_the_openapi_document_are_public() {
         let endpoints = endpoints();
         let public = endpoints.iter().filter(|e| e.access == Access::Public);
         let public: Vec<_> = public.map(|e| e.path).collect();

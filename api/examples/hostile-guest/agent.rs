@@ -1,4 +1,4 @@
-//! The agent behind the vsock socket.
+//! The agent behind the vsock socket of the stand-in.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -10,14 +10,14 @@ use api_types::envd::frame;
 
 use crate::conduct::{Conduct, State};
 
-/// What is "without end". More would only take the test's time if it is not stopped, and the host's memory.
+/// Length of an "endless" answer: enough to exceed every limit, without exhausting the host's memory if a limit fails.
 const FLOOD: u64 = 1 << 30;
-/// Long enough for a VM to be warm.
+/// Delay after which a VM is in the warm pool.
 const WHILE: Duration = Duration::from_millis(500);
 const NO_CONTENT: &[u8] = b"HTTP/1.1 204 No Content\r\n\r\n";
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\n";
 
-/// A megabyte that begins a new line of a log.
+/// An error message of one megabyte that forges a line of a log.
 pub(crate) fn forged_words() -> String {
     format!(
         "no\n2026-01-01T00:00:00Z ERROR forged: all is lost\u{1b}[2J{}",
@@ -28,7 +28,7 @@ pub(crate) fn forged_words() -> String {
 pub(crate) fn serve(listener: &UnixListener, state: State) {
     for stream in listener.incoming() {
         std::thread::spawn(move || {
-            // Whoever hears enough hangs up.
+            // The server hangs up once it has read enough.
             let _ = Agent::new(stream.unwrap(), state).and_then(|mut agent| agent.serve());
         });
     }
@@ -65,7 +65,7 @@ impl Agent {
         Ok(())
     }
 
-    /// The path of the next request, which is read whole; `None` at the end.
+    /// Reads a complete request and returns its path. `None`: the connection has ended.
     fn request(&mut self) -> io::Result<Option<String>> {
         let (mut line, mut path, mut length) = (String::new(), None, 0);
         loop {
@@ -157,7 +157,7 @@ impl Agent {
         ])
     }
 
-    /// A command that has ended well; what follows it is another matter.
+    /// Runs a command successfully; data after its end depends on the behaviour.
     fn run(&mut self) -> io::Result<()> {
         let mut stream = Vec::new();
         for (flags, message) in [
@@ -191,7 +191,7 @@ impl Agent {
         self.writer.write_all(&parts.concat())
     }
 
-    /// The same again and again, and then nothing.
+    /// Sends `piece` repeatedly, and then waits.
     fn flood(&mut self, piece: &[u8]) -> io::Result<()> {
         let mut sent = 0;
         while sent < FLOOD {
@@ -201,7 +201,7 @@ impl Agent {
         self.hold()
     }
 
-    /// Until the other side has hung up.
+    /// Waits until the other side closes the connection.
     fn hold(&mut self) -> io::Result<()> {
         io::copy(&mut self.reader, &mut io::sink()).map(drop)
     }

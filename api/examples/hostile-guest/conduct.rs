@@ -1,59 +1,59 @@
-//! What a stand-in does wrong.
+//! Behaviours of the stand-in.
 
 use serde::{Deserialize, Serialize};
 
-/// How a stand-in behaves; unless it says otherwise, well.
+/// How a stand-in behaves. Everything that a variant does not mention is correct.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Conduct {
-    /// Well.
+    /// Entirely correct.
     #[default]
     Good,
-    /// The first answer has a body without end.
+    /// The first answer has an endless body.
     EndlessBody,
-    /// The same, in chunks.
+    /// As `EndlessBody`, with the chunked transfer coding.
     EndlessChunks,
-    /// The same, of a length that is announced: 10 GB.
+    /// The first answer announces and sends a body of 10 GB.
     TenGigabytes,
-    /// The first answer has fields without end.
+    /// The first answer has endless headers.
     EndlessHead,
-    /// Interim answers without end come before it.
+    /// Endless interim (1xx) answers precede the first answer.
     EndlessInterim,
-    /// Two lengths, and a second answer where the shorter one ends.
+    /// The first answer has two lengths, and a second answer follows after the shorter one.
     TwoLengths,
-    /// Half of the first answer, and no more.
+    /// The first answer stops halfway.
     Half,
-    /// Half of it, and the connection ends.
+    /// The first answer stops halfway, and the connection is closed.
     Broken,
-    /// Something else than HTTP.
+    /// The first answer is not HTTP.
     Nonsense,
-    /// A greeting without end.
+    /// The greeting is endless.
     EndlessGreeting,
-    /// Answers come before questions.
+    /// Answers are sent before their requests.
     Early,
-    /// Refuses with a megabyte of words in which lines of a log are forged.
+    /// Requests are refused with a message of one megabyte that forges lines of a log.
     Wordy,
-    /// Bytes without end follow the end of a stream.
+    /// Endless data follows the end of a stream.
     AfterTheEnd,
-    /// An answer too many comes a while after the last question, when the VM is warm, with a word to standard error.
+    /// A while after the last request, when the VM is warm, one more answer is sent, and a line to standard error.
     ChattyWhenWarm,
-    /// Nothing is answered once it was paused.
+    /// No request is answered after a pause.
     SilentWhenResumed,
-    /// The connection ends at the first question once it was paused.
+    /// The connection is closed at the first request after a pause.
     BrokenWhenResumed,
-    /// Takes much memory.
+    /// The VMM allocates much memory.
     Inflated,
-    /// The VMM answers nothing.
+    /// The VMM does not answer.
     MuteVmm,
-    /// The VMM announces four gigabytes.
+    /// The VMM announces a frame of four gigabytes.
     HugeVmm,
-    /// The VMM refuses with a megabyte of words in which lines of a log are forged.
+    /// The VMM refuses requests with a message of one megabyte that forges lines of a log.
     WordyVmm,
-    /// The VMM's last words are without end, and then it ends.
+    /// The VMM writes endless data to standard error and exits.
     LastWords,
 }
 
-/// A conduct, and whether it was paused before.
+/// The behaviour of a VM, and whether the VM was paused before.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) conduct: Conduct,

@@ -1,8 +1,8 @@
-//! A stand-in for `cube-vmm` and its guest's agent that keeps to no protocol, for the tests of how the server bears
-//! that: it listens where a VMM does, runs no guest, and behaves as a file of its template says.
+//! A stand-in for `cube-vmm` and the agent of its guest, for tests of the server against hostile guests. It listens
+//! where a VMM listens and runs no guest. A file of its template selects how it violates the protocols.
 #![expect(
     clippy::unwrap_used,
-    reason = "part of the tests: a broken stand-in should stop them"
+    reason = "part of the tests: a failure must end them"
 )]
 
 mod agent;

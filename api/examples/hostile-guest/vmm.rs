@@ -1,4 +1,4 @@
-//! The control socket.
+//! The control socket of the stand-in.
 
 use std::{
     fs::File,
@@ -21,19 +21,19 @@ use crate::{
     conduct::{Conduct, State},
 };
 
-/// What an inflated one takes.
+/// Memory that an inflated VMM allocates.
 const INFLATED: usize = 300 << 20;
 
 #[derive(Default)]
 pub(crate) struct Vmm {
     state: State,
     memory: Vec<u8>,
-    /// Of the template, and again of its snapshots: they name the same files.
+    /// The files of the template, which its snapshots name as well.
     manifest: Vec<u8>,
 }
 
 impl Vmm {
-    /// Answers a client until it leaves.
+    /// Answers the requests of a client until it disconnects.
     pub(crate) fn serve(&mut self, mut control: UnixStream) {
         while let Ok((call, fds)) = frame::receive::<Call>(&control) {
             let files = Files::received(&call.files, fds).unwrap();
@@ -64,7 +64,7 @@ impl Vmm {
             Request::SaveLayer => write(&mut files, TemplateFile::Layer, b"layer"),
             Request::Resume | Request::Pause => Ok(Reply::Done),
             Request::Shutdown => std::process::exit(0),
-            other => Err(failure(format!("the stand-in has no {other:?}"))),
+            other => Err(failure(format!("the stand-in does not support {other:?}"))),
         }
     }
 

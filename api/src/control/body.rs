@@ -1,4 +1,4 @@
-//! What comes in with a request: bodies and ids.
+//! Extractors for request bodies and path parameters.
 
 use axum::{
     body::Bytes,
@@ -11,15 +11,15 @@ use serde::de::DeserializeOwned;
 
 use super::{ApiError, App};
 
-/// The largest body of the control plane. What a create says is kept in 256 KiB at most.
+/// Limit of request bodies in bytes. The stored properties of a sandbox are limited to 256 KiB.
 pub(super) const MAX_BODY: usize = 1 << 20;
 
-/// A JSON body that says so: a browser sends other types for any page without asking first. Its depth is bounded by the
-/// parser (128).
+/// A JSON body with a JSON content type. Other content types are refused, since pages of other origins can send them
+/// through a browser without a preflight. The parser limits the nesting depth to 128.
 #[derive(Debug)]
 pub(super) struct Body<T>(pub(super) T);
 
-/// As [`Body`], but nothing at all means a body without keys, and then its type does not matter.
+/// As [`Body`], but an empty body, of any content type, means the default value.
 #[derive(Debug)]
 pub(super) struct MaybeBody<T>(pub(super) T);
 
@@ -29,12 +29,12 @@ async fn read(request: Request) -> Result<Bytes, ApiError> {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(why) if why.is::<LengthLimitError>() => Err(ApiError::TooLarge(MAX_BODY)),
         Err(why) => Err(ApiError::BadRequest(format!(
-            "the body could not be read: {why}"
+            "cannot read the request body: {why}"
         ))),
     }
 }
 
-/// `application/json`, or a type that is written as JSON (RFC 6839, 3.1), with any parameters.
+/// Accepts `application/json` and types that end in `+json` (RFC 6839, 3.1), with any parameters.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return Err(ApiError::NotJson("no content type".to_owned()));
@@ -54,7 +54,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(bytes).map_err(|why| {
-        ApiError::BadRequest(format!("the body is not what this route takes: {why}"))
+        ApiError::BadRequest(format!("the request body does not match this route: {why}"))
     })
 }
 
@@ -80,7 +80,7 @@ impl<T: DeserializeOwned + Default> FromRequest<App> for MaybeBody<T> {
     }
 }
 
-/// The sandbox that a path names. What is no id is not found, as clients expect of a made-up one.
+/// The sandbox that a path names. A text that is not an id yields "not found", which clients expect for unknown ids.
 #[derive(Debug)]
 pub(super) struct OfSandbox(pub(super) SandboxId);
 
@@ -96,7 +96,7 @@ impl FromRequestParts<App> for OfSandbox {
     }
 }
 
-/// The one parameter of a path, percent-decoded.
+/// The single parameter of a path, percent-decoded.
 #[derive(Debug)]
 pub(super) struct Segment(pub(super) String);
 
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_body_that_says_so_is_json() {
+    fn only_json_content_types_are_accepted() {
         let is_json = |value: &str| {
             let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, value.parse().unwrap())]);
             check_type(&headers).is_ok()
@@ -127,7 +127,7 @@ mod tests {
         ] {
             assert!(is_json(json), "{json}");
         }
-        // The first three are what a page may send to any origin unasked.
+        // Pages may send the first three types to any origin without a preflight.
         for other in [
             "text/plain",
             "application/x-www-form-urlencoded",

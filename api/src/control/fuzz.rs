@@ -1,4 +1,4 @@
-//! Entry points of the fuzz target `options`: what clients write into bodies and queries of the control plane.
+//! Entry points of the fuzz target `options`: bodies and query strings of the control plane.
 
 use std::net::IpAddr;
 
@@ -7,10 +7,10 @@ use netisolation::{DefaultEgress, forbidden};
 
 use super::{EgressConfig, network, paging::Page, query::Query};
 
-/// What the bytes are, by the first of them.
+/// The first byte selects the parser that gets the other bytes.
 ///
 /// # Panics
-/// Something does not hold that is asserted here.
+/// Panics if an invariant is violated.
 pub fn options(bytes: &[u8]) {
     let Some((choice, bytes)) = bytes.split_first() else {
         return;
@@ -35,8 +35,8 @@ pub fn options(bytes: &[u8]) {
     }
 }
 
-/// Under every default: what is closed stays closed, name servers are outside, and in builds for fuzzing the maps of the
-/// programs say what the policy says.
+/// Under every default policy: denied addresses must stay denied, and DNS servers must be outside of the forbidden
+/// ranges. Builds for fuzzing also compare the contents of the eBPF maps with the policy.
 fn check_options(options: &NetworkConfig) {
     for default in [DefaultEgress::Deny, DefaultEgress::Internet] {
         let egress = EgressConfig {
@@ -64,7 +64,7 @@ fn check_options(options: &NetworkConfig) {
     assert!(opened.is_err() || opened.is_ok_and(|policy| policy.names.is_empty()));
 }
 
-/// Queries of lists.
+/// Checks the query strings of lists.
 fn check_query(text: &str) {
     let query = Query::parse(text);
     let _read = (query.metadata(), query.list("state"), query.time("start"));
@@ -82,7 +82,7 @@ fn check_query(text: &str) {
 mod tests {
     use std::{fs, path::Path};
 
-    /// Inputs that are kept, those that failed once among them.
+    /// Runs the stored inputs, which include all inputs that once failed.
     #[test]
     fn the_fuzz_seeds_pass() {
         let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dev/fuzz/seeds/options");

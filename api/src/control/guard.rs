@@ -1,4 +1,4 @@
-//! What every request goes through: the key or, where no key is asked for, the origin; the figures, the log.
+//! Middleware of all routes: authentication or, on a server without authentication, the check of the origin; metrics.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use tracing::debug;
 use super::{Access, ApiError, App};
 use crate::proxy::host;
 
-/// Lets a request through to a route if its key may.
+/// Passes an authorized request to its route.
 pub(super) async fn guard(
     State((app, access)): State<(App, Access)>,
     request: Request,
@@ -21,7 +21,7 @@ pub(super) async fn guard(
 ) -> Result<Response, ApiError> {
     match access {
         Access::Public => {}
-        // Only a page of this server itself may use the browser's way to a server that asks for no key.
+        // Without authentication, pages of other origins must not reach this server through a browser.
         Access::Key(_) if app.authenticator.is_open() => {
             check_origin(request.uri(), request.headers())?
         }
@@ -32,11 +32,11 @@ pub(super) async fn guard(
     Ok(next.run(request).await)
 }
 
-/// Refuses what a browser sends on behalf of a page of another origin. Programs send neither field.
+/// Refuses requests that a browser sends for a page of another origin. Other clients send neither header.
 ///
-/// A key that a page does not have protects a server that asks for one. A server that asks for none would take the
-/// browser's request for the user's own: a form or a `fetch` of any page reaches loopback, without a preflight if its
-/// content type is one that forms have.
+/// API keys protect a server from such pages, which do not have a key. A server without authentication would treat the
+/// browser's request as one of its user: a form or a `fetch` of any page reaches loopback addresses, without a
+/// preflight if it uses a content type of forms.
 fn check_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     let own = host(uri, headers).unwrap_or_default();
     for origin in headers.get_all(header::ORIGIN) {
@@ -48,7 +48,7 @@ fn check_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     }
     for site in headers.get_all("sec-fetch-site") {
         let site = site.to_str().unwrap_or("?");
-        // `none`: a user has typed the address.
+        // `none`: the user entered the address.
         if !matches!(site, "same-origin" | "none") {
             return Err(ApiError::foreign("Sec-Fetch-Site", site));
         }
@@ -56,27 +56,27 @@ fn check_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Counts a request by route and status, and how long it took.
+/// Counts each request by route and status, and measures its duration.
 pub(super) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let method = request.method().clone();
-    // The pattern, not the path: a label per sandbox would grow without bound.
+    // The route's pattern, not its path: with ids as labels, the number of time series would grow without bound.
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or("other", MatchedPath::as_str).to_owned();
     let response = next.run(request).await;
     let status = response.status().as_u16();
     let took = start.elapsed();
-    debug!(%method, route, status, took_us = took.as_micros(), "answered");
+    debug!(%method, route, status, took_us = took.as_micros(), "request answered");
     app.telemetry.request(&method, route, status, took);
     response
 }
 
-/// For everything that is no route.
+/// The answer for unknown paths.
 pub(super) async fn no_route(method: Method, uri: Uri) -> ApiError {
     ApiError::NoRoute(format!("{method} {}", shown(&uri)))
 }
 
-/// For methods that a route does not have.
+/// The answer for methods that a route does not support.
 pub(super) async fn no_method(method: Method, uri: Uri) -> ApiError {
     ApiError::NoMethod(format!("{method} {}", shown(&uri)))
 }
@@ -89,7 +89,7 @@ fn shown(uri: &Uri) -> String {
 mod tests {
     use super::*;
 
-    fn is_let_in(fields: &[(&'static str, &str)]) -> bool {
+    fn is_accepted(fields: &[(&'static str, &str)]) -> bool {
         let mut headers = HeaderMap::new();
         for (name, value) in fields {
             headers.append(*name, value.parse().unwrap());
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_origins_are_refused_where_no_key_is_asked_for() {
+    fn without_authentication_pages_of_other_origins_are_refused() {
         let host = ("host", "localhost:3000");
         let own = ("origin", "http://localhost:3000");
         for mine in [
@@ -109,10 +109,10 @@ mod tests {
                 ("sec-fetch-site", "same-origin"),
             ],
             &[("sec-fetch-site", "none"), ("sec-fetch-mode", "navigate")],
-            // What `fetch` of Node sends.
+            // As sent by `fetch` of Node.js.
             &[("sec-fetch-mode", "cors")],
         ] {
-            assert!(is_let_in(&[mine, &[host]].concat()), "{mine:?}");
+            assert!(is_accepted(&[mine, &[host]].concat()), "{mine:?}");
         }
         for foreign in [
             &[("origin", "https://evil.example")][..],
@@ -127,8 +127,8 @@ mod tests {
             &[("sec-fetch-site", "anything")],
             &[own, ("sec-fetch-site", "cross-site")],
         ] {
-            assert!(!is_let_in(&[foreign, &[host]].concat()), "{foreign:?}");
+            assert!(!is_accepted(&[foreign, &[host]].concat()), "{foreign:?}");
         }
-        assert!(!is_let_in(&[own]), "no host");
+        assert!(!is_accepted(&[own]), "no host");
     }
 }

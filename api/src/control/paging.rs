@@ -1,32 +1,30 @@
-//! Pages of a list, and the tokens that go on where the last one ended.
+//! Paging of lists.
 //!
-//! A token is the position of the last item of a page in the order of the list, so that what comes and goes between
-//! two pages neither repeats an item nor hides one. To clients it is opaque.
+//! A page token is the position of the last item of a page in the order of the list. So items that are added or removed
+//! between two requests cause no other item to be repeated or skipped. Clients must treat tokens as opaque.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
 use super::{ApiError, query::Query};
 
-/// The largest page, and the usual one.
+/// Maximum and default number of items on a page.
 const MAX_PAGE: usize = 100;
 
-/// Where an item is in a list: a time, then its id.
+/// Position of an item in a list: by time, then by id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position {
     pub(super) at: u64,
     pub(super) id: String,
 }
 
-/// Which way a list goes.
+/// Sort order of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Oldest first.
     Asc,
-    /// Newest first.
     Desc,
 }
 
-/// A page that is asked for.
+/// The page that a request asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Page {
     limit: usize,
@@ -35,18 +33,18 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// From `limit`, `order` and `nextToken`.
+    /// Parses `limit`, `order` and `nextToken`.
     pub(super) fn of(query: &Query) -> Result<Self, ApiError> {
         let limit = query.number("limit")?.unwrap_or(MAX_PAGE);
         if !(1..=MAX_PAGE).contains(&limit) {
-            let wrong = format!("limit is {limit}; it is from 1 to {MAX_PAGE}");
+            let wrong = format!("limit is {limit}: use a number from 1 to {MAX_PAGE}");
             return Err(ApiError::BadRequest(wrong));
         }
         let order = match query.get("order") {
             None | Some("desc") => Order::Desc,
             Some("asc") => Order::Asc,
             Some(other) => {
-                let wrong = format!("order is {other:?}; it is asc or desc");
+                let wrong = format!("order is {other:?}: use asc or desc");
                 return Err(ApiError::BadRequest(wrong));
             }
         };
@@ -58,7 +56,7 @@ impl Page {
         })
     }
 
-    /// The page of these items, and the token of the next one if there is more.
+    /// Cuts the page out of all items. Returns its items and, unless it is the last page, the token of the next one.
     pub(super) fn cut<T>(
         &self,
         items: Vec<T>,
@@ -87,7 +85,7 @@ fn write_token(position: &Position) -> String {
 }
 
 fn read_token(token: &str) -> Result<Position, ApiError> {
-    let wrong = || ApiError::BadRequest("nextToken is none of this server's".into());
+    let wrong = || ApiError::BadRequest("nextToken is invalid: use a token of this server".into());
     let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| wrong())?;
     let text = String::from_utf8(bytes).map_err(|_| wrong())?;
     let (at, id) = text
@@ -129,13 +127,13 @@ mod tests {
                 break;
             }
         }
-        assert!(token.is_none(), "the list does not end");
+        assert!(token.is_none(), "the list has no last page");
         all
     }
 
     proptest! {
         #[test]
-        fn pages_are_the_list(times in prop::collection::vec(0_u64..5, 0..30), limit in 1_usize..8) {
+        fn all_pages_together_are_the_list(times in prop::collection::vec(0_u64..5, 0..30), limit in 1_usize..8) {
             let items: Vec<_> = times.into_iter().zip(0_u8..).collect();
             let mut expected = items.clone();
             expected.sort_by_key(position);
@@ -145,13 +143,13 @@ mod tests {
         }
 
         #[test]
-        fn hostile_tokens_are_refused_or_read(token in "[A-Za-z0-9_-]{0,40}") {
+        fn no_token_panics(token in "[A-Za-z0-9_-]{0,40}") {
             let _ = read_token(&token);
         }
     }
 
     #[test]
-    fn wrong_pages_are_refused() {
+    fn invalid_page_parameters_are_refused() {
         for wrong in [
             "limit=0",
             "limit=101",

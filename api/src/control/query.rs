@@ -1,4 +1,5 @@
-//! Query strings. Official clients send one that is encoded three times over, so they are taken apart by hand.
+//! Query strings. The official clients percent-encode the metadata filter three times, which no extractor of axum
+//! decodes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use percent_encoding::percent_decode_str;
 
 use super::{ApiError, App};
 
-/// The parameters of a request, decoded once, in the order they came.
+/// The parameters of a query string, decoded once, in their original order.
 #[derive(Debug, Default)]
 pub(super) struct Query(Vec<(String, String)>);
 
@@ -22,26 +23,26 @@ impl FromRequestParts<App> for Query {
 }
 
 impl Query {
-    /// From the text after `?`.
+    /// Parses the text after `?`.
     pub(super) fn parse(text: &str) -> Self {
         let pairs = form_urlencoded::parse(text.as_bytes());
         Self(pairs.into_owned().collect())
     }
 
-    /// The first value of a parameter; an empty one counts as absent.
+    /// The first value of a parameter. An empty value counts as absent.
     pub(super) fn get(&self, key: &str) -> Option<&str> {
         let (_, value) = self.0.iter().find(|(name, _)| name == key)?;
         Some(value.as_str()).filter(|value| !value.is_empty())
     }
 
-    /// The values of a list, given with commas, repeated, or both.
+    /// All values of a list parameter, which may be repeated, comma-separated, or both.
     pub(super) fn list(&self, key: &str) -> Vec<&str> {
         let named = self.0.iter().filter(|(name, _)| name == key);
         let values = named.flat_map(|(_, value)| value.split(','));
         values.map(str::trim).filter(|v| !v.is_empty()).collect()
     }
 
-    /// A number.
+    /// The value of a numeric parameter. `None`: the parameter is absent.
     pub(super) fn number<T: std::str::FromStr>(&self, key: &str) -> Result<Option<T>, ApiError> {
         let Some(text) = self.get(key) else {
             return Ok(None);
@@ -50,17 +51,17 @@ impl Query {
         number.map_err(|_| ApiError::BadRequest(format!("{key}={text:?} is not a number in range")))
     }
 
-    /// A time.
+    /// The value of a time parameter. `None`: the parameter is absent.
     pub(super) fn time(&self, key: &str) -> Result<Option<Timestamp>, ApiError> {
         let Some(text) = self.get(key) else {
             return Ok(None);
         };
-        // A plus sign that nobody encoded has become a space.
+        // Without percent-encoding, the plus sign of an offset is decoded as a space.
         let time = Timestamp::parse(&text.replace(' ', "+")).map(Some);
         time.map_err(|why| ApiError::BadRequest(format!("{key}={text:?} is {why}")))
     }
 
-    /// The metadata filter: `k=v&k2=v2` with each key and value encoded once more by the client itself.
+    /// The metadata filter: `k=v&k2=v2`, in which the client has encoded each key and value once more.
     pub(super) fn metadata(&self) -> BTreeMap<String, String> {
         let text = self.get("metadata").unwrap_or_default();
         let pairs = form_urlencoded::parse(text.as_bytes());
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metadata_is_decoded_three_times() {
+    fn metadata_filters_are_decoded_three_times() {
         let query = Query::parse("metadata=a%3Db%252520c");
         assert_eq!(query.metadata()["a"], "b c");
         let query = Query::parse("metadata=a%3Db%26c%3Dd%25253De&limit=5");
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_numbers_and_times() {
+    fn lists_numbers_and_times_are_parsed() {
         let query =
             Query::parse("state=running,paused&state=x&limit=7&n=-1&t=2024-03-01T01:00:00+01:00");
         assert_eq!(query.list("state"), ["running", "paused", "x"]);

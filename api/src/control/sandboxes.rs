@@ -11,7 +11,7 @@ use pool::PauseMode;
 use super::{
     Access, ApiError, App, Endpoint,
     body::{Body, OfSandbox},
-    network::{self, EgressConfig, Wish},
+    network::{self, EgressConfig, OptionSource},
     paging::{Page, Position},
     query::Query,
     timing, wire,
@@ -50,17 +50,22 @@ const START: &str = "x-cube-start";
 /// Always with a token.
 async fn create(State(app): State<App>, Body(mut body): Body<NewSandbox>) -> CreateAnswer {
     body.secure = None;
-    create_as(&app, body, TIMEOUT_S, Wish::Explicit).await
+    create_as(&app, body, TIMEOUT_S, OptionSource::Chosen).await
 }
 
 /// `secure: false` leaves the agent open; clients of this route send `allow_internet_access: true` unasked.
 async fn create_old(State(app): State<App>, Body(body): Body<NewSandbox>) -> CreateAnswer {
-    create_as(&app, body, OLD_TIMEOUT_S, Wish::Habit).await
+    create_as(&app, body, OLD_TIMEOUT_S, OptionSource::ClientDefault).await
 }
 
-async fn create_as(app: &App, body: NewSandbox, default_s: u32, wish: Wish) -> CreateAnswer {
+async fn create_as(
+    app: &App,
+    body: NewSandbox,
+    default_s: u32,
+    source: OptionSource,
+) -> CreateAnswer {
     let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
-    let lease = lease_of(body, timeout_s, wish, app.egress())?;
+    let lease = lease_of(body, timeout_s, source, app.egress())?;
     let created = app.registry.create(lease).await?;
     app.telemetry.started(&created.timeline, created.warm);
     let start = if created.warm { "warm" } else { "restored" };
@@ -90,7 +95,7 @@ pub(super) fn timeout(app: &App, asked: Option<i64>) -> Result<Option<u32>, ApiE
 fn lease_of(
     body: NewSandbox,
     timeout_s: u32,
-    wish: Wish,
+    source: OptionSource,
     egress: Option<&EgressConfig>,
 ) -> Result<NewLease, ApiError> {
     if body.template_id.is_empty() {
@@ -101,7 +106,7 @@ fn lease_of(
     let at_deadline = at_deadline(auto_pause, body.auto_pause_memory, auto_resume)?;
     let is_secure = body.secure != Some(false);
     let network = body.network.unwrap_or_default();
-    let allow_internet_access = network::asked(body.allow_internet_access, wish);
+    let allow_internet_access = network::chosen_access(body.allow_internet_access, source);
     let policy = network::grant(&network, allow_internet_access, egress)?;
     let is_public = network.allow_public_traffic != Some(false);
     if !is_public && !is_secure {
@@ -286,9 +291,9 @@ async fn list_old(
 mod tests {
     use super::*;
 
-    fn lease(json: serde_json::Value, wish: Wish) -> Result<NewLease, u16> {
+    fn lease(json: serde_json::Value, source: OptionSource) -> Result<NewLease, u16> {
         let body = serde_json::from_value(json).unwrap();
-        lease_of(body, 9, wish, None).map_err(|error| error.status().as_u16())
+        lease_of(body, 9, source, None).map_err(|error| error.status().as_u16())
     }
 
     fn view(started_at: u64) -> View {
@@ -314,7 +319,11 @@ mod tests {
 
     #[test]
     fn defaults_are_secure_public_and_end_at_the_deadline() {
-        let lease = lease(serde_json::json!({"templateID": "base"}), Wish::Explicit).unwrap();
+        let lease = lease(
+            serde_json::json!({"templateID": "base"}),
+            OptionSource::Chosen,
+        )
+        .unwrap();
         assert_eq!(lease.envd_token, Token::Drawn);
         assert_eq!(lease.traffic_token, Token::None);
         assert_eq!(lease.at_deadline, None);
@@ -370,7 +379,7 @@ mod tests {
         ];
         for (json, status) in cases {
             assert_eq!(
-                lease(json.clone(), Wish::Explicit).unwrap_err(),
+                lease(json.clone(), OptionSource::Chosen).unwrap_err(),
                 status,
                 "{json}"
             );
@@ -382,7 +391,7 @@ mod tests {
         let json = serde_json::json!({"templateID": "b", "autoPause": true, "autoPauseMemory": false,
             "secure": true, "allow_internet_access": true, "mcp": {"a": 1}, "iam": {},
             "network": {"allowPublicTraffic": false}, "volumeMounts": []});
-        let lease = lease(json, Wish::Habit).unwrap();
+        let lease = lease(json, OptionSource::ClientDefault).unwrap();
         assert_eq!(lease.at_deadline, Some(PauseMode::FilesystemOnly));
         assert_eq!(lease.traffic_token, Token::Drawn);
         assert!(lease.mcp.is_some() && lease.network.is_some());

@@ -1,4 +1,4 @@
-//! About the server itself: health, figures, its interface, its one team.
+//! Routes about the server itself: health, metrics, OpenAPI document, team.
 
 use api_types::rest::Team;
 use axum::{Json, extract::State, response::IntoResponse, routing::MethodFilter};
@@ -10,10 +10,10 @@ use hyper::{
 use super::{Access, ApiError, App, Endpoint};
 use crate::auth::Scope;
 
-/// The interface, for programs that read such documents.
+/// The OpenAPI document of the control plane.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
-/// The one team's id.
+/// Id of the only team.
 const TEAM: &str = "00000000-0000-8000-a000-000000000001";
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
@@ -44,7 +44,7 @@ async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> 
     Ok(([(CONTENT_TYPE, openmetrics)], text))
 }
 
-/// The one team there is, with the key that asked for it.
+/// The only team, with the API key of the request.
 async fn teams(headers: HeaderMap) -> Json<Vec<Team>> {
     let bearer = headers
         .get(AUTHORIZATION)

@@ -1,4 +1,4 @@
-//! Templates: list, look up, remove. They are made elsewhere.
+//! Listing, lookup and removal of templates. `cargo xtask` and snapshots create them.
 
 use api_types::{
     envd::Timestamp,
@@ -98,7 +98,8 @@ fn item(template: &TemplateInfo) -> Template {
     }
 }
 
-/// A UUID (RFC 9562, version 8) that is always the same for a template: it has one build, and clients need a name for it.
+/// The build id of a template: a UUID (RFC 9562, version 8) derived from the template's id. Each template has one
+/// build, and clients require an id for it.
 fn build_id(template_id: &str) -> String {
     let hash = Sha256::digest(template_id.as_bytes());
     let hex: String = hash
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn build_ids_are_uuids_and_differ() {
+    fn build_ids_are_distinct_uuids() {
         let id = build_id("a");
         let lengths: Vec<_> = id.split('-').map(str::len).collect();
         assert_eq!(lengths, [8, 4, 4, 4, 12]);

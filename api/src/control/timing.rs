@@ -1,21 +1,20 @@
-//! How long the phases of a start took, for the client: the header `Server-Timing` (W3C, "Server Timing").
+//! The header `Server-Timing` (W3C, "Server Timing"): durations of the phases of a start, for clients.
 
 use std::fmt::Write;
 
 use model::{StartPhase, Timeline, clock};
 
-/// The header's name.
 pub(super) const HEADER: &str = "server-timing";
-/// From the request until its answer was made.
+/// Name of the metric from the request to its answer.
 const TOTAL: &str = "total";
 
-/// The value for a start whose answer is made now.
+/// The header value for an answer that is created now.
 pub(super) fn of(timeline: &Timeline) -> String {
     value(timeline, clock::monotonic_ns())
 }
 
-/// Milliseconds from the accepted request to each later phase, and to `now_ns`. What a warm sandbox went through before
-/// it was asked for is left out; without a stamp of the request there is nothing to say.
+/// Milliseconds from the acceptance of the request to each later phase and to `now_ns`. Phases that a warm sandbox
+/// passed earlier are omitted. Empty if the timeline has no [`StartPhase::Accepted`].
 fn value(timeline: &Timeline, now_ns: u64) -> String {
     let Some(accepted) = timeline.at(StartPhase::Accepted) else {
         return String::new();
@@ -39,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn phases_count_from_the_request_and_those_before_it_are_left_out() {
+    fn phases_are_relative_to_the_request_and_earlier_ones_are_omitted() {
         let mut timeline = Timeline::default();
         timeline.stamp(StartPhase::ProcessStarted, 1);
         timeline.stamp(StartPhase::Accepted, 1_000);
@@ -53,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_request_there_is_nothing_to_say() {
+    fn without_an_accepted_request_the_header_is_empty() {
         assert_eq!(value(&Timeline::default(), 5), "");
     }
 }

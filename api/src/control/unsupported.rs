@@ -1,5 +1,5 @@
-//! Routes of E2B's interface that this server does not have. Each says which part that is, so that nobody takes it
-//! for an older server or a wrong address.
+//! Routes of E2B's interface that this server does not support. Each answers 501 and names the missing feature, so that
+//! clients do not mistake the server for an older one, or its URL for a wrong one.
 
 use axum::routing::MethodFilter;
 
@@ -34,7 +34,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
 }
 
 async fn building() -> ApiError {
-    ApiError::NotImplemented("building templates; they are made on the host".into())
+    ApiError::NotImplemented("building templates; build them on the host with `cargo xtask`".into())
 }
 
 async fn tagging() -> ApiError {
@@ -42,7 +42,7 @@ async fn tagging() -> ApiError {
 }
 
 async fn publishing() -> ApiError {
-    ApiError::NotImplemented("publishing templates; there is one tenant".into())
+    ApiError::NotImplemented("publishing templates; all keys share all templates".into())
 }
 
 async fn volumes() -> ApiError {

@@ -1,17 +1,17 @@
-//! Agents and VMMs that the server itself asks.
+//! Hostile agents and VMMs against the requests of the server itself.
 
 use serde_json::json;
 
 use crate::server::{MIB, Server};
 
-/// What the server may grow by, however many sandboxes attack it. One that was not stopped could send it a gigabyte.
+/// Limit of the server's memory growth, for any number of attacks. An attack that is not stopped sends a gigabyte.
 const GROWTH_MAX: u64 = 64 * MIB;
-/// A neighbour's life beside an attack may take so many times what it takes without one.
+/// Limit of the slowdown of a neighbour during an attack.
 const SLOWER_MAX: u32 = 25;
-/// Attacks of each kind.
+/// Number of attacks of each kind.
 const ROUNDS: usize = 3;
 
-/// Those that send much or wrong things in the first answer, or before it.
+/// Behaviours with endless or invalid data in the first answer, or before it.
 const FLOODS: [&str; 14] = [
     "endless-body",
     "endless-chunks",
@@ -30,7 +30,7 @@ const FLOODS: [&str; 14] = [
 ];
 
 #[test]
-fn floods_of_first_answers_cost_the_server_and_its_neighbours_little() {
+fn floods_in_first_answers_are_bounded_and_do_not_slow_neighbours() {
     let server = Server::start(&FLOODS, &["--warm", "0:0"]);
     let quiet = server.neighbour();
     let before = server.forget_peak();
@@ -46,12 +46,12 @@ fn floods_of_first_answers_cost_the_server_and_its_neighbours_little() {
         server.neighbour()
     });
     let grown = server.peak_bytes().saturating_sub(before);
-    assert!(grown < GROWTH_MAX, "grown by {} MiB", grown / MIB);
+    assert!(grown < GROWTH_MAX, "the server grew by {} MiB", grown / MIB);
     assert!(
         busy < quiet * SLOWER_MAX,
         "{busy:?}, without attack {quiet:?}"
     );
-    // A start that fails has two lines, by the pool and by the request; a neighbour has two, too.
+    // A failed start logs two lines, one by the pool and one by the request; the start of a neighbour logs two as well.
     server.check_log(20 + 2 * ROUNDS * FLOODS.len() + 2 * 2 * 9);
 }
 
@@ -70,7 +70,7 @@ fn is_refused(server: &Server, conduct: &str) {
 }
 
 #[test]
-fn nothing_is_read_after_the_end_of_a_stream() {
+fn data_after_the_end_of_a_stream_is_not_read() {
     let server = Server::start(&["after-the-end"], &["--warm", "0:0"]);
     let ids: Vec<_> = (0..4)
         .map(|_| server.create("after-the-end", &json!({})))
@@ -79,19 +79,19 @@ fn nothing_is_read_after_the_end_of_a_stream() {
     let before = server.forget_peak();
     let busy = std::thread::scope(|scope| {
         for id in &ids {
-            // The agent is told to write its disk, by a command whose answer is a stream.
+            // For this pause, the server runs a command in the guest that syncs the disk; its answer is a stream.
             let server = &server;
             scope.spawn(move || server.pause(id, &json!({"memory": false})).expect(500));
         }
         server.neighbour()
     });
     let grown = server.peak_bytes().saturating_sub(before);
-    assert!(grown < GROWTH_MAX, "grown by {} MiB", grown / MIB);
+    assert!(grown < GROWTH_MAX, "the server grew by {} MiB", grown / MIB);
     assert!(
         busy < quiet * SLOWER_MAX,
         "{busy:?}, without attack {quiet:?}"
     );
-    // The sandboxes run on, as after any pause that fails.
+    // The sandboxes keep running, as after any failed pause.
     for id in &ids {
         let listed = server.get(&format!("/sandboxes/{id}")).expect(200).json();
         assert_eq!(listed["state"], "running");

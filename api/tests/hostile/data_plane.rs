@@ -1,5 +1,5 @@
-//! Bodies of gigabytes that pass through the server: readers slow their writers down, and what waits in between is
-//! little.
+//! Bodies of several gigabytes on their way through the server: back-pressure reaches the sender, and buffers are
+//! small.
 
 use std::{
     io::{Read, Write},
@@ -11,13 +11,13 @@ use serde_json::json;
 
 use crate::server::{MIB, PATIENCE, Server};
 
-/// Few enough for the threads that a VM may have.
+/// Fits the limit of threads of a VM.
 const STREAMS: usize = 40;
 const SANDBOXES: usize = 6;
-/// Of one stream that nobody reads.
+/// Limit of the memory for one stream that the client does not read.
 const HELD_MAX: u64 = 300 << 10;
 
-/// Asks a sandbox for a body without end, and reads its head.
+/// Requests an endless body from a sandbox and reads the head of the response.
 fn ask(server: &Server, id: &str) -> TcpStream {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -33,7 +33,7 @@ fn ask(server: &Server, id: &str) -> TcpStream {
 }
 
 #[test]
-fn bodies_that_nobody_reads_wait_in_the_guest() {
+fn bodies_that_are_not_read_stay_in_the_guest() {
     let server = Server::start(&[], &["--warm", "0:0"]);
     let ids: Vec<_> = (0..SANDBOXES)
         .map(|_| server.create("good", &json!({})))
@@ -41,22 +41,22 @@ fn bodies_that_nobody_reads_wait_in_the_guest() {
     let before = server.forget_peak();
     let each_many = ids.iter().flat_map(|id| std::iter::repeat_n(id, STREAMS));
     let streams: Vec<_> = each_many.map(|id| ask(&server, id)).collect();
-    // Until nothing moves any more.
+    // Wait until no stream makes progress.
     let mut last = 0;
     crate::server::until("the streams stand still", || {
         std::thread::sleep(Duration::from_millis(200));
         std::mem::replace(&mut last, server.peak_bytes()) == last
     });
     let held = server.peak_bytes().saturating_sub(before) / u64::try_from(streams.len()).unwrap();
-    assert!(held < HELD_MAX, "{held} bytes for each stream");
-    // Another sandbox is served beside them.
+    assert!(held < HELD_MAX, "the server holds {held} bytes per stream");
+    // Another sandbox is still served.
     let other = server.create("good", &json!({}));
     assert_eq!(server.knock(&other, 49_983).status, 204);
     drop(streams);
 }
 
 #[test]
-fn a_body_of_gigabytes_passes_in_little_memory() {
+fn a_body_of_gigabytes_needs_little_memory() {
     const READ: u64 = 512 * MIB;
     let server = Server::start(&[], &["--warm", "0:0"]);
     let id = server.create("good", &json!({}));

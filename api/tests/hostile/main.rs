@@ -1,9 +1,9 @@
-//! The real server with guests that are hostile from the first byte on: a stand-in for `cube-vmm` and its guest's agent
-//! (`examples/hostile-guest`) that sends without end, says nothing, says half, breaks the framing, answers before it is
-//! asked. Asserted is what others would notice: the server's memory, its log, places for starts, and how long the
-//! neighbours' requests take beside those of a quiet server.
+//! The real server with guests that are hostile from the first byte on. The stand-in for `cube-vmm` and the agent
+//! (`examples/hostile-guest`) sends endless data, stays silent, stops halfway, breaks the framing, or answers before it
+//! is asked. The tests check the effects on others: the server's memory, its log, its capacity for starts, and the
+//! latency of neighbours compared with a quiet server.
 //!
-//! Needs no KVM and no privileges.
+//! Needs neither KVM nor privileges.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

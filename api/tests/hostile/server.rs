@@ -1,4 +1,4 @@
-//! A server whose VMs are stand-ins, and what is seen of it from outside.
+//! A server whose VMs are stand-ins, and what can be observed from outside.
 
 use std::{
     fs::{self, File, Permissions},
@@ -19,11 +19,11 @@ use tempfile::TempDir;
 
 use crate::http::{self, Answer};
 
-/// How long anything may take on a busy machine.
+/// Timeout of every wait; generous, for busy hosts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Dropping it ends its sandboxes.
+/// Killed together with its sandboxes when dropped.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -31,14 +31,14 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// With a template of each conduct, named after it, and `good`.
+    /// Has a template for each behaviour, named after it, and the template `good`.
     pub(crate) fn start(conducts: &[&str], options: &[&str]) -> Self {
         Self::with_log(conducts, options, "info")
     }
 
-    /// The same, with a log of this filter.
+    /// As `start`, with this log filter.
     pub(crate) fn with_log(conducts: &[&str], options: &[&str], filter: &str) -> Self {
-        // Short, for the sockets in it.
+        // The path is short because unix socket addresses are limited to 108 bytes.
         let mut private = tempfile::Builder::new();
         let private = private.permissions(Permissions::from_mode(0o755));
         let dir = private.prefix("hg").tempdir_in("/tmp").unwrap();
@@ -60,12 +60,12 @@ impl Server {
         server
     }
 
-    /// What it has logged.
+    /// The log of the server.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap()
     }
 
-    /// What the VMM of any sandbox has said.
+    /// The standard error of all VMMs.
     pub(crate) fn said(&self) -> String {
         let sandboxes = fs::read_dir(self.dir.path().join("s/sandboxes")).unwrap();
         let files = sandboxes.map(|entry| entry.unwrap().path().join("vmm.stderr"));
@@ -74,7 +74,7 @@ impl Server {
             .collect()
     }
 
-    /// A figure of the server.
+    /// The value of a metric of the server.
     pub(crate) fn figure(&self, name: &str) -> u64 {
         let metrics = self.get("/metrics").expect(200).text();
         let mut lines = metrics.lines();
@@ -84,7 +84,7 @@ impl Server {
             .unwrap()
     }
 
-    /// The most memory that it has had since the last [`Server::forget_peak`].
+    /// Peak memory since the last [`Server::forget_peak`].
     pub(crate) fn peak_bytes(&self) -> u64 {
         let status = fs::read_to_string(self.proc("status")).unwrap();
         let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
@@ -92,9 +92,9 @@ impl Server {
         kib.parse::<u64>().unwrap() << 10
     }
 
-    /// From now on [`Server::peak_bytes`] counts anew; what it has now.
+    /// Resets [`Server::peak_bytes`]; returns the current memory.
     pub(crate) fn forget_peak(&self) -> u64 {
-        // proc_pid_clear_refs(5): 5 resets the peak.
+        // proc_pid_clear_refs(5): writing 5 resets the peak.
         fs::write(self.proc("clear_refs"), "5").unwrap();
         self.peak_bytes()
     }
@@ -113,7 +113,7 @@ impl Server {
         http::send(self.address, "POST", path, &json, body.as_bytes())
     }
 
-    /// Asks for a sandbox.
+    /// Sends a create request.
     pub(crate) fn try_create(&self, template: &str, options: &Value) -> Answer {
         let mut body = json!({"templateID": template, "timeout": 300});
         for (key, value) in options.as_object().unwrap() {
@@ -122,7 +122,7 @@ impl Server {
         self.post("/v2/sandboxes", &body)
     }
 
-    /// A sandbox's id.
+    /// Creates a sandbox and returns its id.
     pub(crate) fn create(&self, template: &str, options: &Value) -> String {
         let created = self.try_create(template, options).expect(201).json();
         created["sandboxID"].as_str().unwrap().to_owned()
@@ -143,14 +143,14 @@ impl Server {
         self.post(&format!("/sandboxes/{id}/pause"), options)
     }
 
-    /// An anonymous request for a port of a sandbox.
+    /// Sends a request without a key to a port of a sandbox.
     pub(crate) fn knock(&self, id: &str, port: u16) -> Answer {
         let port = port.to_string();
         let headers = [("E2b-Sandbox-Id", id), ("E2b-Sandbox-Port", &port)];
         http::send(self.address, "GET", "/", &headers, b"")
     }
 
-    /// How long a neighbour's life takes, the median of several: created, asked, ended.
+    /// Median duration of a neighbour's life: create, one request, kill.
     pub(crate) fn neighbour(&self) -> Duration {
         let mut lives: Vec<_> = (0..9)
             .map(|_| {
@@ -165,7 +165,8 @@ impl Server {
         lives[lives.len() / 2]
     }
 
-    /// Every line is one that the server began, none is long, and there are at most so many.
+    /// Checks that all lines of the log are short and begin with the server's prefix, and that there are at most
+    /// `lines_max`.
     #[track_caller]
     pub(crate) fn check_log(&self, lines_max: usize) {
         let log = self.log();
@@ -178,14 +179,17 @@ impl Server {
             assert!(line.len() < 2000, "{} bytes: {start}", line.len());
         }
         let lines = log.lines().count();
-        assert!(lines <= lines_max, "{lines} lines, {lines_max} are enough");
+        assert!(
+            lines <= lines_max,
+            "the log has {lines} lines; expected at most {lines_max}"
+        );
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
-        // It ends what runs, and itself.
+        // The server kills its sandboxes and exits.
         let _ = kill(pid, Signal::SIGTERM);
         let _ = self.child.wait();
     }
@@ -211,13 +215,13 @@ fn spawn(dir: &Path, address: SocketAddr, options: &[&str], filter: &str) -> Chi
         .unwrap()
 }
 
-/// Cargo builds examples with the tests, beside the binaries.
+/// Cargo builds examples together with the tests, in a directory beside the binaries.
 fn stand_in() -> PathBuf {
     let server = Path::new(env!("CARGO_BIN_EXE_cube-api"));
     let path = server.with_file_name("examples").join("hostile-guest");
     assert!(
         path.exists(),
-        "no {}: `cargo build -p api --example hostile-guest` makes it",
+        "{} does not exist: run `cargo build -p api --example hostile-guest`",
         path.display()
     );
     path
@@ -225,7 +229,7 @@ fn stand_in() -> PathBuf {
 
 fn write_template(dir: &Path, conduct: &str) {
     fs::create_dir_all(dir).unwrap();
-    // A manifest may name only files of the template store.
+    // A manifest may only name files of the template store.
     let root = dir.join("root");
     fs::write(&root, "").unwrap();
     let manifest = serde_json::to_vec(&manifest(root)).unwrap();
@@ -257,13 +261,13 @@ fn manifest(root: PathBuf) -> TemplateManifest {
     }
 }
 
-/// An address of this host that nobody listens at.
+/// A free address of this host.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
 }
 
-/// Waits for a condition; panics with its name if it does not come.
+/// Waits for a condition; panics with its name after the timeout.
 #[track_caller]
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

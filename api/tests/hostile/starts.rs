@@ -1,4 +1,4 @@
-//! Places for starts: agents that say nothing hold one each until their time is over, but never all.
+//! Capacity for starts: silent agents occupy it until their timeout, but never all of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,7 +9,7 @@ use crate::server::{Server, until};
 const SILENT: &str = "silent-when-resumed";
 const BROKEN: &str = "broken-when-resumed";
 
-/// Paused sandboxes that traffic wakes.
+/// Paused sandboxes that resume on traffic.
 fn sleepers(server: &Server, conduct: &str, count: usize) -> Vec<String> {
     let options = json!({"autoPause": true, "autoResume": {"enabled": true}});
     let ids: Vec<_> = (0..count)
@@ -21,15 +21,15 @@ fn sleepers(server: &Server, conduct: &str, count: usize) -> Vec<String> {
     ids
 }
 
-/// How many resumes have failed, as the server's log has it.
+/// Number of failed resumes in the server's log.
 fn failed_resumes(server: &Server) -> usize {
     server.log().matches("the resume failed").count()
 }
 
 #[test]
-fn anonymous_resumes_leave_places_for_creates() {
+fn anonymous_resumes_leave_capacity_for_creates() {
     let server = Server::with_log(&[SILENT], &["--warm", "0:0"], "info,pool=debug");
-    // More than there are places on the largest host that this runs on.
+    // More than the capacity of the largest host that runs this test.
     let cores = std::thread::available_parallelism().unwrap().get();
     let ids = sleepers(&server, SILENT, 2 * cores + 2);
     let answered = AtomicUsize::new(0);
@@ -41,10 +41,11 @@ fn anonymous_resumes_leave_places_for_creates() {
                 assert!(matches!(answer.status, 429 | 503), "{}", answer.status);
             });
         }
-        until("resumes are under way", || {
+        until("resumes are in progress", || {
             server.log().matches("to=Resuming").count() > 0
         });
-        // Each of them is silent for as long as a start may take: whoever had to wait for one would see it answered.
+        // Each agent stays silent for as long as a start may take. A create that had to wait would see a resume end
+        // first.
         for _ in 0..5 {
             let id = server.create("good", &json!({}));
             server.kill(&id);
@@ -55,7 +56,7 @@ fn anonymous_resumes_leave_places_for_creates() {
 }
 
 #[test]
-fn a_resume_that_fails_is_not_tried_at_every_request() {
+fn a_failed_resume_is_not_repeated_by_every_request() {
     const KNOCKS: usize = 60;
     let server = Server::start(&[BROKEN], &["--warm", "0:0"]);
     let ids = sleepers(&server, BROKEN, 1);
@@ -68,9 +69,9 @@ fn a_resume_that_fails_is_not_tried_at_every_request() {
             });
         }
     });
-    // The first begins a resume; the others hear of its failure, and begin no other.
+    // The first request starts a resume; the others get its failure and start no further resume.
     assert_eq!(failed_resumes(&server), 1);
-    // Whoever has a key may try, and a resume by traffic waits longer each time.
+    // A request with a key may always try; the delay between resumes on traffic grows.
     let connect = format!("/v2/sandboxes/{}/connect", ids[0]);
     server.post(&connect, &json!({"timeout": 60})).expect(500);
     assert_eq!(failed_resumes(&server), 2);
@@ -79,10 +80,10 @@ fn a_resume_that_fails_is_not_tried_at_every_request() {
 }
 
 #[test]
-fn an_agent_that_speaks_in_a_warm_slot_gets_no_lease() {
+fn a_warm_slot_whose_agent_sends_unrequested_data_is_not_leased() {
     let server = Server::start(&["chatty-when-warm"], &["--warm", "1:1"]);
     until("it has spoken", || {
-        // One of `good`, too.
+        // One slot of `good`, too.
         server.figure("cube_pool_warm") == 2 && server.said().contains("said")
     });
     let answer = server.try_create("chatty-when-warm", &json!({}));

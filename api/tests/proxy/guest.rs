@@ -1,4 +1,4 @@
-//! Programs of the sandbox: servers on loopback ports, which the agent's tunnel reaches.
+//! Programs in the sandbox: servers on loopback ports, which the agent's tunnel reaches.
 
 use std::future::Future;
 
@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use crate::wire::Wire;
 
-/// Takes the head of a request off a vsock stream.
+/// Reads the head of a request from a vsock stream.
 pub(crate) async fn read_head(client: &mut BufReader<UnixStream>) {
     let mut line = String::new();
     while client.read_line(&mut line).await.is_ok_and(|n| n > 2) {
@@ -29,7 +29,7 @@ impl Drop for Program {
 }
 
 impl Program {
-    /// Each connection is handed to `serve`.
+    /// Passes each connection to `serve`.
     pub(crate) async fn start<F>(serve: impl Fn(Wire<TcpStream>) -> F + Send + 'static) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
@@ -47,7 +47,7 @@ impl Program {
         Self { port, task }
     }
 
-    /// Answers every request with its own head.
+    /// Answers every request with the request's own head.
     pub(crate) async fn mirror() -> Self {
         Self::start(async |mut wire: Wire| {
             let head = wire.request_head().await;
@@ -63,7 +63,7 @@ impl Program {
 }
 
 impl Wire<TcpStream> {
-    /// The head of a request, as it is.
+    /// Reads the head of a request, unparsed.
     pub(crate) async fn request_head(&mut self) -> String {
         String::from_utf8(self.until_blank_line().await).unwrap()
     }

@@ -1,4 +1,4 @@
-//! Clients that want two servers to disagree, and guests that do not keep to the protocol.
+//! Clients that attempt request smuggling, and guests that violate the protocol.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use crate::world::{Setup, World};
 const ENVD: u16 = 49_983;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ambiguous_requests_reach_nobody() {
+async fn ambiguous_requests_are_not_forwarded() {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
     let world = World::with_guest(Setup::default(), move |_| {
@@ -48,7 +48,7 @@ async fn ambiguous_requests_reach_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chunks_go_before_a_length_and_nothing_comes_after_them() {
+async fn a_chunked_body_is_forwarded_without_a_second_length() {
     let world = World::new().await;
     let program = Program::start(async |mut wire| {
         let head = wire.request_head().await.to_ascii_lowercase();
@@ -79,9 +79,9 @@ async fn chunks_go_before_a_length_and_nothing_comes_after_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_request_is_one_request_at_the_other_side() {
+async fn each_request_is_forwarded_as_exactly_one_request() {
     let world = World::new().await;
-    // Everything that arrives on one connection, until the client's request is over.
+    // Collects everything that arrives on one connection until the end of the client's request.
     let program = Program::start(async |mut wire| {
         let head = wire.request_head().await;
         let body = wire.exactly(4).await.unwrap();
@@ -95,7 +95,7 @@ async fn one_request_is_one_request_at_the_other_side() {
     .await;
     let to = world.to(program.port);
     let mut wire = Wire::connect(world.address).await;
-    // Two requests in one write: the second goes its own way.
+    // Two requests in one write: the second is forwarded separately.
     wire.send(format!(
         "POST /a HTTP/1.1\r\n{to}Content-Length: 4\r\n\r\nGET POST /b HTTP/1.1\r\n{to}Content-Length: 4\r\n\r\nbody"
     ))
@@ -109,7 +109,7 @@ async fn one_request_is_one_request_at_the_other_side() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tunnels_are_not_for_clients() {
+async fn clients_cannot_open_tunnels() {
     let world = World::new().await;
     for target in ["127.0.0.1:22", "localhost:80"] {
         let mut wire = Wire::connect(world.address).await;
@@ -120,7 +120,7 @@ async fn tunnels_are_not_for_clients() {
     }
 }
 
-/// A guest that says OK, reads a request's head and then says `answer`.
+/// A guest that answers OK to the greeting, reads a request head and sends `answer`.
 fn saying(
     answer: Vec<u8>,
 ) -> impl Fn(BufReader<UnixStream>) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -136,7 +136,7 @@ fn saying(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_that_talks_nonsense_is_a_bad_gateway() {
+async fn an_invalid_response_of_a_guest_is_a_bad_gateway() {
     let head = |field: &str| format!("HTTP/1.1 200 OK\r\n{field}\r\n\r\n").into_bytes();
     let many = vec!["x: 1"; 500].join("\r\n");
     for answer in [
@@ -157,13 +157,13 @@ async fn a_guest_that_talks_nonsense_is_a_bad_gateway() {
         let told = wire.ask("GET /", &world.to(ENVD)).await;
         assert_eq!(told.status, 502, "{start}");
         assert_eq!(told.json()["code"], 502);
-        // The server is as well as before.
+        // The server still works.
         assert_eq!(wire.ask("GET /control", "Host: x\r\n").await.status, 200);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_that_speaks_out_of_turn_is_a_bad_gateway() {
+async fn a_response_before_its_request_is_a_bad_gateway() {
     let early = b"OK 1\nHTTP/1.1 200 OK\r\n\r\nearly";
     for greeting in [&b"NO\n"[..], early, &[b'O'; 5000]] {
         let world = World::with_guest(Setup::default(), move |mut client| async move {
@@ -180,7 +180,7 @@ async fn a_guest_that_speaks_out_of_turn_is_a_bad_gateway() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_that_break_off_are_not_made_whole() {
+async fn truncated_responses_do_not_look_complete() {
     for answer in [
         &b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"[..],
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
@@ -198,7 +198,7 @@ async fn answers_that_break_off_are_not_made_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hop_s_fields_of_a_guest_end_at_the_proxy() {
+async fn hop_by_hop_headers_of_a_guest_are_not_forwarded() {
     let answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close, x-mine\r\nX-Mine: 1\r\n\
                   Keep-Alive: timeout=1\r\nUpgrade: h2c\r\nX-Other: 2\r\n\r\nok";
     let world = World::with_guest(Setup::default(), saying(answer.into())).await;

@@ -1,4 +1,4 @@
-//! What a client may take up, with limits small enough to be met.
+//! Limits on what clients can hold, with values small enough for tests.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ async fn limited(limits: Limits) -> World {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_that_drips_is_cut_off() {
+async fn a_slowly_sent_head_is_cut_off() {
     let world = limited(Limits {
         head_read: SHORT,
         ..Limits::default()
     })
     .await;
     let mut wire = Wire::connect(world.address).await;
-    // Every byte comes in time for itself.
+    // Each single byte arrives in time.
     let (mut reading, mut writing) = wire.stream.split();
     let drip = async {
         use tokio::io::AsyncWriteExt;
@@ -37,7 +37,7 @@ async fn a_head_that_drips_is_cut_off() {
             }
             tokio::time::sleep(SHORT / 20).await;
         }
-        panic!("the head was read to its end");
+        panic!("the whole head was read");
     };
     let cut = async {
         use tokio::io::AsyncReadExt;
@@ -50,7 +50,7 @@ async fn a_head_that_drips_is_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_connection_is_closed_and_a_busy_one_is_not() {
+async fn a_silent_connection_is_closed_and_a_busy_one_is_kept() {
     let limits = Limits {
         idle: SHORT,
         head_read: SHORT,
@@ -74,7 +74,7 @@ async fn a_silent_connection_is_closed_and_a_busy_one_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn heads_beyond_the_limit_are_refused() {
+async fn heads_above_the_limit_are_refused() {
     let world = limited(Limits::default()).await;
     let mut wire = Wire::connect(world.address).await;
     let much = format!("Host: x\r\nX: {}\r\n", "x".repeat(65 << 10));
@@ -92,13 +92,13 @@ async fn heads_beyond_the_limit_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn endless_heads_cost_no_more_than_their_limit() {
+async fn endless_heads_need_no_more_memory_than_their_limit() {
     let world = limited(Limits::default()).await;
     let before = resident_kib();
     let mut wires = Vec::new();
     for _ in 0..64 {
         let mut wire = Wire::connect(world.address).await;
-        // One mebibyte each; the server stops reading at 64 KiB.
+        // One MiB each; the server stops reading at 64 KiB.
         let flood = vec![b'x'; 1 << 20];
         let sent = async {
             use tokio::io::AsyncWriteExt;
@@ -121,7 +121,7 @@ fn resident_kib() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// A server whose sandbox takes requests and never answers.
+/// A server with a sandbox that reads requests and never answers.
 async fn patient(limits: Limits) -> World {
     let setup = Setup { limits, tls: false };
     World::with_guest(setup, async |mut client| {
@@ -132,7 +132,7 @@ async fn patient(limits: Limits) -> World {
     .await
 }
 
-/// A connection with a request under way, which the server has read.
+/// A connection with a request in flight that the server has read.
 async fn busy(world: &World, from: [u8; 4]) -> Wire {
     let mut wire = connect_from(world, from).await;
     let to = world.to(ENVD);
@@ -143,7 +143,7 @@ async fn busy(world: &World, from: [u8; 4]) -> Wire {
     wire
 }
 
-/// From another address of loopback, which is another peer.
+/// Connects from another loopback address, which makes the client another peer.
 async fn connect_from(world: &World, from: [u8; 4]) -> Wire {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind((from, 0).into()).unwrap();
@@ -161,7 +161,7 @@ const HERE: [u8; 4] = [127, 0, 0, 1];
 const THERE: [u8; 4] = [127, 0, 0, 2];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_are_counted_for_each_peer_and_in_all() {
+async fn connections_are_limited_per_peer_and_in_total() {
     for (in_all, of_peer) in [(3, 100), (100, 3)] {
         let world = patient(Limits {
             connections: in_all,
@@ -175,13 +175,13 @@ async fn connections_are_counted_for_each_peer_and_in_all() {
         }
         assert!(Wire::connect(world.address).await.is_closed().await);
         wires.pop();
-        // The seat comes back with a connection's end, which the server must see first.
+        // The permit is released when the server has noticed the end of the connection.
         while !is_served(Wire::connect(world.address).await).await {}
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_never_asks_has_the_time_of_a_head() {
+async fn a_connection_without_a_request_is_closed_after_the_time_of_a_head() {
     let world = limited(Limits {
         head_read: SHORT,
         ..Limits::default()
@@ -191,13 +191,13 @@ async fn a_connection_that_never_asks_has_the_time_of_a_head() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn silent_connections_turn_nobody_away() {
+async fn silent_connections_make_room_for_new_ones() {
     let files = api::listen::raise_file_limit().unwrap();
-    // Both ends are this process's.
+    // This process holds both ends.
     let limits = Limits::within(files / 2);
     let (in_all, of_peer) = (limits.connections, limits.connections_of_peer);
     let world = limited(limits).await;
-    // A client that has been served before is as good as any other.
+    // A client that has been served before has no advantage.
     let mut known = Wire::connect(world.address).await;
     let told = known.ask("GET /control", "Host: x\r\n").await;
     assert_eq!(told.status, 200);
@@ -214,7 +214,7 @@ async fn silent_connections_turn_nobody_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_with_all_connections_makes_room_for_another() {
+async fn a_client_that_holds_all_connections_loses_one_to_another_client() {
     let world = patient(Limits {
         connections: 4,
         connections_of_peer: 4,
@@ -228,7 +228,7 @@ async fn a_client_with_all_connections_makes_room_for_another() {
     assert!(!is_served(connect_from(&world, HERE).await).await);
     let _first = busy(&world, THERE).await;
     let _second = busy(&world, THERE).await;
-    // Both have as many now, and one breaks none of the other's requests.
+    // Now both have the same number, so neither interrupts a request of the other.
     assert!(!is_served(connect_from(&world, THERE).await).await);
     assert!(!is_served(connect_from(&world, HERE).await).await);
     for (at, wire) in hog.iter_mut().enumerate() {
@@ -240,14 +240,14 @@ async fn a_client_with_all_connections_makes_room_for_another() {
     }
 }
 
-/// Whether nothing has come, not even an end.
+/// Whether neither data nor an end has arrived.
 fn is_open(wire: &Wire) -> bool {
     let read = wire.stream.try_read(&mut [0]);
     read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_behind_a_trusted_proxy_are_counted_by_their_requests() {
+async fn clients_behind_a_trusted_proxy_are_limited_by_their_requests() {
     let world = patient(Limits {
         connections_of_peer: 2,
         trusted_proxies: vec!["127.0.0.1/32".parse().unwrap()].into(),
@@ -274,14 +274,14 @@ async fn clients_behind_a_trusted_proxy_are_counted_by_their_requests() {
     assert_eq!((told.status, told.field("retry-after")), (429, Some("1")));
     assert_eq!(told.json()["connectionLimit"], 2);
     assert_eq!(ask(HERE, "192.0.2.2").await.status, 200);
-    // A client cannot pass for another one by what it writes itself.
+    // A client cannot impersonate another one with its own X-Forwarded-For.
     assert_eq!(ask(HERE, "192.0.2.2, 192.0.2.1").await.status, 429);
-    // Who is no proxy is not asked whom it speaks for.
+    // X-Forwarded-For of a peer that is not a trusted proxy is ignored.
     assert_eq!(ask(THERE, "192.0.2.1").await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_that_stalls_is_given_up() {
+async fn a_stalled_upload_is_given_up() {
     let limits = Limits {
         body_pause: SHORT,
         ..Limits::default()
@@ -298,7 +298,7 @@ async fn an_upload_that_stalls_is_given_up() {
     let told = wire.head().await;
     assert_eq!(told.status, 408, "{told:?}");
     assert!(wire.is_closed().await);
-    // The control plane waits no longer, whether the length is known or not.
+    // For the control plane the limit applies with and without a known length.
     for framing in [length, "Transfer-Encoding: chunked\r\n"] {
         let mut wire = Wire::connect(world.address).await;
         wire.send(format!("POST /length HTTP/1.1\r\nHost: x\r\n{framing}\r\n"))
@@ -320,7 +320,7 @@ async fn a_handshake_that_takes_too_long_is_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stopping_lets_what_is_under_way_end() {
+async fn stopping_completes_requests_in_flight() {
     let setup = Setup::default();
     let (begun, mut has_begun) = tokio::sync::mpsc::channel(1);
     let go = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
@@ -354,7 +354,7 @@ async fn stopping_lets_what_is_under_way_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stopping_waits_only_so_long() {
+async fn stopping_closes_connections_after_the_drain_time() {
     let limits = Limits {
         drain: SHORT,
         ..Limits::default()
@@ -380,7 +380,7 @@ async fn stopping_waits_only_so_long() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_has_so_many_requests_at_once() {
+async fn requests_in_flight_to_a_sandbox_are_limited() {
     let world = World::with_guest(Setup::default(), async |mut client| {
         use tokio::io::AsyncWriteExt;
         client.write_all(b"OK 1\n").await.unwrap();
@@ -394,7 +394,7 @@ async fn a_sandbox_has_so_many_requests_at_once() {
         wire.send(&line).await;
         wires.push(wire);
     }
-    // The last ones may not have been read yet.
+    // The last requests may not have been read yet.
     let told = loop {
         let mut wire = Wire::connect(world.address).await;
         wire.send(&line).await;
@@ -411,7 +411,7 @@ async fn a_sandbox_has_so_many_requests_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_takes_nothing_is_given_up() {
+async fn a_client_that_reads_nothing_is_disconnected() {
     let limits = Limits {
         write_pause: SHORT,
         ..Limits::default()

@@ -1,6 +1,6 @@
-//! What the proxy costs, printed and not judged: `cargo test --release -p api --test proxy -- --ignored
-//! --nocapture measure`. The agent is the real one on the host, so there is no vsock and no guest in these
-//! figures; "direct" is the same exchange at the agent's own socket.
+//! Prints the cost of the proxy, without limits: `cargo test --release -p api --test proxy -- --ignored --nocapture
+//! measure`. The agent runs on the host, so the figures include neither vsock nor a guest; "direct" is the same
+//! exchange on the agent's own socket.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const SIZE: usize = 100 << 20;
 const ROUNDS: usize = 5;
 const REQUESTS: usize = 2000;
 
-/// Bytes in a second, in MB/s.
+/// Throughput in MB/s.
 fn rate(took: Duration) -> f64 {
     let bytes = f64::from(u32::try_from(SIZE).unwrap());
     bytes / took.as_secs_f64() / 1e6
@@ -68,7 +68,7 @@ async fn latency<S: AsyncRead + AsyncWrite + Unpin>(stream: S, to: &str) -> [Dur
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "prints figures, judges nothing"]
+#[ignore = "prints figures without checking them"]
 async fn measure() {
     let world = World::new().await;
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -1,4 +1,4 @@
-//! Whom a request reaches, and what is said when it reaches nobody.
+//! Routing of requests to sandboxes, and the answers to requests that cannot be routed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,7 +45,7 @@ async fn a_sandbox_is_reached_by_headers_by_host_and_by_signature() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_sandbox_is_told_from_a_closed_port() {
+async fn an_ended_sandbox_and_a_closed_port_have_different_answers() {
     let mut world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
     let closed = Program::mirror().await.port;
@@ -60,7 +60,7 @@ async fn a_dead_sandbox_is_told_from_a_closed_port() {
     let gone = serde_json::json!({
         "sandboxId": world.id, "message": "The sandbox was not found", "code": 502,
     });
-    // The VM has gone and the registry has not heard of it yet; then it has.
+    // The answer is the same before and after the registry notices that the VM has ended.
     world.vsock = None;
     for port in [ENVD, closed] {
         assert_eq!(wire.ask("GET /health", &world.to(port)).await.json(), gone);
@@ -78,7 +78,7 @@ async fn a_dead_sandbox_is_told_from_a_closed_port() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_has_died_is_a_closed_port() {
+async fn an_ended_agent_is_a_closed_port() {
     let mut world = World::new().await;
     world.agent = None;
     let mut wire = Wire::connect(world.address).await;
@@ -88,7 +88,7 @@ async fn an_agent_that_has_died_is_a_closed_port() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_names_a_sandbox_wrongly_is_refused() {
+async fn requests_that_name_a_sandbox_incorrectly_are_refused() {
     let world = World::with_guest(Setup::default(), async |_| {}).await;
     let mut wire = Wire::connect(world.address).await;
     for (fields, message) in [
@@ -108,7 +108,7 @@ async fn what_names_a_sandbox_wrongly_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_that_cannot_be_resumed_says_try_again() {
+async fn a_failed_resume_is_answered_with_a_retry_time() {
     let world = World::with_guest(Setup::default(), async |_| {}).await;
     let no_room = RouteError::Unavailable("no room".into());
     world.table.set_error(&world.id, no_room);
@@ -120,7 +120,7 @@ async fn a_sandbox_that_cannot_be_resumed_says_try_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_agent_s_internal_routes_reach_nobody() {
+async fn internal_routes_of_the_agent_are_not_forwarded() {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
     let world = World::with_guest(Setup::default(), move |_| {
@@ -142,13 +142,13 @@ async fn the_agent_s_internal_routes_reach_nobody() {
         assert_eq!(told.json()["code"], 404);
     }
     assert_eq!(asked.load(Ordering::Relaxed), 0);
-    // A program of the caller's own may have such a route.
+    // The same paths are allowed on other ports.
     wire.ask("GET /init", &world.to(80)).await;
     assert_eq!(asked.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ports_that_are_not_public_want_the_token() {
+async fn private_ports_require_the_traffic_token() {
     let world = World::new().await;
     let mirror = Program::mirror().await;
     world.table.set(Route {
@@ -170,11 +170,11 @@ async fn ports_that_are_not_public_want_the_token() {
     let told = wire.ask("GET /", &right).await;
     assert_eq!(told.status, 200);
     assert!(!told.text().contains("secret"), "{}", told.text());
-    // The agent has a token of its own.
+    // The agent's port does not need the traffic token: the agent checks its own.
     assert_eq!(wire.ask("GET /health", &world.to(ENVD)).await.status, 204);
 }
 
-/// Answers every request of any connection that is opened into the guest, and counts them.
+/// A guest that answers every request on any connection, and counts the requests.
 async fn interpreter(asked: Arc<AtomicUsize>) -> World {
     World::with_guest(Setup::default(), move |mut client| {
         let asked = Arc::clone(&asked);
@@ -189,8 +189,8 @@ async fn interpreter(asked: Arc<AtomicUsize>) -> World {
     .await
 }
 
-/// What is sent to the interpreter's port and with which token, and whether it reaches the guest.
-async fn is_let_in(world: &World, line: &str, fields: &str) -> bool {
+/// Sends a request to the interpreter's port. Returns whether it reaches the guest.
+async fn is_forwarded(world: &World, line: &str, fields: &str) -> bool {
     let mut wire = Wire::connect(world.address).await;
     let told = wire
         .ask(line, &format!("{}{fields}", world.to(INTERPRETER)))
@@ -204,7 +204,7 @@ async fn is_let_in(world: &World, line: &str, fields: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn code_runs_with_the_sandbox_s_token_alone() {
+async fn running_code_requires_the_access_token() {
     let asked = Arc::new(AtomicUsize::new(0));
     let world = interpreter(Arc::clone(&asked)).await;
     let secure = Route {
@@ -228,23 +228,23 @@ async fn code_runs_with_the_sandbox_s_token_alone() {
             "X-Access-Token: secret\r\nX-Access-Token: secret\r\n",
             "E2b-Traffic-Access-Token: secret\r\n",
         ] {
-            assert!(!is_let_in(&world, line, token).await, "{line} {token}");
+            assert!(!is_forwarded(&world, line, token).await, "{line} {token}");
         }
         assert_eq!(asked.load(Ordering::Relaxed), 0, "{line}");
     }
-    assert!(is_let_in(&world, "POST /execute", "X-Access-Token: secret\r\n").await);
-    // Another port's program is the caller's own business.
+    assert!(is_forwarded(&world, "POST /execute", "X-Access-Token: secret\r\n").await);
+    // Programs on other ports are not restricted.
     let mut wire = Wire::connect(world.address).await;
     wire.send(format!("POST /execute HTTP/1.1\r\n{}\r\n", world.to(8080)))
         .await;
     assert_ne!(wire.head().await.status, 401);
-    // So is a sandbox that was made without a token.
+    // Neither are sandboxes that were created without a token.
     world.table.set(world.route());
-    assert!(is_let_in(&world, "POST /execute", "").await);
+    assert!(is_forwarded(&world, "POST /execute", "").await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn contexts_are_open_to_whoever_may_reach_the_port() {
+async fn contexts_need_no_access_token() {
     let world = interpreter(Arc::default()).await;
     let secure = Route {
         envd_token: Some("secret".into()),
@@ -263,20 +263,20 @@ async fn contexts_are_open_to_whoever_may_reach_the_port() {
         "GET /contexts/execute",
     ] {
         world.table.set(secure.clone());
-        assert!(is_let_in(&world, line, "").await, "{line}");
+        assert!(is_forwarded(&world, line, "").await, "{line}");
         world.table.set(private.clone());
         let mut wire = Wire::connect(world.address).await;
         let told = wire.ask(line, &world.to(INTERPRETER)).await;
         assert_eq!(told.status, 403, "{line}");
         let traffic = "E2b-Traffic-Access-Token: traffic\r\n";
-        assert!(is_let_in(&world, line, traffic).await, "{line}");
-        // The traffic token alone runs nothing.
-        assert!(!is_let_in(&world, "POST /execute", traffic).await);
+        assert!(is_forwarded(&world, line, traffic).await, "{line}");
+        // The traffic token alone does not permit running code.
+        assert!(!is_forwarded(&world, "POST /execute", traffic).await);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_sees_the_host_that_it_should() {
+async fn a_program_gets_the_original_or_masked_host() {
     let world = World::new().await;
     let mirror = Program::mirror().await;
     let port = mirror.port;
@@ -306,9 +306,9 @@ async fn a_program_sees_the_host_that_it_should() {
     );
 }
 
-/// Some servers look for `Host:` as it is usually written, and proxies in Go write all names so.
+/// Some servers compare `Host:` case-sensitively; Go's proxies write all names in title case.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_sees_the_usual_case_of_field_names() {
+async fn header_names_are_forwarded_in_title_case() {
     let world = World::new().await;
     let mirror = Program::mirror().await;
     let mut wire = Wire::connect(world.address).await;
@@ -327,7 +327,7 @@ async fn a_program_sees_the_usual_case_of_field_names() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_browser_s_page_may_talk_to_the_agent() {
+async fn pages_of_any_origin_may_use_the_agent() {
     let world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
     let origin = "Origin: https://app.example\r\n";
@@ -353,14 +353,14 @@ async fn a_browser_s_page_may_talk_to_the_agent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_of_a_vm_are_not_used_for_the_next() {
+async fn connections_to_a_vm_are_not_reused_for_its_successor() {
     let mut world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
     for _ in 0..3 {
         assert_eq!(wire.ask("GET /envs", &world.to(ENVD)).await.status, 200);
     }
-    // Resumed: another VM at another socket. The old one still answers, so using it would go unnoticed
-    // but for what it says.
+    // After a resume, the sandbox is another VM at another socket. The old VM still answers, so only the content of the
+    // answers would reveal that an old connection was reused.
     let dir = world.dir.path().join("second");
     std::fs::create_dir(&dir).unwrap();
     let second = tokio::task::spawn_blocking({
@@ -382,7 +382,7 @@ async fn connections_of_a_vm_are_not_used_for_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_died_while_it_waited_costs_no_request() {
+async fn a_closed_idle_connection_does_not_fail_a_request() {
     let mut world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
     for round in 0..5 {
@@ -403,7 +403,7 @@ async fn a_connection_that_died_while_it_waited_costs_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unknown_sandbox_is_not_found_whatever_is_asked() {
+async fn every_request_to_an_unknown_sandbox_is_not_found() {
     let world = World::with_guest(Setup::default(), async |_| {}).await;
     let mut wire = Wire::connect(world.address).await;
     let other = SandboxId::from_random([9; 19]);

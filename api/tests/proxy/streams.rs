@@ -1,4 +1,4 @@
-//! Bodies in both directions: at once, whole or visibly broken, and never ahead of their reader.
+//! Bodies in both directions: forwarded immediately, either complete or visibly truncated, and with back-pressure.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::world::{World, soon, until};
 
 const ENVD: u16 = 49_983;
 const MIB: usize = 1 << 20;
-/// More than all buffers on the way can hold.
+/// More than all buffers between the two ends hold.
 const MUCH: usize = 64 * MIB;
 
-/// A command by `process.Process/Start`, as the SDKs send it.
+/// Runs a command with `process.Process/Start`, as the SDKs do.
 async fn start(wire: &mut Wire, world: &World, script: &str) {
     let message = serde_json::json!({
         "process": {"cmd": "/bin/sh", "args": ["-c", script]}, "stdin": false,
@@ -37,7 +37,7 @@ async fn start(wire: &mut Wire, world: &World, script: &str) {
     wire.send(body).await;
 }
 
-/// Output of a command whose stream has been read whole.
+/// The output of a command whose stream has been read completely.
 fn output(stream: &[u8]) -> String {
     let mut rest = stream;
     let mut text = Vec::new();
@@ -52,7 +52,7 @@ fn output(stream: &[u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_s_stream_passes_unchanged() {
+async fn the_stream_of_a_command_is_forwarded_unchanged() {
     let world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
     for round in 0..3 {
@@ -65,11 +65,11 @@ async fn a_command_s_stream_passes_unchanged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_streams_run_side_by_side() {
+async fn two_hundred_streams_run_concurrently() {
     const STREAMS: usize = 200;
     let world = Arc::new(World::new().await);
     let mut running = tokio::task::JoinSet::new();
-    // None ends before all have begun: each waits for a file.
+    // No stream ends before all have started: each waits for a file.
     let gate = world.dir.path().join("gate");
     let (begun, mut all_begun) = mpsc::channel(STREAMS);
     for at in 0..STREAMS {
@@ -83,7 +83,7 @@ async fn two_hundred_streams_run_side_by_side() {
             let mut stream = wire.chunk().await.unwrap();
             begun.send(()).await.unwrap();
             loop {
-                let chunk = wire.chunk().await.expect("a whole stream");
+                let chunk = wire.chunk().await.expect("a complete stream");
                 if chunk.is_empty() {
                     break;
                 }
@@ -93,11 +93,11 @@ async fn two_hundred_streams_run_side_by_side() {
         });
     }
     for _ in 0..STREAMS {
-        soon("the beginning of all streams", all_begun.recv())
+        soon("the start of all streams", all_begun.recv())
             .await
             .unwrap();
     }
-    // Meanwhile others are served.
+    // Other requests are served meanwhile.
     let mut wire = Wire::connect(world.address).await;
     assert_eq!(wire.ask("GET /health", &world.to(ENVD)).await.status, 204);
     std::fs::write(gate, "").unwrap();
@@ -139,7 +139,7 @@ async fn each_event_arrives_before_the_next_is_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_killed_in_mid_stream_breaks_the_stream() {
+async fn a_sandbox_killed_during_a_stream_truncates_it() {
     let mut world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
     start(&mut wire, &world, "echo first; sleep 1000").await;
@@ -147,7 +147,7 @@ async fn a_sandbox_killed_in_mid_stream_breaks_the_stream() {
     wire.chunk().await.unwrap();
     world.kill();
     while let Some(chunk) = wire.chunk().await {
-        assert!(!chunk.is_empty(), "the stream ended as if it were whole");
+        assert!(!chunk.is_empty(), "the truncated stream looks complete");
     }
     let mut wire = Wire::connect(world.address).await;
     let told = wire.ask("GET /health", &world.to(ENVD)).await;
@@ -155,9 +155,10 @@ async fn a_sandbox_killed_in_mid_stream_breaks_the_stream() {
     assert!(told.text().contains("was not found"));
 }
 
-/// Clients look whether the sandbox still runs after a reset; some take an early end for a fault of the server.
+/// After a reset, clients check whether the sandbox is still running; some treat a plain early end as a fault of the
+/// server.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_breaks_off_is_reset_and_one_that_ends_is_not() {
+async fn a_truncated_stream_is_reset_and_a_complete_one_is_not() {
     let mut world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
     start(&mut wire, &world, "echo whole").await;
@@ -176,7 +177,7 @@ async fn a_stream_that_breaks_off_is_reset_and_one_that_ends_is_not() {
     assert_eq!(end_of(&mut wire).await, None);
 }
 
-/// The error that ends a connection, if it is one.
+/// The error that ends a connection. `None`: a plain end.
 async fn end_of(wire: &mut Wire) -> Option<ErrorKind> {
     let mut rest = Vec::new();
     let ended = soon("the end", wire.stream.read_to_end(&mut rest)).await;
@@ -184,7 +185,7 @@ async fn end_of(wire: &mut Wire) -> Option<ErrorKind> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_goes_is_seen_to_go() {
+async fn the_guest_sees_the_disconnect_of_a_client() {
     let world = World::new().await;
     let (gone, mut is_gone) = mpsc::channel(1);
     let program = Program::start(move |mut wire| {
@@ -198,7 +199,7 @@ async fn a_client_that_goes_is_seen_to_go() {
         }
     })
     .await;
-    // Before and after the head of the answer: both kinds of waiting.
+    // A disconnect after the head of the response, and one before it.
     let mut wire = Wire::connect(world.address).await;
     wire.send(format!("GET / HTTP/1.1\r\n{}\r\n", world.to(program.port)))
         .await;
@@ -228,13 +229,13 @@ async fn a_client_that_goes_is_seen_to_go() {
         .await;
     soon("the request", is_gone.recv()).await.unwrap();
     drop(wire);
-    soon("the end of the waiting", is_gone.recv())
+    soon("the end of the pending request", is_gone.recv())
         .await
         .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_reader_slows_the_sandbox_down() {
+async fn a_slow_client_slows_the_sandbox_down() {
     let world = World::new().await;
     let sent = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&sent);
@@ -313,7 +314,7 @@ async fn a_slow_sandbox_slows_the_client_down() {
     assert!(told.ends_with(&MUCH.to_string()), "{told}");
 }
 
-/// Waits until a count has begun and stays as it is for a while.
+/// Waits until a count is positive and does not change for a while.
 async fn settled(count: &AtomicUsize) {
     let mut last = 0;
     let mut since = std::time::Instant::now();
@@ -329,7 +330,7 @@ async fn settled(count: &AtomicUsize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_of_any_size_pass_both_ways() {
+async fn files_of_all_sizes_are_forwarded_in_both_directions() {
     let world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
     for size in [0, 1, 70_000, 5 * MIB + 3] {
@@ -349,7 +350,7 @@ async fn files_of_any_size_pass_both_ways() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chunks_and_trailers_pass_both_ways() {
+async fn chunks_and_trailers_are_forwarded_in_both_directions() {
     let world = World::new().await;
     let program = Program::start(async |mut wire| {
         let head = wire.request_head().await.to_ascii_lowercase();
@@ -412,7 +413,7 @@ async fn answers_without_a_body_keep_their_length() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_before_sending_is_told_to_go_on() {
+async fn expect_100_continue_is_answered() {
     let world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
     let path = world.dir.path().join("expected");
@@ -427,7 +428,7 @@ async fn who_asks_before_sending_is_told_to_go_on() {
     wire.send("four").await;
     assert_eq!(wire.answer(false).await.status, 200);
     assert_eq!(std::fs::read(path).unwrap(), b"four");
-    // Nobody is asked for a body that nobody takes.
+    // The client is not asked for a body that will not be forwarded.
     let gone = "Host: x\r\nE2b-Sandbox-Id: i0000000000000000000\r\nE2b-Sandbox-Port: 80\r\n";
     wire.send(format!(
         "POST / HTTP/1.1\r\n{gone}Expect: 100-continue\r\nContent-Length: 4\r\n\r\n"
@@ -437,12 +438,12 @@ async fn who_asks_before_sending_is_told_to_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_early_answer_arrives_before_the_body_is_sent() {
+async fn an_early_response_reaches_a_client_that_still_sends_its_body() {
     let world = World::new().await;
     let gone = "Host: x\r\nE2b-Sandbox-Id: i0000000000000000000\r\nE2b-Sandbox-Port: 49983\r\n";
     for (fields, expected) in [(gone, 502), ("Host: x\r\n", 404)] {
         let mut wire = Wire::connect(world.address).await;
-        // Sent without a look at the answer, and then there is the next request on the same connection.
+        // The client sends its whole body without reading, and then a second request on the same connection.
         let body = vec![b'x'; 8 * MIB];
         let told = wire.post("/nowhere", fields, &body).await;
         assert_eq!(told.status, expected);

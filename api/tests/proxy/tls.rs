@@ -1,4 +1,4 @@
-//! TLS with the authority that `ca init` makes, and HTTP/2 with and without it.
+//! TLS with the certificate authority of `ca init`, and HTTP/2 with and without TLS.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ async fn secured() -> World {
     World::with(setup).await
 }
 
-/// Trusts the authority and nobody else.
+/// Performs a handshake that trusts only this authority.
 async fn shake(
     world: &World,
     name: &str,
@@ -61,7 +61,7 @@ async fn shake(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_handshake_and_then_nothing_is_closed_as_a_late_head_is() {
+async fn a_connection_without_a_request_after_its_handshake_is_closed() {
     let limits = Limits {
         head_read: Duration::from_millis(200),
         ..Limits::default()
@@ -75,7 +75,7 @@ async fn a_handshake_and_then_nothing_is_closed_as_a_late_head_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_name_of_the_certificate_is_good_and_no_other() {
+async fn the_certificate_is_valid_for_its_names_only() {
     let world = secured().await;
     let sandbox = format!("{ENVD}-{}.e2b.test", world.id);
     for name in [
@@ -103,7 +103,7 @@ async fn every_name_of_the_certificate_is_good_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn plain_http_to_a_tls_port_is_no_answer() {
+async fn plain_http_to_a_tls_port_gets_no_answer() {
     let world = secured().await;
     let mut wire = Wire::connect(world.address).await;
     wire.send("GET /control HTTP/1.1\r\nHost: x\r\n\r\n").await;
@@ -112,7 +112,7 @@ async fn plain_http_to_a_tls_port_is_no_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn http_2_is_chosen_when_offered() {
+async fn http_2_is_negotiated_if_the_client_offers_it() {
     let world = secured().await;
     let stream = shake(&world, "e2b.test", &["h2", "http/1.1"])
         .await
@@ -122,7 +122,7 @@ async fn http_2_is_chosen_when_offered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn http_2_needs_no_tls() {
+async fn http_2_works_without_tls() {
     let world = World::new().await;
     let stream = TcpStream::connect(world.address).await.unwrap();
     speak_http_2(&world, "http", stream).await;
@@ -155,7 +155,7 @@ where
     assert!(seen.starts_with("get /x?y http/1.1\r\n"), "{seen}");
     assert!(seen.contains(&format!("host: {host}\r\n")), "{seen}");
     assert!(seen.contains("cookie: a=1; b=2\r\n"), "{seen}");
-    // An upload of unknown length, on the same connection.
+    // An upload of unknown length on the same connection.
     let path = world.dir.path().join("h2");
     let content = vec![b'x'; 300_000];
     let pieces: Vec<_> = content.chunks(10_000).map(Bytes::copy_from_slice).collect();

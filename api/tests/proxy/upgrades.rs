@@ -1,4 +1,4 @@
-//! Connections that stop being HTTP.
+//! Upgraded connections.
 
 use tokio::io::AsyncWriteExt;
 
@@ -27,7 +27,7 @@ async fn upgraded(world: &World, port: u16) -> Wire {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
+async fn each_direction_of_an_upgraded_connection_ends_independently() {
     let world = World::new().await;
     let program = Program::start(async |mut wire| {
         let head = wire.request_head().await.to_ascii_lowercase();
@@ -36,11 +36,11 @@ async fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
             head.contains("sec-websocket-key: dghlihnhbxbszsbub25jzq=="),
             "{head}"
         );
-        // The first bytes come together with the head.
+        // The first bytes arrive together with the head.
         wire.send(format!("{SWITCH}hello")).await;
         let asked = wire.exactly(5).await.unwrap();
         wire.send(asked).await;
-        // The client has ended its way; this one goes on.
+        // The client has closed its direction; this one is still open.
         assert_eq!(wire.rest().await, b"last");
         wire.send("after the end").await;
         wire.stream.shutdown().await.unwrap();
@@ -56,7 +56,7 @@ async fn bytes_pass_both_ways_and_each_way_ends_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_other_way_may_end_first() {
+async fn the_direction_to_the_client_may_end_first() {
     let world = World::new().await;
     let program = Program::start(async |mut wire| {
         wire.request_head().await;
@@ -91,7 +91,7 @@ async fn a_program_may_refuse_an_upgrade() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgraded_connection_keeps_its_seat() {
+async fn an_upgraded_connection_keeps_its_permit() {
     let limits = api::listen::Limits {
         connections: 1,
         ..api::listen::Limits::default()
@@ -128,6 +128,6 @@ async fn killing_the_sandbox_ends_its_upgraded_connections() {
     .await;
     let mut wire = upgraded(&world, program.port).await;
     world.kill();
-    // The client's way is still open, but nothing comes any more.
+    // The client's direction is still open, but no more data arrives.
     assert!(wire.is_closed().await);
 }

@@ -1,4 +1,4 @@
-//! HTTP/1.1 by hand, so that tests see and send exactly what is on the wire.
+//! An HTTP/1.1 client on bytes, so that tests send and see exactly what is on the wire.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use crate::world::soon;
 
-/// A client's connection.
+/// A client connection.
 pub(crate) struct Wire<S = TcpStream> {
     pub(crate) stream: S,
     unread: Vec<u8>,
@@ -65,14 +65,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         sent.await.unwrap();
     }
 
-    /// Asks without a body and reads the whole answer.
+    /// Sends a request without a body and reads the complete response.
     pub(crate) async fn ask(&mut self, line: &str, fields: &str) -> Told {
         self.send(format!("{line} HTTP/1.1\r\n{fields}\r\n")).await;
         let is_head = line.starts_with("HEAD ");
         self.answer(is_head).await
     }
 
-    /// Asks with a body and reads the whole answer.
+    /// Sends a request with a body and reads the complete response.
     pub(crate) async fn post(&mut self, path: &str, fields: &str, body: &[u8]) -> Told {
         let length = body.len();
         self.send(format!(
@@ -83,18 +83,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         self.answer(false).await
     }
 
-    /// More bytes, or `false` at the end. A reset is an end.
+    /// Reads more bytes. Returns `false` at the end of the stream or after a reset.
     async fn more(&mut self) -> bool {
         let read = soon("reading", self.stream.read_buf(&mut self.unread)).await;
         read.is_ok_and(|n| n > 0)
     }
 
-    /// A head, as it is.
+    /// Reads a head, unparsed.
     pub(crate) async fn until_blank_line(&mut self) -> Vec<u8> {
         self.up_to(b"\r\n\r\n").await.unwrap_or_default()
     }
 
-    /// Everything up to and with `end`; `None` when the stream ends before.
+    /// Reads up to and including `end`. `None`: the stream ended earlier.
     async fn up_to(&mut self, end: &[u8]) -> Option<Vec<u8>> {
         loop {
             let found = self.unread.windows(end.len()).position(|part| part == end);
@@ -116,12 +116,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         Some(self.unread.drain(..length).collect())
     }
 
-    /// Forgets what has been read ahead; returns how much it was.
+    /// Discards the bytes that were read ahead; returns their number.
     pub(crate) fn take_unread(&mut self) -> usize {
         std::mem::take(&mut self.unread).len()
     }
 
-    /// What is left, up to the end.
+    /// Reads to the end of the stream.
     pub(crate) async fn rest(&mut self) -> Vec<u8> {
         while self.more().await {}
         std::mem::take(&mut self.unread)
@@ -144,7 +144,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         told
     }
 
-    /// The next chunk; empty for the last one, `None` when the stream breaks off.
+    /// The next chunk, empty for the last one. `None`: the stream was truncated.
     pub(crate) async fn chunk(&mut self) -> Option<Vec<u8>> {
         let line = self.up_to(b"\r\n").await?;
         let text = std::str::from_utf8(&line).unwrap().trim_end();
@@ -157,7 +157,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         Some(chunk)
     }
 
-    /// A line without its end.
+    /// Reads a line, without its line end.
     pub(crate) async fn line(&mut self) -> String {
         let line = self.up_to(b"\r\n").await.expect("a line");
         String::from_utf8(line).unwrap().trim_end().to_owned()
@@ -170,7 +170,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
         if told.is_chunked() {
             loop {
-                let chunk = self.chunk().await.expect("a whole body");
+                let chunk = self.chunk().await.expect("a complete body");
                 if chunk.is_empty() {
                     break;
                 }
@@ -188,14 +188,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         told.body = match told.field("content-length") {
             Some(length) => {
                 let length = length.parse().unwrap();
-                self.exactly(length).await.expect("a whole body")
+                self.exactly(length).await.expect("a complete body")
             }
             None => self.rest().await,
         };
         told
     }
 
-    /// Whether the server has closed, with whatever it sent before.
+    /// Whether the server has closed the connection, possibly after sending data.
     pub(crate) async fn is_closed(&mut self) -> bool {
         self.rest().await;
         true

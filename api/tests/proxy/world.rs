@@ -1,4 +1,4 @@
-//! A server with sandboxes behind it that are no VMs.
+//! A server with sandboxes that are not VMs.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,10 +21,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// How long anything may take that happens at once.
+/// Timeout of everything that should happen at once.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Fails instead of waiting for ever.
+/// Panics instead of waiting forever.
 pub(crate) async fn soon<T>(what: &str, waiting: impl Future<Output = T>) -> T {
     let done = tokio::time::timeout(PATIENCE, waiting).await;
     done.unwrap_or_else(|_| panic!("{what} did not happen"))
@@ -39,7 +39,7 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The registry's stand-in.
+/// Replaces the registry.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     routes: Arc<Mutex<HashMap<SandboxId, Result<Route, RouteError>>>>,
@@ -74,7 +74,7 @@ impl Routes for Table {
     }
 }
 
-/// An agent that ends with the test.
+/// An agent process that ends with the test.
 pub(crate) struct Agent {
     child: Child,
     pub(crate) socket: PathBuf,
@@ -87,7 +87,7 @@ impl Drop for Agent {
     }
 }
 
-/// Where the agent's program is; built once if it is not up to date.
+/// The path of the agent's program, which is built on first use.
 fn agent_program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -106,7 +106,7 @@ fn agent_program() -> &'static Path {
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .output()
             .unwrap();
-        assert!(built.status.success(), "the agent cannot be built");
+        assert!(built.status.success(), "cannot build the agent");
         let text = String::from_utf8(built.stdout).unwrap();
         let program = text.lines().find_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -144,7 +144,7 @@ impl Agent {
     }
 }
 
-/// Speaks as the vsock device does, for a guest whose ports are unix sockets or anything else.
+/// Implements the protocol of the vsock device, for a guest whose ports are unix sockets or closures.
 pub(crate) struct Vsock {
     pub(crate) path: PathBuf,
     task: JoinHandle<()>,
@@ -158,12 +158,12 @@ impl Drop for Vsock {
 }
 
 impl Vsock {
-    /// Leads to the agent.
+    /// Connects ports to the agent.
     pub(crate) fn to_agent(path: PathBuf, agent: PathBuf) -> Self {
         Self::new(path, move |mut client| {
             let agent = agent.clone();
             async move {
-                // Who refuses is seen as an end of the stream.
+                // To the client, a refused connection is an end of stream.
                 let Ok(mut agent) = UnixStream::connect(agent).await else {
                     return;
                 };
@@ -173,7 +173,7 @@ impl Vsock {
         })
     }
 
-    /// Leads to whatever `guest` does once the port has been asked for.
+    /// Passes each connection to `guest` after its greeting.
     pub(crate) fn new<F>(
         path: PathBuf,
         guest: impl Fn(BufReader<UnixStream>) -> F + Send + 'static,
@@ -183,7 +183,7 @@ impl Vsock {
     {
         let listener = UnixListener::bind(&path).unwrap();
         let task = tokio::spawn(async move {
-            // Streams end with the device.
+            // Open streams end with the device.
             let mut streams = tokio::task::JoinSet::new();
             loop {
                 let (client, _) = listener.accept().await.unwrap();
@@ -204,7 +204,7 @@ impl Vsock {
     }
 }
 
-/// A server and the first sandbox.
+/// A server and its first sandbox.
 pub(crate) struct World {
     pub(crate) address: SocketAddr,
     pub(crate) table: Table,
@@ -222,7 +222,7 @@ pub(crate) struct Setup {
     pub(crate) tls: bool,
 }
 
-/// Routes of the control plane's stand-in.
+/// Replaces the routes of the control plane.
 fn control() -> Router {
     use axum::routing::{get, post};
     Router::new()
@@ -251,7 +251,7 @@ impl World {
         world
     }
 
-    /// With a guest of the test's own.
+    /// With a guest that the test implements.
     pub(crate) async fn with_guest<F>(
         setup: Setup,
         guest: impl Fn(BufReader<UnixStream>) -> F + Send + 'static,
@@ -308,19 +308,19 @@ impl World {
         }
     }
 
-    /// Has the server stop.
+    /// Stops the server.
     pub(crate) fn stop(&mut self) {
         self.stop.take().unwrap().send(()).ok();
     }
 
-    /// The VM is killed, and the registry knows.
+    /// Ends the VM and removes it from the registry.
     pub(crate) fn kill(&mut self) {
         self.table.remove(&self.id);
         self.vsock = None;
         self.agent = None;
     }
 
-    /// The fields that name a port of the sandbox.
+    /// Headers that select a port of the sandbox.
     pub(crate) fn to(&self, port: u16) -> String {
         let id = &self.id;
         format!("Host: localhost\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n")

@@ -1,4 +1,5 @@
-//! Many sandboxes come and go at once: nothing may be left, and a server that is killed in the middle loses nothing.
+//! Many sandboxes start and end at once. Nothing may be left behind, and a server that is killed meanwhile loses
+//! nothing.
 
 use std::{
     fs,
@@ -24,16 +25,16 @@ pub(crate) fn soak_two_thousand_sandboxes_leave_nothing() {
     churn(2000, 50);
 }
 
-/// `total` sandboxes by `workers` clients, each sandbox with a command; then nothing is left but the server.
+/// Runs `workers` clients that create `total` sandboxes with one command each, and checks that nothing is left behind.
 fn churn(total: u32, workers: u32) {
     let server = Server::with(&["--insecure-loopback", "--warm", "0:0"]);
-    // The first ones make what stays: loaded templates, pools of threads and connections.
+    // The first sandboxes cause what stays: loaded templates, thread pools, idle connections.
     for _ in 0..3 {
         live(&server);
     }
-    until("the first ones are gone", || is_clean(&server));
-    // And that of the resolver.
-    until("TAPs for others wait", || server.taps() > STOCK);
+    until("the first sandboxes are gone", || is_clean(&server));
+    // And the resources of the resolver.
+    until("the stock of TAPs is full", || server.taps() > STOCK);
     let before = server.descriptors();
     let left = AtomicU32::new(total);
     thread::scope(|scope| {
@@ -50,11 +51,9 @@ fn churn(total: u32, workers: u32) {
         }
     });
     until("nothing is left", || is_clean(&server));
-    // TAPs stay for the next ones: as many as there were sandboxes at a time.
+    // TAPs are kept for reuse: as many as there were concurrent sandboxes.
     let most = before + usize::try_from(workers).unwrap() + 8;
-    until("descriptors are given back", || {
-        server.descriptors() <= most
-    });
+    until("descriptors are closed", || server.descriptors() <= most);
 }
 
 pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
@@ -69,7 +68,7 @@ pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
             scope.spawn(|| {
                 let body = json!({"templateID": "base", "timeout": 300}).to_string();
                 while !over.load(Ordering::Relaxed) {
-                    // The server is killed while it answers: anything may come back, or nothing.
+                    // The server is killed during these requests, so any answer, or none, is valid.
                     drop(http::try_send(
                         address,
                         "POST",
@@ -80,7 +79,7 @@ pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
                 }
             });
         }
-        until("others came as well", || {
+        until("enough sandboxes have run", || {
             server.list().len() > kept.len() + 6
         });
         server.kill();
@@ -90,7 +89,7 @@ pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
     for sandbox in &kept {
         assert_eq!(server.read_file(sandbox, "/dev/shm/note"), sandbox.id);
     }
-    // Creates whose answer was lost are not: they are listed, usable, and end when told.
+    // Sandboxes whose create answer was lost still exist: they are listed, usable, and can be killed.
     let listed = server.list();
     assert!(
         kept.iter().all(|sandbox| listed.contains(&sandbox.id)),
@@ -102,7 +101,7 @@ pub(crate) fn kvm_a_server_killed_under_load_loses_no_sandbox() {
     until("nothing is left", || is_clean(&server));
 }
 
-/// A sandbox's whole life.
+/// The life of one sandbox: create, one command, kill.
 fn live(server: &Server) {
     let sandbox = server.create(&json!({}));
     let mut client = EnvdClient::over(TcpStream::connect(server.address).unwrap(), PATIENCE);
@@ -120,7 +119,7 @@ fn live(server: &Server) {
     assert!(!server.is_up(&sandbox));
 }
 
-/// No sandbox in the list, no directory of one, no process and no control group.
+/// Whether no sandbox, sandbox directory, VMM process or cgroup is left.
 fn is_clean(server: &Server) -> bool {
     let state = server.state.path();
     let lock = fs::metadata(state.join("lock")).unwrap();
@@ -129,7 +128,7 @@ fn is_clean(server: &Server) -> bool {
     server.list().is_empty() && directories == 0 && members(&tag) == 0 && groups(&tag) == 0
 }
 
-/// Processes in control groups below the pool's.
+/// Number of processes in cgroups below the pool's.
 fn members(tag: &str) -> usize {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let group = |process: fs::DirEntry| fs::read_to_string(process.path().join("cgroup")).ok();
@@ -139,7 +138,7 @@ fn members(tag: &str) -> usize {
         .count()
 }
 
-/// Control groups of sandboxes, over all hierarchies.
+/// Number of cgroups of sandboxes, in all hierarchies.
 fn groups(tag: &str) -> usize {
     let root = std::path::Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(root)

@@ -1,4 +1,4 @@
-//! A client that sends what a test says and reads one answer.
+//! An HTTP client that sends exact bytes and reads one answer.
 
 use std::{
     io::{Read, Write},
@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-/// An answer, whole.
+/// A complete answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -29,13 +29,13 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON; panics with the answer if it is none.
+    /// The body as JSON; panics with the answer if it is not JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body)
             .unwrap_or_else(|why| panic!("{why}: {} {}", self.status, self.text()))
     }
 
-    /// This answer if it has that status.
+    /// Returns the answer if it has this status; panics with the answer otherwise.
     #[track_caller]
     pub(crate) fn expect(self, status: u16) -> Self {
         assert_eq!(self.status, status, "{}", self.text());
@@ -48,7 +48,7 @@ impl Answer {
     }
 }
 
-/// Sends one request on a connection of its own.
+/// Sends one request on a new connection.
 pub(crate) fn send(
     server: SocketAddr,
     method: &str,
@@ -62,7 +62,7 @@ pub(crate) fn send(
     parse(&bytes)
 }
 
-/// The same, to a server that may be gone or go in the middle; what came, unread.
+/// As [`send`], to a server that may be down or be killed meanwhile. Returns the received bytes unparsed.
 pub(crate) fn try_send(
     server: SocketAddr,
     method: &str,
@@ -76,7 +76,7 @@ pub(crate) fn try_send(
     Ok(bytes)
 }
 
-/// Sends one request and leaves the answer to be read.
+/// Sends one request and returns the connection without reading the answer.
 pub(crate) fn open(
     server: SocketAddr,
     method: &str,
@@ -114,7 +114,7 @@ fn parse(bytes: &[u8]) -> Answer {
     let mut response = httparse::Response::new(&mut fields);
     let parsed = response.parse(bytes).unwrap();
     let httparse::Status::Complete(head) = parsed else {
-        panic!("half an answer: {:?}", String::from_utf8_lossy(bytes));
+        panic!("incomplete answer: {:?}", String::from_utf8_lossy(bytes));
     };
     let field = |h: &httparse::Header<'_>| {
         let value = String::from_utf8_lossy(h.value).into_owned();

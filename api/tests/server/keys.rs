@@ -1,4 +1,4 @@
-//! Keys of a running server.
+//! API keys of a running server.
 
 use std::process::Command;
 
@@ -29,13 +29,13 @@ pub(crate) fn kvm_keys_open_what_their_scopes_say() {
     for path in ["/v2/sandboxes", "/metrics", "/templates"] {
         server.get(path).expect(401);
     }
-    // What is no route tells strangers nothing else than what is one tells everybody.
+    // Unknown routes answer the same with and without a key.
     server.get("/no/such/route").expect(404);
     let key = command(
         &server,
         &["key", "new", "reader", "--scope", "sandboxes:read"],
     );
-    until("the key is noticed", || {
+    until("the key is accepted", || {
         get(&server, "/v2/sandboxes", &key).status == 200
     });
     get(&server, "/metrics", &key).expect(403);
@@ -58,10 +58,10 @@ pub(crate) fn kvm_keys_open_what_their_scopes_say() {
     );
     let too_many = (0..200).map(|_| get(&server, "/v2/sandboxes", &key));
     let refused = too_many.into_iter().find(|answer| answer.status == 429);
-    let refused = refused.expect("the rate is not kept").expect(429);
+    let refused = refused.expect("the rate limit has no effect").expect(429);
     assert_eq!(refused.header("retry-after"), Some("1"));
     command(&server, &["key", "revoke", "reader"]);
-    until("the key is revoked", || {
+    until("the key is rejected", || {
         get(&server, "/v2/sandboxes", &key).status == 401
     });
 }

@@ -1,4 +1,4 @@
-//! What a sandbox goes through.
+//! The life cycle of sandboxes.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -54,7 +54,7 @@ pub(crate) fn kvm_lists_are_filtered_and_paged() {
             .expect(200)
             .json())
     };
-    // Newest first.
+    // Latest first.
     let all = [&sandboxes[2], &sandboxes[1], &sandboxes[0]].map(|s| s.id.clone());
     assert_eq!(list(""), all);
     assert_eq!(list("?state=paused"), all[2..]);
@@ -106,7 +106,7 @@ pub(crate) fn kvm_timeouts_are_set_shortened_and_never_shortened_by_connect() {
         .post(&sandbox.path("/connect"), &json!({"timeout": 900}))
         .expect(200);
     assert_eq!(old.json()["envdAccessToken"], sandbox.token.as_str());
-    assert!(end() > first, "connect did not extend");
+    assert!(end() > first, "connect did not extend the timeout");
     server
         .post(&sandbox.path("/connect"), &json!({}))
         .expect(400);
@@ -116,7 +116,7 @@ pub(crate) fn kvm_timeouts_are_set_shortened_and_never_shortened_by_connect() {
     server
         .post(&sandbox.path("/timeout"), &json!({"timeout": 1}))
         .expect(204);
-    assert!(end() < first, "set_timeout did not shorten");
+    assert!(end() < first, "set_timeout did not shorten the timeout");
     until("its end comes", || !server.is_up(&sandbox));
     server
         .post(&sandbox.path("/timeout"), &json!({"timeout": 60}))
@@ -132,7 +132,10 @@ pub(crate) fn kvm_a_pause_keeps_memory_and_a_resume_goes_on() {
     server.post(&sandbox.path("/pause"), &json!({})).expect(204);
     server.post(&sandbox.path("/pause"), &json!({})).expect(409);
     assert_eq!(server.state_of(&sandbox), "paused");
-    assert!(!server.is_up(&sandbox), "traffic woke it unasked");
+    assert!(
+        !server.is_up(&sandbox),
+        "traffic resumed a sandbox without auto-resume"
+    );
     assert_eq!(server.state_of(&sandbox), "paused");
     server
         .post(&sandbox.path("/timeout"), &json!({"timeout": 9}))
@@ -176,7 +179,10 @@ pub(crate) fn kvm_a_pause_without_memory_is_a_cold_boot() {
         .expect(204);
     let detail = server.get(&sandbox.path("")).expect(200).json();
     assert_eq!(detail["pauseMode"], "filesystem");
-    assert!(!server.is_up(&sandbox), "traffic woke what has no memory");
+    assert!(
+        !server.is_up(&sandbox),
+        "traffic resumed a sandbox without memory"
+    );
     let connect = format!("/v2{}", sandbox.path("/connect"));
     server
         .post(&connect, &json!({"timeout": 60, "memory": false}))
@@ -200,8 +206,10 @@ pub(crate) fn kvm_an_automatic_pause_ends_with_traffic() {
     server
         .post(&sandbox.path("/timeout"), &json!({"timeout": 1}))
         .expect(204);
-    until("it pauses", || server.state_of(&sandbox) == "paused");
-    // What it gets when traffic wakes it is the timeout that was asked for last.
+    until("the sandbox is paused", || {
+        server.state_of(&sandbox) == "paused"
+    });
+    // A resume on traffic sets the timeout that was last requested.
     let wakes = || {
         server.envd(
             &sandbox,
@@ -211,7 +219,9 @@ pub(crate) fn kvm_an_automatic_pause_ends_with_traffic() {
         )
     };
     assert_eq!(wakes().expect(200).text(), "in memory");
-    until("it pauses again", || server.state_of(&sandbox) == "paused");
+    until("the sandbox is paused again", || {
+        server.state_of(&sandbox) == "paused"
+    });
     let connect = format!("/v2{}", sandbox.path("/connect"));
     server.post(&connect, &json!({"timeout": 300})).expect(201);
     assert_eq!(server.state_of(&sandbox), "running");
@@ -226,9 +236,11 @@ pub(crate) fn kvm_a_sandbox_that_was_paused_by_a_timeout_of_zero_stays_when_it_i
         server
             .post(&sandbox.path("/timeout"), &json!({"timeout": 0}))
             .expect(204);
-        until("it pauses", || server.state_of(&sandbox) == "paused");
+        until("the sandbox is paused", || {
+            server.state_of(&sandbox) == "paused"
+        });
     };
-    // Left of its time, in whole seconds.
+    // Remaining time in whole seconds.
     let left = || {
         let detail = server.get(&sandbox.path("")).expect(200).json();
         assert_eq!(detail["state"], "running");
@@ -345,7 +357,7 @@ pub(crate) fn kvm_figures_and_logs_are_there() {
         "cube_api_requests_total{method=\"POST\",route=\"/v2/sandboxes\",status=\"201\"} 1";
     assert!(text.contains(created), "{text}");
     assert!(text.contains("cube_start_phase_seconds_bucket"), "{text}");
-    // Samples go on while somebody looks.
+    // Sampling continues while clients read metrics.
     until("a second sample is taken", || {
         figures().as_array().unwrap().len() > 1
     });

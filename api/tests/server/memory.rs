@@ -1,4 +1,4 @@
-//! What bounds the memory of the server itself.
+//! The memory limit of the server itself.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::process::{Server, templates, until};
 
-/// The control group for memory that a process is in.
+/// The memory cgroup of a process.
 fn group_of(pid: u32) -> PathBuf {
     let root = Path::new("/sys/fs/cgroup");
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
@@ -37,7 +37,7 @@ fn limit_of(group: &Path) -> u64 {
     text.unwrap().trim().parse().unwrap()
 }
 
-/// What those that are installed take when they are loaded.
+/// Memory that the installed templates take when loaded.
 fn memory_of_templates() -> u64 {
     let each = fs::read_dir(templates()).unwrap().map(|entry| {
         let memory = fs::metadata(entry.unwrap().path().join("memory"));
@@ -59,7 +59,7 @@ pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
     assert_eq!(limit_of(&own), 2 << 30);
     assert_eq!(processes_of(&own), server.pid().to_string());
 
-    // VMMs are not in it, from their first page on.
+    // VMMs are not in this cgroup, from their first page on.
     let sandbox = server.create(&json!({}));
     let record = server.state.path().join("sandboxes").join(&sandbox.id);
     let record = fs::read(record.join("record.json")).unwrap();
@@ -68,7 +68,7 @@ pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
     assert_eq!(group_of(vmm), vms.join(&sandbox.id));
     assert_eq!(processes_of(&own), server.pid().to_string());
 
-    // The next server is in it, with a limit of its own. Templates that it loads are let in besides.
+    // The next server enters a cgroup with its own limit. Loaded templates raise the limit.
     server.kill();
     server.restart_with(&["--server-memory", "300MiB", "--warm", "1:1"]);
     assert_eq!(group_of(server.pid()), own);

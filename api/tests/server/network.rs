@@ -1,4 +1,4 @@
-//! What sandboxes reach, tried from inside them.
+//! Network policies, tested from inside of sandboxes.
 
 use std::{
     thread,
@@ -13,14 +13,14 @@ use crate::{
     process::{PATIENCE, Sandbox, Server, until},
 };
 
-/// Says what the other side sends back, or fails within three seconds.
+/// Prints the answer of the peer, or fails after three seconds.
 const TRY: &str = r#"
 import socket, sys
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)
 s.sendall(b"hello")
 print(s.recv(9).decode())
 "#;
-/// Opens a connection, tells that it works, and tries it again when a file says so.
+/// Opens a connection, confirms that it works, and tests it again once a file exists.
 const TRY_AGAIN: &str = r#"
 import os, socket, sys, time
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)
@@ -38,7 +38,7 @@ except OSError:
     print("cut")
 "#;
 
-/// Sends and receives so many bytes.
+/// Sends and receives the given numbers of bytes.
 const TRANSFER: &str = r#"
 import socket, sys
 out, back = int(sys.argv[3]), int(sys.argv[4])
@@ -57,7 +57,7 @@ fn server() -> Server {
     Server::with(&["--insecure-loopback", "--warm", "0:1", "--uplink", "up0"])
 }
 
-/// Runs Python in a sandbox, without the server.
+/// Runs Python in a sandbox, bypassing the server.
 fn python(server: &Server, sandbox: &Sandbox, code: &str, address: &str) -> ExecOutput {
     python_with(server, sandbox, code, &[address, &PORT.to_string()])
 }
@@ -106,12 +106,12 @@ pub(crate) fn kvm_a_sandbox_reaches_what_its_policy_allows() {
         let detail = server.get(&sandbox.path("")).expect(200).json();
         assert_eq!(detail["network"]["allowOut"], json!([NEAR, SIX]));
         assert_reaches(&server, &sandbox, &[NEAR, SIX]);
-        // The host itself, whatever a policy says.
+        // The host itself is unreachable under every policy.
         assert!(!reaches(&server, &sandbox, "203.0.113.2"));
         let to_far = |event: &Value| {
             event["destination"] == format!("{FAR}:{PORT}") && event["reason"] == "policy"
         };
-        until("the refusal is told", || {
+        until("the refusal is reported", || {
             refused(&server, &sandbox).iter().any(to_far)
         });
         let logs = server.get(&sandbox.path("/logs")).expect(200).json();
@@ -127,7 +127,7 @@ pub(crate) fn kvm_a_sandbox_reaches_what_its_policy_allows() {
             .lines()
             .find_map(|line| line.strip_prefix("cube_network_refused_total{reason=\"policy\"} "));
         assert!(count.unwrap().parse::<u64>().unwrap() > 0, "{metrics}");
-        // Others' refusals are no business of this one.
+        // Refusals of other sandboxes are not included.
         assert!(
             refused(&server, &shut)
                 .iter()
@@ -139,7 +139,7 @@ pub(crate) fn kvm_a_sandbox_reaches_what_its_policy_allows() {
     });
 }
 
-/// How long a sandbox takes to send and to receive so many MiB.
+/// Time that a sandbox takes to send and to receive this many MiB.
 fn transfer(server: &Server, sandbox: &Sandbox, out_mib: u64, back_mib: u64) -> Duration {
     let [port, out, back] = [BULK.into(), out_mib << 20, back_mib << 20].map(|n| n.to_string());
     let began = Instant::now();
@@ -150,7 +150,8 @@ fn transfer(server: &Server, sandbox: &Sandbox, out_mib: u64, back_mib: u64) -> 
 
 pub(crate) fn kvm_a_sandbox_has_its_share_of_the_network_each_way() {
     with_outside(|| {
-        // Bytes less what is saved up, 64 KiB and a tenth of a second, over the rate: never less, however fast the host.
+        // Lower bound of the duration: the bytes, less the burst of 64 KiB and a tenth of a second, divided by the
+        // rate.
         let least = |mib: u64, rate_mib_s: u64| {
             let saved = (64 << 10) + (rate_mib_s << 20) / 10;
             Duration::from_millis(((mib << 20) - saved) * 1000 / (rate_mib_s << 20))
@@ -161,7 +162,7 @@ pub(crate) fn kvm_a_sandbox_has_its_share_of_the_network_each_way() {
             let took = transfer(&server, &sandbox, out, back);
             assert!(took >= least(160, 64), "{out} out, {back} back: {took:?}");
         }
-        // The limit is the server's: a sandbox that a successor takes over has that one's, and so has its new policy.
+        // The limit belongs to the server: a sandbox and its new policy get the limit of the server that recovers it.
         server.kill();
         server.restart_with(&["--network-rate", "1MiB"]);
         server
@@ -169,7 +170,7 @@ pub(crate) fn kvm_a_sandbox_has_its_share_of_the_network_each_way() {
             .expect(204);
         let took = transfer(&server, &sandbox, 2, 2);
         assert!(took >= 2 * least(2, 1), "{took:?}");
-        until("the loss is told", || {
+        until("the loss is reported", || {
             let is_bandwidth = |event: &Value| event["reason"] == "bandwidth";
             refused(&server, &sandbox).iter().any(is_bandwidth)
         });
@@ -181,7 +182,7 @@ pub(crate) fn kvm_a_sandbox_that_does_nothing_sends_nothing() {
         let server = server();
         let sandbox = server.create(&json!({}));
         server.read_file(&sandbox, "/etc/hostname");
-        // Time for what kernels send by themselves: reports of groups, solicitations of routers.
+        // Time for packets that kernels send on their own: multicast reports, router solicitations.
         thread::sleep(Duration::from_secs(4));
         assert_eq!(refused(&server, &sandbox), Vec::<Value>::new());
     });
@@ -227,7 +228,7 @@ pub(crate) fn kvm_pause_fork_and_kill_take_the_policy_along() {
         for keeps_memory in [true, false] {
             let how = json!({"memory": keeps_memory});
             server.post(&sandbox.path("/pause"), &how).expect(204);
-            until("a paused one has no TAP", || taps_of_vmms() == 0);
+            until("the paused sandbox has no TAP", || taps_of_vmms() == 0);
             let connect = format!("/v2{}", sandbox.path("/connect"));
             server.post(&connect, &json!({"timeout": 300})).expect(201);
             assert_reaches(&server, &sandbox, &[NEAR]);
@@ -265,9 +266,9 @@ pub(crate) fn kvm_a_killed_server_leaves_the_policy_in_force() {
             .put(&sandbox.path("/network"), &only(&[FAR]))
             .expect(204);
         assert_reaches(&server, &sandbox, &[FAR]);
-        until("both have their TAPs", || taps_of_vmms() == 2);
+        until("both VMMs have TAPs", || taps_of_vmms() == 2);
         server.delete(&shut.path("")).expect(204);
-        until("its TAP is free", || taps_of_vmms() == 1);
+        until("its TAP is released", || taps_of_vmms() == 1);
         server
             .put(&sandbox.path("/network"), &json!({}))
             .expect(204);

@@ -1,5 +1,5 @@
-//! A small internet: a network namespace for the test and its server, and one beyond it with addresses of the
-//! documentation ranges (RFC 5737, RFC 3849), joined by the uplink `up0`. Both are gone with their threads.
+//! A small internet: a network namespace for the test and its server, and another one with addresses of the
+//! documentation ranges (RFC 5737, RFC 3849), connected by the uplink `up0`. Both end with their threads.
 
 use std::{
     fs,
@@ -15,18 +15,19 @@ use nix::{
     unistd::gettid,
 };
 
-/// Where something listens at [`PORT`]; sends back what it gets.
+/// Address of an echo server on [`PORT`].
 pub(crate) const NEAR: &str = "192.0.2.1";
-/// Another such.
+/// Address of another echo server.
 pub(crate) const FAR: &str = "198.51.100.1";
-/// Another such.
+/// Address of another echo server.
 pub(crate) const SIX: &str = "2001:db8::1";
-/// See [`NEAR`].
+/// IPv6 address of another echo server.
 pub(crate) const PORT: u16 = 8000;
-/// Where at the same addresses bytes are taken and sent: two numbers of 8 bytes, big-endian, say how many.
+/// Port of a bulk server at the same addresses. The client sends two 8-byte big-endian numbers: how many bytes it will
+/// send, and how many it wants to receive.
 pub(crate) const BULK: u16 = 8001;
 
-/// The side beyond; it ends when this is dropped.
+/// The far side; ends when dropped.
 struct Beyond {
     _alive: Sender<()>,
 }
@@ -51,7 +52,7 @@ pub(crate) fn ip(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// How many VMMs in the network namespace of the calling thread have a TAP.
+/// Number of VMMs with a TAP in the network namespace of the calling thread.
 pub(crate) fn taps_of_vmms() -> usize {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     let ours = namespace("thread-self");
@@ -74,7 +75,7 @@ pub(crate) fn taps_of_vmms() -> usize {
 }
 
 impl Beyond {
-    /// Makes the uplink and the side beyond.
+    /// Creates the uplink and the far side.
     fn join() -> Self {
         let (alive, until_dropped) = channel();
         let (tell, hear) = channel();
@@ -86,7 +87,7 @@ impl Beyond {
         ip("address add 203.0.113.2/24 dev up0");
         ip("address add 2001:db8:0:1::2/64 dev up0 nodad");
         ip("link set up0 up");
-        // The far end is there and up.
+        // The far side is configured.
         hear.recv().unwrap();
         ip("route add default via 203.0.113.1");
         ip("-6 route add default via 2001:db8:0:1::1");
@@ -94,7 +95,7 @@ impl Beyond {
     }
 }
 
-/// The thread of the side beyond: says which it is, then that it is ready.
+/// The thread of the far side: sends its thread id, and again once it is ready.
 fn live(tell: &Sender<i32>, until_dropped: &Receiver<()>) {
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
     tell.send(gettid().as_raw()).unwrap();
@@ -112,7 +113,7 @@ fn live(tell: &Sender<i32>, until_dropped: &Receiver<()>) {
     listen(PORT, echo);
     listen(BULK, bulk);
     tell.send(0).unwrap();
-    // An error says that the other side is gone.
+    // An error means that the other side has ended.
     let _ = until_dropped.recv();
 }
 
@@ -125,7 +126,7 @@ fn listen(port: u16, serve: fn(TcpStream)) {
     });
 }
 
-/// A client that goes away early ends it.
+/// Serves one bulk transfer; a client that disconnects early ends it.
 fn bulk(mut stream: TcpStream) {
     let mut sizes = [[0; 8]; 2];
     if stream.read_exact(sizes.as_flattened_mut()).is_err() {

@@ -1,4 +1,4 @@
-//! A running `cube-api` and what tests ask of it.
+//! A running `cube-api`, and helpers for requests to it.
 
 use std::{
     fs::{File, Permissions},
@@ -18,15 +18,15 @@ use tempfile::TempDir;
 
 use crate::http::{self, Answer};
 
-/// TAPs that a server keeps ready, as `api::network` has it.
+/// TAPs that a server keeps ready; the value of `api::network`.
 pub(crate) const STOCK: usize = 64;
-/// How long anything may take on a busy machine.
+/// Timeout of every wait; generous, for busy hosts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The type of the control plane's bodies.
+/// Content type of the control plane's bodies.
 pub(crate) const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 
-/// What tests lack on this host.
+/// The missing requirement of these tests on this host, if any.
 pub(crate) fn lack() -> Option<String> {
     if let Err(why) = File::options().read(true).write(true).open("/dev/kvm") {
         return Some(format!("/dev/kvm cannot be opened: {why}"));
@@ -46,7 +46,7 @@ fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from)
 }
 
-/// A server with a state directory of its own. Dropping it ends its sandboxes.
+/// A server with its own state directory. Killed together with its sandboxes when dropped.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -55,13 +55,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// One that asks nobody for a key and keeps no warm slots.
+    /// A server without authentication and warm slots.
     pub(crate) fn open() -> Self {
         Self::with(&["--insecure-loopback", "--warm", "0:0"])
     }
 
     pub(crate) fn with(options: &[&str]) -> Self {
-        // Short, for the sockets in it.
+        // The path is short because unix socket addresses are limited to 108 bytes.
         let mut private = tempfile::Builder::new();
         let private = private.permissions(Permissions::from_mode(0o700));
         let state = private.prefix("api").tempdir_in("/tmp").unwrap();
@@ -81,18 +81,18 @@ impl Server {
     fn ready(&mut self) {
         until("the server answers", || {
             let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none(), "the server ended: {ended:?}");
+            assert!(ended.is_none(), "the server exited: {ended:?}");
             TcpStream::connect(self.address).is_ok() && self.get("/health").status == 200
         });
     }
 
-    /// Ends the process as the kernel would.
+    /// Kills the process with SIGKILL.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// The same, and starts it anew.
+    /// Kills the process with SIGKILL and starts it again.
     pub(crate) fn crash_and_restart(&mut self) {
         self.kill();
         self.restart();
@@ -102,22 +102,22 @@ impl Server {
         self.child.id()
     }
 
-    /// How many descriptors the process has open.
+    /// Number of open descriptors of the process.
     pub(crate) fn descriptors(&self) -> usize {
         let fds = format!("/proc/{}/fd", self.child.id());
         std::fs::read_dir(fds).unwrap().count()
     }
 
-    /// How many TAPs the process has open.
+    /// Number of open TAPs of the process.
     pub(crate) fn taps(&self) -> usize {
         let infos = std::fs::read_dir(format!("/proc/{}/fdinfo", self.child.id())).unwrap();
-        // One that was closed meanwhile has none.
+        // A descriptor may have been closed since the directory was listed.
         let texts = infos.filter_map(|info| std::fs::read_to_string(info.ok()?.path()).ok());
         let is_tap = |text: &String| text.lines().any(|line| line.starts_with("iff:"));
         texts.filter(is_tap).count()
     }
 
-    /// Ids of all sandboxes, as the control plane lists them.
+    /// The ids of all sandboxes, according to the control plane.
     pub(crate) fn list(&self) -> Vec<String> {
         let mut ids = Vec::new();
         let mut next = String::new();
@@ -139,7 +139,7 @@ impl Server {
         self.ready();
     }
 
-    /// The same with these options and their values in place of what they were.
+    /// As `restart`, with changed values of these options.
     pub(crate) fn restart_with(&mut self, options: &[&str]) {
         for option in options.chunks(2) {
             let before = self.options.iter().position(|o| o == option[0]);
@@ -151,7 +151,7 @@ impl Server {
         self.restart();
     }
 
-    /// Ends the process as it should be.
+    /// Stops the process with SIGTERM.
     pub(crate) fn stop(&mut self) {
         self.signal(Signal::SIGTERM);
         until("the server stops", || {
@@ -185,7 +185,7 @@ impl Server {
         http::send(self.address, "PUT", path, &JSON, body.as_bytes())
     }
 
-    /// A new sandbox with these options.
+    /// Creates a sandbox with these options.
     pub(crate) fn create(&self, options: &Value) -> Sandbox {
         let mut body = json!({"templateID": "base", "timeout": 300});
         for (key, value) in options.as_object().unwrap() {
@@ -194,7 +194,7 @@ impl Server {
         Sandbox::of(&self.post("/v2/sandboxes", &body).expect(201).json())
     }
 
-    /// A request to the agent of a sandbox.
+    /// Sends a request to the agent of a sandbox.
     pub(crate) fn envd(&self, sandbox: &Sandbox, method: &str, path: &str, body: &[u8]) -> Answer {
         let headers = [
             ("E2b-Sandbox-Id", sandbox.id.as_str()),
@@ -225,7 +225,8 @@ impl Server {
         self.read_file(sandbox, "/proc/sys/kernel/random/boot_id")
     }
 
-    /// Whether the data plane says that it runs; anything but yes must say so in the words that clients know.
+    /// Whether the sandbox is running, according to the data plane. Any other answer must contain the text that clients
+    /// expect.
     pub(crate) fn is_up(&self, sandbox: &Sandbox) -> bool {
         let health = self.envd(sandbox, "GET", "/health", b"");
         if health.status == 204 {
@@ -236,7 +237,7 @@ impl Server {
         false
     }
 
-    /// The state as the control plane tells it.
+    /// The state according to the control plane.
     pub(crate) fn state_of(&self, sandbox: &Sandbox) -> String {
         let detail = self.get(&format!("/sandboxes/{}", sandbox.id)).expect(200);
         detail.json()["state"].as_str().unwrap().to_owned()
@@ -245,7 +246,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Whatever the test left: the next server of this state directory ends it.
+        // The next server of this state directory kills what the test left behind.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let mut options = self.options.clone();
@@ -282,18 +283,18 @@ fn start(state: &Path, address: SocketAddr, options: &[String]) -> Child {
         .unwrap()
 }
 
-/// Where the installed templates are.
+/// Directory of the installed templates.
 pub(crate) fn templates() -> PathBuf {
     variable("CUBE_ARTIFACTS").unwrap().join("templates")
 }
 
-/// An address of this host that nobody listens at.
+/// A free address of this host.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
 }
 
-/// Waits for a condition; panics with its name if it does not come.
+/// Waits for a condition; panics with its name after the timeout.
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
@@ -302,7 +303,7 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// What a create answered.
+/// The answer of a create request.
 #[derive(Clone, Debug)]
 pub(crate) struct Sandbox {
     pub(crate) id: String,

@@ -1,4 +1,4 @@
-//! What outlives a server.
+//! State that outlives a server.
 
 use serde_json::json;
 
@@ -26,8 +26,10 @@ pub(crate) fn kvm_what_runs_outlives_a_killed_server() {
     let connect = format!("/v2{}", paused.path("/connect"));
     server.post(&connect, &json!({"timeout": 60})).expect(201);
     assert_eq!(server.read_file(&paused, "/dev/shm/note"), "paused");
-    // Its deadline passed while there was no server, or soon afterwards.
-    crate::process::until("the short one ends", || !server.is_up(&short));
+    // Its deadline passed while no server was running, or shortly afterwards.
+    crate::process::until("the sandbox with the short timeout ends", || {
+        !server.is_up(&short)
+    });
 }
 
 pub(crate) fn kvm_a_stopped_server_keeps_or_ends_what_runs() {

@@ -1,4 +1,4 @@
-//! What is refused, and how.
+//! Refused requests and their answers.
 
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ pub(crate) fn kvm_ports_ask_for_their_tokens() {
             br#"{"code":"1"}"#,
         )
     };
-    // Nobody listens there in this template, which only the token's holder is told.
+    // No program listens on this port in this template, but only the holder of the token may learn this.
     execute(&code).expect(401);
     http::send(server.address, "GET", "/contexts", &code, b"").expect(502);
     code.push(("X-Access-Token", open.token.as_str()));
@@ -146,7 +146,7 @@ pub(crate) fn kvm_a_page_of_another_origin_changes_nothing() {
         |fields: &[(&str, &str)]| http::send(server.address, "DELETE", &kill.path(""), fields, b"");
     removed(&[origin]).expect(403);
     assert_eq!(server.list(), [kill.id.as_str()]);
-    // A page of the server itself, and programs.
+    // Pages of the server itself, and clients that are not browsers.
     let own = format!("http://{}", server.address);
     removed(&[("Origin", &own), ("Sec-Fetch-Site", "same-origin")]).expect(204);
     server.get("/health").expect(200);
@@ -163,14 +163,14 @@ pub(crate) fn kvm_a_create_that_nobody_waits_for_leaves_nothing() {
             &JSON,
             body.as_bytes(),
         );
-        // Long enough to be read, mostly too short to be answered.
+        // Long enough for the request to be read, usually too short for its answer.
         stream
             .set_read_timeout(Some(Duration::from_millis(5)))
             .unwrap();
         let _ = stream.peek(&mut [0]);
         drop(stream);
     }
-    until("every abandoned sandbox is ended", || {
+    until("every abandoned sandbox has ended", || {
         let text = server.get("/metrics").expect(200).text();
         let count = |name: &str| -> u64 {
             let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
@@ -181,7 +181,7 @@ pub(crate) fn kvm_a_create_that_nobody_waits_for_leaves_nothing() {
     });
 }
 
-/// Creates whose answer was written before the client was gone.
+/// Number of creates whose answer was written before the client disconnected.
 fn answered(text: &str) -> u64 {
     let line = text.lines().find_map(|line| {
         line.strip_prefix(

@@ -1,0 +1,259 @@
+use netisolation::Naming;
+use proptest::prelude::*;
+
+use super::*;
+
+fn list(entries: &[&str]) -> Option<Vec<String>> {
+    Some(entries.iter().map(|e| (*e).to_owned()).collect())
+}
+
+fn options(allow: &[&str], deny: &[&str]) -> NetworkConfig {
+    NetworkConfig {
+        allow_out: list(allow),
+        deny_out: list(deny),
+        ..NetworkConfig::default()
+    }
+}
+
+fn status(network: &NetworkConfig, allow: Option<bool>) -> u16 {
+    policy_of(network, allow, &EgressConfig::default())
+        .map_or_else(|error| error.status().as_u16(), |_| 200)
+}
+
+fn told(network: &NetworkConfig) -> String {
+    policy_of(network, None, &EgressConfig::default())
+        .unwrap_err()
+        .to_string()
+}
+
+fn reaches(network: &NetworkConfig, allow: Option<bool>, default: DefaultEgress, to: &str) -> bool {
+    let egress = EgressConfig {
+        default,
+        exceptions: Vec::new(),
+    };
+    let policy = policy_of(network, allow, &egress).unwrap();
+    policy.allows(to.parse().unwrap())
+}
+
+#[test]
+fn the_default_applies_unless_the_client_chooses_otherwise() {
+    use DefaultEgress::{Deny, Internet};
+    let none = NetworkConfig::default();
+    for to in ["8.8.8.8", "2600::1"] {
+        assert!(!reaches(&none, None, Deny, to));
+        assert!(reaches(&none, None, Internet, to));
+        assert!(reaches(&none, Some(true), Deny, to));
+        assert!(!reaches(&none, Some(false), Internet, to));
+    }
+    assert_eq!(chosen_access(Some(true), OptionSource::ClientDefault), None);
+    assert_eq!(
+        chosen_access(Some(false), OptionSource::ClientDefault),
+        Some(false)
+    );
+    assert_eq!(chosen_access(Some(true), OptionSource::Chosen), Some(true));
+}
+
+#[test]
+fn all_traffic_includes_both_address_families() {
+    let denied = options(&["8.8.8.8"], &["0.0.0.0/0"]);
+    for default in [DefaultEgress::Deny, DefaultEgress::Internet] {
+        for allow in [None, Some(true), Some(false)] {
+            assert!(reaches(&denied, allow, default, "8.8.8.8"));
+            assert!(!reaches(&denied, allow, default, "8.8.8.9"));
+            assert!(!reaches(&denied, allow, default, "2600::1"));
+        }
+    }
+    let allowed = options(&["0.0.0.0/0"], &["8.8.8.8"]);
+    assert!(reaches(&allowed, None, DefaultEgress::Deny, "8.8.8.8"));
+    assert!(reaches(&allowed, None, DefaultEgress::Deny, "2600::1"));
+}
+
+#[test]
+fn domains_require_that_all_traffic_is_denied() {
+    for deny in [&[][..], &["8.0.0.0/8"], &["::/0"]] {
+        let domain = options(&["*.example.com"], deny);
+        assert_eq!(status(&domain, None), 400);
+        assert_eq!(status(&domain, Some(true)), 400);
+        assert!(told(&domain).contains("ALL_TRAFFIC"));
+    }
+    let domain = options(&["*.example.com", "8.8.8.8"], &["0.0.0.0/0"]);
+    let policy = policy_of(&domain, None, &EgressConfig::default()).unwrap();
+    assert_eq!(policy.naming("www.example.com"), Naming::Pinned);
+    assert_eq!(policy.naming("example.com"), Naming::Refused);
+    assert_eq!(status(&options(&["a.test"], &[]), Some(false)), 200);
+}
+
+#[test]
+fn invalid_entries_are_refused_by_name() {
+    for entry in [
+        "example.com",
+        "10.0.0.0/33",
+        "10.0.0.0/",
+        "fd00::/129",
+        "8.8.8.8:53",
+        "",
+    ] {
+        assert!(told(&options(&[], &[entry])).contains(&format!("invalid denied CIDR {entry}")));
+    }
+    for entry in [
+        "10.0.0.0/33",
+        "1.2.3",
+        "https://example.com",
+        "a b",
+        "",
+        "*.*.com",
+    ] {
+        let told = told(&options(&[entry], &["0.0.0.0/0"]));
+        assert!(
+            told.contains("invalid allowed domain") && told.contains(entry),
+            "{told}"
+        );
+    }
+}
+
+#[test]
+fn too_long_lists_are_refused_by_name() {
+    let many: Vec<String> = (0..=MAX_ENTRIES)
+        .map(|n| format!("8.8.{}.{}", n / 256, n % 256))
+        .collect();
+    let long = NetworkConfig {
+        deny_out: Some(many),
+        ..NetworkConfig::default()
+    };
+    assert!(told(&long).contains("denyOut has 1001 entries; at most 1000"));
+    let servers = NetworkConfig {
+        dns_servers: list(&["8.8.8.8"; 9]),
+        ..NetworkConfig::default()
+    };
+    assert!(told(&servers).contains("dnsServers has 9 entries; at most 8"));
+}
+
+#[test]
+fn dns_servers_are_addresses_that_sandboxes_may_reach() {
+    let servers = |entries: &[&str]| NetworkConfig {
+        dns_servers: list(entries),
+        ..NetworkConfig::default()
+    };
+    for wrong in [
+        "127.0.0.53",
+        "10.0.0.2",
+        "169.254.169.253",
+        "::1",
+        "::ffff:8.8.8.8",
+        "dns.test",
+        "8.8.8.8:53",
+    ] {
+        assert!(told(&servers(&[wrong])).contains(wrong));
+    }
+    let egress = EgressConfig {
+        default: DefaultEgress::Deny,
+        exceptions: vec![Exception {
+            block: "10.0.0.2/32".parse().unwrap(),
+            access: Vec::new(),
+        }],
+    };
+    let policy = policy_of(&servers(&["10.0.0.2", "2600::53"]), None, &egress).unwrap();
+    let expected: Vec<SocketAddr> = ["10.0.0.2:53", "[2600::53]:53"]
+        .map(|a| a.parse().unwrap())
+        .into();
+    assert_eq!(policy.dns_servers, expected);
+}
+
+#[test]
+fn unsupported_options_are_refused_by_name() {
+    let proxy = NetworkConfig {
+        egress_proxy: Some(serde_json::json!({"address": "h:1"})),
+        ..NetworkConfig::default()
+    };
+    let rules = NetworkConfig {
+        rules: Some([("a.test".to_owned(), serde_json::json!([]))].into()),
+        ..NetworkConfig::default()
+    };
+    let ports = NetworkConfig {
+        https_ports: Some(vec![8443]),
+        ..NetworkConfig::default()
+    };
+    for (network, option) in [
+        (proxy, "egressProxy"),
+        (rules, "rules"),
+        (ports, "httpsPorts"),
+    ] {
+        assert_eq!(status(&network, None), 501);
+        assert!(told(&network).contains(option));
+    }
+}
+
+#[test]
+fn without_a_network_options_that_permit_traffic_are_refused() {
+    let status = |network: &NetworkConfig, allow, source| {
+        grant(network, chosen_access(allow, source), None)
+            .map_or_else(|error| error.status().as_u16(), |_| 204)
+    };
+    let none = NetworkConfig::default();
+    assert_eq!(status(&none, None, OptionSource::Chosen), 204);
+    assert_eq!(status(&none, Some(false), OptionSource::Chosen), 204);
+    assert_eq!(status(&none, Some(true), OptionSource::Chosen), 501);
+    assert_eq!(status(&none, Some(true), OptionSource::ClientDefault), 204);
+    let deny = options(&[], &["0.0.0.0/0", "10.0.0.1", "fd00::/8"]);
+    assert_eq!(status(&deny, None, OptionSource::Chosen), 204);
+    let allow = options(&["8.8.8.8"], &["0.0.0.0/0"]);
+    assert_eq!(status(&allow, None, OptionSource::Chosen), 501);
+}
+
+#[test]
+fn an_empty_update_clears_all_outbound_options() {
+    assert_eq!(outbound(NetworkUpdate::default()), NetworkConfig::default());
+}
+
+fn entry() -> impl Strategy<Value = String> {
+    prop_oneof![
+        1 => Just("0.0.0.0/0".to_owned()),
+        1 => Just("::/0".to_owned()),
+        4 => (0u8..16, 28u8..=32).prop_map(|(n, bits)| format!("8.8.8.{n}/{bits}")),
+        4 => (0u8..16, 124u8..=128).prop_map(|(n, bits)| format!("2600::{n:x}/{bits}")),
+        2 => (0u8..16).prop_map(|n| format!("8.8.8.{n}")),
+    ]
+}
+
+/// E2B's rules, implemented naively as a model.
+fn is_meant(
+    allow: &[String],
+    deny: &[String],
+    source: Option<bool>,
+    default: DefaultEgress,
+    to: IpAddr,
+) -> bool {
+    let has = |list: &[String]| {
+        list.iter().any(|entry| match entry.split_once('/') {
+            Some(("0.0.0.0", "0")) => true,
+            Some(_) => entry.parse::<IpNet>().unwrap().contains(&to),
+            None => entry.parse::<IpAddr>().unwrap() == to,
+        })
+    };
+    let is_open = source == Some(true) || (source.is_none() && default == DefaultEgress::Internet);
+    has(allow) || (!has(deny) && is_open)
+}
+
+proptest! {
+    #[test]
+    fn every_address_is_treated_according_to_the_rules_of_e2b(
+        allow in prop::collection::vec(entry(), 0..5),
+        deny in prop::collection::vec(entry(), 0..5),
+        source: Option<bool>,
+        is_open: bool,
+    ) {
+        let default = if is_open { DefaultEgress::Internet } else { DefaultEgress::Deny };
+        let network = NetworkConfig {
+            allow_out: Some(allow.clone()),
+            deny_out: Some(deny.clone()),
+            ..NetworkConfig::default()
+        };
+        let egress = EgressConfig { default, exceptions: Vec::new() };
+        let policy = policy_of(&network, source, &egress).unwrap();
+        let addresses = (0..16u8).flat_map(|n| [format!("8.8.8.{n}"), format!("2600::{n:x}")]);
+        for to in addresses.chain(["9.9.9.9".into(), "2a00::1".into()]) {
+            let to = to.parse().unwrap();
+            prop_assert_eq!(policy.allows(to), is_meant(&allow, &deny, source, default, to), "{}", to);
+        }
+    }
+}
