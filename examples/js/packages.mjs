@@ -1,4 +1,4 @@
-// A package that no registry has: its files are uploaded and installed without network.
+// Installs a package that is not in any registry: uploads its files and installs them without network.
 
 import { Sandbox } from 'e2b'
 
@@ -8,7 +8,7 @@ try {
     { path: 'packages/greeting/package.json', data: '{"name": "greeting", "version": "1.0.0", "main": "index.js"}' },
     { path: 'packages/greeting/index.js', data: 'exports.greet = (name) => `hello, ${name}`\n' },
   ])
-  // Installers may take longer than the minute that a command has.
+  // Installers may exceed the default command timeout of one minute; 0 turns the timeout off.
   const install = 'npm install --silent --offline --no-audit --install-links ./packages/greeting'
   await sandbox.commands.run(install, { timeoutMs: 0 })
   const used = await sandbox.commands.run(`node -e "console.log(require('greeting').greet('sandbox'))"`)

@@ -1,4 +1,4 @@
-// One table over three cells: what a cell leaves behind, the next one finds.
+// Works on one table in three cells: variables of a cell are available in the next one.
 
 import { Sandbox } from '@e2b/code-interpreter'
 

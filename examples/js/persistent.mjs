@@ -1,4 +1,4 @@
-// A sandbox that is paused, and found again by its id: files, processes and memory are as they were.
+// Pauses a sandbox and connects to it again by its id: files, processes and memory are unchanged.
 
 import { Sandbox } from 'e2b'
 
@@ -7,12 +7,12 @@ try {
   await sandbox.files.write('notes.txt', 'before the pause')
   const count = 'for i in $(seq 100000); do echo $i > count; sleep 0.1; done'
   const counter = await sandbox.commands.run(count, { background: true })
-  // Its stream ends with the pause; the process does not.
+  // The pause ends the output stream, but not the process.
   counter.wait().catch(() => {})
   await sandbox.pause()
   console.log('running:', await sandbox.isRunning())
 
-  // Any program with the key can do this, hours later.
+  // Any program with the API key can do this, even hours later.
   const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 300_000 })
   console.log('the same sandbox:', again.sandboxId === sandbox.sandboxId)
   console.log(await again.files.read('notes.txt'))

@@ -1,4 +1,4 @@
-// What a cell returns: its last value, what it prints, errors, and tables as data.
+// Results of cells: the last value, printed output, errors, and tables as data.
 
 import { Sandbox } from '@e2b/code-interpreter'
 

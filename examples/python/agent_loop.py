@@ -1,21 +1,21 @@
-"""The loop of an agent: run what the model wrote, show it the error, run what it wrote next.
+"""The loop of an agent: run the model's code, return the error to the model, run its next answer.
 
-The model is played by a list, so that the program needs no key and always does the same.
+A fixed list replaces the model, so the program needs no model key and its output never changes.
 """
 
 from e2b_code_interpreter import Sandbox
 
 TASK = "the mean of the scores in scores.json"
 ANSWERS = [
-    # It has not looked at the file, and takes it for a list of numbers.
+    # The model has not read the file and assumes a list of numbers.
     "import json\nscores = json.load(open('scores.json'))\nsum(scores) / len(scores)",
-    # It has seen the error.
+    # The model has seen the error.
     "values = [entry['score'] for entry in scores]\nsum(values) / len(values)",
 ]
 
 
 def model(messages: list[str]) -> str:
-    """An agent asks a model here."""
+    """A real agent calls a model here."""
     return ANSWERS[len(messages) - 1]
 
 

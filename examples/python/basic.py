@@ -1,4 +1,4 @@
-"""A sandbox, a command in it, and its end."""
+"""Creates a sandbox, runs a command in it, and kills it."""
 
 from e2b import Sandbox
 

@@ -1,4 +1,4 @@
-"""Files: written and read from outside, used inside."""
+"""Writes and reads files from outside of the sandbox, and uses them inside."""
 
 from e2b import Sandbox
 

@@ -1,4 +1,4 @@
-"""A package that no index has: its wheel is uploaded and installed without network."""
+"""Installs a package that is not in any index: uploads its wheel and installs it without network."""
 
 import io
 import zipfile
@@ -7,7 +7,7 @@ from e2b import Sandbox
 
 
 def wheel() -> bytes:
-    """What `pip wheel .` makes of a project with one module."""
+    """The wheel that `pip wheel .` builds from a project with one module."""
     info = "greeting-1.0.dist-info"
     files = {
         "greeting.py": "def greet(name):\n    return f'hello, {name}'\n",
@@ -24,7 +24,7 @@ def wheel() -> bytes:
 
 with Sandbox.create("base", timeout=300) as sandbox:
     sandbox.files.write("wheels/greeting-1.0-py3-none-any.whl", wheel())
-    # Installers may take longer than the minute that a command has.
+    # Installers may exceed the default command timeout of one minute; 0 turns the timeout off.
     sandbox.commands.run("pip install --quiet --no-index --find-links wheels greeting", timeout=0)
     print(sandbox.commands.run("python3 -c 'import greeting; print(greeting.greet(\"sandbox\"))'").stdout, end="")
 

@@ -1,4 +1,4 @@
-"""One table over three cells: what a cell leaves behind, the next one finds."""
+"""Works on one table in three cells: variables of a cell are available in the next one."""
 
 from e2b_code_interpreter import Sandbox
 

@@ -1,4 +1,4 @@
-"""A sandbox that is paused, and found again by its id: files, processes and memory are as they were."""
+"""Pauses a sandbox and connects to it again by its id: files, processes and memory are unchanged."""
 
 from e2b import Sandbox
 
@@ -9,7 +9,7 @@ try:
     sandbox.pause()
     print("running:", sandbox.is_running())
 
-    # Any program with the key can do this, hours later.
+    # Any program with the API key can do this, even hours later.
     again = Sandbox.connect(sandbox.sandbox_id, timeout=300)
     print("the same sandbox:", again.sandbox_id == sandbox.sandbox_id)
     print(again.files.read("notes.txt"))

@@ -1,4 +1,4 @@
-"""Shell commands: pipes, variables, output as it comes, failures, and a server in the background."""
+"""Shell commands: pipes, variables, streamed output, failures, and a server in the background."""
 
 from e2b import CommandExitException, Sandbox
 

@@ -1,4 +1,4 @@
-"""Ten sandboxes at once, each with a part of the work."""
+"""Distributes work over ten concurrent sandboxes."""
 
 import asyncio
 
