@@ -6,11 +6,10 @@
 //!   cube.layer (ext4) upper, work ──┴─► overlay ─► moved to /, initramfs emptied
 //! root: proc, sys, cgroup2, dev, pts, shm, run ─► identity files ─► loopback up, card quiet
 //! ```
-//! Without `/modules/order` the kernel has mounted a root itself, and only the last line is done.
-//! Everything that fails here ends the guest: a half-made root must never be served.
+//! Without `/modules/order` the kernel has mounted the root itself, and only the last line of the drawing is done.
+//! Any failure ends the guest: an incomplete root must never be served.
 //!
-//! /tmp stays on the layer, as in the sandboxes that this one stands in for: large builds go there, and a
-//! tmpfs would hold them in memory.
+//! /tmp stays on the layer, as in E2B's sandboxes: large builds go there, and a tmpfs would hold them in memory.
 
 mod cmdline;
 mod modules;
@@ -28,10 +27,9 @@ use nix::errno::Errno;
 use crate::{identity::Machine, network};
 use cmdline::CommandLine;
 
-/// Why a guest has no root.
+/// A failed boot.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BootError {
-    /// A mount failed.
     #[error("cannot mount {source_name} ({fstype}) on {target}")]
     Mount {
         source_name: String,
@@ -40,7 +38,6 @@ pub(crate) enum BootError {
         #[source]
         source: Errno,
     },
-    /// A module was refused by the kernel.
     #[error("cannot load module {name} with parameters {parameters:?}")]
     Module {
         name: String,
@@ -48,10 +45,8 @@ pub(crate) enum BootError {
         #[source]
         source: Errno,
     },
-    /// A block device did not appear.
     #[error("{device} did not appear within {within:?}")]
     NoDevice { device: PathBuf, within: Duration },
-    /// Anything else.
     #[error("cannot {what}")]
     System {
         what: String,
@@ -60,7 +55,7 @@ pub(crate) enum BootError {
     },
 }
 
-/// Says what failed.
+/// An error of the form "cannot `what`", for `map_err`.
 fn cannot<E: Into<std::io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> BootError {
     let what = what.into();
     move |source| BootError::System {
@@ -69,7 +64,7 @@ fn cannot<E: Into<std::io::Error>>(what: impl Into<String>) -> impl FnOnce(E) ->
     }
 }
 
-/// Makes the root and everything around it; what the server needs of it.
+/// Assembles the root, mounts kernel file systems and sets up devices. Returns what the server needs of the machine.
 pub(crate) fn run() -> Result<Machine, BootError> {
     system::set_signals()?;
     let layer = if Path::new(modules::ORDER).exists() {
@@ -80,11 +75,11 @@ pub(crate) fn run() -> Result<Machine, BootError> {
     system::mount_all()?;
     system::open_console();
     system::loopback_up()?;
-    network::quieten().map_err(cannot("settle what the network card may do"))?;
+    network::quieten().map_err(cannot("disable autoconfiguration of the network card"))?;
     system::machine(layer)
 }
 
-/// The initramfs stage; the layer's directory, kept open to freeze it at the end.
+/// Runs the initramfs stage. Returns the layer's directory, kept open so that shutdown can freeze the layer.
 fn from_initramfs() -> Result<Option<OwnedFd>, BootError> {
     system::mount_early()?;
     system::open_console();

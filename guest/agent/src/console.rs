@@ -1,5 +1,4 @@
-//! The one line that a person gets to see when something fails, without the formatting machinery of
-//! standard error.
+//! One-line messages to the kernel log or standard error, without the formatting code of `eprintln!`.
 
 use std::{
     fs::OpenOptions,
@@ -7,20 +6,20 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-/// A line in the kernel's log, shown on the console only when that is verbose.
+/// Logs a line to the kernel log. The console shows it only if its log level is at least "info".
 pub(crate) fn log(message: &str) {
     kmsg("<6>", message);
 }
 
-/// A line that a quiet console shows too (priority "critical").
+/// Logs a line with priority "critical", which a quiet console shows too.
 pub(crate) fn fail(message: &str) {
     kmsg("<2>", message);
 }
 
-/// A line on standard error.
+/// Writes a line to standard error.
 pub(crate) fn stderr(message: &str) {
     let line = format!("guest-agent: {message}\n");
-    // Nobody is left to tell when this fails.
+    // A failure here cannot be reported anywhere.
     let _ = nix::unistd::write(standard_error(), line.as_bytes());
 }
 

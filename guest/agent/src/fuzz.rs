@@ -1,3 +1,3 @@
-//! This program as the fuzz target `agent`: its readers of requests, and nothing that acts on one.
+//! The fuzz target `agent`: the agent's parsers of requests, without its handlers.
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| crate::server::fuzz::agent(bytes));

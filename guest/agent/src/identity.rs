@@ -1,8 +1,8 @@
-//! Who this guest is. Every clone of a snapshot wakes up as the same machine; `POST /init` makes it one of
-//! its own before anything else is answered.
+//! The identity of the guest. Every clone of a snapshot resumes as the same machine; `POST /init` gives it its own
+//! identity before the agent answers anything else.
 //!
-//! Order: everything is checked first, so that a bad request changes nothing. Then the kernel's random
-//! generator, the clock, the names. Nothing random may be handed out, and no time told, before that.
+//! Order: the request is checked first, so that an invalid one changes nothing. Then the kernel's random generator is
+//! reseeded, the clock set, and host name and machine ID written. Random bytes and the time are wrong before that.
 
 use std::{
     fs::File,
@@ -22,29 +22,29 @@ use nix::{
 
 use crate::{network, sys};
 
-/// What an identity is applied to.
+/// The machine that an identity is applied to.
 pub(crate) enum Duties {
-    /// The guest: this is PID 1.
+    /// The guest; the agent is PID 1.
     Machine(Box<Machine>),
-    /// Nothing: an ordinary program on somebody's machine only checks the request.
+    /// None: outside a guest the request is only checked.
     None,
 }
 
-/// Files that carry the identity, open since boot so that no path is walked in a clone.
+/// Files that hold the identity, open since boot so that clones resolve no paths.
 pub(crate) struct MachineFiles {
-    /// Seen as /etc/machine-id.
+    /// Mounted at /etc/machine-id.
     pub(crate) machine_id: File,
-    /// Seen as /proc/sys/kernel/random/boot_id.
+    /// Mounted at /proc/sys/kernel/random/boot_id.
     pub(crate) boot_id: File,
-    /// Seen as /etc/hosts.
+    /// Mounted at /etc/hosts.
     pub(crate) hosts: File,
-    /// The sandbox's environment, for servers that a template has started.
+    /// The sandbox's environment, read by servers that the template has started.
     pub(crate) envs: File,
     /// /dev/urandom.
     pub(crate) random: File,
 }
 
-/// The guest and who it was last.
+/// The guest and its current identity.
 pub(crate) struct Machine {
     files: MachineFiles,
     layer: Option<OwnedFd>,
@@ -53,13 +53,13 @@ pub(crate) struct Machine {
     network: bool,
 }
 
-/// Why an identity was not taken.
+/// An identity that was not applied.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
-    /// The request is wrong; nothing was changed.
+    /// The request is invalid; nothing was changed.
     #[error("{0}")]
     Invalid(&'static str),
-    /// The system refused.
+    /// A system call failed; earlier steps remain applied.
     #[error("cannot {what}")]
     System {
         what: &'static str,
@@ -77,6 +77,9 @@ fn cannot<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> Iden
 
 impl Duties {
     /// Checks a request and applies it.
+    ///
+    /// # Errors
+    /// Returns [`IdentityError::Invalid`] for a malformed value, [`IdentityError::System`] for a failed system call.
     pub(crate) fn apply(&mut self, request: &InitRequest) -> Result<(), IdentityError> {
         let entropy = check(request)?;
         match self {
@@ -85,7 +88,7 @@ impl Duties {
         }
     }
 
-    /// Tells the servers of the template the sandbox's environment: a JSON object.
+    /// Writes the sandbox's environment, a JSON object, for servers that the template has started.
     pub(crate) fn publish_environment(&self, json: &[u8]) -> Result<(), IdentityError> {
         match self {
             Self::Machine(machine) => {
@@ -93,7 +96,7 @@ impl Duties {
                 let envs = &machine.files.envs;
                 let len = envs
                     .metadata()
-                    .map_err(cannot("look at the environment"))?
+                    .map_err(cannot("stat the environment file"))?
                     .len();
                 let len = usize::try_from(len).unwrap_or(usize::MAX);
                 replace(envs, json, len).map_err(failed)
@@ -103,7 +106,7 @@ impl Duties {
     }
 }
 
-/// Everything but the act; the entropy as bytes.
+/// Checks all values. Returns the entropy as bytes.
 fn check(request: &InitRequest) -> Result<Vec<u8>, IdentityError> {
     let invalid = |ok: bool, text| {
         if ok {
@@ -170,7 +173,7 @@ impl Machine {
         }
     }
 
-    /// The writable layer's directory; absent when the kernel mounted the root itself.
+    /// The writable layer's directory; `None` if the kernel mounted the root itself.
     pub(crate) fn layer(&self) -> Option<BorrowedFd<'_>> {
         self.layer.as_ref().map(AsFd::as_fd)
     }
@@ -197,7 +200,7 @@ impl Machine {
             let line = format!("{id}\n");
             replace(&self.files.machine_id, line.as_bytes(), 33)
                 .map_err(cannot("write /etc/machine-id"))?;
-            let boot = random_uuid().map_err(cannot("draw a boot id"))?;
+            let boot = random_uuid().map_err(cannot("generate a boot id"))?;
             replace(&self.files.boot_id, boot.as_bytes(), 37)
                 .map_err(cannot("write the boot id"))?;
             id.clone_into(&mut self.machine_id);
@@ -209,7 +212,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Makes the name resolve (sudo insists): one line of ours, the others stay.
+    /// Adds the name to /etc/hosts, because sudo must resolve it. The line of the previous name is replaced.
     fn name_in_hosts(&self, name: &str) -> std::io::Result<()> {
         let len = self.files.hosts.metadata()?.len().min(MAX_HOSTS);
         let mut old = vec![0; usize::try_from(len).unwrap_or_default()];
@@ -220,9 +223,9 @@ impl Machine {
     }
 }
 
-/// Longer files are cut: nobody resolves names by hand any more.
+/// Bytes of /etc/hosts that are kept; a longer file is truncated.
 const MAX_HOSTS: u64 = 64 << 10;
-/// Debian's address for the machine's own name.
+/// The address that Debian gives the machine's own name.
 const OWN_ADDRESS: &str = "127.0.1.1";
 
 fn hosts_with(old: &str, name: &str) -> String {
@@ -232,7 +235,7 @@ fn hosts_with(old: &str, name: &str) -> String {
     new
 }
 
-/// Writes a whole small file in place; it is cut only when it was longer.
+/// Overwrites a small file in place, and truncates it only if it was longer.
 fn replace(file: &File, bytes: &[u8], old_len: usize) -> std::io::Result<()> {
     file.write_all_at(bytes, 0)?;
     if old_len > bytes.len() {
@@ -246,7 +249,7 @@ fn set_clock(time: Timestamp) -> Result<(), Errno> {
     clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from_duration(ns))
 }
 
-/// A random UUID (RFC 9562, version 4) and a line end.
+/// A random UUID (RFC 9562, version 4), with a newline.
 fn random_uuid() -> Result<String, Errno> {
     let mut bytes = sys::random_bytes()?;
     bytes[6] = bytes[6] & 0x0f | 0x40;
@@ -294,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_name_replaces_the_last_one() {
+    fn a_new_name_replaces_the_previous_one() {
         let hosts = hosts_with("127.0.0.1 localhost\n127.0.1.1 old\n::1 localhost", "new");
         assert_eq!(
             hosts,

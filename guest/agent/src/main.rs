@@ -1,15 +1,11 @@
-//! The one program of ours inside a guest: PID 1 and the server of the data plane, in one small static
-//! binary with one thread.
+//! PID 1 of a guest and the server of the data plane, in one small static binary with one thread.
 //!
-//! As PID 1 it goes through two stages in one process: [`boot`] makes a root file system out of the
-//! read-only image and the writable layer and moves there; [`server`] then answers on vsock until the
-//! guest ends. Clones of a snapshot wake up inside [`server::Server::run`], so what that loop touches is
-//! what a clone pays for. With `--listen unix:PATH` it is an ordinary program without PID 1 duties.
+//! As PID 1 it runs two stages in one process: [`boot`] assembles the root file system from the read-only image and the
+//! writable layer, and [`server`] then answers on vsock until the guest ends. Clones of a snapshot resume inside
+//! [`server::Server::run`], so a clone pays for every page that this loop touches. With `--listen unix:PATH` it is an
+//! ordinary program without the duties of PID 1.
 #![cfg_attr(not(test), no_main)]
-#![cfg_attr(
-    fuzzing,
-    expect(dead_code, reason = "a fuzz target reads and does nothing")
-)]
+#![cfg_attr(fuzzing, expect(dead_code, reason = "a fuzz target only parses"))]
 
 mod boot;
 mod console;
@@ -31,7 +27,7 @@ use identity::Duties;
 use server::Server;
 use transport::{Listener, Peers};
 
-/// How the program was called.
+/// The role that the arguments select.
 enum Mode {
     /// PID 1 of a guest.
     Init,
@@ -59,7 +55,7 @@ fn main() {
     std::process::exit(run());
 }
 
-/// Runs the program; its exit status.
+/// Runs the program and returns its exit status.
 fn run() -> i32 {
     sys::prepare_process();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -70,7 +66,7 @@ fn run() -> i32 {
     }
 }
 
-/// Never comes back: whatever fails, the guest is powered off with one line on its console.
+/// Does not return: on any failure, the guest logs one line to its console and powers off.
 fn run_as_init() -> i32 {
     let done = boot::run().map_err(|error| model::chain(&error));
     let served = done.and_then(|machine| {

@@ -1,9 +1,9 @@
-//! The network card as this guest has it: off, or with the addresses that every guest has ([`model::guest`]).
+//! The network card of the guest: down, or up with the addresses that every guest has ([`model::guest`]).
 //!
-//! It is off until `POST /init` says that there is a network, so that a guest without one is told "network is
-//! unreachable" at once. The card asks nobody anything: its gateways' hardware addresses are entered for good, there
-//! is no ARP, no neighbour discovery, no router's advice and no address made up from the card's. So an idle guest
-//! sends nothing, and all of it is done by the kernel before the request is answered (rtnetlink(7)).
+//! The card stays down until `POST /init` enables the network, so programs of a guest without a network get "network is
+//! unreachable" at once. Neighbour entries of the gateways are permanent; ARP, neighbour discovery, router
+//! advertisements and generated addresses are disabled. So an idle guest sends nothing, and the kernel has applied
+//! everything before the request is answered (rtnetlink(7)).
 
 use std::{
     fs, io,
@@ -18,13 +18,13 @@ use nix::{
     sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket},
 };
 
-/// Settings of the card for IPv6, before it is first set up: (file, value).
+/// IPv6 settings of the card, written before it is first set up: (file, value).
 const QUIET: [(&str, &str); 5] = [
     ("accept_ra", "0"),
     ("autoconf", "0"),
     ("router_solicitations", "0"),
     ("accept_dad", "0"),
-    // No address from the card's own (IN6_ADDR_GEN_MODE_NONE).
+    // No link-local address from the hardware address (IN6_ADDR_GEN_MODE_NONE).
     ("addr_gen_mode", "1"),
 ];
 /// `NLMSG_HDRLEN`.
@@ -32,7 +32,7 @@ const HEADER: usize = 16;
 /// `IFA_F_NODAD`, linux/if_addr.h.
 const NO_DETECTION: u8 = 0x02;
 
-/// Settles what the card may do by itself; a kernel or machine without card or IPv6 has nothing to settle.
+/// Disables IPv6 autoconfiguration of the card. Does nothing without a card or without IPv6.
 pub(crate) fn quieten() -> io::Result<()> {
     let dir = Path::new("/proc/sys/net/ipv6/conf").join(guest::CARD);
     if !dir.exists() {
@@ -43,7 +43,7 @@ pub(crate) fn quieten() -> io::Result<()> {
         .try_for_each(|(file, value)| fs::write(dir.join(file), value))
 }
 
-/// Sets the card up with addresses, routes and neighbours, or takes it down, which removes them.
+/// Sets the card up with addresses, routes and neighbours, or down, which removes them.
 pub(crate) fn switch(on: bool) -> io::Result<()> {
     let card = if_nametoindex(guest::CARD)?;
     let mut requests = Requests::default();
@@ -70,7 +70,7 @@ pub(crate) fn switch(on: bool) -> io::Result<()> {
     requests.perform()
 }
 
-/// Messages to the kernel, one after another; it takes them in order.
+/// Netlink messages, which the kernel handles in order.
 #[derive(Debug, Default)]
 struct Requests {
     bytes: Vec<u8>,
@@ -100,7 +100,7 @@ impl Requests {
     }
 
     fn address(&mut self, card: u32, own: IpAddr, prefix: u8) {
-        // struct ifaddrmsg; scope 0: all the world may be spoken to from it.
+        // struct ifaddrmsg with scope 0 (RT_SCOPE_UNIVERSE).
         let mut body = vec![family(own), prefix, NO_DETECTION, 0];
         body.extend(card.to_ne_bytes());
         for kind in [libc::IFA_LOCAL, libc::IFA_ADDRESS] {
@@ -121,7 +121,7 @@ impl Requests {
     }
 
     fn default_route(&mut self, card: u32, gateway: IpAddr) {
-        // struct rtmsg: to 0 bits of nothing, which is everywhere.
+        // struct rtmsg with a destination prefix of 0 bits: the default route.
         let mut body = vec![
             family(gateway),
             0,
@@ -152,7 +152,7 @@ impl Requests {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// Sends them all and reads an answer to each; the first refusal is the error.
+    /// Sends all messages and reads their answers. Returns the first error.
     fn perform(self) -> io::Result<()> {
         let kernel = socket(
             AddressFamily::Netlink,
@@ -165,7 +165,7 @@ impl Requests {
     }
 }
 
-/// Reads one answer: `NLMSG_ERROR` with an errno, 0 for "done".
+/// Reads one answer: `NLMSG_ERROR` with an errno, 0 for success.
 fn answer(kernel: &OwnedFd) -> io::Result<()> {
     let mut buffer = [0; 1024];
     let len = recv(kernel.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
@@ -193,7 +193,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Adds a `struct rtattr` and its payload.
+/// Appends a `struct rtattr` and its payload.
 fn attribute(body: &mut Vec<u8>, kind: u16, payload: &[u8]) {
     let len = u16::try_from(4 + payload.len()).unwrap_or_default();
     body.extend(len.to_ne_bytes());
@@ -229,7 +229,7 @@ mod tests {
             ip("link add eth0 type veth peer name far");
             ip("link set far up");
             quieten().unwrap();
-            // What is there already is no error.
+            // Setting up a card that is up is not an error.
             for _ in 0..2 {
                 switch(true).unwrap();
                 assert_has(&ip("link show eth0"), &["UP", "NOARP", "mtu 1500"]);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn net_a_card_that_is_not_there_is_told() {
+    fn net_a_missing_card_is_an_error() {
         let inside = || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             quieten().unwrap();

@@ -1,4 +1,4 @@
-//! The end of a guest.
+//! Shutting down a guest.
 
 use std::{
     os::fd::BorrowedFd,
@@ -17,14 +17,14 @@ use nix::{
 
 use crate::{console, sys};
 
-/// How long processes may take to end when they are asked to.
+/// How long processes may take to end after SIGTERM, and again after SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Ends every other process of the guest and leaves its writable layer clean on disk.
+/// Ends every other process of the guest, writes all data back and freezes the writable layer.
 pub(crate) fn end_machine(layer: Option<BorrowedFd<'_>>) {
     let everybody = Pid::from_raw(-1);
     for signal in [Signal::SIGTERM, Signal::SIGCONT] {
-        // Nobody there is what is wanted.
+        // Fails if there is no other process.
         let _ = kill(everybody, signal);
     }
     reap_until(Instant::now() + PATIENCE);
@@ -32,11 +32,11 @@ pub(crate) fn end_machine(layer: Option<BorrowedFd<'_>>) {
     reap_until(Instant::now() + PATIENCE);
     sync();
     if let Some(Err(errno)) = layer.map(sys::freeze) {
-        console::fail(&format!("the writable layer is not clean: {errno}"));
+        console::fail(&format!("cannot freeze the writable layer: {errno}"));
     }
 }
 
-/// Reaps children until none is left or the time has come. SIGCHLD is blocked here and ends each wait.
+/// Reaps children until none is left or the deadline has passed. SIGCHLD is blocked, and ends each wait.
 fn reap_until(deadline: Instant) {
     let mut child = SigSet::empty();
     child.add(Signal::SIGCHLD);
@@ -53,7 +53,7 @@ fn reap_until(deadline: Instant) {
     }
 }
 
-/// Powers the guest off. Unwritten data are lost: see [`end_machine`].
+/// Powers the guest off. Data that [`end_machine`] has not written back is lost.
 pub(crate) fn power_off() -> ! {
     let Err(errno) = reboot(RebootMode::RB_POWER_OFF);
     console::fail(&format!("cannot power off: {errno}"));

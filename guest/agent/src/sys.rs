@@ -13,71 +13,70 @@ use std::{
 
 use nix::errno::Errno;
 
-/// Settings for the whole process, made once at its start.
+/// Changes settings of the whole process, once at its start.
 pub(crate) fn prepare_process() {
-    // SAFETY: changing a disposition needs that no other code relies on the former one. This runs first
-    // in the only thread, nothing has installed a handler. Holds for ever; children reset it.
+    // SAFETY: changing a disposition requires that no other code relies on the previous one. This runs first in the
+    // only thread, before any handler is installed. Holds for the process's life; children reset it.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    // SAFETY: mallopt needs to be called before other threads allocate; there is one thread, always.
-    // Heap top is given back only above 1 MiB, so that a request's buffers come and go without `brk`,
-    // and larger buffers are mapped and unmapped, so that one large request leaves no large heap.
+    // SAFETY: mallopt must be called before other threads allocate; there is only ever one thread.
+    // The heap's top is returned only above 1 MiB, so that a request's buffers need no `brk`; larger buffers are mapped
+    // and unmapped, so that a large request leaves no large heap.
     unsafe {
         libc::mallopt(libc::M_TRIM_THRESHOLD, 1 << 20);
         libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 20);
     };
-    // SAFETY: marking descriptors needs that nobody relies on handing them down. Those above the standard
-    // streams came from whoever started this process, and nothing here knows of them. Holds for ever.
+    // SAFETY: marking descriptors close-on-exec requires that no code relies on inheriting them. Descriptors above the
+    // standard streams came from this process's parent and are not used here. Holds for the process's life.
     unsafe { libc::close_range(3, libc::c_uint::MAX, CLOSE_RANGE_CLOEXEC) };
-    // SAFETY: umask only replaces a number of this process. Holds for ever.
+    // SAFETY: umask touches no memory; it replaces a number of this process. Holds for the process's life.
     unsafe { libc::umask(0o022) };
 }
 
 /// `CLOSE_RANGE_CLOEXEC` of linux/close_range.h.
 const CLOSE_RANGE_CLOEXEC: c_int = 1 << 2;
 
-/// What a program is started as.
+/// User and groups of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Credentials {
-    /// User id.
     pub(crate) uid: u32,
-    /// Primary group.
+    /// The primary group.
     pub(crate) gid: u32,
-    /// All groups.
+    /// All groups, including the primary one.
     pub(crate) groups: Vec<u32>,
 }
 
-/// A program to start, everything decided.
+/// A program to start.
 pub(crate) struct SpawnPlan<'a> {
-    /// Paths to try in this order; at least one.
+    /// Paths to try, in this order; at least one.
     pub(crate) programs: &'a [CString],
-    /// Arguments, the program's name first.
+    /// Arguments, beginning with the program's name.
     pub(crate) arguments: &'a [CString],
     /// `NAME=value`.
     pub(crate) environment: &'a [CString],
-    /// Entered after the user was switched, so that its rights count.
+    /// Working directory, entered with the user's permissions.
     pub(crate) cwd: &'a CStr,
-    /// What it reads and writes; descriptors above 2.
+    /// Standard streams; their descriptors are above 2.
     pub(crate) stdio: StandardStreams<'a>,
-    /// Absent means to stay who the agent is.
+    /// `None` keeps the agent's user.
     pub(crate) credentials: Option<&'a Credentials>,
 }
 
 /// Standard input, output and error.
 pub(crate) enum StandardStreams<'a> {
-    /// One each.
+    /// One descriptor each.
     Separate([BorrowedFd<'a>; 3]),
-    /// All three are this terminal, which becomes the session's.
+    /// All three are this terminal, which becomes the session's controlling terminal.
     Terminal(BorrowedFd<'a>),
 }
 
-/// What a new process was doing when it failed.
+/// The step at which a start failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpawnStep {
-    /// The process was not made at all.
+    /// Creating the process.
     Clone,
-    /// Its session or standard streams.
+    /// Creating its session or attaching its standard streams.
     Prepare,
-    /// Becoming the user.
+    /// Switching to the user.
     User,
     /// Entering the working directory.
     Cwd,
@@ -85,25 +84,23 @@ pub(crate) enum SpawnStep {
     Exec,
 }
 
-/// Why a program does not run. Nothing of it is left.
+/// A failed start, which leaves no process behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpawnError {
-    /// See [`SpawnStep`].
     pub(crate) step: SpawnStep,
-    /// The system's reason.
     pub(crate) errno: Errno,
 }
 
-/// Starts programs without copying the agent's page tables: the child borrows the agent's memory until it
-/// runs the new program, while the agent stands still (`CLONE_VM | CLONE_VFORK`).
+/// Starts programs without copying the agent's page tables: the child shares the agent's memory until execve, and the
+/// agent is suspended meanwhile (`CLONE_VM | CLONE_VFORK`).
 pub(crate) struct Spawner {
-    /// Descriptors that a program may have, as it was before the agent took more for itself.
+    /// Limit of descriptors of started programs: the one before the agent raised its own.
     files: libc::rlimit,
-    /// The child's stack until then. 64 KiB, of which it touches the topmost page or two.
+    /// The child's stack until execve: 64 KiB, of which it touches one or two pages.
     stack: Vec<u128>,
 }
 
-/// What the child reads. Raw pointers, since it must not allocate, lock or unwind.
+/// Input of the child. Raw pointers, because the child must not allocate, lock or unwind.
 struct ChildTask {
     programs: *const *const c_char,
     arguments: *const *const c_char,
@@ -124,7 +121,7 @@ struct ChildTask {
 const STACK_WORDS: usize = (64 << 10) / size_of::<u128>();
 
 impl Spawner {
-    /// `files`: soft and hard limit of descriptors of what is started.
+    /// `files` is the soft and hard limit of descriptors of started programs.
     pub(crate) fn new(files: (u64, u64)) -> Self {
         Self {
             files: libc::rlimit {
@@ -135,7 +132,7 @@ impl Spawner {
         }
     }
 
-    /// Starts a program as leader of its own session; its process id.
+    /// Starts a program as leader of a new session. Returns its PID.
     pub(crate) fn spawn(&mut self, plan: &SpawnPlan<'_>) -> Result<i32, SpawnError> {
         let programs = pointers(plan.programs);
         let arguments = pointers(plan.arguments);
@@ -163,11 +160,11 @@ impl Spawner {
         };
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
         let top = self.stack.as_mut_ptr_range().end.cast::<c_void>();
-        // SAFETY: `clone` needs the top of a stack that nobody else uses, 16-byte aligned, and a task
-        // that outlives the child's use of it. The stack is this spawner's alone (`&mut self`) and made
-        // of 16-byte words. With CLONE_VFORK this thread stands still until the child has exec'ed or
-        // exited, so `task`, the pointer arrays and what they point at, all alive to the end of this
-        // function, outlive that. `child` only makes system calls and writes to `task`.
+        // SAFETY: `clone` requires the top of an unused, 16-byte aligned stack, and a task that outlives the child's use
+        // of it. The stack belongs to this spawner alone (`&mut self`) and consists of 16-byte words. With CLONE_VFORK
+        // this thread is suspended until the child calls execve or exits, so `task`, the pointer arrays and their
+        // targets, which live to the end of this function, outlive that. `child` only makes system calls and writes to
+        // `task`.
         let pid = unsafe { libc::clone(child, top, flags, (&raw mut task).cast::<c_void>()) };
         if pid < 0 {
             let step = SpawnStep::Clone;
@@ -176,9 +173,9 @@ impl Spawner {
                 errno: Errno::last(),
             });
         }
-        // SAFETY: a volatile read needs a valid, initialised place. `task` is a live local; the child
-        // that may have written to it is past its exec or exit. Volatile, since the compiler does not
-        // know of that write. For this statement only.
+        // SAFETY: a volatile read requires a valid, initialised place. `task` is a live local, and the child that may
+        // have written to it is past execve or exit. Volatile, because the compiler cannot see that write. For this
+        // statement only.
         let (step, errno) = unsafe {
             (
                 ptr::read_volatile(&raw const task.failed),
@@ -188,7 +185,7 @@ impl Spawner {
         match errno {
             0 => Ok(pid),
             errno => {
-                // It has exited already; this only takes it out of the process table.
+                // The child has exited already; this reaps it.
                 let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid), None);
                 Err(SpawnError {
                     step,
@@ -204,16 +201,16 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|s| s.as_ptr()).chain(end).collect()
 }
 
-/// The child between `clone` and `execve`. Only comes back to report a failure.
+/// The child between `clone` and `execve`. Returns only to report a failure.
 extern "C" fn child(task: *mut c_void) -> c_int {
     let task = task.cast::<ChildTask>();
-    // SAFETY: needs a valid task to which nobody else refers meanwhile. `spawn` passes its local and
-    // stands still until this process has left its memory. Until then.
+    // SAFETY: requires a valid task without other references. `spawn` passes its local and is suspended until this
+    // process has left the shared memory. Until then.
     let task = unsafe { &mut *task };
-    // SAFETY: `become_program` needs the pointers of a task made by `spawn`; this is one. Until exec.
+    // SAFETY: `become_program` requires a task of `spawn`; this is one. Until execve.
     let (failed, errno) = unsafe { become_program(task) };
-    // SAFETY: a volatile write needs a valid place; see above. Volatile, since the reader is another
-    // process as far as the compiler can tell.
+    // SAFETY: a volatile write requires a valid place; `task` is one, as above. Volatile, because the compiler cannot
+    // see that the parent reads it. For this statement only.
     unsafe {
         ptr::write_volatile(&raw mut task.failed, failed);
         ptr::write_volatile(&raw mut task.errno, errno);
@@ -221,22 +218,21 @@ extern "C" fn child(task: *mut c_void) -> c_int {
     127
 }
 
-/// The last error of the system, never zero.
+/// The last errno, never zero.
 fn last_errno() -> c_int {
     Errno::last_raw().max(1)
 }
 
-/// Does what the task says.
+/// Prepares the process and executes the program. Returns the failed step and its errno.
 ///
 /// # Safety
-/// Must run in a child made by [`Spawner::spawn`] with that call's task.
+/// Must run in a child that [`Spawner::spawn`] has created, with that call's task.
 unsafe fn become_program(task: &ChildTask) -> (SpawnStep, c_int) {
-    // SAFETY: these calls need valid pointers and descriptors, and that what they change belongs to this
-    // process. The task's pointers are to null-terminated arrays and strings alive in `spawn`; `mask`
-    // and `default` are locals. Signal dispositions and mask, descriptors, their limit, session and working directory
-    // are the child's own, since `clone` was called without the flags that share them. User and groups
-    // are set by bare system calls: the C library's wrappers would signal the threads of the parent.
-    // Until exec.
+    // SAFETY: these calls require valid pointers and descriptors, and may only change state of this process. The task's
+    // pointers refer to null-terminated arrays and strings that live in `spawn`; `mask` and `default` are locals. Signal
+    // dispositions and mask, descriptors, their limit, session and working directory are the child's own, because
+    // `clone` was called without the flags that share them. User and groups are set by raw system calls: the C
+    // library's wrappers would signal the parent's threads. Until execve.
     unsafe {
         let mut mask = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut mask);
@@ -253,7 +249,7 @@ unsafe fn become_program(task: &ChildTask) -> (SpawnStep, c_int) {
         if task.terminal && libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
             return (SpawnStep::Prepare, last_errno());
         }
-        // A program that cannot have its usual limit runs with the agent's.
+        // On failure the program runs with the agent's limit.
         libc::setrlimit(libc::RLIMIT_NOFILE, &raw const task.files);
         if task.switch_user {
             let groups = libc::syscall(libc::SYS_setgroups, task.group_count, task.groups);
@@ -272,7 +268,7 @@ unsafe fn become_program(task: &ChildTask) -> (SpawnStep, c_int) {
             libc::execve(*program, task.arguments, task.environment);
             match last_errno() {
                 libc::ENOENT | libc::ENOTDIR => {}
-                // As a shell does: a later match that can be run wins, else this is the reason.
+                // As in a shell, a later path may still succeed; otherwise this is the error.
                 libc::EACCES => worst = libc::EACCES,
                 errno => return (SpawnStep::Exec, errno),
             }
@@ -282,7 +278,7 @@ unsafe fn become_program(task: &ChildTask) -> (SpawnStep, c_int) {
     }
 }
 
-/// Most random bytes that are taken at once.
+/// Largest number of random bytes in one call.
 pub(crate) const MAX_ENTROPY: usize = 512;
 
 /// `struct rand_pool_info` (linux/random.h) with room for [`MAX_ENTROPY`] bytes.
@@ -300,8 +296,8 @@ const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
 /// `FIFREEZE`, `_IOWR('X', 119, int)` of linux/fs.h.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 
-/// Mixes random bytes into the kernel's pool, credits all of them, and makes the generator draw a new key
-/// from the pool at once (random(4)). `pool` is /dev/urandom. At most [`MAX_ENTROPY`] bytes.
+/// Adds random bytes to the kernel's pool, credits all of them, and makes the generator derive a new key from the pool at
+/// once (random(4)). `pool` is /dev/urandom; `entropy` has at most [`MAX_ENTROPY`] bytes.
 pub(crate) fn reseed_kernel(pool: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
     let mut info = PoolInfo {
         entropy_bits: 0,
@@ -312,18 +308,18 @@ pub(crate) fn reseed_kernel(pool: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Er
     place.copy_from_slice(bytes);
     info.size = c_int::try_from(bytes.len()).map_err(|_| Errno::E2BIG)?;
     info.entropy_bits = info.size * 8;
-    // SAFETY: the request reads a `rand_pool_info` whose `size` bytes are there. `info` has C's layout and
-    // `size` was bounded by its array above. For the call only.
+    // SAFETY: the request reads a `rand_pool_info` with `size` bytes of data. `info` has C's layout, and `size` is at
+    // most the length of its array. For the call only.
     Errno::result(unsafe { libc::ioctl(pool.as_raw_fd(), RNDADDENTROPY, &raw const info) })?;
-    // SAFETY: the request takes no argument. Nothing to outlive.
+    // SAFETY: the request takes no argument, so no pointer must stay valid.
     Errno::result(unsafe { libc::ioctl(pool.as_raw_fd(), RNDRESEEDCRNG) })?;
     Ok(())
 }
 
-/// Writes a file system's journal out and stops changes to it, so that it is clean when the power goes.
+/// Freezes a file system: its journal is written back and changes block, so that it is clean when the power goes off.
 pub(crate) fn freeze(dir: BorrowedFd<'_>) -> Result<(), Errno> {
     let unused: c_int = 0;
-    // SAFETY: the request reads at most an int, which is there. For the call only.
+    // SAFETY: the request reads at most an int; the argument points to one. For the call only.
     Errno::result(unsafe { libc::ioctl(dir.as_raw_fd(), FIFREEZE, &raw const unused) })?;
     Ok(())
 }
@@ -336,14 +332,14 @@ pub(crate) fn set_window_size(terminal: BorrowedFd<'_>, rows: u16, cols: u16) ->
         ws_xpixel: 0,
         ws_ypixel: 0,
     };
-    // SAFETY: the request reads a `winsize`, which is a live local of C's layout. For the call only.
+    // SAFETY: the request reads a `winsize`; the argument points to a live local with C's layout. For the call only.
     Errno::result(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) })?;
     Ok(())
 }
 
-/// Sets a network interface up (netdevice(7)). The kernel gives the loopback interface its addresses.
+/// Sets a network interface up (netdevice(7)). The kernel assigns the addresses of the loopback interface.
 pub(crate) fn interface_up(socket: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
-    // SAFETY: `ifreq` is plain data for which zeros are valid. For ever.
+    // SAFETY: `ifreq` is plain data for which all zeros is a valid value, at any time.
     let mut request = unsafe { std::mem::zeroed::<libc::ifreq>() };
     let bytes = name.to_bytes();
     if bytes.len() >= request.ifr_name.len() {
@@ -353,39 +349,39 @@ pub(crate) fn interface_up(socket: BorrowedFd<'_>, name: &CStr) -> Result<(), Er
         *place = c_char::from_ne_bytes([*byte]);
     }
     let fd = socket.as_fd().as_raw_fd();
-    // SAFETY: the request reads the name and writes the flags of an `ifreq`; both live in the local. For
-    // the call only.
+    // SAFETY: the request reads the name and writes the flags of an `ifreq`; both are in the live local. For the call
+    // only.
     Errno::result(unsafe { libc::ioctl(fd, libc::SIOCGIFFLAGS, &raw mut request) })?;
-    // SAFETY: the kernel has just filled this member of the union. For the statement only.
+    // SAFETY: the kernel has just written this member of the union. For this statement only.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     let up = libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).unwrap_or_default();
     request.ifr_ifru.ifru_flags = flags | up;
-    // SAFETY: as above, and nothing is written.
+    // SAFETY: the request reads name and flags of the live local and writes nothing. For the call only.
     Errno::result(unsafe { libc::ioctl(fd, libc::SIOCSIFFLAGS, &raw const request) })?;
     Ok(())
 }
 
-/// Makes orphaned grandchildren this process's children, as they are PID 1's.
+/// Makes orphaned descendants children of this process, as they are of PID 1.
 pub(crate) fn adopt_orphans() -> Result<(), Errno> {
-    // SAFETY: this option takes one number and touches no memory. Holds until the process ends.
+    // SAFETY: this option takes one number and touches no memory. Holds for the process's life.
     Errno::result(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) })?;
     Ok(())
 }
 
-/// Takes a dead child out of the process table: its id and how it ended (waitpid(2)). `None` when none is
-/// dead. Signals beyond the named ones are an end like any other, which is why this is no wrapper's type.
+/// Reaps a dead child: its PID and wait status (waitpid(2)). `None` if no child is dead. `nix` fails on statuses with
+/// real-time signals, hence the raw call.
 pub(crate) fn reap() -> Result<Option<(i32, c_int)>, Errno> {
     let mut status = 0;
-    // SAFETY: the call writes one int to a place that has it. For the call only.
+    // SAFETY: the call writes one int to a live local. For the call only.
     let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
     let pid = Errno::result(pid)?;
     Ok((pid > 0).then_some((pid, status)))
 }
 
-/// Bytes of the kernel's generator.
+/// Random bytes of the kernel (getrandom(2)).
 pub(crate) fn random_bytes() -> Result<[u8; 16], Errno> {
     let mut bytes = [0_u8; 16];
-    // SAFETY: the call writes at most the given length to a place that has it. For the call only.
+    // SAFETY: the call writes at most the given length, which is that of a live local. For the call only.
     let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast::<c_void>(), bytes.len(), 0) };
     match Errno::result(n)? {
         16 => Ok(bytes),
@@ -393,11 +389,11 @@ pub(crate) fn random_bytes() -> Result<[u8; 16], Errno> {
     }
 }
 
-/// Waits for one of a set of blocked signals; false when none came in time.
+/// Waits for one of a set of blocked signals; false if none arrived in time.
 pub(crate) fn wait_for(signals: &nix::sys::signal::SigSet, within: std::time::Duration) -> bool {
     let time = nix::sys::time::TimeSpec::from_duration(within);
-    // SAFETY: the call reads a signal set and a time and writes nothing, as the second pointer is null.
-    // Both are live for the call. For the call only.
+    // SAFETY: the call reads a signal set and a timeout, which are live locals, and writes nothing, because the second
+    // pointer is null. For the call only.
     let signal = unsafe { libc::sigtimedwait(signals.as_ref(), ptr::null_mut(), time.as_ref()) };
     signal > 0
 }

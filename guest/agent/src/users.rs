@@ -1,7 +1,7 @@
-//! Who can run things: /etc/passwd and /etc/group, read directly. A static C library cannot load the
-//! plug-ins behind `getpwnam`, and what they would touch costs every clone.
+//! Accounts, read from /etc/passwd and /etc/group. A static C library cannot load the plug-ins of `getpwnam`, and every
+//! clone would pay for the pages that they touch.
 //!
-//! Both files are kept in memory and read again only when they have changed on disk.
+//! Both files are cached in memory and read again only after they have changed on disk.
 
 use std::{
     fs,
@@ -11,15 +11,15 @@ use std::{
 
 use crate::sys::Credentials;
 
-/// Larger files are refused: somebody put something else there.
+/// Largest size in bytes; a larger file counts as empty.
 const MAX_FILE: u64 = 1 << 20;
 
-/// One account.
+/// An account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct User {
     pub(crate) name: String,
     pub(crate) home: String,
-    /// Never empty.
+    /// Never empty: /bin/sh if the field is.
     pub(crate) shell: String,
     pub(crate) credentials: Credentials,
 }
@@ -36,7 +36,7 @@ struct CachedFile {
     text: String,
 }
 
-/// What changes when a file does.
+/// Attributes that change when a file does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -54,7 +54,7 @@ impl CachedFile {
         }
     }
 
-    /// The present content; empty when the file is missing, too large or not text.
+    /// The current content; empty if the file is missing, too large or not UTF-8.
     fn text(&mut self) -> &str {
         let stamp = fs::metadata(&self.path).ok().map(|m| Stamp {
             device: m.dev(),
@@ -88,7 +88,7 @@ impl UserDb {
         }
     }
 
-    /// The account of that name, `None` when there is none.
+    /// The account with that name.
     pub(crate) fn find(&mut self, name: &str) -> Option<User> {
         let mut user = account(self.passwd.text(), name)?;
         let gid = user.credentials.gid;
@@ -96,17 +96,17 @@ impl UserDb {
         Some(user)
     }
 
-    /// The name of a user, its number when it has none.
+    /// The name of a user, or its number if it has none.
     pub(crate) fn user_name(&mut self, uid: u32) -> String {
         name_of_number(self.passwd.text(), uid)
     }
 
-    /// The name of a group, its number when it has none.
+    /// The name of a group, or its number if it has none.
     pub(crate) fn group_name(&mut self, gid: u32) -> String {
         name_of_number(self.group.text(), gid)
     }
 
-    /// The name of the account with that number, `root` when there is none.
+    /// The name of the account with that number, or `root` if there is none.
     pub(crate) fn name_of(&mut self, uid: u32) -> String {
         let text = self.passwd.text();
         let mut names = text.lines().filter_map(|line| line.split(':').next());
@@ -115,7 +115,7 @@ impl UserDb {
     }
 }
 
-/// The name on the line `name:password:number:…` of a number, the number itself when there is none.
+/// The name on the line `name:password:number:…` with that number, or the number itself.
 fn name_of_number(text: &str, number: u32) -> String {
     let mut lines = text.lines().map(|line| line.split(':'));
     let wanted = number.to_string();
@@ -126,7 +126,7 @@ fn name_of_number(text: &str, number: u32) -> String {
     name.map_or(wanted.clone(), str::to_owned)
 }
 
-/// The line `name:password:uid:gid:comment:home:shell` of that name (passwd(5)).
+/// Reads the line `name:password:uid:gid:comment:home:shell` of an account (passwd(5)).
 fn account(passwd: &str, name: &str) -> Option<User> {
     let mut lines = passwd.lines().map(|line| line.split(':'));
     let mut fields =
@@ -138,7 +138,7 @@ fn account(passwd: &str, name: &str) -> Option<User> {
     Some(User {
         name: name.to_owned(),
         home,
-        // What passwd(5) says of an empty field.
+        // The default of passwd(5) for an empty field.
         shell: shell.unwrap_or("/bin/sh").to_owned(),
         credentials: Credentials {
             uid,

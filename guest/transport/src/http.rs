@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written() {
+    fn numbers_are_written_in_decimal_and_chunk_sizes_in_hex() {
         let mut out = Vec::new();
         push_number(&mut out, 0);
         push_number(&mut out, 4096);

@@ -1,4 +1,4 @@
-//! The kernel's command line, as far as it speaks to the agent and to modules.
+//! The kernel's command line: options of the agent and parameters of modules.
 
 /// Words of the command line.
 pub(super) struct CommandLine<'a> {
@@ -7,7 +7,7 @@ pub(super) struct CommandLine<'a> {
 
 impl<'a> CommandLine<'a> {
     /// Splits at white space outside double quotes, as the kernel does (`next_arg` in lib/cmdline.c).
-    /// What follows a lone `--` is for init and not looked at.
+    /// Words after a lone `--` are arguments of init and are ignored.
     pub(super) fn parse(text: &'a str) -> Self {
         let mut quoted = false;
         let ends = |c: char| {
@@ -27,7 +27,7 @@ impl<'a> CommandLine<'a> {
     }
 
     /// The parameters `module.name=value` for one module, joined by blanks, as `modprobe` passes them.
-    /// Dashes and underscores are the same in a module's name.
+    /// Dashes and underscores in a module's name are equivalent.
     pub(super) fn module_parameters(&self, module: &str) -> String {
         let wanted = module.replace('-', "_");
         let of_module = self.words.iter().filter_map(|word| {

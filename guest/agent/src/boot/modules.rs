@@ -9,13 +9,13 @@ use nix::{
 
 use super::{BootError, CommandLine, cannot};
 
-/// File names in /modules, one a line, in the order of loading.
+/// File names in /modules, one per line, in the order of loading.
 pub(super) const ORDER: &str = "/modules/order";
 
-/// Announces devices to a guest that has no ACPI; without parameters there is nothing to announce.
+/// Announces devices to a guest without ACPI. Without parameters it would have nothing to announce and is skipped.
 const ANNOUNCER: &str = "cube_mmio";
 
-/// Loads them all. One that is loaded already is no error.
+/// Loads all modules. A module that is loaded already is not an error.
 pub(super) fn load_all(cmdline: &CommandLine<'_>) -> Result<(), BootError> {
     let order = fs::read_to_string(ORDER).map_err(cannot(format!("read {ORDER}")))?;
     let files = order.lines().map(str::trim);

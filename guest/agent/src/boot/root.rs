@@ -19,13 +19,13 @@ use super::{
     system::{make_dir, mount},
 };
 
-/// How long drivers may take to find their devices. They do it while their module loads as a rule.
+/// How long a block device may take to appear after its driver was loaded. Usually it exists by then.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(10);
 const LOWER: &str = "/lower";
 const LAYER: &str = "/layer";
 const NEW_ROOT: &str = "/newroot";
 
-/// Mounts image and layer on each other; the layer's directory.
+/// Mounts the image, the layer, and the overlay of both. Returns the layer's directory.
 pub(super) fn assemble(image: &Path, layer: &Path) -> Result<OwnedFd, BootError> {
     for device in [image, layer] {
         wait_for(device)?;
@@ -40,7 +40,7 @@ pub(super) fn assemble(image: &Path, layer: &Path) -> Result<OwnedFd, BootError>
         MsFlags::MS_RDONLY,
         "",
     )?;
-    // What is deleted goes back to the host at once: a guest that trims from time to time is never idle.
+    // Deleted blocks are discarded at once: a periodic trim would keep an idle guest busy.
     mount(
         &layer.to_string_lossy(),
         LAYER,
@@ -61,20 +61,20 @@ pub(super) fn assemble(image: &Path, layer: &Path) -> Result<OwnedFd, BootError>
     )?;
     let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
     let opened = open(LAYER, flags, Mode::empty()).map_err(cannot("open the layer"))?;
-    // The overlay holds both by itself. Detached, nothing in the guest can change them under it.
+    // The overlay keeps both file systems alive. Detached, they cannot be changed underneath it.
     for dir in [LOWER, LAYER] {
         umount2(dir, MntFlags::MNT_DETACH).map_err(cannot(format!("detach {dir}")))?;
     }
     Ok(opened)
 }
 
-/// Makes the new root the root of everything and gives the initramfs's memory back.
+/// Moves the new root to `/` and frees the initramfs's memory.
 ///
-/// The overlay is *moved* to `/` rather than entered by chroot alone: inside a mere chroot the kernel
-/// refuses user namespaces. This program's own file is deleted too; its pages live as long as it runs.
+/// The overlay is *moved* to `/` before chroot(2): in a process whose root is not that of its mount namespace, the
+/// kernel refuses to create user namespaces. This program's own file is deleted too; its pages stay until it ends.
 pub(super) fn switch() -> Result<(), BootError> {
     for dir in ["/proc", "/sys", "/dev"] {
-        // Mounted afresh in the new root.
+        // Mounted again in the new root.
         umount2(dir, MntFlags::MNT_DETACH).map_err(cannot(format!("detach {dir}")))?;
     }
     let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
@@ -83,13 +83,13 @@ pub(super) fn switch() -> Result<(), BootError> {
     mount(".", "/", "", MsFlags::MS_MOVE, "")?;
     chroot(".").map_err(cannot("change the root"))?;
     chdir("/").map_err(cannot("enter the root"))?;
-    let device = fstat(&old).map_err(cannot("look at the initramfs"))?.st_dev;
+    let device = fstat(&old).map_err(cannot("stat the initramfs"))?.st_dev;
     empty(old, device);
     Ok(())
 }
 
-/// Deletes everything below a directory that is on the given device. What cannot be deleted only costs
-/// memory, so nothing is reported.
+/// Deletes everything below a directory that is on the given device. Failures are ignored: a file that stays only costs
+/// memory.
 fn empty(mut dir: Dir, device: u64) {
     let mut names = Vec::new();
     for entry in dir.iter().filter_map(Result::ok) {
@@ -117,7 +117,7 @@ fn empty(mut dir: Dir, device: u64) {
     }
 }
 
-/// Waits until a block device is there and can be opened.
+/// Waits until a block device exists.
 fn wait_for(device: &Path) -> Result<(), BootError> {
     let deadline = Instant::now() + DEVICE_PATIENCE;
     while !device.exists() {

@@ -1,5 +1,5 @@
-//! What every root needs around it: kernel file systems, standard streams, signals, loopback, and the
-//! files that carry a clone's identity.
+//! The environment of every root: kernel file systems, standard streams, signals, loopback, and the files that hold a
+//! clone's identity.
 
 use std::{
     fs::{self, OpenOptions, Permissions},
@@ -27,12 +27,12 @@ use crate::{
     sys,
 };
 
-/// Where the identity files live: a tmpfs, so that taking an identity copies nothing up into the layer.
+/// The directory of the identity files. It is on a tmpfs, so that a new identity copies no file into the layer.
 const IDENTITY: &str = "/run/cube";
-/// Until the first `/init`.
+/// The host name until the first `/init`.
 const FIRST_HOSTNAME: &str = "cube";
 
-/// `mount(2)`; `options` may be empty.
+/// mount(2). Empty `fstype` and `options` are passed as null.
 pub(super) fn mount(
     source: &str,
     target: &str,
@@ -52,7 +52,7 @@ pub(super) fn mount(
     })
 }
 
-/// A mount that may be there already, on a directory that may be missing.
+/// Mounts a kernel file system. Creates a missing directory, and accepts an existing mount.
 fn mount_kernel(
     fstype: &str,
     target: &str,
@@ -73,14 +73,14 @@ const QUIET: MsFlags = MsFlags::MS_NOSUID
     .union(MsFlags::MS_NODEV)
     .union(MsFlags::MS_NOEXEC);
 
-/// What loading modules and finding devices needs.
+/// Mounts what loading modules and finding devices needs.
 pub(super) fn mount_early() -> Result<(), BootError> {
     mount_kernel("proc", "/proc", QUIET, "")?;
     mount_kernel("sysfs", "/sys", QUIET, "")?;
     mount_kernel("devtmpfs", "/dev", MsFlags::MS_NOSUID, "mode=0755")
 }
 
-/// Everything, in the final root.
+/// Mounts everything in the final root.
 pub(super) fn mount_all() -> Result<(), BootError> {
     let nosuid = MsFlags::MS_NOSUID;
     let memory = nosuid | MsFlags::MS_NODEV;
@@ -98,35 +98,36 @@ pub(super) fn mount_all() -> Result<(), BootError> {
     ] {
         match symlink(target, name) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(cannot(format!("make {name}"))(error));
+                return Err(cannot(format!("create {name}"))(error));
             }
             Ok(()) | Err(_) => {}
         }
     }
     make_dir("/run/lock")?;
     let sticky = Permissions::from_mode(0o1777);
-    fs::set_permissions("/run/lock", sticky).map_err(cannot("open /run/lock to everybody"))
+    fs::set_permissions("/run/lock", sticky)
+        .map_err(cannot("make /run/lock writable for all users"))
 }
 
-/// Standard streams to the console, or to /dev/null when there is no console. A kernel without a console
-/// starts PID 1 without descriptors, and the first pipes of a command must not land there.
+/// Opens standard streams on the console, or on /dev/null without a console. A kernel without a console starts PID 1
+/// without descriptors, and the first pipes of a process must not become 0, 1 and 2.
 pub(super) fn open_console() {
     let open = |path| OpenOptions::new().read(true).write(true).open(path);
     let Ok(stream) = open("/dev/console").or_else(|_| open("/dev/null")) else {
         return;
     };
-    // They are only for the agent's own last words; a failure is one of those.
+    // Only fatal errors are written there, and a failure here could not be reported.
     let _ = dup2_stdin(&stream)
         .and_then(|()| dup2_stdout(&stream))
         .and_then(|()| dup2_stderr(&stream));
 }
 
-/// Ctrl-Alt-Del asks PID 1 (SIGINT) instead of resetting the machine.
+/// Makes Ctrl-Alt-Del send SIGINT to PID 1 instead of resetting the machine.
 pub(super) fn set_signals() -> Result<(), BootError> {
     set_cad_enabled(false).map_err(cannot("take over ctrl-alt-del"))
 }
 
-/// 127.0.0.1 and ::1.
+/// Sets the loopback interface up (127.0.0.1 and ::1).
 pub(super) fn loopback_up() -> Result<(), BootError> {
     let socket = socket(
         AddressFamily::Inet,
@@ -134,11 +135,11 @@ pub(super) fn loopback_up() -> Result<(), BootError> {
         SockFlag::SOCK_CLOEXEC,
         None,
     )
-    .map_err(cannot("make a socket"))?;
+    .map_err(cannot("create a socket"))?;
     sys::interface_up(socket.as_fd(), c"lo").map_err(cannot("set the loopback interface up"))
 }
 
-/// Makes the identity files and puts them where programs look for them.
+/// Creates the identity files and mounts them where programs look for them.
 pub(super) fn machine(layer: Option<OwnedFd>) -> Result<Machine, BootError> {
     make_dir(IDENTITY)?;
     sethostname(FIRST_HOSTNAME).map_err(cannot("set the host name"))?;
@@ -150,7 +151,7 @@ pub(super) fn machine(layer: Option<OwnedFd>) -> Result<Machine, BootError> {
         envs: environment_file()?,
         random: open_for_writing("/dev/urandom")?,
     };
-    // The kernel's own view of the name serves as the file: nothing to write when it changes.
+    // The kernel's own file of the name is mounted there, so a new name needs no write.
     bind("/proc/sys/kernel/hostname", "/etc/hostname")?;
     Ok(Machine::new(files, layer))
 }
@@ -160,7 +161,7 @@ fn boot_id() -> Result<String, BootError> {
     fs::read_to_string(path).map_err(cannot(format!("read {path}")))
 }
 
-/// A file in memory, mounted over `target` and kept open for writing.
+/// Creates a file in memory, mounts it over `target` and keeps it open for writing.
 fn identity_file(name: &str, target: &str, content: &str) -> Result<fs::File, BootError> {
     let path = format!("{IDENTITY}/{name}");
     fs::write(&path, content).map_err(cannot(format!("write {path}")))?;
@@ -168,7 +169,7 @@ fn identity_file(name: &str, target: &str, content: &str) -> Result<fs::File, Bo
     open_for_writing(&path)
 }
 
-/// Values may be secrets: for root alone, as is who reads it.
+/// Creates the file of the environment, readable by root only: values may be secrets.
 fn environment_file() -> Result<fs::File, BootError> {
     let path = format!("{IDENTITY}/envs");
     fs::write(&path, "").map_err(cannot(format!("write {path}")))?;
@@ -182,10 +183,10 @@ fn open_for_writing(path: &str) -> Result<fs::File, BootError> {
     opened.map_err(cannot(format!("open {path}")))
 }
 
-/// Mounts one file over another, which is made when it is missing.
+/// Mounts one file over another, which is created if it is missing.
 fn bind(source: &str, target: &str) -> Result<(), BootError> {
     if !Path::new(target).exists() {
-        fs::write(target, "").map_err(cannot(format!("make {target}")))?;
+        fs::write(target, "").map_err(cannot(format!("create {target}")))?;
     }
     mount(source, target, "", MsFlags::MS_BIND, "")
 }
@@ -193,7 +194,7 @@ fn bind(source: &str, target: &str) -> Result<(), BootError> {
 pub(super) fn make_dir(path: &str) -> Result<(), BootError> {
     match fs::create_dir(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(cannot(format!("make the directory {path}"))(error))
+            Err(cannot(format!("create the directory {path}"))(error))
         }
         Ok(()) | Err(_) => Ok(()),
     }

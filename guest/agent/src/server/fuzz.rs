@@ -1,4 +1,4 @@
-//! Readers of requests under any bytes.
+//! Parsers of requests on arbitrary bytes.
 
 use api_types::envd::{
     BadRequest, CloseStdinRequest, ConnectRequest, Decoded, Framing, InitRequest, ListDirRequest,
@@ -15,10 +15,10 @@ use super::{
     message, route,
 };
 
-/// What the bytes are, by the first of them.
+/// Chooses a parser by the first byte and runs it on the others.
 ///
 /// # Panics
-/// Something does not hold that is asserted here.
+/// Panics if an assertion of a parser's checks fails.
 pub(crate) fn agent(bytes: &[u8]) {
     let [choice, piece, bytes @ ..] = bytes else {
         return;
@@ -31,7 +31,7 @@ pub(crate) fn agent(bytes: &[u8]) {
     }
 }
 
-/// A head, the route it names, and the body as its handler reads it.
+/// Reads a head, its route, and the body as its handler reads it.
 fn request(bytes: &[u8], piece: usize) {
     let Ok(Some((head, mut framing, used))) = parse(bytes) else {
         return;
@@ -68,7 +68,7 @@ fn collect(framing: &mut Framing, rest: &mut &[u8]) -> Vec<u8> {
     body
 }
 
-/// A message as each handler reads it.
+/// Reads a message as each handler does.
 fn read_message(codec: Codec, body: &[u8]) {
     let Ok(json) = codec.read(body) else {
         return;
@@ -94,7 +94,7 @@ fn read_message(codec: Codec, body: &[u8]) {
 mod tests {
     use std::{fs, path::Path};
 
-    /// Inputs that are kept, those that failed once among them.
+    /// Seeds, which include inputs that once failed.
     #[test]
     fn the_fuzz_seeds_pass() {
         let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dev/fuzz/seeds/agent");

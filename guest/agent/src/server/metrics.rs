@@ -1,4 +1,4 @@
-//! `GET /metrics`: processors, memory and disk, read when somebody asks.
+//! `GET /metrics`: processors, memory and disk, read at each request.
 
 use std::{
     fs, io,
@@ -8,13 +8,13 @@ use std::{
 use api_types::envd::Metrics;
 use nix::sys::statvfs::{Statvfs, statvfs};
 
-/// Remembers what processors had done at the last answer.
+/// Holds the processor times of the previous answer.
 #[derive(Default)]
 pub(crate) struct Meter {
     last: CpuTimes,
 }
 
-/// Time that all processors together have spent since boot, in ticks.
+/// Time of all processors since boot, in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct CpuTimes {
     count: u32,
@@ -22,7 +22,7 @@ struct CpuTimes {
     idle: u64,
 }
 
-/// /proc/stat as proc(5) has it.
+/// Reads /proc/stat (proc(5)).
 fn cpu_times(stat: &str) -> CpuTimes {
     let mut times = CpuTimes::default();
     for line in stat.lines() {
@@ -33,7 +33,7 @@ fn cpu_times(stat: &str) -> CpuTimes {
             times.count += 1;
             continue;
         }
-        // user, nice, system, idle, iowait, irq, softirq, steal; what guests used is in user already.
+        // user, nice, system, idle, iowait, irq, softirq, steal. Time of guests is included in user.
         for (place, ticks) in rest.split_ascii_whitespace().take(8).enumerate() {
             let ticks: u64 = ticks.parse().unwrap_or(0);
             times.total = times.total.saturating_add(ticks);
@@ -45,7 +45,7 @@ fn cpu_times(stat: &str) -> CpuTimes {
     times
 }
 
-/// A line of /proc/meminfo in bytes; zero when there is none.
+/// A line of /proc/meminfo in bytes; zero if there is none.
 fn memory(meminfo: &str, name: &str) -> u64 {
     let mut values = meminfo.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?.strip_prefix(':')?;
@@ -54,7 +54,7 @@ fn memory(meminfo: &str, name: &str) -> u64 {
     values.next().unwrap_or(0).saturating_mul(1024)
 }
 
-/// Percent with two digits.
+/// Percent with two decimals.
 fn percent(part: u64, whole: u64) -> f32 {
     let hundredths = part
         .saturating_mul(10_000)
@@ -81,7 +81,7 @@ impl Meter {
     }
 }
 
-/// Bytes of a file system.
+/// Sizes of a file system in bytes.
 struct Disk {
     total: u64,
     free: u64,
@@ -123,7 +123,7 @@ mod tests {
                         cpu1 1 2 3 4 5 6 7 8 9 9\nintr 5 6\ncpufoo\n";
 
     #[test]
-    fn use_is_what_was_not_idle_since_the_last_time() {
+    fn usage_is_the_non_idle_share_since_the_previous_answer() {
         let times = cpu_times("cpu  10 20 30 400 50 1 2 7 99 99\ncpu0 1 2\ncpu1 1 2\nintr 5\n");
         let expected = CpuTimes {
             count: 2,
@@ -159,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_no_use() {
+    fn no_elapsed_time_counts_as_no_usage() {
         let times = cpu_times(STAT);
         let disk = Disk { total: 0, free: 1 };
         let metrics = measure(times, times, "", &disk);
         assert_eq!((metrics.cpu_used_pct, metrics.disk_used), (0.0, 0));
-        // A clock that went back, as a counter of a restored machine may.
+        // Counters may go back in a restored machine.
         let less = CpuTimes {
             count: 2,
             total: 1,
@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn use_stays_within_its_bounds(past: [u64; 2], now: [u64; 2], text in "[a-zA-Z: 0-9\n]{0,80}") {
+        fn usage_stays_between_0_and_100(past: [u64; 2], now: [u64; 2], text in "[a-zA-Z: 0-9\n]{0,80}") {
             let times = |[total, idle]: [u64; 2]| CpuTimes { count: 1, total, idle };
             let disk = Disk { total: past[0], free: now[0] };
             let metrics = measure(times(past), times(now), &text, &disk);

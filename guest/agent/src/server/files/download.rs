@@ -1,4 +1,4 @@
-//! A file on its way to the caller.
+//! `GET /files`: sending a file.
 
 use std::{
     fs::{File, OpenOptions},
@@ -23,27 +23,27 @@ use super::{
 /// Above this many unsent bytes no more of the file is read.
 const HIGH_WATER: usize = 64 << 10;
 
-/// A file on its way to the caller.
+/// A file that is being sent.
 pub(crate) struct Download {
     file: File,
-    /// Bytes still to be read; `None` for a file without a size, which is read to its end.
+    /// Bytes still to be read; `None` for a file of unknown size, which is read to its end.
     left: Option<u64>,
-    /// There when it is compressed. What it has put out is taken from it at once.
+    /// The compressor of a compressed answer. Its output is moved to the connection at once.
     gzip: Option<Box<GzEncoder<Vec<u8>>>>,
-    /// Whether its length is unknown to the head of the answer.
+    /// The answer is chunked, because its length is not known in advance.
     chunked: bool,
 }
 
-/// What there is to answer with.
+/// The beginning of an answer.
 pub(crate) enum Opened {
-    /// The file, and what the answer's head says.
+    /// The file, and the head of the answer.
     Found {
         download: Download,
         status: u16,
-        /// Each ended by CRLF.
+        /// Header lines, each ended by CRLF.
         lines: String,
     },
-    /// A range was wanted that a file of so many bytes does not have.
+    /// The requested range is beyond the end of the file, which has `size` bytes.
     Unsatisfiable { size: u64 },
 }
 
@@ -72,7 +72,7 @@ impl Download {
         );
         let size = metadata.len();
         let range = asked.range.as_deref().filter(|_| !asked.if_range);
-        // Files of /proc and /sys say zero and have content all the same.
+        // Files of /proc and /sys report size zero but have content.
         let (mut left, mut gzip, mut status) = (Some(size).filter(|size| *size > 0), None, 200);
         match range::wanted(range, size) {
             Wanted::Unsatisfiable if size > 0 => return Ok(Opened::Unsatisfiable { size }),
@@ -101,20 +101,21 @@ impl Download {
         })
     }
 
-    /// The next bytes, at most `scratch`; zero at the end. An error breaks the connection: the head is out.
+    /// Reads the next bytes into `scratch`; zero at the end. After an error the connection is closed, because the head
+    /// has been sent.
     fn read(&mut self, scratch: &mut [u8]) -> io::Result<usize> {
         let most = self.left.map_or(usize::MAX, |left| {
             usize::try_from(left).unwrap_or(usize::MAX)
         });
         let len = scratch.len().min(most);
         let n = match self.file.read(scratch.get_mut(..len).unwrap_or_default()) {
-            // Such files say "not now" for "nothing".
+            // Some files of /proc return EAGAIN at their end.
             Err(error) if self.left.is_none() && error.kind() == io::ErrorKind::WouldBlock => 0,
             result => result?,
         };
         if let Some(left) = &mut self.left {
             if n == 0 && *left > 0 {
-                // Somebody has cut it meanwhile.
+                // The file was truncated in the meantime.
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             *left -= u64::try_from(n).unwrap_or(*left);

@@ -1,4 +1,4 @@
-//! What is read of requests for files, under any bytes.
+//! Parsers of requests for files on arbitrary bytes.
 
 use super::{
     media_type::{MediaType, content_disposition},
@@ -9,10 +9,10 @@ use super::{
     signature::{self, Operation},
 };
 
-/// A form: its first line is the boundary. Whatever the pieces in which it comes, the same parts are read.
+/// Reads a form, whose first line is the boundary.
 ///
 /// # Panics
-/// Others are.
+/// Panics if the parts depend on the pieces in which the form arrives.
 pub(crate) fn form(bytes: &[u8], piece: usize) {
     let end = bytes.iter().position(|byte| *byte == b'\n');
     let (boundary, body) = bytes.split_at(end.unwrap_or(0));
@@ -24,7 +24,7 @@ pub(crate) fn form(bytes: &[u8], piece: usize) {
 
 type Part = (PartHead, Vec<u8>);
 
-/// The parts so far, and how it ended.
+/// The parts that were read, and the result.
 fn read_form(boundary: &str, body: &[u8], piece: usize) -> (Vec<Part>, Result<(), MultipartError>) {
     let mut parts: Vec<Part> = Vec::new();
     let mut reader = match Multipart::new(boundary) {
@@ -56,10 +56,10 @@ fn read_form(boundary: &str, body: &[u8], piece: usize) -> (Vec<Part>, Result<()
     (parts, reader.finish())
 }
 
-/// Values of headers and queries.
+/// Reads the text as values of headers and queries.
 ///
 /// # Panics
-/// Something does not hold that is asserted here.
+/// Panics if an assertion below fails.
 pub(crate) fn texts(text: &str) {
     let media = MediaType::parse(text);
     let _names = (media.parameter("name"), media.parameter("filename"));

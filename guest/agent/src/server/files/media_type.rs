@@ -4,14 +4,14 @@
 /// A value and its parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MediaType {
-    /// In lower case.
+    /// The value, in lower case.
     pub(crate) value: String,
-    /// Names in lower case, in the order of the header.
+    /// Name (in lower case) and value, in the order of the header.
     parameters: Vec<(String, String)>,
 }
 
 impl MediaType {
-    /// Reads a header; what follows something that is no parameter is left out.
+    /// Reads a header up to the first malformed parameter.
     pub(crate) fn parse(header: &str) -> Self {
         let end = header.find(';').unwrap_or(header.len());
         let (value, mut rest) = header.split_at(end);
@@ -26,7 +26,7 @@ impl MediaType {
         }
     }
 
-    /// A parameter by its lower-case name. One that says its character set (`name*`) wins over a plain one.
+    /// A parameter by its lower-case name. The form with a character set (`name*`) takes precedence.
     pub(crate) fn parameter(&self, name: &str) -> Option<String> {
         let find = |wanted: &str| {
             let found = self.parameters.iter().find(|(name, _)| name == wanted);
@@ -37,7 +37,7 @@ impl MediaType {
     }
 }
 
-/// The parameter at the front of `; name=value; …`, and what follows it.
+/// The parameter at the front of `; name=value; …`, and the rest.
 fn parameter(text: &str) -> Option<(&str, String, &str)> {
     let text = text.strip_prefix(';')?;
     let (name, value) = text.split_once('=')?;
@@ -58,8 +58,8 @@ fn parameter(text: &str) -> Option<(&str, String, &str)> {
     }
 }
 
-/// What is before the closing quote, and after it. A backslash counts only before a quote or another one:
-/// paths of other systems come with single ones.
+/// The text before the closing quote, and the rest. A backslash escapes only a quote or another backslash, because
+/// Windows paths contain single ones.
 fn quoted_string(text: &str) -> Option<(String, &str)> {
     let mut unquoted = String::new();
     let mut rest = text;
@@ -80,7 +80,7 @@ fn quoted_string(text: &str) -> Option<(String, &str)> {
     }
 }
 
-/// `utf-8'language'percent-encoded`.
+/// Decodes `utf-8'language'percent-encoded`.
 fn decode_extended(text: &str) -> Option<String> {
     let mut parts = text.splitn(3, '\'');
     let charset = parts.next()?;
@@ -89,7 +89,7 @@ fn decode_extended(text: &str) -> Option<String> {
     known.then(|| transport::http::percent_decode(encoded))?
 }
 
-/// `inline; filename=…` for a download.
+/// The `Content-Disposition` of a download: `inline; filename=…`.
 pub(crate) fn content_disposition(name: &str) -> String {
     let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$&+-.^_`|~".contains(&b);
     if !name.is_empty() && name.bytes().all(is_token) {

@@ -1,28 +1,27 @@
-//! What callers attach to files: extended attributes in a name space of their own, `user.e2b.`.
+//! Metadata that callers attach to files, stored as extended attributes with the prefix `user.e2b.`.
 //!
-//! Anybody in the guest may set such attributes too, so what is read is bounded, and left out where it is
-//! not text.
+//! Any program in the guest may set such attributes too, so reading is bounded and skips values that are not text.
 
 use std::{collections::BTreeMap, fs::File, io, path::Path};
 
 use rustix::{fs as sys, io::Errno};
 
-/// Before each key.
+/// Prefix of each key.
 const PREFIX: &str = "user.e2b.";
 /// Longest name of an attribute with its prefix (xattr(7)).
 const MAX_NAME: usize = 255;
-/// All names and values of a file: what fits into one block of ext4.
+/// Largest total of names and values in bytes: one block of ext4.
 const MAX_TOTAL: usize = 4096;
-/// Names and values that are read of one file at most; the rest is left out.
+/// Largest total of names and values that is read of a file; the rest is skipped.
 const MAX_READ: usize = 64 << 10;
 
-/// Keys and values.
+/// Metadata: keys and values.
 pub(crate) type Metadata = BTreeMap<String, String>;
 
-/// Whether a file can carry it.
+/// Checks whether a file can carry the metadata.
 ///
 /// # Errors
-/// Which key is wrong, for the caller.
+/// Returns a message that names the invalid key.
 pub(crate) fn check(metadata: &Metadata) -> Result<(), String> {
     let printable = |text: &str| text.bytes().all(|b| (0x20..0x7f).contains(&b));
     let mut total = 0;
@@ -41,10 +40,10 @@ pub(crate) fn check(metadata: &Metadata) -> Result<(), String> {
     }
 }
 
-/// What is attached to the file behind a path, links followed. Empty where there is nothing, or it cannot be
-/// read: not all file systems have attributes.
+/// Reads the metadata of a file, following links. Empty if there is none or it cannot be read: not all file systems have
+/// extended attributes.
 pub(crate) fn read(path: &Path) -> Metadata {
-    // Most files have none at all, and then nothing is allocated.
+    // Most files have no attributes, and then nothing is allocated.
     let mut few = [0; 512];
     let names = match sys::listxattr(path, &mut few[..]) {
         Ok(len) => few.get(..len).unwrap_or_default().to_vec(),
@@ -73,17 +72,17 @@ pub(crate) fn read(path: &Path) -> Metadata {
     metadata
 }
 
-/// Names in a list of them, each ended by a zero byte, that are in our name space and text.
+/// The keys in a list of attribute names, each ended by a zero byte: names with the prefix that are text.
 fn ours(names: &[u8]) -> impl Iterator<Item = &str> {
     let names = names.split(|b| *b == 0);
     let names = names.filter_map(|name| std::str::from_utf8(name).ok());
     names.filter(|name| name.starts_with(PREFIX))
 }
 
-/// Makes a file carry exactly this. Nothing happens on a file system without attributes.
+/// Replaces the metadata of a file. Does nothing on a file system without extended attributes.
 ///
 /// # Errors
-/// The system's; "no space" when it does not fit.
+/// Returns the error of the system call; `ENOSPC` if the metadata does not fit.
 pub(crate) fn replace(file: &File, metadata: &Metadata) -> io::Result<()> {
     let mut names = vec![0; MAX_READ];
     let len = match sys::flistxattr(file, &mut names[..]) {
@@ -151,7 +150,7 @@ mod tests {
         let second = metadata(&[("b", "3"), ("c", "")]);
         replace(&file, &second).unwrap();
         assert_eq!(read(&path), second);
-        // Not text: left out.
+        // Values that are not text are skipped.
         set("user.e2b.d", b"\xff").unwrap();
         assert_eq!(read(&path), second);
         replace(&file, &Metadata::new()).unwrap();

@@ -1,12 +1,12 @@
-//! Reads `multipart/form-data` as it comes (RFC 2046, 5.1; RFC 7578). Pure: bytes in, events out; what is
-//! held back is the head of a part and the bytes of a delimiter that is not yet whole.
+//! An incremental reader of `multipart/form-data` (RFC 2046, 5.1; RFC 7578). Pure: bytes in, events out. It buffers the
+//! head of a part and the bytes of an incomplete delimiter, nothing else.
 //!
 //! ```text
 //! Skip ─ delimiter line ─► Head ─ empty line ─► Data ─ delimiter line ─► Head …
 //!   └─ closing delimiter ─► Epilogue ◄─ closing delimiter ─┘
 //! ```
-//! A delimiter is CRLF, two hyphens and the boundary; the stream is read as if a CRLF preceded it. Only a
-//! carriage return can begin one, so a failed match never hides another inside it.
+//! A delimiter is CRLF, two hyphens and the boundary; the stream is read as if a CRLF preceded it. A delimiter contains
+//! only one carriage return, so a failed match cannot contain the beginning of another one.
 
 use super::media_type::MediaType;
 
@@ -16,10 +16,10 @@ const MAX_HEAD: usize = 8 << 10;
 const MAX_HEADERS: usize = 16;
 /// Longest boundary (RFC 2046, 5.1.1).
 const MAX_BOUNDARY: usize = 70;
-/// Longest rest of a delimiter's line: nobody pads it.
+/// Longest rest of a delimiter's line, which clients leave empty.
 const MAX_LINE: usize = 64;
 
-/// The body is not multipart, or breaks a limit.
+/// The body is not a form, or exceeds a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MultipartError {
     #[error("a multipart body needs a boundary of 1 to 70 characters")]
@@ -32,25 +32,25 @@ pub(crate) enum MultipartError {
     Truncated,
 }
 
-/// What came next.
+/// An event of the reader.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event<'a> {
-    /// A part begins.
+    /// The beginning of a part.
     Part(PartHead),
-    /// Bytes of the part.
+    /// Bytes of the current part.
     Data(&'a [u8]),
-    /// The part is over.
+    /// The end of the current part.
     PartEnd,
-    /// Nothing more until there is more input.
+    /// More input is needed.
     More,
 }
 
-/// What a part says of itself.
+/// The head of a part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartHead {
-    /// Name of the form's field.
+    /// The name of the form's field.
     pub(crate) name: Option<String>,
-    /// As sent: it may be a path.
+    /// As sent; it may be a path.
     pub(crate) filename: Option<String>,
 }
 
@@ -60,27 +60,27 @@ enum State {
     Skip,
     Head,
     Data,
-    /// After the last one.
+    /// After the closing delimiter.
     Epilogue,
 }
 
 /// The reader.
 pub(crate) struct Multipart {
     delimiter: Vec<u8>,
-    /// How many bytes of the delimiter are matched.
+    /// Matched bytes of a delimiter.
     matched: usize,
-    /// What followed a whole delimiter so far.
+    /// Bytes after a complete delimiter, up to the end of its line.
     line: Vec<u8>,
-    /// What looked like a delimiter's line and was data.
+    /// Bytes that looked like a delimiter's line but are data.
     spilled: Vec<u8>,
     head: Vec<u8>,
     state: State,
 }
 
-/// What the search for a delimiter led to.
+/// The result of a search for a delimiter.
 enum Found<'a> {
     Data(&'a [u8]),
-    /// The matched part of a delimiter was data.
+    /// The matched beginning of a delimiter is data.
     Prefix(usize),
     /// What looked like a delimiter is data; it is in `spilled`.
     Spilled,
@@ -90,7 +90,7 @@ enum Found<'a> {
 }
 
 impl Multipart {
-    /// A reader for the boundary of a `Content-Type` header.
+    /// Creates a reader for the boundary of a `Content-Type` header.
     pub(crate) fn new(boundary: &str) -> Result<Self, MultipartError> {
         if boundary.is_empty() || boundary.len() > MAX_BOUNDARY || boundary.contains(['\r', '\n']) {
             return Err(MultipartError::Boundary);
@@ -105,7 +105,7 @@ impl Multipart {
         })
     }
 
-    /// The next event from the front of `input`.
+    /// Reads the next event from the front of `input`.
     pub(crate) fn step<'a, 'i: 'a>(
         &'a mut self,
         input: &mut &'i [u8],
@@ -131,7 +131,7 @@ impl Multipart {
                 Found::More => return Ok(Event::More),
                 Found::Delimiter => self.state = State::Head,
                 Found::LastDelimiter => self.state = State::Epilogue,
-                // Before the first part everything is skipped.
+                // Everything before the first part is skipped.
                 _ if !in_part => continue,
                 Found::Data(data) => return Ok(Event::Data(data)),
                 Found::Prefix(len) => {
@@ -145,10 +145,10 @@ impl Multipart {
         }
     }
 
-    /// Whether the closing delimiter has come.
+    /// Checks that the form is complete.
     ///
     /// # Errors
-    /// [`MultipartError::Truncated`] when it has not.
+    /// Returns [`MultipartError::Truncated`] if the closing delimiter is missing.
     pub(crate) fn finish(&self) -> Result<(), MultipartError> {
         match self.state {
             State::Epilogue => Ok(()),
@@ -176,8 +176,8 @@ impl Multipart {
         self.read_line(input)
     }
 
-    /// Reads what follows a delimiter. Anything but hyphens, or blanks and CRLF, makes it data: the boundary
-    /// was the beginning of something longer.
+    /// Reads the rest of a delimiter's line. Anything but hyphens, or blanks and CRLF, turns the delimiter into data: the
+    /// boundary was the beginning of a longer word.
     fn read_line(&mut self, input: &mut &[u8]) -> Found<'static> {
         while let Some((byte, rest)) = input.split_first() {
             let fits = match (self.line.as_slice(), byte) {
@@ -234,7 +234,7 @@ fn parse_head(bytes: &[u8]) -> Result<PartHead, MultipartError> {
     };
     let value = std::str::from_utf8(header.value).map_err(|_| MultipartError::Head)?;
     let disposition = MediaType::parse(value);
-    // Other dispositions name no field (RFC 7578, 4.2).
+    // A part with another disposition has no field name (RFC 7578, 4.2).
     let is_field = disposition.value == "form-data";
     Ok(PartHead {
         name: disposition.parameter("name").filter(|_| is_field),
@@ -249,7 +249,7 @@ mod tests {
 
     type Part = (Option<String>, Vec<u8>);
 
-    /// Reads a body in pieces of the given lengths, then the rest at once.
+    /// Reads a body in pieces of the given lengths, then the rest in one piece.
     fn read(boundary: &str, body: &[u8], pieces: &[usize]) -> Result<Vec<Part>, MultipartError> {
         let mut reader = Multipart::new(boundary)?;
         let mut parts: Vec<Part> = Vec::new();
@@ -335,7 +335,7 @@ mod tests {
         );
     }
 
-    /// Data made of what delimiters are made of.
+    /// Data made of the characters of delimiters.
     fn data() -> impl Strategy<Value = Vec<u8>> {
         let pieces =
             prop::sample::select(vec!["\r", "\n", "\r\n", "-", "--", "b", "\r\n--", " ", "x"]);
@@ -348,7 +348,7 @@ mod tests {
             parts in prop::collection::vec(("[a-z/]{1,8}", data()), 0..4),
             pieces in prop::collection::vec(1_usize..9, 0..80),
         ) {
-            // Longer than any run that the data can make.
+            // Longer than any run in the data.
             let boundary = "bb\u{2d}x-end";
             let wanted: Vec<Part> = parts.iter().map(|(n, d)| (Some(n.clone()), d.clone())).collect();
             prop_assert_eq!(read(boundary, &body(boundary, &parts), &pieces).unwrap(), wanted);

@@ -1,13 +1,13 @@
-//! Which part of a file, and in which coding, an answer carries (RFC 9110, 12.5.3 and 14). Pure.
+//! The range of a file and the content coding of an answer (RFC 9110, 12.5.3 and 14). Pure.
 
-/// What a `Range` header asks of a file.
+/// The part of a file that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// All of it: there is no range, or none that is answered (several at once, other units).
+    /// The whole file: there is no range, or an unsupported one (several ranges, other units).
     Whole,
     /// These bytes.
     Part { start: u64, len: u64 },
-    /// Bytes that it does not have.
+    /// Bytes beyond the end of the file.
     Unsatisfiable,
 }
 
@@ -39,18 +39,17 @@ pub(crate) fn wanted(range: Option<&str>, size: u64) -> Wanted {
     }
 }
 
-/// How a body is coded.
+/// The content coding of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Coding {
     Identity,
     Gzip,
 }
 
-/// The coding for an `Accept-Encoding` header; `None` when none that is offered will do.
+/// Chooses the coding for an `Accept-Encoding` header; `None` if no offered coding is acceptable.
 ///
-/// Gzip is taken where it is the only compression that the caller names: that is how the SDKs ask for it.
-/// HTTP libraries name all that they know on every request, and for them compressing would only slow the
-/// guest down.
+/// Gzip is chosen only if it is the only compression that the header names, which is how the SDKs ask for it. HTTP
+/// libraries list every compression they support on each request; compressing for them would only slow the guest down.
 pub(crate) fn coding(accept: &str) -> Option<Coding> {
     let (mut gzip, mut identity, mut any, mut others) = (None, None, None, false);
     for item in accept.split(',').filter(|item| !item.trim().is_empty()) {

@@ -1,4 +1,4 @@
-//! Who may use `/files` without the access token: whoever has a link that was signed with it. Pure.
+//! Signed links: access to one file without the access token. Pure.
 
 use api_types::envd::Blob;
 use sha2::{Digest, Sha256};
@@ -7,7 +7,7 @@ use transport::http;
 
 use super::super::secret::is_same_secret;
 
-/// What a link allows.
+/// The operation that a link allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Read,
@@ -23,11 +23,11 @@ impl Operation {
     }
 }
 
-/// Decides about a request for a file when `token` is set (not empty). `given` is what it sent as token,
-/// empty when it sent none; `now` is in seconds since 1970.
+/// Authorizes a request for a file if `token` is set (not empty). `given` is the token of the request, empty if it has
+/// none; `now` is in seconds since 1970.
 ///
 /// # Errors
-/// The text of a 401 that official clients know.
+/// Returns the message of a 401, which clients compare.
 pub(crate) fn check(
     operation: Operation,
     token: &str,
@@ -67,8 +67,8 @@ pub(crate) fn check(
     }
 }
 
-/// `v1_` and the unpadded base64 of SHA-256 over `path:operation:user:token[:expiration]`; path and user as
-/// they stand in the link.
+/// The signature: `v1_` and the unpadded base64 of SHA-256 over `path:operation:user:token[:expiration]`, with path and
+/// user as in the link.
 fn sign(
     operation: Operation,
     token: &str,
@@ -92,7 +92,7 @@ mod tests {
 
     /// Python: `base64(sha256(b"/a b:read:user:secret:100").digest())`, without padding.
     const SIGNED: &str = "v1_L3HOFPwjDrABXBT0bJy6gprhy0712gPp2m7JW3KVLbg";
-    /// The same of `/a b:write::secret`.
+    /// The same for `/a b:write::secret`.
     const FOR_EVER: &str = "v1_z3kqIJvEG/Od0sIkiA+1gNxcPg/geF3+ke2Vx/jsC5c";
 
     fn form(text: &str) -> String {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn links_open_what_they_were_signed_for() {
+    fn a_link_allows_only_what_it_was_signed_for() {
         let link = format!("path=/a+b&username=user&signature={}", form(SIGNED));
         let link = format!("{link}&signature_expiration=100");
         let check = |operation, query: &str, now| check(operation, "secret", "", query, now);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_looked_at_before_a_signature() {
+    fn a_token_takes_precedence_over_a_signature() {
         let check = |given| check(Operation::Read, "secret", given, "", 1);
         assert_eq!(check("secret"), Ok(()));
         let wrong = Err("access token present in header but does not match");

@@ -1,8 +1,7 @@
-//! Files on their way from the caller: one as raw bytes, or several in a form, either of them perhaps
-//! compressed.
+//! `POST /files`: receiving one file as raw bytes, or several in a form, either optionally compressed.
 //!
-//! Each is opened, made the user's and emptied when it begins, written as its bytes come, and given its
-//! metadata when it is over. What was written before something failed stays.
+//! A file is opened, given to the user and truncated when it begins, written as its bytes arrive, and given its metadata
+//! at its end. If a request fails, everything written until then stays.
 
 use std::{
     collections::BTreeSet,
@@ -28,38 +27,38 @@ use super::{
 };
 use crate::users::User;
 
-/// Files in one form at most.
+/// Largest number of files in a form.
 const MAX_FILES: usize = 16 << 10;
 
-/// What the head of a request says.
+/// The parameters of an upload.
 pub(crate) struct Plan {
-    /// As in the query; a form may name its files by itself.
+    /// The path of the query; without it, a form names its files.
     pub(super) path: Option<String>,
     pub(super) workdir: String,
     pub(super) user: User,
     pub(super) metadata: Metadata,
     pub(super) content_type: String,
-    /// Of the whole body.
+    /// The content coding of the whole body.
     pub(super) encoding: String,
 }
 
-/// Files on their way from the caller.
+/// An upload in progress.
 pub(crate) enum Upload {
     Plain(Box<Content>),
     Gzip(Box<MultiGzDecoder<Content>>),
 }
 
-/// Where decoded bytes go.
+/// The destination of decoded bytes.
 pub(crate) struct Content {
     plan: Plan,
     form: Form,
-    /// The file that is being written.
+    /// The file being written.
     open: Option<OpenFile>,
     written: Vec<WriteInfo>,
     paths: BTreeSet<PathBuf>,
 }
 
-/// What the decoded bytes are.
+/// The format of the decoded bytes.
 enum Form {
     Raw(PathBuf),
     Multipart(Box<Multipart>),
@@ -82,7 +81,7 @@ impl Upload {
         };
         let mut content = Content::new(plan)?;
         if gzip {
-            // What is not gzip empties no file: see `Content::take`.
+            // The file is opened with the first decoded bytes, so a body that is not gzip truncates nothing.
             return Ok(Self::Gzip(Box::new(MultiGzDecoder::new(content))));
         }
         if let Form::Raw(path) = &content.form {
@@ -120,7 +119,7 @@ impl Sink<Core> for Upload {
     }
 }
 
-/// Either what `Content` said, or that the body is not gzip.
+/// The error of the destination, or that of the decoder.
 fn decoding_failed(error: io::Error) -> FileError {
     let message = format!("error decompressing request body: {error}");
     let inner = error.into_inner();
@@ -137,7 +136,7 @@ impl Content {
                 let reader = Multipart::new(&boundary);
                 Form::Multipart(Box::new(reader.map_err(|e| bad_form(&e))?))
             }
-            // Nothing said: nobody sends a form like that.
+            // A body without a content type cannot be a form.
             "" | "application/octet-stream" => match &plan.path {
                 Some(path) => Form::Raw(resolve(path, &plan.workdir, &plan.user.home)?),
                 None => {
@@ -190,7 +189,7 @@ impl Content {
         }
     }
 
-    /// Opens the file of a part; other fields than `file` are skipped.
+    /// Opens the file of a part. Fields other than `file` are skipped.
     fn begin_part(&mut self, head: &PartHead) -> Result<(), FileError> {
         if head.name.as_deref() != Some("file") {
             return Ok(());
@@ -228,7 +227,7 @@ impl Content {
 
     fn finish(mut self) -> Result<Vec<WriteInfo>, FileError> {
         match &self.form {
-            // The empty body of a compressed upload has not opened it yet.
+            // If a compressed body was empty, the file is not open yet.
             Form::Raw(_) => self.take(&[])?,
             Form::Multipart(reader) => reader.finish().map_err(|e| bad_form(&e))?,
         }
@@ -261,7 +260,7 @@ fn write(open: &mut Option<OpenFile>, bytes: &[u8]) -> Result<(), FileError> {
 }
 
 impl OpenFile {
-    /// Makes the parents and the file, both the user's, and empties it.
+    /// Creates missing parents and the file, owned by the user, and truncates it.
     fn open(path: &Path, user: &User) -> Result<Self, FileError> {
         let failed = |error| FileError::of(path, &error);
         if let Some(parent) = path.parent() {
@@ -275,7 +274,7 @@ impl OpenFile {
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
             .open(path);
         let file = opened.map_err(|error| match error.raw_os_error() {
-            // A FIFO that nobody reads.
+            // A FIFO without a reader.
             Some(libc::ENXIO) => failed(io::ErrorKind::InvalidInput.into()),
             _ => failed(error),
         })?;
@@ -287,7 +286,7 @@ impl OpenFile {
             let (uid, gid) = (user.credentials.uid, user.credentials.gid);
             fchown(&file, Some(uid), Some(gid)).map_err(failed)?;
         }
-        // Who watches a new file sees it made, given away and written, and nothing else.
+        // Truncating an empty file would send watchers a needless event.
         if metadata.len() > 0 {
             file.set_len(0).map_err(failed)?;
         }

@@ -1,4 +1,4 @@
-//! What is known of a path.
+//! The description of a path.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use api_types::envd::{EntryInfo, FileType, Timestamp};
 use super::super::files::metadata;
 use crate::users::UserDb;
 
-/// Names of owners and groups that were looked up during one request.
+/// Names of owners and groups, cached for one request.
 #[derive(Default)]
 pub(crate) struct Names {
     users: BTreeMap<u32, String>,
@@ -31,7 +31,7 @@ impl Names {
     }
 }
 
-/// What is at `path`, told as being at `shown`; and whether it is a directory itself and no link to one.
+/// Describes what is at `path`, under the name `shown`. The flag says whether it is a directory, not a link to one.
 pub(crate) fn entry(
     path: &Path,
     shown: &Path,
@@ -44,7 +44,7 @@ pub(crate) fn entry(
         let target = fs::canonicalize(path);
         let target = target.as_deref().unwrap_or(path);
         symlink_target = Some(target.to_string_lossy().into_owned());
-        // One that leads nowhere has neither.
+        // A dangling link has neither.
         (kind, mode) = fs::metadata(path).map_or((FileType::Unspecified, 0), |target| {
             (self::kind(&target), bits(&target))
         });
@@ -78,7 +78,7 @@ fn bits(found: &fs::Metadata) -> u32 {
     found.permissions().mode() & 0o777
 }
 
-/// Absent before 1970, and where nobody has set it.
+/// The modification time; `None` for times up to 1970-01-01.
 fn modified(found: &fs::Metadata) -> Option<Timestamp> {
     let seconds = u64::try_from(found.mtime()).ok()?;
     let ns = u64::try_from(found.mtime_nsec()).ok()?;
@@ -86,7 +86,7 @@ fn modified(found: &fs::Metadata) -> Option<Timestamp> {
     (unix_ns > 0).then(|| Timestamp::from_unix_ns(unix_ns))
 }
 
-/// Type and permissions as Go's `FileMode.String` writes them: not `ls`'s letters.
+/// Type and permissions in the format of Go's `FileMode.String`, which differs from that of `ls`.
 fn letters(found: &fs::Metadata) -> String {
     let (kind, mode) = (found.file_type(), found.permissions().mode());
     let flags = [
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_are_those_of_go() {
+    fn permissions_are_formatted_as_by_go() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         fs::write(&path, "").unwrap();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn links_show_what_they_lead_to() {
+    fn links_are_described_with_their_targets() {
         let dir = tempfile::tempdir().unwrap();
         let root = fs::canonicalize(dir.path()).unwrap();
         let path = |name: &str| root.join(name);

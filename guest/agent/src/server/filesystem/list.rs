@@ -1,4 +1,4 @@
-//! Listing a tree, each directory before what is in it, down to a depth. Links are shown and not followed.
+//! Lists a tree down to a depth, each directory before its entries. Links are listed and not followed.
 
 use std::{ffi::OsString, fs, io, path::PathBuf, vec};
 
@@ -11,15 +11,15 @@ use super::{
 };
 use crate::users::UserDb;
 
-/// What an answer may weigh in bytes of memory, names that are still to be looked at included.
+/// Bytes of memory that a listing may take, including names that are not yet examined.
 const MAX_WEIGHT: usize = 24 << 20;
-/// What an entry or a name weighs besides its texts.
+/// Bytes of memory of an entry and of a name without their texts.
 const ENTRY: usize = 256;
 const NAME: usize = 48;
 
-/// A listing under way.
+/// A listing in progress.
 pub(crate) struct Listing {
-    /// Directories that are being gone through, the outermost first.
+    /// Directories being listed, the outermost first.
     open: Vec<OpenDir>,
     depth: usize,
     entries: Vec<EntryInfo>,
@@ -28,16 +28,15 @@ pub(crate) struct Listing {
 }
 
 struct OpenDir {
-    /// Where it is.
     path: PathBuf,
-    /// Where the caller sees it.
+    /// The path in the answer.
     shown: PathBuf,
-    /// What is still to be looked at.
+    /// Names that are not yet examined.
     names: vec::IntoIter<OsString>,
 }
 
 impl Listing {
-    /// Begins with a directory, or a link to one.
+    /// Begins at a directory, or a link to one.
     pub(super) fn open(shown: PathBuf, depth: u32) -> Result<Self, ConnectError> {
         let path = fs::canonicalize(&shown).map_err(|e| explain(&shown, &e))?;
         let found = fs::metadata(&path).map_err(|e| explain(&shown, &e))?;
@@ -56,7 +55,7 @@ impl Listing {
         Ok(listing)
     }
 
-    /// Looks at so many things; all entries at the end.
+    /// Examines at most `count` entries. Returns all entries once the listing is complete.
     pub(super) fn turn(
         &mut self,
         count: usize,
@@ -73,7 +72,7 @@ impl Listing {
             let (path, shown) = (dir.path.join(&name), dir.shown.join(&name));
             let (entry, is_dir) = match entry(&path, &shown, &mut self.names, users) {
                 Ok(found) => found,
-                // Gone meanwhile.
+                // Removed in the meantime.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 Err(e) => return Err(explain(&shown, &e)),
             };
@@ -119,7 +118,7 @@ impl Listing {
     }
 }
 
-/// Bytes of memory that an entry takes, about.
+/// Estimates the bytes of memory that an entry takes.
 pub(crate) fn weight(entry: &EntryInfo) -> usize {
     let metadata = entry.metadata.iter();
     let metadata: usize = metadata.map(|(k, v)| NAME + k.len() + v.len()).sum();

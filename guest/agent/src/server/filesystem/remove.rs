@@ -1,5 +1,5 @@
-//! Removing a tree. Every step is relative to an open directory and follows no link, so somebody who swaps
-//! a directory for a link meanwhile leads this nowhere else.
+//! Removes a tree. Every step is relative to an open directory and follows no link, so replacing a directory by a link
+//! during the removal cannot redirect it.
 
 use std::{
     ffi::{CString, OsStr},
@@ -19,25 +19,25 @@ use nix::{
 
 use super::{super::message::error, failure::explain};
 
-/// Directories inside each other: one descriptor each.
+/// Largest depth; each level holds a descriptor.
 const MAX_DEPTH: usize = 512;
 
-/// A removal under way.
+/// A removal in progress.
 pub(crate) struct Removal {
-    /// For errors.
+    /// The requested path, for errors.
     path: PathBuf,
-    /// Directories that are being emptied, each inside the one before. The first is the path's parent, of
-    /// which the path's own name is all that goes.
+    /// Directories being emptied, each inside the one before. The first is the parent of the path, from which only the
+    /// path's own name is removed.
     open: Vec<OpenDir>,
 }
 
 struct OpenDir {
     dir: Dir,
-    /// Names in it that are to go, the next one last.
+    /// Names to remove, the next one last.
     names: Vec<CString>,
 }
 
-/// Names read at once.
+/// Names that are read at once.
 const BATCH: usize = 256;
 
 fn flags() -> OFlag {
@@ -55,7 +55,7 @@ impl Removal {
                 let names = vec![c_name(name)?];
                 vec![OpenDir { dir, names }]
             }
-            // Then the path is not there either, which is what was wanted.
+            // Without its parent the path does not exist, which is the requested result.
             Err(Errno::ENOENT | Errno::ENOTDIR) => Vec::new(),
             Err(errno) => return Err(explain(path, &errno.into())),
         };
@@ -63,7 +63,7 @@ impl Removal {
         Ok(Self { path, open })
     }
 
-    /// Removes so many things; whether everything is gone.
+    /// Takes at most `count` steps. True once everything is removed.
     pub(super) fn turn(&mut self, count: usize) -> Result<bool, ConnectError> {
         for _ in 0..count {
             let done = self.remove_one();
@@ -74,7 +74,7 @@ impl Removal {
         Ok(false)
     }
 
-    /// Removes one thing, or goes into or out of a directory; whether nothing is left to do.
+    /// Removes one entry, or enters or leaves a directory. True once everything is removed.
     fn remove_one(&mut self) -> Result<bool, Errno> {
         let depth = self.open.len();
         let Some(top) = self.open.last_mut() else {
@@ -90,13 +90,13 @@ impl Removal {
             top.names = read(&mut top.dir)?;
         }
         if top.names.is_empty() {
-            // The directory itself is next in the one before. If something new is in it, it is entered again.
+            // The directory is its parent's next name. If it has new entries by then, it is entered again.
             self.open.pop();
         }
         Ok(false)
     }
 
-    /// Goes into a directory that is not empty; it is removed after what is in it.
+    /// Enters a directory that is not empty. Its name stays in the list, to be removed after its entries.
     fn enter(&mut self, name: CString) -> Result<(), Errno> {
         if self.open.len() > MAX_DEPTH {
             return Err(Errno::EMFILE);
@@ -112,7 +112,7 @@ impl Removal {
                 dir,
                 names: Vec::new(),
             }),
-            // Gone, or something else meanwhile: looked at again.
+            // Removed or replaced in the meantime: the next step tries to unlink the name again.
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
             Err(errno) => return Err(errno),
         }
@@ -120,7 +120,7 @@ impl Removal {
     }
 }
 
-/// Some names in a directory, from its beginning: what was read before is gone by now.
+/// Reads names from the start of a directory; those read before have been removed.
 fn read(dir: &mut Dir) -> Result<Vec<CString>, Errno> {
     let mut names = Vec::new();
     for entry in dir.iter().take(BATCH) {
@@ -132,7 +132,7 @@ fn read(dir: &mut Dir) -> Result<Vec<CString>, Errno> {
     Ok(names)
 }
 
-/// Removes a file, a link or an empty directory; false for a directory that is not empty.
+/// Removes a file, a link or an empty directory. False for a directory that is not empty.
 fn unlink(dir: &Dir, name: &CString) -> Result<bool, Errno> {
     match unlinkat(dir, name.as_c_str(), UnlinkatFlags::NoRemoveDir) {
         Ok(()) | Err(Errno::ENOENT) => return Ok(true),
@@ -141,7 +141,7 @@ fn unlink(dir: &Dir, name: &CString) -> Result<bool, Errno> {
     }
     match unlinkat(dir, name.as_c_str(), UnlinkatFlags::RemoveDir) {
         Ok(()) | Err(Errno::ENOENT) => Ok(true),
-        // No directory any more: looked at again.
+        // Not empty, or no directory any more: the caller tries to enter it, and then again to unlink it.
         Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => Ok(false),
         Err(errno) => Err(errno),
     }

@@ -1,13 +1,12 @@
 //! A directory, or a tree of them, under inotify(7).
 //!
-//! The kernel watches directories one by one, so a tree is watched by following its own events: a directory
-//! that appears is watched first and then read, and what is in it by then is told as created. What was made
-//! between the two is told by the kernel as well; it is recognised by [`Tree::announced`], which lasts until
-//! the kernel's queue has been empty once. A directory that is moved keeps its watch and takes it along, or
-//! loses it when it was moved out of the tree.
+//! The kernel watches single directories, so a tree is watched by following its own events: a new directory is watched
+//! first and then read, and its entries are reported as created. The kernel also reports entries that were created between
+//! these two steps; `Tree::announced` recognises them until the kernel's queue has been empty once. A directory that
+//! moves within the tree keeps its watch; one that leaves the tree loses it.
 //!
-//! What must never happen: a change without a word about it. Where one may be lost (the kernel's queue is
-//! full, there are too many directories) the tree fails for good, and its owner tells.
+//! Invariant: no change is lost silently. If one may be lost (the kernel's queue overflows, there are too many
+//! directories), the tree fails permanently with an error.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,14 +22,14 @@ use nix::{
     sys::inotify::{AddWatchFlags as Mask, InitFlags, Inotify, InotifyEvent, WatchDescriptor},
 };
 
-/// Directories of one tree at most.
+/// Largest number of directories in a tree.
 const MAX_DIRS: usize = 8192;
-/// Names that are read at most at the beginning.
+/// Largest number of names that are read when watching begins.
 const MAX_NAMES: usize = 256 << 10;
-/// Names that are told at most when a directory appears.
+/// Largest number of names that are reported when a directory appears.
 const MAX_NEWS: usize = 16 << 10;
 
-/// What is asked of the kernel: what E2B's clients know events of.
+/// Events that are requested from the kernel: those for which E2B has an event type.
 const CHANGES: Mask = Mask::IN_CREATE
     .union(Mask::IN_MODIFY)
     .union(Mask::IN_ATTRIB)
@@ -41,10 +40,10 @@ const CHANGES: Mask = Mask::IN_CREATE
     .union(Mask::IN_MOVE_SELF)
     .union(Mask::IN_ONLYDIR);
 
-/// A tree cannot be watched, or not any more.
+/// A tree cannot be watched, or can no longer be watched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WatchError {
-    #[error("changes came faster than they could be told, some are lost")]
+    #[error("changes came faster than they could be read, some are lost")]
     Overflow,
     #[error(
         "more than {MAX_DIRS} directories or {MAX_NAMES} names, or {MAX_NEWS} that appear at once"
@@ -60,7 +59,7 @@ pub(crate) enum WatchError {
     },
 }
 
-/// Something happened.
+/// A change in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     /// Relative to the tree's root; empty for the root itself.
@@ -68,7 +67,7 @@ pub(crate) struct Change {
     pub(crate) kind: EventType,
 }
 
-/// The tree.
+/// A watched directory or tree.
 pub(crate) struct Tree {
     inotify: Inotify,
     base: PathBuf,
@@ -76,16 +75,16 @@ pub(crate) struct Tree {
     root: WatchDescriptor,
     /// Watched directories, relative to the root.
     dirs: BTreeMap<WatchDescriptor, PathBuf>,
-    /// Names in directories that were told as created because they were there; the kernel may tell them too.
+    /// Names that were reported as created when their directory was read. The kernel may report them again.
     announced: BTreeSet<(WatchDescriptor, OsString)>,
-    /// Directories that were moved away and not yet to somewhere, by the cookie of the move.
+    /// Directories whose move has a source event but no destination event yet, by the cookie of the move.
     moved: Vec<(u32, Subtree)>,
 }
 
-/// Watches and the paths of what they watch, relative to a directory.
+/// Watches and their paths, relative to a directory.
 type Subtree = Vec<(WatchDescriptor, PathBuf)>;
 
-/// What of a directory is watched.
+/// The depth of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
     Directory,
@@ -93,7 +92,7 @@ pub(crate) enum Reach {
 }
 
 impl Tree {
-    /// Watches from now on. `base` may be a link to a directory.
+    /// Begins to watch. `base` may be a link to a directory.
     pub(crate) fn open(base: &Path, reach: Reach) -> Result<Self, WatchError> {
         let failed = |errno| failed(base, errno);
         let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
@@ -109,7 +108,7 @@ impl Tree {
             moved: Vec::new(),
         };
         if reach == Reach::Everything {
-            // What is there already is not news.
+            // Existing entries are not reported.
             tree.read_dirs(vec![(root, PathBuf::new())], None)?;
         }
         Ok(tree)
@@ -119,7 +118,7 @@ impl Tree {
         self.inotify.as_fd()
     }
 
-    /// Where something in the tree is.
+    /// The full path of an entry of the tree.
     pub(crate) fn path_of(&self, path: &Path) -> PathBuf {
         if path.as_os_str().is_empty() {
             self.base.clone()
@@ -128,7 +127,7 @@ impl Tree {
         }
     }
 
-    /// Takes some of what has happened; false when nothing has.
+    /// Reads some of the pending events. False if there are none.
     pub(crate) fn read(&mut self, changes: &mut Vec<Change>) -> Result<bool, WatchError> {
         let events = match self.inotify.read_events() {
             Ok(events) => events,
@@ -145,13 +144,13 @@ impl Tree {
         Ok(true)
     }
 
-    /// The queue has been empty: nothing that was read from directories will be told again, and what was
-    /// moved away will not come.
+    /// The queue has been empty: the kernel will not repeat names that were read from directories, and directories that
+    /// were moved away have left the tree.
     fn settle(&mut self) {
         self.announced.clear();
         for (_, subtree) in std::mem::take(&mut self.moved) {
             for (watch, _) in subtree {
-                // One that the kernel has dropped already needs nothing.
+                // Fails if the kernel has dropped the watch already.
                 let _ = self.inotify.rm_watch(watch);
             }
         }
@@ -169,7 +168,7 @@ impl Tree {
             return Ok(());
         };
         let Some(name) = event.name else {
-            // Of other directories the one above tells it.
+            // For other directories, the watch of the parent reports it.
             if event.wd == self.root {
                 self.take_own(event.mask, changes);
             }
@@ -193,7 +192,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Something happened to the root itself. Once it has another path, no event's path would be true.
+    /// Handles an event of the root itself. After it was moved, no path of an event would be correct.
     fn take_own(&mut self, mask: Mask, changes: &mut Vec<Change>) {
         if let Some(kind) = kind(mask) {
             let path = PathBuf::new();
@@ -206,7 +205,7 @@ impl Tree {
         }
     }
 
-    /// Follows what happened to a directory below the root.
+    /// Handles an event of a directory below the root.
     fn take_directory(
         &mut self,
         mask: Mask,
@@ -237,7 +236,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Takes the watches of a directory and all below it out.
+    /// Removes a directory and everything below it from the table. Returns their watches.
     fn cut(&mut self, path: &Path) -> Subtree {
         let dirs = self.dirs.iter();
         let subtree: Subtree = dirs
@@ -249,7 +248,7 @@ impl Tree {
         subtree
     }
 
-    /// Watches one directory; `None` when it is gone or no directory any more.
+    /// Watches one directory; `None` if it was removed or replaced in the meantime.
     fn watch(&mut self, path: PathBuf) -> Result<Option<WatchDescriptor>, WatchError> {
         let full = self.base.join(&path);
         if self.dirs.len() >= MAX_DIRS {
@@ -266,8 +265,8 @@ impl Tree {
         }
     }
 
-    /// Reads directories that are watched already, and watches those in them, and so on. What is there is
-    /// told as created where there is somebody to tell.
+    /// Reads watched directories, and watches and reads all directories below them. Entries are reported as created if
+    /// `news` is given.
     fn read_dirs(
         &mut self,
         mut open: Vec<(WatchDescriptor, PathBuf)>,
@@ -276,7 +275,7 @@ impl Tree {
         let most = news.as_ref().map_or(MAX_NAMES, |_| MAX_NEWS);
         let mut names = 0;
         while let Some((watch, dir)) = open.pop() {
-            // Gone meanwhile, or not to be read: the kernel tells what happens all the same.
+            // Removed in the meantime, or unreadable: its watch still reports events.
             let Ok(entries) = fs::read_dir(self.path_of(&dir)) else {
                 continue;
             };
@@ -314,8 +313,7 @@ fn failed(path: &Path, errno: Errno) -> WatchError {
     }
 }
 
-/// The word of E2B's clients for what the kernel says. A thing that is moved away is renamed, one that is
-/// moved here is created.
+/// Converts a kernel event to E2B's event type. The source of a move counts as renamed, its destination as created.
 fn kind(mask: Mask) -> Option<EventType> {
     let has = |flags: Mask| mask.intersects(flags);
     if has(Mask::IN_CREATE | Mask::IN_MOVED_TO) {
@@ -395,12 +393,12 @@ mod tests {
             ("a/b/c/f", Create),
         ]);
         assert_eq!(changes, wanted);
-        // From now on they are watched like all others, and a name that comes back is news again.
+        // From now on they are watched like all others, and a name that is created again is reported again.
         fs::remove_file(path("a/b/c/f")).unwrap();
         fs::write(path("a/b/c/f"), "x").unwrap();
         let wanted = told(&[("a/b/c/f", Remove), ("a/b/c/f", Create), ("a/b/c/f", Write)]);
         assert_eq!(read(&mut tree), wanted);
-        // The directory above tells it, and only that one.
+        // Only the watch of the parent reports it.
         fs::set_permissions(
             path("a/b"),
             std::os::unix::fs::PermissionsExt::from_mode(0o700),
@@ -429,7 +427,7 @@ mod tests {
         fs::write(path("z/b/f"), "").unwrap();
         let wanted = told(&[("a", Rename), ("z", Create), ("z/b/f", Create)]);
         assert_eq!(read(&mut tree), wanted);
-        // Out of the tree: no more words about it, also when another takes its name.
+        // Out of the tree: no more events of it, even if another directory takes its name.
         fs::rename(path("z"), outside.path().join("z")).unwrap();
         fs::create_dir(path("z")).unwrap();
         assert_eq!(read(&mut tree), told(&[("z", Rename), ("z", Create)]));
@@ -437,7 +435,7 @@ mod tests {
         fs::write(path("z/h"), "").unwrap();
         assert_eq!(read(&mut tree), told(&[("z/h", Create)]));
         assert_eq!(tree.dirs.len(), 2);
-        // And into it, with what it has.
+        // Into the tree, with its entries.
         fs::rename(outside.path().join("z/b"), path("b")).unwrap();
         let mut changes = read(&mut tree);
         changes.sort_by(|a, b| a.0.cmp(&b.0));
@@ -480,7 +478,7 @@ mod tests {
         assert!(matches!(error, WatchError::Overflow));
     }
 
-    /// What a client that follows the changes believes to be there.
+    /// The entries that a client knows which follows the changes.
     fn follow(known: &mut BTreeSet<String>, changes: &[(String, EventType)]) {
         for (path, kind) in changes {
             match kind {
@@ -530,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_while_it_is_read_is_known_in_the_end() {
+    fn changes_during_a_read_are_reported_in_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let mut tree = Tree::open(dir.path(), Reach::Everything).unwrap();
         let mut known = BTreeSet::new();
@@ -559,12 +557,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn who_follows_the_changes_knows_what_is_there(steps in steps()) {
+        fn following_the_changes_yields_the_entries(steps in steps()) {
             let dir = tempfile::tempdir().unwrap();
             let mut tree = Tree::open(dir.path(), Reach::Everything).unwrap();
             let mut known = BTreeSet::new();
             for step in steps.into_iter().chain([Step::Read]) {
-                // Steps that do not fit what is there change nothing.
+                // Steps that fail change nothing.
                 match step {
                     Step::Make(path) => drop(fs::create_dir_all(dir.path().join(path))),
                     Step::File(path) => drop(fs::write(dir.path().join(path), "x")),
