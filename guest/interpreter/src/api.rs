@@ -1,14 +1,14 @@
-//! Routes and the bodies of requests and answers.
+//! Routes, and the bodies of requests and answers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::clone_state::Variables;
 
-/// What can be asked for.
+/// A route.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     Health,
-    /// Whether all contexts are; not part of the official contract.
+    /// Whether all contexts are ready; not part of the official API.
     Ready,
     Execute,
     ListContexts,
@@ -17,10 +17,10 @@ pub(crate) enum Route {
     RemoveContext(String),
 }
 
-/// The status and text where there is no route.
+/// The status and text of a request without a route.
 pub(crate) type NoRoute = (u16, &'static str);
 
-/// Finds the route.
+/// Finds the route of a request.
 pub(crate) fn route(method: &str, path: &str) -> Result<Route, NoRoute> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match (method, parts.as_slice()) {
@@ -41,15 +41,15 @@ pub(crate) fn route(method: &str, path: &str) -> Result<Route, NoRoute> {
     }
 }
 
-/// Body of `POST /execute`. Absent and null mean the same.
+/// Body of `POST /execute`. Null is equivalent to absent.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ExecuteRequest {
     pub(crate) code: String,
     pub(crate) context_id: Option<String>,
     pub(crate) language: Option<String>,
     pub(crate) env_vars: Option<Variables>,
-    /// Jupyter's word for whether the cell is counted and its results are remembered. Not part of the official
-    /// contract, where each is.
+    /// Whether the cell is counted and its results enter the history, named as in Jupyter. Not part of the official API,
+    /// in which every cell is stored.
     pub(crate) store_history: Option<bool>,
 }
 
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_and_null_are_the_same() {
+    fn null_is_equivalent_to_absent() {
         let short: ExecuteRequest = serde_json::from_str(r#"{"code":"1"}"#).unwrap();
         let long = r#"{"code":"1","context_id":null,"language":null,"env_vars":null,"more":1}"#;
         let long: ExecuteRequest = serde_json::from_str(long).unwrap();

@@ -1,6 +1,6 @@
-//! What differs between clones of one template and reaches this program after its memory was copied: which
-//! clone it is, and the sandbox's environment. The agent writes both to a tmpfs before it lets anybody in;
-//! here they are read before each cell, from files that stay open.
+//! State that differs between clones of a template: the identity of the clone, and the sandbox's environment. The agent
+//! writes both to a tmpfs before it admits any request. The server reads them before each cell, from files that stay
+//! open.
 
 use std::{
     collections::BTreeMap,
@@ -10,21 +10,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Written anew when a clone gets its identity.
+/// A file that is rewritten when a clone gets its identity.
 const BOOT_ID: &str = "boot-id";
-/// The sandbox's environment as a JSON object; absent when it has none.
+/// A file with the sandbox's environment as a JSON object; absent if it has none.
 const ENVS: &str = "envs";
-/// Bytes read at once; a sandbox has few variables.
+/// Bytes of the first read. Environments are usually smaller.
 const FIRST_READ: usize = 1 << 10;
-/// Longer environments are not read.
+/// Largest environment in bytes; a larger one is ignored.
 const MAX_ENVS: usize = 1 << 20;
-/// A boot id is a UUID and a line end.
+/// A boot ID is a UUID and a newline.
 const BOOT_ID_LEN: usize = 37;
 
 /// Variables by name.
 pub(crate) type Variables = BTreeMap<String, String>;
 
-/// What was last read.
+/// The state as last read.
 #[derive(Debug)]
 pub(crate) struct CloneState {
     dir: PathBuf,
@@ -33,7 +33,7 @@ pub(crate) struct CloneState {
     envs_file: Option<File>,
     envs: Vec<u8>,
     variables: Variables,
-    /// Counts identities: who was seeded under another number must be seeded again.
+    /// Counts identities. A host that was seeded under another number must be seeded again.
     pub(crate) generation: u64,
     /// Counts environments.
     pub(crate) environment: u64,
@@ -55,9 +55,9 @@ impl CloneState {
         state
     }
 
-    /// Looks whether this has become another clone, or its environment another one.
+    /// Reads the files, and increments the counters if identity or environment has changed.
     pub(crate) fn refresh(&mut self) {
-        // A file that cannot be read counts as one that changed: better to seed twice than never.
+        // A file that cannot be read counts as changed: seeding twice is harmless, not seeding is not.
         let boot_id = self.read_boot_id().unwrap_or([0; BOOT_ID_LEN]);
         if boot_id != self.boot_id || boot_id == [0; BOOT_ID_LEN] {
             self.boot_id = boot_id;
@@ -65,7 +65,7 @@ impl CloneState {
         }
         let envs = self.read_envs().unwrap_or_default();
         if envs != self.envs {
-            // Half of a file that is just being written is none; it will be another one at the next cell.
+            // A file that is being written may not parse yet. It has changed again by the next cell.
             self.variables = serde_json::from_slice(&envs).unwrap_or_default();
             self.envs = envs;
             self.environment += 1;
@@ -117,7 +117,7 @@ mod tests {
     const SECOND: &str = "6c1a3c53-8c0c-4a3f-9d5c-0d5a55b9f0ab\n";
 
     #[test]
-    fn another_identity_is_another_generation() {
+    fn a_new_identity_starts_a_new_generation() {
         let dir = tempfile::tempdir().unwrap();
         let write = |id: &str| std::fs::write(dir.path().join(BOOT_ID), id).unwrap();
         write(FIRST);

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_have_the_shapes_of_the_contract() {
+    fn events_have_the_format_of_the_api() {
         let text = |event: Event<'_>| String::from_utf8(event.line()).unwrap();
         assert_eq!(
             text(Event::NumberOfExecutions { execution_count: 3 }),

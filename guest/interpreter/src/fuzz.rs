@@ -1,5 +1,5 @@
-//! This program as the fuzz target `interpreter`: its readers of requests and of what hosts and kernels send, and
-//! nothing that acts on it.
+//! The fuzz target `interpreter`: parsers of requests and of messages of hosts and kernels, without the code that acts on
+//! them.
 
 use std::path::Path;
 
@@ -17,10 +17,10 @@ use crate::{
 #[cfg(fuzzing)]
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| interpreter(bytes));
 
-/// What the bytes are, by the first of them.
+/// Chooses a parser by the first byte and runs it on the others.
 ///
 /// # Panics
-/// Something does not hold that is asserted here.
+/// Panics if an assertion of a parser's checks fails.
 pub(crate) fn interpreter(bytes: &[u8]) {
     let [choice, piece, bytes @ ..] = bytes else {
         return;
@@ -32,7 +32,7 @@ pub(crate) fn interpreter(bytes: &[u8]) {
     }
 }
 
-/// Requests on a connection, as the server takes them.
+/// Reads a request as the server does.
 fn request(bytes: &[u8], piece: usize) {
     let Ok(Some((head, framing, used))) = parse(bytes) else {
         return;
@@ -77,7 +77,7 @@ fn take(mut framing: Framing, bytes: &[u8], piece: usize) -> Result<Option<Vec<u
     Ok(None)
 }
 
-/// A cell is one line for hosts that read JSON, and as many fields as it says for those that read fields.
+/// Encodes a cell. It is one line in JSON; in fields, the counts of variables match the number of fields.
 fn cell(code: &str, env: &Variables) {
     let run = Run {
         n: 1,
@@ -96,7 +96,7 @@ fn cell(code: &str, env: &Variables) {
     assert_eq!(ends, 1 + 2 * (1 + named) + 1);
 }
 
-/// A line of a host: what is passed on to clients is one event.
+/// Classifies a line of a host. Only JSON objects are passed on to clients.
 fn line(bytes: &[u8]) {
     let first = bytes.split(|byte| *byte == b'\n').next();
     let line = first.unwrap_or_default();
@@ -109,7 +109,7 @@ fn line(bytes: &[u8]) {
 mod tests {
     use std::{fs, path::Path};
 
-    /// Inputs that are kept, those that failed once among them.
+    /// Seeds, which include inputs that once failed.
     #[test]
     fn the_fuzz_seeds_pass() {
         let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dev/fuzz/seeds/interpreter");

@@ -1,23 +1,22 @@
-//! The host of Jupyter kernels: a process of its own between the server and one kernel, whatever language
-//! that speaks.
+//! The host of Jupyter kernels: a bridge process between the server and one kernel of any language.
 //!
 //! ```text
 //! server ── control socket (message) ── bridge ── shell, control (DEALER), iopub (SUB) ── kernel
-//!    └──────────── stdout, stderr: what the kernel's children print ─────────────────────────┘
+//!    └──────────── stdout, stderr: output of the kernel's children ──────────────────────────┘
 //! ```
-//! A kernel is started on first use, never before a snapshot, with a key of its own. In a fork of a sandbox
-//! its kernels go on with key and ports that both know: they are of use inside of either sandbox only.
+//! A kernel is started on first use, never before a snapshot, with a random key. A fork of a sandbox has the same key and
+//! ports as the original; both are reachable only inside their sandbox.
 //!
-//! What must never happen: a bridge that outlives its kernel, or a kernel that outlives its bridge.
+//! Invariants: no bridge outlives its kernel, and no kernel outlives its bridge.
 
 mod control;
 mod display;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod process;
+mod snippets;
 mod spec;
 mod wire;
-mod words;
 mod zmtp;
 
 use std::{
@@ -38,9 +37,9 @@ use nix::{
 };
 use process::{Connected, Process, StartError};
 use serde_json::{Value, json};
+use snippets::Changes;
 use spec::{InterruptMode, Spec, SpecError};
 use wire::{Message, Session};
-use words::{Changes, Tongue};
 use zmtp::Socket;
 
 pub(crate) use spec::{Kernel, find};
@@ -51,26 +50,27 @@ use crate::{
     message::{Request, is_name},
 };
 
-/// Everything is read through a buffer of this size.
+/// Size of the read buffer in bytes.
 const SCRATCH: usize = 64 << 10;
-/// An interrupt that comes just before a cell's code runs, or while the kernel tells of its end, may take half of that
-/// end away (ipykernel: the reply). After one, this long without the other half ends the cell as well.
+/// A cell ends with a reply and an idle status. An interrupt just before the cell's code runs, or while the kernel reports
+/// its end, may suppress one of them (in ipykernel, the reply). After an interrupt, the cell also ends if the other one
+/// has not arrived for this long.
 const HALF_END: Duration = Duration::from_secs(2);
 
-/// The bridge cannot go on. A kernel that ends is the usual case.
+/// The bridge cannot continue. Usually the kernel has ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KernelError {
     #[error(transparent)]
     Spec(#[from] SpecError),
     #[error("cannot start the kernel")]
     Start(#[from] StartError),
-    #[error("the kernel has ended, or speaks another protocol")]
+    #[error("the kernel has ended, or uses an unknown protocol")]
     Kernel(#[source] io::Error),
-    #[error("the server is gone")]
+    #[error("the server has closed the control socket")]
     Server(#[source] io::Error),
 }
 
-/// Serves cells until server or kernel is gone. The kernelspec is in `dir`.
+/// Runs cells until the server or the kernel ends. The kernelspec is in `dir`.
 pub(crate) fn run(dir: &Path) -> Result<(), KernelError> {
     let spec = Spec::load(dir)?;
     let interrupts = take_interrupts().map_err(KernelError::Server)?;
@@ -83,13 +83,13 @@ pub(crate) fn run(dir: &Path) -> Result<(), KernelError> {
         news,
     } = process::start(&spec, dir, &mut session)?;
     control
-        .say("{\"ready\":true}")
+        .send_line("{\"ready\":true}")
         .map_err(KernelError::Server)?;
     let mut bridge = Bridge {
         control,
         interrupts,
         mode: spec.interrupt_mode,
-        tongue: Tongue::of(&spec.language),
+        language: snippets::Language::of(&spec.language),
         variables: process.variables.clone(),
         _process: process,
         session,
@@ -109,7 +109,7 @@ pub(crate) fn run(dir: &Path) -> Result<(), KernelError> {
     }
 }
 
-/// Interrupts are read from a descriptor: they are for the kernel.
+/// Blocks SIGINT and reads it from a descriptor, because interrupts are meant for the kernel.
 fn take_interrupts() -> io::Result<SignalFd> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
@@ -124,40 +124,40 @@ struct Bridge {
     control: Control,
     interrupts: SignalFd,
     mode: InterruptMode,
-    tongue: Tongue,
-    /// What the kernel's environment is, as far as the server or its own start made it.
+    language: snippets::Language,
+    /// The kernel's environment, as set by its start and by the server.
     variables: Variables,
     _process: Process,
     session: Session,
     shell: Socket,
-    /// The kernel's control socket.
+    /// Connection to the kernel's control socket.
     orders: Socket,
-    /// The kernel's iopub socket.
+    /// Connection to the kernel's iopub socket.
     news: Socket,
     scratch: Vec<u8>,
-    /// Interrupts of the present cell that the server asked for and the kernel has not been told of.
+    /// Interrupts of the current cell that have not been sent to the kernel.
     asked: u32,
-    /// Whether the kernel has its first cell behind it: it seeded itself when it started.
+    /// Whether the kernel has run a cell. Before its first one it needs no reseeding, because it has just started.
     seeded: bool,
 }
 
-/// What becomes of what a request makes the kernel say.
+/// The destination of messages that a request causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Audience {
     Client,
     Nobody,
 }
 
-/// How far a request is.
+/// The progress of a request.
 #[derive(Default)]
 struct Progress {
-    /// Whether the kernel has said more of it than that it is busy.
+    /// Whether the kernel has sent more than the busy status.
     begun: bool,
     replied: bool,
     idle: bool,
     failed: bool,
     interrupted: bool,
-    /// When the first of `replied` and `idle` came.
+    /// When the first of `replied` and `idle` was set.
     half: Option<Instant>,
 }
 
@@ -166,7 +166,7 @@ impl Progress {
         self.replied && self.idle || self.left() == Some(Duration::ZERO)
     }
 
-    /// How long an interrupted request's other half is waited for; `None`: for as long as it takes.
+    /// How long to wait for the other one after an interrupt; `None` without limit.
     fn left(&self) -> Option<Duration> {
         let half = self.half.filter(|_| self.interrupted)?;
         Some(HALF_END.saturating_sub(half.elapsed()))
@@ -177,7 +177,7 @@ impl Bridge {
     fn cell(&mut self, request: &Request) -> Result<(), KernelError> {
         self.asked = 0;
         if request.seed && std::mem::replace(&mut self.seeded, true) {
-            self.whisper(self.tongue.seed().map(str::to_owned))?;
+            self.whisper(self.language.seed().map(str::to_owned))?;
         }
         if let Some(base) = &request.base {
             let changes = changes(&self.variables, base);
@@ -193,15 +193,15 @@ impl Bridge {
         } else {
             self.refuse_variables()?;
         }
-        self.say("{\"done\":true}")
+        self.send_line("{\"done\":true}")
     }
 
-    /// Changes variables of the kernel; false when its language has no known words for that.
+    /// Changes variables of the kernel. False if the language is not supported.
     fn change(&mut self, changes: &Changes) -> Result<bool, KernelError> {
         if changes.is_empty() {
             return Ok(true);
         }
-        match self.tongue.change(changes) {
+        match self.language.change(changes) {
             Some(code) => self.whisper(Some(code)).map(|()| true),
             None => Ok(false),
         }
@@ -210,14 +210,14 @@ impl Bridge {
     fn refuse_variables(&mut self) -> Result<(), KernelError> {
         let value = "nobody knows how to set variables in a running kernel of this language: \
              give them when the sandbox is created";
-        self.tell(&Event::Error {
+        self.send_event(&Event::Error {
             name: "EnvironmentError",
             value,
             traceback: value,
         })
     }
 
-    /// Runs code that nobody hears of.
+    /// Runs code and discards its output.
     fn whisper(&mut self, code: Option<String>) -> Result<(), KernelError> {
         match code {
             Some(code) => self.execute(&code, Audience::Nobody, false),
@@ -225,7 +225,7 @@ impl Bridge {
         }
     }
 
-    /// Runs code until the kernel has answered and has said all that belongs to it.
+    /// Runs code until the kernel has sent its reply and all messages of the request.
     fn execute(&mut self, code: &str, audience: Audience, stored: bool) -> Result<(), KernelError> {
         let heard = audience == Audience::Client;
         let content = json!({
@@ -257,7 +257,7 @@ impl Bridge {
                 }
             }
             if orders {
-                // Answers to interrupts say nothing.
+                // Replies to interrupt requests carry no information.
                 receive(&mut self.orders, &self.session, &mut self.scratch)?;
             }
             if progress.half.is_none() && (progress.replied || progress.idle) {
@@ -275,7 +275,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// Waits for the kernel or an interrupt, at most `limit`; which of them has something to say.
+    /// Waits for the kernel or an interrupt, at most `limit`. Returns which of them are ready.
     fn wait(&self, limit: Option<Duration>) -> Result<[bool; 4], KernelError> {
         let mut fds = [
             self.shell.as_fd(),
@@ -284,7 +284,7 @@ impl Bridge {
             self.interrupts.as_fd(),
         ]
         .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        // Rounded up, so that what is left is gone when nothing comes.
+        // Rounded up, so that the limit has passed if nothing arrives.
         let limit = limit.map_or(PollTimeout::NONE, |limit| {
             PollTimeout::try_from(limit + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
         });
@@ -295,7 +295,7 @@ impl Bridge {
         Ok(fds.map(|fd| fd.any() == Some(true)))
     }
 
-    /// Whether the server has asked for an interrupt. Those that this process sends to its group do not count.
+    /// Whether the server has sent an interrupt. Signals that this process sends to its own group are ignored.
     fn take_interrupt(&mut self) -> bool {
         let mut asked = false;
         while let Ok(Some(signal)) = self.interrupts.read_signal() {
@@ -304,8 +304,8 @@ impl Bridge {
         asked
     }
 
-    /// A kernel may be deaf until it has begun with a cell (ipykernel ignores signals until then), and when it tells of
-    /// the end there is nothing left to interrupt. Who asks twice is not made to wait for a beginning.
+    /// Sends pending interrupts. A kernel may ignore signals until it has begun a cell (ipykernel does), and after its
+    /// first end message nothing is left to interrupt. A second interrupt is sent without waiting for the beginning.
     fn is_time_to_interrupt(&self, progress: &Progress) -> bool {
         let hears = progress.begun && self.asked > 0 || self.asked > 1;
         hears && progress.half.is_none()
@@ -317,7 +317,7 @@ impl Bridge {
                 let (_, parts) = self.session.request("interrupt_request", &json!({}));
                 self.orders.send(&parts).map_err(KernelError::Kernel)?;
             }
-            // The kernel with all that it started; fails only when all of them are gone.
+            // The kernel's process group; fails only if all of its processes have ended.
             InterruptMode::Signal => drop(killpg(getpgrp(), Signal::SIGINT)),
         }
         Ok(())
@@ -341,23 +341,23 @@ impl Bridge {
         match message.kind.as_str() {
             "stream" => {
                 let (text, timestamp) = (content["text"].as_str().unwrap_or_default(), now());
-                self.tell(&match content["name"].as_str() {
+                self.send_event(&match content["name"].as_str() {
                     Some("stderr") => Event::Stderr { text, timestamp },
                     _ => Event::Stdout { text, timestamp },
                 })
             }
-            "execute_result" => self.say(&display::result(content, Weight::Main)),
-            "display_data" => self.say(&display::result(content, Weight::Aside)),
+            "execute_result" => self.send_line(&display::result(content, Weight::Main)),
+            "display_data" => self.send_line(&display::result(content, Weight::Aside)),
             "error" => {
                 progress.failed = true;
                 self.error(content)
             }
-            // Others are for clients with a screen, on which things can be changed.
+            // Other types update what a graphical client displays.
             _ => Ok(()),
         }
     }
 
-    /// A cell that was given up has an answer and no error of its own.
+    /// Sends an error for a cell that the kernel aborted: its reply has no error message.
     fn reply(
         &mut self,
         content: &Value,
@@ -376,20 +376,20 @@ impl Bridge {
         let lines = content["traceback"].as_array();
         let lines = lines.map(|lines| lines.iter().filter_map(Value::as_str));
         let traceback: Vec<&str> = lines.map(Iterator::collect).unwrap_or_default();
-        self.tell(&Event::Error {
+        self.send_event(&Event::Error {
             name: text("ename"),
             value: text("evalue"),
             traceback: &traceback.join("\n"),
         })
     }
 
-    fn tell(&mut self, event: &Event<'_>) -> Result<(), KernelError> {
+    fn send_event(&mut self, event: &Event<'_>) -> Result<(), KernelError> {
         let line = event.line();
         self.control.send(&line).map_err(KernelError::Server)
     }
 
-    fn say(&mut self, line: &str) -> Result<(), KernelError> {
-        self.control.say(line).map_err(KernelError::Server)
+    fn send_line(&mut self, line: &str) -> Result<(), KernelError> {
+        self.control.send_line(line).map_err(KernelError::Server)
     }
 }
 
@@ -406,8 +406,7 @@ fn receive(
     Ok(messages)
 }
 
-/// What has to change for `base` to hold. Variables that were there before and are not in it stay: they are
-/// the kernel's own.
+/// The changes that make `base` effective. Variables that are not in `base` stay: they are the kernel's own.
 fn changes(now: &Variables, base: &Variables) -> Changes {
     let named = base.iter().filter(|(name, _)| is_name(name));
     named
@@ -425,7 +424,7 @@ fn apply(variables: &mut Variables, changes: &Changes) {
     }
 }
 
-/// What one cell's variables change, and what undoes that.
+/// The changes for the variables of one cell, and the changes that undo them.
 fn for_one_cell(variables: &Variables, env: &Variables) -> (Changes, Changes) {
     let set: Changes = changes(&BTreeMap::new(), env);
     let before = |name: &String| (name.clone(), variables.get(name).cloned());
@@ -443,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cell_sets_is_undone() {
+    fn variables_of_a_cell_are_undone() {
         let mut now = variables(&[("A", "1"), ("PATH", "/bin")]);
         let (set, undo) =
             for_one_cell(&now, &variables(&[("A", "2"), ("B", "3"), ("no name", "")]));

@@ -1,10 +1,10 @@
-//! The languages that cells may be written in, and how their hosts are started.
+//! The languages of cells, and the command lines of their hosts.
 
 use std::{path::Path, time::Duration};
 
 use crate::kernel::{self, Kernel};
 
-/// Compiled where a JDK is, below the directory of hosts.
+/// The host of Java, below the directory of hosts. It is compiled only on machines with a JDK.
 const JAVA_PROGRAM: &str = "java/host.jar";
 
 /// A language of cells.
@@ -14,43 +14,43 @@ pub(crate) enum Language {
     JavaScript,
     TypeScript,
     Bash,
-    /// Where its host is installed.
+    /// Available if [`JAVA_PROGRAM`] is installed.
     Java,
-    /// Whatever a Jupyter kernel speaks.
+    /// The language of a Jupyter kernel.
     Kernel(Kernel),
 }
 
-/// In what form a host takes requests; all answer alike.
+/// The encoding of requests to a host. All hosts answer in the same format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
     /// One line of JSON.
     Json,
-    /// Fields that each end with a zero byte, for hosts that read no JSON.
+    /// Fields that each end with a zero byte, for hosts without a JSON parser.
     Fields,
 }
 
-/// Whom an interrupt is sent to.
+/// The recipient of an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// The host with all that it started.
+    /// The host's process group, by SIGINT.
     Group,
-    /// The host, which passes it on when it can be heard.
+    /// The host process, by SIGINT. It passes the interrupt on once the kernel can handle it.
     Host,
-    /// The host's event loop, by a message, and the group when that does not hear: a signal while Node changes who
-    /// handles it, as it does where a script begins and ends, ends the process.
+    /// The host's event loop, by a message; if it does not react, the process group, by SIGINT. The signal comes second
+    /// because it ends Node if it arrives while Node changes its handler, at the beginning and end of a script.
     Loop,
 }
 
-/// What is done about an interrupted cell that still runs.
+/// The escalation for an interrupted cell that still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Escalation {
-    /// How long until it is interrupted again.
+    /// Time until the cell is interrupted again.
     pub(crate) again: Duration,
-    /// How long until its host is replaced; `None` for hosts that hear in the end.
+    /// Time until the host is replaced; `None` for hosts on which an interrupt eventually takes effect.
     pub(crate) replace: Option<Duration>,
 }
 
-/// Whether a host does before it is ready what users do first, so that a snapshot holds it.
+/// Whether a host runs warm-up code before it is ready, so that a snapshot contains its effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     Plain,
@@ -58,13 +58,13 @@ pub(crate) enum Start {
 }
 
 impl Language {
-    /// Those that have a context from the start, in the order in which they are listed.
+    /// Languages with a context from the start, in the order of listing.
     pub(crate) const AT_START: [Self; 2] = [Self::Python, Self::JavaScript];
 
-    /// The one whose context is made ahead, for the snapshot alone: its compiler takes seconds to load.
+    /// The language whose context is created ahead for a snapshot, because its compiler takes seconds to load.
     pub(crate) const AHEAD: Self = Self::TypeScript;
 
-    /// The language of a name that a client gave, if this machine has it.
+    /// Finds a language by a name that a client gave; `None` if this machine does not have it.
     pub(crate) fn parse(name: &str, hosts: &Path) -> Option<Self> {
         match name.trim().to_ascii_lowercase().as_str() {
             "" | "python" => Some(Self::Python),
@@ -76,7 +76,7 @@ impl Language {
         }
     }
 
-    /// Its name in answers.
+    /// The name in answers.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Python => "python",
@@ -88,21 +88,21 @@ impl Language {
         }
     }
 
-    /// What becomes of an interrupted cell that goes on.
+    /// The escalation for an interrupted cell that still runs.
     pub(crate) fn escalation(&self) -> Escalation {
         let seconds = Duration::from_secs;
         let (again, replace) = match self {
-            // Python sleeps on if a signal arrives just before it sleeps.
+            // Python misses a signal that arrives just before it begins to sleep.
             Self::Python => (Duration::from_millis(500), None),
-            // A loop that never waits hears no message.
+            // A loop that never returns to the event loop does not read the message.
             Self::JavaScript | Self::TypeScript => (Duration::from_millis(250), None),
-            // A shell's loop outlives the command that an interrupt ends, and one between two commands misses
-            // both.
+            // A shell's loop continues after an interrupt has ended one of its commands, and an interrupt between two
+            // commands has no effect.
             Self::Bash => (Duration::from_millis(500), Some(seconds(5))),
-            // The second interrupt stops a thread wherever it is, unless it catches even that, or waits in native
-            // code, or the JDK no longer stops threads.
+            // The second interrupt stops the thread anywhere, unless the code catches that as well, waits in native
+            // code, or runs on a JDK that no longer stops threads.
             Self::Java => (Duration::from_millis(500), Some(seconds(10))),
-            // A kernel that is interrupted while it tells of an interrupt may never finish telling.
+            // A kernel that is interrupted while it reports an interrupt may never complete the report.
             Self::Kernel(_) => (seconds(10), Some(seconds(60))),
         };
         Escalation { again, replace }
@@ -123,7 +123,7 @@ impl Language {
         }
     }
 
-    /// The command line of its host below the directory of hosts.
+    /// The command line of the host, below the directory of hosts.
     pub(crate) fn command(&self, hosts: &Path, start: Start) -> Vec<String> {
         let file = |name: &str| hosts.join(name).display().to_string();
         let mut words = match self {
@@ -137,7 +137,7 @@ impl Language {
                 vec!["/proc/self/exe".to_owned(), "--kernel".to_owned(), dir]
             }
         };
-        // Bash, Java and kernels start on first use, never before a snapshot.
+        // Only hosts that start before a snapshot get this: Bash, Java and kernels start on first use.
         if start == Start::Warm {
             words.push("--warm".to_owned());
         }
@@ -145,8 +145,9 @@ impl Language {
     }
 }
 
-/// Node cannot move a descriptor: the shell takes the socket away from standard input. The memory reducer is V8's
-/// collection of garbage some seconds after the last one: in each clone of a snapshot anew, over 6 MB of its heap.
+/// Node cannot duplicate descriptors, so a shell moves the socket from standard input to descriptor 3. V8's memory reducer
+/// is disabled: it collects garbage some seconds after the last collection, which would write over 6 MB of the heap in
+/// each clone of a snapshot.
 fn node(host: String, language: &str) -> Vec<String> {
     let script = "exec node --no-memory-reducer \"$@\" 3<&0 0</dev/null";
     ["sh", "-c", script, "sh", &host, language]
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_clients_are_understood() {
+    fn language_names_and_aliases_are_accepted() {
         let hosts = tempfile::tempdir().unwrap();
         let parse = |name: &str| Language::parse(name, hosts.path());
         assert_eq!(parse(" JS "), Some(Language::JavaScript));
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn java_is_there_where_it_was_compiled() {
+    fn java_is_available_if_its_host_is_installed() {
         let hosts = tempfile::tempdir().unwrap();
         assert_ne!(Language::parse("java", hosts.path()), Some(Language::Java));
         let program = hosts.path().join(JAVA_PROGRAM);

@@ -1,22 +1,17 @@
-//! The code interpreter of a guest: a server on port 49999 that runs cells of code and streams what they
-//! print and show.
+//! The code interpreter of a guest: a server on port 49999 that runs cells of code and streams their output and results.
 //!
 //! ```text
 //! supervisor ─► server ─┬─ control socket, stdout, stderr ─► host process of a context (python: forks of a zygote)
 //!                       ├─ …                                                           (javascript)
 //!                       └─ …                                              more on first use
 //! ```
-//! The server is one thread around one `poll`, as the guest agent is one around epoll, and for the same
-//! reason: each page that a first request touches is a page of each clone. The hosts run the code; each is a
-//! process of one thread that reads requests from its control socket (see [`message`]).
+//! The server has one thread and runs on [`transport`], because every clone pays for each page that its first request
+//! touches. The hosts run the code; each is a process that reads requests from its control socket ([`message`]).
 //!
-//! What must never happen: a cell that runs with the random state of the template; a blank line in an
-//! answer, on which clients break; a host that outlives its server.
+//! Invariants: no cell runs with the random state of the template; no answer contains a blank line, which clients cannot
+//! parse; no host outlives its server.
 #![cfg_attr(fuzzing, no_main)]
-#![cfg_attr(
-    fuzzing,
-    expect(dead_code, reason = "a fuzz target reads and does nothing")
-)]
+#![cfg_attr(fuzzing, expect(dead_code, reason = "a fuzz target only parses"))]
 
 mod api;
 mod clone_state;

@@ -1,20 +1,23 @@
-//! What the server and a host say to each other over the control socket.
+//! The protocol between the server and a host on the control socket.
 //!
-//! To a host, one request per cell. As JSON, one line:
-//! `{"n":3,"code":"…","env":{…},"base":{…},"seed":true,"unstored":true}` where `env` holds for this cell only, `base` (there
-//! when it changed) is the sandbox's environment from now on, and `seed` says that this is another clone than
-//! before; an `unstored` cell takes no number and leaves nothing in the history. As fields, each ended by a zero byte: `seed` or nothing, the number of base variables or nothing
-//! when they did not change, these as `NAME=value`, the number of variables of the cell, these, the code.
-//! Beside them, to a host with an event loop: `{"interrupt":true}`, for the cell that runs.
+//! The server sends one request per cell, in one of two encodings ([`Dialect`]). As JSON, one line:
+//! `{"n":3,"code":"…","env":{…},"base":{…},"seed":true,"unstored":true}`. `env` applies to this cell only. `base`, sent
+//! when it has changed, is the sandbox's environment from now on. `seed` means that the clone has changed and random
+//! state must be reseeded. An `unstored` cell takes no number and leaves nothing in the history.
 //!
-//! From a host, lines: `{"ready":true}` once, `{"done":true}` after each cell, and between them events of the
-//! answer, which begin with `{"type":` and are passed on unread.
+//! As fields, each ended by a zero byte: `seed` or empty; the number of base variables, or empty if they have not changed,
+//! then each as `NAME=value`; the number of the cell's variables, then each; the code.
+//!
+//! A host with an event loop also gets `{"interrupt":true}`, which interrupts the running cell.
+//!
+//! A host sends lines: `{"ready":true}` once, `{"done":true}` after each cell, and between them the events of the answer,
+//! which begin with `{"type":` and are passed on unread.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{clone_state::Variables, language::Dialect};
 
-/// Asks an event loop to interrupt its cell.
+/// Makes a host with an event loop interrupt its cell.
 pub(crate) const INTERRUPT: &[u8] = b"{\"interrupt\":true}\n";
 
 /// A cell to run.
@@ -29,7 +32,7 @@ pub(crate) struct Run<'a> {
     pub(crate) base: Option<&'a Variables>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) seed: bool,
-    /// A shell has no history of results to leave it out of: not among the fields.
+    /// Not among the fields: a shell keeps no history of results.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) unstored: bool,
 }
@@ -38,7 +41,7 @@ impl Run<'_> {
     pub(crate) fn encode(&self, dialect: Dialect) -> Vec<u8> {
         match dialect {
             Dialect::Json => {
-                // Strings and numbers always become JSON.
+                // Serializing strings and numbers cannot fail.
                 let mut line = serde_json::to_vec(self).unwrap_or_default();
                 line.push(b'\n');
                 line
@@ -57,7 +60,7 @@ impl Run<'_> {
         fields.push(self.code.to_owned());
         let mut bytes = Vec::new();
         for field in fields {
-            // A shell cannot hold zero bytes; here one would end the field early.
+            // Shell variables cannot contain zero bytes, and a zero byte would end the field early.
             bytes.extend(field.bytes().filter(|byte| *byte != 0));
             bytes.push(0);
         }
@@ -71,13 +74,13 @@ fn push_variables(fields: &mut Vec<String>, variables: &Variables) {
     fields.extend(named.iter().map(|(name, value)| format!("{name}={value}")));
 }
 
-/// Whether a shell takes it for a variable.
+/// Whether a shell accepts the name for a variable.
 pub(crate) fn is_name(name: &str) -> bool {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     !name.is_empty() && name.bytes().all(good) && !name.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// A cell as a host of this program reads it.
+/// A cell as the bridge to Jupyter kernels reads it.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Request {
     pub(crate) code: String,
@@ -93,15 +96,15 @@ pub(crate) struct Request {
 /// A line of a host, without its end.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// To be passed on.
+    /// An event, which is passed on.
     Event,
     Ready,
     Done,
-    /// Something else, which is dropped.
+    /// Anything else, which is dropped.
     Unknown,
 }
 
-/// What a line says.
+/// Classifies a line.
 pub(crate) fn classify(line: &[u8]) -> Line {
     match line {
         b"{\"done\":true}" => Line::Done,
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_cell_is_short() {
+    fn a_plain_cell_sends_only_number_and_code() {
         let none = Variables::new();
         let line = run("1+1", &none, None).encode(Dialect::Json);
         assert_eq!(line, b"{\"n\":1,\"code\":\"1+1\"}\n");
@@ -153,12 +156,12 @@ mod tests {
         }
 
         #[test]
-        fn fields_are_counted(code in any::<String>(), names in prop::collection::vec("[A-Za-z_ =1-3]{0,4}", 0..5)) {
+        fn counts_of_variables_match_the_fields(code in any::<String>(), names in prop::collection::vec("[A-Za-z_ =1-3]{0,4}", 0..5)) {
             let env: Variables = names.into_iter().map(|name| (name, "v\0w".to_owned())).collect();
             let bytes = run(&code, &env, None).encode(Dialect::Fields);
             let fields: Vec<&[u8]> = bytes.split(|byte| *byte == 0).collect();
             let count: usize = std::str::from_utf8(fields[2]).unwrap().parse().unwrap();
-            // seed, base, count, the variables, the code, and nothing behind the last end.
+            // seed, base, count, the variables, the code, and nothing after the last zero byte.
             prop_assert_eq!(fields.len(), 3 + count + 2);
             prop_assert!(fields[3..3 + count].iter().all(|field| field.ends_with(b"=vw")));
         }

@@ -1,4 +1,4 @@
-//! Starts the server again when it dies: a sandbox whose user killed it by mistake goes on.
+//! Restarts the server whenever it ends, so that a sandbox survives a user who kills it by mistake.
 
 use std::{
     process::{Command, ExitCode},
@@ -7,14 +7,14 @@ use std::{
 
 use crate::{Config, sys};
 
-/// A server that lived shorter than this did not start at all.
+/// A server that ran shorter than this counts as failed to start.
 const SHORT: Duration = Duration::from_secs(1);
-/// Pause before the next try after such a one.
+/// Pause after a failed start.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Never comes back unless no server can be started.
+/// Runs servers one after another. Returns only if the program cannot be started at all.
 pub(crate) fn run(config: &Config) -> ExitCode {
-    // Who waits for a server that was killed does not want it to take its time.
+    // A restarted server runs no warm-up code: clients are waiting for it.
     let mut warm = config.warm;
     loop {
         let started = Instant::now();

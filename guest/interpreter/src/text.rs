@@ -1,17 +1,17 @@
-//! Bytes of programs as text.
+//! Output of programs as text.
 
-/// Longest UTF-8 sequence less one: what can be left over at the end of a piece.
+/// Largest number of bytes of an incomplete UTF-8 sequence.
 const MAX_TAIL: usize = 3;
 
-/// Turns pieces of a byte stream into text without cutting characters: the bytes of an unfinished one wait
-/// for the next piece.
+/// Converts pieces of a byte stream to text without splitting characters: the bytes of an incomplete character are held
+/// until the next piece.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     tail: Vec<u8>,
 }
 
 impl Decoder {
-    /// The text of the next piece. Bytes that are no UTF-8 become U+FFFD.
+    /// Converts the next piece. Bytes that are not UTF-8 become U+FFFD.
     pub(crate) fn push(&mut self, piece: &[u8]) -> String {
         let mut bytes = std::mem::take(&mut self.tail);
         bytes.extend_from_slice(piece);
@@ -23,13 +23,13 @@ impl Decoder {
         }
     }
 
-    /// What is left when no more comes.
+    /// Converts the held bytes after the last piece.
     pub(crate) fn finish(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.tail)).into_owned()
     }
 }
 
-/// Length of a character at the end of which bytes are missing; 0 when there is none.
+/// The length of an incomplete character at the end; 0 if there is none.
 fn unfinished(bytes: &[u8]) -> usize {
     let from = bytes.len().saturating_sub(MAX_TAIL);
     let end = bytes.get(from..).unwrap_or_default();
@@ -49,7 +49,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn bytes_that_are_no_text_are_replaced_at_once() {
+    fn bytes_that_are_not_text_are_replaced_at_once() {
         let mut decoder = Decoder::default();
         assert_eq!(decoder.push(b"a\xff\x80b"), "a\u{fffd}\u{fffd}b");
         assert_eq!(decoder.push(b"\xe2\x82"), "");
@@ -60,7 +60,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_in_any_pieces_is_the_same_text(text in ".{0,40}", cuts in prop::collection::vec(1_usize..7, 0..40)) {
+        fn text_is_the_same_in_any_pieces(text in ".{0,40}", cuts in prop::collection::vec(1_usize..7, 0..40)) {
             let mut decoder = Decoder::default();
             let (mut rest, mut read) = (text.as_bytes(), String::new());
             for cut in cuts.into_iter().chain([usize::MAX]) {
@@ -73,7 +73,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_give_what_they_give_in_one_piece(bytes in prop::collection::vec(any::<u8>(), 0..40), cut in 0_usize..40) {
+        fn bytes_decode_the_same_in_any_pieces(bytes in prop::collection::vec(any::<u8>(), 0..40), cut in 0_usize..40) {
             let (first, second) = bytes.split_at(cut.min(bytes.len()));
             let mut decoder = Decoder::default();
             let read = decoder.push(first) + &decoder.push(second) + &decoder.finish();

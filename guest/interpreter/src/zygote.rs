@@ -1,15 +1,14 @@
-//! The zygote: a process of Python in which everything is loaded and no cell ever runs. Python's hosts are forks of
-//! it, which takes milliseconds where loading takes a second, and what they do not write they share.
+//! The zygote: a Python process in which all modules are loaded and no cell ever runs. Python's hosts are forks of it. A
+//! fork takes milliseconds where loading takes a second, and pages that a host does not write stay shared.
 //!
 //! ```text
-//! server ── orders, one a packet; with `fork` three descriptors ──► zygote ─┬─ fork ─► host of a context
+//! server ── orders, one per packet; `fork` has three descriptors ─► zygote ─┬─ fork ─► host of a context
 //!    ▲                                                                     └─ fork ─► …
-//!    └── control socket, stdout, stderr, as those of any host ──────────────────────────┘
+//!    └── control socket, stdout, stderr, as for any host ───────────────────────────────┘
 //! ```
-//! Hosts are the zygote's children: it knows their process ids, ends them and takes them out of the process table.
-//! The server knows them by numbers of its own, so that no signal ever reaches a process that has another's id.
-//! Orders are kept in order and nothing is answered: a host says by itself that it is ready, and a zygote that dies
-//! takes its hosts along, whose sockets then close.
+//! Hosts are children of the zygote, which signals and reaps them by PID. The server refers to them by numbers that it
+//! assigns, so a signal cannot reach a process that has reused a PID. Orders are carried out in order and not answered:
+//! a host itself reports that it is ready, and if the zygote ends, its hosts end with it and their sockets close.
 
 use std::{
     io::{self, IoSlice},
@@ -32,37 +31,37 @@ use crate::{
     sys,
 };
 
-/// An order. The number of a host is never used again.
+/// An order. Numbers of hosts are never reused.
 #[derive(Debug, Serialize)]
 #[serde(tag = "order", rename_all = "lowercase")]
 enum Order<'a> {
-    /// Make a host; its control socket, standard output and error come along.
+    /// Fork a host. Its control socket, standard output and error are attached.
     Fork {
         host: u64,
         cwd: &'a str,
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         warm: bool,
     },
-    /// Stop what runs, with all that it started.
+    /// Interrupt the host's process group.
     Interrupt { host: u64 },
-    /// End it with all that it started.
+    /// Kill the host's process group.
     End { host: u64 },
 }
 
-/// The way to a zygote; it ends with the last one who holds this.
+/// The socket to a zygote, which ends when its last owner drops this.
 #[derive(Debug)]
 struct Link(OwnedFd);
 
 impl Link {
-    /// An order that finds no zygote is lost, as its hosts are.
+    /// Sends an order. If the zygote has ended, the order is dropped: its hosts have ended too.
     fn tell(&self, order: &Order<'_>, ends: &[RawFd]) -> nix::Result<()> {
-        // Numbers and strings always become JSON.
+        // Serializing numbers and strings cannot fail.
         let packet = serde_json::to_vec(order).unwrap_or_default();
         let rights = [ControlMessage::ScmRights(ends)];
         let rights = rights
             .get(..usize::from(!ends.is_empty()))
             .unwrap_or_default();
-        // A zygote that does not read while a socket's buffer fills counts as dead.
+        // A zygote that leaves the socket's buffer full counts as dead.
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         sendmsg::<()>(
             self.0.as_raw_fd(),
@@ -75,14 +74,14 @@ impl Link {
     }
 }
 
-/// What a host gets; the server has the other ends.
+/// Descriptors that a host gets; the server has the other ends.
 pub(crate) struct Ends<'a> {
     pub(crate) control: BorrowedFd<'a>,
     pub(crate) stdout: BorrowedFd<'a>,
     pub(crate) stderr: BorrowedFd<'a>,
 }
 
-/// A host that is the zygote's child.
+/// A host that is a child of the zygote.
 #[derive(Debug)]
 pub(crate) struct Fork {
     host: u64,
@@ -99,20 +98,20 @@ impl Fork {
     }
 }
 
-/// The zygote: started when it is first needed, and again when it has died.
+/// The zygote, started on first use and again after it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Zygote {
     live: Option<(Child, Rc<Link>)>,
-    /// Not yet out of the process table.
+    /// Ended processes that are not yet reaped.
     dead: Vec<Child>,
     last_host: u64,
 }
 
 impl Zygote {
-    /// Has it make a host. One that is still loading does so when it is ready.
+    /// Orders a fork. A zygote that is still loading carries it out once it is ready.
     ///
     /// # Errors
-    /// No zygote can be started.
+    /// Returns the error of the start if no zygote can be started.
     pub(crate) fn fork(&mut self, setup: &Setup<'_>, ends: &Ends<'_>) -> io::Result<Fork> {
         self.dead
             .retain_mut(|child| matches!(child.try_wait(), Ok(None)));
@@ -131,7 +130,7 @@ impl Zygote {
             return Ok(Fork { host, link });
         }
         if let Some((mut child, _)) = self.live.take() {
-            // Only what has ended does not hear, or what does not listen any more.
+            // Sending fails only if the zygote has ended or does not read any more.
             let _ = child.kill();
             self.dead.push(child);
         }
@@ -170,7 +169,7 @@ mod tests {
     use std::{io::IoSliceMut, os::fd::AsFd};
 
     #[test]
-    fn orders_are_packets_and_carry_the_ends_of_a_host() {
+    fn an_order_is_one_packet_with_the_descriptors_of_a_host() {
         let kind = SockType::SeqPacket;
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, kind, None, SockFlag::SOCK_CLOEXEC).unwrap();
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zygote_that_has_died_is_followed_by_another() {
+    fn a_dead_zygote_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let setup = Setup {
             hosts: dir.path(),
@@ -233,7 +232,7 @@ mod tests {
             stderr: writer.as_fd(),
         };
         let mut zygote = Zygote::default();
-        // There is no program in that directory: Python ends at once, and what it was sent is closed.
+        // The directory has no program: Python ends at once, and the descriptors that it was sent are closed.
         zygote.fork(&setup, &ends).unwrap();
         let first = zygote
             .live

@@ -1,4 +1,4 @@
-//! The bridge's side of the control socket (see [`crate::message`]).
+//! The bridge's end of the control socket ([`crate::message`]).
 
 use std::{
     fs::File,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::message::Request;
 
-/// Requests come in, lines go out.
+/// The control socket: requests in, lines out.
 #[derive(Debug)]
 pub(crate) struct Control {
     input: BufReader<UnixStream>,
@@ -16,7 +16,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Takes the socket that is this process's standard input. Nobody else here reads that.
+    /// Takes over the socket on standard input, which no other code of this process reads.
     pub(crate) fn take_standard_input() -> io::Result<Self> {
         let copy = io::stdin().as_fd().try_clone_to_owned()?;
         nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
@@ -25,7 +25,7 @@ impl Control {
         Ok(Self { input, output })
     }
 
-    /// The next cell; `None` when the server is gone.
+    /// Reads the next cell; `None` if the server has closed the socket.
     pub(crate) fn next_request(&mut self) -> io::Result<Option<Request>> {
         let mut line = Vec::new();
         match self.input.read_until(b'\n', &mut line)? {
@@ -34,11 +34,11 @@ impl Control {
         }
     }
 
-    pub(crate) fn say(&mut self, line: &str) -> io::Result<()> {
+    pub(crate) fn send_line(&mut self, line: &str) -> io::Result<()> {
         self.send(format!("{line}\n").as_bytes())
     }
 
-    /// Sends a line with its end; blocks while the server does not read.
+    /// Sends a line and its end. Blocks while the server does not read.
     pub(crate) fn send(&mut self, line: &[u8]) -> io::Result<()> {
         self.output.write_all(line)
     }

@@ -1,8 +1,8 @@
-//! From content by type, as kernels send it, to the results that clients read.
+//! Converts display data of kernels (content by MIME type) to results for clients.
 
 use serde_json::{Map, Value, json};
 
-/// Names of types of content in results. Others go into `extra` under their own name.
+/// Keys of MIME types in results. Other types go into `extra` under their own names.
 const KEYS: [(&str, &str); 12] = [
     ("text/plain", "text"),
     ("text/html", "html"),
@@ -18,14 +18,14 @@ const KEYS: [(&str, &str); 12] = [
     ("e2b/chart", "chart"),
 ];
 
-/// Whether a result is the value of the cell's last expression.
+/// The origin of a result: the value of the cell's last expression, or a call that displays something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
     Main,
     Aside,
 }
 
-/// The line of a result, without its end.
+/// The event line of a result, without its end.
 pub(crate) fn result(content: &Value, weight: Weight) -> String {
     let (mut fields, mut extra) = (Map::new(), Map::new());
     let none = Map::new();
@@ -42,12 +42,12 @@ pub(crate) fn result(content: &Value, weight: Weight) -> String {
     }
     let main = weight == Weight::Main;
     fields.insert("is_main_result".to_owned(), json!(main));
-    // The server tells events by how they begin.
+    // The server recognises events by their beginning, so `type` comes first.
     let rest = Value::Object(fields).to_string();
     format!("{{\"type\":\"result\",{}", rest.trim_start_matches('{'))
 }
 
-/// Text may come in pieces.
+/// Jupyter allows a list of pieces in place of a text.
 fn joined(value: &Value) -> Value {
     let pieces = value
         .as_array()
@@ -58,7 +58,7 @@ fn joined(value: &Value) -> Value {
     }
 }
 
-/// As official servers give text: without the quotes around it.
+/// Removes the quotes around a text, as official servers do.
 fn unquoted(value: Value) -> Value {
     let inner = |quote: char| value.as_str()?.strip_prefix(quote)?.strip_suffix(quote);
     match inner('\'').or_else(|| inner('"')) {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn content_goes_under_the_names_of_the_contract() {
+    fn content_types_get_the_keys_of_the_api() {
         let content =
             json!({"data": {"text/plain": "'a'", "text/html": ["<b>", "</b>"], "x/y": [1, "z"]}});
         let line = result(&content, Weight::Main);

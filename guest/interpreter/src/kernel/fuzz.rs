@@ -1,4 +1,4 @@
-//! What kernels send, under any bytes.
+//! Parsers of messages of kernels on arbitrary bytes.
 
 use super::{
     display::{self, Weight},
@@ -7,10 +7,10 @@ use super::{
 };
 use crate::message::{self, Line};
 
-/// Frames, and the message that they are parts of: as they are, and signed with the key of the session.
+/// Reads frames and the message that they form, unchanged and then signed with the key of the session.
 ///
 /// # Panics
-/// A frame is longer than what it was read from, an unsigned message is heard, or a result is not one line.
+/// Panics if a frame is longer than its input, an unsigned message is accepted, or a result is not one line.
 pub(crate) fn kernel(bytes: &[u8]) {
     let (mut rest, mut parts) = (bytes, Vec::new());
     while let Ok(Some((_, body, used))) = zmtp::frame(rest) {

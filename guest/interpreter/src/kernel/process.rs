@@ -1,4 +1,4 @@
-//! A kernel's process: its connection file, its command line, and the first words with it.
+//! A kernel's process: its connection file, its command line, and the first exchange with it.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -23,14 +23,14 @@ use super::{
 };
 use crate::{clone_state::Variables, sys};
 
-/// How long a kernel may take until it answers.
+/// How long a kernel may take to answer after its start.
 const PATIENCE: Duration = Duration::from_secs(110);
-/// How often it is asked: what it says before it has heard of the subscription is lost.
+/// Interval of requests until then: messages that the kernel publishes before it has the subscription are lost.
 const ASK: u16 = 300;
-/// How often a port is tried that nobody listens at yet.
+/// Interval of attempts to connect to a port that does not listen yet.
 const TRY: Duration = Duration::from_millis(20);
 
-/// There is no kernel to talk to.
+/// A kernel that could not be started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
     #[error("the kernelspec has no command")]
@@ -41,23 +41,23 @@ pub(crate) enum StartError {
         #[source]
         source: io::Error,
     },
-    #[error("it ended before it answered: {0}")]
+    #[error("the kernel ended before it answered: {0}")]
     Ended(std::process::ExitStatus),
-    #[error("it did not answer within {PATIENCE:?}")]
+    #[error("the kernel did not answer within {PATIENCE:?}")]
     Silent,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// The process. It ends with its bridge.
+/// The process, which is killed when its bridge ends.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
-    /// The environment that it was started with.
+    /// The environment at its start.
     pub(crate) variables: Variables,
 }
 
-/// A kernel that answers.
+/// A kernel that has answered.
 pub(crate) struct Connected {
     pub(crate) process: Process,
     pub(crate) shell: Socket,
@@ -65,7 +65,7 @@ pub(crate) struct Connected {
     pub(crate) news: Socket,
 }
 
-/// The file in which a kernel finds its ports and its key; removed when this is dropped.
+/// The file with the ports and the key of a kernel; removed on drop.
 struct ConnectionFile {
     path: PathBuf,
     shell: u16,
@@ -101,7 +101,7 @@ pub(crate) fn start(
     })
 }
 
-/// Asks who it is until the answer comes, and until its news do.
+/// Sends `kernel_info_request` until the reply and a published message have arrived.
 fn until_heard(
     shell: &mut Socket,
     news: &mut Socket,
@@ -143,7 +143,7 @@ fn until_heard(
 
 impl ConnectionFile {
     fn write(session: &Session) -> io::Result<Self> {
-        // Ports that are free now; the kernel takes them at once.
+        // Ports that are free now. The kernel binds them soon after.
         let ports = [(); 5].map(|()| TcpListener::bind("127.0.0.1:0"));
         let mut numbers = [0; 5];
         for (number, listener) in numbers.iter_mut().zip(&ports) {
@@ -159,7 +159,7 @@ impl ConnectionFile {
             orders,
             news,
         };
-        // A bridge of that number may have been killed.
+        // A killed bridge with the same PID may have left its file.
         let _ = fs::remove_file(&file.path);
         let content = json!({
             "transport": "tcp", "ip": "127.0.0.1", "signature_scheme": "hmac-sha256",
@@ -193,7 +193,7 @@ impl Process {
             .envs(&spec.env)
             .stdin(Stdio::from(File::open("/dev/null")?));
         if spec.interrupt_mode == InterruptMode::Message {
-            // The signal for the bridge's group is not for the kernel.
+            // Signals to the bridge's process group must not reach the kernel.
             command.process_group(0);
         }
         sys::end_with_parent(&mut command);
@@ -203,7 +203,7 @@ impl Process {
         Ok(Self { child, variables })
     }
 
-    /// Connects as soon as the kernel listens.
+    /// Connects, retrying until the kernel listens.
     fn connect(&mut self, port: u16, role: Role, deadline: Instant) -> Result<Socket, StartError> {
         loop {
             if let Ok(socket) = Socket::connect(port, role) {

@@ -1,4 +1,4 @@
-//! Kernelspecs: what is installed as a Jupyter kernel, and how it is started.
+//! Kernelspecs: installed Jupyter kernels and their command lines.
 
 use std::{
     collections::BTreeMap,
@@ -8,8 +8,8 @@ use std::{
 
 use serde::Deserialize;
 
-/// Directories of data in which Jupyter looks for `kernels`, in its order: the user's, the server's, the
-/// machine's.
+/// Data directories in which Jupyter looks for `kernels`, in its order: of the user, of the server's Python, of the
+/// machine.
 const DATA: [&str; 4] = [
     "/home/user/.local/share/jupyter",
     "/root/.local/share/jupyter",
@@ -17,19 +17,19 @@ const DATA: [&str; 4] = [
     "/usr/share/jupyter",
 ];
 const FILE: &str = "kernel.json";
-/// Larger files are none.
+/// Largest `kernel.json` in bytes; a larger one is ignored.
 const MAX_SPEC: u64 = 1 << 20;
 
-/// A kernel that is installed.
+/// An installed kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
-    /// As clients call it: its directory's name, or its language where it was found by that.
+    /// The name that clients use: that of its directory, or its language if it was found by language.
     pub(crate) name: String,
-    /// Where its `kernel.json` is.
+    /// The directory of its `kernel.json`.
     pub(crate) dir: PathBuf,
 }
 
-/// Two names of one kernel are the same kernel.
+/// Kernels are equal if their directories are, whatever their names.
 impl PartialEq for Kernel {
     fn eq(&self, other: &Self) -> bool {
         self.dir == other.dir
@@ -38,7 +38,7 @@ impl PartialEq for Kernel {
 
 impl Eq for Kernel {}
 
-/// What `kernel.json` says. Other keys are for programs with a screen.
+/// The content of `kernel.json`. Other keys are for graphical clients.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Spec {
     pub(crate) argv: Vec<String>,
@@ -50,7 +50,7 @@ pub(crate) struct Spec {
     pub(crate) interrupt_mode: InterruptMode,
 }
 
-/// How a kernel is told to stop a cell.
+/// How a kernel is interrupted.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum InterruptMode {
@@ -59,7 +59,7 @@ pub(crate) enum InterruptMode {
     Message,
 }
 
-/// There is no usable `kernel.json`.
+/// An unusable `kernel.json`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SpecError {
     #[error("cannot read {path}")]
@@ -70,7 +70,7 @@ pub(crate) enum SpecError {
     },
     #[error("{path} is larger than {MAX_SPEC} bytes")]
     TooLarge { path: PathBuf },
-    #[error("{path} is no kernelspec")]
+    #[error("{path} is not a kernelspec")]
     Malformed {
         path: PathBuf,
         #[source]
@@ -79,7 +79,7 @@ pub(crate) enum SpecError {
 }
 
 impl Spec {
-    /// Reads the kernelspec of a directory.
+    /// Reads the kernelspec in a directory.
     pub(crate) fn load(dir: &Path) -> Result<Self, SpecError> {
         let path = dir.join(FILE);
         let read = |source| SpecError::Read {
@@ -94,7 +94,7 @@ impl Spec {
     }
 }
 
-/// The kernel of that name, or else the first one for a language of that name.
+/// Finds the kernel of that name, otherwise the first one for a language of that name.
 pub(crate) fn find(name: &str) -> Option<Kernel> {
     find_in(&DATA.map(PathBuf::from), name)
 }
@@ -113,7 +113,7 @@ fn find_in(data: &[PathBuf], name: &str) -> Option<Kernel> {
     (!name.is_empty()).then_some(Kernel { name, dir })
 }
 
-/// Names and directories of kernels, in the order in which they count.
+/// Names and directories of kernels, in order of precedence.
 fn installed(data: &[PathBuf]) -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     for dir in data {

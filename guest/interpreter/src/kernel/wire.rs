@@ -1,5 +1,4 @@
-//! Jupyter's messages (jupyter_client, "Messaging in Jupyter", protocol 5.3): how they are signed, framed and
-//! told apart.
+//! Jupyter's messages (jupyter_client, "Messaging in Jupyter", protocol 5.3): signatures, framing and types.
 
 use std::{fs::File, io::Read};
 
@@ -10,19 +9,19 @@ use crate::event;
 
 const DELIMITER: &[u8] = b"<IDS|MSG>";
 const VERSION: &str = "5.3";
-/// Bytes of a block of SHA-256.
+/// Block size of SHA-256 in bytes.
 const BLOCK: usize = 64;
 
 /// A message from a kernel.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) kind: String,
-    /// The request that it belongs to; empty when it belongs to none.
+    /// ID of the request that caused it; empty if none did.
     pub(crate) parent: String,
     pub(crate) content: Value,
 }
 
-/// What makes messages of one client, and checks those of its kernel.
+/// The identity of a client: creates its messages and verifies those of its kernel.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) key: String,
@@ -31,7 +30,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// With a key that nobody had before.
+    /// Creates a session with a new random key.
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             key: random_hex()?,
@@ -40,7 +39,7 @@ impl Session {
         })
     }
 
-    /// A request: its id, and the parts of its message.
+    /// Creates a request. Returns its ID and the parts of its message.
     pub(crate) fn request(&mut self, kind: &str, content: &Value) -> (String, Vec<Vec<u8>>) {
         self.sent += 1;
         let id = format!("{}_{}", self.id, self.sent);
@@ -55,7 +54,7 @@ impl Session {
         (id, parts)
     }
 
-    /// What a message says; `None` when it is no message, or not from who knows the key.
+    /// Reads a message; `None` if it is malformed or not signed with the key.
     pub(crate) fn read(&self, parts: &[Vec<u8>]) -> Option<Message> {
         let start = parts.iter().position(|part| part == DELIMITER)?;
         let signature = parts.get(start + 1)?;
@@ -81,7 +80,7 @@ impl Session {
     fn sign(&self, body: &[Vec<u8>]) -> String {
         let pad = |with: u8| {
             let mut block = [with; BLOCK];
-            // The key is half a block.
+            // The key is half a block long.
             for (byte, key) in block.iter_mut().zip(self.key.bytes()) {
                 *byte ^= key;
             }
@@ -105,7 +104,7 @@ impl Session {
         }
     }
 
-    /// Puts the right signature where one belongs.
+    /// Replaces the signature by the correct one.
     pub(super) fn sign_parts(&self, parts: &mut [Vec<u8>]) {
         let Some(start) = parts.iter().position(|part| part == DELIMITER) else {
             return;
@@ -122,7 +121,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// 16 bytes of the kernel's generator in hexadecimal digits.
+/// 16 random bytes of the operating system in hexadecimal digits.
 fn random_hex() -> std::io::Result<String> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signatures_are_those_of_the_standard() {
+    fn signatures_match_the_test_vectors_of_the_rfc() {
         // RFC 4231, test case 2.
         let session = Session {
             key: "Jefe".to_owned(),
@@ -149,10 +148,10 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_know_the_key_is_not_heard() {
+    fn messages_without_a_valid_signature_are_ignored() {
         let mut session = Session::new().unwrap();
         let (id, mut parts) = session.request("status", &json!({"execution_state": "idle"}));
-        // A kernel's message has topics in front and names its parent.
+        // A kernel's message begins with topics and names its parent.
         parts[3] = json!({"msg_id": id}).to_string().into_bytes();
         parts[1] = session.sign(&parts[2..]).into_bytes();
         parts.insert(0, b"topic".to_vec());

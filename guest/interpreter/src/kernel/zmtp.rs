@@ -1,5 +1,5 @@
-//! ZeroMQ's wire protocol as far as a client of a Jupyter kernel needs it: ZMTP 3.0 (RFC 23/ZMTP) over TCP
-//! with the mechanism NULL, as a DEALER or a SUB.
+//! The part of ZeroMQ's wire protocol that a client of a Jupyter kernel needs: ZMTP 3.0 (RFC 23/ZMTP) over TCP with the
+//! mechanism NULL, as a DEALER or a SUB.
 
 use std::{
     io::{self, Read, Write},
@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-/// Longest message of a kernel.
+/// Largest message in bytes.
 const MAX_MESSAGE: usize = 64 << 20;
-/// Parts of one message.
+/// Largest number of parts of a message.
 const MAX_PARTS: usize = 64;
 
 /// How long a handshake may take.
@@ -20,11 +20,11 @@ const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// What this end of a connection is.
+/// The socket type of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Dealer,
-    /// Everything is subscribed to.
+    /// Subscribed to every topic.
     Sub,
 }
 
@@ -32,17 +32,17 @@ pub(crate) enum Role {
 #[derive(Debug)]
 pub(crate) struct Socket {
     stream: TcpStream,
-    /// Received and not yet a frame.
+    /// Bytes of an incomplete frame.
     input: Vec<u8>,
-    /// Parts of a message that is not whole yet.
+    /// Parts of an incomplete message.
     parts: Vec<Vec<u8>>,
 }
 
 impl Socket {
-    /// Connects and shakes hands; blocks.
+    /// Connects and does the handshake. Blocks.
     pub(crate) fn connect(port: u16, role: Role) -> io::Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
-        // Where nobody listens a connection may find its own end.
+        // Without a listener, a connection to a local port may connect to itself (TCP simultaneous open).
         if stream.local_addr()? == stream.peer_addr()? {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
@@ -60,7 +60,7 @@ impl Socket {
 
     fn shake_hands(&mut self, role: Role) -> io::Result<()> {
         let mut greeting = [0_u8; 64];
-        // Signature, version 3.0, mechanism; the rest is zero.
+        // Signature, version 3.0, mechanism; the other bytes are zero.
         greeting[0] = 0xff;
         greeting[9] = 0x7f;
         greeting[10] = 3;
@@ -82,13 +82,13 @@ impl Socket {
         }
         self.write_frame(COMMAND, &ready)?;
         if role == Role::Sub {
-            // A subscription to every topic.
+            // Subscribe to every topic.
             self.write_frame(0, &[1])?;
         }
         Ok(())
     }
 
-    /// Sends a message; blocks while the kernel does not read.
+    /// Sends a message. Blocks while the kernel does not read.
     pub(crate) fn send(&mut self, parts: &[Vec<u8>]) -> io::Result<()> {
         let mut left = parts.len();
         for part in parts {
@@ -112,7 +112,7 @@ impl Socket {
         self.stream.write_all(&frame)
     }
 
-    /// Reads once; to be called when there is something. An end of the stream is an error.
+    /// Reads once; call it when the socket is readable. End-of-file is an error.
     pub(crate) fn receive(&mut self, scratch: &mut [u8]) -> io::Result<()> {
         match self.stream.read(scratch)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -124,7 +124,7 @@ impl Socket {
         }
     }
 
-    /// The next message that is whole. Commands are passed over.
+    /// The next complete message. Commands are skipped.
     pub(crate) fn next_message(&mut self) -> io::Result<Option<Vec<Vec<u8>>>> {
         while let Some((flags, body, used)) = frame(&self.input)? {
             let body = body.to_vec();
@@ -152,7 +152,7 @@ impl AsFd for Socket {
 }
 
 fn push_property(to: &mut Vec<u8>, name: &[u8], value: &[u8]) {
-    // Names and values here are short constants.
+    // Names and values are short constants, so the conversions cannot fail.
     to.push(u8::try_from(name.len()).unwrap_or(0));
     to.extend_from_slice(name);
     let len = u32::try_from(value.len()).unwrap_or(0);
@@ -160,7 +160,7 @@ fn push_property(to: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     to.extend_from_slice(value);
 }
 
-/// The frame at the front: its flags, its body, and how many bytes it takes.
+/// The frame at the front: its flags, its body, and its length in bytes.
 pub(crate) fn frame(bytes: &[u8]) -> io::Result<Option<(u8, &[u8], usize)>> {
     let Some((&flags, rest)) = bytes.split_first() else {
         return Ok(None);
@@ -192,7 +192,7 @@ mod tests {
     use proptest::prelude::*;
     use std::net::TcpListener;
 
-    /// Both ends of a connection: a socket after its handshake, and what a kernel sees.
+    /// Both ends of a connection after the handshake: a socket, and the kernel's stream.
     fn pair(role: Role) -> (Socket, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_handshake_is_that_of_the_specification() {
+    fn the_handshake_follows_the_specification() {
         let (_socket, mut kernel) = pair(Role::Sub);
         let wanted = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB\x00\x01\x01";
         let mut said = vec![0; wanted.len()];
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_any_size_come_whole() {
+    fn messages_of_any_size_are_received_whole() {
         let (mut socket, mut kernel) = pair(Role::Dealer);
         let parts = vec![vec![], vec![7; 255], vec![8; 256], vec![9; 70_000]];
         let mut wire = vec![MORE, 0, MORE, 255];

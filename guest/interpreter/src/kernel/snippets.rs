@@ -1,23 +1,23 @@
-//! What has to be said to kernels in their own languages: variables, and new random state.
+//! Code in the languages of kernels: setting environment variables, and reseeding random state.
 
 use std::collections::BTreeMap;
 
 use serde_json::json;
 
-/// Variables and what they become; `None` for those that are no more.
+/// New values of variables; `None` removes a variable.
 pub(crate) type Changes = BTreeMap<String, Option<String>>;
 
-/// A language of kernels in which these things can be said.
+/// A kernel language for which this code is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tongue {
+pub(crate) enum Language {
     Python,
     R,
     Bash,
     Other,
 }
 
-impl Tongue {
-    /// Of the `language` of a kernelspec.
+impl Language {
+    /// The language with the name in a kernelspec.
     pub(crate) fn of(language: &str) -> Self {
         match language.to_lowercase().as_str() {
             "python" => Self::Python,
@@ -27,11 +27,11 @@ impl Tongue {
         }
     }
 
-    /// Code that changes variables and leaves no other trace; `None` where nobody knows how.
+    /// Code that changes variables without other side effects; `None` if the language is not supported.
     pub(crate) fn change(self, changes: &Changes) -> Option<String> {
         let set = changes.iter().filter_map(|(k, v)| Some((k, v.as_ref()?)));
         let unset = changes.iter().filter(|(_, v)| v.is_none()).map(|(k, _)| k);
-        // Text of JSON is text of Python and of R.
+        // JSON strings are valid string literals of Python and R.
         let quoted = |text: &str| json!(text).to_string();
         match self {
             Self::Python => {
@@ -65,13 +65,13 @@ impl Tongue {
         }
     }
 
-    /// Code that gives a kernel, which was copied while it ran, random state of its own.
+    /// Code that reseeds the random state of a kernel that was cloned while it ran.
     pub(crate) fn seed(self) -> Option<&'static str> {
         match self {
             Self::Python => Some(
                 "[m.seed() for n in ('random', 'numpy.random') if (m := __import__('sys').modules.get(n))];",
             ),
-            // R seeds itself when there is no seed.
+            // R reseeds itself if `.Random.seed` does not exist.
             Self::R => Some("invisible(suppressWarnings(rm('.Random.seed', envir = globalenv())))"),
             Self::Bash => Some("RANDOM=$SRANDOM"),
             Self::Other => None,
@@ -89,8 +89,8 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_takes_the_changes() {
-        let code = Tongue::of("bash").change(&changes()).unwrap();
+    fn a_shell_accepts_the_changes() {
+        let code = Language::of("bash").change(&changes()).unwrap();
         let script = format!("B=1\n{code}\nprintf '%s|%s' \"$A\" \"${{B-none}}\"");
         let output = std::process::Command::new("bash")
             .args(["-c", &script])
@@ -100,13 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn other_languages_quote_as_they_must() {
+    fn code_quotes_values_in_each_language() {
         assert_eq!(
-            Tongue::of("R").change(&changes()).unwrap(),
+            Language::of("R").change(&changes()).unwrap(),
             r#"invisible({Sys.setenv("A"="it's \"$x\"\n");Sys.unsetenv(c("B"));})"#
         );
-        let python = Tongue::of("python").change(&changes()).unwrap();
+        let python = Language::of("python").change(&changes()).unwrap();
         assert!(python.contains(r#"{"A":"it's \"$x\"\n"}"#) && python.contains(r#"["B"]"#));
-        assert!(Tongue::of("ocaml").change(&changes()).is_none());
+        assert!(Language::of("ocaml").change(&changes()).is_none());
     }
 }
