@@ -15,7 +15,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use pool::{Pool, PoolConfig, PoolError};
+use pool::{OnClose, Pool, PoolConfig, PoolError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
@@ -51,7 +51,7 @@ pub struct ServeSpec {
     pub auth: Auth,
     /// Longest timeout that a client can give a sandbox, in seconds.
     pub max_timeout_s: u32,
-    pub on_exit: OnExit,
+    pub on_exit: OnClose,
     /// `None`: sandboxes have no network.
     pub network: Option<NetworkSpec>,
 }
@@ -63,14 +63,6 @@ pub struct TlsFiles {
     pub certificates: PathBuf,
     /// The private key of the leaf certificate.
     pub key: PathBuf,
-}
-
-/// What happens to running sandboxes when the server stops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnExit {
-    /// They keep running, and the next server process recovers them.
-    Keep,
-    Kill,
 }
 
 /// Why the server could not start.
@@ -168,9 +160,10 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     }
     let opened = Pool::open(config).await;
     let (pool, recovered, ended) = opened.map_err(ServeError::Pool)?;
-    let log = network.as_ref().map(|network| network.log.clone());
-    let registry = Registry::open(pool.clone(), recovered, ended, log);
-    tokio::spawn(sample_all(registry.clone(), pool.clone()));
+    let refused = network.as_ref().map(|network| network.log.clone());
+    let registry = Registry::open(pool.clone(), recovered.alive);
+    tokio::spawn(registry.clone().forget_ended(ended, refused));
+    tokio::spawn(sample_all(registry.clone()));
     if !authenticator.is_open() {
         tokio::spawn(watch_keys(keys, authenticator.clone()));
     }
@@ -190,16 +183,16 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
         network,
         max_timeout_s: spec.max_timeout_s,
     });
-    let proxy = Proxy::new(registry.clone());
+    let proxy = Proxy::new(registry);
     let dispatch = Dispatch::new(hosts, proxy, control::router(app));
     for address in &spec.listen {
         info!(%address, tls = spec.tls.is_some(), "serving");
     }
     let server = Server::new(dispatch, tls, limits);
     server
-        .serve(listeners, stop(&mut signals, registry.clone()))
+        .serve(listeners, stop(&mut signals, pool.clone()))
         .await;
-    close(pool, &registry, spec.on_exit).await;
+    close(pool, spec.on_exit).await;
     Ok(())
 }
 
@@ -247,14 +240,14 @@ fn without_port(domain: &str) -> &str {
 }
 
 /// Completes on the first SIGTERM or SIGINT. From then on no sandbox is created, and a second signal exits the process.
-async fn stop(signals: &mut Signals, registry: Registry) {
+async fn stop(signals: &mut Signals, pool: Pool) {
     let name = signals.next().await;
     info!(
         signal = name,
         "stopping: draining requests and changes of sandboxes"
     );
     // `drain` refuses new sandboxes from its first step on; `close` waits for its end.
-    tokio::spawn(async move { registry.drain().await });
+    tokio::spawn(async move { pool.drain().await });
     if let Ok(mut again) = Signals::new() {
         tokio::spawn(async move {
             let name = again.next().await;
@@ -267,17 +260,14 @@ async fn stop(signals: &mut Signals, registry: Registry) {
     }
 }
 
-async fn close(pool: Pool, registry: &Registry, on_exit: OnExit) {
-    if tokio::time::timeout(SETTLE, registry.drain())
-        .await
-        .is_err()
-    {
+async fn close(pool: Pool, on_exit: OnClose) {
+    if tokio::time::timeout(SETTLE, pool.drain()).await.is_err() {
         warn!(
             timeout_s = SETTLE.as_secs(),
             "changes of sandboxes did not complete in time: the next server process recovers or removes these sandboxes"
         );
     }
-    pool.close(on_exit == OnExit::Kill).await;
+    pool.close(on_exit).await;
     info!("stopped");
 }
 

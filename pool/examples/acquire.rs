@@ -15,7 +15,10 @@ use std::{
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest};
 use model::Bytes;
 use netisolation::{Isolation, IsolationConfig, Uplinks};
-use pool::{CreateSpec, Init, MissingLimits, Pool, PoolConfig, Sandbox, SandboxLimits, WarmMarks};
+use pool::{
+    CreateSpec, Init, Lifetime, MissingLimits, OnClose, Pool, PoolConfig, Sandbox, SandboxLimits,
+    WarmMarks,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -92,7 +95,7 @@ async fn measure(
         until_warm(&pool, warm).await;
     }
     print(&format!("burst of {burst}"), &mut together);
-    pool.close(true).await;
+    pool.close(OnClose::Kill).await;
     Ok(())
 }
 
@@ -102,6 +105,10 @@ async fn lease(pool: &Pool) -> Result<(Sample, Sandbox), Failure> {
         template: "base".into(),
         init: Init::default(),
         note: "{}".into(),
+        lifetime: Lifetime {
+            end_at: u64::MAX,
+            ..Lifetime::default()
+        },
         policy: netisolation::Policy::default(),
     };
     let sandbox = pool.create(spec).await?;
@@ -200,6 +207,7 @@ fn config(state: &std::path::Path, warm: u32) -> Result<PoolConfig, Failure> {
         max_saved: 1000,
         start_timeout: PATIENCE,
         network: network()?,
+        lifetime_of_note: |_| None,
     })
 }
 

@@ -1,28 +1,23 @@
-//! Why the pool says no.
+//! Errors of the pool.
 
 use std::time::Duration;
 
 use model::SandboxId;
 
-use crate::SandboxState;
+use crate::{slot::Refusal, spec::MAX_NOTE};
 
-/// Why the pool says no; each variant is something a caller can act on.
+/// Errors of the pool; each variant is something that a caller can act on.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// Nothing of this name.
     #[error("there is no template {0:?}")]
     NoTemplate(String),
-    /// Nothing of this id, or it has ended.
-    #[error("there is no sandbox {0}")]
-    NoSandbox(SandboxId),
-    /// The sandbox is not in a state in which this can be done.
-    #[error("sandbox {id} is {}", state.name())]
-    WrongState {
-        /// Which.
-        id: SandboxId,
-        /// What it is instead.
-        state: SandboxState,
-    },
+    /// The sandbox's state does not allow the request.
+    #[error("sandbox {0} {1}")]
+    Refused(SandboxId, Refusal),
+    /// The note has this many bytes.
+    #[error("the note has {0} bytes; at most {MAX_NOTE} are kept")]
+    NoteTooLong(usize),
     /// One more would overcommit the host, by measured memory or by the configured number.
     #[error("no room for another sandbox: {why}")]
     Full {
@@ -60,7 +55,19 @@ pub enum PoolError {
     /// The guest's agent did not answer in time.
     #[error("the guest agent of {0} did not answer")]
     AgentSilent(SandboxId),
-    /// The pool closes.
-    #[error("the pool is closing")]
-    Closing,
+    /// [`crate::Pool::drain`] or [`crate::Pool::close`] was called.
+    #[error("the server is stopping and starts no new sandboxes")]
+    Draining,
+}
+
+impl PoolError {
+    pub(crate) fn not_found(id: &SandboxId) -> Self {
+        Self::Refused(id.clone(), Refusal::NotFound)
+    }
+
+    /// Whether the sandbox is unknown or has ended.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused(_, Refusal::NotFound))
+    }
 }

@@ -14,6 +14,10 @@ pub(crate) use model::clock::{monotonic_ns, unix_ns};
 /// So much of a file's end is read for its last words.
 const MAX_WORDS: u64 = 64 << 10;
 
+/// CLOCK_REALTIME in milliseconds since 1970.
+pub(crate) fn unix_ms() -> u64 {
+    unix_ns() / 1_000_000
+}
 /// Names this boot of the host: process ids of another one mean nothing.
 pub(crate) fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?

@@ -24,6 +24,7 @@ mod cgroup;
 mod driver;
 mod error;
 mod host;
+mod lifetime;
 mod message;
 mod network;
 mod policy;
@@ -37,9 +38,12 @@ mod vm;
 mod work;
 
 pub use error::PoolError;
+pub use lifetime::{Lifetime, OnTimeout, UnixMs};
+pub use slot::{Refusal, Wake};
 pub use spec::{
-    CreateSpec, Ended, Found, Init, MissingLimits, PauseMode, PoolConfig, PoolStats, Recovered,
-    Sandbox, SandboxLimits, SandboxState, TemplateInfo, Usage, WarmMarks,
+    Connected, CreateSpec, Ended, Init, LifeEvent, MAX_NOTE, MissingLimits, OnClose, PauseMode,
+    PoolConfig, PoolStats, Recovered, Sandbox, SandboxLimits, SandboxState, TemplateInfo,
+    TimeoutChange, Usage, WarmMarks,
 };
 
 use std::{
@@ -58,8 +62,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     cgroup::Groups,
     driver::{Driver, Entry, Setup},
-    message::Ask,
-    policy::StartFor,
+    message::{Answer, Request, SandboxRequest},
     record::private_dir,
     store::Store,
     templates::Templates,
@@ -71,33 +74,15 @@ pub(crate) const TEMPLATES: &str = "templates";
 pub(crate) const FORKS: &str = "forks";
 const LOCK: &str = "lock";
 /// Requests that wait for the driver; more make their callers wait.
-const ASKS: usize = 1024;
+const REQUESTS: usize = 1024;
 /// Longest state directory: below it are unix sockets, whose paths hold 107 bytes.
 const MAX_STATE: usize = 60;
 
-/// A handle; clones reach the same pool. When the last one is dropped, VMs go on running: the next
-/// [`Pool::open`] adopts them. To end them, see [`Pool::close`].
+/// A handle; clones reach the same pool. When the last one is dropped, VMs go on running: the next [`Pool::open`]
+/// adopts them. [`Pool::close`] can end them.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    asks: mpsc::Sender<Ask>,
-}
-
-/// The answer to a create. A caller who leaves when the answer is there and was not taken never learns the
-/// sandbox's name: it is ended.
-struct Created<'a> {
-    asks: &'a mpsc::Sender<Ask>,
-    answered: oneshot::Receiver<Result<Sandbox, PoolError>>,
-}
-
-impl Drop for Created<'_> {
-    fn drop(&mut self) {
-        self.answered.close();
-        if let Ok(Ok(sandbox)) = self.answered.try_recv() {
-            let (answer, _) = oneshot::channel();
-            // With a full queue it lives on, as after a crash: listed, and its lessee's to end.
-            let _ = self.asks.try_send(Ask::Kill(sandbox.id, answer));
-        }
-    }
+    requests: mpsc::Sender<Request>,
 }
 
 /// What opening finds and makes, on a thread of its own.
@@ -153,6 +138,7 @@ impl Opened {
             &groups,
             network,
             config.start_timeout,
+            config.lifetime_of_note,
         )?;
         // Not before: half-made VMs of the server before were in the group that is replaced.
         if let Some(memory) = config.server_memory {
@@ -209,16 +195,16 @@ fn remove_if_there(dir: &Path) -> io::Result<()> {
 }
 
 impl Pool {
-    /// Opens the pool: takes the lock of the state directory, adopts what runs, sweeps what does not, and
-    /// starts to fill warm slots. The second value says what became of every sandbox that the state
-    /// directory knew; the third tells of sandboxes that end without having been asked to.
+    /// Opens the pool: takes the lock of the state directory, adopts what runs, sweeps what does not, and starts to fill
+    /// warm slots. Deadlines that passed while no server ran are acted upon at once. The receiver reports every
+    /// sandbox that ends.
     ///
     /// # Errors
-    /// The state directory is locked by another server or cannot be written; no `cube-vmm`; limits that the host
-    /// does not have, unless [`PoolConfig::missing_limits`] allows that.
+    /// Returns [`PoolError::Failed`] if the state directory is locked by another server or cannot be written, if there
+    /// is no `cube-vmm`, or if the host lacks limits that [`PoolConfig::missing_limits`] requires.
     pub async fn open(
         config: PoolConfig,
-    ) -> Result<(Self, Recovered, mpsc::Receiver<Ended>), PoolError> {
+    ) -> Result<(Self, Recovered, mpsc::UnboundedReceiver<Ended>), PoolError> {
         let state = config.state.clone();
         let failed = |why: String| PoolError::Failed {
             what: "open the pool",
@@ -231,178 +217,235 @@ impl Pool {
         .await
         .map_err(|e| failed(e.to_string()))?;
         let opened = opened.map_err(|e| failed(e.to_string()))?;
-        let (asks, hear) = mpsc::channel(ASKS);
-        let (ended, ends) = mpsc::channel(ASKS);
+        let (requests, inbox) = mpsc::channel(REQUESTS);
+        let (ended, ends) = mpsc::unbounded_channel();
         let driver = Driver::new(Setup {
             config,
             host_boot_id: opened.host_boot_id,
             groups: Arc::new(opened.groups),
             templates: opened.templates,
             found: opened.found,
-            asks: hear,
+            requests: inbox,
             ended,
             lock: opened.lock,
         });
         tokio::spawn(driver.run());
-        Ok((Self { asks }, opened.recovered, ends))
+        Ok((Self { requests }, opened.recovered, ends))
     }
 
-    /// A sandbox from a warm slot of the template if there is one, else from a new clone. On success the
-    /// agent has taken identity and settings.
+    /// Makes a sandbox from a warm slot of the template if there is one, else from a new clone. When this returns, the
+    /// agent has taken identity and settings. If the caller drops the future, the sandbox is ended.
     ///
     /// # Errors
-    /// [`PoolError::NoTemplate`], [`PoolError::Full`] (with the time after which to try again), a failed start.
+    /// Returns [`PoolError::NoTemplate`], [`PoolError::NoteTooLong`], [`PoolError::Full`] or [`PoolError::NoSpace`] if
+    /// it is not admitted, [`PoolError::Draining`] after [`Pool::drain`], and [`PoolError::Failed`] or
+    /// [`PoolError::AgentSilent`] if the start fails.
     pub async fn create(&self, spec: CreateSpec) -> Result<Sandbox, PoolError> {
-        let at = host::monotonic_ns();
-        let (answer, answered) = oneshot::channel();
-        let ask = Ask::Create(Box::new(spec), at, answer);
-        self.asks.send(ask).await.map_err(|_| PoolError::Closing)?;
-        let mut created = Created {
-            asks: &self.asks,
-            answered,
-        };
-        (&mut created.answered)
-            .await
-            .unwrap_or(Err(PoolError::Closing))
+        let accepted_ns = host::monotonic_ns();
+        let spec = Box::new(spec);
+        let created = self.ask(|answer| Request::Create {
+            spec,
+            accepted_ns,
+            answer,
+        });
+        Ok(created.await?.claim())
     }
 
-    /// Ends a sandbox, paused or not, and removes everything of it. When this returns nothing is left.
+    /// Makes sure that a sandbox runs, for `timeout_s` seconds from now at least: a paused one is resumed. Never
+    /// shortens a sandbox's life. Without a timeout a running sandbox keeps its deadline and a paused one gets
+    /// [`Lifetime::resume_timeout_s`]. A new deadline is on disk when this returns.
     ///
     /// # Errors
-    /// [`PoolError::NoSandbox`].
-    pub async fn kill(&self, id: &SandboxId) -> Result<(), PoolError> {
-        self.ask(|answer| Ask::Kill(id.clone(), answer)).await
-    }
-
-    /// Writes the sandbox to disk and ends its VM.
-    ///
-    /// # Errors
-    /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (already paused), [`PoolError::NoSpace`]: the sandbox then goes on running.
-    pub async fn pause(&self, id: &SandboxId, mode: PauseMode) -> Result<(), PoolError> {
-        self.ask(|answer| Ask::Pause(id.clone(), mode, answer))
-            .await
-    }
-
-    /// Brings a paused sandbox back under its id: from memory, or by a cold boot on its disk. For callers who may
-    /// start sandboxes; see [`Pool::wake`].
-    ///
-    /// # Errors
-    /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (it runs), [`PoolError::Full`].
-    pub async fn resume(&self, id: &SandboxId, init: Init) -> Result<Sandbox, PoolError> {
-        self.resume_for(StartFor::Resume, id, init).await
-    }
-
-    /// The same because of traffic, which may come from anywhere: such starts wait for a place while half of all
-    /// places are theirs.
-    ///
-    /// # Errors
-    /// As [`Pool::resume`].
-    pub async fn wake(&self, id: &SandboxId, init: Init) -> Result<Sandbox, PoolError> {
-        self.resume_for(StartFor::Wake, id, init).await
-    }
-
-    async fn resume_for(
+    /// Returns [`PoolError::Refused`] with `NotFound`, `ColdBoot`, `AlreadyRunning` or `Crowded`, and the errors of
+    /// [`Pool::create`] for a resume that is not admitted or fails; the sandbox is paused as before then.
+    pub async fn connect(
         &self,
-        start: StartFor,
         id: &SandboxId,
-        init: Init,
-    ) -> Result<Sandbox, PoolError> {
-        let at = host::monotonic_ns();
-        self.ask(|answer| Ask::Resume(id.clone(), init, start, at, answer))
+        timeout_s: Option<u32>,
+        wake: Wake,
+    ) -> Result<Connected, PoolError> {
+        let accepted_ns = host::monotonic_ns();
+        self.sandbox(id, |answer| SandboxRequest::Connect {
+            timeout_s,
+            wake,
+            accepted_ns,
+            answer,
+        })
+        .await
+    }
+
+    /// Returns the sandbox for traffic to one of its ports. One that is paused with its memory is resumed first if it
+    /// has auto-resume. Anybody may cause such resumes, so they hold at most half of the places for starts, and each
+    /// that fails delays the next.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound` (also for a sandbox whose deadline has passed), `BackingOff` or
+    /// `Crowded`, and the errors of a resume as for [`Pool::connect`].
+    pub async fn reach(&self, id: &SandboxId) -> Result<Sandbox, PoolError> {
+        let accepted_ns = host::monotonic_ns();
+        self.sandbox(id, |answer| SandboxRequest::Reach {
+            accepted_ns,
+            answer,
+        })
+        .await
+    }
+
+    /// Sets the deadline of a running sandbox to `timeout_s` seconds from now. On disk when this returns.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound`, `NotRunning` or `Crowded`, and [`PoolError::Failed`] if the record
+    /// cannot be written.
+    pub async fn set_timeout(
+        &self,
+        id: &SandboxId,
+        change: TimeoutChange,
+        timeout_s: u32,
+    ) -> Result<(), PoolError> {
+        self.sandbox(id, |answer| {
+            SandboxRequest::SetTimeout(change, timeout_s, answer)
+        })
+        .await
+    }
+
+    /// Replaces the network policy of a running sandbox, at once: open connections that the new one denies are cut. The
+    /// note is replaced with it. On hosts without sandbox networks the policy is kept for later. Both are on disk when
+    /// this returns.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound`, `NotRunning` or `Crowded`, [`PoolError::NoteTooLong`], and
+    /// [`PoolError::Failed`] if the policy cannot be written or put in force; the one before holds then.
+    pub async fn set_policy(
+        &self,
+        id: &SandboxId,
+        policy: Policy,
+        note: String,
+    ) -> Result<(), PoolError> {
+        self.sandbox(id, |answer| SandboxRequest::SetPolicy {
+            policy,
+            note,
+            answer,
+        })
+        .await
+    }
+
+    /// Ends a sandbox, running or paused, and removes everything of it. When this returns nothing is left.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound` or `Crowded`.
+    pub async fn kill(&self, id: &SandboxId) -> Result<(), PoolError> {
+        self.sandbox(id, SandboxRequest::Kill).await
+    }
+
+    /// Writes a running sandbox to disk and ends its VM.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound`, `AlreadyPaused` or `Crowded`, [`PoolError::NoSpace`],
+    /// [`PoolError::TooManySaved`], and [`PoolError::Failed`]: the sandbox goes on running if its VM can.
+    pub async fn pause(&self, id: &SandboxId, mode: PauseMode) -> Result<(), PoolError> {
+        self.sandbox(id, |answer| SandboxRequest::Pause(mode, answer))
             .await
     }
 
-    /// Makes a template of a running or paused sandbox, which stays as it is.
+    /// Makes a template of a running sandbox, or of one paused with its memory. The sandbox stays as it is.
     ///
     /// # Errors
-    /// As [`Pool::pause`].
+    /// As [`Pool::pause`]; also [`PoolError::BadName`], and [`PoolError::Refused`] with `NoMemory`.
     pub async fn snapshot(
         &self,
         id: &SandboxId,
         names: Vec<String>,
     ) -> Result<TemplateInfo, PoolError> {
-        self.ask(|answer| Ask::Snapshot(id.clone(), names, answer))
+        self.sandbox(id, |answer| SandboxRequest::Snapshot(names, answer))
             .await
     }
 
-    /// New sandboxes that continue where a running one is now; the source goes on. One result for each spec
-    /// (whose template is ignored).
+    /// Makes new sandboxes that continue where a running one is now; the source goes on. Returns one result for each
+    /// spec, whose template and policy are ignored and whose timeout counts from now. If the caller drops the future,
+    /// the forks are ended.
     ///
     /// # Errors
-    /// The source cannot be snapshotted; each fork's own failure is in the list.
+    /// Returns the errors of [`Pool::pause`] for the source, and `NotRunning` for a paused one. Each result has the
+    /// errors of [`Pool::create`].
     pub async fn fork(
         &self,
         id: &SandboxId,
         specs: Vec<CreateSpec>,
     ) -> Result<Vec<Result<Sandbox, PoolError>>, PoolError> {
-        let at = host::monotonic_ns();
-        let started = self
-            .ask(|answer| Ask::Fork(id.clone(), specs, at, answer))
-            .await?;
-        let mut forks = Vec::with_capacity(started.len());
-        for fork in started {
-            forks.push(fork.await.unwrap_or(Err(PoolError::Closing)));
+        let accepted_ns = host::monotonic_ns();
+        let started = self.sandbox(id, |answer| SandboxRequest::Fork {
+            specs,
+            accepted_ns,
+            answer,
+        });
+        let mut forks = Vec::new();
+        for fork in started.await? {
+            forks.push(fork.await.unwrap_or(Err(PoolError::Draining)));
         }
-        Ok(forks)
+        // All at once: a caller that goes away before has claimed none.
+        let claimed = forks.into_iter().map(|fork| fork.map(|f| f.claim()));
+        Ok(claimed.collect())
     }
 
-    /// Replaces the caller's own note in the sandbox's record. It is on disk (of a crashed process, not of
-    /// a crashed host, unless the sandbox is paused) when this returns.
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound`.
+    pub async fn get(&self, id: &SandboxId) -> Result<Sandbox, PoolError> {
+        self.ask(|answer| Request::Get(id.clone(), answer)).await
+    }
+
+    /// All sandboxes, in no order.
     ///
     /// # Errors
-    /// [`PoolError::NoSandbox`], the disk's.
-    pub async fn annotate(&self, id: &SandboxId, note: String) -> Result<(), PoolError> {
-        self.ask(|answer| Ask::Annotate(id.clone(), note, answer))
+    /// Returns [`PoolError::Draining`] if the pool is closed.
+    pub async fn list(&self) -> Result<Vec<Sandbox>, PoolError> {
+        self.look(Request::List).await.ok_or(PoolError::Draining)
+    }
+
+    /// A sandbox and what happened to it since this pool was opened, oldest first.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Refused`] with `NotFound`.
+    pub async fn history(&self, id: &SandboxId) -> Result<(Sandbox, Vec<LifeEvent>), PoolError> {
+        self.ask(|answer| Request::History(id.clone(), answer))
             .await
     }
 
     /// What a running sandbox uses now, seen from the host.
     ///
     /// # Errors
-    /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (paused).
+    /// Returns [`PoolError::Refused`] with `NotFound` or `NotRunning`.
     pub async fn usage(&self, id: &SandboxId) -> Result<Usage, PoolError> {
-        self.ask(|answer| Ask::Usage(id.clone(), answer)).await
+        self.ask(|answer| Request::Usage(id.clone(), answer)).await
     }
 
-    /// Replaces what a running sandbox may reach, at once: open connections to what is denied now are cut. Where
-    /// sandboxes have no network it is kept for when they have one.
+    /// Packets that passed the TAP of a running sandbox, and packets that were refused, since its start or last resume.
+    /// Zeros without a network.
     ///
     /// # Errors
-    /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (paused), [`PoolError::Failed`]: then what held before
-    /// holds on.
-    pub async fn set_policy(&self, id: &SandboxId, policy: Policy) -> Result<(), PoolError> {
-        self.ask(|answer| Ask::SetPolicy(id.clone(), policy, answer))
-            .await
-    }
-
-    /// What passed the TAP of a running sandbox and what did not, since it was started or resumed; zeros without
-    /// network.
-    ///
-    /// # Errors
-    /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (paused), [`PoolError::Failed`].
+    /// Returns [`PoolError::Refused`] with `NotFound` or `NotRunning`, and [`PoolError::Failed`].
     pub async fn counters(&self, id: &SandboxId) -> Result<Counters, PoolError> {
-        self.ask(|answer| Ask::Counters(id.clone(), answer)).await
+        self.ask(|answer| Request::Counters(id.clone(), answer))
+            .await
     }
 
     /// Reads back whether the TAP of a running sandbox enforces its policy.
     ///
     /// # Errors
-    /// [`PoolError::NoSandbox`], [`PoolError::WrongState`] (paused), [`PoolError::Failed`]: it does not, or there is
-    /// no network.
+    /// Returns [`PoolError::Refused`] with `NotFound` or `NotRunning`, and [`PoolError::Failed`] if the policy is not
+    /// enforced or the sandbox has no network.
     pub async fn verify_network(&self, id: &SandboxId) -> Result<(), PoolError> {
-        self.ask(|answer| Ask::VerifyNetwork(id.clone(), answer))
+        self.ask(|answer| Request::VerifyNetwork(id.clone(), answer))
             .await
     }
 
-    /// All templates, by name order.
+    /// All templates, by name.
     pub async fn templates(&self) -> Vec<TemplateInfo> {
-        self.look(Ask::Templates).await.unwrap_or_default()
+        self.look(Request::Templates).await.unwrap_or_default()
     }
 
     /// The template that an id, name, `name:tag` or snapshot id means.
     pub async fn template(&self, reference: &str) -> Option<TemplateInfo> {
         let name = reference.to_owned();
-        self.look(|answer| Ask::Template(name, answer))
+        self.look(|answer| Request::Template(name, answer))
             .await
             .flatten()
     }
@@ -410,99 +453,72 @@ impl Pool {
     /// Adds a template directory made elsewhere, under these names, by reference: its files stay where they are.
     ///
     /// # Errors
-    /// It is no template of this host, or a name is taken.
+    /// Returns [`PoolError::BadName`] for a malformed or ambiguous name, and [`PoolError::Failed`] if the directory is
+    /// no template of this host.
     pub async fn add_template(
         &self,
         dir: &Path,
         names: Vec<String>,
     ) -> Result<TemplateInfo, PoolError> {
         let dir = dir.to_owned();
-        self.ask(|answer| Ask::AddTemplate(dir, names, answer))
+        self.ask(|answer| Request::AddTemplate(dir, names, answer))
             .await
     }
 
-    /// Removes a template; running clones of it go on. Its warm slots end.
+    /// Removes a template and its warm slots. Sandboxes made from it go on.
     ///
     /// # Errors
-    /// [`PoolError::NoTemplate`]; [`PoolError::InUse`] if a paused sandbox or another template builds on it.
+    /// Returns [`PoolError::NoTemplate`], and [`PoolError::InUse`] if a paused sandbox or another template builds on it.
     pub async fn remove_template(&self, reference: &str) -> Result<(), PoolError> {
         let name = reference.to_owned();
-        self.ask(|answer| Ask::RemoveTemplate(name, answer)).await
+        self.ask(|answer| Request::RemoveTemplate(name, answer))
+            .await
     }
 
-    /// Counters and gauges.
+    /// Counters and gauges; all zero once the pool is closed.
     pub async fn stats(&self) -> PoolStats {
-        self.look(Ask::Stats).await.unwrap_or_default()
+        self.look(Request::Stats).await.unwrap_or_default()
     }
 
-    /// Ends warm slots and the driver; running sandboxes stay for the next server, or are killed.
-    pub async fn close(self, kill_sandboxes: bool) {
-        // Gone already: then it is closed.
-        let _ = self.look(|done| Ask::Close(kill_sandboxes, done)).await;
+    /// Refuses creates from now on. Returns when no change of a sandbox is under way.
+    pub async fn drain(&self) {
+        // Without a driver nothing is under way.
+        let _ = self.look(Request::Drain).await;
     }
 
-    /// Asks the driver for something that can fail.
-    async fn ask<T>(
+    /// Ends warm slots and the driver; running sandboxes are kept for the next server or killed.
+    pub async fn close(self, on_close: OnClose) {
+        // Without a driver it is closed.
+        let _ = self.look(|closed| Request::Close(on_close, closed)).await;
+    }
+
+    async fn sandbox<T>(
         &self,
-        ask: impl FnOnce(oneshot::Sender<Result<T, PoolError>>) -> Ask,
+        id: &SandboxId,
+        request: impl FnOnce(Answer<T>) -> SandboxRequest,
     ) -> Result<T, PoolError> {
-        self.look(ask).await.unwrap_or(Err(PoolError::Closing))
+        self.ask(|answer| Request::Sandbox(id.clone(), request(answer)))
+            .await
     }
 
-    /// Asks the driver; absent if it is gone.
-    async fn look<T>(&self, ask: impl FnOnce(oneshot::Sender<T>) -> Ask) -> Option<T> {
+    async fn ask<T>(&self, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, PoolError> {
+        self.look(request).await.unwrap_or(Err(PoolError::Draining))
+    }
+
+    /// Sends a request to the driver and waits for the answer; `None` if the driver has ended.
+    async fn look<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Option<T> {
         let (answer, answered) = oneshot::channel();
-        self.asks.send(ask(answer)).await.ok()?;
+        self.requests.send(request(answer)).await.ok()?;
         answered.await.ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
 
-    fn sandbox() -> Sandbox {
-        Sandbox {
-            id: SandboxId::from_random([7; 19]),
-            template: TemplateInfo {
-                id: String::new(),
-                names: Vec::new(),
-                memory: model::Bytes::mib(1),
-                vcpus: 1,
-                disk: model::Bytes::mib(1),
-                created_unix_s: 0,
-                is_snapshot: false,
-                source: None,
-                spawned: 0,
-                warm: 0,
-            },
-            vsock: PathBuf::new(),
-            console: PathBuf::new(),
-            pid: 1,
-            timeline: model::Timeline::default(),
-            warm: false,
-        }
-    }
-
-    /// What is asked of the driver when a create is dropped after `act` on it and the way of its answer.
-    fn asked(
-        act: impl FnOnce(&mut Created<'_>, oneshot::Sender<Result<Sandbox, PoolError>>),
-    ) -> Option<Ask> {
-        let (asks, mut heard) = mpsc::channel(1);
-        let (answer, answered) = oneshot::channel();
-        let mut created = Created {
-            asks: &asks,
-            answered,
-        };
-        act(&mut created, answer);
-        drop(created);
-        heard.try_recv().ok()
-    }
-
     #[test]
-    fn a_lock_that_is_let_go_of_is_waited_for() {
+    fn a_lock_is_awaited_until_its_last_holder_exits() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let first = lock(&path).unwrap();
@@ -513,45 +529,5 @@ mod tests {
         });
         assert!(lock(&path).is_ok(), "it was not waited for");
         last_child.join().unwrap();
-    }
-
-    #[test]
-    fn a_sandbox_that_nobody_took_is_ended() {
-        let asked = asked(|_, answer| answer.send(Ok(sandbox())).unwrap());
-        assert!(matches!(asked, Some(Ask::Kill(id, _)) if id == sandbox().id));
-    }
-
-    #[test]
-    fn a_sandbox_that_was_taken_lives() {
-        let asked = asked(|created, answer| {
-            answer.send(Ok(sandbox())).unwrap();
-            created.answered.try_recv().unwrap().unwrap();
-        });
-        assert!(asked.is_none());
-    }
-
-    #[test]
-    fn without_a_sandbox_there_is_nothing_to_end() {
-        let refused = asked(|_, answer| answer.send(Err(PoolError::Closing)).unwrap());
-        assert!(refused.is_none());
-        let mut late = None;
-        assert!(asked(|_, answer| late = Some(answer)).is_none());
-        // The driver is told that nobody waits any more, and ends the sandbox itself.
-        assert!(late.unwrap().send(Ok(sandbox())).is_err());
-    }
-
-    #[test]
-    fn a_driver_with_too_much_to_do_is_not_waited_for() {
-        let (asks, mut heard) = mpsc::channel(1);
-        let (full, _) = oneshot::channel();
-        asks.try_send(Ask::Stats(full)).unwrap();
-        let (answer, answered) = oneshot::channel();
-        answer.send(Ok(sandbox())).unwrap();
-        drop(Created {
-            asks: &asks,
-            answered,
-        });
-        assert!(matches!(heard.try_recv(), Ok(Ask::Stats(_))));
-        assert!(heard.try_recv().is_err());
     }
 }

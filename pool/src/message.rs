@@ -1,38 +1,77 @@
-//! What the driver hears: from callers, and from the jobs and watchers that it started.
+//! Messages to the driver: requests of callers, and reports of the jobs and watchers that the driver started.
 
 use std::{path::PathBuf, sync::Arc};
 
 use model::SandboxId;
 use netisolation::{Counters, Policy};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    CreateSpec, Init, PauseMode, PoolError, PoolStats, Sandbox, TemplateInfo, Usage,
-    policy::StartFor,
-    work::{WorkError, lease::Served, save::Paused, start::Started},
+    Connected, CreateSpec, LifeEvent, PauseMode, PoolError, PoolStats, Sandbox, TemplateInfo,
+    Usage,
+    slot::{Operation, Wake},
+    spec::{OnClose, TimeoutChange},
+    work::{
+        WorkError,
+        lease::Served,
+        save::{ForkSnapshot, PauseOutcome, SnapshotFailed},
+        start::Started,
+    },
 };
 
-/// Where an answer goes. A caller who does not wait any more is no error.
+/// Where an answer goes. Sending fails if the caller does not wait any more, which is no error.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, PoolError>>;
 
-/// Of callers.
+/// A new sandbox on its way to the caller that asked for it. If it is dropped instead of claimed, because the caller
+/// went away at any moment before, the sandbox is ended: no caller would ever learn its id.
 #[derive(Debug)]
-pub(crate) enum Ask {
-    Create(Box<CreateSpec>, u64, Answer<Sandbox>),
-    Kill(SandboxId, Answer<()>),
-    Pause(SandboxId, PauseMode, Answer<()>),
-    Resume(SandboxId, Init, StartFor, u64, Answer<Sandbox>),
-    Snapshot(SandboxId, Vec<String>, Answer<TemplateInfo>),
-    Fork(
-        SandboxId,
-        Vec<CreateSpec>,
-        u64,
-        Answer<Vec<oneshot::Receiver<Result<Sandbox, PoolError>>>>,
-    ),
-    Annotate(SandboxId, String, Answer<()>),
+pub(crate) struct Unclaimed {
+    sandbox: Sandbox,
+    /// `None` once it is claimed.
+    end: Option<mpsc::UnboundedSender<Report>>,
+}
+
+impl Unclaimed {
+    pub(crate) fn new(sandbox: Sandbox, reporter: mpsc::UnboundedSender<Report>) -> Self {
+        Self {
+            sandbox,
+            end: Some(reporter),
+        }
+    }
+
+    pub(crate) fn claim(mut self) -> Sandbox {
+        self.end = None;
+        self.sandbox.clone()
+    }
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if let Some(reporter) = self.end.take() {
+            // Without a driver the sandbox lives on, as after a crash: the next server lists it.
+            let _ = reporter.send(Report::Unclaimed(self.sandbox.id.clone()));
+        }
+    }
+}
+
+/// The answers of a fork, one for each new sandbox.
+pub(crate) type ForkAnswers = Vec<oneshot::Receiver<Result<Unclaimed, PoolError>>>;
+
+/// Requests of callers. `accepted_ns` is the CLOCK_MONOTONIC time of the call.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Create {
+        spec: Box<CreateSpec>,
+        accepted_ns: u64,
+        answer: Answer<Unclaimed>,
+    },
+    /// Decided by [`crate::slot::decide`].
+    Sandbox(SandboxId, SandboxRequest),
+    Get(SandboxId, Answer<Sandbox>),
+    List(oneshot::Sender<Vec<Sandbox>>),
+    History(SandboxId, Answer<(Sandbox, Vec<LifeEvent>)>),
     Usage(SandboxId, Answer<Usage>),
-    SetPolicy(SandboxId, Policy, Answer<()>),
     Counters(SandboxId, Answer<Counters>),
     VerifyNetwork(SandboxId, Answer<()>),
     Templates(oneshot::Sender<Vec<TemplateInfo>>),
@@ -40,28 +79,158 @@ pub(crate) enum Ask {
     AddTemplate(PathBuf, Vec<String>, Answer<TemplateInfo>),
     RemoveTemplate(String, Answer<()>),
     Stats(oneshot::Sender<PoolStats>),
-    Close(bool, oneshot::Sender<()>),
+    Drain(oneshot::Sender<()>),
+    Close(OnClose, oneshot::Sender<()>),
 }
 
-/// Of jobs and watchers.
+/// Requests whose outcome depends on the sandbox's state.
+#[derive(Debug)]
+pub(crate) enum SandboxRequest {
+    Connect {
+        timeout_s: Option<u32>,
+        wake: Wake,
+        accepted_ns: u64,
+        answer: Answer<Connected>,
+    },
+    Reach {
+        accepted_ns: u64,
+        answer: Answer<Sandbox>,
+    },
+    SetTimeout(TimeoutChange, u32, Answer<()>),
+    SetPolicy {
+        policy: Policy,
+        note: String,
+        answer: Answer<()>,
+    },
+    Pause(PauseMode, Answer<()>),
+    Kill(Answer<()>),
+    Snapshot(Vec<String>, Answer<TemplateInfo>),
+    Fork {
+        specs: Vec<CreateSpec>,
+        accepted_ns: u64,
+        answer: Answer<ForkAnswers>,
+    },
+}
+
+impl SandboxRequest {
+    pub(crate) fn operation(&self) -> Operation {
+        match self {
+            Self::Connect { wake, .. } => Operation::Connect(*wake),
+            Self::Reach { .. } => Operation::Reach,
+            Self::SetTimeout(..) => Operation::SetTimeout,
+            Self::SetPolicy { .. } => Operation::SetPolicy,
+            Self::Pause(mode, _) => Operation::Pause(*mode),
+            Self::Kill(_) => Operation::Kill,
+            Self::Snapshot(..) => Operation::Snapshot,
+            Self::Fork { .. } => Operation::Fork,
+        }
+    }
+
+    pub(crate) fn refuse(self, error: PoolError) {
+        match self {
+            Self::Connect { answer, .. } => drop(answer.send(Err(error))),
+            Self::Reach { answer, .. } => drop(answer.send(Err(error))),
+            Self::SetTimeout(_, _, answer)
+            | Self::SetPolicy { answer, .. }
+            | Self::Pause(_, answer)
+            | Self::Kill(answer) => drop(answer.send(Err(error))),
+            Self::Snapshot(_, answer) => drop(answer.send(Err(error))),
+            Self::Fork { answer, .. } => drop(answer.send(Err(error))),
+        }
+    }
+}
+
+/// Reports of jobs and watchers.
 #[derive(Debug)]
 pub(crate) enum Report {
     /// A fill, a cold start or a resume ended.
     Made(SandboxId, Result<Box<Started>, WorkError>),
-    /// A lease on a warm slot was told, or not.
-    Told(SandboxId, Result<Box<Served>, WorkError>),
-    /// A pause ended.
-    Paused(SandboxId, Box<Paused>),
-    /// A copy of a running or paused sandbox ended; `true`: its VM cannot go on.
-    Copied(SandboxId, Result<(), (WorkError, bool)>),
-    /// A note was written.
-    Noted(SandboxId, std::io::Result<()>),
-    /// The VM process of the slot is gone.
-    Gone(SandboxId),
-    /// What was left of a slot is removed.
+    /// The lease of a warm slot ended.
+    Leased(SandboxId, Result<Box<Served>, WorkError>),
+    Paused(SandboxId, Box<PauseOutcome>),
+    Snapshotted(SandboxId, SnapshotFor, Result<(), SnapshotFailed>),
+    /// A write of the record ended.
+    Written(SandboxId, std::io::Result<()>),
+    /// The VM process of the slot exited.
+    VmExited(SandboxId),
+    /// Directory and control group of the slot are removed.
     Cleaned(SandboxId),
-    /// A TAP was taken back; what its figures were.
+    /// A TAP was taken back; its last counters.
     Released(Counters),
-    /// A template's memory is in huge pages, or cannot be.
+    /// A template's memory is in huge pages, or why it is not.
     Loaded(String, Result<Arc<LoadedTemplate>, String>),
+    /// The caller of a create or fork went away.
+    Unclaimed(SandboxId),
+}
+
+/// The use of a snapshot.
+#[derive(Debug)]
+pub(crate) enum SnapshotFor {
+    /// The template of this id.
+    Template(String),
+    Forks(Arc<ForkSnapshot>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unclaimed() -> (Unclaimed, mpsc::UnboundedReceiver<Report>) {
+        let template = TemplateInfo {
+            id: String::new(),
+            names: Vec::new(),
+            memory: model::Bytes::mib(1),
+            vcpus: 1,
+            disk: model::Bytes::mib(1),
+            created_unix_s: 0,
+            is_snapshot: false,
+            source: None,
+            spawned: 0,
+            warm: 0,
+        };
+        let sandbox = Sandbox {
+            id: SandboxId::from_random([7; 19]),
+            template: Arc::new(template),
+            state: crate::SandboxState::Running,
+            lifetime: crate::Lifetime::default(),
+            note: Arc::from(""),
+            vsock: PathBuf::new(),
+            console: PathBuf::new(),
+            pid: 1,
+            timeline: model::Timeline::default(),
+            warm: false,
+            generation: 0,
+            vm_since: 0,
+        };
+        let (reporter, reports) = mpsc::unbounded_channel();
+        (Unclaimed::new(sandbox, reporter), reports)
+    }
+
+    #[test]
+    fn a_claimed_sandbox_lives() {
+        let (unclaimed, mut reports) = unclaimed();
+        let (answer, mut answered) = oneshot::channel();
+        answer.send(unclaimed).unwrap();
+        answered.try_recv().unwrap().claim();
+        assert!(reports.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_sandbox_whose_caller_left_before_the_answer_is_ended() {
+        let (unclaimed, mut reports) = unclaimed();
+        let (answer, answered) = oneshot::channel();
+        drop(answered);
+        assert!(answer.send(unclaimed).is_err());
+        assert!(matches!(reports.try_recv(), Ok(Report::Unclaimed(_))));
+    }
+
+    #[test]
+    fn a_sandbox_whose_caller_left_without_taking_the_answer_is_ended() {
+        let (unclaimed, mut reports) = unclaimed();
+        let (answer, answered) = oneshot::channel();
+        answer.send(unclaimed).unwrap();
+        assert!(reports.try_recv().is_err());
+        drop(answered);
+        assert!(matches!(reports.try_recv(), Ok(Report::Unclaimed(_))));
+    }
 }

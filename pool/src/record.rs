@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! sandboxes/<id>/record.json   this module's; replaced by a rename
-//!                note          the caller's own text; likewise
+//!                note          the caller's own text, where a server of record version 1 has left it
 //!                control.sock  vsock.sock  console.log  vmm.stderr
 //!                pause/        the snapshot of a paused sandbox
 //! ```
@@ -16,6 +16,7 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use model::SandboxId;
@@ -24,10 +25,14 @@ use serde::{Deserialize, Serialize};
 use netisolation::{Policy, TapIndex};
 use vmm_control::files::Lineage;
 
-use crate::spec::{Init, PauseMode, TemplateInfo};
+use crate::{
+    lifetime::Lifetime,
+    spec::{CreateSpec, Init, PauseMode, TemplateInfo},
+};
 
-/// A reader refuses every other number.
-const VERSION: u32 = 1;
+/// Version that is written. Version 1, which is read too, has the note in a file of its own and the lifetime in the
+/// note.
+const VERSION: u32 = 2;
 const RECORD: &str = "record.json";
 const NOTE: &str = "note";
 /// No record is longer; a longer file is none.
@@ -87,7 +92,8 @@ pub(crate) struct Record {
     /// Absent while there is none.
     pub(crate) vmm: Option<ProcessName>,
     /// As it was when the VM was made.
-    pub(crate) template: TemplateInfo,
+    #[serde(with = "shared")]
+    pub(crate) template: Arc<TemplateInfo>,
     /// What it boots from if it is paused without its memory; absent if the template does not say.
     pub(crate) boot: Option<BootFiles>,
     /// 32 hex digits.
@@ -108,12 +114,47 @@ pub(crate) struct Record {
     /// names others is not accepted.
     #[serde(default)]
     pub(crate) lineage: Option<Lineage>,
+    /// Since version 2. Of a slot that waits for a lease: the default, as for `note`.
+    #[serde(default)]
+    pub(crate) lifetime: Lifetime,
+    /// The caller's own text. Since version 2.
+    #[serde(default, with = "shared")]
+    pub(crate) note: Arc<str>,
+}
+
+/// Values that the driver, its jobs and its answers share.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize + ?Sized, S: Serializer>(
+        value: &Arc<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.as_ref().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<Arc<T>, D::Error>
+    where
+        T: ?Sized,
+        Box<T>: Deserialize<'de>,
+        D: Deserializer<'de>,
+    {
+        Box::<T>::deserialize(deserializer).map(Arc::from)
+    }
+}
+
+/// Decoded before the rest.
+#[derive(Deserialize)]
+struct Header {
+    version: u32,
 }
 
 impl Record {
     pub(crate) fn new(
         host_boot_id: &str,
-        template: TemplateInfo,
+        template: Arc<TemplateInfo>,
         boot: Option<BootFiles>,
         machine_id: String,
     ) -> Self {
@@ -131,7 +172,17 @@ impl Record {
             policy: Policy::default(),
             user: None,
             lineage: None,
+            lifetime: Lifetime::default(),
+            note: Arc::from(""),
         }
+    }
+
+    /// Takes over what a caller wants of a new sandbox.
+    pub(crate) fn take_settings(&mut self, spec: CreateSpec) {
+        self.init = spec.init;
+        self.policy = spec.policy;
+        self.lifetime = spec.lifetime;
+        self.note = spec.note.into();
     }
 }
 
@@ -203,33 +254,29 @@ impl SlotDir {
         replace(&self.0, RECORD, &bytes, durability)
     }
 
-    /// The record; a version or shape of another program is an error.
-    pub(crate) fn read(&self) -> io::Result<Record> {
+    /// Reads the record. One of version 1 gets its note, and from the note its lifetime.
+    ///
+    /// # Errors
+    /// The record or, in version 1, its note cannot be read, or has another version or shape.
+    pub(crate) fn read(
+        &self,
+        lifetime_of_note: fn(&str) -> Option<Lifetime>,
+    ) -> io::Result<Record> {
         let bytes = read_bounded(&self.0.join(RECORD), MAX_RECORD)?;
-        let record: Record = serde_json::from_slice(&bytes)?;
-        match record.version {
-            VERSION => Ok(record),
-            n => Err(io::Error::other(format!("a record of version {n}"))),
+        let Header { version } = serde_json::from_slice(&bytes)?;
+        if version != VERSION && version != 1 {
+            return Err(io::Error::other(format!("a record of version {version}")));
         }
-    }
-
-    pub(crate) fn write_note(&self, note: &str, durability: Durability) -> io::Result<()> {
-        replace(&self.0, NOTE, note.as_bytes(), durability)
-    }
-
-    /// The note; empty if there is none.
-    pub(crate) fn note(&self) -> String {
-        let bytes = read_bounded(&self.0.join(NOTE), MAX_RECORD).unwrap_or_default();
-        String::from_utf8(bytes).unwrap_or_default()
-    }
-
-    /// Makes the note that is there survive a crash of the host.
-    pub(crate) fn sync_note(&self) -> io::Result<()> {
-        match File::open(self.0.join(NOTE)) {
-            Ok(file) => file.sync_all(),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(e) => Err(e),
+        let mut record: Record = serde_json::from_slice(&bytes)?;
+        if version == 1 && record.kept != Kept::Nobody {
+            let note = read_bounded(&self.0.join(NOTE), MAX_RECORD)?;
+            let note = String::from_utf8(note).map_err(io::Error::other)?;
+            record.lifetime = lifetime_of_note(&note)
+                .ok_or_else(|| io::Error::other("its note of version 1 has no lifetime"))?;
+            record.note = note.into();
         }
+        record.version = VERSION;
+        Ok(record)
     }
 }
 
@@ -294,6 +341,10 @@ mod tests {
 
     use super::*;
 
+    fn no_notes(_: &str) -> Option<Lifetime> {
+        None
+    }
+
     fn record() -> Record {
         let template = TemplateInfo {
             id: "t".into(),
@@ -312,7 +363,7 @@ mod tests {
             initrd: "/i".into(),
             root: "/r".into(),
         };
-        Record::new("boot", template, Some(boot), "0".repeat(32))
+        Record::new("boot", Arc::new(template), Some(boot), "0".repeat(32))
     }
 
     #[test]
@@ -322,6 +373,8 @@ mod tests {
         dir.create().unwrap();
         let mut record = record();
         record.init.access_token = Some("secret".into());
+        record.note = "the caller's".into();
+        record.lifetime.set(5, 7);
         record.tap = Some(TapIndex(7));
         record.policy = Policy::internet();
         for kept in [
@@ -333,18 +386,15 @@ mod tests {
             record.kept = kept;
             record.vmm = ProcessName::of(std::process::id());
             dir.write(&record, Durability::Host).unwrap();
-            assert_eq!(dir.read().unwrap(), record);
+            assert_eq!(dir.read(no_notes).unwrap(), record);
         }
         assert!(record.vmm.unwrap().is_alive());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&dir.path().join(RECORD)), 0o600);
         assert_eq!(mode(dir.path()), 0o700);
-        assert_eq!(dir.note(), "");
-        dir.write_note("n", Durability::Process).unwrap();
-        assert_eq!(dir.note(), "n");
         dir.remove().unwrap();
         dir.remove().unwrap();
-        assert!(dir.read().is_err());
+        assert!(dir.read(no_notes).is_err());
     }
 
     #[test]
@@ -355,9 +405,45 @@ mod tests {
         let mut record = record();
         record.version = VERSION + 1;
         dir.write(&record, Durability::Process).unwrap();
-        assert!(dir.read().is_err());
+        assert!(dir.read(no_notes).is_err());
         fs::write(dir.path().join(RECORD), b"{}").unwrap();
-        assert!(dir.read().is_err());
+        assert!(dir.read(no_notes).is_err());
+    }
+
+    #[test]
+    fn a_record_of_version_1_gets_its_lifetime_from_its_note() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = SlotDir::new(root.path(), &SandboxId::from_random([7; 19]));
+        dir.create().unwrap();
+        let mut wanted = record();
+        wanted.kept = Kept::Running;
+        let mut old = serde_json::to_value(&wanted).unwrap();
+        let fields = old.as_object_mut().unwrap();
+        fields.insert("version".into(), 1.into());
+        fields.remove("lifetime");
+        fields.remove("note");
+        let write = |old: &serde_json::Value| fs::write(dir.path().join(RECORD), old.to_string());
+        write(&old).unwrap();
+        let read_note = |note: &str| {
+            let mut lifetime = Lifetime::default();
+            lifetime.set(0, note.parse().ok()?);
+            Some(lifetime)
+        };
+        assert!(dir.read(read_note).is_err(), "no note");
+        fs::write(dir.path().join(NOTE), "9").unwrap();
+        wanted.note = "9".into();
+        wanted.lifetime.set(0, 9);
+        assert_eq!(dir.read(read_note).unwrap(), wanted);
+        // From then on it is a record of the present version.
+        dir.write(&wanted, Durability::Process).unwrap();
+        assert_eq!(dir.read(no_notes).unwrap(), wanted);
+        write(&old).unwrap();
+        fs::write(dir.path().join(NOTE), "something else").unwrap();
+        assert!(dir.read(read_note).is_err(), "a note without a lifetime");
+        // A slot of the stock has none.
+        old["kept"] = "nobody".into();
+        write(&old).unwrap();
+        assert_eq!(dir.read(no_notes).unwrap().kept, Kept::Nobody);
     }
 
     #[test]

@@ -15,10 +15,11 @@ use netisolation::Isolation;
 use vmm_control::{ControlClient, VmPhase};
 
 use crate::{
-    Found, PauseMode, Recovered, SandboxState,
+    PauseMode, Recovered, SandboxState,
     cgroup::Groups,
     driver::Entry,
     host,
+    lifetime::Lifetime,
     record::{Kept, ProcessName, Record, SlotDir},
     slot::{Slot, Stage},
     vm::Vm,
@@ -33,8 +34,8 @@ const END: Duration = Duration::from_secs(10);
 /// What became of one directory.
 enum Fate {
     Alive(Box<Entry>),
-    /// It was a caller's, and is gone: its note and why.
-    Lost(String, String),
+    /// It was a caller's, and is gone: why.
+    Lost(String),
     /// It was nobody's.
     Swept,
 }
@@ -46,6 +47,7 @@ struct Lookout<'a> {
     network: Option<&'a Isolation>,
     /// How long a VMM may take for an answer; one whose disk is slow or full takes seconds.
     patience: Duration,
+    lifetime_of_note: fn(&str) -> Option<Lifetime>,
 }
 
 /// Looks at every sandbox's directory, then at every control group. No VMM is waited for longer than `patience`, and
@@ -59,28 +61,33 @@ pub(crate) fn recover(
     groups: &Groups,
     network: Option<&Isolation>,
     patience: Duration,
+    lifetime_of_note: fn(&str) -> Option<Lifetime>,
 ) -> io::Result<(Vec<(SandboxId, Entry)>, Recovered)> {
     let lookout = Lookout {
         sandboxes,
         host_boot_id,
         network,
         patience,
+        lifetime_of_note,
     };
     let mut entries = Vec::new();
     let mut recovered = Recovered::default();
+    let now = host::unix_ms();
     for (id, fate) in lookout.fates(directories(sandboxes)?)? {
         let dir = SlotDir::new(sandboxes, &id);
         match fate {
-            Fate::Alive(entry) => {
-                recovered.alive.push(Found {
-                    note: dir.note(),
-                    state: entry.state(),
-                    sandbox: entry.sandbox(&id),
-                });
+            Fate::Alive(mut entry) => {
+                let generation = u64::try_from(entries.len() + 1).unwrap_or(u64::MAX);
+                entry.has_new_vm(generation, now);
+                entry.tell(now, "taken over from the server before");
+                recovered.alive.extend(entry.sandbox(&id));
                 entries.push((id, *entry));
                 continue;
             }
-            Fate::Lost(note, why) => recovered.lost.push((id, note, why)),
+            Fate::Lost(why) => {
+                tracing::warn!(sandbox = %id, why, "a sandbox was lost while no server ran");
+                recovered.lost.push((id, why));
+            }
             Fate::Swept => {}
         }
         if let Err(error) = dir.remove() {
@@ -90,7 +97,7 @@ pub(crate) fn recover(
     for group in groups.list() {
         let used = entries
             .iter()
-            .any(|(id, e)| id.as_str() == group && e.state() == SandboxState::Running);
+            .any(|(id, e)| id.as_str() == group && e.slot.state() == Some(SandboxState::Running));
         if !used {
             sweep_group(groups, &group);
         }
@@ -156,7 +163,7 @@ impl Lookout<'_> {
 
     fn fate(&self, id: &SandboxId) -> Fate {
         let dir = &SlotDir::new(self.sandboxes, id);
-        let record = match dir.read() {
+        let record = match dir.read(self.lifetime_of_note) {
             Ok(record) => record,
             Err(error) => {
                 // It was being made, and its VMM, if there is one, has no guest yet; or it was being ended.
@@ -178,7 +185,7 @@ impl Lookout<'_> {
             }
             (Kept::Running, Some(vm)) => match self.adopt(dir, id, record, vm) {
                 Ok(entry) => Fate::Alive(Box::new(entry)),
-                Err(why) => Fate::Lost(dir.note(), why),
+                Err(why) => Fate::Lost(why),
             },
             (Kept::Running, None) => {
                 let why = if same_boot {
@@ -187,7 +194,7 @@ impl Lookout<'_> {
                 } else {
                     "the host was started anew".to_owned()
                 };
-                Fate::Lost(dir.note(), why)
+                Fate::Lost(why)
             }
         }
     }
@@ -231,7 +238,11 @@ impl Lookout<'_> {
         // What a pause or a resume that did not come to its end has left.
         let _ = fs::remove_dir_all(dir.pause());
         remove_drafts(dir);
-        let mut entry = Entry::new(Slot::found(Stage::Running), dir.clone(), record);
+        let mut entry = Entry::new(
+            Slot::recovered(Stage::Running, record.lifetime),
+            dir.clone(),
+            record,
+        );
         entry.pidfd = Some(vm.pidfd.clone());
         entry.unwatched = Some(vm);
         Ok(entry)
@@ -262,12 +273,12 @@ fn paused(dir: &SlotDir, mut record: Record, mode: PauseMode) -> Fate {
         PauseMode::FilesystemOnly => template_file::LAYER,
     };
     if !dir.pause().join(file).exists() {
-        return Fate::Lost(dir.note(), "its snapshot is gone".to_owned());
+        return Fate::Lost("its snapshot is gone".to_owned());
     }
     record.vmm = None;
     record.tap = None;
     Fate::Alive(Box::new(Entry::new(
-        Slot::found(Stage::Paused(mode)),
+        Slot::recovered(Stage::Paused(mode), record.lifetime),
         dir.clone(),
         record,
     )))

@@ -1,177 +1,220 @@
-//! The life of a slot, as a pure state machine: events in, the next state and what to do out.
+//! The life of a slot, and of the sandbox that it becomes, as a pure state machine.
 //!
 //! ```text
-//!  fill ──► Filling ──► Warm ──acquire──► Starting ──► Running ◄──────► Saving
-//!                                            ▲          │   ▲
-//!  start (no warm slot) ─────────────────────┘     pause│   │
-//!                                                       ▼   │
-//!                            SavingPaused ◄──► Paused ◄ Stopping ◄── Pausing
-//!                                               │           (the VM is on disk and ends)
-//!                                               └─resume─► Resuming ──► Running
+//!  fill ─► Filling ─► Warm ─lease─► Starting ─► Running ◄──────► Snapshotting
+//!                                      ▲         │   ▲              (snapshot, fork)
+//!  start (no warm slot) ───────────────┘         │   └──────────────────────────────┐
+//!                              pause, deadline   ▼                                  │
+//!                                             Pausing ─► Stopping ─► Paused ◄─────► SnapshottingPaused
+//!                                            (writes)   (VM exits)   │    ▲         │
+//!                                            connect, resume, traffic▼    │failed   │
+//!                                                          ResumeQueued ─► Resuming ┘
 //!
-//!  from each of them: kill, a failed job, the death of the VM ──► Ending ──► nothing
+//!  from every stage: kill, deadline, a failed job, the end of the VM ─► Ending ─► removed
 //! ```
 //!
-//! Beside its stage a slot has up to one job (work on a thread or task that will report back), a VM process or
-//! none, and a note that is being written or not. A slot in `Ending` is removed when it has none of the three:
-//! then its directory and its control group go. What must never happen: a way from any other stage back to
-//! `Warm`, two jobs on a slot, a slot that is removed while something of it is left, or one that stays for ever.
+//! Two functions change a slot. [`decide`] takes an [`Operation`] (a client's request, traffic, or a deadline that has
+//! passed) and grants it, refuses it, begins a change, or makes it wait for the change under way; a request that waits
+//! is decided again after each event of its slot. [`transition`] applies an [`Event`] and returns the slot afterwards
+//! and the [`Effects`] that the driver performs.
+//!
+//! Besides its stage a slot has at most one job (work on a thread or task that will report its end), a VM process or
+//! none, and at most one write of its record under way. A slot in `Ending` is removed once it has none of the three:
+//! then its directory and control group are deleted. A running sandbox always has a deadline.
+//!
+//! What must never happen: a way back to `Warm`, two jobs on a slot, a removed slot that leaves a process or a
+//! directory behind, a slot that stays in `Ending`.
 
-use crate::spec::PauseMode;
+mod decide;
+#[cfg(test)]
+mod tests;
 
-/// Where a slot is in its life.
+pub(crate) use decide::{Next, Operation, decide};
+pub use decide::{Refusal, Wake};
+
+use crate::{
+    lifetime::{Backoff, Lifetime, UnixMs},
+    spec::{PauseMode, SandboxState},
+};
+
+/// Delay before a failed automatic pause is tried again.
+const PAUSE_AGAIN_MS: u64 = 30_000;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// A VM is being made for whoever comes next.
+    /// A VM is being made for the warm stock.
     Filling,
-    /// A VM waits, paused, with an identity of its own. Nobody knows its id.
+    /// A paused VM with an identity of its own waits for a lease. No caller has its id.
     Warm,
-    /// Somebody waits for it.
+    /// A create waits for this slot.
     Starting,
-    /// A caller has its id.
+    /// A caller has the sandbox's id.
     Running,
-    /// It is being written to disk.
+    /// The sandbox is being written to disk.
     Pausing(PauseMode),
-    /// It is on disk, and the VM is on its way out.
+    /// The sandbox is on disk; its VM was killed and has not been reaped.
     Stopping(PauseMode),
-    /// It is on disk only.
+    /// The sandbox is on disk only.
     Paused(PauseMode),
-    /// A VM is being made from what is on disk.
+    /// A resume waits for memory or for a start place.
+    ResumeQueued(PauseMode),
+    /// A VM is being made from the files on disk.
     Resuming(PauseMode),
-    /// A running VM is being copied, and goes on.
-    Saving,
-    /// What is on disk is being copied.
-    SavingPaused(PauseMode),
-    /// It is to go.
+    /// A snapshot of the running VM is being written; the VM goes on afterwards.
+    Snapshotting,
+    /// The paused sandbox's files are being linked into a template.
+    SnapshottingPaused(PauseMode),
+    /// The slot is to be removed.
     Ending,
 }
 
-/// What has happened, or is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The fill's job has a VM.
+    /// The fill's job ended with a VM.
     Filled,
     /// A lease takes a warm slot; its job begins.
-    Acquire,
-    /// The lease's job on a warm slot is done: the agent knows whose it is.
-    Told,
-    /// The job of a cold start is done and brings its VM with it.
+    Lease,
+    /// The lease's job ended: the agent has the caller's settings.
+    Leased,
+    /// The job of a cold start ended with a VM.
     Started,
     /// A pause's job begins.
     Pause(PauseMode),
-    /// The pause's job is done: everything is on disk.
-    Stopped,
-    /// The pause's job failed, and the VM goes on.
-    Kept,
-    /// A resume's job begins.
-    Resume,
-    /// The resume's job is done and brings its VM with it.
-    Resumed,
-    /// The resume's job failed and left no VM; what is on disk is untouched.
-    StillPaused,
-    /// A copy's job begins.
-    Save,
-    /// The copy's job is done, well or not; the VM goes on.
+    /// The pause's job ended: everything is on disk.
     Saved,
-    /// A job failed in a way that nothing can go on after. A fill or a cold start left no VM.
+    /// The pause's job failed, and the VM goes on.
+    PauseFailed,
+    /// A resume is wanted; it waits for its turn.
+    QueueResume,
+    /// The resume's job begins.
+    Resume,
+    /// The resume's job ended with a VM.
+    Resumed,
+    /// The resume was refused or failed and left no VM; the files on disk are untouched.
+    ResumeFailed(FailedBy),
+    /// A snapshot's job begins.
+    Snapshot,
+    /// The snapshot's job ended, successfully or not; the VM goes on.
+    SnapshotDone,
+    /// A job failed and the slot cannot go on. A fill or a cold start left no VM.
     Failed,
-    /// The VM process is gone.
-    Gone,
-    /// It is not wanted any more.
+    /// The VM process exited.
+    VmExited,
     Kill,
-    /// Its note is being written.
-    NoteBegun,
-    /// Its note is written, or cannot be.
-    NoteDone,
-    /// Its directory and control group are removed.
+    /// A write of the record begins.
+    WriteBegun,
+    /// The write of the record ended, successfully or not.
+    WriteDone,
+    /// The directory and the control group were removed.
     Cleaned,
 }
 
-/// See the module.
+/// The cause of a failed resume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FailedBy {
+    /// The sandbox: its guest or its files. Counts towards the back-off.
+    Sandbox,
+    /// The host has no room.
+    Host,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
     pub(crate) stage: Stage,
-    /// A job will report.
+    /// A job will report its end.
     pub(crate) job: bool,
-    /// There is a VM process that has not been reaped.
+    /// A VM process exists that has not been reaped.
     pub(crate) vm: bool,
-    /// A note is being written.
-    pub(crate) note: bool,
+    /// A write of the record is under way.
+    pub(crate) writing: bool,
     /// The cleaning job runs; only in [`Stage::Ending`].
     pub(crate) cleaning: bool,
+    /// Set by the lease.
+    pub(crate) lifetime: Lifetime,
+    /// After a failed automatic pause: the time of the next one. Zero otherwise.
+    pause_again_at: UnixMs,
+    backoff: Backoff,
 }
 
-/// What the driver does after a transition.
+/// Actions that follow from a transition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effects {
-    /// Kill the VM process.
     pub(crate) kill_vm: bool,
     /// Start the cleaning job.
     pub(crate) clean: bool,
-    /// Forget the slot: nothing of it is left.
+    /// Drop the slot: it has no process, directory or control group any more.
     pub(crate) remove: bool,
 }
 
-/// An event that cannot come, or is refused, in this stage.
+/// An event that the slot's stage does not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wrong;
+pub(crate) struct Unexpected;
 
 impl Slot {
-    /// A slot whose VM is being made, for a lease that waits or for the next one.
+    /// A slot whose VM is being made, for a create that waits or for the stock.
     pub(crate) fn new(stage: Stage) -> Self {
         Self {
             stage,
             job: matches!(stage, Stage::Filling | Stage::Starting),
             vm: false,
-            note: false,
+            writing: false,
             cleaning: false,
+            lifetime: Lifetime::default(),
+            pause_again_at: 0,
+            backoff: Backoff::default(),
         }
     }
 
-    /// A slot that the state directory knew, with a VM that still runs or with everything on disk.
-    pub(crate) fn found(stage: Stage) -> Self {
+    /// A slot that the state directory held at the start, either with a running VM or paused.
+    pub(crate) fn recovered(stage: Stage, lifetime: Lifetime) -> Self {
         Self {
             vm: stage == Stage::Running,
-            job: false,
+            lifetime,
             ..Self::new(stage)
         }
     }
 
-    /// Whether it counts as a leased sandbox that callers can name.
-    pub(crate) fn is_leased(self) -> bool {
+    /// Whether this is a sandbox that callers can name.
+    pub(crate) fn is_leased(&self) -> bool {
+        self.state().is_some()
+    }
+
+    /// The state that clients see, which changes when a change has ended. `None` if no caller can name the slot.
+    pub(crate) fn state(&self) -> Option<SandboxState> {
         match self.stage {
-            Stage::Filling | Stage::Warm | Stage::Starting | Stage::Ending => false,
-            Stage::Running
-            | Stage::Pausing(_)
-            | Stage::Stopping(_)
-            | Stage::Paused(_)
-            | Stage::Resuming(_)
-            | Stage::Saving
-            | Stage::SavingPaused(_) => true,
+            Stage::Filling | Stage::Warm | Stage::Starting | Stage::Ending => None,
+            Stage::Running | Stage::Pausing(_) | Stage::Stopping(_) | Stage::Snapshotting => {
+                Some(SandboxState::Running)
+            }
+            Stage::Paused(mode)
+            | Stage::ResumeQueued(mode)
+            | Stage::Resuming(mode)
+            | Stage::SnapshottingPaused(mode) => Some(SandboxState::Paused(mode)),
         }
     }
 
-    /// Whether it is on disk, or may be after the job under way.
-    pub(crate) fn is_saved(self) -> bool {
+    /// Whether the sandbox is on disk, or may be when its job has ended.
+    pub(crate) fn is_saved(&self) -> bool {
         match self.stage {
             Stage::Pausing(_)
             | Stage::Stopping(_)
             | Stage::Paused(_)
+            | Stage::ResumeQueued(_)
             | Stage::Resuming(_)
-            | Stage::SavingPaused(_) => true,
+            | Stage::SnapshottingPaused(_) => true,
             Stage::Filling
             | Stage::Warm
             | Stage::Starting
             | Stage::Running
-            | Stage::Saving
+            | Stage::Snapshotting
             | Stage::Ending => false,
         }
     }
 
-    /// Whether it has, or is about to have, a VM that needs the host's memory.
-    pub(crate) fn takes_memory(self) -> bool {
+    /// Whether the slot has, or is about to have, a VM that needs memory of the host.
+    pub(crate) fn takes_memory(&self) -> bool {
         match self.stage {
-            Stage::Paused(_) | Stage::SavingPaused(_) => false,
+            Stage::Paused(_) | Stage::ResumeQueued(_) | Stage::SnapshottingPaused(_) => false,
             Stage::Ending => self.vm || self.job,
             Stage::Filling
             | Stage::Warm
@@ -180,87 +223,157 @@ impl Slot {
             | Stage::Pausing(_)
             | Stage::Stopping(_)
             | Stage::Resuming(_)
-            | Stage::Saving => true,
+            | Stage::Snapshotting => true,
+        }
+    }
+
+    /// Whether the slot is running or paused with nothing under way.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self.stage, Stage::Running | Stage::Paused(_)) && !self.job && !self.writing
+    }
+
+    /// When the deadline is to be acted upon; `None` unless the sandbox runs with nothing under way.
+    pub(crate) fn due(&self) -> Option<UnixMs> {
+        let is_armed = self.stage == Stage::Running && !self.writing;
+        is_armed.then(|| self.lifetime.end_at.max(self.pause_again_at))
+    }
+
+    /// Sets the deadline to `timeout_s` seconds from `now`.
+    pub(crate) fn set_deadline(&mut self, now: UnixMs, timeout_s: u32) {
+        self.lifetime.set(now, timeout_s);
+        self.pause_again_at = 0;
+    }
+
+    /// As [`Slot::set_deadline`], but never moves the deadline forward in time. Returns whether it was moved.
+    pub(crate) fn extend_deadline(&mut self, now: UnixMs, timeout_s: u32) -> bool {
+        let mut later = *self;
+        later.set_deadline(now, timeout_s);
+        let is_later = later.lifetime.end_at > self.lifetime.end_at;
+        if is_later {
+            *self = later;
+        }
+        is_later
+    }
+
+    /// Delays the next automatic pause after one that failed or was refused. Without effect before the deadline.
+    pub(crate) fn postpone_pause(&mut self, now: UnixMs) {
+        if self.lifetime.end_at <= now {
+            self.pause_again_at = now + PAUSE_AGAIN_MS;
         }
     }
 }
 
-/// The one way in which a slot changes.
-pub(crate) fn transition(slot: Slot, event: Event) -> Result<(Slot, Effects), Wrong> {
+/// Applies an event at wall-clock time `now`.
+///
+/// # Errors
+/// Returns [`Unexpected`] if the event cannot occur, or is not allowed, in the slot's stage.
+pub(crate) fn transition(
+    slot: Slot,
+    event: Event,
+    now: UnixMs,
+) -> Result<(Slot, Effects), Unexpected> {
+    let mut next = advance(slot, event, now)?;
+    if event == Event::Cleaned {
+        let effects = Effects {
+            remove: true,
+            ..Effects::default()
+        };
+        return Ok((next, effects));
+    }
+    let ends = next.stage == Stage::Ending;
+    let clean = ends && !next.job && !next.vm && !next.writing && !next.cleaning;
+    next.cleaning |= clean;
+    let kill_vm = next.vm && (ends || matches!(next.stage, Stage::Stopping(_)));
+    check_invariants(next);
+    let effects = Effects {
+        kill_vm,
+        clean,
+        remove: false,
+    };
+    Ok((next, effects))
+}
+
+fn advance(slot: Slot, event: Event, now: UnixMs) -> Result<Slot, Unexpected> {
     use Event as E;
     use Stage as S;
     let mut next = slot;
     match (slot.stage, event) {
-        (_, E::NoteBegun) if slot.is_leased() && !slot.note => next.note = true,
-        (_, E::NoteDone) if slot.note => next.note = false,
+        (S::Running | S::Snapshotting, E::WriteBegun) if !slot.writing => next.writing = true,
+        (_, E::WriteDone) if slot.writing => next.writing = false,
 
-        (S::Filling, E::Filled) => next = done(slot, S::Warm, true),
-        (S::Warm, E::Acquire) => next = begun(slot, S::Starting),
-        (S::Starting, E::Started) if !slot.vm => next = done(slot, S::Running, true),
-        (S::Starting, E::Told) if slot.vm => next = done(slot, S::Running, true),
-        // It died on the way.
-        (S::Starting, E::Told) => next = done(slot, S::Ending, false),
-        (S::Running, E::Pause(mode)) => next = begun(slot, S::Pausing(mode)),
-        (S::Pausing(mode), E::Stopped) if slot.vm => next = done(slot, S::Stopping(mode), true),
-        (S::Pausing(mode), E::Stopped) => next = done(slot, S::Paused(mode), false),
-        (S::Pausing(_) | S::Saving, E::Kept | E::Saved) if slot.vm => {
-            next = done(slot, S::Running, true);
-        }
-        (S::Pausing(_) | S::Saving, E::Kept | E::Saved) => next = done(slot, S::Ending, false),
-        (S::Stopping(mode), E::Gone) => next = done(slot, S::Paused(mode), false),
-        (S::Paused(mode), E::Resume) => next = begun(slot, S::Resuming(mode)),
-        (S::Resuming(_), E::Resumed) => next = done(slot, S::Running, true),
-        (S::Resuming(mode), E::StillPaused) => next = done(slot, S::Paused(mode), false),
-        (S::Running, E::Save) => next = begun(slot, S::Saving),
-        (S::Paused(mode), E::Save) => next = begun(slot, S::SavingPaused(mode)),
-        (S::SavingPaused(mode), E::Saved) => next = done(slot, S::Paused(mode), false),
+        (S::Filling, E::Filled) => next = ended(slot, S::Warm, true),
+        (S::Warm, E::Lease) => next = begun(slot, S::Starting),
+        (S::Starting, E::Started) if !slot.vm => next = ended(slot, S::Running, true),
+        (S::Starting, E::Leased) if slot.vm => next = ended(slot, S::Running, true),
+        // The VM exited during the lease.
+        (S::Starting, E::Leased) => next = ended(slot, S::Ending, false),
 
-        (S::Filling | S::Starting | S::Pausing(_) | S::Saving, E::Failed) => {
-            next = done(slot, S::Ending, slot.vm);
+        (S::Running, E::Pause(mode)) if !slot.writing => next = begun(slot, S::Pausing(mode)),
+        (S::Pausing(mode), E::Saved) => {
+            let stage = if slot.vm {
+                S::Stopping(mode)
+            } else {
+                S::Paused(mode)
+            };
+            next = ended(slot, stage, slot.vm);
+            next.lifetime.end_at = now;
         }
-        // A job on it will fail by itself, and says so.
-        (S::Starting | S::Pausing(_) | S::Saving, E::Gone) if slot.vm => next.vm = false,
-        (S::Warm | S::Running, E::Gone) => next = done(slot, S::Ending, false),
-        (S::Ending, E::Gone) if slot.vm => next.vm = false,
-        // Jobs of a slot that was killed meanwhile. These bring a VM:
+        (S::Pausing(_), E::PauseFailed) | (S::Snapshotting, E::SnapshotDone) => {
+            let stage = if slot.vm { S::Running } else { S::Ending };
+            next = ended(slot, stage, slot.vm);
+            if event == E::PauseFailed {
+                next.postpone_pause(now);
+            }
+        }
+        (S::Stopping(mode), E::VmExited) => next = ended(slot, S::Paused(mode), false),
+
+        (S::Paused(mode), E::QueueResume) => next.stage = S::ResumeQueued(mode),
+        (S::ResumeQueued(mode), E::Resume) => next = begun(slot, S::Resuming(mode)),
+        (S::Resuming(_), E::Resumed) => {
+            next = ended(slot, S::Running, true);
+            next.backoff = Backoff::default();
+        }
+        (S::ResumeQueued(mode) | S::Resuming(mode), E::ResumeFailed(by)) => {
+            next = ended(slot, S::Paused(mode), false);
+            if by == FailedBy::Sandbox {
+                next.backoff.fail(now);
+            }
+        }
+
+        (S::Running, E::Snapshot) => next = begun(slot, S::Snapshotting),
+        (S::Paused(mode), E::Snapshot) => next = begun(slot, S::SnapshottingPaused(mode)),
+        (S::SnapshottingPaused(mode), E::SnapshotDone) => {
+            next = ended(slot, S::Paused(mode), false)
+        }
+
+        (S::Filling | S::Starting | S::Pausing(_) | S::Snapshotting, E::Failed) => {
+            next = ended(slot, S::Ending, slot.vm);
+        }
+        // The job will fail and report so.
+        (S::Starting | S::Pausing(_) | S::Snapshotting, E::VmExited) if slot.vm => next.vm = false,
+        (S::Warm | S::Running, E::VmExited) => next = ended(slot, S::Ending, false),
+        (S::Ending, E::VmExited) if slot.vm => next.vm = false,
+        // Jobs of a slot that was killed meanwhile. These end with a VM:
         (S::Ending, E::Filled | E::Started | E::Resumed) if slot.job && !slot.vm => {
-            next = done(slot, S::Ending, true);
+            next = ended(slot, S::Ending, true);
         }
-        (S::Ending, E::Told | E::Stopped | E::Kept | E::StillPaused | E::Saved | E::Failed)
-            if slot.job =>
-        {
-            next = done(slot, S::Ending, slot.vm)
-        }
+        (
+            S::Ending,
+            E::Leased
+            | E::Saved
+            | E::PauseFailed
+            | E::ResumeFailed(_)
+            | E::SnapshotDone
+            | E::Failed,
+        ) if slot.job => next = ended(slot, S::Ending, slot.vm),
         (S::Ending, E::Kill) => {}
         (_, E::Kill) => next.stage = S::Ending,
-        (S::Ending, E::Cleaned) if slot.cleaning => {
-            next.cleaning = false;
-            return Ok((
-                next,
-                Effects {
-                    remove: true,
-                    ..Effects::default()
-                },
-            ));
-        }
-        _ => return Err(Wrong),
+        (S::Ending, E::Cleaned) if slot.cleaning => next.cleaning = false,
+        _ => return Err(Unexpected),
     }
-    let ends = next.stage == S::Ending;
-    let clean = ends && !next.job && !next.vm && !next.note && !next.cleaning;
-    next.cleaning |= clean;
-    let kill_vm = next.vm && (ends || matches!(next.stage, S::Stopping(_)));
-    check_invariants(next);
-    Ok((
-        next,
-        Effects {
-            kill_vm,
-            clean,
-            remove: false,
-        },
-    ))
+    Ok(next)
 }
 
-/// A job begins.
 fn begun(slot: Slot, stage: Stage) -> Slot {
     Slot {
         stage,
@@ -269,8 +382,7 @@ fn begun(slot: Slot, stage: Stage) -> Slot {
     }
 }
 
-/// The job is over.
-fn done(slot: Slot, stage: Stage, vm: bool) -> Slot {
+fn ended(slot: Slot, stage: Stage, vm: bool) -> Slot {
     Slot {
         stage,
         job: false,
@@ -279,223 +391,39 @@ fn done(slot: Slot, stage: Stage, vm: bool) -> Slot {
     }
 }
 
-/// What holds between any two events.
+/// Checks what holds between any two events.
 ///
 /// # Panics
-/// In debug builds, if it does not.
+/// In debug builds, if an invariant is violated.
 pub(crate) fn check_invariants(slot: Slot) {
     use Stage as S;
     let Slot {
         stage,
         job,
         vm,
-        note,
+        writing,
         cleaning,
+        ..
     } = slot;
     let fits = match stage {
-        S::Filling | S::Resuming(_) | S::SavingPaused(_) => job && !vm,
-        // A job's VM may die under it.
-        S::Starting | S::Pausing(_) | S::Saving => job,
+        S::Filling | S::Resuming(_) | S::SnapshottingPaused(_) => job && !vm,
+        // The VM may exit while the job runs.
+        S::Starting | S::Pausing(_) | S::Snapshotting => job,
         S::Warm | S::Running | S::Stopping(_) => vm && !job,
-        S::Paused(_) => !vm && !job,
-        S::Ending => !cleaning || !(job || vm || note),
+        S::Paused(_) | S::ResumeQueued(_) => !vm && !job,
+        S::Ending => !cleaning || !(job || vm || writing),
     };
     debug_assert!(fits, "impossible slot: {slot:?}");
-    debug_assert!(!cleaning || stage == S::Ending, "impossible slot: {slot:?}");
+    debug_assert!(!cleaning || stage == S::Ending, "cleaned early: {slot:?}");
     debug_assert!(
-        stage != S::Ending || job || vm || note || cleaning,
-        "a slot that nothing will end: {slot:?}"
+        stage != S::Ending || job || vm || writing || cleaning,
+        "a slot that no event will remove: {slot:?}"
     );
-    debug_assert!(
-        !note || slot.is_leased() || stage == S::Ending,
-        "a note of nobody: {slot:?}"
+    let may_write = matches!(stage, S::Running | S::Snapshotting | S::Ending);
+    debug_assert!(!writing || may_write, "a write beside a job's: {slot:?}");
+    debug_assert_eq!(
+        slot.due().is_some(),
+        stage == S::Running && !writing,
+        "a running sandbox without a deadline: {slot:?}"
     );
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// What the world may do next to a slot: jobs end only while one runs, VMs die only while there is one.
-    fn possible(slot: Slot) -> Vec<Event> {
-        use Event as E;
-        use Stage as S;
-        let mut events = vec![E::Kill];
-        if slot.vm {
-            events.push(E::Gone);
-        }
-        if slot.note {
-            events.push(E::NoteDone);
-        } else if slot.is_leased() {
-            events.push(E::NoteBegun);
-        }
-        if slot.cleaning {
-            events.push(E::Cleaned);
-        }
-        events.extend(match slot.stage {
-            S::Filling => vec![E::Filled, E::Failed],
-            S::Warm => vec![E::Acquire],
-            S::Running => vec![
-                E::Pause(PauseMode::Memory),
-                E::Pause(PauseMode::FilesystemOnly),
-                E::Save,
-            ],
-            S::Pausing(_) => vec![E::Stopped, E::Kept, E::Failed],
-            S::Paused(_) => vec![E::Resume, E::Save],
-            S::Resuming(_) => vec![E::Resumed, E::StillPaused],
-            S::Saving => vec![E::Saved, E::Failed],
-            S::SavingPaused(_) => vec![E::Saved],
-            S::Starting | S::Stopping(_) | S::Ending => Vec::new(),
-        });
-        events
-    }
-
-    /// The events that end a job which was begun in this stage.
-    fn ends_of(stage: Stage, had_vm: bool) -> Vec<Event> {
-        use Event as E;
-        use Stage as S;
-        match stage {
-            S::Filling => vec![E::Filled, E::Failed],
-            S::Starting if had_vm => vec![E::Told, E::Failed],
-            S::Starting => vec![E::Started, E::Failed],
-            S::Pausing(_) => vec![E::Stopped, E::Kept, E::Failed],
-            S::Resuming(_) => vec![E::Resumed, E::StillPaused],
-            S::Saving => vec![E::Saved, E::Failed],
-            S::SavingPaused(_) => vec![E::Saved],
-            S::Warm | S::Running | S::Stopping(_) | S::Paused(_) | S::Ending => Vec::new(),
-        }
-    }
-
-    /// A slot in a world of its own: the model knows what really exists.
-    struct World {
-        slot: Slot,
-        /// Ends that the running job may have.
-        job: Vec<Event>,
-        vm: bool,
-        dir: bool,
-        ever_leased: bool,
-    }
-
-    impl World {
-        fn apply(&mut self, event: Event) -> bool {
-            let Ok((next, effects)) = transition(self.slot, event) else {
-                panic!("{:?} refuses {event:?}", self.slot);
-            };
-            let begins = next.job && !self.slot.job;
-            if begins {
-                self.job = ends_of(next.stage, self.slot.vm);
-            }
-            match event {
-                Event::Filled | Event::Started | Event::Resumed => self.vm = true,
-                Event::Gone => self.vm = false,
-                Event::Cleaned => self.dir = false,
-                _ => {}
-            }
-            if !next.job {
-                self.job.clear();
-            }
-            assert_eq!(self.vm, next.vm, "{:?} {event:?} {next:?}", self.slot);
-            assert!(!effects.clean || (!self.vm && self.job.is_empty()));
-            if effects.remove {
-                assert!(!self.vm && self.job.is_empty() && !self.dir);
-            }
-            // A slot serves one lease.
-            self.ever_leased |= next.stage == Stage::Starting;
-            assert!(!(self.ever_leased && next.stage == Stage::Warm));
-            // Whatever has a VM and shall not have one loses it.
-            let unwanted = matches!(next.stage, Stage::Ending | Stage::Stopping(_));
-            assert!(!(unwanted && next.vm) || effects.kill_vm);
-            self.slot = next;
-            effects.remove
-        }
-
-        fn choices(&self) -> Vec<Event> {
-            let mut events: Vec<_> = possible(self.slot)
-                .into_iter()
-                .filter(|e| !is_job_end(*e))
-                .collect();
-            events.extend(&self.job);
-            events
-        }
-    }
-
-    fn is_job_end(event: Event) -> bool {
-        use Event as E;
-        matches!(
-            event,
-            E::Filled
-                | E::Told
-                | E::Started
-                | E::Stopped
-                | E::Kept
-                | E::Resumed
-                | E::StillPaused
-                | E::Saved
-                | E::Failed
-        )
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2000))]
-        #[test]
-        fn whatever_happens_nothing_is_left(
-            cold: bool,
-            picks in proptest::collection::vec(any::<prop::sample::Index>(), 0..40),
-        ) {
-            let stage = if cold { Stage::Starting } else { Stage::Filling };
-            let mut world = World {
-                slot: Slot::new(stage),
-                job: ends_of(stage, false),
-                vm: false,
-                dir: true,
-                ever_leased: cold,
-            };
-            for pick in picks {
-                let choices = world.choices();
-                if world.apply(*pick.get(&choices)) {
-                    return Ok(());
-                }
-            }
-            // From anywhere a kill ends it, in few steps, however the open ends come in.
-            if world.apply(Event::Kill) {
-                return Ok(());
-            }
-            for _ in 0..8 {
-                let next = world
-                    .choices()
-                    .into_iter()
-                    .find(|e| !matches!(e, Event::Kill));
-                match next {
-                    Some(event) => {
-                        if world.apply(event) {
-                            return Ok(());
-                        }
-                    }
-                    None => break,
-                }
-            }
-            prop_assert!(false, "a slot stays for ever: {:?}", world.slot);
-        }
-    }
-
-    #[test]
-    fn what_a_stage_does_not_have_is_refused() {
-        let warm = transition(Slot::new(Stage::Filling), Event::Filled)
-            .unwrap()
-            .0;
-        for event in [
-            Event::Pause(PauseMode::Memory),
-            Event::Resume,
-            Event::Save,
-            Event::Filled,
-            Event::NoteBegun,
-        ] {
-            assert_eq!(transition(warm, event), Err(Wrong), "{event:?}");
-        }
-        let paused = Slot::found(Stage::Paused(PauseMode::Memory));
-        assert!(transition(paused, Event::Pause(PauseMode::Memory)).is_err());
-        assert!(transition(paused, Event::Acquire).is_err());
-    }
 }

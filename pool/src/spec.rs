@@ -1,10 +1,12 @@
-//! What callers say to the pool and what it tells them.
+//! Types of the pool's interface.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use model::{Bytes, SandboxId, Timeline};
 use netisolation::{Counters, Isolation, Policy};
 use serde::{Deserialize, Serialize};
+
+use crate::lifetime::{Lifetime, UnixMs};
 
 /// How a pool is set up.
 #[derive(Clone, Debug)]
@@ -39,6 +41,9 @@ pub struct PoolConfig {
     pub start_timeout: Duration,
     /// What gives each VM its TAP; absent: sandboxes have no network.
     pub network: Option<Isolation>,
+    /// Reads the lifetime out of a note that a server of record version 1 has left. Since version 2 the lifetime is in
+    /// the record itself. Returns `None` for a note that cannot be read; its sandbox is ended.
+    pub lifetime_of_note: fn(&str) -> Option<Lifetime>,
 }
 
 /// When to fill and when to stop: filling starts below `low` and ends at `high`. Both zero: no warm slots.
@@ -95,61 +100,89 @@ impl std::fmt::Debug for Init {
     }
 }
 
-/// A lease that is asked for.
+/// Longest note in bytes.
+pub const MAX_NOTE: usize = 256 << 10;
+
+/// What happens to running sandboxes when the pool closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnClose {
+    /// They go on; the next [`crate::Pool::open`] adopts them.
+    Keep,
+    Kill,
+}
+
+/// How a new timeout changes the deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeoutChange {
+    /// Replaces the deadline, which may shorten the sandbox's life.
+    Replace,
+    /// Keeps the present deadline if that is later.
+    Extend,
+}
+
+/// A new sandbox.
 #[derive(Clone, Debug)]
 pub struct CreateSpec {
     /// Id, name, `name:tag` or snapshot id.
     pub template: String,
-    /// See [`Init`].
     pub init: Init,
-    /// The caller's own text, kept in the record and handed back after a restart; the sandbox's id is not
-    /// known yet when it is written. At most 256 KiB.
+    /// The caller's own text, kept in the record and returned with the sandbox, also after a restart. The sandbox's id
+    /// is not known yet when the caller writes it. At most [`MAX_NOTE`] bytes.
     pub note: String,
-    /// What it may reach. A fork's is that of its source, whatever this says.
+    pub lifetime: Lifetime,
+    /// The network policy. A fork gets its source's policy, whatever this is.
     pub policy: Policy,
 }
 
-/// A running sandbox.
+/// A sandbox as it was when the pool answered.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
-    /// Its id.
     pub id: SandboxId,
-    /// The template it came from.
-    pub template: TemplateInfo,
-    /// Unix socket of its vsock device: `CONNECT <port>\n` reaches a vsock port of the guest.
+    /// The template it was made from, as it was then.
+    pub template: Arc<TemplateInfo>,
+    pub state: SandboxState,
+    pub lifetime: Lifetime,
+    /// The text of [`CreateSpec::note`] or of the last [`crate::Pool::set_policy`].
+    pub note: Arc<str>,
+    /// Unix socket of the vsock device: `CONNECT <port>\n` reaches a vsock port of the guest. Nothing listens on it
+    /// while the sandbox is paused.
     pub vsock: PathBuf,
-    /// The guest's console, bounded.
+    /// The guest's console, bounded in size.
     pub console: PathBuf,
-    /// Its VMM.
+    /// Process id of the VMM; 0 while the sandbox is paused.
     pub pid: u32,
-    /// Stamps of its start, CLOCK_MONOTONIC of the host.
+    /// Stamps of the last start, CLOCK_MONOTONIC of the host. Empty for a sandbox that was recovered.
     pub timeline: Timeline,
-    /// Whether a warm slot served it.
+    /// Whether a warm slot served the create.
     pub warm: bool,
+    /// Number of the sandbox's VM among all VMs of this server. A new number means that connections to the VM before
+    /// are dead.
+    pub generation: u64,
+    /// When that VM became this sandbox's: at its create, resume or recovery.
+    pub vm_since: UnixMs,
 }
 
-/// Where a sandbox is in its life, as callers see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// The answer to [`crate::Pool::connect`].
+#[derive(Debug)]
+pub struct Connected {
+    pub sandbox: Sandbox,
+    /// The sandbox was paused and this request resumed it.
+    pub resumed: bool,
+}
+
+/// Something that happened to a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LifeEvent {
+    pub at: UnixMs,
+    /// For people.
+    pub what: String,
+}
+
+/// The state of a sandbox as clients see it. It changes when a change has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SandboxState {
-    /// Being started, paused, resumed or ended at this moment.
-    Changing,
-    /// Its VM runs.
     Running,
-    /// On disk, memory included or not.
     Paused(PauseMode),
-}
-
-impl SandboxState {
-    /// For messages.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Changing => "changing state",
-            Self::Running => "running",
-            Self::Paused(_) => "paused",
-        }
-    }
 }
 
 /// What a pause keeps.
@@ -162,33 +195,21 @@ pub enum PauseMode {
     FilesystemOnly,
 }
 
-/// What an opened pool found.
+/// Sandboxes that the state directory held when the pool was opened.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// Sandboxes that are usable: adopted while running, or paused on disk.
-    pub alive: Vec<Found>,
-    /// Sandboxes that were leased and are gone, with their notes and why.
-    pub lost: Vec<(SandboxId, String, String)>,
+    /// Usable sandboxes: adopted while running, or paused on disk.
+    pub alive: Vec<Sandbox>,
+    /// Leased sandboxes that are gone, with the reason.
+    pub lost: Vec<(SandboxId, String)>,
 }
 
-/// A sandbox found at start.
-#[derive(Debug)]
-pub struct Found {
-    /// The note that was last kept with it.
-    pub note: String,
-    /// Running or paused.
-    pub state: SandboxState,
-    /// As [`Sandbox`]; a paused one has no process (pid 0).
-    pub sandbox: Sandbox,
-}
-
-/// A sandbox that ended by itself.
+/// A sandbox has ended. Everything of it is removed already.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// Which. Everything of it is removed already.
     pub id: SandboxId,
-    /// Why, with the VMM's last words.
-    pub why: String,
+    /// Why it ended by itself, with the VMM's last words. `None` if a caller or its deadline ended it.
+    pub why: Option<String>,
 }
 
 /// A template.

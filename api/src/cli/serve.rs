@@ -9,12 +9,12 @@ use std::{
 
 use api::{
     auth::{Auth, Rate},
-    serve::{self, OnExit, ServeError, ServeSpec, TlsFiles},
+    serve::{self, ServeError, ServeSpec, TlsFiles},
 };
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use model::Bytes;
-use pool::{MissingLimits, PoolConfig, SandboxLimits, WarmMarks};
+use pool::{MissingLimits, OnClose, PoolConfig, SandboxLimits, WarmMarks};
 use tracing_subscriber::EnvFilter;
 
 use super::{Failure, STATE, ceiling::Ceiling, failure, network::NetworkOptions};
@@ -223,6 +223,7 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
         max_saved: config.max_saved,
         start_timeout: Duration::from_secs(30),
         network: None,
+        lifetime_of_note: api::registry::note::lifetime_of_note,
     };
     let rate = Rate {
         per_second: config.rate,
@@ -242,8 +243,8 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
         },
         max_timeout_s,
         on_exit: match config.on_exit {
-            Exit::Keep => OnExit::Keep,
-            Exit::Kill => OnExit::Kill,
+            Exit::Keep => OnClose::Keep,
+            Exit::Kill => OnClose::Kill,
         },
         network: config.network.spec().map_err(Failure::Usage)?,
     })

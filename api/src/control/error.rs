@@ -12,10 +12,13 @@ use hyper::{
     header::{HeaderValue, RETRY_AFTER},
 };
 use model::SandboxId;
-use pool::PoolError;
+use pool::{PoolError, Refusal};
 use tracing::{error, warn};
 
-use crate::{auth::AuthError, registry::RegistryError};
+use crate::{
+    auth::AuthError,
+    registry::{RegistryError, note::NoteError},
+};
 
 /// The word by which clients know a guest that does not answer.
 const UNRESPONSIVE: &str = "sandbox_snapshot_guest_agent_unresponsive";
@@ -58,10 +61,11 @@ pub enum ApiError {
     /// The guest's agent does not answer, and the caller asked for a healthy one.
     #[error("the agent of sandbox {0} does not answer; the sandbox was not paused")]
     Unresponsive(SandboxId),
-    /// The registry's.
     #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// The pool's.
+    Note(NoteError),
+    /// Tokens need random numbers.
+    #[error("no random numbers")]
+    Random(#[source] getrandom::Error),
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
@@ -88,7 +92,8 @@ impl ApiError {
             Self::NoMethod(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::NotImplemented(_) => StatusCode::NOT_IMPLEMENTED,
             Self::Unresponsive(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Registry(why) => registry_status(why),
+            Self::Note(_) => StatusCode::BAD_REQUEST,
+            Self::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Pool(why) => pool_status(why),
         }
     }
@@ -97,11 +102,8 @@ impl ApiError {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Auth(AuthError::Rate { retry_after })
-            | Self::Pool(PoolError::Full { retry_after, .. })
-            | Self::Registry(RegistryError::Pool(PoolError::Full { retry_after, .. })) => {
-                Some(*retry_after)
-            }
-            Self::Registry(RegistryError::Draining | RegistryError::Crowded(_)) => {
+            | Self::Pool(PoolError::Full { retry_after, .. }) => Some(*retry_after),
+            Self::Pool(PoolError::Draining | PoolError::Refused(_, Refusal::Crowded)) => {
                 Some(Duration::from_secs(1))
             }
             _ => None,
@@ -123,30 +125,38 @@ impl ApiError {
     }
 }
 
-fn registry_status(why: &RegistryError) -> StatusCode {
+fn pool_status(why: &PoolError) -> StatusCode {
     match why {
-        RegistryError::NotFound(_) | RegistryError::NotRunning(_) => StatusCode::NOT_FOUND,
-        RegistryError::AlreadyPaused(_) | RegistryError::AlreadyRunning(_) => StatusCode::CONFLICT,
-        RegistryError::ColdBoot(_) => StatusCode::NOT_IMPLEMENTED,
-        RegistryError::Crowded(_) | RegistryError::Resting { .. } | RegistryError::Draining => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
-        RegistryError::Note(_) => StatusCode::BAD_REQUEST,
-        RegistryError::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        RegistryError::Pool(why) => pool_status(why),
+        PoolError::NoTemplate(_) => StatusCode::NOT_FOUND,
+        PoolError::Refused(_, refusal) => refusal_status(*refusal),
+        PoolError::InUse(..) => StatusCode::CONFLICT,
+        // Both official clients retry after this status by themselves.
+        PoolError::Full { .. } => StatusCode::TOO_MANY_REQUESTS,
+        PoolError::NoSpace(_) | PoolError::TooManySaved(_) => StatusCode::INSUFFICIENT_STORAGE,
+        PoolError::BadName(_) | PoolError::NoteTooLong(_) => StatusCode::BAD_REQUEST,
+        PoolError::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        PoolError::AgentSilent(_) | PoolError::Draining => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 
-fn pool_status(why: &PoolError) -> StatusCode {
-    match why {
-        PoolError::NoTemplate(_) | PoolError::NoSandbox(_) => StatusCode::NOT_FOUND,
-        PoolError::WrongState { .. } | PoolError::InUse(..) => StatusCode::CONFLICT,
-        // Both official clients try again after this one by themselves.
-        PoolError::Full { .. } => StatusCode::TOO_MANY_REQUESTS,
-        PoolError::NoSpace(_) | PoolError::TooManySaved(_) => StatusCode::INSUFFICIENT_STORAGE,
-        PoolError::BadName(_) => StatusCode::BAD_REQUEST,
-        PoolError::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
-        PoolError::AgentSilent(_) | PoolError::Closing => StatusCode::SERVICE_UNAVAILABLE,
+fn refusal_status(refusal: Refusal) -> StatusCode {
+    match refusal {
+        Refusal::NotFound | Refusal::NotRunning => StatusCode::NOT_FOUND,
+        Refusal::AlreadyPaused | Refusal::AlreadyRunning | Refusal::NoMemory => {
+            StatusCode::CONFLICT
+        }
+        Refusal::ColdBoot => StatusCode::NOT_IMPLEMENTED,
+        Refusal::Crowded | Refusal::BackingOff { .. } => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+impl From<RegistryError> for ApiError {
+    fn from(why: RegistryError) -> Self {
+        match why {
+            RegistryError::Note(why) => Self::Note(why),
+            RegistryError::Random(why) => Self::Random(why),
+            RegistryError::Pool(why) => Self::Pool(why),
+        }
     }
 }
 
@@ -194,9 +204,9 @@ mod tests {
             retry_after: Duration::from_millis(1200),
         };
         let cases: [(ApiError, u16); 9] = [
-            (RegistryError::NotFound(id()).into(), 404),
-            (RegistryError::AlreadyPaused(id()).into(), 409),
-            (RegistryError::Draining.into(), 503),
+            (PoolError::Refused(id(), Refusal::NotFound).into(), 404),
+            (PoolError::Refused(id(), Refusal::AlreadyPaused).into(), 409),
+            (PoolError::Draining.into(), 503),
             (RegistryError::Pool(full()).into(), 429),
             (PoolError::NoSpace("disk".into()).into(), 507),
             (PoolError::TooManySaved(7).into(), 507),

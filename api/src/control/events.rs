@@ -33,7 +33,7 @@ async fn list(
     OfSandbox(id): OfSandbox,
 ) -> Result<Json<Vec<NetworkEvent>>, ApiError> {
     let view = app.registry.get(&id).await?;
-    let refused = app.refused(&view.id).await;
+    let refused = app.refused(&view.sandbox.id).await;
     Ok(Json(refused.iter().map(on_wire).collect()))
 }
 

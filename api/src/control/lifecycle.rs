@@ -8,7 +8,7 @@ use api_types::rest::{
 };
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::StatusCode;
-use pool::PauseMode;
+use pool::{PauseMode, SandboxState, TimeoutChange, Wake};
 
 use super::{
     Access, ApiError, App, Endpoint,
@@ -17,7 +17,7 @@ use super::{
     sandboxes::{TIMEOUT_S, timeout},
     wire,
 };
-use crate::{agent, auth::Scope, registry::Wake};
+use crate::{agent, auth::Scope};
 
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 /// How long a healthy agent may take to say so.
@@ -77,7 +77,9 @@ async fn set_timeout(
     Body(body): Body<TimeoutRequest>,
 ) -> Result<StatusCode, ApiError> {
     let timeout_s = timeout(&app, Some(body.timeout))?.unwrap_or_default();
-    app.registry.set_timeout(&id, timeout_s).await?;
+    app.pool
+        .set_timeout(&id, TimeoutChange::Replace, timeout_s)
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -87,7 +89,9 @@ async fn refresh(
     MaybeBody(body): MaybeBody<RefreshRequest>,
 ) -> Result<StatusCode, ApiError> {
     let timeout_s = timeout(&app, body.duration)?.unwrap_or(REFRESH_S);
-    app.registry.refresh(&id, timeout_s).await?;
+    app.pool
+        .set_timeout(&id, TimeoutChange::Extend, timeout_s)
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -101,16 +105,17 @@ async fn pause(
         None | Some(true) => PauseMode::Memory,
     };
     if body.require_healthy_guest == Some(true) {
-        let is_healthy = match app.registry.running_vsock(&id).await? {
-            Some(vsock) => agent::is_healthy(&vsock, HEALTH).await,
-            // Paused already: the registry says so below.
-            None => true,
+        let sandbox = app.pool.get(&id).await?;
+        let is_healthy = match sandbox.state {
+            SandboxState::Running => agent::is_healthy(&sandbox.vsock, HEALTH).await,
+            // The pause below is refused.
+            SandboxState::Paused(_) => true,
         };
         if !is_healthy {
             return Err(ApiError::Unresponsive(id));
         }
     }
-    app.registry.pause(&id, mode).await?;
+    app.pool.pause(&id, mode).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

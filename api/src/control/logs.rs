@@ -86,10 +86,10 @@ fn limit(query: &Query) -> Result<usize, ApiError> {
 
 /// All there is, oldest first.
 async fn entries(history: &History, refused: &[NetEvent]) -> Vec<LogEntry> {
-    let (console, since) = &history.console;
-    let text = console_end(console).await.unwrap_or_default();
+    let sandbox = &history.view.sandbox;
+    let text = console_end(&sandbox.console).await.unwrap_or_default();
     let lines = text.lines().filter(|line| !line.trim().is_empty());
-    let console = lines.map(|line| entry(*since, "console", line));
+    let console = lines.map(|line| entry(sandbox.vm_since, "console", line));
     let lived = history.events.iter();
     let lived = lived.map(|event| entry(event.at, "lifecycle", &event.what));
     let refused = refused.iter().map(events::log_entry);

@@ -32,7 +32,7 @@ async fn of_one(
     let history = app.registry.history(&id).await?;
     let samples = history.samples.into_iter();
     let within = samples.filter(|sample| (start..=end).contains(&(sample.at / 1000)));
-    let metrics = within.map(|sample| sample.to_wire(&history.view.template));
+    let metrics = within.map(|sample| sample.to_wire(&history.view.sandbox.template));
     Ok(Json(metrics.collect()))
 }
 
@@ -52,7 +52,7 @@ async fn of_several(
             continue;
         };
         if let Some(newest) = history.samples.last() {
-            let metric = newest.to_wire(&history.view.template);
+            let metric = newest.to_wire(&history.view.sandbox.template);
             answer.sandboxes.insert(id.to_string(), metric);
         }
     }

@@ -6,7 +6,7 @@ use api_types::envd::Timestamp;
 use api_types::rest::{ListedSandbox, NewSandbox, Sandbox, SandboxDetail, SandboxState};
 use axum::{Json, extract::State, routing::MethodFilter};
 use hyper::{HeaderMap, StatusCode, header::HeaderValue};
-use pool::PauseMode;
+use pool::{OnTimeout, PauseMode, SandboxState as PoolState};
 
 use super::{
     Access, ApiError, App, Endpoint,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     auth::Scope,
-    registry::{NewLease, Token, View, lifecycle::Rest, timestamp},
+    registry::{NewLease, Token, View, timestamp},
 };
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
@@ -67,12 +67,13 @@ async fn create_as(
     let timeout_s = timeout(app, body.timeout)?.unwrap_or(default_s);
     let lease = lease_of(body, timeout_s, source, app.egress())?;
     let created = app.registry.create(lease).await?;
-    app.telemetry.started(&created.timeline, created.warm);
-    let start = if created.warm { "warm" } else { "restored" };
-    let answer = wire::sandbox(app, &created.view);
+    let pool::Sandbox { timeline, warm, .. } = &created.sandbox;
+    app.telemetry.started(timeline, *warm);
+    let start = if *warm { "warm" } else { "restored" };
+    let answer = wire::sandbox(app, &created);
     let headers = [
         (START, start.to_owned()),
-        (timing::HEADER, timing::of(&created.timeline)),
+        (timing::HEADER, timing::of(timeline)),
     ];
     Ok((StatusCode::CREATED, headers, Json(answer)))
 }
@@ -103,7 +104,7 @@ fn lease_of(
     }
     let auto_resume = body.auto_resume.is_some_and(|resume| resume.enabled);
     let auto_pause = body.auto_pause.unwrap_or(false);
-    let at_deadline = at_deadline(auto_pause, body.auto_pause_memory, auto_resume)?;
+    let on_timeout = on_timeout(auto_pause, body.auto_pause_memory, auto_resume)?;
     let is_secure = body.secure != Some(false);
     let network = body.network.unwrap_or_default();
     let allow_internet_access = network::chosen_access(body.allow_internet_access, source);
@@ -127,7 +128,7 @@ fn lease_of(
     Ok(NewLease {
         template: body.template_id,
         timeout_s,
-        at_deadline,
+        on_timeout,
         auto_resume,
         envd_token: drawn(is_secure),
         traffic_token: drawn(!is_public),
@@ -140,12 +141,12 @@ fn lease_of(
     })
 }
 
-/// How a sandbox pauses at its deadline.
-fn at_deadline(
+/// What a sandbox does at its deadline.
+fn on_timeout(
     auto_pause: bool,
     keep_memory: Option<bool>,
     auto_resume: bool,
-) -> Result<Option<PauseMode>, ApiError> {
+) -> Result<OnTimeout, ApiError> {
     match (auto_pause, keep_memory) {
         (false, Some(false)) => Err(ApiError::BadRequest(
             "autoPauseMemory: false goes only with autoPause: true".into(),
@@ -153,9 +154,9 @@ fn at_deadline(
         (true, Some(false)) if auto_resume => Err(ApiError::BadRequest(
             "autoPauseMemory: false does not go with autoResume: traffic never wakes what has no memory".into(),
         )),
-        (true, Some(false)) => Ok(Some(PauseMode::FilesystemOnly)),
-        (true, None | Some(true)) => Ok(Some(PauseMode::Memory)),
-        (false, None | Some(true)) => Ok(None),
+        (true, Some(false)) => Ok(OnTimeout::Pause(PauseMode::FilesystemOnly)),
+        (true, None | Some(true)) => Ok(OnTimeout::Pause(PauseMode::Memory)),
+        (false, None | Some(true)) => Ok(OnTimeout::End),
     }
 }
 
@@ -189,7 +190,7 @@ async fn detail(
 }
 
 async fn kill(State(app): State<App>, OfSandbox(id): OfSandbox) -> Result<StatusCode, ApiError> {
-    app.registry.kill(&id).await?;
+    app.pool.kill(&id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -216,15 +217,16 @@ impl Filter {
 
     fn shows(&self, view: &View) -> bool {
         let has = |(key, value): (&String, &String)| view.note.metadata.get(key) == Some(value);
-        let in_state = self.states.is_empty() || self.states.contains(&wire::state(view.rest));
+        let in_state =
+            self.states.is_empty() || self.states.contains(&wire::state(view.sandbox.state));
         let started_ns = timestamp(view.note.started_at).unix_ns();
         let in_time = self
             .started_since_ns
             .is_none_or(|since| started_ns >= since);
         let of_template = self.template.as_ref().is_none_or(|wanted| {
-            let names = &view.template.names;
+            let names = &view.sandbox.template.names;
             let named = |name: &String| name == wanted || wire::split_tag(name).0 == wanted;
-            view.template.id == *wanted || names.iter().any(named)
+            view.sandbox.template.id == *wanted || names.iter().any(named)
         });
         self.metadata.iter().all(has) && in_state && in_time && of_template
     }
@@ -248,7 +250,9 @@ async fn list(
     let page = Page::of(&query)?;
     let mut views = app.registry.list().await?;
     views.retain(|view| filter.shows(view));
-    let running = views.iter().filter(|view| view.rest == Rest::Running);
+    let running = views
+        .iter()
+        .filter(|view| view.sandbox.state == PoolState::Running);
     let mut headers = HeaderMap::new();
     headers.insert("x-total-running", HeaderValue::from(running.count()));
     let (views, token) = page.cut(views, position);
@@ -259,7 +263,7 @@ async fn list(
 fn position(view: &View) -> Position {
     Position {
         at: view.note.started_at,
-        id: view.id.to_string(),
+        id: view.sandbox.id.to_string(),
     }
 }
 
@@ -309,12 +313,22 @@ mod tests {
             spawned: 0,
             warm: 0,
         };
-        View {
+        let sandbox = pool::Sandbox {
             id: model::SandboxId::from_random([7; 19]),
-            note: crate::registry::note::tests::note(started_at, 60).into(),
             template: template.into(),
-            rest: Rest::Running,
-        }
+            state: PoolState::Running,
+            lifetime: pool::Lifetime::default(),
+            note: "".into(),
+            vsock: "".into(),
+            console: "".into(),
+            pid: 1,
+            timeline: model::Timeline::default(),
+            warm: false,
+            generation: 1,
+            vm_since: 0,
+        };
+        let note = crate::registry::note::tests::note(started_at).into();
+        View { sandbox, note }
     }
 
     #[test]
@@ -326,7 +340,7 @@ mod tests {
         .unwrap();
         assert_eq!(lease.envd_token, Token::Drawn);
         assert_eq!(lease.traffic_token, Token::None);
-        assert_eq!(lease.at_deadline, None);
+        assert_eq!(lease.on_timeout, OnTimeout::End);
         assert_eq!(lease.network, None);
         assert!(!lease.auto_resume);
     }
@@ -392,7 +406,8 @@ mod tests {
             "secure": true, "allow_internet_access": true, "mcp": {"a": 1}, "iam": {},
             "network": {"allowPublicTraffic": false}, "volumeMounts": []});
         let lease = lease(json, OptionSource::ClientDefault).unwrap();
-        assert_eq!(lease.at_deadline, Some(PauseMode::FilesystemOnly));
+        let pause = OnTimeout::Pause(PauseMode::FilesystemOnly);
+        assert_eq!(lease.on_timeout, pause);
         assert_eq!(lease.traffic_token, Token::Drawn);
         assert!(lease.mcp.is_some() && lease.network.is_some());
     }

@@ -50,7 +50,7 @@ async fn snapshot(
     }
     let names = body.name.filter(|name| !name.is_empty());
     let names = names.into_iter().collect();
-    let template = app.registry.snapshot(&id, names).await?;
+    let template = app.pool.snapshot(&id, names).await?;
     Ok((StatusCode::CREATED, Json(info(&template))))
 }
 

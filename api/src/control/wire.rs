@@ -6,7 +6,7 @@ use api_types::rest::{
 use pool::TemplateInfo;
 
 use super::{Control, ENVD_VERSION};
-use crate::registry::{View, lifecycle::Rest, timestamp};
+use crate::registry::{View, timestamp};
 
 /// Clients need the key and make nothing of it.
 const CLIENT_ID: &str = "cube";
@@ -15,11 +15,11 @@ const MIB: u64 = 1 << 20;
 /// The answer of create, connect, resume and fork.
 pub(super) fn sandbox(app: &Control, view: &View) -> Sandbox {
     Sandbox {
-        template_id: view.template.id.clone(),
-        sandbox_id: view.id.to_string(),
+        template_id: view.sandbox.template.id.clone(),
+        sandbox_id: view.sandbox.id.to_string(),
         client_id: CLIENT_ID.to_owned(),
         envd_version: ENVD_VERSION.to_owned(),
-        alias: alias(&view.template),
+        alias: alias(&view.sandbox.template),
         envd_access_token: view.note.envd_token.clone(),
         traffic_access_token: view.note.traffic_token.clone(),
         domain: app.domain.clone(),
@@ -28,64 +28,66 @@ pub(super) fn sandbox(app: &Control, view: &View) -> Sandbox {
 
 /// One of a list.
 pub(super) fn listed(view: &View) -> ListedSandbox {
-    let (cpu_count, memory_mb, disk_size_mb) = size(&view.template);
+    let (cpu_count, memory_mb, disk_size_mb) = size(&view.sandbox.template);
     ListedSandbox {
-        template_id: view.template.id.clone(),
-        sandbox_id: view.id.to_string(),
+        template_id: view.sandbox.template.id.clone(),
+        sandbox_id: view.sandbox.id.to_string(),
         client_id: CLIENT_ID.to_owned(),
         started_at: timestamp(view.note.started_at),
-        end_at: timestamp(view.note.end_at),
+        end_at: timestamp(view.sandbox.lifetime.end_at),
         envd_version: ENVD_VERSION.to_owned(),
         cpu_count,
         memory_mb,
         disk_size_mb,
-        state: state(view.rest),
-        alias: alias(&view.template),
+        state: state(view.sandbox.state),
+        alias: alias(&view.sandbox.template),
         metadata: view.note.metadata.clone(),
     }
 }
 
 /// All that a client may know of one.
 pub(super) fn detail(app: &Control, view: &View) -> SandboxDetail {
-    let (cpu_count, memory_mb, disk_size_mb) = size(&view.template);
-    let note = &view.note;
+    let (cpu_count, memory_mb, disk_size_mb) = size(&view.sandbox.template);
+    let (note, lifetime) = (&view.note, &view.sandbox.lifetime);
     SandboxDetail {
-        template_id: view.template.id.clone(),
-        sandbox_id: view.id.to_string(),
+        template_id: view.sandbox.template.id.clone(),
+        sandbox_id: view.sandbox.id.to_string(),
         client_id: CLIENT_ID.to_owned(),
         started_at: timestamp(note.started_at),
-        end_at: timestamp(note.end_at),
+        end_at: timestamp(lifetime.end_at),
         envd_version: ENVD_VERSION.to_owned(),
         cpu_count,
         memory_mb,
         disk_size_mb,
-        state: state(view.rest),
-        alias: alias(&view.template),
+        state: state(view.sandbox.state),
+        alias: alias(&view.sandbox.template),
         metadata: note.metadata.clone(),
         envd_access_token: note.envd_token.clone(),
         allow_internet_access: note.allow_internet_access,
         domain: app.domain.clone(),
         network: note.network.clone(),
         lifecycle: Lifecycle {
-            auto_resume: note.auto_resume,
-            on_timeout: match note.at_deadline {
-                Some(_) => OnTimeout::Pause,
-                None => OnTimeout::Kill,
+            auto_resume: lifetime.auto_resume,
+            on_timeout: match lifetime.on_timeout {
+                pool::OnTimeout::Pause(_) => OnTimeout::Pause,
+                pool::OnTimeout::End => OnTimeout::Kill,
             },
         },
-        pause_mode: match view.rest {
-            Rest::Running => None,
-            Rest::Paused(pool::PauseMode::Memory) => Some(PauseMode::Full),
-            Rest::Paused(pool::PauseMode::FilesystemOnly) => Some(PauseMode::Filesystem),
+        pause_mode: match view.sandbox.state {
+            pool::SandboxState::Running => None,
+            pool::SandboxState::Paused(pool::PauseMode::Memory) => Some(PauseMode::Full),
+            pool::SandboxState::Paused(pool::PauseMode::FilesystemOnly) => {
+                Some(PauseMode::Filesystem)
+            }
         },
     }
 }
 
 /// The state as clients know it.
-pub(super) fn state(rest: Rest) -> SandboxState {
-    match rest {
-        Rest::Running => SandboxState::Running,
-        Rest::Paused(_) => SandboxState::Paused,
+pub(super) fn state(state: pool::SandboxState) -> SandboxState {
+    match state {
+        pool::SandboxState::Running => SandboxState::Running,
+        pool::SandboxState::Paused(_) => SandboxState::Paused,
     }
 }
 

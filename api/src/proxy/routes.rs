@@ -25,6 +25,6 @@ impl Routes for Registry {
     }
 
     async fn find_by_signature(&self, query: &str, operation: &'static str) -> Option<SandboxId> {
-        Registry::find_by_signature(self, query, operation).await
+        Registry::find_by_signature(self, query, operation)
     }
 }

@@ -1,48 +1,34 @@
-//! What the server knows of a sandbox beyond what the pool knows, as it is written to the sandbox's record.
+//! E2B's settings of a sandbox, as text in the sandbox's record.
 //!
-//! The pool keeps the text and hands it back after a restart. The version is looked at before the rest.
+//! The pool keeps the text and returns it with the sandbox, also after a restart. The format is checked before the rest
+//! is decoded.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use api_types::rest::NetworkConfig;
-use pool::{Init, PauseMode};
+use pool::{Init, Lifetime, MAX_NOTE, OnTimeout, PauseMode, UnixMs};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::lifecycle::Habits;
+/// Format that is written. Format 1, which is read too, has the sandbox's lifetime besides; see [`lifetime_of_note`].
+const FORMAT: u32 = 2;
 
-/// Version of the text.
-const FORMAT: u32 = 1;
-/// What the pool takes, in bytes.
-pub const MAX_NOTE: usize = 256 * 1024;
-
-/// Wall time in milliseconds since 1970. Deadlines are wall time: clients see them, and they outlive the server.
-pub type UnixMs = u64;
-
-/// What the server knows of a sandbox.
+/// E2B's settings of a sandbox.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
-    /// When it was created.
+    /// When the sandbox was created.
     pub started_at: UnixMs,
-    /// When it ends or pauses; of a paused one, when it was paused.
-    pub end_at: UnixMs,
-    /// The timeout that was asked for last, in seconds; see [`Note::wake_timeout_s`].
-    pub timeout_s: u32,
-    /// How it pauses at its deadline; absent: it ends.
-    pub at_deadline: Option<PauseMode>,
-    /// Traffic wakes it.
-    pub auto_resume: bool,
-    /// The caller's words.
     pub metadata: BTreeMap<String, String>,
-    /// Environment of every process in it.
+    /// Environment of every process in the sandbox.
     pub env_vars: BTreeMap<String, String>,
-    /// What `X-Access-Token` must say; absent: the agent is open.
+    /// Required in `X-Access-Token`; `None`: the agent is open.
     pub envd_token: Option<String>,
-    /// What `e2b-traffic-access-token` must say; absent: the ports are public.
+    /// Required in `e2b-traffic-access-token`; `None`: the ports are public.
     pub traffic_token: Option<String>,
-    /// What was asked for.
     pub allow_internet_access: Option<bool>,
-    /// What was asked for.
     pub network: Option<NetworkConfig>,
     /// Kept for the client.
     pub mcp: Option<Value>,
@@ -64,27 +50,59 @@ struct Read {
     note: Note,
 }
 
+/// The lifetime in a note of format 1.
+#[derive(Deserialize)]
+struct OldLifetime {
+    end_at: UnixMs,
+    timeout_s: u32,
+    /// `None`: the sandbox ends at its deadline.
+    at_deadline: Option<PauseMode>,
+    auto_resume: bool,
+}
+
+/// Reads the lifetime of a sandbox from its note of format 1; `None` if the text is no such note.
+#[must_use]
+pub fn lifetime_of_note(text: &str) -> Option<Lifetime> {
+    #[derive(Deserialize)]
+    struct Old {
+        format: u32,
+        note: OldLifetime,
+    }
+    let Old { format, note } = serde_json::from_str(text).ok()?;
+    (format == 1).then_some(Lifetime {
+        end_at: note.end_at,
+        timeout_s: note.timeout_s,
+        on_timeout: note.at_deadline.map_or(OnTimeout::End, OnTimeout::Pause),
+        auto_resume: note.auto_resume,
+    })
+}
+
+/// The wall-clock time.
+#[must_use]
+pub fn now() -> UnixMs {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let ms = since.unwrap_or_default().as_millis();
+    u64::try_from(ms).unwrap_or(u64::MAX)
+}
+
 /// A note that cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum NoteError {
-    /// It does not fit.
+    /// The note has this many bytes.
     #[error(
         "metadata, envVars, network and mcp take {0} bytes in all; at most {MAX_NOTE} are kept"
     )]
     TooLong(usize),
-    /// Of a newer server, probably.
-    #[error("the record has format {0}, this server reads format {FORMAT}")]
+    /// Probably written by a newer server.
+    #[error("the note has format {0}; this server reads formats up to {FORMAT}")]
     Format(u32),
-    /// Not JSON, or not of this shape.
-    #[error("the record does not read as a sandbox's")]
+    #[error("the note is not the JSON of a sandbox's settings")]
     Malformed(#[source] serde_json::Error),
 }
 
 impl Note {
-    /// As the pool keeps it.
-    ///
     /// # Errors
-    /// [`NoteError::TooLong`].
+    /// Returns [`NoteError::TooLong`] for more than [`MAX_NOTE`] bytes.
     pub fn to_text(&self) -> Result<String, NoteError> {
         let written = Written {
             format: FORMAT,
@@ -97,20 +115,18 @@ impl Note {
         Ok(text)
     }
 
-    /// As it was kept.
-    ///
     /// # Errors
-    /// [`NoteError::Format`], [`NoteError::Malformed`].
+    /// Returns [`NoteError::Format`] or [`NoteError::Malformed`].
     pub fn from_text(text: &str) -> Result<Self, NoteError> {
         let header: Header = serde_json::from_str(text).map_err(NoteError::Malformed)?;
-        if header.format != FORMAT {
+        if !(1..=FORMAT).contains(&header.format) {
             return Err(NoteError::Format(header.format));
         }
         let read: Read = serde_json::from_str(text).map_err(NoteError::Malformed)?;
         Ok(read.note)
     }
 
-    /// What the agent is told at the start and after each resume.
+    /// The settings that the agent gets at the start and after each resume.
     #[must_use]
     pub fn init(&self) -> Init {
         Init {
@@ -119,27 +135,7 @@ impl Note {
         }
     }
 
-    /// What the sandbox does by itself.
-    #[must_use]
-    pub fn habits(&self) -> Habits {
-        Habits {
-            at_deadline: self.at_deadline,
-            auto_resume: self.auto_resume,
-        }
-    }
-
-    /// For how long it runs, in seconds, when it is woken by traffic or without a timeout: as was asked for last. A
-    /// timeout of 0 is how clients end or pause a sandbox at once; one that got it again would be gone again.
-    #[must_use]
-    pub fn wake_timeout_s(&self) -> u32 {
-        const AFTER_ZERO_S: u32 = 300;
-        match self.timeout_s {
-            0 => AFTER_ZERO_S,
-            asked => asked,
-        }
-    }
-
-    /// What services in it see as `Host`.
+    /// The `Host` that services in the sandbox get.
     #[must_use]
     pub fn mask_request_host(&self) -> Option<&str> {
         self.network.as_ref()?.mask_request_host.as_deref()
@@ -147,12 +143,10 @@ impl Note {
 }
 
 impl std::fmt::Debug for Note {
-    /// Without the secrets.
+    /// Leaves out the tokens and the environment.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Note")
             .field("started_at", &self.started_at)
-            .field("end_at", &self.end_at)
-            .field("at_deadline", &self.at_deadline)
             .finish_non_exhaustive()
     }
 }
@@ -161,13 +155,9 @@ impl std::fmt::Debug for Note {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn note(started_at: UnixMs, timeout_s: u32) -> Note {
+    pub(crate) fn note(started_at: UnixMs) -> Note {
         Note {
             started_at,
-            end_at: started_at + u64::from(timeout_s) * 1000,
-            timeout_s,
-            at_deadline: None,
-            auto_resume: false,
             metadata: BTreeMap::new(),
             env_vars: BTreeMap::new(),
             envd_token: Some("token".into()),
@@ -179,8 +169,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn notes_read_back_and_others_are_refused() {
-        let mut full = note(5, 7);
+    fn a_note_reads_back_and_newer_formats_are_refused() {
+        let mut full = note(5);
         full.metadata.insert("k".into(), "v".into());
         full.network = Some(NetworkConfig {
             mask_request_host: Some("h".into()),
@@ -188,13 +178,35 @@ pub(crate) mod tests {
         });
         let text = full.to_text().unwrap();
         assert_eq!(Note::from_text(&text).unwrap(), full);
-        let newer = text.replace("\"format\":1", "\"format\":2");
-        assert!(matches!(Note::from_text(&newer), Err(NoteError::Format(2))));
+        assert_eq!(lifetime_of_note(&text), None);
+        let newer = text.replace("\"format\":2", "\"format\":3");
+        assert!(matches!(Note::from_text(&newer), Err(NoteError::Format(3))));
         assert!(matches!(
             Note::from_text("{}"),
             Err(NoteError::Malformed(_))
         ));
         full.metadata.insert("x".into(), "y".repeat(MAX_NOTE));
         assert!(matches!(full.to_text(), Err(NoteError::TooLong(_))));
+    }
+
+    /// As servers wrote it before lifetimes were in the pool's record.
+    const OF_FORMAT_1: &str = r#"{"format":1,"note":{"started_at":5,"end_at":7005,"timeout_s":7,
+        "at_deadline":"memory","auto_resume":true,"metadata":{},"env_vars":{},"envd_token":"token",
+        "traffic_token":null,"allow_internet_access":null,"network":null,"mcp":null}}"#;
+
+    #[test]
+    fn a_note_of_format_1_keeps_its_settings_and_its_lifetime() {
+        assert_eq!(Note::from_text(OF_FORMAT_1).unwrap(), note(5));
+        let lifetime = Lifetime {
+            end_at: 7005,
+            timeout_s: 7,
+            on_timeout: OnTimeout::Pause(PauseMode::Memory),
+            auto_resume: true,
+        };
+        assert_eq!(lifetime_of_note(OF_FORMAT_1), Some(lifetime));
+        let ending = OF_FORMAT_1.replace("\"memory\"", "null");
+        let on_timeout = lifetime_of_note(&ending).map(|l| l.on_timeout);
+        assert_eq!(on_timeout, Some(OnTimeout::End));
+        assert_eq!(lifetime_of_note("nonsense"), None);
     }
 }

@@ -1,24 +1,40 @@
-//! What the data plane is told.
+//! The data plane's view of a sandbox.
 
 use std::path::PathBuf;
 
 use model::SandboxId;
+use pool::{PoolError, Refusal};
 
-/// How the data plane reaches a port of a sandbox. Looking it up wakes a paused sandbox that asked for it.
+use super::{RegistryError, View};
+
+/// How the data plane reaches the ports of a sandbox.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// Which.
     pub id: SandboxId,
     /// Unix socket of the vsock device; `CONNECT <vsock port>\n` answers `OK <n>\n`.
     pub vsock: PathBuf,
-    /// What `e2b-traffic-access-token` must say on ports other than envd's; absent: the ports are public.
+    /// Required in `e2b-traffic-access-token` on ports other than envd's; `None`: the ports are public.
     pub traffic_token: Option<String>,
-    /// What `X-Access-Token` must say where code is run; absent: the sandbox is not secure, and nothing asks for it.
+    /// Required in `X-Access-Token` where code is run; `None`: the sandbox is not secure and requires no token.
     pub envd_token: Option<String>,
-    /// What `Host` becomes on ports other than envd's; `${PORT}` stands for the port.
+    /// Replaces `Host` on ports other than envd's; `${PORT}` stands for the port.
     pub mask_request_host: Option<String>,
-    /// Counts VMs of this server: another number means that pooled connections are dead.
+    /// Number of the sandbox's VM. Under a new number, pooled connections are dead.
     pub generation: u64,
+}
+
+impl From<View> for Route {
+    fn from(view: View) -> Self {
+        let View { sandbox, note } = view;
+        Self {
+            id: sandbox.id,
+            vsock: sandbox.vsock,
+            traffic_token: note.traffic_token.clone(),
+            envd_token: note.envd_token.clone(),
+            mask_request_host: note.mask_request_host().map(str::to_owned),
+            generation: sandbox.generation,
+        }
+    }
 }
 
 /// Why there is no route.
@@ -30,4 +46,23 @@ pub enum RouteError {
     /// A resume failed or there is no room: 503.
     #[error("the sandbox cannot be resumed: {0}")]
     Unavailable(String),
+}
+
+impl RouteError {
+    pub(super) fn of(error: &RegistryError) -> Self {
+        match error {
+            RegistryError::Pool(PoolError::Refused(
+                _,
+                Refusal::NotFound
+                | Refusal::AlreadyPaused
+                | Refusal::NotRunning
+                | Refusal::AlreadyRunning
+                | Refusal::ColdBoot
+                | Refusal::NoMemory,
+            )) => Self::NotFound,
+            RegistryError::Pool(_) | RegistryError::Note(_) | RegistryError::Random(_) => {
+                Self::Unavailable(error.to_string())
+            }
+        }
+    }
 }

@@ -1,28 +1,28 @@
-//! Figures of a sandbox over time.
+//! Resource usage of sandboxes over time.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use api_types::{envd::Timestamp, rest::SandboxMetric};
-use pool::{Pool, TemplateInfo, Usage};
+use pool::{Sandbox, SandboxState, TemplateInfo, UnixMs, Usage};
 
-use super::{Registry, lifecycle::Rest, note::UnixMs};
+use super::{Registry, note::now};
 
-/// Between two samples of a sandbox.
+/// Interval of the samples.
 const EVERY: Duration = Duration::from_secs(5);
+/// Most samples of one sandbox: half an hour.
+const MAX_SAMPLES: usize = 360;
 
-/// What a sandbox used at a moment, seen from the host, and its share of its vCPUs since the moment before.
+/// What a sandbox used at a moment, seen from the host, and its share of its vCPUs since the sample before.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// When.
     pub at: UnixMs,
-    /// As the pool measured it.
     pub usage: Usage,
-    /// In per cent of all its vCPUs; zero for the first sample of a VM.
+    /// In percent of all its vCPUs; zero for the first sample of a VM.
     pub cpu_used_pct: f64,
 }
 
 impl Sample {
-    /// A sample after `before`, which is of the same VM.
+    /// A sample that follows `before` of the same VM.
     #[must_use]
     pub fn after(before: Option<&Self>, at: UnixMs, usage: Usage, vcpus: u8) -> Self {
         let cpu_used_pct = before.map_or(0.0, |before| {
@@ -37,7 +37,6 @@ impl Sample {
         }
     }
 
-    /// As clients read it.
     #[must_use]
     pub fn to_wire(self, template: &TemplateInfo) -> SandboxMetric {
         SandboxMetric {
@@ -54,8 +53,8 @@ impl Sample {
     }
 }
 
-/// Takes samples of all that run, for as long as the registry answers. The guests notice nothing of it.
-pub async fn sample_all(registry: Registry, pool: Pool) {
+/// Takes samples of all running sandboxes until the pool is closed. The guests take no part in it.
+pub async fn sample_all(registry: Registry) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -63,18 +62,40 @@ pub async fn sample_all(registry: Registry, pool: Pool) {
         let Ok(views) = registry.list().await else {
             return;
         };
-        let mut taken = Vec::new();
-        for view in views.into_iter().filter(|v| v.rest == Rest::Running) {
-            // One that was paused or ended meanwhile has none.
-            if let Ok(usage) = pool.usage(&view.id).await {
-                taken.push((view.id, usage));
+        for view in views {
+            let sandbox = view.sandbox;
+            // A sandbox that was paused or ended meanwhile has no usage.
+            if sandbox.state == SandboxState::Running
+                && let Ok(usage) = registry.pool.usage(&sandbox.id).await
+            {
+                registry.add_sample(&sandbox, usage);
             }
         }
-        registry.record(super::driver::now(), taken).await;
     }
 }
 
-/// Wall time on the wire.
+impl Registry {
+    fn add_sample(&self, sandbox: &Sandbox, usage: Usage) {
+        let mut known = self.known();
+        let Some(known) = known.get_mut(&sandbox.id) else {
+            return;
+        };
+        let before = known.samples.back();
+        let before = before.filter(|sample| sample.at >= sandbox.vm_since);
+        let sample = Sample::after(before, now(), usage, sandbox.template.vcpus);
+        push(&mut known.samples, sample);
+    }
+}
+
+/// Adds a sample; the oldest gives way.
+fn push(samples: &mut VecDeque<Sample>, sample: Sample) {
+    if samples.len() == MAX_SAMPLES {
+        samples.pop_front();
+    }
+    samples.push_back(sample);
+}
+
+/// Wall-clock time as clients get it.
 #[must_use]
 pub fn timestamp(at: UnixMs) -> Timestamp {
     Timestamp::from_unix_ns(at.saturating_mul(1_000_000))
@@ -82,7 +103,7 @@ pub fn timestamp(at: UnixMs) -> Timestamp {
 
 #[expect(
     clippy::cast_precision_loss,
-    reason = "a share in per cent needs no more than 53 bits"
+    reason = "a share in percent needs no more than 53 bits"
 )]
 fn to_f64(number: u64) -> f64 {
     number as f64
@@ -93,7 +114,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_is_of_all_vcpus_and_never_wild() {
+    fn the_oldest_sample_gives_way() {
+        let mut samples = VecDeque::new();
+        for at in 0..1000 {
+            push(&mut samples, Sample::after(None, at, Usage::default(), 1));
+        }
+        assert_eq!(samples.len(), MAX_SAMPLES);
+        assert_eq!(samples.back().map(|sample| sample.at), Some(999));
+    }
+
+    #[test]
+    fn the_cpu_share_is_of_all_vcpus_and_between_0_and_100_percent() {
         let usage = |cpu_ms: u64| Usage {
             cpu_ns: cpu_ms * 1_000_000,
             ..Usage::default()

@@ -1,5 +1,5 @@
-//! Signed file URLs: which sandbox's token made this signature? Whether it may still be used, and for what, is
-//! for the agent to say; here it only names a sandbox.
+//! Signed file URLs. A signature names the sandbox with whose token it was made; the agent decides whether it is still
+//! valid, and for what.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -8,8 +8,7 @@ use model::SandboxId;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// Tokens of the sandboxes that have one.
-pub(super) type Tokens = Arc<[(SandboxId, String)]>;
+use super::note::Note;
 
 /// The parts of a URL that its signature covers, and the signature.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,7 +21,7 @@ pub(super) struct Signed<'a> {
 }
 
 impl<'a> Signed<'a> {
-    /// From the query of the URL; `None` if it is not signed.
+    /// Parses the query of the URL; `None` if it has no signature.
     pub(super) fn parse(query: &'a str, operation: &'static str) -> Option<Self> {
         let (mut path, mut user, mut expiration, mut signature) = (None, None, None, None);
         for (key, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -56,10 +55,13 @@ impl<'a> Signed<'a> {
         format!("v1_{}", STANDARD_NO_PAD.encode(hash.finalize()))
     }
 
-    /// The sandbox whose token it is. All are looked at, whichever it is.
-    pub(super) fn find(&self, tokens: &Tokens) -> Option<SandboxId> {
+    /// The sandbox with whose token the URL was signed. All are compared, whichever it is.
+    pub(super) fn find(&self, notes: &[(SandboxId, Arc<Note>)]) -> Option<SandboxId> {
         let mut found = None;
-        for (id, token) in tokens.iter() {
+        for (id, note) in notes {
+            let Some(token) = &note.envd_token else {
+                continue;
+            };
             let expected = self.expected(token);
             if bool::from(expected.as_bytes().ct_eq(self.signature.as_bytes())) {
                 found = Some(id.clone());
@@ -73,33 +75,36 @@ impl<'a> Signed<'a> {
 mod tests {
     use super::*;
 
-    fn tokens() -> Tokens {
-        let id = |n| SandboxId::from_random([n; 19]);
-        Arc::new([(id(1), "one".to_owned()), (id(2), "two".to_owned())])
+    fn notes() -> [(SandboxId, Arc<Note>); 3] {
+        let with = |n, token: Option<&str>| {
+            let mut note = crate::registry::note::tests::note(0);
+            note.envd_token = token.map(str::to_owned);
+            (SandboxId::from_random([n; 19]), Arc::new(note))
+        };
+        [with(1, Some("one")), with(2, Some("two")), with(3, None)]
     }
 
-    /// Made with `hashlib` and `base64` of Python 3.
     const QUERY: &str = "path=%2Fhome%2Fuser%2Fa+b.txt&username=root&signature_expiration=1700000000\
                          &signature=v1_SIGNATURE";
 
     #[test]
-    fn the_token_that_signed_names_the_sandbox() {
+    fn a_signature_names_the_sandbox_of_its_token() {
         let hash = Sha256::digest("/home/user/a b.txt:read:root:two:1700000000");
         let query = QUERY.replace(
             "SIGNATURE",
             &STANDARD_NO_PAD.encode(hash).replace('+', "%2B"),
         );
-        let found = Signed::parse(&query, "read").unwrap().find(&tokens());
+        let found = Signed::parse(&query, "read").unwrap().find(&notes());
         assert_eq!(found, Some(SandboxId::from_random([2; 19])));
-        let other = Signed::parse(&query, "write").unwrap().find(&tokens());
+        let other = Signed::parse(&query, "write").unwrap().find(&notes());
         assert_eq!(other, None);
     }
 
     #[test]
-    fn an_unsigned_url_names_nobody() {
+    fn an_unsigned_url_names_no_sandbox() {
         assert_eq!(Signed::parse("path=%2Fa", "read"), None);
         assert_eq!(
-            Signed::parse("signature=", "read").unwrap().find(&tokens()),
+            Signed::parse("signature=", "read").unwrap().find(&notes()),
             None
         );
     }

@@ -1,72 +1,93 @@
-//! What the driver keeps of a slot.
+//! Everything that the driver keeps of one slot.
 
-use std::{os::fd::OwnedFd, os::unix::net::UnixStream, sync::Arc};
+use std::{collections::VecDeque, os::fd::OwnedFd, os::unix::net::UnixStream, sync::Arc};
 
 use model::{SandboxId, Timeline};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::{
-    Ended, PoolError, Sandbox, SandboxState, TemplateInfo,
-    message::Answer,
+    Connected, Ended, LifeEvent, PoolError, Sandbox,
+    lifetime::UnixMs,
+    message::{Answer, SandboxRequest, Unclaimed},
     policy::StartFor,
     record::{Record, SlotDir},
-    slot::{Slot, Stage},
+    slot::Slot,
     vm::Vm,
     work::lease::Lines,
 };
 
-/// Who waits for the job of a slot.
+/// Most life events that are kept of one sandbox.
+const MAX_EVENTS: usize = 256;
+
+/// The request that a slot's job serves.
 #[derive(Debug)]
-pub(crate) enum Waiter {
-    /// Of a create, a fork or a resume.
-    Sandbox(Answer<Sandbox>),
-    /// Of a pause.
-    Pause(Answer<()>),
-    /// Of a snapshot that becomes a template of this id and these names.
-    Template {
-        id: String,
-        names: Vec<String>,
-        answer: Answer<TemplateInfo>,
-    },
-    /// Of a snapshot for forks.
-    Fork(super::ask::ForkPlan),
+pub(crate) enum Serving {
+    /// A create or a fork.
+    New(Answer<Unclaimed>),
+    Request(SandboxRequest),
 }
 
-/// A note that waits for the one before it to be written.
+impl Serving {
+    pub(crate) fn refuse(self, error: PoolError) {
+        match self {
+            Self::New(answer) => drop(answer.send(Err(error))),
+            Self::Request(request) => request.refuse(error),
+        }
+    }
+}
+
+/// A request that is answered when the record is on disk.
+#[derive(Debug)]
+pub(crate) enum AfterWrite {
+    Adjusted(Answer<()>),
+    Connected(Box<Connected>, Answer<Connected>),
+}
+
+impl AfterWrite {
+    pub(crate) fn answer(self, result: Result<(), PoolError>) {
+        match self {
+            Self::Adjusted(answer) => drop(answer.send(result)),
+            Self::Connected(connected, answer) => drop(answer.send(result.map(|()| *connected))),
+        }
+    }
+}
+
+/// Writes of one record: while one is under way, changes collect for the next one.
 #[derive(Debug, Default)]
-pub(crate) struct Notes {
-    pub(crate) next: Option<String>,
-    /// Those whose note is being written.
-    pub(crate) writing: Vec<Answer<()>>,
-    /// Those whose note is the next.
-    pub(crate) waiting: Vec<Answer<()>>,
+pub(crate) struct RecordWrites {
+    pub(crate) under_way: Vec<AfterWrite>,
+    pub(crate) next: Option<Vec<AfterWrite>>,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) slot: Slot,
     pub(crate) dir: SlotDir,
+    /// The lifetime in it is that of the last write; the present one is the slot's.
     pub(crate) record: Record,
     pub(crate) timeline: Timeline,
     pub(crate) pidfd: Option<Arc<OwnedFd>>,
     /// A VM that was found at the start and is not watched yet.
     pub(crate) unwatched: Option<Vm>,
     pub(crate) lines: Option<Lines>,
-    pub(crate) waiter: Option<Waiter>,
-    pub(crate) notes: Notes,
-    /// Those who wait for its end.
-    pub(crate) mourners: Vec<oneshot::Sender<Result<(), PoolError>>>,
-    /// Why it ended, if nobody asked for it and a caller has its id.
+    pub(crate) serving: Option<Serving>,
+    /// The kill that ends the slot.
+    pub(crate) kill: Option<Answer<()>>,
+    /// Requests that wait for the change under way, in their order.
+    pub(crate) waiting: Vec<SandboxRequest>,
+    pub(crate) writes: RecordWrites,
+    /// Why it ended, if no caller and no deadline ended it.
     pub(crate) died: Option<String>,
-    /// The fork's image that it starts from.
-    pub(crate) fork: Option<u64>,
-    /// Bytes that were its own when it was measured last.
+    /// Private memory in bytes when it was measured last.
     pub(crate) private: Option<u64>,
-    /// What its last start was for.
+    /// The cause of its last start.
     pub(crate) start_for: StartFor,
-    /// What the save under way may write at most, bytes.
+    /// Most bytes that the save under way may write.
     pub(crate) save: u64,
+    /// Oldest first.
+    pub(crate) events: VecDeque<LifeEvent>,
+    generation: u64,
+    vm_since: UnixMs,
 }
 
 impl Entry {
@@ -79,43 +100,50 @@ impl Entry {
             pidfd: None,
             unwatched: None,
             lines: None,
-            waiter: None,
-            notes: Notes::default(),
-            mourners: Vec::new(),
+            serving: None,
+            kill: None,
+            waiting: Vec::new(),
+            writes: RecordWrites::default(),
             died: None,
-            fork: None,
             private: None,
             start_for: StartFor::default(),
             save: 0,
+            events: VecDeque::new(),
+            generation: 0,
+            vm_since: 0,
         }
     }
 
-    pub(crate) fn sandbox(&self, id: &SandboxId) -> Sandbox {
-        Sandbox {
+    /// The sandbox as callers see it; `None` if they cannot name it.
+    pub(crate) fn sandbox(&self, id: &SandboxId) -> Option<Sandbox> {
+        Some(Sandbox {
             id: id.clone(),
-            template: self.record.template.clone(),
+            template: Arc::clone(&self.record.template),
+            state: self.slot.state()?,
+            lifetime: self.slot.lifetime,
+            note: Arc::clone(&self.record.note),
             vsock: self.dir.vsock(),
             console: self.dir.console(),
             pid: self.record.vmm.map_or(0, |vmm| vmm.pid),
             timeline: self.timeline.clone(),
             warm: self.record.warm,
-        }
+            generation: self.generation,
+            vm_since: self.vm_since,
+        })
     }
 
-    pub(crate) fn state(&self) -> SandboxState {
-        match self.slot.stage {
-            Stage::Running => SandboxState::Running,
-            Stage::Paused(mode) => SandboxState::Paused(mode),
-            Stage::Filling
-            | Stage::Warm
-            | Stage::Starting
-            | Stage::Pausing(_)
-            | Stage::Stopping(_)
-            | Stage::Resuming(_)
-            | Stage::Saving
-            | Stage::SavingPaused(_)
-            | Stage::Ending => SandboxState::Changing,
+    pub(crate) fn has_new_vm(&mut self, generation: u64, now: UnixMs) {
+        self.generation = generation;
+        self.vm_since = now;
+    }
+
+    /// Adds a life event; the oldest gives way.
+    pub(crate) fn tell(&mut self, at: UnixMs, what: impl Into<String>) {
+        if self.events.len() == MAX_EVENTS {
+            self.events.pop_front();
         }
+        let what = what.into();
+        self.events.push_back(LifeEvent { at, what });
     }
 
     /// The control connection, if one is open, for a job that blocks.
@@ -124,31 +152,33 @@ impl Entry {
         lines.control.into_std().ok()
     }
 
-    /// The slot is gone, and nothing of it is left: those who wait hear of it.
-    pub(crate) fn bury(self, id: &SandboxId, ended: &mpsc::Sender<Ended>) {
-        let gone = || PoolError::NoSandbox(id.clone());
-        match self.waiter {
-            Some(Waiter::Sandbox(answer)) => super::Driver::refuse(answer, gone()),
-            Some(Waiter::Pause(answer)) => drop(answer.send(Err(gone()))),
-            Some(Waiter::Template { answer, .. }) => drop(answer.send(Err(gone()))),
-            Some(Waiter::Fork(plan)) => drop(plan.answer.send(Err(gone()))),
-            None => {}
+    /// Whether a caller had its id at any time.
+    pub(crate) fn was_leased(&self) -> bool {
+        self.generation > 0
+    }
+
+    /// Answers every request that still waits: the slot is removed.
+    pub(crate) fn removed(self, id: &SandboxId, ended: &mpsc::UnboundedSender<Ended>) {
+        let was_leased = self.was_leased();
+        if let Some(serving) = self.serving {
+            serving.refuse(PoolError::not_found(id));
         }
-        for answer in self.notes.writing.into_iter().chain(self.notes.waiting) {
-            let _ = answer.send(Err(gone()));
+        let writes = self.writes.next.into_iter().flatten();
+        for write in self.writes.under_way.into_iter().chain(writes) {
+            write.answer(Err(PoolError::not_found(id)));
         }
-        for mourner in self.mourners {
-            let _ = mourner.send(Ok(()));
+        for request in self.waiting {
+            request.refuse(PoolError::not_found(id));
         }
-        if let Some(why) = self.died {
-            let note = Ended {
+        if let Some(kill) = self.kill {
+            let _ = kill.send(Ok(()));
+        }
+        if was_leased {
+            // The receiver may be gone: then nobody wants to be notified.
+            let _ = ended.send(Ended {
                 id: id.clone(),
-                why,
-            };
-            if let Err(mpsc::error::TrySendError::Full(note)) = ended.try_send(note) {
-                let ended = ended.clone();
-                tokio::spawn(async move { ended.send(note).await });
-            }
+                why: self.died,
+            });
         }
     }
 }

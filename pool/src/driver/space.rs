@@ -1,4 +1,5 @@
-//! The disks that sandboxes write to: that of the state directory, where snapshots are, and that of the layers.
+//! Space on the disks that sandboxes write to: that of the state directory, where snapshots are, and that of the
+//! layers.
 
 use std::{
     fs,
@@ -6,81 +7,83 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::SandboxId;
+use super::{Entry, slots::Slots};
+use crate::{PauseMode, PoolConfig, host, policy::Space, slot::Stage};
 
-use super::{Driver, Entry, entry::Waiter};
-use crate::{
-    PauseMode, PoolError, host,
-    policy::{Short, Space},
-    slot::Stage,
-};
-
-/// What a running sandbox is taken to write to its layer beyond what it has.
+/// Bytes that a running sandbox is expected to write to its layer beyond what it has written.
 const LAYER: u64 = 32 << 20;
-/// What a save writes besides pages and blocks: states, lists, manifest, record.
+/// Bytes that a save writes besides pages and blocks: states, lists, manifest, record.
 const BESIDES: u64 = 8 << 20;
 
-/// Which disks there are.
 #[derive(Debug)]
 pub(super) struct Disks {
     state: PathBuf,
-    /// Both directories are on the same one.
-    one: bool,
-    /// Only the reserve is left, and the log says so.
-    low: bool,
+    /// Both directories are on the same disk.
+    is_one: bool,
+    reserve: u64,
+    layer_share: u64,
+    /// A disk was down to its reserve at the last look, and the log says so.
+    is_low: bool,
 }
 
 impl Disks {
-    pub(super) fn of(state: &Path) -> Self {
+    pub(super) fn new(config: &PoolConfig) -> Self {
         let device = |dir: &Path| fs::metadata(dir).map(|meta| meta.dev()).ok();
+        let limit = config.limits.layer;
         Self {
-            state: state.to_owned(),
-            one: device(state) == device(Path::new(crate::SCRATCH)),
-            low: false,
+            state: config.state.clone(),
+            is_one: device(&config.state) == device(Path::new(crate::SCRATCH)),
+            reserve: config.disk_reserve.0,
+            layer_share: limit.map_or(LAYER, |limit| limit.0.min(LAYER)),
+            is_low: false,
         }
     }
-}
 
-impl Driver {
-    /// What one sandbox is taken to need of the layers' disk.
+    /// Bytes of the layers' disk that one sandbox is expected to need.
     pub(super) fn layer_share(&self) -> u64 {
-        let limit = self.config.limits.layer;
-        limit.map_or(LAYER, |limit| limit.0.min(LAYER))
+        self.layer_share
     }
 
     /// The disk of the layers.
-    pub(super) fn layer_space(&self) -> Space {
-        self.space(Path::new(crate::SCRATCH), true, self.disks.one)
+    pub(super) fn layers(&self, slots: &Slots) -> Space {
+        let saved = |entry: &Entry| if self.is_one { to_save(entry) } else { 0 };
+        let promised = slots.values().map(|e| self.to_grow(e) + saved(e));
+        self.space(Path::new(crate::SCRATCH), promised.sum())
     }
 
     /// The disk of snapshots and records.
-    fn state_space(&self) -> Space {
-        self.space(&self.disks.state, self.disks.one, true)
+    fn snapshots(&self, slots: &Slots) -> Space {
+        let grown = |entry: &Entry| if self.is_one { self.to_grow(entry) } else { 0 };
+        let promised = slots.values().map(|e| to_save(e) + grown(e));
+        self.space(&self.state, promised.sum())
     }
 
-    fn space(&self, dir: &Path, layers: bool, saves: bool) -> Space {
-        let share = self.layer_share();
-        let promised = self.slots.values().map(|entry| match entry.slot.stage {
-            Stage::Pausing(_) | Stage::Saving if saves => entry.save,
-            Stage::Running | Stage::Starting | Stage::Resuming(_) if layers => share,
-            _ => 0,
-        });
+    fn space(&self, dir: &Path, promised: u64) -> Space {
         Space {
             available: host::disk_free(dir).unwrap_or(0),
-            reserve: self.config.disk_reserve.0,
-            promised: promised.sum(),
+            reserve: self.reserve,
+            promised,
         }
     }
 
-    /// Whether a running sandbox can be written to disk; what it may take is set aside for as long as that lasts.
+    /// Bytes that are set aside for the layer of this slot.
+    fn to_grow(&self, entry: &Entry) -> u64 {
+        match entry.slot.stage {
+            Stage::Running | Stage::Starting | Stage::Resuming(_) => self.layer_share,
+            _ => 0,
+        }
+    }
+
+    /// Returns the bytes to set aside for writing a running sandbox to disk.
+    ///
+    /// # Errors
+    /// Says what is short if they are not free.
     pub(super) fn room_to_save(
-        &mut self,
-        id: &SandboxId,
+        &self,
+        slots: &Slots,
+        entry: &Entry,
         mode: PauseMode,
-    ) -> Result<(), PoolError> {
-        let Some(entry) = self.slots.get(id) else {
-            return Err(PoolError::NoSandbox(id.clone()));
-        };
+    ) -> Result<u64, String> {
         let pid = entry.record.vmm.map_or(0, |vmm| vmm.pid);
         let memory = match mode {
             PauseMode::Memory => host::private_bytes(pid).unwrap_or(entry.record.template.memory.0),
@@ -88,49 +91,25 @@ impl Driver {
         };
         let layer = host::unlinked_bytes(pid).unwrap_or(0);
         let need = memory.saturating_add(layer).saturating_add(BESIDES);
-        if let Some(short) = self.state_space().short_of(need) {
-            self.counters.refused += 1;
-            return Err(self.no_space(short));
+        match self.snapshots(slots).short_of(need) {
+            Some(short) => Err(format!("{short} at {}", self.state.display())),
+            None => Ok(need),
         }
-        if let Some(entry) = self.slots.get_mut(id) {
-            entry.save = need;
-        }
-        Ok(())
     }
 
-    /// Whether one more paused sandbox or snapshot may be kept. A snapshot for forks is not kept.
-    pub(super) fn may_save(&mut self) -> Result<(), PoolError> {
-        let kept = |entry: &Entry| {
-            let becomes_template = matches!(entry.waiter, Some(Waiter::Template { .. }));
-            usize::from(entry.slot.is_saved()) + usize::from(becomes_template)
-        };
-        let slots: usize = self.slots.values().map(kept).sum();
-        let snapshots = self.templates.iter().filter(|t| t.info.is_snapshot);
-        let max = self.config.max_saved;
-        if u32::try_from(slots + snapshots.count()).is_ok_and(|saved| saved < max) {
-            return Ok(());
-        }
-        self.counters.refused += 1;
-        Err(PoolError::TooManySaved(max))
-    }
-
-    fn no_space(&self, short: Short) -> PoolError {
-        PoolError::NoSpace(format!("{short} at {}", self.disks.state.display()))
-    }
-
-    /// Says once when a disk is down to its reserve, and once when it is not any more.
-    pub(super) fn watch_disks(&mut self) {
-        let spaces = [self.state_space(), self.layer_space()];
-        let low = spaces.iter().any(Space::is_low);
-        if low == self.disks.low {
+    /// Logs once when a disk is down to its reserve, and once when it no longer is.
+    pub(super) fn watch(&mut self, slots: &Slots) {
+        let spaces = [self.snapshots(slots), self.layers(slots)];
+        let is_low = spaces.iter().any(Space::is_low);
+        if is_low == self.is_low {
             return;
         }
-        self.disks.low = low;
+        self.is_low = is_low;
         let [state_mib, layers_mib] = spaces.map(|space| space.available >> 20);
-        let reserve_mib = self.config.disk_reserve.0 >> 20;
-        if low {
+        let reserve_mib = self.reserve >> 20;
+        if is_low {
             tracing::error!(
-                state = %self.disks.state.display(),
+                state = %self.state.display(),
                 state_mib,
                 layers = crate::SCRATCH,
                 layers_mib,
@@ -138,14 +117,22 @@ impl Driver {
                 "a disk is down to its reserve: new sandboxes, pauses, snapshots and forks are refused with status \
                  507 and running sandboxes go on, with I/O errors in guests once it is full; delete paused \
                  sandboxes and snapshots that are not needed, end running sandboxes, or give the disk more room"
-            )
+            );
         } else {
             tracing::info!(
                 state_mib,
                 layers_mib,
                 reserve_mib,
                 "the disks have room beyond their reserve again"
-            )
+            );
         }
+    }
+}
+
+/// Bytes that are set aside for the save under way.
+fn to_save(entry: &Entry) -> u64 {
+    match entry.slot.stage {
+        Stage::Pausing(_) | Stage::Snapshotting => entry.save,
+        _ => 0,
     }
 }

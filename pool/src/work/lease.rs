@@ -49,7 +49,6 @@ pub(crate) struct LeasePlan {
     pub(crate) network: Option<Isolation>,
     /// With the lease's settings.
     pub(crate) record: Record,
-    pub(crate) note: String,
     pub(crate) timeline: Timeline,
     pub(crate) timeout: Duration,
 }
@@ -87,13 +86,12 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         lines.control.write_all(&resume).await.map_err(vmm)?;
         let sent = lines.agent.write_all(&init).await;
         sent.map_err(|e| WorkError::Io("tell the guest agent", e))?;
-        // The guest is at it; the record is written meanwhile. Small files in the page cache: handing them to
+        // The guest is at it; the record is written meanwhile. It is a small file in the page cache: handing it to
         // another thread costs more.
         plan.record.kept = Kept::Running;
         plan.record.warm = true;
         plan.dir
-            .write_note(&plan.note, Durability::Process)
-            .and_then(|()| plan.dir.write(&plan.record, Durability::Process))
+            .write(&plan.record, Durability::Process)
             .map_err(|e| WorkError::Io("write the sandbox's record", e))?;
         resumed(&mut lines.control).await?;
         plan.timeline

@@ -14,6 +14,7 @@ use vmm_control::{ControlClient, files::Lineage};
 use super::{WorkError, connect_agent};
 use crate::{
     cgroup::Groups,
+    host,
     record::{Durability, Kept, Record, SlotDir, private_dir},
     spec::PauseMode,
 };
@@ -50,7 +51,7 @@ pub(crate) struct PausePlan {
 
 /// How a pause ended.
 #[derive(Debug)]
-pub(crate) enum Paused {
+pub(crate) enum PauseOutcome {
     /// Everything is on disk, as the record says.
     OnDisk(Box<Record>),
     /// It failed, and the VM goes on.
@@ -61,20 +62,20 @@ pub(crate) enum Paused {
 
 impl PausePlan {
     /// Writes the sandbox to disk. The VM is left standing still, to be killed.
-    pub(crate) fn run(mut self) -> Paused {
+    pub(crate) fn run(mut self) -> PauseOutcome {
         let lineage = self.record.lineage.clone();
         let mut control = match control(self.control.take(), &self.dir, lineage) {
             Ok(control) => control,
-            Err(e) => return Paused::Lost(e),
+            Err(e) => return PauseOutcome::Lost(e),
         };
         match self.save(&mut control) {
-            Ok(()) => Paused::OnDisk(Box::new(self.record)),
+            Ok(()) => PauseOutcome::OnDisk(Box::new(self.record)),
             Err(e) => {
                 // Half a snapshot is of no use.
                 let _ = fs::remove_dir_all(self.dir.pause());
                 match control.resume() {
-                    Ok(()) => Paused::Kept(e),
-                    Err(_) => Paused::Lost(e),
+                    Ok(()) => PauseOutcome::Kept(e),
+                    Err(_) => PauseOutcome::Lost(e),
                 }
             }
         }
@@ -95,9 +96,8 @@ impl PausePlan {
             }
         }
         self.record.kept = Kept::Paused(self.mode);
-        self.dir
-            .sync_note()
-            .and_then(|()| sync_dir(&pause))
+        self.record.lifetime.end_at = host::unix_ms();
+        sync_dir(&pause)
             .and_then(|()| self.dir.write(&self.record, Durability::Host))
             .map_err(|e| WorkError::Io("write the sandbox's record", e))
     }
@@ -139,45 +139,101 @@ pub(crate) fn sync_tree(home: &Path) {
     }
 }
 
-/// A copy of a running VM, which goes on.
+/// A snapshot of a sandbox, which stays as it is, for a template or for forks.
 #[derive(Debug)]
-pub(crate) struct CopyPlan {
+pub(crate) struct SnapshotPlan {
     pub(crate) dir: SlotDir,
-    pub(crate) control: Option<UnixStream>,
-    /// Of the VM's record.
-    pub(crate) lineage: Option<Lineage>,
+    pub(crate) from: SnapshotFrom,
+    /// The directory that is made.
     pub(crate) to: PathBuf,
 }
 
-impl CopyPlan {
-    /// Writes the copy and lets the VM go on.
+#[derive(Debug)]
+pub(crate) enum SnapshotFrom {
+    /// A running VM: its control connection, if one is open, and the lineage of its record.
+    Vm(Option<UnixStream>, Option<Lineage>),
+    /// The files of a pause.
+    Pause,
+}
+
+/// How a snapshot failed.
+#[derive(Debug)]
+pub(crate) enum SnapshotFailed {
+    /// The sandbox is as before.
+    Unchanged(WorkError),
+    /// The VM cannot go on.
+    Lost(WorkError),
+}
+
+impl SnapshotPlan {
+    /// Writes the snapshot and lets the VM go on.
     ///
     /// # Errors
-    /// The first value: it failed, and the VM goes on. With `true` beside it, it does not.
-    pub(crate) fn run(mut self) -> Result<(), (WorkError, bool)> {
-        let lineage = self.lineage.take();
-        let mut control =
-            control(self.control.take(), &self.dir, lineage).map_err(|e| (e, true))?;
-        let written = control.snapshot_diff(&self.to);
-        let resumed = control.resume();
-        match (written, resumed) {
-            (Ok(()), Ok(())) => Ok(()),
-            (written, resumed) => {
-                let _ = fs::remove_dir_all(&self.to);
-                let dead = resumed.is_err();
-                let cause = written.and(resumed).err();
-                let error = cause.map_or_else(
-                    || WorkError::Image("the copy failed".to_owned()),
-                    |e| WorkError::Control("copy the VM", e),
-                );
-                Err((error, dead))
+    /// Returns whether the sandbox survived; nothing is left at the target then.
+    pub(crate) fn run(self) -> Result<(), SnapshotFailed> {
+        match self.from {
+            SnapshotFrom::Vm(open, lineage) => of_vm(open, lineage, &self.dir, &self.to),
+            SnapshotFrom::Pause => {
+                link_snapshot(&self.dir.pause(), &self.to).map_err(SnapshotFailed::Unchanged)
             }
         }
     }
 }
 
+fn of_vm(
+    open: Option<UnixStream>,
+    lineage: Option<Lineage>,
+    dir: &SlotDir,
+    to: &Path,
+) -> Result<(), SnapshotFailed> {
+    let mut control = control(open, dir, lineage).map_err(SnapshotFailed::Lost)?;
+    let written = control.snapshot_diff(to);
+    let resumed = control.resume();
+    if written.is_err() || resumed.is_err() {
+        let _ = fs::remove_dir_all(to);
+    }
+    let failed = |e| WorkError::Control("write a snapshot of the VM", e);
+    match (written, resumed) {
+        (Ok(()), Ok(())) => Ok(()),
+        (Err(e), Ok(())) => Err(SnapshotFailed::Unchanged(failed(e))),
+        (Err(e), Err(_)) | (Ok(()), Err(e)) => Err(SnapshotFailed::Lost(failed(e))),
+    }
+}
+
+/// The snapshot that the forks of one request start from. The directory is removed with the last reference; VMs that
+/// were restored from it keep its files open.
+#[derive(Debug)]
+pub(crate) struct ForkSnapshot(PathBuf);
+
+impl ForkSnapshot {
+    pub(crate) fn new(dir: PathBuf) -> Self {
+        Self(dir)
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for ForkSnapshot {
+    fn drop(&mut self) {
+        let dir = std::mem::take(&mut self.0);
+        let remove = move || match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(dir = %dir.display(), %error, "cannot remove the snapshot of forks");
+            }
+            _ => {}
+        };
+        // Deleting large files takes time, and the last reference may be the driver's.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(remove)),
+            Err(_) => remove(),
+        }
+    }
+}
+
 /// The files of a snapshot under another name: they never change, so a second link is a copy.
-pub(crate) fn link_snapshot(from: &Path, to: &Path) -> Result<(), WorkError> {
+fn link_snapshot(from: &Path, to: &Path) -> Result<(), WorkError> {
     let link = || -> io::Result<()> {
         fs::create_dir(to)?;
         for entry in fs::read_dir(from)? {
@@ -188,7 +244,7 @@ pub(crate) fn link_snapshot(from: &Path, to: &Path) -> Result<(), WorkError> {
     };
     link().map_err(|e| {
         let _ = fs::remove_dir_all(to);
-        WorkError::Io("copy the snapshot", e)
+        WorkError::Io("link the snapshot", e)
     })
 }
 

@@ -17,7 +17,10 @@ use model::{
 use netisolation::{Isolation, Tap};
 use vmm_control::{ControlClient, VmUser, template::LoadedTemplate};
 
-use super::{Card, Who, WorkError, connect, connect_agent, init_request, wall_clock::may_be_late};
+use super::{
+    Card, Who, WorkError, connect, connect_agent, init_request, save::ForkSnapshot,
+    wall_clock::may_be_late,
+};
 use crate::{
     cgroup::Groups,
     host,
@@ -39,6 +42,8 @@ pub(crate) enum Source {
     /// The snapshot of a template, a fork or a paused sandbox; and the template in huge pages that it is to be
     /// laid over, if it is a diff and that is loaded.
     Snapshot(PathBuf, Option<Arc<LoadedTemplate>>),
+    /// The snapshot that a sandbox's forks have in common, laid over its base in the same way.
+    Fork(Arc<ForkSnapshot>, Option<Arc<LoadedTemplate>>),
     /// A template whose memory is in huge pages, which are there as long as this is.
     Loaded(Arc<LoadedTemplate>),
     /// The disk alone.
@@ -56,7 +61,7 @@ pub(crate) enum Purpose {
     /// To wait for a lease, after its servers were asked this.
     Wait { warm_up: Arc<[WarmUpRequest]> },
     /// A lease: the note and the settings in the record are its own.
-    Lease { note: String },
+    Lease,
     /// A sandbox that goes on.
     GoOn,
 }
@@ -146,7 +151,7 @@ impl StartPlan {
 
     fn prepare(&self) -> io::Result<()> {
         match self.purpose {
-            Purpose::Wait { .. } | Purpose::Lease { .. } => self.dir.create()?,
+            Purpose::Wait { .. } | Purpose::Lease => self.dir.create()?,
             Purpose::GoOn => {}
         }
         for stale in [self.dir.control(), self.dir.vsock()] {
@@ -211,7 +216,7 @@ impl StartPlan {
                     .pause()
                     .map_err(|e| WorkError::Control("pause the VM", e))?;
             }
-            Purpose::Lease { .. } | Purpose::GoOn => self.keep(vm.name)?,
+            Purpose::Lease | Purpose::GoOn => self.keep(vm.name)?,
         }
         let agent = client.into_stream();
         Ok(Up {
@@ -234,7 +239,7 @@ impl StartPlan {
         Ok(match self.purpose {
             // The lease will tell the time.
             Purpose::Wait { .. } => false,
-            Purpose::Lease { .. } | Purpose::GoOn => late,
+            Purpose::Lease | Purpose::GoOn => late,
         })
     }
 
@@ -277,6 +282,10 @@ impl StartPlan {
                 let base = base.as_ref().map(|base| base.dir());
                 self.restore(control, template, base, tap)
             }
+            Source::Fork(snapshot, base) => {
+                let base = base.as_ref().map(|base| base.dir());
+                self.restore(control, snapshot.dir().to_owned(), base, tap)
+            }
             Source::Loaded(template) => self.restore(control, template.dir(), None, tap),
             Source::Boot { .. } => self.boot(control, tap),
         }
@@ -290,7 +299,7 @@ impl StartPlan {
         };
         match self.purpose {
             Purpose::Wait { .. } => return Ok(()),
-            Purpose::Lease { .. } | Purpose::GoOn => {}
+            Purpose::Lease | Purpose::GoOn => {}
         }
         network
             .confine(tap, &self.id, &self.record.policy)
@@ -381,11 +390,6 @@ impl StartPlan {
     /// From here on the sandbox is a caller's.
     fn keep(&mut self, name: ProcessName) -> Result<(), WorkError> {
         let failed = |e| WorkError::Io("write the sandbox's record", e);
-        if let Purpose::Lease { note } = &self.purpose {
-            self.dir
-                .write_note(note, Durability::Process)
-                .map_err(failed)?;
-        }
         self.record.vmm = Some(name);
         self.record.kept = Kept::Running;
         self.dir

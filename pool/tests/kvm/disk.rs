@@ -11,11 +11,11 @@ use std::{
 };
 
 use model::Bytes;
-use pool::{Init, PauseMode, Pool, PoolConfig, PoolError, Sandbox, SandboxState};
+use pool::{OnClose, PauseMode, Pool, PoolConfig, PoolError, Sandbox, SandboxState};
 
 use super::{
     lifecycle::run,
-    support::{FULL, SERVER, State, config, sh, spec, until},
+    support::{FULL, SERVER, State, config, resume, sh, spec, until},
 };
 
 /// Room for a few sandboxes and their snapshots, and not for what the guests write.
@@ -70,13 +70,13 @@ pub(crate) fn be_on_a_small_disk(state: &Path, image: &Path) {
         assert!(text.contains("delete paused sandboxes"), "{text}");
 
         // A server that starts now has all of them, with what it last wrote about them.
-        pool.close(false).await;
+        pool.close(OnClose::Keep).await;
         let (pool, recovered, _ended) = Pool::open(on_small_disk(state)).await.expect("a pool");
         assert!(recovered.lost.is_empty(), "{:?}", recovered.lost);
         let mut alive: Vec<_> = recovered
             .alive
             .iter()
-            .map(|found| (found.note.as_str(), found.state))
+            .map(|found| (found.note.as_ref(), found.state))
             .collect();
         alive.sort_by_key(|(note, _)| *note);
         let paused = SandboxState::Paused(PauseMode::Memory);
@@ -86,7 +86,7 @@ pub(crate) fn be_on_a_small_disk(state: &Path, image: &Path) {
         for file in [ballast.as_path(), Path::new(REST)] {
             fs::remove_file(file).expect("more room");
         }
-        let c = pool.resume(&c.id, Init::default()).await.expect("a resume");
+        let c = resume(&pool, &c.id).await.expect("a resume");
         for (sandbox, note) in [(&a, "a"), (&b, "b"), (&c, "c")] {
             assert_eq!(
                 sh(sandbox, "cat /dev/shm/note /root/note").await,
@@ -101,7 +101,7 @@ pub(crate) fn be_on_a_small_disk(state: &Path, image: &Path) {
         pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
         let d = pool.create(spec()).await.expect("a sandbox");
         assert_eq!(sh(&d, "echo on").await, "on");
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
     });
 }
 
@@ -153,7 +153,8 @@ async fn fill_up(pool: &Pool, source: &Sandbox, writer: &Sandbox) {
     let pause = pool.pause(&source.id, PauseMode::Memory).await;
     assert!(matches!(pause, Err(PoolError::NoSpace(_))), "{pause:?}");
     // Its record may or may not be written now; if not, the one before stays.
-    if let Err(e) = pool.annotate(&source.id, "a".into()).await {
+    let policy = netisolation::Policy::default();
+    if let Err(e) = pool.set_policy(&source.id, policy, "a".into()).await {
         println!("a note on a full disk: {e}");
     }
     for sandbox in [source, writer] {

@@ -8,10 +8,10 @@ use std::{
 
 use api_types::envd::ENVD_PORT;
 use model::{StartPhase, WarmUpRequest};
-use pool::{CreateSpec, Init, PauseMode, Pool, PoolError, SandboxState};
+use pool::{CreateSpec, Init, OnClose, PauseMode, Pool, PoolError, Refusal, SandboxState};
 
 use super::support::{
-    SERVER, State, config, exec, kill, open, sh, spec, template_with, until, until_warm,
+    SERVER, State, config, exec, kill, open, resume, sh, spec, template_with, until, until_warm,
 };
 
 /// Runs a test on a runtime like a server's.
@@ -52,16 +52,17 @@ pub(crate) fn kvm_a_lease_is_a_machine_of_its_own() {
             "{of_a:?} {of_b:?}"
         );
         assert_eq!(of_a[3], "me");
-        pool.annotate(&a.id, "mine".into()).await.expect("a note");
+        let policy = netisolation::Policy::default();
+        let noted = pool.set_policy(&a.id, policy, "mine".into()).await;
+        noted.expect("a note");
+        assert_eq!(pool.get(&a.id).await.expect("it").note.as_ref(), "mine");
         assert!(pool.usage(&a.id).await.expect("usage").memory > 0);
         assert_eq!(pool.stats().await.running, 2);
         pool.kill(&a.id).await.expect("a kill");
-        assert!(matches!(
-            pool.kill(&a.id).await,
-            Err(PoolError::NoSandbox(_))
-        ));
+        let again = pool.kill(&a.id).await.expect_err("it is gone");
+        assert!(again.is_not_found(), "{again}");
         assert!(!a.vsock.exists());
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -92,7 +93,7 @@ pub(crate) fn kvm_a_warm_slot_serves_one_lease() {
         assert!(c.warm && c.id != a.id && c.id != b.id);
         let stats = pool.stats().await;
         assert_eq!((stats.warm_hits, stats.warm_misses), (3, 0));
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -119,7 +120,7 @@ pub(crate) fn kvm_a_warm_slot_was_asked_its_templates_requests() {
         let sandbox = pool.create(spec()).await.expect("a sandbox");
         assert!(sandbox.warm);
         sh(&sandbox, "test -d /tmp/asked").await;
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
 
         // What refuses its template's request is not kept; a create does not ask and works.
         template_with(&installed.join("good"), &request(ENVD_PORT, "no JSON"));
@@ -133,7 +134,7 @@ pub(crate) fn kvm_a_warm_slot_was_asked_its_templates_requests() {
         let sandbox = pool.create(spec()).await.expect("a sandbox");
         assert!(!sandbox.warm);
         sh(&sandbox, "test ! -d /tmp/asked").await;
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -147,7 +148,7 @@ pub(crate) fn kvm_a_hundred_leases_leave_nothing() {
             assert_eq!(sh(&sandbox, "echo on").await, "on");
             pool.kill(&sandbox.id).await.expect("a kill");
         }
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
         let open_files = std::fs::read_dir("/proc/self/fd")
             .expect("descriptors")
@@ -164,7 +165,10 @@ pub(crate) fn kvm_a_vm_that_dies_is_told_of() {
         kill(a.pid);
         let end = ended.recv().await.expect("an end");
         assert_eq!(end.id, a.id);
-        assert!(end.why.contains("killed"), "{}", end.why);
+        assert!(
+            end.why.as_ref().is_some_and(|w| w.contains("killed")),
+            "{end:?}"
+        );
         let b = pool.create(spec()).await.expect("a sandbox");
         // The guest ends by itself, without an answer.
         let off = "python3 -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321fedc)'";
@@ -174,11 +178,14 @@ pub(crate) fn kvm_a_vm_that_dies_is_told_of() {
         };
         let end = ended.recv().await.expect("an end");
         assert_eq!(end.id, b.id);
-        assert!(end.why.contains("powered off"), "{}", end.why);
+        assert!(
+            end.why.as_ref().is_some_and(|w| w.contains("powered off")),
+            "{end:?}"
+        );
         let _ = by_itself.join();
         state.assert_clean();
         assert_eq!(pool.stats().await.died, 2);
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
     });
 }
 
@@ -242,22 +249,18 @@ pub(crate) fn kvm_a_killed_server_is_followed_by_another() {
         let (pool, recovered, mut ended) = Pool::open(config(&state.0, 0)).await.expect("a pool");
         assert_eq!(recovered.lost.len(), 1, "{recovered:?}");
         assert_eq!(recovered.lost[0].0.as_str(), doomed);
-        assert_eq!(recovered.lost[0].1, "to die");
         assert_eq!(recovered.alive.len(), 2, "{recovered:?}");
         for found in recovered.alive {
-            let id = &found.sandbox.id;
+            let id = &found.id;
             let sandbox = match found.state {
-                SandboxState::Running => found.sandbox.clone(),
-                SandboxState::Paused(_) => {
-                    pool.resume(id, Init::default()).await.expect("a resume")
-                }
-                SandboxState::Changing => panic!("{found:?}"),
+                SandboxState::Running => found.clone(),
+                SandboxState::Paused(_) => resume(&pool, id).await.expect("a resume"),
             };
-            assert_eq!(sh(&sandbox, "cat /dev/shm/note").await, found.note);
+            assert_eq!(sh(&sandbox, "cat /dev/shm/note").await, *found.note);
             // An adopted one is watched, paused and ended like any other.
-            if found.note == "running" {
+            if found.note.as_ref() == "running" {
                 pool.pause(id, PauseMode::Memory).await.expect("a pause");
-                let sandbox = pool.resume(id, Init::default()).await.expect("a resume");
+                let sandbox = resume(&pool, id).await.expect("a resume");
                 assert_eq!(sh(&sandbox, "cat /dev/shm/note").await, "running");
                 kill(sandbox.pid);
                 assert_eq!(ended.recv().await.expect("an end").id, *id);
@@ -265,7 +268,7 @@ pub(crate) fn kvm_a_killed_server_is_followed_by_another() {
         }
         // The warm slots of the killed server are gone.
         assert_eq!(state.processes().len(), 1);
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -281,16 +284,16 @@ pub(crate) fn kvm_a_pause_keeps_memory() {
         pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
         assert!(matches!(
             pool.pause(&a.id, PauseMode::Memory).await,
-            Err(PoolError::WrongState { .. })
+            Err(PoolError::Refused(_, Refusal::AlreadyPaused))
         ));
         assert!(matches!(
             pool.usage(&a.id).await,
-            Err(PoolError::WrongState { .. })
+            Err(PoolError::Refused(_, Refusal::NotRunning))
         ));
         assert_eq!(pool.stats().await.paused, 1);
         assert!(!state.processes().contains(&a.pid));
         for _ in 0..2 {
-            let again = pool.resume(&a.id, Init::default()).await.expect("a resume");
+            let again = resume(&pool, &a.id).await.expect("a resume");
             assert!(again.id == a.id && again.pid != a.pid);
             let script = "cat /root/disk /dev/shm/memory; kill -0 $(cat /run/pid) && echo sleeps";
             assert_eq!(sh(&again, script).await, "disk\nmemory\nsleeps");
@@ -299,13 +302,13 @@ pub(crate) fn kvm_a_pause_keeps_memory() {
                 boot_id
             );
             assert!(matches!(
-                pool.resume(&a.id, Init::default()).await,
-                Err(PoolError::WrongState { .. })
+                resume(&pool, &a.id).await,
+                Err(PoolError::Refused(_, Refusal::AlreadyRunning))
             ));
             pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
         }
         pool.kill(&a.id).await.expect("a kill");
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -322,7 +325,7 @@ pub(crate) fn kvm_a_pause_of_the_disk_alone() {
         pool.pause(&a.id, PauseMode::FilesystemOnly)
             .await
             .expect("a pause");
-        let again = pool.resume(&a.id, Init::default()).await.expect("a resume");
+        let again = resume(&pool, &a.id).await.expect("a resume");
         assert_eq!(sh(&again, "cat /root/disk; ls /dev/shm").await, "disk");
         assert_eq!(sh(&again, "cat /etc/machine-id").await, machine);
         assert_ne!(
@@ -330,7 +333,7 @@ pub(crate) fn kvm_a_pause_of_the_disk_alone() {
             boot
         );
         assert_eq!(sh(&again, "hostname").await, a.id.as_str());
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -362,7 +365,7 @@ pub(crate) fn kvm_forks_go_on_where_their_source_is() {
             (left.count() == 0).then_some(())
         })
         .await;
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -385,7 +388,7 @@ pub(crate) fn kvm_a_snapshot_is_a_template() {
             .await
             .expect("a snapshot");
         pool.kill(&source.id).await.expect("a kill");
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
 
         let pool = open(&state, 0).await;
         for (template, content) in [("mine:v1", "kept"), (paused.id.as_str(), "later")] {
@@ -409,7 +412,7 @@ pub(crate) fn kvm_a_snapshot_is_a_template() {
             pool.create(gone).await,
             Err(PoolError::NoTemplate(_))
         ));
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }

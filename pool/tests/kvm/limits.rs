@@ -9,11 +9,11 @@ use std::{
 };
 
 use model::{Bytes, SandboxId};
-use pool::{Init, PauseMode, Pool, PoolError, SandboxState};
+use pool::{OnClose, PauseMode, Pool, PoolError, SandboxState};
 
 use super::{
     lifecycle::run,
-    support::{BUSY, SERVER, State, config, kill, open, sh, spec, until, until_warm},
+    support::{BUSY, SERVER, State, config, kill, open, resume, sh, spec, until, until_warm},
 };
 
 fn refused(answer: Result<pool::Sandbox, PoolError>) -> (String, Duration) {
@@ -38,11 +38,11 @@ pub(crate) fn kvm_what_does_not_fit_is_refused() {
         // A paused one takes no place, and may not come back while there is none.
         pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
         let b = pool.create(spec()).await.expect("a sandbox");
-        refused(pool.resume(&a.id, Init::default()).await);
+        refused(resume(&pool, &a.id).await);
         pool.kill(&b.id).await.expect("a kill");
-        pool.resume(&a.id, Init::default()).await.expect("a resume");
+        resume(&pool, &a.id).await.expect("a resume");
         assert_eq!(pool.stats().await.refused, 2);
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
 
         // All of the host's memory is kept for others.
         let mut none = config(&state.0, 2);
@@ -56,7 +56,7 @@ pub(crate) fn kvm_what_does_not_fit_is_refused() {
             (stats.warm, stats.filling, stats.available_bytes),
             (0, 0, 0)
         );
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -69,7 +69,7 @@ async fn opened_beside_silent(count: usize) -> Duration {
     for _ in 0..count {
         silent.push(pool.create(spec()).await.expect("a sandbox").id);
     }
-    pool.close(false).await;
+    pool.close(OnClose::Keep).await;
     for pid in state.processes() {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("a VMM");
@@ -80,11 +80,7 @@ async fn opened_beside_silent(count: usize) -> Duration {
     let (pool, recovered, _) = Pool::open(impatient).await.expect("a pool");
     let took = began.elapsed();
     assert!(recovered.alive.is_empty());
-    let mut lost: Vec<_> = recovered
-        .lost
-        .into_iter()
-        .map(|(id, _, why)| (id, why))
-        .collect();
+    let mut lost = recovered.lost;
     lost.sort();
     silent.sort();
     for (id, why) in &lost {
@@ -94,7 +90,7 @@ async fn opened_beside_silent(count: usize) -> Duration {
         lost.into_iter().map(|(id, _)| id).collect::<Vec<_>>(),
         silent
     );
-    pool.close(true).await;
+    pool.close(OnClose::Kill).await;
     state.assert_clean();
     took
 }
@@ -134,21 +130,21 @@ pub(crate) fn kvm_paused_sandboxes_and_snapshots_are_limited() {
         let forks = pool.fork(&c.id, vec![spec()]).await.expect("a fork");
         assert!(forks.iter().all(Result::is_ok), "{forks:?}");
         // A place is free again after a resume, and after the removal of a snapshot.
-        pool.resume(&a.id, Init::default()).await.expect("a resume");
+        resume(&pool, &a.id).await.expect("a resume");
         pool.pause(&c.id, PauseMode::Memory).await.expect("a pause");
         is_refused(pool.pause(&a.id, PauseMode::Memory).await);
         pool.remove_template("one").await.expect("a removal");
         pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
-        pool.close(false).await;
+        pool.close(OnClose::Keep).await;
 
         // A server with a lower limit keeps what there is.
         small.max_saved = 1;
         let (pool, recovered, _) = Pool::open(small).await.expect("a pool");
         assert!(recovered.lost.is_empty(), "{:?}", recovered.lost);
         is_one_too_many(1, pool.snapshot(&a.id, Vec::new()).await.map(drop));
-        pool.resume(&a.id, Init::default()).await.expect("a resume");
+        resume(&pool, &a.id).await.expect("a resume");
         is_one_too_many(1, pool.pause(&a.id, PauseMode::Memory).await);
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -174,7 +170,7 @@ pub(crate) fn kvm_warm_slots_give_way() {
         pool.snapshot(&a.id, vec!["other".into()])
             .await
             .expect("a snapshot");
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
 
         let mut small = config(&state.0, 1);
         small.max_sandboxes = 1;
@@ -189,7 +185,7 @@ pub(crate) fn kvm_warm_slots_give_way() {
         pool.kill(&b.id).await.expect("a kill");
         // The stock comes back when there is room.
         until_warm(&pool, 1).await;
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -228,7 +224,7 @@ pub(crate) fn kvm_each_vm_is_in_its_control_group() {
         }
         pool.kill(&a.id).await.expect("a kill");
         assert!(groups.iter().all(|g| !g.exists()));
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -257,7 +253,7 @@ pub(crate) fn kvm_a_caller_who_leaves_leaves_nothing() {
             })
             .await;
         }
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -280,7 +276,7 @@ impl Dice {
 pub(crate) fn be_busy(state: &Path) {
     run(async {
         let (pool, recovered, _ended) = Pool::open(config(state, 2)).await.expect("a pool");
-        let mut known: Vec<SandboxId> = recovered.alive.into_iter().map(|f| f.sandbox.id).collect();
+        let mut known: Vec<SandboxId> = recovered.alive.into_iter().map(|s| s.id).collect();
         let mut dice = Dice(u64::from(std::process::id()) << 20 | 1);
         loop {
             println!("{}", known.len());
@@ -292,7 +288,7 @@ pub(crate) fn be_busy(state: &Path) {
                     tokio::spawn(async move {
                         let _ = match what {
                             0 => later.pause(&id, PauseMode::Memory).await,
-                            1 => later.resume(&id, Init::default()).await.map(drop),
+                            1 => resume(&later, &id).await.map(drop),
                             _ => later.fork(&id, vec![spec()]).await.map(drop),
                         };
                     });
@@ -326,11 +322,8 @@ pub(crate) fn kvm_a_server_is_killed_at_any_moment() {
             let mut pids = Vec::new();
             for found in recovered.alive {
                 let sandbox = match found.state {
-                    SandboxState::Running => found.sandbox,
-                    SandboxState::Paused(_) | SandboxState::Changing => pool
-                        .resume(&found.sandbox.id, Init::default())
-                        .await
-                        .expect("a resume"),
+                    SandboxState::Running => found,
+                    SandboxState::Paused(_) => resume(&pool, &found.id).await.expect("a resume"),
                 };
                 assert_eq!(sh(&sandbox, "hostname").await, sandbox.id.as_str());
                 pids.push(sandbox.pid);
@@ -340,10 +333,10 @@ pub(crate) fn kvm_a_server_is_killed_at_any_moment() {
             processes.sort_unstable();
             assert_eq!(processes, pids, "VMMs that nobody knows");
             // The next server takes over what runs now.
-            pool.close(false).await;
+            pool.close(OnClose::Keep).await;
         }
         let (pool, ..) = Pool::open(config(&state.0, 0)).await.expect("a pool");
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }
@@ -376,7 +369,7 @@ pub(crate) fn kvm_random_lives_leave_nothing() {
                     let _ = later.pause(&id, PauseMode::Memory).await;
                 })),
                 (3, Some(id)) => open_ends.push(tokio::spawn(async move {
-                    let _ = later.resume(&id, Init::default()).await;
+                    let _ = resume(&later, &id).await;
                 })),
                 (4, Some(id)) => open_ends.push(tokio::spawn(async move {
                     let _ = later.kill(&id).await;
@@ -387,7 +380,8 @@ pub(crate) fn kvm_random_lives_leave_nothing() {
                     }
                 }
                 (6, Some(id)) => open_ends.push(tokio::spawn(async move {
-                    let _ = later.annotate(&id, "note".repeat(100)).await;
+                    let policy = netisolation::Policy::default();
+                    let _ = later.set_policy(&id, policy, "note".repeat(100)).await;
                 })),
                 (_, Some(_)) => {
                     let processes = state.processes();
@@ -407,7 +401,7 @@ pub(crate) fn kvm_random_lives_leave_nothing() {
         // It still works, and then everything goes.
         let last = pool.create(spec()).await.expect("a sandbox");
         assert_eq!(sh(&last, "echo on").await, "on");
-        pool.close(true).await;
+        pool.close(OnClose::Kill).await;
         state.assert_clean();
     });
 }

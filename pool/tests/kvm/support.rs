@@ -5,12 +5,15 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
-    time::{Duration, Instant},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
-use model::{Bytes, template_file};
-use pool::{CreateSpec, Init, MissingLimits, Pool, PoolConfig, Sandbox, SandboxLimits, WarmMarks};
+use model::{Bytes, SandboxId, template_file};
+use pool::{
+    CreateSpec, Init, Lifetime, MissingLimits, Pool, PoolConfig, PoolError, Sandbox, SandboxLimits,
+    Wake, WarmMarks,
+};
 
 /// Set for a process that is to be a server that is killed: its state directory.
 pub(crate) const SERVER: &str = "CUBE_TEST_POOL";
@@ -181,6 +184,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
         max_saved: 1000,
         start_timeout: PATIENCE,
         network: None,
+        lifetime_of_note: |_| None,
     }
 }
 
@@ -221,8 +225,25 @@ pub(crate) fn spec() -> CreateSpec {
         template: "base".into(),
         init: Init::default(),
         note: String::new(),
+        lifetime: lifetime(3600),
         policy: netisolation::Policy::default(),
     }
+}
+
+/// A lifetime of so many seconds from now.
+pub(crate) fn lifetime(timeout_s: u32) -> Lifetime {
+    let since = UNIX_EPOCH.elapsed().expect("a clock");
+    let mut lifetime = Lifetime::default();
+    lifetime.set(u64::try_from(since.as_millis()).expect("a time"), timeout_s);
+    lifetime
+}
+
+/// Resumes a paused sandbox; a running one refuses.
+pub(crate) async fn resume(pool: &Pool, id: &SandboxId) -> Result<Sandbox, PoolError> {
+    let wake = Wake::Resume { auto_pause: None };
+    let connected = pool.connect(id, Some(3600), wake).await?;
+    assert!(connected.resumed);
+    Ok(connected.sandbox)
 }
 
 /// Waits until so many slots are warm and nothing is being filled.

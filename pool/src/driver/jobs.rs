@@ -1,0 +1,168 @@
+//! Work that takes time: started here on threads and tasks, each of which reports its end to the driver.
+
+use std::{fs, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+
+use model::{SandboxId, template_file};
+use tokio::{sync::mpsc, task::spawn_blocking};
+use vmm_control::template::LoadedTemplate;
+
+use crate::{
+    PoolConfig, PoolError, TemplateInfo,
+    cgroup::Groups,
+    message::{Answer, Report, SnapshotFor},
+    network,
+    record::{Durability, Record, SlotDir},
+    vm::Vm,
+    work::{
+        self,
+        lease::{LeasePlan, Lines, serve},
+        save::{PausePlan, SnapshotPlan},
+        start::StartPlan,
+    },
+};
+
+/// Pages of loaded templates have this size.
+const HUGE_PAGE: u64 = 2 << 20;
+
+#[derive(Debug)]
+pub(super) struct Jobs {
+    config: Arc<PoolConfig>,
+    pub(super) groups: Arc<Groups>,
+    pub(super) reporter: mpsc::UnboundedSender<Report>,
+    /// Bytes of all templates that were loaded.
+    loaded: u64,
+}
+
+impl Jobs {
+    pub(super) fn new(
+        config: Arc<PoolConfig>,
+        groups: Arc<Groups>,
+        reporter: mpsc::UnboundedSender<Report>,
+    ) -> Self {
+        Self {
+            config,
+            groups,
+            reporter,
+            loaded: 0,
+        }
+    }
+
+    /// Runs blocking work on a thread. Reports are lost only when the driver, and with it the program, has ended.
+    fn run(&self, work: impl FnOnce() -> Report + Send + 'static) {
+        let reporter = self.reporter.clone();
+        spawn_blocking(move || {
+            let _ = reporter.send(work());
+        });
+    }
+
+    /// Makes a VM.
+    pub(super) fn start(&self, id: SandboxId, plan: StartPlan) {
+        self.run(move || Report::Made(id, plan.run().map(Box::new)));
+    }
+
+    /// Leases a warm slot, on a task: its caller waits for this.
+    pub(super) fn lease(&self, plan: LeasePlan, lines: Lines) {
+        let reporter = self.reporter.clone();
+        tokio::spawn(async move {
+            let id = plan.id.clone();
+            let served = serve(plan, lines).await.map(Box::new);
+            let _ = reporter.send(Report::Leased(id, served));
+        });
+    }
+
+    pub(super) fn pause(&self, id: SandboxId, plan: PausePlan) {
+        self.run(move || Report::Paused(id, Box::new(plan.run())));
+    }
+
+    pub(super) fn snapshot(&self, id: SandboxId, plan: SnapshotPlan, purpose: SnapshotFor) {
+        self.run(move || Report::Snapshotted(id, purpose, plan.run()));
+    }
+
+    /// Writes the record of a running sandbox.
+    pub(super) fn write(&self, id: SandboxId, dir: SlotDir, record: Record) {
+        self.run(move || Report::Written(id, dir.write(&record, Durability::Process)));
+    }
+
+    /// Copies a template's memory into huge pages. They count in the server's control group, so its limit grows by
+    /// their size. It does not shrink again: VMMs may hold the memory of a template that was removed.
+    ///
+    /// # Errors
+    /// The size cannot be read or the limit cannot be set; nothing is loaded then.
+    pub(super) fn load(&mut self, template: String, dir: PathBuf) -> io::Result<()> {
+        if let Some(memory) = self.config.server_memory {
+            let size = fs::metadata(dir.join(template_file::MEMORY))?.len();
+            self.loaded += size.next_multiple_of(HUGE_PAGE);
+            let limit = memory.0.saturating_add(self.loaded);
+            self.groups.limit_server(limit)?;
+        }
+        self.run(move || {
+            let loaded = LoadedTemplate::load(&dir);
+            let loaded = loaded.map(Arc::new).map_err(|e| model::chain(&e));
+            Report::Loaded(template, loaded)
+        });
+        Ok(())
+    }
+
+    /// Kills a VM process. If `disown` is given its record is removed before, so that a server which follows this one
+    /// does not adopt a sandbox that was to end.
+    pub(super) fn kill(&self, id: SandboxId, pidfd: Arc<OwnedFd>, disown: Option<SlotDir>) {
+        spawn_blocking(move || {
+            if let Some(Err(error)) = disown.map(|dir| dir.disown()) {
+                tracing::error!(sandbox = %id, %error, "cannot remove the sandbox's record");
+            }
+            crate::vm::kill(&pidfd);
+        });
+    }
+
+    /// Takes back the TAP of a VM that has exited.
+    pub(super) fn release(&self, record: &mut Record) {
+        self.run(self.release_tap(record));
+    }
+
+    fn release_tap(&self, record: &mut Record) -> impl FnOnce() -> Report + Send + use<> {
+        let (tap, vmm) = (record.tap.take(), record.vmm);
+        let network = self.config.network.clone();
+        move || Report::Released(network::release(network.as_ref(), tap, vmm))
+    }
+
+    /// Takes back the TAP of a slot and removes its directory and its control group.
+    pub(super) fn clean(&self, id: SandboxId, dir: SlotDir, record: &mut Record) {
+        let groups = Arc::clone(&self.groups);
+        let released = self.release_tap(record);
+        let reporter = self.reporter.clone();
+        self.run(move || {
+            let _ = reporter.send(released());
+            if let Err(error) = work::save::clean(&dir, &groups, id.as_str()) {
+                tracing::error!(sandbox = %id, %error, "cannot remove all of the sandbox; the next server tries again");
+            }
+            Report::Cleaned(id)
+        });
+    }
+
+    /// Reports the end of a VM process, whenever that comes.
+    pub(super) fn watch(&self, id: SandboxId, vm: Vm) {
+        let reporter = self.reporter.clone();
+        tokio::spawn(async move {
+            if let Err(error) = vm.gone().await {
+                tracing::error!(sandbox = %id, %error, "cannot watch the sandbox's VMM");
+            }
+            let _ = reporter.send(Report::VmExited(id));
+        });
+    }
+
+    /// Makes a new template survive a crash of the host, or removes what is left of one that failed, and answers.
+    pub(super) fn finish_template(
+        &self,
+        home: PathBuf,
+        kept: Result<TemplateInfo, PoolError>,
+        answer: Answer<TemplateInfo>,
+    ) {
+        spawn_blocking(move || {
+            match &kept {
+                Ok(_) => work::save::sync_tree(&home),
+                Err(_) => drop(fs::remove_dir_all(&home)),
+            }
+            let _ = answer.send(kept);
+        });
+    }
+}

@@ -1,0 +1,132 @@
+//! The memory ledger: what sandboxes were seen to need, and what the host has left.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use model::SandboxId;
+
+use super::{slots::Slots, space::Disks};
+use crate::{
+    PoolConfig, host,
+    policy::{Need, Room},
+    slot::Stage,
+    templates::Templates,
+};
+
+/// MemAvailable is read again when it is older than this.
+const FRESH: Duration = Duration::from_millis(20);
+/// Most sandboxes that are measured at one tick.
+const MEASURED_AT_ONCE: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct MemoryLedger {
+    reserve: u64,
+    max_slots: u32,
+    /// Of each template whose sandboxes were measured.
+    needs: BTreeMap<String, Need>,
+    /// MemAvailable in bytes, and when it was read (CLOCK_MONOTONIC).
+    available: u64,
+    read_at_ns: u64,
+    /// The sandbox after which the next round of measuring goes on.
+    measured_up_to: Option<SandboxId>,
+}
+
+impl MemoryLedger {
+    pub(super) fn new(config: &PoolConfig) -> Self {
+        Self {
+            reserve: config.memory_reserve.0,
+            max_slots: config.max_sandboxes,
+            needs: BTreeMap::new(),
+            available: 0,
+            read_at_ns: 0,
+            measured_up_to: None,
+        }
+    }
+
+    /// What a sandbox of this template is expected to need.
+    pub(super) fn need(&self, template: &str) -> Need {
+        self.needs.get(template).copied().unwrap_or_default()
+    }
+
+    /// The largest need of any template, in bytes.
+    pub(super) fn largest_need(&self) -> u64 {
+        let needs = self.needs.values().map(|need| need.expected);
+        needs.max().unwrap_or(Need::default().expected)
+    }
+
+    /// A slot of this template has become warm with so many private bytes.
+    pub(super) fn became_warm(&mut self, template: &str, private: u64) {
+        let need = self.needs.entry(template.to_owned()).or_default();
+        need.warm(private);
+    }
+
+    /// What the host has for a sandbox with this need, and what of that is promised to others.
+    pub(super) fn room_for(
+        &mut self,
+        need: Need,
+        slots: &Slots,
+        disks: &Disks,
+        now_ns: u64,
+    ) -> Room {
+        if u128::from(now_ns.saturating_sub(self.read_at_ns)) > FRESH.as_nanos() {
+            self.available = host::meminfo("MemAvailable").unwrap_or(0);
+            self.read_at_ns = now_ns;
+        }
+        let mut promised = 0_u64;
+        let mut count = 0_u32;
+        for entry in slots.values().filter(|e| e.slot.takes_memory()) {
+            count += 1;
+            let own = self.need(&entry.record.template.id);
+            let has = match entry.slot.stage {
+                // It does not grow before its next start.
+                Stage::Warm | Stage::Ending | Stage::Pausing(_) | Stage::Stopping(_) => continue,
+                Stage::Filling => own.expected.saturating_sub(own.warm_has),
+                _ => entry.private.unwrap_or(0),
+            };
+            promised = promised.saturating_add(own.expected.saturating_sub(has));
+        }
+        Room {
+            available: self.available,
+            reserve: self.reserve,
+            expected: need.expected,
+            warm_has: need.warm_has,
+            promised,
+            slots: count,
+            max: self.max_slots,
+            disk: disks.layers(slots),
+            layer: disks.layer_share(),
+        }
+    }
+
+    /// Measures some of the running sandboxes, and estimates from all of them what their templates need.
+    pub(super) fn measure(&mut self, slots: &mut Slots, templates: &Templates) {
+        let mut running = slots.ids(|e| e.slot.stage == Stage::Running);
+        running.sort_unstable();
+        let last = self.measured_up_to.take();
+        let from = last.map_or(0, |last| running.partition_point(|id| *id <= last));
+        let round = running.iter().skip(from).take(MEASURED_AT_ONCE);
+        for id in round.clone() {
+            if let Some(entry) = slots.get_mut(id) {
+                let pid = entry.record.vmm.map_or(0, |vmm| vmm.pid);
+                entry.private = host::private_bytes(pid).or(entry.private);
+            }
+        }
+        if from + MEASURED_AT_ONCE < running.len() {
+            self.measured_up_to = round.last().cloned();
+        }
+        self.estimate(slots, templates);
+    }
+
+    fn estimate(&mut self, slots: &Slots, templates: &Templates) {
+        let mut sizes: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        for entry in slots.values().filter(|e| e.slot.stage == Stage::Running) {
+            let of_template = sizes.entry(entry.record.template.id.clone()).or_default();
+            of_template.extend(entry.private);
+        }
+        // A template that was removed is forgotten with its last sandbox.
+        self.needs
+            .retain(|id, _| templates.get(id).is_some() || sizes.contains_key(id));
+        for (id, sizes) in sizes {
+            self.needs.entry(id).or_default().leased(&sizes);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Questions that change nothing, and the list of templates.
+
+use std::path::Path;
+
+use model::SandboxId;
+use netisolation::{Isolation, TapIndex};
+use tokio::{sync::oneshot, task::spawn_blocking};
+
+use super::{Driver, Entry};
+use crate::{
+    LifeEvent, PoolError, PoolStats, Sandbox, SandboxState, TemplateInfo, Usage, host,
+    message::{Answer, Request},
+    network,
+    policy::Need,
+    slot::{Refusal, Stage},
+    templates::{Memory, Origin, base_of},
+    work::WorkError,
+};
+
+impl Driver {
+    pub(super) fn answer(&mut self, request: Request) {
+        match request {
+            Request::Get(id, answer) => drop(answer.send(self.sandbox(&id))),
+            Request::List(answer) => {
+                let sandboxes = self.slots.iter().filter_map(|(id, e)| e.sandbox(id));
+                let _ = answer.send(sandboxes.collect());
+            }
+            Request::History(id, answer) => drop(answer.send(self.history(&id))),
+            Request::Usage(id, answer) => self.usage(&id, answer),
+            Request::Counters(id, answer) => self.of_tap(&id, answer, network::counters),
+            Request::VerifyNetwork(id, answer) => self.of_tap(&id, answer, network::verify),
+            Request::Templates(answer) => drop(answer.send(self.all_templates())),
+            Request::Template(name, answer) => {
+                let id = self.templates.find(&name).map(|t| t.info.id.clone());
+                let _ = answer.send(id.and_then(|id| self.template_info(&id)));
+            }
+            Request::AddTemplate(dir, names, answer) => {
+                let _ = answer.send(self.add_template(&dir, names));
+            }
+            Request::RemoveTemplate(name, answer) => self.remove_template(&name, answer),
+            Request::Stats(answer) => self.send_stats(answer),
+            // These are answered where they are performed.
+            Request::Create { .. }
+            | Request::Sandbox(..)
+            | Request::Drain(_)
+            | Request::Close(..) => {}
+        }
+    }
+
+    fn sandbox(&self, id: &SandboxId) -> Result<Sandbox, PoolError> {
+        let sandbox = self.slots.get(id).and_then(|e| e.sandbox(id));
+        sandbox.ok_or_else(|| PoolError::not_found(id))
+    }
+
+    fn history(&self, id: &SandboxId) -> Result<(Sandbox, Vec<LifeEvent>), PoolError> {
+        let sandbox = self.sandbox(id)?;
+        let entry = self.slots.leased(id)?;
+        Ok((sandbox, entry.events.iter().cloned().collect()))
+    }
+
+    /// The entry of a sandbox that has a VM.
+    fn running(&self, id: &SandboxId) -> Result<&Entry, PoolError> {
+        let entry = self.slots.leased(id)?;
+        match entry.slot.state() {
+            Some(SandboxState::Running) => Ok(entry),
+            _ => Err(PoolError::Refused(id.clone(), Refusal::NotRunning)),
+        }
+    }
+
+    fn usage(&self, id: &SandboxId, answer: Answer<Usage>) {
+        let entry = match self.running(id) {
+            Ok(entry) => entry,
+            Err(e) => return drop(answer.send(Err(e))),
+        };
+        let pid = entry.record.vmm.map_or(0, |vmm| vmm.pid);
+        spawn_blocking(move || {
+            let _ = answer.send(Ok(Usage {
+                cpu_ns: host::cpu_ns(pid).unwrap_or(0),
+                memory: host::private_bytes(pid).unwrap_or(0),
+                disk: host::unlinked_bytes(pid).unwrap_or(0),
+            }));
+        });
+    }
+
+    /// Answers a question about a running sandbox's TAP, on a thread.
+    fn of_tap<T: Send + 'static>(
+        &self,
+        id: &SandboxId,
+        answer: Answer<T>,
+        question: fn(Option<&Isolation>, Option<TapIndex>) -> Result<T, WorkError>,
+    ) {
+        let tap = match self.running(id) {
+            Ok(entry) => entry.record.tap,
+            Err(e) => return drop(answer.send(Err(e))),
+        };
+        let (network, id) = (self.config.network.clone(), id.clone());
+        spawn_blocking(move || {
+            let result = question(network.as_ref(), tap);
+            let failed = |e: WorkError| e.into_pool("inspect the sandbox's network", &id);
+            let _ = answer.send(result.map_err(failed));
+        });
+    }
+
+    fn template_info(&self, id: &str) -> Option<TemplateInfo> {
+        let mut info = self.templates.get(id)?.info.clone();
+        info.warm = self.stock.len(id);
+        Some(info)
+    }
+
+    fn all_templates(&self) -> Vec<TemplateInfo> {
+        let ids = self.templates.ids();
+        let mut all: Vec<_> = ids.iter().filter_map(|id| self.template_info(id)).collect();
+        all.sort_by(|a, b| (&a.names, &a.id).cmp(&(&b.names, &b.id)));
+        all
+    }
+
+    fn add_template(&mut self, dir: &Path, names: Vec<String>) -> Result<TemplateInfo, PoolError> {
+        let failed = |e: std::io::Error| PoolError::Failed {
+            what: "add a template",
+            why: format!("{}: {e}", dir.display()),
+        };
+        self.templates.check_names(&names)?;
+        let dir = dir.canonicalize().map_err(failed)?;
+        let (id, home) = self.templates.draft().map_err(failed)?;
+        let created = host::unix_ns() / 1_000_000_000;
+        let origin = Origin::Elsewhere(dir);
+        let kept = self.templates.keep(&id, names, origin, created);
+        if kept.is_err() {
+            // It is empty.
+            let _ = std::fs::remove_dir_all(home);
+        }
+        kept
+    }
+
+    fn remove_template(&mut self, name: &str, answer: Answer<()>) {
+        let Some(template) = self.templates.find(name) else {
+            let _ = answer.send(Err(PoolError::NoTemplate(name.to_owned())));
+            return;
+        };
+        let (id, dir) = (template.info.id.clone(), template.dir.clone());
+        if let Some(user) = self.user_of(&dir) {
+            let _ = answer.send(Err(PoolError::InUse(name.to_owned(), user)));
+            return;
+        }
+        let is_stock = |stage| matches!(stage, Stage::Warm | Stage::Filling);
+        let stock = self
+            .slots
+            .ids(|e| e.record.template.id == id && is_stock(e.slot.stage));
+        for slot in stock {
+            self.end(&slot);
+        }
+        let template = self.templates.get_mut(&id);
+        let memory = template.map(|t| std::mem::replace(&mut t.memory, Memory::OnDisk));
+        let home = self.templates.forget(&id);
+        spawn_blocking(move || {
+            drop(memory);
+            let removed = home.map_or(Ok(()), std::fs::remove_dir_all);
+            let _ = answer.send(removed.map_err(|e| PoolError::Failed {
+                what: "remove a template",
+                why: e.to_string(),
+            }));
+        });
+    }
+
+    /// What needs the files of this template: a paused sandbox or another template.
+    fn user_of(&self, dir: &Path) -> Option<String> {
+        if let Some(other) = self.templates.built_on(dir).first() {
+            return Some(format!("template {other} builds on it"));
+        }
+        self.slots
+            .iter()
+            .filter(|(_, e)| !matches!(e.slot.stage, Stage::Warm | Stage::Filling))
+            .find(|(_, e)| base_of(&e.dir.pause()).as_deref() == Some(dir))
+            .map(|(id, _)| format!("sandbox {id} is paused on it"))
+    }
+
+    fn stats(&mut self) -> PoolStats {
+        let room = self.memory.room_for(
+            Need::default(),
+            &self.slots,
+            &self.disks,
+            host::monotonic_ns(),
+        );
+        let has_vm = |s| matches!(s, Stage::Running | Stage::Pausing(_) | Stage::Snapshotting);
+        let is_on_disk = |s| {
+            matches!(
+                s,
+                Stage::Paused(_) | Stage::ResumeQueued(_) | Stage::SnapshottingPaused(_)
+            )
+        };
+        PoolStats {
+            running: self.slots.count(has_vm),
+            paused: self.slots.count(is_on_disk),
+            warm: self.slots.count(|s| s == Stage::Warm),
+            filling: self.slots.count(|s| s == Stage::Filling),
+            expected_bytes: self.memory.largest_need(),
+            available_bytes: room.available.saturating_sub(room.reserve),
+            ..self.counters.clone()
+        }
+    }
+
+    /// Sends counters and gauges; those of TAPs are read on a thread.
+    fn send_stats(&mut self, answer: oneshot::Sender<PoolStats>) {
+        let mut stats = self.stats();
+        let network = self.config.network.clone();
+        let taps: Vec<_> = self.slots.values().filter_map(|e| e.record.tap).collect();
+        spawn_blocking(move || {
+            for tap in taps {
+                // A TAP that was taken back meanwhile is in the pool's own counters from the next time on.
+                if let Ok(counters) = network::counters(network.as_ref(), Some(tap)) {
+                    network::add(&mut stats.network, &counters);
+                }
+            }
+            let _ = answer.send(stats);
+        });
+    }
+}

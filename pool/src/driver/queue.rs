@@ -1,0 +1,93 @@
+//! Callers that wait for a start: a new sandbox or a resume.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use model::SandboxId;
+
+use super::slots::Slots;
+use crate::{
+    CreateSpec,
+    message::{Answer, Unclaimed},
+    policy::{Places, StartFor},
+    slot::Stage,
+    work::save::ForkSnapshot,
+};
+
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) want: Want,
+    /// CLOCK_MONOTONIC.
+    pub(super) accepted_ns: u64,
+}
+
+#[derive(Debug)]
+pub(super) enum Want {
+    New {
+        spec: Box<CreateSpec>,
+        /// Id of the template; of the source's for a fork.
+        template: String,
+        fork: Option<Arc<ForkSnapshot>>,
+        answer: Answer<Unclaimed>,
+    },
+    /// The sandbox is in [`Stage::ResumeQueued`], and its entry has the request.
+    Resume(SandboxId, StartFor),
+}
+
+impl Pending {
+    pub(super) fn start_for(&self) -> StartFor {
+        match self.want {
+            Want::New { .. } => StartFor::Create,
+            Want::Resume(_, start_for) => start_for,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    /// The first comes first, but may be overtaken by one that can be served.
+    pending: VecDeque<Pending>,
+    /// Most starts at once.
+    places: u32,
+}
+
+impl Queue {
+    pub(super) fn new(cores: u32) -> Self {
+        Self {
+            pending: VecDeque::new(),
+            places: cores.saturating_mul(2),
+        }
+    }
+
+    pub(super) fn push(&mut self, want: Want, accepted_ns: u64) {
+        self.pending.push_back(Pending { want, accepted_ns });
+    }
+
+    /// Returns one that has to wait on.
+    pub(super) fn put_back(&mut self, pending: Pending) {
+        self.pending.push_back(pending);
+    }
+
+    pub(super) fn take_all(&mut self) -> VecDeque<Pending> {
+        std::mem::take(&mut self.pending)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// The places for starts, with those that the starts under way hold.
+    pub(super) fn places(&self, slots: &Slots) -> Places {
+        let mut places = Places {
+            all: self.places,
+            ..Places::default()
+        };
+        for entry in slots.values() {
+            let is_start = matches!(entry.slot.stage, Stage::Starting | Stage::Resuming(_));
+            // A warm slot has its VM already.
+            if is_start && !entry.slot.vm {
+                places.hold(entry.start_for);
+            }
+        }
+        places
+    }
+}

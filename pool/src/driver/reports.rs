@@ -1,0 +1,426 @@
+//! Reports of jobs and watchers.
+
+use std::sync::Arc;
+
+use model::SandboxId;
+use vmm_control::template::LoadedTemplate;
+
+use super::{Driver, Entry, entry::Serving};
+use crate::{
+    PauseMode, PoolError, host,
+    lifetime::OnTimeout,
+    message::{Report, SandboxRequest, SnapshotFor, Unclaimed},
+    network,
+    slot::{Event, FailedBy, Stage, Wake},
+    templates::{Memory, Origin},
+    work::{
+        WorkError,
+        lease::{Lines, Served},
+        save::{PauseOutcome, SnapshotFailed},
+        start::Started,
+        wall_clock::tell_again,
+    },
+};
+
+impl Driver {
+    pub(super) fn report(&mut self, report: Report) {
+        match report {
+            Report::Made(id, made) => self.made(&id, made),
+            Report::Leased(id, leased) => self.leased(&id, leased),
+            Report::Paused(id, outcome) => self.paused(&id, *outcome),
+            Report::Snapshotted(id, purpose, result) => self.snapshotted(&id, purpose, result),
+            Report::Written(id, result) => self.written(&id, result),
+            Report::VmExited(id) => self.vm_exited(&id),
+            Report::Cleaned(id) => {
+                let _ = self.event(&id, Event::Cleaned);
+            }
+            Report::Released(counters) => network::add(&mut self.counters.network, &counters),
+            Report::Loaded(template, loaded) => self.loaded(&template, loaded),
+            Report::Unclaimed(id) => {
+                tracing::warn!(sandbox = %id, "the caller went away before it had its sandbox; ending the sandbox");
+                let (answer, _) = tokio::sync::oneshot::channel();
+                self.decide(id, SandboxRequest::Kill(answer));
+            }
+        }
+    }
+
+    /// Counts and logs a failed job and translates its error for callers.
+    fn job_failed(&mut self, id: &SandboxId, what: &'static str, error: WorkError) -> PoolError {
+        *self.counters.failed.entry(error.cause()).or_default() += 1;
+        let mut error = error.into_pool(what, id);
+        if let (PoolError::Failed { why, .. }, Some(entry)) = (&mut error, self.slots.get(id))
+            && let Some(words) = host::last_words(&entry.dir.stderr())
+        {
+            *why = format!("{why} (the VMM's last words: {words})");
+        }
+        tracing::warn!(sandbox = %id, %error, "a job failed");
+        error
+    }
+
+    fn take_serving(&mut self, id: &SandboxId) -> Option<Serving> {
+        self.slots.get_mut(id)?.serving.take()
+    }
+
+    fn made(&mut self, id: &SandboxId, made: Result<Box<Started>, WorkError>) {
+        let Some(stage) = self.slots.get(id).map(|e| e.slot.stage) else {
+            return;
+        };
+        match made {
+            Ok(started) => self.has_vm(id, stage, *started),
+            Err(error) => self.not_made(id, stage, error),
+        }
+    }
+
+    fn has_vm(&mut self, id: &SandboxId, stage: Stage, started: Started) {
+        let Started {
+            vm,
+            record,
+            timeline,
+            up,
+            private,
+        } = started;
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        let template = record.template.id.clone();
+        entry.pidfd = Some(Arc::clone(&vm.pidfd));
+        entry.record = record;
+        entry.timeline = timeline;
+        entry.private = private;
+        entry.lines = Lines::new(up.control, up.agent).ok();
+        if let Some(lines) = entry.lines.as_ref().filter(|_| up.clock_may_be_late) {
+            tell_again(&lines.agent, self.config.start_timeout);
+        }
+        self.jobs.watch(id.clone(), vm);
+        let event = match stage {
+            Stage::Filling => Event::Filled,
+            Stage::Resuming(_) => Event::Resumed,
+            // In `Ending` the three mean the same.
+            _ => Event::Started,
+        };
+        match self.event(id, event) {
+            Ok(Stage::Warm) => {
+                if let Some(t) = self.templates.get_mut(&template) {
+                    t.failures = 0;
+                }
+                self.memory.became_warm(&template, private.unwrap_or(0));
+            }
+            Ok(Stage::Running) => self.hand_over(id),
+            _ => {}
+        }
+    }
+
+    /// The sandbox runs: answers the caller whom the start served.
+    fn hand_over(&mut self, id: &SandboxId) {
+        self.stock.yield_to_callers(host::monotonic_ns());
+        let now = host::unix_ms();
+        self.slots.has_new_vm(id, now);
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        if let Some(t) = self.templates.get_mut(&entry.record.template.id) {
+            t.info.spawned += 1;
+            t.wanted = true;
+        }
+        match entry.serving.take() {
+            Some(Serving::New(answer)) => {
+                entry.tell(now, "created");
+                tracing::info!(
+                    sandbox = %id,
+                    template = %entry.record.template.id,
+                    warm = entry.record.warm,
+                    "created"
+                );
+                if let Some(sandbox) = entry.sandbox(id) {
+                    let unclaimed = Unclaimed::new(sandbox, self.jobs.reporter.clone());
+                    let _ = answer.send(Ok(unclaimed));
+                }
+            }
+            Some(Serving::Request(request)) => {
+                entry.tell(now, "resumed");
+                tracing::info!(sandbox = %id, "resumed");
+                self.resumed(id, request);
+            }
+            None => {}
+        }
+    }
+
+    fn resumed(&mut self, id: &SandboxId, request: SandboxRequest) {
+        let now = host::unix_ms();
+        let set_deadline = |entry: &mut Entry, timeout_s: Option<u32>| {
+            let timeout_s = timeout_s.unwrap_or(entry.slot.lifetime.resume_timeout_s());
+            entry.slot.set_deadline(now, timeout_s);
+        };
+        match request {
+            SandboxRequest::Connect {
+                timeout_s,
+                wake,
+                answer,
+                ..
+            } => {
+                self.slots.update(id, |entry| {
+                    set_deadline(entry, timeout_s);
+                    let on_timeout = &mut entry.slot.lifetime.on_timeout;
+                    *on_timeout = on_timeout_after(*on_timeout, wake);
+                });
+                self.connected(id, true, true, answer);
+            }
+            SandboxRequest::Reach { answer, .. } => {
+                self.slots.update(id, |entry| set_deadline(entry, None));
+                let sandbox = self.slots.get(id).and_then(|e| e.sandbox(id));
+                let _ = answer.send(sandbox.ok_or_else(|| PoolError::not_found(id)));
+                self.write_record(id, Vec::new());
+            }
+            // Nothing else resumes.
+            other => other.refuse(PoolError::not_found(id)),
+        }
+    }
+
+    fn not_made(&mut self, id: &SandboxId, stage: Stage, error: WorkError) {
+        let what = match stage {
+            Stage::Filling => "make a warm slot",
+            Stage::Resuming(_) => "resume the sandbox",
+            _ => "start a sandbox",
+        };
+        let error = self.job_failed(id, what, error);
+        if let Stage::Resuming(_) = stage {
+            let by = failed_by(&error);
+            return self.resume_failed(id, by, error);
+        }
+        if stage == Stage::Filling {
+            let template = self.slots.get(id).map(|e| e.record.template.id.clone());
+            self.fill_failed(&template.unwrap_or_default());
+        }
+        if let Some(serving) = self.take_serving(id) {
+            serving.refuse(error);
+        }
+        let _ = self.event(id, Event::Failed);
+    }
+
+    fn leased(&mut self, id: &SandboxId, leased: Result<Box<Served>, WorkError>) {
+        match leased {
+            Ok(served) => {
+                let Some(entry) = self.slots.get_mut(id) else {
+                    return;
+                };
+                entry.record = served.record;
+                entry.timeline = served.timeline;
+                entry.lines = Some(served.lines);
+                // In another stage the VM exited or the slot was killed: the caller is refused when it is removed.
+                if self.event(id, Event::Leased) == Ok(Stage::Running) {
+                    self.hand_over(id);
+                }
+            }
+            Err(error) => {
+                let error = self.job_failed(id, "start a sandbox", error);
+                if let Some(serving) = self.take_serving(id) {
+                    serving.refuse(error);
+                }
+                let _ = self.event(id, Event::Failed);
+            }
+        }
+    }
+
+    fn paused(&mut self, id: &SandboxId, outcome: PauseOutcome) {
+        let (event, error) = match outcome {
+            PauseOutcome::OnDisk(record) => {
+                if let Some(entry) = self.slots.get_mut(id) {
+                    entry.record = *record;
+                }
+                (Event::Saved, None)
+            }
+            PauseOutcome::Kept(e) => (Event::PauseFailed, Some(e)),
+            PauseOutcome::Lost(e) => (Event::Failed, Some(e)),
+        };
+        if let Some(error) = error {
+            let error = self.job_failed(id, "pause the sandbox", error);
+            if event == Event::Failed {
+                self.lost(id, error.to_string());
+            }
+            let answer = match self.take_serving(id) {
+                Some(Serving::Request(SandboxRequest::Pause(_, answer))) => Some(answer),
+                _ => None,
+            };
+            self.pause_failed(id, error, answer);
+        }
+        // After a save the answer comes when the VM has exited.
+        if let Ok(Stage::Paused(_)) = self.event(id, event) {
+            self.is_paused(id);
+        }
+    }
+
+    /// A job left a VM that cannot go on.
+    fn lost(&mut self, id: &SandboxId, why: String) {
+        if let Some(entry) = self.slots.get_mut(id)
+            && entry.slot.stage != Stage::Ending
+        {
+            entry.died = Some(why);
+        }
+    }
+
+    fn is_paused(&mut self, id: &SandboxId) {
+        let now = host::unix_ms();
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        tracing::info!(sandbox = %id, "paused");
+        entry.tell(now, "paused");
+        entry.pidfd = None;
+        entry.lines = None;
+        entry.private = None;
+        self.jobs.release(&mut entry.record);
+        entry.record.vmm = None;
+        if let Some(Serving::Request(SandboxRequest::Pause(_, answer))) = entry.serving.take() {
+            let _ = answer.send(Ok(()));
+        }
+    }
+
+    fn snapshotted(
+        &mut self,
+        id: &SandboxId,
+        purpose: SnapshotFor,
+        result: Result<(), SnapshotFailed>,
+    ) {
+        let serving = self.take_serving(id);
+        let source = self.slots.get(id).map(|e| e.record.template.id.clone());
+        let (event, result) = match result {
+            Ok(()) => (Event::SnapshotDone, Ok(())),
+            Err(SnapshotFailed::Unchanged(e)) => (Event::SnapshotDone, Err(e)),
+            Err(SnapshotFailed::Lost(e)) => {
+                self.lost(id, "it could not go on after a snapshot".to_owned());
+                (Event::Failed, Err(e))
+            }
+        };
+        let result = result.map_err(|e| e.into_pool("snapshot the sandbox", id));
+        let _ = self.event(id, event);
+        match (serving, purpose) {
+            (
+                Some(Serving::Request(SandboxRequest::Snapshot(names, answer))),
+                SnapshotFor::Template(template),
+            ) => {
+                let origin = Origin::Snapshot(id.clone());
+                let created = host::unix_ns() / 1_000_000_000;
+                let kept =
+                    result.and_then(|()| self.templates.keep(&template, names, origin, created));
+                if let Ok(info) = &kept {
+                    let what = format!("snapshot {} was made", info.id);
+                    self.tell(id, host::unix_ms(), what);
+                }
+                let home = self.config.state.join(crate::TEMPLATES).join(template);
+                self.jobs.finish_template(home, kept, answer);
+            }
+            (
+                Some(Serving::Request(SandboxRequest::Fork {
+                    specs,
+                    accepted_ns,
+                    answer,
+                })),
+                SnapshotFor::Forks(snapshot),
+            ) => match result.and_then(|()| self.check_snapshot(snapshot.dir())) {
+                Ok(()) => {
+                    let template = source.unwrap_or_default();
+                    self.queue_forks(&template, specs, &snapshot, accepted_ns, answer);
+                }
+                Err(e) => drop(answer.send(Err(e))),
+            },
+            // A snapshot serves the request that began it.
+            _ => {}
+        }
+    }
+
+    fn written(&mut self, id: &SandboxId, result: std::io::Result<()>) {
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        if let Err(error) = &result {
+            tracing::error!(sandbox = %id, %error, "cannot write the sandbox's record");
+        }
+        for after in std::mem::take(&mut entry.writes.under_way) {
+            let result = result.as_ref().map_err(|e| PoolError::Failed {
+                what: "write the sandbox's record",
+                why: e.to_string(),
+            });
+            after.answer(result.copied());
+        }
+        let next = entry.writes.next.take();
+        let _ = self.event(id, Event::WriteDone);
+        if let Some(after) = next {
+            self.write_record(id, after);
+        }
+    }
+
+    fn vm_exited(&mut self, id: &SandboxId) {
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        let is_wanted = matches!(entry.slot.stage, Stage::Ending | Stage::Stopping(_));
+        if !is_wanted {
+            let words = host::last_words(&entry.dir.stderr());
+            let why = words.unwrap_or_else(|| "the VMM was killed".to_owned());
+            tracing::warn!(sandbox = %id, why, "a VM ended by itself");
+            if entry.slot.is_leased() {
+                self.counters.died += 1;
+                entry.died = Some(why);
+            }
+        }
+        if let Ok(Stage::Paused(_)) = self.event(id, Event::VmExited) {
+            self.is_paused(id);
+        }
+    }
+
+    fn loaded(&mut self, id: &str, loaded: Result<Arc<LoadedTemplate>, String>) {
+        let loaded = match loaded {
+            Ok(loaded) => Some(loaded),
+            Err(why) => {
+                tracing::warn!(
+                    template = id,
+                    why,
+                    "no huge pages for the template: its clones read it from the disk"
+                );
+                None
+            }
+        };
+        match self.templates.get_mut(id) {
+            Some(template) => {
+                template.memory = loaded.map_or(Memory::Unloadable, Memory::Loaded);
+            }
+            // It was removed meanwhile; giving its memory back takes time.
+            None => drop(tokio::task::spawn_blocking(move || drop(loaded))),
+        }
+    }
+}
+
+/// The action at the deadline after a resume.
+fn on_timeout_after(present: OnTimeout, wake: Wake) -> OnTimeout {
+    match (wake, present) {
+        (
+            Wake::Resume {
+                auto_pause: Some(false),
+            },
+            _,
+        ) => OnTimeout::End,
+        (
+            Wake::Resume {
+                auto_pause: Some(true),
+            },
+            OnTimeout::End,
+        ) => OnTimeout::Pause(PauseMode::Memory),
+        (Wake::Resume { .. } | Wake::Connect | Wake::ConnectColdBoot, present) => present,
+    }
+}
+
+/// Whether the sandbox itself or the host is the reason that a resume failed.
+fn failed_by(error: &PoolError) -> FailedBy {
+    match error {
+        PoolError::Failed { .. } | PoolError::AgentSilent(_) => FailedBy::Sandbox,
+        PoolError::NoTemplate(_)
+        | PoolError::Refused(..)
+        | PoolError::NoteTooLong(_)
+        | PoolError::Full { .. }
+        | PoolError::NoSpace(_)
+        | PoolError::TooManySaved(_)
+        | PoolError::InUse(..)
+        | PoolError::BadName(_)
+        | PoolError::Draining => FailedBy::Host,
+    }
+}

@@ -1,0 +1,478 @@
+//! Requests that create or change sandboxes.
+
+use std::{path::PathBuf, sync::Arc};
+
+use model::SandboxId;
+use netisolation::Policy;
+use tokio::sync::oneshot;
+
+use super::{
+    Driver,
+    entry::{AfterWrite, Serving},
+    queue::Want,
+};
+use crate::{
+    Connected, CreateSpec, PauseMode, PoolError, TemplateInfo, host,
+    message::{Answer, ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
+    network,
+    policy::StartFor,
+    record::Durability,
+    slot::{Event, Next, Refusal, Stage, decide},
+    spec::{MAX_NOTE, OnClose, TimeoutChange},
+    work::{
+        WorkError,
+        save::{ForkSnapshot, PausePlan, SnapshotFrom, SnapshotPlan},
+    },
+};
+
+/// Most requests that wait for the change of one sandbox.
+const MAX_WAITING: usize = 1024;
+
+impl Driver {
+    pub(super) fn request(&mut self, request: Request) {
+        match request {
+            Request::Create {
+                spec,
+                accepted_ns,
+                answer,
+            } => self.create(spec, accepted_ns, answer),
+            Request::Sandbox(id, request) => self.decide(id, request),
+            Request::Drain(drained) => {
+                self.stopping.is_draining = true;
+                self.stopping.drained.push(drained);
+            }
+            Request::Close(on_close, closed) => self.close(on_close, closed),
+            question => self.answer(question),
+        }
+    }
+
+    fn create(&mut self, spec: Box<CreateSpec>, accepted_ns: u64, answer: Answer<Unclaimed>) {
+        self.stock.yield_to_callers(accepted_ns);
+        let template = match self.templates.find(&spec.template) {
+            _ if self.stopping.is_draining => Err(PoolError::Draining),
+            None => Err(PoolError::NoTemplate(spec.template.clone())),
+            Some(template) => check_note(&spec.note).map(|()| template.info.id.clone()),
+        };
+        match template {
+            Err(e) => drop(answer.send(Err(e))),
+            Ok(template) => {
+                let want = Want::New {
+                    spec,
+                    template,
+                    fork: None,
+                    answer,
+                };
+                self.queue.push(want, accepted_ns);
+                self.look_again = true;
+            }
+        }
+    }
+
+    /// Decides on a request that depends on the sandbox's state, and acts upon the decision.
+    pub(super) fn decide(&mut self, id: SandboxId, request: SandboxRequest) {
+        let now = host::unix_ms();
+        let decided = match self.slots.get(&id) {
+            Some(entry) => decide(&entry.slot, request.operation(), now),
+            None => Err(Refusal::NotFound),
+        };
+        match decided {
+            Err(refusal) => request.refuse(PoolError::Refused(id, refusal)),
+            Ok(Next::Wait) => self.wait(id, request),
+            Ok(Next::Grant) => self.grant(&id, request),
+            Ok(Next::Begin(_)) => self.begin(id, request),
+        }
+    }
+
+    fn wait(&mut self, id: SandboxId, request: SandboxRequest) {
+        match self.slots.get_mut(&id) {
+            Some(entry) if entry.waiting.len() < MAX_WAITING => entry.waiting.push(request),
+            _ => request.refuse(PoolError::Refused(id, Refusal::Crowded)),
+        }
+    }
+
+    /// Serves a request that needs no change of stage.
+    fn grant(&mut self, id: &SandboxId, request: SandboxRequest) {
+        let now = host::unix_ms();
+        match request {
+            SandboxRequest::Connect {
+                timeout_s, answer, ..
+            } => {
+                let extend = |timeout_s| {
+                    let moved = self
+                        .slots
+                        .update(id, |e| e.slot.extend_deadline(now, timeout_s));
+                    moved == Some(true)
+                };
+                let is_moved = timeout_s.is_some_and(extend);
+                self.connected(id, false, is_moved, answer);
+            }
+            SandboxRequest::Reach { answer, .. } => {
+                let sandbox = self.slots.leased(id).map(|e| e.sandbox(id));
+                let found = sandbox.and_then(|s| s.ok_or_else(|| PoolError::not_found(id)));
+                let _ = answer.send(found);
+            }
+            SandboxRequest::SetTimeout(how, timeout_s, answer) => {
+                self.slots.update(id, |entry| match how {
+                    TimeoutChange::Replace => entry.slot.set_deadline(now, timeout_s),
+                    TimeoutChange::Extend => drop(entry.slot.extend_deadline(now, timeout_s)),
+                });
+                self.write_record(id, vec![AfterWrite::Adjusted(answer)]);
+            }
+            SandboxRequest::SetPolicy {
+                policy,
+                note,
+                answer,
+            } => {
+                let _ = answer.send(self.set_policy(id, policy, note));
+            }
+            // Nothing else is granted.
+            other => other.refuse(PoolError::not_found(id)),
+        }
+    }
+
+    /// Answers a connect, once the record is on disk if it has changed.
+    pub(super) fn connected(
+        &mut self,
+        id: &SandboxId,
+        resumed: bool,
+        write: bool,
+        answer: Answer<Connected>,
+    ) {
+        let sandbox = self.slots.get(id).and_then(|e| e.sandbox(id));
+        let Some(sandbox) = sandbox else {
+            return drop(answer.send(Err(PoolError::not_found(id))));
+        };
+        let connected = Connected { sandbox, resumed };
+        if write {
+            let after = AfterWrite::Connected(Box::new(connected), answer);
+            self.write_record(id, vec![after]);
+        } else {
+            let _ = answer.send(Ok(connected));
+        }
+    }
+
+    /// Writes the record with the present lifetime. If a write is under way, another one follows it.
+    pub(super) fn write_record(&mut self, id: &SandboxId, after: Vec<AfterWrite>) {
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        if entry.slot.writing {
+            let next = entry.writes.next.get_or_insert_default();
+            return next.extend(after);
+        }
+        entry.record.lifetime = entry.slot.lifetime;
+        let (dir, record) = (entry.dir.clone(), entry.record.clone());
+        if self.event(id, Event::WriteBegun).is_err() {
+            for after in after {
+                after.answer(Err(PoolError::not_found(id)));
+            }
+            return;
+        }
+        if let Some(entry) = self.slots.get_mut(id) {
+            entry.writes.under_way.extend(after);
+        }
+        self.jobs.write(id.clone(), dir, record);
+    }
+
+    /// Replaces the policy and the note of a running sandbox. A file and a few map entries take less time than a
+    /// thread for them, and nothing comes between. The record is written first: whoever finds it after a crash puts
+    /// its policy in force.
+    fn set_policy(
+        &mut self,
+        id: &SandboxId,
+        policy: Policy,
+        note: String,
+    ) -> Result<(), PoolError> {
+        check_note(&note)?;
+        let entry = self
+            .slots
+            .get_mut(id)
+            .ok_or_else(|| PoolError::not_found(id))?;
+        let mut record = entry.record.clone();
+        record.lifetime = entry.slot.lifetime;
+        record.policy = policy;
+        record.note = note.into();
+        let changed = entry
+            .dir
+            .write(&record, Durability::Process)
+            .map_err(|e| WorkError::Io("write the sandbox's record", e))
+            .and_then(|()| network::update(self.config.network.as_ref(), &record));
+        match changed {
+            Ok(()) => {
+                entry.record = record;
+                entry.tell(host::unix_ms(), "what it may reach was replaced");
+                Ok(())
+            }
+            Err(e) => {
+                if let Err(error) = entry.dir.write(&entry.record, Durability::Process) {
+                    tracing::error!(sandbox = %id, %error, "the sandbox's record has a policy that is not in force");
+                }
+                Err(e.into_pool("set what the sandbox may reach", id))
+            }
+        }
+    }
+
+    /// Begins the change that a request asks for.
+    fn begin(&mut self, id: SandboxId, request: SandboxRequest) {
+        match request {
+            SandboxRequest::Connect { accepted_ns, .. } => {
+                self.queue_resume(id, StartFor::Resume, accepted_ns, request);
+            }
+            SandboxRequest::Reach { accepted_ns, .. } => {
+                self.queue_resume(id, StartFor::Wake, accepted_ns, request);
+            }
+            SandboxRequest::Pause(mode, answer) => self.pause(&id, mode, Some(answer)),
+            SandboxRequest::Kill(answer) => {
+                if let Some(entry) = self.slots.get_mut(&id) {
+                    entry.kill = Some(answer);
+                }
+                self.end(&id);
+            }
+            SandboxRequest::Snapshot(names, answer) => self.snapshot(&id, names, answer),
+            SandboxRequest::Fork {
+                specs,
+                accepted_ns,
+                answer,
+            } => self.fork(&id, specs, accepted_ns, answer),
+            // The other requests begin no change.
+            other => other.refuse(PoolError::not_found(&id)),
+        }
+    }
+
+    fn queue_resume(
+        &mut self,
+        id: SandboxId,
+        start_for: StartFor,
+        accepted_ns: u64,
+        request: SandboxRequest,
+    ) {
+        self.stock.yield_to_callers(host::monotonic_ns());
+        if self.stopping.closing.is_some() {
+            return request.refuse(PoolError::Draining);
+        }
+        if self.event(&id, Event::QueueResume).is_err() {
+            return request.refuse(PoolError::not_found(&id));
+        }
+        if let Some(entry) = self.slots.get_mut(&id) {
+            entry.serving = Some(Serving::Request(request));
+        }
+        self.queue.push(Want::Resume(id, start_for), accepted_ns);
+    }
+
+    /// Begins a pause, for a caller or at the deadline.
+    pub(super) fn pause(&mut self, id: &SandboxId, mode: PauseMode, answer: Option<Answer<()>>) {
+        let admitted = self
+            .may_save()
+            .and_then(|()| self.set_space_aside(id, mode));
+        if let Err(error) = admitted {
+            return self.pause_failed(id, error, answer);
+        }
+        if self.event(id, Event::Pause(mode)).is_err() {
+            return self.pause_failed(id, PoolError::not_found(id), answer);
+        }
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        entry.record.lifetime = entry.slot.lifetime;
+        entry.serving = answer.map(|a| Serving::Request(SandboxRequest::Pause(mode, a)));
+        let plan = PausePlan {
+            dir: entry.dir.clone(),
+            record: entry.record.clone(),
+            mode,
+            control: entry.take_control(),
+            timeout: self.config.start_timeout,
+        };
+        self.jobs.pause(id.clone(), plan);
+    }
+
+    /// A pause was refused or failed; the sandbox runs as before, or is ending.
+    pub(super) fn pause_failed(
+        &mut self,
+        id: &SandboxId,
+        error: PoolError,
+        answer: Option<Answer<()>>,
+    ) {
+        let now = host::unix_ms();
+        tracing::error!(sandbox = %id, %error, "pause failed");
+        self.tell(id, now, format!("the pause failed: {error}"));
+        self.slots
+            .update(id, |entry| entry.slot.postpone_pause(now));
+        if let Some(answer) = answer {
+            let _ = answer.send(Err(error));
+        }
+    }
+
+    fn snapshot(&mut self, id: &SandboxId, names: Vec<String>, answer: Answer<TemplateInfo>) {
+        let drafted = self.admit_snapshot(id, &names).and_then(|()| {
+            self.templates.draft().map_err(|e| PoolError::Failed {
+                what: "make a template",
+                why: e.to_string(),
+            })
+        });
+        match drafted {
+            Err(e) => drop(answer.send(Err(e))),
+            Ok((template, home)) => {
+                let request = SandboxRequest::Snapshot(names, answer);
+                let purpose = SnapshotFor::Template(template);
+                self.begin_snapshot(id, home.join("image"), purpose, request);
+            }
+        }
+    }
+
+    fn admit_snapshot(&mut self, id: &SandboxId, names: &[String]) -> Result<(), PoolError> {
+        self.templates.check_names(names)?;
+        self.may_save()?;
+        let entry = self.slots.leased(id)?;
+        match entry.slot.stage {
+            Stage::Running => self.set_space_aside(id, PauseMode::Memory),
+            // The files get a second link.
+            _ => Ok(()),
+        }
+    }
+
+    /// New sandboxes continue from a snapshot of this one. They get its policy, and no more.
+    fn fork(
+        &mut self,
+        id: &SandboxId,
+        mut specs: Vec<CreateSpec>,
+        accepted_ns: u64,
+        answer: Answer<ForkAnswers>,
+    ) {
+        self.stock.yield_to_callers(host::monotonic_ns());
+        let checked = specs
+            .iter()
+            .try_for_each(|spec| check_note(&spec.note))
+            .and_then(|()| self.set_space_aside(id, PauseMode::Memory));
+        let policy = self.slots.leased(id).map(|e| e.record.policy.clone());
+        let policy = match checked.and(policy) {
+            Ok(policy) => policy,
+            Err(e) => return drop(answer.send(Err(e))),
+        };
+        let now = host::unix_ms();
+        for spec in &mut specs {
+            spec.policy = policy.clone();
+            spec.lifetime.set(now, spec.lifetime.timeout_s);
+        }
+        self.forks += 1;
+        let dir = self
+            .config
+            .state
+            .join(crate::FORKS)
+            .join(self.forks.to_string());
+        let purpose = SnapshotFor::Forks(Arc::new(ForkSnapshot::new(dir.clone())));
+        let request = SandboxRequest::Fork {
+            specs,
+            accepted_ns,
+            answer,
+        };
+        self.begin_snapshot(id, dir, purpose, request);
+    }
+
+    fn begin_snapshot(
+        &mut self,
+        id: &SandboxId,
+        to: PathBuf,
+        purpose: SnapshotFor,
+        request: SandboxRequest,
+    ) {
+        if self.stopping.closing.is_some() {
+            return request.refuse(PoolError::Draining);
+        }
+        let Ok(stage) = self.event(id, Event::Snapshot) else {
+            return request.refuse(PoolError::not_found(id));
+        };
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        entry.serving = Some(Serving::Request(request));
+        let from = match stage {
+            Stage::Snapshotting => {
+                SnapshotFrom::Vm(entry.take_control(), entry.record.lineage.clone())
+            }
+            _ => SnapshotFrom::Pause,
+        };
+        let dir = entry.dir.clone();
+        let plan = SnapshotPlan { dir, from, to };
+        self.jobs.snapshot(id.clone(), plan, purpose);
+    }
+
+    /// The snapshot of a fork is written: its forks wait for their starts.
+    pub(super) fn queue_forks(
+        &mut self,
+        template: &str,
+        specs: Vec<CreateSpec>,
+        snapshot: &Arc<ForkSnapshot>,
+        accepted_ns: u64,
+        answer: Answer<ForkAnswers>,
+    ) {
+        let mut answers = Vec::new();
+        for spec in specs {
+            let (answer, answered) = oneshot::channel();
+            answers.push(answered);
+            let want = Want::New {
+                spec: Box::new(spec),
+                template: template.to_owned(),
+                fork: Some(Arc::clone(snapshot)),
+                answer,
+            };
+            self.queue.push(want, accepted_ns);
+        }
+        let _ = answer.send(Ok(answers));
+    }
+
+    /// Checks that a running sandbox can be written to disk, and sets the space aside while it is.
+    fn set_space_aside(&mut self, id: &SandboxId, mode: PauseMode) -> Result<(), PoolError> {
+        let entry = self.slots.leased(id)?;
+        let room = self.disks.room_to_save(&self.slots, entry, mode);
+        let need = room.map_err(|short| {
+            self.counters.refused += 1;
+            PoolError::NoSpace(short)
+        })?;
+        if let Some(entry) = self.slots.get_mut(id) {
+            entry.save = need;
+        }
+        Ok(())
+    }
+
+    /// Checks that one more paused sandbox or snapshot may be kept. The snapshots of forks are not kept.
+    fn may_save(&mut self) -> Result<(), PoolError> {
+        let mut saved = self.templates.iter().filter(|t| t.info.is_snapshot).count();
+        for entry in self.slots.values() {
+            let becomes_template = matches!(
+                entry.serving,
+                Some(Serving::Request(SandboxRequest::Snapshot(..)))
+            );
+            saved += usize::from(entry.slot.is_saved()) + usize::from(becomes_template);
+        }
+        let max = self.config.max_saved;
+        if u32::try_from(saved).is_ok_and(|saved| saved < max) {
+            return Ok(());
+        }
+        self.counters.refused += 1;
+        Err(PoolError::TooManySaved(max))
+    }
+
+    fn close(&mut self, on_close: OnClose, closed: oneshot::Sender<()>) {
+        self.stopping.is_draining = true;
+        self.stopping.closed.push(closed);
+        if self.stopping.closing != Some(OnClose::Kill) {
+            self.stopping.closing = Some(on_close);
+        }
+        self.look_again = true;
+        let doomed = self
+            .slots
+            .ids(|e| on_close == OnClose::Kill || !e.slot.is_leased());
+        for id in doomed {
+            self.end(&id);
+        }
+    }
+}
+
+/// # Errors
+/// Returns [`PoolError::NoteTooLong`] for more than [`MAX_NOTE`] bytes.
+fn check_note(note: &str) -> Result<(), PoolError> {
+    match note.len() {
+        0..=MAX_NOTE => Ok(()),
+        len => Err(PoolError::NoteTooLong(len)),
+    }
+}

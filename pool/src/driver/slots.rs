@@ -1,0 +1,173 @@
+//! The table of all slots, with their deadlines and the users of their VMs.
+
+use std::collections::{BTreeSet, HashMap};
+
+use model::SandboxId;
+use vmm_control::VmUser;
+
+use super::Entry;
+use crate::{
+    PoolError, host,
+    lifetime::UnixMs,
+    slot::{Effects, Event, Stage, Unexpected, transition},
+};
+
+#[derive(Debug)]
+pub(super) struct Slots {
+    entries: HashMap<SandboxId, Entry>,
+    /// The deadline of each sandbox that has one armed.
+    deadlines: BTreeSet<(UnixMs, SandboxId)>,
+    /// Where the search for a free user begins.
+    next_user: u32,
+    /// VMs that became a sandbox's on this server.
+    generations: u64,
+}
+
+/// A transition that was applied.
+pub(super) struct Moved {
+    pub(super) from: Stage,
+    pub(super) to: Stage,
+    pub(super) effects: Effects,
+}
+
+impl Slots {
+    pub(super) fn new(found: Vec<(SandboxId, Entry)>) -> Self {
+        let random = host::random().map_or(0, u32::from_ne_bytes);
+        let users = VmUser::POOL.end - VmUser::POOL.start;
+        let mut slots = Self {
+            generations: u64::try_from(found.len()).unwrap_or(u64::MAX),
+            entries: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            // Random, so that another server on this host is unlikely to use the same users.
+            next_user: VmUser::POOL.start + random % users,
+        };
+        for (id, entry) in found {
+            slots.insert(id, entry);
+        }
+        slots
+    }
+
+    pub(super) fn insert(&mut self, id: SandboxId, entry: Entry) {
+        if let Some(due) = entry.slot.due() {
+            self.deadlines.insert((due, id.clone()));
+        }
+        self.entries.insert(id, entry);
+    }
+
+    pub(super) fn get(&self, id: &SandboxId) -> Option<&Entry> {
+        self.entries.get(id)
+    }
+
+    /// For changes that leave the slot's stage and deadline alone; see [`Slots::update`] and [`Slots::apply`].
+    pub(super) fn get_mut(&mut self, id: &SandboxId) -> Option<&mut Entry> {
+        self.entries.get_mut(id)
+    }
+
+    /// The entry of a sandbox that callers can name.
+    pub(super) fn leased(&self, id: &SandboxId) -> Result<&Entry, PoolError> {
+        let entry = self.entries.get(id).filter(|e| e.slot.is_leased());
+        entry.ok_or_else(|| PoolError::not_found(id))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&SandboxId, &Entry)> {
+        self.entries.iter()
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values()
+    }
+
+    /// Ids of the slots that `wanted` selects.
+    pub(super) fn ids(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<SandboxId> {
+        let of = |(id, entry): (&SandboxId, &Entry)| wanted(entry).then(|| id.clone());
+        self.entries.iter().filter_map(of).collect()
+    }
+
+    /// Counts the slots whose stage `wanted` selects.
+    pub(super) fn count(&self, wanted: impl Fn(Stage) -> bool) -> u32 {
+        let count = self.values().filter(|e| wanted(e.slot.stage)).count();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn remove(&mut self, id: &SandboxId) -> Option<Entry> {
+        let entry = self.entries.remove(id)?;
+        if let Some(due) = entry.slot.due() {
+            self.deadlines.remove(&(due, id.clone()));
+        }
+        Some(entry)
+    }
+
+    /// Changes an entry and keeps the table of deadlines in step.
+    pub(super) fn update<T>(
+        &mut self,
+        id: &SandboxId,
+        change: impl FnOnce(&mut Entry) -> T,
+    ) -> Option<T> {
+        let entry = self.entries.get_mut(id)?;
+        let before = entry.slot.due();
+        let result = change(entry);
+        let after = entry.slot.due();
+        if before != after {
+            if let Some(due) = before {
+                self.deadlines.remove(&(due, id.clone()));
+            }
+            if let Some(due) = after {
+                self.deadlines.insert((due, id.clone()));
+            }
+        }
+        Some(result)
+    }
+
+    /// Applies an event to a slot.
+    ///
+    /// # Errors
+    /// Returns [`Unexpected`] if the slot does not exist or its stage does not accept the event.
+    pub(super) fn apply(
+        &mut self,
+        id: &SandboxId,
+        event: Event,
+        now: UnixMs,
+    ) -> Result<Moved, Unexpected> {
+        let moved = self.update(id, |entry| {
+            let from = entry.slot.stage;
+            let (slot, effects) = transition(entry.slot, event, now)?;
+            entry.slot = slot;
+            let to = slot.stage;
+            Ok(Moved { from, to, effects })
+        });
+        moved.unwrap_or(Err(Unexpected))
+    }
+
+    /// Ids of the sandboxes whose deadline has passed.
+    pub(super) fn due(&self, now: UnixMs) -> Vec<SandboxId> {
+        let passed = self.deadlines.iter().take_while(|(due, _)| *due <= now);
+        passed.map(|(_, id)| id.clone()).collect()
+    }
+
+    /// The earliest deadline.
+    pub(super) fn next_due(&self) -> Option<UnixMs> {
+        self.deadlines.first().map(|(due, _)| *due)
+    }
+
+    /// The VM of this slot becomes a sandbox's.
+    pub(super) fn has_new_vm(&mut self, id: &SandboxId, now: UnixMs) {
+        self.generations += 1;
+        if let Some(entry) = self.entries.get_mut(id) {
+            entry.has_new_vm(self.generations, now);
+        }
+    }
+
+    /// Returns a user that no slot has. The numbers are used in turn.
+    pub(super) fn free_user(&mut self) -> u32 {
+        loop {
+            let user = self.next_user;
+            self.next_user = match user + 1 {
+                next if next < VmUser::POOL.end => next,
+                _ => VmUser::POOL.start,
+            };
+            if self.entries.values().all(|e| e.record.user != Some(user)) {
+                return user;
+            }
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! Starts: of callers that wait in the queue, and of fills for the stock.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use model::{SandboxId, StartPhase, Timeline, template_file};
+
+use super::{
+    Driver, Entry,
+    entry::Serving,
+    queue::{Pending, Want},
+    stock::fill_failed,
+};
+use crate::{
+    CreateSpec, PauseMode, PoolError, host,
+    message::{Answer, Unclaimed},
+    policy::{self, Demand, Placement, Short},
+    record::{Record, SlotDir},
+    slot::{Event, FailedBy, Slot, Stage},
+    templates::{Memory, base_of},
+    work::{
+        Who,
+        lease::LeasePlan,
+        save::ForkSnapshot,
+        start::{Purpose, Source, StartPlan},
+    },
+};
+
+impl Driver {
+    pub(super) fn serve_queue(&mut self) {
+        for pending in self.queue.take_all() {
+            if let Some(pending) = self.place(pending) {
+                self.queue.put_back(pending);
+            }
+        }
+    }
+
+    /// Serves one caller that waits for a start; returns it if it has to wait on.
+    fn place(&mut self, pending: Pending) -> Option<Pending> {
+        if self.stopping.closing.is_some() {
+            self.refuse(pending.want, PoolError::Draining);
+            return None;
+        }
+        let timeout = self.config.start_timeout;
+        let now_ns = host::monotonic_ns();
+        let waited = Duration::from_nanos(now_ns.saturating_sub(pending.accepted_ns));
+        let is_given_up = matches!(&pending.want, Want::New { answer, .. } if answer.is_closed());
+        if is_given_up || waited > timeout {
+            let full = PoolError::Full {
+                why: format!("there was no turn for it within {timeout:?}"),
+                retry_after: Duration::from_secs(1),
+            };
+            self.refuse(pending.want, full);
+            return None;
+        }
+        match self.placement(&pending, now_ns) {
+            Placement::Take => self.lease(pending),
+            Placement::Start => self.start(pending),
+            Placement::Wait => return Some(pending),
+            Placement::Evict => {
+                if let Some(id) = self.stock.to_evict().cloned() {
+                    tracing::info!(sandbox = %id, "ending a warm slot to make room");
+                    self.end(&id);
+                }
+                return Some(pending);
+            }
+            Placement::Refuse(short) => {
+                self.counters.refused += 1;
+                self.refuse(pending.want, full(short));
+            }
+        }
+        None
+    }
+
+    fn placement(&mut self, pending: &Pending, now_ns: u64) -> Placement {
+        let (template, has_layer) = match &pending.want {
+            Want::New { template, .. } => (template.clone(), false),
+            Want::Resume(id, _) => {
+                let entry = self.slots.get(id);
+                let template = entry.map(|e| e.record.template.id.clone());
+                (template.unwrap_or_default(), true)
+            }
+        };
+        let demand = Demand {
+            warm: self.warm_slot_for(&pending.want).is_some(),
+            has_layer,
+            other_warm: self.stock.to_evict().is_some(),
+            ending: self
+                .slots
+                .values()
+                .any(|e| e.slot.stage == Stage::Ending && e.slot.vm),
+            place: self
+                .queue
+                .places(&self.slots)
+                .has_one_for(pending.start_for()),
+        };
+        let need = self.memory.need(&template);
+        let room = self.memory.room_for(need, &self.slots, &self.disks, now_ns);
+        policy::place(&room, &demand)
+    }
+
+    fn warm_slot_for(&self, want: &Want) -> Option<&SandboxId> {
+        match want {
+            Want::New {
+                template,
+                fork: None,
+                ..
+            } => self.stock.oldest(template),
+            Want::New { .. } | Want::Resume(..) => None,
+        }
+    }
+
+    fn refuse(&mut self, want: Want, error: PoolError) {
+        match want {
+            Want::New { answer, .. } => drop(answer.send(Err(error))),
+            Want::Resume(id, _) => self.resume_failed(&id, FailedBy::Host, error),
+        }
+    }
+
+    /// A resume was refused or failed; the sandbox is paused as before.
+    pub(super) fn resume_failed(&mut self, id: &SandboxId, by: FailedBy, error: PoolError) {
+        tracing::warn!(sandbox = %id, %error, "resume failed");
+        self.tell(id, host::unix_ms(), format!("the resume failed: {error}"));
+        let serving = self.slots.get_mut(id).and_then(|e| e.serving.take());
+        // An error means that the slot is ending: it refuses what it serves when it is removed.
+        let _ = self.event(id, Event::ResumeFailed(by));
+        if let Some(serving) = serving {
+            serving.refuse(error);
+        }
+    }
+
+    /// Gives the oldest warm slot to a create.
+    fn lease(&mut self, pending: Pending) {
+        let Some(id) = self.warm_slot_for(&pending.want).cloned() else {
+            return self.queue.put_back(pending);
+        };
+        let Want::New { spec, answer, .. } = pending.want else {
+            return;
+        };
+        if self.event(&id, Event::Lease).is_err() {
+            let _ = answer.send(Err(PoolError::not_found(&id)));
+            return;
+        }
+        let Some(entry) = self.slots.get_mut(&id) else {
+            return;
+        };
+        entry.serving = Some(Serving::New(answer));
+        let Some(lines) = entry.lines.take() else {
+            // Every warm slot has its connections. The create is refused when the slot is removed.
+            return self.end(&id);
+        };
+        entry.record.take_settings(*spec);
+        entry.slot.lifetime = entry.record.lifetime;
+        self.counters.warm_hits += 1;
+        self.jobs.lease(
+            LeasePlan {
+                id,
+                dir: entry.dir.clone(),
+                network: self.config.network.clone(),
+                record: entry.record.clone(),
+                timeline: accepted(pending.accepted_ns),
+                timeout: self.config.start_timeout,
+            },
+            lines,
+        );
+    }
+
+    /// Makes a VM for a caller.
+    fn start(&mut self, pending: Pending) {
+        let timeline = accepted(pending.accepted_ns);
+        match pending.want {
+            Want::New {
+                spec,
+                template,
+                fork,
+                answer,
+            } => self.start_new(*spec, &template, fork, timeline, answer),
+            Want::Resume(id, start_for) => {
+                let plan = match self.resume_plan(&id, timeline) {
+                    Ok(plan) => plan,
+                    Err(e) => return self.resume_failed(&id, FailedBy::Sandbox, e),
+                };
+                // An error means that it was killed meanwhile.
+                if self.event(&id, Event::Resume).is_ok() {
+                    if let Some(entry) = self.slots.get_mut(&id) {
+                        entry.start_for = start_for;
+                    }
+                    self.jobs.start(id, plan);
+                }
+            }
+        }
+    }
+
+    fn start_new(
+        &mut self,
+        spec: CreateSpec,
+        template: &str,
+        fork: Option<Arc<ForkSnapshot>>,
+        timeline: Timeline,
+        answer: Answer<Unclaimed>,
+    ) {
+        let is_fork = fork.is_some();
+        let (id, mut plan) = match self.new_slot(template, Stage::Starting, fork) {
+            Ok(made) => made,
+            Err(e) => return drop(answer.send(Err(e))),
+        };
+        self.counters.warm_misses += u64::from(!is_fork);
+        plan.record.take_settings(spec);
+        plan.purpose = Purpose::Lease;
+        plan.timeline = timeline;
+        if let Some(entry) = self.slots.get_mut(&id) {
+            entry.slot.lifetime = plan.record.lifetime;
+            entry.serving = Some(Serving::New(answer));
+        }
+        self.jobs.start(id, plan);
+    }
+
+    fn resume_plan(&mut self, id: &SandboxId, timeline: Timeline) -> Result<StartPlan, PoolError> {
+        let user = self.slots.free_user();
+        let entry = self.slots.leased(id)?;
+        let Stage::ResumeQueued(mode) = entry.slot.stage else {
+            return Err(PoolError::not_found(id));
+        };
+        let dir = entry.dir.clone();
+        let mut record = entry.record.clone();
+        record.user = Some(user);
+        record.host_boot_id.clone_from(&self.host_boot_id);
+        let source = match mode {
+            PauseMode::Memory => {
+                self.check_snapshot(&dir.pause())?;
+                Source::Snapshot(dir.pause(), self.loaded_base(&dir.pause()))
+            }
+            PauseMode::FilesystemOnly => Source::Boot {
+                files: record.boot.clone().ok_or_else(|| PoolError::Failed {
+                    what: "resume the sandbox",
+                    why:
+                        "its template does not name a kernel, initramfs and root image to boot from"
+                            .to_owned(),
+                })?,
+                layer: dir.pause().join(template_file::LAYER),
+                memory: record.template.memory,
+                vcpus: record.template.vcpus,
+            },
+        };
+        let plan = self.start_plan(id, dir, record, source, Purpose::GoOn, Who::Same);
+        Ok(StartPlan { timeline, ..plan })
+    }
+
+    fn start_plan(
+        &self,
+        id: &SandboxId,
+        dir: SlotDir,
+        record: Record,
+        source: Source,
+        purpose: Purpose,
+        who: Who,
+    ) -> StartPlan {
+        StartPlan {
+            vmm: self.config.vmm.clone(),
+            id: id.clone(),
+            dir,
+            source,
+            purpose,
+            who,
+            ram: record.template.memory.0,
+            layer_limit: self.config.limits.layer,
+            record,
+            groups: Arc::clone(&self.jobs.groups),
+            network: self.config.network.clone(),
+            timeout: self.config.start_timeout,
+            timeline: Timeline::default(),
+        }
+    }
+
+    /// Adds a slot of a template, or of a fork of its sandbox, and plans how to make its VM.
+    fn new_slot(
+        &mut self,
+        template: &str,
+        stage: Stage,
+        fork: Option<Arc<ForkSnapshot>>,
+    ) -> Result<(SandboxId, StartPlan), PoolError> {
+        let random = |e: std::io::Error| PoolError::Failed {
+            what: "draw random bytes",
+            why: e.to_string(),
+        };
+        let id = SandboxId::from_random(host::random().map_err(random)?);
+        let machine_id = host::hex(&host::random::<16>().map_err(random)?);
+        let known = self
+            .templates
+            .get(template)
+            .ok_or_else(|| PoolError::NoTemplate(template.to_owned()))?;
+        let source = match (fork, &known.memory) {
+            (Some(fork), _) => {
+                let base = self.loaded_base(fork.dir());
+                Source::Fork(fork, base)
+            }
+            (None, Memory::Loaded(loaded)) => Source::Loaded(loaded.clone()),
+            (None, Memory::OnDisk | Memory::Loading | Memory::Unloadable) => {
+                Source::Snapshot(known.dir.clone(), self.loaded_base(&known.dir))
+            }
+        };
+        let info = Arc::new(known.info.clone());
+        let purpose = Purpose::Wait {
+            warm_up: known.warm_up.clone(),
+        };
+        let boot = known.boot.clone();
+        let mut record = Record::new(&self.host_boot_id, info, boot, machine_id.clone());
+        record.user = Some(self.slots.free_user());
+        let dir = SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id);
+        let who = Who::New {
+            id: id.clone(),
+            machine_id,
+        };
+        let plan = self.start_plan(&id, dir.clone(), record.clone(), source, purpose, who);
+        let entry = Entry::new(Slot::new(stage), dir, record);
+        self.slots.insert(id.clone(), entry);
+        Ok((id, plan))
+    }
+
+    /// Checks that a snapshot, which a VMM wrote, names only files that it may.
+    pub(super) fn check_snapshot(&self, dir: &Path) -> Result<(), PoolError> {
+        self.templates
+            .check_snapshot(dir)
+            .map_err(|why| PoolError::Failed {
+                what: "use a snapshot",
+                why,
+            })
+    }
+
+    /// The loaded copy of the base that a snapshot is a diff of, if there is one.
+    fn loaded_base(&self, dir: &Path) -> Option<Arc<vmm_control::template::LoadedTemplate>> {
+        let base: PathBuf = base_of(dir)?;
+        let template = self.templates.iter().find(|t| t.dir == base)?;
+        match &template.memory {
+            Memory::Loaded(loaded) => Some(loaded.clone()),
+            Memory::OnDisk | Memory::Loading | Memory::Unloadable => None,
+        }
+    }
+
+    /// Begins fills while they are wanted and allowed.
+    pub(super) fn fill(&mut self) {
+        loop {
+            self.stock.review(&mut self.templates, &self.slots);
+            let now_ns = host::monotonic_ns();
+            let Some(template) = self.stock.next_fill(&self.templates, now_ns) else {
+                return;
+            };
+            let (id, memory) = (template.info.id.clone(), template.memory.clone());
+            let need = self.memory.need(&id);
+            let room = self.memory.room_for(need, &self.slots, &self.disks, now_ns);
+            let is_queued = !self.queue.is_empty();
+            if !self.stock.may_fill(&room, &self.slots, is_queued, now_ns) {
+                return;
+            }
+            match memory {
+                Memory::OnDisk => self.load(&id),
+                Memory::Loaded(_) | Memory::Unloadable => self.fill_one(&id, now_ns),
+                // Clones of what is on disk now would not share the huge pages.
+                Memory::Loading => return,
+            }
+        }
+    }
+
+    fn fill_one(&mut self, template: &str, now_ns: u64) {
+        self.stock.fill_begun(now_ns);
+        match self.new_slot(template, Stage::Filling, None) {
+            Ok((id, plan)) => self.jobs.start(id, plan),
+            Err(error) => {
+                tracing::error!(template, %error, "cannot make a warm slot");
+                self.fill_failed(template);
+            }
+        }
+    }
+
+    pub(super) fn fill_failed(&mut self, template: &str) {
+        if let Some(template) = self.templates.get_mut(template) {
+            fill_failed(template, host::monotonic_ns());
+        }
+    }
+
+    /// Has a template's memory copied into huge pages, unless it is a diff.
+    fn load(&mut self, id: &str) {
+        let Some(template) = self.templates.get_mut(id) else {
+            return;
+        };
+        if base_of(&template.dir).is_some() {
+            template.memory = Memory::Unloadable;
+            return;
+        }
+        template.memory = match self.jobs.load(id.to_owned(), template.dir.clone()) {
+            Ok(()) => Memory::Loading,
+            Err(error) => {
+                tracing::error!(template = id, %error, "cannot load the template: its clones read it from the disk");
+                Memory::Unloadable
+            }
+        };
+    }
+}
+
+fn accepted(ns: u64) -> Timeline {
+    let mut timeline = Timeline::default();
+    timeline.stamp(StartPhase::Accepted, ns);
+    timeline
+}
+
+fn full(short: Short) -> PoolError {
+    match short {
+        Short::Disk { .. } => {
+            PoolError::NoSpace(format!("one more sandbox: {short} at {}", crate::SCRATCH))
+        }
+        Short::Memory { .. } | Short::Slots { .. } => PoolError::Full {
+            why: short.to_string(),
+            retry_after: policy::retry_after(short),
+        },
+    }
+}

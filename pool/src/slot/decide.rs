@@ -1,0 +1,150 @@
+//! Decisions on requests: which are granted, refused, begin a change, or wait for the change under way.
+
+use super::{Event, Slot, Stage};
+use crate::{
+    lifetime::{OnTimeout, UnixMs},
+    spec::PauseMode,
+};
+
+/// How a client brings a sandbox back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// Resume as it was paused; a running sandbox stays as it is.
+    Connect,
+    /// Boot from the disk without the memory; a running sandbox stays as it is.
+    ConnectColdBoot,
+    /// Resume as it was paused; refused if the sandbox runs.
+    Resume {
+        /// Whether the sandbox pauses at its deadline from now on or ends. `None` keeps the present action.
+        auto_pause: Option<bool>,
+    },
+}
+
+/// What is wanted of a sandbox, by a client, by traffic or by its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Connect(Wake),
+    /// Move the deadline.
+    SetTimeout,
+    /// Replace the network policy and the note.
+    SetPolicy,
+    Pause(PauseMode),
+    /// Make a template; running or paused.
+    Snapshot,
+    /// Make sandboxes that continue from here.
+    Fork,
+    Kill,
+    /// Forward traffic to a port.
+    Reach,
+    /// The deadline has passed.
+    Expire,
+}
+
+/// How the driver goes on with an operation that is not refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing has to change first.
+    Grant,
+    /// Apply this event and start its job; the job's end answers.
+    Begin(Event),
+    /// Decide again after the next event of the slot.
+    Wait,
+}
+
+/// Why a sandbox does not do as requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Unknown or ended. For traffic also: overdue, or paused without auto-resume.
+    #[error("was not found")]
+    NotFound,
+    #[error("is already paused")]
+    AlreadyPaused,
+    /// Only a running sandbox can do this.
+    #[error("is paused: connect to it first")]
+    NotRunning,
+    #[error("is already running")]
+    AlreadyRunning,
+    /// A cold boot was requested of a sandbox that was paused with its memory.
+    #[error("was paused with its memory, and this server resumes such a pause only from memory")]
+    ColdBoot,
+    /// A snapshot was requested of a sandbox that was paused without its memory.
+    #[error("was paused without its memory, which a snapshot needs")]
+    NoMemory,
+    /// Its last resumes failed, and traffic does not resume it for a while.
+    #[error("did not come back; traffic wakes it again in {delay_s} s")]
+    BackingOff { delay_s: u64 },
+    /// Too many requests wait for the change under way.
+    #[error("has too many requests waiting")]
+    Crowded,
+}
+
+/// Decides on an operation at wall-clock time `now`.
+///
+/// # Errors
+/// Returns the [`Refusal`] that the caller gets.
+pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<Next, Refusal> {
+    use Operation as O;
+    use Stage as S;
+    let lifetime = &slot.lifetime;
+    match (slot.stage, operation) {
+        (S::Filling | S::Warm | S::Starting | S::Ending, _) => Err(Refusal::NotFound),
+
+        // Overdue: a snapshot delays the end, or the automatic pause failed.
+        (S::Running | S::Snapshotting, O::Reach) if lifetime.end_at <= now => {
+            Err(Refusal::NotFound)
+        }
+        (S::Running, O::Connect(Wake::Resume { .. })) => Err(Refusal::AlreadyRunning),
+        // The record is written by one writer at a time.
+        (S::Running | S::Snapshotting, O::SetPolicy) if slot.writing => Ok(Next::Wait),
+        // A snapshot does not disturb the sandbox's users.
+        (S::Running | S::Snapshotting, O::Connect(_) | O::SetTimeout | O::SetPolicy | O::Reach) => {
+            Ok(Next::Grant)
+        }
+        (S::Running, O::Expire) => match lifetime.on_timeout {
+            OnTimeout::End => Ok(Next::Begin(Event::Kill)),
+            OnTimeout::Pause(mode) => Ok(pause(slot, mode)),
+        },
+        (S::Running, O::Pause(mode)) => Ok(pause(slot, mode)),
+        (S::Running, O::Snapshot | O::Fork) => Ok(Next::Begin(Event::Snapshot)),
+        (S::Running | S::Paused(_), O::Kill) => Ok(Next::Begin(Event::Kill)),
+
+        (S::Paused(PauseMode::Memory), O::Connect(Wake::ConnectColdBoot)) => Err(Refusal::ColdBoot),
+        (S::Paused(_), O::Connect(_)) => Ok(Next::Begin(Event::QueueResume)),
+        (S::Paused(PauseMode::Memory), O::Reach) if lifetime.auto_resume => {
+            match slot.backoff.delay_s(now) {
+                Some(delay_s) => Err(Refusal::BackingOff { delay_s }),
+                None => Ok(Next::Begin(Event::QueueResume)),
+            }
+        }
+        (S::Paused(_), O::Reach) => Err(Refusal::NotFound),
+        (S::Paused(_), O::SetTimeout | O::SetPolicy | O::Fork) => Err(Refusal::NotRunning),
+        (S::Paused(_), O::Pause(_)) => Err(Refusal::AlreadyPaused),
+        (S::Paused(PauseMode::Memory), O::Snapshot) => Ok(Next::Begin(Event::Snapshot)),
+        (S::Paused(PauseMode::FilesystemOnly), O::Snapshot) => Err(Refusal::NoMemory),
+        // A paused sandbox has no deadline.
+        (S::Paused(_), O::Expire) => Ok(Next::Grant),
+
+        (S::Pausing(mode) | S::Stopping(mode), O::Reach) => match mode {
+            PauseMode::Memory if lifetime.auto_resume => Ok(Next::Wait),
+            PauseMode::Memory | PauseMode::FilesystemOnly => Err(Refusal::NotFound),
+        },
+        (
+            S::Pausing(_)
+            | S::Stopping(_)
+            | S::ResumeQueued(_)
+            | S::Resuming(_)
+            | S::Snapshotting
+            | S::SnapshottingPaused(_),
+            _,
+        ) => Ok(Next::Wait),
+    }
+}
+
+/// A pause's job writes the record, so it waits for the write under way.
+fn pause(slot: &Slot, mode: PauseMode) -> Next {
+    if slot.writing {
+        Next::Wait
+    } else {
+        Next::Begin(Event::Pause(mode))
+    }
+}
