@@ -293,7 +293,7 @@ impl Driver {
         answer: Option<Answer<()>>,
     ) {
         let now = host::unix_ms();
-        tracing::error!(sandbox = %id, %error, "pause failed");
+        tracing::error!(sandbox = %id, %error, "the pause failed");
         self.tell(id, now, format!("the pause failed: {error}"));
         self.slots
             .update(id, |entry| entry.slot.postpone_pause(now));

@@ -122,7 +122,7 @@ impl Driver {
 
     /// A resume was refused or failed; the sandbox is paused as before.
     pub(super) fn resume_failed(&mut self, id: &SandboxId, by: FailedBy, error: PoolError) {
-        tracing::warn!(sandbox = %id, %error, "resume failed");
+        tracing::warn!(sandbox = %id, %error, "the resume failed");
         self.tell(id, host::unix_ms(), format!("the resume failed: {error}"));
         let serving = self.slots.get_mut(id).and_then(|e| e.serving.take());
         // An error means that the slot is ending: it refuses what it serves when it is removed.
