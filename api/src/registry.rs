@@ -1,5 +1,4 @@
-//! What the server keeps of a sandbox beyond the pool: E2B's settings and tokens, the route for the data plane, and
-//! samples over time.
+//! E2B's part of a sandbox: settings and tokens, the route for the data plane, and samples of usage over time.
 //!
 //! The pool owns sandboxes, deadlines included. A [`Registry`] is a handle without a task of its own: E2B's settings are
 //! the [`Note`] that the pool keeps as text in the sandbox's record, so that they outlive the server. The registry holds
@@ -45,7 +44,7 @@ pub struct Connected {
     pub resumed: bool,
 }
 
-/// What is kept of a sandbox over time, oldest first.
+/// Samples and life events of a sandbox, each oldest first.
 #[derive(Debug)]
 pub struct History {
     pub view: View,
@@ -71,7 +70,7 @@ pub struct NewLease {
     pub env_vars: BTreeMap<String, String>,
     pub allow_internet_access: Option<bool>,
     pub network: Option<NetworkConfig>,
-    /// What the two options before amount to.
+    /// The policy that follows from `allow_internet_access` and `network`.
     pub policy: Policy,
     /// Kept for the client.
     pub mcp: Option<Value>,
@@ -92,7 +91,7 @@ pub struct Registry {
     known: Arc<Mutex<HashMap<SandboxId, Known>>>,
 }
 
-/// What the registry holds of a sandbox.
+/// The registry's part of a sandbox.
 #[derive(Debug)]
 struct Known {
     /// The text that `note` was parsed from.

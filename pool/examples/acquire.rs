@@ -1,10 +1,10 @@
-//! How long a lease takes: creates sandboxes from a warm stock, one after another and in bursts, runs a first
-//! command in each, and prints quantiles of both in milliseconds. Needs root, `cube-vmm` and templates:
+//! Measures leases: creates sandboxes from a warm stock, one after another and in bursts, runs a first command in each,
+//! and prints quantiles of both in milliseconds. Needs root, `cube-vmm` and templates:
 //!
 //! ```text
 //! CUBE_BIN=… CUBE_ARTIFACTS=… cargo run --release -p pool --example acquire -- [singles] [burst] [rounds] [none|isolated]
 //! ```
-//! The last says whether sandboxes have a network, which nobody uses here: what a TAP and its policy cost.
+//! The last argument selects whether sandboxes have a network. They do not use it; it shows the cost of TAP and policy.
 
 use std::{
     error::Error,
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Milliseconds to the answer of create, and to the first command's output.
+/// Milliseconds from the create to its answer, and to the output of a first command.
 struct Sample {
     created: f64,
     executed: f64,
@@ -211,14 +211,14 @@ fn config(state: &std::path::Path, warm: u32) -> Result<PoolConfig, Failure> {
     })
 }
 
-/// As the last argument says.
+/// The network that the last argument selects.
 fn network() -> Result<Option<Isolation>, Failure> {
     match std::env::args().nth(4).as_deref() {
         None | Some("none") => return Ok(None),
         Some("isolated") => {}
         Some(other) => return Err(format!("{other:?} is neither none nor isolated").into()),
     }
-    let (isolation, _nobody_listens) = Isolation::open(&IsolationConfig {
+    let (isolation, _events) = Isolation::open(&IsolationConfig {
         instance: format!("acquire{}", std::process::id()),
         pins: "/sys/fs/bpf/cube".into(),
         uplinks: Uplinks::DefaultRoutes,

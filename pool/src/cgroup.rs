@@ -1,14 +1,15 @@
-//! Control groups: one around the pool, one in it for each VM. Version 2 where its controllers are, else
-//! version 1, one hierarchy for each controller. A limit that does not hold is an error: no controller for it, or
-//! a kernel that does not take it. Where that is allowed ([`MissingLimits`]) the log says so.
+//! Control groups (cgroups): one around the pool, and one inside it for each VM. A controller is used in version 2 if
+//! the host offers it there, else in version 1, where each controller has a hierarchy of its own. A limit that cannot be
+//! enforced, because the controller is missing or the kernel rejects the setting, is an error, or a warning if
+//! [`MissingLimits`] allows that.
 //!
 //! ```text
-//! <mount>/cube-<tag>/            memory of all of them; the tag names the state directory
-//!                   <sandbox>/   memory, CPU, processes, disk bandwidth of one
+//! <mount>/cube-<tag>/            memory of all VMs; the tag identifies the state directory
+//!                   <sandbox>/   memory, CPU, processes, disk bandwidth of one VM
 //!         cube-<tag>-server/     memory of the server, if that is limited
 //! ```
-//! A group is made when its VM is started, holds nothing but that process, and goes with it. In version 1 there is none
-//! for disk bandwidth where that has no limit.
+//! The group of a VM is created when the VM is started, contains only that process, and is removed after it. In version
+//! 1 a VM has no group for disk bandwidth if that is not limited.
 
 mod server;
 
@@ -31,13 +32,12 @@ const CONTROLLERS: [Controller; 4] = [
 ];
 /// Length of a CPU period in microseconds, the kernel's default.
 const PERIOD_US: u64 = 100_000;
-/// The weight that every group has in version 2 if nobody says, and the shares in version 1.
+/// The kernel's default weight of a group in version 2, and the equivalent shares in version 1.
 const WEIGHT: u64 = 100;
 const SHARES: u64 = 1024;
-/// Made and removed at the start, to see whether the kernel takes every limit.
+/// Group that is created and removed when the pool opens, to check that the kernel accepts every limit.
 const PROBE: &str = "probe";
 
-/// A kind of limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Controller {
     Memory,
@@ -56,7 +56,7 @@ impl Controller {
         }
     }
 
-    /// Its hierarchy's usual place in version 1.
+    /// Name of the directory below [`ROOT`] where version 1 hierarchies are usually mounted.
     fn v1_mount(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -82,7 +82,6 @@ impl Version {
     }
 }
 
-/// A hierarchy and what it limits.
 #[derive(Clone, Debug)]
 struct Hierarchy {
     version: Version,
@@ -91,21 +90,20 @@ struct Hierarchy {
     controllers: Vec<Controller>,
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Groups {
     hierarchies: Vec<Hierarchy>,
     limits: SandboxLimits,
     missing: MissingLimits,
-    /// `major:minor` of the disk that layers are on.
+    /// `major:minor` of the disk that layers are on; `None` if no block device is behind it.
     disk: Option<String>,
 }
 
 impl Groups {
-    /// Finds the hierarchies and makes the pool's group, in which all VMs together get `memory` bytes.
+    /// Finds the hierarchies and creates the pool's group, in which all VMs together may use `memory` bytes.
     ///
     /// # Errors
-    /// A limit would not hold, and that is not allowed.
+    /// A limit cannot be enforced, and [`MissingLimits::Refuse`] is set.
     pub(crate) fn open(
         tag: &str,
         limits: SandboxLimits,
@@ -141,7 +139,7 @@ impl Groups {
         match (names.as_slice(), self.missing) {
             ([], _) => Ok(()),
             (_, MissingLimits::Refuse) => Err(io::Error::other(format!(
-                "the host has no control groups for {}: mount or delegate these controllers, or allow sandboxes \
+                "the host has no cgroup controllers for {}: mount or delegate these controllers, or allow sandboxes \
                  without such limits with --allow-missing-limits",
                 names.join(", ")
             ))),
@@ -149,17 +147,17 @@ impl Groups {
                 let names = names.join(", ");
                 tracing::warn!(
                     names,
-                    "the host has no such control groups: no limit of them holds"
+                    "the host lacks these cgroup controllers: their limits are not enforced"
                 );
                 Ok(())
             }
         }
     }
 
-    /// Makes the group of a VM with so much guest RAM.
+    /// Creates the group of a VM with `ram` bytes of guest memory.
     ///
     /// # Errors
-    /// The kernel does not take a limit, and that is not allowed.
+    /// The kernel rejects a limit, and [`MissingLimits::Refuse`] is set.
     pub(crate) fn create(&self, id: &SandboxId, ram: u64) -> io::Result<()> {
         self.make_group(id.as_str(), ram)
     }
@@ -181,7 +179,7 @@ impl Groups {
         Ok(())
     }
 
-    /// What became of a limit.
+    /// Checks that a limit was set.
     fn held(&self, file: &Path, written: io::Result<()>) -> io::Result<()> {
         match (written, self.missing) {
             (Err(e), MissingLimits::Refuse) => Err(io::Error::new(
@@ -209,7 +207,7 @@ impl Groups {
         let memory = ram.saturating_add(limits.memory_overhead.0).to_string();
         let one = version == Version::One;
         match controller {
-            // Memory and swap together: the limit of memory alone has to be there first.
+            // The limit of memory and swap together cannot be lower than that of memory, which is set first.
             Controller::Memory if one => {
                 vec![("memory.limit_in_bytes", memory.clone()), (V1_SWAP, memory)]
             }
@@ -250,8 +248,8 @@ impl Groups {
         }
     }
 
-    /// The hierarchies in which a VM needs a group of its own. To make, enter and remove one that limits nothing costs
-    /// as much as one that does.
+    /// The hierarchies in which a VM needs a group. Creating, entering and removing a group costs the same whether or not
+    /// it limits anything, so VMs have none where they have no limit.
     fn needed(&self) -> impl Iterator<Item = &Hierarchy> {
         let all = self.hierarchies.iter();
         all.filter(|h| h.controllers.iter().any(|c| self.has_use_for(*c)))
@@ -259,13 +257,13 @@ impl Groups {
 
     fn has_use_for(&self, controller: Controller) -> bool {
         match controller {
-            // Without a limit, too, no sandbox gets more of the CPUs than another by having more threads.
+            // Even without a limit, a group keeps a sandbox from getting more CPU time by having more threads.
             Controller::Memory | Controller::Cpu | Controller::Pids => true,
             Controller::Io => self.limits.io_bytes_per_s.is_some() && self.disk.is_some(),
         }
     }
 
-    /// Puts a process into its group.
+    /// Moves a process into its group.
     pub(crate) fn enter(&self, id: &SandboxId, pid: u32) -> io::Result<()> {
         for h in self.needed() {
             let procs = h.group.join(id.as_str()).join("cgroup.procs");
@@ -274,7 +272,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Removes the group of a VM that is gone. One that is not there is no error.
+    /// Removes the group of a VM that has exited. A missing group is not an error.
     pub(crate) fn remove(&self, id: &str) -> io::Result<()> {
         for h in &self.hierarchies {
             remove_group(&h.group.join(id))?;
@@ -282,7 +280,6 @@ impl Groups {
         Ok(())
     }
 
-    /// Processes in the group of a VM.
     pub(crate) fn processes(&self, id: &str) -> Vec<u32> {
         let mut pids: Vec<u32> = self
             .hierarchies
@@ -315,20 +312,21 @@ impl Groups {
         names
     }
 
-    /// Removes the pool's own group and the server's; the former stays while a VM is in it.
+    /// Removes the server's group, and the pool's unless a VM is in it.
     pub(crate) fn close(&self) {
         self.leave_as_server();
         for h in &self.hierarchies {
-            // Busy while sandboxes go on for the next server.
+            // Fails while sandboxes keep running for the next server.
             let _ = fs::remove_dir(&h.group);
         }
     }
 }
 
-/// The kernel's own records of the groups below are counted in the pool's: with less, it refuses to make them.
+/// Least memory limit of the pool's group. The kernel charges its own records of the VMs' groups to it and refuses to
+/// create them with less.
 const LEAST_MEMORY: u64 = 16 << 20;
 
-/// A process that has been reaped can still be counted for a moment.
+/// Removes a group, with retries: the kernel may count a reaped process for a moment.
 fn remove_group(group: &Path) -> io::Result<()> {
     const TRIES: u32 = 50;
     for left in (0..TRIES).rev() {
@@ -345,13 +343,13 @@ fn remove_group(group: &Path) -> io::Result<()> {
 
 fn warn_of(file: &Path, result: io::Result<()>) {
     if let Err(error) = result {
-        tracing::warn!(file = %file.display(), %error, "a limit does not hold");
+        tracing::warn!(file = %file.display(), %error, "cannot set a limit: it is not enforced");
     }
 }
 
 const V1_SWAP: &str = "memory.memsw.limit_in_bytes";
 
-/// The setting as this kernel has it: one that does not account for swap is told to swap nothing of the group.
+/// The setting as this kernel has it. Without swap accounting, swapping is turned off for the group instead.
 fn possible(group: &Path, file: &'static str, value: String) -> (&'static str, String) {
     if file == V1_SWAP && !group.join(V1_SWAP).exists() {
         ("memory.swappiness", "0".to_owned())
@@ -360,7 +358,7 @@ fn possible(group: &Path, file: &'static str, value: String) -> (&'static str, S
     }
 }
 
-/// The hierarchies below `root` in which a group `name` exists now.
+/// Creates the group `name` in every usable hierarchy below `root`, and returns these.
 fn find(root: &Path, name: &str) -> Vec<Hierarchy> {
     let mut found = Vec::new();
     for mount in [root.to_owned(), root.join("unified")] {
@@ -404,18 +402,18 @@ fn make(group: &Path) -> io::Result<()> {
     }
 }
 
-/// Controllers have to be handed down level by level.
+/// Creates a group in version 2. Each level of the tree must enable the controllers for the next.
 fn make_v2(mount: &Path, name: &str, controllers: Vec<Controller>) -> Option<Hierarchy> {
     let group = mount.join(name);
-    let hand_down = |dir: &Path| {
+    let enable_below = |dir: &Path| {
         for c in &controllers {
-            // Those that cannot be are found missing below.
+            // A controller that cannot be enabled is missing in the text that is read below.
             let _ = fs::write(dir.join("cgroup.subtree_control"), format!("+{}", c.name()));
         }
     };
-    hand_down(mount);
+    enable_below(mount);
     make(&group).ok()?;
-    hand_down(&group);
+    enable_below(&group);
     let text = fs::read_to_string(group.join("cgroup.subtree_control")).ok()?;
     let controllers = offered_of(&text);
     (!controllers.is_empty()).then_some(Hierarchy {
@@ -425,7 +423,7 @@ fn make_v2(mount: &Path, name: &str, controllers: Vec<Controller>) -> Option<Hie
     })
 }
 
-/// The whole disk behind a directory: limits are for disks, not for their parts.
+/// `major:minor` of the disk behind a directory. Limits apply to whole disks, not to partitions.
 fn disk_of(dir: &Path) -> Option<String> {
     let dev = fs::metadata(dir).ok()?.dev();
     let name = format!(
@@ -472,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_in_the_words_of_both_versions() {
+    fn settings_of_both_versions() {
         let all = |version| -> Vec<String> {
             CONTROLLERS
                 .into_iter()
@@ -506,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_has_groups_where_it_has_limits() {
+    fn a_vm_has_groups_only_where_it_has_limits() {
         let dir = tempfile::tempdir().unwrap();
         let mut groups = groups(Version::One);
         groups.hierarchies = CONTROLLERS
@@ -532,12 +530,12 @@ mod tests {
         groups.limits.io_bytes_per_s = None;
         groups.limits.cpu_millis = None;
         assert_eq!(made(&groups, 2), ["memory", "cpu", "pids"]);
-        // What a server with other limits has made is still found, and removed.
+        // Groups that a server with other limits created are still listed.
         assert_eq!(groups.list().len(), 2);
     }
 
     #[test]
-    fn a_limit_that_does_not_hold_is_an_error_unless_that_is_allowed() {
+    fn a_limit_that_cannot_be_enforced_is_an_error_unless_allowed() {
         let dir = tempfile::tempdir().unwrap();
         let mut groups = groups(Version::One);
         groups.hierarchies[0]
@@ -549,7 +547,7 @@ mod tests {
             why.contains("for pids:") && why.contains("--allow-missing-limits"),
             "{why}"
         );
-        // A kernel that does not take a setting: its file is a directory.
+        // A directory in place of the file stands for a kernel that rejects the setting.
         let group = dir.path().join("a");
         fs::create_dir_all(group.join("cpu.shares")).unwrap();
         let why = groups.make_group("a", 1).unwrap_err().to_string();
@@ -557,13 +555,13 @@ mod tests {
         groups.missing = MissingLimits::Allow;
         groups.check_controllers().unwrap();
         groups.make_group("a", 1).unwrap();
-        // Without an account of swap, nothing is swapped.
+        // Without swap accounting, swapping is off.
         let swappiness = fs::read_to_string(group.join("memory.swappiness"));
         assert_eq!(swappiness.unwrap(), "0");
     }
 
     #[test]
-    fn a_host_without_groups_has_all_limits_missing() {
+    fn a_host_without_cgroups_offers_no_hierarchy() {
         let dir = tempfile::tempdir().unwrap();
         assert!(find(dir.path(), "cube-test").is_empty());
         assert_eq!(

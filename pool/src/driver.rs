@@ -1,6 +1,13 @@
-//! The owner of every slot: one task that receives messages and never blocks. What takes time runs in [`jobs`] and
-//! reports back. What a slot may do is decided by [`crate::slot`], who is admitted by [`crate::policy`]; this performs
-//! it.
+//! The driver: one task that owns every slot, receives requests and reports, and never blocks. Work that takes time runs
+//! in [`jobs`] and reports its end. [`crate::slot`] decides what a slot may do and [`crate::policy`] what is admitted;
+//! the driver performs their decisions.
+//!
+//! ```text
+//! Request ─► requests, queries ─┐                       ┌─► jobs ─► Report ─► reports
+//! deadline ─► expire ───────────┼─► slot::{decide,      │
+//! tick ─► memory, space         │         transition} ──┼─► waiting requests are decided again
+//!                               └─► queue ─► starts ────┘
+//! ```
 
 mod entry;
 mod jobs;
@@ -68,7 +75,7 @@ pub(crate) struct Driver {
     lock: std::fs::File,
 }
 
-/// How far the pool has been told to stop.
+/// How far stopping has come.
 #[derive(Debug, Default)]
 struct Stopping {
     /// Creates are refused.

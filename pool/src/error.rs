@@ -9,7 +9,6 @@ use crate::{slot::Refusal, spec::MAX_NOTE};
 /// Errors of the pool; each variant is something that a caller can act on.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// Nothing of this name.
     #[error("there is no template {0:?}")]
     NoTemplate(String),
     /// The sandbox's state does not allow the request.
@@ -18,41 +17,39 @@ pub enum PoolError {
     /// The note has this many bytes.
     #[error("the note has {0} bytes; at most {MAX_NOTE} are kept")]
     NoteTooLong(usize),
-    /// One more would overcommit the host, by measured memory or by the configured number.
+    /// One more sandbox would exceed the measured memory or the configured number.
     #[error("no room for another sandbox: {why}")]
     Full {
-        /// What is short, with figures.
+        /// The resource that is short, with numbers.
         why: String,
-        /// When to try again.
         retry_after: Duration,
     },
-    /// The disk is full, or down to its reserve. What runs goes on.
+    /// The disk is full or down to its reserve. Running sandboxes go on.
     #[error(
         "no space on disk: {0}; delete paused sandboxes and snapshots that are not needed, end running sandboxes, \
          or give the disk more room"
     )]
     NoSpace(String),
-    /// So many paused sandboxes and snapshots are kept, which is the limit. What runs goes on.
+    /// The limit of paused sandboxes and snapshots is reached. Running sandboxes go on.
     #[error(
         "the limit of {0} paused sandboxes and snapshots is reached: resume or delete paused sandboxes, delete \
          snapshots that are not needed, or start the server with a larger --max-saved"
     )]
     TooManySaved(u32),
-    /// Something builds on it.
+    /// The template, and what builds on it.
     #[error("template {0:?} is in use: {1}")]
     InUse(String, String),
-    /// A name that is taken, malformed, or means two things.
+    /// The name is taken, malformed or ambiguous.
     #[error("{0}")]
     BadName(String),
-    /// The VM could not be started, restored, snapshotted; the chain of causes in one line.
+    /// An operation on a VM or a file failed.
     #[error("{what}: {why}")]
     Failed {
-        /// What was done.
+        /// The operation.
         what: &'static str,
-        /// Why it failed.
+        /// The chain of causes in one line.
         why: String,
     },
-    /// The guest's agent did not answer in time.
     #[error("the guest agent of {0} did not answer")]
     AgentSilent(SandboxId),
     /// [`crate::Pool::drain`] or [`crate::Pool::close`] was called.

@@ -1,5 +1,5 @@
-//! What the host says about itself and about processes: /proc, clocks, random bytes. What cannot be read is
-//! absent, never zero.
+//! Facts about the host and its processes, from /proc, clocks and the kernel's random generator. A value that cannot be
+//! read is `None`, never zero.
 
 use std::{
     fs, io,
@@ -11,21 +11,21 @@ use std::{
 use api_types::guest_text;
 pub(crate) use model::clock::{monotonic_ns, unix_ns};
 
-/// So much of a file's end is read for its last words.
+/// Bytes at the end of a file in which [`last_words`] looks for a line.
 const MAX_WORDS: u64 = 64 << 10;
 
 /// CLOCK_REALTIME in milliseconds since 1970.
 pub(crate) fn unix_ms() -> u64 {
     unix_ns() / 1_000_000
 }
-/// Names this boot of the host: process ids of another one mean nothing.
+/// Identifies this boot of the host. Process ids are valid only within one boot.
 pub(crate) fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?
         .trim()
         .to_owned())
 }
 
-/// Bytes of the kernel's random generator.
+/// Random bytes from the kernel.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -52,7 +52,7 @@ fn kib_line(text: &str, name: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Memory that is the process's own: pages that it has written, of private mappings of files too.
+/// Private memory of a process in bytes: pages that it has written, including those of private file mappings.
 pub(crate) fn private_bytes(pid: u32) -> Option<u64> {
     kib_line(
         &fs::read_to_string(format!("/proc/{pid}/status")).ok()?,
@@ -60,8 +60,8 @@ pub(crate) fn private_bytes(pid: u32) -> Option<u64> {
     )
 }
 
-/// Clock ticks after the boot at which a process began: with its id, it names one process for ever. Absent if
-/// there is none, or only its remains.
+/// Start of a process in clock ticks after the boot. Together with the id it identifies a process for good. `None` if there
+/// is no such process or it is a zombie.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields = fields_after_name(&stat)?;
@@ -71,7 +71,7 @@ pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     fields.get(19)?.parse().ok()
 }
 
-/// The name in the second field may hold anything, also brackets and blanks.
+/// The fields of /proc/PID/stat after the name, which may contain brackets and blanks.
 fn fields_after_name(stat: &str) -> Option<Vec<&str>> {
     let (_, rest) = stat.rsplit_once(')')?;
     Some(rest.split_whitespace().collect())
@@ -86,11 +86,11 @@ pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {
     Some((ticks(11)? + ticks(12)?) * 10_000_000)
 }
 
-/// Bytes that the unlinked files which a process holds open take on the disk: the writable layer of a VM.
+/// Bytes on disk of the unlinked files that a process has open: the writable layer of a VM.
 pub(crate) fn unlinked_bytes(pid: u32) -> Option<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
-        // Through the link: the file itself, whatever became of its name.
+        // Follows the link to the open file, which has no name any more.
         let Ok(meta) = fs::metadata(entry.path()) else {
             continue;
         };
@@ -101,13 +101,13 @@ pub(crate) fn unlinked_bytes(pid: u32) -> Option<u64> {
     Some(sum)
 }
 
-/// Bytes that a file system has for processes without privileges.
+/// Free bytes of a file system for unprivileged processes.
 pub(crate) fn disk_free(dir: &Path) -> Option<u64> {
     let stat = nix::sys::statvfs::statvfs(dir).ok()?;
     Some(stat.blocks_available().saturating_mul(stat.fragment_size()))
 }
 
-/// The last line of a file that says something; see [`guest_text`]. No more than the file's end is read.
+/// The last line of a file that is not blank, escaped by [`guest_text`]. Only the end of the file is read.
 pub(crate) fn last_words(path: &Path) -> Option<String> {
     let mut file = fs::File::open(path).ok()?;
     let length = file.metadata().ok()?.len();

@@ -1,24 +1,24 @@
-//! Sandboxes from snapshot clones: templates on disk, warm slots, leases, pause, fork, limits, reaping.
+//! The owner of sandboxes: templates, warm slots, leases, deadlines, pause, resume, snapshot, fork and limits.
 //!
-//! One task, the driver, owns every slot; [`Pool`] is a handle that sends it messages. The pool starts a
-//! `cube-vmm` process for each slot and talks to its control socket: it never links the VMM, and a VMM that
-//! dies takes nothing with it. Every slot has a directory below the state directory, named by its id, with
-//! its record, sockets and logs; the record is replaced atomically at each step, so that after SIGKILL of
-//! this process the next [`Pool::open`] finds every VM, adopts the running ones and sweeps what is left of the dead.
+//! One task, the driver, owns every slot; [`Pool`] is a handle that sends it requests. The pool starts a `cube-vmm`
+//! process for each slot and uses its control socket. It never links the VMM, so a VMM that crashes affects nothing
+//! else. Every slot has a directory below the state directory, named by its id, with its record, sockets and logs. The
+//! record is replaced atomically at each step: after SIGKILL of this process the next [`Pool::open`] finds every VM,
+//! adopts those that run and removes the rest.
 //!
 //! ```text
 //!            ┌──────── one template in huge pages, mapped privately ────────┐
 //!  stock     [warm] [warm] [warm] [fill]      low ─ high: how many are kept │
 //!               │ lease: resume, POST /init                                 │
-//!  leased    [running] [running] [cold] ◄── no warm slot: a VM of its own ──┘
+//!  leased    [running] [running] [cold] ◄── no warm slot: a VM is made ─────┘
 //!               │ pause  ▲ resume             │ fork: a diff, restored n times
 //!  on disk   [pause/]  [pause/]               └► [running] [running] …
 //! ```
-//! A slot serves one lease in its life: its id *is* the sandbox's id. There is no way back into the stock.
+//! A slot serves one lease: its id *is* the sandbox's id. A used slot never returns to the stock.
 //!
-//! A clean (warm) slot: its VM is paused; its id, machine id and random pool are its own; it has run only what the
-//! template ran and what warms it up; its agent is open, and nobody else has known its sockets; its
-//! record says that it is nobody's, so that it ends with this process.
+//! A warm slot is clean: its VM is paused; no other VM has its id, machine id or random pool; it has run only the
+//! template's programs and the warm-up; its agent is open, but only the pool has had its sockets; and its record says
+//! that it has no owner, so that it ends with this process.
 
 mod cgroup;
 mod driver;
@@ -68,14 +68,14 @@ use crate::{
     templates::Templates,
 };
 
-/// Places below the state directory.
+/// Directories below the state directory.
 pub(crate) const SANDBOXES: &str = "sandboxes";
 pub(crate) const TEMPLATES: &str = "templates";
 pub(crate) const FORKS: &str = "forks";
 const LOCK: &str = "lock";
-/// Requests that wait for the driver; more make their callers wait.
+/// Requests in the driver's queue; when it is full, callers wait.
 const REQUESTS: usize = 1024;
-/// Longest state directory: below it are unix sockets, whose paths hold 107 bytes.
+/// Longest path of the state directory in bytes. The paths of unix sockets below it have at most 107 bytes.
 const MAX_STATE: usize = 60;
 
 /// A handle; clones reach the same pool. When the last one is dropped, VMs go on running: the next [`Pool::open`]
@@ -85,7 +85,7 @@ pub struct Pool {
     requests: mpsc::Sender<Request>,
 }
 
-/// What opening finds and makes, on a thread of its own.
+/// The parts of a pool that are opened on a blocking thread.
 struct Opened {
     lock: File,
     host_boot_id: String,
@@ -99,12 +99,12 @@ impl Opened {
     fn new(config: &PoolConfig) -> io::Result<Self> {
         if config.state.as_os_str().len() > MAX_STATE {
             return Err(io::Error::other(format!(
-                "its path has more than {MAX_STATE} bytes, which unix sockets below it need"
+                "the path is longer than {MAX_STATE} bytes, so the paths of unix sockets below it would be too long"
             )));
         }
         if !config.vmm.is_file() {
             return Err(io::Error::other(format!(
-                "there is no VMM at {}",
+                "no VMM at {}",
                 config.vmm.display()
             )));
         }
@@ -116,7 +116,7 @@ impl Opened {
         let host_boot_id = host::boot_id()?;
         let total = host::meminfo("MemTotal");
         let memory = total.map(|bytes| bytes.saturating_sub(config.memory_reserve.0));
-        // Names the directory, however its path is written.
+        // Identifies the directory, whatever path leads to it.
         let tag = format!("{:x}-{:x}", lock.metadata()?.dev(), lock.metadata()?.ino());
         let scratch = Path::new(SCRATCH);
         let groups = Groups::open(
@@ -140,11 +140,11 @@ impl Opened {
             config.start_timeout,
             config.lifetime_of_note,
         )?;
-        // Not before: half-made VMs of the server before were in the group that is replaced.
+        // After the recovery: VMMs that the former server was starting may be in the group that this replaces.
         if let Some(memory) = config.server_memory {
             groups.enter_as_server(memory.0)?;
         }
-        // Not before: a VMM that was writing its snapshot there has finished when it has answered.
+        // After the recovery: a VMM that was writing a snapshot there has finished when it has answered.
         remove_if_there(&state.join(FORKS))?;
         private_dir(&state.join(FORKS))?;
         Ok(Self {
@@ -158,14 +158,13 @@ impl Opened {
     }
 }
 
-/// Where VMMs keep what guests write to their disks.
+/// Directory in which VMMs keep the writable layers of their guests.
 pub(crate) const SCRATCH: &str = "/var/tmp";
 
-/// A server that was killed while it started a program is survived for a moment by the child that is to become that,
-/// which has its descriptors, and so its lock.
+/// How long the lock may outlive a killed server: a child between fork and exec still has its descriptors.
 const LAST_CHILD: Duration = Duration::from_secs(1);
 
-/// One server for a state directory: the lock goes with the process, however that ends.
+/// Takes the lock that keeps other servers away from the state directory. The kernel releases it when the process exits.
 fn lock(path: &Path) -> io::Result<File> {
     let file = File::options()
         .write(true)
@@ -180,7 +179,7 @@ fn lock(path: &Path) -> io::Result<File> {
                 std::thread::sleep(LAST_CHILD / 100);
             }
             Err(TryLockError::WouldBlock) => {
-                return Err(io::Error::other("another server uses this state directory"));
+                return Err(io::Error::other("another server uses the state directory"));
             }
             Err(TryLockError::Error(e)) => return Err(e),
         }
@@ -409,7 +408,7 @@ impl Pool {
             .await
     }
 
-    /// What a running sandbox uses now, seen from the host.
+    /// The present resource usage of a running sandbox, seen from the host.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound` or `NotRunning`.

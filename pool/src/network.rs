@@ -1,6 +1,6 @@
-//! TAPs as slots have them: taken for each VM before it is made, taken back when it is gone. Which one a VM has is in
-//! its record. What must never happen: a guest that runs before its policy was read back, or a TAP of a living VM that
-//! is given to another.
+//! The TAPs of slots. Each VM takes one before it is made and releases it after it has exited; its index is in the
+//! record. What must never happen: a guest that runs before its policy was read back, or a TAP that is given to another
+//! VM while the one that has it runs.
 
 use netisolation::{Counters, Isolation, TapIndex};
 
@@ -9,7 +9,7 @@ use crate::{
     work::WorkError,
 };
 
-/// Puts the record's policy in force. Without a network there is nothing to do.
+/// Puts the record's policy in force. Does nothing without a network.
 pub(crate) fn update(network: Option<&Isolation>, record: &Record) -> Result<(), WorkError> {
     match (network, record.tap) {
         (Some(network), Some(tap)) => network
@@ -19,7 +19,7 @@ pub(crate) fn update(network: Option<&Isolation>, record: &Record) -> Result<(),
     }
 }
 
-/// Figures of a TAP; zeros without one.
+/// The counters of a TAP; zeros without one.
 pub(crate) fn counters(
     network: Option<&Isolation>,
     tap: Option<TapIndex>,
@@ -32,7 +32,7 @@ pub(crate) fn counters(
     }
 }
 
-/// Whether a TAP is as it has to be.
+/// Reads back whether a TAP enforces its policy.
 pub(crate) fn verify(network: Option<&Isolation>, tap: Option<TapIndex>) -> Result<(), WorkError> {
     match (network, tap) {
         (Some(network), Some(tap)) => network
@@ -42,8 +42,8 @@ pub(crate) fn verify(network: Option<&Isolation>, tap: Option<TapIndex>) -> Resu
     }
 }
 
-/// Takes back the TAP of a VM that is gone; its last figures. Of a VM that is there all the same, because it could not
-/// be killed or watched, nobody else gets the device.
+/// Takes back the TAP of a VM that has exited and returns its last counters. If the VM could not be killed or watched and
+/// still runs, the TAP is discarded, so that no other VM gets it.
 pub(crate) fn release(
     network: Option<&Isolation>,
     tap: Option<TapIndex>,
@@ -60,7 +60,7 @@ pub(crate) fn release(
     last
 }
 
-/// Adds figures up.
+/// Adds counters to a sum.
 pub(crate) fn add(sum: &mut Counters, more: &Counters) {
     sum.packets_out += more.packets_out;
     sum.bytes_out += more.bytes_out;
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_add_up() {
+    fn counters_add_up() {
         let one = Counters {
             packets_out: 1,
             bytes_out: 2,

@@ -1,16 +1,16 @@
-//! Decisions, without a clock or a file of their own: numbers in, an action out.
+//! Admission and fills as pure functions: numbers in, an action out. Nothing here reads a clock or a file.
 //!
-//! Memory is admitted by measurement: a sandbox is taken to need what most leased ones of its template were seen to
-//! need (never less than a floor), and one that has not grown to that yet has the difference set aside. What one of
-//! them takes beyond that is seen in what the host has left, and counts for nobody else. Guests may grow to all of
-//! their RAM, which is more than the host has for all of them together; the control group around the pool is what
-//! stops them then.
+//! Memory is admitted by measurement. A sandbox is expected to need what most leased sandboxes of its template were
+//! measured to have (never less than a floor); for one that has not grown to that size, the difference is promised. A
+//! sandbox that takes more reduces the host's available memory and does not change the expectation for others. Guests
+//! may grow to all of their RAM, and the sum may exceed the host's memory; the cgroup around the pool limits them then.
 //!
-//! Starts have places, as many at once as the host has use for. A start whose guest says nothing holds its place until
-//! its time is over, so those that anybody may cause never hold all ([`Places`]).
+//! A start holds a place while its VM is made, and there are as many places as the host can use at once. A start whose
+//! guest does not answer holds its place until its timeout, so starts that anyone may cause never hold all places
+//! ([`Places`]).
 //!
-//! Disk is admitted by what is free now: a new sandbox needs a first share for its layer, a save what it may
-//! write at most. Layers may grow to more than the disk has, too; below the reserve nothing new is begun.
+//! Disk space is admitted by what is free now: a new sandbox needs a first share for its layer, a save what it may
+//! write at most. Layers, too, may grow to more than the disk has; below the reserve nothing new begins.
 
 mod need;
 mod places;
@@ -20,37 +20,37 @@ use std::time::Duration;
 pub(crate) use need::Need;
 pub(crate) use places::{Places, StartFor};
 
-/// What the host has for sandboxes, and what is promised of it already.
+/// The host's resources for sandboxes and how much of them is promised. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// MemAvailable, bytes.
+    /// MemAvailable.
     pub(crate) available: u64,
-    /// Of it, never given to sandboxes.
+    /// Memory that is never given to sandboxes.
     pub(crate) reserve: u64,
-    /// What one sandbox is taken to need in the end.
+    /// Memory that one sandbox is expected to need.
     pub(crate) expected: u64,
-    /// What one warm slot has of it already.
+    /// The part of `expected` that a warm slot already has.
     pub(crate) warm_has: u64,
-    /// What leased sandboxes are expected to take beyond what they have.
+    /// Memory that the present slots are expected to take beyond what they have.
     pub(crate) promised: u64,
     /// Slots that have a VM or are about to.
     pub(crate) slots: u32,
-    /// At most so many of them.
+    /// Limit of `slots`.
     pub(crate) max: u32,
     /// The disk of the layers.
     pub(crate) disk: Space,
-    /// What one sandbox is taken to need of it.
+    /// Disk space that one sandbox is expected to need for its layer.
     pub(crate) layer: u64,
 }
 
-/// What a disk has for sandboxes, and what is promised of it already.
+/// A disk's space for sandboxes and how much of it is promised. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Space {
-    /// Free for processes without privileges, bytes.
+    /// Free for unprivileged processes.
     pub(crate) available: u64,
-    /// Of it, never given to sandboxes.
+    /// Space that is never given to sandboxes.
     pub(crate) reserve: u64,
-    /// What is expected to be written.
+    /// Space that sandboxes and saves under way are expected to write.
     pub(crate) promised: u64,
 }
 
@@ -61,7 +61,7 @@ impl Space {
             .saturating_sub(self.promised)
     }
 
-    /// What is short for so many bytes more; `None` if nothing is.
+    /// The shortage if `need` more bytes are to be written; `None` if they fit.
     pub(crate) fn short_of(&self, need: u64) -> Option<Short> {
         let free = self.free();
         (need > free).then_some(Short::Disk { need, free })
@@ -80,7 +80,7 @@ impl Room {
             .saturating_sub(self.promised)
     }
 
-    /// What is short for one more sandbox of this kind; `None` if nothing is.
+    /// The shortage for one more sandbox; `None` if it fits.
     fn short_of(&self, start: Start) -> Option<Short> {
         let need = match start {
             Start::Warm => self.expected.saturating_sub(self.warm_has),
@@ -96,24 +96,30 @@ impl Room {
     }
 }
 
-/// How a sandbox would come to be.
+/// How a sandbox would start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// From a slot that is warm.
+    /// From a warm slot.
     Warm,
-    /// By a VM of its own.
+    /// With a VM that is made for it.
     Cold,
 }
 
-/// What there is too little of.
+/// The resource that is short. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Short {
-    /// Memory, in bytes.
-    Memory { need: u64, free: u64 },
-    /// Space on a disk, in bytes.
-    Disk { need: u64, free: u64 },
-    /// The configured number.
-    Slots { max: u32 },
+    Memory {
+        need: u64,
+        free: u64,
+    },
+    Disk {
+        need: u64,
+        free: u64,
+    },
+    /// The configured number of sandboxes.
+    Slots {
+        max: u32,
+    },
 }
 
 impl std::fmt::Display for Short {
@@ -136,37 +142,36 @@ impl std::fmt::Display for Short {
     }
 }
 
-/// What one who wants a sandbox sees.
+/// A request for a start, and what could serve it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     /// A slot of its template is warm.
     pub(crate) warm: bool,
-    /// It has its layer already, on disk: it was paused.
+    /// The sandbox is paused: its layer is on disk already.
     pub(crate) has_layer: bool,
-    /// A slot of another template is warm and could give way.
+    /// A warm slot, of any template, could be ended.
     pub(crate) other_warm: bool,
-    /// Something is ending at this moment and will give its memory back.
+    /// A slot is ending and will give its memory back.
     pub(crate) ending: bool,
-    /// There is a place for its start: more at once only make all of them late.
+    /// A place for its start is free.
     pub(crate) place: bool,
 }
 
-/// What happens to one who wants a sandbox.
+/// The answer to a request for a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// Takes a warm slot.
+    /// It takes a warm slot.
     Take,
-    /// Gets a VM of its own.
+    /// A VM is made for it.
     Start,
-    /// Waits for what is under way.
+    /// It waits for an ending slot or for a place.
     Wait,
-    /// Waits for a warm slot of another template to end.
+    /// A warm slot is ended, and the request waits for its memory.
     Evict,
-    /// Is refused.
     Refuse(Short),
 }
 
-/// Where the next in line gets a sandbox from.
+/// Decides where a sandbox comes from.
 pub(crate) fn place(room: &Room, demand: &Demand) -> Placement {
     let start = if demand.warm {
         Start::Warm
@@ -176,7 +181,7 @@ pub(crate) fn place(room: &Room, demand: &Demand) -> Placement {
     let layer = if demand.has_layer { 0 } else { room.layer };
     match room.short_of(start).or_else(|| room.disk.short_of(layer)) {
         Some(_) if demand.ending => Placement::Wait,
-        // What waits has written next to nothing.
+        // Ending a warm slot would free next to no disk space.
         Some(short @ Short::Disk { .. }) => Placement::Refuse(short),
         Some(_) if demand.other_warm => Placement::Evict,
         Some(short) => Placement::Refuse(short),
@@ -186,7 +191,7 @@ pub(crate) fn place(room: &Room, demand: &Demand) -> Placement {
     }
 }
 
-/// When a refused caller should try again: soon if something is ending, else when sandboxes have had time to end.
+/// When a refused caller should try again: after sandboxes have had time to end.
 pub(crate) fn retry_after(short: Short) -> Duration {
     match short {
         Short::Memory { .. } | Short::Disk { .. } => Duration::from_secs(5),
@@ -194,49 +199,49 @@ pub(crate) fn retry_after(short: Short) -> Duration {
     }
 }
 
-/// Warm slots of one template.
+/// The warm stock of one template.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stock {
     pub(crate) warm: u32,
     pub(crate) filling: u32,
     pub(crate) low: u32,
     pub(crate) high: u32,
-    /// It fell below the low mark and has not reached the high one since.
+    /// The stock fell below the low mark and has not reached the high mark since.
     pub(crate) refilling: bool,
 }
 
-/// Whether a template is refilling after this look at its stock.
+/// Whether a template's stock is to be refilled.
 pub(crate) fn refilling(stock: &Stock) -> bool {
     let have = stock.warm + stock.filling;
     have < stock.high && (stock.refilling || have < stock.low)
 }
 
-/// How busy the pool is with people who wait.
+/// How busy the pool is with callers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Foreground {
-    /// Somebody waits for a start, a pause or a resume.
+    /// A caller waits for a start, a pause, a resume or a snapshot.
     pub(crate) waiting: bool,
-    /// Since somebody last did.
+    /// Time since a caller last asked for a sandbox or got one.
     pub(crate) quiet_for: Duration,
-    /// Since the last fill was begun.
+    /// Time since the last fill began.
     pub(crate) since_fill: Duration,
-    /// Fills that run now.
+    /// Fills under way.
     pub(crate) filling: u32,
-    /// At most so many at once.
+    /// Limit of `filling`.
     pub(crate) max_filling: u32,
 }
 
-/// A burst is over when nobody has come for so long. What comes right after a create is its first command, and
-/// a fill takes as much CPU as several of those.
+/// A burst of creates is over when none has come for this long. A create is followed by its first command, and a fill
+/// takes as much CPU as several of these.
 pub(crate) const QUIET: Duration = Duration::from_millis(300);
-/// Under people who never stop coming, one fill is begun this often nevertheless.
+/// Interval of fills while callers never pause.
 pub(crate) const STARVED: Duration = Duration::from_millis(1000);
 
-/// Whether a warm slot may be made now.
+/// Whether a fill may begin.
 pub(crate) fn may_fill(room: &Room, foreground: &Foreground) -> bool {
     let calm = !foreground.waiting && foreground.quiet_for >= QUIET;
     let turn = calm || (foreground.since_fill >= STARVED && foreground.filling == 0);
-    // One more than it needs: filling must never be what makes the next caller go away.
+    // Room for two: a fill must never be the reason that the next create is refused.
     let spare = room.free() >= room.expected.saturating_mul(2)
         && room.disk.free() >= room.layer.saturating_mul(2);
     turn && spare && foreground.filling < foreground.max_filling && room.slots < room.max
@@ -272,7 +277,7 @@ mod tests {
         }
     }
 
-    const NOBODY: Demand = Demand {
+    const COLD: Demand = Demand {
         warm: false,
         has_layer: false,
         other_warm: false,
@@ -281,21 +286,18 @@ mod tests {
     };
 
     #[test]
-    fn warm_slots_are_taken_and_give_way() {
-        let warm = Demand {
-            warm: true,
-            ..NOBODY
-        };
+    fn warm_slots_are_taken_and_evicted() {
+        let warm = Demand { warm: true, ..COLD };
         let other = Demand {
             other_warm: true,
-            ..NOBODY
+            ..COLD
         };
         assert_eq!(place(&room(1000, 3), &warm), Placement::Take);
-        // A warm slot is counted already, and needs only what it has not got.
+        // A warm slot is counted already and needs only the rest.
         assert_eq!(place(&room(512, 10), &warm), Placement::Take);
-        assert_eq!(place(&room(1000, 3), &NOBODY), Placement::Start);
+        assert_eq!(place(&room(1000, 3), &COLD), Placement::Start);
         assert_eq!(
-            place(&room(1000, 10), &NOBODY),
+            place(&room(1000, 10), &COLD),
             Placement::Refuse(Short::Slots { max: 10 })
         );
         assert_eq!(place(&room(1000, 10), &other), Placement::Evict);
@@ -304,21 +306,21 @@ mod tests {
             need: 20 * MIB,
             free: 12 * MIB,
         };
-        assert_eq!(place(&room(512, 3), &NOBODY), Placement::Refuse(short));
+        assert_eq!(place(&room(512, 3), &COLD), Placement::Refuse(short));
         let ending = Demand {
             ending: true,
-            ..NOBODY
+            ..COLD
         };
         assert_eq!(place(&room(512, 3), &ending), Placement::Wait);
         let busy = Demand {
             place: false,
-            ..NOBODY
+            ..COLD
         };
         assert_eq!(place(&room(1000, 3), &busy), Placement::Wait);
     }
 
     #[test]
-    fn a_disk_down_to_its_reserve_begins_nothing_new() {
+    fn a_disk_at_its_reserve_admits_nothing_new() {
         let low = Room {
             disk: disk(181),
             ..room(1000, 3)
@@ -328,23 +330,23 @@ mod tests {
             free: 31 * MIB,
         };
         let full = Placement::Refuse(short);
-        assert_eq!(place(&low, &NOBODY), full);
-        // Not even from the stock, and to end what waits gives nothing back.
+        assert_eq!(place(&low, &COLD), full);
+        // Not even from the stock; ending warm slots frees no space.
         let warm = Demand {
             warm: true,
             other_warm: true,
-            ..NOBODY
+            ..COLD
         };
         assert_eq!(place(&low, &warm), full);
-        // One that was paused may come back: its caller may want to delete.
+        // A paused sandbox may be resumed: its user may want to delete files.
         let back = Demand {
             has_layer: true,
-            ..NOBODY
+            ..COLD
         };
         assert_eq!(place(&low, &back), Placement::Start);
         let ending = Demand {
             ending: true,
-            ..NOBODY
+            ..COLD
         };
         assert_eq!(place(&low, &ending), Placement::Wait);
         assert_eq!(low.disk.short_of(31 * MIB), None);
@@ -358,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn filling_has_two_marks() {
+    fn filling_begins_below_the_low_mark_and_ends_at_the_high_mark() {
         let stock = |warm, refilling| Stock {
             warm,
             filling: 0,
@@ -373,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn filling_yields_but_does_not_starve() {
+    fn filling_yields_to_callers_but_does_not_starve() {
         let calm = Foreground {
             waiting: false,
             quiet_for: QUIET,
@@ -403,7 +405,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_admitted_that_does_not_fit(
+        fn only_what_fits_is_admitted(
             available in 0..4000_u64,
             promised in 0..2000_u64,
             slots in 0..12_u32,

@@ -1,15 +1,15 @@
-//! The journal: what the state directory says about each sandbox, one small file in each one's directory.
+//! The journal: one record for each sandbox, a small file in the sandbox's directory.
 //!
 //! ```text
-//! sandboxes/<id>/record.json   this module's; replaced by a rename
-//!                note          the caller's own text, where a server of record version 1 has left it
+//! sandboxes/<id>/record.json   the record; replaced by a rename
+//!                note          only from servers of record version 1: the caller's note
 //!                control.sock  vsock.sock  console.log  vmm.stderr
 //!                pause/        the snapshot of a paused sandbox
 //! ```
-//! A rename survives SIGKILL of this process through the page cache. A crash of the host ends every VM, so only
-//! what says that a sandbox is *paused* is written through to the disk. What must never happen: a record that
-//! promises what is not there yet. So a VM's process is in the record before it runs a guest, and a pause is in
-//! it after its snapshot is whole and before its VM is killed. A sandbox that is to end loses its record first.
+//! A renamed file survives SIGKILL of this process in the page cache. A crash of the host ends every VM, so only the
+//! record of a *paused* sandbox is written through to the disk. What must never happen: a record of something that does
+//! not exist yet. A VM's process is therefore in the record before it runs a guest; a pause is in the record after its
+//! snapshot is complete and before its VM is killed; and the record of a sandbox that ends is removed first.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -35,44 +35,44 @@ use crate::{
 const VERSION: u32 = 2;
 const RECORD: &str = "record.json";
 const NOTE: &str = "note";
-/// No record is longer; a longer file is none.
+/// Longest record that is read.
 const MAX_RECORD: u64 = 4 << 20;
 
-/// Whose a slot is.
+/// The owner of a slot, and what it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kept {
-    /// Nobody's yet: it ends with the server that made it.
+    /// No owner yet: the slot ends with the server that made it.
     Nobody,
-    /// A caller's, and its VM runs.
+    /// A caller's sandbox whose VM runs.
     Running,
-    /// A caller's, and on disk.
+    /// A caller's sandbox on disk.
     Paused(PauseMode),
 }
 
-/// A process that may be another one by now.
+/// Identifies a process, also after its id was given to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ProcessName {
     pub(crate) pid: u32,
-    /// See [`crate::host::start_ticks`].
+    /// From [`crate::host::start_ticks`].
     pub(crate) start_ticks: u64,
 }
 
 impl ProcessName {
-    /// The process of this id that runs now.
+    /// The process that has this id now; `None` if there is none.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let start_ticks = crate::host::start_ticks(pid)?;
         Some(Self { pid, start_ticks })
     }
 
-    /// Whether it still is that one.
+    /// Whether the process still runs.
     pub(crate) fn is_alive(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
     }
 }
 
-/// What a sandbox's VM starts from when its disk is all there is.
+/// The files from which a sandbox boots when its memory was not kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BootFiles {
@@ -81,37 +81,35 @@ pub(crate) struct BootFiles {
     pub(crate) root: PathBuf,
 }
 
-/// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
     pub(crate) version: u32,
-    /// See [`crate::host::boot_id`].
+    /// From [`crate::host::boot_id`]: process ids are valid only within one boot.
     pub(crate) host_boot_id: String,
     pub(crate) kept: Kept,
-    /// Absent while there is none.
+    /// `None` while there is no VM.
     pub(crate) vmm: Option<ProcessName>,
-    /// As it was when the VM was made.
+    /// The template as it was when the VM was made.
     #[serde(with = "shared")]
     pub(crate) template: Arc<TemplateInfo>,
-    /// What it boots from if it is paused without its memory; absent if the template does not say.
+    /// The files for a resume without memory; `None` if the template does not name them.
     pub(crate) boot: Option<BootFiles>,
     /// 32 hex digits.
     pub(crate) machine_id: String,
     pub(crate) init: Init,
     /// Whether a warm slot served it.
     pub(crate) warm: bool,
-    /// Its VM's; absent while it has none, and where there is no network.
+    /// The TAP of its VM; `None` while it has no VM, and without a network.
     #[serde(default)]
     pub(crate) tap: Option<TapIndex>,
-    /// What it may reach.
     #[serde(default)]
     pub(crate) policy: Policy,
-    /// User and group of its VM: no other sandbox's.
+    /// User and group of its VM, which no other sandbox has.
     #[serde(default)]
     pub(crate) user: Option<u32>,
-    /// Which files its VM was made from, as this server opened them; absent before it was made. A snapshot that
-    /// names others is not accepted.
+    /// The files that the server opened for its VM; `None` before the VM is made. A snapshot that names other files is
+    /// rejected.
     #[serde(default)]
     pub(crate) lineage: Option<Lineage>,
     /// Since version 2. Of a slot that waits for a lease: the default, as for `note`.
@@ -177,7 +175,7 @@ impl Record {
         }
     }
 
-    /// Takes over what a caller wants of a new sandbox.
+    /// Takes over the settings of a new sandbox.
     pub(crate) fn take_settings(&mut self, spec: CreateSpec) {
         self.init = spec.init;
         self.policy = spec.policy;
@@ -186,16 +184,16 @@ impl Record {
     }
 }
 
-/// Whether a write has to survive a crash of the host.
+/// The crash that a write survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Durability {
-    /// A crash of this process only.
+    /// A crash of this process.
     Process,
-    /// A crash of the host too: slow.
+    /// A crash of the host too. Slow.
     Host,
 }
 
-/// The directory of one sandbox. The value owns nothing: removing is [`SlotDir::remove`].
+/// The path of one sandbox's directory. Dropping it removes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotDir(PathBuf);
 
@@ -232,7 +230,7 @@ impl SlotDir {
         DirBuilder::new().mode(0o700).create(&self.0)
     }
 
-    /// Forgets whose it is: from here on the next server sweeps it, whatever is left of it.
+    /// Removes the record. Without it, the next server removes the sandbox.
     pub(crate) fn disown(&self) -> io::Result<()> {
         match fs::remove_file(self.0.join(RECORD)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -240,7 +238,7 @@ impl SlotDir {
         }
     }
 
-    /// Removes everything; what is gone already is no error.
+    /// Removes the record, then the directory. A missing directory is not an error.
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.disown()?;
         match fs::remove_dir_all(&self.0) {
@@ -280,12 +278,12 @@ impl SlotDir {
     }
 }
 
-/// Makes a directory that only its owner may enter; one that is there is no error.
+/// Creates a directory that only its owner may enter. An existing directory is not an error.
 pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).recursive(true).create(dir)
 }
 
-/// Reads a file that must not be longer than `limit`.
+/// Reads a file. Returns an error if it has more than `limit` bytes.
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
@@ -296,7 +294,7 @@ pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Replaces `dir/name`, readable by its owner only, in one step. On a full disk what was there stays.
+/// Replaces `dir/name` atomically; only its owner may read it. On a full disk the old file stays.
 pub(crate) fn replace(
     dir: &Path,
     name: &str,
@@ -306,7 +304,7 @@ pub(crate) fn replace(
     let draft = dir.join(format!("{name}.new"));
     let written = write_new(&draft, bytes, durability);
     if written.is_err() {
-        // Its space may be what others lack.
+        // The disk may be full.
         let _ = fs::remove_file(&draft);
     }
     written?;
@@ -317,7 +315,7 @@ pub(crate) fn replace(
     Ok(())
 }
 
-/// Writes a file that is not there yet; what a killed server left in its place is removed first.
+/// Writes a new file. A file that a killed server left there is removed first.
 fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),

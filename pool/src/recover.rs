@@ -1,5 +1,5 @@
-//! What the state directory knows at the start: VMs that still run are adopted, paused sandboxes are kept, and
-//! all else is swept, so that nothing is left of a server that was killed, wherever that happened.
+//! Recovery when the pool opens: VMs that still run are adopted, paused sandboxes are kept, and everything else in the
+//! state directory is removed, so that a server killed at any moment leaves nothing behind.
 
 use std::{
     fs, io,
@@ -25,36 +25,35 @@ use crate::{
     vm::Vm,
 };
 
-/// So many directories are looked at at once. VMMs that do not answer are waited for together then: as many as a server
-/// has by default.
+/// Directories that are examined at the same time, as many as a server has sandboxes by default: VMMs that do not answer
+/// are waited for together.
 const AT_ONCE: usize = 256;
-/// A process that is told to die has gone after this.
+/// How long a killed process may take to exit.
 const END: Duration = Duration::from_secs(10);
 
-/// What became of one directory.
-enum Fate {
+/// The outcome for one directory.
+enum Outcome {
     Alive(Box<Entry>),
-    /// It was a caller's, and is gone: why.
+    /// A caller's sandbox is gone, for this reason.
     Lost(String),
-    /// It was nobody's.
+    /// It had no owner.
     Swept,
 }
 
-/// What is looked at.
-struct Lookout<'a> {
+struct Recovery<'a> {
     sandboxes: &'a Path,
     host_boot_id: &'a str,
     network: Option<&'a Isolation>,
-    /// How long a VMM may take for an answer; one whose disk is slow or full takes seconds.
+    /// How long a VMM may take to answer. With a slow or full disk it takes seconds.
     patience: Duration,
     lifetime_of_note: fn(&str) -> Option<Lifetime>,
 }
 
-/// Looks at every sandbox's directory, then at every control group. No VMM is waited for longer than `patience`, and
-/// those that are silent are waited for at the same time.
+/// Examines every sandbox's directory, then every control group. VMMs that do not answer delay this by `patience`, all of
+/// them together.
 ///
 /// # Errors
-/// The directory of sandboxes cannot be read.
+/// The directory of sandboxes cannot be read, or no thread can be started.
 pub(crate) fn recover(
     sandboxes: &Path,
     host_boot_id: &str,
@@ -63,7 +62,7 @@ pub(crate) fn recover(
     patience: Duration,
     lifetime_of_note: fn(&str) -> Option<Lifetime>,
 ) -> io::Result<(Vec<(SandboxId, Entry)>, Recovered)> {
-    let lookout = Lookout {
+    let recovery = Recovery {
         sandboxes,
         host_boot_id,
         network,
@@ -73,10 +72,10 @@ pub(crate) fn recover(
     let mut entries = Vec::new();
     let mut recovered = Recovered::default();
     let now = host::unix_ms();
-    for (id, fate) in lookout.fates(directories(sandboxes)?)? {
+    for (id, outcome) in recovery.outcomes(directories(sandboxes)?)? {
         let dir = SlotDir::new(sandboxes, &id);
-        match fate {
-            Fate::Alive(mut entry) => {
+        match outcome {
+            Outcome::Alive(mut entry) => {
                 let generation = u64::try_from(entries.len() + 1).unwrap_or(u64::MAX);
                 entry.has_new_vm(generation, now);
                 entry.tell(now, "taken over from the server before");
@@ -84,14 +83,14 @@ pub(crate) fn recover(
                 entries.push((id, *entry));
                 continue;
             }
-            Fate::Lost(why) => {
+            Outcome::Lost(why) => {
                 tracing::warn!(sandbox = %id, why, "a sandbox was lost while no server ran");
                 recovered.lost.push((id, why));
             }
-            Fate::Swept => {}
+            Outcome::Swept => {}
         }
         if let Err(error) = dir.remove() {
-            tracing::error!(dir = %dir.path().display(), %error, "something is left");
+            tracing::error!(dir = %dir.path().display(), %error, "cannot remove a sandbox's directory");
         }
     }
     for group in groups.list() {
@@ -105,71 +104,71 @@ pub(crate) fn recover(
     Ok((entries, recovered))
 }
 
-/// The sandboxes that have a directory.
+/// The ids of the sandboxes that have a directory.
 fn directories(sandboxes: &Path) -> io::Result<Vec<SandboxId>> {
     let mut ids = Vec::new();
     for file in fs::read_dir(sandboxes)? {
         let name = file?.file_name();
         match name.to_str().and_then(|n| n.parse().ok()) {
             Some(id) => ids.push(id),
-            None => tracing::warn!(?name, "this is no sandbox's directory; it is left alone"),
+            None => tracing::warn!(?name, "not a sandbox's directory: leaving it alone"),
         }
     }
     Ok(ids)
 }
 
-/// Ends what is in the group of a VM that nobody has, and removes it.
+/// Kills the processes in a group without a running sandbox, and removes the group.
 fn sweep_group(groups: &Groups, group: &str) {
     for pid in groups.processes(group) {
         let vm = ProcessName::of(pid).and_then(Vm::adopt);
         if let Some(Err(error)) = vm.map(|vm| vm.end(END)) {
-            tracing::error!(group, pid, %error, "a VMM does not end");
+            tracing::error!(group, pid, %error, "a VMM does not exit after SIGKILL");
         }
     }
     if let Err(error) = groups.remove(group) {
-        tracing::error!(group, %error, "a control group is left");
+        tracing::error!(group, %error, "cannot remove a control group");
     }
 }
 
-impl Lookout<'_> {
-    /// What became of each, in the same order.
-    fn fates(&self, ids: Vec<SandboxId>) -> io::Result<Vec<(SandboxId, Fate)>> {
+impl Recovery<'_> {
+    /// The outcome for each id, in the same order.
+    fn outcomes(&self, ids: Vec<SandboxId>) -> io::Result<Vec<(SandboxId, Outcome)>> {
         let next = AtomicUsize::new(0);
-        let look = || {
-            let mut fates = Vec::new();
+        let examine = || {
+            let mut outcomes = Vec::new();
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(id) = ids.get(number) else {
-                    return fates;
+                    return outcomes;
                 };
-                fates.push((number, self.fate(id)));
+                outcomes.push((number, self.examine(id)));
             }
         };
-        let mut fates = thread::scope(|scope| {
-            let begin = |_| thread::Builder::new().spawn_scoped(scope, look);
+        let mut outcomes = thread::scope(|scope| {
+            let begin = |_| thread::Builder::new().spawn_scoped(scope, examine);
             let begun: Vec<_> = (0..ids.len().min(AT_ONCE)).map(begin).collect();
-            let mut fates = Vec::new();
+            let mut outcomes = Vec::new();
             for thread in begun {
-                fates.extend(thread?.join().unwrap_or_else(|panic| resume_unwind(panic)));
+                outcomes.extend(thread?.join().unwrap_or_else(|panic| resume_unwind(panic)));
             }
-            io::Result::Ok(fates)
+            io::Result::Ok(outcomes)
         })?;
-        fates.sort_by_key(|(number, _)| *number);
+        outcomes.sort_by_key(|(number, _)| *number);
         Ok(ids
             .into_iter()
-            .zip(fates.into_iter().map(|(_, fate)| fate))
+            .zip(outcomes.into_iter().map(|(_, outcome)| outcome))
             .collect())
     }
 
-    fn fate(&self, id: &SandboxId) -> Fate {
+    fn examine(&self, id: &SandboxId) -> Outcome {
         let dir = &SlotDir::new(self.sandboxes, id);
         let record = match dir.read(self.lifetime_of_note) {
             Ok(record) => record,
             Err(error) => {
-                // It was being made, and its VMM, if there is one, has no guest yet; or it was being ended.
-                tracing::info!(dir = %dir.path().display(), %error, "no record; swept");
+                // The sandbox was being made, and its VMM, if it has one, has no guest yet; or it was being ended.
+                tracing::info!(dir = %dir.path().display(), %error, "removing a sandbox without a usable record");
                 self.shut_down(dir);
-                return Fate::Swept;
+                return Outcome::Swept;
             }
         };
         let same_boot = record.host_boot_id == self.host_boot_id;
@@ -177,35 +176,35 @@ impl Lookout<'_> {
         match (record.kept, vm) {
             (Kept::Nobody, vm) => {
                 self.end(dir, vm);
-                Fate::Swept
+                Outcome::Swept
             }
             (Kept::Paused(mode), vm) => {
                 self.end(dir, vm);
                 paused(dir, record, mode)
             }
             (Kept::Running, Some(vm)) => match self.adopt(dir, id, record, vm) {
-                Ok(entry) => Fate::Alive(Box::new(entry)),
-                Err(why) => Fate::Lost(why),
+                Ok(entry) => Outcome::Alive(Box::new(entry)),
+                Err(why) => Outcome::Lost(why),
             },
             (Kept::Running, None) => {
                 let why = if same_boot {
                     host::last_words(&dir.stderr())
                         .unwrap_or_else(|| "its VMM was killed".to_owned())
                 } else {
-                    "the host was started anew".to_owned()
+                    "the host was rebooted".to_owned()
                 };
-                Fate::Lost(why)
+                Outcome::Lost(why)
             }
         }
     }
 
-    /// A VMM that has no record, or whose process is not known: ask it to go. Nobody may be there.
+    /// Asks a VMM whose process is not known to exit. There may be none.
     fn shut_down(&self, dir: &SlotDir) {
         if let Ok(mut control) = ControlClient::connect(&dir.control(), Some(self.patience))
             && let Err(error) = control.shutdown()
         {
             let why = api_types::guest_text(&model::chain(&error));
-            tracing::warn!(dir = %dir.path().display(), why, "a VMM does not answer");
+            tracing::warn!(dir = %dir.path().display(), why, "a VMM does not answer the request to exit");
         }
     }
 
@@ -213,10 +212,10 @@ impl Lookout<'_> {
         match vm {
             Some(vm) => {
                 if let Err(error) = vm.end(END) {
-                    tracing::error!(dir = %dir.path().display(), %error, "a VMM does not end");
+                    tracing::error!(dir = %dir.path().display(), %error, "a VMM does not exit after SIGKILL");
                 }
             }
-            // Killed between the start of the process and its record: there is one all the same.
+            // A server killed after it started the process and before it wrote the record leaves a VMM.
             None => self.shut_down(dir),
         }
     }
@@ -235,7 +234,7 @@ impl Lookout<'_> {
                 return Err(why);
             }
         }
-        // What a pause or a resume that did not come to its end has left.
+        // The files of an unfinished pause or resume.
         let _ = fs::remove_dir_all(dir.pause());
         remove_drafts(dir);
         let mut entry = Entry::new(
@@ -248,10 +247,10 @@ impl Lookout<'_> {
         Ok(entry)
     }
 
-    /// Has an adopted VM run: the former server may have been killed while it was being written to disk.
+    /// Resumes an adopted VM if it is paused: the former server may have been killed while it wrote a snapshot.
     fn go_on(&self, dir: &SlotDir) -> Result<(), String> {
         let mut control = ControlClient::connect(&dir.control(), Some(self.patience))
-            .map_err(|e| format!("its VMM cannot be reached: {e}"))?;
+            .map_err(|e| format!("cannot connect to its VMM: {e}"))?;
         let answer = |e| {
             format!(
                 "its VMM does not answer: {}",
@@ -267,39 +266,41 @@ impl Lookout<'_> {
     }
 }
 
-fn paused(dir: &SlotDir, mut record: Record, mode: PauseMode) -> Fate {
+fn paused(dir: &SlotDir, mut record: Record, mode: PauseMode) -> Outcome {
     let file = match mode {
         PauseMode::Memory => model::MANIFEST_NAME,
         PauseMode::FilesystemOnly => template_file::LAYER,
     };
     if !dir.pause().join(file).exists() {
-        return Fate::Lost("its snapshot is gone".to_owned());
+        return Outcome::Lost("its snapshot is gone".to_owned());
     }
     record.vmm = None;
     record.tap = None;
-    Fate::Alive(Box::new(Entry::new(
+    Outcome::Alive(Box::new(Entry::new(
         Slot::recovered(Stage::Paused(mode), record.lifetime),
         dir.clone(),
         record,
     )))
 }
 
-/// Removes snapshots that the former server was writing: no other server has this directory.
+/// Removes snapshots that the former server was writing. The state directory's lock keeps other servers out.
 fn remove_drafts(dir: &SlotDir) {
     for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(".pause.") {
-            // Best effort: the end of the sandbox removes it.
+            // If this fails, the end of the sandbox removes them.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// Puts the record's policy in force at the TAP of a VM that went on without a server. One whose TAP nobody watches
-/// cannot stay.
+/// Puts the record's policy in force at the TAP of a VM that ran without a server. If that fails the sandbox is ended,
+/// because its traffic would not be filtered.
 fn adopt_tap(id: &SandboxId, record: &Record, network: Option<&Isolation>) -> Result<(), String> {
     match (record.tap, network) {
         (None, _) => Ok(()),
-        (Some(_), None) => Err("it has a network, and this server gives none".to_owned()),
+        (Some(_), None) => {
+            Err("it has a network, and this server is configured without one".to_owned())
+        }
         (Some(tap), Some(network)) => network
             .adopt(tap, id, &record.policy)
             .map_err(|e| model::chain(&e)),

@@ -13,86 +13,82 @@ use crate::lifetime::{Lifetime, UnixMs};
 pub struct PoolConfig {
     /// The program `cube-vmm`.
     pub vmm: PathBuf,
-    /// Where everything that outlives the process is: sandboxes, snapshots, template names. The path is
-    /// short enough for unix sockets below it (60 bytes at most).
+    /// Directory of everything that outlives the process: sandboxes, snapshots, template names. At most 60 bytes long,
+    /// since the paths of unix sockets below it are limited.
     pub state: PathBuf,
     /// Directories of templates made elsewhere; each sub-directory with a manifest is a template of that name.
     pub installed_templates: Option<PathBuf>,
-    /// Directories of what templates name besides: root images, bases. Nothing that lies elsewhere is opened.
+    /// Directories of further files that templates name: root images, bases. Files elsewhere are not opened.
     pub images: Vec<PathBuf>,
-    /// Warm slots for each template that was asked for or installed.
+    /// Warm slots of each template that is installed or was used.
     pub warm: WarmMarks,
-    /// Each sandbox's limits.
     pub limits: SandboxLimits,
-    /// Whether sandboxes may run without a limit that the host cannot hold.
     pub missing_limits: MissingLimits,
-    /// At most so many running sandboxes, warm slots included.
+    /// Most running sandboxes, warm slots included.
     pub max_sandboxes: u32,
-    /// Memory of the host that is never given to sandboxes.
+    /// Host memory that is never given to sandboxes.
     pub memory_reserve: Bytes,
-    /// What the process that opens the pool may take, in a control group of its own that it then enters; templates
-    /// that it loads may be there besides. Absent: it stays in the group that it is in.
+    /// Memory limit of the process that opens the pool, which enters a cgroup for it. Loaded templates are added to the
+    /// limit. `None`: the process stays in its cgroup.
     pub server_memory: Option<Bytes>,
-    /// Space on the disks of state directory and layers that is never given to sandboxes.
+    /// Space that is never given to sandboxes, on the disk of the state directory and on that of the layers.
     pub disk_reserve: Bytes,
-    /// At most so many paused sandboxes and snapshots are kept, together.
+    /// Most paused sandboxes and snapshots together.
     pub max_saved: u32,
-    /// How long a start may take before it counts as failed, and a VMM that a former server has left before it answers.
+    /// Timeout of a start, and of an answer of a VMM that a former server has left.
     pub start_timeout: Duration,
-    /// What gives each VM its TAP; absent: sandboxes have no network.
+    /// Gives each VM its TAP. `None`: sandboxes have no network.
     pub network: Option<Isolation>,
-    /// Reads the lifetime out of a note that a server of record version 1 has left. Since version 2 the lifetime is in
-    /// the record itself. Returns `None` for a note that cannot be read; its sandbox is ended.
+    /// Reads the lifetime from a note that a server of record version 1 has left; since version 2 the lifetime is in the
+    /// record itself. If it returns `None`, the sandbox is ended.
     pub lifetime_of_note: fn(&str) -> Option<Lifetime>,
 }
 
-/// When to fill and when to stop: filling starts below `low` and ends at `high`. Both zero: no warm slots.
+/// Filling of a template's stock begins below `low` and ends at `high`. Both zero: no warm slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WarmMarks {
-    /// Below it, filling starts.
     pub low: u32,
-    /// At it, filling ends.
     pub high: u32,
 }
 
-/// What is done about a limit that the host cannot hold.
+/// The action if the host cannot enforce a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissingLimits {
     /// The pool does not open, or the sandbox does not start.
     Refuse,
-    /// The log says so, and the limit does not hold.
+    /// A warning is logged, and sandboxes run without the limit.
     Allow,
 }
 
-/// Limits of one sandbox as the host enforces them on its VMM process (cgroup v2, or v1).
+/// Limits of one sandbox, enforced on its VMM process by cgroups (version 2 or 1).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxLimits {
-    /// Above guest RAM, for the VMM itself.
+    /// Memory for the VMM itself, in addition to guest RAM.
     pub memory_overhead: Bytes,
-    /// Share of the CPUs while they are short, from 1 to 10000; 100 is that of any other control group.
+    /// Share of CPU time under contention, from 1 to 10000; the default of cgroups is 100.
     pub cpu_weight: u16,
-    /// CPU bandwidth in thousandths of a core; absent: no limit.
+    /// CPU bandwidth in thousandths of a core; `None`: no limit.
     pub cpu_millis: Option<u32>,
-    /// Threads of the VMM.
+    /// Most threads of the VMM.
     pub pids: u32,
-    /// Bytes a second to and from the disk; absent: no limit.
+    /// Bytes per second, for reads and for writes of the disk; `None`: no limit.
     pub io_bytes_per_s: Option<u64>,
-    /// What its writable layer may take of the host's disk; absent: the layer's size. Beyond it writes of the
-    /// guest are I/O errors.
+    /// Most space that the writable layer may take on the host's disk; beyond it, writes of the guest fail with I/O
+    /// errors. `None`: the layer's size.
     pub layer: Option<Bytes>,
 }
 
-/// What the agent is told at the start of a lease and after each resume.
+/// Settings that the agent gets at the start of a lease and after each resume.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Init {
     /// Environment of every process in the sandbox.
     pub env_vars: BTreeMap<String, String>,
-    /// What `X-Access-Token` must say; absent: the agent is open.
+    /// Required in `X-Access-Token`; `None`: the agent is open.
     pub access_token: Option<String>,
 }
 
 impl std::fmt::Debug for Init {
-    /// Without the secrets.
+    /// Leaves out the token and the values.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Init")
             .field("env_vars", &self.env_vars.len())
@@ -103,7 +99,7 @@ impl std::fmt::Debug for Init {
 /// Longest note in bytes.
 pub const MAX_NOTE: usize = 256 << 10;
 
-/// What happens to running sandboxes when the pool closes.
+/// The fate of running sandboxes when the pool closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnClose {
     /// They go on; the next [`crate::Pool::open`] adopts them.
@@ -185,13 +181,13 @@ pub enum SandboxState {
     Paused(PauseMode),
 }
 
-/// What a pause keeps.
+/// The state that a pause keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PauseMode {
-    /// Memory, CPU and disk: a resume goes on where it stopped.
+    /// Memory, CPU and disk: a resume continues where the sandbox was paused.
     Memory,
-    /// The disk only: a resume is a cold boot.
+    /// The disk: a resume is a cold boot.
     FilesystemOnly,
 }
 
@@ -215,65 +211,63 @@ pub struct Ended {
 /// A template.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateInfo {
-    /// 20 lower-case letters and digits; derived from the name for installed templates, so that it is stable.
+    /// 20 lower-case letters and digits. The id of an installed template is derived from its name, so it never changes.
     pub id: String,
     /// Names, `name` or `name:tag`; empty for an unnamed snapshot.
     pub names: Vec<String>,
     /// Guest RAM.
     pub memory: Bytes,
-    /// vCPUs.
     pub vcpus: u8,
     /// Size of the disk as the guest sees it.
     pub disk: Bytes,
-    /// When it was made, seconds since 1970.
     pub created_unix_s: u64,
-    /// Whether it was made by [`crate::Pool::snapshot`].
+    /// Whether [`crate::Pool::snapshot`] made it.
     pub is_snapshot: bool,
-    /// The sandbox that it was made of, which may be gone. Absent for what is no snapshot, and for snapshots of
-    /// servers that did not note it.
+    /// The sandbox that a snapshot was made of, which may have ended. `None` for other templates, and for snapshots of
+    /// servers that did not record it.
     pub source: Option<SandboxId>,
     /// Sandboxes started from it since the pool was opened.
     pub spawned: u64,
-    /// Warm slots now.
+    /// Present warm slots.
     pub warm: u32,
 }
 
-/// What a sandbox uses, seen from the host.
+/// Resource usage of a sandbox, seen from the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// CPU time of its VMM in nanoseconds.
     pub cpu_ns: u64,
-    /// Memory private to it, bytes.
+    /// Private memory in bytes.
     pub memory: u64,
-    /// Bytes its writable layer takes on the host.
+    /// Bytes of its writable layer on the host's disk.
     pub disk: u64,
 }
 
-/// Counters since the pool was opened, and gauges. `Copy`able numbers only: they become metrics.
+/// Gauges, and counters since the pool was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Leased and running now.
+    /// Gauge: sandboxes that run.
     pub running: u32,
-    /// Paused on disk now.
+    /// Gauge: sandboxes that are on disk.
     pub paused: u32,
-    /// Warm now.
+    /// Gauge.
     pub warm: u32,
-    /// Being filled now.
+    /// Gauge: slots that are being filled.
     pub filling: u32,
     /// Creates served by a warm slot.
     pub warm_hits: u64,
-    /// Creates that had to restore.
+    /// Creates for which a VM was made.
     pub warm_misses: u64,
-    /// Creates refused for want of room.
+    /// Creates, resumes, pauses, snapshots and forks that were refused for lack of memory, places or disk space.
     pub refused: u64,
-    /// Starts that failed, by what failed.
+    /// Failed jobs, by the part that failed.
     pub failed: BTreeMap<&'static str, u64>,
-    /// VMs that ended unasked.
+    /// Sandboxes whose VM exited by itself.
     pub died: u64,
-    /// What one more sandbox is taken to need, bytes (measured); of the template whose sandboxes need most.
+    /// Gauge: memory that one more sandbox is expected to need, in bytes; of the template with the largest need.
     pub expected_bytes: u64,
-    /// Memory available to sandboxes now, bytes.
+    /// Gauge: memory available to sandboxes, in bytes.
     pub available_bytes: u64,
-    /// What passed their TAPs and what did not.
+    /// Sum over the TAPs of all sandboxes.
     pub network: Counters,
 }

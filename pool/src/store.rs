@@ -1,6 +1,6 @@
-//! Which files a template may name. A manifest is written by whoever made the snapshot, which can be a VMM that a
-//! guest has taken over: what it names is opened only below the directories that the server was told to use, with
-//! every symbolic link followed first.
+//! The files that a template may name. A manifest may have been written by a VMM that its guest had taken over. Files that
+//! it names are therefore opened only if they lie, after all symbolic links were followed, below the directories that
+//! the server was configured to use.
 
 use std::{
     fs, io,
@@ -11,7 +11,7 @@ use model::TemplateManifest;
 
 use crate::templates::read_manifest;
 
-/// Directories with templates and with the images that they start from.
+/// Directories of templates and of the images that templates start from.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Store {
     /// Without symbolic links.
@@ -20,7 +20,7 @@ pub(crate) struct Store {
 
 impl Store {
     /// # Errors
-    /// A directory is not there.
+    /// A directory does not exist.
     pub(crate) fn new<'a>(dirs: impl IntoIterator<Item = &'a Path>) -> io::Result<Self> {
         let dirs = dirs.into_iter();
         let roots = dirs
@@ -32,17 +32,17 @@ impl Store {
         Ok(Self { roots })
     }
 
-    /// The same with one directory more, if that is there.
+    /// A store with one more directory. A directory that does not exist is left out.
     pub(crate) fn and(&self, dir: &Path) -> Self {
         let mut roots = self.roots.clone();
         roots.extend(dir.canonicalize());
         Self { roots }
     }
 
-    /// Where a file really is.
+    /// Returns the path of a file without symbolic links.
     ///
     /// # Errors
-    /// It is outside of the store or not there, in words.
+    /// The file does not exist or is outside the store. The error is a message for people.
     pub(crate) fn admit(&self, path: &Path) -> Result<PathBuf, String> {
         let real = path
             .canonicalize()
@@ -51,16 +51,16 @@ impl Store {
             Ok(real)
         } else {
             Err(format!(
-                "{} is outside of the template store (name its directory with --images)",
+                "{} is outside the template store (add its directory with --images)",
                 real.display()
             ))
         }
     }
 
-    /// The manifest of a snapshot whose every file, root image and base lie in the store.
+    /// Checks that the files of a snapshot, its root image and its base are in the store, and returns its manifest.
     ///
     /// # Errors
-    /// As [`Store::admit`]; or the manifest cannot be read.
+    /// As for [`Store::admit`]; also if the manifest cannot be read.
     pub(crate) fn check(&self, dir: &Path) -> Result<TemplateManifest, String> {
         let failed = |e: io::Error| format!("{}: {e}", dir.display());
         for entry in fs::read_dir(dir).map_err(failed)? {
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_outside_is_refused_however_it_is_named() {
+    fn a_file_outside_the_store_is_refused_under_any_name() {
         let root = tempfile::tempdir().unwrap();
         let (inside, outside) = (root.path().join("store"), root.path().join("other"));
         for dir in [&inside, &outside] {

@@ -1,11 +1,11 @@
-//! The templates: which there are, what they are called, where their files are.
+//! The templates: their ids, names and files.
 //!
 //! ```text
-//! <installed>/<name>/manifest.json …      made elsewhere; id derived from the name
-//! <state>/templates/<id>/template.json    names, time, where the image is
-//!                        image/           files of a snapshot that the pool made; absent for added ones
+//! <installed>/<name>/manifest.json …      made elsewhere; the id is derived from the name
+//! <state>/templates/<id>/template.json    names, time, directory of the files
+//!                        image/           files of a snapshot that the pool made; none for a template made elsewhere
 //! ```
-//! A name means one template: giving it to another one moves it. `name` is `name:default`.
+//! A name belongs to one template: giving it to another one moves it. `name` is short for `name:default`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,42 +34,40 @@ const MAX_FILE: u64 = 1 << 20;
 const DEFAULT_TAG: &str = ":default";
 const MAX_NAME: usize = 128;
 
-/// Where clones of a template come from fastest.
+/// Whether a template's memory is in huge pages, from which clones start fastest.
 #[derive(Clone, Debug)]
 pub(crate) enum Memory {
-    /// Nobody has asked for warm slots of it.
+    /// No: no warm slots were wanted so far.
     OnDisk,
     /// It is being copied.
     Loading,
-    /// In huge pages.
     Loaded(Arc<LoadedTemplate>),
-    /// It is a diff, of which its base may be in huge pages; or the host has none for it. Clones come from its
-    /// directory.
+    /// No: the template is a diff (its base may be in huge pages), or the host has too few huge pages. Clones read it
+    /// from its directory.
     Unloadable,
 }
 
-/// A template and what the pool does for it.
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(crate) info: TemplateInfo,
-    /// Its files.
+    /// The directory of its files.
     pub(crate) dir: PathBuf,
     pub(crate) boot: Option<BootFiles>,
-    /// What a clone is asked before it waits for a lease.
+    /// Requests that a clone answers before it becomes a warm slot. Empty: it runs a command instead.
     pub(crate) warm_up: Arc<[WarmUpRequest]>,
     pub(crate) memory: Memory,
     /// Whether warm slots are kept.
     pub(crate) wanted: bool,
     /// See [`crate::policy::Stock::refilling`].
     pub(crate) refilling: bool,
-    /// Fills that failed one after another.
+    /// Fills that failed in a row.
     pub(crate) failures: u32,
-    /// No fill before this (CLOCK_MONOTONIC, ns).
+    /// No fill begins before this time (CLOCK_MONOTONIC).
     pub(crate) not_before_ns: u64,
     installed: bool,
 }
 
-/// What `template.json` says.
+/// The contents of `template.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
@@ -77,22 +75,21 @@ struct Kept {
     names: Vec<String>,
     created_unix_s: u64,
     is_snapshot: bool,
-    /// The sandbox of a snapshot.
+    /// The sandbox that a snapshot was made of.
     source: Option<SandboxId>,
-    /// Absent: in `image` beside this file.
+    /// The directory of the files; `None`: `image` beside this file.
     elsewhere: Option<PathBuf>,
 }
 
-/// Where a new template comes from.
+/// The origin of a new template.
 #[derive(Clone, Debug)]
 pub(crate) enum Origin {
-    /// Files that somebody else keeps.
+    /// Files in a directory that the pool does not manage.
     Elsewhere(PathBuf),
-    /// A snapshot of this sandbox, in `image` of the template's own directory.
+    /// A snapshot of this sandbox, in `image` of the template's directory.
     Snapshot(SandboxId),
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Templates {
     /// `<state>/templates`.
@@ -102,8 +99,8 @@ pub(crate) struct Templates {
 }
 
 impl Templates {
-    /// Reads both places. What is no template of this program is left alone, with a word in the log; what a
-    /// killed server left half made is removed.
+    /// Reads both directories. What this program cannot use as a template is left alone and logged; snapshots that a
+    /// killed server did not finish are removed.
     pub(crate) fn open(dir: PathBuf, installed: Option<&Path>, store: Store) -> io::Result<Self> {
         let mut this = Self {
             dir,
@@ -132,7 +129,7 @@ impl Templates {
                 template.wanted = true;
                 self.by_id.insert(id, template);
             }
-            Err(why) => tracing::warn!(template = name, why, "an installed template is not usable"),
+            Err(why) => tracing::warn!(template = name, why, "cannot use an installed template"),
         }
     }
 
@@ -150,7 +147,10 @@ impl Templates {
                 return;
             }
             Ok(_) | Err(_) => {
-                tracing::warn!(template = id, "its record cannot be read");
+                tracing::warn!(
+                    template = id,
+                    "cannot read template.json: ignoring the template"
+                );
                 return;
             }
         };
@@ -164,16 +164,16 @@ impl Templates {
                 self.store = store;
                 self.by_id.insert(id.to_owned(), template);
             }
-            Err(why) => tracing::warn!(template = id, why, "a template is not usable"),
+            Err(why) => tracing::warn!(template = id, why, "cannot use a template"),
         }
     }
 
-    /// What may be opened for a template; one that is elsewhere was named by a caller who may do that.
+    /// The files that may be opened for a template. A directory elsewhere was named by a caller with that right.
     fn store_of(&self, elsewhere: Option<&Path>) -> Store {
         elsewhere.map_or_else(|| self.store.clone(), |dir| self.store.and(dir))
     }
 
-    /// Whether a snapshot of a sandbox, in `dir`, names nothing outside of the store.
+    /// Checks that a snapshot of a sandbox, in `dir`, names only files in the store.
     pub(crate) fn check_snapshot(&self, dir: &Path) -> Result<(), String> {
         self.store.and(dir).check(dir).map(drop)
     }
@@ -194,7 +194,7 @@ impl Templates {
         self.by_id.keys().cloned().collect()
     }
 
-    /// What an id, a name or `name:tag` means.
+    /// The template with this id, name or `name:tag`.
     pub(crate) fn find(&self, reference: &str) -> Option<&Template> {
         self.by_id.get(reference).or_else(|| {
             let wanted = plain(reference);
@@ -203,7 +203,7 @@ impl Templates {
         })
     }
 
-    /// A directory for a new template and its id. It becomes a template with [`Templates::keep`].
+    /// Creates the directory of a new template and draws its id. [`Templates::keep`] makes it a template.
     pub(crate) fn draft(&self) -> io::Result<(String, PathBuf)> {
         let id = id_of_bytes(&crate::host::random::<32>()?);
         let dir = self.dir.join(&id);
@@ -211,14 +211,15 @@ impl Templates {
         Ok((id, dir))
     }
 
-    /// Checks names for a new template.
+    /// # Errors
+    /// Returns [`PoolError::BadName`] for a name that a new template cannot have.
     pub(crate) fn check_names(&self, names: &[String]) -> Result<(), PoolError> {
         let mut seen = BTreeSet::new();
         for name in names {
             check_name(name)?;
             if !seen.insert(plain(name)) {
                 return Err(PoolError::BadName(format!(
-                    "the name {name:?} is there twice"
+                    "the name {name:?} is given twice"
                 )));
             }
             if self.by_id.contains_key(name) {
@@ -234,7 +235,7 @@ impl Templates {
         Ok(())
     }
 
-    /// Makes a template known. Its names leave the templates that had them.
+    /// Adds a template and writes its `template.json`. Its names are taken away from other templates.
     pub(crate) fn keep(
         &mut self,
         id: &str,
@@ -294,14 +295,14 @@ impl Templates {
         Ok(())
     }
 
-    /// Forgets a template; what is left is its directory here, to be removed by the caller. Absent for an
-    /// installed one, which will be back at the next start.
+    /// Forgets a template and returns its directory, which the caller removes. `None` for an installed template, whose
+    /// files stay: it is known again when the pool is opened next.
     pub(crate) fn forget(&mut self, id: &str) -> Option<PathBuf> {
         let template = self.by_id.remove(id)?;
         (!template.installed).then(|| self.dir.join(id))
     }
 
-    /// Templates whose files another one's need: ids.
+    /// Ids of the templates whose base is in `dir`.
     pub(crate) fn built_on(&self, dir: &Path) -> Vec<&str> {
         self.iter()
             .filter(|t| base_of(&t.dir).as_deref() == Some(dir))
@@ -312,10 +313,10 @@ impl Templates {
 
 impl Template {
     fn read(dir: &Path, id: String, names: Vec<String>, store: &Store) -> Result<Self, String> {
-        // As diffs name their base: by where its files really are.
+        // Without links, as diffs name their base.
         let dir = store.admit(dir)?;
         let manifest = store.check(&dir)?;
-        // A diff's layer is what was written over its base's.
+        // A diff's layer has only what was written over its base's.
         let disk = match &manifest.base {
             Some(base) => read_manifest(&base.dir)?.layer_sum.bytes,
             None => manifest.layer_sum.bytes,
@@ -355,7 +356,8 @@ fn write_kept(home: &Path, kept: &Kept) -> io::Result<()> {
     )
 }
 
-/// The manifest of a template that this program can read.
+/// # Errors
+/// The manifest cannot be read, or has another format or an impossible size of memory.
 pub(crate) fn read_manifest(dir: &Path) -> Result<TemplateManifest, String> {
     let path = dir.join(MANIFEST_NAME);
     let bytes = read_bounded(&path, MAX_FILE).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -386,8 +388,8 @@ fn read_warm_up(dir: &Path) -> Result<Arc<[WarmUpRequest]>, String> {
     }
 }
 
-/// What a VM of this template boots from; kernel and initramfs are beside the root image, where the images are
-/// made. Absent if they are not there, or not in the store.
+/// The files from which a VM of this template boots. Kernel and initramfs are beside the root image. `None` if one of them
+/// is missing or not in the store.
 fn boot_files(manifest: &TemplateManifest, store: &Store) -> Option<BootFiles> {
     let guest = manifest.root.parent()?;
     Some(BootFiles {
@@ -397,7 +399,7 @@ fn boot_files(manifest: &TemplateManifest, store: &Store) -> Option<BootFiles> {
     })
 }
 
-/// The directory that a snapshot needs beside its own, if any.
+/// The directory of the base, if the snapshot in `dir` is a diff.
 pub(crate) fn base_of(dir: &Path) -> Option<PathBuf> {
     let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_FILE).ok()?;
     let json: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
@@ -417,7 +419,7 @@ fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// A name without the tag that goes without saying.
+/// A name without the default tag.
 fn plain(name: &str) -> &str {
     name.strip_suffix(DEFAULT_TAG).unwrap_or(name)
 }
@@ -437,13 +439,13 @@ fn check_name(name: &str) -> Result<(), PoolError> {
         Ok(())
     } else {
         Err(PoolError::BadName(format!(
-            "{:?} is no name: letters, digits and ._-/ with at most one :tag, {MAX_NAME} bytes",
+            "{:?} is not a template name: use letters, digits and ._-/ with at most one :tag, {MAX_NAME} bytes in all",
             name.chars().take(MAX_NAME).collect::<String>()
         )))
     }
 }
 
-/// The id of an installed template, stable.
+/// The id of an installed template: the same at every start.
 fn id_of_name(name: &str) -> String {
     id_of_bytes(&Sha256::digest(format!("installed template {name}")))
 }
@@ -488,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_names_a_file_outside_of_the_store_is_none() {
+    fn a_template_that_names_a_file_outside_the_store_is_ignored() {
         let root = tempfile::tempdir().unwrap();
         let (installed, state) = (root.path().join("i"), root.path().join("s"));
         let other = root.path().join("other");
@@ -513,7 +515,7 @@ mod tests {
         names.sort_unstable();
         assert_eq!(names, ["base", "diff"]);
 
-        // A snapshot that a VMM wrote is held to the same.
+        // The same is required of a snapshot that a VMM wrote.
         let pause = root.path().join("pause");
         image(&pause, Some(&installed.join("base")));
         assert_eq!(templates.check_snapshot(&pause), Ok(()));
@@ -524,7 +526,7 @@ mod tests {
                 .unwrap_err()
                 .contains("outside")
         );
-        // Until a caller who may do that has added it.
+        // A caller adds the directory: then it may be named.
         let (id, _) = templates.draft().unwrap();
         let elsewhere = Origin::Elsewhere(other.clone());
         templates
@@ -534,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn installed_and_kept_ones_are_found_by_every_name() {
+    fn installed_and_added_templates_are_found_by_every_name() {
         let root = tempfile::tempdir().unwrap();
         let (installed, state) = (root.path().join("i"), root.path().join("s"));
         image(&installed.join("base"), None);
@@ -554,7 +556,7 @@ mod tests {
         let source = SandboxId::from_random([7; 19]);
         let origin = Origin::Snapshot(source.clone());
         templates.keep(&id, names.clone(), origin, 9).unwrap();
-        // A half-made one does not survive.
+        // An unfinished template is removed at the next start.
         let (half, _) = templates.draft().unwrap();
         let templates = open();
         assert!(templates.get(&half).is_none() && !state.join(half).exists());
@@ -565,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_moves_and_what_is_no_name_is_refused() {
+    fn a_name_moves_and_malformed_names_are_refused() {
         let root = tempfile::tempdir().unwrap();
         let (installed, state) = (root.path().join("i"), root.path().join("s"));
         image(&installed.join("base"), None);

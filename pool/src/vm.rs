@@ -1,5 +1,5 @@
-//! A VMM process as its owner holds it: by pidfd, so that a signal never meets another process, whether the
-//! process is a child of this one or was adopted from a server that is no more.
+//! A VMM process, held by its pidfd, so that a signal never reaches another process with the same id. It is a child of
+//! this process, or was adopted from a former server.
 
 mod sys;
 
@@ -16,21 +16,22 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::record::ProcessName;
 
-/// See the module. Dropping it does nothing to the process.
+/// Dropping it does not affect the process.
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) name: ProcessName,
     pub(crate) pidfd: Arc<OwnedFd>,
-    /// Absent for an adopted one, which init reaps.
+    /// `None` for an adopted process, which init reaps.
     child: Option<Child>,
 }
 
 impl Vm {
-    /// Of a child that was just started.
+    /// # Errors
+    /// Returns the child if it has exited already or has no pidfd.
     pub(crate) fn of_child(child: Child) -> Result<Self, (io::Error, Child)> {
         let pid = child.id();
         let found = open(pid).and_then(|pidfd| {
-            let name = ProcessName::of(pid).ok_or_else(|| io::Error::other("it ended at once"))?;
+            let name = ProcessName::of(pid).ok_or_else(|| io::Error::other("it exited at once"))?;
             Ok((name, pidfd))
         });
         match found {
@@ -43,10 +44,10 @@ impl Vm {
         }
     }
 
-    /// The process of this name; absent if it is gone.
+    /// Adopts the process of this name; `None` if it has exited.
     pub(crate) fn adopt(name: ProcessName) -> Option<Self> {
         let pidfd = open(name.pid).ok()?;
-        // The descriptor holds the process that has the id now; only then is the name compared.
+        // The pidfd refers to the process that has the id now. The start time tells whether it is the same process.
         name.is_alive().then(|| Self {
             name,
             pidfd: Arc::new(pidfd),
@@ -54,18 +55,18 @@ impl Vm {
         })
     }
 
-    /// Waits for its end and reaps it.
-    pub(crate) async fn gone(self) -> io::Result<()> {
+    /// Waits until the process exits, and reaps it.
+    pub(crate) async fn exited(self) -> io::Result<()> {
         let watched = sys::watch(Arc::clone(&self.pidfd))?;
-        // Readable once and for ever.
+        // Once readable, a pidfd stays readable.
         drop(watched.readable().await?);
         self.reap()
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the process and waits until it exits.
     ///
     /// # Errors
-    /// It does not go within `timeout`.
+    /// Returns `TimedOut` if it does not exit within `timeout`.
     pub(crate) fn end(self, timeout: Duration) -> io::Result<()> {
         kill(&self.pidfd);
         let bound = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
@@ -84,7 +85,7 @@ impl Vm {
     }
 }
 
-/// Kills the process behind a descriptor; one that is gone is no error.
+/// Sends SIGKILL to the process behind a pidfd. A process that has exited is not an error.
 pub(crate) fn kill(pidfd: &OwnedFd) {
     let _ = pidfd_send_signal(pidfd, Signal::KILL);
 }
@@ -115,15 +116,15 @@ mod tests {
         vm.end(Duration::from_secs(20)).unwrap();
         assert!(!name.is_alive());
         assert!(Vm::adopt(name).is_none());
-        // One that is gone can be killed again.
+        // A second kill has no effect.
         kill(&adopted.pidfd);
     }
 
     #[tokio::test]
-    async fn the_end_of_a_process_is_noticed() {
+    async fn the_exit_of_a_process_is_noticed() {
         let vm = sleeper();
         let pidfd = Arc::clone(&vm.pidfd);
-        let waiter = tokio::spawn(vm.gone());
+        let waiter = tokio::spawn(vm.exited());
         kill(&pidfd);
         waiter.await.unwrap().unwrap();
     }

@@ -1,5 +1,5 @@
-//! What is done to one slot: the jobs that the driver starts and that report back to it. All of them but
-//! [`lease::serve`] block, and run on threads for that. A job that fails leaves no process behind that it started.
+//! The jobs that the driver starts, each on one slot. All of them block and run on threads, except [`lease::serve`]. A
+//! job that fails ends every process that it started.
 
 pub(crate) mod lease;
 pub(crate) mod save;
@@ -12,12 +12,12 @@ use api_types::envd::{AnswerLimits, ClientError, ENVD_PORT, EnvdClient, InitRequ
 use api_types::guest_text;
 use model::SandboxId;
 use model::chain;
-use netisolation::IsolationError;
+use netisolation::{IsolationError, TapIndex};
 use vmm_control::{ControlError, FailureKind};
 
 use crate::{error::PoolError, host, spec::Init};
 
-/// Why a job failed.
+/// Errors of jobs.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkError {
     /// A file, a directory or a control group.
@@ -29,25 +29,23 @@ pub(crate) enum WorkError {
     /// The agent.
     #[error("{0}")]
     Agent(&'static str, #[source] ClientError),
-    /// An answer of the guest that is not the one it should be; see [`guest_text`].
+    /// An unexpected answer of the guest, escaped by [`guest_text`].
     #[error("the guest answered \"{0}\"")]
     Answer(String),
-    /// The guest has sent what nobody asked for.
-    #[error("the guest agent spoke before it was asked")]
+    /// The guest sent something before there was a request.
+    #[error("the guest agent sent data before a request")]
     Early,
-    /// Nobody answered in time.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
-    /// What the sandbox would start from cannot be read.
+    /// The files that a sandbox starts from, or its network, do not allow the operation.
     #[error("{0}")]
     Image(String),
-    /// The TAP.
     #[error("{0}")]
     Network(&'static str, #[source] IsolationError),
 }
 
 impl WorkError {
-    /// A short name for counters.
+    /// The label in the counters of failures.
     pub(crate) fn cause(&self) -> &'static str {
         match self {
             Self::Io(..) => "io",
@@ -59,11 +57,11 @@ impl WorkError {
         }
     }
 
-    /// As callers of the pool see it.
+    /// The error that callers of the pool get. `what` is the failed operation.
     pub(crate) fn into_pool(self, what: &'static str, id: &SandboxId) -> PoolError {
         match &self {
             Self::Control(_, ControlError::Refused(failure)) => match failure.kind {
-                FailureKind::NoSpace => return PoolError::NoSpace(self.told()),
+                FailureKind::NoSpace => return PoolError::NoSpace(self.one_line()),
                 FailureKind::AgentUnready => return PoolError::AgentSilent(id.clone()),
                 FailureKind::BadSpec
                 | FailureKind::BadSnapshot
@@ -73,7 +71,7 @@ impl WorkError {
                 | FailureKind::Io => {}
             },
             Self::Io(_, e) if e.kind() == io::ErrorKind::StorageFull => {
-                return PoolError::NoSpace(self.told());
+                return PoolError::NoSpace(self.one_line());
             }
             Self::Agent(_, ClientError::Timeout(_)) | Self::Timeout(_) => {
                 return PoolError::AgentSilent(id.clone());
@@ -88,46 +86,36 @@ impl WorkError {
         }
         PoolError::Failed {
             what,
-            why: self.told(),
+            why: self.one_line(),
         }
     }
 
-    /// The causes in one line. The VMM and its guest have a hand in some of them.
-    fn told(&self) -> String {
+    /// The chain of causes in one line, escaped: parts of it come from the VMM and the guest.
+    fn one_line(&self) -> String {
         guest_text(&chain(self))
     }
 }
 
-/// Who a VM becomes.
+/// The identity that a VM gets.
 #[derive(Clone, Debug)]
-pub(crate) enum Who {
-    /// A machine of its own.
-    New { id: SandboxId, machine_id: String },
-    /// The one that it was.
-    Same,
+pub(crate) enum NewIdentity {
+    /// Host name and machine id of a new machine.
+    Fresh { id: SandboxId, machine_id: String },
+    /// It keeps what it has.
+    Keep,
 }
 
-/// Whether the guest's network card leads anywhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Card {
-    /// To the VM's TAP.
-    Connected,
-    /// Nowhere: it is off.
-    Off,
-}
-
-impl Card {
-    /// Of a VM with this TAP.
-    pub(crate) fn of<T>(tap: Option<&T>) -> Self {
-        tap.map_or(Self::Off, |_| Self::Connected)
-    }
-}
-
-/// The body of `POST /init` as of now.
-pub(crate) fn init_request(who: &Who, init: &Init, card: Card) -> io::Result<InitRequest> {
-    let (hostname, machine_id) = match who {
-        Who::New { id, machine_id } => (Some(id.as_str().to_owned()), Some(machine_id.clone())),
-        Who::Same => (None, None),
+/// The body of `POST /init`, with the present time. Without a TAP the guest turns its network card off.
+pub(crate) fn init_request(
+    identity: &NewIdentity,
+    init: &Init,
+    tap: Option<TapIndex>,
+) -> io::Result<InitRequest> {
+    let (hostname, machine_id) = match identity {
+        NewIdentity::Fresh { id, machine_id } => {
+            (Some(id.as_str().to_owned()), Some(machine_id.clone()))
+        }
+        NewIdentity::Keep => (None, None),
     };
     Ok(InitRequest {
         hostname,
@@ -135,20 +123,20 @@ pub(crate) fn init_request(who: &Who, init: &Init, card: Card) -> io::Result<Ini
         entropy: Some(host::hex(&host::random::<32>()?)),
         timestamp: Some(Timestamp::from_unix_ns(host::unix_ns())),
         env_vars: init.env_vars.clone(),
-        // An empty one opens a door that the template's source had locked.
+        // An empty token removes the one that the template's source required.
         access_token: Some(init.access_token.clone().unwrap_or_default()),
-        network: Some(card == Card::Connected),
+        network: Some(tap.is_some()),
         ..InitRequest::default()
     })
 }
 
-/// A connection to the agent, from its first byte on. No call reads more of it than control paths need.
+/// Connects to the agent. Calls read at most [`AnswerLimits::CONTROL`] of an answer.
 pub(crate) fn connect_agent(vsock: &Path, timeout: Duration) -> Result<EnvdClient, WorkError> {
     connect(vsock, ENVD_PORT, timeout)
         .map_err(|e| WorkError::Agent("connect to the guest agent", e))
 }
 
-/// The same to another server of the guest.
+/// Connects to any server of the guest by its vsock port.
 pub(crate) fn connect(
     vsock: &Path,
     port: u16,
@@ -173,14 +161,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vmm_that_accepts_nothing_is_given_up() {
+    fn connecting_to_a_vmm_that_does_not_accept_times_out() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vsock");
         let vmm = UnixListener::bind(&path).unwrap();
         listen(&vmm, Backlog::new(1).unwrap()).unwrap();
         let (tell, hear) = channel();
         thread::spawn(move || {
-            // The first ones wait in the queue, and for the greeting; the last one finds the queue full.
+            // The first connections wait in the backlog for a greeting; the last one finds the backlog full.
             for _ in 0..4 {
                 let failed = connect_agent(&path, Duration::from_millis(50)).unwrap_err();
                 tell.send(failed.cause()).unwrap();

@@ -12,7 +12,7 @@ const EVERY: Duration = Duration::from_secs(5);
 /// Most samples of one sandbox: half an hour.
 const MAX_SAMPLES: usize = 360;
 
-/// What a sandbox used at a moment, seen from the host, and its share of its vCPUs since the sample before.
+/// The usage of a sandbox at one time, seen from the host, and its CPU usage since the sample before.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
     pub at: UnixMs,

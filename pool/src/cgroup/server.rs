@@ -1,8 +1,8 @@
-//! The server's own control group, `cube-<tag>-server` beside the one of its VMs: nothing that sandboxes take counts
-//! in it. The process that opened the pool is in it, and a VMM from its fork until it enters its own group.
+//! The server's own control group, `cube-<tag>-server`, beside the one of its VMs. It contains the process that opened
+//! the pool and, between fork and the entry into its own group, each VMM. Nothing that sandboxes use is charged to it.
 //!
-//! A server that was killed leaves the group, and in it the memory of templates that VMMs hold. So its successor makes
-//! a new group of that name.
+//! A server that was killed leaves the group behind, charged with the memory of templates that VMMs still hold. The next
+//! server therefore replaces it with a new group of the same name.
 
 use std::{fs, io, path::PathBuf};
 
@@ -11,17 +11,17 @@ use super::{Controller, Groups, Version, make, remove_group};
 const SUFFIX: &str = "-server";
 
 impl Groups {
-    /// Moves this process into a new group of its own that may take so many bytes and nothing of the swap.
+    /// Moves this process into a new group that may use `bytes` of memory and no swap.
     ///
     /// # Errors
-    /// The limit would not hold, and that is not allowed.
+    /// The limit cannot be enforced, and [`crate::MissingLimits::Refuse`] is set.
     pub(crate) fn enter_as_server(&self, bytes: u64) -> io::Result<()> {
         let Some((version, group)) = self.server_group() else {
-            // Refused or allowed with the other missing controllers.
+            // `Groups::open` has refused or allowed that there is no controller for memory.
             return Ok(());
         };
         if let Err(error) = remove_group(&group) {
-            tracing::warn!(group = %group.display(), %error, "a former server's control group is used again");
+            tracing::warn!(group = %group.display(), %error, "cannot replace the former server's cgroup: using it again");
         }
         self.held(&group, make(&group))?;
         let (file, value) = match version {
@@ -38,7 +38,7 @@ impl Groups {
     /// Changes the limit of the server's group.
     ///
     /// # Errors
-    /// As of [`Groups::enter_as_server`].
+    /// As for [`Groups::enter_as_server`].
     pub(crate) fn limit_server(&self, bytes: u64) -> io::Result<()> {
         let Some((version, group)) = self.server_group() else {
             return Ok(());
@@ -48,7 +48,7 @@ impl Groups {
         self.held(&file, written)
     }
 
-    /// Moves this process to the root group if it is in the server's, and removes that.
+    /// If this process is in the server's group, moves it to the root group and removes the server's.
     pub(super) fn leave_as_server(&self) {
         let Some((_, group)) = self.server_group() else {
             return;
@@ -63,11 +63,11 @@ impl Groups {
         };
         let left = fs::write(root.join("cgroup.procs"), own);
         if let Err(error) = left.and_then(|()| remove_group(&group)) {
-            tracing::warn!(group = %group.display(), %error, "the server's control group is left");
+            tracing::warn!(group = %group.display(), %error, "cannot remove the server's cgroup");
         }
     }
 
-    /// Absent where the host has no control groups for memory.
+    /// `None` if the host has no cgroup controller for memory.
     fn server_group(&self) -> Option<(Version, PathBuf)> {
         let mut all = self.hierarchies.iter();
         let memory = all.find(|h| h.controllers.contains(&Controller::Memory))?;
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_server_is_beside_its_vms_and_its_limit_is_no_option() {
+    fn the_servers_group_is_beside_that_of_its_vms_and_has_its_limit() {
         for (version, file) in [
             (Version::One, "memory.limit_in_bytes"),
             (Version::Two, "memory.max"),
@@ -100,7 +100,7 @@ mod tests {
             assert_eq!(read("cgroup.procs"), std::process::id().to_string());
             groups.limit_server(9 << 20).unwrap();
             assert_eq!(read(file), (9 << 20).to_string());
-            // A kernel that does not take the limit: its file is a directory.
+            // A directory in place of the file stands for a kernel that rejects the limit.
             fs::remove_file(own.join(file)).unwrap();
             fs::create_dir(own.join(file)).unwrap();
             let why = groups.enter_as_server(7 << 20).unwrap_err().to_string();

@@ -174,7 +174,7 @@ impl Entry {
             let _ = kill.send(Ok(()));
         }
         if was_leased {
-            // The receiver may be gone: then nobody wants to be notified.
+            // The receiver may have been dropped.
             let _ = ended.send(Ended {
                 id: id.clone(),
                 why: self.died,

@@ -143,7 +143,7 @@ impl Jobs {
     pub(super) fn watch(&self, id: SandboxId, vm: Vm) {
         let reporter = self.reporter.clone();
         tokio::spawn(async move {
-            if let Err(error) = vm.gone().await {
+            if let Err(error) = vm.exited().await {
                 tracing::error!(sandbox = %id, %error, "cannot watch the sandbox's VMM");
             }
             let _ = reporter.send(Report::VmExited(id));

@@ -42,7 +42,7 @@ impl MemoryLedger {
         }
     }
 
-    /// What a sandbox of this template is expected to need.
+    /// The memory that a sandbox of this template is expected to need.
     pub(super) fn need(&self, template: &str) -> Need {
         self.needs.get(template).copied().unwrap_or_default()
     }
@@ -59,7 +59,7 @@ impl MemoryLedger {
         need.warm(private);
     }
 
-    /// What the host has for a sandbox with this need, and what of that is promised to others.
+    /// The host's resources for a sandbox with this need.
     pub(super) fn room_for(
         &mut self,
         need: Need,

@@ -162,7 +162,7 @@ impl Driver {
         });
     }
 
-    /// What needs the files of this template: a paused sandbox or another template.
+    /// Names a paused sandbox or another template that needs the files of this template.
     fn user_of(&self, dir: &Path) -> Option<String> {
         if let Some(other) = self.templates.built_on(dir).first() {
             return Some(format!("template {other} builds on it"));

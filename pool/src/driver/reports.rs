@@ -18,7 +18,7 @@ use crate::{
         lease::{Lines, Served},
         save::{PauseOutcome, SnapshotFailed},
         start::Started,
-        wall_clock::tell_again,
+        wall_clock::set_again,
     },
 };
 
@@ -89,7 +89,7 @@ impl Driver {
         entry.private = private;
         entry.lines = Lines::new(up.control, up.agent).ok();
         if let Some(lines) = entry.lines.as_ref().filter(|_| up.clock_may_be_late) {
-            tell_again(&lines.agent, self.config.start_timeout);
+            set_again(&lines.agent, self.config.start_timeout);
         }
         self.jobs.watch(id.clone(), vm);
         let event = match stage {

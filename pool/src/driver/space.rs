@@ -22,7 +22,7 @@ pub(super) struct Disks {
     is_one: bool,
     reserve: u64,
     layer_share: u64,
-    /// A disk was down to its reserve at the last look, and the log says so.
+    /// A disk was down to its reserve at the last check, which was logged.
     is_low: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::{
     slot::{Event, FailedBy, Slot, Stage},
     templates::{Memory, base_of},
     work::{
-        Who,
+        NewIdentity,
         lease::LeasePlan,
         save::ForkSnapshot,
         start::{Purpose, Source, StartPlan},
@@ -245,7 +245,7 @@ impl Driver {
                 vcpus: record.template.vcpus,
             },
         };
-        let plan = self.start_plan(id, dir, record, source, Purpose::GoOn, Who::Same);
+        let plan = self.start_plan(id, dir, record, source, Purpose::GoOn, NewIdentity::Keep);
         Ok(StartPlan { timeline, ..plan })
     }
 
@@ -256,7 +256,7 @@ impl Driver {
         record: Record,
         source: Source,
         purpose: Purpose,
-        who: Who,
+        identity: NewIdentity,
     ) -> StartPlan {
         StartPlan {
             vmm: self.config.vmm.clone(),
@@ -264,7 +264,7 @@ impl Driver {
             dir,
             source,
             purpose,
-            who,
+            identity,
             ram: record.template.memory.0,
             layer_limit: self.config.limits.layer,
             record,
@@ -310,11 +310,11 @@ impl Driver {
         let mut record = Record::new(&self.host_boot_id, info, boot, machine_id.clone());
         record.user = Some(self.slots.free_user());
         let dir = SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id);
-        let who = Who::New {
+        let identity = NewIdentity::Fresh {
             id: id.clone(),
             machine_id,
         };
-        let plan = self.start_plan(&id, dir.clone(), record.clone(), source, purpose, who);
+        let plan = self.start_plan(&id, dir.clone(), record.clone(), source, purpose, identity);
         let entry = Entry::new(Slot::new(stage), dir, record);
         self.slots.insert(id.clone(), entry);
         Ok((id, plan))

@@ -1,17 +1,17 @@
-//! What sandboxes of a template are taken to need: a number that follows what most of them have.
+//! The memory that a sandbox of a template is expected to need: an estimate that follows what most of them have.
 
-/// No sandbox is taken to need less: what a clone of a small guest was seen to cost the host in all, page tables
-/// and the VMM's own memory included.
+/// Least expectation in bytes: the measured cost of a clone of a small guest, page tables and the VMM's own memory
+/// included.
 pub(crate) const FLOOR: u64 = 16 << 20;
-/// What one sandbox has counts as so many times what the middle one has, at most.
+/// A sandbox counts for at most this many times the median.
 const OUTLIER: u64 = 4;
 
-/// What sandboxes of one template need, in bytes.
+/// The expectation for one template, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
-    /// One of them, in the end.
+    /// Memory of a sandbox that has grown.
     pub(crate) expected: u64,
-    /// What one has before its lease.
+    /// Memory of a warm slot.
     pub(crate) warm_has: u64,
 }
 
@@ -25,21 +25,21 @@ impl Default for Need {
 }
 
 impl Need {
-    /// Leased ones have these sizes now.
+    /// Updates the expectation with the present sizes of the leased sandboxes.
     pub(crate) fn leased(&mut self, sizes: &[u64]) {
         if let Some(seen) = usual(sizes, self.warm_has.max(FLOOR)) {
             self.expected = estimate(self.expected, seen, FLOOR);
         }
     }
 
-    /// One that waits for its lease has so much.
+    /// Updates the expectation with the size of a slot that has become warm.
     pub(crate) fn warm(&mut self, size: u64) {
         self.warm_has = estimate(self.warm_has, size, 0);
     }
 }
 
-/// What sandboxes of these sizes have on average, each counted as at most [`OUTLIER`] times the middle one. Two that
-/// are as fresh as they come count for the middle, so that it takes more than two to be many. Absent if there are none.
+/// The average of these sizes, each counted as at most [`OUTLIER`] times the median. For the median, two fresh sandboxes
+/// are added, so that one or two large sandboxes do not determine it. `None` for no sizes.
 fn usual(sizes: &[u64], fresh: u64) -> Option<u64> {
     let count = u64::try_from(sizes.len()).ok().filter(|n| *n > 0)?;
     let mut sorted: Vec<u64> = sizes.iter().copied().chain([fresh; 2]).collect();
@@ -50,7 +50,7 @@ fn usual(sizes: &[u64], fresh: u64) -> Option<u64> {
     Some(cut.sum())
 }
 
-/// An estimate after one look at what it is of: quick to rise, slow to fall.
+/// One step of the estimate towards what was seen: quick to rise, slow to fall.
 fn estimate(before: u64, seen: u64, floor: u64) -> u64 {
     let after = if seen > before {
         before + (seen - before) / 4
@@ -70,7 +70,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_estimate_stays_between_what_was_and_what_is_seen(
+        fn an_estimate_stays_between_the_last_one_and_what_was_seen(
             before in 0..1_u64 << 40, seen in 0..1_u64 << 40, floor in 0..1_u64 << 30,
         ) {
             let after = estimate(before, seen, floor);
@@ -80,12 +80,12 @@ mod tests {
         }
 
         #[test]
-        fn few_sandboxes_are_no_measure_for_many(
+        fn a_few_large_sandboxes_do_not_raise_the_expectation(
             usual_mib in prop::collection::vec(8..64_u64, 1..40),
             inflated in 0..20_usize,
             ticks in 1..300_u32,
         ) {
-            // Fewer than the others, or two among those that are fresh.
+            // Fewer than the others, or at most two.
             let inflated = inflated.min((usual_mib.len() - 1).max(2));
             let largest = usual_mib.iter().max().copied().unwrap_or(0).max(FLOOR / MIB) * MIB;
             let mut sizes: Vec<u64> = usual_mib.iter().map(|size| size * MIB).collect();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_of_a_template_need_is_seen() {
+    fn the_expectation_follows_what_all_sandboxes_have() {
         let mut need = Need::default();
         for _ in 0..100 {
             need.leased(&[1 << 30; 3]);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn one_alone_is_no_measure() {
+    fn one_large_sandbox_does_not_raise_the_expectation() {
         let mut need = Need::default();
         for _ in 0..1000 {
             need.leased(&[8 << 30]);

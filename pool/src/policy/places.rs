@@ -1,21 +1,21 @@
-//! Places for starts: as many at once as the host has use for, more only make all of them late.
+//! Places for starts. More starts at once than the host has CPUs for would only make all of them late.
 
-/// What a start is for.
+/// The cause of a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum StartFor {
-    /// A sandbox that is new.
+    /// A create or a fork.
     #[default]
     Create,
-    /// A paused one, because a client with a key asked for it.
+    /// A resume by a client with a key.
     Resume,
-    /// A paused one, because of traffic from anywhere.
+    /// A resume by traffic, which anyone may cause.
     Wake,
 }
 
-/// Places for starts, and who holds how many.
+/// The places and how many of them each kind of start holds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Places {
-    /// In all, at least two.
+    /// All places; at least two.
     pub(crate) all: u32,
     pub(crate) creates: u32,
     pub(crate) resumes: u32,
@@ -23,7 +23,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// One more start holds a place.
+    /// Counts a place that a start holds.
     pub(crate) fn hold(&mut self, start: StartFor) {
         match start {
             StartFor::Create => self.creates += 1,
@@ -32,8 +32,8 @@ impl Places {
         }
     }
 
-    /// Whether a start may have one. Resumes leave one to creates, and those by traffic leave half of all to those
-    /// who have a key.
+    /// Whether a start may have a place. Resumes leave one place to creates, and resumes by traffic leave half of all
+    /// places to clients with a key.
     pub(crate) fn has_one_for(&self, start: StartFor) -> bool {
         let back = self.resumes + self.wakes;
         let is_free = self.creates + back < self.all;
@@ -53,7 +53,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_kind_of_start_takes_more_places_than_are_its_own(
+        fn no_kind_of_start_takes_more_places_than_it_may(
             all in 2..64_u32,
             starts in prop::collection::vec(0..3_u8, 0..200),
         ) {

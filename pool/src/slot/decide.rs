@@ -20,7 +20,7 @@ pub enum Wake {
     },
 }
 
-/// What is wanted of a sandbox, by a client, by traffic or by its deadline.
+/// An operation on a sandbox, requested by a client, by traffic or by its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Connect(Wake),

@@ -1,5 +1,5 @@
-//! A lease on a warm slot: resume the VM and tell the agent whose it is. This is what a caller waits for, so
-//! both messages are sent before an answer is awaited, and nothing is looked up or made.
+//! The lease of a warm slot: resume the VM and send the caller's settings to the agent. A caller waits for this, so both
+//! messages are sent before an answer is awaited, and everything that is needed was prepared before.
 
 use std::{io, os::unix::net::UnixStream as StdStream, time::Duration};
 
@@ -13,13 +13,13 @@ use tokio::{
 };
 use vmm_control::{Call, Failure, Reply, Request, frame};
 
-use super::{Card, Who, WorkError, init_request, wall_clock};
+use super::{NewIdentity, WorkError, init_request, wall_clock};
 use crate::{
     host,
     record::{Durability, Kept, Record, SlotDir},
 };
 
-/// More of an answer's head is not read.
+/// Most bytes that are read of an answer's head.
 const MAX_HEAD: usize = 4096;
 
 /// The open connections of a slot.
@@ -30,7 +30,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Of a VM that was just made. Needs a runtime around it.
+    /// Must be called within a Tokio runtime.
     pub(crate) fn new(control: StdStream, agent: StdStream) -> io::Result<Self> {
         control.set_nonblocking(true)?;
         agent.set_nonblocking(true)?;
@@ -41,7 +41,6 @@ impl Lines {
     }
 }
 
-/// What a lease needs.
 #[derive(Debug)]
 pub(crate) struct LeasePlan {
     pub(crate) id: SandboxId,
@@ -53,7 +52,7 @@ pub(crate) struct LeasePlan {
     pub(crate) timeout: Duration,
 }
 
-/// A slot that is leased.
+/// A leased slot.
 #[derive(Debug)]
 pub(crate) struct Served {
     pub(crate) record: Record,
@@ -61,10 +60,12 @@ pub(crate) struct Served {
     pub(crate) lines: Lines,
 }
 
-/// See the module.
+/// # Errors
+/// The sandbox cannot be confined, its record cannot be written, or VMM or agent fail or do not answer in time. The VM is
+/// left to the driver.
 pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Served, WorkError> {
     let bound = plan.timeout;
-    // Before the guest runs. A server that dies here leaves a record that says that the VM is nobody's.
+    // Before the guest runs. If the server dies here, the record still says that the VM has no owner.
     if let (Some(network), Some(tap)) = (&plan.network, plan.record.tap) {
         network
             .confine(tap, &plan.id, &plan.record.policy)
@@ -72,11 +73,10 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         plan.timeline
             .stamp(StartPhase::Confined, host::monotonic_ns());
     }
-    silent(&lines.agent)?;
-    // Last, for the time that is in it.
+    check_silent(&lines.agent)?;
+    // Last, because it contains the present time.
     let sent_ns = host::monotonic_ns();
-    let card = Card::of(plan.record.tap.as_ref());
-    let init = init_request(&Who::Same, &plan.record.init, card)
+    let init = init_request(&NewIdentity::Keep, &plan.record.init, plan.record.tap)
         .map_err(|e| WorkError::Io("draw random bytes", e))?;
     let init = http_request(&init)?;
     let work = async {
@@ -85,22 +85,22 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         let vmm = |e| WorkError::Io("resume the VM", e);
         lines.control.write_all(&resume).await.map_err(vmm)?;
         let sent = lines.agent.write_all(&init).await;
-        sent.map_err(|e| WorkError::Io("tell the guest agent", e))?;
-        // The guest is at it; the record is written meanwhile. It is a small file in the page cache: handing it to
-        // another thread costs more.
+        sent.map_err(|e| WorkError::Io("send settings to the guest agent", e))?;
+        // The record is written while the guest works. Writing a small file to the page cache takes less time than
+        // handing it to a thread.
         plan.record.kept = Kept::Running;
         plan.record.warm = true;
         plan.dir
             .write(&plan.record, Durability::Process)
             .map_err(|e| WorkError::Io("write the sandbox's record", e))?;
-        resumed(&mut lines.control).await?;
+        read_resumed(&mut lines.control).await?;
         plan.timeline
             .stamp(StartPhase::Resumed, host::monotonic_ns());
-        told(&mut lines.agent).await?;
+        read_init_answer(&mut lines.agent).await?;
         let now_ns = host::monotonic_ns();
         plan.timeline.stamp(StartPhase::AgentReady, now_ns);
         if wall_clock::may_be_late(sent_ns, now_ns) {
-            wall_clock::tell_again(&lines.agent, bound);
+            wall_clock::set_again(&lines.agent, bound);
         }
         Ok(())
     };
@@ -114,7 +114,7 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
     })
 }
 
-/// `POST /init`, whole.
+/// The bytes of a `POST /init`.
 pub(super) fn http_request(init: &api_types::envd::InitRequest) -> Result<Vec<u8>, WorkError> {
     let body = serde_json::to_vec(init)
         .map_err(|e| WorkError::Io("encode a request", io::Error::other(e)))?;
@@ -127,8 +127,8 @@ pub(super) fn http_request(init: &api_types::envd::InitRequest) -> Result<Vec<u8
     Ok(request)
 }
 
-/// The VMM's answer to `resume`.
-async fn resumed(control: &mut UnixStream) -> Result<(), WorkError> {
+/// Reads the VMM's answer to `resume`.
+async fn read_resumed(control: &mut UnixStream) -> Result<(), WorkError> {
     let failed = |e| WorkError::Io("resume the VM", e);
     let mut header = [0; frame::HEADER];
     control.read_exact(&mut header).await.map_err(failed)?;
@@ -143,28 +143,29 @@ async fn resumed(control: &mut UnixStream) -> Result<(), WorkError> {
     }
 }
 
-/// Whether the agent has kept quiet since its last answer: one that has not could answer before it is asked.
-fn silent(agent: &UnixStream) -> Result<(), WorkError> {
+/// Checks that the agent has sent nothing since its last answer. What it sent could be taken for the answer to a request
+/// that was not sent yet.
+fn check_silent(agent: &UnixStream) -> Result<(), WorkError> {
     match agent.try_read(&mut [0]) {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
-        Err(e) => Err(WorkError::Io("hear the guest agent", e)),
+        Err(e) => Err(WorkError::Io("read from the guest agent", e)),
         Ok(0) => Err(WorkError::Io(
-            "hear the guest agent",
+            "read from the guest agent",
             io::ErrorKind::UnexpectedEof.into(),
         )),
         Ok(_) => Err(WorkError::Early),
     }
 }
 
-/// The agent's answer to `/init`, which has no body when it is good.
-pub(super) async fn told(agent: &mut UnixStream) -> Result<(), WorkError> {
+/// Reads the agent's answer to `/init`. A successful one has no body.
+pub(super) async fn read_init_answer(agent: &mut UnixStream) -> Result<(), WorkError> {
     let mut head = Vec::with_capacity(256);
     let mut piece = [0; 512];
     loop {
         let n = agent
             .read(&mut piece)
             .await
-            .map_err(|e| WorkError::Io("hear the guest agent", e))?;
+            .map_err(|e| WorkError::Io("read from the guest agent", e))?;
         head.extend_from_slice(&piece[..n]);
         let whole = head.windows(4).position(|w| w == b"\r\n\r\n");
         if whole.is_none() && n > 0 && head.len() < MAX_HEAD {

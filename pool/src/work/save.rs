@@ -1,4 +1,4 @@
-//! Writing a sandbox to disk: pauses, copies for templates and forks, and the end of a slot.
+//! Writing a sandbox to disk: pauses, snapshots for templates and forks; and the removal of a slot.
 
 use std::{
     fs, io,
@@ -19,10 +19,10 @@ use crate::{
     spec::PauseMode,
 };
 
-/// Writing much memory to a slow disk takes its time; more than this is a failure.
+/// Timeout of a save: writing much memory to a slow disk takes minutes.
 const SAVE: Duration = Duration::from_secs(300);
 
-/// A control connection: the one that is open, or a new one.
+/// A client on the open control connection, or on a new one.
 fn control(
     open: Option<UnixStream>,
     dir: &SlotDir,
@@ -39,7 +39,6 @@ fn control(
     Ok(control.map_err(failed)?.with_lineage(lineage))
 }
 
-/// What a pause needs.
 #[derive(Debug)]
 pub(crate) struct PausePlan {
     pub(crate) dir: SlotDir,
@@ -52,16 +51,16 @@ pub(crate) struct PausePlan {
 /// How a pause ended.
 #[derive(Debug)]
 pub(crate) enum PauseOutcome {
-    /// Everything is on disk, as the record says.
+    /// Everything is on disk; this is the record that was written.
     OnDisk(Box<Record>),
-    /// It failed, and the VM goes on.
+    /// The pause failed, and the VM goes on.
     Kept(WorkError),
-    /// It failed, and the VM cannot go on.
+    /// The pause failed, and the VM cannot go on.
     Lost(WorkError),
 }
 
 impl PausePlan {
-    /// Writes the sandbox to disk. The VM is left standing still, to be killed.
+    /// Writes the sandbox to disk. On success the VM stays paused, for the driver to kill.
     pub(crate) fn run(mut self) -> PauseOutcome {
         let lineage = self.record.lineage.clone();
         let mut control = match control(self.control.take(), &self.dir, lineage) {
@@ -71,7 +70,7 @@ impl PausePlan {
         match self.save(&mut control) {
             Ok(()) => PauseOutcome::OnDisk(Box::new(self.record)),
             Err(e) => {
-                // Half a snapshot is of no use.
+                // An incomplete snapshot.
                 let _ = fs::remove_dir_all(self.dir.pause());
                 match control.resume() {
                     Ok(()) => PauseOutcome::Kept(e),
@@ -102,7 +101,7 @@ impl PausePlan {
             .map_err(|e| WorkError::Io("write the sandbox's record", e))
     }
 
-    /// What the guest has not written to its disk would be lost.
+    /// Has the guest write its caches to its disk, since only the disk is kept.
     fn sync(&self) -> Result<(), WorkError> {
         let mut client = connect_agent(&self.dir.vsock(), self.timeout)?;
         client.set_access_token(self.record.init.access_token.clone());
@@ -110,12 +109,12 @@ impl PausePlan {
         request.user = Some("root".to_owned());
         client
             .exec(&request, self.timeout)
-            .map_err(|e| WorkError::Agent("have the guest write its disk", e))
+            .map_err(|e| WorkError::Agent("run sync in the guest", e))
             .map(|_| ())
     }
 }
 
-/// Makes every file of a directory survive a crash of the host.
+/// Writes every file of a directory through to the disk.
 fn sync_dir(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -126,7 +125,7 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }
 
-/// Makes a template survive a crash of the host; a failure is told of, for the template is usable.
+/// Writes a template through to the disk. A failure is only logged, because the template is usable.
 pub(crate) fn sync_tree(home: &Path) {
     let image = home.join("image");
     let synced = if image.is_dir() {
@@ -135,7 +134,7 @@ pub(crate) fn sync_tree(home: &Path) {
         Ok(())
     };
     if let Err(error) = synced.and_then(|()| sync_dir(home)) {
-        tracing::warn!(dir = %home.display(), %error, "not on the disk yet");
+        tracing::warn!(dir = %home.display(), %error, "cannot sync a template: it may be lost if the host crashes");
     }
 }
 
@@ -232,7 +231,7 @@ impl Drop for ForkSnapshot {
     }
 }
 
-/// The files of a snapshot under another name: they never change, so a second link is a copy.
+/// Links the files of a snapshot into another directory. They never change, so a link is as good as a copy.
 fn link_snapshot(from: &Path, to: &Path) -> Result<(), WorkError> {
     let link = || -> io::Result<()> {
         fs::create_dir(to)?;
@@ -248,10 +247,10 @@ fn link_snapshot(from: &Path, to: &Path) -> Result<(), WorkError> {
     })
 }
 
-/// Removes what is left of a slot whose VM is gone.
+/// Removes the directory and the control group of a slot whose VM has exited.
 ///
 /// # Errors
-/// A file or a control group cannot be removed; the next server will try again.
+/// One of them cannot be removed; the next server tries again.
 pub(crate) fn clean(dir: &SlotDir, groups: &Groups, id: &str) -> io::Result<()> {
     let files = dir.remove();
     groups.remove(id).and(files)

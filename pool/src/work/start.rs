@@ -1,4 +1,4 @@
-//! Making a VM: for the warm stock, for a lease that cannot wait, for a sandbox that was paused.
+//! Starts: a VM is made for the warm stock, for a create or fork without a warm slot, or for a resume.
 
 use std::{
     fs::{self, File},
@@ -18,7 +18,7 @@ use netisolation::{Isolation, Tap};
 use vmm_control::{ControlClient, VmUser, template::LoadedTemplate};
 
 use super::{
-    Card, Who, WorkError, connect, connect_agent, init_request, save::ForkSnapshot,
+    NewIdentity, WorkError, connect, connect_agent, init_request, save::ForkSnapshot,
     wall_clock::may_be_late,
 };
 use crate::{
@@ -28,25 +28,25 @@ use crate::{
     vm::Vm,
 };
 
-/// What a warm guest has run before it waits: a process start, whose pages are then its own and whose page
-/// table entries are in place.
+/// Command that a guest runs before it becomes warm, if its template lists no requests. It gives the guest private copies
+/// of the pages that a process start writes, and their page table entries.
 const WARM_UP: &str = "/bin/true";
-/// The header of what the template's servers are asked.
+/// Header of the warm-up requests.
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
-/// A VMM that is told to die has gone after this.
+/// How long a killed VMM may take to exit.
 const END: Duration = Duration::from_secs(10);
 
-/// What it starts from.
+/// The files that a VM starts from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// The snapshot of a template, a fork or a paused sandbox; and the template in huge pages that it is to be
-    /// laid over, if it is a diff and that is loaded.
+    /// The snapshot of a template or of a paused sandbox. If it is a diff and its base is loaded: the base's memory in
+    /// huge pages, over which the diff is laid.
     Snapshot(PathBuf, Option<Arc<LoadedTemplate>>),
-    /// The snapshot that a sandbox's forks have in common, laid over its base in the same way.
+    /// The snapshot that all forks of a request start from, with its base as above.
     Fork(Arc<ForkSnapshot>, Option<Arc<LoadedTemplate>>),
-    /// A template whose memory is in huge pages, which are there as long as this is.
+    /// A template whose memory is in huge pages; they are freed with the last reference.
     Loaded(Arc<LoadedTemplate>),
-    /// The disk alone.
+    /// Kernel and disk: a cold boot.
     Boot {
         files: BootFiles,
         layer: PathBuf,
@@ -55,18 +55,17 @@ pub(crate) enum Source {
     },
 }
 
-/// What the VM is for.
+/// The use of the new VM.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {
-    /// To wait for a lease, after its servers were asked this.
+    /// It becomes a warm slot after it has answered these requests.
     Wait { warm_up: Arc<[WarmUpRequest]> },
-    /// A lease: the note and the settings in the record are its own.
+    /// It becomes the sandbox of a create or fork, whose settings are in the record.
     Lease,
-    /// A sandbox that goes on.
+    /// It continues a paused sandbox.
     GoOn,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct StartPlan {
     pub(crate) vmm: PathBuf,
@@ -74,12 +73,12 @@ pub(crate) struct StartPlan {
     pub(crate) dir: SlotDir,
     pub(crate) source: Source,
     pub(crate) purpose: Purpose,
-    pub(crate) who: Who,
-    /// As it is to be while the VM is being made; its process is added.
+    pub(crate) identity: NewIdentity,
+    /// The record while the VM is made; the start adds process, TAP and lineage.
     pub(crate) record: Record,
-    /// Guest RAM.
+    /// Guest RAM in bytes.
     pub(crate) ram: u64,
-    /// Most that its layer may take of the host's disk.
+    /// Most space that the layer may take on the host's disk.
     pub(crate) layer_limit: Option<Bytes>,
     pub(crate) groups: Arc<Groups>,
     pub(crate) network: Option<Isolation>,
@@ -87,23 +86,23 @@ pub(crate) struct StartPlan {
     pub(crate) timeline: Timeline,
 }
 
-/// A VM that was made.
+/// A started VM.
 #[derive(Debug)]
 pub(crate) struct Started {
     pub(crate) vm: Vm,
     pub(crate) record: Record,
     pub(crate) timeline: Timeline,
     pub(crate) up: Up,
-    /// Bytes that are its own already.
+    /// Private memory in bytes; `None` if it cannot be read.
     pub(crate) private: Option<u64>,
 }
 
-/// A VM whose agent has answered.
+/// Connections to a VM whose agent has answered.
 #[derive(Debug)]
 pub(crate) struct Up {
     pub(crate) control: UnixStream,
     pub(crate) agent: UnixStream,
-    /// Whether the time has to be told again: see [`super::wall_clock`].
+    /// The time must be sent again; see [`super::wall_clock`].
     pub(crate) clock_may_be_late: bool,
 }
 
@@ -111,7 +110,7 @@ impl StartPlan {
     /// Makes the VM.
     ///
     /// # Errors
-    /// See [`WorkError`]; there is no process then. The directory stays.
+    /// Any [`WorkError`]. The process has ended then and the TAP is released; the directory stays.
     pub(crate) fn run(mut self) -> Result<Started, WorkError> {
         self.prepare()
             .map_err(|e| WorkError::Io("prepare the sandbox's directory", e))?;
@@ -131,7 +130,7 @@ impl StartPlan {
             }
             Err(e) => {
                 let Record { tap, vmm, .. } = self.record;
-                let _nobodys = crate::network::release(self.network.as_ref(), tap, vmm);
+                let _counters = crate::network::release(self.network.as_ref(), tap, vmm);
                 Err(e)
             }
         }
@@ -142,7 +141,7 @@ impl StartPlan {
         match self.bring_up(&vm, tap) {
             Ok(up) => Ok((vm, up)),
             Err(e) => {
-                // It cannot be helped if even that fails; the next server finds it in the record.
+                // If the VMM does not exit, the next server finds it by its record.
                 let _ = vm.end(END);
                 Err(e)
             }
@@ -177,10 +176,10 @@ impl StartPlan {
             let _ = child.wait();
             WorkError::Io("watch the VMM", e)
         })?;
-        // Its memory has to be counted in its group from the first page on, and it has to be in the record
-        // before it runs a guest.
+        // Its memory must be charged to its group from the first page on, and its process must be in the record before
+        // it runs a guest.
         let known = self.groups.enter(&self.id, vm.name.pid).and_then(|()| {
-            // When memory is short all the same, a sandbox goes before anything else.
+            // If memory runs out all the same, the kernel kills a sandbox before anything else.
             fs::write(format!("/proc/{}/oom_score_adj", vm.name.pid), "500")?;
             self.record.vmm = Some(vm.name);
             self.dir.write(&self.record, Durability::Process)
@@ -204,7 +203,7 @@ impl StartPlan {
         self.record.lineage = control.lineage().cloned();
         let asked = Instant::now();
         let mut client = connect_agent(&self.dir.vsock(), self.timeout)?;
-        // Its greeting and its first answer together: no agent holds a place for starts longer.
+        // One timeout for greeting and first answer: no agent holds a start place for longer.
         client.set_timeout(self.timeout.saturating_sub(asked.elapsed()));
         let clock_may_be_late = self.identify(&mut client)?;
         self.timeline
@@ -226,29 +225,29 @@ impl StartPlan {
         })
     }
 
-    /// Tells the guest who it is and what time it is. Whether its clock may be late all the same.
+    /// Gives the guest its identity and the time. Returns whether its clock may be late nevertheless.
     fn identify(&self, client: &mut EnvdClient) -> Result<bool, WorkError> {
         let sent_ns = host::monotonic_ns();
-        let card = Card::of(self.record.tap.as_ref());
-        let init = init_request(&self.who, &self.record.init, card)
+        let init = init_request(&self.identity, &self.record.init, self.record.tap)
             .map_err(|e| WorkError::Io("draw random bytes", e))?;
         client
             .init(&init)
             .map_err(|e| WorkError::Agent("give the guest its identity", e))?;
         let late = may_be_late(sent_ns, host::monotonic_ns());
         Ok(match self.purpose {
-            // The lease will tell the time.
+            // The lease sends the time.
             Purpose::Wait { .. } => false,
             Purpose::Lease | Purpose::GoOn => late,
         })
     }
 
-    /// Has the pages of what users ask first in place: what the template says, or a command if it says nothing.
+    /// Has the guest do what users ask first, so that the pages for it are in place: the template's warm-up requests, or a
+    /// command if it has none.
     fn warm_up(&self, requests: &[WarmUpRequest], agent: &mut EnvdClient) -> Result<(), WorkError> {
         if requests.is_empty() {
             return self.warm_up_by_command(agent);
         }
-        let failed = |e| WorkError::Agent("ask a server of the guest for the first time", e);
+        let failed = |e| WorkError::Agent("send a warm-up request to the guest", e);
         for request in requests {
             let mut server =
                 connect(&self.dir.vsock(), request.port, self.timeout).map_err(failed)?;
@@ -272,10 +271,10 @@ impl StartPlan {
         agent
             .exec(&request, self.timeout)
             .map(drop)
-            .map_err(|e| WorkError::Agent("run a first command", e))
+            .map_err(|e| WorkError::Agent("run a warm-up command", e))
     }
 
-    /// Has the VMM build the VM and run it. The TAP is the VMM's from here on: ours is closed.
+    /// Has the VMM build the VM and run it. The TAP's descriptor goes to the VMM; this process closes its copy.
     fn build(&mut self, control: &mut ControlClient, tap: Option<Tap>) -> Result<(), WorkError> {
         match self.source.clone() {
             Source::Snapshot(template, base) => {
@@ -291,8 +290,8 @@ impl StartPlan {
         }
     }
 
-    /// What the sandbox may reach is in force and was read back before its guest runs. A VM that waits has a TAP
-    /// that lets nothing pass, until its lease.
+    /// Puts the sandbox's network policy in force, and reads it back, before its guest runs. The TAP of a warm slot lets
+    /// nothing pass until its lease.
     fn confine(&mut self) -> Result<(), WorkError> {
         let (Some(network), Some(tap)) = (&self.network, self.record.tap) else {
             return Ok(());
@@ -309,7 +308,7 @@ impl StartPlan {
         Ok(())
     }
 
-    /// Takes over what the VMM has stamped.
+    /// Takes over the VMM's stamps.
     fn stamp_all(&mut self, stamps: &Timeline) {
         for (phase, at) in stamps.iter().filter(|(p, _)| *p != StartPhase::AgentReady) {
             self.timeline.stamp(phase, at);
@@ -344,7 +343,7 @@ impl StartPlan {
         Ok(())
     }
 
-    /// Boots, and waits for the agent, which takes a first identity from the VMM.
+    /// Boots and waits for the agent, which gets a first identity from the VMM.
     fn boot(&mut self, control: &mut ControlClient, tap: Option<Tap>) -> Result<(), WorkError> {
         let Source::Boot {
             files,
@@ -353,7 +352,9 @@ impl StartPlan {
             vcpus,
         } = &self.source
         else {
-            return Err(WorkError::Image("there is nothing to boot from".into()));
+            return Err(WorkError::Image(
+                "the sandbox has no files to boot from".into(),
+            ));
         };
         let spec = VmSpec {
             memory: *memory,
@@ -387,7 +388,7 @@ impl StartPlan {
         Ok(())
     }
 
-    /// From here on the sandbox is a caller's.
+    /// Writes the record of a sandbox that has an owner.
     fn keep(&mut self, name: ProcessName) -> Result<(), WorkError> {
         let failed = |e| WorkError::Io("write the sandbox's record", e);
         self.record.vmm = Some(name);
@@ -395,7 +396,7 @@ impl StartPlan {
         self.dir
             .write(&self.record, Durability::Process)
             .map_err(failed)?;
-        // The VM holds the files that it was restored from by itself.
+        // The VM keeps the files open from which it was restored.
         match fs::remove_dir_all(self.dir.pause()) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(e)),
             _ => Ok(()),

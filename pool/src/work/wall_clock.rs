@@ -1,6 +1,6 @@
-//! The wall clock of a guest. A request carries the time of its making, and the guest sets its clock once it has a
-//! CPU to read it with: on a busy host that is a while later, and its clock is late by as much. How late nobody
-//! knows, but no later than the answer took. After a slow answer the time is told again, now to a guest that runs.
+//! The wall clock of a guest. `POST /init` carries the time at which it was made. On a busy host the guest gets a CPU
+//! later, and its clock is then late by that delay, at most by the time until its answer. After a slow answer the time
+//! is sent again, now to a guest that runs.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
@@ -9,24 +9,23 @@ use tokio::{io::AsyncWriteExt, net::UnixStream, time::timeout};
 
 use super::{
     WorkError,
-    lease::{http_request, told},
+    lease::{http_request, read_init_answer},
 };
 use crate::host;
 
-/// A clock that may be late by more than this is set again: less than half of what clones are promised.
+/// A clock that may be late by more than this is set again. Less than half of the deviation that clones are promised.
 const SLACK_NS: u64 = 20_000_000;
-/// How often at most. On a host that is that busy each further try is as likely to be late as the one before.
+/// Most attempts. On a host that is so busy, each further one is as likely to be late as the last.
 const AGAIN: u32 = 2;
 
-/// Whether a guest's clock may be wrong whose answer came now, by CLOCK_MONOTONIC.
+/// Whether a guest's clock may be late: the time was sent at `sent_ns` and answered at `now_ns` (CLOCK_MONOTONIC).
 pub(crate) fn may_be_late(sent_ns: u64, now_ns: u64) -> bool {
     now_ns.saturating_sub(sent_ns) > SLACK_NS
 }
 
-/// Tells the time again, until an answer is quick. Nobody waits for that: the request is on its way before this
-/// returns, so before anything that the sandbox's caller asks, and a task hears the answer. Needs a runtime around
-/// it.
-pub(crate) fn tell_again(agent: &UnixStream, bound: Duration) {
+/// Sends the time again until an answer is quick. The request is sent before this returns, and so before any request of
+/// the sandbox's caller; a task reads the answer. Must be called within a Tokio runtime.
+pub(crate) fn set_again(agent: &UnixStream, bound: Duration) {
     let sent_ns = host::monotonic_ns();
     let begun = time_alone()
         .and_then(|request| send(agent, &request))
@@ -34,7 +33,7 @@ pub(crate) fn tell_again(agent: &UnixStream, bound: Duration) {
     match begun {
         Ok(agent) => {
             tokio::spawn(async move {
-                match timeout(bound, hear_out(agent, sent_ns)).await {
+                match timeout(bound, set_until_quick(agent, sent_ns)).await {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::debug!(%error, "a guest's clock may be late"),
                     Err(_) => tracing::debug!("a guest's clock may be late: no answer"),
@@ -45,9 +44,9 @@ pub(crate) fn tell_again(agent: &UnixStream, bound: Duration) {
     }
 }
 
-/// What is written to a socket into which little was written so far goes whole.
+/// Writes a request without waiting: the socket's buffer has room for it.
 fn send(agent: &UnixStream, request: &[u8]) -> Result<(), WorkError> {
-    let failed = |e| WorkError::Io("tell the guest agent", e);
+    let failed = |e| WorkError::Io("send the time to the guest agent", e);
     match agent.try_write(request).map_err(failed)? {
         n if n == request.len() => Ok(()),
         _ => Err(failed(io::ErrorKind::WriteZero.into())),
@@ -60,21 +59,21 @@ fn copy(agent: &UnixStream) -> Result<UnixStream, WorkError> {
         .map_err(|e| WorkError::Io("copy a descriptor", e))
 }
 
-async fn hear_out(mut agent: UnixStream, first_sent_ns: u64) -> Result<(), WorkError> {
+async fn set_until_quick(mut agent: UnixStream, first_sent_ns: u64) -> Result<(), WorkError> {
     let mut sent_ns = first_sent_ns;
     for _ in 1..AGAIN {
-        told(&mut agent).await?;
+        read_init_answer(&mut agent).await?;
         if !may_be_late(sent_ns, host::monotonic_ns()) {
             return Ok(());
         }
         sent_ns = host::monotonic_ns();
         let sent = agent.write_all(&time_alone()?).await;
-        sent.map_err(|e| WorkError::Io("tell the guest agent", e))?;
+        sent.map_err(|e| WorkError::Io("send the time to the guest agent", e))?;
     }
-    told(&mut agent).await
+    read_init_answer(&mut agent).await
 }
 
-/// The time of now and nothing else: what the guest has been told besides stays as it is.
+/// A request with the present time alone: the other settings of the guest stay as they are.
 fn time_alone() -> Result<Vec<u8>, WorkError> {
     http_request(&InitRequest {
         timestamp: Some(Timestamp::from_unix_ns(host::unix_ns())),
@@ -92,18 +91,18 @@ mod tests {
     const ANSWER: &[u8] = b"HTTP/1.1 204 No Content\r\n\r\n";
 
     #[test]
-    fn a_quick_answer_is_the_last() {
+    fn a_quick_answer_ends_the_attempts() {
         assert!(!may_be_late(5, 5 + 20 * MS));
         assert!(may_be_late(5, 6 + 20 * MS));
-        // A clock that went back says nothing about the guest's.
+        // The host's clock went back: nothing is known of the guest's.
         assert!(!may_be_late(5, 0));
     }
 
-    /// Requests that a guest hears which takes so long for each answer.
+    /// Counts the requests that a guest gets if each of its answers takes this long.
     async fn requests(takes: Duration) -> u32 {
         let (ours, mut guest) = UnixStream::pair().unwrap();
-        tell_again(&ours, Duration::from_secs(60));
-        // From here on only the task holds our end.
+        set_again(&ours, Duration::from_secs(60));
+        // Only the task holds our end now.
         drop(ours);
         let (mut seen, mut count) = (Vec::new(), 0);
         loop {
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_host_without_time_is_not_asked_for_ever() {
+    async fn a_guest_on_a_busy_host_gets_few_requests() {
         let slow = Duration::from_nanos(2 * SLACK_NS);
         assert_eq!(requests(slow).await, AGAIN);
     }

@@ -1,7 +1,7 @@
-//! A disk that fills up while sandboxes write, pause, snapshot and fork: nothing that was there is lost.
+//! A disk that fills up while sandboxes write, pause, snapshot and fork: nothing that exists is lost.
 //!
-//! The test starts this program again in a mount namespace of its own, where a small file system lies over the
-//! place of the layers; the state directory is on it, too.
+//! The test starts this program again in its own mount namespace, where a small file system is mounted over the directory
+//! of the layers. The state directory is on it, too.
 
 use std::{
     fs::{self, File},
@@ -18,7 +18,7 @@ use super::{
     support::{FULL, SERVER, State, config, resume, sh, spec, until},
 };
 
-/// Room for a few sandboxes and their snapshots, and not for what the guests write.
+/// Bytes: enough for a few sandboxes and their snapshots, not for what the guests write.
 const DISK: u64 = 448 << 20;
 const BALLAST: u64 = 160 << 20;
 const LAYERS: &str = "/var/tmp";
@@ -45,7 +45,7 @@ fn succeed(command: &mut Command) {
     assert!(status.success(), "{command:?}: {status}");
 }
 
-/// What this program does in its own mount namespace; the file system goes with the last process in it.
+/// Runs the test in the mount namespace, which the file system leaves with the last process.
 pub(crate) fn be_on_a_small_disk(state: &Path, image: &Path) {
     succeed(
         Command::new("mount")
@@ -69,7 +69,7 @@ pub(crate) fn be_on_a_small_disk(state: &Path, image: &Path) {
         let text = refused.to_string();
         assert!(text.contains("delete paused sandboxes"), "{text}");
 
-        // A server that starts now has all of them, with what it last wrote about them.
+        // A server that starts now recovers all of them, with their last records.
         pool.close(OnClose::Keep).await;
         let (pool, recovered, _ended) = Pool::open(on_small_disk(state)).await.expect("a pool");
         assert!(recovered.lost.is_empty(), "{:?}", recovered.lost);
@@ -93,7 +93,7 @@ pub(crate) fn be_on_a_small_disk(state: &Path, image: &Path) {
                 format!("{note}\n{note}")
             );
         }
-        // It still has to write what did not fit.
+        // Now there is room for what was refused.
         pool.kill(&b.id).await.expect("a kill");
         pool.snapshot(&a.id, vec!["later".into()])
             .await
@@ -112,7 +112,7 @@ fn on_small_disk(state: &Path) -> PoolConfig {
     }
 }
 
-/// A sandbox that has its name in memory, on its disk and in its note.
+/// Makes a sandbox with its name in memory, on its disk and in its note.
 async fn sandbox(pool: &Pool, name: &str) -> Sandbox {
     let mut spec = spec();
     spec.note = name.into();
@@ -125,7 +125,7 @@ async fn sandbox(pool: &Pool, name: &str) -> Sandbox {
     sandbox
 }
 
-/// Lets a guest write all that its host has, and does everything else that writes, until all of it is refused.
+/// Has a guest fill the disk, and takes snapshots and forks until both are refused.
 async fn fill_up(pool: &Pool, source: &Sandbox, writer: &Sandbox) {
     let script = "(dd if=/dev/zero of=/root/fill bs=1M count=320; sync) > /dev/shm/dd 2>&1 < /dev/null & disown";
     sh(writer, script).await;
@@ -145,14 +145,14 @@ async fn fill_up(pool: &Pool, source: &Sandbox, writer: &Sandbox) {
                 Err(other) => panic!("another refusal: {other:?}"),
             }
         }
-        // The host's other users write, too, and take what only root may have.
+        // Other programs of the host fill the disk, too, including the blocks reserved for root.
         let full = rest.write_all(&[1; 16 << 20]).is_err();
         (refused == 2 && full && free() == 0).then_some(())
     })
     .await;
     let pause = pool.pause(&source.id, PauseMode::Memory).await;
     assert!(matches!(pause, Err(PoolError::NoSpace(_))), "{pause:?}");
-    // Its record may or may not be written now; if not, the one before stays.
+    // The record may or may not fit; if not, the old one stays.
     let policy = netisolation::Policy::default();
     if let Err(e) = pool.set_policy(&source.id, policy, "a".into()).await {
         println!("a note on a full disk: {e}");
@@ -162,7 +162,7 @@ async fn fill_up(pool: &Pool, source: &Sandbox, writer: &Sandbox) {
     }
 }
 
-/// What the small disk has for users, in MiB.
+/// Free space of the small disk for unprivileged processes, in MiB.
 fn free() -> u64 {
     let stat = nix::sys::statvfs::statvfs(LAYERS).expect("figures");
     (stat.blocks_available() * stat.fragment_size()) >> 20

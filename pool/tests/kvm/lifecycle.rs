@@ -1,4 +1,4 @@
-//! Lives and deaths of sandboxes and of the pool's own process.
+//! The life of sandboxes, and what happens to them when the pool's own process is killed.
 
 use std::{
     io::{BufRead, BufReader},
@@ -14,7 +14,7 @@ use super::support::{
     SERVER, State, config, exec, kill, open, resume, sh, spec, template_with, until, until_warm,
 };
 
-/// Runs a test on a runtime like a server's.
+/// Runs a test on a runtime like that of the server.
 pub(crate) fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -80,7 +80,7 @@ pub(crate) fn kvm_a_warm_slot_serves_one_lease() {
             sh(&a, "cat /etc/machine-id; od -An -N16 /dev/urandom").await,
             sh(&b, "cat /etc/machine-id; od -An -N16 /dev/urandom").await
         );
-        // Its clock is the present, however long it waited.
+        // Its clock is right, however long the slot was warm.
         let clock: u64 = sh(&a, "date +%s").await.parse().expect("seconds");
         let now = std::time::SystemTime::UNIX_EPOCH
             .elapsed()
@@ -98,7 +98,7 @@ pub(crate) fn kvm_a_warm_slot_serves_one_lease() {
     });
 }
 
-pub(crate) fn kvm_a_warm_slot_was_asked_its_templates_requests() {
+pub(crate) fn kvm_a_warm_slot_has_answered_its_templates_requests() {
     run(async {
         let state = State::new();
         let mut config = config(&state.0, 1);
@@ -122,7 +122,7 @@ pub(crate) fn kvm_a_warm_slot_was_asked_its_templates_requests() {
         sh(&sandbox, "test -d /tmp/asked").await;
         pool.close(OnClose::Kill).await;
 
-        // What refuses its template's request is not kept; a create does not ask and works.
+        // A guest that refuses a warm-up request does not become warm; a create sends none and works.
         template_with(&installed.join("good"), &request(ENVD_PORT, "no JSON"));
         let (pool, ..) = Pool::open(config).await.expect("a pool");
         until("a fill fails", async || {
@@ -157,7 +157,7 @@ pub(crate) fn kvm_a_hundred_leases_leave_nothing() {
     });
 }
 
-pub(crate) fn kvm_a_vm_that_dies_is_told_of() {
+pub(crate) fn kvm_the_end_of_a_vm_is_reported() {
     run(async {
         let state = State::new();
         let (pool, _, mut ended) = Pool::open(config(&state.0, 0)).await.expect("a pool");
@@ -170,7 +170,7 @@ pub(crate) fn kvm_a_vm_that_dies_is_told_of() {
             "{end:?}"
         );
         let b = pool.create(spec()).await.expect("a sandbox");
-        // The guest ends by itself, without an answer.
+        // The guest powers off, so the command has no answer.
         let off = "python3 -c 'import ctypes; ctypes.CDLL(None).reboot(0x4321fedc)'";
         let by_itself = {
             let b = b.clone();
@@ -189,8 +189,7 @@ pub(crate) fn kvm_a_vm_that_dies_is_told_of() {
     });
 }
 
-/// What this program does when it is started as a server that is to be killed: it makes sandboxes, says which,
-/// and goes on until it is killed.
+/// Runs this program as a server: it makes sandboxes, prints their ids, and waits to be killed.
 pub(crate) fn be_server(state: &Path) {
     run(async {
         let (pool, _, _ended) = Pool::open(config(state, 2)).await.expect("a pool");
@@ -257,7 +256,7 @@ pub(crate) fn kvm_a_killed_server_is_followed_by_another() {
                 SandboxState::Paused(_) => resume(&pool, id).await.expect("a resume"),
             };
             assert_eq!(sh(&sandbox, "cat /dev/shm/note").await, *found.note);
-            // An adopted one is watched, paused and ended like any other.
+            // An adopted sandbox is watched, paused and ended like any other.
             if found.note.as_ref() == "running" {
                 pool.pause(id, PauseMode::Memory).await.expect("a pause");
                 let sandbox = resume(&pool, id).await.expect("a resume");
@@ -313,7 +312,7 @@ pub(crate) fn kvm_a_pause_keeps_memory() {
     });
 }
 
-pub(crate) fn kvm_a_pause_of_the_disk_alone() {
+pub(crate) fn kvm_a_pause_without_memory_keeps_the_disk() {
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;
@@ -338,7 +337,7 @@ pub(crate) fn kvm_a_pause_of_the_disk_alone() {
     });
 }
 
-pub(crate) fn kvm_forks_go_on_where_their_source_is() {
+pub(crate) fn kvm_forks_continue_from_their_source() {
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;
@@ -359,8 +358,8 @@ pub(crate) fn kvm_forks_go_on_where_their_source_is() {
         machines.sort();
         machines.dedup();
         assert_eq!(machines.len(), 11);
-        // The image of the forks is gone, and a fork can be paused without it.
-        until("the image is gone", async || {
+        // The snapshot of the forks is removed.
+        until("the snapshot is removed", async || {
             let left = std::fs::read_dir(state.0.join("forks")).expect("a directory");
             (left.count() == 0).then_some(())
         })
@@ -399,7 +398,7 @@ pub(crate) fn kvm_a_snapshot_is_a_template() {
             assert_eq!(sh(&sandbox, "hostname").await, sandbox.id.as_str());
         }
         assert_eq!(pool.template("mine:v1").await.map(|t| t.id), Some(made.id));
-        // Snapshots hold what differs from the base only.
+        // Snapshots hold only what differs from the base.
         assert!(matches!(
             pool.remove_template("base").await,
             Err(PoolError::InUse(..))

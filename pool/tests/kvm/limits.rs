@@ -1,4 +1,4 @@
-//! Who is admitted, what gives way, what a sandbox may take; and that nothing is left, whatever happens.
+//! Admission, eviction and limits of sandboxes; and that random lives and killed servers leave nothing behind.
 
 use std::{
     fs,
@@ -35,7 +35,7 @@ pub(crate) fn kvm_what_does_not_fit_is_refused() {
             why.contains("limit") && retry_after > Duration::ZERO,
             "{why}"
         );
-        // A paused one takes no place, and may not come back while there is none.
+        // A paused sandbox takes no place, and cannot be resumed while there is none.
         pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
         let b = pool.create(spec()).await.expect("a sandbox");
         refused(resume(&pool, &a.id).await);
@@ -44,7 +44,7 @@ pub(crate) fn kvm_what_does_not_fit_is_refused() {
         assert_eq!(pool.stats().await.refused, 2);
         pool.close(OnClose::Kill).await;
 
-        // All of the host's memory is kept for others.
+        // All of the host's memory is reserved.
         let mut none = config(&state.0, 2);
         none.memory_reserve = Bytes(1 << 50);
         none.warm = pool::WarmMarks { low: 1, high: 2 };
@@ -61,7 +61,7 @@ pub(crate) fn kvm_what_does_not_fit_is_refused() {
     });
 }
 
-/// How long a pool takes to open, and ends them all, that finds so many VMMs which say nothing.
+/// Returns how long a pool takes to open if it finds `count` VMMs that do not answer, all of which it ends.
 async fn opened_beside_silent(count: usize) -> Duration {
     let state = State::new();
     let pool = open(&state, 0).await;
@@ -112,7 +112,7 @@ pub(crate) fn kvm_paused_sandboxes_and_snapshots_are_limited() {
         let a = pool.create(spec()).await.expect("a sandbox");
         let b = pool.create(spec()).await.expect("a sandbox");
         let c = pool.create(spec()).await.expect("a sandbox");
-        // What is under way counts.
+        // Pauses and snapshots under way count.
         let (first, second, third) = tokio::join!(
             pool.pause(&a.id, PauseMode::Memory),
             pool.snapshot(&b.id, vec!["one".into()]),
@@ -125,11 +125,11 @@ pub(crate) fn kvm_paused_sandboxes_and_snapshots_are_limited() {
         is_refused(pool.pause(&c.id, PauseMode::FilesystemOnly).await);
         is_refused(pool.snapshot(&c.id, Vec::new()).await.map(drop));
         is_refused(pool.snapshot(&a.id, Vec::new()).await.map(drop));
-        // What was refused runs on, and a fork keeps nothing.
+        // The refused sandbox goes on, and a fork keeps no snapshot.
         assert_eq!(sh(&c, "echo on").await, "on");
         let forks = pool.fork(&c.id, vec![spec()]).await.expect("a fork");
         assert!(forks.iter().all(Result::is_ok), "{forks:?}");
-        // A place is free again after a resume, and after the removal of a snapshot.
+        // A resume and the removal of a snapshot each make room for one more.
         resume(&pool, &a.id).await.expect("a resume");
         pool.pause(&c.id, PauseMode::Memory).await.expect("a pause");
         is_refused(pool.pause(&a.id, PauseMode::Memory).await);
@@ -137,7 +137,7 @@ pub(crate) fn kvm_paused_sandboxes_and_snapshots_are_limited() {
         pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
         pool.close(OnClose::Keep).await;
 
-        // A server with a lower limit keeps what there is.
+        // A server with a lower limit keeps the present pauses and snapshots.
         small.max_saved = 1;
         let (pool, recovered, _) = Pool::open(small).await.expect("a pool");
         assert!(recovered.lost.is_empty(), "{:?}", recovered.lost);
@@ -162,7 +162,7 @@ fn is_one_too_many(limit: u32, answer: Result<(), PoolError>) {
     );
 }
 
-pub(crate) fn kvm_warm_slots_give_way() {
+pub(crate) fn kvm_warm_slots_are_evicted() {
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;
@@ -202,7 +202,7 @@ pub(crate) fn kvm_each_vm_is_in_its_control_group() {
             .filter(|g| g.ends_with(a.id.as_str()))
             .collect();
         if groups.is_empty() {
-            println!("only the absence was tested: this host has no control groups for it");
+            println!("this host has no cgroup controllers: only the absence of groups is tested");
         }
         for group in &groups {
             let procs = fs::read_to_string(group.join("cgroup.procs")).expect("its processes");
@@ -229,7 +229,7 @@ pub(crate) fn kvm_each_vm_is_in_its_control_group() {
     });
 }
 
-pub(crate) fn kvm_a_caller_who_leaves_leaves_nothing() {
+pub(crate) fn kvm_the_sandbox_of_a_caller_that_left_is_ended() {
     run(async {
         let state = State::new();
         let pool = open(&state, 0).await;
@@ -243,7 +243,7 @@ pub(crate) fn kvm_a_caller_who_leaves_leaves_nothing() {
             })
             .await;
             create.abort();
-            // On a quick host it was answered before.
+            // On a fast host the create may have been answered before.
             if let Ok(created) = create.await {
                 let sandbox = created.expect("a sandbox");
                 pool.kill(&sandbox.id).await.expect("a kill");
@@ -258,7 +258,7 @@ pub(crate) fn kvm_a_caller_who_leaves_leaves_nothing() {
     });
 }
 
-/// A few random bits at a time.
+/// A pseudorandom generator.
 struct Dice(u64);
 
 impl Dice {
@@ -271,8 +271,7 @@ impl Dice {
     }
 }
 
-/// What this program does when it is started as a busy server: everything at once, a line for each thing begun,
-/// until it is killed.
+/// Runs this program as a busy server: it does everything at once and prints a line for each operation, until it is killed.
 pub(crate) fn be_busy(state: &Path) {
     run(async {
         let (pool, recovered, _ended) = Pool::open(config(state, 2)).await.expect("a pool");
@@ -299,7 +298,7 @@ pub(crate) fn be_busy(state: &Path) {
     });
 }
 
-/// Wherever SIGKILL meets a server, the next one has every sandbox that it says it has, and loses track of nothing.
+/// Whenever a server is killed, the next one recovers every sandbox, and no other VMM runs.
 pub(crate) fn kvm_a_server_is_killed_at_any_moment() {
     run(async {
         let state = State::new();
@@ -331,8 +330,8 @@ pub(crate) fn kvm_a_server_is_killed_at_any_moment() {
             pids.sort_unstable();
             let mut processes = state.processes();
             processes.sort_unstable();
-            assert_eq!(processes, pids, "VMMs that nobody knows");
-            // The next server takes over what runs now.
+            assert_eq!(processes, pids, "VMMs without a sandbox");
+            // The next server adopts the sandboxes that run now.
             pool.close(OnClose::Keep).await;
         }
         let (pool, ..) = Pool::open(config(&state.0, 0)).await.expect("a pool");
@@ -341,7 +340,7 @@ pub(crate) fn kvm_a_server_is_killed_at_any_moment() {
     });
 }
 
-/// Everything at once on a few sandboxes, answers awaited or not, VMs killed from outside in between.
+/// Random operations on a few sandboxes at the same time, with VMs killed from outside in between.
 pub(crate) fn kvm_random_lives_leave_nothing() {
     run(async {
         let state = State::new();
@@ -398,7 +397,7 @@ pub(crate) fn kvm_random_lives_leave_nothing() {
         for end in open_ends {
             end.await.expect("an answer");
         }
-        // It still works, and then everything goes.
+        // The pool still works, and removes everything when it closes.
         let last = pool.create(spec()).await.expect("a sandbox");
         assert_eq!(sh(&last, "echo on").await, "on");
         pool.close(OnClose::Kill).await;

@@ -1,5 +1,5 @@
-//! The pool with the real `cube-vmm` and the prepared template. Each test has a state directory of its own; what
-//! a killed run has left is swept at the next start.
+//! Tests of the pool with the real `cube-vmm` and the prepared template. Each test has its own state directory; the next
+//! run removes what a killed run has left.
 
 mod support;
 
@@ -24,22 +24,22 @@ fn main() {
         lifecycle::{
             kvm_a_lease_is_a_machine_of_its_own,
             kvm_a_warm_slot_serves_one_lease,
-            kvm_a_warm_slot_was_asked_its_templates_requests,
+            kvm_a_warm_slot_has_answered_its_templates_requests,
             kvm_a_hundred_leases_leave_nothing,
-            kvm_a_vm_that_dies_is_told_of,
+            kvm_the_end_of_a_vm_is_reported,
             kvm_a_killed_server_is_followed_by_another,
             kvm_a_pause_keeps_memory,
-            kvm_a_pause_of_the_disk_alone,
-            kvm_forks_go_on_where_their_source_is,
+            kvm_a_pause_without_memory_keeps_the_disk,
+            kvm_forks_continue_from_their_source,
             kvm_a_snapshot_is_a_template,
         },
         limits::{
             kvm_what_does_not_fit_is_refused,
-            kvm_warm_slots_give_way,
+            kvm_warm_slots_are_evicted,
             kvm_paused_sandboxes_and_snapshots_are_limited,
             kvm_silent_vmms_are_waited_for_together,
             kvm_each_vm_is_in_its_control_group,
-            kvm_a_caller_who_leaves_leaves_nothing,
+            kvm_the_sandbox_of_a_caller_that_left_is_ended,
             kvm_random_lives_leave_nothing,
             kvm_a_server_is_killed_at_any_moment,
         },

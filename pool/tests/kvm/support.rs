@@ -1,4 +1,4 @@
-//! What this host offers, state directories, and commands in sandboxes.
+//! Checks of the host, state directories, and commands in sandboxes.
 
 use std::{
     env,
@@ -15,17 +15,17 @@ use pool::{
     Wake, WarmMarks,
 };
 
-/// Set for a process that is to be a server that is killed: its state directory.
+/// Makes this program a server that will be killed; the value is its state directory.
 pub(crate) const SERVER: &str = "CUBE_TEST_POOL";
-/// Set beside it for one that does everything at once.
+/// Set together with [`SERVER`]: the server does everything at once.
 pub(crate) const BUSY: &str = "CUBE_TEST_POOL_BUSY";
-/// Set beside it for one on a disk of its own: the disk's image.
+/// Set together with [`SERVER`]: the server is on a disk of its own; the value is the disk's image.
 pub(crate) const FULL: &str = "CUBE_TEST_POOL_FULL";
-/// A host under load gets this long for any single answer.
+/// Timeout of any single answer; long, because the host may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const PREFIX: &str = "cube-pool-";
 
-/// What the tests lack here; `None` if they can run.
+/// Says why the tests cannot run on this host; `None` if they can.
 pub(crate) fn lack() -> Option<String> {
     if let Err(e) = File::options().read(true).write(true).open("/dev/kvm") {
         return Some(format!("/dev/kvm cannot be opened: {e}"));
@@ -57,23 +57,23 @@ impl State {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        // Short, and on a disk.
+        // A short path, on a disk.
         let dir = Path::new("/var/tmp").join(format!("{PREFIX}{}-{n}", std::process::id()));
         fs::create_dir_all(&dir).expect("a state directory");
         Self(dir)
     }
 
-    /// Sandboxes that have a directory.
+    /// Names of the sandboxes' directories.
     pub(crate) fn sandboxes(&self) -> Vec<String> {
         names(&self.0.join("sandboxes"))
     }
 
-    /// VMMs whose files are below it.
+    /// Process ids of the VMMs of this state directory.
     pub(crate) fn processes(&self) -> Vec<u32> {
         processes_of(&self.0)
     }
 
-    /// Groups of VMs of this state directory's pool.
+    /// Control groups of the VMs of this state directory's pool.
     pub(crate) fn groups(&self) -> Vec<PathBuf> {
         use std::os::unix::fs::MetadataExt;
         let Ok(meta) = fs::metadata(self.0.join("lock")) else {
@@ -94,7 +94,7 @@ impl State {
             .collect()
     }
 
-    /// Nothing of any sandbox is left.
+    /// Checks that no directory, process or control group of a sandbox is left.
     pub(crate) fn assert_clean(&self) {
         assert_eq!(self.sandboxes(), Vec::<String>::new());
         assert_eq!(self.processes(), Vec::<u32>::new());
@@ -118,7 +118,7 @@ fn names(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// VMMs are known by their log, which lies in their sandbox's directory.
+/// Finds VMMs by their standard error, a file in their sandbox's directory.
 fn processes_of(state: &Path) -> Vec<u32> {
     let pids = names(Path::new("/proc"));
     pids.iter()
@@ -137,14 +137,14 @@ fn kill_all(state: &Path) {
     }
 }
 
-/// SIGKILL.
+/// Sends SIGKILL.
 pub(crate) fn kill(pid: u32) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
-    // It may be gone.
+    // The process may have exited.
     let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
 }
 
-/// Removes what processes left that are no more.
+/// Removes what former runs have left.
 pub(crate) fn sweep() {
     for name in names(Path::new("/var/tmp")) {
         let pid = name.strip_prefix(PREFIX).and_then(|n| n.split('-').next());
@@ -157,7 +157,7 @@ pub(crate) fn sweep() {
     }
 }
 
-/// A small pool with so many warm slots.
+/// The configuration of a small pool with `warm` warm slots.
 pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
     PoolConfig {
         vmm: variable("CUBE_BIN").join("cube-vmm"),
@@ -188,7 +188,7 @@ pub(crate) fn config(state: &Path, warm: u32) -> PoolConfig {
     }
 }
 
-/// Warm slots are counted over all templates: the tests install one, whatever else was prepared.
+/// A directory with the template `base` alone: the tests count warm slots over all installed templates.
 fn only_base(state: &Path) -> PathBuf {
     let installed = state.join("installed");
     let base = installed.join("base");
@@ -200,7 +200,7 @@ fn only_base(state: &Path) -> PathBuf {
     installed
 }
 
-/// The template `base` under another name, whose clones are asked this.
+/// Makes a copy of the template `base` in `dir` with this list of warm-up requests.
 pub(crate) fn template_with(dir: &Path, warm_up: &[u8]) {
     let made = variable("CUBE_ARTIFACTS").join("templates/base");
     fs::create_dir_all(dir).expect("a directory");
@@ -213,7 +213,7 @@ pub(crate) fn template_with(dir: &Path, warm_up: &[u8]) {
     fs::write(dir.join(template_file::WARM_UP), warm_up).expect("the list");
 }
 
-/// An opened pool of an empty state directory.
+/// Opens a pool on an empty state directory.
 pub(crate) async fn open(state: &State, warm: u32) -> Pool {
     let (pool, recovered, _) = Pool::open(config(&state.0, warm)).await.expect("a pool");
     assert!(recovered.alive.is_empty() && recovered.lost.is_empty());
@@ -230,7 +230,7 @@ pub(crate) fn spec() -> CreateSpec {
     }
 }
 
-/// A lifetime of so many seconds from now.
+/// A lifetime of `timeout_s` seconds from now.
 pub(crate) fn lifetime(timeout_s: u32) -> Lifetime {
     let since = UNIX_EPOCH.elapsed().expect("a clock");
     let mut lifetime = Lifetime::default();
@@ -246,7 +246,7 @@ pub(crate) async fn resume(pool: &Pool, id: &SandboxId) -> Result<Sandbox, PoolE
     Ok(connected.sandbox)
 }
 
-/// Waits until so many slots are warm and nothing is being filled.
+/// Waits until `warm` slots are warm and none is being filled.
 pub(crate) async fn until_warm(pool: &Pool, warm: u32) {
     until("the stock is full", async || {
         let stats = pool.stats().await;
@@ -255,19 +255,19 @@ pub(crate) async fn until_warm(pool: &Pool, warm: u32) {
     .await;
 }
 
-/// Asks again and again until there is an answer.
+/// Repeats a question until it has an answer.
 pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(Instant::now() < deadline, "in vain: {what}");
+        assert!(Instant::now() < deadline, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Runs a command as root to its end.
+/// Runs a command as root and waits for its end.
 pub(crate) fn exec(sandbox: &Sandbox, token: Option<&str>, script: &str) -> ExecOutput {
     let mut agent = EnvdClient::connect(&sandbox.vsock, ENVD_PORT, PATIENCE)
         .unwrap_or_else(|e| panic!("no agent: {e:?}"));
@@ -279,7 +279,7 @@ pub(crate) fn exec(sandbox: &Sandbox, token: Option<&str>, script: &str) -> Exec
         .unwrap_or_else(|e| panic!("{script}: {e:?}"))
 }
 
-/// As [`exec`]; it must succeed. What it printed.
+/// Runs a command as root, which must succeed, and returns its output.
 pub(crate) async fn sh(sandbox: &Sandbox, script: &str) -> String {
     let (sandbox, script) = (sandbox.clone(), script.to_owned());
     let run = tokio::task::spawn_blocking(move || {
