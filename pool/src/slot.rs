@@ -1,16 +1,21 @@
 //! The life of a slot, and of the sandbox that it becomes, as a pure state machine.
 //!
 //! ```text
-//!  fill ─► Filling ─► Warm ─lease─► Starting ─► Running ◄──────► Snapshotting
-//!                                      ▲         │   ▲              (snapshot, fork)
-//!  start (no warm slot) ───────────────┘         │   └──────────────────────────────┐
-//!                              pause, deadline   ▼                                  │
-//!                                             Pausing ─► Stopping ─► Paused ◄─────► SnapshottingPaused
-//!                                            (writes)   (VM exits)   │    ▲         │
-//!                                            connect, resume, traffic▼    │failed   │
-//!                                                          ResumeQueued ─► Resuming ┘
+//!  fill ─► Filling ─► Warm ─lease─► Starting ─► Running ◄──► Snapshotting (snapshot, fork)
+//!  create without a warm slot ─────────┘         │   ▲
+//!                                pause, deadline │   │ VM made
+//!                                                ▼   │
+//!                                          Pausing   Resuming ─────────┐
+//!                                 on disk    │          ▲              │ failed
+//!                                            ▼          │ admitted     │
+//!                                         Stopping   ResumeQueued ─────┤ refused
+//!                                 VM exited  │          ▲              │
+//!                                            ▼          │ connect, resume, traffic
+//!                 SnapshottingPaused ◄──► Paused ───────┘              │
+//!                                            ▲                         │
+//!                                            └─────────────────────────┘
 //!
-//!  from every stage: kill, deadline, a failed job, the end of the VM ─► Ending ─► removed
+//!  from every stage: kill, deadline, a failed job, the exit of the VM ─► Ending ─► removed
 //! ```
 //!
 //! Two functions change a slot. [`decide`] takes an [`Operation`] (a client's request, traffic, or a deadline that has
