@@ -75,7 +75,6 @@ pub(crate) async fn open(
         pins: PINS.into(),
         uplinks: spec.uplinks.clone(),
         exceptions: spec.egress.exceptions.clone(),
-        dns_servers: spec.dns_servers.clone(),
         stock: STOCK.min(max_sandboxes),
         max_taps: max_sandboxes.saturating_add(SPARE),
         max_flows: MAX_FLOWS,

@@ -4,22 +4,14 @@
  * from_guest      on every TAP: answers a frame, redirects it to the resolver or to an uplink, or drops it
  * from_wire       on every uplink: redirects replies to guests' flows; leaves all other packets to the host
  * from_resolver   on the egress of the resolver's device: redirects answers to guests and drops everything else */
+#include "icmp_error.h"
 #include "maps.h"
+#include "neighbour.h"
 #include "offload.h"
 #include "packet.h"
+#include "settings.h"
 
 char terms[] SEC("license") = "GPL";
-
-/* Set by the loader. */
-const struct settings settings SEC(".rodata") = {};
-
-/* Hides from the compiler that the settings are zero at compile time. */
-INLINE const struct settings *set(void)
-{
-	const struct settings *pointer = &settings;
-	asm volatile("" : "+r"(pointer));
-	return pointer;
-}
 
 #define SECOND 1000000000ULL
 #define RECORDS_PER_S 100
@@ -322,93 +314,6 @@ INLINE long to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap
 	return PASS;
 }
 
-/* Turns an ARP request for the gateway into its reply, and drops all other ARP packets. */
-INLINE long arp(struct __sk_buff *skb)
-{
-	struct __attribute__((packed)) {
-		__u16 hardware, protocol;
-		__u8 hardware_len, protocol_len;
-		__u16 operation;
-		struct mac sender_mac;
-		__u32 sender;
-		struct mac target_mac;
-		__u32 target;
-	} arp;
-	struct mac guest = set()->guest_mac, gateway = set()->gateway_mac;
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &arp, sizeof(arp)))
-		return TCX_DROP;
-	if (arp.hardware != htons(1) || arp.protocol != htons(ETH_P_IP) || arp.hardware_len != 6 || arp.protocol_len != 4 ||
-	    arp.operation != htons(ARPOP_REQUEST) || arp.sender != set()->guest4.word[3] || arp.target != set()->gateway4.word[3])
-		return TCX_DROP;
-	arp.operation = htons(ARPOP_REPLY);
-	arp.sender_mac = gateway;
-	arp.sender = set()->gateway4.word[3];
-	arp.target_mac = guest;
-	arp.target = set()->guest4.word[3];
-	if (bpf_skb_store_bytes(skb, 0, &guest, sizeof(guest), 0) ||
-	    bpf_skb_store_bytes(skb, 6, &gateway, sizeof(gateway), 0) ||
-	    bpf_skb_store_bytes(skb, ETH_HLEN, &arp, sizeof(arp), 0))
-		return TCX_DROP;
-	return bpf_redirect(skb->ifindex, 0);
-}
-
-struct __attribute__((packed)) neighbour {
-	struct mac to, from;
-	__u16 ethernet;
-	__u32 version;
-	__u16 len;
-	__u8 next, hops;
-	struct address source, destination;
-	__u8 type, code;
-	__u16 sum;
-	__u32 flags;
-	struct address target;
-	__u8 option, option_len;
-	struct mac mac;
-};
-
-/* Answers a neighbour solicitation with the gateway's advertisement (RFC 4861, 4.3 and 4.4). */
-INLINE long advertise(struct __sk_buff *skb, const struct address *to)
-{
-	struct neighbour answer = {
-		.to = set()->guest_mac, .from = set()->gateway_mac, .ethernet = htons(ETH_P_IPV6), .version = htonl(6u << 28), .len = htons(32),
-		.next = IPPROTO_ICMPV6, .hops = 255, .source = set()->gateway6, .destination = *to, .type = ADVERTISEMENT,
-		.flags = htonl(0xe0000000), .target = set()->gateway6, .option = 2, .option_len = 1, .mac = set()->gateway_mac};
-	__u32 pseudo[2] = {htonl(32), htonl(IPPROTO_ICMPV6)};
-	__s64 sum = bpf_csum_diff(0, 0, pseudo, sizeof(pseudo), 0);
-	sum = bpf_csum_diff(0, 0, (__u8 *)&answer + 22, 64, sum);
-	sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
-	sum = (sum & 0xffff) + (sum >> 16);
-	answer.sum = ~sum;
-	if (bpf_skb_change_tail(skb, sizeof(answer), 0) || bpf_skb_store_bytes(skb, 0, &answer, sizeof(answer), 0))
-		return TCX_DROP;
-	return bpf_redirect(skb->ifindex, 0);
-}
-
-/* Answers a neighbour solicitation for the gateway. Returns 0 for any other packet. The guest may solicit from its
- * link-local address. */
-FUNCTION int neighbour(struct __sk_buff *skb)
-{
-	struct ipv6hdr ip;
-	struct {
-		__u8 type, code;
-		__u16 sum;
-		__u32 zero;
-		struct address target;
-	} ask;
-	struct address source, gateway = set()->gateway6, guest = set()->guest6;
-	if (skb->protocol != htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) ||
-	    bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(ip), &ask, sizeof(ask)))
-		return 0;
-	__builtin_memcpy(&source, &ip.saddr, sizeof(source));
-	if (ip.version != 6 || ip.nexthdr != IPPROTO_ICMPV6 || ip.hop_limit != 255 || ask.type != SOLICITATION || ask.code != 0 ||
-	    !same(&ask.target, &gateway))
-		return 0;
-	if (!same(&source, &guest) && (source.word[0] & htonl(0xffc00000)) != htonl(0xfe800000))
-		return 0;
-	return advertise(skb, &source);
-}
-
 /* Handles IP packets, which must have the guest's address: to the resolver or to an uplink. */
 INLINE long outward(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
@@ -467,63 +372,6 @@ INLINE long deliver(struct __sk_buff *skb, struct tap *tap, struct state *state)
 	COUNT(state->packets_in, 1);
 	COUNT(state->bytes_in, skb->len);
 	return bpf_redirect(tap->ifindex, 0);
-}
-
-/* Translates the addresses and port in an ICMP error and in the packet that it quotes, and updates the checksums. The
- * quoted transport checksum stays as it is: it cannot be verified, because the quoted packet is truncated. */
-INLINE long translate_error(struct __sk_buff *skb, struct packet *p, const struct wire_key *wire, __u16 port)
-{
-	int v4 = p->family == 4;
-	struct address guest = pick(v4, &set()->guest4, &set()->guest6);
-	__u32 ip = p->l4 + 8, sum = p->l4 + 2;
-	__u32 field = ip + (v4 ? 20 : 40) + (wire->protocol == IPPROTO_ICMP || wire->protocol == IPPROTO_ICMPV6 ? 4 : 0);
-	long failed = bpf_l4_csum_replace(skb, sum, wire->port, port, 2);
-	failed |= bpf_skb_store_bytes(skb, field, &port, 2, 0);
-	if (v4) {
-		failed |= bpf_l3_csum_replace(skb, ip + 10, wire->local.word[3], guest.word[3], 4);
-		failed |= bpf_l3_csum_replace(skb, ETH_HLEN + 10, p->destination.word[3], guest.word[3], 4);
-	} else {
-		__s64 inner = difference(&wire->local, &guest, 0), outer = difference(&p->destination, &guest, 0);
-		failed |= bpf_l4_csum_replace(skb, sum, 0, inner, 0);
-		failed |= bpf_l4_csum_replace(skb, sum, 0, outer, BPF_F_PSEUDO_HDR);
-	}
-	failed |= store_address(skb, address_offset(ip, v4, SOURCE), &guest, v4);
-	failed |= store_address(skb, address_offset(ETH_HLEN, v4, DESTINATION), &guest, v4);
-	return failed ? -1 : 0;
-}
-
-/* Reads the flow that an ICMP error quotes into `wire`. Returns 0 if the packet is not such an error. */
-FUNCTION int quoted(struct __sk_buff *skb, struct packet *p, struct wire_key *wire)
-{
-	if (!p || !wire || p->l4_len < 8 || !ICMP_ANY(p))
-		return 0;
-	__u8 type = p->icmp_type;
-	__u16 start[3];
-	__u32 ip = p->l4 + 8;
-	if (p->family == 4) {
-		struct iphdr inner;
-		if ((type != UNREACHABLE && type != TIME_EXCEEDED && type != PARAMETER_PROBLEM) ||
-		    bpf_skb_load_bytes(skb, ip, &inner, sizeof(inner)) || inner.version != 4 || inner.ihl != 5)
-			return 0;
-		map_v4(&wire->local, inner.saddr);
-		map_v4(&wire->remote, inner.daddr);
-		wire->protocol = inner.protocol;
-		ip += sizeof(inner);
-	} else {
-		struct ipv6hdr inner;
-		if (type < FIRST_ERROR6 || type > LAST_ERROR6 || bpf_skb_load_bytes(skb, ip, &inner, sizeof(inner)) || inner.version != 6)
-			return 0;
-		__builtin_memcpy(&wire->local, &inner.saddr, sizeof(wire->local));
-		__builtin_memcpy(&wire->remote, &inner.daddr, sizeof(wire->remote));
-		wire->protocol = inner.nexthdr;
-		ip += sizeof(inner);
-	}
-	if (bpf_skb_load_bytes(skb, ip, start, sizeof(start)))
-		return 0;
-	int echo = wire->protocol == IPPROTO_ICMP || wire->protocol == IPPROTO_ICMPV6;
-	wire->port = echo ? start[2] : start[0];
-	wire->remote_port = echo ? 0 : start[1];
-	return same(&p->destination, &wire->local);
 }
 
 /* Handles a packet of the flow `key`, or with `error`, an ICMP error about that flow. `reason` is the result of

@@ -22,7 +22,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         pins: PathBuf::from("/sys/fs/bpf/cube-example"),
         uplinks: Uplinks::DefaultRoutes,
         exceptions: Vec::new(),
-        dns_servers: Vec::new(),
         stock: 0,
         // Numbers of released TAPs are reused as late as possible.
         max_taps: 2 * taps,

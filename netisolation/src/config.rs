@@ -1,6 +1,6 @@
 //! How an operator configures isolation, and the checks of that configuration.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::path::PathBuf;
 
 use crate::{
     error::{IsolationError, unsuitable},
@@ -21,8 +21,6 @@ pub struct IsolationConfig {
     pub uplinks: Uplinks,
     /// Ranges that the operator opens although they are forbidden by default.
     pub exceptions: Vec<Exception>,
-    /// Default upstream DNS servers. Empty: the servers in /etc/resolv.conf.
-    pub dns_servers: Vec<SocketAddr>,
     /// TAPs to keep ready.
     pub stock: u32,
     /// Most TAPs at a time, ready and in use.

@@ -76,7 +76,7 @@ pub(crate) struct Maps {
     pub(crate) records: RingBuf<MapData>,
 }
 
-/// The programs. A handle of its own, so that attaching one does not need the owner's lock.
+/// A cloneable handle to the loaded programs. Attaching a program with it does not need the owner's lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
     loaded: Arc<Mutex<Ebpf>>,

@@ -113,7 +113,7 @@ impl Expected<'_> {
                 "its entry is {found:?}, expected {expected:?}"
             )));
         }
-        // A TAP without a policy has no rule set of its own.
+        // A TAP without a policy has only the rules for all sandboxes.
         let own = Some(expected.rule_set()).filter(|number| *number != FOR_ALL);
         for number in own.into_iter().chain([FOR_ALL]) {
             if let Some(what) = self.check_rules(number)? {

@@ -223,7 +223,6 @@ fn network() -> Result<Option<Isolation>, Failure> {
         pins: "/sys/fs/bpf/cube".into(),
         uplinks: Uplinks::DefaultRoutes,
         exceptions: Vec::new(),
-        dns_servers: Vec::new(),
         stock: 4,
         max_taps: 1024,
         max_flows: 1024,

@@ -27,7 +27,7 @@ pub(super) enum Parsed {
     Question(Question),
     /// An invalid query, with the error reply.
     Invalid(Message),
-    /// A response, or less than a header: there is no reply.
+    /// A response, or less than a header. Neither gets a reply.
     Ignored,
 }
 

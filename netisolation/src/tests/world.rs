@@ -110,7 +110,6 @@ pub(crate) fn config() -> IsolationConfig {
         pins,
         uplinks: Uplinks::DefaultRoutes,
         exceptions: Vec::new(),
-        dns_servers: Vec::new(),
         stock: 0,
         max_taps: 16,
         max_flows: 256,
