@@ -58,7 +58,8 @@ const EXIT_UNSUITABLE_HOST: u8 = 6;
 
 #[derive(Debug, Parser)]
 #[command(
-    name = "cargo xtask",
+    name = "xtask",
+    bin_name = "cargo xtask",
     about = "Build, test and bench tasks of this repository",
     version
 )]

@@ -129,7 +129,10 @@ fn documents_name_only_paths_that_exist() {
             // Scenarios and programs may be named without the ending of their file.
             let found = ["", ".toml", ".rs"].iter().any(|ending| {
                 let path = format!("{text}{ending}");
-                exists(root, &path) || exists(&root.join(dir), &path)
+                // Relative to the root, to the document, or to the sources of the document's crate.
+                [root.to_owned(), root.join(dir), root.join(dir).join("src")]
+                    .iter()
+                    .any(|base| exists(base, &path))
             });
             if !found {
                 missing.push(format!("{guide}:{line}: {text}"));
