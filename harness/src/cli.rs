@@ -1,4 +1,4 @@
-//! Command line: what each command does, and how each error ends the program.
+//! The command line of `cube-bench`: commands, options, and the exit code of each error.
 
 mod ab;
 mod verify;
@@ -35,7 +35,7 @@ use testbed::{artifacts, exit::End, leftovers::run_root};
 #[derive(Parser)]
 #[command(
     version,
-    about = "Runs scenarios against microVMs and reports what they took"
+    about = "Measures how fast microVMs start and how much memory they use, and verifies their isolation"
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -44,17 +44,17 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a scenario, record it, judge its gates and print the report
+    /// Run a scenario, record it, evaluate its gates and print the report
     Run {
-        /// A file such as scenarios/50-concurrent.toml
+        /// Scenario file, such as scenarios/50-concurrent.toml
         scenario: PathBuf,
         #[command(flatten)]
         places: Places,
-        /// The program that scenarios with a network put into sandboxes [default: cube-netprobe in $CUBE_BIN, else
-        /// beside this program]
+        /// Path of cube-netprobe, which scenarios with a network copy into sandboxes [default: in $CUBE_BIN, else in the
+        /// directory of this program]
         #[arg(long, value_name = "PATH")]
         probe: Option<PathBuf>,
-        /// Directory for this run's results [default: ARTIFACTS/results/NAME-TIME]
+        /// Directory for the results of this run [default: ARTIFACTS/results/NAME-TIME]
         #[arg(long, value_name = "DIR")]
         results: Option<PathBuf>,
         #[command(flatten)]
@@ -62,30 +62,30 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Report a recorded run again
+    /// Compute the report of a recorded run again
     Report {
-        /// Directory of its results
+        /// Directory with the results of the run
         run: PathBuf,
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Print when a scenario would start what, and start nothing
+    /// Print the planned starts of a scenario without running it
     Plan {
-        /// A file such as scenarios/50-concurrent.toml
+        /// Scenario file, such as scenarios/50-concurrent.toml
         scenario: PathBuf,
-        /// Another seed than the scenario's
+        /// Seed to use in place of the scenario's
         #[arg(long)]
         seed: Option<u64>,
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
     },
-    /// Is the second recorded run slower than the first?
+    /// Compare two recorded runs of one scenario: fail if the second one is slower
     Compare {
-        /// Results of the run to compare with
+        /// Directory with the results of the reference run
         a: PathBuf,
-        /// Results of the run in question
+        /// Directory with the results of the run to check
         b: PathBuf,
-        /// Slower by more than so many percent fails
+        /// Largest accepted slowdown, in percent
         #[arg(long, default_value_t = 10.0)]
         margin: f64,
         #[arg(long, value_enum, default_value_t)]
@@ -93,67 +93,68 @@ enum Command {
     },
     /// Measure two builds in one run, in the order A B B A, and report what changed
     Ab(ab::Ab),
-    /// Say what this host is and what its numbers are worth
+    /// Describe this host and grade how far its measurements can be trusted
     Doctor {
         #[command(flatten)]
         places: Places,
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
     },
-    /// Verify: what the official SDKs can do, what sandboxes reach, what clones share
+    /// Verify conformance with E2B, network isolation, confinement of the VMM, and differences between clones
     Verify {
         #[command(subcommand)]
         what: verify::Verify,
     },
-    /// Remove what killed runs left: VMM processes and directories below /run/cube
+    /// Remove VMM processes and directories that killed runs left below the run root
     Sweep {
         #[command(flatten)]
         run_root: RunRoot,
     },
 }
 
-/// Sockets of clones need a short path, so this is not below the results.
+/// Paths of Unix sockets are limited to 108 bytes, so clones do not live below the results.
 #[derive(clap::Args)]
 struct RunRoot {
-    /// Where runs keep sockets, logs and a server's state: /run/cube, or /dev/shm/cube if only that is in memory
+    /// Directory for sockets, logs and server state of runs; by default /run/cube, or /dev/shm/cube if only that is in
+    /// memory
     #[arg(long, value_name = "DIR", default_value_os_t = run_root())]
     run_root: PathBuf,
 }
 
 #[derive(clap::Args)]
 struct Places {
-    /// Directory with templates/ and results/ [default: $CUBE_ARTIFACTS, else target/cube]
+    /// Directory that contains templates/ and results/ [default: $CUBE_ARTIFACTS, else target/cube]
     #[arg(long, value_name = "DIR")]
     artifacts: Option<PathBuf>,
-    /// The VMM [default: cube-vmm in $CUBE_BIN, else beside this program]
+    /// Path of cube-vmm [default: in $CUBE_BIN, else in the directory of this program]
     #[arg(long, value_name = "PATH")]
     vmm: Option<PathBuf>,
-    /// The server [default: cube-api in $CUBE_BIN, else beside this program]
+    /// Path of cube-api [default: in $CUBE_BIN, else in the directory of this program]
     #[arg(long, value_name = "PATH")]
     api: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum Format {
-    /// For a terminal
+    /// Text for a terminal
     #[default]
     Human,
-    /// One document, described in docs/report-format.md
+    /// One JSON document, described in docs/report-format.md
     Json,
-    /// For CI systems
+    /// JUnit XML for CI systems
     Junit,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum PlainFormat {
-    /// For a terminal
+    /// Text for a terminal
     #[default]
     Human,
-    /// One document
+    /// One JSON document
     Json,
 }
 
-/// Why a command ends early, by how it ends.
+/// An error that ends a command; `end` maps it to an exit code.
 #[derive(Debug, thiserror::Error)]
 enum CommandError {
     #[error(transparent)]
@@ -170,7 +171,7 @@ enum CommandError {
     AbRead(#[from] ReadError),
     #[error(transparent)]
     Verify(#[from] VerifyError),
-    #[error("{0} holds no run")]
+    #[error("{0} does not contain a recorded run")]
     NoRun(PathBuf),
 }
 
@@ -227,7 +228,7 @@ pub(crate) fn main() -> End {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Help and version are errors to clap, on standard output and without failure.
+            // clap returns --help and --version as errors that print to standard output.
             let _ = error.print();
             return if error.use_stderr() {
                 End::Usage
@@ -369,7 +370,7 @@ fn doctor(places: &Places, format: PlainFormat) -> End {
 }
 
 fn print_json(document: &impl serde::Serialize) {
-    // Documents are plain values, so that this cannot fail.
+    // Serializing plain values does not fail.
     println!(
         "{}",
         serde_json::to_string_pretty(document).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! The one clock of every stamp: CLOCK_MONOTONIC of the host, in nanoseconds.
+//! Waiting on CLOCK_MONOTONIC of the host, the clock of all time stamps.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use nix::{
     time::{ClockId, ClockNanosleepFlags, clock_nanosleep},
 };
 
-/// Sleeps until an instant of [`monotonic_ns`]; returns at once when it is past.
+/// Sleeps until [`monotonic_ns`] reaches `instant_ns`; returns immediately if the instant has passed.
 pub fn sleep_until(instant_ns: u64) {
     let until = TimeSpec::from(Duration::from_nanos(instant_ns));
     while clock_nanosleep(

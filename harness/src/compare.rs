@@ -1,7 +1,7 @@
-//! Two recorded runs of one scenario: is B slower than A?
+//! Compares two recorded runs of one scenario: is B slower than A?
 //!
-//! The runs were not interleaved, so a drift of the host between them is not in the p values; runs of
-//! different hosts or scenarios are refused.
+//! The runs were not interleaved, so the p values do not account for a drift of the host between them; `cube-bench ab`
+//! measures two builds without this weakness. Runs of different hosts or scenarios are refused.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use testbed::exit::End;
 
 use crate::{
     event::Attempt,
-    gate::Verdict,
+    gate::GateOutcome,
     host::facts::HostFacts,
     scenario::Quantile,
     stats::{
@@ -24,77 +24,72 @@ use crate::{
 
 /// Format of the JSON document.
 pub const FORMAT: u32 = 1;
-/// A discovery is below this after correction.
+/// Corrected p values below this are significant.
 const LEVEL: f64 = 0.05;
 
-/// One side of a comparison.
+/// One of the two runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
-    /// Folded events.
     pub summary: &'a Summary,
-    /// Where it ran.
     pub facts: &'a HostFacts,
 }
 
-/// The result.
+/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// [`FORMAT`].
     pub format: u32,
     /// Name of the scenario.
     pub scenario: String,
-    /// Slower by more than this share counts.
+    /// Largest accepted slowdown, as a share.
     pub margin: f64,
-    /// One line for each quantile that both sides have samples for.
+    /// Quantiles for which both runs have enough samples.
     pub metrics: Vec<MetricComparison>,
 }
 
 /// One quantile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetricComparison {
-    /// `first_exec.p95`.
+    /// For example `first_exec.p95`.
     pub metric: String,
-    /// First run.
+    /// Quantile of the first run.
     pub a_ms: f64,
-    /// Second run.
+    /// Quantile of the second run.
     pub b_ms: f64,
-    /// Samples of the first run.
+    /// Number of samples of the first run.
     pub a_n: usize,
-    /// Samples of the second run.
+    /// Number of samples of the second run.
     pub b_n: usize,
     /// p value of the permutation test, corrected for all metrics after Benjamini and Hochberg.
     pub p_adjusted: f64,
-    /// The least difference that the test finds 8 times in 10.
+    /// Smallest difference that the test finds 8 times in 10.
     pub detectable_ms: f64,
-    /// See [`Verdict`].
-    pub verdict: Verdict,
+    /// Pass: no slowdown beyond the margin, and the test would have found one. Fail: a slowdown beyond the margin.
+    pub verdict: GateOutcome,
 }
 
-/// Why two runs cannot be compared.
+/// Two runs that cannot be compared.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CompareError {
-    /// A run without a start.
-    #[error("one of the directories holds no run")]
+    #[error("cannot compare: one of the directories does not contain a recorded run")]
     NoRun,
-    /// Two scenarios.
-    #[error("the runs are of different scenarios or of different versions of {0}")]
+    #[error("cannot compare: the runs have different scenarios or different versions of {0}")]
     Scenario(String),
-    /// Two hosts.
-    #[error("the runs are of different hosts: {what} is {a} and {b}")]
+    #[error("cannot compare: the runs are from different hosts, {what} is {a} and {b}")]
     Host {
-        /// What differs.
+        /// The fact that differs.
         what: &'static str,
-        /// In the first run.
+        /// Value in the first run.
         a: String,
-        /// In the second run.
+        /// Value in the second run.
         b: String,
     },
 }
 
-/// Compares the replied and first-exec quantiles of two runs. `margin` is a share, 0.1 for 10 %.
+/// Compares quantiles of `replied` and `first_exec` of two runs. `margin` is a share: 0.1 accepts a slowdown of 10 %.
 ///
 /// # Errors
-/// The runs are not of one scenario on one kind of host.
+/// Returns [`CompareError`] if a run is empty, or if the runs differ in scenario, CPU model or kernel.
 pub fn compare(a: Side<'_>, b: Side<'_>, margin: f64) -> Result<Comparison, CompareError> {
     let (a_started, b_started) = match (&a.summary.started, &b.summary.started) {
         (Some(a), Some(b)) => (a, b),
@@ -169,7 +164,7 @@ fn test(
     Some((name, a.clones.len(), b.clones.len(), difference))
 }
 
-/// Latencies by round, or each alone where there is one round only.
+/// Latencies grouped by round. A run with a single round has one block for each start.
 fn blocks(attempts: &[Attempt], phase: StartPhase) -> Vec<Vec<u64>> {
     let mut rounds = std::collections::BTreeMap::<u32, Vec<u64>>::new();
     for attempt in attempts {
@@ -182,43 +177,43 @@ fn blocks(attempts: &[Attempt], phase: StartPhase) -> Vec<Vec<u64>> {
     rounds.into_values().collect()
 }
 
-/// Pass needs a test that would have seen a difference of the margin.
-fn verdict(d: &Difference, p_adjusted: f64, margin: f64) -> Verdict {
+/// Without a significant difference, a pass needs a test that would have detected a slowdown of the margin.
+fn verdict(d: &Difference, p_adjusted: f64, margin: f64) -> GateOutcome {
     let allowed = d.a as f64 * margin;
     let slower = d.b as f64 - d.a as f64;
     if p_adjusted < LEVEL {
         return if slower > allowed {
-            Verdict::Fail
+            GateOutcome::Fail
         } else {
-            Verdict::Pass
+            GateOutcome::Pass
         };
     }
     if d.detectable_ns <= allowed {
-        Verdict::Pass
+        GateOutcome::Pass
     } else {
-        Verdict::Inconclusive
+        GateOutcome::Inconclusive
     }
 }
 
 impl Comparison {
-    /// How the command ends.
+    /// Exit code of the command.
     #[must_use]
     pub fn end(&self) -> End {
         let any = |verdict| self.metrics.iter().any(|m| m.verdict == verdict);
-        if any(Verdict::Fail) {
+        if any(GateOutcome::Fail) {
             End::GateFailed
-        } else if any(Verdict::Inconclusive) || self.metrics.is_empty() {
+        } else if any(GateOutcome::Inconclusive) || self.metrics.is_empty() {
             End::Inconclusive
         } else {
             End::Pass
         }
     }
 
-    /// For a terminal.
+    /// The comparison as text for a terminal.
     #[must_use]
     pub fn render(&self) -> String {
         let mut out = format!(
-            "{}: B against A, slower by more than {:.0} % fails\n\n{:<18}{:>11}{:>11}{:>9}{:>9}{:>13}  verdict\n",
+            "{}: B against A, a slowdown of more than {:.0} % fails\n\n{:<18}{:>11}{:>11}{:>9}{:>9}{:>13}  verdict\n",
             self.scenario,
             self.margin * 100.0,
             "",
@@ -229,7 +224,7 @@ impl Comparison {
             "detectable",
         );
         for m in &self.metrics {
-            // Writing to a string cannot fail.
+            // Writing to a string does not fail.
             let _ = writeln!(
                 out,
                 "{:<18}{:>11.2}{:>11.2}{:>8.1}%{:>9.4}{:>10.2} ms  {} (n = {}, {})",
@@ -245,10 +240,10 @@ impl Comparison {
             );
         }
         if self.metrics.is_empty() {
-            out.push_str("neither run has samples enough for any quantile\n");
+            out.push_str("no quantile has enough samples in both runs\n");
         }
         out.push_str(
-            "\nThe runs were not interleaved: what the host did in between is not in p.\n",
+            "\nThe runs were not interleaved: p does not account for changes of the host between them.\n",
         );
         out
     }

@@ -1,7 +1,7 @@
-//! What happens during a run. Events are the only thing that passes from the runner to recorders,
-//! summaries, gates and reports; `events.jsonl` holds one per line.
+//! Events of a run. They are the only data that passes from the runner to the recorder and, through `events.jsonl` with
+//! one event per line, to summaries, gates and reports.
 //!
-//! All `…_ns` stamps are CLOCK_MONOTONIC of the host in nanoseconds.
+//! All stamps with the suffix `_ns` are CLOCK_MONOTONIC of the host in nanoseconds.
 
 use std::collections::BTreeMap;
 
@@ -13,111 +13,100 @@ use crate::{
     scenario::Scenario,
 };
 
-/// Format of `events.jsonl`, in its first event.
+/// Format of `events.jsonl`, recorded in its first event.
 pub const EVENTS_FORMAT: u32 = 1;
 
 /// One line of `events.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEvent {
-    /// Always first.
+    /// Always the first event.
     RunStarted(Box<RunStarted>),
-    /// The round's time base is fixed and its workers are waiting for it.
+    /// The base time of the round is fixed, and its workers wait for it.
     RoundStarted {
         /// Position in the plan.
         round: u32,
-        /// See [`Subject`].
         subject: Subject,
-        /// See [`Row`].
         row: Row,
-        /// The base of its arrivals.
+        /// Base time of the arrivals.
         base_ns: u64,
     },
-    /// One start, ended well or not.
+    /// One start, successful or not.
     Attempt(Attempt),
-    /// The last attempt of a round is over.
+    /// The last attempt of a round has ended.
     RoundEnded {
         /// Position in the plan.
         round: u32,
-        /// When.
         at_ns: u64,
     },
-    /// A sample of the host's memory at rest.
+    /// A sample of the memory of the idle host.
     Memory(MemoryPoint),
-    /// What one held clone owns.
+    /// Memory of one held clone.
     Ledger(CloneLedger),
-    /// A held clone was asked once more.
+    /// A held clone ran the first command again.
     AfterHold {
-        /// Round in which it was started.
+        /// Round in which the clone was started.
         round: u32,
-        /// Its position in the round.
+        /// Position of the clone in its round.
         arrival: u32,
-        /// From question to answer; absent when it failed.
+        /// Time from request to answer; `None` if the command failed.
         took_ns: Option<u64>,
-        /// Why there was no right answer.
         failure: Option<Failure>,
     },
-    /// What else the host did, every 100 ms.
+    /// Other activity of the host, every 100 ms.
     Noise(NoiseSample),
-    /// Always last, unless the run was killed.
-    RunEnded {
-        /// See [`EndReason`].
-        why: EndReason,
-        /// When.
-        at_ns: u64,
-    },
+    /// Always the last event, unless the run was killed.
+    RunEnded { why: EndReason, at_ns: u64 },
 }
 
-/// What was run.
+/// The first event: everything that a report needs about the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunStarted {
     /// [`EVENTS_FORMAT`].
     pub format: u32,
-    /// The whole scenario, so that a report needs no other file of the tree.
+    /// The complete scenario, so that a report does not depend on the scenario file.
     pub scenario: Scenario,
-    /// Command line that does the same again.
+    /// Command line that repeats the run.
     pub reproduce: String,
     /// Wall clock in milliseconds since 1970.
     pub started_unix_ms: u64,
-    /// Stamp of the same instant.
+    /// The same instant on CLOCK_MONOTONIC.
     pub at_ns: u64,
 }
 
 /// One start of a subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
-    /// Position of its round in the plan.
+    /// Position of the round in the plan.
     pub round: u32,
-    /// See [`Subject`].
     pub subject: Subject,
-    /// See [`Row`].
     pub row: Row,
-    /// Position in its round.
+    /// Position in the round.
     pub arrival: u32,
-    /// When it should have started. Every latency counts from here.
+    /// Planned start. Latencies count from this instant.
     pub intended_ns: u64,
-    /// When the worker began.
+    /// Actual start.
     pub actual_ns: u64,
-    /// The phases it reached.
+    /// Stamps of the phases that were reached.
     pub timeline: Timeline,
-    /// How the target came by it; absent where the target does not tell.
+    /// Origin of the sandbox; `None` if the target does not report it.
     #[serde(default)]
     pub start: Option<StartKind>,
-    /// Page faults of its VMM from its beginning to first exec; absent without turns, and where there is no
-    /// such process on this host.
+    /// Page faults of the VMM from its start to first exec. `None` if the scenario has no turns, or if the VMM is not a
+    /// process of this host.
     #[serde(default)]
     pub faults: Option<u64>,
-    /// The turns that gave the right answer, in order.
+    /// Successful turns, in order.
     #[serde(default)]
     pub turns: Vec<Turn>,
-    /// Absent when the first command and all turns gave the right answer.
+    /// `None` if the first command and all turns returned the expected output.
     pub failure: Option<Failure>,
-    /// When the worker was done with it, the kill included where it was not held.
+    /// End of the attempt. The kill is included unless the clone is held.
     pub ended_ns: u64,
 }
 
 impl Attempt {
-    /// Nanoseconds from the intended start to a phase; `None` if it was not reached.
+    /// Nanoseconds from the intended start to a phase; `None` if the phase was not reached.
     #[must_use]
     pub fn latency_ns(&self, phase: StartPhase) -> Option<u64> {
         let at = self.timeline.at(phase)?;
@@ -128,42 +117,42 @@ impl Attempt {
 /// One command, cell or exchange after the first command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
-    /// From question to answer; of an exchange all of it, with the start of the sandbox's end.
+    /// Time from request to answer. For an exchange it includes starting `cube-netprobe` in the sandbox.
     pub took_ns: u64,
-    /// Page faults of the clone's VMM meanwhile, minor and major, those that KVM takes for the guest among
-    /// them; absent where there is no such process on this host.
+    /// Minor and major page faults of the VMM during the turn, including those that KVM handles for the guest. `None` if
+    /// the VMM is not a process of this host.
     pub faults: Option<u64>,
-    /// What was measured outside; absent for what is no exchange, and for one that nobody must hear of.
+    /// Measurements of the peer; `None` for commands, cells and denied exchanges.
     #[serde(default)]
     pub exchange: Option<Exchanged>,
 }
 
-/// What a peer outside measured.
+/// Measurements of a peer outside the sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exchanged {
-    /// Round trips; or the time of all bytes, for each connection; or replacements of the policy, from question to
-    /// answer.
+    /// `echo`: each round trip. `send` and `receive`: the transfer time of each connection. `churn`: each policy update,
+    /// from request to answer.
     pub times_ns: Vec<u64>,
-    /// Bytes that each connection moved; zero where that is not what was measured.
+    /// Bytes transferred by each connection of `send` and `receive`; otherwise 0.
     #[serde(default)]
     pub bytes: u64,
-    /// From answers that opened the policy to the first packet; zero where that was earlier.
+    /// `churn`: time from each answer that allows traffic to the first packet; 0 if the packet came before the answer.
     #[serde(default)]
     pub effects_ns: Vec<u64>,
 }
 
-/// How a server came by a sandbox. Two kinds are never in one row.
+/// Origin of a sandbox. Rows of results never mix the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartKind {
-    /// It stood ready in the server's pool.
+    /// Taken from the warm pool of the server.
     Warm,
-    /// It was restored from its template for this create.
+    /// Restored from the template for this create.
     Restored,
 }
 
 impl StartKind {
-    /// The name on the wire, in JSON and in reports.
+    /// Name in the header `X-Cube-Start`, in JSON and in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -172,7 +161,7 @@ impl StartKind {
         }
     }
 
-    /// From its name; `None` for other words.
+    /// The kind with this name; `None` for other words.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         [Self::Warm, Self::Restored]
@@ -181,47 +170,46 @@ impl StartKind {
     }
 }
 
-/// Why a start did not reach its first command's right answer.
+/// A start that did not reach first exec, or returned unexpected output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// For counting.
     pub cause: FailureCause,
     /// The chain of causes in one line.
     pub message: String,
 }
 
-/// What failures are counted by.
+/// Categories by which failures are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCause {
-    /// The process could not be started.
+    /// A process could not be started.
     Spawn,
-    /// The VM could not be built from its template.
+    /// The VM could not be restored from its template.
     Restore,
-    /// The VM could not be let run.
+    /// The vCPU could not be resumed.
     Resume,
-    /// The agent did not take the identity.
+    /// The guest agent did not accept the identity.
     Identity,
-    /// The agent's port, or the endpoint, did not answer.
+    /// The guest agent or the API did not accept a connection.
     Connect,
-    /// The endpoint refused the create, or its answer was not one.
+    /// The API refused the create, or its answer was invalid.
     Create,
     /// The command could not be run.
     Exec,
-    /// It ran, and its status or output was wrong.
+    /// The command ran, and its status or output differed from the expected one.
     WrongOutput,
-    /// What the policy allows did not get through, or could not be measured.
+    /// Traffic that the policy allows did not get through, or could not be measured.
     Network,
-    /// What the policy denies got through.
+    /// Traffic that the policy denies got through.
     Breach,
-    /// A step took longer than its bound.
+    /// A step exceeded its timeout.
     Timeout,
-    /// It could not be killed or its files not be removed.
+    /// The clone could not be killed, or its files could not be removed.
     Kill,
 }
 
 impl FailureCause {
-    /// The name in JSON and reports.
+    /// Name in JSON and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -241,66 +229,64 @@ impl FailureCause {
     }
 }
 
-/// The host's memory at rest, in bytes. What could not be read is absent.
+/// Memory of the idle host, in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryPoint {
-    /// Samples of one group share everything but the number of clones.
+    /// Samples with the same group differ only in the number of clones.
     pub group: u32,
     /// Held clones.
     pub alive: u32,
-    /// When.
     pub at_ns: u64,
-    /// Lines of /proc/meminfo by their kernel names.
+    /// Lines of /proc/meminfo by their kernel names; lines that could not be read are absent.
     pub meminfo: BTreeMap<String, u64>,
 }
 
-/// What one clone owns, in bytes. What could not be read is absent.
+/// Memory of one clone, in bytes. Values that could not be read are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CloneLedger {
-    /// Round in which it was started.
+    /// Round in which the clone was started.
     pub round: u32,
-    /// Its position in the round.
+    /// Position of the clone in its round.
     pub arrival: u32,
-    /// Pages of the template's memory mapping that are its own.
+    /// Guest memory that the clone has written: private copies of pages of the template.
     pub guest_private_bytes: Option<u64>,
-    /// Private pages of its VMM in all other mappings.
+    /// Private pages of the VMM outside guest memory.
     pub vmm_private_bytes: Option<u64>,
     /// Page tables of the VMM process (VmPTE).
     pub page_tables_bytes: Option<u64>,
-    /// Resident pages of the template's memory that it shares with the page cache.
+    /// Resident guest memory that is shared with the page cache.
     pub guest_shared_bytes: Option<u64>,
-    /// Resident set size, because others publish it.
+    /// Resident set size. Not used for results; recorded because other projects publish it.
     pub rss_bytes: Option<u64>,
-    /// Proportional set size, because others publish it.
+    /// Proportional set size. Not used for results of `run`; recorded because other projects publish it.
     pub pss_bytes: Option<u64>,
 }
 
-/// What the host did besides.
+/// Activity of the host since the sample before.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NoiseSample {
-    /// When.
     pub at_ns: u64,
-    /// Share of all CPU time since the last sample that the hypervisor gave to others, 0 to 1.
+    /// Share of CPU time that the hypervisor gave to other VMs (steal), 0 to 1.
     pub steal_share: Option<f64>,
-    /// Share that was not idle, 0 to 1.
+    /// Share of CPU time that was not idle, 0 to 1.
     pub busy_share: Option<f64>,
-    /// Run-queue average over a minute.
+    /// Load average over one minute.
     pub load_1min: Option<f64>,
     /// MemAvailable.
     pub available_bytes: Option<u64>,
 }
 
-/// How a run came to its end.
+/// Reason for the end of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
     /// All rounds were run.
     Complete,
-    /// `memory.stop_at_share` was reached; what was measured counts.
+    /// `memory.stop_at_share` was reached. The rounds before count.
     MemoryShare,
-    /// SIGINT or SIGTERM.
+    /// SIGINT or SIGTERM was received.
     Interrupted,
-    /// The runner itself failed.
+    /// The runner failed.
     Broken {
         /// The chain of causes in one line.
         message: String,

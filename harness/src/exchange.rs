@@ -1,8 +1,8 @@
-//! What a sandbox and a peer outside do with each other, and what the peer makes of it.
+//! Exchanges: traffic between a sandbox and a peer outside, measured by the peer.
 //!
-//! Each exchange has a listener of its own outside, at a port that nobody else uses: who comes there is the sandbox. All
-//! times are the peer's. The sandbox's end is `cube-netprobe`, which tells no times; that it says it is done proves
-//! nothing but that it was there.
+//! Each exchange has its own listener outside, on a port that no other traffic uses, so a connection to this port comes
+//! from the sandbox. All times are taken by the peer. In the sandbox runs `cube-netprobe`, which measures nothing; its
+//! report is not used as evidence that traffic passed.
 
 mod churn;
 mod peer;
@@ -27,41 +27,42 @@ use crate::{
 };
 use peer::Listener;
 
-/// Where the probe is put.
+/// Path of the probe in a sandbox.
 pub(crate) const PROBE: &str = "/usr/local/bin/cube-netprobe";
-/// Who may be reached, and who may not.
+/// Address of peers that the policy allows.
 const ALLOWED: [u8; 4] = [198, 51, 100, 20];
+/// Address of peers that the policy denies.
 const DENIED: [u8; 4] = [203, 0, 113, 20];
-/// Where they are.
+/// Address blocks of the namespace outside.
 const BLOCKS: [&str; 2] = ["198.51.100.0/24", "203.0.113.0/24"];
-/// A name server that nobody is: sandboxes of scenarios ask for no names.
+/// Address for `--dns-server`. No server listens there, because sandboxes of scenarios resolve no names.
 pub(crate) const NAME_SERVER: &str = "198.51.100.53:53";
-/// What must not be answered is waited for as long.
+/// Timeout of the attempt to reach a denied destination.
 const DENIED_MS: u64 = 1000;
-/// In the first command: the peer's address and port.
+/// Placeholders in the first command for the address and the port of its peer.
 const PEER: [&str; 2] = ["{peer}", "{port}"];
 
-/// The network around the sandboxes of a run.
+/// The network of a run.
 #[derive(Debug)]
 pub struct Network {
     outside: Namespace,
     spec: NetworkSpec,
-    /// The probe's bytes.
+    /// Contents of `cube-netprobe`.
     program: Vec<u8>,
-    /// Where both ends of exchanges run; absent where the scheduler may choose.
+    /// CPU of the VMM and the peer during exchanges; `None` leaves the choice to the scheduler.
     cpu: Option<CpuSet>,
 }
 
-/// Where both ends of exchanges run.
+/// CPU placement of the two ends of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// On one CPU, for comparisons.
+    /// Both ends on one CPU, for comparisons.
     OneCpu,
-    /// Where the scheduler puts them.
+    /// Chosen by the scheduler.
     Free,
 }
 
-/// The first command of one sandbox, with a peer that waits for it if it asks for one.
+/// The first command of one sandbox, with a peer if the command has its placeholders.
 #[derive(Debug)]
 pub(crate) struct FirstCommand {
     command: ExecSpec,
@@ -69,7 +70,7 @@ pub(crate) struct FirstCommand {
 }
 
 impl FirstCommand {
-    /// Listens outside before there is a sandbox, so that no time of its start is spent on it.
+    /// Opens the listener before the sandbox is created, so that this takes no time of the start.
     pub(crate) fn prepare(command: &ExecSpec, network: Option<&Network>) -> Result<Self, Failure> {
         let asks = |word: &String| PEER.iter().any(|name| word.contains(name));
         let network = network.filter(|_| command.argv.iter().any(asks));
@@ -86,7 +87,7 @@ impl FirstCommand {
         Ok(Self { command, listener })
     }
 
-    /// Runs it; when its first byte arrived outside, if it had a peer.
+    /// Runs the command. Returns the instant at which its first byte arrived at the peer, or `None` without a peer.
     pub(crate) fn run(self, sandbox: &mut dyn Sandbox) -> Result<Option<u64>, Failure> {
         let Self { command, listener } = self;
         let Some(listener) = listener else {
@@ -96,17 +97,21 @@ impl FirstCommand {
             exec_and_compare(sandbox, &command)
         });
         done?;
-        heard
-            .map(Some)
-            .map_err(|e| lost(format!("nothing came from {}: {e}", command.describe())))
+        heard.map(Some).map_err(|e| {
+            lost(format!(
+                "no byte arrived outside from {}: {e}",
+                command.describe()
+            ))
+        })
     }
 }
 
 impl Network {
-    /// Moves this process into namespaces of its own for good. No thread may run yet.
+    /// Moves the calling thread into new network namespaces. Must be called before other threads are started, because
+    /// existing threads keep their namespace.
     ///
     /// # Errors
-    /// See [`WorldError`].
+    /// Returns [`WorldError`] if the namespaces or their links cannot be created.
     pub(crate) fn enter(
         spec: NetworkSpec,
         program: Vec<u8>,
@@ -128,7 +133,7 @@ impl Network {
         &self.outside
     }
 
-    /// Puts the probe into a sandbox, and the sandbox where it is to run.
+    /// Copies the probe into a sandbox, and pins the VMM to the CPU of the exchange if there is one.
     pub(crate) fn put_probe(
         &self,
         sandbox: &mut dyn Sandbox,
@@ -136,13 +141,13 @@ impl Network {
     ) -> Result<(), Failure> {
         if let Some((cpu, pid)) = self.cpu.as_ref().zip(sandbox.pid()) {
             place::pin_process(pid, cpu)
-                .map_err(|e| lost(format!("the VMM cannot be put on a CPU: {e}")))?;
+                .map_err(|e| lost(format!("cannot pin VMM {pid} to a CPU: {e}")))?;
         }
         sandbox.write_file(PROBE, &self.program)?;
         exec_and_compare(sandbox, &command(&["/bin/chmod", "755", PROBE], like))
     }
 
-    /// Carries one out. `like` has user and bound.
+    /// Runs an exchange. `like` provides the timeout. Returns `None` for a denied exchange, which has no measurements.
     pub(crate) fn exchange(
         &self,
         sandbox: &mut dyn Sandbox,
@@ -172,7 +177,7 @@ impl Network {
         }
     }
 
-    /// So many times over a connection of its own; the times of all.
+    /// Runs an exchange on `repeat` connections, one after the other, and collects the times of all.
     fn repeated(
         &self,
         sandbox: &mut dyn Sandbox,
@@ -190,7 +195,7 @@ impl Network {
         Ok(all)
     }
 
-    /// The sandbox connects outwards and does its part while `work` measures.
+    /// Runs an exchange on one connection: the sandbox connects to the peer, and `work` measures there.
     fn measured(
         &self,
         sandbox: &mut dyn Sandbox,
@@ -214,7 +219,7 @@ impl Network {
         measured.map_err(|e| lost(format!("the peer outside: {e}")))
     }
 
-    /// Nobody may answer, and nobody may hear of it.
+    /// Tries to reach a denied destination. Passes only if the sandbox got no answer and the listener saw no connection.
     fn denied(&self, sandbox: &mut dyn Sandbox, like: &ExecSpec) -> Result<(), Failure> {
         let listener = self.listen(DENIED)?;
         let within = Duration::from_millis(DENIED_MS);
@@ -228,9 +233,12 @@ impl Network {
             .map_err(|e| lost(format!("the peer outside: {e}")))?;
         match (heard, told.outcome) {
             (false, Outcome::Refused | Outcome::Timeout | Outcome::Unreachable) => Ok(()),
-            (false, Outcome::Failed) => Err(lost(format!("could not be tried: {}", told.said))),
+            (false, Outcome::Failed) => Err(lost(format!(
+                "the denied connection could not be tried: {}",
+                told.said
+            ))),
             (true, outcome) => Err(breach(format!(
-                "{} was reached, the sandbox says {}",
+                "{} was reached, the sandbox reports {}",
                 listener.address(),
                 outcome.name()
             ))),
@@ -245,8 +253,8 @@ impl Network {
     }
 }
 
-/// Lets a peer do its work with the first that connects, while the sandbox does its own; both results. Once the sandbox
-/// is done nobody else is waited for.
+/// Runs `work` on the first connection to the listener while `act` runs in the sandbox, and returns both results. When
+/// `act` returns, the listener stops waiting for a connection.
 fn while_listening<T: Send, U>(
     listener: &Listener,
     patience: Duration,
@@ -264,7 +272,7 @@ fn while_listening<T: Send, U>(
     })
 }
 
-/// A command with the user and the bound of another.
+/// A command that runs as root, with the timeout of another command.
 fn command(argv: &[&str], like: &ExecSpec) -> ExecSpec {
     ExecSpec {
         argv: argv.iter().map(|word| (*word).to_owned()).collect(),
@@ -287,13 +295,15 @@ fn order(action: Action, within: Duration) -> Order {
 }
 
 fn text_of(order: &Order) -> Result<String, Failure> {
-    serde_json::to_string(order).map_err(|e| lost(format!("an order cannot be written: {e}")))
+    serde_json::to_string(order)
+        .map_err(|e| lost(format!("cannot encode the order for the probe: {e}")))
 }
 
-/// What the probe says of its one attempt.
+/// Runs the probe with an order of one attempt, and returns its finding.
 fn probe(sandbox: &mut dyn Sandbox, order: &Order, like: &ExecSpec) -> Result<Finding, Failure> {
     let output = exec_checked(sandbox, &command(&[PROBE, &text_of(order)?], like))?;
-    serde_json::from_slice(&output.stdout).map_err(|e| lost(format!("the probe's answer: {e}")))
+    serde_json::from_slice(&output.stdout)
+        .map_err(|e| lost(format!("cannot parse the answer of the probe: {e}")))
 }
 
 /// What had to pass did not, or could not be measured.

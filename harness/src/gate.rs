@@ -1,4 +1,4 @@
-//! Judging: a gate's metric against its limit, or against the baseline of the same run.
+//! Evaluates gates: compares a metric with its limit, or with the baseline of the same run.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,20 +13,18 @@ use crate::{
     },
 };
 
-/// What a gate came to.
+/// Result of evaluating a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// It holds.
+pub enum GateOutcome {
     Pass,
-    /// It does not.
     Fail,
-    /// The run cannot tell. This is not a pass.
+    /// The data do not decide, or the host is not fit for this metric. This is not a pass.
     Inconclusive,
 }
 
-impl Verdict {
-    /// The name in JSON and reports.
+impl GateOutcome {
+    /// Name in JSON and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -37,55 +35,51 @@ impl Verdict {
     }
 }
 
-/// A judged gate. Numbers are in `unit`.
+/// An evaluated gate. `measured` and `limit` are in `unit`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GateResult {
-    /// Its name in the scenario.
+    /// Name of the gate in the scenario.
     pub name: String,
-    /// As written in the scenario.
+    /// Metric as written in the scenario.
     pub metric: String,
     /// `ms`, `bytes`, `count`, `per_s` or `times`.
     pub unit: String,
-    /// `null` when there is no finite number.
+    /// `null` if the metric has no finite value, for example because too many starts failed.
     pub measured: Option<f64>,
-    /// The limit.
     pub limit: f64,
-    /// Samples behind the number.
+    /// Number of samples.
     pub n: usize,
-    /// See [`Verdict`].
-    pub verdict: Verdict,
-    /// Whether the limit itself or the ratio to the baseline decided.
+    pub verdict: GateOutcome,
     pub judged_by: JudgedBy,
-    /// Present when the ratio was looked at.
+    /// `null` unless the ratio to the baseline decided.
     pub ratio: Option<RatioResult>,
-    /// One sentence.
+    /// One sentence for a person.
     pub reason: String,
 }
 
-/// What decided.
+/// The comparison that decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JudgedBy {
-    /// The limit.
+    /// The metric was compared with `limit`.
     Limit,
-    /// The ratio to the baseline.
+    /// The ratio to the baseline was compared with `limit_ratio`.
     Ratio,
 }
 
-/// A quantile divided by that of the baseline.
+/// A quantile divided by the same quantile of the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RatioResult {
-    /// The ratio.
     pub measured: f64,
-    /// At most this.
+    /// Largest accepted ratio.
     pub limit: f64,
-    /// The baseline's quantile.
+    /// Quantile of the baseline in milliseconds.
     pub baseline_ms: f64,
-    /// Samples behind it.
+    /// Number of baseline samples.
     pub baseline_n: usize,
 }
 
-/// Judges all gates in the scenario's order.
+/// Evaluates all gates in the order of the scenario.
 #[must_use]
 pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateResult> {
     gates
@@ -126,7 +120,7 @@ fn result(
     gate: &GateSpec,
     n: usize,
     measured: Option<f64>,
-    verdict: Verdict,
+    verdict: GateOutcome,
     reason: String,
 ) -> GateResult {
     let (unit, limit) = match gate.limit {
@@ -151,17 +145,17 @@ fn result(
 }
 
 fn limit_of(gate: &GateSpec) -> f64 {
-    result(gate, 0, None, Verdict::Pass, String::new()).limit
+    result(gate, 0, None, GateOutcome::Pass, String::new()).limit
 }
 
-/// What a gate on a time compares.
+/// Samples for a gate on a time.
 struct Times {
     clones: Samples,
-    /// Of the host processes of the same run.
+    /// Host processes of the same run.
     baseline: Samples,
 }
 
-/// `mixture` says what the number mixes.
+/// Evaluates a gate on a time. `mixture` is appended to the reason and names the kinds of starts in the samples.
 fn time(
     gate: &GateSpec,
     times: &Times,
@@ -173,12 +167,15 @@ fn time(
     let n = samples.n();
     let ns = match samples.quantile(quantile) {
         Estimate::TooFew { needs } => {
-            let why = format!("{} needs {needs} samples, there are {n}", quantile.name());
-            return result(gate, n, None, Verdict::Inconclusive, why);
+            let why = format!("{} needs {needs} samples, the run has {n}", quantile.name());
+            return result(gate, n, None, GateOutcome::Inconclusive, why);
         }
         Estimate::Infinite => {
-            let why = format!("{} of {n} starts did not get there", samples.failed());
-            return result(gate, n, None, Verdict::Fail, why);
+            let why = format!(
+                "{} of {n} starts failed before this point",
+                samples.failed()
+            );
+            return result(gate, n, None, GateOutcome::Fail, why);
         }
         Estimate::Value(ns) => ns,
     };
@@ -187,20 +184,23 @@ fn time(
     let judged =
         |verdict, reason: String| result(gate, n, Some(ms), verdict, format!("{reason}{mixture}"));
     if ms <= limit {
-        return judged(Verdict::Pass, format!("{ms:.2} ms is within {limit} ms"));
+        return judged(
+            GateOutcome::Pass,
+            format!("{ms:.2} ms is within {limit} ms"),
+        );
     }
     match grade {
         Grade::Publishable => judged(
-            Verdict::Fail,
+            GateOutcome::Fail,
             format!("{ms:.2} ms exceeds {limit} ms on a host graded publishable"),
         ),
         Grade::Unfit => judged(
-            Verdict::Inconclusive,
+            GateOutcome::Inconclusive,
             format!("{ms:.2} ms exceeds {limit} ms, but the host is graded unfit"),
         ),
         Grade::Indicative => match ratio(gate, ms, quantile, &times.baseline) {
             Err(why) => judged(
-                Verdict::Inconclusive,
+                GateOutcome::Inconclusive,
                 format!("{ms:.2} ms exceeds {limit} ms on a host graded indicative; {why}"),
             ),
             Ok(found) => by_ratio(judged, found, ms, limit),
@@ -209,16 +209,20 @@ fn time(
 }
 
 fn by_ratio(
-    judged: impl Fn(Verdict, String) -> GateResult,
+    judged: impl Fn(GateOutcome, String) -> GateResult,
     found: RatioResult,
     ms: f64,
     limit: f64,
 ) -> GateResult {
     let holds = found.measured <= found.limit;
-    let verdict = if holds { Verdict::Pass } else { Verdict::Fail };
+    let verdict = if holds {
+        GateOutcome::Pass
+    } else {
+        GateOutcome::Fail
+    };
     let reason = format!(
-        "{ms:.2} ms misses {limit} ms on a host graded indicative, so the ratio decides: {:.1} times the \
-         host process of the same run ({:.2} ms, n = {}), at most {}",
+        "{ms:.2} ms exceeds {limit} ms on a host graded indicative, so the ratio decides: {:.1} times the host \
+         process of the same run ({:.2} ms, n = {}), limit {}",
         found.measured, found.baseline_ms, found.baseline_n, found.limit
     );
     GateResult {
@@ -234,9 +238,7 @@ fn ratio(
     quantile: Quantile,
     baseline: &Samples,
 ) -> Result<RatioResult, String> {
-    let limit = gate
-        .limit_ratio
-        .ok_or("the scenario states no limit_ratio")?;
+    let limit = gate.limit_ratio.ok_or("the gate has no limit_ratio")?;
     match baseline.quantile(quantile) {
         Estimate::Value(ns) if ns > 0 => Ok(RatioResult {
             measured: ms / (ns as f64 / 1e6),
@@ -244,7 +246,7 @@ fn ratio(
             baseline_ms: ns as f64 / 1e6,
             baseline_n: baseline.n(),
         }),
-        Estimate::Value(_) => Err("the baseline took no time".to_owned()),
+        Estimate::Value(_) => Err("the quantile of the baseline is zero".to_owned()),
         Estimate::Infinite => Err("the baseline failed too often".to_owned()),
         Estimate::TooFew { needs } => Err(format!(
             "the baseline has {} samples, {} needs {needs}",
@@ -258,24 +260,24 @@ fn slope(gate: &GateSpec, summary: &Summary) -> GateResult {
     let n = summary.memory.len();
     let limit = limit_of(gate);
     let Some(slope) = summary.memory_slope() else {
-        let why = "memory was not sampled with two numbers of clones".to_owned();
-        return result(gate, n, None, Verdict::Inconclusive, why);
+        let why = "memory was not sampled with two different numbers of clones".to_owned();
+        return result(gate, n, None, GateOutcome::Inconclusive, why);
     };
     let (verdict, why) = match slope.interval95 {
         None => (
-            Verdict::Inconclusive,
+            GateOutcome::Inconclusive,
             "too few samples for a confidence interval".to_owned(),
         ),
         Some((low, high)) => (
             if high <= limit {
-                Verdict::Pass
+                GateOutcome::Pass
             } else if low > limit {
-                Verdict::Fail
+                GateOutcome::Fail
             } else {
-                Verdict::Inconclusive
+                GateOutcome::Inconclusive
             },
             format!(
-                "95 % confidence interval {:.3} to {:.3} MB a clone",
+                "95 % confidence interval {:.3} to {:.3} MB per clone",
                 low / 1e6,
                 high / 1e6
             ),
@@ -284,7 +286,7 @@ fn slope(gate: &GateSpec, summary: &Summary) -> GateResult {
     result(gate, n, Some(slope.value), verdict, why)
 }
 
-/// A ratio passes when its whole interval is within the limit and fails when none of it is.
+/// Passes if the whole interval is at or below the limit, and fails if the whole interval is above it.
 fn turn_ratio(gate: &GateSpec, summary: &Summary, number: usize, grade: Grade) -> GateResult {
     let ratio = ratio::of_turn(summary, number.saturating_sub(1));
     let n = ratio.pairs;
@@ -292,20 +294,21 @@ fn turn_ratio(gate: &GateSpec, summary: &Summary, number: usize, grade: Grade) -
     let measured = ratio.value.filter(|value| value.is_finite());
     let Some((low, high)) = ratio.interval95 else {
         let why = format!("{n} pairs of rounds are too few");
-        return result(gate, n, measured, Verdict::Inconclusive, why);
+        return result(gate, n, measured, GateOutcome::Inconclusive, why);
     };
     let verdict = match () {
-        () if grade == Grade::Unfit => Verdict::Inconclusive,
-        () if high <= limit => Verdict::Pass,
-        () if low > limit => Verdict::Fail,
-        () => Verdict::Inconclusive,
+        () if grade == Grade::Unfit => GateOutcome::Inconclusive,
+        () if high <= limit => GateOutcome::Pass,
+        () if low > limit => GateOutcome::Fail,
+        () => GateOutcome::Inconclusive,
     };
     let unfit = match grade {
         Grade::Unfit => "; the host is graded unfit",
         Grade::Publishable | Grade::Indicative => "",
     };
     let why = format!(
-        "95 % confidence interval {low:.3} to {high:.3} times the same turn beside, over {n} pairs of rounds{unfit}"
+        "95 % confidence interval {low:.3} to {high:.3} times the same turn of the rounds beside, from {n} pairs of \
+         rounds{unfit}"
     );
     result(gate, n, measured, verdict, why)
 }
@@ -318,8 +321,8 @@ fn failures(gate: &GateSpec, summary: &Summary) -> GateResult {
 fn not_warm(gate: &GateSpec, summary: &Summary) -> GateResult {
     let clones = &summary.clones;
     if clones.iter().all(|clone| clone.start.is_none()) {
-        let why = "the target does not tell where its sandboxes come from".to_owned();
-        return result(gate, clones.len(), None, Verdict::Inconclusive, why);
+        let why = "the target does not report whether its sandboxes were warm".to_owned();
+        return result(gate, clones.len(), None, GateOutcome::Inconclusive, why);
     }
     let missed = clones
         .iter()
@@ -340,20 +343,20 @@ fn after_hold(gate: &GateSpec, summary: &Summary) -> GateResult {
         gate,
         asked.len(),
         failed,
-        "held clones that were asked once more",
+        "repeated commands in held clones",
     )
 }
 
 fn counted(gate: &GateSpec, n: usize, failed: u64, what: &str) -> GateResult {
     if n == 0 {
-        let why = format!("there were no {what}");
-        return result(gate, 0, None, Verdict::Inconclusive, why);
+        let why = format!("the run has no {what}");
+        return result(gate, 0, None, GateOutcome::Inconclusive, why);
     }
     let measured = failed as f64;
     let verdict = if measured <= limit_of(gate) {
-        Verdict::Pass
+        GateOutcome::Pass
     } else {
-        Verdict::Fail
+        GateOutcome::Fail
     };
     result(
         gate,
@@ -367,22 +370,24 @@ fn counted(gate: &GateSpec, n: usize, failed: u64, what: &str) -> GateResult {
 fn rate(gate: &GateSpec, summary: &Summary, grade: Grade) -> GateResult {
     let n = summary.clones.len();
     let Some(rate) = summary.starts_per_s() else {
-        let why = "no round was finished".to_owned();
-        return result(gate, n, None, Verdict::Inconclusive, why);
+        let why = "no measured round was completed".to_owned();
+        return result(gate, n, None, GateOutcome::Inconclusive, why);
     };
     let limit = limit_of(gate);
     let (verdict, why) = match (rate >= limit, grade) {
         (true, _) => (
-            Verdict::Pass,
-            format!("{rate:.1} a second, at least {limit} are wanted"),
+            GateOutcome::Pass,
+            format!("{rate:.1} starts per second, limit {limit}"),
         ),
         (false, Grade::Publishable) => (
-            Verdict::Fail,
-            format!("{rate:.1} a second, {limit} are wanted"),
+            GateOutcome::Fail,
+            format!("{rate:.1} starts per second are below the limit {limit}"),
         ),
         (false, Grade::Indicative | Grade::Unfit) => (
-            Verdict::Inconclusive,
-            format!("{rate:.1} a second, {limit} are wanted, but the host is graded {grade}"),
+            GateOutcome::Inconclusive,
+            format!(
+                "{rate:.1} starts per second are below the limit {limit}, but the host is graded {grade}"
+            ),
         ),
     };
     result(gate, n, Some(rate), verdict, why)

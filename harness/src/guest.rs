@@ -1,4 +1,4 @@
-//! Commands and cells inside a guest, through its agent and its interpreter.
+//! Runs commands through the guest agent, and cells through the interpreter.
 
 use std::{path::Path, time::Duration};
 
@@ -15,13 +15,13 @@ use crate::{
     target::Output,
 };
 
-/// Bound of a file's way into a guest.
-const WRITE_PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout for writing a file into a guest.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs a command or a cell in the guest behind a clone's vsock socket, on a connection of its own.
+/// Runs a command or a cell in the guest behind a vsock socket, on a new connection.
 ///
 /// # Errors
-/// The agent or the interpreter cannot be reached or refuses.
+/// Returns an error if the agent or the interpreter cannot be reached or refuses the request.
 pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> {
     let connect = |e: ClientError| failure(FailureCause::Connect, &e);
     let mut client = EnvdClient::connect(vsock, ENVD_PORT, command.timeout).map_err(connect)?;
@@ -33,21 +33,21 @@ pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> 
     cell_over(&mut interpreter, code, command.timeout)
 }
 
-/// Makes a file of root's in the guest behind a clone's vsock socket.
+/// Writes a file that belongs to root in the guest behind a vsock socket.
 ///
 /// # Errors
-/// The agent cannot be reached or refuses.
+/// Returns an error if the agent cannot be reached or refuses the request.
 pub(crate) fn write_file(vsock: &Path, path: &str, bytes: &[u8]) -> Result<(), Failure> {
-    EnvdClient::connect(vsock, ENVD_PORT, WRITE_PATIENCE)
+    EnvdClient::connect(vsock, ENVD_PORT, WRITE_TIMEOUT)
         .map_err(|e| failure(FailureCause::Connect, &e))?
         .write_file(path, bytes, Some("root"))
         .map_err(|e| failure(FailureCause::Exec, &e))
 }
 
-/// Tells a guest that has its identity that its network card leads somewhere.
+/// Asks the agent of a guest with an identity to bring its network interface up.
 ///
 /// # Errors
-/// The agent cannot be reached or refuses.
+/// Returns an error if the agent cannot be reached or refuses the request.
 pub(crate) fn switch_network_on(vsock: &Path, timeout: Duration) -> Result<(), Failure> {
     let init = InitRequest {
         network: Some(true),
@@ -58,10 +58,10 @@ pub(crate) fn switch_network_on(vsock: &Path, timeout: Duration) -> Result<(), F
         .map_err(|e| failure(FailureCause::Identity, &e))
 }
 
-/// The same on a connection that is open.
+/// Runs a command through an open connection to the agent.
 ///
 /// # Errors
-/// The agent, or who stands before it, refuses.
+/// Returns an error if the agent or a proxy before it refuses the request.
 pub(crate) fn exec_over<S: Transport>(
     client: &mut EnvdClient<S>,
     command: &ExecSpec,
@@ -83,10 +83,10 @@ pub(crate) fn exec_over<S: Transport>(
     })
 }
 
-/// Runs a cell on a connection that leads to the interpreter.
+/// Runs a cell through an open connection to the interpreter.
 ///
 /// # Errors
-/// The interpreter, or who stands before it, refuses, or its answer is none.
+/// Returns an error if the interpreter or a proxy before it refuses the request, or if the answer is incomplete.
 pub(crate) fn cell_over<S: Transport>(
     client: &mut EnvdClient<S>,
     code: &str,
@@ -103,12 +103,12 @@ pub(crate) fn cell_over<S: Transport>(
             .chars()
             .take(300)
             .collect();
-        return Err(no_cell(format!("status {}: {text}", answer.status)));
+        return Err(cell_failure(format!("status {}: {text}", answer.status)));
     }
     cell_output(&answer.body)
 }
 
-/// One line of the answer to a cell, as far as it matters here.
+/// One line of the answer to a cell, reduced to the fields that are used here.
 #[derive(Deserialize)]
 struct CellEvent {
     #[serde(rename = "type")]
@@ -121,7 +121,8 @@ struct CellEvent {
     traceback: Option<String>,
 }
 
-/// What a cell printed and then the text of its result; its traceback as standard error, and then no status.
+/// Converts the answer to a cell: printed output followed by the text of the result becomes standard output, and a
+/// traceback becomes standard error without a status.
 fn cell_output(lines: &[u8]) -> Result<Output, Failure> {
     let mut output = Output {
         status: Some(0),
@@ -130,8 +131,8 @@ fn cell_output(lines: &[u8]) -> Result<Output, Failure> {
     };
     let (mut result, mut ended) = (None, false);
     for line in lines.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
-        let event: CellEvent =
-            serde_json::from_slice(line).map_err(|e| no_cell(format!("no event: {e}")))?;
+        let event: CellEvent = serde_json::from_slice(line)
+            .map_err(|e| cell_failure(format!("invalid event: {e}")))?;
         let text = event.text.unwrap_or_default();
         match event.kind.as_str() {
             "stdout" => output.stdout.extend_from_slice(text.as_bytes()),
@@ -144,7 +145,7 @@ fn cell_output(lines: &[u8]) -> Result<Output, Failure> {
                     .extend(event.traceback.unwrap_or_default().into_bytes());
             }
             "end_of_execution" => ended = true,
-            // Counts, other results, and what later servers may say besides.
+            // Execution counts, other results, and events of newer servers.
             _ => {}
         }
     }
@@ -154,18 +155,20 @@ fn cell_output(lines: &[u8]) -> Result<Output, Failure> {
     if ended {
         Ok(output)
     } else {
-        Err(no_cell("the answer ends before the cell does".to_owned()))
+        Err(cell_failure(
+            "the answer ended before the cell did".to_owned(),
+        ))
     }
 }
 
-fn no_cell(what: String) -> Failure {
+fn cell_failure(what: String) -> Failure {
     Failure {
         cause: FailureCause::Exec,
         message: format!("cell: {what}"),
     }
 }
 
-/// What a client's error means for the step that it broke.
+/// Converts an error of the client into a failure of `step`, or into a timeout.
 pub(crate) fn failure(step: FailureCause, error: &ClientError) -> Failure {
     let cause = match error {
         ClientError::Timeout(_) => FailureCause::Timeout,
@@ -184,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cell_says_what_it_prints_and_then_its_result() {
+    fn output_of_a_cell_is_its_printed_text_and_then_its_result() {
         let lines = concat!(
             "{\"type\":\"number_of_executions\",\"execution_count\":1}\n",
             "{\"type\":\"stdout\",\"text\":\"a\\n\",\"timestamp\":1}\n",

@@ -1,4 +1,4 @@
-//! What the host is, how quiet it was, and what its numbers are worth.
+//! Facts about the host, and the grade of measurements that were made on it.
 
 pub mod facts;
 pub mod grade;

@@ -1,12 +1,13 @@
-//! `cube-bench`: runs scenarios against microVMs, measures them from outside, judges gates and reports.
+//! The library behind `cube-bench`: runs scenarios against microVMs, measures them from outside, evaluates gates and
+//! writes reports.
 //!
 //! ```text
 //! scenario ─► plan ─► run (target, memory, noise) ─► events ─► record
 //!                                                        └──► stats::fold ─► gate ─► report
 //! ```
-//! Left of the events things happen; right of them everything is a pure function of recorded data, so
-//! `cube-bench report` does the same work on old runs. This crate links neither VMM, pool nor API: it
-//! measures through the doors that a customer has.
+//! Events separate the two halves. Code before them has effects on the host. Code after them is a pure function of
+//! recorded data, so `cube-bench report` computes the same report from an old run. This crate links neither the VMM, the
+//! pool nor the API: it measures through the interfaces that customers use.
 
 pub mod ab;
 pub mod clock;

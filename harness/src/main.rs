@@ -1,4 +1,4 @@
-//! `cube-bench`: see `cube-bench --help`.
+//! `cube-bench`: the command line of the harness.
 
 mod cli;
 

@@ -1,4 +1,4 @@
-//! What clones cost: /proc/meminfo at rest and /proc/PID of each VMM. What cannot be read is absent.
+//! Reads memory figures: /proc/meminfo for the host, and /proc/PID for each VMM. Values that cannot be read are absent.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
 
@@ -7,7 +7,7 @@ use crate::{
     event::{CloneLedger, MemoryPoint},
 };
 
-/// The lines of /proc/meminfo that a ledger needs.
+/// Lines of /proc/meminfo that are recorded.
 pub const MEMINFO_LINES: [&str; 12] = [
     "MemTotal",
     "MemFree",
@@ -23,12 +23,12 @@ pub const MEMINFO_LINES: [&str; 12] = [
     "VmallocUsed",
 ];
 
-/// Name, beside the lines of /proc/meminfo, of the free pages that wait in lists of single CPUs.
-/// MemFree and MemAvailable leave them out, and after clones were killed they can be tens of megabytes: the
-/// next clones take them first, and would seem to cost nothing.
+/// Name under which the free pages in per-CPU lists are recorded beside the lines of /proc/meminfo. MemFree and
+/// MemAvailable do not contain them. After clones were killed they can be tens of megabytes, and the next clones are
+/// served from them first, so without them those clones would seem to need no memory.
 pub const CPU_LISTS_FREE: &str = "CpuListsFree";
 
-/// A file as /proc/PID/smaps names it.
+/// A file as /proc/PID/smaps identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     major: u64,
@@ -37,10 +37,10 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// Looks a file up.
+    /// Returns the identity of the file at `path`.
     ///
     /// # Errors
-    /// It is not there.
+    /// Returns the error of `stat`.
     pub fn of(path: &Path) -> std::io::Result<Self> {
         let meta = fs::metadata(path)?;
         Ok(Self {
@@ -54,8 +54,8 @@ impl FileId {
 /// Reads /proc/meminfo and /proc/zoneinfo.
 #[must_use]
 pub fn sample(group: u32, alive: u32) -> MemoryPoint {
-    // Makes the kernel add up its per-CPU counters (admin-guide/sysctl/vm, stat_refresh). Only root may;
-    // without it the counters are late by less than a megabyte.
+    // Makes the kernel fold its per-CPU counters into the totals (admin-guide/sysctl/vm, stat_refresh). This needs root;
+    // without it the totals are off by less than a megabyte.
     let _ = fs::write("/proc/sys/vm/stat_refresh", "1");
     let mut meminfo = parse_meminfo(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
     let zones = fs::read_to_string("/proc/zoneinfo").ok();
@@ -70,7 +70,7 @@ pub fn sample(group: u32, alive: u32) -> MemoryPoint {
     }
 }
 
-/// The sum of `count:` below each `pagesets`, in bytes; `None` without any.
+/// The sum of all `count:` lines below `pagesets` in /proc/zoneinfo, in bytes; `None` without such lines.
 fn cpu_lists_free(zoneinfo: &str) -> Option<u64> {
     let page =
         u64::try_from(nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??).ok()?;
@@ -90,7 +90,7 @@ pub fn used_share() -> Option<f64> {
     Some(1.0 - available / total)
 }
 
-/// MemAvailable alone.
+/// MemAvailable in bytes.
 #[must_use]
 pub fn available_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
@@ -108,35 +108,35 @@ fn parse_meminfo(text: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// `"   123 kB"` in bytes.
+/// Converts `"   123 kB"` to bytes.
 fn kib(text: &str) -> Option<u64> {
     let n: u64 = text.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
     n.checked_mul(1024)
 }
 
-/// The template's memory file, by its name among the mappings of a VMM that this program did not start.
+/// The memory file of the template, found by its name among the mappings of a VMM that another program started.
 #[must_use]
 pub fn template_memory(pid: u32) -> Option<FileId> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     maps.lines().find_map(named_memory)
 }
 
-/// The file of a line of /proc/PID/maps, if it is called as the templates' memory is.
+/// The file of a line of /proc/PID/maps, if it has the name of a template's memory file.
 fn named_memory(line: &str) -> Option<FileId> {
     let path = line.split_ascii_whitespace().nth(5)?;
     let name = Path::new(path).file_name()?;
     (name == model::template_file::MEMORY).then(|| mapping(line))?
 }
 
-/// Page faults of a process and all its threads since it began, minor and major: fields 10 and 12 of
-/// /proc/PID/stat (proc(5)). Faults that KVM takes for a guest are its vCPU's. `None` if it is gone.
+/// Minor and major page faults of a process since its start: fields 10 and 12 of /proc/PID/stat (proc(5)). Faults that
+/// KVM handles for a guest count for the vCPU thread. `None` if the process does not exist.
 #[must_use]
 pub fn page_faults(pid: u32) -> Option<u64> {
     faults_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 fn faults_of(stat: &str) -> Option<u64> {
-    // The name may hold anything, a closing bracket too; the state, field 3, comes after it.
+    // The name in field 2 may contain parentheses, so fields are counted after the last one. Field 3 comes first.
     let (_, rest) = stat.rsplit_once(')')?;
     let field = |number: usize| -> Option<u64> {
         rest.split_ascii_whitespace().nth(number - 3)?.parse().ok()
@@ -144,7 +144,7 @@ fn faults_of(stat: &str) -> Option<u64> {
     Some(field(10)? + field(12)?)
 }
 
-/// Reads what a VMM owns; `guest` is the template's memory file. Round and arrival are left at zero.
+/// Reads the memory of a VMM. `guest` is the memory file of the template. `round` and `arrival` of the result are 0.
 #[must_use]
 pub fn clone_ledger(pid: u32, guest: Option<FileId>) -> CloneLedger {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -159,7 +159,7 @@ pub fn clone_ledger(pid: u32, guest: Option<FileId>) -> CloneLedger {
     ledger
 }
 
-/// Sums of one kind of mapping.
+/// Sums over mappings, in bytes.
 #[derive(Default)]
 struct Sums {
     anonymous: u64,
@@ -190,8 +190,8 @@ fn parse_smaps(text: &str, guest: Option<FileId>) -> CloneLedger {
         *field += kib(value).unwrap_or(0);
     }
     CloneLedger {
-        // Copies of pages of a private file mapping are anonymous; what is not anonymous there is page
-        // cache, also where no other process maps it at the moment (Private_Clean).
+        // Written pages of a private file mapping are anonymous. All other pages of the mapping belong to the page cache,
+        // also those that no other process maps at the moment (Private_Clean).
         guest_private_bytes: guest.map(|_| inside.anonymous),
         guest_shared_bytes: guest.map(|_| inside.rss.saturating_sub(inside.anonymous)),
         vmm_private_bytes: Some(outside.private_dirty),
@@ -201,8 +201,7 @@ fn parse_smaps(text: &str, guest: Option<FileId>) -> CloneLedger {
     }
 }
 
-/// The file of a mapping's first line, `start-end perms offset major:minor inode path`; `None` for the
-/// lines below it.
+/// The file of a line `start-end perms offset major:minor inode path`; `None` for the other lines of smaps.
 fn mapping(line: &str) -> Option<FileId> {
     let mut words = line.split_ascii_whitespace();
     let (range, _perms, _offset) = (words.next()?, words.next()?, words.next()?);
@@ -238,7 +237,7 @@ VmFlags: rd wr mr mw me ac sd
 ";
 
     #[test]
-    fn guest_and_vmm_are_told_apart_by_the_file() {
+    fn guest_memory_is_recognized_by_its_file() {
         let guest = FileId {
             major: 0xfe,
             minor: 1,
@@ -254,7 +253,7 @@ VmFlags: rd wr mr mw me ac sd
     }
 
     #[test]
-    fn the_templates_memory_is_known_by_its_name() {
+    fn the_memory_file_of_a_template_is_recognized_by_its_name() {
         let line = SMAPS.lines().next().unwrap();
         assert_eq!(named_memory(line), mapping(line));
         assert_eq!(named_memory(&format!("{line} (deleted)")), mapping(line));
@@ -263,7 +262,7 @@ VmFlags: rd wr mr mw me ac sd
     }
 
     #[test]
-    fn this_process_has_a_ledger_and_an_absent_one_has_none() {
+    fn a_missing_process_has_an_empty_ledger() {
         let ours = clone_ledger(std::process::id(), None);
         assert!(ours.page_tables_bytes.unwrap() > 0);
         assert!(ours.vmm_private_bytes.unwrap() > 0);
@@ -271,12 +270,12 @@ VmFlags: rd wr mr mw me ac sd
     }
 
     #[test]
-    fn faults_are_found_behind_any_name() {
+    fn faults_are_read_for_process_names_with_parentheses() {
         let stat = "7 (a) R (b) S 1 7 7 0 -1 4194560 120 5 3 9 11 12 0 0 20 0 1 0 99";
         assert_eq!(
             faults_of(stat),
             Some(123),
-            "minor and major, not the children's"
+            "minor and major faults without those of children"
         );
         assert_eq!(faults_of("7 (short) S 1"), None);
         assert!(page_faults(std::process::id()).unwrap() > 0);
@@ -284,7 +283,7 @@ VmFlags: rd wr mr mw me ac sd
     }
 
     #[test]
-    fn free_pages_in_lists_of_cpus_are_added_up() {
+    fn free_pages_in_per_cpu_lists_are_summed() {
         let text = "  pagesets\n    cpu: 0\n              count:    88\n              high:     2575\n    cpu: 1\n              count:    2\n";
         assert_eq!(cpu_lists_free(text), Some(90 * 4096));
         assert_eq!(cpu_lists_free(""), None);

@@ -1,4 +1,4 @@
-//! What else the host does during a run, sampled every 100 ms by one thread.
+//! Samples the activity of the host during a run, every 100 ms, from one thread.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{
 
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Sums of the first line of /proc/stat, in clock ticks over all CPUs.
+/// The first line of /proc/stat: clock ticks over all CPUs since boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ticks {
     all: u64,
@@ -25,7 +25,7 @@ struct Ticks {
     steal: u64,
 }
 
-/// Samples until `stop` is set.
+/// Sends samples until `stop` is set.
 pub fn watch(stop: &AtomicBool, events: &Sender<RunEvent>) {
     let mut last = ticks();
     while !stop.load(Ordering::Relaxed) {
@@ -39,7 +39,7 @@ pub fn watch(stop: &AtomicBool, events: &Sender<RunEvent>) {
     }
 }
 
-/// One sample over `period`, for a look at a host that runs nothing.
+/// Takes one sample over `period`. Blocks for that time.
 #[must_use]
 pub fn look(period: Duration) -> NoiseSample {
     let before = ticks();
@@ -67,7 +67,7 @@ fn ticks() -> Option<Ticks> {
     parse_ticks(fs::read_to_string("/proc/stat").ok()?.lines().next()?)
 }
 
-/// `cpu user nice system idle iowait irq softirq steal …` (proc(5)). Guest time is inside user.
+/// Parses `cpu user nice system idle iowait irq softirq steal …` (proc(5)). Guest time is part of user time.
 fn parse_ticks(line: &str) -> Option<Ticks> {
     let fields: Vec<u64> = line
         .strip_prefix("cpu ")?
@@ -81,7 +81,7 @@ fn parse_ticks(line: &str) -> Option<Ticks> {
     })
 }
 
-/// Run-queue average over a minute.
+/// Load average over one minute.
 #[must_use]
 pub fn load_1min() -> Option<f64> {
     let text = fs::read_to_string("/proc/loadavg").ok()?;
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_of_the_time_between_two_samples() {
+    fn shares_refer_to_the_time_between_two_samples() {
         let a = parse_ticks("cpu  100 0 100 700 100 0 0 0 0 0");
         let b = parse_ticks("cpu  150 0 120 720 100 0 0 10 50 0");
         assert_eq!(share(a, b, |t| t.steal), Some(0.1));

@@ -1,7 +1,7 @@
-//! When each clone is to start: a pure function of scenario and seed.
+//! Plans when each clone starts: a pure function of scenario and seed.
 //!
-//! Rounds of the host-process baseline stand between those of the clones in the order A B B A, so that a
-//! drift of the host's speed falls on both alike.
+//! Rounds of clones and of the host-process baseline alternate in the order A B B A, so that a drift of the host's speed
+//! affects both equally.
 
 use std::time::Duration;
 
@@ -13,33 +13,30 @@ use crate::{
     scenario::{Arrival, Scenario, Spacing, TargetKind},
 };
 
-/// Threads of an open loop. Arrivals beyond them wait for a thread, and their latency contains the wait.
+/// Threads of an open loop. Arrivals beyond this number wait for a thread, and the wait counts as latency.
 const MAX_OPEN_WORKERS: u32 = 256;
 
-/// All rounds, in order.
+/// All rounds of a run, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// See [`Round`].
     pub rounds: Vec<Round>,
 }
 
-/// Arrivals that share one time base.
+/// Arrivals that share one base time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Round {
     /// Position in the plan, from 0.
     pub index: u32,
-    /// What is started.
     pub subject: Subject,
-    /// Into which row its results go.
     pub row: Row,
-    /// How many threads start them.
+    /// Number of threads that start clones.
     pub workers: u32,
-    /// In order of time.
+    /// In chronological order.
     pub arrivals: Vec<Start>,
 }
 
 impl Plan {
-    /// One line for each arrival, with a head line for each round.
+    /// The plan as text: a line for each round, followed by a line for each arrival.
     #[must_use]
     pub fn describe(&self) -> String {
         let mut text = String::new();
@@ -64,7 +61,7 @@ impl Plan {
 }
 
 impl Subject {
-    /// The name in JSON and reports.
+    /// Name in JSON and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -76,7 +73,7 @@ impl Subject {
 }
 
 impl Row {
-    /// The name in JSON and reports.
+    /// Name in JSON and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -87,46 +84,45 @@ impl Row {
     }
 }
 
-/// What a round starts.
+/// The kind of thing that a round starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
-    /// Clones of the target.
+    /// Clones, started through the target of the scenario.
     Clone,
-    /// Clones of the same template through the second target of the scenario.
+    /// Clones of the same template, started through the second target of the scenario.
     Beside,
     /// The baseline: processes on the host.
     HostProcess,
 }
 
-/// Rows of results; two rows are never mixed in one number.
+/// The row of results to which a round belongs. No number mixes two rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Row {
-    /// The template is not in the page cache.
+    /// Starts while the template is not in the page cache.
     Cold,
-    /// Recorded, not counted.
+    /// Recorded, but not part of any result.
     WarmUp,
-    /// Counted.
     Measured,
 }
 
-/// When one clone is to start.
+/// Planned start of one clone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Start {
-    /// So many nanoseconds after the round's base.
+    /// Nanoseconds after the base time of the round.
     AtNs(u64),
-    /// When a worker of a closed loop is free.
+    /// As soon as a worker of a closed loop is free.
     WhenFree,
 }
 
-/// Decides all rounds.
+/// Plans all rounds of a scenario.
 #[must_use]
 pub fn build(scenario: &Scenario) -> Plan {
     let mut random = SplitMix64::new(scenario.seed);
     let mut shapes: Vec<(Subject, Row)> = Vec::new();
-    // A server's page cache is its own: only the target beside it can be started cold.
+    // The harness cannot drop the template of a server from the page cache, so cold starts use the target beside.
     let cold = match scenario.target.kind {
         TargetKind::VmmDirect => Subject::Clone,
         TargetKind::E2b => Subject::Beside,
@@ -152,7 +148,7 @@ pub fn build(scenario: &Scenario) -> Plan {
     Plan { rounds }
 }
 
-/// The subjects of one measured round: A B (C) in even ones, backwards in odd ones.
+/// The subjects of the round with this index, in order; every second round has the reverse order.
 fn turn(index: u32, subjects: &[Subject]) -> Vec<Subject> {
     let mut turn = subjects.to_vec();
     if !index.is_multiple_of(2) {
@@ -199,7 +195,7 @@ fn repeat(start: Start, n: u32) -> Vec<Start> {
     (0..n).map(|_| start).collect()
 }
 
-/// The first arrival is at the base; gaps follow.
+/// Arrivals of an open loop. The first one is at the base time.
 fn open(starts: u32, rate_per_s: f64, spacing: Spacing, random: &mut SplitMix64) -> Vec<Start> {
     let mut at_s = 0.0_f64;
     let mut arrivals = Vec::new();
@@ -249,7 +245,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_plan_keeps_its_promises(a in arrival(), rounds in 1_u32..9, warmups in 0_u32..3, seed: u64) {
+        fn a_plan_has_all_rounds_and_is_reproducible(a in arrival(), rounds in 1_u32..9, warmups in 0_u32..3, seed: u64) {
             let s = scenario_with(a, rounds, warmups, seed);
             let plan = build(&s);
             prop_assert_eq!(&plan, &build(&s), "the same seed gives the same plan");

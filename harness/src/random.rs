@@ -1,12 +1,12 @@
-//! Reproducible numbers for plans and permutation tests. The generator is written here so that a seed
-//! means the same arrivals in every version of every dependency.
+//! Reproducible random numbers for plans and permutation tests. The generator is part of this crate so that a seed gives
+//! the same arrivals whatever versions the dependencies have.
 
-/// SplitMix64 (Steele, Lea, Flood 2014): one 64-bit state, every seed is good.
+/// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, and no weak seeds.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Starts the sequence of a seed.
+    /// Starts the sequence of this seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -21,17 +21,17 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [0, 1), with 53 random bits.
+    /// Uniform in [0, 1) with 53 random bits.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Exponential with mean 1: the gaps of a Poisson process of rate 1.
+    /// Exponentially distributed with mean 1: the gaps of a Poisson process with rate 1.
     pub fn exponential(&mut self) -> f64 {
         -(1.0 - self.unit()).ln()
     }
 
-    /// Fisher–Yates.
+    /// Fisher–Yates shuffle.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));

@@ -1,4 +1,4 @@
-//! `events.jsonl`: appended and flushed event by event, so that a crash keeps what was measured.
+//! `events.jsonl`: each event is written as soon as it arrives, so a crash loses at most the event in progress.
 
 use std::{
     fs::File,
@@ -8,41 +8,33 @@ use std::{
 
 use crate::event::{EVENTS_FORMAT, RunEvent};
 
-/// Name of the file in a run's directory.
+/// Name of the file in the directory of a run.
 pub const EVENTS_FILE: &str = "events.jsonl";
 
-/// Why events cannot be read back.
+/// Recorded events that cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The file cannot be read or written.
-    #[error("cannot use {path}")]
+    #[error("cannot read or create {path}")]
     Io {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A line other than the last is no event.
-    #[error("{path}, line {line}: not an event")]
+    /// A line other than the last is not an event.
+    #[error("cannot parse line {line} of {path}")]
     Line {
-        /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number from 1.
         line: usize,
-        /// The cause.
         #[source]
         source: serde_json::Error,
     },
-    /// The first event does not say what was run, or says another format.
-    #[error("{path} does not begin with a run of format {EVENTS_FORMAT}")]
-    Format {
-        /// The file.
-        path: PathBuf,
-    },
+    /// The first event is missing, or has a format that this program cannot read.
+    #[error("{path} does not start with a recorded run of format {EVENTS_FORMAT}")]
+    Format { path: PathBuf },
 }
 
-/// Appends events. The only writer of its file.
+/// Appends events to a new file. The only writer of that file.
 #[derive(Debug)]
 pub struct Recorder {
     file: File,
@@ -50,10 +42,10 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Creates the file; an existing one is an error.
+    /// Creates the file.
     ///
     /// # Errors
-    /// The file exists or cannot be made.
+    /// Returns [`RecordError::Io`] if the file exists or cannot be created.
     pub fn create(dir: &Path) -> Result<Self, RecordError> {
         let path = dir.join(EVENTS_FILE);
         let file = File::create_new(&path).map_err(|source| RecordError::Io { path, source })?;
@@ -63,10 +55,10 @@ impl Recorder {
         })
     }
 
-    /// Writes one line with one system call, so that it is either in the file or not.
+    /// Writes one event as a line, with one system call, so that other processes see complete lines.
     ///
     /// # Errors
-    /// The disk is full or gone.
+    /// Returns the error of the write, for example a full disk.
     pub fn append(&mut self, event: &RunEvent) -> io::Result<()> {
         self.line.clear();
         serde_json::to_writer(&mut self.line, event)?;
@@ -75,10 +67,11 @@ impl Recorder {
     }
 }
 
-/// Reads a run back. A torn last line, as a crash leaves it, is dropped.
+/// Reads the events of a run. An incomplete last line, as a crash leaves it, is dropped.
 ///
 /// # Errors
-/// See [`RecordError`].
+/// Returns [`RecordError::Io`] if the file cannot be read, [`RecordError::Line`] for a damaged line before the last, and
+/// [`RecordError::Format`] if the first event is not the start of a run of this format.
 pub fn read(dir: &Path) -> Result<Vec<RunEvent>, RecordError> {
     let path = dir.join(EVENTS_FILE);
     let io_error = |source| RecordError::Io {
@@ -129,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_and_a_torn_line_is_dropped() {
+    fn events_read_back_and_an_incomplete_last_line_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let mut recorder = Recorder::create(dir.path()).unwrap();
         let ended = RunEvent::RunEnded {
@@ -144,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_line_in_the_middle_is_named() {
+    fn a_damaged_line_before_the_last_is_an_error_with_its_number() {
         let dir = tempfile::tempdir().unwrap();
         let first = serde_json::to_string(&started()).unwrap();
         let text = format!("{first}\nnonsense\n{first}\n");

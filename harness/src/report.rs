@@ -14,7 +14,7 @@ use testbed::exit::End;
 
 use crate::{
     event::{EndReason, FailureCause},
-    gate::{self, GateResult, Verdict},
+    gate::{self, GateOutcome, GateResult},
     host::{
         facts::HostFacts,
         grade::{self, Graded, NoiseLevel},
@@ -98,8 +98,10 @@ fn end_of_run(ended: Option<&EndReason>, gates: &[GateResult]) -> End {
     match ended {
         Some(EndReason::Interrupted) | None => End::Interrupted,
         Some(EndReason::Broken { .. }) => End::Bug,
-        Some(EndReason::Complete | EndReason::MemoryShare) if any(Verdict::Fail) => End::GateFailed,
-        Some(EndReason::Complete | EndReason::MemoryShare) if any(Verdict::Inconclusive) => {
+        Some(EndReason::Complete | EndReason::MemoryShare) if any(GateOutcome::Fail) => {
+            End::GateFailed
+        }
+        Some(EndReason::Complete | EndReason::MemoryShare) if any(GateOutcome::Inconclusive) => {
             End::Inconclusive
         }
         Some(EndReason::Complete | EndReason::MemoryShare) => End::Pass,

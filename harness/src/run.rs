@@ -1,11 +1,11 @@
-//! Carries out a plan. One dispatcher (the caller's thread) goes through the rounds; worker threads carry
-//! out arrivals; everything they see leaves as [`RunEvent`]s. Nothing here computes a result.
+//! Runs a plan. The calling thread dispatches the rounds, and worker threads start the clones. All observations leave as
+//! [`RunEvent`]s; no result is computed here.
 //!
 //! ```text
 //! for each round: page cache → settle, memory sample → workers ─► attempts
-//!                 held clones: idle, memory sample, ledger, one more command, kill
+//!                 held clones: idle, memory sample, ledger, repeated command, kill
 //! ```
-//! The dispatcher owns the held clones. Workers share the next arrival's number and nothing else.
+//! The dispatcher owns the held clones. Workers share only the number of the next arrival.
 
 mod held;
 mod worker;
@@ -31,64 +31,59 @@ use crate::{
 };
 use held::HeldClone;
 
-/// Workers wait for their base at least so long, plus [`LEAD_PER_WORKER`] for each of them.
+/// Time from the start of the workers to the base time of a round, without the part for each worker.
 const LEAD: Duration = Duration::from_millis(20);
+/// Additional lead for each worker.
 const LEAD_PER_WORKER: Duration = Duration::from_micros(200);
-/// A wait notices an interrupt after this at the latest.
+/// Interval at which waits check for an interrupt.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
-/// Workers are many and shallow.
+/// A burst has one worker for each clone, so stacks are small.
 const WORKER_STACK: usize = 256 << 10;
 
-/// What a run needs.
+/// Inputs of a run.
 pub struct Runner<'a> {
-    /// What is run.
     pub scenario: &'a Scenario,
-    /// Its rounds.
     pub plan: &'a Plan,
-    /// What clones are started from.
+    /// Starts the clones.
     pub target: &'a dyn Target,
-    /// What the rounds beside them are started from; a plan without such rounds needs none.
+    /// Starts the clones of rounds beside; `None` if the plan has no such rounds.
     pub beside: Option<&'a dyn Target>,
-    /// What baseline rounds are started from.
+    /// Starts the host processes of the baseline.
     pub baseline: &'a dyn Target,
-    /// What lies around the sandboxes; a scenario without a network needs none.
+    /// `None` if the scenario has no network.
     pub network: Option<&'a Network>,
-    /// The template's memory file, for the ledger; absent if the target has none.
+    /// Memory file of the template, for the ledger. `None` searches the mappings of each VMM.
     pub guest_memory: Option<memory::FileId>,
-    /// Where events go.
     pub events: Sender<RunEvent>,
-    /// Set by SIGINT: no further attempt is started.
+    /// Set by SIGINT and SIGTERM: no further clone is started.
     pub interrupted: &'a AtomicBool,
 }
 
-/// Why a run cannot go on.
+/// An error that stops a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The template's memory file cannot be read.
-    #[error("cannot read the template's memory")]
+    #[error("cannot read the memory file of the template")]
     Template(#[source] std::io::Error),
-    /// What the target keeps ready does not get ready.
-    #[error("the target does not get ready")]
+    /// The warm pool of the server was not refilled in time.
+    #[error("the target did not become ready")]
     NotReady(#[source] std::io::Error),
-    /// What the clones of a round share cannot be made.
-    #[error("a round cannot begin: {}", .0.message)]
+    /// The parent of a round's forks could not be created.
+    #[error("cannot prepare a round: {}", .0.message)]
     Round(Failure),
-    /// The host refuses a worker thread.
-    #[error("cannot start worker {number}")]
+    #[error("cannot start the thread of worker {number}")]
     Worker {
-        /// Its number in the round.
+        /// Number of the worker in its round.
         number: u32,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl Runner<'_> {
-    /// Runs all rounds. Held clones are killed whatever happens.
+    /// Runs all rounds. Held clones are killed in any case.
     ///
     /// # Errors
-    /// See [`RunError`]; failures of single clones are events, not errors.
+    /// Returns [`RunError`] if the rounds cannot continue. Failures of single clones are events and not errors.
     pub fn run(&self) -> Result<EndReason, RunError> {
         let mut held = Vec::new();
         let mut why = EndReason::Complete;
@@ -102,7 +97,7 @@ impl Runner<'_> {
             self.round(round, &mut held)?;
         }
         if !held.is_empty() {
-            self.look_at(&mut held);
+            self.inspect(&mut held);
         }
         held::kill_all(held);
         if self.interrupted.load(Ordering::Relaxed) {
@@ -134,7 +129,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// One round, and what is done with the clones that it leaves.
+    /// Runs one round and then holds, inspects or kills its clones.
     fn round(&self, round: &Round, held: &mut Vec<HeldClone>) -> Result<(), RunError> {
         let counted = round.row == Row::Measured && round.subject == Subject::Clone;
         if round.subject == Subject::Clone {
@@ -147,7 +142,7 @@ impl Runner<'_> {
         let mut started = self.start_all(round)?;
         let until = self.scenario.hold.until;
         if until == HoldUntil::End && counted {
-            // All rounds share one group: that of the first round that left clones.
+            // Clones accumulate over rounds, so all memory samples belong to the group of the first held clone.
             let group = held.first().map_or(round.index, |first| first.id.round);
             held.append(&mut started);
             self.sample_memory(group, held.len())?;
@@ -155,14 +150,15 @@ impl Runner<'_> {
             if until == HoldUntil::Round && counted {
                 self.rest(self.scenario.hold.at_least, &started);
                 self.sample_memory(round.index, started.len())?;
-                self.look_at(&mut started);
+                self.inspect(&mut started);
             }
             held::kill_all(started);
         }
         Ok(())
     }
 
-    fn look_at(&self, clones: &mut [HeldClone]) {
+    /// Reads ledgers of held clones and repeats the command in them, as far as the scenario asks for it.
+    fn inspect(&self, clones: &mut [HeldClone]) {
         if self.scenario.hold.until == HoldUntil::End {
             self.rest(self.scenario.hold.at_least, clones);
         }
@@ -179,14 +175,14 @@ impl Runner<'_> {
         }
     }
 
-    /// Lets clones idle; without clones there is nothing to wait for.
+    /// Lets clones idle. Returns immediately without clones.
     fn rest(&self, duration: Duration, clones: &[HeldClone]) {
         if !clones.is_empty() {
             self.wait(duration);
         }
     }
 
-    /// Waits, but not longer than until the run is interrupted.
+    /// Waits for `duration` or until the run is interrupted.
     fn wait(&self, duration: Duration) {
         let end = clock::monotonic_ns() + clock::nanoseconds(duration);
         while !self.interrupted.load(Ordering::Relaxed) {
@@ -198,7 +194,7 @@ impl Runner<'_> {
         }
     }
 
-    /// What the target keeps ready is part of every sample alike.
+    /// Samples the memory of the host. The warm pool is refilled first, so that every sample includes a full pool.
     fn sample_memory(&self, group: u32, alive: usize) -> Result<(), RunError> {
         let Some(spec) = self.scenario.memory else {
             return Ok(());
@@ -210,7 +206,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Starts all arrivals of a round and returns the clones that are to be held.
+    /// Starts all arrivals of a round and returns the clones that stay alive.
     fn start_all(&self, round: &Round) -> Result<Vec<HeldClone>, RunError> {
         let base = OnceLock::new();
         let next = AtomicU32::new(0);
@@ -256,7 +252,7 @@ impl Runner<'_> {
     }
 
     fn emit(&self, event: RunEvent) {
-        // The receiver outlives the run; if its disk failed, the run's end says so.
+        // The recorder outlives the run. If it failed, the session returns its error.
         let _ = self.events.send(event);
     }
 }

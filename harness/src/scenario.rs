@@ -1,7 +1,7 @@
-//! What to run: a TOML file over the embedded defaults, checked into a [`Scenario`].
+//! Scenarios: a TOML file is merged with the embedded defaults and validated into a [`Scenario`].
 //!
-//! `scenarios/defaults.toml` is the reference and the list of known keys at once, so neither can be
-//! forgotten. Nothing here touches the host.
+//! `scenarios/defaults.toml` documents every key with its default and is also the list of known keys, so a new key cannot
+//! be left undocumented. Nothing in this module reads or changes the host, apart from the scenario file.
 
 mod config;
 mod gate_spec;
@@ -20,86 +20,82 @@ use serde::{Deserialize, Serialize};
 pub use gate_spec::{GateSpec, Limit, Metric, Quantile};
 pub use network::{ExchangeSpec, NetworkSpec};
 
-/// The commented reference.
+/// Defaults and documentation of all keys.
 pub const DEFAULTS: &str = include_str!("../../scenarios/defaults.toml");
 
 /// A validated scenario.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scenario {
-    /// Name in reports.
+    /// Name in reports: the key `name`, or the file name without extension.
     pub name: String,
-    /// For the reader of a report; may be empty.
+    /// Shown in reports; may be empty.
     pub description: String,
     /// Seed of plans and permutation tests.
     pub seed: u64,
     /// Measured rounds, at least one.
     pub rounds: u32,
-    /// Rounds before them that are not counted.
+    /// Rounds before the measured ones; recorded, but not part of any result.
     pub warmup_rounds: u32,
-    /// Single clones of a template that is not in the page cache.
+    /// Starts of single clones while the template is not in the page cache.
     pub cold_rounds: u32,
-    /// What is started.
     pub target: TargetSpec,
-    /// What is started in rounds beside it, for comparison; absent when nothing is.
+    /// Target of additional rounds for comparison; `None` for no such rounds.
     #[serde(default)]
     pub beside: Option<TargetKind>,
-    /// How those differ in their restore; absent: they do not.
+    /// Prefault setting of the rounds beside; `None` is the target's.
     #[serde(default)]
     pub beside_prefault: Option<WorkingSetPrefault>,
-    /// The network around the sandboxes; absent: what the host has, and nothing is said about it.
+    /// `None` leaves the network of the host unchanged and sends no network options.
     #[serde(default)]
     pub network: Option<NetworkSpec>,
-    /// When it is started.
+    /// When clones are started.
     pub arrival: Arrival,
-    /// What it runs first.
+    /// First command of each clone.
     pub exec: ExecSpec,
-    /// What it runs after that, each timed by itself.
+    /// Commands, cells and exchanges after the first command, each timed separately.
     #[serde(default)]
     pub turns: Vec<TurnSpec>,
-    /// What runs in the sandbox that a round's clones are forks of; empty: they are clones of the template.
+    /// Steps in a sandbox from which the clones of a round are forked; empty for clones of the template.
     #[serde(default)]
     pub parent: Vec<ParentStep>,
-    /// How long it stays.
+    /// How long clones live.
     pub hold: HoldSpec,
-    /// What is read about memory; absent when nothing is.
+    /// `None` if memory is not measured.
     pub memory: Option<MemorySpec>,
-    /// What runs on the host between the rounds; absent when nothing does.
+    /// Command of the host-process rounds; `None` for no such rounds.
     pub baseline: Option<ExecSpec>,
-    /// What must hold.
     pub gates: Vec<GateSpec>,
 }
 
-/// What is started.
+/// The target of a scenario.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetSpec {
-    /// See [`TargetKind`].
     pub kind: TargetKind,
-    /// Where the API is; absent: a server of the run's own, on this host.
+    /// URL of the API; `None` starts a `cube-api` on this host.
     #[serde(default)]
     pub api_url: Option<String>,
-    /// Where requests to sandboxes go, `{id}` and `{port}` filled in; absent: where the API is.
+    /// URL of requests to sandboxes with the placeholders `{id}` and `{port}`; `None` is the URL of the API.
     #[serde(default)]
     pub sandbox_url: Option<String>,
-    /// Sandboxes that the server of the run's own keeps ready.
+    /// Sandboxes that a server started by the run keeps ready.
     #[serde(default)]
     pub warm: u32,
-    /// Directory below `templates/` of the artifacts.
+    /// Name of a directory below `templates/` of the artifacts.
     pub template: String,
-    /// Guest RAM the template must have; absent: any.
+    /// Guest RAM that the template must have; `None` accepts any size.
     pub memory: Option<Bytes>,
-    /// See [`WorkingSetPrefault`].
     pub prefault: WorkingSetPrefault,
-    /// Bound of each step of a create.
+    /// Timeout of each step of a create.
     pub start_timeout: Duration,
 }
 
-/// The doors through which a sandbox can be started.
+/// Interfaces through which sandboxes are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TargetKind {
-    /// A `cube-vmm` per clone, through its control socket.
+    /// One `cube-vmm` process for each clone, driven through its control socket.
     VmmDirect,
-    /// An endpoint that speaks E2B's API.
+    /// A server with E2B's API.
     E2b,
 }
 
@@ -107,25 +103,23 @@ pub enum TargetKind {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arrival {
-    /// All at one instant.
+    /// All clones of a round at the same instant.
     Burst {
         /// Clones in a round.
         starts: u32,
     },
-    /// Loops that start the next when the last is done.
+    /// A fixed number of workers; each starts its next clone after its last one has ended.
     Closed {
-        /// Loops.
         workers: u32,
-        /// Clones in a round, over all loops.
+        /// Clones in a round, over all workers.
         starts: u32,
     },
-    /// At a rate, whatever becomes of earlier ones.
+    /// At a rate that does not depend on the progress of earlier clones.
     Open {
         /// Clones in a round.
         starts: u32,
-        /// Mean rate.
+        /// Mean rate in clones per second.
         rate_per_s: f64,
-        /// Gaps.
         spacing: Spacing,
     },
 }
@@ -146,30 +140,31 @@ impl Arrival {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spacing {
-    /// Exponential gaps, as independent customers make them.
+    /// Exponentially distributed gaps, as independent customers cause.
     Poisson,
     /// Equal gaps.
     Constant,
 }
 
-/// A command or a cell, and what it must say.
+/// A command or a cell, with its expected output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecSpec {
-    /// Argument vector, empty only beside a cell.
+    /// Program and arguments; may be empty if there is a cell.
     pub argv: Vec<String>,
-    /// Code for the sandbox's interpreter, in place of a command.
+    /// Code for the interpreter of the sandbox, which runs in place of `argv`.
     #[serde(default)]
     pub cell: Option<String>,
-    /// User inside the guest; the baseline runs as the harness does, a cell as its interpreter.
+    /// User inside the guest. Ignored for cells, which run as the user of the interpreter, and for the baseline, which
+    /// runs as the user of the harness.
     pub user: String,
-    /// Standard output, exactly; of a cell what it prints and then the text of its result.
+    /// Exact standard output; for a cell its printed output followed by the text of its result.
     pub expect_stdout: String,
-    /// Bound of the whole exchange.
+    /// Timeout from the request to the complete answer.
     pub timeout: Duration,
 }
 
 impl ExecSpec {
-    /// What is run, for messages.
+    /// The command or the cell, for messages.
     #[must_use]
     pub fn describe(&self) -> String {
         match &self.cell {
@@ -179,17 +174,17 @@ impl ExecSpec {
     }
 }
 
-/// What is done to a parent before it is forked.
+/// A step that prepares a parent before it is forked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ParentStep {
-    /// A command or a cell.
+    /// Runs a command or a cell.
     Run(ExecSpec),
-    /// A file of this host, read when the round begins, becomes one of the sandbox.
+    /// Copies a file of this host into the sandbox when the round begins.
     Upload {
-        /// Seen from where the harness was started.
+        /// Path on this host, relative to the current directory of the harness.
         file: PathBuf,
-        /// In the sandbox.
+        /// Absolute path in the sandbox.
         to: String,
     },
 }
@@ -197,23 +192,22 @@ pub enum ParentStep {
 /// A command, a cell or an exchange after the first command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnSpec {
-    /// In reports.
+    /// Name in reports.
     pub name: String,
-    /// What is run; of an exchange only its bound is meant.
+    /// Command or cell; for an exchange only user and timeout apply.
     pub exec: ExecSpec,
-    /// What is done with somebody outside, in place of a command.
+    /// Traffic with a peer outside, in place of a command.
     #[serde(default)]
     pub exchange: Option<ExchangeSpec>,
 }
 
-/// How long clones stay.
+/// How long clones live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldSpec {
-    /// See [`HoldUntil`].
     pub until: HoldUntil,
-    /// Idle time before held clones are looked at.
+    /// Idle time of held clones before memory is read or they are killed.
     pub at_least: Duration,
-    /// Whether each held clone must answer once more.
+    /// Whether each held clone runs the command again before it is killed.
     pub exec_after: bool,
 }
 
@@ -221,68 +215,56 @@ pub struct HoldSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HoldUntil {
-    /// Right after its first command.
+    /// After its first command and its turns.
     Exec,
-    /// When all of its round have answered or failed.
+    /// After all clones of its round have answered or failed.
     Round,
     /// After the last round.
     End,
 }
 
-/// What is read about memory.
+/// How memory is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemorySpec {
-    /// Wait before a sample.
+    /// Wait before each sample.
     pub settle: Duration,
-    /// Share of MemTotal beyond which no further round starts.
+    /// Share of MemTotal in use above which no further round starts, 0 to 1.
     pub stop_at_share: f64,
 }
 
-/// Why a scenario is refused.
+/// A scenario file that cannot be read or is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
-    /// The file cannot be read.
     #[error("cannot read scenario {path}")]
     Read {
-        /// Path as given.
         path: String,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// Not TOML, or a value of the wrong type.
-    #[error("scenario {name} is not readable")]
+    /// The text is not TOML, or a value has the wrong type.
+    #[error("cannot parse scenario {name}")]
     Toml {
-        /// Name of the scenario.
         name: String,
-        /// The cause, with line and column where known.
         #[source]
         source: Box<toml::de::Error>,
     },
-    /// A key that means nothing.
     #[error("scenario {name}: unknown key `{key}`{}", nearest.as_ref().map(|n| format!(", the nearest known key is `{n}`")).unwrap_or_default())]
     UnknownKey {
-        /// Name of the scenario.
         name: String,
         /// Dotted path of the key.
         key: String,
-        /// Dotted path of the known key with the least edit distance, if the table has keys at all.
+        /// Dotted path of the known key with the smallest edit distance; `None` if the table has no keys.
         nearest: Option<String>,
     },
-    /// A value that cannot be.
+    /// A value that is out of range, or keys that contradict each other.
     #[error("scenario {name}: {what}")]
-    Value {
-        /// Name of the scenario.
-        name: String,
-        /// What is wrong, with the value.
-        what: String,
-    },
+    Value { name: String, what: String },
 }
 
-/// Reads a scenario file.
+/// Reads and validates a scenario file.
 ///
 /// # Errors
-/// See [`ScenarioError`].
+/// Returns [`ScenarioError::Read`] if the file cannot be read, and otherwise the errors of [`parse`].
 pub fn load(path: &Path) -> Result<Scenario, ScenarioError> {
     let text = std::fs::read_to_string(path).map_err(|source| ScenarioError::Read {
         path: path.display().to_string(),
@@ -292,10 +274,11 @@ pub fn load(path: &Path) -> Result<Scenario, ScenarioError> {
     parse(&stem, &text)
 }
 
-/// Checks a scenario's text; `name` stands in messages, and in reports unless the text names itself.
+/// Parses and validates the text of a scenario. `name` is used in errors, and in reports if the text has no `name`.
 ///
 /// # Errors
-/// See [`ScenarioError`].
+/// Returns [`ScenarioError::Toml`] for text that is not a scenario in TOML, [`ScenarioError::UnknownKey`] for keys that
+/// `scenarios/defaults.toml` does not have, and [`ScenarioError::Value`] for invalid values.
 pub fn parse(name: &str, text: &str) -> Result<Scenario, ScenarioError> {
     let toml_error = |source| ScenarioError::Toml {
         name: name.to_owned(),
@@ -343,7 +326,7 @@ mod tests {
         let mut n = 0;
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
-            // As a file the defaults would say keys of several arrival kinds at once.
+            // As a scenario file the defaults are invalid: they have keys of several arrival kinds.
             let scenario = path
                 .extension()
                 .is_some_and(|extension| extension == "toml");
@@ -364,21 +347,21 @@ mod tests {
     }
 
     #[test]
-    fn values_that_cannot_be_are_named() {
-        insta::assert_snapshot!(refused("rounds = 0"), @"scenario t: rounds is 0, at least 1 is needed");
+    fn errors_name_the_invalid_value() {
+        insta::assert_snapshot!(refused("rounds = 0"), @"scenario t: rounds is 0, it must be at least 1");
         insta::assert_snapshot!(refused("[arrival]\nkind='burst'\nworkers=4"), @"scenario t: arrival.workers has no meaning for kind \"burst\"");
-        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is no metric: write PHASE.p50, .p95, .p99 or .max, the same of turn.N or round, turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures or starts_per_s");
-        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p95'\nlimit='60'"), @"scenario t: gate a: limit \"60\" is no duration with a unit such as \"60ms\"");
-        insta::assert_snapshot!(refused("[hold]\nat_least='3'"), @r#"scenario t: hold.at_least: "3" is no duration with a unit such as "250ms""#);
+        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures or starts_per_s");
+        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p95'\nlimit='60'"), @"scenario t: gate a: limit \"60\" is not a duration with a unit such as \"60ms\"");
+        insta::assert_snapshot!(refused("[hold]\nat_least='3'"), @r#"scenario t: hold.at_least: "3" is not a duration with a unit such as "250ms""#);
         assert!(refused("[hold]\nat_least=3").contains("invalid type: integer"));
-        insta::assert_snapshot!(refused("[[turns]]\nname='a'"), @r#"scenario t: turn "a" needs one of argv and cell"#);
-        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='turn.1.p50'\nlimit='1ms'"), @"scenario t: gate a: there are 0 turns, none is number 1");
-        insta::assert_snapshot!(refused("[[parent]]\ncell='1'"), @r#"scenario t: parent is for kind "e2b" with nothing beside it"#);
-        insta::assert_snapshot!(refused("[[parent]]\nupload='a'\nto='b'"), @"scenario t: parent: upload goes with an absolute path in `to`, and nothing else");
-        insta::assert_snapshot!(refused("[beside]\nkind='vmm-direct'\nprefault='on'"), @r#"scenario t: beside.kind is what the target is already: "vmm-direct" with this prefault"#);
+        insta::assert_snapshot!(refused("[[turns]]\nname='a'"), @r#"scenario t: turn "a" needs exactly one of argv and cell"#);
+        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='turn.1.p50'\nlimit='1ms'"), @"scenario t: gate a: turn 1 does not exist, the scenario has 0 turns");
+        insta::assert_snapshot!(refused("[[parent]]\ncell='1'"), @r#"scenario t: parent needs target.kind "e2b" and beside.kind "none""#);
+        insta::assert_snapshot!(refused("[[parent]]\nupload='a'\nto='b'"), @"scenario t: parent: a step with upload needs an absolute path in `to` and no other key");
+        insta::assert_snapshot!(refused("[beside]\nkind='vmm-direct'\nprefault='on'"), @r#"scenario t: beside.kind "vmm-direct" is the same as the target: set beside.prefault to the other value"#);
     }
 
-    /// An isolated network around sandboxes of an API, with one turn and a line more.
+    /// A scenario with an isolated network and one turn, followed by `more`.
     fn networked(turn: &str, more: &str) -> String {
         format!(
             "[target]\nkind='e2b'\nwarm=1\n[network]\nkind='isolated'\n[[turns]]\nname='a'\n{turn}\n{more}"
@@ -386,19 +369,19 @@ mod tests {
     }
 
     #[test]
-    fn exchanges_say_what_they_need() {
-        insta::assert_snapshot!(refused("[[turns]]\nname='a'\nexchange='echo'\ncount=1"), @r#"scenario t: turn "a" is an exchange: network.kind must be "isolated""#);
-        insta::assert_snapshot!(refused("[network]\nkind='isolated'"), @r#"scenario t: network.kind is "isolated": that needs kind "e2b" without target.api_url"#);
-        insta::assert_snapshot!(refused(&networked("exchange='echo'", "")), @r#"scenario t: turn "a": count is needed for exchange "echo""#);
+    fn exchanges_reject_missing_and_meaningless_keys() {
+        insta::assert_snapshot!(refused("[[turns]]\nname='a'\nexchange='echo'\ncount=1"), @r#"scenario t: turn "a" is an exchange, which needs network.kind "isolated""#);
+        insta::assert_snapshot!(refused("[network]\nkind='isolated'"), @r#"scenario t: network.kind "isolated" needs target.kind "e2b" without target.api_url"#);
+        insta::assert_snapshot!(refused(&networked("exchange='echo'", "")), @r#"scenario t: turn "a": count is required for exchange "echo""#);
         insta::assert_snapshot!(refused(&networked("exchange='send'\namount='1MB'\ncount=1", "")), @r#"scenario t: turn "a": count has no meaning for exchange "send""#);
         insta::assert_snapshot!(refused(&networked("exchange='send'\namount='1'", "")), @r#"scenario t: turn "a": amount: "1" is not a size: write a whole number and one of B, KiB, MiB, GiB, KB, MB, GB"#);
-        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=0", "")), @r#"scenario t: turn "a": count is 0, from 1 to 1000000"#);
-        insta::assert_snapshot!(refused(&networked("exchange='denied'\nrepeat=2", "")), @r#"scenario t: turn "a": repeat is for echo, send and receive"#);
-        insta::assert_snapshot!(refused(&networked("exchange='shout'", "")), @r#"scenario t: turn "a": exchange is "shout": echo, send, receive, denied or churn"#);
-        insta::assert_snapshot!(refused(&networked("exchange='denied'\ncell='1'", "")), @r#"scenario t: turn "a" is an exchange, which has no argv, cell or expect_stdout"#);
-        insta::assert_snapshot!(refused(&networked("exchange='denied'", "[beside]\nkind='vmm-direct'")), @r#"scenario t: turn "a" needs a policy, which clones beside have none of"#);
-        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=1", "[beside]\nkind='vmm-direct'\n[arrival]\nstarts=2")), @"scenario t: there is a plain network for one clone beside, and 2 may start at once");
-        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=1", "[[gates]]\nname='g'\nmetric='turn.1.ratio'\nlimit='1.1'")), @"scenario t: gate g: there is nothing beside to compare with");
+        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=0", "")), @r#"scenario t: turn "a": count is 0, it must lie between 1 and 1000000"#);
+        insta::assert_snapshot!(refused(&networked("exchange='denied'\nrepeat=2", "")), @r#"scenario t: turn "a": repeat is only allowed for echo, send and receive"#);
+        insta::assert_snapshot!(refused(&networked("exchange='shout'", "")), @r#"scenario t: turn "a": exchange is "shout", it must be echo, send, receive, denied or churn"#);
+        insta::assert_snapshot!(refused(&networked("exchange='denied'\ncell='1'", "")), @r#"scenario t: turn "a" is an exchange and cannot have argv, cell or expect_stdout"#);
+        insta::assert_snapshot!(refused(&networked("exchange='denied'", "[beside]\nkind='vmm-direct'")), @r#"scenario t: turn "a" needs a network policy, and clones beside have none: set beside.kind to "none""#);
+        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=1", "[beside]\nkind='vmm-direct'\n[arrival]\nstarts=2")), @"scenario t: arrival starts up to 2 clones at once, but only one clone beside can have a network");
+        insta::assert_snapshot!(refused(&networked("exchange='echo'\ncount=1", "[[gates]]\nname='g'\nmetric='turn.1.ratio'\nlimit='1.1'")), @"scenario t: gate g: a ratio of turns needs rounds beside: set beside.kind");
         let s = parse(
             "t",
             &networked("exchange='churn'\ncount=3\nevery='2ms'", ""),
@@ -414,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_may_be_repeated_and_judged() {
+    fn a_turn_can_be_repeated_and_limited_by_a_gate() {
         let text = "[[turns]]\nname='w'\ncell='1'\nexpect_stdout='1'\ntimes=2\n[[gates]]\nname='g'\nmetric='turn.2.p95'\nlimit='1ms'";
         let s = parse("t", text).unwrap();
         let names: Vec<_> = s.turns.iter().map(|turn| turn.name.as_str()).collect();
@@ -427,12 +410,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_text_is_an_error_and_no_panic(text in "[a-z_\\[\\]=\"0-9. \n]{0,200}") {
+        fn hostile_text_is_rejected_without_panic(text in "[a-z_\\[\\]=\"0-9. \n]{0,200}") {
             let _ = parse("fuzz", &text);
         }
 
         #[test]
-        fn hostile_values_are_an_error_and_no_panic(
+        fn hostile_values_are_rejected_without_panic(
             key in prop::sample::select(vec!["seed", "rounds", "arrival.starts", "arrival.rate_per_s",
                 "arrival.kind", "hold.until", "memory.stop_at_share", "exec.argv", "target.memory"]),
             value in prop::sample::select(vec!["-1", "0", "1e308", "nan", "\"\"", "[]", "99999999999",

@@ -1,5 +1,4 @@
-//! Numbers from samples: one percentile function, intervals from order statistics, slopes, permutation
-//! tests. Pure functions; no clock, no files.
+//! Statistics over samples: quantiles, confidence intervals, slopes and tests. Pure functions without I/O.
 
 pub mod fisher;
 pub mod fold;

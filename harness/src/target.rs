@@ -1,4 +1,4 @@
-//! What a run starts, behind one trait: the VMM's control socket, processes on the host, the tests' fake.
+//! Targets: the interfaces through which a run starts sandboxes or host processes, behind the trait [`Target`].
 
 pub mod e2b;
 pub mod forks;
@@ -13,12 +13,12 @@ use crate::{
     scenario::ExecSpec,
 };
 
-/// Which clone of a run.
+/// Identifies a clone within a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CloneId {
-    /// Position of its round in the plan.
+    /// Position of the round in the plan.
     pub round: u32,
-    /// Position in its round.
+    /// Position in the round.
     pub arrival: u32,
 }
 
@@ -28,97 +28,95 @@ impl std::fmt::Display for CloneId {
     }
 }
 
-/// Something that starts sandboxes. Used from many threads at once.
+/// Starts sandboxes. Called from many threads at the same time.
 pub trait Target: Sync {
-    /// Starts one and waits until the create is answered. Stamps go into `timeline` as they become
-    /// known, also when the start fails halfway.
+    /// Starts a sandbox and waits until the create is answered. Stamps are written to `timeline` as soon as they are
+    /// known, also if a later step fails.
     ///
     /// # Errors
-    /// The step that failed. Nothing of the sandbox is left then.
+    /// Returns the step that failed. The sandbox has been removed in that case.
     fn create(&self, id: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure>;
 
-    /// Puts the host's page cache into the state that the next round wants.
+    /// Reads the template into the page cache or drops it from there.
     ///
     /// # Errors
-    /// The template cannot be read.
+    /// Returns the error if the memory file of the template cannot be read.
     fn prepare_cache(&self, wanted: PageCache) -> std::io::Result<()>;
 
-    /// Waits until all that the target keeps ready is ready again.
+    /// Waits until the warm pool of the target is full.
     ///
     /// # Errors
-    /// It does not get ready.
+    /// Returns an error if the pool is not full after a minute, or if its state cannot be read.
     fn await_ready(&self) -> std::io::Result<()> {
         Ok(())
     }
 
-    /// Makes what the clones of one round share. What the round before shared is gone then.
+    /// Prepares state that the clones of one round share, and drops that of the round before.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// Returns the step that failed.
     fn begin_round(&self) -> Result<(), Failure> {
         Ok(())
     }
 }
 
-/// State of the page cache for the template's memory file.
+/// State of the page cache with respect to the memory file of the template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageCache {
-    /// The kernel was asked to drop it.
+    /// The kernel was asked to drop the file.
     Dropped,
-    /// The whole file was read once.
+    /// The whole file has been read.
     ReadAhead,
 }
 
 /// A started sandbox. Dropping it kills it.
 pub trait Sandbox: Send {
-    /// Runs a command or a cell and waits for its end.
+    /// Runs a command or a cell and waits until it ends.
     ///
     /// # Errors
-    /// The command could not be run; what it said is not judged here.
+    /// Returns an error if the command could not be run. A status other than 0 is not an error.
     fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure>;
 
-    /// Makes a file of root's of these bytes.
+    /// Writes a file that belongs to root.
     ///
     /// # Errors
-    /// It cannot be made, or there are none here.
+    /// Returns an error if the file cannot be written, or if the target has no files (host processes).
     fn write_file(&mut self, path: &str, bytes: &[u8]) -> Result<(), Failure>;
 
-    /// Replaces what it may reach by these options, as E2B has them, and waits for the answer.
+    /// Replaces the network policy. `options` is the body of E2B's `PUT /sandboxes/{id}/network`.
     ///
     /// # Errors
-    /// It was refused, or there are no policies here.
+    /// Returns an error if the policy was refused, or if the target has no policies.
     fn set_network(&mut self, options: &serde_json::Value) -> Result<(), Failure>;
 
-    /// The process whose memory is the sandbox's; `None` if there is none on this host.
+    /// The VMM process; `None` if it is not on this host.
     fn pid(&self) -> Option<u32>;
 
-    /// How the target came by it; `None` where it does not tell.
+    /// Origin of the sandbox; `None` if the target does not report it.
     fn start_kind(&self) -> Option<StartKind> {
         None
     }
 
-    /// Kills it and removes its files.
+    /// Kills the sandbox and removes its files.
     ///
     /// # Errors
-    /// Something is left; the message says what.
+    /// Returns an error that names the process or file that could not be removed.
     fn kill(self: Box<Self>) -> Result<(), Failure>;
 }
 
-/// What a command said.
+/// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Exit status; absent when a signal ended it.
+    /// Exit status; `None` if a signal ended the command, or a cell raised an exception.
     pub status: Option<i32>,
-    /// Standard output.
     pub stdout: Vec<u8>,
-    /// Standard error.
     pub stderr: Vec<u8>,
 }
 
-/// Runs a command and compares its answer.
+/// Runs a command and compares its standard output with the expected one.
 ///
 /// # Errors
-/// It could not be run, or its status or output is not what the scenario expects.
+/// Returns an error if the command could not be run, or if its status or output differs from the expected one.
 pub fn exec_and_compare(sandbox: &mut dyn Sandbox, command: &ExecSpec) -> Result<(), Failure> {
     let output = exec_checked(sandbox, command)?;
     if output.stdout == command.expect_stdout.as_bytes() {
@@ -128,10 +126,10 @@ pub fn exec_and_compare(sandbox: &mut dyn Sandbox, command: &ExecSpec) -> Result
     }
 }
 
-/// Runs a command whose output may be anything.
+/// Runs a command and accepts any output.
 ///
 /// # Errors
-/// It could not be run, or its status is not 0.
+/// Returns an error if the command could not be run, or if its status is not 0.
 pub fn exec_checked(sandbox: &mut dyn Sandbox, command: &ExecSpec) -> Result<Output, Failure> {
     let output = sandbox.exec(command)?;
     match output.status {

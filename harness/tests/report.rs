@@ -9,7 +9,7 @@ use std::path::Path;
 
 use harness::{
     compare::{self, CompareError, Side},
-    gate::Verdict,
+    gate::GateOutcome,
     host::facts::{self, HostFacts},
     report::{View, document::Document, html, junit, markdown, terminal},
     stats::fold::{Summary, fold},
@@ -127,7 +127,11 @@ fn a_turn_is_judged_by_its_ratio_to_the_same_turn_beside() {
             .map(|gate| gate.verdict)
             .collect::<Vec<_>>()
     };
-    let (pass, fail, open) = (Verdict::Pass, Verdict::Fail, Verdict::Inconclusive);
+    let (pass, fail, open) = (
+        GateOutcome::Pass,
+        GateOutcome::Fail,
+        GateOutcome::Inconclusive,
+    );
     assert_eq!(verdicts(&host), [pass, fail, open]);
     host.debug_build = true;
     assert_eq!(verdicts(&host), [open; 3], "the host is unfit");

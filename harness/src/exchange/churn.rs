@@ -1,8 +1,8 @@
-//! Replacing a policy while the sandbox sends: what a replacement takes, when it works, and whether anything passes that
-//! must not any more.
+//! The exchange `churn`: replaces the network policy while the sandbox sends datagrams. Measures the time of each update
+//! and the time until it takes effect, and detects datagrams that pass after they were denied.
 //!
-//! The sandbox sends a datagram four times a millisecond. Each that gets outside has the kernel's stamp of its arrival there.
-//! Replacements take turns: nothing is allowed, all is as before, nothing is allowed, and so on.
+//! The sandbox sends four datagrams per millisecond. The kernel stamps each arrival outside. Updates alternate between a
+//! policy that allows nothing and the policy of the scenario.
 
 use std::{
     io::{self, IoSliceMut},
@@ -34,20 +34,20 @@ use crate::{
     target::{Sandbox, exec_and_compare},
 };
 
-/// Between two datagrams of the sandbox, in microseconds.
+/// Interval between two datagrams of the sandbox, in microseconds.
 const EVERY_US: u64 = 250;
-/// From the order to the first datagram.
+/// Timeout of the wait for a datagram.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A look at whether it is over.
+/// Read timeout of the socket, after which the receiving thread checks whether to stop.
 const LOOK: Duration = Duration::from_millis(10);
-/// Two readings of one clock around one of the other may be so far apart.
+/// Largest accepted time between the two readings of CLOCK_MONOTONIC that enclose a reading of CLOCK_REALTIME.
 const BRACKET_NS: u64 = 20_000;
-/// As often is tried for that.
+/// Attempts to stay within [`BRACKET_NS`].
 const TRIES: u32 = 20;
-/// Starts a program that outlives the command.
+/// Shell script that starts a program which outlives the command.
 const DETACHED: &str = "setsid \"$0\" \"$1\" >/dev/null 2>&1 </dev/null &";
 
-/// A replacement of the policy.
+/// One update of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Swap {
     opens: bool,
@@ -69,24 +69,24 @@ pub(super) fn carry_out(
     let to = socket
         .local_addr()
         .map_err(|e| lost(format!("cannot listen outside: {e}")))?;
-    // A little longer than the replacements, which may be late.
+    // Longer than the planned updates, because updates can be late.
     let lasts = every * count * 2 + PATIENCE;
     start(sandbox, to, lasts, like)?;
-    let ear = Ear::default();
+    let receiver = Receiver::default();
     let (swapped, arrivals) = thread::scope(|scope| {
-        let heard = scope.spawn(|| ear.hear(&socket));
-        let swapped = ear
+        let received = scope.spawn(|| receiver.receive(&socket));
+        let swapped = receiver
             .await_arrival(1)
-            .and_then(|()| swap_all(network, sandbox, &ear, count, every));
-        ear.over.store(true, Ordering::Relaxed);
-        let arrivals = heard
+            .and_then(|()| swap_all(network, sandbox, &receiver, count, every));
+        receiver.stop.store(true, Ordering::Relaxed);
+        let arrivals = received
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (swapped, arrivals)
     });
     let (swaps, end_ns) = swapped?;
     let arrivals = arrivals.map_err(|e| lost(format!("the peer outside: {e}")))?;
-    judge(&swaps, &arrivals, end_ns)
+    evaluate(&swaps, &arrivals, end_ns)
 }
 
 fn listen() -> io::Result<UdpSocket> {
@@ -110,12 +110,12 @@ fn start(
     )
 }
 
-/// All replacements, and when the time of the last one was over. After one that opens a datagram is waited for, so that
-/// a sandbox that is late is not mistaken for one that is cut off.
+/// Makes all updates. Returns them with the instant at which the period of the last one ended. After an update that
+/// allows traffic the function waits for a datagram, so that a slow sandbox is not mistaken for a blocked one.
 fn swap_all(
     network: &Network,
     sandbox: &mut dyn Sandbox,
-    ear: &Ear,
+    receiver: &Receiver,
     count: u32,
     every: Duration,
 ) -> Result<(Vec<Swap>, u64), Failure> {
@@ -133,9 +133,9 @@ fn swap_all(
         };
         swaps.push(swap);
         if swap.opens {
-            ear.await_arrival(asked_ns)?;
+            receiver.await_arrival(asked_ns)?;
         }
-        // What is denied has some time to pass, however late the answer was.
+        // A late answer still leaves half of the period in which denied datagrams could pass and be detected.
         let every_ns = clock::nanoseconds(every);
         next_ns = (asked_ns + every_ns).max(swap.answered_ns + every_ns / 2);
     }
@@ -143,22 +143,22 @@ fn swap_all(
     Ok((swaps, next_ns))
 }
 
-/// Hears what the sandbox sends.
+/// Receives the datagrams of the sandbox.
 #[derive(Debug, Default)]
-struct Ear {
-    /// When the last datagram arrived; zero before the first.
+struct Receiver {
+    /// Arrival of the last datagram; 0 before the first.
     last_ns: AtomicU64,
-    /// Nothing is to be heard any more.
-    over: AtomicBool,
+    /// Set to end [`Self::receive`].
+    stop: AtomicBool,
 }
 
-impl Ear {
-    /// When each datagram arrived, until it is over.
-    fn hear(&self, socket: &UdpSocket) -> io::Result<Vec<u64>> {
+impl Receiver {
+    /// Receives until `stop` is set, and returns the arrival of each datagram.
+    fn receive(&self, socket: &UdpSocket) -> io::Result<Vec<u64>> {
         let mut arrivals = Vec::new();
         let mut buffer = [0; 2048];
         let mut control = nix::cmsg_space!(TimeSpec);
-        while !self.over.load(Ordering::Relaxed) {
+        while !self.stop.load(Ordering::Relaxed) {
             let mut parts = [IoSliceMut::new(&mut buffer)];
             let got = recvmsg::<SockaddrIn>(
                 socket.as_raw_fd(),
@@ -175,7 +175,8 @@ impl Ear {
                 ControlMessageOwned::ScmTimestampns(stamp) => Some(stamp),
                 _ => None,
             });
-            let stamp = stamp.ok_or_else(|| io::Error::other("a datagram has no stamp"))?;
+            let stamp =
+                stamp.ok_or_else(|| io::Error::other("a datagram has no kernel time stamp"))?;
             let arrived = monotonic(stamp)?;
             self.last_ns.store(arrived, Ordering::Relaxed);
             arrivals.push(arrived);
@@ -183,12 +184,12 @@ impl Ear {
         Ok(arrivals)
     }
 
-    /// Waits for a datagram that arrives then or later.
+    /// Waits until a datagram has arrived at `from_ns` or later.
     fn await_arrival(&self, from_ns: u64) -> Result<(), Failure> {
         let until = clock::monotonic_ns() + clock::nanoseconds(PATIENCE);
         while self.last_ns.load(Ordering::Relaxed) < from_ns {
             if clock::monotonic_ns() > until {
-                return Err(lost(format!("no datagram came in {PATIENCE:?}")));
+                return Err(lost(format!("no datagram arrived within {PATIENCE:?}")));
             }
             thread::sleep(LOOK / 10);
         }
@@ -196,23 +197,27 @@ impl Ear {
     }
 }
 
-/// A stamp of the wall clock as one of the clock that everything else is measured by. Both are read now, close to each
-/// other, so that a wall clock that is being set right does no harm.
+/// Converts a stamp of CLOCK_REALTIME to CLOCK_MONOTONIC. Both clocks are read now and close to each other, so that an
+/// adjustment of the wall clock does not distort the result.
 fn monotonic(stamp: TimeSpec) -> io::Result<u64> {
     for attempt in 1..=TRIES {
         let before = clock::monotonic_ns();
         let wall = clock::nanoseconds(clock_gettime(ClockId::CLOCK_REALTIME)?.into());
         let after = clock::monotonic_ns();
         if after - before <= BRACKET_NS || attempt == TRIES {
-            // The earlier reading: an arrival is never made later than it was.
+            // With the earlier reading an arrival never appears later than it was.
             return Ok((before + clock::nanoseconds(stamp.into())).saturating_sub(wall));
         }
     }
     Err(io::ErrorKind::Other.into())
 }
 
-/// What the arrivals say of the replacements. Rising, all of one clock; `end_ns` ends the time of the last one.
-fn judge(swaps: &[Swap], arrivals: &[u64], end_ns: u64) -> Result<Exchanged, Failure> {
+/// Evaluates the arrivals. `arrivals` are in ascending order; `end_ns` is the end of the period of the last update.
+///
+/// # Errors
+/// Returns a breach if a datagram arrived after the answer to an update that denies it, and a network failure if no
+/// datagram arrived after an update that allows it.
+fn evaluate(swaps: &[Swap], arrivals: &[u64], end_ns: u64) -> Result<Exchanged, Failure> {
     let mut exchanged = Exchanged::default();
     let mut passed = 0;
     for (number, swap) in swaps.iter().enumerate() {
@@ -229,7 +234,7 @@ fn judge(swaps: &[Swap], arrivals: &[u64], end_ns: u64) -> Result<Exchanged, Fai
         }
         let Some(first) = between(swap.asked_ns).first() else {
             return Err(lost(format!(
-                "nothing passed in the {} ms after replacement {number}, which allows it",
+                "no datagram arrived in the {} ms after update {number}, which allows traffic",
                 (until_ns - swap.answered_ns) / 1_000_000
             )));
         };
@@ -241,7 +246,7 @@ fn judge(swaps: &[Swap], arrivals: &[u64], end_ns: u64) -> Result<Exchanged, Fai
         0 => Ok(exchanged),
         _ => Err(Failure {
             cause: FailureCause::Breach,
-            message: format!("exchange: {passed} datagrams passed after they were denied"),
+            message: format!("exchange: {passed} datagrams arrived after they were denied"),
         }),
     }
 }
@@ -258,49 +263,52 @@ mod tests {
         }
     }
 
-    /// Closed at 100, open at 200, closed at 300; over at 400.
-    fn judged(arrivals: &[u64]) -> Result<Exchanged, FailureCause> {
+    /// Denied at 100, allowed at 200, denied at 300, end at 400.
+    fn evaluated(arrivals: &[u64]) -> Result<Exchanged, FailureCause> {
         let swaps = [swap(false, 100), swap(true, 200), swap(false, 300)];
-        judge(&swaps, arrivals, 400).map_err(|failure| failure.cause)
+        evaluate(&swaps, arrivals, 400).map_err(|failure| failure.cause)
     }
 
     #[test]
-    fn effects_count_from_the_answer_and_none_is_early() {
-        let exchanged = judged(&[90, 99, 105, 110, 215, 250, 305]).unwrap();
+    fn effects_count_from_the_answer_and_are_never_negative() {
+        let exchanged = evaluated(&[90, 99, 105, 110, 215, 250, 305]).unwrap();
         assert_eq!(exchanged.times_ns, [10, 10, 10]);
         assert_eq!(exchanged.effects_ns, [5]);
-        // Open before the customer has heard of it.
-        assert_eq!(judged(&[205]).unwrap().effects_ns, [0]);
+        // The first datagram arrives before the answer to the update.
+        assert_eq!(evaluated(&[205]).unwrap().effects_ns, [0]);
     }
 
     #[test]
     fn one_datagram_after_the_answer_is_a_breach() {
-        assert_eq!(judged(&[111, 215]), Err(FailureCause::Breach));
-        assert_eq!(judged(&[215, 399]), Err(FailureCause::Breach));
-        assert!(judged(&[215, 400]).is_ok(), "after the end nobody knows");
+        assert_eq!(evaluated(&[111, 215]), Err(FailureCause::Breach));
+        assert_eq!(evaluated(&[215, 399]), Err(FailureCause::Breach));
+        assert!(
+            evaluated(&[215, 400]).is_ok(),
+            "arrivals after the end are ignored"
+        );
     }
 
     #[test]
-    fn what_never_opens_is_no_success() {
-        assert_eq!(judged(&[90, 100, 305]), Err(FailureCause::Network));
+    fn an_update_that_never_allows_traffic_is_a_failure() {
+        assert_eq!(evaluated(&[90, 100, 305]), Err(FailureCause::Network));
     }
 
     #[test]
-    fn arrivals_have_stamps_of_the_one_clock() {
+    fn arrivals_are_stamped_on_the_monotonic_clock() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         setsockopt(&socket, ReceiveTimestampns, &true).unwrap();
         socket.set_read_timeout(Some(LOOK)).unwrap();
         let to = socket.local_addr().unwrap();
-        let ear = Ear::default();
+        let receiver = Receiver::default();
         let before = clock::monotonic_ns();
         let arrivals = thread::scope(|scope| {
-            let heard = scope.spawn(|| ear.hear(&socket));
+            let received = scope.spawn(|| receiver.receive(&socket));
             socket.send_to(b"x", to).unwrap();
-            ear.await_arrival(1).unwrap();
-            ear.over.store(true, Ordering::Relaxed);
-            heard.join().unwrap().unwrap()
+            receiver.await_arrival(1).unwrap();
+            receiver.stop.store(true, Ordering::Relaxed);
+            received.join().unwrap().unwrap()
         });
-        // Between two readings of the clocks lies at most the bracket.
+        // The conversion of a stamp is off by at most the bracket.
         assert_eq!(arrivals.len(), 1);
         assert!(arrivals[0] + BRACKET_NS >= before, "{arrivals:?} {before}");
         assert!(arrivals[0] <= clock::monotonic_ns());

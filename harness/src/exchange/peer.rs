@@ -1,4 +1,4 @@
-//! The end of an exchange that measures.
+//! The peer of an exchange: listens outside and measures.
 
 use std::{
     io::{self, Read, Write},
@@ -14,14 +14,14 @@ use nix::{
 
 use crate::{clock, event::Exchanged};
 
-/// Bytes of a request and of its answer.
+/// Length of a request and of its answer in bytes.
 const REQUEST: usize = 64;
-/// Bytes of one system call.
+/// Length of one read or write in bytes.
 const CHUNK: usize = 256 << 10;
-/// Longest line of a first command.
+/// Longest line that a first command may send, in bytes.
 const LINE: usize = 256;
 
-/// Waits for one sandbox.
+/// Accepts the connection of one sandbox.
 #[derive(Debug)]
 pub(super) struct Listener {
     socket: TcpListener,
@@ -29,7 +29,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// At a free port of this address, in the namespace of this thread.
+    /// Listens on a free port of this address, in the network namespace of the calling thread.
     pub(super) fn bind(at: Ipv4Addr) -> io::Result<Self> {
         let socket = TcpListener::bind((at, 0))?;
         let address = socket.local_addr()?;
@@ -40,7 +40,7 @@ impl Listener {
         self.address
     }
 
-    /// The first that connects; all its waits are bounded by `patience`, too.
+    /// Accepts the first connection. `patience` is the timeout of the wait and of every read and write afterwards.
     pub(super) fn accept(&self, patience: Duration) -> io::Result<TcpStream> {
         if !self.is_called(patience)? {
             return Err(io::ErrorKind::TimedOut.into());
@@ -52,14 +52,14 @@ impl Listener {
         Ok(stream)
     }
 
-    /// Whether somebody has connected whom nobody accepted.
+    /// Whether a connection is waiting to be accepted.
     pub(super) fn has_caller(&self) -> io::Result<bool> {
         self.is_called(Duration::ZERO)
     }
 
-    /// Ends every wait.
+    /// Stops listening and wakes a thread that waits in [`Self::accept`].
     pub(super) fn close(&self) {
-        // Fails only for a socket that nobody can connect to any more.
+        // Fails only for a socket that does not listen any more.
         let _ = socket::shutdown(self.socket.as_raw_fd(), socket::Shutdown::Both);
     }
 
@@ -70,7 +70,7 @@ impl Listener {
     }
 }
 
-/// Sends the first line back; when its first byte was there.
+/// Echoes the first line. Returns the instant at which its first byte arrived.
 pub(super) fn answer_line(mut stream: TcpStream) -> io::Result<u64> {
     let mut line = vec![0; LINE];
     let mut length = stream.read(&mut line)?;
@@ -88,19 +88,19 @@ pub(super) fn answer_line(mut stream: TcpStream) -> io::Result<u64> {
     Ok(heard_ns)
 }
 
-/// Requests and their answers, one after the other.
+/// Sends `count` requests and measures the time until each is echoed.
 pub(super) fn echo(mut stream: TcpStream, count: u32) -> io::Result<Exchanged> {
     let mut times_ns = Vec::new();
     let mut back = [0; REQUEST];
     for number in 0..count {
-        // No two in a row are the same, so that an answer is that of its request.
+        // Consecutive requests differ, so that a late answer is not mistaken for the answer to this request.
         let request = [number.to_le_bytes()[0]; REQUEST];
         let asked = clock::monotonic_ns();
         stream.write_all(&request)?;
         stream.read_exact(&mut back)?;
         times_ns.push(clock::monotonic_ns() - asked);
         if back != request {
-            return Err(io::Error::other("an answer is not what was asked"));
+            return Err(io::Error::other("an answer differs from its request"));
         }
     }
     Ok(Exchanged {
@@ -109,7 +109,7 @@ pub(super) fn echo(mut stream: TcpStream, count: u32) -> io::Result<Exchanged> {
     })
 }
 
-/// Takes so many bytes, from the sign to send to the last one.
+/// Receives `bytes` and measures the time from the byte that starts the transfer until the last byte was read.
 pub(super) fn take(mut stream: TcpStream, bytes: u64) -> io::Result<Exchanged> {
     let mut chunk = vec![0; CHUNK];
     let mut left = bytes;
@@ -124,7 +124,7 @@ pub(super) fn take(mut stream: TcpStream, bytes: u64) -> io::Result<Exchanged> {
     Ok(moved(bytes, clock::monotonic_ns() - began))
 }
 
-/// Sends so many bytes, until the other end has said that it took them all.
+/// Sends `bytes` and measures the time until the sandbox has confirmed that it read them all.
 pub(super) fn give(mut stream: TcpStream, bytes: u64) -> io::Result<Exchanged> {
     let chunk = vec![0; CHUNK];
     let mut left = bytes;
@@ -160,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// What the peer makes of a sandbox that does this.
+    /// Runs `peer` against a sandbox that behaves like `sandbox`.
     fn met<T: Send>(
         peer: impl FnOnce(TcpStream) -> io::Result<T> + Send,
         sandbox: impl FnOnce(TcpStream),
@@ -183,7 +183,7 @@ mod tests {
             }
         };
         assert_eq!(met(|s| echo(s, 20), honest).unwrap().times_ns.len(), 20);
-        // Answers of the same, whatever is asked: right only once.
+        // Always the same answer, which is right only for the first request.
         let wrong = |mut stream: TcpStream| {
             let mut request = [0; REQUEST];
             while stream.read_exact(&mut request).is_ok() {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_do_not_come_are_no_throughput() {
+    fn missing_bytes_fail_a_transfer() {
         let some = |mut stream: TcpStream| {
             stream.read_exact(&mut [0]).unwrap();
             stream.write_all(&[0; 1000]).unwrap();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_answered_and_silence_is_none() {
+    fn a_line_is_echoed_and_a_closed_connection_is_an_error() {
         let mut answer = String::new();
         let speaks = |mut stream: TcpStream| {
             stream.write_all(b"o").unwrap();
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_are_noticed_and_waits_end() {
+    fn waiting_connections_are_detected_and_close_ends_a_wait() {
         let listener = Listener::bind(Ipv4Addr::LOCALHOST).unwrap();
         assert!(!listener.has_caller().unwrap());
         let short = Duration::from_millis(10);

@@ -1,7 +1,7 @@
-//! Both ends of an exchange on one CPU, where exchanges are compared.
+//! Pins both ends of an exchange to one CPU when exchanges are compared.
 //!
-//! On which CPUs the scheduler puts them differs from one connection to the next, and on two CPUs each round trip wakes
-//! the other one up, which takes longer than everything that is to be compared.
+//! The scheduler places the two ends differently from one connection to the next. On two CPUs each round trip wakes the
+//! other CPU, which takes longer than the differences that the comparison looks for.
 
 use std::{fs, io};
 
@@ -10,7 +10,7 @@ use nix::{
     unistd::Pid,
 };
 
-/// The last CPU that this process may use.
+/// The CPU with the highest number in the affinity mask of this process.
 pub(super) fn last_cpu() -> io::Result<CpuSet> {
     let all = sched_getaffinity(Pid::this())?;
     let last = (0..CpuSet::count())
@@ -21,12 +21,12 @@ pub(super) fn last_cpu() -> io::Result<CpuSet> {
     Ok(one)
 }
 
-/// This thread runs there from now on.
+/// Pins the calling thread.
 pub(super) fn pin_thread(to: &CpuSet) -> io::Result<()> {
     Ok(sched_setaffinity(Pid::from_raw(0), to)?)
 }
 
-/// All threads of a process run there from now on.
+/// Pins all current threads of a process.
 pub(super) fn pin_process(pid: u32, to: &CpuSet) -> io::Result<()> {
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
         let id: i32 = thread?
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_and_threads_stay_where_they_are_put() {
+    fn processes_and_threads_are_pinned() {
         let one = last_cpu().unwrap();
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         pin_process(child.id(), &one).unwrap();

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use testbed::xml::escape;
 
 use super::View;
-use crate::gate::Verdict;
+use crate::gate::GateOutcome;
 
 /// Renders the report.
 #[must_use]
@@ -25,8 +25,8 @@ fn write(out: &mut String, view: &View<'_>) -> std::fmt::Result {
         out,
         "<testsuites><testsuite name=\"{suite}\" tests=\"{}\" failures=\"{}\" errors=\"{}\">",
         view.gates.len(),
-        count(Verdict::Fail),
-        count(Verdict::Inconclusive),
+        count(GateOutcome::Fail),
+        count(GateOutcome::Inconclusive),
     )?;
     for gate in &view.gates {
         writeln!(
@@ -36,9 +36,9 @@ fn write(out: &mut String, view: &View<'_>) -> std::fmt::Result {
         )?;
         let text = escape(&format!("{}; run again: {}", gate.reason, view.reproduce));
         match gate.verdict {
-            Verdict::Pass => {}
-            Verdict::Fail => writeln!(out, "    <failure message=\"{text}\"/>")?,
-            Verdict::Inconclusive => {
+            GateOutcome::Pass => {}
+            GateOutcome::Fail => writeln!(out, "    <failure message=\"{text}\"/>")?,
+            GateOutcome::Inconclusive => {
                 writeln!(out, "    <error type=\"inconclusive\" message=\"{text}\"/>")?
             }
         }

@@ -192,7 +192,7 @@ fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
             gate.n,
         )?;
         writeln!(out, "               {}", gate.reason)?;
-        if gate.verdict == crate::gate::Verdict::Fail {
+        if gate.verdict == crate::gate::GateOutcome::Fail {
             writeln!(out, "               reproduce: {}", view.reproduce)?;
         }
     }

@@ -1,4 +1,4 @@
-//! Clones that stay: read their ledgers, ask them once more, kill them.
+//! Held clones: read their ledgers, repeat the command in them, kill them.
 
 use std::{sync::mpsc::Sender, thread};
 
@@ -11,10 +11,10 @@ use crate::{
     target::{CloneId, Sandbox},
 };
 
-/// Threads that ask or kill held clones.
-const HANDS: usize = 4;
-/// Threads that let them wait for what does not come.
-const WAITING_HANDS: usize = 64;
+/// Threads that run commands in held clones or kill them.
+const THREADS: usize = 4;
+/// Threads that wait for the timeouts of denied connections.
+const WAITING_THREADS: usize = 64;
 
 /// A clone that answered its first command.
 pub(super) struct HeldClone {
@@ -22,7 +22,7 @@ pub(super) struct HeldClone {
     pub(super) sandbox: Box<dyn Sandbox>,
 }
 
-/// What each clone owns.
+/// Reads the memory of each clone.
 pub(super) fn ledgers(clones: &[HeldClone], guest: Option<memory::FileId>) -> Vec<CloneLedger> {
     clones
         .iter()
@@ -37,7 +37,7 @@ pub(super) fn ledgers(clones: &[HeldClone], guest: Option<memory::FileId>) -> Ve
         .collect()
 }
 
-/// Runs the command in each clone again, a few at a time.
+/// Repeats the command in each clone, with a few clones at a time.
 pub(super) fn exec_again(
     clones: &mut [HeldClone],
     command: &ExecSpec,
@@ -66,8 +66,8 @@ pub(super) fn exec_again(
     });
 }
 
-/// Lets all clones try again what their policies deny, many at a time, since each only waits. Those that get through, or
-/// cannot try, are told as answers that failed.
+/// Repeats the denied exchange in all clones, with many clones at a time, because each waits for a timeout. A clone that
+/// gets through or cannot try is recorded as a failure.
 pub(super) fn deny_again(
     clones: &mut [HeldClone],
     turns: &[TurnSpec],
@@ -79,7 +79,7 @@ pub(super) fn deny_again(
         return;
     };
     thread::scope(|scope| {
-        for part in clones.chunks_mut(clones.len().div_ceil(WAITING_HANDS).max(1)) {
+        for part in clones.chunks_mut(clones.len().div_ceil(WAITING_THREADS).max(1)) {
             let events = events.clone();
             scope.spawn(move || {
                 for clone in part {
@@ -100,7 +100,7 @@ pub(super) fn deny_again(
     });
 }
 
-/// Kills all. A clone that cannot be killed leaves its directory to the next sweep.
+/// Kills all clones. The next sweep removes the directory of a clone that cannot be killed.
 pub(super) fn kill_all(mut clones: Vec<HeldClone>) {
     let size = part_size(clones.len());
     thread::scope(|scope| {
@@ -109,7 +109,10 @@ pub(super) fn kill_all(mut clones: Vec<HeldClone>) {
             scope.spawn(move || {
                 for clone in part {
                     if let Err(failure) = clone.sandbox.kill() {
-                        eprintln!("cube-bench: a clone is left: {}", failure.message);
+                        eprintln!(
+                            "cube-bench: cannot kill a clone: {}; run `cube-bench sweep`",
+                            failure.message
+                        );
                     }
                 }
             });
@@ -118,5 +121,5 @@ pub(super) fn kill_all(mut clones: Vec<HeldClone>) {
 }
 
 fn part_size(n: usize) -> usize {
-    n.div_ceil(HANDS).max(1)
+    n.div_ceil(THREADS).max(1)
 }

@@ -1,4 +1,4 @@
-//! One thread that carries out arrivals.
+//! A worker thread: starts clones, runs their commands and turns, and records the attempts.
 
 use std::sync::{
     OnceLock,
@@ -19,21 +19,21 @@ use crate::{
     target::{CloneId, Sandbox, Target, exec_and_compare},
 };
 
-/// What all workers of a round share.
+/// State that all workers of a round share.
 pub(super) struct Worker<'a> {
     pub(super) round: &'a Round,
     pub(super) scenario: &'a Scenario,
     pub(super) network: Option<&'a Network>,
     pub(super) target: &'a dyn Target,
-    /// Set once all workers are there.
+    /// Base time of the round, set after all workers were started.
     pub(super) base: &'a OnceLock<u64>,
-    /// The next arrival's number.
+    /// Number of the next arrival.
     pub(super) next: &'a AtomicU32,
     pub(super) interrupted: &'a AtomicBool,
 }
 
 impl Worker<'_> {
-    /// Carries out arrivals until none is left.
+    /// Takes arrivals until all are done or the run is interrupted.
     pub(super) fn work(&self, keep: &Sender<HeldClone>, events: &Sender<RunEvent>) {
         let base_ns = *self.base.wait();
         clock::sleep_until(base_ns);
@@ -54,7 +54,7 @@ impl Worker<'_> {
             clock::sleep_until(intended_ns);
             let (attempt, clone) = self.attempt(arrival, intended_ns);
             free_ns = attempt.ended_ns;
-            // Both receivers outlive the round.
+            // Both receivers outlive the round, so sending does not fail.
             let _ = events.send(RunEvent::Attempt(attempt));
             if let Some(clone) = clone {
                 let _ = keep.send(clone);
@@ -91,7 +91,8 @@ impl Worker<'_> {
         (attempt, clone)
     }
 
-    /// What is known goes into `attempt` at once, also when a later step fails.
+    /// Starts a clone and runs its command and turns. `attempt` is updated after each step, so it is complete up to a
+    /// step that fails.
     fn start(&self, id: CloneId, attempt: &mut Attempt) -> Result<Box<dyn Sandbox>, Failure> {
         let is_sandbox = self.round.subject != Subject::HostProcess;
         let network = self.network.filter(|_| is_sandbox);
@@ -110,7 +111,7 @@ impl Worker<'_> {
         Ok(sandbox)
     }
 
-    /// Runs all turns; page faults are read between them, outside of what is timed.
+    /// Runs all turns. Page faults are read between turns, outside the measured time.
     fn turns(&self, sandbox: &mut dyn Sandbox, attempt: &mut Attempt) -> Result<(), Failure> {
         let turns = &self.scenario.turns;
         if let Some(network) = self.network

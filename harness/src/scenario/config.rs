@@ -1,4 +1,4 @@
-//! What a user typed, and its check into a [`Scenario`].
+//! The scenario file as it is deserialized, and its validation into a [`Scenario`].
 
 use std::time::Duration;
 
@@ -15,11 +15,13 @@ use super::{
     steps::{ParentConfig, TurnConfig},
 };
 
-/// More clones than this in one round are a typing mistake.
+// Larger values are taken for typing mistakes.
+
+/// Starts and workers in one round.
 const MAX_STARTS: u32 = 100_000;
-/// So are more warm sandboxes than this.
+/// Warm sandboxes.
 const MAX_WARM: u32 = 10_000;
-/// And more turns than this.
+/// Turns of a scenario, repeated ones counted.
 pub(super) const MAX_TURNS: usize = 1000;
 
 #[derive(Deserialize)]
@@ -130,7 +132,7 @@ enum BaselineKind {
     HostProcess,
 }
 
-/// The keys of `[arrival]` that a user wrote; the merge with the defaults hides them.
+/// The keys of `[arrival]` in the scenario file. After the merge with the defaults all keys are present.
 pub(super) fn keys_given(typed: &toml::Table) -> Vec<String> {
     let arrival = typed.get("arrival").and_then(toml::Value::as_table);
     arrival
@@ -141,19 +143,22 @@ pub(super) fn keys_given(typed: &toml::Table) -> Vec<String> {
 }
 
 impl ScenarioConfig {
-    /// `arrival_keys` are those that the user wrote. The error is a sentence for the user.
+    /// Validates the scenario. `arrival_keys` are the keys of `[arrival]` in the file. The error describes the first
+    /// invalid value.
     pub(super) fn check(self, name: &str, arrival_keys: &[String]) -> Result<Scenario, String> {
         if self.rounds == 0 {
-            return Err("rounds is 0, at least 1 is needed".to_owned());
+            return Err("rounds is 0, it must be at least 1".to_owned());
         }
         if self.memory.measure && self.hold.until == HoldUntil::Exec {
-            return Err("memory.measure needs clones that stay: hold.until is \"exec\"".to_owned());
+            return Err(
+                "memory.measure needs held clones: set hold.until to \"round\" or \"end\""
+                    .to_owned(),
+            );
         }
         let (beside, beside_prefault) = self.beside.check(&self.target)?;
         if self.cold_rounds > 0 && self.target.kind == TargetKind::E2b && beside.is_none() {
             return Err(
-                "cold_rounds need a template that can be dropped from the page cache: set \
-                 beside.kind to \"vmm-direct\""
+                "cold_rounds cannot drop the template of a server from the page cache: set beside.kind to \"vmm-direct\""
                     .to_owned(),
             );
         }
@@ -164,7 +169,7 @@ impl ScenarioConfig {
             .map(|step| step.check(&exec))
             .collect::<Result<Vec<_>, _>>()?;
         if !parent.is_empty() && (self.target.kind != TargetKind::E2b || beside.is_some()) {
-            return Err("parent is for kind \"e2b\" with nothing beside it".to_owned());
+            return Err("parent needs target.kind \"e2b\" and beside.kind \"none\"".to_owned());
         }
         let arrival = self.arrival.check(arrival_keys)?;
         let network = self.network.check();
@@ -206,23 +211,24 @@ impl ScenarioConfig {
     }
 }
 
-/// Each as often as it says.
+/// All turns, each repeated `times` times.
 fn turns(typed: Vec<TurnConfig>, exec: &ExecSpec) -> Result<Vec<TurnSpec>, String> {
     let mut turns = Vec::new();
     for turn in typed {
         turns.extend(turn.check(exec)?);
         if turns.len() > MAX_TURNS {
-            return Err(format!("there are more than {MAX_TURNS} turns"));
+            return Err(format!("the scenario has more than {MAX_TURNS} turns"));
         }
     }
     Ok(turns)
 }
 
-/// The network is that of a server of the run's own. Guests without one all have the same address, and one place for it.
+/// Checks that the scenario can have a network. Only a server that the run starts can use its uplink. Clones beside all
+/// have the same guest address, so only one of them can be connected at a time.
 fn can_have_a_network(target: &TargetConfig, beside: bool, arrival: Arrival) -> Result<(), String> {
     if target.kind != TargetKind::E2b || !target.api_url.is_empty() {
         return Err(
-            "network.kind is \"isolated\": that needs kind \"e2b\" without target.api_url".into(),
+            "network.kind \"isolated\" needs target.kind \"e2b\" without target.api_url".into(),
         );
     }
     let at_once = match arrival {
@@ -231,12 +237,12 @@ fn can_have_a_network(target: &TargetConfig, beside: bool, arrival: Arrival) -> 
     };
     if beside && target.warm == 0 {
         return Err(
-            "clones beside are put into control groups like those of warm sandboxes: target.warm is 0".into(),
+            "clones beside copy the cgroup of a warm sandbox: set target.warm to at least 1".into(),
         );
     }
     if beside && at_once > 1 {
         return Err(format!(
-            "there is a plain network for one clone beside, and {at_once} may start at once"
+            "arrival starts up to {at_once} clones at once, but only one clone beside can have a network"
         ));
     }
     Ok(())
@@ -250,10 +256,10 @@ fn can_exchange(turn: &TurnSpec, network: bool, beside: bool) -> Result<(), Stri
     );
     match (network, beside) {
         (false, _) => Err(format!(
-            "turn {name:?} is an exchange: network.kind must be \"isolated\""
+            "turn {name:?} is an exchange, which needs network.kind \"isolated\""
         )),
         (true, true) if has_policy => Err(format!(
-            "turn {name:?} needs a policy, which clones beside have none of"
+            "turn {name:?} needs a network policy, and clones beside have none: set beside.kind to \"none\""
         )),
         (true, _) => Ok(()),
     }
@@ -270,12 +276,12 @@ fn gates(typed: Vec<GateConfig>, turns: usize, beside: bool) -> Result<Vec<GateS
             && !(1..=turns).contains(&turn)
         {
             return Err(format!(
-                "gate {name}: there are {turns} turns, none is number {turn}"
+                "gate {name}: turn {turn} does not exist, the scenario has {turns} turns"
             ));
         }
         if matches!(gate.metric, Metric::TurnRatio(_)) && !beside {
             return Err(format!(
-                "gate {name}: there is nothing beside to compare with"
+                "gate {name}: a ratio of turns needs rounds beside: set beside.kind"
             ));
         }
     }
@@ -292,7 +298,7 @@ impl TargetConfig {
             && !self.template.starts_with('.');
         if !plain {
             return Err(format!(
-                "target.template: {:?} is no name of a directory below templates/",
+                "target.template: {:?} is not the name of a directory below templates/",
                 self.template
             ));
         }
@@ -321,10 +327,16 @@ impl TargetConfig {
             }
         }
         if self.warm > 0 && api_url.is_some() {
-            return Err("target.warm is for a server of the run's own: api_url is set".to_owned());
+            return Err(
+                "target.warm applies only to a server that the run starts: remove target.api_url"
+                    .to_owned(),
+            );
         }
         if self.warm > MAX_WARM {
-            return Err(format!("target.warm is {}, at most {MAX_WARM}", self.warm));
+            return Err(format!(
+                "target.warm is {}, it must be at most {MAX_WARM}",
+                self.warm
+            ));
         }
         if let Some(url) = &api_url {
             Endpoint::parse(url).map_err(|e| format!("target.api_url: {e}"))?;
@@ -355,7 +367,11 @@ impl BesideConfig {
             "" => None,
             "on" => Some(WorkingSetPrefault::On),
             "off" => Some(WorkingSetPrefault::Off),
-            other => return Err(format!("beside.prefault is {other:?}: on, off or empty")),
+            other => {
+                return Err(format!(
+                    "beside.prefault is {other:?}, it must be \"on\", \"off\" or empty"
+                ));
+            }
         };
         let differs = prefault.is_some_and(|prefault| prefault != target.prefault);
         match (&self.kind, target.kind) {
@@ -364,7 +380,7 @@ impl BesideConfig {
             }
             (BesideKind::None, _) => Ok((None, None)),
             (BesideKind::VmmDirect, TargetKind::VmmDirect) if !differs => Err(
-                "beside.kind is what the target is already: \"vmm-direct\" with this prefault"
+                "beside.kind \"vmm-direct\" is the same as the target: set beside.prefault to the other value"
                     .to_owned(),
             ),
             (BesideKind::VmmDirect, _) => Ok((Some(TargetKind::VmmDirect), prefault)),
@@ -410,7 +426,7 @@ impl ArrivalConfig {
 impl ExecConfig {
     fn check(self) -> Result<ExecSpec, String> {
         if self.argv.is_empty() {
-            return Err("exec.argv is empty, it needs at least a program".to_owned());
+            return Err("exec.argv is empty, it must name a program".to_owned());
         }
         Ok(ExecSpec {
             argv: self.argv,
@@ -467,13 +483,13 @@ fn between(key: &str, n: u32) -> Result<(), String> {
 
 fn duration(key: &str, text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
-        .map_err(|_| format!("{key}: {text:?} is no duration with a unit such as \"250ms\""))
+        .map_err(|_| format!("{key}: {text:?} is not a duration with a unit such as \"250ms\""))
 }
 
 pub(super) fn positive(key: &str, text: &str) -> Result<Duration, String> {
     let value = duration(key, text)?;
     if value.is_zero() {
-        return Err(format!("{key} is zero"));
+        return Err(format!("{key} is zero, it must be positive"));
     }
     Ok(value)
 }

@@ -1,11 +1,11 @@
-//! Gates as they are written: a metric, a limit in the metric's unit, and for times a ratio.
+//! Parses gates: a metric, a limit in the unit of the metric, and, for times, a limit on the ratio to the baseline.
 
 use std::fmt;
 
 use model::{Bytes, StartPhase};
 use serde::{Deserialize, Serialize};
 
-/// A gate as typed.
+/// A gate as written in the scenario file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GateConfig {
@@ -15,52 +15,47 @@ pub(super) struct GateConfig {
     limit_ratio: Option<f64>,
 }
 
-/// A checked gate.
+/// A validated gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GateSpec {
-    /// Shown in reports.
     pub name: String,
-    /// What is compared.
     pub metric: Metric,
-    /// With what.
     pub limit: Limit,
-    /// On a host below publishable: at most so many times the baseline's quantile. Times only.
+    /// Largest accepted ratio to the same quantile of the baseline, on a host that is graded below publishable. Only for
+    /// metrics that are times.
     pub limit_ratio: Option<f64>,
 }
 
-/// What a gate compares.
+/// A figure of a run that gates can limit. Turns are counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// A quantile of a phase of the ladder, from the intended start.
+    /// Quantile of the latency of a phase, from the intended start.
     Phase(StartPhase, Quantile),
-    /// A quantile of a turn, by its number from 1, from its question to its answer.
+    /// Quantile of the duration of a turn.
     Turn(usize, Quantile),
-    /// Of a turn, by its number from 1: its time over that of the same turn beside.
+    /// Duration of a turn divided by the duration of the same turn in the rounds beside.
     TurnRatio(usize),
-    /// A quantile of whole rounds, from the first intended start to the end of the last start.
+    /// Quantile of the duration of whole rounds, from the base of the arrivals until the last start has ended.
     Round(Quantile),
-    /// What one more clone costs the host.
+    /// Available memory that one more clone takes, in bytes.
     MemorySlope,
-    /// Clones that did not reach first exec with the right answer.
+    /// Number of failed starts.
     Failures,
-    /// Clones that did not come from the server's warm pool, failed ones included.
+    /// Number of starts that did not take a sandbox from the warm pool of the server, failed ones included.
     NotWarm,
-    /// Held clones that did not answer once more.
+    /// Number of held clones that failed to run the command again.
     AfterHoldFailures,
-    /// Clones that reached first exec per second of measured rounds.
+    /// Successful starts per second of measured rounds.
     StartsPerSecond,
 }
 
-/// The quantiles that are reported.
+/// Quantiles in reports and gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantile {
-    /// Median.
     P50,
-    /// 95 of 100.
     P95,
-    /// 99 of 100.
     P99,
     /// The largest sample.
     Max,
@@ -70,23 +65,23 @@ pub enum Quantile {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// At most so many nanoseconds.
+    /// Upper limit in nanoseconds.
     Nanoseconds(u64),
-    /// At most so many bytes.
+    /// Upper limit in bytes.
     Bytes(u64),
-    /// At most so many.
+    /// Upper limit of a count.
     Count(u64),
-    /// At least so many a second.
+    /// Lower limit of a rate.
     PerSecond(f64),
-    /// At most so many times as much.
+    /// Upper limit of a ratio.
     Times(f64),
 }
 
 impl Quantile {
-    /// All, in rising order.
+    /// All quantiles in ascending order.
     pub const ALL: [Self; 4] = [Self::P50, Self::P95, Self::P99, Self::Max];
 
-    /// `p50`, `p95`, `p99`, `max`.
+    /// Name in metrics, JSON and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -170,7 +165,7 @@ impl Metric {
                 "rate such as \"100/s\"",
             ),
         };
-        limit.ok_or_else(|| format!("limit {text:?} is no {shape}"))
+        limit.ok_or_else(|| format!("limit {text:?} is not a {shape}"))
     }
 }
 
@@ -181,8 +176,8 @@ impl TryFrom<GateConfig> for GateSpec {
         let name = config.name;
         let metric = Metric::parse(&config.metric).ok_or_else(|| {
             format!(
-                "gate {name}: {:?} is no metric: write PHASE.p50, .p95, .p99 or .max, the same of turn.N \
-                 or round, turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures or starts_per_s",
+                "gate {name}: {:?} is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, or \
+                 turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures or starts_per_s",
                 config.metric
             )
         })?;
@@ -194,10 +189,14 @@ impl TryFrom<GateConfig> for GateSpec {
                 metric,
                 Metric::Phase(..) | Metric::Turn(..) | Metric::Round(_)
             ) {
-                return Err(format!("gate {name}: limit_ratio is for times only"));
+                return Err(format!(
+                    "gate {name}: limit_ratio is only allowed for metrics that are times"
+                ));
             }
             if !(ratio.is_finite() && ratio > 0.0) {
-                return Err(format!("gate {name}: limit_ratio is {ratio}"));
+                return Err(format!(
+                    "gate {name}: limit_ratio is {ratio}, it must be a positive number"
+                ));
             }
         }
         Ok(Self {

@@ -1,10 +1,10 @@
-//! Known keys, and laying one table over another.
+//! Rejects unknown keys, and merges a scenario file with the defaults.
 
 use toml::{Table, Value};
 
 use super::ScenarioError;
 
-/// Lists of tables and the keys of theirs, which the defaults cannot show.
+/// Keys of the tables in lists. The lists are empty in the defaults, so their keys cannot be read from there.
 const LISTS: [(&str, &[&str]); 3] = [
     ("gates", &["name", "metric", "limit", "limit_ratio"]),
     (
@@ -25,7 +25,7 @@ const LISTS: [(&str, &[&str]); 3] = [
     ("parent", &["argv", "cell", "expect_stdout", "upload", "to"]),
 ];
 
-/// Refuses a key of `typed` that `defaults` does not have.
+/// Returns [`ScenarioError::UnknownKey`] for the first key of `typed` that `defaults` does not have.
 pub(super) fn check(name: &str, typed: &Table, defaults: &Table) -> Result<(), ScenarioError> {
     check_table(name, "", typed, defaults)?;
     for (list, keys) in LISTS {
@@ -66,7 +66,7 @@ fn known(name: &str, at: &str, key: &str, all: &[&str]) -> Result<(), ScenarioEr
     })
 }
 
-/// `upper` laid over `lower`; tables are laid over each other, everything else replaces.
+/// Merges two tables: tables are merged recursively, every other value of `upper` replaces that of `lower`.
 pub(super) fn merge(mut lower: Table, upper: Table) -> Table {
     for (key, value) in upper {
         let merged = match (lower.remove(&key), value) {

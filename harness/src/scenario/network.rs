@@ -1,4 +1,4 @@
-//! The network part of a scenario: what lies around the sandboxes, and what they exchange with it.
+//! The network of a scenario, and the exchanges of its turns.
 
 use std::time::Duration;
 
@@ -6,66 +6,64 @@ use model::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// More round trips, swaps, connections or bytes than this are a typing mistake.
+// Larger values are taken for typing mistakes.
 const MAX_COUNT: u32 = 1_000_000;
 const MAX_REPEAT: u32 = 1000;
 const MAX_BYTES: u64 = 64 << 30;
 
-/// An uplink of the run's own, and the options that every sandbox is created with.
+/// The network policy that every sandbox of the run is created with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSpec {
-    /// Addresses, CIDR blocks and names that are allowed, as E2B's `allowOut`.
+    /// Allowed addresses, CIDR blocks and domain names: `allowOut` in E2B's API.
     pub allow_out: Vec<String>,
-    /// As E2B's `denyOut`.
+    /// Denied addresses and CIDR blocks: `denyOut` in E2B's API.
     pub deny_out: Vec<String>,
 }
 
 impl NetworkSpec {
-    /// The option `network` of a create, and the body of an update.
+    /// The value of `network` in a create request, and the body of a policy update.
     #[must_use]
     pub fn options(&self) -> Value {
         json!({ "allowOut": self.allow_out, "denyOut": self.deny_out })
     }
 
-    /// The same without anything allowed.
+    /// A policy that allows nothing.
     #[must_use]
     pub fn closed_options() -> Value {
         json!({ "denyOut": ["0.0.0.0/0"] })
     }
 }
 
-/// What a sandbox and a peer outside do with each other. The peer holds the clock.
+/// Traffic between a sandbox and a peer outside. The peer measures the times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExchangeSpec {
-    /// Requests of the peer and the sandbox's answers, one after the other over one connection.
+    /// The peer sends requests and the sandbox echoes them, one at a time.
     Echo {
-        /// Round trips of a connection.
+        /// Round trips on each connection.
         count: u32,
-        /// Connections, one after the other.
+        /// Connections, opened one after the other.
         repeat: u32,
     },
-    /// The sandbox sends so many bytes over one connection.
+    /// The sandbox sends `bytes` on each connection.
     Send {
-        /// Bytes.
         bytes: u64,
-        /// Connections, one after the other.
+        /// Connections, opened one after the other.
         repeat: u32,
     },
-    /// The peer sends so many bytes over one connection.
+    /// The peer sends `bytes` on each connection.
     Receive {
-        /// Bytes.
         bytes: u64,
-        /// Connections, one after the other.
+        /// Connections, opened one after the other.
         repeat: u32,
     },
-    /// The sandbox tries a destination that its policy denies.
+    /// The sandbox tries to reach a destination that its policy denies.
     Denied,
-    /// The policy is replaced by one that allows nothing, and back, while the sandbox sends without a pause.
+    /// The policy alternates between the scenario's and one that allows nothing while the sandbox sends datagrams.
     Churn {
-        /// Replacements.
+        /// Number of policy updates.
         count: u32,
-        /// Between the beginnings of two.
+        /// Interval between the starts of two updates.
         every: Duration,
     },
 }
@@ -108,7 +106,7 @@ pub(super) struct ExchangeConfig {
 }
 
 impl ExchangeConfig {
-    /// `None` if the turn is none; the error is a sentence for the user.
+    /// Returns `None` if the turn is not an exchange.
     pub(super) fn check(&self, of: &str) -> Result<Option<ExchangeSpec>, String> {
         let meaningful: &[&str] = match self.exchange.as_str() {
             "" | "denied" => &[],
@@ -117,7 +115,7 @@ impl ExchangeConfig {
             "churn" => &["count", "every"],
             other => {
                 return Err(format!(
-                    "{of}: exchange is {other:?}: echo, send, receive, denied or churn"
+                    "{of}: exchange is {other:?}, it must be echo, send, receive, denied or churn"
                 ));
             }
         };
@@ -128,17 +126,23 @@ impl ExchangeConfig {
         ];
         let repeat = match self.repeat.unwrap_or(1) {
             repeat @ 1..=MAX_REPEAT => repeat,
-            repeat => return Err(format!("{of}: repeat is {repeat}, from 1 to {MAX_REPEAT}")),
+            repeat => {
+                return Err(format!(
+                    "{of}: repeat is {repeat}, it must lie between 1 and {MAX_REPEAT}"
+                ));
+            }
         };
         if self.repeat.is_some() && !matches!(self.exchange.as_str(), "echo" | "send" | "receive") {
-            return Err(format!("{of}: repeat is for echo, send and receive"));
+            return Err(format!(
+                "{of}: repeat is only allowed for echo, send and receive"
+            ));
         }
         for (key, is_given) in given {
             if is_given != meaningful.contains(&key) {
                 let needs = if is_given {
                     "has no meaning"
                 } else {
-                    "is needed"
+                    "is required"
                 };
                 return Err(format!(
                     "{of}: {key} {needs} for exchange {:?}",
@@ -171,7 +175,9 @@ impl ExchangeConfig {
     fn count(&self, of: &str) -> Result<u32, String> {
         match self.count.unwrap_or_default() {
             count @ 1..=MAX_COUNT => Ok(count),
-            count => Err(format!("{of}: count is {count}, from 1 to {MAX_COUNT}")),
+            count => Err(format!(
+                "{of}: count is {count}, it must lie between 1 and {MAX_COUNT}"
+            )),
         }
     }
 
@@ -183,7 +189,7 @@ impl ExchangeConfig {
         match amount.0 {
             bytes @ 1..=MAX_BYTES => Ok(bytes),
             _ => Err(format!(
-                "{of}: amount is {amount}, at least 1B and at most 64GiB"
+                "{of}: amount is {amount}, it must lie between 1B and 64GiB"
             )),
         }
     }

@@ -1,10 +1,10 @@
-//! Commands and cells beside the first one, as they are written.
+//! Turns and steps of a parent as they are deserialized, and their validation.
 
 use serde::Deserialize;
 
 use super::{ExecSpec, ParentStep, TurnSpec, network::ExchangeConfig};
 
-/// A step of a parent: `upload` and `to`, or one of `argv` and `cell`.
+/// A step of a parent: either `upload` and `to`, or exactly one of `argv` and `cell`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ParentConfig {
@@ -20,14 +20,14 @@ pub(super) struct ParentConfig {
     to: String,
 }
 
-/// What is run. Exactly one of `argv` and `cell` is given.
+/// A command or a cell: exactly one of `argv` and `cell` is set.
 struct StepConfig {
     argv: Vec<String>,
     cell: String,
     expect_stdout: String,
 }
 
-/// A turn, or several of one kind.
+/// A turn that runs `times` times.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TurnConfig {
@@ -57,7 +57,6 @@ fn once() -> usize {
 }
 
 impl ParentConfig {
-    /// The error is a sentence for the user.
     pub(super) fn check(self, exec: &ExecSpec) -> Result<ParentStep, String> {
         if self.upload.is_empty() && self.to.is_empty() {
             let step = StepConfig {
@@ -70,7 +69,7 @@ impl ParentConfig {
         let also = !(self.argv.is_empty() && self.cell.is_empty() && self.expect_stdout.is_empty());
         if also || self.upload.is_empty() || !self.to.starts_with('/') {
             return Err(
-                "parent: upload goes with an absolute path in `to`, and nothing else".into(),
+                "parent: a step with upload needs an absolute path in `to` and no other key".into(),
             );
         }
         Ok(ParentStep::Upload {
@@ -81,10 +80,10 @@ impl ParentConfig {
 }
 
 impl StepConfig {
-    /// User and bound are those of `[exec]`.
+    /// Takes user and timeout from `[exec]`.
     fn check(self, of: &str, exec: &ExecSpec) -> Result<ExecSpec, String> {
         if self.argv.is_empty() == self.cell.is_empty() {
-            return Err(format!("{of} needs one of argv and cell"));
+            return Err(format!("{of} needs exactly one of argv and cell"));
         }
         Ok(ExecSpec {
             argv: self.argv,
@@ -96,11 +95,11 @@ impl StepConfig {
 }
 
 impl StepConfig {
-    /// An exchange runs nothing of the scenario's.
+    /// An exchange runs no command of the scenario; only user and timeout of `[exec]` apply.
     fn check_empty(self, of: &str, exec: &ExecSpec) -> Result<ExecSpec, String> {
         if !(self.argv.is_empty() && self.cell.is_empty() && self.expect_stdout.is_empty()) {
             return Err(format!(
-                "{of} is an exchange, which has no argv, cell or expect_stdout"
+                "{of} is an exchange and cannot have argv, cell or expect_stdout"
             ));
         }
         Ok(ExecSpec {
@@ -113,11 +112,14 @@ impl StepConfig {
 }
 
 impl TurnConfig {
-    /// As many turns as it says, numbered if there are several.
+    /// Returns `times` turns, with numbers in their names if there is more than one.
     pub(super) fn check(self, exec: &ExecSpec) -> Result<Vec<TurnSpec>, String> {
         let (name, times) = (self.name, self.times);
         if times == 0 || times > super::config::MAX_TURNS {
-            return Err(format!("turn {name:?}: times is {times}"));
+            return Err(format!(
+                "turn {name:?}: times is {times}, it must lie between 1 and {}",
+                super::config::MAX_TURNS
+            ));
         }
         let of = format!("turn {name:?}");
         let typed = ExchangeConfig {

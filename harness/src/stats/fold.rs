@@ -1,4 +1,4 @@
-//! Events to a [`Summary`]: the one place where raw events become rows, phases and counts.
+//! Folds the events of a run into a [`Summary`]: the only place where raw events become rows, phases and counts.
 
 use std::collections::BTreeMap;
 
@@ -17,49 +17,46 @@ use crate::{
     plan::{Row, Subject},
 };
 
-/// Everything that reports and gates need to know of a run.
+/// Everything that reports and gates use of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// Absent only before the first event.
+    /// `None` only before the first event.
     pub started: Option<RunStarted>,
-    /// Absent while the run goes on, and for ever when it was killed.
+    /// `None` during the run, and after a run that was killed.
     pub ended: Option<EndReason>,
-    /// Measured starts of the target, in the order of their end.
+    /// Measured starts of the target, in the order in which they ended.
     pub clones: Vec<Attempt>,
-    /// Measured starts of the target beside it.
+    /// Measured starts of the rounds beside.
     pub beside: Vec<Attempt>,
     /// Measured starts of the baseline.
     pub baseline: Vec<Attempt>,
-    /// Starts without the template in the page cache.
+    /// Starts while the template was not in the page cache.
     pub cold: Vec<Attempt>,
-    /// Starts that do not count.
+    /// Number of warm-up starts, of all subjects.
     pub warm_up: u32,
-    /// Base and end of each measured round of clones.
+    /// Times of each measured round of clones.
     pub rounds: BTreeMap<u32, RoundTimes>,
-    /// The same of the baseline.
+    /// Times of each measured round of the baseline.
     pub baseline_rounds: BTreeMap<u32, RoundTimes>,
-    /// See [`MemoryPoint`].
     pub memory: Vec<MemoryPoint>,
-    /// See [`CloneLedger`].
     pub ledgers: Vec<CloneLedger>,
-    /// Answers of held clones that were asked once more, failures as [`INFINITE`].
+    /// Times of commands that were repeated in held clones, failures as [`INFINITE`].
     pub after_hold_ns: Vec<u64>,
-    /// The first failure of each cause among held clones that were asked once more.
+    /// First message of each cause among the failures of repeated commands.
     pub after_hold_failures: BTreeMap<FailureCause, String>,
-    /// See [`NoiseSample`].
     pub noise: Vec<NoiseSample>,
 }
 
-/// When a round began and ended.
+/// Start and end of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundTimes {
-    /// The base of its arrivals.
+    /// Base time of the arrivals.
     pub base_ns: u64,
-    /// Absent if the run was killed in it.
+    /// `None` if the run was killed during the round.
     pub end_ns: Option<u64>,
 }
 
-/// Folds all events of a run.
+/// Folds the events of a run.
 #[must_use]
 pub fn fold<'a>(events: impl IntoIterator<Item = &'a RunEvent>) -> Summary {
     let mut summary = Summary::default();
@@ -70,7 +67,7 @@ pub fn fold<'a>(events: impl IntoIterator<Item = &'a RunEvent>) -> Summary {
 }
 
 impl Summary {
-    /// Adds one event.
+    /// Adds one event to the summary.
     pub fn apply(&mut self, event: &RunEvent) {
         match event {
             RunEvent::RunStarted(started) => self.started = Some((**started).clone()),
@@ -131,7 +128,7 @@ impl Summary {
         }
     }
 
-    /// Measured failures by cause.
+    /// Number of failed measured starts, by cause.
     #[must_use]
     pub fn failures(&self) -> BTreeMap<FailureCause, u64> {
         let mut counts = BTreeMap::new();
@@ -141,7 +138,7 @@ impl Summary {
         counts
     }
 
-    /// The first message of each cause of measured and cold failures.
+    /// First message of each cause among the failures of measured clones, cold starts and the baseline.
     #[must_use]
     pub fn failure_examples(&self) -> BTreeMap<FailureCause, &str> {
         let mut examples = BTreeMap::new();
@@ -159,20 +156,20 @@ impl Summary {
         examples
     }
 
-    /// Phases that at least one measured clone reached, with the latencies of all.
+    /// Latencies of all measured clones, for each phase that at least one of them reached.
     #[must_use]
     pub fn phases(&self) -> Vec<(StartPhase, Samples)> {
         ladder(&self.clones.iter().collect::<Vec<_>>())
     }
 
-    /// Latencies of a phase over all measured clones; one that did not reach it counts as [`INFINITE`].
+    /// Latencies of a phase over all measured clones; a clone that did not reach the phase counts as [`INFINITE`].
     #[must_use]
     pub fn phase(&self, phase: StartPhase) -> Samples {
         Samples::new(latencies(&self.clones, phase))
     }
 
-    /// Measured clones by how the server came by them, so that no row mixes them; those whose create
-    /// failed are of no kind. Empty when the target tells of none.
+    /// Measured clones by origin, so that no row mixes them. Clones whose create failed have the origin `None`. Empty if
+    /// the target does not report origins.
     #[must_use]
     pub fn by_start(&self) -> BTreeMap<Option<StartKind>, Vec<&Attempt>> {
         let mut kinds: BTreeMap<_, Vec<&Attempt>> = BTreeMap::new();
@@ -185,7 +182,8 @@ impl Summary {
         kinds
     }
 
-    /// In words, behind a sentence, what a number over all clones mixes; empty when nothing.
+    /// A suffix for sentences about all clones that counts the kinds of starts, such as `; over 90 warm and 10 restored
+    /// starts`. Empty if all clones are of one kind.
     #[must_use]
     pub fn mixture(&self) -> String {
         let kinds = self.by_start();
@@ -205,25 +203,25 @@ impl Summary {
         Samples::new(latencies(&self.baseline, StartPhase::FirstExec))
     }
 
-    /// First-exec latencies without the template in the page cache.
+    /// First-exec latencies of cold starts.
     #[must_use]
     pub fn cold_samples(&self) -> Samples {
         Samples::new(latencies(&self.cold, StartPhase::FirstExec))
     }
 
-    /// How long whole rounds of clones took; one in which a start failed counts as [`INFINITE`].
+    /// Durations of whole rounds of clones; a round with a failed start counts as [`INFINITE`].
     #[must_use]
     pub fn round_samples(&self) -> Samples {
         walls(&self.rounds, &self.clones)
     }
 
-    /// The same of the baseline.
+    /// Durations of whole rounds of the baseline; a round with a failed start counts as [`INFINITE`].
     #[must_use]
     pub fn baseline_round_samples(&self) -> Samples {
         walls(&self.baseline_rounds, &self.baseline)
     }
 
-    /// Clones that reached first exec per second of the measured rounds; `None` without a finished round.
+    /// Successful starts per second of completed measured rounds; `None` without a completed round.
     #[must_use]
     pub fn starts_per_s(&self) -> Option<f64> {
         let (mut spent_ns, mut starts) = (0_u64, 0_u32);
@@ -237,7 +235,7 @@ impl Summary {
         (spent_ns > 0).then(|| f64::from(starts) / (spent_ns as f64 / 1e9))
     }
 
-    /// What one more clone adds to a line of /proc/meminfo, in bytes.
+    /// Increase of a line of /proc/meminfo per clone, in bytes.
     #[must_use]
     pub fn meminfo_slope(&self, line: &str) -> Option<Slope> {
         self.slope_of(|point| Some(*point.meminfo.get(line)? as f64))
@@ -258,7 +256,7 @@ impl Summary {
         slope::fit(&points)
     }
 
-    /// What one more clone costs the host: the fall of what is available, in bytes.
+    /// Decrease of available memory per clone, in bytes.
     #[must_use]
     pub fn memory_slope(&self) -> Option<Slope> {
         let rise = self.slope_of(available)?;
@@ -268,7 +266,7 @@ impl Summary {
         })
     }
 
-    /// Mean over the ledgers of all held clones of what could be read; `None` if nothing could.
+    /// Mean of a field over the ledgers that have it; `None` if no ledger has it.
     #[must_use]
     pub fn mean_of(&self, field: impl Fn(&CloneLedger) -> Option<u64>) -> Option<f64> {
         let read: Vec<u64> = self.ledgers.iter().filter_map(field).collect();
@@ -276,7 +274,7 @@ impl Summary {
     }
 }
 
-/// From base to end of each round that has ended.
+/// Durations of completed rounds, from the base time to the end.
 fn walls(rounds: &BTreeMap<u32, RoundTimes>, attempts: &[Attempt]) -> Samples {
     let failed = |round: &u32| {
         let mut of_round = attempts.iter().filter(|a| a.round == *round);
@@ -290,14 +288,13 @@ fn walls(rounds: &BTreeMap<u32, RoundTimes>, attempts: &[Attempt]) -> Samples {
     Samples::new(rounds.iter().filter_map(wall).collect())
 }
 
-/// The name of a kind of start in reports.
+/// Name of an origin in reports; `unanswered` for clones whose create failed.
 #[must_use]
 pub fn start_name(kind: Option<StartKind>) -> &'static str {
     kind.map_or("unanswered", StartKind::name)
 }
 
-/// Latencies by phase of some starts, all of them in each. Phases that none reached are left out, but for
-/// first exec.
+/// Latencies of the given starts by phase. Phases that no start reached are left out, except for first exec.
 #[must_use]
 pub fn ladder(attempts: &[&Attempt]) -> Vec<(StartPhase, Samples)> {
     StartPhase::ALL
@@ -315,15 +312,14 @@ pub fn ladder(attempts: &[&Attempt]) -> Vec<(StartPhase, Samples)> {
         .collect()
 }
 
-/// MemAvailable and the free pages in lists of CPUs, in bytes. Where the latter could not be read they are
-/// missing in all samples alike.
+/// MemAvailable plus the free pages in per-CPU lists, in bytes. `None` if MemAvailable could not be read.
 #[must_use]
 pub fn available(point: &MemoryPoint) -> Option<f64> {
     let lists = point.meminfo.get(CPU_LISTS_FREE).copied().unwrap_or(0);
     Some((point.meminfo.get("MemAvailable")? + lists) as f64)
 }
 
-/// Latencies of a phase, [`INFINITE`] where it was not reached, and for first exec where it failed.
+/// Latencies of a phase, [`INFINITE`] for attempts that did not reach it.
 fn latencies(attempts: &[Attempt], phase: StartPhase) -> Vec<u64> {
     attempts
         .iter()

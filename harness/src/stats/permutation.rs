@@ -1,31 +1,31 @@
-//! Whether two runs differ: a permutation test of a quantile's difference, corrected for many metrics.
+//! Tests whether a quantile differs between two runs, with a permutation test and a correction for several metrics.
 //!
-//! Starts of one round share its moment (they compete for the same cores), so whole rounds are exchanged
-//! between the two sides and never single starts, unless a side has one round only.
+//! Starts of one round are not independent, because they compete for the same cores. The test therefore exchanges whole
+//! rounds between the two runs; callers that have a single round pass each start as its own block.
 
 use crate::{
     random::SplitMix64,
     stats::quantile::{INFINITE, nearest_rank},
 };
 
-/// Exchanges that are tried.
+/// Number of random permutations.
 const EXCHANGES: u32 = 2000;
 
-/// A difference between two sides.
+/// Difference of a quantile between two runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Difference {
-    /// Quantile of the first side, nanoseconds.
+    /// Quantile of the first run in nanoseconds.
     pub a: u64,
-    /// Quantile of the second side, nanoseconds.
+    /// Quantile of the second run in nanoseconds.
     pub b: u64,
-    /// Chance of a difference at least as large if the sides were the same, 0 to 1.
+    /// Probability of a difference at least as large if both runs have the same distribution, 0 to 1.
     pub p: f64,
-    /// The least difference, in nanoseconds, that this test finds 8 times in 10 at the 5 % level.
+    /// Smallest difference in nanoseconds that this test finds 8 times in 10 at the 5 % level.
     pub detectable_ns: f64,
 }
 
-/// Tests a quantile; each inner list is a block that is exchanged whole. `None` if a side is empty or its
-/// quantile is infinite.
+/// Tests the difference of a quantile. Each inner list is a block that is exchanged as a whole. Returns `None` if a run
+/// has no samples or an infinite quantile.
 #[must_use]
 pub fn compare(a: &[Vec<u64>], b: &[Vec<u64>], permille: u32, seed: u64) -> Option<Difference> {
     let (a_value, b_value) = (pooled(a.iter(), permille)?, pooled(b.iter(), permille)?);
@@ -48,7 +48,7 @@ pub fn compare(a: &[Vec<u64>], b: &[Vec<u64>], permille: u32, seed: u64) -> Opti
     Some(Difference {
         a: a_value,
         b: b_value,
-        // The observed labelling is one of the possible ones (Phipson and Smyth 2010).
+        // The observed assignment is one of the permutations (Phipson and Smyth 2010).
         p: f64::from(as_large + 1) / f64::from(EXCHANGES + 1),
         // 1.96 for the level, 0.84 for the power.
         detectable_ns: 2.8 * (squares / f64::from(EXCHANGES)).sqrt(),
@@ -61,8 +61,8 @@ fn pooled<'a>(blocks: impl Iterator<Item = &'a Vec<u64>>, permille: u32) -> Opti
     nearest_rank(&all, permille).filter(|ns| *ns != INFINITE)
 }
 
-/// Benjamini and Hochberg 1995: adjusted p values in the order given. One below 0.05 is a discovery at a
-/// false discovery rate of 5 %.
+/// Adjusts p values for several tests after Benjamini and Hochberg (1995), in the given order. Rejecting all adjusted
+/// values below 0.05 controls the false discovery rate at 5 %.
 #[must_use]
 pub fn benjamini_hochberg(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
@@ -72,7 +72,7 @@ pub fn benjamini_hochberg(p: &[f64]) -> Vec<f64> {
     for (from_largest, index) in order.into_iter().enumerate() {
         let rank = (p.len() - from_largest) as f64;
         least = least.min(p[index] * p.len() as f64 / rank);
-        // Rounding must not make a p value smaller.
+        // Rounding must not decrease a p value.
         adjusted[index] = least.max(p[index]);
     }
     adjusted
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clear_difference_is_found_and_none_is_not() {
+    fn a_clear_difference_is_significant_and_a_tiny_one_is_not() {
         let found = compare(&rounds(1000, 10), &rounds(2000, 10), 500, 1).unwrap();
         assert!(found.p < 0.01, "{found:?}");
         let same = compare(&rounds(1000, 10), &rounds(1001, 10), 500, 1).unwrap();
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn correction_is_that_of_the_paper() {
+    fn adjusted_p_values_match_the_paper() {
         let adjusted = benjamini_hochberg(&[0.01, 0.04, 0.03, 0.5]);
         let wanted = [0.04, 0.053_333, 0.053_333, 0.5];
         assert!(
@@ -115,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn correction_never_makes_a_finding_stronger(p in prop::collection::vec(0.0_f64..=1.0, 0..12)) {
+        fn adjustment_never_decreases_a_p_value(p in prop::collection::vec(0.0_f64..=1.0, 0..12)) {
             for (raw, adjusted) in p.iter().zip(benjamini_hochberg(&p)) {
                 prop_assert!(adjusted >= *raw && adjusted <= 1.0);
             }

@@ -1,43 +1,40 @@
-//! The percentile function of this repository, and when its results may be printed.
+//! The percentile function of this repository, and the numbers of samples that its results need.
 
 use serde::{Deserialize, Serialize};
 
 use crate::scenario::Quantile;
 
-/// The latency of a start that failed: larger than every number.
+/// Latency of a failed start: larger than every measured latency.
 pub const INFINITE: u64 = u64::MAX;
 
-/// The nearest-rank percentile: the smallest sample such that at least `permille` thousandths of all
-/// samples are not larger. `sorted` must rise; `None` when it is empty.
+/// Nearest-rank percentile: the smallest sample such that at least `permille` thousandths of all samples are less than or
+/// equal to it. `sorted` must be in ascending order. Returns `None` for no samples.
 #[must_use]
 pub fn nearest_rank<T: Copy>(sorted: &[T], permille: u32) -> Option<T> {
     let rank = rank(sorted.len(), permille);
     sorted.get(rank.checked_sub(1)?).copied()
 }
 
-/// Rank from 1; 0 when `n` is 0.
+/// Rank from 1 to `n`; 0 if `n` is 0.
 fn rank(n: usize, permille: u32) -> usize {
     let permille = permille.min(1000) as usize;
     (n * permille).div_ceil(1000).max(1).min(n)
 }
 
-/// What a quantile came to.
+/// The value of a quantile, or the reason why it has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Estimate {
     /// Nanoseconds.
     Value(u64),
-    /// So many starts failed that the quantile lies among them.
+    /// The quantile lies among the failed starts.
     Infinite,
-    /// There are fewer samples than the quantile needs.
-    TooFew {
-        /// Samples that it needs.
-        needs: usize,
-    },
+    /// The number of samples is smaller than `needs`.
+    TooFew { needs: usize },
 }
 
 impl Quantile {
-    /// Thousandths.
+    /// The quantile in thousandths.
     #[must_use]
     pub fn permille(self) -> u32 {
         match self {
@@ -48,7 +45,7 @@ impl Quantile {
         }
     }
 
-    /// Fewer samples than this say nothing about it.
+    /// Smallest number of samples for which the quantile is reported.
     #[must_use]
     pub fn needs(self) -> usize {
         match self {
@@ -65,39 +62,38 @@ impl Quantile {
 pub struct Samples(Vec<u64>);
 
 impl Samples {
-    /// Sorts them.
+    /// Takes latencies in any order.
     #[must_use]
     pub fn new(mut latencies_ns: Vec<u64>) -> Self {
         latencies_ns.sort_unstable();
         Self(latencies_ns)
     }
 
-    /// All, rising, failures at the end.
+    /// All samples in ascending order, failures last.
     #[must_use]
     pub fn all(&self) -> &[u64] {
         &self.0
     }
 
-    /// How many, failures included.
+    /// Number of samples, failures included.
     #[must_use]
     pub fn n(&self) -> usize {
         self.0.len()
     }
 
-    /// How many failed.
+    /// Number of failures.
     #[must_use]
     pub fn failed(&self) -> usize {
         self.n() - self.finite().len()
     }
 
-    /// Those that did not fail, rising.
+    /// Samples without failures, in ascending order.
     #[must_use]
     pub fn finite(&self) -> &[u64] {
         let end = self.0.partition_point(|ns| *ns != INFINITE);
         &self.0[..end]
     }
 
-    /// A quantile, if there are samples enough for it.
     #[must_use]
     pub fn quantile(&self, quantile: Quantile) -> Estimate {
         let needs = quantile.needs();
@@ -109,8 +105,8 @@ impl Samples {
         }
     }
 
-    /// Two samples between which the true quantile lies with at least 95 % confidence, whatever the
-    /// distribution. `None` where no such pair exists among finite samples, or for the maximum.
+    /// Distribution-free confidence interval of a quantile: two samples that contain the true quantile with a probability
+    /// of at least 95 %. `None` if no two finite samples do, with too few samples, and for the maximum.
     #[must_use]
     pub fn interval95(&self, quantile: Quantile) -> Option<(u64, u64)> {
         if quantile == Quantile::Max || self.n() < quantile.needs() {
@@ -122,8 +118,8 @@ impl Samples {
     }
 }
 
-/// Ranks `low < high` (from 1) such that the number of samples below the quantile is in `low..high` with
-/// probability 0.95 or more: the narrowest range around the mode of Binomial(n, q).
+/// Ranks `low < high`, counted from 1, such that the number of samples below the quantile is in `low..high` with a
+/// probability of at least 0.95. They are the narrowest range around the mode of Binomial(n, q).
 pub(super) fn order_interval(n: usize, q: f64) -> Option<(usize, usize)> {
     let weights = binomial(n, q);
     let mode = (0..weights.len()).max_by(|a, b| weights[*a].total_cmp(&weights[*b]))?;
@@ -143,11 +139,11 @@ pub(super) fn order_interval(n: usize, q: f64) -> Option<(usize, usize)> {
             covered += above;
         }
     }
-    // `k` samples below the quantile put it between the samples of rank k and k + 1.
+    // With `k` samples below the quantile, the quantile lies between the samples of rank k and k + 1.
     (first >= 1 && last < n).then_some((first, last + 1))
 }
 
-/// Probabilities of 0..=n successes, built outward from the mode so that nothing underflows early.
+/// Probabilities of 0..=n successes, computed from the mode outward to avoid underflow.
 fn binomial(n: usize, q: f64) -> Vec<f64> {
     let odds = q / (1.0 - q);
     let mode = rank(n, 1000).min((0..=n).take_while(|k| (*k as f64) <= n as f64 * q).count());
@@ -192,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_larger_than_every_sample() {
+    fn failures_count_as_the_largest_samples() {
         let samples = Samples::new((1..=94).chain([INFINITE; 6]).collect());
         assert_eq!(samples.failed(), 6);
         assert_eq!(samples.quantile(Quantile::P95), Estimate::Infinite);
@@ -202,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_are_the_textbook_ones() {
+    fn intervals_match_the_textbook() {
         // Conover, Practical Nonparametric Statistics: median of 100, ranks 40 and 60 or 61.
         let (low, high) = order_interval(100, 0.5).unwrap();
         assert!(
@@ -228,7 +224,7 @@ mod tests {
         }
 
         #[test]
-        fn an_interval_holds_its_estimate(samples in prop::collection::vec(0_u64..1_000_000, 100..700)) {
+        fn an_interval_contains_its_estimate(samples in prop::collection::vec(0_u64..1_000_000, 100..700)) {
             let samples = Samples::new(samples);
             for quantile in [Quantile::P50, Quantile::P95] {
                 if let (Estimate::Value(v), Some((low, high))) =

@@ -1,7 +1,8 @@
-//! How much longer a turn takes than the same turn beside, from rounds that lie next to each other.
+//! Ratio of the time of a turn to the time of the same turn in the rounds beside.
 //!
-//! Each measured round of clones is compared with the round beside that the plan puts next to it: median over median. A
-//! host that slows down for a while slows both of a pair down. What is told is the median of those ratios.
+//! Each measured round of clones forms a pair with the neighbouring round beside, and the ratio of a pair is the quotient
+//! of the two medians. A temporary slowdown of the host affects both rounds of a pair. The result is the median of the
+//! ratios of all pairs.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +13,18 @@ use super::{
 };
 use crate::{event::Attempt, scenario::Quantile};
 
-/// Median of the ratios of all pairs.
+/// Median of the ratios of all pairs of rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
-    /// Infinite if the turn failed in half of the rounds; `None` with too few pairs.
+    /// Infinite if the turn failed in half of the rounds; `None` with fewer than 10 pairs.
     pub value: Option<f64>,
-    /// From order statistics, at least 95 % for pairs that do not depend on each other; `None` with too few pairs.
+    /// Confidence interval from order statistics, which assumes independent pairs; `None` with fewer than 10 pairs.
     pub interval95: Option<(f64, f64)>,
-    /// How many; a round beside that failed makes none.
+    /// Number of pairs. A pair whose round beside failed is left out.
     pub pairs: usize,
 }
 
-/// Of the turn at `index`.
+/// Ratio of the turn at `index`, counted from 0.
 #[must_use]
 pub fn of_turn(summary: &Summary, index: usize) -> Ratio {
     let ours = medians(&summary.clones, index);
@@ -48,7 +49,7 @@ pub fn of_turn(summary: &Summary, index: usize) -> Ratio {
     }
 }
 
-/// Of each round, in the plan's order, the median over all that its clones measured.
+/// The median of each round over all samples of its clones, in the order of the plan.
 fn medians(attempts: &[Attempt], index: usize) -> Vec<u64> {
     let mut rounds: BTreeMap<u32, Vec<&Attempt>> = BTreeMap::new();
     for attempt in attempts {
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_compared_so_that_a_drift_is_in_both() {
+    fn a_drift_of_the_host_does_not_change_the_ratio() {
         // Both become ten times slower; one is always a tenth above the other.
         let theirs: Vec<_> = (1..=12).map(|n| Some(n * 1000)).collect();
         let ours: Vec<_> = (1..=12).map(|n| Some(n * 1100)).collect();
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_no_speed() {
+    fn failures_make_a_ratio_infinite_and_failed_rounds_beside_are_left_out() {
         let fine = vec![Some(1000); 12];
         let mut half = fine.clone();
         half[..7].fill(None);

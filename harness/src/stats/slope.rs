@@ -1,11 +1,10 @@
-//! Least squares: what one more clone costs.
+//! Least-squares slope of memory over the number of clones.
 
 use serde::{Deserialize, Serialize};
 
-/// A point of one group. Groups (rounds) may differ in level, not in slope.
+/// A point of one group. Groups (rounds) may have different levels, but share one slope.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// See [`Point`].
     pub group: u32,
     /// Number of clones.
     pub x: f64,
@@ -16,13 +15,12 @@ pub struct Point {
 /// A slope and its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slope {
-    /// Least-squares slope within groups.
     pub value: f64,
-    /// Student's interval; absent with fewer points than it needs.
+    /// Interval from Student's distribution; `None` without degrees of freedom.
     pub interval95: Option<(f64, f64)>,
 }
 
-/// Fits one slope to all groups, each with its own level. `None` when no group has two different `x`.
+/// Fits one slope to all groups, each with its own level. Returns `None` if no group has two different values of `x`.
 #[must_use]
 pub fn fit(points: &[Point]) -> Option<Slope> {
     let mut groups: Vec<u32> = points.iter().map(|p| p.group).collect();
@@ -43,7 +41,7 @@ pub fn fit(points: &[Point]) -> Option<Slope> {
     Some(Slope { value, interval95 })
 }
 
-/// The group's points relative to its mean.
+/// The points of a group, relative to their mean.
 fn centre(points: &[Point], group: u32) -> Vec<(f64, f64)> {
     let own: Vec<&Point> = points.iter().filter(|p| p.group == group).collect();
     let n = own.len() as f64;
@@ -52,8 +50,8 @@ fn centre(points: &[Point], group: u32) -> Vec<(f64, f64)> {
     own.iter().map(|p| (p.x - mean_x, p.y - mean_y)).collect()
 }
 
-/// The 0.975 quantile of Student's distribution: from a table for 1 to 3 degrees of freedom, otherwise
-/// the expansion of Abramowitz and Stegun 26.7.5, wrong by less than 0.5 % there.
+/// The 0.975 quantile of Student's distribution: from a table for 1 to 3 degrees of freedom, otherwise from the expansion
+/// of Abramowitz and Stegun 26.7.5, with an error below 0.5 %.
 fn student_975(free: usize) -> f64 {
     match free {
         1 => 12.706,
@@ -79,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn student_is_that_of_the_tables() {
+    fn quantiles_of_student_match_published_tables() {
         for (free, table) in [
             (3, 3.182),
             (5, 2.571),
@@ -93,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_may_have_levels_of_their_own() {
+    fn groups_may_have_different_levels() {
         let points = [
             point(0, 0.0, 100.0),
             point(0, 10.0, 130.0),
@@ -107,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_fitted_is_absent() {
+    fn too_few_points_give_no_slope_or_interval() {
         assert_eq!(fit(&[]), None);
         assert_eq!(fit(&[point(0, 1.0, 5.0), point(0, 1.0, 6.0)]), None);
         let two = fit(&[point(0, 0.0, 0.0), point(0, 2.0, 6.0)]).unwrap();

@@ -1,17 +1,16 @@
-//! What clones did after their first command: times and page faults of each turn, and what a clone pays until
-//! it works as fast as a warm VM.
+//! Times and page faults of turns, and the tax: the extra time of a new clone until it is as fast as a warm VM.
 
 use super::quantile::{INFINITE, Samples};
 use crate::event::{Attempt, Exchanged, Turn};
 
-/// Times of the turn at `index`: of each start from its question to its answer, of an exchange all that was measured in
-/// it. A start that did not get there, or got a wrong answer, is one [`INFINITE`].
+/// Times of the turn at `index` over all starts: one for a command or a cell, all samples of the peer for an exchange. A
+/// start whose turn failed or was not reached contributes one [`INFINITE`].
 #[must_use]
 pub fn latencies(attempts: &[Attempt], index: usize) -> Samples {
     Samples::new(attempts.iter().flat_map(|a| times(a, index)).collect())
 }
 
-/// The same of one start.
+/// Times of the turn at `index` of one start, as in [`latencies`].
 #[must_use]
 pub fn times(attempt: &Attempt, index: usize) -> Vec<u64> {
     match attempt.turns.get(index) {
@@ -23,14 +22,14 @@ pub fn times(attempt: &Attempt, index: usize) -> Vec<u64> {
     }
 }
 
-/// Of the exchange at `index`, all times until a change of the policy was felt; empty where there was none.
+/// Times until a policy change took effect, over all exchanges at `index`; empty for other exchanges than `churn`.
 #[must_use]
 pub fn effects(attempts: &[Attempt], index: usize) -> Samples {
     let exchanges = exchanges(attempts, index);
     Samples::new(exchanges.flat_map(|e| e.effects_ns.clone()).collect())
 }
 
-/// Bytes that each exchange at `index` moved; `None` where that was not measured.
+/// Bytes that each connection of the exchange at `index` transferred; `None` for other exchanges than transfers.
 #[must_use]
 pub fn bytes(attempts: &[Attempt], index: usize) -> Option<u64> {
     let mut exchanges = exchanges(attempts, index);
@@ -43,20 +42,20 @@ fn exchanges(attempts: &[Attempt], index: usize) -> impl Iterator<Item = &Exchan
         .filter_map(move |a| a.turns.get(index)?.exchange.as_ref())
 }
 
-/// Mean page faults of the turn at `index` over those that know; `None` if none does.
+/// Mean page faults of the turn at `index`; `None` if no start recorded them.
 #[must_use]
 pub fn mean_faults(attempts: &[Attempt], index: usize) -> Option<f64> {
     mean(attempts.iter().filter_map(|a| a.turns.get(index)?.faults))
 }
 
-/// Mean page faults up to first exec; `None` if nobody knows them.
+/// Mean page faults up to first exec; `None` if no start recorded them.
 #[must_use]
 pub fn mean_faults_to_first_exec(attempts: &[Attempt]) -> Option<f64> {
     mean(attempts.iter().filter_map(|attempt| attempt.faults))
 }
 
-/// What clones paid for being new: of each, the time of all its turns less as many warm ones. Only where all
-/// `turns` of a clone are the same work. A clone that did not do them all is [`INFINITE`].
+/// The tax of each clone in nanoseconds: the time of all its turns minus the time of as many warm turns. Meaningful only
+/// if all `turns` do the same work. A clone that did not complete all turns counts as [`INFINITE`].
 #[must_use]
 pub fn tax(attempts: &[Attempt], turns: usize) -> Samples {
     let ns = attempts
@@ -65,7 +64,7 @@ pub fn tax(attempts: &[Attempt], turns: usize) -> Samples {
     Samples::new(ns.collect())
 }
 
-/// The same in page faults, as a mean over the clones that know.
+/// The mean tax in page faults; `None` if no clone recorded page faults.
 #[must_use]
 pub fn mean_tax_faults(attempts: &[Attempt], turns: usize) -> Option<f64> {
     mean(
@@ -75,8 +74,8 @@ pub fn mean_tax_faults(attempts: &[Attempt], turns: usize) -> Option<f64> {
     )
 }
 
-/// The sum over all turns less as many times the median of the later half: that is the warm VM. Zero where a
-/// clone was faster in its first turns. `None` if a turn is missing.
+/// The sum over all turns minus `turns` times the median of the later half, which stands for a warm VM. Zero if the first
+/// turns were faster; `None` if a turn is missing.
 fn excess(attempt: &Attempt, turns: usize, value: impl Fn(&Turn) -> Option<u64>) -> Option<u64> {
     let values: Vec<u64> = attempt.turns.iter().filter_map(value).collect();
     if values.len() != turns {

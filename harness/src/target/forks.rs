@@ -1,8 +1,8 @@
-//! Forks through E2B's API: each round has a parent sandbox that has done some work, and the clones of the round
-//! are forks of it, asked for by `POST /sandboxes/{id}/fork`.
+//! Forks through E2B's API: each round creates and prepares a parent sandbox, and the clones of the round are forks of it
+//! (`POST /sandboxes/{id}/fork`).
 //!
-//! One request makes many forks. The first worker that needs one of a batch asks for the whole batch, the
-//! others wait for its answer; that wait is inside their latency.
+//! One request creates a batch of forks. The first worker that needs a fork of a batch sends the request, and the others
+//! wait for its answer. The wait is part of their latency.
 
 use std::sync::{OnceLock, RwLock};
 
@@ -24,30 +24,30 @@ use crate::{
     scenario::ParentStep,
 };
 
-/// Forks of one request. Servers bound it; ours takes 64.
+/// Forks in one request. Servers limit the number; `cube-api` accepts 64.
 const BATCH: u32 = 50;
 
-/// Starts forks, `starts` in each round.
+/// Starts the clones of a round as forks of one parent.
 #[derive(Debug)]
 pub struct Forks {
     e2b: E2b,
     parent: Vec<ParentStep>,
     starts: u32,
-    /// Written between rounds, read by workers.
+    /// Replaced between rounds, read by workers during a round.
     family: RwLock<Option<Family>>,
 }
 
-/// One round's.
+/// The parent of a round and its forks.
 #[derive(Debug)]
 struct Family {
     parent: Remote,
     batches: Vec<OnceLock<Batch>>,
 }
 
-/// The forks of a request, or why there are none.
+/// The forks of one request, or the failure of the request.
 type Batch = Result<Vec<Result<Created, Failure>>, Failure>;
 
-/// One fork of an answer: exactly one of both is set.
+/// One fork in an answer. Exactly one of the fields is set.
 #[derive(Deserialize)]
 struct Fork {
     sandbox: Option<Created>,
@@ -55,7 +55,7 @@ struct Fork {
 }
 
 impl Forks {
-    /// `parent` is what is done to a round's parent first, `starts` how many forks a round has.
+    /// `parent` are the steps that prepare the parent of each round, and `starts` is the number of forks in a round.
     #[must_use]
     pub fn new(e2b: E2b, parent: Vec<ParentStep>, starts: u32) -> Self {
         Self {
@@ -81,8 +81,8 @@ impl Forks {
         })
     }
 
-    /// The forks of the batch, asked for by whoever comes first. A server changes a sandbox once at a time, so
-    /// batches follow one another.
+    /// The forks of a batch; the first caller sends the request. A server handles one fork request of a sandbox at a
+    /// time, so batches are requested one after the other.
     fn batch<'a>(&self, family: &'a Family, index: usize) -> Option<&'a Batch> {
         let batch = family.batches.get(index)?;
         Some(batch.get_or_init(|| {
@@ -114,7 +114,7 @@ fn forks(answer: &HttpAnswer) -> Batch {
     let refused = |why: String| {
         let text = String::from_utf8_lossy(&answer.body);
         let text: String = text.chars().take(300).collect();
-        no_fork(format!("status {}{why}: {text}", answer.status))
+        fork_failure(format!("status {}{why}: {text}", answer.status))
     };
     if answer.status != 201 {
         return Err(refused(String::new()));
@@ -126,14 +126,16 @@ fn forks(answer: &HttpAnswer) -> Batch {
 
 fn one(fork: Fork) -> Result<Created, Failure> {
     let error = fork.error.unwrap_or_default();
-    let created = fork.sandbox.ok_or_else(|| no_fork(error.to_string()))?;
+    let created = fork
+        .sandbox
+        .ok_or_else(|| fork_failure(error.to_string()))?;
     match created.check() {
         Ok(()) => Ok(created),
-        Err(why) => Err(no_fork(why.to_owned())),
+        Err(why) => Err(fork_failure(why.to_owned())),
     }
 }
 
-fn no_fork(what: String) -> Failure {
+fn fork_failure(what: String) -> Failure {
     Failure {
         cause: FailureCause::Create,
         message: format!("fork: {what}"),
@@ -142,8 +144,11 @@ fn no_fork(what: String) -> Failure {
 
 impl Target for Forks {
     fn create(&self, id: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure> {
-        let family = self.family.read().map_err(|e| no_fork(e.to_string()))?;
-        let none = || no_fork("there is none for this arrival".to_owned());
+        let family = self
+            .family
+            .read()
+            .map_err(|e| fork_failure(e.to_string()))?;
+        let none = || fork_failure("the answer has no fork for this arrival".to_owned());
         let family = family.as_ref().ok_or_else(none)?;
         let place = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
         let batch = self
@@ -164,8 +169,11 @@ impl Target for Forks {
     }
 
     fn begin_round(&self) -> Result<(), Failure> {
-        let mut family = self.family.write().map_err(|e| no_fork(e.to_string()))?;
-        // The last round's parent ends before the next one is made.
+        let mut family = self
+            .family
+            .write()
+            .map_err(|e| fork_failure(e.to_string()))?;
+        // Kill the parent of the last round before creating the next one.
         *family = None;
         *family = Some(self.new_family()?);
         Ok(())
@@ -177,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forks_fail_one_by_one_or_all_together() {
+    fn single_forks_and_whole_requests_can_fail() {
         let answer = |status, body: &str| HttpAnswer {
             status,
             headers: Vec::new(),

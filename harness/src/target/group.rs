@@ -1,11 +1,11 @@
-//! Control groups for VMMs beside a server's, like those of its sandboxes.
+//! cgroups for VMMs that are compared with those of a server.
 //!
-//! The scheduler shares CPUs out between groups first, and wakes processes on other CPUs when they are of different
-//! groups. A VMM that is in the harness's own group is therefore not to be compared with one that has a group of its own.
+//! The scheduler divides CPU time between cgroups first, and wakes processes of different cgroups on different CPUs. A VMM
+//! in the cgroup of the harness is therefore not comparable with a VMM that has its own cgroup.
 //!
 //! ```text
-//! <hierarchy>/…/cube-TAG/SANDBOX/            what the server made
-//! <hierarchy>/…/cube-bench-PID/beside/       ours, with the same parent and the same controllers
+//! <hierarchy>/…/cube-TAG/SANDBOX/            created by the server
+//! <hierarchy>/…/cube-bench-PID/beside/       created here, at the same depth and with the same controllers
 //! ```
 
 use std::{
@@ -18,18 +18,20 @@ const ROOT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "cube-bench-";
 const MEMBER: &str = "beside";
 const PROCESSES: &str = "cgroup.procs";
-/// Controllers of a group's children, in version 2.
+/// cgroup v2: the file with the controllers of the children.
 const CONTROLLERS: &str = "cgroup.subtree_control";
 
-/// A group in each hierarchy in which the server has groups. Dropping it removes them; who is in them has to be gone.
+/// A cgroup in each hierarchy in which the server has cgroups. Dropping it removes the cgroups; their processes must have
+/// ended.
 #[derive(Debug, Default)]
 pub(crate) struct Groups(Vec<PathBuf>);
 
 impl Groups {
-    /// Like those of a sandbox's VMM. None where that is in the same group as this process.
+    /// Creates cgroups like those of the process `pid`, a VMM of the server. Hierarchies in which that process is in the
+    /// same cgroup as this one are left out.
     ///
     /// # Errors
-    /// They cannot be read or made.
+    /// Returns the error if the cgroups of the process cannot be read, or new ones cannot be created.
     pub(crate) fn like(pid: u32) -> io::Result<Self> {
         let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         let own = fs::read_to_string("/proc/self/cgroup")?;
@@ -40,10 +42,10 @@ impl Groups {
         Ok(groups)
     }
 
-    /// A VMM is in them from now on.
+    /// Moves a VMM into the cgroups.
     ///
     /// # Errors
-    /// It is gone, or a group is.
+    /// Returns the error if the process or a cgroup does not exist any more.
     pub(crate) fn take(&self, pid: u32) -> io::Result<()> {
         self.0
             .iter()
@@ -56,18 +58,18 @@ impl Groups {
             .and_then(|parent| Some((parent, parent.parent()?)));
         let Some((parent, above)) = parent else {
             return Err(io::Error::other(format!(
-                "{} is no group in a group",
+                "cgroup {} has no parent besides the root",
                 like.display()
             )));
         };
         let below = |path: &Path| hierarchy.join(path.strip_prefix("/").unwrap_or(path));
         let above = below(above);
-        remove_left(&above);
+        remove_stale(&above);
         let ours = above.join(format!("{PREFIX}{}", process::id()));
         fs::create_dir_all(&ours)?;
         let member = ours.join(MEMBER);
         self.0.push(member.clone());
-        // Version 1 has no such file: there a hierarchy is its controllers.
+        // cgroup v1 has no such file: there each hierarchy has fixed controllers.
         if let Ok(controllers) = fs::read_to_string(below(parent).join(CONTROLLERS)) {
             for name in controllers.split_whitespace() {
                 fs::write(ours.join(CONTROLLERS), format!("+{name}"))?;
@@ -85,14 +87,14 @@ impl Drop for Groups {
     }
 }
 
-/// What cannot be removed now is removed by the next run.
+/// Removes the cgroups of a run. On failure, the next run removes them.
 fn remove(ours: &Path) {
     let _ = fs::remove_dir(ours.join(MEMBER));
     let _ = fs::remove_dir(ours);
 }
 
-/// Groups of runs that were killed.
-fn remove_left(above: &Path) {
+/// Removes cgroups of runs that were killed.
+fn remove_stale(above: &Path) {
     for entry in fs::read_dir(above).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
@@ -102,7 +104,7 @@ fn remove_left(above: &Path) {
     }
 }
 
-/// Hierarchy and path of each line of one `/proc/PID/cgroup` that another has not.
+/// Controllers and path of each line of `theirs` that `own` does not have. Both are contents of `/proc/PID/cgroup`.
 fn differing<'a>(theirs: &'a str, own: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     theirs
         .lines()
@@ -113,7 +115,7 @@ fn differing<'a>(theirs: &'a str, own: &'a str) -> impl Iterator<Item = (&'a str
         })
 }
 
-/// Where a hierarchy is mounted, by the controllers that `/proc/PID/cgroup` names; version 2 has no names there.
+/// Mount point of a hierarchy with these controllers, as `/proc/PID/cgroup` lists them; cgroup v2 has an empty list.
 fn directory(controllers: &str) -> PathBuf {
     let root = Path::new(ROOT);
     let first = controllers.split(',').next().unwrap_or_default();
@@ -129,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_hierarchies_with_groups_of_the_server_count() {
+    fn hierarchies_without_cgroups_of_the_server_are_left_out() {
         let own = "2:cpu,cpuacct:/\n1:name=systemd:/\n0::/user.slice\n";
         let theirs = "2:cpu,cpuacct:/cube-a/i1\n1:name=systemd:/\n0::/user.slice/cube-a/i1\n";
         let found: Vec<_> = differing(theirs, own).collect();
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_beside_has_the_depth_and_the_controllers_of_the_other_and_goes() {
+    fn cgroups_are_created_at_the_same_depth_and_removed() {
         let root = tempfile::tempdir().unwrap();
         let pool = root.path().join("slice/cube-a");
         fs::create_dir_all(pool.join("i1")).unwrap();
@@ -152,7 +154,7 @@ mod tests {
             .unwrap();
         let ours = root.path().join(format!("slice/{PREFIX}{}", process::id()));
         assert!(ours.join(MEMBER).is_dir());
-        assert!(!left.exists(), "of a process that is gone");
+        assert!(!left.exists(), "the cgroup of a dead process is removed");
         drop(groups);
         assert!(!ours.exists() && pool.join("i1").exists());
         assert!(

@@ -1,6 +1,6 @@
-//! The baseline: the same command as a process of the host, its output through a pipe.
+//! The baseline: the command runs as a process of the host, with its output in a pipe.
 //!
-//! It has no create; what it measures is what any sandbox must pay at least on this host at this moment.
+//! There is no create step. The measured time is a lower bound for any sandbox on this host at this moment.
 
 use std::{
     io::Read,
@@ -19,7 +19,7 @@ use crate::{
     scenario::ExecSpec,
 };
 
-/// Starts nothing before the first command.
+/// The target of baseline rounds. `create` starts nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct HostProcess;
 
@@ -37,7 +37,10 @@ impl Target for HostProcess {
 impl Sandbox for HostProcess {
     fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure> {
         let Some(program) = command.argv.first() else {
-            let why = format!("{} is for sandboxes", command.describe());
+            let why = format!(
+                "cannot run {}: the host has no interpreter",
+                command.describe()
+            );
             return Err(failed(FailureCause::Exec, &why));
         };
         let mut child = Command::new(program)
@@ -49,7 +52,7 @@ impl Sandbox for HostProcess {
             .map_err(|e| failed(FailureCause::Spawn, &format!("{program}: {e}")))?;
         let answer = wait(&mut child, command.timeout);
         if answer.is_err() {
-            // Fails only when it has ended in the meantime.
+            // Fails only if the process has ended in the meantime.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -59,12 +62,15 @@ impl Sandbox for HostProcess {
     fn write_file(&mut self, path: &str, _: &[u8]) -> Result<(), Failure> {
         Err(failed(
             FailureCause::Exec,
-            &format!("{path} is for sandboxes"),
+            &format!("cannot write {path}: the baseline writes no files to the host"),
         ))
     }
 
     fn set_network(&mut self, _: &serde_json::Value) -> Result<(), Failure> {
-        Err(failed(FailureCause::Network, "policies are for sandboxes"))
+        Err(failed(
+            FailureCause::Network,
+            "host processes have no network policy",
+        ))
     }
 
     fn pid(&self) -> Option<u32> {
@@ -87,7 +93,10 @@ fn wait(child: &mut Child, timeout: Duration) -> Result<Output, Failure> {
             let bound = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
             let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
             if poll(&mut fds, bound).map_err(|e| io(e.into()))? == 0 {
-                return Err(failed(FailureCause::Timeout, "no end of output"));
+                return Err(failed(
+                    FailureCause::Timeout,
+                    "the command did not end in time",
+                ));
             }
             match pipe.read(&mut chunk).map_err(io)? {
                 0 => break,
@@ -126,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_compared_and_waits_end() {
+    fn output_is_compared_and_a_hanging_command_times_out() {
         let long = Duration::from_secs(20);
         let cause = |argv: &[&str], expect, timeout| {
             exec_and_compare(&mut HostProcess, &spec(argv, expect, timeout)).map_err(|f| f.cause)

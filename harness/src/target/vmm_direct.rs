@@ -1,5 +1,5 @@
-//! `vmm-direct`: one `cube-vmm` process per clone, asked over its control socket; commands go to the
-//! guest's agent through the clone's vsock socket.
+//! The target `vmm-direct`: one `cube-vmm` process for each clone, driven through its control socket. Commands go to the
+//! guest agent through the vsock socket of the clone.
 
 use std::{
     fs::File,
@@ -30,11 +30,10 @@ use crate::{
     scenario::{ExecSpec, TargetSpec},
 };
 
-/// Where identities come from.
+/// Source of identities and entropy seeds.
 pub const RANDOM: &str = "/dev/urandom";
-/// Name of the clone's vsock socket in its directory.
+// File names in the directory of a clone.
 const VSOCK: &str = "vsock.sock";
-/// Name of the guest's console in the clone's directory.
 const CONSOLE: &str = "console.log";
 /// Name of the VMM's standard error in the clone's directory. `leftovers` knows a VMM by it.
 pub const STDERR: &str = "vmm.stderr";
@@ -50,16 +49,16 @@ pub struct VmmDirect {
     timeout: Duration,
     run_dir: Arc<RunDir>,
     random: File,
-    /// What its clones have in place of no network, and the groups that they are in.
+    /// Network and cgroups of the clones; `None` for clones without a network.
     network: Option<(PlainNetwork, Groups)>,
 }
 
 impl VmmDirect {
-    /// `program` is `cube-vmm`, `template` a template's directory, `loaded` the same template in huge pages
-    /// if the host has them.
+    /// `program` is `cube-vmm`, `template` the directory of a template, and `loaded` the same template in huge pages, or
+    /// `None` if the host has none.
     ///
     /// # Errors
-    /// The host has no random source.
+    /// Returns the error if /dev/urandom cannot be opened.
     pub fn new(
         program: PathBuf,
         template: PathBuf,
@@ -80,7 +79,7 @@ impl VmmDirect {
         })
     }
 
-    /// The same with a network, for one clone at a time, in groups for one clone.
+    /// Connects clones to a network. Only one clone may run at a time, because all have the same address and cgroup.
     #[must_use]
     pub(crate) fn with_network(self, network: PlainNetwork, groups: Groups) -> Self {
         Self {
@@ -89,10 +88,10 @@ impl VmmDirect {
         }
     }
 
-    /// Clones of the same template in the same memory, restored another way.
+    /// A second target for the same loaded template, with another prefault setting.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// Returns the error if the process has no free file descriptor.
     pub fn with_prefault(&self, prefault: WorkingSetPrefault) -> io::Result<Self> {
         Ok(Self {
             program: self.program.clone(),
@@ -107,7 +106,7 @@ impl VmmDirect {
         })
     }
 
-    /// Where clones come from: cold starts from the disk, all others from huge pages.
+    /// The directory to restore from: the template on disk for cold starts, otherwise the loaded template.
     fn source(&self) -> PathBuf {
         match &self.loaded {
             Some(loaded) if !self.cold.load(Ordering::Relaxed) => loaded.dir(),
@@ -143,7 +142,7 @@ impl VmmDirect {
         let tap = network.map(|(network, _)| network.tap()).transpose();
         let tap = tap.map_err(|e| Failure {
             cause: FailureCause::Network,
-            message: format!("the TAP cannot be opened: {e}"),
+            message: format!("cannot open the TAP of the clone: {e}"),
         })?;
         let control = |cause| move |e: ControlError| control_failure(cause, &e);
         let mut vm = VmProcess::spawn(&self.program, Some(log), Some(self.timeout))
@@ -163,7 +162,7 @@ impl VmmDirect {
             .control
             .restore(spec, tap.as_ref().map(|tap| tap.as_fd()))
             .map_err(control(FailureCause::Restore))?;
-        // The VMM's from here on: it goes with it.
+        // The VMM holds its own descriptor now, so the TAP disappears with the VMM.
         drop(tap);
         vm.control.resume().map_err(control(FailureCause::Resume))?;
         *timeline = vm
@@ -191,7 +190,7 @@ impl Target for VmmDirect {
         match self.start(id, &dir.0, timeline) {
             Ok(vm) => Ok(Box::new(Clone { vm, dir })),
             Err(mut failure) => {
-                failure.message.push_str(&last_words(&dir.0));
+                failure.message.push_str(&last_line(&dir.0));
                 Err(failure)
             }
         }
@@ -217,12 +216,12 @@ struct Clone {
     dir: CloneDir,
 }
 
-/// The directory of one clone; dropping it removes it.
+/// The directory of one clone. Dropping it removes the directory.
 struct CloneDir(PathBuf);
 
 impl Drop for CloneDir {
     fn drop(&mut self) {
-        // What cannot be removed now is removed with the run's directory.
+        // On failure, the directory is removed with the directory of the run.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -230,7 +229,7 @@ impl Drop for CloneDir {
 impl Sandbox for Clone {
     fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure> {
         guest::exec(&self.dir.0.join(VSOCK), command).map_err(|mut failure| {
-            failure.message.push_str(&last_words(&self.dir.0));
+            failure.message.push_str(&last_line(&self.dir.0));
             failure
         })
     }
@@ -242,7 +241,7 @@ impl Sandbox for Clone {
     fn set_network(&mut self, _: &serde_json::Value) -> Result<(), Failure> {
         Err(Failure {
             cause: FailureCause::Network,
-            message: "a VM without a server has no policy".to_owned(),
+            message: "vmm-direct has no network policies".to_owned(),
         })
     }
 
@@ -261,11 +260,11 @@ impl Sandbox for Clone {
     }
 }
 
-/// What the VMM printed at last, for messages; empty if nothing.
-fn last_words(dir: &Path) -> String {
+/// The last line of the VMM's standard error as a suffix for messages; empty if the VMM printed nothing.
+fn last_line(dir: &Path) -> String {
     let text = std::fs::read_to_string(dir.join(STDERR)).unwrap_or_default();
     match text.lines().rfind(|line| !line.trim().is_empty()) {
-        Some(line) => format!(" (the VMM's last words: {line})"),
+        Some(line) => format!(" (last line of the VMM's log: {line})"),
         None => String::new(),
     }
 }
