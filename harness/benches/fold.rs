@@ -1,4 +1,4 @@
-//! What a report costs: folding the events of a long run, and one percentile of its samples.
+//! Cost of a report: folding the events of a long run, and one percentile with its interval.
 
 #[path = "../tests/support/recorded.rs"]
 mod recorded;

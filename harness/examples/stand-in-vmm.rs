@@ -1,5 +1,5 @@
-//! A stand-in for `cube-vmm` and its guest's agent, for the tests of whole runs: it speaks the control
-//! socket (standard input, until it closes) and one command of the agent's wire, and runs no guest.
+//! A stand-in for `cube-vmm` and the guest agent, for tests of complete runs. It implements the control protocol on
+//! standard input and one command of the agent, and runs no guest.
 #![expect(
     clippy::unwrap_used,
     reason = "part of the tests: a broken stand-in should stop them"
@@ -21,7 +21,7 @@ use vmm_control::{
     frame,
 };
 
-/// File of a template, one of those that a loaded template has too: what commands print, base64.
+/// File of the template with the output of all commands, in base64.
 const SAYS: &str = model::template_file::STATE;
 
 fn main() {

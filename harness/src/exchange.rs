@@ -306,7 +306,7 @@ fn probe(sandbox: &mut dyn Sandbox, order: &Order, like: &ExecSpec) -> Result<Fi
         .map_err(|e| lost(format!("cannot parse the answer of the probe: {e}")))
 }
 
-/// What had to pass did not, or could not be measured.
+/// A failure because allowed traffic did not pass, or could not be measured.
 fn lost(message: String) -> Failure {
     Failure {
         cause: FailureCause::Network,
@@ -314,7 +314,7 @@ fn lost(message: String) -> Failure {
     }
 }
 
-/// What must not pass did.
+/// A failure because denied traffic passed.
 fn breach(message: String) -> Failure {
     Failure {
         cause: FailureCause::Breach,

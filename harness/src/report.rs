@@ -1,4 +1,4 @@
-//! Reports: pure functions of a summary, the host's facts and the judged gates.
+//! Reports: pure functions of a summary, the facts about the host and the evaluated gates.
 
 pub mod doctor;
 pub mod document;
@@ -23,26 +23,22 @@ use crate::{
     stats::fold::Summary,
 };
 
-/// All that a reporter may look at.
+/// The input of all reporters.
 #[derive(Clone, Debug)]
 pub struct View<'a> {
-    /// What was run.
     pub scenario: &'a Scenario,
-    /// The command that does it again.
+    /// Command line that repeats the run.
     pub reproduce: &'a str,
-    /// Folded events.
     pub summary: &'a Summary,
-    /// Where it ran.
     pub facts: &'a HostFacts,
-    /// How quiet it was.
+    /// Mean activity of the host during the run.
     pub noise: NoiseLevel,
-    /// What its numbers are worth.
     pub graded: Graded,
-    /// In the scenario's order.
+    /// In the order of the scenario.
     pub gates: Vec<GateResult>,
 }
 
-/// Files that every run leaves beside its events, with what they hold.
+/// Names and contents of the report files of a run.
 #[must_use]
 pub fn files(view: &View<'_>) -> [(&'static str, String); 4] {
     [
@@ -54,7 +50,7 @@ pub fn files(view: &View<'_>) -> [(&'static str, String); 4] {
 }
 
 impl<'a> View<'a> {
-    /// Grades and judges. `None` for a summary without a start.
+    /// Grades the host and evaluates the gates. Returns `None` for a summary without the start of a run.
     #[must_use]
     pub fn new(summary: &'a Summary, facts: &'a HostFacts) -> Option<Self> {
         let started = summary.started.as_ref()?;
@@ -71,7 +67,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// How the run ended.
+    /// Exit code of the run.
     #[must_use]
     pub fn end(&self) -> End {
         let clones = &self.summary.clones;

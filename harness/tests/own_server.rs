@@ -1,7 +1,7 @@
-//! Whole runs of `cube-bench` through a `cube-api` of the run's own, on real guests.
+//! Complete runs of `cube-bench` that start their own `cube-api`, with real guests.
 #![expect(
     clippy::unwrap_used,
-    reason = "what is missing should stop the test with its reason"
+    reason = "a missing artefact should stop the test with its error"
 )]
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
 
 use harness::report::document::Document;
 
-/// Nothing beside the sandboxes that the server hands out, so that only the run itself keeps its directory.
+/// No rounds beside and no baseline.
 const ALONE: &str = r#"
 rounds = 2
 warmup_rounds = 1
@@ -31,7 +31,7 @@ metric = "failures"
 limit = "0"
 "#;
 
-/// Each round a parent; its forks see what it did and go on from there.
+/// Forks of a prepared parent: they see its variables and its uploaded file.
 const FORKS: &str = r#"
 rounds = 2
 warmup_rounds = 0
@@ -69,7 +69,7 @@ metric = "failures"
 limit = "0"
 "#;
 
-/// The same work four times in clones whose working set is copied at restore, and in others.
+/// The same work four times, in clones with and without prefault.
 const TAX: &str = r#"
 rounds = 4
 warmup_rounds = 0
@@ -98,7 +98,7 @@ metric = "failures"
 limit = "0"
 "#;
 
-/// Sandboxes with a policy, in a world of the run's own: all kinds of exchanges.
+/// Sandboxes with a network policy, and all kinds of exchanges.
 const NETWORK: &str = r#"
 rounds = 2
 warmup_rounds = 0
@@ -138,7 +138,7 @@ metric = "after_hold.failures"
 limit = "0"
 "#;
 
-/// The same exchanges through the programs and without them.
+/// The same exchanges with and without eBPF programs.
 const BESIDE: &str = r#"
 rounds = 10
 warmup_rounds = 0
@@ -175,14 +175,14 @@ metric = "failures"
 limit = "0"
 "#;
 
-/// A run on the artifacts that the tier names, in directories of its own.
+/// Runs `cube-bench` on the artefacts of the test tier, in a temporary directory.
 struct Bench {
     dir: tempfile::TempDir,
 }
 
 impl Bench {
     fn new() -> Self {
-        // Sockets below it have short names: a unix address has 107 bytes.
+        // The path is short because addresses of Unix sockets are limited to 107 bytes.
         let dir = tempfile::Builder::new().prefix("hb").tempdir_in("/tmp");
         Self { dir: dir.unwrap() }
     }
@@ -212,7 +212,7 @@ impl Bench {
             .unwrap()
     }
 
-    /// The report of a run that must pass and leave nothing below the run root.
+    /// Runs a scenario that must pass and leave no files below the run root, and returns its report.
     fn passes(&self, scenario: &str) -> Document {
         let output = self.run(scenario);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -230,7 +230,7 @@ fn variable(name: &str) -> PathBuf {
 }
 
 #[test]
-fn kvm_a_server_of_the_runs_own_serves_a_scenario_with_nothing_beside_it() {
+fn kvm_a_scenario_without_rounds_beside_runs_on_a_new_server() {
     let bench = Bench::new();
     let d = bench.passes(ALONE);
     assert_eq!(
@@ -249,7 +249,7 @@ fn kvm_a_server_of_the_runs_own_serves_a_scenario_with_nothing_beside_it() {
 }
 
 #[test]
-fn interpreter_forks_go_on_where_their_parent_is() {
+fn interpreter_forks_continue_with_the_state_of_their_parent() {
     let d = Bench::new().passes(FORKS);
     assert_eq!((d.n, d.phases["first_exec"].failed), (6, 0));
     let turns = d.turns.unwrap();
@@ -261,14 +261,14 @@ fn interpreter_forks_go_on_where_their_parent_is() {
     assert_eq!(n, [(6, 0), (6, 0)]);
     assert!(
         turns.first_exec_faults.unwrap() > 0.0,
-        "their VMMs are on this host"
+        "the VMMs are processes of this host"
     );
     assert!(turns.tax.is_none());
     assert_eq!(d.round.unwrap().n, 2);
 }
 
 #[test]
-fn kvm_the_tax_of_a_new_clone_is_counted_with_and_without_prefault() {
+fn kvm_the_tax_is_measured_with_and_without_prefault() {
     let d = Bench::new().passes(TAX);
     assert_eq!(d.beside_name.as_deref(), Some("prefault off"));
     let (on, off) = (d.turns.unwrap(), d.beside_turns.unwrap());
@@ -276,7 +276,7 @@ fn kvm_the_tax_of_a_new_clone_is_counted_with_and_without_prefault() {
         let faults = |at: usize| turns.turns[at].faults.unwrap();
         assert!(
             faults(0) > faults(3),
-            "the first time touches pages: {turns:?}"
+            "the first turn touches more pages: {turns:?}"
         );
         let tax = turns.tax.as_ref().unwrap();
         assert!(tax.faults.unwrap() > 0.0 && tax.time.p50_ms.is_some());
@@ -285,7 +285,7 @@ fn kvm_the_tax_of_a_new_clone_is_counted_with_and_without_prefault() {
 }
 
 #[test]
-fn kvm_sandboxes_with_policies_exchange_with_an_outside_of_the_runs_own() {
+fn kvm_all_kinds_of_exchanges_are_measured() {
     let d = Bench::new().passes(NETWORK);
     let first = |phase: &str| (d.phases[phase].n, d.phases[phase].failed);
     for phase in ["confined", "replied", "first_network_byte", "first_exec"] {
@@ -301,7 +301,7 @@ fn kvm_sandboxes_with_policies_exchange_with_an_outside_of_the_runs_own() {
 }
 
 #[test]
-fn kvm_what_should_be_denied_and_is_not_is_a_breach() {
+fn kvm_traffic_that_should_be_denied_is_a_breach() {
     let open = "allow_out = [\"198.51.100.0/24\", \"203.0.113.0/24\"]";
     let scenario = NETWORK.replacen(
         "kind = \"isolated\"",
@@ -316,7 +316,7 @@ fn kvm_what_should_be_denied_and_is_not_is_a_breach() {
 }
 
 #[test]
-fn kvm_the_same_exchange_is_measured_without_the_programs() {
+fn kvm_exchanges_are_compared_with_and_without_ebpf_programs() {
     let d = Bench::new().passes(BESIDE);
     assert_eq!(d.beside_name.as_deref(), Some("plain"));
     assert_eq!(d.beside.unwrap()["first_network_byte"].failed, 0);

@@ -1,4 +1,4 @@
-//! What people and scripts read, from one recorded run on one invented host.
+//! Snapshots of all reports of one synthetic run on one synthetic host.
 
 #[path = "support/exchanged.rs"]
 mod exchanged;
@@ -65,7 +65,7 @@ fn json_report() {
 }
 
 #[test]
-fn the_page_is_whole_and_escapes_what_it_is_given() {
+fn the_html_page_is_complete_and_escapes_its_contents() {
     let page = shown(html::render);
     assert_eq!(page.matches("<svg").count(), 4);
     assert!(page.contains("cannot be reached &lt;here&gt;"));
@@ -118,7 +118,7 @@ fn a_run_compared_with_itself_is_no_regression() {
 }
 
 #[test]
-fn a_turn_is_judged_by_its_ratio_to_the_same_turn_beside() {
+fn a_gate_on_the_ratio_of_a_turn_passes_fails_or_is_inconclusive() {
     let (summary, mut host) = (fold(&exchanged::events(12)), host());
     let verdicts = |host: &HostFacts| {
         let view = View::new(&summary, host).expect("the events begin with a start");
@@ -158,7 +158,7 @@ fn ratios_are_in_every_report() {
 }
 
 #[test]
-fn a_breach_is_the_end_of_a_run() {
+fn a_breach_determines_the_exit_code() {
     let (summary, host) = (fold(&exchanged::breached()), host());
     let view = View::new(&summary, &host).expect("the events begin with a start");
     assert_eq!(view.end(), End::Breach);

@@ -37,11 +37,12 @@ at_least = "60s"
 
 fn interrupt(child: &std::process::Child) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("it is ours and lives");
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT)
+        .expect("a running child can be signalled");
 }
 
 #[test]
-fn a_burst_is_measured_judged_and_leaves_nothing() {
+fn a_burst_is_measured_and_leaves_no_files() {
     let Some(stage) = Stage::set() else { return };
     let output = stage.run(BURST);
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -107,7 +108,7 @@ fn wrong_answers_are_failures_and_fail_the_gate() {
 }
 
 #[test]
-fn a_turn_that_answers_wrong_is_a_failure_of_its_start() {
+fn a_turn_with_wrong_output_fails_its_start() {
     let Some(stage) = Stage::set() else { return };
     let output = stage.run(concat!(
         "rounds = 12\nwarmup_rounds = 0\n[baseline]\nkind = \"none\"\n",
@@ -129,7 +130,7 @@ fn a_turn_that_answers_wrong_is_a_failure_of_its_start() {
 }
 
 #[test]
-fn after_sigkill_a_sweep_finds_what_was_left() {
+fn a_sweep_removes_the_files_of_a_killed_run() {
     let Some(stage) = Stage::set() else { return };
     let mut child = stage.start(LONG);
     until("five clones", || stage.sockets() == 5);
@@ -143,7 +144,7 @@ fn after_sigkill_a_sweep_finds_what_was_left() {
     assert_eq!(std::fs::read_dir(stage.run_root()).unwrap().count(), 0);
     assert!(
         stage.sweep().stderr.is_empty(),
-        "a clean host is not talked about"
+        "a sweep that finds nothing prints nothing"
     );
 }
 
@@ -177,7 +178,7 @@ fn sigint_ends_a_hold() {
 }
 
 #[test]
-fn a_target_that_answers_no_create_is_unreachable() {
+fn a_target_that_refuses_every_create_is_unreachable() {
     let Some(stage) = Stage::set() else { return };
     stage.refuse();
     let output = stage.run(BURST);
@@ -187,7 +188,7 @@ fn a_target_that_answers_no_create_is_unreachable() {
 }
 
 #[test]
-fn what_is_missing_is_said_with_its_cure() {
+fn errors_about_missing_files_name_the_command_that_creates_them() {
     let bench = |args: &[&str]| {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_cube-bench"))
             .args(args)

@@ -1,4 +1,4 @@
-//! Facts of the host, read once at the start of a run. What cannot be read is absent.
+//! Facts about the host, read once at the start of a run. Values that cannot be read are `None`.
 
 use std::{
     collections::BTreeMap,
@@ -14,76 +14,73 @@ use sha2::{Digest, Sha256};
 use super::platform::{Probe, probe};
 use crate::{memory, noise};
 
-/// Name of the file in a run's directory.
+/// Name of the file in the directory of a run.
 pub const ENVIRONMENT_FILE: &str = "environment.json";
 
-/// What is recorded beside the events.
+/// Contents of `environment.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HostFacts {
-    /// See [`Probe`].
+    /// Platform probe of `cube-vmm`.
     pub probe: Probe,
-    /// Absent when /dev/kvm can be opened for writing; otherwise why not.
+    /// Error of opening /dev/kvm; `None` if it can be opened for reading and writing.
     pub kvm_missing: Option<String>,
     /// `model name` of the first CPU.
     pub cpu_model: Option<String>,
-    /// As the kernel prints it.
+    /// Microcode revision in the kernel's notation.
     pub microcode: Option<String>,
     /// CPUs that this process may use.
     pub cores: usize,
-    /// Number of NUMA nodes.
     pub numa_nodes: Option<usize>,
-    /// Whether this host is itself a virtual machine (CPUID's hypervisor bit).
+    /// Whether this host is a virtual machine (hypervisor bit of CPUID).
     pub virtual_machine: Option<bool>,
     /// /sys/devices/system/cpu/vulnerabilities, by name.
     pub mitigations: BTreeMap<String, String>,
-    /// cpufreq governor of the first CPU; absent where there is no cpufreq.
+    /// cpufreq governor of the first CPU; `None` without cpufreq.
     pub governor: Option<String>,
-    /// The chosen word of transparent_hugepage/enabled.
+    /// Selected value of transparent_hugepage/enabled.
     pub transparent_huge_pages: Option<String>,
     /// Whether KSM merges pages.
     pub ksm_runs: Option<bool>,
-    /// What DAMON does to memory on its own (actions of running schemes); empty when nothing.
+    /// Actions of running DAMON schemes.
     #[serde(default)]
     pub damon_actions: Vec<String>,
-    /// Current clock source.
     pub clock_source: Option<String>,
-    /// Release of the kernel.
+    /// Kernel release.
     pub kernel: Option<String>,
-    /// CPU quota of our cgroup in cores; absent when there is none.
+    /// CPU quota of the cgroup of this process in cores; `None` without a quota.
     pub cgroup_cpu_cores: Option<f64>,
-    /// Memory limit of our cgroup in bytes; absent when there is none.
+    /// Memory limit of the cgroup of this process in bytes; `None` without a limit.
     pub cgroup_memory_bytes: Option<u64>,
-    /// MemTotal and others before the run, in bytes.
+    /// Lines of /proc/meminfo before the run, in bytes.
     pub meminfo: BTreeMap<String, u64>,
-    /// Run-queue average over a minute before the run.
+    /// Load average over one minute before the run.
     pub load_1min: Option<f64>,
-    /// Commit of the source tree in the current directory.
+    /// Commit of the work tree in the current directory.
     pub commit: Option<String>,
     /// Whether tracked files differ from that commit.
     pub dirty_tree: Option<bool>,
-    /// SHA-256 of each program that takes part.
+    /// SHA-256 of `cube-bench`, `cube-vmm` and, if the run starts it, `cube-api`.
     pub binaries: BTreeMap<String, String>,
-    /// Whether this program was built with debug assertions.
+    /// Whether `cube-bench` was built with debug assertions.
     pub debug_build: bool,
-    /// The API that was asked, where there is one.
+    /// API of the run; `None` for `vmm-direct`.
     #[serde(default)]
     pub endpoint: Option<String>,
-    /// The template's directory and its manifest, as read.
+    /// `None` if the harness does not restore the template itself.
     pub template: Option<TemplateFacts>,
 }
 
-/// What clones are made from.
+/// The template of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TemplateFacts {
-    /// Its directory.
     pub dir: PathBuf,
-    /// `manifest.json`, unchanged.
+    /// Contents of `manifest.json`.
     pub manifest: serde_json::Value,
-    /// What was done to the page cache before each row.
+    /// How the template was loaded and how the page cache was prepared, in words.
     pub page_cache: String,
 }
 
-/// Reads everything; slow enough (hashing) to stay away from measured rounds.
+/// Reads all facts. Hashes programs, which takes too long to be done during measured rounds.
 #[must_use]
 pub fn read(vmm: &Path) -> HostFacts {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -129,7 +126,7 @@ pub fn read(vmm: &Path) -> HostFacts {
 }
 
 impl HostFacts {
-    /// Adds the sum of one more program that takes part; one that cannot be read stays absent.
+    /// Adds the hash of a program; a program that cannot be read is left out.
     pub fn add_binary(&mut self, name: &str, path: &Path) {
         if let Ok(sum) = sha256(path) {
             self.binaries.insert(name.to_owned(), sum);
@@ -141,7 +138,7 @@ fn text(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// The first `key : value` of /proc/cpuinfo.
+/// The value of the first line `key : value` of /proc/cpuinfo.
 fn field(cpuinfo: &str, key: &str) -> Option<String> {
     cpuinfo.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -155,13 +152,13 @@ fn chosen(text: &str) -> Option<String> {
     Some(rest.split_once(']')?.0.to_owned())
 }
 
-/// `quota period` of cgroup v2 in cores; `max` is no quota.
+/// Converts `quota period` of cgroup v2 to cores; `None` for `max`.
 fn quota(text: &str) -> Option<f64> {
     let (quota, period) = text.split_once(' ')?;
     Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
 }
 
-/// `kdamonds/N/contexts/M/schemes/K/action` of each kdamond that is on (admin-guide/mm/damon/usage).
+/// Reads `kdamonds/N/contexts/M/schemes/K/action` of each running kdamond (admin-guide/mm/damon/usage).
 fn damon_actions(kdamonds: &Path) -> Vec<String> {
     let inside = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
     inside(kdamonds.to_owned())
@@ -174,7 +171,7 @@ fn damon_actions(kdamonds: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The quota of cgroup v1 in the words of v2.
+/// The CPU quota of cgroup v1 in the notation of v2.
 fn v1_quota() -> Option<String> {
     let quota = text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").filter(|q| !q.starts_with('-'))?;
     Some(format!(
@@ -249,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_the_kernel_are_read() {
+    fn formats_of_the_kernel_are_parsed() {
         assert_eq!(chosen("always [madvise] never"), Some("madvise".to_owned()));
         assert_eq!(quota("150000 100000"), Some(1.5));
         assert_eq!(quota("max 100000"), None);
@@ -260,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_a_vmm_still_has_facts() {
+    fn facts_are_read_without_a_vmm() {
         let facts = read(Path::new("/no/such/cube-vmm"));
         assert_eq!(facts.probe.platform, None);
         assert!(facts.cores > 0 && facts.meminfo.contains_key("MemTotal"));

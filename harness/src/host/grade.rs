@@ -1,4 +1,4 @@
-//! What numbers of this host are worth: rules over facts and noise, each with its reason.
+//! Grades a host: rules over its facts and its activity during the run, each with a reason.
 
 use std::fmt;
 
@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 use super::facts::HostFacts;
 use crate::event::NoiseSample;
 
-/// From best to worst.
+/// How far measurements on a host can be trusted, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grade {
-    /// Absolute numbers may be quoted.
+    /// Absolute times may be published.
     Publishable,
-    /// Ratios within one run hold; absolute times do not.
+    /// Ratios within one run are valid, absolute times are not.
     Indicative,
-    /// Not even ratios hold.
+    /// Neither absolute times nor ratios are valid.
     Unfit,
 }
 
 impl Grade {
-    /// The name in JSON and reports.
+    /// Name in JSON and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -37,26 +37,26 @@ impl fmt::Display for Grade {
     }
 }
 
-/// A grade and every rule that kept it from being better.
+/// A grade and the rules that lowered it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Graded {
-    /// The worst of the rules; publishable when none applies.
+    /// The worst grade of all rules that apply; publishable if no rule applies.
     pub grade: Grade,
-    /// Why, one sentence for each rule that applies.
+    /// A sentence for each rule that applies.
     pub reasons: Vec<String>,
 }
 
-/// Means of a run's noise samples.
+/// Mean activity of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NoiseLevel {
-    /// Mean share of CPU time stolen by the hypervisor, 0 to 1.
+    /// Mean share of CPU time that the hypervisor gave to other VMs, 0 to 1.
     pub steal_share: Option<f64>,
-    /// Mean share of CPU time that was not idle, our own work included, 0 to 1.
+    /// Mean share of CPU time that was not idle, 0 to 1. Includes the run itself.
     pub busy_share: Option<f64>,
 }
 
 impl NoiseLevel {
-    /// Means of what could be read.
+    /// Means over the samples that have a value.
     #[must_use]
     pub fn of(samples: &[NoiseSample]) -> Self {
         let mean = |field: fn(&NoiseSample) -> Option<f64>| {
@@ -95,14 +95,14 @@ pub fn grade(facts: &HostFacts, noise: NoiseLevel) -> Graded {
 fn unfit(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
     let mut why = Vec::new();
     if let Some(reason) = &facts.kvm_missing {
-        why.push(format!("/dev/kvm cannot be used: {reason}"));
+        why.push(format!("cannot open /dev/kvm: {reason}"));
     }
     if facts.debug_build {
-        why.push("the harness is a debug build: its own work is many times slower".to_owned());
+        why.push("cube-bench is a debug build, which is many times slower".to_owned());
     }
     if let Some(steal) = noise.steal_share.filter(|s| *s > 0.25) {
         why.push(format!(
-            "the hypervisor gave {:.0} % of the CPU time to others; above 25 % a slow round says nothing",
+            "{:.0} % of the CPU time was stolen by the hypervisor, limit 25 %",
             steal * 100.0
         ));
     }
@@ -112,43 +112,46 @@ fn unfit(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
 fn indicative(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
     let mut why = Vec::new();
     if facts.virtual_machine == Some(true) {
-        why.push("the host is a virtual machine: neighbours share its caches and cores".to_owned());
+        why.push(
+            "the host is a virtual machine, which shares caches and cores with other VMs"
+                .to_owned(),
+        );
     }
     if facts.cores < 4 {
         why.push(format!(
-            "{} cores: harness, VMMs and kernel threads compete; at least 4 are needed",
+            "the host has {} cores, at least 4 are needed for harness, VMMs and kernel threads",
             facts.cores
         ));
     }
     if let Some(steal) = noise.steal_share.filter(|s| (0.01..=0.25).contains(s)) {
         why.push(format!(
-            "{:.1} % of the CPU time was stolen, limit 1 %",
+            "{:.1} % of the CPU time was stolen by the hypervisor, limit 1 %",
             steal * 100.0
         ));
     }
     let load_limit = facts.cores as f64 * 0.25;
     if let Some(load) = facts.load_1min.filter(|l| *l > load_limit) {
         why.push(format!(
-            "load was {load:.2} before the run, limit {load_limit:.2}"
+            "the load average was {load:.2} before the run, limit {load_limit:.2}"
         ));
     }
     if let Some(governor) = facts.governor.as_ref().filter(|g| *g != "performance") {
         why.push(format!(
-            "cpufreq governor is {governor:?}, not \"performance\""
+            "the cpufreq governor is {governor:?}, expected \"performance\""
         ));
     }
     if facts.ksm_runs == Some(true) {
-        why.push("KSM merges pages: memory per clone depends on its progress".to_owned());
+        why.push("KSM is active, so memory per clone depends on its progress".to_owned());
     }
     if facts.damon_actions.iter().any(|action| action != "stat") {
         why.push(format!(
-            "DAMON changes memory on its own ({}): what an idle clone keeps depends on its progress",
+            "DAMON schemes are active ({}), so memory of idle clones depends on their progress",
             facts.damon_actions.join(", ")
         ));
     }
     if let Some(cores) = facts.cgroup_cpu_cores {
         why.push(format!(
-            "our cgroup is limited to {cores} cores: throttling falls on single clones"
+            "the cgroup is limited to {cores} cores, and throttling delays single clones"
         ));
     }
     let monotonic = [
@@ -162,11 +165,11 @@ fn indicative(facts: &HostFacts, noise: NoiseLevel) -> Vec<String> {
         .as_ref()
         .filter(|s| !monotonic.contains(&s.as_str()))
     {
-        why.push(format!("clock source {source:?} is slow to read"));
+        why.push(format!("the clock source {source:?} is slow to read"));
     }
     if facts.dirty_tree != Some(false) {
         why.push(
-            "the source tree differs from its commit or has none: nobody can build this again"
+            "the source tree has uncommitted changes or no commit, so the build cannot be reproduced"
                 .to_owned(),
         );
     }

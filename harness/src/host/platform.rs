@@ -1,4 +1,4 @@
-//! The platform probe: `cube-vmm probe`, which answers in JSON.
+//! The platform probe: runs `cube-vmm probe` and parses its JSON.
 
 use std::{path::Path, process::Command};
 
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use testbed::artifacts::CURE;
 
-/// What the probe found. Absent where it could not be asked.
+/// Result of the probe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
-    /// The platform; absent when this host has none or the probe could not be run.
+    /// `None` if this host supports no platform, or if the probe could not be run.
     pub platform: Option<Platform>,
-    /// Why, for a person.
+    /// Reason for the result, in words.
     pub why: String,
 }
 
-/// The part of the probe's answer that is read.
+/// The fields of the probe's output that are used.
 #[derive(Deserialize)]
 struct Answer {
     platform: Option<Platform>,
@@ -24,7 +24,7 @@ struct Answer {
     why: String,
 }
 
-/// Asks the VMM. A missing program or an unreadable answer is a reason, not an error.
+/// Runs the probe. A missing program and invalid output are reported in [`Probe::why`].
 #[must_use]
 pub fn probe(program: &Path) -> Probe {
     let unknown = |why| Probe {
@@ -32,10 +32,10 @@ pub fn probe(program: &Path) -> Probe {
         why,
     };
     if !program.is_file() {
-        let why = format!("no cube-vmm at {}: {CURE}", program.display());
+        let why = format!("cannot find cube-vmm at {}: {CURE}", program.display());
         return unknown(why);
     }
-    // The timeout comes from coreutils so that a probe that hangs cannot hang the doctor.
+    // `timeout` of coreutils ends a probe that hangs.
     let output = Command::new("timeout")
         .args(["10"])
         .arg(program)
@@ -43,7 +43,7 @@ pub fn probe(program: &Path) -> Probe {
         .output();
     let output = match output {
         Ok(output) => output,
-        Err(e) => return unknown(format!("{} cannot be run: {e}", program.display())),
+        Err(e) => return unknown(format!("cannot run {}: {e}", program.display())),
     };
     match serde_json::from_slice::<Answer>(&output.stdout) {
         Ok(answer) => Probe {
@@ -51,7 +51,7 @@ pub fn probe(program: &Path) -> Probe {
             why: answer.why,
         },
         Err(_) => unknown(format!(
-            "{} probe ended with {} and said: {}",
+            "{} probe ended with {} and printed: {}",
             program.display(),
             output.status,
             String::from_utf8_lossy(&output.stderr).trim()

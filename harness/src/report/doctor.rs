@@ -1,4 +1,4 @@
-//! What `cube-bench doctor` prints.
+//! The output of `cube-bench doctor`.
 
 use std::fmt::Write;
 
@@ -12,25 +12,24 @@ use crate::host::{
 /// Format of the JSON document.
 pub const FORMAT: u32 = 1;
 
-/// All that the doctor knows.
+/// Facts about the host with their grade.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Diagnosis {
     /// [`FORMAT`].
     pub format: u32,
-    /// The grade and its reasons.
     pub graded: Graded,
-    /// Noise during a second in which nothing was run.
+    /// Activity of the host during one second without a run.
     pub noise: NoiseLevel,
-    /// All facts, as a run records them.
+    /// The same facts that a run records.
     pub facts: HostFacts,
 }
 
 impl Diagnosis {
-    /// For a terminal.
+    /// The diagnosis as text for a terminal.
     #[must_use]
     pub fn render(&self) -> String {
         let mut out = String::new();
-        // Writing to a string cannot fail.
+        // Writing to a string does not fail.
         let _ = self.write(&mut out);
         out
     }

@@ -1,5 +1,5 @@
-//! The JSON report. Its shape is a promise to scripts: `docs/report-format.md` describes it, and a change
-//! that could break a reader raises [`FORMAT`].
+//! The JSON report. `docs/report-format.md` documents its fields for scripts; a change that could break a reader increases
+//! [`FORMAT`].
 
 use std::collections::BTreeMap;
 
@@ -29,71 +29,69 @@ pub struct Document {
     pub format: u32,
     /// Name of the scenario.
     pub scenario: String,
-    /// When it was started, milliseconds since 1970.
+    /// Start of the run in milliseconds since 1970.
     pub started_unix_ms: u64,
     /// `complete`, `memory_share`, `interrupted`, `broken` or `killed`.
     pub ended: String,
     /// Exit code of the run.
     pub exit_code: u8,
-    /// Command that does the same again.
+    /// Command line that repeats the run.
     pub reproduce: String,
-    /// Where it ran.
     pub host: HostDocument,
     /// Measured starts, failures included.
     pub n: usize,
-    /// Measured failures by cause; empty when there were none.
+    /// Number of failed measured starts by cause; causes without failures are absent.
     pub failures: BTreeMap<String, u64>,
     /// Latencies from the intended start, by phase.
     pub phases: BTreeMap<String, PhaseDocument>,
-    /// The same phases apart for each way in which the server came by a sandbox: `warm`, `restored`,
-    /// `unanswered`. Empty when the target tells of none; where there are several, `phases` mixes them.
+    /// The same latencies by origin of the sandbox: `warm`, `restored`, or `unanswered` for failed creates. Empty if the
+    /// target does not report origins. With more than one key, `phases` mixes them.
     #[serde(default)]
     pub starts: BTreeMap<String, BTreeMap<String, PhaseDocument>>,
-    /// Latencies of the target beside it, by phase; `null` without one.
+    /// Latencies of the rounds beside, by phase; `null` without such rounds.
     #[serde(default)]
     pub beside: Option<BTreeMap<String, PhaseDocument>>,
-    /// How the target beside it differs, in a word or two: "direct", "prefault off".
+    /// Difference of the rounds beside: `direct`, `plain`, `prefault on` or `prefault off`.
     #[serde(default)]
     pub beside_name: Option<String>,
-    /// What clones did after first exec; `null` if nothing.
+    /// `null` without turns.
     #[serde(default)]
     pub turns: Option<TurnsDocument>,
-    /// The same of the target beside it.
+    /// Turns of the rounds beside.
     #[serde(default)]
     pub beside_turns: Option<TurnsDocument>,
-    /// Each turn against the same turn beside; empty without.
+    /// Ratio of each turn to the same turn of the rounds beside; empty without turns or without rounds beside.
     #[serde(default)]
     pub turn_ratios: Vec<RatioDocument>,
-    /// Whole rounds from the first intended start to the end of the last start; `n` is their number. `null`
-    /// unless arrivals are bursts.
+    /// Durations of whole rounds, from the base time to the end of the last start; `n` counts rounds. `null` unless
+    /// arrivals are bursts.
     #[serde(default)]
     pub round: Option<PhaseDocument>,
-    /// First-exec latency of the host-process baseline; `null` without one.
+    /// First-exec latency of the baseline; `null` without a baseline.
     pub baseline: Option<PhaseDocument>,
-    /// First-exec latency without the template in the page cache; `null` without such starts.
+    /// First-exec latency of cold starts; `null` without cold starts.
     pub cold: Option<PhaseDocument>,
-    /// Clones that reached first exec per second of measured rounds.
+    /// Successful starts per second of measured rounds.
     pub starts_per_s: Option<f64>,
-    /// `null` when the scenario measures no memory.
+    /// `null` if the scenario does not measure memory.
     pub memory: Option<MemoryDocument>,
-    /// Held clones that were asked once more; `null` when none was.
+    /// Repeated commands in held clones; `null` without such commands.
     pub after_hold: Option<PhaseDocument>,
-    /// In the scenario's order.
+    /// In the order of the scenario.
     pub gates: Vec<GateResult>,
 }
 
-/// Where it ran.
+/// The host of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HostDocument {
     /// `ring3` or `hvm`; `null` when unknown.
     pub platform: Option<String>,
     /// `publishable`, `indicative` or `unfit`.
     pub grade: String,
-    /// Why it is not better.
+    /// Rules that lowered the grade.
     pub grade_reasons: Vec<String>,
-    /// CPUs.
+    /// Number of CPUs.
     pub cores: usize,
-    /// CPU.
     pub cpu_model: Option<String>,
     /// Kernel release.
     pub kernel: Option<String>,
@@ -103,77 +101,69 @@ pub struct HostDocument {
     pub steal_share: Option<f64>,
     /// Commit of the source tree.
     pub commit: Option<String>,
-    /// Whether the tree differed from it.
+    /// Whether tracked files differed from the commit.
     pub dirty_tree: Option<bool>,
 }
 
-/// Latencies of one phase. A quantile with too few samples is `null`, and so is one that lies among the
-/// failures (`failed` is then above what the quantile leaves out).
+/// Latencies of one phase. A quantile is `null` with too few samples, or if it lies among the failures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PhaseDocument {
     /// Samples, failures included.
     pub n: usize,
     /// Starts that did not reach the phase.
     pub failed: usize,
-    /// Median.
     pub p50_ms: Option<f64>,
-    /// 95th percentile.
     pub p95_ms: Option<f64>,
-    /// 99th percentile.
     pub p99_ms: Option<f64>,
-    /// Largest sample.
     pub max_ms: Option<f64>,
-    /// 95 % confidence interval of the median from order statistics.
+    /// 95 % confidence interval from order statistics; `null` if the samples do not contain one.
     pub p50_ci95_ms: Option<[f64; 2]>,
-    /// The same of the 95th percentile.
     pub p95_ci95_ms: Option<[f64; 2]>,
-    /// The same of the 99th percentile.
     pub p99_ci95_ms: Option<[f64; 2]>,
 }
 
-/// What a clone costs.
+/// Memory of one clone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryDocument {
-    /// Fall of what is available for one more clone.
+    /// Decrease of available memory per clone.
     pub slope_bytes_per_clone: Option<f64>,
-    /// Its 95 % confidence interval.
+    /// 95 % confidence interval of the slope.
     pub slope_ci95: Option<[f64; 2]>,
-    /// Samples behind the slope.
+    /// Number of samples.
     pub points: usize,
-    /// Most clones that were alive at once.
+    /// Largest number of clones that were alive at the same time.
     pub most_clones: u32,
-    /// Bytes of one clone, by owner.
     pub ledger: LedgerDocument,
 }
 
-/// Means over clones, in bytes; `null` where it could not be read. The first six and `residue_bytes` add
-/// up to the slope.
+/// Memory of one clone by owner: means over clones in bytes, `null` if a value could not be read. The first six fields
+/// and `residue_bytes` add up to the slope.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LedgerDocument {
-    /// Pages of guest memory that are the clone's own.
+    /// Guest memory that the clone has written.
     pub guest_private_bytes: Option<f64>,
-    /// Private pages of the VMM process elsewhere.
+    /// Private pages of the VMM process outside guest memory.
     pub vmm_private_bytes: Option<f64>,
     /// Slope of PageTables in /proc/meminfo.
     pub page_tables_bytes: Option<f64>,
     /// Slope of SecPageTables: KVM's shadow or nested page tables.
     pub shadow_page_tables_bytes: Option<f64>,
-    /// Slopes of SUnreclaim, Percpu and the larger of KernelStack and VmallocUsed (stacks are inside the latter).
+    /// Sum of the slopes of SUnreclaim, Percpu, and the larger of KernelStack and VmallocUsed, which includes stacks.
     pub kernel_objects_bytes: Option<f64>,
-    /// Slope of Shmem: the clone's files in /run, shared memory of its VMM.
+    /// Slope of Shmem: files of the clone in /run and shared memory of the VMM.
     pub run_files_bytes: Option<f64>,
-    /// Slope minus all of the above.
+    /// Slope of available memory minus all fields above.
     pub residue_bytes: Option<f64>,
-    /// Pages of the template's memory that clones share, once for all of them: not part of the sum.
+    /// Pages of the template that all clones share. Not part of the sum.
     pub shared_once_bytes: Option<f64>,
-    /// Resident set of one VMM, because others publish it.
+    /// Resident set size of one VMM, for comparison with other projects. Not part of the sum.
     pub rss_bytes: Option<f64>,
-    /// Proportional set of one VMM, because others publish it.
+    /// Proportional set size of one VMM, for comparison with other projects. Not part of the sum.
     pub pss_bytes: Option<f64>,
 }
 
 impl LedgerDocument {
-    /// The lines of the ledger with what a person reads beside them, in order of the sum.
+    /// The lines of the ledger with their names in reports: first the parts of the sum, then the others in parentheses.
     #[must_use]
     pub fn parts(&self) -> [(&'static str, Option<f64>); 10] {
         [
@@ -241,7 +231,8 @@ impl Document {
         }
     }
 
-    /// First exec of each kind of start, with a word before it; one without a word where there are no kinds.
+    /// First exec for each origin, with the origin and a space as prefix; a single entry with an empty prefix if the target
+    /// does not report origins.
     #[must_use]
     pub fn first_execs(&self) -> Vec<(String, &PhaseDocument)> {
         let name = StartPhase::FirstExec.name();
@@ -255,7 +246,7 @@ impl Document {
             .collect()
     }
 
-    /// What people read: a name for each row of latencies, none of which mixes kinds of starts.
+    /// All rows of latencies with their names in reports. No row mixes origins.
     #[must_use]
     pub fn rows(&self) -> Vec<(String, &PhaseDocument)> {
         let mut rows = Vec::new();
@@ -277,20 +268,20 @@ impl Document {
             ("whole round", &self.round),
             ("host process", &self.baseline),
             ("cold first_exec", &self.cold),
-            ("asked again", &self.after_hold),
+            ("repeated command", &self.after_hold),
         ] {
             rows.extend(row.as_ref().map(|row| (name.to_owned(), row)));
         }
         rows
     }
 
-    /// Mean page faults of a VMM by step, of the target and of the one beside it, as people read them.
+    /// Rows with mean page faults of one VMM: name, target, and rounds beside.
     #[must_use]
     pub fn fault_rows(&self) -> Vec<(String, String, String)> {
         turns::fault_rows(self.turns.as_ref(), self.beside_turns.as_ref())
     }
 
-    /// Above [`Self::ratio_rows`]; `None` if there are none.
+    /// Column titles of [`Self::ratio_rows`]; `None` without ratios.
     #[must_use]
     pub fn ratio_columns(&self) -> Option<[String; 5]> {
         let pairs = self.turn_ratios.first()?.pairs;
@@ -304,7 +295,7 @@ impl Document {
         ])
     }
 
-    /// Of each turn: name, time over the time beside, its interval, and bytes a second of both where any are moved.
+    /// A row for each turn: name, ratio, confidence interval, and the throughput of the target and of the rounds beside.
     #[must_use]
     pub fn ratio_rows(&self) -> Vec<[String; 5]> {
         let speed = |turns: &Option<TurnsDocument>, index: usize| {
@@ -326,10 +317,10 @@ impl Document {
         self.turn_ratios.iter().enumerate().map(row).collect()
     }
 
-    /// Pretty JSON with a line end.
+    /// Pretty-printed JSON with a final newline.
     #[must_use]
     pub fn render(&self) -> String {
-        // Every field is a plain value, so that this cannot fail.
+        // Serializing plain values does not fail.
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
         text.push('\n');
         text
@@ -343,7 +334,7 @@ fn by_name(phases: Vec<(StartPhase, Samples)>) -> BTreeMap<String, PhaseDocument
         .collect()
 }
 
-/// Appends the rows of one ladder, in its order.
+/// Appends the rows of all phases, in their order.
 fn ladder_rows<'a>(
     rows: &mut Vec<(String, &'a PhaseDocument)>,
     prefix: &str,
@@ -399,7 +390,7 @@ fn present(samples: &Samples) -> Option<PhaseDocument> {
 }
 
 impl PhaseDocument {
-    /// Quantiles and intervals of one set of samples.
+    /// Computes quantiles and intervals of the samples.
     #[must_use]
     pub fn new(samples: &Samples) -> Self {
         let ms = |quantile| match samples.quantile(quantile) {
@@ -480,7 +471,7 @@ fn ledger(view: &View<'_>) -> LedgerDocument {
     }
 }
 
-/// The sum, unless a part could not be read.
+/// The sum of all parts; `None` if a part could not be read.
 fn sum(parts: &[Option<f64>]) -> Option<f64> {
     parts.iter().copied().sum()
 }

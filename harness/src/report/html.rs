@@ -1,4 +1,4 @@
-//! One page with everything in it: no script, no other file, light and dark.
+//! The report as one HTML page without scripts and external files, for light and dark mode.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -31,11 +31,11 @@ pub fn render(view: &View<'_>) -> String {
                 section { h2 { "Latency" } (latency(&d)) }
                 (ratios(&d))
                 (faults(&d))
-                section { h2 { "Share of starts done" } (plot::cdf::draw(view)) }
-                section { h2 { "Where the time goes" } (plot::ladder::draw(view)) }
+                section { h2 { "Cumulative distribution" } (plot::cdf::draw(view)) }
+                section { h2 { "Phases of a start" } (plot::ladder::draw(view)) }
                 section { h2 { "A typical round" } (plot::timeline::draw(view)) }
                 @if d.memory.is_some() {
-                    section { h2 { "Memory of N clones" } (plot::memory::draw(view)) (ledger(&d)) }
+                    section { h2 { "Memory" } (plot::memory::draw(view)) (ledger(&d)) }
                 }
                 (failures(view))
                 (host(view, &d))
@@ -64,7 +64,7 @@ fn head(view: &View<'_>, d: &Document) -> Markup {
                 (tile(&format!("{kind}first exec P95"), p.p95_ms, "ms"))
                 (tile(&format!("{kind}first exec P99"), p.p99_ms, "ms"))
             }
-            (tile("starts", d.starts_per_s, "a second"))
+            (tile("starts", d.starts_per_s, "per second"))
             @if let Some(memory) = &d.memory {
                 (tile("one more clone", memory.slope_bytes_per_clone.map(|b| b / 1e6), "MB"))
             }
@@ -88,7 +88,7 @@ fn gates(view: &View<'_>) -> Markup {
             section {
                 h2 { "Gates" }
                 table {
-                    thead { tr { th { "verdict" } th { "gate" } th.n { "measured" } th.n { "limit" } th.n { "n" } th { "why" } } }
+                    thead { tr { th { "verdict" } th { "gate" } th.n { "measured" } th.n { "limit" } th.n { "n" } th { "reason" } } }
                     tbody {
                         @for gate in &view.gates {
                             tr {
@@ -132,7 +132,7 @@ fn ratios(d: &Document) -> Markup {
     html! {
         @if let Some(names) = d.ratio_columns() {
             section {
-                h2 { "Turns beside each other" }
+                h2 { "Ratios of turns" }
                 table {
                     thead { tr { @for name in names { th { (name) } } } }
                     tbody { @for row in d.ratio_rows() { tr { @for cell in row { td { (cell) } } } } }
@@ -161,7 +161,7 @@ fn faults(d: &Document) -> Markup {
     }
 }
 
-/// A quantile as people read it.
+/// Formats a quantile: milliseconds, `failed`, or `n/a` with too few samples.
 pub(super) fn cell(p: &PhaseDocument, ms: Option<f64>, quantile: Quantile) -> String {
     match ms {
         Some(ms) => milliseconds(ms),
@@ -174,11 +174,11 @@ fn ledger(d: &Document) -> Markup {
     html! {
         @if let Some(memory) = &d.memory {
             p {
-                "One more clone costs " strong { (mb(memory.slope_bytes_per_clone)) }
+                "One more clone takes " strong { (mb(memory.slope_bytes_per_clone)) }
                 @if let Some([low, high]) = memory.slope_ci95 {
                     " (95 % " (mb(Some(low))) " to " (mb(Some(high))) ")"
                 }
-                ". Up to the residue, the lines below add up to it."
+                ". The lines up to the residue add up to this number."
             }
             table {
                 tbody {
@@ -254,7 +254,7 @@ fn host(view: &View<'_>, d: &Document) -> Markup {
                 ul { @for reason in &d.host.grade_reasons { li { (reason) } } }
             }
             table { tbody { @for (name, value) in rows { tr { td { (name) } td { (value) } } } } }
-            p { "Run again: " code { (view.reproduce) } }
+            p { "Reproduce: " code { (view.reproduce) } }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The report for CI systems: one test case for each gate. Inconclusive is an error, not a failure, and
-//! never a pass.
+//! The report as JUnit XML for CI systems, with one test case for each gate. An inconclusive gate is an error and not a
+//! failure; it never passes.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use crate::gate::GateOutcome;
 #[must_use]
 pub fn render(view: &View<'_>) -> String {
     let mut out = String::new();
-    // Writing to a string cannot fail.
+    // Writing to a string does not fail.
     let _ = write(&mut out, view);
     out
 }
@@ -34,7 +34,7 @@ fn write(out: &mut String, view: &View<'_>) -> std::fmt::Result {
             "  <testcase classname=\"{suite}\" name=\"{}\">",
             escape(&gate.name)
         )?;
-        let text = escape(&format!("{}; run again: {}", gate.reason, view.reproduce));
+        let text = escape(&format!("{}; reproduce: {}", gate.reason, view.reproduce));
         match gate.verdict {
             GateOutcome::Pass => {}
             GateOutcome::Fail => writeln!(out, "    <failure message=\"{text}\"/>")?,

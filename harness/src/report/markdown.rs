@@ -1,4 +1,4 @@
-//! The report for an issue or a pull request.
+//! The report as Markdown, for issues and pull requests.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::scenario::Quantile;
 #[must_use]
 pub fn render(view: &View<'_>) -> String {
     let mut out = String::new();
-    // Writing to a string cannot fail.
+    // Writing to a string does not fail.
     let _ = write(&mut out, view, &Document::new(view));
     out
 }
@@ -46,7 +46,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     faults(out, d)?;
     memory(out, d)?;
     gates(out, view)?;
-    writeln!(out, "\nRun again: `{}`", view.reproduce)
+    writeln!(out, "\nReproduce: `{}`", view.reproduce)
 }
 
 fn line(out: &mut String, name: &str, p: &PhaseDocument) -> std::fmt::Result {
@@ -102,7 +102,7 @@ fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
     if view.gates.is_empty() {
         return Ok(());
     }
-    writeln!(out, "\n| gate | verdict | measured | limit | n | why |")?;
+    writeln!(out, "\n| gate | verdict | measured | limit | n | reason |")?;
     writeln!(out, "|---|---|--:|--:|--:|---|")?;
     for gate in &view.gates {
         writeln!(

@@ -1,4 +1,4 @@
-//! Inline SVG plots. Colours are CSS variables, so that one drawing serves light and dark pages.
+//! Inline SVG plots. Colours are CSS variables, so that the same drawing works in light and dark mode.
 
 pub(super) mod cdf;
 pub(super) mod ladder;
@@ -16,7 +16,7 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 44.0;
 
-/// A drawing with linear axes from zero.
+/// A drawing with two linear axes that start at zero.
 struct Frame {
     height: f64,
     x_max: f64,
@@ -24,7 +24,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// Axes long enough for the given maxima; zero becomes one, so that nothing divides by it.
+    /// Axes that reach the given maxima. A maximum of zero becomes one to avoid a division by zero.
     fn new(height: f64, x_max: f64, y_max: f64) -> Self {
         let some = |max: f64| if max > 0.0 { max } else { 1.0 };
         Self {
@@ -43,7 +43,7 @@ impl Frame {
         TOP + inner - value / self.y_max * inner
     }
 
-    /// The drawing around `content`. Labels are the axes' quantities with units.
+    /// The axes with `content`. Labels name the quantities of the axes with their units.
     fn svg(&self, title: &str, x_label: &str, y_label: &str, content: &Markup) -> Markup {
         html! {
             svg viewBox={ "0 0 " (WIDTH) " " (self.height) } role="img" aria-label=(title) {
@@ -80,12 +80,12 @@ impl Frame {
     }
 }
 
-/// Coordinates with one digit: a tenth of a pixel is enough, and files stay small.
+/// Formats a coordinate with one decimal: a tenth of a pixel is sufficient and keeps files small.
 fn place(coordinate: f64) -> String {
     format!("{coordinate:.1}")
 }
 
-/// Four to ten round numbers from zero to `max`.
+/// Four to eleven round numbers from zero to `max`.
 fn ticks(max: f64) -> Vec<f64> {
     let power = 10_f64.powf((max / 10.0).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0]
@@ -99,14 +99,14 @@ fn ticks(max: f64) -> Vec<f64> {
         .collect()
 }
 
-/// A number without needless zeros.
+/// Formats a number with up to three decimals and without trailing zeros.
 fn short(x: f64) -> String {
     let text = format!("{x:.3}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     text.to_owned()
 }
 
-/// Names with their colours.
+/// A legend of names and colours.
 fn legend(entries: &[(String, String)]) -> Markup {
     html! {
         p.legend {
@@ -117,10 +117,10 @@ fn legend(entries: &[(String, String)]) -> Markup {
     }
 }
 
-/// A part of a start: what it ended with, and how long it took in nanoseconds.
+/// A step of a start: the time between two consecutive stamps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Step {
-    /// `None`: the wait between intended and actual start.
+    /// Phase at the end of the step; `None` for the wait between intended and actual start.
     until: Option<StartPhase>,
     ns: u64,
 }
@@ -143,7 +143,7 @@ fn phase_colour(phase: StartPhase) -> String {
     format!("var(--p{})", index.unwrap_or(0))
 }
 
-/// The steps of a start in order of time; they add up to its last stamp.
+/// The steps of a start in chronological order, from the intended start to the last stamp.
 fn steps(attempt: &Attempt) -> Vec<Step> {
     let mut stamps: Vec<(Option<StartPhase>, u64)> = attempt
         .timeline
@@ -163,7 +163,7 @@ fn steps(attempt: &Attempt) -> Vec<Step> {
         .collect()
 }
 
-/// Every kind of step that occurs, in ladder order, for a legend.
+/// A legend of all steps that occur, in the order of the phases.
 fn step_legend<'a>(attempts: impl IntoIterator<Item = &'a Attempt>) -> Markup {
     let mut kinds: Vec<Step> = attempts.into_iter().flat_map(steps).collect();
     kinds.sort_by_key(|step| step.until);

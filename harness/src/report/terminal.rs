@@ -1,4 +1,4 @@
-//! The report that a person reads in a terminal. Plain text, 100 columns, no colour.
+//! The report for a terminal: plain text with about 100 columns and without colours.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use crate::{gate::JudgedBy, scenario::Quantile};
 pub fn render(view: &View<'_>) -> String {
     let document = Document::new(view);
     let mut out = String::new();
-    // Writing to a string cannot fail.
+    // Writing to a string does not fail.
     let _ = write(&mut out, view, &document);
     out
 }
@@ -32,7 +32,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
         writeln!(out, "{name:<width$}{}", columns(row))?;
     }
     if let Some(rate) = d.starts_per_s {
-        writeln!(out, "\n{rate:.1} starts a second of measured rounds")?;
+        writeln!(out, "\n{rate:.1} starts per second of measured rounds")?;
     }
     ratios(out, d)?;
     faults(out, d)?;
@@ -62,7 +62,7 @@ fn head(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
         writeln!(out, "  - {reason}")?;
     }
     if d.exit_code == End::TargetUnreachable.code() {
-        writeln!(out, "Not one create was answered.")?;
+        writeln!(out, "No create was answered.")?;
     }
     if d.ended != "complete" {
         writeln!(out, "The run ended early: {}.", d.ended)?;
@@ -94,7 +94,7 @@ fn columns(p: &PhaseDocument) -> String {
     )
 }
 
-/// Two digits, three below one millisecond.
+/// Formats milliseconds with two decimals, or three below one millisecond.
 pub(super) fn milliseconds(ms: f64) -> String {
     if ms < 1.0 {
         format!("{ms:.3}")
@@ -151,7 +151,7 @@ fn memory(out: &mut String, d: &Document) -> std::fmt::Result {
     Ok(())
 }
 
-/// Megabytes (10^6) with three digits behind the point.
+/// Formats bytes as megabytes (10^6) with three decimals.
 pub(super) fn mb(bytes: Option<f64>) -> String {
     bytes.map_or("n/a".to_owned(), |b| format!("{:.3} MB", b / 1e6))
 }
@@ -166,7 +166,7 @@ fn failures(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result
         writeln!(out, "  {}: {message}", cause.name())?;
     }
     for (cause, message) in &view.summary.after_hold_failures {
-        writeln!(out, "  when asked again, {}: {message}", cause.name())?;
+        writeln!(out, "  repeated command, {}: {message}", cause.name())?;
     }
     Ok(())
 }
@@ -199,7 +199,7 @@ fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
     Ok(())
 }
 
-/// A gate's number as people read it: bytes in megabytes, counts bare.
+/// Formats the number of a gate: bytes as megabytes, counts and ratios without a unit.
 pub(super) fn quantity(value: Option<f64>, unit: &str) -> String {
     match (value, unit) {
         (None, _) => "n/a".to_owned(),
@@ -211,7 +211,7 @@ pub(super) fn quantity(value: Option<f64>, unit: &str) -> String {
     }
 }
 
-/// Whole numbers bare, others with two digits.
+/// Formats whole numbers without decimals, others with two.
 fn number(x: f64) -> String {
     if x.fract() == 0.0 {
         format!("{x:.0}")

@@ -1,4 +1,4 @@
-//! What a report says of turns: times, page faults, and the tax of being a new clone.
+//! The part of a report about turns: times, page faults, ratios, and the tax of new clones.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,47 +12,47 @@ use crate::{
 /// The turns of one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TurnsDocument {
-    /// Mean page faults of a VMM from its beginning to first exec; `null` where there is no VMM on this host.
+    /// Mean page faults of a VMM from its start to first exec; `null` if the VMM is not a process of this host.
     pub first_exec_faults: Option<f64>,
-    /// In the scenario's order.
+    /// In the order of the scenario.
     pub turns: Vec<TurnDocument>,
-    /// `null` unless all turns are the same work.
+    /// `null` unless all turns do the same work.
     pub tax: Option<TaxDocument>,
 }
 
 /// One turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TurnDocument {
-    /// Its name in the scenario.
+    /// Name in the scenario.
     pub name: String,
-    /// From its question to its answer.
+    /// Times from request to answer.
     pub latency: PhaseDocument,
-    /// Mean page faults of the clone's VMM meanwhile.
+    /// Mean page faults of the VMM during the turn; `null` if the VMM is not a process of this host.
     pub faults: Option<f64>,
-    /// Bytes a second at the median time; `null` unless it moves a number of bytes.
+    /// Throughput at the median time; `null` unless the turn transfers bytes.
     #[serde(default)]
     pub bytes_per_s: Option<f64>,
-    /// From answers that opened the policy to the first packet; `null` unless that was measured.
+    /// Times from policy updates that allow traffic to the first packet; `null` unless the turn is `churn`.
     #[serde(default)]
     pub effect: Option<PhaseDocument>,
 }
 
-/// A turn against the same turn of the target beside.
+/// Ratio of a turn to the same turn of the rounds beside.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RatioDocument {
     /// Name of the turn.
     pub turn: String,
-    /// Time over the time beside: median over pairs of neighbouring rounds. `null` with too few pairs, and where it is
-    /// not finite.
+    /// Median over pairs of neighbouring rounds of the time divided by the time beside. `null` with fewer than 10 pairs,
+    /// or if half of the rounds failed.
     pub ratio: Option<f64>,
-    /// Its 95 % confidence interval.
+    /// 95 % confidence interval of the ratio.
     pub ratio_ci95: Option<[f64; 2]>,
-    /// Pairs of rounds.
+    /// Number of pairs of rounds.
     pub pairs: usize,
 }
 
 impl RatioDocument {
-    /// Of all turns; empty without turns or anything beside.
+    /// Ratios of all turns; empty without turns or without rounds beside.
     #[must_use]
     pub fn all(specs: &[TurnSpec], summary: &Summary) -> Vec<Self> {
         if summary.beside.is_empty() {
@@ -73,17 +73,18 @@ impl RatioDocument {
     }
 }
 
-/// What clones paid in all turns beyond as many turns of a warm VM, which is the median of a clone's later half.
+/// The tax of new clones: all turns together, minus as many turns of a warm VM. The median of the later half of a clone's
+/// turns stands for a warm VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaxDocument {
-    /// Time, over clones.
+    /// Quantiles over clones.
     pub time: PhaseDocument,
-    /// Mean page faults.
+    /// Mean over clones in page faults.
     pub faults: Option<f64>,
 }
 
 impl TurnsDocument {
-    /// Of one subject; `None` without turns or starts.
+    /// Turns of one subject; `None` without turns or without starts.
     #[must_use]
     pub fn new(specs: &[TurnSpec], attempts: &[Attempt]) -> Option<Self> {
         if specs.is_empty() || attempts.is_empty() {
@@ -126,7 +127,7 @@ impl TurnsDocument {
         turns.chain(self.tax.iter().map(|tax| ("tax".to_owned(), &tax.time)))
     }
 
-    /// Names and mean page faults in the same order, first exec before them.
+    /// Names and mean page faults: first exec, all turns, and the tax.
     fn faults(&self) -> Vec<(String, Option<f64>)> {
         let mut faults = vec![("up to first_exec".to_owned(), self.first_exec_faults)];
         let turns = self.turns.iter();
@@ -136,7 +137,7 @@ impl TurnsDocument {
     }
 }
 
-/// Page faults as people read them, those of the subject beside in the last column; empty if nobody knows any.
+/// Rows with a name, the page faults of the target and those of the rounds beside; empty if none were recorded.
 pub(super) fn fault_rows(
     turns: Option<&TurnsDocument>,
     beside: Option<&TurnsDocument>,

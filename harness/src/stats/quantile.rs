@@ -165,7 +165,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn ranks_are_those_of_the_definition() {
+    fn ranks_match_the_definition() {
         let hundred: Vec<u64> = (1..=100).collect();
         assert_eq!(nearest_rank(&hundred, 500), Some(50));
         assert_eq!(nearest_rank(&hundred, 950), Some(95));

@@ -128,7 +128,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_tax_is_what_a_warm_vm_would_not_have_paid() {
+    fn the_tax_is_the_time_beyond_that_of_a_warm_vm() {
         let paid = attempt(&[(50, Some(9)), (20, Some(3)), (11, Some(1)), (10, Some(1))]);
         assert_eq!(excess(&paid, 4, |t| Some(t.took_ns)), Some(91 - 40));
         assert_eq!(excess(&paid, 4, |t| t.faults), Some(14 - 4));

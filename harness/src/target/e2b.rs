@@ -187,11 +187,13 @@ fn dial_failure(error: &DialError) -> Failure {
 mod tests {
     use super::*;
     use crate::scenario::ExecSpec;
+    use api_types::envd::ENVD_PORT;
     use std::{
         io::{BufRead, BufReader, Read, Write},
         net::TcpListener,
         thread,
     };
+    use testbed::api::INTERPRETER_PORT;
 
     const KEY: &str = "e2b_0000";
 
@@ -332,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn the_data_plane_may_have_a_host_of_its_own() {
+    fn requests_to_sandboxes_can_have_another_host() {
         let mut target = target(Endpoint::parse("https://api.example.com").unwrap());
         target.api.sandbox_url = Some("https://{port}-{id}.example.com".to_owned());
         let data = |port| target.api.data_endpoint("i1", port).unwrap().to_string();

@@ -1,5 +1,5 @@
-//! A run with exchanges that never was: a request that takes 1.05 times as long as beside, bytes that take 1.5 times as
-//! long, and bytes whose ratios scatter around 1.
+//! Events of a synthetic run with exchanges. Compared with the rounds beside, `request` takes 1.05 times as long, `send`
+//! 1.5 times, and the ratios of `receive` scatter around 1.
 
 use harness::{
     event::{
@@ -49,7 +49,7 @@ metric = "turn.3.ratio"
 limit = "1.11"
 "#;
 
-/// Rounds of one clone and of one beside, in turns. Each pair is slower than the one before.
+/// Alternating rounds of one clone and of one clone beside. Each pair is slower than the pair before.
 pub(crate) fn events(pairs: u32) -> Vec<RunEvent> {
     let mut events = vec![RunEvent::RunStarted(Box::new(RunStarted {
         format: EVENTS_FORMAT,
@@ -71,7 +71,7 @@ pub(crate) fn events(pairs: u32) -> Vec<RunEvent> {
     events
 }
 
-/// One start in which something got through.
+/// A run with one start that failed with a breach.
 pub(crate) fn breached() -> Vec<RunEvent> {
     let mut events = events(1);
     if let Some(RunEvent::Attempt(attempt)) = events.get_mut(1) {

@@ -1,5 +1,4 @@
-//! A place in which `cube-bench` can run without guests: a template of zeros, and the example
-//! `stand-in-vmm` as VMM.
+//! Runs `cube-bench` without guests: with a template of zeros, and the example `stand-in-vmm` as VMM.
 #![expect(
     clippy::unwrap_used,
     reason = "a stage that cannot be set should stop the test"
@@ -13,7 +12,7 @@ use std::{
 
 use model::{Bytes, FileSum, MANIFEST_NAME, Platform, TEMPLATE_FORMAT, TemplateManifest};
 
-/// File of a template that tells the stand-in what its commands print, base64.
+/// File of the template from which the stand-in reads the output of its commands, in base64.
 const SAYS: &str = model::template_file::STATE;
 
 /// A directory with a template, a stand-in VMM and a place for runs.
@@ -22,7 +21,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// `None`, with a word about it, where the harness itself would refuse to run.
+    /// Returns `None` and prints the reason on a host on which the harness would refuse to run.
     pub(crate) fn set() -> Option<Self> {
         if !Path::new("/dev/kvm").exists() {
             eprintln!("skipped: no /dev/kvm, so cube-bench ends with exit code 6");
@@ -41,17 +40,17 @@ impl Stage {
         Some(Self { dir })
     }
 
-    /// From now on commands print this (base64).
+    /// Sets the output of commands, in base64.
     pub(crate) fn says(&self, base64: &str) {
         std::fs::write(self.dir.path().join("templates/base").join(SAYS), base64).unwrap();
     }
 
-    /// From now on restores are refused.
+    /// Makes all restores fail.
     pub(crate) fn refuse(&self) {
         std::fs::remove_file(self.dir.path().join("templates/base").join(SAYS)).unwrap();
     }
 
-    /// Cargo builds examples with the tests, beside the binaries.
+    /// Path of the stand-in, which cargo builds together with the tests.
     pub(crate) fn vmm() -> PathBuf {
         let bench = Path::new(env!("CARGO_BIN_EXE_cube-bench"));
         let path = bench.with_file_name("examples").join("stand-in-vmm");
@@ -71,7 +70,7 @@ impl Stage {
         self.dir.path().join("r")
     }
 
-    /// `cube-bench run` on a scenario's text.
+    /// The command `cube-bench run` for the text of a scenario.
     pub(crate) fn command(&self, scenario: &str) -> Command {
         let path = self.dir.path().join("test.toml");
         std::fs::write(&path, scenario).unwrap();
@@ -109,7 +108,7 @@ impl Stage {
             .unwrap()
     }
 
-    /// vsock sockets of living clones below the run root.
+    /// Number of vsock sockets below the run root, one for each living clone.
     pub(crate) fn sockets(&self) -> usize {
         let list = |dir: &Path| -> Vec<PathBuf> {
             let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -123,11 +122,14 @@ impl Stage {
     }
 }
 
-/// Waits for a condition.
+/// Waits up to 30 seconds for a condition.
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !condition() {
-        assert!(Instant::now() < deadline, "{what} did not come");
+        assert!(
+            Instant::now() < deadline,
+            "timeout while waiting for {what}"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -1,4 +1,4 @@
-//! Events of a run that never was, the same each time: what snapshot tests and benches look at.
+//! Events of a synthetic run for snapshot tests and benchmarks; always the same.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use model::{StartPhase, Timeline};
 
 const SCENARIO: &str = r#"
 name = "recorded"
-description = "A run that never was."
+description = "A synthetic run."
 [arrival]
 kind = "burst"
 starts = 20

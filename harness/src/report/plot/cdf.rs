@@ -1,4 +1,4 @@
-//! Share of starts that were done after so many milliseconds.
+//! Cumulative distribution of latencies.
 
 use maud::{Markup, html};
 use model::StartPhase;
@@ -10,7 +10,7 @@ use crate::{
     stats::{fold, quantile::Samples},
 };
 
-/// Points of one curve; more would only make the file larger.
+/// Points of one curve. More points would not be visible.
 const POINTS: usize = 400;
 
 struct Curve {
@@ -97,7 +97,7 @@ fn limits_ms(view: &View<'_>) -> Vec<f64> {
         .collect()
 }
 
-/// Failures keep a curve below 100 %.
+/// A step function over finite samples. The curve ends below 100 % if starts failed.
 fn path(frame: &Frame, samples: &Samples) -> String {
     let finite = samples.finite();
     let n = samples.n() as f64;

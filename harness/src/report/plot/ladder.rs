@@ -1,5 +1,4 @@
-//! Where the time of a start goes: one stacked bar for starts around the median, the 95th percentile and
-//! the slowest.
+//! Stacked bars of the steps of a start: for starts near the median, near the 95th percentile, and the slowest start.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +8,13 @@ use model::StartPhase;
 use super::{Frame, Step, place, step_legend, steps};
 use crate::{event::Attempt, report::View};
 
-/// One bar: the mean step of some starts.
+/// One bar: the mean duration of each step over several starts.
 struct Bar {
     name: &'static str,
     steps: Vec<(Step, f64)>,
 }
 
-/// Bars of clones that reached first exec; nothing without any.
+/// Draws the bars from clones that reached first exec.
 pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
     let mut done: Vec<&Attempt> = view
         .summary
@@ -65,7 +64,7 @@ fn draw_bar(frame: &Frame, bar: &Bar, y: f64) -> Markup {
     }
 }
 
-/// `done` rises by latency. Around a quantile means the tenth of the starts nearest to it.
+/// `done` is sorted by latency. A bar for a quantile averages the tenth of all starts nearest to it.
 fn bars(done: &[&Attempt]) -> Vec<Bar> {
     let around = |centre: usize| {
         let half = (done.len() / 20).max(1);
@@ -89,7 +88,7 @@ fn bars(done: &[&Attempt]) -> Vec<Bar> {
     bars
 }
 
-/// Mean milliseconds of each step up to first exec, in ladder order.
+/// Mean milliseconds of each step up to first exec, in the order of the phases.
 fn mean(attempts: &[&Attempt]) -> Vec<(Step, f64)> {
     let mut sums: BTreeMap<Option<StartPhase>, u64> = BTreeMap::new();
     for attempt in attempts {

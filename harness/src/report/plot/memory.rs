@@ -1,4 +1,4 @@
-//! What N clones cost: the fall of MemAvailable over the number of clones.
+//! Decrease of available memory over the number of clones.
 
 use maud::{Markup, html};
 
@@ -8,7 +8,7 @@ use crate::{
     stats::fold::available,
 };
 
-/// Points of all groups, each relative to its first, and the fitted line. Empty without samples.
+/// Draws the samples of all groups, each relative to the first sample of its group, and the fitted line.
 pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
     let points = points(view);
     let Some(slope) = view.summary.memory_slope() else {
@@ -29,9 +29,9 @@ pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
         }
     };
     let entries = [
-        ("samples at rest".to_owned(), "var(--p8)".to_owned()),
+        ("samples".to_owned(), "var(--p8)".to_owned()),
         (
-            format!("{} a clone", mb(Some(slope.value))),
+            format!("{} per clone", mb(Some(slope.value))),
             "var(--wait)".to_owned(),
         ),
     ];
@@ -41,7 +41,7 @@ pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
     }
 }
 
-/// Clones, and megabytes (10^6) that MemAvailable fell since the first sample of the group.
+/// Number of clones, and decrease of available memory since the first sample of the group in megabytes (10^6).
 fn points(view: &View<'_>) -> Vec<(f64, f64)> {
     let samples = &view.summary.memory;
     samples

@@ -1,4 +1,4 @@
-//! One round as it went: a line for each clone, from its intended start to its last stamp.
+//! Timeline of one round: a bar for each clone, from its intended start to its last stamp.
 
 use maud::{Markup, html};
 use model::StartPhase;
@@ -6,10 +6,10 @@ use model::StartPhase;
 use super::{Frame, place, step_legend, steps};
 use crate::{event::Attempt, report::View};
 
-/// More lines than this cannot be told apart.
+/// Largest number of bars that are distinguishable.
 const LINES: usize = 200;
 
-/// The measured round whose slowest clone is the median of all rounds' slowest; empty without rounds.
+/// Draws a typical round: the measured round whose slowest clone is the median over the slowest clones of all rounds.
 pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
     let Some((round, base_ns)) = typical_round(view) else {
         return html! { p { "No round was measured." } };
