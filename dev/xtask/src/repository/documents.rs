@@ -236,6 +236,30 @@ fn the_architecture_names_only_symbols_that_exist() {
     );
 }
 
+/// In the guides only qualified names are checked: their other names are often those of protocols, Linux or E2B.
+#[test]
+fn guides_name_only_symbols_that_exist() {
+    let workspace = workspace();
+    let root = workspace.root();
+    let sources = Sources::load(root);
+    let mut missing = Vec::new();
+    for guide in guides(root) {
+        let document = read(root, &guide);
+        let spans = markdown::code_spans(&document).into_iter();
+        for Located { line, text } in spans.filter(|span| span.text.contains("::")) {
+            let is_address = text.parse::<std::net::IpAddr>().is_ok();
+            if !is_address && !symbol_exists(&sources, &text) {
+                missing.push(format!("{guide}:{line}: {text}"));
+            }
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "symbols that do not exist:\n{}",
+        missing.join("\n")
+    );
+}
+
 /// True as well for spans that are not symbols by their form.
 fn symbol_exists(sources: &Sources, span: &str) -> bool {
     let span = span.trim_end_matches("()");
