@@ -1,8 +1,8 @@
-//! The isolation prover against a server that it did not start, on real guests: server and prover are in network
-//! namespaces of their own, with a cable between them.
+//! The isolation suite against a server that it did not start, with real guests. Server and suite are in two network
+//! namespaces, connected by a veth pair.
 #![expect(
     clippy::unwrap_used,
-    reason = "what is missing should stop the test with its reason"
+    reason = "a missing precondition must fail the test with its reason"
 )]
 
 use std::{
@@ -24,31 +24,32 @@ use verify::{
     proof::CaseResult,
 };
 
-/// The server's end of the cable, and the prover's.
+/// Address of the server.
 const SERVER: &str = "192.0.2.2:3000";
-const PROVER: &str = "192.0.2.1";
-/// A loaded host starts a server and its first sandboxes in this time.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Address of the suite.
+const SUITE: &str = "192.0.2.1";
+/// Limit of starting a server and its first sandboxes on a loaded host.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[test]
-fn kvm_a_server_that_runs_already_is_proved_as_far_as_can_be_seen() {
+fn kvm_cases_against_a_running_server_pass_only_if_both_ends_are_observed() {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: namespaces need root");
         return;
     }
-    // In a thread of its own: it stays in its namespace.
+    // In a new thread, because the thread stays in its namespace.
     thread::spawn(in_namespaces).join().unwrap();
 }
 
 fn in_namespaces() {
-    // Sockets below it have short names: a unix address has 107 bytes.
+    // Short, because the path of a Unix socket has at most 107 bytes.
     let dir = tempfile::Builder::new().prefix("it").tempdir_in("/tmp");
     let dir = dir.unwrap();
-    let prover = lay_cable();
+    let suite = connect_namespaces();
     let (server, key) = Server::start(dir.path());
-    let within = |arguments: &[&str]| prove(&prover, &key, dir.path(), arguments);
+    let within = |arguments: &[&str]| prove(&suite, &key, dir.path(), arguments);
 
-    let (code, proof) = within(&["--outside", PROVER]);
+    let (code, proof) = within(&["--outside", SUITE]);
     let of = |name: &str| proof.cases.iter().find(|case| case.case == name).unwrap();
     println!("{}", report::terminal(&proof));
     assert_eq!(code, Some(5));
@@ -75,28 +76,28 @@ fn in_namespaces() {
     }
     assert_eq!(of("flood-of-many-flows").result, CaseResult::NotTried);
 
-    // Both ends of these are known: by themselves they are a proof.
-    let both = ["--outside", PROVER, "--case", "outside-tcp-passes"];
+    // Both ends of these cases are observed, so they pass on their own.
+    let both = ["--outside", SUITE, "--case", "outside-tcp-passes"];
     assert_eq!(
         within(&[&both[..], &["--case", "outside-denied-tcp"]].concat()).0,
         Some(0)
     );
-    // Without an end outside nothing is.
+    // Without an observation outside, no case passes.
     assert_eq!(within(&["--case", "spoof"]).0, Some(5));
     drop(server);
-    let unreachable = cube_bench(&prover, &key, dir.path(), &[]);
+    let unreachable = cube_bench(&suite, &key, dir.path(), &[]);
     assert_eq!(unreachable.status.code(), Some(7));
 }
 
-/// Exit code and what was written.
-fn prove(prover: &File, key: &str, dir: &Path, arguments: &[&str]) -> (Option<i32>, Proof) {
-    let done = cube_bench(prover, key, dir, arguments);
-    let said = String::from_utf8_lossy(&done.stderr);
-    let proof = serde_json::from_slice(&done.stdout).unwrap_or_else(|e| panic!("{e}: {said}"));
+/// Runs the suite, and returns its exit code and results.
+fn prove(suite: &File, key: &str, dir: &Path, arguments: &[&str]) -> (Option<i32>, Proof) {
+    let done = cube_bench(suite, key, dir, arguments);
+    let stderr = String::from_utf8_lossy(&done.stderr);
+    let proof = serde_json::from_slice(&done.stdout).unwrap_or_else(|e| panic!("{e}: {stderr}"));
     (done.status.code(), proof)
 }
 
-fn cube_bench(prover: &File, key: &str, dir: &Path, arguments: &[&str]) -> Output {
+fn cube_bench(suite: &File, key: &str, dir: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cube-bench"));
     command
         .args(["verify", "isolation", "--format", "json"])
@@ -107,31 +108,31 @@ fn cube_bench(prover: &File, key: &str, dir: &Path, arguments: &[&str]) -> Outpu
         .arg(variable("CUBE_BIN").join("cube-netprobe"))
         .args(arguments)
         .env("E2B_API_KEY", key);
-    within(prover, || command.output().unwrap())
+    within(suite, || command.output().unwrap())
 }
 
-/// The server's namespace is this thread's from now on; the other one is the prover's.
-fn lay_cable() -> File {
+/// Moves this thread into a new namespace for the server, and returns a namespace for the suite that is connected to it.
+fn connect_namespaces() -> File {
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
     let server = gettid();
-    let prover = thread::spawn(|| {
+    let suite = thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         File::open("/proc/thread-self/ns/net").unwrap()
     });
-    let prover = prover.join().unwrap();
-    within(&prover, || {
+    let suite = suite.join().unwrap();
+    within(&suite, || {
         ip("link set lo up");
         ip(&format!(
             "link add out0 type veth peer name up0 netns {server}"
         ));
-        ip(&format!("address add {PROVER}/29 dev out0"));
+        ip(&format!("address add {SUITE}/29 dev out0"));
         ip("link set out0 up");
     });
     ip("link set lo up");
     ip("address add 192.0.2.2/29 dev up0");
     ip("link set up0 up");
-    ip(&format!("route add default via {PROVER}"));
-    prover
+    ip(&format!("route add default via {SUITE}"));
+    suite
 }
 
 fn within<T: Send>(namespace: &File, work: impl FnOnce() -> T + Send) -> T {
@@ -147,11 +148,11 @@ fn ip(line: &str) {
     assert!(status.success(), "ip {line}: {status}");
 }
 
-/// A `cube-api` that whoever runs it has started, with its sandboxes.
+/// A `cube-api` that was not started by the suite.
 struct Server(Child);
 
 impl Server {
-    /// With a key.
+    /// Starts the server, and returns it with its key.
     fn start(dir: &Path) -> (Self, String) {
         let state = dir.join("state");
         let program = variable("CUBE_BIN").join("cube-api");
@@ -184,7 +185,7 @@ impl Server {
     }
 
     fn await_answer(&mut self, log: &Path) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while TcpStream::connect(SERVER).is_err() {
             let is_late = Instant::now() > deadline || self.0.try_wait().unwrap().is_some();
             assert!(!is_late, "{}", std::fs::read_to_string(log).unwrap());
@@ -196,7 +197,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let pid = Pid::from_raw(i32::try_from(self.0.id()).unwrap());
-        // One that is gone needs no signal.
+        // Fails only if the server has already exited.
         let _ = kill(pid, Signal::SIGTERM);
         let _ = self.0.wait();
     }

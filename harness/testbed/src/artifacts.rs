@@ -1,84 +1,61 @@
-//! Where programs, templates and results are.
+//! Finds programs and templates.
 
 use std::path::{Path, PathBuf};
 
 use model::{Bytes, MANIFEST_NAME, TemplateManifest};
 
-/// What to do about anything that is missing.
-pub const CURE: &str = "`cargo xtask bench` makes everything that is needed";
+/// Advice in errors about missing files.
+pub const CURE: &str = "run `cargo xtask bench`, which builds everything";
 
-/// Why something is not there.
+/// A program or template is missing or unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactError {
-    /// No VMM.
-    #[error("there is no cube-vmm at {path}: {CURE}, or give --vmm PATH")]
-    Vmm {
-        /// Where it was looked for.
-        path: PathBuf,
-    },
-    /// No server.
-    #[error("there is no cube-api at {path}: {CURE}, or give --api PATH")]
-    Api {
-        /// Where it was looked for.
-        path: PathBuf,
-    },
-    /// No probe.
-    #[error("there is no cube-netprobe at {path}: {CURE}, or give --probe PATH")]
-    Probe {
-        /// Where it was looked for.
-        path: PathBuf,
-    },
-    /// No template of that name.
-    #[error("template {name} cannot be read at {path}: {CURE}")]
+    #[error("cannot find cube-vmm at {path}: {CURE}, or use --vmm PATH")]
+    Vmm { path: PathBuf },
+    #[error("cannot find cube-api at {path}: {CURE}, or use --api PATH")]
+    Api { path: PathBuf },
+    #[error("cannot find cube-netprobe at {path}: {CURE}, or use --probe PATH")]
+    Probe { path: PathBuf },
+    #[error("cannot read template {name} at {path}: {CURE}")]
     Template {
-        /// Its name in the scenario.
         name: String,
-        /// Its manifest.
+        /// Path of the manifest.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// The manifest is not one.
-    #[error("{path} is no template manifest: {CURE}")]
+    #[error("cannot decode the template manifest {path}: {CURE}")]
     Manifest {
-        /// The manifest.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: serde_json::Error,
     },
-    /// The template has other memory than the scenario wants.
-    #[error("template {name} has {has} of memory, the scenario wants {wants}")]
+    #[error("template {name} has {has} of memory, but the scenario requires {wants}")]
     Memory {
-        /// Its name.
         name: String,
-        /// What it has.
         has: Bytes,
-        /// What is wanted.
         wants: Bytes,
     },
 }
 
-/// A template that a scenario can use.
+/// A template that is ready for use.
 #[derive(Clone, Debug)]
 pub struct Template {
-    /// Its directory, absolute.
+    /// Absolute path of its directory.
     pub dir: PathBuf,
-    /// Its manifest.
     pub manifest: TemplateManifest,
 }
 
-/// $CUBE_ARTIFACTS, else `target/cube` below the current directory.
+/// Returns `$CUBE_ARTIFACTS`, or else `target/cube`, relative to the current directory.
 #[must_use]
 pub fn default_dir() -> PathBuf {
     std::env::var_os("CUBE_ARTIFACTS").map_or_else(|| "target/cube".into(), PathBuf::from)
 }
 
-/// `given`, else `cube-vmm` in $CUBE_BIN, else beside this program.
+/// Finds the VMM: `given`, or else `cube-vmm` in `$CUBE_BIN`, or else beside this program.
 ///
 /// # Errors
-/// It is not there.
+/// Returns [`ArtifactError::Vmm`] if there is no such file.
 pub fn find_vmm(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     let path = match given {
         Some(path) => path.to_owned(),
@@ -90,10 +67,10 @@ pub fn find_vmm(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     }
 }
 
-/// `given`, else `cube-api` in $CUBE_BIN, else beside this program.
+/// Finds the server: `given`, or else `cube-api` in `$CUBE_BIN`, or else beside this program.
 ///
 /// # Errors
-/// It is not there.
+/// Returns [`ArtifactError::Api`] if there is no such file.
 pub fn find_api(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     let path = given.map_or_else(|| default_program("cube-api"), Path::to_owned);
     match path.canonicalize() {
@@ -102,10 +79,10 @@ pub fn find_api(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     }
 }
 
-/// `given`, else `cube-netprobe` in $CUBE_BIN, else beside this program.
+/// Finds the probe: `given`, or else `cube-netprobe` in `$CUBE_BIN`, or else beside this program.
 ///
 /// # Errors
-/// It is not there.
+/// Returns [`ArtifactError::Probe`] if there is no such file.
 pub fn find_probe(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     let path = given.map_or_else(|| default_program("cube-netprobe"), Path::to_owned);
     match path.canonicalize() {
@@ -114,7 +91,7 @@ pub fn find_probe(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     }
 }
 
-/// Where the VMM is when nobody says.
+/// Path of the VMM if no option names one. The file may not exist.
 #[must_use]
 pub fn default_vmm() -> PathBuf {
     default_program("cube-vmm")
@@ -134,7 +111,8 @@ fn default_program(name: &str) -> PathBuf {
 /// Finds the template `name` below `artifacts`. With `memory`, its guests must have exactly that much.
 ///
 /// # Errors
-/// The manifest cannot be read or decoded, or names another size than `memory`.
+/// Returns [`ArtifactError::Template`] if the manifest cannot be read, [`ArtifactError::Manifest`] if it cannot be decoded,
+/// and [`ArtifactError::Memory`] if it names another size than `memory`.
 pub fn find_template(
     artifacts: &Path,
     name: &str,

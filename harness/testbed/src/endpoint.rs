@@ -1,7 +1,7 @@
-//! Where an API is: a base URL, and connections to it, plain or with TLS.
+//! The base URL of an API, and connections to it, with or without TLS.
 //!
-//! A connection is opened for each use and owned by whoever asked for it. Nothing is shared, so that what a
-//! start costs includes its handshakes.
+//! Each call opens a new connection, which the caller owns. Connections are not shared, so the latency of a start includes
+//! its handshakes.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use std::{
 use api_types::envd::Transport;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, pki_types::ServerName};
 
-/// A checked base URL: scheme, host and port, no path.
+/// A validated base URL: scheme, host and port, without a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     secure: bool,
@@ -23,32 +23,29 @@ pub struct Endpoint {
     port: u16,
 }
 
-/// Why a text is no base URL.
+/// A malformed base URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{url:?} is no base URL such as \"http://127.0.0.1:3000\" or \"https://api.example.com\"")]
+#[error(
+    "{url:?} is not a base URL such as \"http://127.0.0.1:3000\" or \"https://api.example.com\""
+)]
 pub struct BadUrl {
-    /// As typed.
     url: String,
 }
 
-/// Why there is no connection.
+/// A connection could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// No address, nobody there, or no answer in time.
+    /// The host has no address, refuses connections, or does not answer in time.
     #[error("cannot connect to {to}")]
     Connect {
-        /// The endpoint.
         to: String,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The host cannot be a name in a certificate, or the set-up of TLS failed.
-    #[error("TLS to {to} cannot begin")]
+    /// The host name cannot be in a certificate, or TLS could not be configured.
+    #[error("cannot set up TLS to {to}")]
     Tls {
-        /// The endpoint.
         to: String,
-        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -62,10 +59,10 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    /// Checks a base URL. One trailing slash is accepted.
+    /// Parses a base URL. One trailing slash is accepted.
     ///
     /// # Errors
-    /// [`BadUrl`].
+    /// Returns [`BadUrl`] if the text is anything but scheme, host and optional port.
     pub fn parse(url: &str) -> Result<Self, BadUrl> {
         Self::read(url).ok_or_else(|| BadUrl {
             url: url.to_owned(),
@@ -101,7 +98,7 @@ impl Endpoint {
         })
     }
 
-    /// What `Host` says: without the port where it is the scheme's own.
+    /// Value of the `Host` header: host and port, without the port if it is the scheme's default.
     #[must_use]
     pub fn authority(&self) -> String {
         let host = if self.host.contains(':') {
@@ -118,14 +115,15 @@ impl Endpoint {
     /// Opens a connection.
     ///
     /// # Errors
-    /// See [`DialError`].
+    /// Returns [`DialError::Connect`] if there is no TCP connection within `timeout`, and [`DialError::Tls`] if TLS cannot be
+    /// set up.
     pub fn dial(&self, timeout: Duration) -> Result<Wire, DialError> {
         let failed = |source| DialError::Connect {
             to: self.to_string(),
             source,
         };
         let stream = self.connect(timeout).map_err(failed)?;
-        // Small requests must not wait for the acknowledgement of earlier ones.
+        // Without Nagle's algorithm, small requests do not wait for the acknowledgement of earlier ones.
         stream.set_nodelay(true).map_err(failed)?;
         if !self.secure {
             return Ok(Wire::Plain(stream));
@@ -154,14 +152,14 @@ impl Endpoint {
     }
 }
 
-/// One configuration for the process. The authorities are the system's, or those of SSL_CERT_FILE.
+/// The TLS configuration of the process. It trusts the authorities of the system, or those in `$SSL_CERT_FILE`.
 fn tls_config() -> Result<Arc<ClientConfig>, rustls::Error> {
     static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(config) = CONFIG.get() {
         return Ok(Arc::clone(config));
     }
     let mut roots = RootCertStore::empty();
-    // A certificate that cannot be read is one that nothing can be checked against.
+    // An authority whose certificate cannot be read is not trusted.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)
@@ -177,7 +175,7 @@ fn tls_config() -> Result<Arc<ClientConfig>, rustls::Error> {
 pub enum Wire {
     /// TCP.
     Plain(TcpStream),
-    /// TLS over TCP; the handshake happens with the first bytes.
+    /// TLS over TCP. The handshake takes place with the first read or write.
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
 
@@ -230,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base_urls_are_read() {
+    fn base_urls_parse_and_other_texts_do_not() {
         let shown = |url: &str| Endpoint::parse(url).map(|e| e.to_string());
         for same in [
             "http://127.0.0.1:3000",
@@ -260,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_there() {
+    fn a_closed_port_is_a_connect_error() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap();
         drop(free);

@@ -1,32 +1,32 @@
-//! How a command ends. One enum, one match.
+//! The exit codes of `cube-bench`.
 
 use std::process::ExitCode;
 
-/// Every end a command can have.
+/// The ways in which a command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// All gates hold.
+    /// Everything succeeded and every gate holds.
     Pass,
-    /// This program did what it should never do.
+    /// A bug in this program.
     Bug,
-    /// The command line or the scenario is wrong.
+    /// The command line or the scenario is invalid.
     Usage,
-    /// A gate does not hold.
+    /// A gate does not hold, or a required feature does not work.
     GateFailed,
-    /// A sandbox reached what it must not reach.
+    /// An attempt to break isolation or confinement succeeded.
     Breach,
-    /// No gate failed, but one could not be judged.
+    /// No gate failed, but a gate could not be evaluated or a case is not proven.
     Inconclusive,
-    /// The host cannot run this.
+    /// The host lacks something that the command needs.
     UnsuitableHost,
-    /// What is to be measured is not there, or not one create was answered.
+    /// The server or an artifact is missing, or no create was answered.
     TargetUnreachable,
-    /// SIGINT or SIGTERM; partial results are kept.
+    /// SIGINT or SIGTERM. Partial results are kept.
     Interrupted,
 }
 
 impl End {
-    /// The number that scripts see.
+    /// The exit code.
     #[must_use]
     pub fn code(self) -> u8 {
         match self {

@@ -1,15 +1,15 @@
-//! Directories of runs under /run/cube (see [`run_root`]), and what killed runs left there.
+//! Directories of runs below /run/cube ([`run_root`]), and the removal of what killed runs left there.
 //!
 //! ```text
-//! /run/cube/bench-<pid>-<start time>/      one per cube-bench process
-//!     <round>-<arrival>/                   one per clone: vsock.sock, console.log, vmm.stderr
+//! /run/cube/bench-<pid>-<start time>/      one for each cube-bench process
+//!     <round>-<arrival>/                   one for each clone: vsock.sock, console.log, vmm.stderr
 //! ```
-//! The owner's pid and start time in the name tell a living run from a dead one, also after the pid was
-//! used again. A VMM belongs to a run when its standard error is a file of that run's directory. A VMM
-//! dies by itself when its control socket closes, so usually only directories are left.
+//! The name contains process id and start time of the owner, so a dead run is recognized even if its process id has been
+//! reused. A VMM belongs to a run if its standard error is a file in the run's directory. A VMM exits when its control
+//! socket closes, so usually only directories are left.
 //!
-//! The root lies where anybody may make files, or below a place that others may read. So before anything in it is
-//! used or removed it is this user's own, no link, and for nobody else to enter.
+//! Other users can create files beside the root or above it. So before the root is used or swept, it must be a directory
+//! (not a symbolic link) of this user that no other user can enter.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -28,17 +28,18 @@ use nix::{
     unistd::{Pid, geteuid},
 };
 
-/// Where the directories of runs are, on a host like others.
+/// The root on most hosts.
 const RUN_ROOT: &str = "/run/cube";
-/// Where they are if that would be on a disk.
+/// The root if `/run` is on a disk and `/dev/shm` is not.
 const MEMORY_ROOT: &str = "/dev/shm/cube";
 const PREFIX: &str = "bench-";
-/// A killed VMM must be gone after this.
+/// Limit of the time that a killed VMM takes to exit.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 
-/// Where the directories of runs are if nobody says: below /run, which is in memory on a usual host, or below
-/// /dev/shm if only that is. A round makes and removes a dozen files for each sandbox, and what the host's disk makes of
-/// that is not what a run measures.
+/// The default root: below /run, or below /dev/shm if only that is in memory.
+///
+/// A round creates and removes a dozen files for each sandbox. In memory, they do not add the latency of a disk to the
+/// measurements.
 #[must_use]
 pub fn run_root() -> PathBuf {
     let in_memory =
@@ -54,15 +55,15 @@ fn choose_root(in_memory: impl Fn(&str) -> bool) -> &'static str {
     }
 }
 
-/// The directory of this process's run. Dropping it removes it.
+/// The directory of this process's run. Dropping it removes the directory.
 #[derive(Debug)]
 pub struct RunDir(PathBuf);
 
 impl RunDir {
-    /// Makes the directory.
+    /// Creates the directory below `root`.
     ///
     /// # Errors
-    /// No right to make it, or it exists.
+    /// The directory cannot be created or exists, or other users could have changed the root.
     pub fn create(root: &Path) -> io::Result<Self> {
         let pid = std::process::id();
         let start =
@@ -79,16 +80,15 @@ impl RunDir {
         Ok(Self(path))
     }
 
-    /// The directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Makes a directory in it for one clone.
+    /// Creates a directory in it for one clone.
     ///
     /// # Errors
-    /// It exists or cannot be made.
+    /// The directory exists or cannot be created.
     pub fn clone_dir(&self, name: &str) -> io::Result<PathBuf> {
         let path = self.0.join(name);
         private().create(&path)?;
@@ -102,11 +102,10 @@ fn private() -> DirBuilder {
     builder
 }
 
-/// Makes sure that only this user can enter a directory, and that no other has made it or could have put something
-/// into it.
+/// Makes a directory private, after checking that no other user could have created or filled it.
 ///
 /// # Errors
-/// It is a symbolic link or no directory, another user's, or others may write to it.
+/// The path is not a directory or is a symbolic link, another user owns it, or other users may write to it.
 fn make_private(dir: &Path) -> io::Result<()> {
     let mut options = File::options();
     options.read(true);
@@ -126,46 +125,46 @@ fn make_private(dir: &Path) -> io::Result<()> {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
-        // What cannot be removed now is found by the next sweep.
+        // If this fails, the next sweep removes the directory.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// What a sweep removed.
+/// Result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Directories of dead runs.
+    /// Directories of dead runs that were removed.
     pub dirs: Vec<PathBuf>,
-    /// VMMs of dead runs that were still alive.
+    /// Process ids of VMMs of dead runs that were killed.
     pub processes: Vec<u32>,
-    /// What could not be removed, and why.
+    /// Directories and processes that could not be removed, each with the error.
     pub remaining: Vec<String>,
 }
 
 impl Swept {
-    /// One line for a person; `None` when there was nothing.
+    /// The result in one line; `None` if there was nothing to remove.
     #[must_use]
     pub fn describe(&self) -> Option<String> {
         if self == &Self::default() {
             return None;
         }
         let mut text = format!(
-            "removed {} directories and {} processes of dead runs",
+            "removed {} directories and killed {} processes of dead runs",
             self.dirs.len(),
             self.processes.len()
         );
         for what in &self.remaining {
-            text.push_str("; still there: ");
+            text.push_str("; could not remove ");
             text.push_str(what);
         }
         Some(text)
     }
 }
 
-/// Finds runs whose owner is dead, kills their VMMs and removes their directories.
+/// Kills the VMMs and removes the directories of all runs whose owner is dead.
 ///
 /// # Errors
-/// The root exists and cannot be listed, or others could have made what is in it.
+/// The root exists and cannot be listed, or other users could have changed it.
 pub fn sweep(root: &Path) -> io::Result<Swept> {
     let mut swept = Swept::default();
     match make_private(root) {
@@ -204,21 +203,21 @@ fn dead_runs(root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(dead)
 }
 
-/// Pid and start time from a directory's name.
+/// Process id and start time of a run's owner, from the name of its directory.
 fn owner(name: &str) -> Option<(u32, u64)> {
     let (pid, start) = name.strip_prefix(PREFIX)?.split_once('-')?;
     Some((pid.parse().ok()?, start.parse().ok()?))
 }
 
-/// Start time of a living process in clock ticks since boot (/proc/PID/stat, field 22).
+/// Start time of a process, in clock ticks since boot (/proc/PID/stat, field 22). `None` if there is no such process.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command in field 2 may hold blanks and parentheses; fields are counted after its last ')'.
+    // The command in field 2 can contain blanks and parentheses, so fields are counted from its last ')'.
     let after = stat.rsplit_once(')')?.1;
     after.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Processes whose standard error lies in a run's directory.
+/// Ids of the processes whose standard error is a file below `dir`.
 pub fn processes_of(dir: &Path) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
@@ -246,7 +245,7 @@ pub fn kill_and_wait(pid: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether only its parent's wait is missing; its memory and files are gone then.
+/// Whether a process has exited and has not been waited for. Its memory and files are released then.
 fn is_zombie(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat"))
         .ok()
@@ -259,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_in_memory_where_there_is_one() {
+    fn the_root_is_in_memory_if_possible() {
         assert_eq!(choose_root(|_| true), RUN_ROOT);
         assert_eq!(choose_root(|path| path == "/dev/shm"), MEMORY_ROOT);
         assert_eq!(choose_root(|path| path == "/run"), RUN_ROOT);
@@ -268,11 +267,11 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_dead_run_is_swept_with_its_process_and_a_living_one_stays() {
+    fn a_sweep_removes_dead_runs_with_their_processes_and_keeps_living_ones() {
         let root = tempfile::tempdir().unwrap();
         let living = RunDir::create(root.path()).unwrap();
         let kept = living.clone_dir("0-1").unwrap();
-        // Our own pid with another start time: the pid of a dead run, used again.
+        // The process id of this process with another start time: a dead run whose id was reused.
         let dead = root.path().join(format!("bench-{}-1", std::process::id()));
         fs::create_dir_all(dead.join("0-0")).unwrap();
         let log = File::create(dead.join("0-0").join("vmm.stderr")).unwrap();
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_others_could_have_made_is_neither_used_nor_swept() {
+    fn a_root_that_other_users_could_have_changed_is_neither_used_nor_swept() {
         let place = tempfile::tempdir().unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         let refused = |root: &Path, why: &str| {
@@ -306,12 +305,12 @@ mod tests {
             assert!(e.contains(why), "{e}");
             sweep(root).unwrap_err();
         };
-        // Readable by others: closed.
+        // A root that others can read is made private.
         let own = place.path().join("own");
         DirBuilder::new().mode(0o755).create(&own).unwrap();
         let run = RunDir::create(&own).unwrap();
         assert_eq!((mode(&own), mode(run.path())), (0o700, 0o700));
-        // Writable by others: whatever is in it may be theirs.
+        // A root that others can write is refused, because its content may be theirs.
         let dead = own.join(format!("bench-{}-1", std::process::id()));
         fs::create_dir(&dead).unwrap();
         fs::set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
@@ -337,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_root_is_clean() {
+    fn a_missing_root_has_nothing_to_sweep() {
         assert_eq!(sweep(Path::new("/no/such/root")).unwrap(), Swept::default());
     }
 }

@@ -1,8 +1,8 @@
-//! What measuring and verifying both need: the programs and templates of a run, a `cube-api` of the run's own, network
-//! namespaces, connections to an API, and the directories of runs.
+//! Building blocks that measuring and verifying share: finding programs and templates, starting a `cube-api`, network
+//! namespaces, a client of the API, and run directories.
 //!
-//! `harness` and `verify` use this crate and do not use each other. Like them it links neither the VMM, the pool nor the
-//! API: it starts their programs.
+//! The libraries `harness` and `verify` use this crate and not each other. None of the three links the VMM, the pool or
+//! the API server; they start these programs.
 
 pub mod api;
 pub mod artifacts;

@@ -1,8 +1,8 @@
-//! A `cube-api` of a run's own: started on a free port of the loopback interface with a fresh state
-//! directory, and ended with its sandboxes when the run is over.
+//! Starts a `cube-api` on a free port of the loopback interface with an empty state directory, and ends it with all its
+//! sandboxes.
 //!
-//! The harness asks it what any customer could ask. What it knows besides is where the server keeps the
-//! directories of its sandboxes: a VMM is found there by its standard error, for the ledger and the sweep.
+//! Clients use only the public API. The exception is the directory of each sandbox in the server's state directory: a VMM
+//! is found by its standard error, which is a file there.
 
 use std::{
     fs::{self, File},
@@ -25,91 +25,83 @@ use crate::{
     leftovers,
 };
 
-/// Name of the server's log in its directory.
+/// File name of the server's log.
 const LOG: &str = "cube-api.log";
-/// Name of its state directory.
 const STATE: &str = "state";
-/// Name of the directory of its certificates.
 const CERTIFICATES: &str = "tls";
-/// Loading a template and answering takes a second or two.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Ending it ends its sandboxes as well.
-const END_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks at something that is awaited.
-const LOOK: Duration = Duration::from_millis(10);
-/// Taken by a server that asks for none.
+/// Limit of the start, which usually takes a second or two.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Limit of the shutdown, in which the server ends its sandboxes.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two polls.
+const POLL: Duration = Duration::from_millis(10);
+/// Key for a server that accepts any key.
 const ANY_KEY: &str = "e2b_0000000000000000000000000000000000000000";
-/// More sandboxes than any scenario starts, and no more than have a network of their own at a time.
+/// More sandboxes than any scenario starts, and at most as many as can have a network at the same time.
 const MAX_SANDBOXES: &str = "3000";
-/// Requests a second; a run is one customer that asks as fast as it can.
+/// Limit of requests per second, set so high that a run never reaches it.
 const RATE: &str = "1000000";
 
-/// Whether the server asks for a key.
+/// Whether the server requires a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// It does not; whoever reaches the loopback interface may ask.
+    /// No key: any process that reaches the loopback interface is a client.
     Open,
-    /// It does, for one that is made for it.
+    /// A key that is created for this server.
     Locked,
 }
 
-/// What a server is started with.
+/// Options of a server.
 #[derive(Clone, Debug)]
 pub struct ServerSpec {
-    /// `cube-api`.
+    /// Path of `cube-api`.
     pub program: PathBuf,
-    /// `cube-vmm`.
+    /// Path of `cube-vmm`.
     pub vmm: PathBuf,
     /// Directory of installed templates.
     pub templates: PathBuf,
-    /// Sandboxes of each template that it keeps ready.
+    /// Number of sandboxes of each template that the server keeps ready.
     pub warm: u32,
-    /// Domain of the sandboxes' host names.
+    /// Domain of the sandboxes' host names. `None`: the server's default.
     pub domain: Option<String>,
-    /// See [`Door`].
     pub door: Door,
-    /// Whether it speaks HTTPS, with a certificate from an authority that is made for it.
     pub tls: Tls,
     /// Further options of `cube-api serve`.
     pub options: Vec<String>,
 }
 
-/// What the server speaks.
+/// Protocol of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tls {
     /// Plain HTTP.
     Off,
-    /// HTTPS for localhost, the loopback addresses and the domain.
+    /// HTTPS with a certificate for localhost, the loopback addresses and the domain, from a new private authority.
     PrivateAuthority,
 }
 
-/// Why there is no server.
+/// A server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// A file, a port or the process.
+    /// A file, a port or the process could not be created.
     #[error("cannot start {program}")]
     Start {
-        /// `cube-api`.
         program: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// It ended, or nothing answers.
-    #[error("{program} {what}; the end of its log {log}: {end}")]
+    /// The server exited, or did not answer in time.
+    #[error("{program} {what}; last lines of its log {log}: {end}")]
     NotReady {
-        /// `cube-api`.
         program: PathBuf,
-        /// What became of it.
+        /// How the server failed.
         what: String,
-        /// Its log.
         log: PathBuf,
-        /// The log's last lines in one.
+        /// Last lines of the log, joined.
         end: String,
     },
 }
 
-/// A running server. Dropping it ends it and every VM that it has started.
+/// A running server. Dropping it ends the server and every VM that it started.
 #[derive(Debug)]
 pub struct LocalServer {
     child: Child,
@@ -121,10 +113,10 @@ pub struct LocalServer {
 }
 
 impl LocalServer {
-    /// Starts one whose files are below `dir`, and waits until it answers.
+    /// Starts a server whose files are below `dir`, and waits until it answers.
     ///
     /// # Errors
-    /// See [`ServerError`].
+    /// Returns [`ServerError::Start`] if it cannot be started, and [`ServerError::NotReady`] if it exits or does not answer.
     pub fn start(dir: &Path, spec: ServerSpec) -> Result<Self, ServerError> {
         let failed = |source| ServerError::Start {
             program: spec.program.clone(),
@@ -148,49 +140,48 @@ impl LocalServer {
         Ok(server)
     }
 
-    /// Where it answers.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// What it takes as `X-API-KEY`.
+    /// Value of `X-API-KEY`.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Certificate of the authority that clients have to trust; absent without TLS.
+    /// Path of the certificate of the authority that clients must trust. There is no such file without TLS.
     #[must_use]
     pub fn authority(&self) -> PathBuf {
         self.dir.join(CERTIFICATES).join("ca.crt")
     }
 
-    /// Directories of its sandboxes, by id.
+    /// Directory that contains a directory for each sandbox, named by its id.
     #[must_use]
     pub fn sandboxes(&self) -> PathBuf {
         self.dir.join(STATE).join("sandboxes")
     }
 
-    /// The file that was started.
+    /// Path of the program.
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.spec.program
     }
 
-    /// SIGKILL; its VMs live on.
+    /// Kills the server with SIGKILL. Its VMs continue to run.
     ///
     /// # Errors
-    /// It cannot be waited for.
+    /// The process could not be killed or waited for.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(|_| ())
     }
 
-    /// Starts a successor of one that is dead, at the same address and on the same state.
+    /// Starts a killed server again, at the same address and with the same state.
     ///
     /// # Errors
-    /// See [`ServerError`].
+    /// As for [`LocalServer::start`].
     pub fn restart(&mut self) -> Result<(), ServerError> {
         let (child, _) =
             spawn(&self.dir, &self.spec, self.port).map_err(|source| ServerError::Start {
@@ -201,7 +192,7 @@ impl LocalServer {
         self.await_answer()
     }
 
-    /// Memory that it occupies, in KiB; `None` if it cannot be read.
+    /// Resident memory of the server, in KiB. `None` if it cannot be read.
     #[must_use]
     pub fn resident_kib(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
@@ -212,15 +203,17 @@ impl LocalServer {
     }
 
     fn await_answer(&mut self) -> Result<(), ServerError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             if answers(&self.endpoint) {
                 return Ok(());
             }
             match self.child.try_wait() {
-                Ok(Some(status)) => return Err(self.not_ready(format!("ended with {status}"))),
-                Ok(None) if Instant::now() < deadline => std::thread::sleep(LOOK),
-                Ok(None) => return Err(self.not_ready(format!("did not answer in {PATIENCE:?}"))),
+                Ok(Some(status)) => return Err(self.not_ready(format!("exited with {status}"))),
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL),
+                Ok(None) => {
+                    return Err(self.not_ready(format!("did not answer within {START_TIMEOUT:?}")));
+                }
                 Err(error) => return Err(self.not_ready(error.to_string())),
             }
         }
@@ -243,13 +236,13 @@ impl LocalServer {
         if self.child.try_wait()?.is_none() {
             kill(Pid::from_raw(pid), Signal::SIGTERM)?;
         }
-        let deadline = Instant::now() + END_PATIENCE;
+        let deadline = Instant::now() + END_TIMEOUT;
         while self.child.try_wait()?.is_none() {
             if Instant::now() > deadline {
                 self.child.kill()?;
                 self.child.wait()?;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
         Ok(())
     }
@@ -258,19 +251,22 @@ impl LocalServer {
 impl Drop for LocalServer {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            eprintln!("cube-bench: cube-api {} is left: {error}", self.child.id());
+            eprintln!(
+                "cube-bench: cannot end cube-api (process {}): {error}",
+                self.child.id()
+            );
         }
-        // VMs outlive a server that was killed.
+        // VMs of a killed server continue to run.
         for pid in leftovers::processes_of(&self.dir.join(STATE)) {
             if let Err(error) = leftovers::kill_and_wait(pid) {
-                eprintln!("cube-bench: VMM {pid} is left: {error}");
+                eprintln!("cube-bench: cannot end the VMM with process id {pid}: {error}");
             }
         }
     }
 }
 
 fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoint)> {
-    // A successor goes on where its predecessor stopped.
+    // A restarted server appends to the same log.
     let log = File::options()
         .create(true)
         .append(true)
@@ -318,23 +314,23 @@ fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoin
     Ok((child, endpoint))
 }
 
-/// Makes the one key of a server that is not started yet.
+/// Creates the key of a server before it is started.
 fn new_key(dir: &Path, spec: &ServerSpec) -> io::Result<String> {
     let mut make = Command::new(&spec.program);
     make.args(["key", "new", "cube-bench", "--state"])
         .arg(dir.join(STATE));
-    said(&mut make)
+    output_of(&mut make)
 }
 
 fn make_certificates(dir: &Path, spec: &ServerSpec) -> io::Result<()> {
     let mut make = Command::new(&spec.program);
     make.args(["ca", "init"]).arg(dir);
     make.args(["--domain", spec.domain.as_deref().unwrap_or("localhost")]);
-    said(&mut make).map(|_| ())
+    output_of(&mut make).map(|_| ())
 }
 
-/// What a command prints, if it succeeds.
-fn said(command: &mut Command) -> io::Result<String> {
+/// Runs a command that must succeed, and returns its output.
+fn output_of(command: &mut Command) -> io::Result<String> {
     let done = command.stdin(Stdio::null()).output()?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if done.status.success() {
@@ -344,7 +340,7 @@ fn said(command: &mut Command) -> io::Result<String> {
     }
 }
 
-/// A port that was free a moment ago.
+/// A port that is free at the moment.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
@@ -352,7 +348,7 @@ fn free_port() -> io::Result<u16> {
 fn answers(endpoint: &Endpoint) -> bool {
     let wire = match endpoint.dial(Duration::from_secs(1)) {
         Err(_) => return false,
-        // Its authority is none that this process trusts; that it accepts connections has to do.
+        // This process does not trust the private authority, so an accepted connection has to suffice.
         Ok(Wire::Tls(_)) => return true,
         Ok(wire) => wire,
     };

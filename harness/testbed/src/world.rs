@@ -1,11 +1,11 @@
-//! A host and an outside of a command's own, in network namespaces that go with it.
+//! A host and an outside network for a command, in network namespaces that end with the command.
 //!
 //! ```text
 //! this process, its server and VMs            namespace "outside"
 //! up0 192.0.2.2 ───────── veth ───────────    out0 192.0.2.1
 //! TAPs of sandboxes                           lo: every address of some blocks
 //! ```
-//! The host the command runs on is not touched, and nothing is left, however the command ends.
+//! The real host stays unchanged, however the command ends.
 
 mod plain;
 mod sys;
@@ -23,52 +23,52 @@ pub use sys::open_tap;
 
 /// Name of the uplink.
 pub const UPLINK: &str = "up0";
-/// Its other end.
+/// Name of the uplink's other end, in the outside namespace.
 pub const OUTSIDE: &str = "out0";
 /// Address of the uplink.
 pub const HOST4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
-/// Why there is no world.
+/// A step of creating the namespaces failed.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot {what}; this needs root, namespaces, a bpffs and the program {program} ({package})"
+    "cannot {step}; this needs root, namespaces, a bpffs and the program {program} ({package})"
 )]
 pub struct WorldError {
-    what: String,
+    step: String,
     program: &'static str,
     package: &'static str,
     #[source]
     source: io::Error,
 }
 
-pub fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> WorldError {
-    failed_with("ip", "package iproute2", what)
+pub fn failed(step: impl Into<String>) -> impl FnOnce(io::Error) -> WorldError {
+    failed_with("ip", "package iproute2", step)
 }
 
-/// The same where another program than `ip` is needed.
+/// As [`failed`], for a step that needs another program than `ip`.
 pub fn failed_with(
     program: &'static str,
     package: &'static str,
-    what: impl Into<String>,
+    step: impl Into<String>,
 ) -> impl FnOnce(io::Error) -> WorldError {
-    let what = what.into();
+    let step = step.into();
     move |source| WorldError {
-        what,
+        step,
         program,
         package,
         source,
     }
 }
 
-/// A network namespace. Nobody need be in it: it lives while the file is open.
+/// A network namespace. It exists while this file is open, even without a process in it.
 #[derive(Debug)]
 pub struct Namespace(File);
 
 impl Namespace {
-    /// A new one, whose loopback interface is up.
+    /// Creates a namespace and brings its loopback interface up.
     ///
     /// # Errors
-    /// No right to make one, or no `ip`.
+    /// The process may not create namespaces, or there is no `ip` program.
     pub fn new() -> Result<Self, WorldError> {
         let make = || {
             unshare(CloneFlags::CLONE_NEWNET)?;
@@ -78,18 +78,18 @@ impl Namespace {
         thread::scope(|scope| scope.spawn(make).join())
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             .map(Self)
-            .map_err(failed("make a network namespace"))
+            .map_err(failed("create a network namespace"))
     }
 
-    /// Names it to programs that this process starts and waits for.
+    /// Path of the namespace for programs that this process starts and waits for.
     fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Runs `work` on a thread in it.
+    /// Runs `work` on a new thread in the namespace.
     ///
     /// # Errors
-    /// Those of `work`, or of entering.
+    /// The thread could not enter the namespace, or `work` failed.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         let work = || {
             setns(&self.0, CloneFlags::CLONE_NEWNET)?;
@@ -100,21 +100,20 @@ impl Namespace {
     }
 }
 
-/// Moves this process into a network and a mount namespace of its own for good, as a host whose one way out leads
-/// to the namespace that is returned. Out there somebody is at every address of `blocks` (of either family). No
-/// thread may run yet.
+/// Moves this process into a new network and mount namespace, permanently. Its only uplink leads to the namespace that is
+/// returned, which owns every address in `blocks` (of either family). The process must not have another thread.
 ///
 /// # Errors
-/// See [`WorldError`].
+/// Returns a [`WorldError`] that names the step that failed.
 pub fn enter<'a>(blocks: impl IntoIterator<Item = &'a str>) -> Result<Namespace, WorldError> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
         .map_err(io::Error::from)
-        .map_err(failed("leave the host's network"))?;
+        .map_err(failed("enter a new network namespace"))?;
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
         .map_err(io::Error::from)
-        .map_err(failed("keep mounts to itself"))?;
-    // What is pinned there goes with the last process in here.
+        .map_err(failed("make mounts private"))?;
+    // Pinned BPF objects disappear with the last process in the namespace.
     mount(
         Some("bpf"),
         "/sys/fs/bpf",
@@ -134,20 +133,20 @@ pub fn enter<'a>(blocks: impl IntoIterator<Item = &'a str>) -> Result<Namespace,
          route add default via 192.0.2.1\n\
          route add default via 2001:db8:1::1\n"
     );
-    ip(&lines).map_err(failed("set up the namespace of the host"))?;
+    ip(&lines).map_err(failed("configure the namespace of the host"))?;
     Ok(outside)
 }
 
-/// Moves this process into a network of its own for good, in which there is nothing but the loopback interface. Needs no
-/// program. No thread may run yet.
+/// Moves this process into a new network namespace that has only a loopback interface, permanently. Needs no external
+/// program. The process must not have another thread.
 ///
 /// # Errors
-/// See [`WorldError`].
+/// Returns a [`WorldError`] if the namespace could not be created.
 pub fn alone() -> Result<(), WorldError> {
     unshare(CloneFlags::CLONE_NEWNET)
         .map_err(io::Error::from)
         .and_then(|()| sys::loopback_up())
-        .map_err(failed("make a network of its own"))
+        .map_err(failed("enter a new network namespace"))
 }
 
 fn build_outside<'a>(
@@ -170,26 +169,26 @@ fn build_outside<'a>(
             settings(&[
                 ("ipv4/conf/all/rp_filter", "0"),
                 ("ipv4/conf/default/rp_filter", "0"),
-                // Who is there by a route alone answers from that address, too.
+                // Lets servers answer from IPv6 addresses that are routed here but not assigned to an interface.
                 ("ipv6/ip_nonlocal_bind", "1"),
             ])
         })
-        .map_err(failed("set up the namespace outside"))
+        .map_err(failed("configure the outside namespace"))
 }
 
-/// Writes settings of the network, in the namespace of this thread.
+/// Writes network settings below /proc/sys/net, in the namespace of this thread.
 pub fn settings(values: &[(&str, &str)]) -> io::Result<()> {
     values
         .iter()
         .try_for_each(|(name, value)| fs::write(format!("/proc/sys/net/{name}"), value))
 }
 
-/// Carries out lines of `ip`, in the namespace of this thread.
+/// Runs `ip` with each line as its arguments, in the namespace of this thread.
 pub fn ip(lines: &str) -> io::Result<()> {
     lines.lines().try_for_each(|line| run("ip", line))
 }
 
-/// Runs a program with the words of a line, in the namespace of this thread.
+/// Runs a program with the words of a line as its arguments, in the namespace of this thread.
 pub fn run(program: &str, line: &str) -> io::Result<()> {
     let done = Command::new(program)
         .args(line.split_whitespace())
@@ -197,10 +196,10 @@ pub fn run(program: &str, line: &str) -> io::Result<()> {
     if done.status.success() {
         Ok(())
     } else {
-        let said = String::from_utf8_lossy(&done.stderr);
+        let stderr = String::from_utf8_lossy(&done.stderr);
         Err(io::Error::other(format!(
             "{program} {line}: {}",
-            said.trim()
+            stderr.trim()
         )))
     }
 }

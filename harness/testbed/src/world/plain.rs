@@ -1,9 +1,9 @@
-//! The same way out without the programs: a TAP, plain routing and masquerade, in a namespace of its own.
+//! A network without the eBPF programs, for comparison: a TAP, plain routing and masquerading, in its own namespace.
 //!
 //! ```text
 //! VMM ── TAP 169.254.0.22 ── kernel: route, masquerade ── up1 192.0.2.10 ── veth ── out1 192.0.2.9 outside
 //! ```
-//! TAP, veth and outside are of the same kind as those of a sandbox, so that what differs is what is between them.
+//! TAP, veth and outside are like those of a sandbox, so a comparison shows only the difference between the two paths.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -15,15 +15,15 @@ const TAP: &str = "tap0";
 const UPLINK: &str = "up1";
 const OUTSIDE: &str = "out1";
 
-/// One guest's network; the guest's addresses are those of every guest, so there is place for one at a time.
+/// The network of one guest. All guests have the same addresses, so there can be only one guest at a time.
 #[derive(Debug)]
 pub struct PlainNetwork(Namespace);
 
 impl PlainNetwork {
-    /// Sets it up.
+    /// Creates the network.
     ///
     /// # Errors
-    /// No right to, or a program is missing.
+    /// The process lacks privileges, or `ip` or `nft` is missing.
     pub fn new(outside: &Namespace) -> Result<Self, WorldError> {
         let inside = Namespace::new()?;
         let there = format!(
@@ -44,10 +44,10 @@ impl PlainNetwork {
         Ok(Self(inside))
     }
 
-    /// A descriptor of the TAP, for a VMM.
+    /// Opens the TAP for a VMM.
     ///
     /// # Errors
-    /// Another VMM has it.
+    /// Another VMM has the TAP open.
     pub fn tap(&self) -> io::Result<OwnedFd> {
         self.0.within(|| sys::open_tap(TAP))
     }
@@ -55,7 +55,7 @@ impl PlainNetwork {
 
 fn route() -> io::Result<()> {
     let text = |mac: [u8; 6]| mac.map(|b| format!("{b:02x}")).join(":");
-    // The guest's card answers no ARP, as it asks nobody.
+    // The guest's network device neither sends nor answers ARP requests.
     ip(&format!(
         "tuntap add {TAP} mode tap vnet_hdr\n\
          link set {TAP} address {} mtu {} up\n\

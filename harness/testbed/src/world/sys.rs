@@ -1,5 +1,5 @@
-//! Opening a TAP, which is made if it is not there (the kernel's `Documentation/networking/tuntap.rst`), and switching
-//! the loopback interface on (netdevice(7)).
+//! Opens a TAP, which creates it if needed (the kernel's `Documentation/networking/tuntap.rst`), and brings the loopback
+//! interface up (netdevice(7)).
 #![expect(
     unsafe_code,
     reason = "a descriptor becomes one of a TAP by an ioctl, and flags are set by one"
@@ -14,7 +14,7 @@ use std::{
 
 use nix::libc;
 
-/// A descriptor of this TAP in the namespace of this thread, as a VMM wants it.
+/// Opens this TAP in the namespace of this thread, with the flags that a VMM needs.
 pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
     if name.len() >= libc::IFNAMSIZ {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -23,32 +23,31 @@ pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
         .read(true)
         .write(true)
         .open("/dev/net/tun")?;
-    // SAFETY: an `ifreq` is a name of bytes and a union of plain integers, addresses and pointers that nobody reads
-    // here; all-zero bytes are a value of each of them.
+    // SAFETY: `zeroed` needs a type for which all-zero bytes are valid. An `ifreq` is an array of bytes and a union of
+    // integers, addresses and raw pointers, for all of which they are. The pointers are never dereferenced.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     request.ifr_ifru.ifru_flags = i16::try_from(flags).map_err(io::Error::other)?;
-    // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is, and it outlives the call.
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`, here `request`, which is alive until the call returns.
     match unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } {
         0 => Ok(tun.into()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Switches the loopback interface of this thread's namespace on.
+/// Brings the loopback interface up in the namespace of this thread.
 pub(super) fn loopback_up() -> io::Result<()> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
-    // SAFETY: as above, all-zero bytes are a value of `ifreq`.
+    // SAFETY: `zeroed` needs a type for which all-zero bytes are valid, and an `ifreq` is one (see `open_tap`).
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
         *to = libc::c_char::from_ne_bytes([*from]);
     }
     request.ifr_ifru.ifru_flags = i16::try_from(libc::IFF_UP).map_err(io::Error::other)?;
-    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which `request` is, and it outlives the call; the socket is open until
-    // the function returns.
+    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, here `request`. It and the socket are alive until the call returns.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,4 +1,5 @@
-// Runs cases of the conformance suite through the command line client; the protocol is that of run.py.
+// Runs cases of the conformance suite through the command line client. Its output has the same lines as that of
+// python/suite/run.py.
 
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
@@ -8,30 +9,30 @@ import path from 'node:path'
 const CLIENT = path.join(import.meta.dirname, '../node_modules/@e2b/cli/dist/index.js')
 const TEMPLATE = process.env.CONFORMANCE_TEMPLATE ?? 'base'
 
-/** Runs the client; ends with its status and what it said. */
+/** Runs the client, and returns its exit status and output. */
 function e2b(...words) {
   return new Promise((resolve, reject) => {
     const child = spawn(process.execPath, [CLIENT, ...words], { stdio: ['ignore', 'pipe', 'pipe'] })
-    const said = { stdout: '', stderr: '' }
-    for (const name of ['stdout', 'stderr']) child[name].on('data', (data) => (said[name] += data))
+    const output = { stdout: '', stderr: '' }
+    for (const name of ['stdout', 'stderr']) child[name].on('data', (data) => (output[name] += data))
     child.on('error', reject)
-    child.on('close', (status) => resolve({ status, ...said }))
+    child.on('close', (status) => resolve({ status, ...output }))
   })
 }
 
-async function good(...words) {
+async function succeed(...words) {
   const answer = await e2b(...words)
   assert.equal(answer.status, 0, `${words.join(' ')}: ${answer.stdout}${answer.stderr}`)
   return answer.stdout
 }
 
-const all = async (state = 'running') => JSON.parse(await good('sandbox', 'list', '--state', state, '--format', 'json'))
+const all = async (state = 'running') => JSON.parse(await succeed('sandbox', 'list', '--state', state, '--format', 'json'))
 
 async function withSandbox(use) {
   const before = new Set((await all()).map((s) => s.sandboxId))
-  const said = await good('sandbox', 'create', '--detach', '--timeout', '120', TEMPLATE)
-  const made = (await all()).map((s) => s.sandboxId).filter((id) => !before.has(id) && said.includes(id))
-  assert.equal(made.length, 1, said)
+  const output = await succeed('sandbox', 'create', '--detach', '--timeout', '120', TEMPLATE)
+  const made = (await all()).map((s) => s.sandboxId).filter((id) => !before.has(id) && output.includes(id))
+  assert.equal(made.length, 1, output)
   try {
     await use(made[0])
   } finally {
@@ -42,13 +43,13 @@ async function withSandbox(use) {
 const cases = {
   async 'create-and-kill'() {
     await withSandbox(async (id) => {
-      await good('sandbox', 'kill', id)
+      await succeed('sandbox', 'kill', id)
       assert.ok(!(await all()).some((s) => s.sandboxId === id))
     })
   },
   async 'run-foreground'() {
     await withSandbox(async (id) => {
-      assert.equal(await good('sandbox', 'exec', id, 'echo', 'hello', 'there'), 'hello there\n')
+      assert.equal(await succeed('sandbox', 'exec', id, 'echo', 'hello', 'there'), 'hello there\n')
     })
   },
   async 'run-exit-code'() {
@@ -59,41 +60,41 @@ const cases = {
   },
   async info() {
     await withSandbox(async (id) => {
-      const said = JSON.parse(await good('sandbox', 'info', '--format', 'json', id))
-      assert.equal(said.sandboxId, id)
+      const info = JSON.parse(await succeed('sandbox', 'info', '--format', 'json', id))
+      assert.equal(info.sandboxId, id)
     })
   },
   async metrics() {
     await withSandbox(async (id) => {
-      await good('sandbox', 'metrics', '--format', 'json', id)
+      await succeed('sandbox', 'metrics', '--format', 'json', id)
     })
   },
   async logs() {
     await withSandbox(async (id) => {
-      await good('sandbox', 'logs', '--format', 'json', id)
+      await succeed('sandbox', 'logs', '--format', 'json', id)
     })
   },
   async 'pause-and-resume'() {
     await withSandbox(async (id) => {
-      await good('sandbox', 'pause', id)
+      await succeed('sandbox', 'pause', id)
       assert.ok((await all('paused')).some((s) => s.sandboxId === id))
-      await good('sandbox', 'resume', id)
-      assert.equal(await good('sandbox', 'exec', id, 'echo', 'back'), 'back\n')
+      await succeed('sandbox', 'resume', id)
+      assert.equal(await succeed('sandbox', 'exec', id, 'echo', 'back'), 'back\n')
     })
   },
   async 'list-templates'() {
-    const said = JSON.parse(await good('template', 'list', '--format', 'json'))
-    assert.ok(JSON.stringify(said).includes(TEMPLATE), JSON.stringify(said))
+    const templates = JSON.parse(await succeed('template', 'list', '--format', 'json'))
+    assert.ok(JSON.stringify(templates).includes(TEMPLATE), JSON.stringify(templates))
   },
 }
 
-const say = (line) => fs.writeSync(1, JSON.stringify(line) + '\n')
+const emit = (line) => fs.writeSync(1, JSON.stringify(line) + '\n')
 const wanted = process.argv.slice(2)
 if (wanted.length === 1 && wanted[0] === '--list') {
-  for (const name of Object.keys(cases)) say({ case: name })
+  for (const name of Object.keys(cases)) emit({ case: name })
 } else {
   for (const name of wanted) {
-    say({ begin: name })
+    emit({ begin: name })
     const began = performance.now()
     let [verdict, why] = ['pass', '']
     try {
@@ -102,7 +103,7 @@ if (wanted.length === 1 && wanted[0] === '--list') {
     } catch (error) {
       ;[verdict, why] = ['fail', `${error.name}: ${error.message}`.slice(0, 800)]
     }
-    say({ end: name, verdict, why, seconds: (performance.now() - began) / 1000 })
+    emit({ end: name, verdict, why, seconds: (performance.now() - began) / 1000 })
   }
 }
 process.exit(0)

@@ -1,4 +1,4 @@
-// Commands and pseudo terminals.
+// Commands and pseudo-terminals.
 
 import { createHash } from 'node:crypto'
 import { CommandExitError, InvalidArgumentError, TimeoutError } from 'e2b'
@@ -42,7 +42,7 @@ export const cases = {
       ok((await pids()).includes(handle.pid))
       same(await s.commands.kill(handle.pid), true)
       await raises(CommandExitError, handle.wait())
-      await until('its end', async () => !(await pids()).includes(handle.pid))
+      await until('the end of the command', async () => !(await pids()).includes(handle.pid))
     })
   },
   async 'kill-unknown-process'() {
@@ -75,7 +75,7 @@ export const cases = {
   async 'run-timeout'() {
     await withSandbox(async (s) => {
       await raises(TimeoutError, s.commands.run('sleep 30', { timeoutMs: 1_000 }))
-      await until('its end', async () => !(await s.commands.list()).some((p) => String(p.args).includes('sleep 30')))
+      await until('the end of the command', async () => !(await s.commands.list()).some((p) => String(p.args).includes('sleep 30')))
     })
   },
   async 'run-cwd'() {
@@ -125,7 +125,7 @@ export const cases = {
     await withSandbox(async (s) => {
       const handle = await s.commands.run('sleep 1; echo alive > /tmp/mark; sleep 30', { background: true })
       await handle.disconnect()
-      await until('the mark', () => s.files.exists('/tmp/mark'))
+      await until('the file', () => s.files.exists('/tmp/mark'))
     })
   },
   async 'killed-while-a-command-runs'() {

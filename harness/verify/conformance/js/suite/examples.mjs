@@ -1,4 +1,4 @@
-// The programs of examples/js, each of which ends with what it prints.
+// The programs in examples/js. Each ends with a comment that contains its output.
 
 import { execFile } from 'node:child_process'
 import fs from 'node:fs'
@@ -15,7 +15,7 @@ function wanted(text) {
 }
 
 function run(program) {
-  if (!newest) throw new Absent('the examples are for the newest SDK')
+  if (!newest) throw new Absent('the examples need the newest SDK')
   return new Promise((resolve, reject) => {
     execFile(process.execPath, [program], (error, stdout, stderr) => {
       try {

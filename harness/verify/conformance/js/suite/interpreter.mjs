@@ -1,4 +1,4 @@
-// runCode: the code interpreter's package on a sandbox of its own template.
+// runCode: the code interpreter package, on sandboxes of the template code-interpreter-v1.
 
 import { run as runGuide } from './guide.mjs'
 import { Absent, ok, raises, same } from './case.mjs'
@@ -6,7 +6,7 @@ import { Absent, ok, raises, same } from './case.mjs'
 const { Sandbox } = await import('@e2b/code-interpreter').catch(() => ({}))
 
 async function withInterpreter(use, options = {}) {
-  if (!Sandbox) throw new Absent('its package goes with the newest SDK only')
+  if (!Sandbox) throw new Absent('the code interpreter package needs the newest SDK')
   const sandbox = await Sandbox.create({ timeoutMs: 120_000, ...options })
   try {
     return await use(sandbox)
@@ -15,7 +15,7 @@ async function withInterpreter(use, options = {}) {
   }
 }
 
-/** The value of a cell that must not fail. */
+/** The value of a cell, which must not fail. */
 function text(execution) {
   ok(!execution.error, JSON.stringify(execution.error))
   return execution.text
@@ -37,7 +37,7 @@ export const cases = {
     }),
 
   'run-code-guide': () => {
-    if (!Sandbox) throw new Absent('its package goes with the newest SDK only')
+    if (!Sandbox) throw new Absent('the code interpreter package needs the newest SDK')
     return runGuide({}, 'interpreter.md')
   },
 
@@ -105,7 +105,7 @@ export const cases = {
           const said = async (envs) => [language, printed(await s.runCode(code, { language, envs }))]
           same(await said(undefined), [language, 'wide wide\n'])
           same(await said({ BOTH: 'one' }), [language, 'wide one\n'])
-          // They were the call's alone.
+          // The variables apply to one call only.
           same(await said(undefined), [language, 'wide wide\n'])
         }
       },
@@ -133,7 +133,7 @@ export const cases = {
       async (s) => {
         const r = (code, options) => s.runCode(code, { language: 'r', ...options })
         same(printed(await r("x <- 6; cat('out\\n')")), 'out\n')
-        // R's kernel displays values: none of them is the main result.
+        // R's kernel displays values, and marks none of them as the main result.
         const { results } = await r('x * 7')
         same(results.map((v) => [v.text, v.isMainResult]), [['[1] 42', false]])
         ok((await r("stop('bad')")).error.value.includes('bad'))
@@ -185,7 +185,7 @@ export const cases = {
     withInterpreter(async (s) => {
       same(text(await s.runCode('kept = 7; kept')), '7')
       await raises(Error, s.runCode('import time\nwhile True: time.sleep(0.1)', { timeoutMs: 1000 }))
-      // The client went away; the cell did as well, the state did not.
+      // After the client disconnected, the cell was interrupted and the state was kept.
       same(text(await s.runCode('kept', { timeoutMs: 20_000 })), '7')
     }),
 

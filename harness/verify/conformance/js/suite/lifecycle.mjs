@@ -48,13 +48,13 @@ export const cases = {
   async 'pause-in-a-sleep'() {
     await withSandbox(async (s) => {
       await s.commands.run('touch /tmp/begun; sleep 2 && echo done > /tmp/done', { background: true })
-      await until('its begin', () => s.files.exists('/tmp/begun'))
+      await until('the start of the program', () => s.files.exists('/tmp/begun'))
       await (s.pause ?? s.betaPause).call(s)
       ok(!(await s.isRunning()), 'it runs while it is paused')
       await s.connect()
       ok(await s.isRunning(), 'it does not run after it was resumed')
-      await until('its end', () => s.files.exists('/tmp/done'))
-      await until('its word', async () => (await s.files.read('/tmp/done')) === 'done\n')
+      await until('the end of the program', () => s.files.exists('/tmp/done'))
+      await until('the content of the file', async () => (await s.files.read('/tmp/done')) === 'done\n')
     })
   },
   async 'auto-pause'() {
@@ -70,7 +70,7 @@ export const cases = {
       const bootId = async () => (await s.commands.run('cat /proc/sys/kernel/random/boot_id')).stdout
       const before = await bootId()
       await s.setTimeout(0)
-      await until('its end', async () => !(await s.isRunning()))
+      await until('the end of the sandbox', async () => !(await s.isRunning()))
       await s.connect()
       same(await bootId(), before)
     }, { timeoutMs: 60_000, lifecycle: { onTimeout: 'pause' } })

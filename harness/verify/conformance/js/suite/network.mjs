@@ -1,4 +1,4 @@
-// Ports of a sandbox, seen from outside. The address is the API's; the host name chooses the sandbox.
+// Ports of a sandbox, as clients reach them. All requests go to the API's address; the Host header selects the sandbox.
 
 import http from 'node:http'
 import { ok, raises, same, until, withSandbox } from './case.mjs'
@@ -34,7 +34,7 @@ async function outbound(s) {
   return [network.allowOut, network.denyOut]
 }
 
-/** The options do not make a sandbox, and the refusal says why. */
+/** Checks that a sandbox with these options is refused, with an error that contains the word. */
 async function refused(word, options) {
   const error = await raises(Error, withSandbox(async () => {}, options))
   ok(error.message.includes(word), error.message)

@@ -1,4 +1,4 @@
-// Runs cases of the conformance suite; the protocol is that of run.py beside it.
+// Runs cases of the conformance suite. Its output has the same lines as that of python/suite/run.py.
 
 import fs from 'node:fs'
 import { Absent } from './case.mjs'
@@ -19,11 +19,11 @@ for (const area of [guide, examples, sandboxes, commands, files, network, lifecy
   }
 }
 
-const say = (line) => fs.writeSync(1, JSON.stringify(line) + '\n')
-// What an SDK or a case prints must not be taken for a verdict.
+const emit = (line) => fs.writeSync(1, JSON.stringify(line) + '\n')
+// Output of SDKs and cases goes to standard error, so that it cannot be mistaken for a verdict.
 console.log = console.info = console.debug = console.error
 
-// A stream that fails with nobody waiting for it is the case's failure, not the end of the suite.
+// A stream that fails while no code awaits it fails the case, and does not end the suite.
 let stray = null
 process.on('unhandledRejection', (error) => (stray ??= error))
 
@@ -47,14 +47,14 @@ const run = async (name) => {
 
 const wanted = process.argv.slice(2)
 if (wanted.length === 1 && wanted[0] === '--list') {
-  for (const name of cases.keys()) say({ case: name })
+  for (const name of cases.keys()) emit({ case: name })
 } else {
   for (const name of wanted) {
-    say({ begin: name })
+    emit({ begin: name })
     const began = performance.now()
     const [verdict, why] = await run(name)
-    say({ end: name, verdict, why, seconds: (performance.now() - began) / 1000 })
+    emit({ end: name, verdict, why, seconds: (performance.now() - began) / 1000 })
   }
 }
-// Open connections must not keep the process.
+// Exit even if connections are still open.
 process.exit(0)

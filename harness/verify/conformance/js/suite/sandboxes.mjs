@@ -1,4 +1,4 @@
-// Create, look, list, end.
+// Creating, inspecting, listing and ending sandboxes.
 
 import { randomUUID } from 'node:crypto'
 import { AuthenticationError, Sandbox, SandboxNotFoundError, Template } from 'e2b'
@@ -109,14 +109,14 @@ export const cases = {
     await withSandbox(async (s) => {
       await s.setTimeout(2_000)
       const began = Date.now()
-      await until('its end', async () => !(await s.isRunning()), 8_000)
+      await until('the end of the sandbox', async () => !(await s.isRunning()), 8_000)
       const took = Date.now() - began
       ok(took >= 1_000 && took <= 4_000, `it ended after ${took} ms`)
     }, { timeoutMs: 300_000 })
   },
   async 'timeout-ends-it'() {
     await withSandbox(async (s) => {
-      await until('its end', async () => !(await s.isRunning()), 6_000)
+      await until('the end of the sandbox', async () => !(await s.isRunning()), 6_000)
       same(await Sandbox.kill(s.sandboxId), false)
     }, { timeoutMs: 2_000 })
   },

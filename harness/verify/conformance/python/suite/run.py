@@ -1,8 +1,8 @@
-"""Runs cases of the conformance suite against the API that the environment names.
+"""Runs cases of the conformance suite against the API that environment variables name.
 
-Each line of standard output is one JSON object: {"begin": NAME}, then {"end": NAME, "verdict", "why",
-"seconds"}. Verdicts: "pass"; "fail", the API did something else than the SDK's documentation says;
-"absent", this SDK has no such feature. The caller bounds each case in time by what it reads.
+Each line of standard output is a JSON object: {"begin": NAME}, then {"end": NAME, "verdict", "why", "seconds"}.
+The verdict is "pass", "fail" (the API does not behave as the SDK's documentation says) or "absent" (this SDK lacks
+the feature). The caller reads these lines and limits the time of each case.
 """
 
 import importlib
@@ -27,7 +27,7 @@ def known() -> dict[str, Case]:
     return cases
 
 
-def say(line: dict) -> None:
+def emit(line: dict) -> None:
     os.write(OUTPUT, (json.dumps(line) + "\n").encode())
 
 
@@ -37,7 +37,7 @@ def run(case: Case) -> tuple[str, str]:
         return "pass", ""
     except Absent as absent:
         return "absent", str(absent)
-    except BaseException as error:  # noqa: BLE001 - whatever an SDK raises is a verdict
+    except BaseException as error:  # noqa: BLE001 - any exception of an SDK fails the case
         frames = traceback.extract_tb(error.__traceback__)
         here = [f for f in frames if "/cases/" in f.filename]
         line = f"{os.path.basename(here[-1].filename)}:{here[-1].lineno}" if here else ""
@@ -49,21 +49,21 @@ def main() -> None:
     cases = known()
     if sys.argv[1:] == ["--list"]:
         for name in cases:
-            say({"case": name})
+            emit({"case": name})
         return
     for name in sys.argv[1:]:
-        say({"begin": name})
+        emit({"begin": name})
         began = time.monotonic()
         case = cases.get(name)
         verdict, why = run(case) if case else ("fail", "the suite has no such case")
-        say({"end": name, "verdict": verdict, "why": why, "seconds": time.monotonic() - began})
+        emit({"end": name, "verdict": verdict, "why": why, "seconds": time.monotonic() - began})
 
 
 if __name__ == "__main__":
-    # What an SDK or a case prints must not be taken for a verdict.
+    # Output of SDKs and cases goes to standard error, so that it cannot be mistaken for a verdict.
     OUTPUT = os.dup(1)
     os.dup2(2, 1)
     main()
     sys.stderr.flush()
-    # Threads of a hanging stream must not keep the process.
+    # Exit even if threads of an open stream still run.
     os._exit(0)

@@ -1,4 +1,4 @@
-//! What a script observed, and why a script could not run to its end.
+//! The observations of a script, and the errors that stop one.
 
 use std::io;
 

@@ -56,7 +56,7 @@ pub(super) fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Lets the sandbox send `payload` to the echo server until `is_received` says that a listener has got the answer. The
+/// Lets the sandbox send `payload` to the echo server until `is_received` reports that a listener has got the answer. The
 /// listener may not be ready at first.
 pub(in crate::isolation) fn send_until(
     is_received: impl Fn() -> bool,

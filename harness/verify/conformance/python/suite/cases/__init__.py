@@ -1,4 +1,4 @@
-"""What all cases share: how they are registered, and the sandboxes that they use."""
+"""Registration of cases, and helpers that create sandboxes and compare results."""
 
 import asyncio
 import inspect
@@ -14,7 +14,7 @@ TEMPLATE = os.environ.get("CONFORMANCE_TEMPLATE", "base")
 
 
 class Absent(Exception):
-    """This SDK cannot do it."""
+    """This SDK lacks the feature."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Case:
 
 
 class Cases:
-    """The cases of one area, in the order in which they are written."""
+    """The cases of one area, in the order of their definition."""
 
     def __init__(self) -> None:
         self.all: list[Case] = []
@@ -50,24 +50,24 @@ def sandbox(**options: Any) -> Iterator[Sandbox]:
 
 
 def until(what: str, condition: Callable[[], Any], within: float = 10.0) -> Any:
-    """Waits for a condition and returns what it gave."""
+    """Waits until the condition returns a true value, and returns it."""
     deadline = time.monotonic() + within
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"{what} did not come within {within} s"
+        assert time.monotonic() < deadline, f"{what}: not within {within} s"
         time.sleep(0.05)
 
 
 def raises(kind: type | tuple, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Calls and returns the exception, which must be of that kind."""
+    """Calls the function and returns its exception, which must be of this kind."""
     try:
         value = function(*arguments, **options)
     except kind as error:
         return error
     names = getattr(kind, "__name__", kind)
-    raise AssertionError(f"no {names} was raised, the answer was {value!r}")
+    raise AssertionError(f"no {names} was raised; the result was {value!r}")
 
 
 def same(got: Any, want: Any) -> None:

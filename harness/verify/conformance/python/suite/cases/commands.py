@@ -1,4 +1,4 @@
-"""Commands: output, ends, input, background."""
+"""Commands: output, exit codes, input, background commands."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from . import TEMPLATE, Absent, Cases, raises, same, sandbox, until
 
 CASES = Cases()
 case = CASES
-# An SDK says so when the sandbox's health, asked after a broken stream, is that of one that is gone.
+# Text of the SDK's error if a stream breaks and a health check finds that the sandbox is gone.
 KILLED = "sandbox was killed or reached its end of life"
 
 
@@ -64,7 +64,7 @@ def run_list_and_kill():
         same(s.commands.kill(handle.pid), True)
         error = raises(CommandExitException, handle.wait)
         assert error.exit_code != 0
-        until("its end", lambda: handle.pid not in [p.pid for p in s.commands.list()])
+        until("the end of the command", lambda: handle.pid not in [p.pid for p in s.commands.list()])
 
 
 @case
@@ -123,7 +123,7 @@ def run_without_stdin_ends():
 def run_timeout():
     with sandbox() as s:
         raises(TimeoutException, s.commands.run, "sleep 30", timeout=1)
-        until("its end", lambda: not [p for p in s.commands.list() if "sleep 30" in str(p.args)])
+        until("the end of the command", lambda: not [p for p in s.commands.list() if "sleep 30" in str(p.args)])
 
 
 @case
@@ -198,7 +198,7 @@ def run_outlives_its_client():
     with sandbox() as s:
         handle = s.commands.run("sleep 1; echo alive > /tmp/mark; sleep 30", background=True)
         handle.disconnect()
-        until("the mark", lambda: s.files.exists("/tmp/mark"))
+        until("the file", lambda: s.files.exists("/tmp/mark"))
         assert handle.pid in [p.pid for p in s.commands.list()]
 
 

@@ -1,4 +1,4 @@
-"""The programs of examples/python, each of which ends with what it prints."""
+"""The programs in examples/python. Each ends with a comment that contains its output."""
 
 import os
 import pathlib
@@ -18,7 +18,7 @@ PROGRAMS = pathlib.Path(__file__).parent.parent / "examples"
 
 def wanted(text: str) -> str:
     _, found, comment = text.partition("# Prints:\n")
-    assert found, "the program does not say what it prints"
+    assert found, "the program has no comment with its output"
     return "".join(line.removeprefix("# ") for line in comment.splitlines(keepends=True))
 
 

@@ -1,4 +1,4 @@
-"""Files: every method, both ways of upload, signed addresses."""
+"""Files: every method, both upload formats, signed URLs."""
 
 import os
 import time

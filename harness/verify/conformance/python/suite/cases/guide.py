@@ -1,4 +1,4 @@
-"""The programs of docs/quickstart.md, and of other guides for other areas, as they stand there."""
+"""The programs in docs/quickstart.md, or in another guide for another area, exactly as printed there."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ GUIDES = pathlib.Path(__file__).parent.parent
 
 
 def program(guide: str) -> tuple[str, str]:
-    """The program and what it prints."""
+    """The program in a guide, and its documented output."""
     found = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", (GUIDES / guide).read_text(), re.DOTALL)
     assert found, f"{guide} has no program"
     return found[1], found[2]

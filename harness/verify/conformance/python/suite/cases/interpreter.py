@@ -1,4 +1,4 @@
-"""run_code: the code interpreter's package on a sandbox of its own template."""
+"""run_code: the code interpreter package, on sandboxes of the template code-interpreter-v1."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ def sandbox(**options):
 
 
 def text(execution):
-    """The value of a cell that must not fail."""
+    """The value of a cell, which must not fail."""
     assert execution.error is None, execution.error
     return execution.text
 
@@ -43,7 +43,7 @@ def printed(execution):
 
 
 def ask(s, method, path, **body):
-    """A request to the code interpreter as it goes over the wire: status and text."""
+    """Sends a request to the code interpreter without the SDK, and returns status and text."""
     headers = {"E2b-Sandbox-Id": s.sandbox_id, "E2b-Sandbox-Port": "49999"}
     if path == "/execute":
         headers["X-Access-Token"] = s._envd_access_token
@@ -94,17 +94,17 @@ def run_code_streams():
 
 @case
 def run_code_wire():
-    """What other clients than the SDKs go by: the lines of the answer as they come."""
+    """Checks the lines of the answer, on which clients other than the SDKs rely."""
     with sandbox() as s:
         same(ask(s, "GET", "/health"), (200, '"OK"'))
         status, body = ask(s, "POST", "/execute", code="import time; print('a'); time.sleep(12); 1")
         lines = body.split("\n")
         same((status, lines.pop()), (200, ""))
-        assert all(lines), "a blank line"
+        assert all(lines), "the answer has a blank line"
         events = [json.loads(line) for line in lines]
         same((events[0], events[-1]), ({"type": "number_of_executions", "execution_count": 1}, {"type": "end_of_execution"}))
         kinds = [event["type"] for event in events[1:-1]]
-        # A client that hears nothing for longer takes the sandbox for dead.
+        # Clients consider the sandbox dead if they receive nothing for longer.
         same([kind for kind in kinds if kind != "keepalive"], ["stdout", "result"])
         assert "keepalive" in kinds, kinds
 
@@ -122,7 +122,7 @@ def run_code_refusals():
         ):
             got, text = ask(s, method, path, **body)
             assert got == status and words in text, (method, path, body, got, text)
-        # Whoever has the address of the port runs nothing.
+        # The address of the port is not enough to run code.
         headers = {"E2b-Sandbox-Id": s.sandbox_id, "E2b-Sandbox-Port": "49999"}
         for token in ({}, {"X-Access-Token": "other"}):
             url = os.environ["E2B_SANDBOX_URL"] + "/execute"
@@ -134,7 +134,7 @@ def run_code_refusals():
 @case
 def run_code_streams_at_once():
     with sandbox() as s:
-        # The second line is said only after the first has been heard.
+        # The cell prints the second line only after the callback has received the first.
         def heard(message):
             if message.line == "first\n":
                 s.files.write("/tmp/heard", "yes")
@@ -198,7 +198,7 @@ def run_code_binary_results():
         assert done.error is None, done.error
         same((done.results[0].jpeg.strip(), done.results[0].pdf.strip()), ("anBlZw==", "cGRm"))
         assert base64.b64decode(done.results[1].png).startswith(b"\x89PNG")
-        # The quotes of a text are Python's, not its own.
+        # The quotes of a string's representation are not part of its text.
         same([text(s.run_code(code)) for code in ("'plain'", "\"it's\"")], ["plain", "it's"])
 
 
@@ -265,7 +265,7 @@ def run_code_envs():
             said = lambda name, **envs: printed(s.run_code(cell.replace("{}", name), language=language, envs=envs)).strip()
             same((language, said("WIDE"), said("BOTH")), (language, "wide", "wide"))
             same((language, said("ONE", ONE="one"), said("BOTH", BOTH="one")), (language, "one", "one"))
-            # They are the call's alone.
+            # The variables apply to one call only.
             same((language, said("BOTH")), (language, "wide"))
             assert said("ONE") in ("None", "undefined", ""), (language, said("ONE"))
 
@@ -292,7 +292,7 @@ def run_code_r():
     with sandbox(envs={"WIDE": "wide"}) as s:
         r = lambda code, **options: s.run_code(code, language="r", **options)
         same(printed(r("x <- 6; cat('out\\n')")), "out\n")
-        # R's kernel displays values: none of them is the main result.
+        # R's kernel displays values, and marks none of them as the main result.
         same([(v.text, v.is_main_result) for v in r("x * 7").results], [("[1] 42", False)])
         error = r("stop('bad')").error
         assert error and "bad" in error.value, error
@@ -347,7 +347,7 @@ def run_code_context_defaults():
     with sandbox() as s:
         plain = s.create_code_context()
         same((plain.language, plain.cwd), ("python", "/home/user"))
-        # A language that is not there from the start gets its context with its first cell.
+        # A language without a default context gets one with its first cell.
         same(printed(s.run_code("echo $PWD", language="bash")), "/home/user\n")
         same(sorted(c.language for c in s.list_code_contexts()), ["bash", "javascript", "python", "python"])
 
@@ -363,7 +363,7 @@ def run_code_interrupts():
     with sandbox() as s:
         same(text(s.run_code("kept = 7; kept")), "7")
         raises(Exception, s.run_code, "import time\nwhile True: time.sleep(0.1)", timeout=1)
-        # The client went away; the cell did as well, the state did not.
+        # After the client disconnected, the cell was interrupted and the state was kept.
         same(text(s.run_code("kept", timeout=20)), "7")
 
 

@@ -52,10 +52,10 @@ def pause_in_a_sleep():
         assert not s.is_running()
         time.sleep(3)
         again = Sandbox.connect(s.sandbox_id, timeout=60)
-        assert not again.files.exists("/tmp/done"), "the pause counted"
+        assert not again.files.exists("/tmp/done"), "the sleep did not continue after the pause"
         until("its end", lambda: again.files.exists("/tmp/done"))
         slept = float(again.files.read("/tmp/done")) - begun
-        assert slept >= 1.98, f"it slept for {slept} s"
+        assert slept >= 1.98, f"the program slept for {slept} s"
 
 
 @case
@@ -144,7 +144,7 @@ def snapshot_and_start_from_it():
         pid = start_counter(s)
         snapshot = s.create_snapshot()
         try:
-            assert s.is_running(), "the source goes on"
+            assert s.is_running(), "the source does not run any more"
             with sandbox(template=snapshot.snapshot_id) as clone:
                 same(clone.files.read("kept"), "here")
                 assert pid in [p.pid for p in clone.commands.list()]
@@ -200,4 +200,4 @@ def clones_differ():
         for command in ("cat /etc/machine-id", "hostname", BOOT_ID, "head -c 16 /dev/urandom | od -An -tx1",
                         "python3 -c 'import uuid; print(uuid.uuid4())'"):
             first, second = one.commands.run(command).stdout, two.commands.run(command).stdout
-            assert first and first != second, f"{command}: both say {first!r}"
+            assert first and first != second, f"{command}: the output of both is {first!r}"

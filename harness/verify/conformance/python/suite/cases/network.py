@@ -1,4 +1,4 @@
-"""Ports of a sandbox, seen from outside. The address is the API's; the host name chooses the sandbox."""
+"""Ports of a sandbox, as clients reach them. All requests go to the API's address; the Host header selects the sandbox."""
 
 import base64
 import http.client
@@ -175,8 +175,8 @@ def server_sent_events():
         first = time.monotonic() - began
         rest = answer.read()
         assert b"data: 2" in rest, rest
-        # The later events take a second: they were not waited for.
-        assert time.monotonic() - began - first > 0.5, "held back"
+        # The later events take a second. The first must arrive before them.
+        assert time.monotonic() - began - first > 0.5, "the events arrived together"
 
 
 @case
@@ -208,19 +208,19 @@ def mask_request_host():
 
 
 OUT = {"allow_out": ["192.0.2.1", "198.51.100.0/24", "*.example.com"], "deny_out": ["0.0.0.0/0"]}
-# No address of this block is anybody's (RFC 5737).
-NOBODY = "203.0.113.1"
+# An address of a block for documentation (RFC 5737), where no server answers.
+UNUSED = "203.0.113.1"
 
 
 def refused(word: str, **options) -> None:
-    """The options do not make a sandbox, and the refusal says why."""
+    """Checks that a sandbox with these options is refused, with an error that contains the word."""
     try:
         with sandbox(**options):
             pass
     except Exception as why:
         assert word in str(why), why
     else:
-        raise AssertionError(f"{options} were taken")
+        raise AssertionError(f"{options} were accepted")
 
 
 def outbound(s):
@@ -240,7 +240,7 @@ def network_allow_out():
 def network_deny():
     with sandbox(allow_internet_access=False) as s:
         same(s.get_info().allow_internet_access, False)
-        said = s.commands.run(f"curl -sS -m 2 http://{NOBODY}/ || echo refused").stdout
+        said = s.commands.run(f"curl -sS -m 2 http://{UNUSED}/ || echo refused").stdout
         assert "refused" in said, said
     with sandbox(network={"deny_out": ["8.8.8.8", "10.0.0.0/8"]}) as s:
         same(outbound(s), (None, ["8.8.8.8", "10.0.0.0/8"]))
@@ -254,11 +254,11 @@ def network_update():
         same(outbound(s), (OUT["allow_out"], OUT["deny_out"]))
         s.update_network({})
         same(outbound(s), (None, None))
-        # The way in is no part of it.
+        # An update does not change the access from outside.
         same(s.get_info().network["allow_public_traffic"], False)
         try:
             s.update_network({"deny_out": ["example.com"]})
         except Exception as why:
             assert "example.com" in str(why), why
         else:
-            raise AssertionError("a domain was denied")
+            raise AssertionError("a domain in deny_out was accepted")

@@ -1,4 +1,4 @@
-"""Create, look, list, end."""
+"""Creating, inspecting, listing and ending sandboxes."""
 
 import concurrent.futures
 import datetime
@@ -74,7 +74,7 @@ def connect_never_shortens():
         before = s.get_info().end_at
         Sandbox.connect(s.sandbox_id, timeout=10)
         after = s.get_info().end_at
-        assert after >= before, f"{before} became {after}"
+        assert after >= before, f"the end moved from {before} to {after}"
 
 
 @case
@@ -163,7 +163,7 @@ def set_timeout_shortens():
         began = time.monotonic()
         until("its end", lambda: not s.is_running(), within=8)
         took = time.monotonic() - began
-        assert 1.0 <= took <= 4.0, f"it ended after {took:.2f} s"
+        assert 1.0 <= took <= 4.0, f"the sandbox ended after {took:.2f} s"
 
 
 @case

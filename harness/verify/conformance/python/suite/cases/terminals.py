@@ -1,4 +1,4 @@
-"""Pseudo terminals."""
+"""Pseudo-terminals."""
 
 from e2b import PtySize
 
@@ -9,7 +9,7 @@ case = CASES
 
 
 def reader(handle):
-    """Collects what a terminal says until it ends."""
+    """Collects the output of a terminal until it ends."""
     said = bytearray()
 
     def wait():

@@ -1,4 +1,4 @@
-"""Watching directories."""
+"""Watching directories for changes."""
 
 import asyncio
 
