@@ -75,7 +75,7 @@ pub struct CaseReport {
 /// Results of a run of the suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Proof {
-    /// [`report::FORMAT`].
+    /// Always [`report::FORMAT`].
     pub format: u32,
     /// Ordered by class.
     pub cases: Vec<CaseReport>,

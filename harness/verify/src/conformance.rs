@@ -108,7 +108,7 @@ pub struct Cell {
 /// Results of a run of the suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Matrix {
-    /// [`report::FORMAT`].
+    /// Always [`report::FORMAT`].
     pub format: u32,
     /// URL of the endpoint, or a description of the server.
     pub endpoint: String,

@@ -130,7 +130,7 @@ pub struct Finding {
 /// Results of a run of the suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Findings {
-    /// [`report::FORMAT`].
+    /// Always [`report::FORMAT`].
     pub format: u32,
     /// URL of the endpoint, or a description of the server.
     pub endpoint: String,

@@ -77,7 +77,7 @@ impl Scope {
 /// Results of a run of the suite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Proof {
-    /// [`report::FORMAT`].
+    /// Always [`report::FORMAT`].
     pub format: u32,
     pub scope: Scope,
     /// URL of a server that already ran. `None`: the suite started one.
@@ -238,7 +238,7 @@ fn try_group(stage: &mut Stage, neighbour: &Sandbox, group: &Group) -> Vec<CaseR
     cases.iter().map(report).collect()
 }
 
-/// Notes an error, and stands in for the values that it prevented.
+/// Adds an error to the problems, and returns an empty list in place of the missing values.
 fn record<T>(problems: &mut Vec<String>, error: &SandboxError) -> Vec<T> {
     problems.push(chain(error));
     Vec::new()
@@ -260,7 +260,7 @@ fn probe(case: &Case) -> Option<Probe> {
         action: case.action.clone()?,
         within_ms: match case.expect {
             Expect::Blocked if case.guest.is_empty() => BLOCKED_MS,
-            // The guest waits for an answer: a refusal is one.
+            // The guest gets an answer in any case: the expected one or a refusal.
             Expect::Blocked | Expect::Pass => PASS_MS,
         },
     })
@@ -268,8 +268,8 @@ fn probe(case: &Case) -> Option<Probe> {
 
 /// Runs `work` while the neighbour listens, and returns the payloads that it received; `None` if it could not listen.
 ///
-/// Listening ends with an echo that the neighbour requests from outside itself, so all that arrived earlier has been
-/// read by then.
+/// The neighbour ends its listening by an echo that it requests from outside. Everything that arrived before the echo has
+/// been read by then.
 fn while_listening<T>(
     neighbour: &Sandbox,
     what: &str,

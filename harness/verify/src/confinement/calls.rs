@@ -43,7 +43,7 @@ impl Intruder {
         self.compare(room, secret)
     }
 
-    /// Compares its memory at an address with the secret.
+    /// Compares the process's memory at an address with the secret.
     pub(super) fn compare(&self, at: i64, secret: &[u8]) -> Try<()> {
         if self.get(at, secret.len())? == secret {
             Ok(())

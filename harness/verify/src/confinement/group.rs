@@ -8,11 +8,11 @@ use std::{
 /// Mount points of a cgroup hierarchy: version 2, or the pids controller of version 1.
 const HIERARCHIES: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/pids"];
 const PROCESSES: &str = "cgroup.procs";
-/// Files of a limit that only root may change: in version 1 (and in version 2 with the controller), and in version 2.
+/// Files with a limit that only root may change. Every hierarchy has at least one of them.
 const LIMITS: [&str; 2] = ["pids.max", "cgroup.max.descendants"];
 const LIMIT: &str = "1000";
 
-/// A cgroup. Dropping it removes it, which needs all its processes to have ended.
+/// A cgroup. Dropping it removes the cgroup, so all its processes must have ended.
 #[derive(Debug)]
 pub(super) struct Group {
     hierarchy: PathBuf,
@@ -33,35 +33,35 @@ impl Group {
         })
     }
 
-    /// Moves a process into it.
+    /// Moves a process into the cgroup.
     pub(super) fn add(&self, pid: u32) -> io::Result<()> {
         fs::write(self.dir.join(PROCESSES), pid.to_string())
     }
 
-    /// Whether it contains a process.
+    /// Whether the cgroup contains a process.
     pub(super) fn contains(&self, pid: u32) -> io::Result<bool> {
         let text = fs::read_to_string(self.dir.join(PROCESSES))?;
         Ok(text.lines().any(|line| line == pid.to_string()))
     }
 
-    /// A process leaves the cgroup if its id is written to this file.
+    /// File of the parent cgroup: a process whose id is written to it leaves this cgroup.
     pub(super) fn root_processes(&self) -> PathBuf {
         self.hierarchy.join(PROCESSES)
     }
 
-    /// File of its limit.
+    /// File with the limit of the cgroup.
     pub(super) fn limit(&self) -> io::Result<PathBuf> {
         let paths = LIMITS.map(|name| self.dir.join(name));
         let found = paths.into_iter().find(|path| path.exists());
         found.ok_or_else(|| io::Error::other("the cgroup has no limit file"))
     }
 
-    /// Whether its limit is unchanged.
+    /// Whether the limit is unchanged.
     pub(super) fn is_limited(&self) -> io::Result<bool> {
         Ok(fs::read_to_string(self.limit()?)?.trim() == LIMIT)
     }
 
-    /// Path of the cgroup that an attempt tries to create inside it.
+    /// Path of the inner cgroup that an attempt tries to create.
     pub(super) fn inner(&self) -> PathBuf {
         self.dir.join("inner")
     }

@@ -44,9 +44,9 @@ pub(super) struct Intruder {
     gate: u64,
     /// Free memory below the stack. Shrinks from its end as the attempt uses it.
     scratch: Range<u64>,
-    /// Child processes that it has created.
+    /// Number of child processes that the process has created.
     pub(super) children: u32,
-    /// Whether it has executed another program.
+    /// Whether the process has executed another program.
     pub(super) replaced: bool,
 }
 
@@ -229,7 +229,7 @@ impl Intruder {
         }
     }
 
-    /// Counts a child process that it has created, and kills it.
+    /// Counts and kills a child that the process has created.
     fn end_child(&mut self) -> Try<()> {
         let child =
             ptrace::getevent(self.tracee.pid).map_err(|e| broken("cannot read an event", e))?;
@@ -258,27 +258,27 @@ impl Intruder {
         }
     }
 
-    /// Writes bytes to its memory, and returns their address.
+    /// Writes bytes to the process's memory, and returns their address.
     pub(super) fn put(&mut self, bytes: &[u8]) -> Try<i64> {
         let at = self.room(bytes.len())?;
         self.write_at(at.cast_unsigned(), bytes)?;
         Ok(at)
     }
 
-    /// Writes 64-bit words to its memory, and returns their address.
+    /// Writes 64-bit words to the process's memory, and returns their address.
     pub(super) fn put_words(&mut self, words: &[i64]) -> Try<i64> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         self.put(&bytes)
     }
 
-    /// Writes a path to its memory, and returns its address.
+    /// Writes a path to the process's memory, and returns its address.
     pub(super) fn path(&mut self, path: &Path) -> Try<i64> {
         let mut bytes = path.as_os_str().as_encoded_bytes().to_vec();
         bytes.push(0);
         self.put(&bytes)
     }
 
-    /// Reads its memory.
+    /// Reads the process's memory.
     pub(super) fn get(&self, at: i64, bytes: usize) -> Try<Vec<u8>> {
         self.read(at.cast_unsigned(), bytes)
     }
@@ -290,13 +290,13 @@ impl Intruder {
         Ok(read)
     }
 
-    /// Writes to its memory with the rights of a tracer, which may also write to read-only mappings.
+    /// Writes to the process's memory with the rights of a tracer, which may also write to read-only mappings.
     pub(super) fn write_at(&self, at: u64, bytes: &[u8]) -> Try<()> {
         let done = self.memory.write_all_at(bytes, at);
         done.map_err(|e| broken("cannot write the VMM's memory", e))
     }
 
-    /// Finds one of its descriptors by the target of its link in /proc/PID/fd. `what` names it in errors.
+    /// Finds a descriptor of the process by the target of its link in /proc/PID/fd. `what` names the descriptor in errors.
     pub(super) fn descriptor(&self, what: &str, is_it: impl Fn(&str) -> bool) -> Try<i64> {
         let all =
             process::descriptors(self.pid()).map_err(|e| broken("cannot list descriptors", e))?;

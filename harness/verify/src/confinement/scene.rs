@@ -239,7 +239,7 @@ impl Victim {
         memory.write_all_at(secret, self.secret_at)
     }
 
-    /// Whether its memory still contains the secret.
+    /// Whether the sandbox's memory still contains the secret.
     pub(super) fn holds(&self, secret: &[u8; SECRET]) -> bool {
         let mut held = [0; SECRET];
         fs::File::open(format!("/proc/{}/mem", self.clone.pid()))
@@ -268,7 +268,7 @@ impl RootProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        // Its first byte of output shows that it has started.
+        // The first byte of output shows that the child has started.
         let started = child
             .stdout
             .as_mut()

@@ -1,4 +1,4 @@
-//! Renders the matrix for a terminal, for scripts, for CI systems and as Markdown. Pure.
+//! Renders the matrix for a terminal, for scripts, for CI systems and as Markdown. The functions are pure.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! Derives a finding from the answers of two sandboxes. Pure.
+//! Derives a finding from the answers of two sandboxes. The functions are pure.
 
 use super::{
     Between, Finding, HazardResult, Weight,

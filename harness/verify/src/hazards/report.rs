@@ -1,4 +1,4 @@
-//! Renders the findings for a terminal, for scripts and for CI systems. Pure.
+//! Renders the findings for a terminal, for scripts and for CI systems. The functions are pure.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! Derives the result of a case from what the guest, the packet capture, the neighbour and the server observed. Pure.
+//! Derives the result of a case from what the guest, the packet capture, the neighbour and the server observed. The functions are pure.
 
 use netprobe::{Action, Finding, Outcome, dns};
 use serde::{Deserialize, Serialize};

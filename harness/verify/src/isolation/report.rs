@@ -1,4 +1,4 @@
-//! Renders the results for a terminal, for scripts and for CI systems. Pure.
+//! Renders the results for a terminal, for scripts and for CI systems. The functions are pure.
 
 use std::fmt::Write;
 

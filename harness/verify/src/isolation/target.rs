@@ -210,7 +210,7 @@ fn why_not(case: &Case, listener: Option<&Listener>) -> Option<&'static str> {
     }
 }
 
-/// Derives the result of a case from its observations. Pure.
+/// Derives the result of a case from its observations.
 fn evaluate(case: &Case, evidence: Evidence<'_>) -> CaseReport {
     let finding = match evidence.finding {
         None => {
