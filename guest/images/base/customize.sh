@@ -1,11 +1,11 @@
 #!/bin/sh
-# Turns a fresh Debian tree into the root image `base`. Run by mmdebstrap as a customize hook while the
-# package lists are still there; $1 is the tree.
+# Turns a fresh Debian tree into the root image `base`. mmdebstrap runs it as a customize hook, while the package lists
+# still exist; $1 is the tree.
 set -eu
 tree=$1
 recipe=$(dirname "$0")
 
-# What was installed, with the sums that the archive signs. Moved out of the tree by the caller.
+# Records the installed packages with their checksums. The caller moves the file out of the tree.
 chroot "$tree" dpkg-query --show --showformat '${Package}=${Version}\n' |
     xargs chroot "$tree" apt-cache show > "$tree/.packages"
 
@@ -13,19 +13,19 @@ chroot "$tree" dpkg-query --show --showformat '${Package}=${Version}\n' |
 chroot "$tree" useradd --uid 1000 --user-group --create-home --shell /bin/bash user
 chmod 0440 "$tree/etc/sudoers.d/user"
 chmod 0755 "$tree/home/user"
-# Where older templates of E2B have users keep their code.
+# The directory for user code in older E2B templates.
 install -d -m 0777 "$tree/code"
 
-# A sandbox is thrown away: its system's Python is there to be installed into, with pip as anywhere else.
+# pip may install into the system's Python: a sandbox is discarded after use.
 rm -f "$tree"/usr/lib/python3.*/EXTERNALLY-MANAGED
 
-# A clone takes its own id at start; an empty file is what systemd and D-Bus read as "none yet".
+# A clone gets its own ID at start; systemd and D-Bus take an empty file for "not initialized".
 : > "$tree/etc/machine-id"
 rm -f "$tree/var/lib/dbus/machine-id" "$tree/etc/ssh/ssh_host_"*
 mkdir -p "$tree/proc" "$tree/sys" "$tree/dev" "$tree/run" "$tree/tmp" "$tree/mnt"
 
-# The image fixes every file's time, so byte code that is checked by time would be stale and compiled
-# anew by every import of every sandbox. Checked by nothing, it is always taken.
+# All files of the image have the same time stamp, so byte code that is validated by time would be considered stale and
+# compiled at every import. Unchecked byte code is always used.
 chroot "$tree" python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash \
     -x '/(test|tests|idlelib|lib2to3/tests)/' /usr/lib/python3 /usr/lib/python3.*
 

@@ -2,13 +2,13 @@
 /*
  * Announces virtio-mmio devices to a Xen PV guest.
  *
- * Such a guest has no ACPI, no device tree and a kernel without virtio_mmio's
- * command-line devices, so nobody tells it where its devices are. The VMM does,
- * through this module's parameters: device i has its registers at
- * base + i * stride and raises Xen event channel port + i.
+ * Such a guest has no ACPI, no device tree, and a kernel without virtio_mmio's
+ * command-line devices. The VMM therefore describes the devices in parameters
+ * of this module: device i has its registers at base + i * stride and raises
+ * Xen event channel port + i.
  *
- * The devices live as long as the machine: there is no module_exit, and the
- * kernel then refuses to unload the module.
+ * The devices exist as long as the machine. Without a module_exit the kernel
+ * refuses to unload the module.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -19,7 +19,7 @@
 #include <xen/events.h>
 #include <xen/xen.h>
 
-/* One page of registers, all that the VMM shares read-only, holds no more. */
+/* The registers of all devices share one page, which holds this many. */
 #define MAX_DEVICES 8
 
 static unsigned long base;

@@ -1,6 +1,6 @@
 /*
- * The first command of a clone: says "ok" and ends, in two system calls, from a
- * program of one page. What it takes is what any exec takes at the least.
+ * The first command of a clone: prints "ok" and exits, with two system calls,
+ * from a program of one page. Its duration is the minimum of any exec.
  */
 static long call3(long number, long a, long b, long c)
 {

@@ -1,9 +1,9 @@
-// Has OpenSSL's generators in this process take every byte from the kernel. They keep no state of their own
-// then that a snapshot could copy into its clones, and a clone need not seed them.
+// Makes OpenSSL's generators in this process read every byte from the kernel. They then have no state that a snapshot
+// could copy into its clones, and need no reseeding.
 //
-// Built once, used twice: as an add-on of Node, which installs the method when it is loaded, and by Python,
-// which finds it by its name. The declarations are those of OpenSSL (rand.h), Linux (getrandom(2)) and Node's
-// stable ABI (node_api.h); no headers are needed for so few.
+// Built once, used twice: Node loads it as an add-on, which installs the method, and Python looks the method up by name.
+// The declarations repeat those of OpenSSL (rand.h), Linux (getrandom(2)) and Node's stable ABI (node_api.h), so that the
+// build needs no headers.
 
 #include <stddef.h>
 #include <sys/types.h>
@@ -20,13 +20,13 @@ struct rand_method {
     int (*status)(void);
 };
 
-// Weak: Node has it in reach, Python only within its own library.
+// Weak: Node exports the symbol; in Python it is only visible inside its OpenSSL library.
 __attribute__((weak)) int RAND_set_rand_method(const struct rand_method *);
 ssize_t getrandom(void *, size_t, unsigned int);
 
 static int bytes(unsigned char *to, int len) {
     while (len > 0) {
-        // Fails only when a signal comes first, and never for up to 256 bytes.
+        // Fails only with EINTR, and never for up to 256 bytes.
         ssize_t got = getrandom(to, (size_t)len, 0);
         if (got > 0) {
             to += got;

@@ -1,16 +1,15 @@
-# Host of bash contexts: reads requests of zero-ended fields from its standard input, which is a socket, and
-# answers there. The fields are described in the server's `message` module. Names begin with __cube_ so that
-# they stay out of the way of the user's. Cells run with the socket closed, so that no child of theirs can
-# hold it open.
+# Host of bash contexts: reads requests of zero-terminated fields from its standard input, a socket, and answers there.
+# The server's `message` module describes the fields. Names begin with __cube_ to avoid conflicts with those of users.
+# Cells run with the socket closed, so that their children cannot hold it open.
 
 exec 3<&0 0</dev/null
 
-# An interrupt ends the cell's children, not this shell.
+# SIGINT ends the cell's children, not this shell.
 trap ':' INT
 
 __cube_read() { IFS= read -r -d '' -u 3 "$1"; }
 
-# Makes the sandbox's environment that of this shell; "$1" variables follow.
+# Replaces the sandbox's environment in this shell; "$1" variables follow.
 __cube_set_base() {
     local pair name i
     for name in "${__cube_base[@]}"; do unset "$name"; done
@@ -22,7 +21,7 @@ __cube_set_base() {
     done
 }
 
-# Sets "$1" variables for one cell and notes what they were.
+# Sets "$1" variables for one cell and records their previous values.
 __cube_set_cell() {
     local pair name i
     __cube_names=() __cube_before=()
@@ -39,7 +38,7 @@ __cube_restore() {
     local i
     for i in "${!__cube_names[@]}"; do
         unset "${__cube_names[i]}"
-        # What `declare -p` says, made global: this is a function.
+        # Evaluates the output of `declare -p` with -g, because this is a function.
         [[ ${__cube_before[i]} ]] && eval "${__cube_before[i]/#declare /declare -g }"
     done
 }
@@ -47,7 +46,7 @@ __cube_restore() {
 __cube_base=()
 printf '{"ready":true}\n' >&3
 while __cube_read __cube_seed; do
-    # Another clone than before: $SRANDOM comes from the kernel, $RANDOM does not.
+    # Reseeds in a new clone: $SRANDOM comes from the kernel, $RANDOM does not.
     [[ $__cube_seed ]] && RANDOM=$SRANDOM
     __cube_read __cube_count && [[ $__cube_count ]] && __cube_set_base "$__cube_count"
     __cube_read __cube_count && __cube_set_cell "$__cube_count"

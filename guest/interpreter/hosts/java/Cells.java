@@ -12,7 +12,7 @@ import jdk.jshell.spi.ExecutionControl;
 import jdk.jshell.spi.ExecutionControlProvider;
 import jdk.jshell.spi.ExecutionEnv;
 
-/** Runs cells: one snippet after the other, until one fails; the value of the last one is the cell's. */
+/** Runs cells: one snippet after another, until one fails. The value of the last one is the value of the cell. */
 final class Cells {
     /** What the JDK's own shell imports, and {@code display}. */
     private static final String[] IMPORTS = {
@@ -33,7 +33,7 @@ final class Cells {
         for (String name : IMPORTS) shell.eval("import " + name + ";");
     }
 
-    /** The event that ends the cell: an error or its value; null for neither. */
+    /** The event that ends the cell: an error or its value; null if it has neither. */
     String run(String code) {
         execution.begin();
         List<Snippet> snippets = new ArrayList<>();
@@ -41,7 +41,7 @@ final class Cells {
         while (!rest.isBlank() && !execution.isInterrupted()) {
             var part = analysis.analyzeCompletion(rest);
             if (part.completeness() == Completeness.EMPTY) break;
-            // The compiler says what is wrong with code that is not complete.
+            // Incomplete code is compiled as well: the compiler reports the error.
             boolean isWhole = part.completeness().isComplete();
             SnippetEvent event = evaluate(isWhole ? part.source() : rest);
             String error = errors.of(event, code, code.length() - rest.length());
@@ -53,7 +53,7 @@ final class Cells {
         return snippets.isEmpty() ? null : value(snippets.get(snippets.size() - 1));
     }
 
-    /** What became of the snippet itself; others may change with it. */
+    /** The event of the snippet itself; events of other snippets may accompany it. */
     private SnippetEvent evaluate(String source) {
         for (SnippetEvent event : shell.eval(source)) {
             if (event.causeSnippet() == null) return event;
@@ -61,7 +61,7 @@ final class Cells {
         throw new IllegalStateException("a snippet without an event");
     }
 
-    /** The value of an expression that is not null. Declarations and assignments have none that is shown. */
+    /** The value of an expression; null for declarations and assignments, whose values are not shown. */
     private String value(Snippet last) {
         Object value = execution.value();
         boolean isShown = switch (last.subKind()) {
@@ -78,7 +78,7 @@ final class Cells {
         }
     }
 
-    /** How JShell is told where to run its snippets. */
+    /** Makes JShell run its snippets in this process. */
     private record InProcess(Execution execution) implements ExecutionControlProvider {
         @Override
         public String name() {

@@ -11,7 +11,7 @@ import java.io.OutputStream;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 
-/** The host's side of the control socket: fields that end with a zero byte come in, lines of JSON go out. */
+/** The host's end of the control socket: zero-terminated fields in, lines of JSON out. */
 final class Control {
     private final InputStream in;
     private final OutputStream out;
@@ -21,14 +21,14 @@ final class Control {
         out = new FileOutputStream(descriptor);
     }
 
-    /** Of a descriptor that the process was started with; Java has no other way to such than by its number. */
+    /** Opens an inherited descriptor, by its number: Java has no other access to it. */
     static Control open(int number) throws ReflectiveOperationException {
         var make = FileDescriptor.class.getDeclaredConstructor(int.class);
         make.setAccessible(true);
         return new Control(make.newInstance(number));
     }
 
-    /** The next field without its end; null when the server is gone. */
+    /** The next field, without its end; null if the server has closed the socket. */
     String field() throws IOException {
         var bytes = new ByteArrayOutputStream();
         for (int next = in.read(); next != 0; next = in.read()) {
@@ -47,7 +47,7 @@ final class Control {
         }
     }
 
-    /** Text as JSON writes it. */
+    /** The text as a JSON string. */
     static String quote(String text) {
         var quoted = new StringBuilder(text.length() + 2).append('"');
         for (int i = 0; i < text.length(); i++) {

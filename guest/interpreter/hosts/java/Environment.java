@@ -7,23 +7,23 @@ import java.util.Map;
 import java.util.Properties;
 
 /**
- * Variables of sandbox and cell. Each is a system property, as clients of this contract expect, and a variable of
- * the environment, for {@code System.getenv} and {@code ProcessBuilder.environment}: the JDK holds that in a map that
- * it does not let change, so what changes is the map behind it. Children that are given no environment have that of
- * the process, which no Java can change.
+ * Variables of sandbox and cell. Each becomes a system property, which clients expect, and an environment variable for
+ * {@code System.getenv} and {@code ProcessBuilder.environment}. The JDK holds the environment in an unmodifiable map, so
+ * the map behind that view is changed. Children without an explicit environment inherit that of the process, which Java
+ * code cannot change.
  */
 final class Environment {
     private final Map<String, String> environment = behind(System.getenv());
     private final Properties properties = System.getProperties();
     private Runnable undoBase = () -> {};
 
-    /** Makes these the sandbox's variables; those that were before are gone. */
+    /** Replaces the sandbox's variables. */
     void setBase(Map<String, String> variables) {
         undoBase.run();
         undoBase = set(variables);
     }
 
-    /** Sets variables; what undoes it. */
+    /** Sets variables. Returns an action that restores their previous values. */
     Runnable set(Map<String, String> variables) {
         Map<String, String> inEnvironment = new LinkedHashMap<>();
         Map<String, String> inProperties = new LinkedHashMap<>();
@@ -49,7 +49,7 @@ final class Environment {
             map.setAccessible(true);
             return (Map<String, String>) map.get(unmodifiable);
         } catch (ReflectiveOperationException error) {
-            throw new IllegalStateException("this JDK keeps its environment otherwise", error);
+            throw new IllegalStateException("this JDK stores its environment in an unknown way", error);
         }
     }
 }

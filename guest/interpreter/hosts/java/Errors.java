@@ -13,9 +13,9 @@ import jdk.jshell.Snippet.Status;
 import jdk.jshell.SnippetEvent;
 import jdk.jshell.UnresolvedReferenceException;
 
-/** What went wrong with a snippet, as clients read it. */
+/** Converts errors of snippets to events. */
 final class Errors {
-    /** An endless recursion has a thousand frames. */
+    /** Frames in a trace: an endless recursion has a thousand. */
     private static final int MAX_FRAMES = 50;
 
     private final JShell shell;
@@ -24,7 +24,7 @@ final class Errors {
         this.shell = shell;
     }
 
-    /** The error of a snippet that begins at an offset of the cell's code; null if it has none. */
+    /** The error of a snippet, which begins at an offset of the cell's code; null if it has none. */
     String of(SnippetEvent event, String code, int offset) {
         if (event.status() == Status.REJECTED) return rejected(event.snippet(), code, offset);
         var thrown = event.exception();
@@ -39,13 +39,13 @@ final class Errors {
         return null;
     }
 
-    /** The error of a value whose {@code toString} fails. */
+    /** The error of a value whose {@code toString} throws. */
     static String ofValue(Throwable thrown) {
         String message = thrown.getMessage() == null ? "" : thrown.getMessage();
         return Results.error(thrown.getClass().getName(), message, thrown + frames(thrown));
     }
 
-    /** A declaration that names what is not there yet is no error. Its user wants to know of it all the same. */
+    /** The warning about a declaration with unresolved names, which JShell accepts. */
     void noteWhatIsMissing(Snippet snippet) {
         Status status = shell.status(snippet);
         if (status == Status.RECOVERABLE_DEFINED || status == Status.RECOVERABLE_NOT_DEFINED) {
@@ -66,7 +66,7 @@ final class Errors {
         return Results.error("CompilationException", value, trace);
     }
 
-    /** As the compiler shows it: the message, the line, and where in it. */
+    /** Formats an error as javac does: message, line, and a marker. */
     private static String place(Diag error, String code, int offset) {
         int at = (int) Math.min(offset + Math.max(error.getPosition(), 0), code.length());
         int start = code.lastIndexOf('\n', at - 1) + 1;
@@ -86,7 +86,7 @@ final class Errors {
         return exception.getExceptionClassName() + message + frames(exception) + cause;
     }
 
-    /** Frames of snippets have no class; those of this program are nobody's business. */
+    /** The frames of snippets, without class names, up to the first frame of this program. */
     private static String frames(Throwable thrown) {
         var lines = new ArrayList<String>();
         for (StackTraceElement frame : thrown.getStackTrace()) {

@@ -5,14 +5,14 @@ import java.util.concurrent.Callable;
 import jdk.jshell.execution.DirectExecutionControl;
 
 /**
- * Runs what JShell has compiled: in this process, each call on a thread of its own, which an interrupt can stop.
+ * Runs the code that JShell has compiled: in this process, each call on a new thread, which an interrupt can stop.
  *
- * <p>The first interrupt of a cell interrupts its thread; those after it stop the thread wherever it is. Where the JDK
- * no longer offers that (from 20 on), a cell that never waits goes on until the server replaces the host.
+ * <p>The first interrupt of a cell interrupts its thread; further ones stop the thread anywhere. JDK 20 and later do not
+ * support that; there, a cell that never waits runs until the server replaces the host.
  */
 final class Execution extends DirectExecutionControl {
-    /** The JVM delivers a signal late: one for a cell that has just ended would count for the next. Whom it was meant
-     * for is interrupted again half a second later. */
+    /** How long a cell ignores interrupts after its start: the JVM delivers signals late, so one may be meant for the
+     * previous cell. The server repeats an interrupt after half a second. */
     private static final long DEAF_NANOS = 200_000_000;
 
     private Thread thread;
@@ -20,7 +20,7 @@ final class Execution extends DirectExecutionControl {
     private int interrupts;
     private Object value;
 
-    /** A cell begins: interrupts of earlier ones do not count. */
+    /** A cell begins. Interrupts of earlier cells are ignored. */
     synchronized void begin() {
         interrupts = 0;
         begun = System.nanoTime();
@@ -31,7 +31,7 @@ final class Execution extends DirectExecutionControl {
         return interrupts > 0;
     }
 
-    /** What the last snippet evaluated to; null for none. */
+    /** The value of the last snippet; null if it has none. */
     Object value() {
         return value;
     }
@@ -39,11 +39,11 @@ final class Execution extends DirectExecutionControl {
     @Override
     protected String invoke(Method method) throws Exception {
         value = call(() -> method.invoke(null));
-        // JShell would have the text of every value.
+        // Avoids that JShell formats every value.
         return "";
     }
 
-    /** Runs a user's code to its end. */
+    /** Runs user code until it returns or throws. */
     <T> T call(Callable<T> code) throws Exception {
         var outcome = new Outcome<T>(code);
         start(new Thread(outcome, "cell"));
@@ -84,12 +84,12 @@ final class Execution extends DirectExecutionControl {
             try {
                 thread.join();
             } catch (InterruptedException error) {
-                // A cell cannot have this thread give up waiting for it.
+                // User code must not end the wait by interrupting this thread.
             }
         }
     }
 
-    /** How a call ended. */
+    /** The result of a call. */
     private static final class Outcome<T> implements Runnable {
         private final Callable<T> code;
         private T value;

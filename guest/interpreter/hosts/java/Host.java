@@ -6,8 +6,8 @@ import java.util.Map;
 import sun.misc.Signal;
 
 /**
- * Host of Java contexts: takes cells from descriptor 3, a socket, and answers there. The messages are described in
- * the server's {@code message} module; requests come as fields, since the JDK reads no JSON.
+ * Host of Java contexts: reads cells from descriptor 3, a socket, and answers there. The server's {@code message} module
+ * describes the messages. Requests are fields, because the JDK has no JSON parser.
  *
  * <p>Cells are compiled by the JDK's own JShell and run in this process.
  */
@@ -20,7 +20,7 @@ public final class Host {
 
     private Host() {}
 
-    /** {@code --train} runs what users do first and nothing else, for an archive of the classes that it takes. */
+    /** With {@code --train} the host only runs typical first cells, to record the classes for the CDS archive. */
     public static void main(String[] arguments) throws Exception {
         control = Control.open(3);
         System.setIn(InputStream.nullInputStream());
@@ -36,12 +36,12 @@ public final class Host {
         System.exit(0);
     }
 
-    /** For cells: shows a value. */
+    /** Displays a value; called by cells. */
     public static void display(Object value) {
         control.say(Results.event(value, false));
     }
 
-    /** Runs the next cell; false when the server is gone. */
+    /** Runs the next cell; false if the server has closed the socket. */
     private boolean serve() throws Exception {
         String seed = control.field();
         if (seed == null) return false;

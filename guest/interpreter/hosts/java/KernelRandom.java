@@ -8,8 +8,8 @@ import java.security.SecureRandomSpi;
 import java.security.Security;
 
 /**
- * The generator behind every {@code new SecureRandom()}, and so behind UUIDs, keys and names of temporary files: it asks
- * the kernel for every byte and keeps no state that a snapshot could copy into its clones.
+ * The generator behind every {@code new SecureRandom()}, and therefore behind UUIDs, keys and names of temporary files. It
+ * reads every byte from the kernel and has no state that a snapshot could copy into its clones.
  */
 public final class KernelRandom extends Provider {
     private static final String ALGORITHM = "Kernel";
@@ -19,14 +19,14 @@ public final class KernelRandom extends Provider {
         putService(new Service(this, "SecureRandom", ALGORITHM, Generator.class.getName(), null, null));
     }
 
-    /** Makes it the default; to be done before anybody draws. */
+    /** Makes it the default. Must be called before the first use of a generator. */
     static void install() {
         Provider provider = new KernelRandom();
         Security.insertProviderAt(provider, 1);
         Security.setProperty("securerandom.strongAlgorithms", ALGORITHM + ":" + provider.getName());
     }
 
-    /** Made by the JDK. */
+    /** Instantiated by the JDK. */
     public static final class Generator extends SecureRandomSpi {
         private static final FileInputStream SOURCE = open();
 
@@ -46,7 +46,7 @@ public final class KernelRandom extends Provider {
             return seed;
         }
 
-        /** Nothing of this generator can be set. */
+        /** Seeds are ignored. */
         @Override
         protected void engineSetSeed(byte[] seed) {}
 

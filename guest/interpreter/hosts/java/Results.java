@@ -8,14 +8,14 @@ import java.util.Base64;
 import javax.imageio.ImageIO;
 import jdk.jshell.execution.DirectExecutionControl;
 
-/** From values to the results that clients read. */
+/** Converts values to result events. */
 final class Results {
-    /** A line of the control socket is shorter than 64 MiB. */
+    /** Limit below the 64 MiB of a line on the control socket. */
     private static final int MAX_TEXT = 16 << 20;
 
     private Results() {}
 
-    /** Runs the value's own {@code toString}: a user's code. */
+    /** Calls the value's {@code toString}, which may be user code. */
     static String event(Object value, boolean main) {
         String image = value instanceof RenderedImage shown ? ",\"png\":\"" + png(shown) + '"' : "";
         return "{\"type\":\"result\",\"text\":" + Control.quote(text(value)) + image + ",\"is_main_result\":" + main + "}";
@@ -42,7 +42,7 @@ final class Results {
         return Base64.getEncoder().encodeToString(bytes.toByteArray());
     }
 
-    /** JShell's own text of arrays, which it keeps to its subclasses. */
+    /** Access to JShell's formatting of arrays, which is protected. */
     private static final class Values extends DirectExecutionControl {
         static String of(Object value) {
             return valueString(value);

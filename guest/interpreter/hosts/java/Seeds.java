@@ -7,17 +7,17 @@ import java.util.Random;
 import java.util.concurrent.atomic.AtomicLong;
 
 /**
- * New random state in a process whose memory was copied. Clones of a snapshot wake up with the same generators; the
- * kernel's is another one in each clone by then, and from it the others are seeded ({@link KernelRandom} needs no seed).
- * Those of the JDK keep their state in private fields, which the manifest opens to this program.
+ * Reseeds generators in a cloned process. Clones of a snapshot resume with equal generators, except that of the kernel,
+ * from which the others are seeded ({@link KernelRandom} needs no seed). Generators of the JDK have their state in
+ * private fields, which the manifest opens to this program.
  */
 final class Seeds {
-    /** Fields from which generators that are made later are seeded. */
+    /** Fields from which later generators take their seeds. */
     private static final List<String> SOURCES = List.of(
         "java.util.Random.seedUniquifier",
         "java.util.SplittableRandom.defaultGen",
         "java.util.concurrent.ThreadLocalRandom.seeder");
-    /** The same in the package of the newer algorithms, which is another one in later JDKs. */
+    /** Such fields in the package of the newer algorithms, whose name depends on the JDK. */
     private static final List<String> NEWER_SOURCES = List.of(
         "L128X1024MixRandom.defaultGen",
         "L128X128MixRandom.defaultGen",
@@ -31,7 +31,7 @@ final class Seeds {
         "Xoshiro256PlusPlus.DEFAULT_GEN");
     private static final String PACKAGE =
         ModuleLayer.boot().findModule("jdk.random").isPresent() ? "jdk.random." : "jdk.internal.random.";
-    /** Generators that the JDK's own functions share: {@code Math.random}, {@code Collections.shuffle}. */
+    /** Generators that functions of the JDK share: {@code Math.random}, {@code Collections.shuffle}. */
     private static final List<String> SHARED =
         List.of("java.lang.Math$RandomNumberGeneratorHolder.randomNumberGenerator", "java.util.Collections.r");
 
@@ -42,13 +42,13 @@ final class Seeds {
         for (String name : SOURCES) ((AtomicLong) field(name).get(null)).set(kernel.nextLong());
         for (String name : NEWER_SOURCES) ((AtomicLong) field(PACKAGE + name).get(null)).set(kernel.nextLong());
         for (String name : SHARED) {
-            // Null until it is used first.
+            // Null until its first use.
             if (field(name).get(null) instanceof Random shared) shared.setSeed(kernel.nextLong());
         }
         reseedThreads(kernel);
     }
 
-    /** Threads that live on have a generator each. */
+    /** Each running thread has its own generator. */
     private static void reseedThreads(SecureRandom kernel) throws ReflectiveOperationException {
         Field seed = open(Thread.class, "threadLocalRandomSeed");
         for (Thread thread : Thread.getAllStackTraces().keySet()) seed.setLong(thread, kernel.nextLong());

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Starts the host of Java contexts; "$@" is for the host. Java cannot move a descriptor: the shell takes the socket
-# away from standard input.
+# Starts the host of Java contexts with the arguments "$@". Java cannot duplicate descriptors, so this shell moves the
+# socket from standard input to descriptor 3.
 #
-# The simpler of the JIT compilers alone: cells are compiled by a compiler that is itself Java, and with the other one
-# the first of them take twice the time. Loops that run for seconds are up to twice as slow for it.
+# Only the C1 JIT compiler is used: the compiler of cells is itself Java code, and with C2 the first cells take twice as
+# long. In exchange, loops that run for seconds are up to twice as slow.
 here=$(dirname "$0")
 exec java -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:MaxRAMPercentage=60 \
     -XX:"${CUBE_ARCHIVE:-SharedArchiveFile}=$here/host.jsa" -Xshare:auto -Xlog:cds=error \

@@ -1,9 +1,9 @@
 'use strict';
-// Host of JavaScript and TypeScript contexts: takes cells from descriptor 3, a socket, and answers there. The
-// messages are described in the server's `message` module.
+// Host of JavaScript and TypeScript contexts: reads cells from descriptor 3, a socket, and answers there. The server's
+// `message` module describes the messages.
 //
-// Cells are evaluated by V8's own REPL mode, through an inspector session of this process with itself: with
-// top-level await, with declarations that a later cell may repeat, with the value of the last expression.
+// Cells are evaluated in V8's REPL mode, through an inspector session of this process with itself. It supports top-level
+// await, redeclaration in later cells, and the value of the last expression.
 
 const inspector = require('node:inspector');
 const net = require('node:net');
@@ -19,7 +19,7 @@ const TAKE = Symbol.for('cube.take');
 const session = new inspector.Session();
 session.connect();
 
-// What goes to the server. A list of lines, so that a short cell is one write.
+// Lines to send to the server, collected so that a short cell takes one write.
 let pending = [];
 let socket = null;
 function push(event) {
@@ -33,7 +33,7 @@ function flush() {
   }
 }
 
-// The value behind what the inspector says of it.
+// The value of an object that the inspector describes.
 function take(remote) {
   if (remote.objectId === undefined) {
     if (remote.unserializableValue === undefined) return remote.value;
@@ -51,10 +51,10 @@ function take(remote) {
 let taken;
 Object.defineProperty(globalThis, TAKE, { value: (value) => { taken = value; } });
 
-// The one cell that runs: how it is stopped while it waits for something.
+// The running cell: a function that stops it while it waits.
 let stop = null;
 process.on('SIGINT', () => stop?.(interrupted()));
-// What goes wrong outside of a cell must not end the context.
+// Errors outside of a cell must not end the context.
 process.on('uncaughtException', (error) => console.error(error));
 process.on('unhandledRejection', (error) => console.error(error));
 
@@ -75,7 +75,7 @@ function evaluate(code) {
       });
     Object.defineProperty(globalThis, RUN, { value: begin, configurable: true });
     try {
-      // Inside of this, SIGINT ends even a loop that never waits.
+      // In here, SIGINT ends even a loop that never returns to the event loop.
       vm.runInThisContext('globalThis[Symbol.for("cube.run")]()', { breakOnSigint: true });
     } catch (error) {
       reject(error?.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED' ? interrupted() : error);
@@ -92,7 +92,7 @@ async function runCell(number, code) {
   }
 }
 
-// Sets variables; a function that undoes it.
+// Sets variables. Returns a function that restores their previous values.
 function setEnvironment(variables) {
   const before = {};
   for (const [name, value] of Object.entries(variables)) {
@@ -151,7 +151,7 @@ async function main() {
     input = lines.pop();
     for (const line of lines) {
       const request = JSON.parse(line);
-      // Here, between two turns, somebody listens for the signal; while a script begins or ends, it would be the end.
+      // Between two turns Node has a handler for the signal; while a script begins or ends, it would end the process.
       if (!request.interrupt) last = last.then(() => handle(request));
       else if (stop) process.kill(0, 'SIGINT');
     }

@@ -1,6 +1,6 @@
 'use strict';
-// Modules and types in cells. V8's REPL mode evaluates scripts: import statements become calls of `import()`
-// as seen from the working directory, and TypeScript loses its types, before V8 sees them.
+// Modules and types in cells. V8's REPL mode evaluates scripts, so import statements are rewritten to calls of `import()`
+// relative to the working directory, and TypeScript types are removed.
 
 const fs = require('node:fs');
 const path = require('node:path');
@@ -14,7 +14,7 @@ function require_(name) {
 }
 require_.resolve = (name, options) => here().resolve(name, options);
 
-// Where a package says that its module is, for packages that have no other form.
+// The entry point of a package that exists only as an ES module.
 function moduleOfPackage(name) {
   const parts = name.split('/');
   const depth = name.startsWith('@') ? 2 : 1;
@@ -47,7 +47,7 @@ Object.defineProperty(globalThis, '__import', { value: async (name) => import(lo
 
 const STATEMENT = /^([ \t]*)import\s+(?:([\w$*{}\s,]+?)\s+from\s*)?(['"])([^'"\n]+)\3[ \t]*;?/gm;
 
-// What the names between `import` and `from` become: declarations of constants.
+// Converts the names between `import` and `from` to declarations of constants.
 function declarations(names, call) {
   const lines = [];
   const braces = names.match(/\{([^}]*)\}/);
@@ -57,7 +57,7 @@ function declarations(names, call) {
     lines.push(space ? `const ${space[1]} = await ${call};` : `const { default: ${part} } = await ${call};`);
   }
   if (braces) lines.push(`const {${braces[1].replace(/([\w$]+)\s+as\s+([\w$]+)/g, '$1: $2')}} = await ${call};`);
-  // On one line, so that the numbers of the lines behind it stay.
+  // On one line, so that line numbers do not change.
   return lines.join(' ');
 }
 
@@ -78,7 +78,7 @@ function stripTypes(code) {
     target: ScriptTarget.ES2022,
     module: ModuleKind.ESNext,
     isolatedModules: true,
-    // What is imported in one cell may be used in another.
+    // Keeps unused imports: a later cell may use them.
     preserveValueImports: true,
     importsNotUsedAsValues: 0,
   };

@@ -1,9 +1,9 @@
 'use strict';
-// From values to the results that clients read.
+// Converts values to result events.
 
 const util = require('node:util');
 
-// Names of types of content in results. Others go into `extra` under their own name.
+// Keys of MIME types in results. Other types go into `extra` under their own names.
 const KEYS = {
   'text/plain': 'text',
   'text/html': 'html',
@@ -16,10 +16,10 @@ const KEYS = {
   'application/json': 'json',
   'application/javascript': 'javascript',
 };
-// A line of the control socket is shorter than 64 MiB.
+// Limit below the 64 MiB of a line on the control socket.
 const MAX_TEXT = 16 << 20;
 
-// Content by type: what the value says of itself, or its text.
+// Content by MIME type: that which the value provides, otherwise its text.
 function bundle(value) {
   const own = value?.[Symbol.for('Jupyter.display')];
   if (typeof own === 'function') return own.call(value);
@@ -41,7 +41,7 @@ function event(value, main) {
   return fields;
 }
 
-// The part of a stack that is the user's.
+// The frames of a stack that belong to user code.
 function userStack(stack) {
   const lines = stack.split('\n');
   const host = lines.findIndex((line) => line.includes('node:inspector') || line.includes(__dirname));

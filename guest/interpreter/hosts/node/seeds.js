@@ -1,18 +1,18 @@
 'use strict';
-// New random state in a process whose memory was copied. Clones of a snapshot wake up with the same
-// generators; the kernel's is another one in each clone by then, and from it the others are seeded.
+// Reseeds generators in a cloned process. Clones of a snapshot resume with equal generators, except that of the kernel,
+// from which the others are seeded.
 
 const crypto = require('node:crypto');
 const fs = require('node:fs');
 const path = require('node:path');
 
-// Random bytes that Node keeps for `randomInt`, and how many one number takes.
+// Size of the cache of random bytes that Node keeps for `randomInt`, and bytes per number.
 const KEPT = 6 * 1024;
 const TAKEN = 6;
 
 let intsWereDrawn = false;
 const { randomInt } = crypto;
-// xoshiro128**, by Blackman and Vigna: four words that are not all zero.
+// xoshiro128** by Blackman and Vigna. The state is four words that must not all be zero.
 let [a, b, c, d] = [1, 2, 3, 4];
 
 function next() {
@@ -28,17 +28,17 @@ function next() {
   return result;
 }
 
-// V8's own Math.random cannot be seeded in a running context.
+// Replaces Math.random, because V8's generator cannot be reseeded in a running context.
 function random() {
   return ((next() >>> 5) * 0x4000000 + (next() >>> 6)) / 0x20000000000000;
 }
 
 function prepare() {
-  // OpenSSL's generators: nothing of theirs is left to be seeded.
+  // Makes OpenSSL's generators read from the kernel, so that they need no reseeding.
   process.dlopen({ exports: {} }, path.join(__dirname, '..', 'random.so'));
   Object.defineProperty(random, 'name', { value: 'random' });
   Math.random = random;
-  // Without its cache of random bytes, which would be the same in clones of a sandbox that has used it.
+  // Disables the cache of random bytes, which would be equal in clones of a sandbox that has used it.
   const uuid = crypto.randomUUID;
   crypto.randomUUID = () => uuid({ disableEntropyCache: true });
   Object.defineProperty(crypto.webcrypto, 'randomUUID', { value: crypto.randomUUID, configurable: true });
@@ -47,9 +47,9 @@ function prepare() {
     return randomInt(...bounds);
   };
   Object.defineProperty(crypto.randomInt, 'name', { value: 'randomInt' });
-  // Node 18 has it only as a module.
+  // Node 18 has `crypto` only as a module.
   globalThis.crypto ??= crypto.webcrypto;
-  // For those who import the functions by name.
+  // Updates the named exports of the module.
   require('node:module').syncBuiltinESMExports();
   reseed();
 }
@@ -61,7 +61,7 @@ function reseed() {
   fs.closeSync(urandom);
   [a, b, c, d] = seed;
   a |= 1;
-  // What is left of bytes that were drawn before is used up.
+  // Discards random bytes that were cached before.
   for (let left = intsWereDrawn ? KEPT : 0; left > 0; left -= TAKEN) randomInt(2);
   intsWereDrawn = false;
 }

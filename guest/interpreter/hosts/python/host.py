@@ -1,8 +1,8 @@
-"""Hosts of Python contexts. This program is their zygote: it loads everything and then makes hosts, as forks of
-itself, at the orders of the server, which come from its standard input.
+"""Hosts of Python contexts. This program is their zygote: it loads all modules and then forks hosts, by orders of the
+server on its standard input.
 
-One thread, in zygote and hosts. The messages are described in the server's modules `zygote` and `message`. The order
-at start matters: the socket leaves descriptor 0 before anything of the user's can read it.
+Zygote and hosts have one thread each. The server's modules `zygote` and `message` describe the messages. The order at
+start matters: the socket is moved from descriptor 0 before user code can read it.
 """
 
 import signal
@@ -15,17 +15,17 @@ from cube_host import control, loop, zygote  # noqa: E402
 
 def main():
     socket = control.take_standard_input()
-    # Modules are looked for where the user is, not where this file is.
+    # Modules are imported from the user's working directory, not from that of this file.
     sys.path[0] = ""
     sys.argv = [""]
     warm = "--warm" in sys.orig_argv
     host = loop.Loop()
     host.prepare(warm)
     parent = zygote.Zygote(socket)
-    birth = parent.make_spare(host.rehearse) if warm else None
-    # Comes back in each host, and here when the server is gone.
-    if birth := birth or parent.run():
-        host.run(control.Control(birth.control), birth.warm)
+    parameters = parent.make_spare(host.rehearse) if warm else None
+    # Returns in each host, and here once the server has closed the socket.
+    if parameters := parameters or parent.run():
+        host.run(control.Control(parameters.control), parameters.warm)
 
 
 main()

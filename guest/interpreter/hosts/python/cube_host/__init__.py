@@ -1,1 +1,1 @@
-"""The Python host of the code interpreter; see `loop`."""
+"""The Python host of the code interpreter, beginning with `loop`."""

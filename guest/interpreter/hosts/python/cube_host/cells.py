@@ -1,4 +1,4 @@
-"""Cells: parsing, running, and what becomes of their last expression."""
+"""Cells: parsing, running, and showing the value of the last expression."""
 
 import ast
 import builtins
@@ -6,24 +6,24 @@ import linecache
 import sys
 import types
 
-# Results of these exact types are shown by `repr` alone, which is what IPython would do.
+# Results of exactly these types are shown by `repr`, with the same output as IPython.
 PLAIN = frozenset((int, float, bool, str, complex, bytes))
-# So are short containers of them and of None, where IPython's printer and all that stands around it would touch
-# eight hundred pages.
+# Short containers of them and of None are shown by `repr` too: IPython's printer and its surroundings would touch eight
+# hundred pages.
 ITEMS = PLAIN | {type(None)}
 CONTAINERS = frozenset((tuple, list, dict))
-# Longer text is cut into lines by IPython.
+# IPython breaks longer text into lines.
 LINE = 79
 # `inspect.CO_COROUTINE`, without importing inspect.
 CO_COROUTINE = 0x80
-# Results that are remembered in `Out`.
+# Largest number of results in `Out`.
 MAX_OUT = 1000
 # Flags of `from __future__` statements in code objects and for `compile`.
 FUTURE = 0x01FE0000
 
 
 class Cells:
-    """Runs the cells of one context in one namespace."""
+    """Runs the cells of a context in one namespace."""
 
     def __init__(self, control):
         self.control = control
@@ -33,29 +33,29 @@ class Cells:
         self.ns = self.module.__dict__
         self.flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self.shell = None
-        # Parts of the shell that each cell needs. Looking them up there would touch what plain cells need not.
+        # Parts of the shell that every cell needs. Looking them up in the shell would touch more pages.
         self.inputs = self.raw_inputs = ()
         self.callbacks = {}
-        # What was registered before the first cell, and what that looks at: it does nothing while there are no
-        # figures, and asking it would run through matplotlib.
+        # Callbacks that were registered before the first cell, and the state that they examine. Without figures they do
+        # nothing, and calling them would run code of matplotlib.
         self.usual = {}
         self.figures = self.shown = ()
         self.transformers = ()
-        # What formatters were told about types: as it is now, and as it was before the first cell.
+        # Registrations of formatters by type: the current ones, and those before the first cell.
         self.printers = ()
         self.mime = None
-        # Whether a magic may have changed how plain values are shown.
+        # Whether a magic may have changed the display of plain values.
         self.display_changed = False
         self.loop = None
         self.running = False
         self.number = 0
-        # Whether the cell that runs is part of the history.
+        # Whether the running cell is part of the history.
         self.stored = True
-        # Numbers of cells by the file names under which they were compiled.
+        # Numbers of cells by the file names with which they were compiled.
         self.names = {}
 
     def prepare(self):
-        """Makes IPython's part. Some hundred milliseconds; before the first cell."""
+        """Creates the IPython shell, which takes some hundred milliseconds. Called before the first cell."""
         from . import mime, shell
 
         self.shell = shell.make(self)
@@ -78,7 +78,7 @@ class Cells:
             self.shown = vars(backend.show)
 
     def reset(self):
-        """Forgets what was run, for the first cell of a user."""
+        """Clears the history after the warm-up."""
         kept = set(self.shell.user_ns_hidden) | {"__builtins__", "In", "Out", "get_ipython"}
         for name in [name for name in self.ns if name not in kept and not name.startswith("__")]:
             del self.ns[name]
@@ -92,7 +92,7 @@ class Cells:
         self.number = 0
 
     def on_interrupt(self, signum, frame):
-        """Stops the cell that runs; between cells there is nothing to stop."""
+        """Interrupts the running cell. Does nothing between cells."""
         if not self.running:
             return
         if self.control.sending:
@@ -101,8 +101,8 @@ class Cells:
             raise KeyboardInterrupt
 
     def run(self, number, code, stored=True):
-        """Runs one cell; everything that comes of it goes to the control socket. One that is not `stored`
-        leaves nothing in the history and its result nowhere."""
+        """Runs one cell and sends its events to the control socket. A cell that is not `stored` leaves neither
+        history nor result behind."""
         self.number, self.stored = number, stored
         hidden = None
         try:
@@ -129,7 +129,7 @@ class Cells:
         self.raw_inputs.append(code)
 
     def evaluate_cell(self, code):
-        """Runs a cell; the value of its last expression."""
+        """Runs a cell. Returns the value of its last expression."""
         name = "<ipython-input-%d>" % self.number
         self.names[name] = self.number
         self.note_source(code, name)
@@ -138,17 +138,17 @@ class Cells:
         try:
             tree = self.parse(code, name)
         except SyntaxError as error:
-            # What is no Python may be IPython: magics, `!command`, `name?`.
+            # Code that is not Python may be IPython syntax: magics, `!command`, `name?`.
             transformed = self.transform(code, error)
             self.note_source(transformed, name)
             tree = self.parse(transformed, name)
-            # Magics may run cells of their own and take what those show.
+            # Magics may run further cells and capture their output.
             with self.shell.builtin_trap, self.shell.display_trap:
                 return self.run_parts(*self.compile_tree(tree, name))
         return self.run_parts(*self.compile_tree(tree, name))
 
     def note_source(self, code, name):
-        """For tracebacks and `inspect`."""
+        """Registers the source for tracebacks and `inspect`."""
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
 
     def parse(self, code, name):
@@ -166,7 +166,7 @@ class Cells:
         return transformed
 
     def compile_tree(self, tree, name):
-        """Code of a cell's statements and of its last expression; None for what it has not."""
+        """Code objects of a cell's statements and of its last expression; None for a missing one."""
         for transformer in self.transformers:
             tree = transformer.visit(tree)
         body, last = tree.body, None
@@ -181,7 +181,7 @@ class Cells:
         return None if last is None else self.evaluate(last)
 
     def evaluate(self, code):
-        # Future statements of a cell hold for those after it.
+        # Future statements of a cell apply to later cells.
         self.flags |= code.co_flags & FUTURE
         value = eval(code, self.ns)  # noqa: S307 - running the user's code is the purpose
         if code.co_flags & CO_COROUTINE:
@@ -189,7 +189,7 @@ class Cells:
         return value
 
     def wait_for(self, coroutine):
-        """Runs a cell that awaits something. The loop stays: tasks go on when a later cell awaits."""
+        """Runs a cell with top-level await. The event loop stays: its tasks continue when a later cell awaits."""
         import asyncio
 
         if self.loop is None or self.loop.is_closed():
@@ -200,22 +200,22 @@ class Cells:
             return self.loop.run_until_complete(task)
         except KeyboardInterrupt:
             task.cancel()
-            # The task may clean up; what it says is of no use any more.
+            # Lets the task clean up; its result is discarded.
             self.loop.run_until_complete(asyncio.wait([task], timeout=1))
             raise
 
     def drop_loop(self):
-        """Forgets the loop, whose descriptors forks would share."""
+        """Closes the event loop, whose descriptors forks would share."""
         if self.loop is not None:
             import asyncio
 
             self.loop.close()
             self.loop = None
-            # As in a process that never had one.
+            # Restores the state of a process that never had a loop.
             asyncio.set_event_loop_policy(None)
 
     def show(self, value):
-        """The value of a cell's last expression."""
+        """Shows the value of a cell's last expression."""
         if self.stored:
             self.note(value)
         if not self.display_changed:
@@ -229,8 +229,8 @@ class Cells:
         self.shell.show_result(value)
 
     def short_text(self, value):
-        """`repr` of a container if IPython would show just that; else None."""
-        # Each item is a character at least, and a comma.
+        """`repr` of a container if IPython would show the same; otherwise None."""
+        # Each item takes at least one character and a comma.
         if 2 * len(value) > LINE:
             return None
         kinds = set(map(type, value))
@@ -241,12 +241,12 @@ class Cells:
         try:
             text = repr(value)
         except ValueError:
-            # A number that is too long for one.
+            # An integer that is too long to be converted.
             return None
         return text if len(text) <= LINE else None
 
     def has_own_printer(self, kinds):
-        """Whether the user has told a formatter how to show values of one of these types."""
+        """Whether the user has registered a formatter for one of these types."""
         return any(now.get(kind) is not usual.get(kind) for now, usual in self.printers for kind in kinds)
 
     def show_container(self, value, text):
@@ -257,7 +257,7 @@ class Cells:
         self.control.push(self.mime.event(bundle, main=True))
 
     def note(self, value):
-        """Keeps a result as `_`, `_3` and `Out[3]`."""
+        """Stores a result as `_`, `_3` and `Out[3]`."""
         ns, out = self.ns, self.ns.get("Out")
         if type(out) is not dict:
             return
@@ -272,28 +272,27 @@ class Cells:
         self.shell.report(error)
 
     def sync_shell(self):
-        """Tells IPython what it has not seen."""
+        """Passes cells to IPython that were run without it."""
         self.shell.execution_count = self.number
         self.shell.compile._filename_map.update(self.names)
 
     def trigger(self, event):
-        """Runs what was registered with IPython for this moment, such as the drawing of figures."""
+        """Runs callbacks that are registered with IPython for this event, such as the drawing of figures."""
         callbacks = self.callbacks[event]
         if callbacks != self.usual[event] or self.is_noteworthy():
             self.shell.events.trigger(event)
 
     def is_noteworthy(self):
-        """Whether there is something for what is usually registered: a figure, one that is to be shown, or
-        warnings to forget."""
+        """Whether the usual callbacks have something to do: a figure exists or is to be shown, or warnings are to be
+        reset."""
         drawn = "_draw_called" in self.shown and self.shown["_draw_called"]
         return self.figures or drawn or "__warningregistry__" in self.ns
 
 
 def compile_plainly(code, name, flags):
-    """Code of a cell's statements and of its last expression, without a tree of Python objects, which takes
-    half of the memory that a short cell touches. The cell is cut where its last line without indentation
-    begins; if both parts are Python on their own, that is where its last statement begins. None when this
-    does not tell."""
+    """Code objects of a cell's statements and of its last expression, without a syntax tree of Python objects, which
+    takes half of the memory that a short cell touches. The cell is cut where its last line without indentation
+    begins; if both parts are valid Python, the last statement begins there. None if this is not conclusive."""
     lines = code.splitlines(keepends=True)
     cut = len(lines) - 1
     while cut >= 0 and (lines[cut][0] in " \t\n\r)]}#" or not lines[cut].strip()):
@@ -301,12 +300,12 @@ def compile_plainly(code, name, flags):
     if cut < 0:
         return None
     head, tail = "".join(lines[:cut]), "".join(lines[cut:])
-    # Cells that end in a semicolon, or have several statements in their last line, want a closer look.
+    # A semicolon may separate statements or suppress the output, which needs a syntax tree.
     if ";" in tail or tail[0] in "%!?@":
         return None
     try:
         body = compile(head, name, "exec", flags, True) if head.strip() else None
-        # Lines keep their numbers.
+        # Keeps the line numbers.
         tail = "\n" * cut + tail
         try:
             return body, compile(tail, name, "eval", flags, True)
@@ -317,7 +316,7 @@ def compile_plainly(code, name, flags):
 
 
 def dedent(code):
-    """Code that is indented as a whole, as it stands in somebody's source."""
+    """Removes the common indentation of code that was pasted from an indented block."""
     stripped = code.lstrip("\n\r")
     if stripped[:1] not in (" ", "\t"):
         return code
@@ -327,7 +326,7 @@ def dedent(code):
 
 
 def strip_quotes(text):
-    """As official servers give text: without the quotes around it."""
+    """Removes the quotes around a text, as official servers do."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
     return text

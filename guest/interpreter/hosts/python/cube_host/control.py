@@ -1,4 +1,4 @@
-"""The control socket: requests come in, events go out, one line of JSON each."""
+"""The control socket: requests in, events out, each one line of JSON."""
 
 import fcntl
 import os
@@ -8,15 +8,15 @@ from _thread import allocate_lock
 from json import JSONDecoder
 from json.encoder import encode_basestring_ascii as quote
 
-# Bytes read from the socket at once: into a buffer that stays, since a large allocation would have the C
-# library tidy up its heap, a thousand pages of it in a clone's first cell.
+# Bytes read from the socket at once, into a permanent buffer: a large allocation would make the C library consolidate
+# its heap, which touches a thousand pages in a clone's first cell.
 CHUNK = 1 << 14
-# The decoder's core: `json.loads` would look for other encodings and for white space first.
+# The core of the decoder. `json.loads` would first check for other encodings and white space.
 scan = JSONDecoder().scan_once
 
 
 def take_standard_input():
-    """Moves the socket away from descriptor 0, which then gives nothing to whoever reads it."""
+    """Moves the socket away from descriptor 0, which becomes /dev/null."""
     fd = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -25,7 +25,7 @@ def take_standard_input():
 
 
 class Control:
-    """Both directions. Events wait until something makes them go, so that a short cell is one write."""
+    """The control socket. Events are collected until a flush, so that a short cell takes one write."""
 
     def __init__(self, sock):
         self._sock = sock
@@ -33,10 +33,10 @@ class Control:
         self._buffer = bytearray(CHUNK)
         self._output = []
         self._lock = allocate_lock()
-        # While something is sent an interrupt waits: half a line would spoil all that follow.
+        # Interrupts are deferred during a write: an incomplete line would corrupt the following ones.
         self.sending = False
         self.interrupted = False
-        # Whether this is a child that a cell has forked: it has nothing to say here.
+        # Whether this process is a child that a cell has forked; it must not write to the socket.
         self.forked = False
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -44,7 +44,7 @@ class Control:
         self.forked = True
 
     def next_request(self):
-        """The next request; None when the server is gone."""
+        """The next request; None if the server has closed the socket."""
         while b"\n" not in self._input:
             size = self._sock.recv_into(self._buffer)
             if size == 0:
@@ -55,11 +55,11 @@ class Control:
         return request
 
     def push(self, line):
-        """Adds a line, without its end, to what goes next."""
+        """Queues a line, given without its end."""
         self._output.append(line)
 
     def flush(self):
-        """Sends what waits. What was printed before it goes first."""
+        """Sends the queue, after flushing standard output and error."""
         sys.stdout.flush()
         sys.stderr.flush()
         if self.forked:
@@ -75,11 +75,11 @@ class Control:
             raise KeyboardInterrupt
 
     def text_result(self, text):
-        """The result of a cell when it is nothing but text: the common case, kept short."""
+        """Queues a result that is only text, the common case."""
         self.push('{"type":"result","text":%s,"is_main_result":true}' % quote(text))
 
     def error(self, name, value, traceback):
-        """The error that ended a cell."""
+        """Queues the error that ended a cell."""
         self.push(
             '{"type":"error","name":%s,"value":%s,"traceback":%s}'
             % (quote(name), quote(value), quote(traceback))
@@ -95,7 +95,7 @@ class Control:
 
 
 class Sink(Control):
-    """Takes everything and sends nothing: for warming up."""
+    """Discards all events, for the warm-up."""
 
     def __init__(self):
         super().__init__(None)

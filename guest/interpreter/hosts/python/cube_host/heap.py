@@ -1,15 +1,14 @@
-"""Where the memory of a clone's first cells comes from.
+"""Compacts the allocations of a clone's first cells.
 
-Importing what users import leaves holes all over the heap, and each object that a cell makes lands in another
-one: in a page of its own, which each clone has to copy. Before a snapshot the holes are therefore filled, for
-good, so that what is made afterwards lies together.
+Importing modules leaves holes all over the heap, so each object that a cell creates lands on another page, which every
+clone has to copy. Before a snapshot the holes are therefore filled permanently, so that later objects are adjacent.
 """
 
 import ctypes
 import gc
 
-# CPython's allocator (obmalloc.c): blocks of up to 512 bytes in steps of 16 lie in pools, pools in arenas. The
-# first block of a pool follows its header.
+# CPython's allocator (obmalloc.c): blocks of up to 512 bytes, in steps of 16, are in pools, and pools in arenas. The first
+# block of a pool follows the pool's header.
 STEP = 16
 LARGEST = 512
 POOL = 1 << 14
@@ -17,20 +16,20 @@ ARENA = 1 << 20
 HEADER = 48
 # `sys.getsizeof(b"")`, of which the last byte is the terminator.
 BYTES = 33
-# The size of integers, floats and complex numbers, and how many blocks of that size and less are taken.
+# Block size of integers, floats and complex numbers, and the number of blocks that are taken of that size and below.
 SMALL = 32
 PLENTY = 1 << 17
-# Blocks of one size that are taken at most.
+# Largest number of blocks that are taken of one size.
 MOST = 1 << 19
-# What the C library is asked for, at most: longer allocations are mappings, or come from the end of the heap.
+# Largest allocation from the C library: longer ones are mappings, or come from the end of the heap.
 LONGEST = 64 << 10
 
 _held = []
 
 
 def settle():
-    """Fills the holes. To be called before everything that a first cell needs is made for the last time."""
-    # Also empties the lists of free objects that types keep for themselves.
+    """Fills the holes. Call it before the objects that a first cell needs are created for the last time."""
+    # Also empties the free lists of types.
     gc.collect()
     libc = ctypes.CDLL(None)
     libc.malloc_trim(0)
@@ -39,20 +38,20 @@ def settle():
 
 
 def fill_pools():
-    # Blocks of the largest size take whole pools: all that are free, until half an arena of them in order is new.
+    # Blocks of the largest size take whole pools: all free ones, until half an arena of consecutive new ones.
     take(LARGEST, ARENA // 2 // LARGEST)
     for size in range(LARGEST, SMALL, -STEP):
-        # A pool is begun when all that were begun before are full.
+        # A new pool is used only when all used ones are full.
         take(size, POOL // size - 1)
-    # Counting needs integers, which are of this size: these are not looked at, but taken in plenty.
+    # Counting needs integers of this size, so addresses are not examined; a large number of blocks is taken.
     _held.append([complex() for _ in range(PLENTY)])
     _held.append([object() for _ in range(PLENTY)])
 
 
 def take(size, in_order):
-    """Takes blocks until as many have come one behind the other, and then to the begin of a pool."""
+    """Takes blocks until that many are adjacent, and then up to the beginning of a pool."""
     run = last = 0
-    # Another allocator than CPython's own may never do that: then there is nothing to be gained.
+    # Another allocator than CPython's may never return adjacent blocks; then there is nothing to gain.
     for _ in range(MOST):
         if run >= in_order and last % POOL == HEADER:
             break
@@ -79,7 +78,7 @@ def fill_heap(libc):
     end = libc.sbrk(0) - libc.mallinfo2().keepcost
     size = LONGEST
     while size >= STEP:
-        # Never freed; what comes from behind the holes is.
+        # Never freed, unlike memory from behind the holes.
         while (at := libc.malloc(size)) and at < end:
             pass
         libc.free(at)

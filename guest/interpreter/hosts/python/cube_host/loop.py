@@ -1,8 +1,7 @@
-"""What a host is before it is born, and then its loop: one request after the other.
+"""The preparation of a host in the zygote, and the loop of a host: one request after another.
 
-Cells run here by plain compile and exec. IPython stands beside them, made before the first cell, and is
-asked only for what it alone knows: magics, rich display, tracebacks. So a plain cell touches little memory,
-which each clone of a snapshot would have to copy.
+Cells run by plain compile and exec. IPython is set up before the first cell, and is used only for magics, rich display
+and tracebacks. So a plain cell touches little memory, which every clone of a snapshot would have to copy.
 """
 
 import gc
@@ -15,7 +14,7 @@ from .control import Sink
 
 
 class Loop:
-    """Runs requests until the server is gone."""
+    """A host: runs requests until the server closes the socket."""
 
     def __init__(self):
         self.control = Sink()
@@ -25,7 +24,7 @@ class Loop:
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
 
     def prepare(self, warm):
-        """Loads what all hosts are to have; `warm`, with what users do first."""
+        """Loads everything that hosts share; if `warm`, also runs typical first cells."""
         if warm:
             seeds.load_ahead()
         self.cells.prepare()
@@ -35,14 +34,14 @@ class Loop:
         else:
             seeds.note_generators()
         self.cells.drop_loop()
-        # A collection in a fork would copy all that it looks at.
+        # A garbage collection in a fork would copy every page that it visits.
         gc.collect()
         gc.freeze()
 
     def run(self, control, warm):
-        """Runs what the server sends, until it is gone."""
+        """Runs requests until the server closes the socket."""
         if warm:
-            # The pages that users' first cells write are this host's own before the snapshot.
+            # Copies the pages that users' first cells write before the snapshot.
             self.warm_up()
         self.control = self.cells.control = control
         self.control.ready()
@@ -61,19 +60,19 @@ class Loop:
         try:
             self.cells.run(request["n"], request["code"], stored)
         except KeyboardInterrupt:
-            # It came when the cell was as good as over.
+            # The interrupt arrived at the very end of the cell.
             pass
         finally:
             if before is not None:
                 restore_environment(before)
             if self.control.forked:
-                # A cell's own child came back from it: the rest is the parent's.
+                # A child that the cell has forked returned from it; only the parent continues.
                 sys.stdout.flush()
                 os._exit(0)
             self.control.done()
 
     def set_base(self, base):
-        """Makes the sandbox's environment that of this process."""
+        """Replaces the sandbox's environment in this process."""
         for name in self.base.keys() - base.keys():
             os.environ.pop(name, None)
         for name, value in base.items():
@@ -81,7 +80,7 @@ class Loop:
         self.base = base
 
     def warm_up(self):
-        """Does what users do first and leaves no trace of it."""
+        """Runs typical first cells and removes their traces."""
         from . import heap, warm
 
         self.control = self.cells.control = Sink()
@@ -92,7 +91,7 @@ class Loop:
         self.rehearse()
 
     def rehearse(self):
-        """Takes the whole path of a first cell, until it leaves everything as it finds it."""
+        """Runs the whole path of a first cell repeatedly, until it no longer changes memory."""
         self.control = self.cells.control = Sink()
         for _ in range(3):
             self.handle({"n": 1, "code": "1+1", "base": {}, "seed": True})
@@ -101,7 +100,7 @@ class Loop:
 
 
 def swap_environment(variables):
-    """Sets variables; what they were before. Names and values that no environment can hold are left out."""
+    """Sets variables. Returns their previous values. Invalid names and values are skipped."""
     before = {}
     for name, value in variables.items():
         try:

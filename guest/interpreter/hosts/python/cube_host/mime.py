@@ -1,4 +1,4 @@
-"""From what IPython's formatters give to the results that clients read."""
+"""Converts the output of IPython's formatters to results for clients."""
 
 import base64
 import sys
@@ -8,7 +8,7 @@ from traitlets import ObjectName, Unicode
 
 from .cells import strip_quotes
 
-# Names of types of content in results. Others go into `extra` under their own name.
+# Keys of MIME types in results. Other types go into `extra` under their own names.
 KEYS = {
     "text/plain": "text",
     "text/html": "html",
@@ -23,16 +23,16 @@ KEYS = {
     "e2b/data": "data",
     "e2b/chart": "chart",
 }
-# A line of the control socket is shorter than 64 MiB.
+# Limit below the 64 MiB of a line on the control socket.
 MAX_EVENT = 60 << 20
 
 
 def event(data, main):
-    """The event for a bundle of content by type."""
+    """The event of a result with content by MIME type."""
     fields, extra = {"type": "result"}, {}
     for kind, content in data.items():
         if isinstance(content, tuple):
-            # Content with metadata, which clients do not get.
+            # Content with metadata, which is dropped.
             content = content[0]
         if isinstance(content, (bytes, bytearray)):
             content = base64.b64encode(content).decode()
@@ -63,7 +63,7 @@ def encode(fields):
 
 
 def plain(thing):
-    """What JSON has no word for."""
+    """Converts values that JSON cannot represent."""
     if hasattr(thing, "isoformat"):
         return thing.isoformat()
     if hasattr(thing, "tolist"):
@@ -72,7 +72,7 @@ def plain(thing):
 
 
 def as_json(thing):
-    """A list or dictionary if it has the form of JSON, else None."""
+    """The list or dictionary if it can be represented in JSON, otherwise None."""
     import orjson
 
     options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
@@ -84,14 +84,14 @@ def as_json(thing):
 
 
 class DataFormatter(BaseFormatter):
-    """Data frames as lists by column."""
+    """Converts data frames to lists by column."""
 
     format_type = Unicode("e2b/data")
     print_method = ObjectName("_repr_e2b_data_")
     _return_type = (dict, str)
 
     def __call__(self, thing):
-        # Whoever has a data frame has loaded pandas.
+        # Without pandas loaded, the value cannot be a data frame.
         pandas = sys.modules.get("pandas")
         if pandas is None or not isinstance(thing, pandas.DataFrame):
             return super().__call__(thing)
@@ -99,7 +99,7 @@ class DataFormatter(BaseFormatter):
 
 
 class ChartFormatter(BaseFormatter):
-    """Figures of matplotlib as the numbers that were drawn."""
+    """Converts figures of matplotlib to the plotted data."""
 
     format_type = Unicode("e2b/chart")
     print_method = ObjectName("_repr_e2b_chart_")
@@ -115,7 +115,7 @@ class ChartFormatter(BaseFormatter):
 
         try:
             with warnings.catch_warnings():
-                # What it thinks of numpy's numbers is not the user's business.
+                # Suppresses warnings about numpy's types, which are not caused by user code.
                 warnings.simplefilter("ignore")
                 return chart_figure_to_dict(thing) or None
         except Exception:  # noqa: BLE001 - a figure that cannot be read is still shown as an image
@@ -123,14 +123,14 @@ class ChartFormatter(BaseFormatter):
 
 
 class JsonFormatter(JSONFormatter):
-    """Lists and dictionaries as JSON too, where they have that form."""
+    """Adds a JSON form to lists and dictionaries that can be represented."""
 
     def __call__(self, thing):
         return as_json(thing) if type(thing) in (list, dict) else super().__call__(thing)
 
 
 def register(shell):
-    """Adds these formatters to IPython's."""
+    """Registers these formatters with IPython."""
     display_formatter = shell.display_formatter
     formatters = display_formatter.formatters
     formatters["e2b/data"] = DataFormatter(parent=display_formatter)
@@ -139,12 +139,12 @@ def register(shell):
     try:
         show_saved_images()
     except ImportError:
-        # Without Pillow there are no images to save.
+        # Without Pillow there are no images.
         pass
 
 
 def show_saved_images():
-    """An image that is saved to a file is also shown, as in official sandboxes."""
+    """Also shows images that are saved to a file, as official sandboxes do."""
     from IPython.display import display
     from PIL.Image import Image
 

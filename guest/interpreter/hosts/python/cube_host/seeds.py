@@ -1,25 +1,24 @@
-"""New random state in a process whose memory was copied.
+"""Reseeds generators in a cloned process.
 
-Clones of a snapshot wake up with the same generators. The kernel's is another one in each clone by then;
-from it, everything in this process that generates on its own is seeded anew before the next cell runs.
-OpenSSL's generators are made to draw from the kernel each time, so nothing of theirs is left to be seeded.
-Not covered: the secret of `hash(str)`, which no running interpreter can change.
+Clones of a snapshot resume with equal generators, except that of the kernel. From it, all generators of this process
+are reseeded before the next cell runs. OpenSSL's generators are replaced by ones that read from the kernel each time,
+so they need no reseeding. Not covered: the secret of `hash(str)`, which a running interpreter cannot change.
 """
 
 import os
 import sys
 
-# 32-bit words of a Mersenne Twister; in numpy's, the position of the next one follows them.
+# 32-bit words in the state of a Mersenne Twister. In numpy's state, the position of the next word follows them.
 WORDS = 624
-# Modules and generators that were loaded before the snapshot: to look for them in a clone would touch more.
+# Modules and generators that were loaded before the snapshot: searching for them in a clone would touch more pages.
 _modules = {}
 _noted = []
-# numpy's global generator, where its words are, and where it has the flag of a number that it keeps.
+# numpy's global generator, the address of its words, and that of its flag for a cached number.
 _numpy = None
 
 
 def use_kernel_for_openssl():
-    """Replaces OpenSSL's generators, which a fork of a sandbox would share, by the kernel's."""
+    """Replaces OpenSSL's generators, whose state forks of a sandbox would share, by the kernel's."""
     import ctypes
 
     here = os.path.dirname(os.path.abspath(__file__))
@@ -30,7 +29,7 @@ def use_kernel_for_openssl():
 
 
 def load_ahead():
-    """Loads what is seeded before everything else, so that it lies together."""
+    """Loads the modules that are reseeded before all others, so that their state is adjacent in memory."""
     import multiprocessing.process  # noqa: F401
     import random  # noqa: F401
     import tempfile  # noqa: F401
@@ -40,7 +39,7 @@ def load_ahead():
 
 
 def note_generators():
-    """Finds the `random.Random` objects that modules keep for themselves, and what else is to be seeded."""
+    """Finds the `random.Random` objects of modules and other state that needs reseeding."""
     import gc
     import random
 
@@ -59,8 +58,8 @@ def note_generators():
 
 
 def note_numpy():
-    """Where numpy keeps its state. Seeding it by its own function runs through a megabyte of numpy, which
-    each clone would read and a good part of which it would copy."""
+    """Finds the state of numpy's global generator. numpy's own function for seeding would touch a megabyte in each
+    clone, much of which the clone would copy."""
     global _numpy
     import ctypes
     import struct
@@ -72,7 +71,7 @@ def note_numpy():
 
     rand = numpy.random.mtrand._rand
     numpy.random.seed(1)
-    # Numbers of this distribution are made in pairs: from now on one is kept.
+    # Numbers of this distribution are generated in pairs, so one is cached from now on.
     numpy.random.standard_normal()
     kind, words, position, has_gauss, gauss = numpy.random.get_state()
     state = memory(rand._bit_generator.ctypes.state_address, WORDS * 4 + 4)
@@ -89,7 +88,7 @@ def note_numpy():
 
 
 def reseed():
-    """Seeds what is loaded; what is not loaded will seed itself from the kernel."""
+    """Reseeds loaded modules. Modules that are loaded later seed themselves from the kernel."""
     for generator in _noted:
         generator.seed(number())
     if random := module("random"):
@@ -97,8 +96,8 @@ def reseed():
     if numpy_random := module("numpy.random"):
         seed_numpy(numpy_random)
     if uuid := module("uuid"):
-        # `uuid1` has node, clock sequence and the last time in it. The C library keeps them where nobody can
-        # change them; without it the sequence is drawn anew each time. A node that is no card's has this bit.
+        # `uuid1` uses a node, a clock sequence and the last time. The C library's are inaccessible; without it, the
+        # sequence is random each time. This bit marks a node that is not a hardware address.
         uuid._generate_time_safe = None
         uuid._node = int.from_bytes(os.urandom(6), "little") | 1 << 40
         uuid._last_timestamp = None
@@ -123,7 +122,7 @@ def seed_numpy(numpy_random):
     if _numpy is not None and rand is _numpy[0] and rand._bit_generator is _numpy[1]:
         _, _, state, flag = _numpy
         state[: WORDS * 4] = os.urandom(WORDS * 4)
-        # All words are used up: the next number begins with a round of mixing.
+        # Marks all words as used, so that the next number starts with a new generation.
         state[WORDS * 4 :] = WORDS.to_bytes(4, "little")
         flag[:] = bytes(4)
         return

@@ -1,4 +1,4 @@
-"""IPython beside the cells: magics, rich display and tracebacks as its users know them."""
+"""The IPython shell, for magics, rich display and tracebacks."""
 
 import builtins
 import inspect
@@ -19,23 +19,23 @@ from . import mime  # noqa: E402
 
 
 class Publisher(DisplayPublisher):
-    """`display()`: a result that is not the cell's own."""
+    """`display()`: sends a result that is not the main result of the cell."""
 
     def publish(self, data, metadata=None, *, transient=None, update=False, **kwargs):
-        # Clients have no way to change what they were shown.
+        # Clients cannot update a displayed result.
         if not update:
             self.shell.push_bundle(data, main=False)
             self.shell.cells.control.flush()
 
     def clear_output(self, wait=False):
-        """Clients keep what they were shown."""
+        """Does nothing: clients cannot remove results."""
 
 
 class Hook(DisplayHook):
-    """The last expression of cells that IPython itself runs, as in `%%capture` or `%run`."""
+    """Shows the last expression of cells that IPython itself runs, as in `%%capture` or `%run`."""
 
     def write_output_prompt(self):
-        """Clients number results themselves."""
+        """Does nothing: clients number results themselves."""
 
     def write_format_data(self, format_dict, md_dict=None):
         self.shell.push_bundle(format_dict, main=True)
@@ -45,27 +45,27 @@ class Hook(DisplayHook):
 
 
 class Shell(InteractiveShell):
-    """The instance that `get_ipython()` gives."""
+    """The shell that `get_ipython()` returns."""
 
     displayhook_class = Type(Hook)
     display_pub_class = Type(Publisher)
     cells = Any()
 
     def enable_gui(self, gui=None):
-        """There is no screen."""
+        """Does nothing: there is no terminal."""
 
     def ask_exit(self):
         """`exit()`: ends the cell, not the context."""
         raise SystemExit
 
     def system(self, cmd):
-        """`!command`: prints where the cell prints."""
+        """`!command`: the output goes where that of the cell goes."""
         sys.stdout.flush()
         sys.stderr.flush()
         self.system_raw(cmd)
 
     def show_result(self, value):
-        """The value of a cell's last expression."""
+        """Sends the value of a cell's last expression."""
         data, _ = self.display_formatter.format(value)
         if data:
             self.push_bundle(data, main=True)
@@ -75,7 +75,7 @@ class Shell(InteractiveShell):
         control.push(mime.event(data, main))
 
     def report(self, error):
-        """The error that ended a cell."""
+        """Sends the error that ended a cell."""
         trace = skip_host_frames(error.__traceback__)
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
         original, inspect.getmodule = inspect.getmodule, module_of
@@ -99,8 +99,8 @@ class Shell(InteractiveShell):
 
 
 def module_of(thing, _filename=None):
-    """`inspect.getmodule` by the name that a frame or a function carries. The original looks at each of two
-    thousand modules, several times per traceback, and so touches 16 MB."""
+    """Replaces `inspect.getmodule` by a look-up of the name in a frame or function. The original examines each of two
+    thousand modules, several times per traceback, and touches 16 MB."""
     frame = getattr(thing, "tb_frame", thing)
     names = getattr(frame, "f_globals", None)
     name = names.get("__name__") if names is not None else getattr(thing, "__module__", None)
@@ -108,7 +108,7 @@ def module_of(thing, _filename=None):
 
 
 def skip_host_frames(trace):
-    """The part of a traceback that is the user's."""
+    """The frames of a traceback that belong to user code."""
     here = os.path.dirname(__file__) + os.sep
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(here):
         trace = trace.tb_next
@@ -116,7 +116,7 @@ def skip_host_frames(trace):
 
 
 def make(cells):
-    """The one instance, on the cells' namespace."""
+    """Creates the shell on the namespace of the cells."""
     config = Config()
     config.InteractiveShell.colors = "nocolor"
     config.PlainTextFormatter.max_seq_length = 0

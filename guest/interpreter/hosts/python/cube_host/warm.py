@@ -1,4 +1,4 @@
-"""What users do first. It is done once before the snapshot, so that it is in every clone's memory."""
+"""Typical first cells. They run once before the snapshot, so that every clone has what they load."""
 
 CELLS = (
     """
@@ -24,7 +24,7 @@ plt.show()
     "!true",
     "%time 1",
     "1/0",
-    # Often enough that Python has rewritten what it runs, which it would do in pages of the clone's own.
+    # Repeated until Python has specialized the byte code, which would otherwise copy pages in each clone.
     """
 for turn in range(100):
     random.sample(range(1000), 50), random.choices("ab", k=9), random.choice("ab"), random.randint(1, 9)

@@ -1,7 +1,7 @@
-"""Forks of this process, at the orders of the server: each becomes the host of a context.
+"""The zygote: forks itself by orders of the server. Each fork becomes the host of a context.
 
-The server knows hosts by numbers that it gives them. Their process ids are known here alone, where none is free for
-another process before its host was ended by an order.
+The server refers to hosts by numbers that it assigns. Only this process uses their PIDs; it reaps a host only after the
+order to end it, so that the PID cannot be reused before.
 """
 
 import ctypes
@@ -10,14 +10,14 @@ import os
 import signal
 import socket
 
-# Longest order: the path of a directory, and some words.
+# Longest order in bytes: the path of a directory and some words.
 MAX_ORDER = 1 << 15
 # `PR_SET_PDEATHSIG` of prctl(2).
 SET_PARENT_DEATH_SIGNAL = 1
 
 
-class Birth:
-    """What a host is born with."""
+class Parameters:
+    """The parameters of a new host."""
 
     def __init__(self, control, warm):
         self.control = control
@@ -25,22 +25,22 @@ class Birth:
 
 
 class Zygote:
-    """Takes orders until the server is gone."""
+    """Carries out orders until the server closes the socket."""
 
     def __init__(self, orders):
         self.orders = orders
-        # Process ids by the server's numbers.
+        # PIDs by the server's numbers.
         self.hosts = {}
-        # Told to end, and not yet out of the process table.
+        # PIDs of killed hosts that are not yet reaped.
         self.ended = []
-        # A child that was made before the snapshot, which saves the first new context of a clone the fork, and the
-        # way to it.
+        # A child that was forked before the snapshot, so that the first new context of a clone needs no fork; and the
+        # socket to it.
         self.spare = None
-        # Looked up here, so that no host has to.
+        # Looked up here once for all hosts.
         self.prctl = ctypes.CDLL(None).prctl
 
     def run(self):
-        """Follows orders. None when the server is gone; in a host, its birth."""
+        """Carries out orders. Returns None once the server has closed the socket; in a host, returns its parameters."""
         signal.signal(signal.SIGCHLD, self.bury)
         while True:
             packet, ends = receive(self.orders)
@@ -49,27 +49,28 @@ class Zygote:
             order = json.loads(packet)
             number = order["host"]
             if order["order"] == "fork":
-                if birth := self.make_host(order, ends):
-                    return birth
+                if parameters := self.make_host(order, ends):
+                    return parameters
             elif order["order"] == "interrupt":
                 send(signal.SIGINT, self.hosts.get(number))
             elif order["order"] == "end":
                 self.end(self.hosts.pop(number, None))
 
     def make_host(self, order, ends):
-        """None here; in the host, its birth."""
+        """Returns None here; in the host, returns its parameters."""
         pid = None if order.get("warm") else self.use_spare(order, ends)
         if pid is None and (pid := self.fork()) == 0:
             return become_host(order, ends)
         for end in ends:
             os.close(end)
-        # Without a process the server sees that the host's socket closes.
+        # If the fork failed, the server notices that the host's socket closes.
         if pid is not None:
             self.hosts[order["host"]] = pid
         return None
 
     def make_spare(self, rehearse):
-        """Comes back when there is one. None here; in the spare, when it is used, its birth."""
+        """Forks a spare host and waits until it is ready. Returns None here; in the spare, returns its parameters once
+        it is used."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = self.fork()
         if pid == 0:
@@ -85,7 +86,7 @@ class Zygote:
         return None
 
     def use_spare(self, order, ends):
-        """Its process id; None when there is none."""
+        """Uses the spare host. Returns its PID; None if there is no spare."""
         if self.spare is None:
             return None
         (pid, way), self.spare = self.spare, None
@@ -98,8 +99,8 @@ class Zygote:
         return pid
 
     def fork(self):
-        """As `os.fork`, and the child ends with this process and leads a group of its own. None when there can be
-        no child."""
+        """As `os.fork`, but the child ends with this process and leads a new process group. Returns None if the fork
+        failed."""
         parent = os.getpid()
         try:
             pid = os.fork()
@@ -108,17 +109,17 @@ class Zygote:
         if pid == 0:
             self.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
             if os.getppid() != parent:
-                # It died before it was asked to take this one along.
+                # The parent ended before the death signal was set.
                 os._exit(1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.orders.close()
             if self.spare is not None:
                 self.spare[1].close()
         try:
-            # In both, so that the group is there whoever comes first.
+            # In both processes, so that the group exists whichever runs first.
             os.setpgid(pid, pid)
         except OSError:
-            # The child is gone.
+            # The child has ended.
             pass
         return pid
 
@@ -133,16 +134,16 @@ class Zygote:
 
 
 def is_there(pid):
-    """Takes a child that has ended out of the process table."""
+    """Reaps a child that has ended."""
     try:
         return os.waitpid(pid, os.WNOHANG) == (0, 0)
     except ChildProcessError:
-        # A signal came while this was done, and did it.
+        # A signal handler has reaped it in the meantime.
         return False
 
 
 def receive(orders):
-    """A packet, empty at the end, and the descriptors that came with it."""
+    """Receives a packet, which is empty at the end, and its descriptors."""
     packet, ends, _, _ = socket.recv_fds(orders, MAX_ORDER, 3, socket.MSG_CMSG_CLOEXEC)
     return packet, ends
 
@@ -156,16 +157,16 @@ def become_host(order, ends):
         os.chdir(order["cwd"])
     except OSError:
         os._exit(1)
-    return Birth(socket.socket(fileno=control), order.get("warm", False))
+    return Parameters(socket.socket(fileno=control), order.get("warm", False))
 
 
 def send(number, pid):
-    """Signals a host with all that it started."""
+    """Signals a host's process group."""
     if pid is None:
         return
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, number)
         except ProcessLookupError:
-            # All that is left of it is its entry in the process table, or it has left its group.
+            # Only its zombie is left, or it has left its group.
             pass
