@@ -24,12 +24,12 @@ fn answer(path: &str, bytes: &[u8]) -> String {
     String::from_utf8(method.response.to_json(bytes).unwrap()).unwrap()
 }
 
-/// A call that is answered once: status, content type and message, or the error's text.
+/// Makes a unary call. Returns the status, and the message as JSON or the error's text.
 fn call(agent: &Agent, path: &str, json: &str) -> (u16, String) {
     let mut client = agent.client();
     let body = request(path, json);
     let got = client.request("POST", path, &[UNARY], &body).unwrap();
-    // The connection goes on, in either codec.
+    // The connection stays usable, in either codec.
     client.health().unwrap();
     match got.header("content-type") {
         Some("application/proto") => (got.status, answer(path, &got.body)),
@@ -88,7 +88,7 @@ fn a_command_runs() {
         let last = last.unwrap();
         assert_eq!((last.exit_code, last.exited), (3, true));
     }
-    // The same connection speaks JSON again.
+    // JSON works on the same connection.
     assert_eq!(
         client
             .exec(&agent::sh("exit 2"), PATIENCE)
@@ -114,7 +114,7 @@ fn calls_are_answered_in_kind_and_errors_as_json() {
         text.contains(r#""args":["-c","read x; echo $x"]"#),
         "{text}"
     );
-    // Answered later, once the process has taken it.
+    // Answered once the process has taken the input.
     let input = r#"{"process":{"tag":"t"},"input":{"stdin":"aGkK"}}"#;
     let sent = call(&agent, "/process.Process/SendInput", input);
     assert_eq!(sent, (200, "{}".to_owned()));
@@ -176,7 +176,7 @@ fn what_is_no_message_is_refused() {
     let (messages, end) = frames(START, &got.body);
     assert!(messages.is_empty());
     assert!(end.contains(r#""code":"invalid_argument""#), "{end}");
-    // Calls that nobody knows, and types that do not belong to them.
+    // Unknown calls, and content types of the other kind of call.
     let unknown = "/process.Process/Nothing";
     let got = client.request("POST", unknown, &[UNARY], b"").unwrap();
     assert_eq!(got.status, 501);

@@ -71,7 +71,7 @@ fn a_form_writes_files_to_the_paths_that_it_names() {
     let agent = Agent::start();
     let mut client = agent.client();
     let (a, b) = (agent.path("new dir/a"), agent.path("b"));
-    // Longer than what is read at once, and made of what delimiters are made of.
+    // Larger than one read, and made of the characters of delimiters.
     let long = b"\r\n--a-boundar\r\n--a-boundary-no".repeat(20_000);
     let body = form(&[(&a, b"hello"), (&b, &long)]);
     let answer = post(&mut client, "", &[("content-type", FORM)], &body);
@@ -83,7 +83,7 @@ fn a_form_writes_files_to_the_paths_that_it_names() {
     assert_eq!(infos, [info(&a, "a"), info(&b, "b")]);
     assert_eq!(fs::read(&a).unwrap(), b"hello");
     assert_eq!(fs::read(&b).unwrap(), long);
-    // With a path in the query the names of a form mean nothing; fields with other names are skipped.
+    // A path in the query overrides the file names of a form; other fields are skipped.
     let c = agent.path("c");
     let other = b"--a-boundary\r\nContent-Disposition: form-data; name=\"note\"\r\n\r\nx\r\n";
     let body = [&other[..], &form(&[("ignored", b"one")])].concat();
@@ -102,7 +102,7 @@ fn a_form_writes_files_to_the_paths_that_it_names() {
         b"--a-boundary--",
     );
     assert_eq!(written(&nothing), []);
-    // Empty files, and one connection for all of it.
+    // Empty files. All requests use one connection.
     let answer = post(
         &mut client,
         "",
@@ -140,7 +140,7 @@ fn forms_that_are_none_are_refused() {
             "path query parameter is required",
         ),
     ] {
-        // A refusal may end the connection, as the rest is not read.
+        // A refusal may close the connection, because the rest of the body is not read.
         let answer = post(&mut agent.client(), "", &[("content-type", kind)], body);
         let (status, message) = refused(&answer);
         assert_eq!(status, 400, "{message}");
@@ -169,7 +169,7 @@ fn compressed_uploads_are_unpacked() {
     let headers = [("content-type", FORM), ("content-encoding", "gzip")];
     written(&post(&mut client, "", &headers, &body));
     assert_eq!(fs::read(&path).unwrap(), b"in a form");
-    // What is no gzip at all leaves a file as it was.
+    // A body that is not gzip leaves the file unchanged.
     let whole = gzip(b"something longer");
     for bad in [&b"no gzip"[..], b"", &whole[..whole.len() - 3]] {
         let (status, message) = refused(&post(&mut agent.client(), &query, &encoded, bad));
@@ -182,7 +182,7 @@ fn compressed_uploads_are_unpacked() {
     let other = [RAW, ("content-encoding", "br")];
     let (status, message) = refused(&post(&mut agent.client(), &query, &other, b"x"));
     assert_eq!((status, message.contains("unsupported")), (400, true));
-    // What unpacks to a thousand times its length costs no memory.
+    // A body that unpacks to a thousand times its length is not held in memory.
     written(&post(
         &mut client,
         &query,
@@ -220,7 +220,7 @@ fn downloads_are_compressed_for_those_who_ask() {
             .unwrap();
         assert!(unpacked.len() >= wanted);
     }
-    // What HTTP libraries send by themselves asks for nothing.
+    // The headers that HTTP libraries send by default do not select compression.
     let answer = get(
         &mut client,
         &path,
@@ -256,7 +256,7 @@ fn parts_of_files_are_sent() {
         ("bytes=-3", b"789", "bytes 7-9/10"),
         ("bytes=0-", b"0123456789", "bytes 0-9/10"),
     ] {
-        // A part is never compressed.
+        // A range is never compressed.
         let headers = [("range", range), ("accept-encoding", "gzip")];
         let answer = get(&mut client, &path, &headers);
         assert_eq!(
@@ -374,7 +374,7 @@ fn metadata_stays_with_the_file_until_it_is_written_again() {
     );
     let answer = post(&mut client, &query, &[RAW], b"3");
     assert!(!String::from_utf8_lossy(&answer.body).contains("metadata"));
-    // Every file of a form gets it.
+    // Every file of a form gets the metadata.
     let other = agent.path("g");
     let headers = [("content-type", FORM), ("x-metadata-k", "v")];
     let answer = post(
@@ -460,7 +460,7 @@ fn paths_and_users_are_those_of_the_sandbox() {
     if is_root() {
         let path = agent.path("p/q/f");
         let query = format!("path={path}&username=daemon");
-        // Also what was somebody else's before.
+        // Also a file that belonged to another user before.
         for _ in 0..2 {
             written(&post(&mut client, &query, &[RAW], b"x"));
             for made in [path.clone(), agent.path("p/q"), agent.path("p")] {
@@ -473,7 +473,7 @@ fn paths_and_users_are_those_of_the_sandbox() {
     }
 }
 
-/// A small file system that ends with the test.
+/// A small file system, unmounted at the end of the test.
 struct Tmpfs<'a>(&'a Path);
 
 impl<'a> Tmpfs<'a> {
@@ -517,7 +517,7 @@ fn a_full_disk_says_so() {
         last = post(&mut agent.client(), &query, &[RAW], b"").status;
     }
     assert_eq!(last, 507);
-    // What is gone makes room again.
+    // Removing files makes room again.
     fs::remove_file(mounted.0.join("f")).unwrap();
     written(&post(&mut agent.client(), &query, &[RAW], b"small"));
 }

@@ -97,7 +97,7 @@ fn entries_say_what_is_there() {
     assert_eq!(link.path, agent.path("link"));
     let real = fs::canonicalize(&path).unwrap();
     assert_eq!(link.symlink_target.as_deref(), real.to_str());
-    // As the SDKs read it.
+    // As the SDKs parse it.
     let body = serde_json::to_vec(&PathRequest { path: path.clone() }).unwrap();
     let json = [("content-type", "application/json")];
     let answer = client.request("POST", "/filesystem.Filesystem/Stat", &json, &body);
@@ -110,7 +110,7 @@ fn entries_say_what_is_there() {
         !text.contains("isSymlink") && !text.contains("symlinkTarget"),
         "{text}"
     );
-    // What is not there.
+    // Missing paths.
     for missing in [
         agent.path("none"),
         format!("{path}/below"),
@@ -178,7 +178,7 @@ fn directories_are_listed_to_a_depth() {
     assert_eq!(paths(&root, 2), ["a", "b", "b/c", "b/x", "to-b"]);
     let all = ["a", "b", "b/c", "b/c/y", "b/x", "to-b"];
     assert_eq!(paths(&root, 9), all);
-    // Through a link: entries keep the path that was asked for.
+    // Through a link: entries keep the requested path.
     assert_eq!(paths(&agent.path("to-root"), 9), all);
     assert_eq!(paths(&format!("{root}/b/c"), 1), ["y"]);
     symlink("cycle", agent.path("cycle")).unwrap();
@@ -249,7 +249,7 @@ fn things_are_moved() {
         (to.as_str(), "to")
     );
     assert!(!Path::new(&from).exists());
-    // A file in the way is replaced, a directory is not.
+    // An existing file at the destination is replaced, a directory is not.
     fs::write(&from, "2").unwrap();
     rename(&mut client, &from, &to).unwrap();
     assert_eq!(fs::read(&to).unwrap(), b"2");
@@ -257,7 +257,7 @@ fn things_are_moved() {
         code(rename(&mut client, &to, &agent.path("new"))),
         is(409, "already_exists")
     );
-    // A missing source makes nothing.
+    // A missing source creates no parents of the destination.
     let far = agent.path("far/away");
     assert_eq!(code(rename(&mut client, &from, &far)), is(404, "not_found"));
     assert!(!Path::new(&agent.path("far")).exists());
@@ -265,7 +265,7 @@ fn things_are_moved() {
         code(rename(&mut client, "", &far)),
         is(400, "invalid_argument")
     );
-    // Directories and links move as they are.
+    // Directories and links move unchanged.
     symlink("/nowhere", agent.path("link")).unwrap();
     let moved = rename(&mut client, &agent.path("link"), &agent.path("new/link")).unwrap();
     assert!(moved.symlink_target.is_some());
@@ -288,7 +288,7 @@ fn what_is_removed_is_gone_with_all_that_is_in_it() {
         symlink(&outside, format!("{dir}/link")).unwrap();
         fs::write(format!("{dir}/file"), "").unwrap();
     }
-    // More in one directory than is read at once.
+    // More entries in one directory than one read returns.
     for file in 0..700 {
         fs::write(format!("{tree}/file-{file}"), "").unwrap();
     }
@@ -301,7 +301,7 @@ fn what_is_removed_is_gone_with_all_that_is_in_it() {
     ] {
         remove(&path).unwrap();
         assert!(fs::symlink_metadata(&path).is_err());
-        // Once more: nothing to do is no error.
+        // Again: removing a missing path is not an error.
         remove(&path).unwrap();
     }
     assert!(Path::new(&outside).join("kept").exists());
@@ -314,7 +314,7 @@ fn what_is_removed_is_gone_with_all_that_is_in_it() {
             "{nothing}"
         );
     }
-    // Deeper than descriptors are spent on.
+    // Deeper than the limit of open directories.
     let mut deep = Path::new(&agent.path("deep")).to_owned();
     let top = deep.clone();
     for _ in 0..600 {

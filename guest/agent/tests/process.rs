@@ -31,7 +31,7 @@ fn reading(script: &str) -> ExecRequest {
     }
 }
 
-/// All of standard output, and the exit code.
+/// Reads the whole standard output, and the exit code.
 fn collect(stream: &mut ExecStream<'_>) -> (Vec<u8>, i32) {
     let (mut stdout, mut end) = (Vec::new(), None);
     while let Some(event) = stream.next_event().unwrap() {
@@ -51,7 +51,7 @@ fn a_stream_of_input_arrives_in_order() {
     let mut client = agent.client();
     let mut stream = client.start(&reading("sleep 0.1; cat"), PATIENCE).unwrap();
     let process = by_pid(stream.pid());
-    // Many small ones, then some that no pipe holds.
+    // Many small messages, then some larger than a pipe.
     let small = (0..500_usize).map(|n| vec![u8::try_from(n % 251).unwrap(); 7]);
     let large = (0..5).map(|n| vec![n; 300_000]);
     let pieces: Vec<Vec<u8>> = small.chain(large).collect();
@@ -71,7 +71,7 @@ fn a_stream_of_input_arrives_in_order() {
             input.message(&keepalive).unwrap();
             input.finish().unwrap();
         }
-        // The end of a stream is not the end of the input.
+        // The end of a stream does not close the input.
         let last = SendInputRequest {
             process: process.clone(),
             input: stdin(b"last"),
@@ -128,7 +128,7 @@ fn bad_streams_of_input_are_refused() {
             ..StreamInputRequest::default()
         })
         .unwrap();
-    // Told at once, before the request is over.
+    // Refused at once, before the end of the request.
     assert_eq!(code(twice.answer()), "invalid_argument");
     let mut other = agent.client();
     let mut wrong = other.stream_input(&process, None, PATIENCE).unwrap();
@@ -139,7 +139,7 @@ fn bad_streams_of_input_are_refused() {
         })
         .unwrap();
     assert_eq!(code(wrong.finish()), "failed_precondition");
-    // Without a first message that selects, cut within a message, too long, ended by the client's frame.
+    // No selecting first message, an incomplete message, one that is too long, an end-of-stream frame.
     let data = br#"{"data":{"input":{"stdin":"eA=="}}}"#;
     let framed = |flags: u8, len: usize, body: &[u8]| {
         [
@@ -168,7 +168,7 @@ fn bad_streams_of_input_are_refused() {
         assert_eq!(answer.status, 200);
         assert!(text.contains(r#""code":"invalid_argument""#), "{text}");
     }
-    // Nothing at all is nothing wrong.
+    // An empty stream is accepted.
     let headers = [("content-type", "application/connect+json")];
     let mut client = agent.client();
     let answer = client.request("POST", "/process.Process/StreamInput", &headers, b"");
@@ -202,7 +202,7 @@ fn input_that_waits_too_long_is_taken_back() {
     let script = format!("while [ ! -e {go} ]; do sleep 0.01; done; head -c 65540; echo; cat");
     let mut stream = client.start(&reading(&script), PATIENCE).unwrap();
     let process = by_pid(stream.pid());
-    // More than the pipe holds: the rest waits for a reader.
+    // More than the pipe holds: the rest waits in the queue.
     let mut other = agent.client();
     let soon = Some(Duration::from_millis(100));
     let mut input = other.stream_input(&process, soon, PATIENCE).unwrap();
@@ -223,7 +223,7 @@ fn input_that_waits_too_long_is_taken_back() {
     assert_eq!(answer.status, 504);
     assert!(answer.body.starts_with(br#"{"code":"deadline_exceeded""#));
     fs::write(&go, "").unwrap();
-    // The process gets what went into the pipe by then, and what comes after it.
+    // The process gets the bytes that were in the pipe by then, and later input.
     let last = SendInputRequest {
         process: process.clone(),
         input: stdin(b"zzzzz"),
@@ -287,7 +287,7 @@ fn unnamed_signals_end_a_process_too() {
     let output = client.exec(&sh("kill -34 $$"), PATIENCE).unwrap();
     assert_eq!((output.exit_code, output.exited), (-1, false));
     assert_eq!(output.status, "signal: signal 34");
-    // Such an end does not stop others from being noticed.
+    // Other ends are still noticed afterwards.
     let script = "for i in 1 2 3; do sh -c 'kill -40 $$'; done; exit 2";
     let output = client.exec(&sh(script), PATIENCE).unwrap();
     assert_eq!(output.exit_code, 2);
@@ -300,7 +300,7 @@ fn an_end_is_kept_for_late_comers_by_pid_and_by_tag() {
     let mut request = sh("exit 9");
     request.tag = Some("job".into());
     let pid = client.exec(&request, PATIENCE).unwrap().pid;
-    // A later one of the same name is the one that is meant.
+    // Of two processes with the same tag, the later one is selected.
     let mut later = sh("sleep 1000");
     later.tag = Some("job".into());
     let mut starter = agent.client();
@@ -363,7 +363,7 @@ fn a_deadline_of_zero_is_none_and_one_outlives_its_stream() {
     }
     let seen = read(start("connect-timeout-ms: 100\r\n", "sleep 1000"));
     assert!(seen.contains(r#""code":"deadline_exceeded""#), "{seen}");
-    // The caller goes away; its deadline stays with the process.
+    // The caller disconnects; its deadline still applies to the process.
     let pids = agent.path("pid");
     drop(start(
         "connect-timeout-ms: 300\r\n",
@@ -380,7 +380,7 @@ fn two_hundred_streams_are_served_while_one_floods() {
     let agent = Agent::start();
     let mut flood = agent.client();
     let flooding = thread::spawn(move || {
-        // For ever, and read as fast as it comes.
+        // Endless output, read as fast as it arrives.
         let mut stream = flood
             .start(&sh("exec cat /dev/zero"), PATIENCE * 6)
             .unwrap();
@@ -449,8 +449,8 @@ fn what_is_used_can_be_asked_for() {
     let now = std::time::SystemTime::now();
     let now = now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     assert!(now.abs_diff(first.ts) < 60, "{} and {now}", first.ts);
-    // One busy processor is seen, whatever else the machine does.
-    // It ends by itself, should this test not come to its end.
+    // One busy processor is visible, whatever the load of the machine.
+    // It ends by itself if this test is aborted.
     let spin = sh("exec timeout 30 sh -c 'while :; do :; done'");
     let busy = client.start(&spin, PATIENCE).unwrap();
     let pid = busy.pid();

@@ -118,7 +118,7 @@ fn what_cannot_run_says_why() {
     assert_eq!(code, "invalid_argument");
     let (code, _) = refused(&ExecRequest::new("a\0b", &[]));
     assert_eq!(code, "invalid_argument");
-    // Failed starts leave no zombies and nothing in the list.
+    // Failed starts leave no zombies and no entries in the list.
     let list: ListResponse = agent
         .client()
         .call("process.Process/List", &Empty {})
@@ -130,7 +130,7 @@ fn what_cannot_run_says_why() {
 fn killing_says_so() {
     let agent = Agent::start();
     let mut client = agent.client();
-    // The grandchild holds the pipes and is gone too.
+    // The grandchild, which holds the pipes, has ended too.
     let mut stream = client
         .start(&sh("echo $$; sleep 1000 & wait"), PATIENCE)
         .unwrap();
@@ -203,7 +203,7 @@ fn a_process_outlives_its_stream_and_its_end_can_be_asked_for() {
         },
     };
     for _ in 0..2 {
-        // The first time it follows; the second time it asks for the end.
+        // First while it runs, then after its end.
         let mut client = agent.client();
         let mut stream = client
             .stream("process.Process/Connect", &job, None, None, PATIENCE)
@@ -249,7 +249,7 @@ fn input_reaches_the_process_however_long_it_is() {
     let mut stream = client.start(&request, PATIENCE).unwrap();
     let process = by_pid(stream.pid());
     let mut other = agent.client();
-    // Twice more than a pipe holds.
+    // Twice the capacity of a pipe.
     let input = SendInputRequest {
         process: process.clone(),
         input: ProcessInput {
@@ -332,7 +332,7 @@ fn a_slow_reader_stops_the_process_instead_of_filling_memory() {
         let text = fs::read_to_string(&progress).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     };
-    // It stands still: the same number for a while.
+    // It is blocked: the count stays the same for a while.
     let (mut last, mut since) = (0, Instant::now());
     until("the stop", || {
         let now = read();
@@ -342,7 +342,7 @@ fn a_slow_reader_stops_the_process_instead_of_filling_memory() {
         (since.elapsed() > Duration::from_millis(300)).then_some(())
     });
     assert!(last < 64, "{last} pieces of 64 KiB went somewhere");
-    // Others are served meanwhile, and reading lets it go on.
+    // Others are served in the meantime, and reading unblocks it.
     agent.client().health().unwrap();
     let mut got = 0;
     while got < 16 << 20 {
@@ -402,7 +402,7 @@ fn files_are_written_and_read() {
         client.write_file(&path, &bytes, None).unwrap();
         assert_eq!(client.read_file(&path, None).unwrap(), bytes);
     }
-    // Without a size of its own.
+    // A file that reports size zero.
     let version = client.read_file("/proc/version", None).unwrap();
     assert!(version.starts_with(b"Linux"));
     let status = |error| refusal(error).0;
@@ -456,7 +456,7 @@ fn chunked_uploads_are_read_and_trailers_ignored() {
     assert_eq!(client.raw(request.as_bytes()).unwrap().status, 200);
     assert_eq!(fs::read(&path).unwrap(), b"hello world");
     client.health().unwrap();
-    // Asked before it is sent.
+    // With `Expect: 100-continue`.
     let request = format!(
         "POST /files?path={path} HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
     );
@@ -489,14 +489,14 @@ fn root_can_be_anybody() {
         "{:?}",
         output.stderr
     );
-    // The user's rights count where it goes and what it runs.
+    // The user's permissions apply to the working directory and the program.
     let private = agent.path("private");
     fs::create_dir(&private).unwrap();
     fs::set_permissions(&private, fs::Permissions::from_mode(0o700)).unwrap();
     request.cwd = Some(private);
     let refused = client.exec(&request, PATIENCE).unwrap_err();
     assert_eq!(refusal(refused).1, "permission_denied");
-    // Files belong to whom they were written for.
+    // Files belong to the named user.
     let path = agent.path("x/y");
     client.write_file(&path, b"", Some("daemon")).unwrap();
     use std::os::unix::fs::MetadataExt;
@@ -517,7 +517,7 @@ fn children_start_with_clean_signals() {
     let ignored = u64::from_str_radix(lines[1].trim_start_matches("SigIgn:\t"), 16).unwrap();
     let broken_pipe = 1 << 12;
     assert_eq!(ignored & broken_pipe, 0, "{text}");
-    // Standard streams, and the directory that ls reads.
+    // Standard streams, and the directory that `ls` reads.
     assert_eq!(lines[2], "4");
 }
 
@@ -546,7 +546,7 @@ fn hostile_requests_are_refused_and_harm_nobody() {
         assert_eq!(answer.status, status, "{:.60}", request);
         assert!(answer.body.starts_with(b"{\"code\":"), "{:.60}", request);
     }
-    // A chunked body above the limit ends before it is over.
+    // A chunked body above the limit is refused before its end.
     let mut stream = UnixStream::connect(&agent.socket).unwrap();
     stream
         .write_all(b"POST /init HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
@@ -645,7 +645,7 @@ fn a_burst_of_connections_is_served() {
     workers
         .into_iter()
         .for_each(|worker| worker.join().unwrap());
-    // The newest of the idle ones has its place.
+    // The newest idle connection was kept.
     idle.last_mut().unwrap().health().unwrap();
 }
 

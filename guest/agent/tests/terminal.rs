@@ -34,7 +34,7 @@ fn start<'a>(client: &'a mut EnvdClient, request: &StartRequest) -> ExecStream<'
         .unwrap()
 }
 
-/// All of its output, and its end.
+/// Reads the whole output, and the end event.
 fn collect(stream: &mut ExecStream<'_>) -> (String, EndEvent) {
     let (mut output, mut end) = (Vec::new(), None);
     while let Some(event) = stream.next_event().unwrap() {
@@ -131,7 +131,7 @@ fn another_size_is_told_to_the_foreground() {
     };
     let process = by_pid(stream.pid());
     read_until(&mut stream, "ready\r\n");
-    // Nothing to change, and a size that cannot be.
+    // An update without a size, and an invalid size.
     update(process.clone(), None).unwrap();
     let refused = update(process.clone(), size(1 << 16, 1)).unwrap_err();
     assert_eq!(refused, "invalid_argument");
@@ -195,7 +195,7 @@ fn much_output_arrives_whole_before_the_end() {
 fn the_end_of_the_leader_hangs_the_others_up() {
     let agent = Agent::start();
     let mut client = agent.client();
-    // One in the leader's group, which the kernel hangs up, and one that does not listen and holds on.
+    // One in the leader's group, which gets SIGHUP, and one that ignores it and holds the terminal open.
     let script = "sleep 1000 & echo $!; (trap '' HUP; exec sleep 1001) & echo $!; \
                   while [ $(cat /proc/$!/comm) != sleep ]; do :; done; exit 0";
     let (output, end) = collect(&mut start(&mut client, &on_terminal(script)));
@@ -243,10 +243,10 @@ fn an_interactive_login_shell_has_job_control() {
     });
     let mut stream = start(&mut client, &request);
     let pid = stream.pid();
-    // The job says when it is in the foreground, in a word that the echo of its line does not have.
+    // The job prints a word once it is in the foreground; the echo of its line does not contain that word.
     send(&agent, pid, keys("sh -c 'echo j\"o\"b; exec sleep 1000'\n")).unwrap();
     read_until(&mut stream, "job\r\n");
-    // Its interrupt does not end the shell.
+    // Interrupting the job does not end the shell.
     send(&agent, pid, keys("\x03")).unwrap();
     send(&agent, pid, keys("echo interrupted $?; exit 4\n")).unwrap();
     let (output, end) = collect(&mut stream);

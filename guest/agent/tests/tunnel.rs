@@ -13,7 +13,7 @@ use std::{
 use agent::{Agent, PATIENCE, by_pid, init, refusal, sh, until};
 use api_types::envd::{Blob, Empty, ProcessInput, SendInputRequest, Tunnel};
 
-/// A port on which one connection after another is given to `serve`, each on a thread of its own.
+/// Serves the connections of a port, each by `serve` on a new thread. Returns the port.
 fn port(listener: TcpListener, serve: fn(TcpStream)) -> u16 {
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || {
@@ -61,7 +61,7 @@ fn bytes_pass_both_ways_and_each_end_is_passed_on() {
     let sent = bytes.clone();
     let writing = thread::spawn(move || {
         writer.write_all(&sent).unwrap();
-        // The port goes on sending after this end.
+        // The port continues to send after the client has closed.
         writer.shutdown(Shutdown::Write).unwrap();
     });
     let back = read_to_end(&mut tunnel);
@@ -136,7 +136,7 @@ fn closed_ports_and_other_hosts_are_refused() {
         (405, "/health"),
     ];
     for (status, target) in cases {
-        // What follows a refused CONNECT was meant for the port.
+        // Bytes after a refused CONNECT were meant for the port.
         let request = format!("CONNECT {target} HTTP/1.1\r\n\r\nGET /health HTTP/1.1\r\n\r\n");
         let mut client = agent.client();
         let answer = client.raw(request.as_bytes()).unwrap();
@@ -167,11 +167,11 @@ fn a_tunnel_needs_an_identity_and_no_token() {
 fn a_client_that_goes_away_frees_the_port() {
     let agent = Agent::start();
     static ENDED: AtomicUsize = AtomicUsize::new(0);
-    // Says nothing and reads to the end.
+    // Sends nothing and reads to the end.
     let port = port(TcpListener::bind("127.0.0.1:0").unwrap(), |mut stream| {
         let mut one = [0];
         while stream.read(&mut one).is_ok_and(|n| n > 0) {}
-        // It hears the end and goes on, until it cannot.
+        // Reads the end, then sends until that fails.
         while stream.write_all(&[0; 1024]).is_ok() {}
         ENDED.fetch_add(1, Ordering::SeqCst);
     });
@@ -198,7 +198,7 @@ fn a_silent_port_does_not_keep_a_client_that_is_gone() {
     let tunnel = open(&agent, port);
     let (_silent, _) = listener.accept().unwrap();
     assert_eq!(sockets(3), Some(()));
-    // First its writing side alone: the port could still answer.
+    // First only the sending side: the port could still answer.
     tunnel.stream.shutdown(Shutdown::Write).unwrap();
     agent.client().health().unwrap();
     until("the others' end", || sockets(3));
@@ -219,7 +219,7 @@ fn a_slow_client_stops_the_port_instead_of_filling_memory() {
         }
     });
     let mut tunnel = open(&agent, port);
-    // It stands still, wherever the kernel's buffers end.
+    // It blocks once the kernel's buffers are full.
     let (mut last, mut same) = (0, 0);
     until("the stop", || {
         let now = WRITTEN.load(Ordering::SeqCst);
@@ -246,7 +246,7 @@ fn many_tunnels_and_streams_live_side_by_side() {
         .iter_mut()
         .map(|client| client.start(&waiting, PATIENCE * 3).unwrap())
         .collect();
-    // Idle connections come and go meanwhile; none of the above is the one to make room.
+    // Idle connections come and go in the meantime; none of the above is closed to make room.
     let idle: Vec<_> = (0..900).filter_map(|_| agent.try_client()).collect();
     for (n, tunnel) in (0_u32..).zip(&mut tunnels) {
         tunnel.stream.write_all(&n.to_be_bytes()).unwrap();

@@ -52,10 +52,10 @@ fn told(events: &[FilesystemEvent]) -> Vec<(&str, EventType)> {
 /// A `WatchDir` call as it comes over the wire.
 struct Stream {
     socket: UnixStream,
-    /// What was received and is not decoded.
+    /// Received bytes that are not yet decoded.
     raw: Vec<u8>,
     decoder: ChunkedDecoder,
-    /// Bytes of messages.
+    /// Decoded bytes of messages.
     body: Vec<u8>,
 }
 
@@ -102,7 +102,7 @@ impl Stream {
         stream
     }
 
-    /// With the first message read.
+    /// Starts a call and reads its first message.
     fn start(agent: &Agent, request: &WatchDirRequest) -> Self {
         let mut stream = Self::open(agent, request, "");
         let start = Some(Empty {});
@@ -153,7 +153,7 @@ impl Stream {
         }
     }
 
-    /// Changes up to and including the first of something.
+    /// Reads changes up to the first one of that name and kind.
     fn until(&mut self, name: &str, kind: EventType) -> Vec<FilesystemEvent> {
         let mut seen = Vec::new();
         loop {
@@ -191,20 +191,20 @@ fn a_new_file_is_created_given_away_and_written() {
     let mut stream = Stream::start(&agent, &request(&dir));
     assert_eq!(events(&mut client, &id).unwrap(), []);
     let file = format!("{dir}/f");
-    // Larger than what is read at once.
+    // Larger than one read.
     client
         .write_file(&file, &vec![b'x'; 1 << 20], None)
         .unwrap();
     let wanted = [("f", Create), ("f", Chmod), ("f", Written)];
     let mut seen = events(&mut client, &id).unwrap();
-    // Writes that are read one by one are told one by one.
+    // Writes that are read one by one are reported one by one.
     seen.dedup();
     assert_eq!(told(&seen), wanted);
     assert_eq!(
         told(&[stream.event(), stream.event(), stream.event()]),
         wanted
     );
-    // Small ones are told exactly so.
+    // Small files have exactly these events.
     let small = format!("{dir}/g");
     client.write_file(&small, b"x", None).unwrap();
     let wanted = [("g", Create), ("g", Chmod), ("g", Written)];
@@ -212,7 +212,7 @@ fn a_new_file_is_created_given_away_and_written() {
     client.write_file(&small, b"y", None).unwrap();
     let wanted = [("g", Chmod), ("g", Written)];
     assert_eq!(told(&events(&mut client, &id).unwrap()), wanted);
-    // What was asked for is not told again.
+    // Fetched events are not repeated.
     assert_eq!(events(&mut client, &id).unwrap(), []);
     fs::rename(&file, format!("{dir}/h")).unwrap();
     fs::remove_file(format!("{dir}/h")).unwrap();
@@ -221,7 +221,7 @@ fn a_new_file_is_created_given_away_and_written() {
     assert_eq!(told(&events(&mut client, &id).unwrap()), wanted);
     let seen = stream.until(".", Chmod);
     assert_eq!(told(&seen[seen.len() - 4..]), wanted);
-    // A connection that was answered can be used for other things; the stream's cannot.
+    // The connection of a unary call can be used again; that of the stream cannot.
     client.health().unwrap();
 }
 
@@ -247,7 +247,7 @@ fn trees_are_watched_with_what_appears_in_them() {
         ("new/deep", Create),
     ];
     assert_eq!(told(&seen), wanted);
-    // Each has taken the new directories in: from now on both are told as it happens.
+    // Both watch the new directories by now: further changes are reported as they happen.
     assert_eq!(told(&events(&mut client, &id).unwrap()), wanted);
     fs::write(format!("{dir}/new/deep/f"), "x").unwrap();
     let wanted = [("new/deep/f", Create), ("new/deep/f", Written)];
@@ -291,14 +291,14 @@ fn events_say_what_is_there_if_they_are_asked_to() {
         (entry.size, entry.metadata.len()),
         (5, usize::from(has_metadata))
     );
-    // Something else with that name is not what was removed.
+    // Another entry with that name is not the removed one.
     fs::remove_file(&file).unwrap();
     fs::write(&file, "other").unwrap();
     let seen = events(&mut client, &id).unwrap();
     let removed = seen.iter().find(|e| e.kind == Remove).unwrap();
     assert_eq!(removed.entry, None);
     assert!(seen.iter().any(|e| e.kind == Create && e.entry.is_some()));
-    // Gone before anybody looked.
+    // Removed before it was examined.
     fs::write(format!("{dir}/brief"), "").unwrap();
     fs::remove_file(format!("{dir}/brief")).unwrap();
     let seen = events(&mut client, &id).unwrap();
@@ -351,7 +351,7 @@ fn watchers_end_and_leave_nothing() {
     until("the end of the stream's watcher", || {
         (inotify_instances(&agent) == 0).then_some(())
     });
-    // A deadline ends a stream and keeps the connection.
+    // A deadline ends the stream; the connection stays open.
     let soon = "connect-timeout-ms: 100\r\n";
     let mut stream = Stream::open(&agent, &request(&dir), soon);
     let error = stream.end().error.unwrap();
@@ -367,7 +367,7 @@ fn watchers_end_and_leave_nothing() {
             .contains("204 No Content")
             .then_some(())
     });
-    // A directory that is removed says so, and its watcher stays until it is removed too.
+    // Removing the directory is reported; its watcher stays until it is removed too.
     let id = create(&mut client, &request(&dir)).unwrap();
     fs::remove_dir(&dir).unwrap();
     assert_eq!(told(&events(&mut client, &id).unwrap()), [(".", Remove)]);
@@ -416,7 +416,7 @@ fn a_slow_reader_loses_nothing_or_is_told() {
     let dir = agent.path("watched");
     fs::create_dir(&dir).unwrap();
     let mut stream = Stream::start(&agent, &request(&dir));
-    // Nobody reads: what does not fit into the connection waits in the kernel.
+    // Without a reader, changes beyond the connection wait in the kernel.
     let some = 8000;
     for n in 0..some {
         fs::write(format!("{dir}/{n}-{}", "n".repeat(200)), "").unwrap();
@@ -427,7 +427,7 @@ fn a_slow_reader_loses_nothing_or_is_told() {
         assert!(event.name.starts_with(&format!("{n}-")), "{}", event.name);
     }
     assert!(agent.peak_kib() < 16 << 10, "{} KiB", agent.peak_kib());
-    // More than the kernel keeps: the stream ends with an error, not with a hole.
+    // Beyond the queue of the kernel, the stream ends with an error instead of a gap.
     let output = agent.client().exec(
         &sh(&format!(
             "cd {dir}; i=0; while [ $i -lt 60000 ]; do echo > a$i; i=$((i+1)); done"

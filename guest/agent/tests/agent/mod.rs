@@ -1,4 +1,4 @@
-//! An agent that runs as a program of its own, for one test, and what tests of it share.
+//! Starts agents as separate processes, and helpers of their tests.
 #![expect(dead_code, reason = "each test program uses a part of it")]
 
 use std::{
@@ -13,7 +13,7 @@ use api_types::envd::{ClientError, EnvdClient, ExecRequest, InitRequest, Process
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An agent that ends with the test.
+/// An agent that is killed at the end of the test.
 pub(crate) struct Agent {
     pub(crate) child: Child,
     pub(crate) socket: PathBuf,
@@ -27,7 +27,7 @@ impl Drop for Agent {
     }
 }
 
-/// Tries until it works.
+/// Retries until the attempt succeeds.
 pub(crate) fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -40,7 +40,7 @@ pub(crate) fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T 
 }
 
 impl Agent {
-    /// Listening, without an identity yet.
+    /// Starts an agent that listens and has no identity.
     pub(crate) fn raw() -> Self {
         let dir = tempfile::tempdir().unwrap();
         // Other users must be able to enter it.
@@ -66,7 +66,7 @@ impl Agent {
         EnvdClient::connect_unix(&self.socket, PATIENCE).unwrap()
     }
 
-    /// A connection, unless there is no room for another.
+    /// A connection; `None` if the agent accepts no further one.
     pub(crate) fn try_client(&self) -> Option<EnvdClient> {
         EnvdClient::connect_unix(&self.socket, PATIENCE).ok()
     }
@@ -75,7 +75,7 @@ impl Agent {
         self.dir.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// Resident memory in KiB at its highest.
+    /// Peak resident memory in KiB.
     pub(crate) fn peak_kib(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find(|l| l.starts_with("VmHWM:")).unwrap();
@@ -83,7 +83,7 @@ impl Agent {
     }
 }
 
-/// Homes may be missing where tests run.
+/// A request with `/` as working directory: the home directory may be missing where tests run.
 pub(crate) fn init() -> InitRequest {
     InitRequest {
         default_workdir: Some("/".into()),
