@@ -99,7 +99,7 @@ fn a_command_runs() {
 }
 
 #[test]
-fn calls_are_answered_in_kind_and_errors_as_json() {
+fn calls_are_answered_in_their_codec_and_errors_as_json() {
     let agent = Agent::start();
     let mut starter = agent.client();
     let mut waiting = agent::sh("read x; echo $x");
@@ -163,7 +163,7 @@ fn streams_of_input_are_read() {
 }
 
 #[test]
-fn what_is_no_message_is_refused() {
+fn malformed_messages_are_refused() {
     let agent = Agent::start();
     let mut client = agent.client();
     let path = "/process.Process/SendSignal";
@@ -192,7 +192,7 @@ fn what_is_no_message_is_refused() {
 }
 
 #[test]
-fn silence_is_broken_in_kind() {
+fn keepalives_use_the_codec_of_the_call() {
     let agent = Agent::start();
     let mut stream = UnixStream::connect(&agent.socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -115,7 +115,7 @@ fn a_form_writes_files_to_the_paths_that_it_names() {
 }
 
 #[test]
-fn forms_that_are_none_are_refused() {
+fn malformed_forms_are_refused() {
     let agent = Agent::start();
     let a = agent.path("a");
     let twice = form(&[(&a, b"first"), (&a, b"second")]);
@@ -151,7 +151,7 @@ fn forms_that_are_none_are_refused() {
 }
 
 #[test]
-fn compressed_uploads_are_unpacked() {
+fn compressed_uploads_are_decompressed() {
     let agent = Agent::start();
     let mut client = agent.client();
     let path = agent.path("f");
@@ -194,7 +194,7 @@ fn compressed_uploads_are_unpacked() {
 }
 
 #[test]
-fn downloads_are_compressed_for_those_who_ask() {
+fn downloads_are_compressed_on_request() {
     let agent = Agent::start();
     let mut client = agent.client();
     let path = agent.path("f");
@@ -245,7 +245,7 @@ fn downloads_are_compressed_for_those_who_ask() {
 }
 
 #[test]
-fn parts_of_files_are_sent() {
+fn ranges_of_files_are_sent() {
     let agent = Agent::start();
     let mut client = agent.client();
     let path = agent.path("f");
@@ -290,7 +290,7 @@ fn signature(text: &str) -> String {
 }
 
 #[test]
-fn signed_links_open_one_file_for_one_purpose() {
+fn a_signed_link_allows_one_operation_on_one_file() {
     let agent = Agent::raw();
     let mut settings = init();
     settings.access_token = Some("secret".into());
@@ -346,7 +346,7 @@ fn signed_links_open_one_file_for_one_purpose() {
 }
 
 #[test]
-fn metadata_stays_with_the_file_until_it_is_written_again() {
+fn metadata_stays_until_the_file_is_written_again() {
     let agent = Agent::start();
     let mut client = agent.client();
     let path = agent.path("f");
@@ -399,7 +399,7 @@ fn metadata_stays_with_the_file_until_it_is_written_again() {
 }
 
 #[test]
-fn paths_and_users_are_those_of_the_sandbox() {
+fn paths_and_users_are_resolved_in_the_sandbox() {
     let agent = Agent::start();
     let mut client = agent.client();
     let passwd = fs::read_to_string("/etc/passwd").unwrap();
@@ -492,7 +492,7 @@ impl Drop for Tmpfs<'_> {
 }
 
 #[test]
-fn a_full_disk_says_so() {
+fn a_full_disk_is_reported() {
     if !is_root() {
         return;
     }

@@ -59,7 +59,7 @@ fn is(status: u16, code: &str) -> (u16, String) {
 }
 
 #[test]
-fn entries_say_what_is_there() {
+fn entries_describe_files_directories_and_links() {
     let agent = Agent::start();
     let mut client = agent.client();
     let path = agent.path("dir/f");
@@ -125,7 +125,7 @@ fn entries_say_what_is_there() {
 }
 
 #[test]
-fn metadata_of_uploads_is_shown() {
+fn entries_include_metadata_of_uploads() {
     let agent = Agent::start();
     let mut client = agent.client();
     let path = agent.path("f");
@@ -194,7 +194,7 @@ fn directories_are_listed_to_a_depth() {
 }
 
 #[test]
-fn large_listings_are_refused_and_hold_nobody_up() {
+fn large_listings_are_refused_without_delaying_others() {
     let agent = Agent::start();
     let mut client = agent.client();
     let name = "n".repeat(200);
@@ -222,7 +222,7 @@ fn large_listings_are_refused_and_hold_nobody_up() {
 }
 
 #[test]
-fn directories_are_made_with_their_parents() {
+fn directories_are_created_with_their_parents() {
     let agent = Agent::start();
     let mut client = agent.client();
     let path = agent.path("x/y/z");
@@ -238,7 +238,7 @@ fn directories_are_made_with_their_parents() {
 }
 
 #[test]
-fn things_are_moved() {
+fn entries_are_moved() {
     let agent = Agent::start();
     let mut client = agent.client();
     let (from, to) = (agent.path("from"), agent.path("new/to"));
@@ -274,7 +274,7 @@ fn things_are_moved() {
 }
 
 #[test]
-fn what_is_removed_is_gone_with_all_that_is_in_it() {
+fn trees_are_removed_completely() {
     let agent = Agent::start();
     let mut client = agent.client();
     let mut remove = |path: &str| on_path::<Empty>(&mut client, "Remove", path);
@@ -325,7 +325,7 @@ fn what_is_removed_is_gone_with_all_that_is_in_it() {
 }
 
 #[test]
-fn long_work_leaves_room_for_others() {
+fn long_work_does_not_delay_other_requests() {
     let agent = Agent::start();
     let tree = agent.path("tree");
     fs::create_dir(&tree).unwrap();
@@ -348,7 +348,7 @@ fn long_work_leaves_room_for_others() {
 }
 
 #[test]
-fn what_is_made_belongs_to_the_user() {
+fn created_entries_belong_to_the_user() {
     let agent = Agent::start();
     let mut client = agent.client();
     let mut call = |method: &str, body: &str, user: &str| {
@@ -392,7 +392,7 @@ fn what_is_made_belongs_to_the_user() {
 }
 
 #[test]
-fn calls_that_are_none_are_refused() {
+fn malformed_calls_are_refused() {
     let agent = Agent::start();
     let mut client = agent.client();
     let mut post = |method: &str, kind: &str, body: &str| {

@@ -89,7 +89,7 @@ fn a_stream_of_input_arrives_in_order() {
 }
 
 #[test]
-fn a_stream_of_input_that_nobody_reads_stops_its_client() {
+fn unread_input_blocks_its_sender() {
     let agent = Agent::start();
     let mut client = agent.client();
     let stream = client.start(&reading("sleep 1000"), PATIENCE).unwrap();
@@ -181,7 +181,7 @@ fn bad_streams_of_input_are_refused() {
 }
 
 #[test]
-fn input_ends_with_its_process() {
+fn input_fails_when_its_process_ends() {
     let agent = Agent::start();
     let mut client = agent.client();
     let mut stream = client.start(&reading("read line"), PATIENCE).unwrap();
@@ -195,7 +195,7 @@ fn input_ends_with_its_process() {
 }
 
 #[test]
-fn input_that_waits_too_long_is_taken_back() {
+fn input_that_waits_too_long_is_withdrawn() {
     let agent = Agent::start();
     let mut client = agent.client();
     let go = agent.path("go");
@@ -257,7 +257,7 @@ fn absent_stdin_is_a_pipe_and_false_is_not() {
 }
 
 #[test]
-fn the_login_environment_is_there_and_gives_way() {
+fn the_login_environment_can_be_overridden() {
     let agent = Agent::raw();
     let mut client = agent.client();
     let mut settings = init();
@@ -281,7 +281,7 @@ fn the_login_environment_is_there_and_gives_way() {
 }
 
 #[test]
-fn unnamed_signals_end_a_process_too() {
+fn real_time_signals_end_a_process_too() {
     let agent = Agent::start();
     let mut client = agent.client();
     let output = client.exec(&sh("kill -34 $$"), PATIENCE).unwrap();
@@ -294,7 +294,7 @@ fn unnamed_signals_end_a_process_too() {
 }
 
 #[test]
-fn an_end_is_kept_for_late_comers_by_pid_and_by_tag() {
+fn an_exit_status_can_be_fetched_later_by_pid_and_tag() {
     let agent = Agent::start();
     let mut client = agent.client();
     let mut request = sh("exit 9");
@@ -331,7 +331,7 @@ fn an_end_is_kept_for_late_comers_by_pid_and_by_tag() {
 }
 
 #[test]
-fn a_deadline_of_zero_is_none_and_one_outlives_its_stream() {
+fn a_zero_timeout_is_none_and_a_deadline_outlives_its_stream() {
     let agent = Agent::start();
     let start = |timeout: &str, script: &str| {
         let json = format!(r#"{{"process":{{"cmd":"sh","args":["-c","{script}"]}}}}"#);
@@ -428,7 +428,7 @@ fn two_hundred_streams_are_served_while_one_floods() {
 }
 
 #[test]
-fn what_is_used_can_be_asked_for() {
+fn metrics_report_usage() {
     let agent = Agent::raw();
     let mut settings = init();
     settings.access_token = Some("secret".into());

@@ -67,7 +67,7 @@ fn a_command_runs_and_the_connection_is_used_again() {
 }
 
 #[test]
-fn the_environment_is_what_was_asked_for() {
+fn a_process_gets_the_requested_environment() {
     let agent = Agent::raw();
     let mut client = agent.client();
     let mut settings = init();
@@ -91,7 +91,7 @@ fn the_environment_is_what_was_asked_for() {
 }
 
 #[test]
-fn what_cannot_run_says_why() {
+fn failed_starts_report_the_reason() {
     let agent = Agent::start();
     let mut client = agent.client();
     let mut refused = |request: &ExecRequest| {
@@ -127,7 +127,7 @@ fn what_cannot_run_says_why() {
 }
 
 #[test]
-fn killing_says_so() {
+fn a_killed_process_reports_its_signal() {
     let agent = Agent::start();
     let mut client = agent.client();
     // The grandchild, which holds the pipes, has ended too.
@@ -180,7 +180,7 @@ fn a_deadline_kills() {
 }
 
 #[test]
-fn a_process_outlives_its_stream_and_its_end_can_be_asked_for() {
+fn a_process_outlives_its_stream_and_its_status_is_kept() {
     let agent = Agent::start();
     let go = agent.path("go");
     let mut request = sh(&format!(
@@ -222,7 +222,7 @@ fn a_process_outlives_its_stream_and_its_end_can_be_asked_for() {
 }
 
 #[test]
-fn following_ends_at_its_own_deadline_without_harm() {
+fn a_stream_ends_at_its_deadline_and_the_process_continues() {
     let agent = Agent::start();
     let mut starter = agent.client();
     let running = starter.start(&sh("sleep 1000"), PATIENCE).unwrap();
@@ -241,7 +241,7 @@ fn following_ends_at_its_own_deadline_without_harm() {
 }
 
 #[test]
-fn input_reaches_the_process_however_long_it_is() {
+fn input_of_any_length_reaches_the_process() {
     let agent = Agent::start();
     let mut client = agent.client();
     let mut request = ExecRequest::new("sh", &["-c", "sleep 0.2; wc -c"]);
@@ -276,7 +276,7 @@ fn input_reaches_the_process_however_long_it_is() {
 }
 
 #[test]
-fn input_is_refused_where_nobody_reads() {
+fn input_without_a_reader_is_refused() {
     let agent = Agent::start();
     let mut client = agent.client();
     let stream = client.start(&sh("sleep 1000"), PATIENCE).unwrap();
@@ -294,7 +294,7 @@ fn input_is_refused_where_nobody_reads() {
 }
 
 #[test]
-fn standard_input_that_was_not_asked_for_is_at_its_end() {
+fn standard_input_is_empty_unless_requested() {
     let agent = Agent::start();
     let output = agent
         .client()
@@ -304,7 +304,7 @@ fn standard_input_that_was_not_asked_for_is_at_its_end() {
 }
 
 #[test]
-fn much_output_arrives_whole() {
+fn large_output_arrives_complete() {
     let agent = Agent::start();
     let request = sh("head -c 67108864 /dev/zero; echo end >&2");
     let output = agent
@@ -318,7 +318,7 @@ fn much_output_arrives_whole() {
 }
 
 #[test]
-fn a_slow_reader_stops_the_process_instead_of_filling_memory() {
+fn a_slow_reader_blocks_the_process_instead_of_filling_memory() {
     let agent = Agent::start();
     let progress = agent.path("progress");
     let script = format!(
@@ -371,7 +371,7 @@ fn output_without_a_reader_is_dropped() {
 }
 
 #[test]
-fn the_token_opens_the_door() {
+fn the_access_token_is_required() {
     let agent = Agent::raw();
     let mut client = agent.client();
     let mut settings = init();
@@ -474,7 +474,7 @@ fn chunked_uploads_are_read_and_trailers_ignored() {
 }
 
 #[test]
-fn root_can_be_anybody() {
+fn root_starts_processes_as_any_user() {
     if !is_root() {
         return;
     }
@@ -522,7 +522,7 @@ fn children_start_with_clean_signals() {
 }
 
 #[test]
-fn hostile_requests_are_refused_and_harm_nobody() {
+fn hostile_requests_are_refused_without_side_effects() {
     let agent = Agent::start();
     let huge = format!("GET /health HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
     let many = format!("GET /health HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(100));
@@ -599,7 +599,7 @@ fn bad_frames_end_the_stream_with_an_error() {
 }
 
 #[test]
-fn silence_on_a_stream_is_broken_by_keepalives() {
+fn keepalives_are_sent_on_silent_streams() {
     let agent = Agent::start();
     let mut stream = UnixStream::connect(&agent.socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -650,7 +650,7 @@ fn a_burst_of_connections_is_served() {
 }
 
 #[test]
-fn a_termination_signal_ends_it_with_everything_it_started() {
+fn sigterm_ends_the_agent_and_its_processes() {
     let mut agent = Agent::start();
     let mut client = agent.client();
     let pid = client.start(&sh("sleep 1000"), PATIENCE).unwrap().pid();
@@ -668,7 +668,7 @@ fn a_termination_signal_ends_it_with_everything_it_started() {
 }
 
 #[test]
-fn usage_is_told() {
+fn wrong_arguments_print_the_usage() {
     let output = Command::new(env!("CARGO_BIN_EXE_guest-agent"))
         .arg("--bad")
         .output()

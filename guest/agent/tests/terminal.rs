@@ -77,7 +77,7 @@ fn keys(text: &str) -> ProcessInput {
 }
 
 #[test]
-fn a_process_has_a_terminal_of_its_own() {
+fn a_process_gets_its_own_terminal() {
     let agent = Agent::start();
     let mut client = agent.client();
     let script = "tty; stty size; echo $TERM; ps -o pid=,sid=,tpgid= -p $$ 2>/dev/null || true; \
@@ -99,7 +99,7 @@ fn a_process_has_a_terminal_of_its_own() {
 }
 
 #[test]
-fn keys_are_echoed_and_make_signals() {
+fn keys_are_echoed_and_generate_signals() {
     let agent = Agent::start();
     let mut client = agent.client();
     let script = "trap 'echo caught; exit 7' INT; echo ready; read line; echo \"got $line\"; \
@@ -117,7 +117,7 @@ fn keys_are_echoed_and_make_signals() {
 }
 
 #[test]
-fn another_size_is_told_to_the_foreground() {
+fn a_new_size_is_signalled_to_the_foreground() {
     let agent = Agent::start();
     let mut client = agent.client();
     let script = "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.05; done";
@@ -146,7 +146,7 @@ fn another_size_is_told_to_the_foreground() {
 }
 
 #[test]
-fn input_goes_where_the_process_reads() {
+fn input_must_match_the_kind_of_process() {
     let agent = Agent::start();
     let mut with = agent.client();
     let on_terminal = start(&mut with, &on_terminal("sleep 1000"));
@@ -181,7 +181,7 @@ fn input_goes_where_the_process_reads() {
 }
 
 #[test]
-fn much_output_arrives_whole_before_the_end() {
+fn large_output_arrives_complete_before_the_end() {
     let agent = Agent::start();
     let mut client = agent.client();
     let request = on_terminal("stty -opost; seq 200000");
@@ -192,7 +192,7 @@ fn much_output_arrives_whole_before_the_end() {
 }
 
 #[test]
-fn the_end_of_the_leader_hangs_the_others_up() {
+fn the_end_of_the_leader_hangs_up_its_session() {
     let agent = Agent::start();
     let mut client = agent.client();
     // One in the leader's group, which gets SIGHUP, and one that ignores it and holds the terminal open.
@@ -211,7 +211,7 @@ fn the_end_of_the_leader_hangs_the_others_up() {
 }
 
 #[test]
-fn killing_says_so_on_a_terminal_too() {
+fn a_killed_process_on_a_terminal_reports_its_signal() {
     let agent = Agent::start();
     let mut client = agent.client();
     let mut stream = start(&mut client, &on_terminal("echo ready; exec sleep 1000"));

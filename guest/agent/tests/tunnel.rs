@@ -44,7 +44,7 @@ fn read_to_end(tunnel: &mut Tunnel) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_pass_both_ways_and_each_end_is_passed_on() {
+fn bytes_and_closes_pass_both_ways() {
     let agent = Agent::start();
     let port = port(TcpListener::bind("127.0.0.1:0").unwrap(), echo);
     let mut tunnel = open(&agent, port);
@@ -71,7 +71,7 @@ fn bytes_pass_both_ways_and_each_end_is_passed_on() {
 }
 
 #[test]
-fn a_port_that_ends_first_still_hears_the_client() {
+fn a_port_that_closes_first_still_receives() {
     let agent = Agent::start();
     static HEARD: AtomicUsize = AtomicUsize::new(0);
     let port = port(TcpListener::bind("127.0.0.1:0").unwrap(), |mut stream| {
@@ -91,7 +91,7 @@ fn a_port_that_ends_first_still_hears_the_client() {
 }
 
 #[test]
-fn what_is_sent_ahead_of_the_answer_arrives() {
+fn bytes_sent_before_the_answer_arrive() {
     let agent = Agent::start();
     let port = port(TcpListener::bind("127.0.0.1:0").unwrap(), echo);
     let mut stream = std::os::unix::net::UnixStream::connect(&agent.socket).unwrap();
@@ -164,7 +164,7 @@ fn a_tunnel_needs_an_identity_and_no_token() {
 }
 
 #[test]
-fn a_client_that_goes_away_frees_the_port() {
+fn a_client_that_disconnects_frees_the_port() {
     let agent = Agent::start();
     static ENDED: AtomicUsize = AtomicUsize::new(0);
     // Sends nothing and reads to the end.
@@ -183,7 +183,7 @@ fn a_client_that_goes_away_frees_the_port() {
 }
 
 #[test]
-fn a_silent_port_does_not_keep_a_client_that_is_gone() {
+fn a_silent_port_does_not_keep_a_dead_client() {
     let agent = Agent::start();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -207,7 +207,7 @@ fn a_silent_port_does_not_keep_a_client_that_is_gone() {
 }
 
 #[test]
-fn a_slow_client_stops_the_port_instead_of_filling_memory() {
+fn a_slow_client_blocks_the_port_instead_of_filling_memory() {
     let agent = Agent::start();
     static WRITTEN: AtomicUsize = AtomicUsize::new(0);
     let port = port(TcpListener::bind("127.0.0.1:0").unwrap(), |mut stream| {
@@ -235,7 +235,7 @@ fn a_slow_client_stops_the_port_instead_of_filling_memory() {
 }
 
 #[test]
-fn many_tunnels_and_streams_live_side_by_side() {
+fn many_tunnels_and_streams_work_at_once() {
     let agent = Agent::start();
     let port = port(TcpListener::bind("127.0.0.1:0").unwrap(), echo);
     let mut tunnels: Vec<Tunnel> = (0..200).map(|_| open(&agent, port)).collect();

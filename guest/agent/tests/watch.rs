@@ -182,7 +182,7 @@ fn inotify_instances(agent: &Agent) -> usize {
 }
 
 #[test]
-fn a_new_file_is_created_given_away_and_written() {
+fn a_new_file_has_events_for_create_chown_and_write() {
     let agent = Agent::start();
     let mut client = agent.client();
     let dir = agent.path("watched");
@@ -226,7 +226,7 @@ fn a_new_file_is_created_given_away_and_written() {
 }
 
 #[test]
-fn trees_are_watched_with_what_appears_in_them() {
+fn new_directories_of_a_tree_are_watched() {
     let agent = Agent::start();
     let mut client = agent.client();
     let dir = agent.path("watched");
@@ -260,7 +260,7 @@ fn trees_are_watched_with_what_appears_in_them() {
 }
 
 #[test]
-fn events_say_what_is_there_if_they_are_asked_to() {
+fn events_describe_entries_on_request() {
     let agent = Agent::start();
     let mut client = agent.client();
     let dir = agent.path("watched");
@@ -306,7 +306,7 @@ fn events_say_what_is_there_if_they_are_asked_to() {
 }
 
 #[test]
-fn what_cannot_be_watched_is_refused() {
+fn unwatchable_paths_are_refused() {
     let agent = Agent::start();
     let mut client = agent.client();
     let file = agent.path("f");
@@ -334,7 +334,7 @@ fn what_cannot_be_watched_is_refused() {
 }
 
 #[test]
-fn watchers_end_and_leave_nothing() {
+fn watchers_end_without_leftovers() {
     let agent = Agent::start();
     let mut client = agent.client();
     let dir = agent.path("watched");
@@ -377,7 +377,7 @@ fn watchers_end_and_leave_nothing() {
 }
 
 #[test]
-fn there_are_only_so_many_watchers() {
+fn the_number_of_watchers_is_limited() {
     let agent = Agent::start();
     let mut client = agent.client();
     let dir = agent.path("watched");
@@ -396,7 +396,7 @@ fn there_are_only_so_many_watchers() {
 }
 
 #[test]
-fn silence_is_broken_by_keepalives() {
+fn keepalives_are_sent_without_changes() {
     let agent = Agent::start();
     let dir = agent.path("watched");
     fs::create_dir(&dir).unwrap();
@@ -411,7 +411,7 @@ fn silence_is_broken_by_keepalives() {
 }
 
 #[test]
-fn a_slow_reader_loses_nothing_or_is_told() {
+fn a_slow_reader_loses_no_changes_silently() {
     let agent = Agent::start();
     let dir = agent.path("watched");
     fs::create_dir(&dir).unwrap();

@@ -1,9 +1,9 @@
 // Makes OpenSSL's generators in this process read every byte from the kernel. They then have no state that a snapshot
 // could copy into its clones, and need no reseeding.
 //
-// Built once, used twice: Node loads it as an add-on, which installs the method, and Python looks the method up by name.
-// The declarations repeat those of OpenSSL (rand.h), Linux (getrandom(2)) and Node's stable ABI (node_api.h), so that the
-// build needs no headers.
+// Built once, used twice: Node loads it as an add-on, which installs the method, and Python looks the method up by
+// name. The declarations repeat those of OpenSSL (rand.h), Linux (getrandom(2)) and Node's stable ABI (node_api.h), so
+// that the build needs no headers.
 
 #include <stddef.h>
 #include <sys/types.h>

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Compiles the host of Java contexts into this directory, and creates a CDS archive of the classes that first cells need:
-# the JVM maps the archive instead of reading and verifying them.
+# Compiles the host of Java contexts into this directory, and creates a CDS archive of the classes that first cells
+# need: the JVM maps the archive instead of reading and verifying them.
 set -eu
 here=$(dirname "$0")
 classes=$(mktemp -d)

@@ -1,6 +1,6 @@
 'use strict';
-// Modules and types in cells. V8's REPL mode evaluates scripts, so import statements are rewritten to calls of `import()`
-// relative to the working directory, and TypeScript types are removed.
+// Modules and types in cells. V8's REPL mode evaluates scripts, so import statements are rewritten to calls of
+// `import()` relative to the working directory, and TypeScript types are removed.
 
 const fs = require('node:fs');
 const path = require('node:path');

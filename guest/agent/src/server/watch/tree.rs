@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn trees_that_appear_at_once_are_told_once() {
+    fn trees_that_appear_at_once_are_reported_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         let mut tree = Tree::open(dir.path(), Reach::Everything).unwrap();
