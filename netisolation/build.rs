@@ -1,5 +1,5 @@
-//! Compiles the eBPF programs with clang, and hashes the layout of their maps. A server takes over its predecessor's maps
-//! only if their hashes are the same.
+//! Compiles the eBPF programs with clang, and hashes the layout of their maps. A server takes over its predecessor's
+//! maps only if their hashes are the same.
 
 #[path = "build/layout_hash.rs"]
 mod layout_hash;

@@ -387,7 +387,7 @@ INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wir
 		return INTERNAL;
 	if (!flow || flow->tap != index || flow->tenure != tap->tenure || flow->port != wire->port)
 		return UNSOLICITED;
-	/* An error is evaluated by the flow that it quotes, not by its sender: any router on the path may send errors. */
+	/* An error is evaluated by the flow that it quotes, not by its sender: any router on the path may send it. */
 	struct packet about = {.source = wire->remote, .source_port = wire->remote_port, .protocol = wire->protocol, .family = p->family};
 	reason = error ? still_allowed(flow, tap, &about, index, 0) : reason ?: still_allowed(flow, tap, p, index, 0);
 	if (reason)

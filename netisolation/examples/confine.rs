@@ -1,4 +1,5 @@
-//! Measures the calls on which the start of a sandbox and a change of its policy wait, with many TAPs at once. Run as root:
+//! Measures the calls on which the start of a sandbox and a change of its policy wait, with many TAPs at once. Run as
+//! root:
 //! `unshare --net cargo run --release -p netisolation --example confine [TAPS] [RULES]`.
 
 use std::{

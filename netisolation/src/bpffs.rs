@@ -26,8 +26,8 @@ use crate::error::{IsolationError, system, unsuitable};
 
 /// The conventional mount point.
 const BPFFS: &str = "/sys/fs/bpf";
-/// How long to wait for the lock. If a server is killed between fork and exec of a child, the child holds the lock until
-/// exec closes its descriptors.
+/// How long to wait for the lock. If a server is killed between fork and exec of a child, the child holds the lock
+/// until exec closes its descriptors.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The locked directory of an instance.

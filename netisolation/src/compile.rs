@@ -12,7 +12,7 @@ use crate::{
     rule_sets::{Prefix, Rules, SENTINEL},
 };
 
-/// Most rules of one policy. All policies share the map's 2²⁰ entries.
+/// Maximum number of rules of one policy. All policies share the map's 2²⁰ entries.
 const MAX_RULES: usize = 4096;
 
 /// The rule set of a policy.

@@ -7,7 +7,8 @@ use crate::{
     policy::Exception,
 };
 
-/// Most TAPs of one server: the host addresses of its block of 198.18.0.0/15, by which the resolver identifies TAPs.
+/// Maximum number of TAPs of one server: the host addresses of its block of 198.18.0.0/15, by which the resolver
+/// identifies TAPs.
 pub(crate) const MAX_TAPS: u32 = 4000;
 
 #[derive(Clone, Debug)]
@@ -23,9 +24,9 @@ pub struct IsolationConfig {
     pub exceptions: Vec<Exception>,
     /// TAPs to keep ready.
     pub stock: u32,
-    /// Most TAPs at a time, ready and in use.
+    /// Maximum number of TAPs at a time, ready and in use.
     pub max_taps: u32,
-    /// Most open flows per sandbox.
+    /// Maximum number of open flows per sandbox.
     pub max_flows: u32,
     /// Bandwidth limit per sandbox in bytes per second, for each direction; a policy can only lower it. `None`:
     /// unlimited.

@@ -33,7 +33,7 @@ use crate::{
 
 /// Hash of the maps' keys, values and declarations (`build.rs`).
 const LAYOUT: &str = env!("MAP_LAYOUT");
-/// Most open flows of all sandboxes.
+/// Maximum number of open flows of all sandboxes.
 const MAX_FLOWS: u32 = 1 << 22;
 
 /// Capacities of the maps.

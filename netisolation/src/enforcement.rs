@@ -95,8 +95,9 @@ impl Enforcement {
     ) -> Result<(), IsolationError> {
         let tenure = self.policies.new_tenure();
         self.pins.remove_all(index);
-        self.begin_counting(index)?;
-        let applied = self.apply(index, sandbox, policy, tenure);
+        let applied = self
+            .begin_counting(index)
+            .and_then(|()| self.apply(index, sandbox, policy, tenure));
         self.verify_or_close(index, applied)
     }
 
@@ -138,7 +139,7 @@ impl Enforcement {
         self.verify(index)
     }
 
-    /// Writes the policy's rules, then switches the TAP to them: no packet is evaluated by a part of the rules.
+    /// Writes the policy's rules, then switches the TAP to them, so that every packet is evaluated by a complete set.
     fn apply(
         &mut self,
         index: u32,
@@ -157,7 +158,7 @@ impl Enforcement {
         Ok(())
     }
 
-    /// Verifies a TAP after a policy was applied; closes it if either failed.
+    /// Verifies a TAP to which a policy was applied. Closes the TAP if applying or verifying failed.
     fn verify_or_close(
         &mut self,
         index: u32,
@@ -186,7 +187,7 @@ impl Enforcement {
         outcome
     }
 
-    /// From now on no packet of the TAP passes.
+    /// Makes the programs drop all packets of a TAP, releases its rule set, and removes its pins.
     pub(crate) fn close(&mut self, index: u32) {
         if let Some(rule_set) = self.taps.close(index) {
             self.policies.release(rule_set);
@@ -239,7 +240,7 @@ impl Enforcement {
         self.refusals.drain(&self.taps, &self.pins);
     }
 
-    /// Reports the further packets of refused flows.
+    /// Reports the packets of refused flows since the last sum.
     pub(crate) fn sum_refusals(&mut self) {
         self.refusals.sum_all(&self.taps, &self.pins);
     }

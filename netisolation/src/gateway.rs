@@ -27,7 +27,7 @@ use crate::{
     layout::{Address, wire_port},
 };
 
-/// Most servers in one network namespace. The first one has most of the ports.
+/// Maximum number of servers in one network namespace. The first one has most of the ports.
 const SLOTS: u32 = 8;
 /// The first port from which flows leave the host, also in `bpf/layout.h`.
 const FIRST_PORT: u16 = 61000;

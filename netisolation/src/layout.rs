@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 mod sys;
 
-/// Most port ranges of one rule.
+/// Maximum number of port ranges of one rule.
 pub(crate) const ACCESSES: usize = 8;
 /// The last [`crate::Reason`] plus one.
 pub(crate) const REASONS: usize = 19;

@@ -23,11 +23,11 @@ use crate::event::NetEvent;
 
 mod file;
 
-/// Most events in memory per sandbox. The oldest are dropped first.
+/// Maximum number of events in memory per sandbox. The oldest are dropped first.
 const KEPT: usize = 256;
-/// Most sandboxes with events in memory. The sandbox whose last event is the oldest is dropped first.
+/// Maximum number of sandboxes with events in memory. The sandbox whose last event is the oldest is dropped first.
 const MAX_SANDBOXES: usize = 1024;
-/// Most messages in the thread's queue.
+/// Maximum number of messages in the thread's queue.
 const QUEUE: usize = 4096;
 
 /// A cloneable handle. The log's thread ends with the last handle.
@@ -64,7 +64,8 @@ impl EventLog {
     /// one.
     ///
     /// # Errors
-    /// Returns [`LogError::Open`] if the file cannot be opened, or [`LogError::Thread`] if the thread cannot be started.
+    /// Returns [`LogError::Open`] if the file cannot be opened, or [`LogError::Thread`] if the thread cannot be
+    /// started.
     pub fn open(path: &Path, subscriber: Box<Subscriber>) -> Result<Self, LogError> {
         let file = LogFile::open(path).map_err(|source| LogError::Open {
             path: path.into(),

@@ -12,7 +12,7 @@ use crate::{
     layout::{Pin, PinKey},
 };
 
-/// Most pinned addresses of one sandbox.
+/// Maximum number of pinned addresses of one sandbox.
 const MAX_PINS: usize = 1024;
 
 pub(crate) struct NamePins {

@@ -1,7 +1,8 @@
-//! The thread that keeps the stock of TAPs: makes new ones, resets released ones, and removes those that cannot be reset.
+//! The thread that keeps the stock of TAPs: makes new ones, resets released ones, and removes those that cannot be
+//! reset.
 //!
-//! To create or remove a TAP, the kernel waits 10 ms or more for all CPUs while it holds the RTNL lock. A reset needs one
-//! such wait for all TAPs that were released together, and none under that lock.
+//! To create or remove a TAP, the kernel waits 10 ms or more for all CPUs while it holds the RTNL lock. A reset needs
+//! one such wait for all TAPs that were released together, and none under that lock.
 
 use std::{io, sync::PoisonError, time::Duration};
 

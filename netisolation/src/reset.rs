@@ -55,8 +55,8 @@ impl OwnedTap {
         self.device.fd.try_clone()
     }
 
-    /// Resets the device to its state at creation. Before this call, the TAP's map entry must deny all traffic, and then
-    /// [`wait_for_running_programs`] must have returned.
+    /// Resets the device to its state at creation. Before this call, the TAP's map entry must deny all traffic, and
+    /// then [`wait_for_running_programs`] must have returned.
     ///
     /// # Errors
     /// Returns an error if a system call fails or a property has changed. The device must then be removed.

@@ -1,7 +1,7 @@
 //! The DNS resolver, the only one that sandboxes can reach.
 //!
-//! The eBPF programs redirect port 53 of the gateway to the resolver's sockets, with a source address that identifies the
-//! TAP. The policy of the TAP's sandbox decides whether a name is resolved upstream. Every address of the answer is
+//! The eBPF programs redirect port 53 of the gateway to the resolver's sockets, with a source address that identifies
+//! the TAP. The policy of the TAP's sandbox decides whether a name is resolved upstream. Every address of the answer is
 //! checked, and pinned for the sandbox if a pattern allowed the name, before the answer is sent.
 //!
 //! ```text
@@ -10,8 +10,8 @@
 //!        │ FORMERR       │ REFUSED      │ REFUSED    │ SERVFAIL      │ REFUSED         │ REFUSED     │ SERVFAIL
 //! ```
 //!
-//! What must never happen: a name that the policy does not allow is sent upstream; an answer contains an address that is
-//! forbidden or not yet pinned; the queries of one sandbox delay those of another.
+//! What must never happen: a name that the policy does not allow is sent upstream; an answer contains an address that
+//! is forbidden or not yet pinned; the queries of one sandbox delay those of another.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -59,8 +59,8 @@ pub struct Client {
 
 /// Finds the client with a source address. `None`: the address belongs to no sandbox, and its queries are not answered.
 pub type FindClient = dyn Fn(SocketAddr) -> Option<Client> + Send + Sync;
-/// Lets a client reach an address of a name for a time. Fails if the TAP has another sandbox by now, the policy no longer
-/// matches the name, or the client has too many pins.
+/// Lets a client reach an address of a name for a time. Fails if the TAP has another sandbox by now, the policy no
+/// longer matches the name, or the client has too many pins.
 pub type Pin = dyn Fn(&Client, IpAddr, &str, Duration) -> Result<(), IsolationError> + Send + Sync;
 
 /// The resolver's interface to the TAPs and to the log of refusals.

@@ -25,8 +25,9 @@ pub(crate) struct UplinkSet {
     by_ifindex: BTreeMap<u32, (String, Uplink)>,
 }
 
-/// Returns the device index for route lookups. The kernel looks up routes only for devices that forward, so this enables
-/// forwarding on the loopback device. No packet is forwarded by it: packets that arrive on loopback are the host's own.
+/// Returns the device index for route lookups. The kernel looks up routes only for devices that forward, so this
+/// enables forwarding on the loopback device. No packet is forwarded by it: packets that arrive on loopback are the
+/// host's own.
 pub(crate) fn routing_device() -> Result<u32, IsolationError> {
     let enable = || {
         device::ensure("ipv4", ROUTING_DEVICE, "forwarding", "1")?;

@@ -11,7 +11,7 @@ pub const TXT: u16 = 16;
 pub const AAAA: u16 = 28;
 /// The class IN.
 pub const IN: u16 = 1;
-/// Most compression pointers in a name.
+/// Maximum number of compression pointers in a name.
 const MAX_POINTERS: usize = 16;
 
 impl RecordKind {

@@ -1,5 +1,6 @@
-//! Frames with offload requests: a checksum or the segmentation is left to the card. The header before a frame describes
-//! the request (virtio 1.2, 5.1.6). A host that does not check the header stores the checksum at any offset in the frame.
+//! Frames with offload requests: a checksum or the segmentation is left to the card. The header before a frame
+//! describes the request (virtio 1.2, 5.1.6). A host that does not check the header stores the checksum at any offset
+//! in the frame.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -113,8 +114,8 @@ fn with_partial_checksum(mut frame: Vec<u8>, to: IpAddr, transport: Transport) -
     }
 }
 
-/// Calls `send` with every frame and each header that does not match it: every offset of the checksum, and every type and
-/// size of segmentation. For an ICMP echo request no offload request is valid.
+/// Calls `send` with every frame and each header that does not match it: every offset of the checksum, and every type
+/// and size of segmentation. For an ICMP echo request no offload request is valid.
 ///
 /// # Errors
 /// Returns an error if the payload is too long for a packet.

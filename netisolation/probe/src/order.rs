@@ -16,7 +16,8 @@ pub struct Order {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Probe {
-    /// Identifies the probe in its finding and in every payload that it sends, so that the other end can attribute packets.
+    /// Identifies the probe in its finding and in every payload that it sends, so that the other end can attribute
+    /// packets.
     pub name: String,
     /// Actions to perform before `action`, in order. If one does not end with [`Outcome::Ok`], the probe ends with
     /// [`Outcome::Failed`].
@@ -51,14 +52,15 @@ pub enum Action {
         addresses: u32,
         ports: u16,
     },
-    /// Send numbered datagrams until the time limit. Counts the datagrams that come back; the figure is the number sent.
+    /// Send numbered datagrams until the time limit. Counts the datagrams that come back; the figure is the number
+    /// sent.
     Numbered {
         to: SocketAddr,
         /// Milliseconds between two datagrams.
         every_ms: u64,
     },
-    /// Send numbered lines over one connection until the time limit or until the connection fails. Counts the lines that
-    /// come back.
+    /// Send numbered lines over one connection until the time limit or until the connection fails. Counts the lines
+    /// that come back.
     Stream {
         to: SocketAddr,
         /// Milliseconds between two lines.
@@ -70,11 +72,11 @@ pub enum Action {
         /// Number of requests.
         count: u32,
     },
-    /// Send frames with offload requests (checksum, segmentation), with every header that does not match the frame. Counts
-    /// the frames that the card's driver accepted.
+    /// Send frames with offload requests (checksum, segmentation), with every header that does not match the frame.
+    /// Counts the frames that the card's driver accepted.
     Unfit(SocketAddr),
-    /// Send a datagram from each of `count` source ports, starting at 10 000, repeatedly until the time limit. Counts the
-    /// frames.
+    /// Send a datagram from each of `count` source ports, starting at 10 000, repeatedly until the time limit. Counts
+    /// the frames.
     Begin {
         to: SocketAddr,
         /// Number of source ports.
@@ -90,8 +92,8 @@ pub enum Action {
     Echo(SocketAddr),
     /// Connect, wait for one byte, then send zeros until the other end closes the connection.
     Source(SocketAddr),
-    /// Connect, receive until the other end shuts down its side, then send the number of received bytes as a little-endian
-    /// 64-bit integer.
+    /// Connect, receive until the other end shuts down its side, then send the number of received bytes as a
+    /// little-endian 64-bit integer.
     Sink(SocketAddr),
     /// Watch all frames that the card receives until one contains `until`. Reports which of `words` occurred. Without
     /// `until` in time the result is unknown: [`Outcome::Failed`].

@@ -71,8 +71,8 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usiz
     let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     let mut length =
         libc::socklen_t::try_from(size_of::<libc::sockaddr_ll>()).map_err(io::Error::other)?;
-    // SAFETY: recvfrom writes at most `buffer.len()` bytes to the exclusively borrowed buffer, and at most `length` bytes,
-    // the size of `from`, to `from`; both outlive the call, for which the descriptor is borrowed.
+    // SAFETY: recvfrom writes at most `buffer.len()` bytes to the exclusively borrowed buffer, and at most `length`
+    // bytes, the size of `from`, to `from`; both outlive the call, for which the descriptor is borrowed.
     let got = unsafe {
         libc::recvfrom(
             fd.as_raw_fd(),

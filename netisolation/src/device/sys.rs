@@ -67,8 +67,8 @@ pub(crate) fn mtu(name: &str) -> io::Result<u32> {
 /// Length of a device's transmit queue, in frames.
 pub(crate) fn queue(name: &str) -> io::Result<u32> {
     let request = query(name, libc::SIOCGIFTXQLEN)?;
-    // SAFETY: SIOCGIFTXQLEN stored the number in `ifr_qlen`, which shares this member's place and type, and any value is
-    // an integer; `request` lives on.
+    // SAFETY: SIOCGIFTXQLEN stored the number in `ifr_qlen`, which shares this member's place and type, and any value
+    // is an integer; `request` lives on.
     let frames = unsafe { request.ifr_ifru.ifru_metric };
     u32::try_from(frames).map_err(io::Error::other)
 }

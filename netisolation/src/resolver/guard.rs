@@ -19,9 +19,9 @@ use crate::{
 const INTERVAL: Duration = Duration::from_millis(20);
 /// … and a capacity of this time, which is 100 queries.
 const BURST: Duration = Duration::from_secs(2);
-/// Most queries of a sandbox that wait for an upstream server.
+/// Maximum number of queries of a sandbox that wait for an upstream server.
 const MAX_WAITING: usize = 32;
-/// Most connections of a sandbox.
+/// Maximum number of connections of a sandbox.
 const MAX_CONNECTIONS: usize = 8;
 
 /// The usage of all sandboxes that sent queries recently.

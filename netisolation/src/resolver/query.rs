@@ -73,8 +73,8 @@ pub(super) fn parse(bytes: &[u8]) -> Parsed {
     question(message).unwrap_or_else(invalid)
 }
 
-/// Checks the counts in the header before the rest is decoded: one question, no answers, no authorities, and at most two
-/// additional records (EDNS and a signature).
+/// Checks the counts in the header before the rest is decoded: one question, no answers, no authorities, and at most
+/// two additional records (EDNS and a signature).
 fn has_one_question(header: &[u8; HEADER_LEN]) -> bool {
     let [.., q1, q0, a1, a0, n1, n0, r1, r0] = *header;
     [q1, q0, a1, a0, n1, n0] == [0, 1, 0, 0, 0, 0] && r1 == 0 && r0 <= 2
@@ -130,7 +130,7 @@ fn host_name(name: &Name) -> Option<String> {
 }
 
 impl Question {
-    /// A reply without records. It repeats the question with its upper and lower case.
+    /// A reply without records. Repeats the question with the letter case of the query.
     pub(super) fn reply(&self, code: ResponseCode) -> Message {
         let mut message = Message::new(self.head.id, MessageType::Response, OpCode::Query);
         message.metadata.recursion_desired = self.head.recursion_desired;

@@ -22,9 +22,9 @@ use super::{
 };
 use crate::event::Protocol;
 
-/// Time for a client to send the next complete message on a connection, and to accept a reply.
+/// Timeout for receiving a complete message on a connection, and for sending a reply.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most connections of all sandboxes.
+/// Maximum number of connections of all sandboxes.
 const MAX_CONNECTIONS: usize = 2048;
 /// Pause after a socket error.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -32,8 +32,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 const SUM_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Resolver {
-    /// Answers queries on these sockets until the future is dropped, which also ends its tasks. May run for several pairs
-    /// of sockets at a time.
+    /// Answers queries on these sockets until the future is dropped, which also ends its tasks. May run for several
+    /// pairs of sockets at a time.
     ///
     /// # Errors
     /// Returns an error if the sockets cannot be registered with the runtime.
@@ -164,8 +164,8 @@ impl Resolver {
 struct Replies(Arc<std::net::UdpSocket>);
 
 impl Replies {
-    /// Does not block, so that a guest that accepts no packets cannot delay others. A reply that cannot be sent is lost,
-    /// which UDP clients must expect.
+    /// Does not block, so that a guest that accepts no packets cannot delay others. A reply that cannot be sent is
+    /// lost, which UDP clients must expect.
     fn send(&self, to: SocketAddr, reply: Option<Vec<u8>>) {
         if let Some(reply) = reply {
             let _lost = self.0.send_to(&reply, to);

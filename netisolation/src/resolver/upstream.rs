@@ -21,22 +21,22 @@ use hickory_resolver::{
 };
 use tokio::sync::Semaphore;
 
-/// Time for the answer to one datagram.
+/// Timeout of one UDP query.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for one question in total: waiting for a permit, two attempts, and a CNAME chain.
+/// Timeout of one question, including the wait for a permit, two attempts and a CNAME chain.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Most pending questions of all sandboxes; each uses a descriptor. This is many times the limit of one sandbox, so that
-/// only many sandboxes together can delay the others.
+/// Maximum number of pending questions of all sandboxes; each uses a descriptor. This is many times the limit of one
+/// sandbox, so that only many sandboxes together can delay the others.
 const MAX_PENDING: usize = 2048;
-/// Most lists of servers with a cache. The least recently used list is dropped.
+/// Maximum number of lists of servers with a cache. The least recently used list is dropped.
 const MAX_LISTS: usize = 64;
-/// Most answers in a cache.
+/// Maximum number of answers in a cache.
 const CACHE_SIZE: u64 = 1024;
-/// Most CNAME records between the queried name and the name with addresses.
+/// Maximum number of CNAME records between the queried name and the name with addresses.
 const MAX_CHAIN: usize = 8;
-/// Most addresses in one answer; clients try only a few.
+/// Maximum number of addresses in one answer; clients try only a few.
 const MAX_ADDRESSES: usize = 16;
-/// Most name servers in /etc/resolv.conf (resolv.conf(5)).
+/// Maximum number of name servers in /etc/resolv.conf (resolv.conf(5)).
 const MAX_SERVERS: usize = 3;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const DNS_PORT: u16 = 53;

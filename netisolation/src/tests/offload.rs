@@ -1,5 +1,5 @@
-//! Offload requests of a compromised VMM, which writes frames to the TAP with any header. The host stores a checksum where
-//! the header says, after the program has evaluated the frame.
+//! Offload requests of a compromised VMM, which writes frames to the TAP with any header. The host stores a checksum
+//! where the header says, after the program has evaluated the frame.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,8 @@ use crate::{Policy, Reason};
 const NEEDS_CSUM: u8 = 1;
 const GSO_TCP4: u8 = 1;
 const GSO_TCP6: u8 = 4;
-/// TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 (`linux/if_tun.h`): the reader of the TAP completes packets, as a network card does.
+/// TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 (`linux/if_tun.h`): the reader of the TAP completes packets, as a network card
+/// does.
 const CARD: u32 = 1 | 2 | 4;
 /// All offload flags of `linux/if_tun.h`, and bits for future flags.
 const EVERYTHING: u32 = 0xffff;

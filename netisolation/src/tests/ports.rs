@@ -96,7 +96,8 @@ fn net_a_new_address_of_the_host_is_unreachable_immediately() {
                 add.extend([block.as_str(), "dev", if n % 2 == 0 { "wan" } else { "lo" }]);
                 add.extend(gained.is_ipv6().then_some("nodad"));
                 command(&add);
-                // For IPv6 the kernel adds the route asynchronously. Until then the host does not receive packets either.
+                // For IPv6 the kernel adds the route asynchronously. Until then the host does not receive packets
+                // either.
                 eventually("the route", || is_local(gained));
                 let host = UdpSocket::bind((gained, 7)).unwrap();
                 host.set_nonblocking(true).unwrap();

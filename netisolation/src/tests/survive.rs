@@ -598,7 +598,8 @@ fn net_two_servers_share_a_namespace_and_an_uplink() {
 fn net_dropping_the_last_handle_removes_the_pins_if_no_vm_lives() {
     in_namespace(|| {
         for _ in 0..3 {
-            // The threads are working when the last handle is dropped, whose drop must wait for them before it cleans up.
+            // The threads are working when the last handle is dropped, whose drop must wait for them before it cleans
+            // up.
             let config = IsolationConfig {
                 stock: 8,
                 ..config()

@@ -8,7 +8,7 @@ use nix::libc;
 
 const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_TCX_INGRESS: u32 = 46;
-/// Most programs on one device; if it has more, the query fails with ENOSPC.
+/// Maximum number of programs on one device; if it has more, the query fails with ENOSPC.
 const MAX_PROGRAMS: u32 = 64;
 
 /// The member `query` of `union bpf_attr` (`linux/bpf.h`).
@@ -39,8 +39,8 @@ pub(crate) fn programs(ifindex: u32) -> io::Result<Vec<u32>> {
         ..Query::default()
     };
     let size = size_of::<Query>();
-    // SAFETY: the kernel reads and writes `size` bytes of `query`, and writes at most `count` ids at `program_ids`, which
-    // is `ids` with room for `count`; both outlive the call.
+    // SAFETY: the kernel reads and writes `size` bytes of `query`, and writes at most `count` ids at `program_ids`,
+    // which is `ids` with room for `count`; both outlive the call.
     let outcome = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut query, size) };
     if outcome < 0 {
         return Err(io::Error::last_os_error());
