@@ -11,11 +11,13 @@
 
 use std::{fs, path::Path};
 
+use clap::Parser;
+
 use super::{
     markdown::{self, Located},
     sources::{Sources, entries, file_name, visible_dirs},
 };
-use crate::workspace::Workspace;
+use crate::{Cli, Task, workspace::Workspace};
 
 /// Endings of paths that are checked although they do not begin with a folder of the top.
 const SOURCE_ENDINGS: [&str; 8] = [".rs", ".toml", ".md", ".txt", ".yml", ".py", ".mjs", ".c"];
@@ -149,6 +151,48 @@ fn documents_name_only_paths_that_exist() {
         "paths that do not exist:\n{}",
         missing.join("\n")
     );
+}
+
+/// Every `cargo xtask` command in a code block or a code span. Commands with placeholders are not checked.
+#[test]
+fn documents_show_only_commands_that_xtask_accepts() {
+    let workspace = workspace();
+    let root = workspace.root();
+    let mut wrong = Vec::new();
+    for guide in guides(root) {
+        let document = read(root, &guide);
+        let mut candidates = markdown::code_spans(&document);
+        candidates.extend(markdown::code_block_lines(&document));
+        for Located { line, text } in candidates {
+            let command = text.split(" #").next().unwrap_or_default().trim();
+            let Some(arguments) = command.strip_prefix("cargo xtask ") else {
+                continue;
+            };
+            let words: Vec<&str> = arguments.split_whitespace().collect();
+            if words.iter().any(|word| is_argument_placeholder(word)) {
+                continue;
+            }
+            let parsed = Cli::try_parse_from(std::iter::once("xtask").chain(words));
+            let accepted = match parsed.map(|cli| cli.task) {
+                Ok(Task::Bench { scenario, .. }) => root.join(scenario).is_file(),
+                Ok(_) => true,
+                Err(error) => error.kind() == clap::error::ErrorKind::DisplayHelp,
+            };
+            if !accepted {
+                wrong.push(format!("{guide}:{line}: {command}"));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "commands that xtask refuses:\n{}",
+        wrong.join("\n")
+    );
+}
+
+fn is_argument_placeholder(word: &str) -> bool {
+    let capitals = word.len() > 1 && word.chars().all(|c| c.is_ascii_uppercase());
+    capitals || word == "N" || word.contains(['…', '[', '|', '*']) || word.contains("NAME")
 }
 
 /// The published runs that README and the guides quote.
