@@ -43,7 +43,10 @@ fn read_envelopes(
             }
         }
         let most = usize::try_from(LIMIT).unwrap_or(0) + frame::HEADER;
-        assert!(held.len() < most, "the decoder buffers more than one envelope");
+        assert!(
+            held.len() < most,
+            "the decoder buffers more than one envelope"
+        );
     }
     (read, None)
 }

@@ -97,7 +97,10 @@ fn call(choice: u8, client: &mut EnvdClient<Agent<'_>>, most: usize) -> bool {
 }
 
 fn bounded(held: usize, most: usize) -> bool {
-    assert!(held <= most, "the client holds {held} bytes of an answer of {most}");
+    assert!(
+        held <= most,
+        "the client holds {held} bytes of an answer of {most}"
+    );
     true
 }
 

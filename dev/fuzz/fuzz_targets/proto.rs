@@ -25,7 +25,9 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
             let Ok(canonical) = side.from_json(&json) else {
                 continue;
             };
-            let again = side.to_json(&canonical).expect("an encoded message decodes");
+            let again = side
+                .to_json(&canonical)
+                .expect("an encoded message decodes");
             assert_eq!(side.from_json(&again).as_ref(), Ok(&canonical));
         }
         let _ = side.from_json(message);
