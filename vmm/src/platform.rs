@@ -1,8 +1,8 @@
-//! CPU platforms: how guest code is set up, entered, interrupted and saved. Everything else of the VMM is
-//! the same on all of them.
+//! CPU platforms: how guest code is initialized, run, interrupted and saved. The rest of the VMM is the same on all
+//! platforms.
 //!
-//! What a platform gives the machine is the set of methods of [`PlatformVm`]: build from a kernel or from
-//! saved state, run until an [`Exit`], raise device interrupts, save.
+//! [`PlatformVm`] is the interface to the machine: build from a kernel or from saved state, run until an [`Exit`],
+//! raise device interrupts, save.
 
 pub mod hvm;
 pub mod probe;
@@ -13,38 +13,34 @@ use std::time::Duration;
 
 pub use vm::{PlatformError, PlatformState, PlatformVm, kernel_parameters};
 
-/// Why the vCPU is out of the guest.
+/// Why a vCPU left the guest.
 #[derive(Debug)]
 pub enum Exit {
-    /// Nothing to run until an interrupt or, if given, for so long.
+    /// The guest is idle until an interrupt arrives or, if given, this time has passed.
     Idle(Option<Duration>),
-    /// The guest wrote `bytes[..len]` at an offset of the register page.
+    /// The guest wrote `bytes[..len]` to the register page.
     DeviceWrite {
-        /// Offset into the page.
+        /// Offset in the register page.
         offset: u64,
-        /// The bytes.
         bytes: [u8; 8],
-        /// How many of them.
         len: usize,
     },
-    /// The guest touched memory that KVM did not know yet; it does now.
+    /// The guest accessed memory that KVM did not have. The platform has registered it.
     Memory,
-    /// A kick, or something the platform has dealt with itself.
+    /// A kick, or an exit that the platform has handled itself.
     Resume,
-    /// The guest is over.
+    /// The guest has ended.
     Ended(EndReason),
 }
 
 /// How a guest ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndReason {
-    /// It powered off.
     PowerOff,
-    /// It asked for a reboot.
     Reboot,
-    /// Its kernel gave up.
+    /// The guest kernel panicked.
     Crash,
-    /// The VMM or KVM cannot go on.
+    /// The VMM or KVM cannot continue.
     Failed(String),
 }
 
@@ -52,8 +48,8 @@ impl std::fmt::Display for EndReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::PowerOff => f.write_str("the guest powered off"),
-            Self::Reboot => f.write_str("the guest asked for a reboot"),
-            Self::Crash => f.write_str("the guest kernel crashed (its console says why)"),
+            Self::Reboot => f.write_str("the guest requested a reboot"),
+            Self::Crash => f.write_str("the guest kernel crashed (see the console for the reason)"),
             Self::Failed(why) => f.write_str(why),
         }
     }

@@ -1,18 +1,18 @@
-//! Debug registers: the values the guest kernel sees, and the hardware's.
+//! Debug registers: the values that the guest kernel sees, and those in the hardware.
 
 use crate::{
     gate,
     state::{Frame, flag, rest},
 };
 
-/// Single step, in DR6.
+/// Single-step bit of DR6.
 const BS: u64 = 1 << 14;
-/// Bits of DR6 that read as one.
+/// Bits of DR6 that always read as one.
 const DR6_ONES: u64 = 0xffff_0ff0;
 /// Enable bits of DR7.
 const DR7_ENABLES: u64 = 0xff;
 
-/// A debug exception: what the kernel will read from DR6.
+/// Sets the guest's DR6 after a debug exception.
 pub fn hit(frame: &Frame) {
     let debug = &mut rest().debug;
     let hardware = if debug[7] & DR7_ENABLES != 0 {
@@ -26,13 +26,13 @@ pub fn hit(frame: &Frame) {
     debug[6] = DR6_ONES | hardware | step;
 }
 
-/// `get_debugreg`.
+/// The hypercall `get_debugreg`.
 pub fn get(index: u64) -> u64 {
     rest().debug.get(index as usize).copied().unwrap_or(0)
 }
 
-/// `set_debugreg`. Breakpoint addresses reach the hardware only while one is enabled: most kernels write
-/// zeros at every start of a CPU.
+/// The hypercall `set_debugreg`. Breakpoint addresses are written to the hardware only while a breakpoint is enabled,
+/// because most kernels write zeros whenever they start a CPU.
 pub fn set(index: u64, value: u64) {
     let debug = &mut rest().debug;
     let index = index as usize;

@@ -1,4 +1,4 @@
-//! Privileged instructions that the guest kernel still executes itself; Xen emulates the same ones.
+//! Emulation of the privileged instructions that the guest kernel still executes. Xen emulates the same ones.
 
 use core::arch::asm;
 
@@ -20,14 +20,14 @@ const EFER: u64 = 0xd01;
 /// Enabled, bootstrap processor.
 const APIC_BASE: u64 = 0xfee0_0900;
 
-/// GS base of the running mode.
+/// Reads the current GS base.
 pub fn read_gs_base() -> u64 {
     let base;
     unsafe { asm!("rdgsbase {}", out(reg) base, options(nomem, nostack, preserves_flags)) };
     base
 }
 
-/// Sets the GS base of the running mode.
+/// Sets the current GS base.
 pub fn write_gs_base(base: u64) {
     unsafe { asm!("wrgsbase {}", in(reg) base, options(nomem, nostack, preserves_flags)) };
 }
@@ -43,8 +43,8 @@ pub fn write_fs_base(base: u64) {
     unsafe { asm!("wrfsbase {}", in(reg) base, options(nomem, nostack, preserves_flags)) };
 }
 
-/// The VMM's list; a leaf that is not there is zero. (The instruction itself is native at CPL 3: it would
-/// tell what the host has.)
+/// Looks up a leaf in the VMM's list; a leaf that is not in it is zero. (The instruction itself is native at CPL 3 and
+/// would return the host's values.)
 fn cpuid(function: u32, index: u32) -> [u32; 4] {
     let table = BASE + offset::CPUID;
     (0..CPUID_ENTRIES as u64)
@@ -54,7 +54,7 @@ fn cpuid(function: u32, index: u32) -> [u32; 4] {
         .map_or([0; 4], |e| e.registers)
 }
 
-/// Xen's prefixed cpuid: `ud2a; .ascii "xen"; cpuid`.
+/// Emulates Xen's prefixed cpuid: `ud2a; .ascii "xen"; cpuid`. Returns false if the code at RIP is another.
 pub fn xen_cpuid(frame: &mut Frame) -> bool {
     const CODE: u64 = u64::from_le_bytes([0x0f, 0x0b, b'x', b'e', b'n', 0x0f, 0xa2, 0]);
     if entry().user_mode == 1 || peek::<u64>(frame.rip) & (u64::MAX >> 8) != CODE {
@@ -69,11 +69,11 @@ pub fn xen_cpuid(frame: &mut Frame) -> bool {
     true
 }
 
-/// Emulates one instruction of the guest kernel that raised #GP. False if it is none of ours.
+/// Emulates an instruction of the guest kernel that raised #GP. Returns false if the instruction is not supported.
 pub fn privileged(frame: &mut Frame) -> bool {
     let mut code = peek::<u64>(frame.rip);
     let mut length = 0;
-    // Operand-size and REX prefixes change nothing that matters to these instructions but `out dx, ax`.
+    // Operand-size and REX prefixes matter to none of these instructions except `mov reg, crN`.
     while matches!(code & 0xff, 0x66 | 0xf2 | 0xf3 | 0x40..=0x4f) && length < 4 {
         code >>= 8;
         length += 1;
@@ -99,7 +99,7 @@ pub fn privileged(frame: &mut Frame) -> bool {
         }
         // wbinvd, invd, clts
         (0x0f, 0x06 | 0x08 | 0x09, _) => Some(2),
-        // xsetbv: the VMM has set what the guest may use.
+        // xsetbv: the VMM has already set XCR0.
         (0x0f, 0x01, 0xd1) => Some(3),
         (0x0f, 0x20, modrm) => read_control(frame, modrm, length),
         (0x0f, 0x22, _) => Some(3),
@@ -110,7 +110,7 @@ pub fn privileged(frame: &mut Frame) -> bool {
             frame.rip += length + n;
             true
         }
-        // The kernel probes for MSRs and expects the fault; anything else is worth a line.
+        // A read of an unknown MSR is a probe of the kernel, which expects the fault. Everything else is logged.
         None => {
             if (a, b) != (0x0f, 0x32) {
                 log!("monitor: #GP at {:#x}: {code:#x}", frame.rip);
@@ -126,7 +126,8 @@ fn set_mask(_frame: &mut Frame, mask: u8, length: u64) -> Option<u64> {
     Some(length)
 }
 
-/// Ports read as nothing there; the interval timer as zero, else its calibration takes two seconds.
+/// Ports read as if there were no device, except that the interval timer reads as zero: otherwise its calibration takes
+/// two seconds.
 #[expect(clippy::unnecessary_wraps, reason = "one shape for all instructions")]
 fn input(frame: &mut Frame, length: u64) -> Option<u64> {
     let port = if length == 1 {
@@ -162,7 +163,7 @@ fn read_msr(frame: &mut Frame) -> Option<u64> {
         MSR_EFER => EFER,
         MSR_APIC_BASE => APIC_BASE,
         MSR_MISC_ENABLE => 1,
-        // Unknown: the kernel's safe readers expect a fault and have a fixup.
+        // Unknown MSR: the kernel's safe readers expect a fault and have a fixup.
         _ => return None,
     };
     frame.rax = value & 0xffff_ffff;
@@ -170,7 +171,7 @@ fn read_msr(frame: &mut Frame) -> Option<u64> {
     Some(2)
 }
 
-/// `mov reg, crN`. The register number's high bit (REX.B) is in the last prefix.
+/// `mov reg, crN`. The high bit of the register number (REX.B) is in the last prefix.
 fn read_control(frame: &mut Frame, modrm: u8, prefixes: u64) -> Option<u64> {
     const CR0: u64 = 0x8005_0033;
     const CR4: u64 = 0x0004_06a0;
@@ -204,7 +205,7 @@ fn read_control(frame: &mut Frame, modrm: u8, prefixes: u64) -> Option<u64> {
     Some(3)
 }
 
-/// `SCHEDOP_shutdown`.
+/// The hypercall `SCHEDOP_shutdown`.
 pub fn shutdown(reason: u32) -> ! {
     events::end(match reason {
         0 => end::POWEROFF,

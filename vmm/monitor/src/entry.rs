@@ -1,17 +1,17 @@
-//! Ways in and out, in assembly.
+//! Entry to and exit from the monitor, in assembly.
 //!
-//! In: `syscall` from user mode (a system call, handed to the kernel at once), `syscall` from kernel mode
-//! or a near call (a hypercall), an exception (IST 1), an interrupt (IST 2, virtual IF clear).
-//! Out: to the guest by `iretq` through [`Frame`](crate::state::Frame) on the exception stack, whose place
-//! never moves; from a hypercall by `ret`.
+//! Entry: `syscall` from user mode (a system call, which is passed to the kernel at once), `syscall` from kernel mode
+//! or a near call (a hypercall), an exception (IST 1), or an interrupt (IST 2, which clears the virtual IF). Exit: to
+//! the guest by `iretq`, with the [`Frame`](crate::state::Frame) on the exception stack, whose address never changes;
+//! from a hypercall by `ret`.
 //!
-//! An event that becomes pending between the last look at it and the return would be lost until the next
-//! entry. So the stretch from that look to the return is a *window*: it changes no memory, it can be begun
-//! again at any point, and the interrupt handler moves an interrupted window back to its start.
-//! Interrupts in other monitor code only mark the event pending.
+//! An event that becomes pending between the last check and the return would be delayed until the next entry. Therefore
+//! the code from the check to the return is a *window*: it changes no memory and can be restarted at any point, and the
+//! interrupt handler moves an interrupted window back to its start. Interrupts in other monitor code only mark the
+//! event pending.
 //!
-//! An interrupt clears the virtual IF, which ring 3 cannot set; so the interrupt path returns through the
-//! gate, whose `iretq` at CPL 0 can. The gate itself is an interrupt gate: nothing nests on IST 2.
+//! An interrupt clears the virtual IF, which ring 3 cannot set. Therefore the interrupt path returns through the gate,
+//! whose `iretq` at CPL 0 can. The gate is an interrupt gate itself, so nothing nests on IST 2.
 
 use core::arch::global_asm;
 
@@ -56,7 +56,7 @@ monitor_gate_top:
     .set SYSCALL_TARGET, MONITOR_ENTRY + 56
     .set LAST_WRITE_FAULT, MONITOR_ENTRY + 64
 
-    // The arguments are where the guest's rcx, rax and r11 are.
+    // Arguments: where the guest's rcx, rax and r11 are.
     .macro PUSH_REGISTERS its_rcx=rcx, its_rax=rax, its_r11=r11
     push rdi
     push rsi
@@ -101,14 +101,14 @@ monitor_syscall:
     jne 2f
     cmp eax, 23
     jne monitor_hypercall
-    // The kernel has pushed flags, rcx, r11, rax for us: reduce it to what the near call leaves.
+    // The kernel has pushed flags, rcx, r11 and rax. Reduce the stack to what the near call leaves.
     mov rax, [rsp]
     mov r11, [rsp + 8]
     mov rcx, [rsp + 16]
     lea rsp, [rsp + 32]
     push rax
     jmp monitor_iret
-2:  // A system call of the guest's user mode: Xen's frame on the kernel's stack, events masked.
+2:  // A system call from user mode: push Xen's frame on the kernel's stack, with events masked.
     mov rsp, [rip + KERNEL_SP]
     or r11, 0x200
     push {user_ss}
@@ -127,7 +127,7 @@ monitor_syscall:
     mov byte ptr [rcx + 1], 1
     jmp qword ptr [rip + SYSCALL_TARGET]
 
-    // rsp: r11, rcx, return address. rax: number; rdi, rsi, rdx, r10, r8: arguments, all clobbered.
+    // rsp: r11, rcx, return address. rax: number; rdi, rsi, rdx, r10, r8: arguments. All of them are clobbered.
     .global monitor_hypercall
 monitor_hypercall:
     mov [rip + HYPERCALL_RSP], rsp
@@ -154,7 +154,7 @@ monitor_hypercall_window:
     ret
     .global monitor_hypercall_window_end
 monitor_hypercall_window_end:
-4:  // An event is due: make the kernel's context a frame and let it take the upcall first.
+4:  // An event is due: build a frame from the kernel's context and deliver the upcall first.
     mov rcx, [rip + HYPERCALL_RSP]
     lea rsp, [rip + monitor_exception_top]
     lea r11, [rcx + 24]
@@ -168,7 +168,7 @@ monitor_hypercall_window_end:
     PUSH_REGISTERS "qword ptr [rcx + 8]", rax, "qword ptr [rcx]"
     jmp monitor_exit_window
 
-    // rsp: rax, rip, cs, rflags, rsp, ss; the other registers are those to return with.
+    // rsp: rax, rip, cs, rflags, rsp, ss. The other registers are returned unchanged.
     .global monitor_iret
 monitor_iret:
     mov rax, rsp
@@ -219,7 +219,7 @@ monitor_exit_window_end:
     call monitor_deliver_event
     jmp monitor_exit_window
 
-    // The timer's stub follows the others' at the distance that the IDT's builder knows.
+    // The timer's stub follows the other stub at the distance STUB_BYTES, which the IDT's builder uses.
     .balign {stub_bytes}
     .global monitor_interrupt
 monitor_interrupt:
@@ -238,7 +238,7 @@ monitor_interrupt:
     lea r10, [rip + monitor_gate_interrupt_return]
     int 4
 
-    // At CPL 0 from here on, each instruction emulated by KVM.
+    // From here on the CPU is at CPL 0, and KVM emulates each instruction.
     .global monitor_gate
 monitor_gate:
     jmp r10

@@ -1,4 +1,4 @@
-//! Event channels, 2-level ABI (Xen public headers, `event_channel.h`, `xen.h`), and leaving the guest.
+//! Event channels of the 2-level ABI (Xen public headers, `event_channel.h`, `xen.h`), and exits to the VMM.
 
 use core::{
     ptr::{addr_of, addr_of_mut, read_volatile, write_volatile},
@@ -13,11 +13,11 @@ use crate::{
     timer,
 };
 
-/// `shared_info.evtchn_pending`, after 32 vcpu_info of 64 bytes.
+/// `shared_info.evtchn_pending`, behind 32 vcpu_info of 64 bytes.
 const PENDING: u64 = BASE + offset::SHARED_INFO + 2048;
 /// `shared_info.evtchn_mask`.
 const MASK: u64 = PENDING + 512;
-/// Channels of the 2-level ABI: 64 words of 64 bits.
+/// Number of channels in the 2-level ABI: 64 words of 64 bits.
 const CHANNELS: u32 = 4096;
 const VIRQ_TIMER: u32 = 0;
 
@@ -29,13 +29,13 @@ fn word(base: u64, port: u32) -> &'static AtomicU64 {
     unsafe { &*((base + u64::from(port / 64) * 8) as *const AtomicU64) }
 }
 
-/// Whether an upcall is to be made now.
+/// Whether an upcall must be made now.
 pub fn due() -> bool {
     let [pending, mask] = peek::<[u8; 2]>(entry().vcpu_info);
     pending != 0 && mask == 0
 }
 
-/// Raises a channel.
+/// Raises an event channel.
 pub fn raise(port: u32) {
     let bit = 1 << (port % 64);
     word(PENDING, port).fetch_or(bit, Ordering::Relaxed);
@@ -51,7 +51,7 @@ fn announce(port: u32) {
     poke(info, 1_u8);
 }
 
-/// Takes over what the VMM raised.
+/// Raises the channels that the VMM set in the shared page.
 pub fn fold() {
     let pending = unsafe { &*(addr_of!((*shared()).pending).cast::<AtomicU64>()) };
     if pending.load(Ordering::Relaxed) == 0 {
@@ -64,12 +64,12 @@ pub fn fold() {
     }
 }
 
-/// An interrupt came while the monitor itself ran: an idle check under way must not sleep.
+/// Records an interrupt during monitor code, so that an idle check in progress does not sleep.
 pub fn mark_woken() {
     unsafe { write_volatile(addr_of_mut!((*shared()).woken), 1) };
 }
 
-/// `SCHEDOP_block`: events on, then leave until one is due.
+/// The hypercall `SCHEDOP_block`: unmasks events and exits to the VMM until one is due.
 pub fn block() {
     poke(entry().vcpu_info + 1, 0_u8);
     loop {
@@ -85,9 +85,9 @@ pub fn block() {
     }
 }
 
-/// Has KVM know the memory for want of which an instruction may have raised #UD, so that it can be tried again. False
-/// if KVM knows all.
-pub fn memory_came(rip: u64) -> bool {
+/// After #UD, has the VMM register the memory that the instruction may need, so that it can be tried again. Returns
+/// false if KVM already has all memory.
+pub fn registered_memory(rip: u64) -> bool {
     if from_vmm(unsafe { addr_of!((*shared()).deferred) }) == 0 {
         return false;
     }
@@ -113,7 +113,7 @@ fn allocate() -> Option<u32> {
     Some(*next - 1)
 }
 
-/// `event_channel_op`. `arg` points to the operation's structure.
+/// The hypercall `event_channel_op`. `arg` points to the operation's structure.
 pub fn operation(cmd: u64, arg: u64) -> i64 {
     const BIND_VIRQ: u64 = 1;
     const CLOSE: u64 = 3;
@@ -168,8 +168,8 @@ fn unmask(port: u32) {
     }
 }
 
-/// Moves the guest's console output (`io/console.h`: out ring at 1024, 2048 bytes; out_cons at 3080,
-/// out_prod at 3084) into the log ring.
+/// Moves the guest's console output (`io/console.h`: out ring at 1024, 2048 bytes; out_cons at 3080, out_prod at 3084)
+/// to the log ring.
 fn drain_console() {
     let ring = direct(from_vmm(unsafe { addr_of!((*shared()).console_ring) }));
     let (mut cons, prod) = (peek::<u32>(ring + 3080), peek::<u32>(ring + 3084));

@@ -1,4 +1,4 @@
-//! Exceptions and interrupts, and how they become the guest kernel's: Xen's bounce frame.
+//! Exceptions and interrupts, and their delivery to the guest kernel in Xen's bounce frame.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,9 +18,9 @@ unsafe extern "C" {
     static monitor_exit_window_end: u8;
 }
 
-/// Code selector that the guest sees in frames of its own kernel mode (RPL 0).
+/// Code selector in frames of the guest kernel's own mode (RPL 0).
 const GUEST_KERNEL_CS: u64 = 0x10;
-/// Vectors that push an error code.
+/// Vectors with an error code.
 const WITH_ERROR: u32 =
     1 << 8 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 17 | 1 << 21;
 
@@ -38,7 +38,7 @@ extern "C" fn monitor_exception_dispatch(frame: &mut Frame) {
         PAGE_FAULT => pagefault::handle(frame),
         GENERAL_PROTECTION => general_protection(frame),
         INVALID_OPCODE => {
-            if !emulate::xen_cpuid(frame) && !events::memory_came(frame.rip) {
+            if !emulate::xen_cpuid(frame) && !events::registered_memory(frame.rip) {
                 bounce_vector(frame, INVALID_OPCODE);
             }
         }
@@ -51,7 +51,7 @@ extern "C" fn monitor_exception_dispatch(frame: &mut Frame) {
 }
 
 fn general_protection(frame: &mut Frame) {
-    // Error code of a refused `int n`: IDT bit and the vector.
+    // Error code of a refused `int n`: the IDT bit and the vector.
     let software = (frame.error & 7 == 2).then_some(frame.error >> 3 & 0xff);
     match software {
         Some(vector) if entry().user_mode == 1 && rest().traps[vector as usize].flags & 3 == 3 => {
@@ -92,14 +92,14 @@ extern "C" fn monitor_interrupt_dispatch(frame: &mut Frame) {
     }
 }
 
-/// Turns the frame into the guest kernel's event upcall, with events masked.
+/// Turns the frame into the guest kernel's event upcall and masks events.
 #[unsafe(no_mangle)]
 extern "C" fn monitor_deliver_event(frame: &mut Frame) {
     let target = rest().event_target;
     bounce(frame, target, None, true);
 }
 
-/// Hands an exception to the guest's own handler.
+/// Delivers an exception to the guest's handler.
 pub fn bounce_vector(frame: &mut Frame, vector: u64) {
     let Trap { address, flags } = rest().traps[vector as usize & 0xff];
     if address == 0 {
@@ -110,7 +110,8 @@ pub fn bounce_vector(frame: &mut Frame, vector: u64) {
     bounce(frame, address, error, flags & 4 != 0);
 }
 
-/// Xen's `create_bounce_frame`: the interrupted context on the guest kernel's stack, control to `target`.
+/// Xen's `create_bounce_frame`: pushes the interrupted context on the guest kernel's stack and transfers control to
+/// `target`.
 fn bounce(frame: &mut Frame, target: u64, error: Option<u64>, mask_events: bool) {
     let state = entry();
     let mask_at = state.vcpu_info + 1;
@@ -147,7 +148,7 @@ fn bounce(frame: &mut Frame, target: u64, error: Option<u64>, mask_events: bool)
     }
 }
 
-/// Ends the VM with all that is known in the log.
+/// Ends the VM after writing the state to the log.
 pub fn fatal(frame: &Frame) -> ! {
     static NESTED: AtomicU64 = AtomicU64::new(0);
     if NESTED.fetch_add(1, Ordering::Relaxed) == 0 {

@@ -1,4 +1,4 @@
-//! What `core` expects from a platform, and the panic handler. Only in the linked image.
+//! Functions that `core` needs from a platform, and the panic handler. Only the linked image contains them.
 
 use core::arch::asm;
 

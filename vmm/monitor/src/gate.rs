@@ -1,5 +1,5 @@
-//! Calls into CPL 0: `int $4` with the address of a micro-routine in r10. About 6 µs each, since KVM
-//! emulates every instruction there.
+//! Calls to CPL 0: `int $4` with the address of a short routine in r10. Each takes about 6 µs, since KVM emulates every
+//! instruction at CPL 0.
 
 use core::arch::asm;
 
@@ -26,38 +26,36 @@ fn call(routine: *const u8, rax: u64, rcx: u64, rdx: u64) -> u64 {
     result
 }
 
-/// The address of the last page fault.
+/// Returns the address of the last page fault.
 pub fn read_cr2() -> u64 {
     call(&raw const monitor_gate_read_cr2, 0, 0, 0)
 }
 
-/// Switches the address space and flushes.
+/// Switches the address space and flushes its translations.
 pub fn write_cr3(cr3: u64) {
     call(&raw const monitor_gate_write_cr3, cr3, 0, 0);
 }
 
-/// Forgets one translation.
+/// Flushes the translation of one page.
 pub fn invlpg(address: u64) {
     call(&raw const monitor_gate_invlpg, address, 0, 0);
 }
 
-/// Writes a model-specific register.
 pub fn wrmsr(index: u32, value: u64) {
     let (low, high) = (value & 0xffff_ffff, value >> 32);
     call(&raw const monitor_gate_wrmsr, low, index.into(), high);
 }
 
-/// Leaves for the VMM; returns when it lets the guest run again.
+/// Exits to the VMM. Returns when the VMM runs the guest again.
 pub fn out(port: u16) {
     call(&raw const monitor_gate_out, 0, 0, port.into());
 }
 
-/// Debug status.
 pub fn read_dr6() -> u64 {
     call(&raw const monitor_gate_read_dr6, 0, 0, 0)
 }
 
-/// Writes a debug register; 4 and 5 do not exist and are ignored.
+/// Writes a debug register. Writes to 4 and 5, which do not exist, are ignored.
 pub fn write_dr(index: usize, value: u64) {
     let routine = match index {
         0 => &raw const monitor_gate_write_dr0,

@@ -1,5 +1,5 @@
-//! Hypercalls: the numbers and structures of Xen's public headers, as far as Linux's PV entry uses them.
-//! What is not here is logged and answered with -ENOSYS.
+//! Hypercalls, with the numbers and structures of Xen's public headers, as far as Linux's PV entry uses them. All
+//! others are logged and return -ENOSYS.
 
 use crate::{
     debugreg, emulate, events,
@@ -25,7 +25,7 @@ fn dispatch(nr: u32, args: [u64; 4]) -> i64 {
     match nr {
         0 => set_trap_table(a),
         1 => mmu_update(a, b, c),
-        2 | 10 | 21 => 0, // set_gdt, update_descriptor, vm_assist: nothing of ours depends on them
+        2 | 10 | 21 => 0, // set_gdt, update_descriptor, vm_assist: the monitor does not depend on them
         3 => {
             entry().kernel_sp = b;
             entry().last_write_fault = 0;
@@ -58,7 +58,7 @@ fn dispatch(nr: u32, args: [u64; 4]) -> i64 {
     }
 }
 
-/// `xen.h`, `trap_info`: vector u8, flags u8, cs u16, address u64; ends with address 0.
+/// `xen.h`, `trap_info`: vector u8, flags u8, cs u16, address u64. The list ends with address 0.
 fn set_trap_table(mut at: u64) -> i64 {
     for _ in 0..256 {
         let [vector, flags] = peek::<[u8; 2]>(at);
@@ -72,7 +72,7 @@ fn set_trap_table(mut at: u64) -> i64 {
     0
 }
 
-/// `xen.h`, `mmu_update`: ptr u64 whose low bits are the command, val u64.
+/// `xen.h`, `mmu_update`: ptr u64, whose low bits are the command, and val u64.
 fn mmu_update(mut at: u64, count: u64, done_at: u64) -> i64 {
     const MACHPHYS: u64 = 1;
     const PRESERVE_AD: u64 = 2;
@@ -108,9 +108,9 @@ fn update_va_mapping(va: u64, value: u64, flags: u64) -> i64 {
     0
 }
 
-/// With one vCPU the page of the user write fault that is being handled needs no flush: it is copy-on-write
-/// being broken, the stale translation is read-only, and the retried write faults and is walked again.
-/// Once user code has run again this no longer holds: what is flushed then may have been written before.
+/// With one vCPU, the page of the user-mode write fault that the kernel is handling needs no flush. The fault breaks
+/// copy-on-write, so the stale translation is read-only, and the repeated write faults and walks the tables again. This
+/// no longer holds after user code has run again, because it may have written to the page before.
 fn invlpg(va: u64) {
     let last = core::mem::take(&mut entry().last_write_fault);
     if last == 0 || last != va >> 12 {
@@ -138,7 +138,7 @@ fn mmuext_op(mut at: u64, count: u64, done_at: u64) -> i64 {
 
 fn mmuext(cmd: u32, arg: u64) -> bool {
     match cmd {
-        0..=2 => true, // PIN_L1..L3: the tables are as good as they are
+        0..=2 => true, // PIN_L1..L3: only L4 tables need changes
         3 => pagetable::pin_l4(arg << 12),
         4 => {
             pagetable::forget_shadow(arg << 12);
@@ -184,7 +184,7 @@ fn callback_op(cmd: u64, at: u64) -> i64 {
     0
 }
 
-/// `memory.h`.
+/// The hypercall `memory_op` (`memory.h`).
 fn memory_op(cmd: u64, at: u64) -> i64 {
     const CURRENT_RESERVATION: u64 = 3;
     const MAXIMUM_RESERVATION: u64 = 4;
@@ -225,7 +225,7 @@ fn multicall(at: u64, count: u64) -> i64 {
     0
 }
 
-/// `version.h`.
+/// The hypercall `xen_version` (`version.h`).
 fn xen_version(cmd: u64, at: u64) -> i64 {
     const VERSION: u64 = 0;
     const EXTRAVERSION: u64 = 1;
@@ -258,7 +258,7 @@ fn console_io(cmd: u64, count: u64, at: u64) -> i64 {
     count as i64
 }
 
-/// `vcpu.h`.
+/// The hypercall `vcpu_op` (`vcpu.h`).
 fn vcpu_op(cmd: u64, vcpu: u64, at: u64) -> i64 {
     const IS_UP: u64 = 3;
     const REGISTER_RUNSTATE: u64 = 5;
@@ -291,12 +291,12 @@ fn vcpu_op(cmd: u64, vcpu: u64, at: u64) -> i64 {
     }
 }
 
-/// Moves vcpu_info (64 bytes) to where the guest wants it, with what is pending.
+/// Moves vcpu_info (64 bytes), with pending events, to the guest's address.
 fn register_vcpu_info(mfn: u64, at: u32) -> i64 {
     let new = direct((mfn << 12) + u64::from(at));
     poke(new, peek::<[u64; 8]>(entry().vcpu_info));
     entry().vcpu_info = new;
-    // The pending words may have moved under a raise: let the guest look at all of them.
+    // An event may have been raised during the move: make the guest check all pending words.
     poke(new + 8, u64::MAX);
     poke(new, 1_u8);
     0
@@ -308,7 +308,7 @@ fn set_segment_base(which: u64, base: u64) -> i64 {
         1 => entry().user_gs = base,
         2 => emulate::write_gs_base(base),
         3 => {
-            // A null selector clears the base; others the guest's tables do not have here.
+            // A null selector clears the base. The guest has no other selectors for GS.
             if base & 0xfffc == 0 {
                 entry().user_gs = 0;
             }
@@ -318,7 +318,7 @@ fn set_segment_base(which: u64, base: u64) -> i64 {
     0
 }
 
-/// `sched.h`.
+/// The hypercall `sched_op` (`sched.h`).
 fn sched_op(cmd: u64, at: u64) -> i64 {
     const YIELD: u64 = 0;
     const BLOCK: u64 = 1;

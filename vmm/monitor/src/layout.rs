@@ -1,20 +1,20 @@
-//! What the VMM and the monitor agree on: addresses, the shared page, ports, vectors.
+//! The interface between the VMM and the monitor: addresses, the shared page, ports, vectors.
 //!
 //! Guest-physical memory: guest RAM from 0, then the monitor's region.
 //!
 //! ```text
 //! ram + 0          image (text, data, stacks)          at most 1 MiB
-//!     + 0x100000   shared page (VMM ↔ monitor); from its middle on what a template's clones may do without at first
+//!     + 0x100000   shared page (VMM ↔ monitor); its second half lists the chunks that a clone starts without
 //!     + 0x101000   Xen shared_info
 //!     + 0x102000   GDT, TSS (one page), IDT (next page)
 //!     + 0x104000   CPUID table
 //!     + 0x108000   log ring                            32 KiB
 //!     + 0x110000   page tables of slot 257
-//!     + 2 MiB      machine-to-phys table, 8 bytes a page of RAM, rounded up to 2 MiB
+//!     + 2 MiB      machine-to-phys table, 8 bytes per page of RAM, rounded up to 2 MiB
 //! ```
-//! All of it is mapped from [`BASE`] on, with the machine-to-phys table again at [`M2P`] and all guest RAM
-//! at [`DIRECT`]; both are L4 slot 257, which Xen's ABI leaves to the hypervisor and in which ring 3 runs
-//! at native speed.
+//! All of it is mapped from [`BASE`] on, with the machine-to-phys table again at [`M2P`] and all guest RAM at
+//! [`DIRECT`]. Both are in L4 slot 257, which Xen's ABI reserves for the hypervisor and in which ring 3 runs at native
+//! speed.
 
 /// Virtual address of the monitor's region.
 pub const BASE: u64 = 0xffff_8080_0000_0000;
@@ -22,14 +22,14 @@ pub const BASE: u64 = 0xffff_8080_0000_0000;
 pub const M2P: u64 = BASE + (64 << 30);
 /// Virtual address at which guest-physical memory is mapped, writable, in 2 MiB pages.
 pub const DIRECT: u64 = BASE + (128 << 30);
-/// Index of the L4 entry that holds all of the above.
+/// Index of the L4 entry for all of these addresses.
 pub const L4_SLOT: usize = 257;
 
-/// Offsets into the region.
+/// Offsets in the region.
 pub mod offset {
-    /// See [`super::Shared`].
+    /// [`super::Shared`].
     pub const SHARED: u64 = 0x10_0000;
-    /// Bits for the VMM that restores a snapshot, [`super::DEFERRED_BYTES`] long; see there.
+    /// The list of deferred chunks, [`super::DEFERRED_BYTES`] long.
     pub const DEFERRED: u64 = 0x10_0800;
     /// Xen's `shared_info`.
     pub const SHARED_INFO: u64 = 0x10_1000;
@@ -43,55 +43,55 @@ pub mod offset {
     pub const CPUID: u64 = 0x10_4000;
     /// Log ring, [`super::LOG_BYTES`] long.
     pub const LOG: u64 = 0x10_8000;
-    /// Page tables.
+    /// Page tables of L4 slot 257.
     pub const PAGE_TABLES: u64 = 0x11_0000;
     /// Machine-to-phys table.
     pub const M2P: u64 = 0x20_0000;
 }
 
-/// Length of the list of chunks of RAM, [`CHUNK_BYTES`] each and a bit for each, that hold no page table: KVM need
-/// not know them until they are touched. In a saved copy of memory only.
+/// Length in bytes of the list of chunks without page tables, with a bit for each chunk of [`CHUNK_BYTES`]. KVM need
+/// not have these chunks until the guest touches them. The list is only in a saved copy of memory.
 pub const DEFERRED_BYTES: usize = 256;
-/// See [`DEFERRED_BYTES`].
+/// Size of a chunk in bytes.
 pub const CHUNK_BYTES: u64 = 4 << 20;
 /// Length of the log ring in bytes, a power of two.
 pub const LOG_BYTES: u64 = 0x8000;
-/// Code selector of everything that runs at CPL 3.
+/// Code selector of all code at CPL 3.
 pub const USER_CS: u16 = 0x33;
-/// Data selector of everything that runs at CPL 3.
+/// Data selector of all code at CPL 3.
 pub const USER_SS: u16 = 0x2b;
-/// Code selector of the gate's micro-routines at CPL 0.
+/// Code selector of the gate's routines at CPL 0.
 pub const GATE_CS: u16 = 0x10;
 /// Selector of the TSS.
 pub const TSS_SELECTOR: u16 = 0x40;
-/// Selector whose limit Linux reads for getcpu.
+/// Index of the descriptor whose limit Linux reads for getcpu.
 pub const CPU_NODE_INDEX: usize = 15;
 
-/// Interrupt vector by which the VMM says "look at [`Shared::pending`]".
+/// Interrupt vector by which the VMM announces bits in [`Shared::pending`].
 pub const EVENT_VECTOR: u8 = 0x40;
 /// Interrupt vector of the LAPIC's TSC-deadline timer.
 pub const TIMER_VECTOR: u8 = 0x41;
 
 /// Event channel of the console.
 pub const CONSOLE_PORT: u32 = 2;
-/// Event channel of device 0; device i has this plus i.
+/// Event channel of device 0; device i has `DEVICE_PORT + i`.
 pub const DEVICE_PORT: u32 = 16;
-/// First event channel that is handed out on request.
+/// First event channel that the guest can allocate.
 pub const FIRST_DYNAMIC_PORT: u32 = 32;
 
-/// I/O ports on which the monitor leaves the guest. The value written is ignored.
+/// I/O ports by which the monitor exits to the VMM. The written value is ignored.
 pub mod port {
-    /// Nothing to run until an event or [`super::Shared::deadline_tsc`].
+    /// The guest is idle until an event or [`super::Shared::deadline_tsc`].
     pub const IDLE: u16 = 0x10;
     /// The log ring is half full.
     pub const LOG: u16 = 0x11;
-    /// The guest ended; [`super::Shared::end_reason`] says why.
+    /// The guest has ended; [`super::Shared::end_reason`] has the reason.
     pub const END: u16 = 0x12;
-    /// An instruction raised #UD; see [`super::Shared::deferred`].
+    /// An instruction raised #UD, see [`super::Shared::deferred`].
     pub const MEMORY: u16 = 0x13;
 }
 
-/// [`Shared::end_reason`]: Xen's `SHUTDOWN_*`, and one more.
+/// Values of [`Shared::end_reason`]: Xen's `SHUTDOWN_*`, and [`end::MONITOR`].
 pub mod end {
     /// Orderly power-off.
     pub const POWEROFF: u64 = 0;
@@ -99,14 +99,14 @@ pub mod end {
     pub const REBOOT: u64 = 1;
     /// The guest kernel crashed.
     pub const CRASH: u64 = 3;
-    /// The monitor met something it cannot go on from; the log says what.
+    /// The monitor cannot continue; the log has the reason.
     pub const MONITOR: u64 = 256;
 }
 
-/// Room in the CPUID table; the last entry is always empty.
+/// Number of entries in the CPUID table. The last one is always empty.
 pub const CPUID_ENTRIES: usize = 512;
 
-/// What the guest kernel gets for one leaf.
+/// The guest kernel's CPUID values for one leaf.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuidEntry {
@@ -114,16 +114,16 @@ pub struct CpuidEntry {
     pub function: u32,
     /// Subleaf (ECX).
     pub index: u32,
-    /// 1 if the subleaf matters.
+    /// 1 if the leaf has subleaves.
     pub indexed: u32,
     /// 1 in an entry, 0 behind the last one.
     pub used: u32,
-    /// The answer.
+    /// EAX, EBX, ECX, EDX.
     pub registers: [u32; 4],
 }
 
-/// Parameters of the guest's clock: `ns = ns_base + scale(tsc - tsc_base)` with pvclock's scaling
-/// (`(delta << shift) * mul >> 32`, a negative shift shifts right).
+/// Parameters of the guest's clock: `ns = ns_base + scale(tsc - tsc_base)` with pvclock's scaling (`(delta << shift) *
+/// mul >> 32`; a negative shift shifts right).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Clock {
@@ -131,7 +131,7 @@ pub struct Clock {
     pub tsc_base: u64,
     /// System time in nanoseconds at `tsc_base`.
     pub ns_base: u64,
-    /// TSC ticks a millisecond.
+    /// TSC ticks per millisecond.
     pub tsc_khz: u64,
     /// Nanoseconds since 1970 at system time zero.
     pub wall_base_ns: u64,
@@ -167,18 +167,18 @@ impl Clock {
     }
 }
 
-/// The page through which VMM and monitor talk. Each side writes only its own fields, and only while the
-/// vCPU is out of guest code does the VMM touch any.
+/// The page shared by VMM and monitor. Each side writes only its own fields, and the VMM accesses the page only while
+/// the vCPU is out of the guest.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shared {
-    /// VMM: event channels 0–63 to raise. The monitor takes bits away.
+    /// VMM: event channels 0–63 to raise. The monitor clears the bits.
     pub pending: u64,
-    /// VMM: counts up when `clock` has new values (a restore).
+    /// VMM: incremented when `clock` has new values (after a restore).
     pub clock_epoch: u64,
-    /// VMM: see [`Clock`].
+    /// VMM: the guest's clock.
     pub clock: Clock,
-    /// VMM: pages of guest RAM.
+    /// VMM: number of pages of guest RAM.
     pub ram_pages: u64,
     /// VMM: guest-physical address of the region.
     pub region: u64,
@@ -186,28 +186,28 @@ pub struct Shared {
     pub console_ring: u64,
     /// VMM: CR3 at the guest's start.
     pub first_cr3: u64,
-    /// Monitor: TSC at which the guest wants its timer, 0 for never.
+    /// Monitor: TSC value of the guest's next timer interrupt; 0 if none is set.
     pub deadline_tsc: u64,
-    /// Monitor: 1 when an interrupt was taken since the idle check began: the VMM must not sleep.
+    /// Monitor: 1 if an interrupt was taken since the idle check began. The VMM must then not sleep.
     pub woken: u64,
-    /// Monitor: see [`end`].
+    /// Monitor: one of [`end`].
     pub end_reason: u64,
-    /// Monitor: bytes ever put into the log ring.
+    /// Monitor: number of bytes ever written to the log ring.
     pub log_head: u64,
-    /// VMM: bytes ever taken from the log ring.
+    /// VMM: number of bytes ever read from the log ring.
     pub log_tail: u64,
-    /// VMM: 1 while KVM does not know all memory. KVM emulates the instructions that touch the rest, and raises
-    /// #UD for those that it cannot, or that lie there.
+    /// VMM: 1 while KVM does not have all memory. KVM emulates instructions that access the missing memory, and raises
+    /// #UD for those that it cannot emulate or that lie in it.
     pub deferred: u64,
     /// Monitor: address of the instruction that raised #UD.
     pub undefined_at: u64,
 }
 
-/// First bytes of the image: where the VMM finds the entries. All are virtual addresses.
+/// Header of the image: the virtual addresses of its entry points and stacks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Header {
-    /// [`HEADER_MAGIC`].
+    /// Always [`HEADER_MAGIC`].
     pub magic: u64,
     /// Target of `syscall` (MSR LSTAR).
     pub syscall: u64,
@@ -217,7 +217,7 @@ pub struct Header {
     pub iret: u64,
     /// 32 exception stubs, [`STUB_BYTES`] apart.
     pub exceptions: u64,
-    /// Stub for each vector from 32 up; [`STUB_BYTES`] later that of [`TIMER_VECTOR`].
+    /// Stub for the vectors from 32 up. The stub for [`TIMER_VECTOR`] follows at a distance of [`STUB_BYTES`].
     pub interrupt: u64,
     /// Target of `int $4`, at CPL 0.
     pub gate: u64,
@@ -231,11 +231,11 @@ pub struct Header {
 
 /// "MONITOR3" in memory order.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"MONITOR3");
-/// Distance between stubs.
+/// Distance between stubs in bytes.
 pub const STUB_BYTES: u64 = 16;
 
-/// pvclock multiplier and shift for a TSC frequency in kHz, as KVM and Xen choose them: the shift brings
-/// the frequency into 0.5–1 GHz to 1–2 GHz so that the multiplier uses all of its 32 bits.
+/// pvclock multiplier and shift for a TSC frequency in kHz, as KVM and Xen choose them: the shift brings the frequency
+/// into the range of 1 to 2 GHz, so that the multiplier uses all of its 32 bits.
 #[must_use]
 pub fn scale_of(tsc_khz: u64) -> (u32, i32) {
     let mut hz = tsc_khz.max(1) * 1000;
@@ -248,7 +248,7 @@ pub fn scale_of(tsc_khz: u64) -> (u32, i32) {
         hz <<= 1;
         shift += 1;
     }
-    // Computed from the exact frequency: hz above is rounded by the shifts.
+    // Computed from the exact frequency, because the shifts above round `hz`.
     let exact = u128::from(tsc_khz.max(1)) * 1000;
     let ns = 1_000_000_000_u128 << 32;
     let mul = if shift < 0 {
@@ -277,7 +277,7 @@ mod tests {
             };
             for ns in [78, 1_000_000, 3_600_000_000_000, 86_400_000_000_000] {
                 let at = clock.ns_at(clock.tsc_at(ns));
-                // pvclock's multiplier is rounded: one part in 2^31.
+                // pvclock's multiplier is rounded by up to one part in 2^31.
                 assert!(at + (ns >> 30) + 2 >= ns, "{khz} {ns} {at}");
             }
         }

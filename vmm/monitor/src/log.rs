@@ -1,5 +1,5 @@
-//! The log ring: console output of the guest kernel and words of the monitor, taken by the VMM whenever
-//! the guest is out.
+//! The log ring: console output of the guest kernel and messages of the monitor. The VMM reads it whenever the vCPU is
+//! out of the guest.
 
 use core::{
     fmt,
@@ -12,7 +12,7 @@ use crate::{
     state::{poke, shared},
 };
 
-/// Appends bytes; asks the VMM to drain when the ring is half full.
+/// Appends bytes. When the ring is half full, exits to the VMM, which drains it.
 pub fn write(bytes: &[u8]) {
     for &byte in bytes {
         let (head, tail) = unsafe {
@@ -29,7 +29,7 @@ pub fn write(bytes: &[u8]) {
     }
 }
 
-/// `core::fmt` into the ring.
+/// Formats text into the log ring.
 pub struct Writer;
 
 impl fmt::Write for Writer {

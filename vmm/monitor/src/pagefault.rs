@@ -1,5 +1,4 @@
-//! Page faults. A fault that is delivered straight to CPL 3 comes without CR2, whose reading is privileged
-//! and costs a trip through the gate.
+//! Page faults. A fault is delivered to CPL 3 without CR2, which is privileged and has to be read through the gate.
 
 use crate::{
     exceptions::bounce_vector,
@@ -15,7 +14,7 @@ const VECTOR: u64 = 14;
 /// Offset of `arch.cr2` in vcpu_info.
 const CR2_IN_VCPU_INFO: u64 = 16;
 
-/// Repairs what is the monitor's, hands the rest to the guest with CR2 where Xen puts it.
+/// Repairs faults that the monitor caused. Delivers all others to the guest, with CR2 where Xen puts it.
 pub fn handle(frame: &mut Frame) {
     let address = gate::read_cr2();
     if entry().user_mode == 0 {

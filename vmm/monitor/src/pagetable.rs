@@ -1,6 +1,6 @@
-//! The guest's page tables. Machine frames are guest-physical frames; the monitor writes entries through
-//! its own map of all RAM, KVM's shadow paging sees the stores. Every present entry gets the U bit, since
-//! the guest kernel runs at CPL 3 too.
+//! The guest's page tables. Machine frames are guest-physical frames. The monitor writes entries through its own map of
+//! all RAM, and KVM's shadow paging detects the stores. Every present entry gets the U bit, because the guest kernel
+//! runs at CPL 3 too.
 
 use crate::{
     gate,
@@ -8,11 +8,8 @@ use crate::{
     state::{cr3, direct, peek, poke, rest, shared},
 };
 
-/// Present.
 pub const P: u64 = 1;
-/// Writable.
 pub const RW: u64 = 1 << 1;
-/// User.
 pub const U: u64 = 1 << 2;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
@@ -31,14 +28,14 @@ fn entry_at(table: u64, index: u64) -> u64 {
     direct((table & FRAME) + index * 8)
 }
 
-/// Guest-physical memory that the direct map covers: RAM and the monitor's region.
+/// Whether an address is in guest RAM. The monitor's region does not count.
 fn is_ram(gpa: u64) -> bool {
     let pages = crate::events::from_vmm(unsafe { &raw const (*shared()).ram_pages });
     gpa >> 12 < pages
 }
 
-/// `mmu_update` with MMU_NORMAL_PT_UPDATE or MMU_PT_UPDATE_PRESERVE_AD: `at` is a machine address.
-/// False if it is not RAM.
+/// `mmu_update` with MMU_NORMAL_PT_UPDATE or MMU_PT_UPDATE_PRESERVE_AD. `at` is a machine address. Returns false if it
+/// is not RAM.
 pub fn update(at: u64, value: u64, preserve_ad: bool) -> bool {
     if !is_ram(at) {
         return false;
@@ -53,7 +50,7 @@ pub fn update(at: u64, value: u64, preserve_ad: bool) -> bool {
     true
 }
 
-/// Address (in the direct map) of the L1 entry of a virtual address in the current tables.
+/// Address (in the direct map) of the L1 entry for a virtual address in the current tables.
 pub fn leaf(va: u64) -> Option<u64> {
     let mut table = cr3();
     for level in [39, 30, 21] {
@@ -67,8 +64,8 @@ pub fn leaf(va: u64) -> Option<u64> {
     Some(entry_at(table, va >> 12 & 511))
 }
 
-/// `update_va_mapping`. A read-only mapping of the kernel's direct map is asked for where a page becomes a
-/// page table; it stays writable here, since the kernel's own atomic updates of entries go through it.
+/// The hypercall `update_va_mapping`. The kernel requests a read-only mapping in its direct map when a page becomes a
+/// page table. The mapping stays writable, since the kernel's own atomic updates of entries go through it.
 pub fn update_va(va: u64, value: u64) -> bool {
     let Some(at) = leaf(va) else { return false };
     let was = peek::<u64>(at);
@@ -84,8 +81,8 @@ pub fn update_va(va: u64, value: u64) -> bool {
     true
 }
 
-/// A page that was a page table is plain RAM again. KVM goes on write-protecting it until it sees a store
-/// that no page table gets: one of two bytes.
+/// Ends KVM's write protection of a page that was a page table and is ordinary RAM again. KVM keeps the protection
+/// until it sees a store of a size that page tables do not get; here, two bytes.
 pub fn forget_shadow(gpa: u64) {
     if is_ram(gpa) {
         let at = direct(gpa);
@@ -93,14 +90,14 @@ pub fn forget_shadow(gpa: u64) {
     }
 }
 
-/// The monitor's own entry of an L4 table.
+/// The monitor's own entry in every L4 table.
 fn own_entry() -> u64 {
     let region = crate::events::from_vmm(unsafe { &raw const (*shared()).region });
     (region + offset::PAGE_TABLES) | P | RW | U
 }
 
-/// `MMUEXT_PIN_L4_TABLE`: the monitor's slot, and U bits in the tables of the kernel's half. Entries of the
-/// user half are made with U by the kernel itself.
+/// The hypercall `MMUEXT_PIN_L4_TABLE`: sets the monitor's slot, and U bits in the tables of the kernel's half. The
+/// kernel itself sets U in the entries of the user's half.
 pub fn pin_l4(gpa: u64) -> bool {
     if !is_ram(gpa) {
         return false;
@@ -119,8 +116,8 @@ fn own_slot(l4: u64) {
     }
 }
 
-/// Sets U in one entry; goes on below only where it was missing, so that tables shared by all address
-/// spaces are walked once.
+/// Sets U in one entry. Descends only if the bit was missing, so that tables shared by all address spaces are walked
+/// once.
 fn fix(table: u64, index: u64, level: u32) {
     let at = entry_at(table, index);
     let value = peek::<u64>(at);
@@ -138,7 +135,7 @@ fn fix(table: u64, index: u64, level: u32) {
     }
 }
 
-/// `MMUEXT_NEW_BASEPTR`.
+/// The hypercall `MMUEXT_NEW_BASEPTR`.
 pub fn switch(gpa: u64) -> bool {
     if !is_ram(gpa) {
         return false;
@@ -154,16 +151,16 @@ pub fn flush() {
     gate::write_cr3(cr3());
 }
 
-/// What the walk of a kernel address met that a fault can be blamed on, repaired.
+/// The result of [`repair`].
 pub enum Repair {
-    /// An entry lacked U, or a page table's page was read-only: try the access again.
+    /// An entry lacked U, or the page of a page table was read-only: retry the access.
     Retry,
-    /// Nothing of ours: the fault is the guest's.
+    /// Nothing to repair: the fault belongs to the guest.
     Guest,
 }
 
-/// Repairs a protection fault of the guest kernel: U bits that were never set because the kernel wrote the
-/// entry itself, and read-only entries of its map of page tables (see [`update_va`]).
+/// Repairs a protection fault of the guest kernel: missing U bits in entries that the kernel wrote itself, and
+/// read-only entries in its map of page tables (see [`update_va`]).
 pub fn repair(va: u64, write: bool) -> Repair {
     let mut table = cr3();
     let mut repaired = Repair::Guest;

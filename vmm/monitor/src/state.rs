@@ -1,5 +1,5 @@
-//! The vCPU's state as the monitor keeps it: one vCPU, so plain statics, addressed by the entry code by
-//! name. Interrupts touch them too, but only while no other monitor code changes them: see `entry`.
+//! The state of the one vCPU, in plain statics that the entry code addresses by name. Interrupts access them too, but
+//! only while no other monitor code changes them: see [`crate::entry`].
 
 use core::ptr::{addr_of_mut, read_volatile, write_volatile};
 
@@ -47,31 +47,31 @@ pub mod flag {
     pub const AC: u64 = 1 << 18;
 }
 
-/// What the entry code reads and writes by symbol.
+/// State that the entry code reads and writes by symbol.
 #[repr(C)]
 pub struct Entry {
     /// 1 while the guest is in user mode.
     pub user_mode: u64,
-    /// RSP of the guest at a `syscall`, scratch of the entry code.
+    /// RSP of the guest at a `syscall`; scratch of the entry code.
     pub saved_rsp: u64,
     /// RSP of the guest at a hypercall.
     pub hypercall_rsp: u64,
     /// Stack of the guest kernel for entries from user mode.
     pub kernel_sp: u64,
-    /// GS base of the mode that is not running.
+    /// GS base of user mode while kernel mode runs.
     pub user_gs: u64,
-    /// As above.
+    /// GS base of kernel mode while user mode runs.
     pub kernel_gs: u64,
     /// Virtual address of the vcpu_info in use.
     pub vcpu_info: u64,
-    /// Guest kernel's entry for system calls.
+    /// The guest kernel's entry point for system calls.
     pub syscall_target: u64,
-    /// Page of the user write fault that the guest kernel is handling, 0 for none: forgotten on the way
-    /// back to user mode and when the kernel turns to another thread (see `hypercall::invlpg`).
+    /// Page of the user-mode write fault that the guest kernel is handling; 0 if none. Cleared on the return to user
+    /// mode and when the kernel switches to another thread (see `hypercall::invlpg`).
     pub last_write_fault: u64,
 }
 
-/// See [`Entry`].
+/// The one [`Entry`].
 #[unsafe(no_mangle)]
 pub static mut MONITOR_ENTRY: Entry = Entry {
     user_mode: 0,
@@ -85,34 +85,34 @@ pub static mut MONITOR_ENTRY: Entry = Entry {
     last_write_fault: 0,
 };
 
-/// An exception vector of the guest's trap table.
+/// An exception vector in the guest's trap table.
 #[derive(Clone, Copy, Default)]
 pub struct Trap {
-    /// Handler; 0 for none.
+    /// Address of the handler; 0 if none.
     pub address: u64,
     /// Bits 0–1: privilege level that may raise it by `int n`; bit 2: mask events.
     pub flags: u8,
 }
 
-/// What only Rust code uses.
+/// State that only Rust code uses.
 pub struct Rest {
-    /// Guest's trap table.
+    /// The guest's trap table.
     pub traps: [Trap; 256],
-    /// Guest kernel's entry for events.
+    /// The guest kernel's entry point for events.
     pub event_target: u64,
-    /// Guest-physical address of the current L4 table, 0 until it was switched first.
+    /// Guest-physical address of the current L4 table; 0 before the first switch.
     pub cr3: u64,
-    /// Virtual address of the registered time area, 0 for none.
+    /// Virtual address of the registered time area; 0 if none.
     pub time_area: u64,
-    /// [`Shared::clock_epoch`] that was applied last.
+    /// The last applied [`Shared::clock_epoch`].
     pub clock_epoch: u64,
-    /// Event channel of VIRQ_TIMER, 0 for none.
+    /// Event channel of VIRQ_TIMER; 0 if none.
     pub timer_port: u32,
-    /// Next event channel to hand out.
+    /// Next event channel to allocate.
     pub next_port: u32,
-    /// TSC deadline that the LAPIC holds, 0 for none.
+    /// TSC deadline in the LAPIC; 0 if none.
     pub armed_tsc: u64,
-    /// Virtual debug registers.
+    /// The guest's debug registers.
     pub debug: [u64; 8],
 }
 
@@ -131,12 +131,12 @@ static mut REST: Rest = Rest {
     debug: [0; 8],
 };
 
-/// The entry code's state.
+/// The state of the entry code.
 pub fn entry() -> &'static mut Entry {
     unsafe { &mut *addr_of_mut!(MONITOR_ENTRY) }
 }
 
-/// The rest of the state.
+/// The state of the Rust code.
 pub fn rest() -> &'static mut Rest {
     unsafe { &mut *addr_of_mut!(REST) }
 }
@@ -149,28 +149,28 @@ pub fn cr3() -> u64 {
     }
 }
 
-/// Pointer to the page shared with the VMM; its fields are read and written volatile.
+/// The page shared with the VMM. Its fields must be accessed with volatile reads and writes.
 pub fn shared() -> *mut Shared {
     (layout::BASE + offset::SHARED) as *mut Shared
 }
 
-/// Reads a value that somebody else may change.
+/// Reads a value that the guest or the VMM may change.
 pub fn peek<T: Copy>(at: u64) -> T {
     unsafe { read_volatile(at as *const T) }
 }
 
-/// Writes a value that somebody else may read.
+/// Writes a value that the guest or the VMM may read.
 pub fn poke<T: Copy>(at: u64, value: T) {
     unsafe { write_volatile(at as *mut T, value) }
 }
 
-/// Where guest-physical memory is mapped.
+/// The virtual address at which the monitor has mapped a guest-physical one.
 pub fn direct(gpa: u64) -> u64 {
     layout::DIRECT + gpa
 }
 
 impl Frame {
-    /// Whether the interrupted code is the monitor's own.
+    /// Whether the interrupted code belongs to the monitor.
     pub fn in_monitor(&self) -> bool {
         self.rip >> 39 == layout::BASE >> 39
     }

@@ -18,7 +18,7 @@ const MSR_TSC_DEADLINE: u32 = 0x6e0;
 const TIME_IN_VCPU_INFO: u64 = 32;
 /// Offset of the wall clock in shared_info.
 const WALL_CLOCK: u64 = 3072;
-/// The TSC may be read without asking which CPU one is on.
+/// pvclock flag: the TSC is synchronized on all CPUs.
 const TSC_STABLE: u8 = 1;
 
 fn tsc() -> u64 {
@@ -37,8 +37,8 @@ fn deadline() -> u64 {
     from_vmm(unsafe { addr_of!((*shared()).deadline_tsc) })
 }
 
-/// Writes one `pvclock_vcpu_time_info`: version u32, pad, tsc_timestamp u64, system_time u64, mul u32,
-/// shift i8, flags u8.
+/// Writes one `pvclock_vcpu_time_info`: version u32, pad, tsc_timestamp u64, system_time u64, mul u32, shift i8, flags
+/// u8.
 fn publish(at: u64, clock: &Clock) {
     let version = crate::state::peek::<u32>(at) | 1;
     poke(at, version);
@@ -68,8 +68,8 @@ pub fn publish_all() {
     poke(wall, version.wrapping_add(1));
 }
 
-/// At the start and after a restore: the clock has another TSC base, and what was armed is gone.
-/// `deadline_tsc` was already moved by the VMM.
+/// Applies new clock parameters, at the start and after a restore. The clock then has another TSC base, and the LAPIC
+/// has no deadline. The VMM has already adjusted `deadline_tsc`.
 pub fn apply_clock() {
     let epoch = from_vmm(unsafe { addr_of!((*shared()).clock_epoch) });
     if epoch != rest().clock_epoch {
@@ -79,24 +79,24 @@ pub fn apply_clock() {
     }
 }
 
-/// `VCPUOP_set_singleshot_timer`: system time in nanoseconds.
+/// The hypercall `VCPUOP_set_singleshot_timer`: system time in nanoseconds.
 pub fn set(at_ns: u64) {
     set_deadline(clock().tsc_at(at_ns).max(1));
     arm();
 }
 
-/// `VCPUOP_stop_singleshot_timer`.
+/// The hypercall `VCPUOP_stop_singleshot_timer`.
 pub fn stop() {
     set_deadline(0);
 }
 
-/// Before the guest goes on after an idle time, in which nothing needs the LAPIC.
+/// Arms the timer after an idle period, in which the LAPIC is not needed.
 pub fn resume() {
     arm();
 }
 
-/// Makes the LAPIC interrupt no later than the deadline. An earlier one that is armed may fire first and
-/// is then armed again: cheaper than writing the register each time.
+/// Makes the LAPIC interrupt at the deadline at the latest. If an earlier interrupt is armed, it fires first and arms
+/// the timer again, which is cheaper than writing the register each time.
 fn arm() {
     let (want, armed) = (deadline(), rest().armed_tsc);
     if want != 0 && (armed == 0 || want < armed) {
@@ -105,7 +105,7 @@ fn arm() {
     }
 }
 
-/// Raises the timer's channel if its time has come. Says whether it had.
+/// Raises the timer's channel if the deadline has passed. Returns whether it has.
 pub fn check() -> bool {
     let at = deadline();
     let due = at != 0 && tsc() >= at;
@@ -118,7 +118,7 @@ pub fn check() -> bool {
     due
 }
 
-/// An interrupt came; `lapic` if it was the timer's, which may be early.
+/// Handles an interrupt. `lapic` is true for the LAPIC timer's interrupt, which can be early.
 pub fn fired(lapic: bool) {
     if lapic {
         rest().armed_tsc = 0;

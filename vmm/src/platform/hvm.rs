@@ -1,14 +1,14 @@
-//! The `hvm` platform: VMX or SVM runs the guest kernel in ring 0, KVM has the interrupt controllers.
+//! The `hvm` platform: VMX or SVM runs the guest kernel in ring 0, and KVM emulates the interrupt controllers.
 //!
 //! ```text
 //! guest-physical   0            RAM (slot 0), at most 3 GiB of it
 //!                  0xd0000000   register page of the devices (slot 1, read-only)
 //!                  0xfec00000   I/O APIC      0xfee00000 local APICs     both KVM's
 //!                  0x100000000  the rest of RAM (slot 2)
-//! threads          the machine's runs vCPU 0 and owns the devices; `secondary` runs the others
+//! threads          the machine's thread runs vCPU 0 and owns the devices; `secondary` runs the others
 //! ```
-//! As on `ring3`, reads of the register page never leave the guest and acknowledgements end in an ioeventfd;
-//! every other write leaves it. Halts stay in KVM: a ready descriptor ends them by its signal.
+//! As on `ring3`, reads of the register page do not leave the guest, and interrupt acknowledgements end in an
+//! ioeventfd; every other write is an exit. Halts stay in KVM: the signal of a ready descriptor ends them.
 
 mod acpi;
 mod boot;
@@ -37,61 +37,55 @@ use crate::{
 use ports::{Outcome, Ports, SerialLine, SharedPorts};
 use secondary::{Secondaries, Write};
 
-/// Where the register page of the devices lies.
+/// Guest-physical address of the register page.
 const REGISTERS: u64 = 0xd000_0000;
-/// Where the register page and the interrupt controllers are.
+/// Guest-physical addresses of the register page and the interrupt controllers.
 pub(super) const HOLE: Hole = Hole {
     start: 0xc000_0000,
     end: 0x1_0000_0000,
 };
-/// Slots of RAM below and above the hole; the register page has the one between.
+/// KVM slots of the RAM below and above the hole. The register page has the slot between them.
 const RAM_SLOTS: [u32; 2] = [0, 2];
 /// Interrupt of the serial port.
 const SERIAL_GSI: u32 = 4;
-/// Interrupt of device slot 0; the others follow.
+/// Interrupt of device slot 0. The other slots follow.
 const DEVICE_GSI: u32 = 5;
 /// Three pages that VMX needs for real mode (KVM API 4.36), and one for its page table (4.63).
 const TSS: usize = 0xfffb_d000;
 const IDENTITY_MAP: u64 = 0xfffb_c000;
 
-/// Kernel parameters of this platform. There is no PCI: looking for it costs exits.
+/// Kernel parameters of this platform. `pci=off` saves the exits of a search for PCI, which the VM does not have.
 pub(super) const PARAMETERS: &str = "console=ttyS0 clocksource=kvm-clock pci=off reboot=panic_warm";
 /// The reset flag of the BIOS data area, which the kernel sets before a reset, and its value for a warm start.
 const WARM_START: u64 = 0x472;
 const WARM_START_MARK: u16 = 0x1234;
 
-/// Why the platform could not be set up.
+/// Why a step of the platform failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HvmError {
-    /// KVM refused a step.
     #[error("KVM refused to {step}")]
     Kvm {
-        /// What was tried.
         step: &'static str,
-        /// The cause.
         #[source]
         source: kvm_ioctls::Error,
     },
-    /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The kernel cannot be loaded.
     #[error("cannot load the kernel")]
     Kernel(#[source] linux_loader::loader::Error),
-    /// The initramfs cannot be read, or what the kernel is given does not fit.
+    /// The initramfs cannot be read.
     #[error("cannot {0}")]
     Boot(&'static str, #[source] std::io::Error),
-    /// Guest memory is too small for what was to be put there.
+    /// Guest memory is too small for an object that the boot needs.
     #[error("guest memory has no room for {0}")]
     Room(&'static str),
-    /// An eventfd or a thread could not be made.
-    #[error("cannot make {0}")]
+    #[error("cannot create {0}")]
     Resource(&'static str, #[source] std::io::Error),
-    /// Saved state that no VM can have been in.
-    #[error("the saved state is impossible: {0}")]
+    /// No VM can have saved this state.
+    #[error("the saved state is invalid: {0}")]
     State(&'static str),
-    /// Saved state of another CPU.
-    #[error("this CPU cannot continue the template, it lacks: {}", .0.join(", "))]
+    /// The state was saved on a CPU with other features.
+    #[error("this CPU cannot run the template, it lacks: {}", .0.join(", "))]
     Missing(Vec<String>),
 }
 
@@ -99,7 +93,7 @@ fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> HvmError {
     move |source| HvmError::Kvm { step, source }
 }
 
-/// What a snapshot holds of this platform.
+/// The platform's state in a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct HvmState {
     ram: u64,
@@ -108,7 +102,7 @@ pub struct HvmState {
     irqchips: Vec<kvm_irqchip>,
     clock: kvm_clock_data,
     serial: SerialLine,
-    /// Register writes that the guest has made and no device has seen.
+    /// Register writes of secondary vCPUs that the devices have not handled.
     writes: Vec<Write>,
 }
 
@@ -122,9 +116,9 @@ pub struct Hvm {
     registers: MmapRegion<()>,
     _ack: EventFd,
     ports: SharedPorts,
-    /// The clock at which it was paused, while it is.
+    /// The clock at which the VM was paused; `None` while it runs.
     paused_clock: Option<kvm_clock_data>,
-    /// MSRs that a snapshot holds.
+    /// Indices of the MSRs that a snapshot contains.
     msrs: Vec<u32>,
 }
 
@@ -132,7 +126,7 @@ impl Hvm {
     /// Builds a VM with `ram` bytes of RAM that will start the kernel.
     ///
     /// # Errors
-    /// See [`HvmError`].
+    /// Returns [`HvmError`] if the files cannot be loaded, memory cannot be mapped, or KVM refuses a step.
     pub fn boot(
         kvm_fd: &Kvm,
         ram: u64,
@@ -155,7 +149,8 @@ impl Hvm {
     /// Builds a clone on the template's memory. The guest does not run yet.
     ///
     /// # Errors
-    /// See [`HvmError`]; state that does not fit is [`HvmError::State`] or [`HvmError::Missing`].
+    /// Returns [`HvmError::State`] for invalid state, [`HvmError::Missing`] if the CPU lacks a feature, and other
+    /// variants if KVM refuses a step.
     pub fn restore(
         kvm_fd: &Kvm,
         memory: Memory,
@@ -195,7 +190,7 @@ impl Hvm {
         Ok(this)
     }
 
-    /// A VM without registers; the second half are the vCPUs from 1 on.
+    /// Creates a VM without CPU state. Also returns its vCPUs from 1 on.
     fn new(
         kvm_fd: &Kvm,
         memory: Memory,
@@ -244,18 +239,17 @@ impl Hvm {
         Ok((this, others))
     }
 
-    /// The vCPU of the machine's thread, for the kick.
+    /// The vCPU that runs on the machine's thread, to install the kick.
     pub fn vcpu(&mut self) -> &mut VcpuFd {
         &mut self.vcpu
     }
 
-    /// Guest memory.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Replaces what the guest reads from the register page.
+    /// Replaces the content of the register page.
     pub fn show_registers(&self, page: &[u8; PAGE_BYTES]) {
         use vm_memory::VolatileMemory;
         // The mapping has exactly this length.
@@ -264,10 +258,10 @@ impl Hvm {
         }
     }
 
-    /// Runs the guest until vCPU 0 leaves it or another vCPU needs the owner of the devices.
+    /// Runs the guest until vCPU 0 exits or another vCPU needs the owner of the devices.
     ///
     /// # Errors
-    /// None that are not told as [`EndReason::Failed`]; the signature is the platforms'.
+    /// Never fails: failures of KVM are [`EndReason::Failed`]. The signature is that of all platforms.
     pub fn run(&mut self) -> Result<Exit, HvmError> {
         self.secondaries.served();
         match self.secondaries.next() {
@@ -289,8 +283,8 @@ impl Hvm {
         }
     }
 
-    /// The end, on all vCPUs. A kernel that panics resets the machine like one that reboots, but as a warm
-    /// start, which its command line asks for, and that leaves a mark.
+    /// Stops all vCPUs after the end of the guest. A kernel that panics resets the machine like one that reboots, but
+    /// as a warm start, which `reboot=panic_warm` requests and which leaves a mark in memory.
     fn ended(&mut self, reason: EndReason) -> Exit {
         self.stop();
         let mark: Option<u16> = self.memory.ram.read_obj(GuestAddress(WARM_START)).ok();
@@ -300,7 +294,7 @@ impl Hvm {
         })
     }
 
-    /// Clears the request to leave that a kick left behind.
+    /// Clears the request to leave KVM_RUN that a kick set.
     pub fn clear_kick(&mut self) {
         self.vcpu.set_kvm_immediate_exit(0);
     }
@@ -308,7 +302,7 @@ impl Hvm {
     /// Takes every vCPU out of the guest until the next [`Hvm::run`], and stops the clock.
     ///
     /// # Errors
-    /// KVM does not tell the clock.
+    /// Returns [`HvmError::Kvm`] if KVM cannot read the clock.
     pub fn pause(&mut self) -> Result<(), HvmError> {
         self.stop();
         if self.paused_clock.is_none() {
@@ -318,11 +312,11 @@ impl Hvm {
         Ok(())
     }
 
-    /// Has the clock go on. The time-stamp counter went on all the time: kvm-clock is the guest's clock, and
-    /// a timer that was set by the counter is early, which the guest takes for noise.
+    /// Continues the clock. The time-stamp counter was not stopped. The guest uses kvm-clock; a timer that it set by
+    /// the counter fires early, which Linux tolerates.
     ///
     /// # Errors
-    /// KVM refuses the clock.
+    /// Returns [`HvmError::Kvm`] if KVM refuses the clock.
     pub fn resume(&mut self) -> Result<(), HvmError> {
         match self.paused_clock.take() {
             Some(clock) => self.set_clock(&clock),
@@ -331,7 +325,7 @@ impl Hvm {
     }
 
     fn set_clock(&self, clock: &kvm_clock_data) -> Result<(), HvmError> {
-        // Without flags the clock goes on at this very value.
+        // Without flags the clock continues at exactly this value.
         let clock = kvm_clock_data {
             clock: clock.clock,
             ..Default::default()
@@ -341,18 +335,18 @@ impl Hvm {
 
     fn stop(&mut self) {
         self.secondaries.pause();
-        // The guest's watchdogs shall not count the time out of it. Before it uses kvm-clock there is nothing
-        // to tell it, and the call fails.
+        // Keeps the guest's watchdogs from counting the time of the pause. The call fails while the guest does not use
+        // kvm-clock, and then it is not needed.
         let _ = self.vcpu.kvmclock_ctrl();
         for vcpu in self.secondaries.vcpus() {
             let _ = secondary::lock(vcpu).kvmclock_ctrl();
         }
     }
 
-    /// Raises device interrupts, as edges.
+    /// Raises device interrupts as edges.
     ///
     /// # Errors
-    /// KVM refuses the interrupt.
+    /// Returns [`HvmError::Kvm`] if KVM refuses the interrupt.
     pub fn raise(&mut self, interrupts: Interrupts) -> Result<(), HvmError> {
         for slot in interrupts.slots() {
             let slot = u32::try_from(slot).unwrap_or(0);
@@ -361,7 +355,7 @@ impl Hvm {
         Ok(())
     }
 
-    /// Takes what the guest printed since the last call.
+    /// Returns the console output since the last call.
     #[must_use]
     pub fn take_log(&mut self) -> Vec<u8> {
         ports::lock(&self.ports).take_log()
@@ -370,7 +364,7 @@ impl Hvm {
     /// Reads the state of a paused VM.
     ///
     /// # Errors
-    /// See [`HvmError`].
+    /// Returns [`HvmError::Kvm`] if KVM refuses a step.
     pub fn save(&mut self) -> Result<HvmState, HvmError> {
         self.stop();
         let mut cpus = vec![CpuState::of(&mut self.vcpu, &self.msrs)?];
@@ -408,30 +402,30 @@ const IRQCHIPS: [u32; 3] = [
     kvm_bindings::KVM_IRQCHIP_IOAPIC,
 ];
 
-/// An edge on an interrupt line.
+/// Raises and lowers an interrupt line.
 fn pulse(vm: &VmFd, gsi: u32) -> Result<(), kvm_ioctls::Error> {
     vm.set_irq_line(gsi, true)?;
     vm.set_irq_line(gsi, false)
 }
 
-/// What a vCPU's exit leaves to do.
+/// What the owner must do after an exit of a vCPU.
 enum Step {
     Again,
     Kicked,
-    /// A line of the console's output is whole.
+    /// The console output has a complete line.
     Printed,
     Write(Write),
     Ended(EndReason),
 }
 
-/// One stay of a vCPU in the guest. Ports are dealt with here, on whatever thread; the devices are not.
+/// Runs a vCPU until one exit. Port accesses are handled here, on any thread; device writes are not.
 fn step(vcpu: &mut VcpuFd, ports: &SharedPorts) -> Step {
     const END: u64 = REGISTERS + PAGE_BYTES as u64;
     match vcpu.run() {
         Ok(VcpuExit::MmioWrite(at @ REGISTERS..END, data)) => {
             Step::Write(Write::new(at - REGISTERS, data))
         }
-        // Nothing else is there: writes are lost, reads give ones.
+        // Other addresses have no device: writes are ignored, reads return ones.
         Ok(VcpuExit::MmioWrite(..)) => Step::Again,
         Ok(VcpuExit::MmioRead(_, data)) => {
             data.fill(0xff);
@@ -447,7 +441,7 @@ fn step(vcpu: &mut VcpuFd, ports: &SharedPorts) -> Step {
             Outcome::Ended(reason) => Step::Ended(reason),
         },
         Ok(VcpuExit::Intr) => Step::Kicked,
-        // A triple fault: the guest lost its last means to say anything.
+        // A triple fault.
         Ok(VcpuExit::Shutdown) => Step::Ended(EndReason::Crash),
         Ok(other) => Step::Ended(EndReason::Failed(format!(
             "KVM stopped the guest: {other:?}"

@@ -1,7 +1,7 @@
-//! Which platform this host's KVM offers: measured with a few thousand guest instructions, not looked up.
+//! Detects which platform KVM on this host offers, by timing a few thousand guest instructions.
 //!
-//! A loop runs once at CPL 0 and once at CPL 3, ended by an invalid opcode without an IDT (a shutdown
-//! exit). Where an instruction of one ring costs as much as hundreds, that ring is emulated.
+//! A loop runs once at CPL 0 and once at CPL 3, and ends with an invalid opcode without an IDT, which is a shutdown
+//! exit. If an instruction in one ring takes as long as hundreds, KVM emulates that ring.
 
 use std::{arch::x86_64::__cpuid, time::Duration};
 
@@ -16,49 +16,49 @@ use crate::{error::MachineError, memory::Memory, sys};
 
 /// Iterations of the two-instruction loop.
 const LOOPS: u64 = 1000;
-/// How often a ring is measured before it counts as emulated.
+/// Number of measurements before a ring counts as emulated.
 const ROUNDS: u32 = 8;
-/// The same for ring 0 of a CPU that announces VMX or SVM, while it does not look native. There it is native as a rule, and slow runs are a
-/// busy host's: an emulated machine's CPU time counts also while its own host runs something else.
+/// The same for ring 0 of a CPU that announces VMX or SVM. Its ring 0 is almost certainly native, and slow runs mean
+/// that the host is busy: the CPU time of an emulated machine includes the time in which its own host runs other work.
 const ROUNDS_ANNOUNCED: u32 = 100;
-/// More than this for an iteration is emulation: native is below 2 ns (where QEMU emulates the CPU, 20 to 120),
-/// emulated by KVM above 500.
+/// Iterations above this time in nanoseconds are emulated. Native ones take less than 2 ns (20 to 120 where QEMU
+/// emulates the CPU), emulated ones more than 500.
 const EMULATED_NS: u64 = 300;
 
-/// What the probe found.
+/// The result of the probe.
 #[derive(Debug, Clone, Serialize)]
 pub struct HostPlatform {
-    /// What a VMM here will use; absent if neither ring runs natively.
+    /// The platform of this host; `None` if neither ring runs natively.
     pub platform: Option<Platform>,
-    /// The reason in words, with figures.
+    /// The reason as text, with the measured times.
     pub why: String,
-    /// Nanoseconds an iteration at CPL 0; absent if it did not run.
+    /// Time per iteration at CPL 0 in nanoseconds; `None` if the loop did not run.
     pub ring0_ns: Option<u64>,
-    /// The same at CPL 3.
+    /// Time per iteration at CPL 3 in nanoseconds; `None` if the loop did not run.
     pub ring3_ns: Option<u64>,
 }
 
 /// Probes this host.
 ///
 /// # Errors
-/// No KVM, or no memory.
+/// Returns [`MachineError::NoKvm`] if /dev/kvm cannot be opened.
 pub fn host() -> Result<HostPlatform, MachineError> {
     let kvm = Kvm::new().map_err(|e| MachineError::NoKvm(e.into()))?;
     let ring0_ns = iteration_ns(&kvm, 0);
     let ring3_ns = iteration_ns(&kvm, 3);
-    Ok(judge(ring0_ns, ring3_ns))
+    Ok(classify(ring0_ns, ring3_ns))
 }
 
-/// The platform that VMs of this host get.
+/// The platform for VMs on this host.
 ///
 /// # Errors
-/// Neither ring runs natively.
+/// Returns [`MachineError::Unsuitable`] if neither ring runs natively.
 pub fn platform(kvm: &Kvm) -> Result<Platform, MachineError> {
     let ring0_ns = iteration_ns(kvm, 0);
     if native(ring0_ns) {
         return Ok(Platform::Hvm);
     }
-    let found = judge(ring0_ns, iteration_ns(kvm, 3));
+    let found = classify(ring0_ns, iteration_ns(kvm, 3));
     found.platform.ok_or(MachineError::Unsuitable(found.why))
 }
 
@@ -66,24 +66,24 @@ fn native(ns: Option<u64>) -> bool {
     ns.is_some_and(|ns| ns < EMULATED_NS)
 }
 
-fn judge(ring0_ns: Option<u64>, ring3_ns: Option<u64>) -> HostPlatform {
+fn classify(ring0_ns: Option<u64>, ring3_ns: Option<u64>) -> HostPlatform {
     let platform = match (native(ring0_ns), native(ring3_ns)) {
         (true, _) => Some(Platform::Hvm),
         (false, true) => Some(Platform::Ring3),
         (false, false) => None,
     };
     let figure = |ns: Option<u64>| ns.map_or("did not run".to_owned(), |ns| format!("{ns} ns"));
-    let verdict = match platform {
+    let conclusion = match platform {
         Some(Platform::Hvm) => "ring 0 is native: hardware virtualization",
         Some(Platform::Ring3) => {
             "ring 3 is native and ring 0 is emulated: no VMX or SVM underneath"
         }
-        None => "neither ring runs natively: this KVM was not seen to work",
+        None => "neither ring runs natively: KVM does not work on this host",
     };
     HostPlatform {
         platform,
         why: format!(
-            "{verdict} (a two-instruction loop at ring 0: {}, at ring 3: {})",
+            "{conclusion} (a two-instruction loop at ring 0: {}, at ring 3: {})",
             figure(ring0_ns),
             figure(ring3_ns)
         ),
@@ -92,8 +92,8 @@ fn judge(ring0_ns: Option<u64>, ring3_ns: Option<u64>) -> HostPlatform {
     }
 }
 
-/// Time of an iteration. Noise makes runs slower, never faster: a long run that is fast as a whole says enough,
-/// and otherwise the best of some long runs less the best of some empty ones decides, so that exits cancel out.
+/// Time per iteration. Noise only makes runs slower. So one fast long run is sufficient; otherwise the result is the
+/// fastest long run minus the fastest empty one, which cancels the cost of the exits.
 fn iteration_ns(kvm: &Kvm, cpl: u8) -> Option<u64> {
     let mut empty = Duration::MAX;
     let mut full = Duration::MAX;
@@ -112,20 +112,21 @@ fn iteration_ns(kvm: &Kvm, cpl: u8) -> Option<u64> {
     ns
 }
 
-/// Whether CPUID has VMX (Intel SDM, leaf 1, ECX 5) or SVM (AMD APM, leaf 8000_0001, ECX 2). Without them KVM's
+/// Whether CPUID announces VMX (Intel SDM, leaf 1, ECX 5) or SVM (AMD APM, leaf 8000_0001, ECX 2). Without them KVM's
 /// modules for hardware virtualization do not load.
 pub(crate) fn announces_virtualization() -> bool {
     let has_svm = __cpuid(0x8000_0000).eax > 0x8000_0000 && __cpuid(0x8000_0001).ecx & 1 << 2 != 0;
     __cpuid(1).ecx & 1 << 5 != 0 || has_svm
 }
 
-/// An upper bound of an iteration's time, if it is native speed even with all that a run costs besides.
+/// The time per iteration of a run including its exits, if even that is native speed.
 fn fast(full: Duration) -> Option<u64> {
     let bound = u64::try_from(full.as_nanos() / u128::from(LOOPS)).ok()?;
     (bound < EMULATED_NS).then_some(bound)
 }
 
-/// CPU time of one run of the loop, so that a busy host does not count; `None` if KVM does not do as expected.
+/// CPU time of one run of the loop, which does not include other processes of a busy host. Returns `None` if KVM does
+/// not behave as expected.
 fn run(kvm: &Kvm, cpl: u8, loops: u64) -> Option<Duration> {
     const TABLES: u64 = 0x1000;
     const CODE: u64 = 0x8000;
@@ -158,7 +159,7 @@ fn run(kvm: &Kvm, cpl: u8, loops: u64) -> Option<Duration> {
     loop {
         match vcpu.run() {
             Ok(VcpuExit::Shutdown) => return cpu_time()?.checked_sub(start),
-            // A kick: the machine's descriptors signal this thread, also while it probes.
+            // A kick: the machine's descriptors signal this thread even during the probe.
             Err(e) if [nix::libc::EINTR, nix::libc::EAGAIN].contains(&e.errno()) => {}
             _ => return None,
         }
@@ -201,14 +202,14 @@ mod tests {
 
     #[test]
     fn the_faster_ring_decides() {
-        assert_eq!(judge(Some(1), Some(1)).platform, Some(Platform::Hvm));
-        assert_eq!(judge(Some(900), Some(1)).platform, Some(Platform::Ring3));
-        assert_eq!(judge(None, Some(1)).platform, Some(Platform::Ring3));
-        assert_eq!(judge(Some(900), Some(900)).platform, None);
+        assert_eq!(classify(Some(1), Some(1)).platform, Some(Platform::Hvm));
+        assert_eq!(classify(Some(900), Some(1)).platform, Some(Platform::Ring3));
+        assert_eq!(classify(None, Some(1)).platform, Some(Platform::Ring3));
+        assert_eq!(classify(Some(900), Some(900)).platform, None);
     }
 
     #[test]
-    fn only_a_run_that_is_fast_as_a_whole_is_fast() {
+    fn a_run_is_fast_only_if_its_total_time_is() {
         assert_eq!(fast(Duration::from_micros(30)), Some(30));
         assert_eq!(fast(Duration::from_micros(300)), None);
     }

@@ -1,4 +1,4 @@
-//! A VM of either platform, with exactly what the machine asks of one.
+//! A VM of either platform, with the operations that the machine needs.
 
 use kvm_ioctls::{Kvm, VcpuFd};
 use model::Platform;
@@ -14,28 +14,24 @@ use crate::{
     memory::{Hole, Memory},
 };
 
-/// Why a platform could not do it.
+/// Why an operation of the platform failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PlatformError {
-    /// On `ring3`.
     #[error(transparent)]
     Ring3(#[from] Ring3Error),
-    /// On `hvm`.
     #[error(transparent)]
     Hvm(#[from] HvmError),
 }
 
-/// What a snapshot holds of the platform.
+/// The platform's part of a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum PlatformState {
-    /// Of `ring3`.
     Ring3(Box<Ring3State>),
-    /// Of `hvm`.
     Hvm(Box<HvmState>),
 }
 
 impl PlatformState {
-    /// Where guest-physical addresses have no RAM.
+    /// The range of guest-physical addresses without RAM.
     #[must_use]
     pub fn hole(&self) -> Option<Hole> {
         match self {
@@ -45,7 +41,7 @@ impl PlatformState {
     }
 }
 
-/// Kernel parameters that a platform needs.
+/// Kernel parameters that the platform needs.
 #[must_use]
 pub fn kernel_parameters(platform: Platform, ram: u64, devices: usize) -> String {
     match platform {
@@ -57,12 +53,9 @@ pub fn kernel_parameters(platform: Platform, ram: u64, devices: usize) -> String
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub enum PlatformVm {
-    /// On `ring3`.
     Ring3(Box<Ring3>),
-    /// On `hvm`.
     Hvm(Box<Hvm>),
 }
 
@@ -70,7 +63,7 @@ impl PlatformVm {
     /// Builds a VM with `ram` bytes of RAM that will start the kernel.
     ///
     /// # Errors
-    /// The platform's.
+    /// Returns the platform's error.
     pub fn boot(
         platform: Platform,
         kvm: &Kvm,
@@ -87,7 +80,7 @@ impl PlatformVm {
     /// Builds a clone on the template's memory. The guest does not run yet.
     ///
     /// # Errors
-    /// The platform's.
+    /// Returns the platform's error.
     pub fn restore(
         kvm: &Kvm,
         memory: Memory,
@@ -104,7 +97,6 @@ impl PlatformVm {
         })
     }
 
-    /// Which it is.
     #[must_use]
     pub fn platform(&self) -> Platform {
         match self {
@@ -113,7 +105,7 @@ impl PlatformVm {
         }
     }
 
-    /// The vCPU of the machine's thread, for the kick.
+    /// The vCPU that runs on the machine's thread, to install the kick.
     pub fn vcpu(&mut self) -> &mut VcpuFd {
         match self {
             Self::Ring3(vm) => vm.vcpu(),
@@ -121,7 +113,6 @@ impl PlatformVm {
         }
     }
 
-    /// Guest memory.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         match self {
@@ -130,7 +121,7 @@ impl PlatformVm {
         }
     }
 
-    /// Replaces what the guest reads from the register page.
+    /// Replaces the content of the register page.
     pub fn show_registers(&self, page: &[u8; PAGE_BYTES]) {
         match self {
             Self::Ring3(vm) => vm.show_registers(page),
@@ -138,10 +129,10 @@ impl PlatformVm {
         }
     }
 
-    /// Runs the guest until it leaves.
+    /// Runs the guest until it exits.
     ///
     /// # Errors
-    /// The platform's.
+    /// Returns the platform's error.
     pub fn run(&mut self) -> Result<Exit, PlatformError> {
         match self {
             Self::Ring3(vm) => Ok(vm.run()?),
@@ -149,7 +140,7 @@ impl PlatformVm {
         }
     }
 
-    /// Clears the request to leave that a kick left behind.
+    /// Clears the request to leave KVM_RUN that a kick set.
     pub fn clear_kick(&mut self) {
         match self {
             Self::Ring3(vm) => vm.clear_kick(),
@@ -157,11 +148,10 @@ impl PlatformVm {
         }
     }
 
-    /// Takes vCPUs that run on other threads out of the guest, until the next [`PlatformVm::run`], and
-    /// stops the guest's clock.
+    /// Stops the guest's clock, and takes vCPUs on other threads out of the guest until the next [`PlatformVm::run`].
     ///
     /// # Errors
-    /// The platform's.
+    /// Returns the platform's error.
     pub fn pause(&mut self) -> Result<(), PlatformError> {
         match self {
             Self::Ring3(vm) => vm.pause(),
@@ -170,11 +160,11 @@ impl PlatformVm {
         Ok(())
     }
 
-    /// Has the guest's clock go on where a pause stopped it: it knows nothing of the time in between, so
-    /// that no watchdog bites and no timer is late. Its wall clock is behind until somebody tells it.
+    /// Continues the guest's clock where the pause stopped it. The guest does not notice the time in between, so no
+    /// watchdog fires and no timer is late. Its wall clock is behind until it is set again.
     ///
     /// # Errors
-    /// The platform's.
+    /// Returns the platform's error.
     pub fn resume(&mut self) -> Result<(), PlatformError> {
         match self {
             Self::Ring3(vm) => Ok(vm.resume()?),
@@ -185,7 +175,7 @@ impl PlatformVm {
     /// Raises device interrupts.
     ///
     /// # Errors
-    /// The platform's.
+    /// Returns the platform's error.
     pub fn raise(&mut self, interrupts: Interrupts) -> Result<(), PlatformError> {
         match self {
             Self::Ring3(vm) => Ok(vm.raise(interrupts)?),
@@ -193,10 +183,10 @@ impl PlatformVm {
         }
     }
 
-    /// Takes what the guest printed since the last call.
+    /// Returns the console output since the last call.
     ///
     /// # Errors
-    /// The platform's.
+    /// Returns the platform's error.
     pub fn take_log(&mut self) -> Result<Vec<u8>, PlatformError> {
         match self {
             Self::Ring3(vm) => Ok(vm.take_log()?),
@@ -204,10 +194,10 @@ impl PlatformVm {
         }
     }
 
-    /// Words that the file of guest memory is to hold in place of those in memory.
+    /// Changes for a saved copy of guest memory: (offset, value) of 8-byte words.
     ///
     /// # Errors
-    /// The platform's.
+    /// Returns the platform's error.
     pub fn memory_fixups(&self) -> Result<Vec<(u64, u64)>, PlatformError> {
         match self {
             Self::Ring3(vm) => Ok(vm.memory_fixups()?),
@@ -218,7 +208,7 @@ impl PlatformVm {
     /// Reads the state of a paused VM.
     ///
     /// # Errors
-    /// The platform's.
+    /// Returns the platform's error.
     pub fn save(&mut self) -> Result<PlatformState, PlatformError> {
         Ok(match self {
             Self::Ring3(vm) => PlatformState::Ring3(Box::new(vm.save()?)),

@@ -271,14 +271,14 @@ fn reboot(command: &str) -> String {
 pub(crate) fn kvm_the_end_of_a_guest_is_reported() {
     assert_eq!(
         ends_with(&reboot("0x1234567")),
-        "the guest asked for a reboot"
+        "the guest requested a reboot"
     );
     assert_eq!(ends_with(&reboot("0x4321fedc")), "the guest powered off");
     assert_eq!(
         ends_with("echo b > /proc/sysrq-trigger"),
-        "the guest asked for a reboot"
+        "the guest requested a reboot"
     );
-    let crash = "the guest kernel crashed (its console says why)";
+    let crash = "the guest kernel crashed (see the console for the reason)";
     assert_eq!(ends_with("echo c > /proc/sysrq-trigger"), crash);
     // PID 1 is the agent.
     assert_eq!(

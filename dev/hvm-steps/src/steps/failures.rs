@@ -17,7 +17,7 @@ use crate::vm::Vm;
 pub(super) fn ends(state: &mut State<'_>) -> Result<String> {
     let ends = [
         ("o", "powered off"),
-        ("b", "asked for a reboot"),
+        ("b", "requested a reboot"),
         ("c", "crashed"),
     ];
     for (key, expected) in ends {

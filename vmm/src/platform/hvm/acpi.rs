@@ -1,8 +1,8 @@
-//! ACPI tables: without them the distribution's kernel finds neither its processors nor the devices, since
-//! it has no MP tables and takes no virtio-mmio devices from its command line.
+//! ACPI tables. The distribution's kernel needs them to find its processors and devices, since it has no support for MP
+//! tables and takes no virtio-mmio devices from its command line.
 //!
-//! The machine is of the hardware-reduced kind (ACPI 6.5, 4.1): no PM timer, no legacy interrupt controller,
-//! no keyboard controller, no CMOS clock; sleep and reset are one port each.
+//! The machine is hardware-reduced (ACPI 6.5, 4.1): it has no PM timer, legacy interrupt controller, keyboard
+//! controller or CMOS clock. Sleep and reset are one port each.
 
 use acpi_tables::{
     Aml, aml,
@@ -18,20 +18,20 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{DEVICE_GSI, HvmError, REGISTERS, SERIAL_GSI, ports};
 use crate::devices::{Ram, SLOT_STRIDE};
 
-/// Where the tables lie: the BIOS area, which the memory map calls reserved.
+/// Address of the tables, in the BIOS area, which the memory map declares reserved.
 pub(super) const TABLES: u64 = 0xe_0000;
 const TABLES_END: u64 = 0x10_0000;
-/// Length of every table's header (ACPI 6.5, 5.2.6).
+/// Length of every table's header in bytes (ACPI 6.5, 5.2.6).
 const HEADER: u32 = 36;
 const LOCAL_APIC: u32 = 0xfee0_0000;
 const IO_APIC: u32 = 0xfec0_0000;
-/// IAPC_BOOT_ARCH: no VGA, no CMOS clock; no keyboard controller or legacy devices by their absence.
+/// IAPC_BOOT_ARCH: no VGA, no CMOS clock. The bits for a keyboard controller and legacy devices are clear.
 const NO_VGA_NO_CMOS: u16 = 1 << 2 | 1 << 5;
 
 const OEM: [u8; 6] = *b"CUBE  ";
 const TABLE: [u8; 8] = *b"CUBEVMM ";
 
-/// Writes the tables; the address of the first one (RSDP).
+/// Writes the tables. Returns the address of the first one (RSDP).
 pub(super) fn write(ram: &Ram, vcpus: u8, devices: usize) -> Result<u64, HvmError> {
     let mut place = Place {
         ram,
@@ -103,7 +103,7 @@ fn fadt(dsdt: u64) -> impl Aml {
     fadt.finalize()
 }
 
-/// The differentiated description: one virtio-mmio device a slot, the serial line, and soft-off.
+/// The DSDT: one virtio-mmio device per slot, the serial port, and soft-off.
 fn dsdt(devices: usize) -> Result<Sdt, HvmError> {
     let mut body = Vec::new();
     for slot in 0..u8::try_from(devices).unwrap_or(u8::MAX) {
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_table_sums_to_zero_and_is_found_from_the_first() {
+    fn every_table_has_a_valid_checksum_and_is_reachable_from_the_rsdp() {
         let ram = Ram::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         let rsdp = write(&ram, 8, 5).unwrap();
         let read = |at: u64, n: usize| {

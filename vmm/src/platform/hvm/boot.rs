@@ -1,5 +1,5 @@
-//! The 64-bit boot protocol of Linux ("The Linux/x86 Boot Protocol", 64-bit): the ELF kernel at its physical
-//! addresses, a zero page that says where everything is, identity page tables for the first GiB.
+//! Linux's 64-bit boot protocol ("The Linux/x86 Boot Protocol"): the ELF kernel at its physical addresses, a zero page
+//! with the boot parameters, and identity page tables for the first GiB.
 //!
 //! ```text
 //! 0x00500 GDT   0x07000 zero page   0x08ff0 stack   0x09000 page tables   0x20000 command line
@@ -24,9 +24,9 @@ use super::{HOLE, HvmError, acpi};
 use crate::{devices::Ram, platform::ring3::BootFiles};
 
 pub(super) const GDT: u64 = 0x500;
-/// Null, unused, 64-bit code, data: the selectors that Linux calls `__BOOT_CS` and `__BOOT_DS`.
+/// Null, unused, 64-bit code, data. Linux calls the selectors of the last two `__BOOT_CS` and `__BOOT_DS`.
 pub(super) const GDT_ENTRIES: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
-/// Its last byte.
+/// Offset of the last byte of the GDT.
 pub(super) const GDT_LIMIT: u16 = 31;
 pub(super) const ZERO_PAGE: u64 = 0x7000;
 pub(super) const STACK: u64 = 0x8ff0;
@@ -40,7 +40,7 @@ const HIGH_START: u64 = 0x10_0000;
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 
-/// Puts everything in its place; the kernel's entry address.
+/// Loads the kernel and everything that it needs. Returns its entry address.
 pub(super) fn load(
     ram: &Ram,
     bytes: u64,
@@ -64,7 +64,8 @@ pub(super) fn load(
     Ok(kernel.kernel_load.0)
 }
 
-/// At the end of the RAM below the hole, on a page boundary: its address has 32 bits.
+/// Loads the initramfs at the end of the RAM below the hole, because the protocol has 32 bits for its address. The
+/// address is page-aligned.
 fn load_initrd(
     ram: &Ram,
     bytes: u64,
@@ -99,7 +100,7 @@ fn write_zero_page(
     params.hdr.boot_flag = 0xaa55;
     // "HdrS"
     params.hdr.header = 0x5372_6448;
-    // A boot loader without a number of its own.
+    // A boot loader without an assigned number.
     params.hdr.type_of_loader = 0xff;
     params.hdr.kernel_alignment = 0x100_0000;
     params.hdr.cmd_line_ptr = u32::try_from(CMDLINE).unwrap_or(0);
@@ -120,7 +121,7 @@ fn write_zero_page(
         .map_err(|_| HvmError::Room("the zero page"))
 }
 
-/// Ranges of guest-physical addresses from, to, and what they are.
+/// The e820 map: start, end and type of each range of guest-physical addresses.
 fn memory_map(bytes: u64) -> Vec<(u64, u64, u32)> {
     let mut map = vec![
         (0, LOW_END, E820_RAM),
@@ -133,7 +134,7 @@ fn memory_map(bytes: u64) -> Vec<(u64, u64, u32)> {
     map
 }
 
-/// GDT, and the first GiB in pages of 2 MiB.
+/// Writes the GDT, and page tables for the first GiB in pages of 2 MiB.
 fn write_tables(ram: &Ram) -> Result<(), vm_memory::GuestMemoryError> {
     const PRESENT_WRITABLE: u64 = 3;
     const LARGE: u64 = 1 << 7;

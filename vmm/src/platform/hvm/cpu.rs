@@ -1,4 +1,4 @@
-//! A vCPU: how it starts, and its state in a snapshot.
+//! A vCPU: its initial state, and its state in a snapshot.
 
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state,
@@ -15,18 +15,19 @@ const MSR_TSC: u32 = 0x10;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
 const MSR_MISC_ENABLE: u32 = 0x1a0;
 const MSR_MTRR_DEFAULT: u32 = 0x2ff;
-/// Most MSRs that one call takes; a list is read and written in pieces.
+/// Limit on MSRs per call; longer lists are split.
 const MSR_BATCH: usize = 128;
-/// How far the TSC may be off for a guest that scales it by its own measure: what Linux takes for noise.
+/// Largest difference of TSC rates, in parts per million, that a guest with a measured rate tolerates: Linux treats it
+/// as noise.
 const TSC_TOLERANCE_PPM: u64 = 250;
 
-/// MSRs that hold no state of a guest like ours: what the CPU is (ARCH_CAPABILITIES, PERF_CAPABILITIES, the
-/// VMX capabilities), and Hyper-V's interface, which it is not shown.
+/// Whether a snapshot contains an MSR. Excluded are MSRs that describe the CPU (ARCH_CAPABILITIES, PERF_CAPABILITIES,
+/// the VMX capabilities) and those of Hyper-V's interface, which guests do not have.
 fn is_saved(index: u32) -> bool {
     !matches!(index, 0x10a | 0x345 | 0x480..=0x4ff | 0x4000_0000..=0x4000_01ff)
 }
 
-/// The MSRs that this KVM knows and a snapshot holds.
+/// The MSRs of this KVM that a snapshot contains.
 pub(super) fn saved_msrs(kvm_fd: &Kvm) -> Result<Vec<u32>, HvmError> {
     let list = kvm_fd
         .get_msr_index_list()
@@ -34,21 +35,21 @@ pub(super) fn saved_msrs(kvm_fd: &Kvm) -> Result<Vec<u32>, HvmError> {
         .as_slice()
         .to_vec();
     let mut list: Vec<u32> = list.into_iter().filter(|index| is_saved(*index)).collect();
-    // Older kernels leave it out; it decides whether memory is cached.
+    // Older kernels do not list it, but it decides whether memory is cached.
     if !list.contains(&MSR_MTRR_DEFAULT) {
         list.push(MSR_MTRR_DEFAULT);
     }
     Ok(list)
 }
 
-/// Tells KVM the CPUID; needed before state or start, since KVM checks XCR0 and MSRs against it.
+/// Sets CPUID. This comes before all other state, because KVM checks XCR0 and MSRs against it.
 pub(super) fn prepare(vcpu: &VcpuFd, entries: &[kvm_cpuid_entry2]) -> Result<(), HvmError> {
     let cpuid = CpuId::from_entries(entries)
         .map_err(|_| HvmError::State("more CPUID entries than KVM takes"))?;
     vcpu.set_cpuid2(&cpuid).map_err(kvm("set CPUID"))
 }
 
-/// Registers of vCPU 0 at the kernel's 64-bit entry. The others wait for it to start them.
+/// Sets the registers of vCPU 0 for the kernel's 64-bit entry. The kernel starts the other vCPUs.
 pub(super) fn start(vcpu: &VcpuFd, entry: u64) -> Result<(), HvmError> {
     let mut sregs = vcpu.get_sregs().map_err(kvm("read special registers"))?;
     segments(&mut sregs);
@@ -68,7 +69,7 @@ pub(super) fn start(vcpu: &VcpuFd, entry: u64) -> Result<(), HvmError> {
         ..Default::default()
     })
     .map_err(kvm("set registers"))?;
-    // Fast strings; memory types by MTRR on, write-back where none says otherwise.
+    // Fast strings; MTRRs enabled, write-back as the default memory type.
     set_msrs(
         vcpu,
         &[(MSR_MISC_ENABLE, 1), (MSR_MTRR_DEFAULT, 1 << 11 | 6)],
@@ -116,7 +117,7 @@ fn set_msrs(vcpu: &VcpuFd, pairs: &[(u32, u64)]) -> Result<(), HvmError> {
     Ok(())
 }
 
-/// Reads what can be read: KVM lists MSRs that a guest of this CPUID does not have.
+/// Reads those MSRs that can be read: KVM lists some that a guest with this CPUID does not have.
 fn get_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<(u32, u64)>, HvmError> {
     let mut found = Vec::new();
     let mut rest = list;
@@ -132,7 +133,7 @@ fn get_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<(u32, u64)>, HvmError> {
         let mut msrs = Msrs::from_entries(&wanted).map_err(|_| HvmError::State("too many MSRs"))?;
         let n = vcpu.get_msrs(&mut msrs).map_err(kvm("read MSRs"))?;
         found.extend(msrs.as_slice()[..n].iter().map(|m| (m.index, m.data)));
-        // The first that cannot be read ends a call.
+        // KVM stops at the first MSR that it cannot read; skip it.
         rest = &rest[(n + 1).min(batch.len()).max(n)..];
     }
     Ok(found)
@@ -145,7 +146,7 @@ pub struct CpuState {
     tsc_khz: u32,
     regs: kvm_regs,
     sregs: kvm_sregs,
-    /// Absent where KVM has no XSAVE.
+    /// `None` if KVM has no XSAVE.
     xcrs: Option<kvm_xcrs>,
     xsave: kvm_xsave,
     lapic: kvm_lapic_state,
@@ -156,7 +157,7 @@ pub struct CpuState {
 }
 
 impl CpuState {
-    /// State of a vCPU that is out of the guest and has no signal to take.
+    /// Reads the state of a vCPU that is out of the guest and has no pending signal.
     pub(super) fn of(vcpu: &mut VcpuFd, msrs: &[u32]) -> Result<Self, HvmError> {
         // An exit that KVM has not finished (the rest of a port access) would be lost with the vCPU.
         vcpu.set_kvm_immediate_exit(1);
@@ -167,7 +168,7 @@ impl CpuState {
         }
         vcpu.set_kvm_immediate_exit(0);
         Ok(Self {
-            // First: KVM delivers what is pending when it is asked for this.
+            // First, because this call makes KVM deliver pending events.
             mp_state: vcpu.get_mp_state().map_err(kvm("read the run state"))?,
             cpuid: vcpu
                 .get_cpuid2(KVM_MAX_CPUID_ENTRIES)
@@ -176,10 +177,10 @@ impl CpuState {
                 .to_vec(),
             tsc_khz: vcpu
                 .get_tsc_khz()
-                .map_err(kvm("tell the TSC's frequency"))?,
+                .map_err(kvm("read the TSC's frequency"))?,
             regs: vcpu.get_regs().map_err(kvm("read registers"))?,
             sregs: vcpu.get_sregs().map_err(kvm("read special registers"))?,
-            // Without the capability the call fails or tells of no register.
+            // Without the capability the call fails or returns no register.
             xcrs: vcpu.get_xcrs().ok().filter(|xcrs| xcrs.nr_xcrs > 0),
             xsave: vcpu.get_xsave().map_err(kvm("read XSAVE state"))?,
             lapic: vcpu.get_lapic().map_err(kvm("read the LAPIC"))?,
@@ -189,7 +190,7 @@ impl CpuState {
         })
     }
 
-    /// Whether this host can go on with it.
+    /// Checks that this host can run the state.
     pub(super) fn check(&self, host: &[kvm_cpuid_entry2]) -> Result<(), HvmError> {
         let missing = cpuid::missing(&self.cpuid, host);
         if !missing.is_empty() {
@@ -201,7 +202,7 @@ impl CpuState {
         Ok(())
     }
 
-    /// Sets everything. KVM refuses what the CPU cannot hold.
+    /// Sets all state. KVM refuses values that the CPU does not support.
     pub(super) fn apply(&self, kvm_fd: &Kvm, vcpu: &VcpuFd) -> Result<(), HvmError> {
         prepare(vcpu, &self.cpuid)?;
         self.scale_tsc(kvm_fd, vcpu)?;
@@ -222,8 +223,8 @@ impl CpuState {
             .map_err(kvm("set pending events"))
     }
 
-    /// The TSC first and the deadline that is counted by it last. A deadline of zero may be one that has
-    /// just passed: its interrupt must not be lost, and one too many does no harm.
+    /// Orders the MSRs: first the TSC, last the deadline that refers to it. A deadline of zero may have passed a moment
+    /// before. Its interrupt must not be lost, and an additional one is harmless, so the timer is set to fire at once.
     fn ordered_msrs(&self) -> Vec<(u32, u64)> {
         let value = |index| self.msrs.iter().find(|(i, _)| *i == index).map(|m| m.1);
         let tsc = value(MSR_TSC);
@@ -240,11 +241,11 @@ impl CpuState {
             .collect()
     }
 
-    /// The guest's TSC has to go on at the rate that it knows.
+    /// Makes the guest's TSC continue at the rate for which the guest is calibrated.
     fn scale_tsc(&self, kvm_fd: &Kvm, vcpu: &VcpuFd) -> Result<(), HvmError> {
         let here = vcpu
             .get_tsc_khz()
-            .map_err(kvm("tell the TSC's frequency"))?;
+            .map_err(kvm("read the TSC's frequency"))?;
         let off = u64::from(here.abs_diff(self.tsc_khz)) * 1_000_000;
         if off <= u64::from(here) * TSC_TOLERANCE_PPM {
             return Ok(());

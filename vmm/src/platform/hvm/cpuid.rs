@@ -1,21 +1,21 @@
-//! What the guest knows of its CPU: what KVM offers, less what a restore elsewhere or another day could not
-//! keep (performance counters, the TSC's frequency, nested virtualization, tile state).
+//! The guest's CPUID: KVM's, without the features that a restore on another host or day could not preserve (performance
+//! counters, the TSC's frequency, nested virtualization, tile state).
 
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
 
 use super::{HvmError, kvm};
 
-/// KVM's paravirtual features that the guest may use (KVM API, `cpuid.rst`): both kvm-clock interfaces and
-/// its stability, no I/O delay, steal time, end of interrupt, unhalt, TLB flush, IPI, yield. Asynchronous
-/// page faults are not among them: they would have to be drained before a snapshot.
+/// KVM's paravirtual features for the guest (KVM API, `cpuid.rst`): both kvm-clock interfaces and the stable bit, no
+/// I/O delay, steal time, end of interrupt, unhalt, TLB flush, IPI, yield. Asynchronous page faults are excluded,
+/// because they would have to be drained before a snapshot.
 const PARAVIRTUAL: u32 =
     1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 11 | 1 << 13 | 1 << 24;
 
-/// XSAVE components beyond the 4096 bytes of `kvm_xsave`, and only on request: AMX.
+/// XSAVE components of AMX. They lie beyond the 4096 bytes of `kvm_xsave` and are available only on request.
 const TILES: u32 = 3 << 17;
 
-/// A 32-bit register of a leaf.
+/// A register of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Register {
     Eax,
@@ -35,7 +35,7 @@ impl Register {
     }
 }
 
-/// Registers in which a bit is a feature.
+/// Registers whose bits are features.
 const FEATURES: [(u32, u32, Register); 14] = [
     (1, 0, Register::Ecx),
     (1, 0, Register::Edx),
@@ -53,7 +53,7 @@ const FEATURES: [(u32, u32, Register); 14] = [
     (0x4000_0001, 0, Register::Eax),
 ];
 
-/// Names of the features that are missed most often; the others are told by their place.
+/// Names of features that are often missing. Other features are reported by leaf and bit.
 const NAMES: [(u32, u32, Register, u32, &str); 22] = [
     (1, 0, Register::Ecx, 12, "fma"),
     (1, 0, Register::Ecx, 21, "x2apic"),
@@ -79,7 +79,7 @@ const NAMES: [(u32, u32, Register, u32, &str); 22] = [
     (0x4000_0001, 0, Register::Eax, 24, "kvmclock-stable"),
 ];
 
-/// What any guest on this host may be told; the same for all its vCPUs.
+/// The part of CPUID that is the same for all guests and vCPUs on this host.
 pub(super) fn of_host(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, HvmError> {
     let supported = kvm_fd
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -97,8 +97,8 @@ pub(super) fn of_host(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, HvmError> {
     Ok(entries)
 }
 
-/// Without XSAVE a guest has nowhere to keep wide vectors. Programs that look at a feature's own bit alone
-/// (coreutils 9.1 does) must not find it.
+/// Hides features that need XSAVE, for a KVM without it. Programs that check only a feature's own bit (coreutils 9.1
+/// does) must not find the feature.
 fn hide_xsave(e: &mut kvm_cpuid_entry2) {
     match (e.function, e.index) {
         // FMA, XSAVE, AVX, F16C
@@ -111,7 +111,7 @@ fn hide_xsave(e: &mut kvm_cpuid_entry2) {
             // AVX512_4VNNIW, 4FMAPS, VP2INTERSECT, FP16
             clear(&mut e.edx, &[2, 3, 8, 23]);
         }
-        // AVX_VNNI, AVX512_BF16, AVX_IFMA; AVX_VNNI_INT8 and its kin
+        // AVX_VNNI, AVX512_BF16, AVX_IFMA; AVX_VNNI_INT8 and similar
         (7, 1) => {
             clear(&mut e.eax, &[4, 5, 23]);
             clear(&mut e.edx, &[4, 5, 10, 19]);
@@ -159,10 +159,10 @@ fn filter(entry: &kvm_cpuid_entry2, deadline: bool) -> Option<kvm_cpuid_entry2> 
             // MCE, MCA
             clear(&mut e.edx, &[7, 14]);
         }
-        // The TSC's rate is this host's: kvm-clock is the guest's clock.
+        // The TSC's rate is that of this host; the guest's clock is kvm-clock.
         (0x8000_0007, _) => (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, 0),
         (0x4000_0001, _) => (e.eax, e.edx) = (e.eax & PARAVIRTUAL, 0),
-        // Topology (made anew), resource control, SGX, PT, TSC and bus frequency, tiles, SVM, counters.
+        // Topology (replaced below), resource control, SGX, PT, TSC and bus frequency, tiles, SVM, counters.
         (0xb | 0x1f | 0xf | 0x10 | 0x12 | 0x14..=0x16 | 0x1d | 0x1e, _)
         | (0x8000_000a | 0x8000_001b | 0x8000_001c | 0x8000_0022, _) => return None,
         _ => {}
@@ -170,7 +170,7 @@ fn filter(entry: &kvm_cpuid_entry2, deadline: bool) -> Option<kvm_cpuid_entry2> 
     Some(e)
 }
 
-/// The same as vCPU `id` of `count` sees it: one package, a core for each.
+/// CPUID of vCPU `id` of `count`: one package with one core per vCPU.
 pub(super) fn of_vcpu(host: &[kvm_cpuid_entry2], id: u8, count: u8) -> Vec<kvm_cpuid_entry2> {
     let (id, count) = (u32::from(id), u32::from(count));
     let shift = count.next_power_of_two().trailing_zeros();
@@ -182,7 +182,7 @@ pub(super) fn of_vcpu(host: &[kvm_cpuid_entry2], id: u8, count: u8) -> Vec<kvm_c
                 e.ebx = (e.ebx & 0xff00) | id << 24 | ids << 16;
                 set_if(&mut e.edx, 28, count > 1);
             }
-            // Caches: levels 1 and 2 belong to a core, level 3 to all.
+            // Caches: levels 1 and 2 are private to a core, level 3 is shared by all.
             4 | 0x8000_001d if e.eax & 0x1f != 0 => {
                 let sharing = if e.eax >> 5 & 7 < 3 { 0 } else { ids - 1 };
                 e.eax = (e.eax & 0x3fff) | sharing << 14;
@@ -210,7 +210,7 @@ fn set_if(register: &mut u32, bit: u32, on: bool) {
     *register = (*register & !(1 << bit)) | u32::from(on) << bit;
 }
 
-/// A level of leaf 0xb: 1 is SMT, 2 the cores, 0 ends the list.
+/// A level of leaf 0xb. Kind 1 is SMT, 2 is cores, 0 ends the list.
 fn topology(index: u32, shift: u32, count: u32, kind: u32, id: u32) -> kvm_cpuid_entry2 {
     kvm_cpuid_entry2 {
         function: 0xb,
@@ -236,10 +236,10 @@ fn is_amd(entries: &[kvm_cpuid_entry2]) -> bool {
     first == Some(name(b"Auth")) || first == Some(name(b"Hygo"))
 }
 
-/// What a template's CPU has and this host's has not.
+/// The features that the template's CPU has and this host's CPU lacks.
 pub(super) fn missing(saved: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> Vec<String> {
     if vendor(saved) != vendor(host) {
-        return vec!["a CPU of the same maker".to_owned()];
+        return vec!["a CPU of the same vendor".to_owned()];
     }
     let mut found = Vec::new();
     for (function, index, register) in FEATURES {
@@ -248,7 +248,7 @@ pub(super) fn missing(saved: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> 
             entries.iter().find(entry).map_or(0, |e| register.of(e))
         };
         let mut lost = bits(saved) & !bits(host);
-        // Not features of the CPU: HTT and CmpLegacy say how many vCPUs there are.
+        // HTT and CmpLegacy depend on the number of vCPUs and are not features of the CPU.
         match (function, register) {
             (1, Register::Edx) => lost &= !(1 << 28),
             (0x8000_0001, Register::Ecx) => lost &= !(1 << 1),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_restore_cannot_keep_is_hidden() {
+    fn features_that_a_restore_cannot_preserve_are_hidden() {
         let seen = filter(&leaf(1, u32::MAX), true).unwrap();
         for bit in [3, 5, 15] {
             assert_eq!(seen.ecx >> bit & 1, 0, "ecx bit {bit}");
@@ -301,14 +301,14 @@ mod tests {
     }
 
     #[test]
-    fn wide_vectors_go_with_xsave() {
+    fn wide_vectors_are_hidden_without_xsave() {
         let mut seen = leaf(1, u32::MAX);
         hide_xsave(&mut seen);
         assert_eq!(seen.ecx, !(1 << 12 | 1 << 26 | 1 << 28 | 1 << 29));
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_features_are_named() {
         let saved = [leaf(0, 7), leaf(7, 1 << 16 | 1 << 1)];
         let host = [leaf(0, 7), leaf(7, 1 << 1)];
         assert_eq!(missing(&host, &saved), Vec::<String>::new());
@@ -316,11 +316,11 @@ mod tests {
         assert_eq!(lost[0], "avx512f");
         assert_eq!(lost[1], "la57");
         assert_eq!(lost[2], "CPUID 0x7.0 edx bit 16");
-        assert_eq!(missing(&[leaf(0, 1)], &host), ["a CPU of the same maker"]);
+        assert_eq!(missing(&[leaf(0, 1)], &host), ["a CPU of the same vendor"]);
     }
 
     #[test]
-    fn each_vcpu_has_its_number() {
+    fn each_vcpu_has_its_own_topology() {
         let host = [leaf(0, 0xb), leaf(1, 0), leaf(0x8000_0008, 0)];
         for id in 0..3 {
             let seen = of_vcpu(&host, id, 3);
@@ -329,7 +329,7 @@ mod tests {
             assert_eq!(seen[1].edx >> 28 & 1, 1);
             let cores = seen.iter().find(|e| e.function == 0xb && e.index == 1);
             assert_eq!(cores.map(|e| (e.eax, e.ebx)), Some((2, 3)));
-            // A template of three vCPUs needs nothing of the host for that.
+            // The topology of a template with three vCPUs must not need features of the host.
             assert_eq!(missing(&seen, &host), Vec::<String>::new());
         }
     }

@@ -1,5 +1,5 @@
-//! The few I/O ports of a legacy-free PC: a serial line for the console, and ACPI's registers for the end.
-//! All vCPUs share them, behind a lock.
+//! The I/O ports of a legacy-free PC: a serial port for the console, and ACPI's registers for power-off and reset. All
+//! vCPUs share them behind a lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,32 +13,32 @@ use vm_superio::{
 use super::{HvmError, SERIAL_GSI, pulse};
 use crate::platform::EndReason;
 
-/// First port of the serial line, of eight.
+/// First of the eight ports of the serial port.
 pub(super) const SERIAL: u16 = 0x3f8;
 const SERIAL_END: u16 = SERIAL + 7;
 /// ACPI's sleep control and status registers (ACPI 6.5, 4.8.3.7), and its reset register.
 pub(super) const SLEEP_CONTROL: u16 = 0x600;
 pub(super) const SLEEP_STATUS: u16 = 0x601;
 pub(super) const RESET: u16 = 0x602;
-/// What the tables tell the guest to write there.
+/// Values that the ACPI tables tell the guest to write to these ports.
 pub(super) const SOFT_OFF: u8 = 5;
 pub(super) const RESET_VALUE: u8 = 1;
 /// SLP_EN with SLP_TYPx of soft-off.
 const POWER_OFF: u8 = 1 << 5 | SOFT_OFF << 2;
-/// Data port of the CMOS: zeros say "no update in progress", ones would be waited for.
+/// Data port of the CMOS. It reads as zero ("no update in progress"); on all ones the kernel would wait.
 const CMOS_DATA: u16 = 0x71;
-/// More of what the guest prints in one go is dropped.
+/// Limit on buffered console output in bytes. Further output is dropped until the machine's thread fetches it.
 const MAX_LOG: usize = 64 << 10;
 
-/// What a write leaves to do.
+/// What a write requires.
 pub(super) enum Outcome {
     Nothing,
-    /// A line of output is whole.
+    /// The console output has a complete line.
     Line,
     Ended(EndReason),
 }
 
-/// The serial line in a snapshot.
+/// The serial port in a snapshot.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct SerialLine {
     divisor: [u8; 2],
@@ -62,7 +62,7 @@ impl Trigger for Interrupt {
 
 pub(super) type SharedPorts = Arc<Mutex<Ports>>;
 
-/// Locks the ports. What a panic under the lock can leave behind are bytes of a console.
+/// Locks the ports. A panic under the lock can only leave incomplete console output behind.
 pub(super) fn lock(ports: &SharedPorts) -> MutexGuard<'_, Ports> {
     ports.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -109,7 +109,7 @@ impl Ports {
     fn print(&mut self, offset: u8, data: &[u8]) -> Outcome {
         let before = self.serial.writer().len();
         for byte in data {
-            // The only error is KVM's about the interrupt; the driver polls when none comes.
+            // The only possible error is KVM's about the interrupt. The driver then polls.
             let _ = self.serial.write(offset, *byte);
         }
         let log = self.serial.writer_mut();

@@ -1,12 +1,12 @@
-//! The vCPUs from 1 on, each on a thread of its own. The machine's thread owns the devices, so a register
-//! write of these vCPUs is handed to it, and its thread waits until the write has been dealt with.
+//! The vCPUs from 1 on, each on its own thread. The machine's thread owns the devices, so these vCPUs hand their
+//! register writes to it and wait until the write has been handled.
 //!
 //! ```text
 //!           ┌──────── goal Run ────────┐
 //!        Parked ◄── exit, goal Park ── InGuest ── register write ──► Waiting ── served ──► Parked or InGuest
 //! ```
-//! A thread that waits for its write is out of the guest: it does not hold up a pause, and its write is part
-//! of a snapshot. What must never happen: a vCPU in the guest after [`Secondaries::pause`] has returned.
+//! A thread that waits for its write is out of the guest: it does not delay a pause, and its write becomes part of a
+//! snapshot. Invariant: no vCPU is in the guest after [`Secondaries::pause`] has returned.
 
 use std::{
     collections::VecDeque,
@@ -27,9 +27,9 @@ use vmm_sys_util::signal::register_signal_handler;
 use super::{HvmError, Step, ports::SharedPorts, step};
 use crate::platform::{EndReason, Exit};
 
-/// Takes a secondary vCPU out of the guest.
+/// Signal that takes a secondary vCPU out of the guest.
 const LEAVE: Signal = Signal::SIGUSR1;
-/// A signal that comes just before the vCPU enters the guest does nothing: it is sent again so often.
+/// Interval at which the signal is repeated: it has no effect if it arrives just before the vCPU enters the guest.
 const INSIST: Duration = Duration::from_millis(1);
 
 /// A write to the register page.
@@ -53,13 +53,13 @@ impl Write {
         Exit::DeviceWrite {
             offset: self.offset,
             bytes: self.bytes,
-            // A snapshot could say more than there are.
+            // A snapshot can contain a larger length.
             len: usize::from(self.len.min(8)),
         }
     }
 }
 
-/// That it comes is all that the signal is for.
+/// Handler of the signal. Its delivery alone ends KVM_RUN.
 extern "C" fn nothing(_: i32, _: *mut nix::libc::siginfo_t, _: *mut nix::libc::c_void) {}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,10 +71,10 @@ enum Goal {
 #[derive(Debug)]
 struct State {
     goal: Goal,
-    /// Threads whose vCPU is in the guest or about to be.
+    /// Number of threads whose vCPU is in the guest or about to enter it.
     in_guest: usize,
     writes: VecDeque<Write>,
-    /// How many writes were ever queued, and how many of them were dealt with.
+    /// Number of writes that were ever queued, and of those that were handled.
     asked: u64,
     served: u64,
     end: Option<EndReason>,
@@ -98,9 +98,9 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the owner look at the state: its vCPU leaves the guest, or does not enter it.
+    /// Makes the owner check the state: its vCPU leaves the guest or does not enter it.
     fn kick_owner(&self) {
-        // The owner lives as long as the process.
+        // The owner's thread lives as long as the process.
         let _ = pthread_kill(self.owner, Signal::SIGIO);
     }
 
@@ -138,7 +138,7 @@ impl Shared {
     }
 }
 
-/// Locks what only plain stores happen under, so that a panic leaves nothing half done.
+/// Locks a mutex under which only plain stores happen, so that a panic leaves no inconsistent state.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -149,16 +149,16 @@ struct Running {
     vcpus: Vec<Arc<Mutex<VcpuFd>>>,
     threads: Vec<JoinHandle<()>>,
     parked: bool,
-    /// The write at the head of the queue is with the machine.
+    /// The machine is handling the first write of the queue.
     handed_out: bool,
 }
 
-/// See the module. Nothing at all for a VM of one vCPU.
+/// The secondary vCPUs; `None` for a VM with one vCPU.
 #[derive(Debug, Default)]
 pub(super) struct Secondaries(Option<Running>);
 
 impl Secondaries {
-    /// Starts the threads, parked. `writes` are those that a snapshot left to do.
+    /// Starts the threads, parked. `writes` are the pending writes of a snapshot.
     pub(super) fn start(
         &mut self,
         vcpus: Vec<VcpuFd>,
@@ -196,7 +196,7 @@ impl Secondaries {
         Ok(())
     }
 
-    /// The machine has dealt with what [`Secondaries::next`] gave it.
+    /// Completes the write that [`Secondaries::next`] returned.
     pub(super) fn served(&mut self) {
         let Some(running) = &mut self.0 else { return };
         if std::mem::take(&mut running.handed_out) {
@@ -207,7 +207,7 @@ impl Secondaries {
         }
     }
 
-    /// What the machine has to deal with.
+    /// The next exit for the machine to handle.
     pub(super) fn next(&mut self) -> Option<Exit> {
         let running = self.0.as_mut()?;
         let mut state = running.shared.lock();
@@ -219,7 +219,7 @@ impl Secondaries {
         Some(write.exit())
     }
 
-    /// Lets the vCPUs into the guest.
+    /// Lets the vCPUs enter the guest.
     pub(super) fn resume(&mut self) {
         let Some(running) = &mut self.0 else { return };
         if std::mem::take(&mut running.parked) {
@@ -228,7 +228,7 @@ impl Secondaries {
         }
     }
 
-    /// Returns when no vCPU is in the guest.
+    /// Takes all vCPUs out of the guest before it returns.
     pub(super) fn pause(&mut self) {
         let Some(running) = &mut self.0 else { return };
         running.parked = true;
@@ -244,12 +244,12 @@ impl Secondaries {
         }
     }
 
-    /// The vCPUs; only a paused VM's can be locked.
+    /// The vCPUs. They can be locked only while the VM is paused.
     pub(super) fn vcpus(&self) -> &[Arc<Mutex<VcpuFd>>] {
         self.0.as_ref().map_or(&[], |running| &running.vcpus)
     }
 
-    /// Writes that nobody has dealt with.
+    /// Writes that have not been handled.
     pub(super) fn waiting(&self) -> Vec<Write> {
         let Some(running) = &self.0 else {
             return Vec::new();
@@ -276,12 +276,12 @@ impl Running {
     }
 }
 
-/// What a thread does until the process ends, or its guest.
+/// Runs a vCPU until the process or the guest ends.
 fn run(shared: &Shared, vcpu: &Mutex<VcpuFd>, ports: &SharedPorts) {
-    // The kick and the alarm are for the owner of the devices.
+    // Kick and alarm are meant for the owner of the devices.
     let mut others: SigSet = SigSet::all();
     others.remove(LEAVE);
-    // Both are valid signal sets: it cannot fail.
+    // Cannot fail: both signal sets are valid.
     let _ = others.thread_set_mask();
     loop {
         shared.enter();

@@ -1,4 +1,4 @@
-//! The vCPU: what it is told about itself (CPUID), how it starts, and its state in a snapshot.
+//! The vCPU: its CPUID, its initial state, and its state in a snapshot.
 
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_dtable,
@@ -26,7 +26,7 @@ const MSR_TSC_AUX: u32 = 0xc000_0103;
 const MSR_PAT: u32 = 0x277;
 const MSR_MISC_ENABLE: u32 = 0x1a0;
 
-/// MSRs that a snapshot holds. The TSC deadline is not among them: it is the monitor's to arm again.
+/// MSRs in a snapshot. The TSC deadline is not one of them, because the monitor arms it again.
 const SAVED_MSRS: [u32; 8] = [
     MSR_STAR,
     MSR_LSTAR,
@@ -38,12 +38,12 @@ const SAVED_MSRS: [u32; 8] = [
     MSR_MISC_ENABLE,
 ];
 
-/// x87, SSE, AVX, AVX-512; as far as KVM advertises them.
+/// x87, SSE, AVX, AVX-512, as far as KVM supports them.
 const XCR0_WANTED: u64 = 0xe7;
 
-/// Features that user programs find by themselves, since CPUID is native at CPL 3, and that KVM of this
-/// kind does not list. The kernel has to know of them too: what it does not know it does not save at a
-/// switch, and processes would see each other's vector registers.
+/// Features that programs detect on their own, since CPUID is native at CPL 3, and that a KVM of this kind does not
+/// list. The kernel must have them in its CPUID too: otherwise it does not save their registers at a context switch,
+/// and processes see each other's vector registers.
 ///
 /// SSE3, PCLMULQDQ, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, AVX, F16C, RDRAND.
 const LEAF_1_ECX: u32 = 0x76d8_3203;
@@ -56,12 +56,13 @@ const LEAF_7_ECX: u32 = 0x0000_5f42;
 mod apic {
     pub(super) const SPURIOUS: usize = 0xf0;
     pub(super) const LVT_TIMER: usize = 0x320;
-    /// Mode bits of the timer's LVT.
+    /// Mode bits of the timer's LVT entry.
     pub(super) const TSC_DEADLINE: u32 = 2 << 17;
     pub(super) const ENABLED: u32 = 0x1ff;
 }
 
-/// LAPIC in the kernel, I/O APIC in user space (not used): the TSC-deadline timer fires without an exit.
+/// Moves the I/O APIC to user space, where it is not used, and keeps the LAPIC in the kernel, so that the TSC-deadline
+/// timer fires without an exit.
 pub(super) fn split_irqchip(vm: &VmFd) -> Result<(), Ring3Error> {
     let mut cap = kvm_enable_cap {
         cap: kvm_bindings::KVM_CAP_SPLIT_IRQCHIP,
@@ -71,9 +72,9 @@ pub(super) fn split_irqchip(vm: &VmFd) -> Result<(), Ring3Error> {
     vm.enable_cap(&cap).map_err(kvm("split the irqchip"))
 }
 
-/// What the guest kernel is to know of this host's CPU. KVM of this kind answers CPUID at CPL 3 natively and
-/// puts native values over those that it was given, so the kernel, which asks through Xen's prefix, gets
-/// its answers from the monitor's copy of this list.
+/// The CPUID for the guest kernel. At CPL 3 a KVM of this kind executes CPUID natively, and it replaces some of the
+/// values that it is given. Therefore the kernel, which uses Xen's prefix, gets its answers from the monitor's copy of
+/// this list.
 pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Error> {
     let supported = kvm_fd
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -85,11 +86,12 @@ pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Er
     Ok(entries)
 }
 
-/// Sets the XSAVE area's size in leaf 0xd to that of the components that `filter` kept (AMD APM volume 3, E.4.13). KVM
-/// reports the size for all components of the host, with protection keys, for one, which end behind the vectors. A
-/// kernel that finds more than it expects gives up XSAVE, and programs then see each other's vector registers.
+/// Sets the size of the XSAVE area in leaf 0xd to that of the components that `filter` kept (AMD APM volume 3, E.4.13).
+/// KVM reports the size for all components of the host, including, for example, protection keys, which end behind the
+/// vectors. A kernel that finds a larger size than it expects disables XSAVE, and programs then see each other's vector
+/// registers.
 fn shrink_xsave_area(entries: &mut [kvm_cpuid_entry2]) {
-    /// Legacy region and header: x87 and SSE are in it.
+    /// Legacy region and header. They contain x87 and SSE.
     const FIXED: u32 = 512 + 64;
     let ends = entries.iter().filter(|e| e.function == 0xd && e.index >= 2);
     let size = ends.map(|e| e.ebx.saturating_add(e.eax)).max();
@@ -101,7 +103,7 @@ fn shrink_xsave_area(entries: &mut [kvm_cpuid_entry2]) {
     }
 }
 
-/// Tells KVM the CPUID; needed before state or start, since KVM checks XCR0 and MSRs against it.
+/// Sets CPUID. This comes before all other state, because KVM checks XCR0 and MSRs against it.
 pub(super) fn set_cpuid(vcpu: &VcpuFd, entries: &[kvm_cpuid_entry2]) -> Result<(), Ring3Error> {
     let cpuid = CpuId::from_entries(entries)
         .map_err(|_| Ring3Error::State("more CPUID entries than KVM takes"))?;
@@ -114,14 +116,14 @@ fn clear(register: &mut u32, bits: &[u32]) {
     }
 }
 
-/// What the guest kernel may know. It runs at CPL 3 on page tables of 4 KiB pages, so everything that
-/// needs ring 0, global or large pages, or MSRs that nobody emulates, is hidden.
+/// Hides features from the guest kernel. It runs at CPL 3 with 4 KiB pages, so everything is hidden that needs ring 0,
+/// global or large pages, or MSRs that neither KVM nor the monitor emulates.
 fn filter(entry: &kvm_cpuid_entry2) -> Option<kvm_cpuid_entry2> {
     let mut e = *entry;
     match (e.function, e.index) {
         (1, _) => {
-            // MONITOR, VMX, SMX, EIST, TM2, PDCM, PCID, x2APIC. The TSC deadline stays although the kernel
-            // has no use for it: KVM drops the monitor's timer unless the guest's CPUID has it.
+            // MONITOR, VMX, SMX, EIST, TM2, PDCM, PCID, x2APIC. The TSC deadline stays although the kernel does not use
+            // it: KVM drops the monitor's timer unless the guest's CPUID has it.
             clear(&mut e.ecx, &[3, 5, 6, 7, 8, 15, 17, 21]);
             // OSXSAVE, hypervisor
             e.ecx |= 1 << 27 | 1 << 31;
@@ -169,7 +171,7 @@ fn filter(entry: &kvm_cpuid_entry2) -> Option<kvm_cpuid_entry2> {
     Some(e)
 }
 
-/// "XenVMMXenVMM", version 4.17, features; Xen public headers, `arch-x86/cpuid.h`.
+/// "XenVMMXenVMM", version 4.17, features (Xen public headers, `arch-x86/cpuid.h`).
 fn xen_leaves() -> [kvm_cpuid_entry2; 5] {
     let leaf = |function, eax, ebx, ecx, edx| kvm_cpuid_entry2 {
         function,
@@ -194,7 +196,7 @@ fn xen_leaves() -> [kvm_cpuid_entry2; 5] {
     ]
 }
 
-/// Registers of a kernel about to start, at CPL 3.
+/// Sets the registers for the start of the kernel at CPL 3.
 pub(super) fn start(vcpu: &VcpuFd, entries: &Entries, at: &Start) -> Result<(), Ring3Error> {
     let mut sregs = vcpu.get_sregs().map_err(kvm("read special registers"))?;
     segments(&mut sregs);
@@ -214,7 +216,7 @@ pub(super) fn start(vcpu: &VcpuFd, entries: &Entries, at: &Start) -> Result<(), 
         ..Default::default()
     })
     .map_err(kvm("set registers"))?;
-    // TF, IF, DF, NT, AC: what a system call clears.
+    // Flags that a system call clears: TF, IF, DF, NT, AC.
     let msrs = [
         (MSR_STAR, 0x0023_0010 << 32),
         (MSR_LSTAR, entries.syscall),
@@ -311,10 +313,10 @@ fn set_msrs(vcpu: &VcpuFd, pairs: &[(u32, u64)]) -> Result<(), Ring3Error> {
     }
 }
 
-/// Takes back the #UD that KVM raised for an instruction which it could not emulate, and which is to run again.
+/// Withdraws the #UD that KVM raised for an instruction that it could not emulate, so that the instruction runs again.
 ///
 /// # Errors
-/// KVM's.
+/// Returns [`Ring3Error::Kvm`] if KVM refuses a step.
 pub(super) fn take_undefined(vcpu: &VcpuFd) -> Result<(), Ring3Error> {
     const UNDEFINED: u8 = 6;
     let mut events = vcpu.get_vcpu_events().map_err(kvm("read pending events"))?;
@@ -329,8 +331,8 @@ pub(super) fn take_undefined(vcpu: &VcpuFd) -> Result<(), Ring3Error> {
 /// CPU state in a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct CpuState {
-    /// What the kernel was told at its start. Listing what KVM supports takes as long as creating a VM, so
-    /// a clone takes it from here.
+    /// The guest's CPUID since its boot. A clone takes it from here, because listing KVM's CPUID takes as long as
+    /// creating a VM.
     cpuid: Vec<kvm_cpuid_entry2>,
     regs: kvm_regs,
     sregs: kvm_sregs,
@@ -372,18 +374,16 @@ impl CpuState {
         })
     }
 
-    /// See [`gate::call_again`].
+    /// Repeats an interrupted call of the monitor, see [`gate::call_again`].
     pub(super) fn call_gate_again(&mut self, text: impl Fn(u64) -> Option<[u8; 2]>) {
         gate::call_again(&mut self.regs, &self.sregs, &self.events, text);
     }
 
-    /// The CPUID list of the snapshot.
     pub(super) fn cpuid(&self) -> &[kvm_cpuid_entry2] {
         &self.cpuid
     }
 
-    /// Sets everything. KVM refuses what the CPU cannot hold; an MSR that is not in our own list is
-    /// refused here.
+    /// Sets all state. KVM refuses values that the CPU does not support; MSRs outside of the list are refused here.
     pub(super) fn apply(&self, vcpu: &VcpuFd) -> Result<(), Ring3Error> {
         if !self
             .msrs
@@ -413,7 +413,7 @@ impl CpuState {
 mod tests {
     use super::*;
 
-    /// What KVM listed on an AMD EPYC with protection keys: x87, SSE, AVX, PKRU.
+    /// The values are KVM's on an AMD EPYC with protection keys: x87, SSE, AVX, PKRU.
     #[test]
     fn the_xsave_area_ends_with_the_last_component_kept() {
         let leaf = |index, eax, ebx, ecx| kvm_cpuid_entry2 {
@@ -435,7 +435,7 @@ mod tests {
         assert_eq!(seen.len(), 3);
         assert_eq!((seen[0].eax, seen[0].ebx, seen[0].ecx), (7, 0x340, 0x340));
 
-        // Without AVX the legacy region and the header remain.
+        // Without AVX only the legacy region and the header remain.
         let mut seen = [leaf(0, 3, 0x988, 0x988)];
         shrink_xsave_area(&mut seen);
         assert_eq!((seen[0].ebx, seen[0].ecx), (0x240, 0x240));

@@ -1,9 +1,9 @@
-//! The Xen PV domain builder: what a PV kernel finds when it starts (Xen public headers, `xen.h`,
-//! "start of day structure passed to PVH/PV guests").
+//! The Xen PV domain builder: the state in which a PV kernel starts (Xen public headers, `xen.h`, "start of day
+//! structure passed to PVH/PV guests").
 //!
-//! From the kernel's virtual base on, everything is mapped in one piece: the kernel, the initrd, the p2m
-//! list, start_info, the console ring, the page tables themselves, the boot stack; then at least 512 KiB
-//! of spare, rounded up to 4 MiB. Machine frames are pseudo-physical frames, so the p2m list is the identity.
+//! From the kernel's virtual base on, everything is mapped contiguously: the kernel, the initrd, the p2m list,
+//! start_info, the console ring, the page tables themselves and the boot stack; then at least 512 KiB of spare space,
+//! up to a multiple of 4 MiB. Machine frames equal pseudo-physical frames, so the p2m list is the identity.
 
 use std::{
     fs::File,
@@ -22,51 +22,41 @@ use super::{
 };
 use crate::{devices::Ram, memory::PAGE};
 
-/// `MAX_GUEST_CMDLINE`, its final zero included.
+/// `MAX_GUEST_CMDLINE` of Xen, terminating zero included.
 const CMDLINE: usize = 1024;
 
 /// Why a domain could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum DomainError {
-    /// The kernel's notes.
     #[error(transparent)]
     Elf(#[from] ElfError),
-    /// The kernel's segments.
-    #[error("the kernel cannot be loaded")]
+    #[error("cannot load the kernel")]
     Load(#[source] linux_loader::loader::Error),
-    /// The initrd cannot be read.
-    #[error("the initramfs cannot be read")]
+    #[error("cannot read the initramfs")]
     Initrd(#[source] std::io::Error),
-    /// It does not fit.
     #[error("{what} does not fit into {ram} bytes of guest memory")]
     TooLarge {
-        /// What does not fit.
         what: &'static str,
-        /// Guest RAM.
+        /// Guest RAM in bytes.
         ram: u64,
     },
-    /// The command line is too long.
-    #[error("the kernel command line has {len} bytes, at most {max} are taken", max = CMDLINE - 1)]
-    Cmdline {
-        /// Its length in bytes.
-        len: usize,
-    },
-    /// The kernel has other hypercall sites than expected.
+    #[error("the kernel command line has {len} bytes, the limit is {max}", max = CMDLINE - 1)]
+    Cmdline { len: usize },
+    /// The kernel's hypercall code differs from the patterns below.
     #[error(
         "the kernel's hypercall sites were not found ({hypercall} calls, {iret} irets): boot with hypercalls = \"trap\""
     )]
     HypercallSites {
-        /// Candidates for the call.
+        /// Number of matches for the hypercall site.
         hypercall: usize,
-        /// Candidates for the return.
+        /// Number of matches for the iret site.
         iret: usize,
     },
-    /// Guest memory.
-    #[error("guest memory is out of reach")]
+    #[error("cannot write to guest memory")]
     Memory(#[source] GuestMemoryError),
 }
 
-/// Where the kernel starts.
+/// Registers and addresses for the kernel's start.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Start {
     /// RIP.
@@ -81,7 +71,7 @@ pub(crate) struct Start {
     pub console: u64,
 }
 
-/// Guest-physical layout, each a page address.
+/// Guest-physical addresses, each page-aligned.
 struct Layout {
     initrd: u64,
     p2m: u64,
@@ -103,7 +93,7 @@ fn layout(kernel_end: u64, initrd_len: u64, ram: u64) -> Layout {
     let start_info = p2m + pages((ram >> 12) * 8);
     let console = start_info + PAGE;
     let tables = console + PAGE;
-    // The tables map themselves, so their number is found by going round until it does not grow.
+    // The tables map themselves, so their number is increased until it suffices for the resulting size.
     let mut table_count = 3;
     loop {
         let stack = tables + table_count * PAGE;
@@ -128,7 +118,7 @@ fn layout(kernel_end: u64, initrd_len: u64, ram: u64) -> Layout {
 /// Loads the kernel and writes everything around it.
 ///
 /// # Errors
-/// See [`DomainError`].
+/// Returns [`DomainError`] if a file is invalid or does not fit.
 pub(crate) fn build(
     memory: &Ram,
     ram: u64,
@@ -209,7 +199,7 @@ fn page_tables(
     Ok(())
 }
 
-/// `struct start_info`.
+/// Writes `struct start_info`.
 fn start_info(
     memory: &Ram,
     ram: u64,
@@ -246,13 +236,13 @@ fn start_info(
     Ok(())
 }
 
-/// Linux's two hypercall sites. `xen_hypercall_pv`: push rcx, push r11, syscall, pop r11, pop rcx, jmp to
-/// the return thunk (or ret and padding): 16 bytes. `xen_iret`: push 0, push rcx, push r11, push rax,
-/// mov eax 23, syscall: 13 bytes and padding.
+/// Linux's two hypercall sites. `xen_hypercall_pv`: push rcx, push r11, syscall, pop r11, pop rcx, jump to the return
+/// thunk (or ret and padding), 16 bytes. `xen_iret`: push 0, push rcx, push r11, push rax, mov eax 23, syscall, 13
+/// bytes and padding.
 const CALL_SITE: &[u8] = b"\x51\x41\x53\x0f\x05\x41\x5b\x59";
 const IRET_SITE: &[u8] = b"\x6a\x00\x51\x41\x53\x50\xb8\x17\x00\x00\x00\x0f\x05";
 
-/// Rewrites the sites in memory, as Linux itself does with its alternatives; the file is not touched.
+/// Rewrites the sites in memory, like Linux does with its alternatives. The file is not changed.
 fn rewrite_hypercalls(
     memory: &Ram,
     start: u64,
@@ -284,7 +274,7 @@ fn rewrite_hypercalls(
         .map_err(DomainError::Memory)
 }
 
-/// 16-byte aligned places of a pattern: functions begin there.
+/// Offsets of a pattern that are multiples of 16, where functions begin.
 fn find(text: &[u8], pattern: &[u8]) -> Vec<usize> {
     (0..text.len())
         .step_by(16)
@@ -297,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tables_cover_themselves() {
+    fn the_page_tables_map_themselves() {
         for ram in [128 << 20, 8 << 30_u64] {
             let at = layout(0x3e0_0000, 20 << 20, ram);
             assert!(at.stack + PAGE + (512 << 10) <= at.mapped);

@@ -5,31 +5,29 @@ use std::{fs::File, io, os::unix::fs::FileExt};
 const ENTRY: u32 = 1;
 const VIRT_BASE: u32 = 3;
 const PT_NOTE: u32 = 4;
-/// No kernel has as many program headers or as long a note segment.
+/// Limits on the number of program headers and on the length of a note segment. Real kernels are far below them.
 const MAX_HEADERS: u16 = 64;
 const MAX_NOTES: u64 = 1 << 16;
 
-/// What the domain builder needs of a kernel.
+/// The notes that the domain builder needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct XenNotes {
-    /// Virtual address of the PV entry.
+    /// Virtual address of the PV entry point.
     pub entry: u64,
-    /// Virtual address of guest-physical 0.
+    /// Virtual address of guest-physical address 0.
     pub virt_base: u64,
 }
 
-/// Why a file is not a kernel that can be started.
+/// Why a file is not a kernel that this platform can start.
 #[derive(Debug, thiserror::Error)]
 pub enum ElfError {
     /// The file cannot be read, or ends early.
-    #[error("the kernel cannot be read")]
+    #[error("cannot read the kernel")]
     Read(#[source] io::Error),
-    /// Not an ELF file of this machine.
     #[error(
         "the kernel is not a 64-bit little-endian x86-64 ELF file (a bzImage has to be unpacked first)"
     )]
     NotElf,
-    /// The notes are missing.
     #[error("the kernel has no Xen PV entry (CONFIG_XEN_PV)")]
     NoXenEntry,
 }
@@ -40,10 +38,10 @@ fn read<const N: usize>(file: &File, at: u64) -> Result<[u8; N], ElfError> {
     Ok(bytes)
 }
 
-/// Reads the notes.
+/// Reads the notes of a kernel.
 ///
 /// # Errors
-/// See [`ElfError`].
+/// Returns [`ElfError`] if the file cannot be read, is not an x86-64 ELF file, or lacks the notes.
 pub(crate) fn xen_notes(file: &File) -> Result<XenNotes, ElfError> {
     let header: [u8; 64] = read(file, 0)?;
     if header[..6] != *b"\x7fELF\x02\x01" || header[18..20] != [62, 0] {
@@ -70,7 +68,8 @@ pub(crate) fn xen_notes(file: &File) -> Result<XenNotes, ElfError> {
     }
 }
 
-/// Notes: name length, description length, type; then name and description, each padded to 4.
+/// Scans a note segment. Each note has name length, description length and type, then name and description, each padded
+/// to 4 bytes.
 fn scan(mut notes: &[u8], found: &mut (Option<u64>, Option<u64>)) {
     let u32_at =
         |b: &[u8], i: usize| u32::from_le_bytes(b[i..i + 4].try_into().unwrap_or_default());
@@ -101,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_notes_end(notes in proptest::collection::vec(any::<u8>(), 0..512)) {
+        fn scanning_random_notes_terminates(notes in proptest::collection::vec(any::<u8>(), 0..512)) {
             scan(&notes, &mut (None, None));
         }
     }

@@ -1,37 +1,38 @@
-//! Calls of the monitor through its gate (`int $4`) in a snapshot.
+//! Repetition of calls through the monitor's gate (`int $4`) in a snapshot.
 //!
-//! On hosts of this kind, KVM has already moved RIP past an `int` when it is kicked before the event arrives, and
-//! KVM_GET_VCPU_EVENTS leaves software exceptions out (it expects RIP *at* the instruction). Registers that are saved
-//! then are those of a guest behind a call that never happened: a page fault without its address, or an
-//! address space that was not switched. Whether the call happened cannot be told from the registers, so it is made
-//! again; all routines behind the gate but two may run twice.
+//! On hosts of this kind, KVM has already moved RIP past an `int` when a kick arrives before the event is injected, and
+//! KVM_GET_VCPU_EVENTS does not report software exceptions (it expects RIP *at* the instruction). The saved registers
+//! are then those of a guest after a call that did not happen: a page fault without its address, or an address space
+//! that was not switched. The registers do not show whether the call happened, so it is repeated. All routines behind
+//! the gate but two may run twice.
 
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_vcpu_events};
 
 /// `int $4`.
 const INT_4: [u8; 2] = [0xcd, 0x04];
-/// `out dx, al`: the VMM may have acted on it. The monitor calls all of these in loops that look again.
+/// `out dx, al`: the VMM may already have handled it. The monitor executes each of these in a loop that checks again.
 const OUT: [u8; 1] = [0xee];
-/// `wrmsr`: of the timer, in ticks of a time that is over. The monitor arms it anew after a restore.
+/// `wrmsr`: it sets the timer, with a TSC value from before the snapshot. The monitor arms the timer again after a
+/// restore.
 const WRMSR: [u8; 2] = [0x0f, 0x30];
-/// CPL in a selector.
+/// Mask of the privilege level in a selector.
 const RPL: u16 = 3;
 
-/// Puts RIP back to the `int $4` that it stands behind, if the call can be made again. `text` gives two bytes of the
-/// monitor's text, and none for addresses elsewhere.
+/// Moves RIP back to the `int $4` before it, if the call may be repeated. `text` returns two bytes of the monitor's
+/// text, and `None` for other addresses.
 pub(super) fn call_again(
     regs: &mut kvm_regs,
     sregs: &kvm_sregs,
     events: &kvm_vcpu_events,
     text: impl Fn(u64) -> Option<[u8; 2]>,
 ) {
-    // An exception of another kind is that of the instruction at RIP, so the call is over.
+    // Any other exception belongs to the instruction at RIP, so the call has ended.
     let other = events.exception.injected != 0 || events.exception.pending != 0;
     let at = regs.rip.wrapping_sub(INT_4.len() as u64);
     if sregs.cs.selector & RPL != RPL || other || text(at) != Some(INT_4) {
         return;
     }
-    // The guest names the routine in r10.
+    // The guest passes the address of the routine in r10.
     let twice = |code: [u8; 2]| !code.starts_with(&OUT) && code != WRMSR;
     if text(regs.r10).is_some_and(twice) {
         regs.rip = at;
@@ -58,7 +59,7 @@ mod tests {
         }
     }
 
-    /// RIP afterwards.
+    /// The resulting RIP.
     fn after(rip: u64, r10: u64, selector: u16, injected: u8) -> u64 {
         let mut regs = kvm_regs {
             rip,
@@ -74,18 +75,18 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_made_again() {
+    fn an_interrupted_call_is_repeated() {
         assert_eq!(after(CALL + 2, READ_CR2, 0x33, 0), CALL);
     }
 
     #[test]
-    fn what_may_not_run_twice_does_not() {
+    fn out_and_wrmsr_are_not_repeated() {
         assert_eq!(after(CALL + 2, OUT_AT, 0x33, 0), CALL + 2);
         assert_eq!(after(CALL + 2, WRMSR_AT, 0x33, 0), CALL + 2);
     }
 
     #[test]
-    fn all_else_stays_where_it_is() {
+    fn rip_is_unchanged_in_all_other_cases() {
         let elsewhere = 0xffff_8000_0000_0000;
         for (rip, r10, selector, injected) in [
             (CALL, READ_CR2, 0x33, 0),
@@ -93,9 +94,9 @@ mod tests {
             (elsewhere, READ_CR2, 0x33, 0),
             (0, READ_CR2, 0x33, 0),
             (CALL + 2, elsewhere, 0x33, 0),
-            // In a routine, at CPL 0.
+            // Inside a routine, at CPL 0.
             (CALL + 2, READ_CR2, 0x10, 0),
-            // A fault of the instruction behind the call.
+            // A fault of the instruction after the call.
             (CALL + 2, READ_CR2, 0x33, 1),
         ] {
             assert_eq!(after(rip, r10, selector, injected), rip);

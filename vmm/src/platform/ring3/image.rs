@@ -9,25 +9,25 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use crate::devices::Ram;
 
-/// The linked image; build.rs made it.
+/// The linked image, made by build.rs.
 const IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/monitor.bin"));
 
-/// Entries of a page table: present, writable, user, accessed, dirty.
+/// Flags of a page-table entry: present, writable, user, accessed, dirty.
 pub(crate) const TABLE: u64 = 0x67;
-/// As [`TABLE`], for a 2 MiB page.
+/// Like [`TABLE`], for a 2 MiB page.
 const LARGE: u64 = 0xe7;
 const MIB2: u64 = 2 << 20;
 
 /// Addresses in the image, from its header.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entries {
-    /// MSR LSTAR.
+    /// Value of MSR LSTAR.
     pub syscall: u64,
     /// Target of the rewritten hypercall site.
     pub hypercall: u64,
     /// Target of the rewritten iret site.
     pub iret: u64,
-    /// Guest-physical address of the L3 table of the monitor's slot.
+    /// Guest-physical address of the L3 table for the monitor's L4 slot.
     pub l3: u64,
 }
 
@@ -38,10 +38,10 @@ fn word(index: usize) -> u64 {
         .map_or(0, u64::from_le_bytes)
 }
 
-/// Writes the region at guest-physical `ram`.
+/// Writes the region at guest-physical address `ram`.
 ///
 /// # Errors
-/// The region is not inside guest memory.
+/// Returns the error of the first write outside of guest memory.
 pub(crate) fn build(
     memory: &Ram,
     ram: u64,
@@ -68,7 +68,7 @@ pub(crate) fn build(
     })
 }
 
-/// A list of all frame numbers of RAM in order, as machine-to-phys table and p2m list have it.
+/// Writes all frame numbers of RAM in order: the content of the machine-to-phys table and of the p2m list.
 pub(super) fn identity_frames(memory: &Ram, at: u64, ram: u64) -> Result<(), GuestMemoryError> {
     const FRAMES: u64 = 1 << 12;
     let mut bytes = Vec::with_capacity(8 << 12);
@@ -82,7 +82,7 @@ pub(super) fn identity_frames(memory: &Ram, at: u64, ram: u64) -> Result<(), Gue
     Ok(())
 }
 
-/// Descriptors by index. 64-bit code and data, flat.
+/// Descriptors by index: flat 64-bit code and data segments, and the TSS.
 fn gdt() -> Vec<(usize, u64)> {
     const CODE: u64 = 0x00af_9b00_0000_ffff;
     const DATA: u64 = 0x00cf_9300_0000_ffff;
@@ -102,11 +102,12 @@ fn gdt() -> Vec<(usize, u64)> {
 }
 
 fn tss(put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>) -> Result<(), GuestMemoryError> {
-    // Intel SDM 3A, 8.7: RSP0 at 4, IST1 at 36. Fields are not aligned to 8; the TSS is written as words.
+    // Intel SDM 3A, 8.7: RSP0 at offset 4, IST1 at 36. The fields are not aligned to 8 bytes; the TSS is written in
+    // words.
     let mut bytes = [0_u8; 104];
     bytes[4..12].copy_from_slice(&word(9).to_le_bytes());
     bytes[36..44].copy_from_slice(&word(7).to_le_bytes());
-    // No I/O permission map: it would begin behind the segment's end.
+    // No I/O permission map: its base lies behind the end of the segment.
     bytes[102..104].copy_from_slice(&104_u16.to_le_bytes());
     bytes[44..52].copy_from_slice(&word(8).to_le_bytes());
     for (i, chunk) in bytes.chunks_exact(8).enumerate() {
@@ -122,7 +123,7 @@ fn idt(put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>) -> Result<(), Gu
     const GATE_VECTOR: u64 = 4;
     const TIMER: u64 = TIMER_VECTOR as u64;
     for vector in 0..256_u64 {
-        // Exceptions on IST 1 keep IF; interrupts on IST 2 clear it. Vector 4 is the way to CPL 0.
+        // Exceptions use IST 1 and keep IF; interrupts use IST 2 and clear it. Vector 4 is the gate to CPL 0.
         let (target, selector, ist, kind) = match vector {
             GATE_VECTOR => (word(6), GATE_CS, 0, INTERRUPT),
             TIMER => (word(5) + STUB_BYTES, USER_CS, 2, INTERRUPT),
@@ -142,8 +143,8 @@ fn idt(put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>) -> Result<(), Gu
     Ok(())
 }
 
-/// The list that the monitor answers the kernel's CPUID from: `CpuidEntry` after `CpuidEntry`, an empty one
-/// at the end.
+/// Writes the list from which the monitor answers the kernel's CPUID: consecutive `CpuidEntry`s, terminated by an empty
+/// one.
 fn cpuid_table(
     put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>,
     entries: &[kvm_cpuid_entry2],
@@ -162,7 +163,7 @@ fn cpuid_table(
     Ok(())
 }
 
-/// Slot 257: region, machine-to-phys table, all of guest memory; 2 MiB pages.
+/// Maps L4 slot 257: the region, the machine-to-phys table and all of guest memory, in 2 MiB pages.
 fn page_tables(
     put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>,
     ram: u64,
@@ -191,7 +192,7 @@ fn page_tables(
     map(DIRECT, 0, total)
 }
 
-/// The shared page's fields in memory order, little-endian, without padding.
+/// Encodes the shared page: its fields in memory order, little-endian, without padding.
 pub(crate) fn encode_shared(s: &Shared) -> [u8; size_of::<Shared>()] {
     let c = &s.clock;
     let words = [
@@ -221,7 +222,7 @@ pub(crate) fn encode_shared(s: &Shared) -> [u8; size_of::<Shared>()] {
     bytes
 }
 
-/// The reverse of [`encode_shared`].
+/// Decodes the shared page.
 pub(crate) fn decode_shared(bytes: &[u8; size_of::<Shared>()]) -> Shared {
     let w = |i: usize| u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().unwrap_or_default());
     let half = |v: u64| u32::try_from(v & 0xffff_ffff).unwrap_or(0);
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shared_page_reads_back() {
+    fn the_shared_page_decodes_unchanged() {
         let shared = Shared {
             pending: 1,
             clock_epoch: 2,
@@ -293,7 +294,7 @@ mod tests {
             format!("{:?}", decode_shared(&bytes)),
             format!("{shared:?}")
         );
-        // The monitor reads the same bytes as a C structure.
+        // The monitor reads the same bytes as a `repr(C)` structure.
         assert_eq!(size_of::<Shared>(), 18 * 8);
     }
 }

@@ -141,7 +141,9 @@ impl Ring3 {
         Ok(Exit::Ended(match self.shared()?.end_reason {
             end::POWEROFF => EndReason::PowerOff,
             end::REBOOT => EndReason::Reboot,
-            end::MONITOR => EndReason::Failed("the monitor gave up (the console says why)".into()),
+            end::MONITOR => {
+                EndReason::Failed("the monitor stopped (see the console for the reason)".into())
+            }
             _ => EndReason::Crash,
         }))
     }

@@ -1,39 +1,39 @@
-//! Which guest memory KVM knows. For each page of a slot KVM allocates ten bytes on hosts of this kind, touched or not,
-//! so a clone begins with the chunks that it is expected to touch, and others follow when it touches them.
+//! Which guest memory KVM has slots for. On hosts of this kind KVM allocates ten bytes per page of a slot, whether it
+//! is accessed or not. Therefore a clone starts with the chunks that it is expected to touch, and further chunks are
+//! added when it touches them.
 //!
-//! A guest that reads or writes elsewhere leaves with a part of its instruction to be done (an MMIO exit): the chunk
-//! becomes a slot, and the access is carried out here. Instructions that lie in such memory themselves, and those that
-//! touch it and cannot be emulated by KVM, raise #UD, and the monitor asks what is missing
-//! (`monitor::layout::Shared::deferred`). Page tables are walked by KVM itself, so chunks with any are known from the
-//! start (`tables`).
+//! A read or write of other memory leaves the guest as an MMIO exit with a part of its instruction: the chunk becomes a
+//! slot, and the VMM carries out the access. Instructions that lie in such memory, and those that access it and cannot
+//! be emulated by KVM, raise #UD, and the monitor asks the VMM for the memory (`monitor::layout::Shared::deferred`).
+//! KVM walks page tables itself, so chunks with page tables have slots from the start (`tables`).
 
 use kvm_ioctls::VmFd;
 use monitor::layout::{CHUNK_BYTES, DEFERRED_BYTES};
 
 use crate::sys;
 
-/// Words of a list of chunks: a bit for each.
+/// Words in a list of chunks, which has one bit per chunk.
 pub(super) const WORDS: usize = DEFERRED_BYTES / 8;
-/// Gaps between expected chunks up to this many chunks are filled: a slot costs time, a chunk 10 KiB.
+/// Gaps of up to this many chunks between expected chunks are filled: a slot costs time, a chunk only 10 KiB.
 const GAP: usize = 1;
-/// Chunks that become known together when one of them is touched: more than a few touches are the beginning of many.
+/// Number of adjacent chunks that are registered when one of them is touched, since others are likely to follow.
 const TOGETHER: usize = 4;
 
-/// What of guest memory is in slots.
+/// The chunks of guest memory that have slots.
 #[derive(Debug)]
 pub(super) struct Slots {
     /// Host address of guest-physical address 0.
     host: *mut u8,
-    /// Length of guest memory, from guest-physical address 0.
+    /// Length of guest memory in bytes.
     bytes: u64,
-    /// By chunk.
+    /// Whether each chunk has a slot.
     known: Vec<bool>,
-    /// The slot that is used next.
+    /// Number of the next slot.
     next: u32,
 }
 
 impl Slots {
-    /// For memory of so many bytes at `host`, none of which is known yet; `first` is the first slot to use.
+    /// For `bytes` of memory at `host` without any slots. `first` is the number of the first slot to use.
     pub(super) fn new(host: *mut u8, bytes: u64, first: u32) -> Self {
         Self {
             host,
@@ -43,10 +43,10 @@ impl Slots {
         }
     }
 
-    /// Makes all memory known but the chunks of the list `deferred` outside of the `expected` (offset, bytes) ranges.
+    /// Registers all memory except the chunks in `deferred` that are outside of the `expected` (offset, bytes) ranges.
     ///
     /// # Errors
-    /// KVM's.
+    /// Returns KVM's error.
     pub(super) fn begin(
         &mut self,
         vm: &VmFd,
@@ -56,18 +56,18 @@ impl Slots {
         self.know_runs(vm, begin_with(self.known.len(), deferred, expected))
     }
 
-    /// Makes all memory known.
+    /// Registers all memory.
     ///
     /// # Errors
-    /// KVM's.
+    /// Returns KVM's error.
     pub(super) fn all(&mut self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
         self.know_runs(vm, vec![true; self.known.len()])
     }
 
-    /// Makes the chunk known in which an address lies, and its neighbours. False if it was known.
+    /// Registers the chunk that contains an address, and its neighbours. Returns false if the chunk already had a slot.
     ///
     /// # Errors
-    /// KVM's.
+    /// Returns KVM's error.
     pub(super) fn one(&mut self, vm: &VmFd, at: u64) -> Result<bool, kvm_ioctls::Error> {
         let chunk = index(at / CHUNK_BYTES);
         let unknown = self.known.get(chunk).is_some_and(|known| !known);
@@ -79,7 +79,7 @@ impl Slots {
         Ok(unknown)
     }
 
-    /// A slot for each run of chunks that are wanted and not known.
+    /// Adds a slot for each run of wanted chunks without one.
     fn know_runs(&mut self, vm: &VmFd, mut wanted: Vec<bool>) -> Result<(), kvm_ioctls::Error> {
         for (wanted, known) in wanted.iter_mut().zip(&self.known) {
             *wanted &= !known;
@@ -101,18 +101,18 @@ impl Slots {
         Ok(())
     }
 
-    /// Whether nothing is left to make known.
+    /// Whether all chunks have slots.
     pub(super) fn complete(&self) -> bool {
         self.known.iter().all(|known| *known)
     }
 
-    /// The list of chunks that are not known.
+    /// The list of chunks without slots.
     pub(super) fn deferred(&self) -> [u64; WORDS] {
         list(self.known.iter().map(|known| !known))
     }
 }
 
-/// A list of the chunks that are so.
+/// A list with a bit for each chunk that is true.
 pub(super) fn list(chunks: impl Iterator<Item = bool>) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     for (chunk, yes) in chunks.enumerate().take(WORDS * 64) {
@@ -121,7 +121,7 @@ pub(super) fn list(chunks: impl Iterator<Item = bool>) -> [u64; WORDS] {
     words
 }
 
-/// What is known from the start of memory of so many chunks.
+/// Which of `chunks` chunks are registered at the start.
 fn begin_with(
     chunks: usize,
     deferred: &[u64; WORDS],
@@ -149,7 +149,7 @@ fn begin_with(
     wanted
 }
 
-/// Runs of those that are true: first index and length.
+/// Runs of true elements: first index and length.
 fn runs(which: &[bool]) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for i in (0..which.len()).filter(|i| which[*i]) {
@@ -161,7 +161,7 @@ fn runs(which: &[bool]) -> Vec<(usize, usize)> {
     runs
 }
 
-/// Host addresses are as wide as those of guests here.
+/// Cannot fail: host addresses have 64 bits.
 fn index(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_bit_or_is_expected_is_there_at_once() {
+    fn chunks_that_are_expected_or_not_deferred_are_registered_at_the_start() {
         let deferred = list([false, true, true, true, true, true, true, true, true].into_iter());
         assert_eq!(deferred[0], 0x1fe);
         let begin =
@@ -185,23 +185,23 @@ mod tests {
             begin(&[(4 * CHUNK_BYTES, 1), (5 * CHUNK_BYTES - 1, 2)]),
             [0, 4, 5, 9]
         );
-        // A gap of one chunk is filled, one of two is not.
+        // A gap of one chunk is filled, a gap of two is not.
         assert_eq!(begin(&[(2 * CHUNK_BYTES, 4096)]), [0, 1, 2, 9]);
         assert_eq!(begin(&[(3 * CHUNK_BYTES, 4096)]), [0, 3, 9]);
-        // Ranges of nobody's memory.
+        // Ranges outside of memory.
         assert_eq!(
             begin(&[(u64::MAX, u64::MAX), (100 * CHUNK_BYTES, 5), (0, 0)]),
             [0, 9]
         );
         assert_eq!(begin(&[(0, u64::MAX)]), (0..10).collect::<Vec<_>>());
-        // Chunks that the list has no bits for.
+        // Chunks beyond the end of the list.
         let bits = WORDS * 64;
         let known = chunks(&begin_with(bits + 3, &[u64::MAX; WORDS], [].into_iter()));
         assert_eq!(known, [bits, bits + 1, bits + 2]);
     }
 
     #[test]
-    fn a_list_says_what_it_was_made_of() {
+    fn a_list_contains_the_chunks_it_was_made_from() {
         let which: Vec<bool> = (0..1000).map(|i| i % 7 == 3).collect();
         let kept = begin_with(1000, &list(which.iter().map(|yes| !yes)), [].into_iter());
         assert_eq!(kept, which);

@@ -1,10 +1,10 @@
-//! Where the guest's page tables are. KVM walks them by itself, and a walk that meets memory that it does not know is
-//! a page fault for the guest; so the chunks that hold any are known from the start.
+//! Finds the guest's page tables. KVM walks them itself, and a walk through memory without a slot is a page fault in
+//! the guest. Therefore chunks with page tables have slots from the start.
 //!
-//! Every L4 table that was ever loaded or pinned has the monitor's own entry in its slot (`pagetable::own_slot`), which
-//! no other page has but by accident or intent: then a chunk more is known than needed. Of an address space that is
-//! not pinned yet only the kernel's half is sure to be found, by other L4 tables; in the user's half Linux itself walks
-//! the tables of a fault before it believes in one.
+//! Every L4 table that was ever loaded or pinned has the monitor's entry in its slot (`pagetable::own_slot`). Another
+//! page can have the same value there only by accident or intent; then one chunk more than needed is registered. For an
+//! address space that is not pinned yet, only the kernel's half is certain to be found, through other L4 tables. For
+//! the user's half Linux walks the tables itself before it accepts a fault.
 
 use std::{collections::BTreeSet, io};
 
@@ -19,13 +19,14 @@ const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
-/// P, RW, U: what the monitor gives its own entry.
+/// P, RW, U: the flags of the monitor's entry.
 const OWN: u64 = 7;
 
-/// The chunks without page tables, for memory with `ram` bytes of RAM of which this process knows what was ever written.
+/// The chunks without page tables. `memory` has `ram` bytes of RAM, and this process must be the one that made all
+/// writes to it, as in a VM that was booted.
 ///
 /// # Errors
-/// What was written cannot be told.
+/// Returns the I/O error of /proc/self/pagemap.
 pub(super) fn deferred(memory: &Memory, ram: u64) -> io::Result<[u64; WORDS]> {
     let mut found = BTreeSet::new();
     for (start, bytes) in memory.private_ranges()? {
@@ -36,13 +37,13 @@ pub(super) fn deferred(memory: &Memory, ram: u64) -> io::Result<[u64; WORDS]> {
         }
     }
     let chunks: BTreeSet<u64> = found.iter().map(|table| table / CHUNK_BYTES).collect();
-    // A chunk that holds a part of the monitor's region is none of RAM.
+    // A chunk that contains a part of the monitor's region does not count as RAM.
     Ok(slots::list(
         (0..ram / CHUNK_BYTES).map(|chunk| !chunks.contains(&chunk)),
     ))
 }
 
-/// The guest-physical address of a virtual one, if it is mapped.
+/// Translates a virtual address to a guest-physical one, if it is mapped.
 pub(super) fn translate(ram: &Ram, cr3: u64, va: u64) -> Option<u64> {
     let mut table = cr3;
     for shift in [39, 30, 21, 12] {
@@ -68,7 +69,7 @@ fn is_l4(memory: &Ram, ram: u64, page: u64) -> bool {
     entry & !(ACCESSED | DIRTY) == (ram + offset::PAGE_TABLES) | OWN
 }
 
-/// Adds a table and those below it; a table is looked at once, so this ends whatever the guest wrote.
+/// Collects a table and the tables below it. Each table is visited once, so this terminates for any content.
 fn collect(memory: &Ram, ram: u64, table: u64, level: u32, found: &mut BTreeSet<u64>) {
     if table >= ram || !found.insert(table) || level == 0 {
         return;
@@ -91,7 +92,7 @@ mod tests {
 
     const RAM: u64 = 8 * CHUNK_BYTES;
 
-    /// An L4 table in the chunk `n`, an L3 in the next, L2 and L1 after that.
+    /// Writes an L4 table to chunk `n`, and an L3, an L2 and an L1 table to the chunks after it.
     fn put_tables(memory: &Memory, n: u64) {
         let put = |at: u64, value: u64| memory.ram.write_obj(value, GuestAddress(at)).unwrap();
         let at = |i: u64| (n + i) * CHUNK_BYTES + 0x3000;
@@ -136,17 +137,17 @@ mod tests {
         assert_eq!(translate(va + (4 << 20) + 0x3fff), Some(0x9fff));
         assert_eq!(translate(va + (4 << 20) + 0x4000), None);
         assert_eq!(translate(0), None);
-        // A table out of memory has no entries.
+        // A table outside of memory has no entries.
         put(0x2000 + 3 * 8, FRAME | 7);
         assert_eq!(translate(va + (1 << 30)), None);
     }
 
     #[test]
-    fn tables_that_a_guest_forged_end() {
+    fn walking_forged_tables_terminates() {
         let memory = Memory::anonymous(RAM, None).unwrap();
         put_tables(&memory, 0);
         let put = |at: u64, value: u64| memory.ram.write_obj(value, GuestAddress(at)).unwrap();
-        // To itself, out of RAM, and each entry of the L1 table as if it were a table.
+        // Entries that point to their own table, outside of RAM, and, in the L1 table, to pages as if they were tables.
         put(0x3000, 0x3067);
         put(0x3008, FRAME | 7);
         for i in 0..512 {

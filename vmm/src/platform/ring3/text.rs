@@ -1,10 +1,9 @@
-//! The guest kernel's text in 2 MiB pages.
+//! Mapping of the guest kernel's text in 2 MiB pages.
 //!
-//! A PV kernel maps itself in 4 KiB pages, and a clone takes one shadow fault for each that it touches:
-//! two in five of all the faults of its first milliseconds are kernel text and read-only data. In a
-//! template's memory the entries of whole 2 MiB ranges that are read-only, contiguous and alike are
-//! replaced by one large entry each. The kernel goes on as before: it changes its text through other
-//! mappings, and never takes these tables down.
+//! A PV kernel maps itself in 4 KiB pages, and a clone takes a shadow fault for each of these pages that it touches:
+//! two in five of all faults in its first milliseconds are for kernel text and read-only data. In a template's memory,
+//! the entries of a 2 MiB range that are all read-only, contiguous and alike are replaced by one large entry. This does
+//! not affect the kernel: it changes its text through other mappings, and never removes these tables.
 
 use vm_memory::{Bytes, GuestAddress};
 
@@ -19,14 +18,14 @@ const NX: u64 = 1 << 63;
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
 /// First address of the kernel's image mapping (`__START_KERNEL_map`).
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
-/// Length of that mapping.
+/// Length of that mapping in bytes.
 const KERNEL_MAP_BYTES: u64 = 1 << 30;
 
 fn entry(ram: &Ram, table: u64, index: u64) -> Option<u64> {
     ram.read_obj(GuestAddress((table & FRAME) + index * 8)).ok()
 }
 
-/// Changes to make in a copy of guest memory: (guest-physical address, value) of each L2 entry.
+/// Changes to a copy of guest memory: guest-physical address and new value of each L2 entry.
 pub(super) fn large_pages(ram: &Ram, cr3: u64) -> Vec<(u64, u64)> {
     let l2 = (|| {
         let l3 = entry(ram, cr3, KERNEL_MAP >> 39 & 511).filter(|e| e & P != 0)?;
@@ -42,7 +41,7 @@ pub(super) fn large_pages(ram: &Ram, cr3: u64) -> Vec<(u64, u64)> {
         .collect()
 }
 
-/// The large entry that says the same as all 512 entries of an L1 table, if there is one.
+/// The large entry that is equivalent to all 512 entries of an L1 table, if there is one.
 fn merge(ram: &Ram, l1: u64) -> Option<u64> {
     let mut table = [0; 4096];
     ram.read_slice(&mut table, GuestAddress(l1 & FRAME)).ok()?;
@@ -56,7 +55,7 @@ fn merge(ram: &Ram, l1: u64) -> Option<u64> {
     let aligned = (first & FRAME).is_multiple_of(2 << 20);
     let read_only = first & (P | RW) == P;
     let contiguous = (1..512).all(|i| same(word(i)) == first + ((i as u64) << 12));
-    // The page-attribute bit of a small page is where a large one has its size bit.
+    // The page-attribute bit of a small page is the page-size bit of a large one.
     let plain = first & LARGE == 0;
     let large = (first & (FRAME | NX | 0x17)) | ACCESSED | DIRTY | LARGE;
     (aligned && read_only && contiguous && plain).then_some(large)
@@ -89,16 +88,16 @@ mod tests {
     }
 
     #[test]
-    fn uniform_read_only_ranges_are_merged_and_others_left() {
+    fn only_uniform_read_only_ranges_are_merged() {
         let ram = tables();
-        // A writable page in the second, a hole in the third.
+        // A writable page in the second range, a hole in the third.
         put(&ram, 0x5000 + 7 * 8, (1 << 21 | 7 << 12) | 0x27);
         put(&ram, 0x6000 + 9 * 8, 0);
         assert_eq!(large_pages(&ram, 0x1000), [(0x3000, 0xe5)]);
     }
 
     #[test]
-    fn hostile_tables_end() {
+    fn walking_forged_tables_terminates() {
         let ram = tables();
         put(&ram, 0x3000, !LARGE);
         assert_eq!(large_pages(&ram, 0x1000).len(), 2);
