@@ -441,7 +441,7 @@ pub(crate) fn kvm_a_full_disk_stops_a_snapshot() {
     assert_eq!(TestVm::clone_of(&dir).sh("echo alive"), "alive");
 }
 
-pub(crate) fn kvm_snapshots_replace_nothing() {
+pub(crate) fn kvm_snapshots_never_replace_files() {
     let mut vm = TestVm::new();
     let parent = run_dir::make("taken");
     let taken = parent.join("t");

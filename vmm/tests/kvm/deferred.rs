@@ -60,7 +60,7 @@ fn times(vm: &mut TestVm) -> u64 {
     vm.stats().exits.get("memory").copied().unwrap_or(0)
 }
 
-pub(crate) fn kvm_memory_is_there_when_any_instruction_touches_it() {
+pub(crate) fn kvm_every_kind_of_instruction_can_touch_deferred_memory() {
     let mut total = 0;
     for kind in KINDS {
         let mut vm = TestVm::clone_of(with_file());
@@ -77,7 +77,7 @@ pub(crate) fn kvm_memory_is_there_when_any_instruction_touches_it() {
 }
 
 /// In generations of forks; each touches more.
-pub(crate) fn kvm_forks_keep_what_touched_memory_holds() {
+pub(crate) fn kvm_forks_keep_the_content_of_deferred_memory() {
     let sum = "sha256sum < /dev/shm/more";
     let mut vm = TestVm::clone_of(with_file());
     let mut came = 0;

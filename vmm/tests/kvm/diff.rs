@@ -39,7 +39,7 @@ fn length(dir: &Path, name: &str) -> u64 {
 }
 
 /// Memory, CPU state and disk of a busy guest are in a diff of a few MB and its base.
-pub(crate) fn kvm_a_clone_of_a_diff_goes_on_where_it_stopped() {
+pub(crate) fn kvm_a_clone_of_a_diff_continues_where_it_stopped() {
     let mut vm = TestVm::new();
     vm.sh(
         "head -c 3M /dev/urandom > /root/disk; sync; echo 3 > /proc/sys/vm/drop_caches
@@ -97,7 +97,7 @@ pub(crate) fn kvm_generations_of_diffs_have_one_base() {
 
 /// The directory of a loaded template is gone with its loader: a diff names the one it was loaded from, and
 /// can be restored over another loaded copy.
-pub(crate) fn kvm_a_diff_of_a_loaded_template_names_where_that_lies() {
+pub(crate) fn kvm_a_diff_of_a_loaded_template_names_the_original_directory() {
     let load = || match LoadedTemplate::load(template()) {
         Ok(loaded) => Some(loaded),
         Err(LoadError::Tmpfs(why)) => {
@@ -266,7 +266,7 @@ pub(crate) fn kvm_a_damaged_diff_is_refused() {
 }
 
 /// A booted VM has no base, and a base that went away while its clone ran is none any more.
-pub(crate) fn kvm_without_a_base_a_diff_is_whole() {
+pub(crate) fn kvm_without_a_base_a_diff_is_a_full_snapshot() {
     let mut vm = TestVm::boot(|_| ());
     let dir = diff_of(&mut vm);
     drop(vm);

@@ -13,7 +13,7 @@ fn check(name: &str, args: &str) -> String {
     said
 }
 
-pub(crate) fn kvm_signals_tell_their_addresses() {
+pub(crate) fn kvm_signals_carry_fault_addresses() {
     check("signals", "");
 }
 

@@ -24,7 +24,7 @@ fn survives(vm: &mut TestVm, script: &str, within: Duration) -> VmPhase {
     stats.phase
 }
 
-pub(crate) fn kvm_the_gate_to_ring_0_is_no_way_out() {
+pub(crate) fn kvm_the_gate_to_ring_0_cannot_harm_the_vmm() {
     for seed in 0..2 {
         let mut vm = TestVm::new();
         let gate = vm.upload("gate");
@@ -113,7 +113,7 @@ pub(crate) fn kvm_a_flooded_console_is_bounded() {
 }
 
 /// Streams opened to the host from inside, to every port, and many from outside that nobody reads.
-pub(crate) fn kvm_a_flooded_vsock_goes_on_serving() {
+pub(crate) fn kvm_a_flooded_vsock_keeps_serving() {
     let mut vm = TestVm::new();
     let flood = r#"
 import socket, random

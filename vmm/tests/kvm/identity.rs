@@ -98,7 +98,7 @@ pub(crate) fn kvm_the_wall_clock_is_right() {
 /// A snapshot that looks an hour old in both places where its age is: the guest's own wall clock (in its
 /// memory; set back before the snapshot, as it would stand after an hour on disk) and `taken_at_unix_ns`
 /// in the manifest. The guest's CLOCK_MONOTONIC counts only what the guest lived through.
-pub(crate) fn kvm_an_old_snapshot_wakes_up_in_the_present() {
+pub(crate) fn kvm_a_clone_of_an_old_snapshot_has_the_present_time() {
     const HOUR: u64 = 3600;
     let dir = run_dir::make("old").join("t");
     let before = {

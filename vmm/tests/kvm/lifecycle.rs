@@ -38,7 +38,7 @@ fn layer_bytes(pid: u32) -> u64 {
     unlinked.map(|file| file.blocks() * 512).sum()
 }
 
-pub(crate) fn kvm_what_a_guest_deletes_goes_back_to_the_host() {
+pub(crate) fn kvm_space_of_deleted_files_returns_to_the_host() {
     const MIB: u64 = 1 << 20;
     let mut vm = TestVm::new();
     vm.sh("head -c 100M /dev/urandom > /root/big; sync");
@@ -60,7 +60,7 @@ pub(crate) fn kvm_what_a_guest_deletes_goes_back_to_the_host() {
     );
 }
 
-pub(crate) fn kvm_a_paused_guest_stands_still() {
+pub(crate) fn kvm_a_paused_guest_does_not_run() {
     let mut vm = TestVm::new();
     vm.sh("while :; do :; done >/dev/null 2>&1 </dev/null & disown");
     let pid = vm.pid();
@@ -94,7 +94,7 @@ pub(crate) fn kvm_a_paused_guest_stands_still() {
 
 /// A guest that was paused for a while knows nothing of it: its clock goes on where it stood, its timers are
 /// as far away as before, and its kernel sees no stall.
-pub(crate) fn kvm_a_pause_is_no_time_for_the_guest() {
+pub(crate) fn kvm_a_guest_does_not_notice_a_pause() {
     let mut vm = TestVm::new();
     let uptime = |vm: &TestVm| -> f64 {
         let text = vm.sh("cat /proc/uptime");
@@ -161,7 +161,7 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     assert!(log.contains("powered off"), "{log}");
 }
 
-pub(crate) fn kvm_requests_out_of_turn_are_refused() {
+pub(crate) fn kvm_requests_in_the_wrong_phase_are_refused() {
     let mut vm = TestVm::spawn();
     let kind = |answer: Result<(), ControlError>| refusal(answer).expect_err("a refusal").kind;
     assert_eq!(kind(vm.control().pause()), FailureKind::WrongPhase);

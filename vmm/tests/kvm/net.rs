@@ -160,7 +160,7 @@ pub(crate) fn net_a_guest_talks_over_its_tap() {
     });
 }
 
-pub(crate) fn net_what_is_no_tap_is_refused() {
+pub(crate) fn net_other_descriptors_than_taps_are_refused() {
     let (_reader, writer) = std::io::pipe().expect("a pipe");
     let mut vm = TestVm::spawn();
     let spec = vm.spec();

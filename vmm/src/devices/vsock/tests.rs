@@ -191,7 +191,7 @@ fn a_client_connects_and_is_echoed() {
 }
 
 #[test]
-fn bytes_after_the_line_are_the_streams() {
+fn bytes_after_the_connect_line_belong_to_the_stream() {
     let mut peer = Peer::new(16);
     let mut client = UnixStream::connect(peer.guest.vsock_path()).unwrap();
     client.write_all(b"CONNECT 80\nGET / HTTP/1.1\r\n").unwrap();
@@ -201,7 +201,7 @@ fn bytes_after_the_line_are_the_streams() {
 }
 
 #[test]
-fn a_line_may_come_in_pieces_and_a_wrong_one_ends_the_client() {
+fn a_connect_line_may_arrive_in_pieces_and_an_invalid_one_closes_the_client() {
     let mut peer = Peer::new(16);
     let mut client = UnixStream::connect(peer.guest.vsock_path()).unwrap();
     for piece in ["CONN", "ECT 7", "0\n"] {
@@ -232,7 +232,7 @@ fn a_line_may_come_in_pieces_and_a_wrong_one_ends_the_client() {
 }
 
 #[test]
-fn a_refused_request_ends_the_client() {
+fn a_refused_request_closes_the_client() {
     let mut peer = Peer::new(16);
     let mut client = UnixStream::connect(peer.guest.vsock_path()).unwrap();
     client.write_all(b"CONNECT 9\n").unwrap();
@@ -243,7 +243,7 @@ fn a_refused_request_ends_the_client() {
 }
 
 #[test]
-fn a_guest_opens_no_streams() {
+fn a_guest_cannot_open_streams() {
     let mut peer = Peer::new(16);
     let mut path = peer.guest.vsock_path().into_os_string();
     path.push("_6000");
@@ -376,7 +376,7 @@ fn a_guest_that_stops_writing_still_reads() {
 }
 
 #[test]
-fn what_a_client_wrote_before_it_went_arrives_first() {
+fn data_of_a_client_that_closed_arrives_before_the_shutdown() {
     let mut peer = Peer::new(16);
     let (mut client, stream) = peer.connect(5000);
     client.write_all(&[9; 10_000]).unwrap();
@@ -422,7 +422,7 @@ fn data_that_waits_for_a_slow_client_survives_the_guests_close() {
 }
 
 #[test]
-fn packets_of_no_stream_are_reset_and_others_ignored() {
+fn packets_of_unknown_streams_are_reset_and_invalid_ones_ignored() {
     let mut peer = Peer::new(16);
     let nobody = Seen {
         host_port: 1,
@@ -497,7 +497,7 @@ fn requests_wait_for_the_guests_buffers_and_for_its_driver() {
 }
 
 #[test]
-fn clients_that_never_ask_do_not_pile_up() {
+fn clients_without_a_connect_line_are_limited() {
     let mut peer = Peer::new(16);
     let silent: Vec<_> = (0..200)
         .map(|_| {
@@ -512,7 +512,7 @@ fn clients_that_never_ask_do_not_pile_up() {
 }
 
 #[test]
-fn streams_of_the_vmm_itself_get_no_line() {
+fn streams_of_the_vmm_get_no_greeting() {
     let mut peer = Peer::new(16);
     let (mut near, far) = UnixStream::pair().unwrap();
     peer.guest.raised |=
@@ -529,7 +529,7 @@ fn streams_of_the_vmm_itself_get_no_line() {
 }
 
 #[test]
-fn a_snapshots_streams_are_reset_in_order_and_ports_go_on() {
+fn a_snapshots_streams_are_reset_in_order_and_port_numbers_continue() {
     let mut peer = Peer::new(16);
     let streams: Vec<_> = (0..3).map(|port| peer.connect(port + 10)).collect();
     let state = peer.guest.bus.state();
@@ -564,7 +564,7 @@ fn a_driver_reset_closes_all_clients() {
 }
 
 #[test]
-fn buffers_without_room_for_bytes_come_back_empty() {
+fn buffers_without_room_for_a_payload_come_back_empty() {
     let mut peer = Peer::new(0);
     let mut client = UnixStream::connect(peer.guest.vsock_path()).unwrap();
     client.write_all(b"CONNECT 5000\nx").unwrap();
@@ -582,7 +582,7 @@ fn buffers_without_room_for_bytes_come_back_empty() {
 }
 
 #[test]
-fn a_full_table_makes_room_only_for_what_is_over() {
+fn a_full_table_drops_only_abandoned_streams() {
     let mut peer = Peer::new(16);
     let mut clients: Vec<_> = (0..512).map(|port| peer.connect(port)).collect();
     let mut refused = UnixStream::connect(peer.guest.vsock_path()).unwrap();
