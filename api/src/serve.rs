@@ -1,9 +1,10 @@
-//! The server as a whole. [`run`] opens the state directory, the keys, the network, the pool (which recovers the sandboxes
-//! of the previous server process), the registry and the listeners, in this order.
+//! Start and stop of the server. [`run`] opens the state directory, the certificate and the keys, binds the addresses,
+//! and opens the network, the pool (which recovers the sandboxes of the previous server process) and the registry, in
+//! this order.
 //!
 //! After SIGTERM or SIGINT the server refuses to create sandboxes, completes requests in flight (for at most
-//! [`crate::listen::limits::DRAIN`]) and pending changes of sandboxes, and then, as `--on-exit` directs, leaves the running
-//! sandboxes to the next server process or kills them.
+//! [`crate::listen::limits::DRAIN`]) and pending changes of sandboxes, and then, as `--on-exit` directs, leaves the
+//! running sandboxes to the next server process or kills them.
 
 use std::{
     fs, io,

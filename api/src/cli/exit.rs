@@ -12,13 +12,11 @@ pub(super) enum Failure {
     /// The host lacks something that the command needs: files, addresses, KVM.
     #[error("{0}")]
     UnsuitableHost(String),
-    /// No server answered.
     #[error("{0}")]
     TargetUnreachable(String),
 }
 
 impl Failure {
-    /// The exit code.
     pub(super) fn code(&self) -> u8 {
         match self {
             Self::Bug(_) => 1,

@@ -25,7 +25,7 @@ pub(super) struct NetworkOptions {
     /// Permit part of the ranges that are denied to all sandboxes; a sandbox's own policy must allow it too
     #[arg(long, value_name = "CIDR[:PORT]")]
     network_exception: Vec<Opened>,
-    /// What a sandbox may reach if its client sets no network options
+    /// Outbound access of a sandbox whose client sets no network options
     #[arg(long, value_enum, default_value = "deny")]
     default_egress: Egress,
     /// Upstream DNS server for sandboxes; repeat for more [default: those of /etc/resolv.conf]

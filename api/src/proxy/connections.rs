@@ -50,7 +50,6 @@ struct VmConnections {
     idle_total: Arc<AtomicUsize>,
 }
 
-/// An idle connection.
 #[derive(Debug)]
 struct IdleConnection {
     sender: Sender,

@@ -102,7 +102,6 @@ pub(super) fn to_client(parts: &mut response::Parts) {
     parts.version = Version::HTTP_11;
 }
 
-/// Removes hop-by-hop headers.
 fn strip(headers: &mut HeaderMap) {
     let listed: Vec<HeaderName> = words(headers, &header::CONNECTION)
         .filter_map(|word| HeaderName::from_bytes(word.as_bytes()).ok())

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::target::TargetError;
 
-/// Seconds after which a client may try again when there is no room.
+/// Delay in seconds that clients are asked to wait before a retry.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// Why a request is not forwarded.
@@ -33,10 +33,7 @@ pub enum Refusal {
     Signature,
     /// An internal route of the agent.
     #[error("this route is not reachable from outside the sandbox")]
-    Internal {
-        /// The requested path.
-        path: String,
-    },
+    Internal { path: String },
     /// The sandbox does not exist or has ended.
     #[error("The sandbox was not found")]
     NotFound { id: SandboxId },

@@ -8,10 +8,10 @@ use crate::registry::{Registry, Route, RouteError};
 
 /// Resolves sandboxes to routes. Tests implement it without VMs.
 pub trait Routes: Clone + Send + Sync + 'static {
-    /// See [`Registry::route`].
+    /// As [`Registry::route`].
     fn route(&self, id: &SandboxId) -> impl Future<Output = Result<Route, RouteError>> + Send;
 
-    /// See [`Registry::find_by_signature`].
+    /// As [`Registry::find_by_signature`].
     fn find_by_signature(
         &self,
         query: &str,

@@ -121,7 +121,6 @@ impl Upload {
         self
     }
 
-    /// An empty body.
     #[must_use]
     pub fn none() -> Self {
         let progress = Progress::default();

@@ -40,8 +40,8 @@ async fn ambiguous_requests_are_not_forwarded() {
             "POST / HTTP/1.1\r\n{to}{framing}\r\n0\r\n\r\n{smuggled}"
         ))
         .await;
-        let told = wire.rest().await;
-        let text = String::from_utf8_lossy(&told);
+        let reply = wire.rest().await;
+        let text = String::from_utf8_lossy(&reply);
         assert!(text.starts_with("HTTP/1.1 400 "), "{framing}: {text}");
         assert_eq!(asked.load(Ordering::Relaxed), 0, "{framing}");
     }
@@ -71,9 +71,9 @@ async fn a_chunked_body_is_forwarded_without_a_second_length() {
             "POST / HTTP/1.1\r\n{to}{framing}\r\n0\r\n\r\n{smuggled}"
         ))
         .await;
-        let told = wire.head().await;
-        assert_eq!(told.status, 200);
-        assert_eq!(told.field("connection"), Some("close"));
+        let reply = wire.head().await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(reply.field("connection"), Some("close"));
         assert_eq!(wire.rest().await, b"ok");
     }
 }
@@ -101,10 +101,10 @@ async fn each_request_is_forwarded_as_exactly_one_request() {
     ))
     .await;
     for (path, body) in [("/a", "GET "), ("/b", "body")] {
-        let told = wire.answer(false).await;
+        let reply = wire.answer(false).await;
         let start = format!("POST {path} HTTP/1.1\r\n");
-        assert!(told.text().starts_with(&start), "{}", told.text());
-        assert!(told.text().ends_with(body), "{}", told.text());
+        assert!(reply.text().starts_with(&start), "{}", reply.text());
+        assert!(reply.text().ends_with(body), "{}", reply.text());
     }
 }
 
@@ -113,10 +113,10 @@ async fn clients_cannot_open_tunnels() {
     let world = World::new().await;
     for target in ["127.0.0.1:22", "localhost:80"] {
         let mut wire = Wire::connect(world.address).await;
-        let told = wire
+        let reply = wire
             .ask(&format!("CONNECT {target}"), &world.to(ENVD))
             .await;
-        assert_eq!(told.status, 405);
+        assert_eq!(reply.status, 405);
     }
 }
 
@@ -154,9 +154,9 @@ async fn an_invalid_response_of_a_guest_is_a_bad_gateway() {
         let start = String::from_utf8_lossy(&answer[..answer.len().min(60)]).into_owned();
         let world = World::with_guest(Setup::default(), saying(answer)).await;
         let mut wire = Wire::connect(world.address).await;
-        let told = wire.ask("GET /", &world.to(ENVD)).await;
-        assert_eq!(told.status, 502, "{start}");
-        assert_eq!(told.json()["code"], 502);
+        let reply = wire.ask("GET /", &world.to(ENVD)).await;
+        assert_eq!(reply.status, 502, "{start}");
+        assert_eq!(reply.json()["code"], 502);
         // The server still works.
         assert_eq!(wire.ask("GET /control", "Host: x\r\n").await.status, 200);
     }
@@ -173,8 +173,8 @@ async fn a_response_before_its_request_is_a_bad_gateway() {
         .await;
         let mut wire = Wire::connect(world.address).await;
         for port in [ENVD, 80] {
-            let told = wire.ask("GET /", &world.to(port)).await;
-            assert_eq!(told.status, 502, "{told:?}");
+            let reply = wire.ask("GET /", &world.to(port)).await;
+            assert_eq!(reply.status, 502, "{reply:?}");
         }
     }
 }
@@ -190,8 +190,8 @@ async fn truncated_responses_do_not_look_complete() {
         let mut wire = Wire::connect(world.address).await;
         wire.send(format!("GET / HTTP/1.1\r\n{}\r\n", world.to(ENVD)))
             .await;
-        let told = wire.head().await;
-        assert_eq!(told.status, 200);
+        let reply = wire.head().await;
+        assert_eq!(reply.status, 200);
         let rest = wire.rest().await;
         assert!(!rest.ends_with(b"0\r\n\r\n") && rest.len() < 20, "{rest:?}");
     }
@@ -204,11 +204,11 @@ async fn hop_by_hop_headers_of_a_guest_are_not_forwarded() {
     let world = World::with_guest(Setup::default(), saying(answer.into())).await;
     let mut wire = Wire::connect(world.address).await;
     for _ in 0..2 {
-        let told = wire.ask("GET /", &world.to(ENVD)).await;
-        assert_eq!((told.status, told.text()), (200, "ok"));
-        assert_eq!(told.field("x-other"), Some("2"));
+        let reply = wire.ask("GET /", &world.to(ENVD)).await;
+        assert_eq!((reply.status, reply.text()), (200, "ok"));
+        assert_eq!(reply.field("x-other"), Some("2"));
         for name in ["connection", "x-mine", "keep-alive", "upgrade"] {
-            assert_eq!(told.field(name), None, "{name}");
+            assert_eq!(reply.field(name), None, "{name}");
         }
     }
 }

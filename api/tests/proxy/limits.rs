@@ -68,8 +68,8 @@ async fn a_silent_connection_is_closed_and_a_busy_one_is_kept() {
     .await;
     assert!(Wire::connect(world.address).await.is_closed().await);
     let mut wire = Wire::connect(world.address).await;
-    let told = wire.ask("GET /", &world.to(ENVD)).await;
-    assert_eq!((told.status, told.text()), (200, "ok"));
+    let reply = wire.ask("GET /", &world.to(ENVD)).await;
+    assert_eq!((reply.status, reply.text()), (200, "ok"));
     assert!(wire.is_closed().await);
 }
 
@@ -199,8 +199,8 @@ async fn silent_connections_make_room_for_new_ones() {
     let world = limited(limits).await;
     // A client that has been served before has no advantage.
     let mut known = Wire::connect(world.address).await;
-    let told = known.ask("GET /control", "Host: x\r\n").await;
-    assert_eq!(told.status, 200);
+    let reply = known.ask("GET /control", "Host: x\r\n").await;
+    assert_eq!(reply.status, 200);
     let mut silent = Vec::new();
     for at in 0..in_all + 8 {
         let from = if at < of_peer + 8 { HERE } else { THERE };
@@ -209,8 +209,8 @@ async fn silent_connections_make_room_for_new_ones() {
     for from in [HERE, THERE, [127, 0, 0, 3]] {
         assert!(is_served(connect_from(&world, from).await).await);
     }
-    let told = known.ask("GET /control", "Host: x\r\n").await;
-    assert_eq!(told.status, 200);
+    let reply = known.ask("GET /control", "Host: x\r\n").await;
+    assert_eq!(reply.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -270,9 +270,9 @@ async fn clients_behind_a_trusted_proxy_are_limited_by_their_requests() {
         let fields = format!("Host: x\r\nX-Forwarded-For: {client}\r\n");
         wire.ask("GET /control", &fields).await
     };
-    let told = ask(HERE, "192.0.2.1").await;
-    assert_eq!((told.status, told.field("retry-after")), (429, Some("1")));
-    assert_eq!(told.json()["connectionLimit"], 2);
+    let reply = ask(HERE, "192.0.2.1").await;
+    assert_eq!((reply.status, reply.field("retry-after")), (429, Some("1")));
+    assert_eq!(reply.json()["connectionLimit"], 2);
     assert_eq!(ask(HERE, "192.0.2.2").await.status, 200);
     // A client cannot impersonate another one with its own X-Forwarded-For.
     assert_eq!(ask(HERE, "192.0.2.2, 192.0.2.1").await.status, 429);
@@ -295,8 +295,8 @@ async fn a_stalled_upload_is_given_up() {
     let kind = "Content-Type: application/octet-stream\r\n";
     wire.send(format!("{head}{}{kind}{length}\r\nhalf", world.to(ENVD)))
         .await;
-    let told = wire.head().await;
-    assert_eq!(told.status, 408, "{told:?}");
+    let reply = wire.head().await;
+    assert_eq!(reply.status, 408, "{reply:?}");
     assert!(wire.is_closed().await);
     // For the control plane the limit applies with and without a known length.
     for framing in [length, "Transfer-Encoding: chunked\r\n"] {
@@ -395,18 +395,18 @@ async fn requests_in_flight_to_a_sandbox_are_limited() {
         wires.push(wire);
     }
     // The last requests may not have been read yet.
-    let told = loop {
+    let reply = loop {
         let mut wire = Wire::connect(world.address).await;
         wire.send(&line).await;
-        let told = tokio::time::timeout(SHORT * 5, wire.answer(false)).await;
-        if let Ok(told) = told {
-            break told;
+        let reply = tokio::time::timeout(SHORT * 5, wire.answer(false)).await;
+        if let Ok(reply) = reply {
+            break reply;
         }
         wires.push(wire);
     };
-    assert_eq!(told.status, 429);
-    assert_eq!(told.field("retry-after"), Some("1"));
-    assert_eq!(told.json()["connectionLimit"], api::proxy::IN_FLIGHT_MAX);
+    assert_eq!(reply.status, 429);
+    assert_eq!(reply.field("retry-after"), Some("1"));
+    assert_eq!(reply.json()["connectionLimit"], api::proxy::IN_FLIGHT_MAX);
     assert!(wires.len() < api::proxy::IN_FLIGHT_MAX + 50);
 }
 

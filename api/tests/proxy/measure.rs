@@ -59,9 +59,9 @@ async fn latency<S: AsyncRead + AsyncWrite + Unpin>(stream: S, to: &str) -> [Dur
     let mut samples = Vec::with_capacity(REQUESTS);
     for _ in 0..REQUESTS {
         let begun = Instant::now();
-        let told = wire.ask("GET /health", to).await;
+        let reply = wire.ask("GET /health", to).await;
         samples.push(begun.elapsed());
-        assert!(matches!(told.status, 200 | 204));
+        assert!(matches!(reply.status, 200 | 204));
     }
     samples.sort_unstable();
     [50, 95].map(|percent| samples[REQUESTS * percent / 100])

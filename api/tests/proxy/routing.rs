@@ -19,29 +19,29 @@ const INTERPRETER: u16 = 49_999;
 async fn a_sandbox_is_reached_by_headers_by_host_and_by_signature() {
     let world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
-    let told = wire.ask("GET /health", &world.to(ENVD)).await;
-    assert_eq!((told.status, told.body.len()), (204, 0));
+    let reply = wire.ask("GET /health", &world.to(ENVD)).await;
+    assert_eq!((reply.status, reply.body.len()), (204, 0));
     let host = format!("Host: {ENVD}-{}.e2b.test:8443\r\n", world.id);
     assert_eq!(wire.ask("GET /health", &host).await.status, 204);
     let path = world.dir.path().join("signed");
     std::fs::write(&path, "content").unwrap();
     let query = format!("path={}&signature=v1_read", path.display());
-    let told = wire
+    let reply = wire
         .ask(&format!("GET /files?{query}"), "Host: 127.0.0.1\r\n")
         .await;
-    assert_eq!((told.status, told.text()), (200, "content"));
-    let told = wire
+    assert_eq!((reply.status, reply.text()), (200, "content"));
+    let reply = wire
         .ask(
             "GET /files?path=x&signature=v1_other",
             "Host: 127.0.0.1\r\n",
         )
         .await;
-    assert_eq!(told.status, 401);
-    assert_eq!(told.json()["code"], 401);
-    let told = wire.ask("GET /control", "Host: api.e2b.test\r\n").await;
-    assert_eq!((told.status, told.text()), (200, "control"));
-    let told = wire.ask("GET /files?path=x", "Host: 127.0.0.1\r\n").await;
-    assert_eq!((told.status, told.text()), (404, "no such route"));
+    assert_eq!(reply.status, 401);
+    assert_eq!(reply.json()["code"], 401);
+    let reply = wire.ask("GET /control", "Host: api.e2b.test\r\n").await;
+    assert_eq!((reply.status, reply.text()), (200, "control"));
+    let reply = wire.ask("GET /files?path=x", "Host: 127.0.0.1\r\n").await;
+    assert_eq!((reply.status, reply.text()), (404, "no such route"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -49,14 +49,14 @@ async fn an_ended_sandbox_and_a_closed_port_have_different_answers() {
     let mut world = World::new().await;
     let mut wire = Wire::connect(world.address).await;
     let closed = Program::mirror().await.port;
-    let told = wire.ask("GET /", &world.to(closed)).await;
-    assert_eq!(told.status, 502);
+    let reply = wire.ask("GET /", &world.to(closed)).await;
+    assert_eq!(reply.status, 502);
     let expected = serde_json::json!({
         "sandboxId": world.id, "message": "The sandbox is running but port is not open",
         "port": closed, "code": 502,
     });
-    assert_eq!(told.json(), expected);
-    assert_eq!(told.field("content-type"), Some("application/json"));
+    assert_eq!(reply.json(), expected);
+    assert_eq!(reply.field("content-type"), Some("application/json"));
     let gone = serde_json::json!({
         "sandboxId": world.id, "message": "The sandbox was not found", "code": 502,
     });
@@ -66,15 +66,18 @@ async fn an_ended_sandbox_and_a_closed_port_have_different_answers() {
         assert_eq!(wire.ask("GET /health", &world.to(port)).await.json(), gone);
     }
     world.kill();
-    let told = wire.ask("GET /health", &world.to(ENVD)).await;
-    assert_eq!((told.status, told.json()), (502, gone));
+    let reply = wire.ask("GET /health", &world.to(ENVD)).await;
+    assert_eq!((reply.status, reply.json()), (502, gone));
     let browser = "Accept: text/html\r\nSec-Fetch-Mode: navigate\r\n";
-    let told = wire
+    let reply = wire
         .ask("GET /", &format!("{}{browser}", world.to(80)))
         .await;
-    assert_eq!(told.status, 502);
-    assert_eq!(told.field("content-type"), Some("text/html; charset=utf-8"));
-    assert!(told.text().contains("The sandbox was not found"));
+    assert_eq!(reply.status, 502);
+    assert_eq!(
+        reply.field("content-type"),
+        Some("text/html; charset=utf-8")
+    );
+    assert!(reply.text().contains("The sandbox was not found"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,9 +85,9 @@ async fn an_ended_agent_is_a_closed_port() {
     let mut world = World::new().await;
     world.agent = None;
     let mut wire = Wire::connect(world.address).await;
-    let told = wire.ask("GET /health", &world.to(ENVD)).await;
-    assert_eq!(told.status, 502);
-    assert_eq!(told.json()["port"], ENVD);
+    let reply = wire.ask("GET /health", &world.to(ENVD)).await;
+    assert_eq!(reply.status, 502);
+    assert_eq!(reply.json()["port"], ENVD);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,9 +104,9 @@ async fn requests_that_name_a_sandbox_incorrectly_are_refused() {
         ),
         ("Host: a\r\nHost: b\r\n", "Invalid host"),
     ] {
-        let told = wire.ask("GET /", fields).await;
+        let reply = wire.ask("GET /", fields).await;
         let expected = serde_json::json!({"message": message, "code": 400});
-        assert_eq!((told.status, told.json()), (400, expected), "{fields}");
+        assert_eq!((reply.status, reply.json()), (400, expected), "{fields}");
     }
 }
 
@@ -113,10 +116,10 @@ async fn a_failed_resume_is_answered_with_a_retry_time() {
     let no_room = RouteError::Unavailable("no room".into());
     world.table.set_error(&world.id, no_room);
     let mut wire = Wire::connect(world.address).await;
-    let told = wire.ask("GET /", &world.to(ENVD)).await;
-    assert_eq!(told.status, 503);
-    assert_eq!(told.field("retry-after"), Some("1"));
-    assert_eq!(told.json()["code"], 503);
+    let reply = wire.ask("GET /", &world.to(ENVD)).await;
+    assert_eq!(reply.status, 503);
+    assert_eq!(reply.field("retry-after"), Some("1"));
+    assert_eq!(reply.json()["code"], 503);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,9 +140,9 @@ async fn internal_routes_of_the_agent_are_not_forwarded() {
         "/UPGRADE/",
         "/init?x",
     ] {
-        let told = wire.post(path, &world.to(ENVD), b"{}").await;
-        assert_eq!(told.status, 404, "{path}");
-        assert_eq!(told.json()["code"], 404);
+        let reply = wire.post(path, &world.to(ENVD), b"{}").await;
+        assert_eq!(reply.status, 404, "{path}");
+        assert_eq!(reply.json()["code"], 404);
     }
     assert_eq!(asked.load(Ordering::Relaxed), 0);
     // The same paths are allowed on other ports.
@@ -161,15 +164,15 @@ async fn private_ports_require_the_traffic_token() {
         ("", "is missing"),
         ("E2b-Traffic-Access-Token: x\r\n", "is invalid"),
     ] {
-        let told = wire.ask("GET /", &format!("{to}{token}")).await;
-        assert_eq!((told.status, &told.json()["code"]), (403, &403.into()));
-        let message = told.json()["message"].as_str().unwrap().to_owned();
+        let reply = wire.ask("GET /", &format!("{to}{token}")).await;
+        assert_eq!((reply.status, &reply.json()["code"]), (403, &403.into()));
+        let message = reply.json()["message"].as_str().unwrap().to_owned();
         assert!(message.ends_with(end), "{message}");
     }
     let right = format!("{to}E2b-Traffic-Access-Token: secret\r\n");
-    let told = wire.ask("GET /", &right).await;
-    assert_eq!(told.status, 200);
-    assert!(!told.text().contains("secret"), "{}", told.text());
+    let reply = wire.ask("GET /", &right).await;
+    assert_eq!(reply.status, 200);
+    assert!(!reply.text().contains("secret"), "{}", reply.text());
     // The agent's port does not need the traffic token: the agent checks its own.
     assert_eq!(wire.ask("GET /health", &world.to(ENVD)).await.status, 204);
 }
@@ -192,15 +195,15 @@ async fn interpreter(asked: Arc<AtomicUsize>) -> World {
 /// Sends a request to the interpreter's port. Returns whether it reaches the guest.
 async fn is_forwarded(world: &World, line: &str, fields: &str) -> bool {
     let mut wire = Wire::connect(world.address).await;
-    let told = wire
+    let reply = wire
         .ask(line, &format!("{}{fields}", world.to(INTERPRETER)))
         .await;
-    if told.status != 200 {
-        let message = told.json()["message"].as_str().unwrap().to_owned();
-        assert_eq!((told.status, &told.json()["code"]), (401, &401.into()));
+    if reply.status != 200 {
+        let message = reply.json()["message"].as_str().unwrap().to_owned();
+        assert_eq!((reply.status, &reply.json()["code"]), (401, &401.into()));
         assert!(message.contains("X-Access-Token"), "{message}");
     }
-    told.status == 200
+    reply.status == 200
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -266,8 +269,8 @@ async fn contexts_need_no_access_token() {
         assert!(is_forwarded(&world, line, "").await, "{line}");
         world.table.set(private.clone());
         let mut wire = Wire::connect(world.address).await;
-        let told = wire.ask(line, &world.to(INTERPRETER)).await;
-        assert_eq!(told.status, 403, "{line}");
+        let reply = wire.ask(line, &world.to(INTERPRETER)).await;
+        assert_eq!(reply.status, 403, "{line}");
         let traffic = "E2b-Traffic-Access-Token: traffic\r\n";
         assert!(is_forwarded(&world, line, traffic).await, "{line}");
         // The traffic token alone does not permit running code.
@@ -283,8 +286,8 @@ async fn a_program_gets_the_original_or_masked_host() {
     let mut wire = Wire::connect(world.address).await;
     let host = format!("{port}-{}.e2b.test", world.id);
     let fields = format!("Host: {host}\r\nConnection: x-mine\r\nX-Mine: 1\r\nX-Other: 2\r\n");
-    let told = wire.ask("GET /a%2Fb?c=d", &fields).await;
-    let seen = told.text().to_ascii_lowercase();
+    let reply = wire.ask("GET /a%2Fb?c=d", &fields).await;
+    let seen = reply.text().to_ascii_lowercase();
     assert!(seen.starts_with("get /a%2fb?c=d http/1.1\r\n"), "{seen}");
     assert!(seen.contains(&format!("host: {host}\r\n")), "{seen}");
     assert!(
@@ -334,22 +337,22 @@ async fn pages_of_any_origin_may_use_the_agent() {
     let asks =
         "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization\r\n";
     let to = world.to(ENVD);
-    let told = wire
+    let reply = wire
         .ask(
             "OPTIONS /process.Process/List",
             &format!("{to}{origin}{asks}"),
         )
         .await;
-    assert_eq!(told.status, 204);
-    assert_eq!(told.field("access-control-allow-origin"), Some("*"));
+    assert_eq!(reply.status, 204);
+    assert_eq!(reply.field("access-control-allow-origin"), Some("*"));
     assert_eq!(
-        told.field("access-control-allow-headers"),
+        reply.field("access-control-allow-headers"),
         Some("authorization")
     );
-    let told = wire.ask("GET /health", &format!("{to}{origin}")).await;
-    assert_eq!(told.field("access-control-allow-origin"), Some("*"));
-    let told = wire.ask("GET /health", &to).await;
-    assert_eq!(told.field("access-control-allow-origin"), None);
+    let reply = wire.ask("GET /health", &format!("{to}{origin}")).await;
+    assert_eq!(reply.field("access-control-allow-origin"), Some("*"));
+    let reply = wire.ask("GET /health", &to).await;
+    assert_eq!(reply.field("access-control-allow-origin"), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -398,8 +401,8 @@ async fn a_closed_idle_connection_does_not_fail_a_request() {
     }
     let list = "Content-Type: application/json\r\n";
     let fields = format!("{}{list}", world.to(ENVD));
-    let told = wire.post("/process.Process/List", &fields, b"{}").await;
-    assert_eq!(told.status, 200);
+    let reply = wire.post("/process.Process/List", &fields, b"{}").await;
+    assert_eq!(reply.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -409,9 +412,9 @@ async fn every_request_to_an_unknown_sandbox_is_not_found() {
     let other = SandboxId::from_random([9; 19]);
     let fields = format!("Host: x\r\nE2b-Sandbox-Id: {other}\r\nE2b-Sandbox-Port: {ENVD}\r\n");
     for path in ["/health", "/files?path=x", "/process.Process/Start"] {
-        let told = wire.post(path, &fields, b"{}").await;
-        assert_eq!(told.status, 502);
-        let message = told.json()["message"].as_str().unwrap().to_owned();
+        let reply = wire.post(path, &fields, b"{}").await;
+        assert_eq!(reply.status, 502);
+        let message = reply.json()["message"].as_str().unwrap().to_owned();
         assert!(message.contains("was not found"), "{message}");
     }
 }

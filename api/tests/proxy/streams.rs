@@ -57,10 +57,13 @@ async fn the_stream_of_a_command_is_forwarded_unchanged() {
     let mut wire = Wire::connect(world.address).await;
     for round in 0..3 {
         start(&mut wire, &world, &format!("echo {round}")).await;
-        let told = wire.answer(false).await;
-        assert_eq!(told.status, 200);
-        assert_eq!(told.field("content-type"), Some("application/connect+json"));
-        assert_eq!(output(&told.body), format!("{round}\n"));
+        let reply = wire.answer(false).await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(
+            reply.field("content-type"),
+            Some("application/connect+json")
+        );
+        assert_eq!(output(&reply.body), format!("{round}\n"));
     }
 }
 
@@ -110,9 +113,9 @@ async fn two_hundred_streams_run_concurrently() {
 async fn each_event_arrives_before_the_next_is_sent() {
     let world = World::new().await;
     let seen = Arc::new(Semaphore::new(0));
-    let told = Arc::clone(&seen);
+    let reply = Arc::clone(&seen);
     let program = Program::start(move |mut wire| {
-        let seen = Arc::clone(&told);
+        let seen = Arc::clone(&reply);
         async move {
             wire.request_head().await;
             wire.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -150,9 +153,9 @@ async fn a_sandbox_killed_during_a_stream_truncates_it() {
         assert!(!chunk.is_empty(), "the truncated stream looks complete");
     }
     let mut wire = Wire::connect(world.address).await;
-    let told = wire.ask("GET /health", &world.to(ENVD)).await;
-    assert_eq!(told.status, 502);
-    assert!(told.text().contains("was not found"));
+    let reply = wire.ask("GET /health", &world.to(ENVD)).await;
+    assert_eq!(reply.status, 502);
+    assert!(reply.text().contains("was not found"));
 }
 
 /// After a reset, clients check whether the sandbox is still running; some treat a plain early end as a fault of the
@@ -269,17 +272,17 @@ async fn a_slow_client_slows_the_sandbox_down() {
 async fn a_slow_sandbox_slows_the_client_down() {
     let world = World::new().await;
     let go = Arc::new(Semaphore::new(0));
-    let told = Arc::clone(&go);
+    let reply = Arc::clone(&go);
     let program = Program::start(move |mut wire| {
-        let go = Arc::clone(&told);
+        let go = Arc::clone(&reply);
         async move {
             wire.request_head().await;
             go.acquire().await.unwrap().forget();
             let body = wire.exactly(MUCH).await.unwrap();
-            let told = body.len().to_string();
-            let length = told.len();
+            let reply = body.len().to_string();
+            let length = reply.len();
             wire.send(format!(
-                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{told}"
+                "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{reply}"
             ))
             .await;
             wire.is_closed().await;
@@ -307,11 +310,11 @@ async fn a_slow_sandbox_slows_the_client_down() {
     assert!(sent.load(Ordering::Relaxed) < MUCH / 2, "{sent:?}");
     go.add_permits(1);
     let _open = soon("sending", sending).await.unwrap();
-    let mut told = String::new();
-    soon("the answer", reading.read_to_string(&mut told))
+    let mut reply = String::new();
+    soon("the answer", reading.read_to_string(&mut reply))
         .await
         .unwrap();
-    assert!(told.ends_with(&MUCH.to_string()), "{told}");
+    assert!(reply.ends_with(&MUCH.to_string()), "{reply}");
 }
 
 /// Waits until a count is positive and does not change for a while.
@@ -341,11 +344,11 @@ async fn files_of_all_sizes_are_forwarded_in_both_directions() {
         let url = format!("/files?path={}", path.display());
         let kind = "Content-Type: application/octet-stream\r\n";
         let fields = format!("{}{kind}", world.to(ENVD));
-        let told = wire.post(&url, &fields, &content).await;
-        assert_eq!(told.status, 200, "{told:?}");
+        let reply = wire.post(&url, &fields, &content).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
         assert!(std::fs::read(&path).unwrap() == content);
-        let told = wire.ask(&format!("GET {url}"), &world.to(ENVD)).await;
-        assert!(told.status == 200 && told.body == content, "{size}");
+        let reply = wire.ask(&format!("GET {url}"), &world.to(ENVD)).await;
+        assert!(reply.status == 200 && reply.body == content, "{size}");
     }
 }
 
@@ -385,9 +388,9 @@ async fn chunks_and_trailers_are_forwarded_in_both_directions() {
     .await;
     wire.send("3\r\nabc\r\n3\r\ndef\r\n0\r\nX-Sum: 1\r\n\r\n")
         .await;
-    let told = wire.answer(false).await;
-    assert_eq!((told.status, told.text()), (200, "xyz"));
-    assert_eq!(told.trailers, ["x-back: 2"]);
+    let reply = wire.answer(false).await;
+    assert_eq!((reply.status, reply.text()), (200, "xyz"));
+    assert_eq!(reply.trailers, ["x-back: 2"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -403,12 +406,12 @@ async fn answers_without_a_body_keep_their_length() {
     .await;
     let mut wire = Wire::connect(world.address).await;
     for _ in 0..2 {
-        let told = wire.ask("HEAD /", &world.to(program.port)).await;
+        let reply = wire.ask("HEAD /", &world.to(program.port)).await;
         assert_eq!(
-            (told.status, told.field("content-length")),
+            (reply.status, reply.field("content-length")),
             (200, Some("12345"))
         );
-        assert_eq!(told.field("etag"), Some("\"x\""));
+        assert_eq!(reply.field("etag"), Some("\"x\""));
     }
 }
 
@@ -445,9 +448,9 @@ async fn an_early_response_reaches_a_client_that_still_sends_its_body() {
         let mut wire = Wire::connect(world.address).await;
         // The client sends its whole body without reading, and then a second request on the same connection.
         let body = vec![b'x'; 8 * MIB];
-        let told = wire.post("/nowhere", fields, &body).await;
-        assert_eq!(told.status, expected);
-        let told = wire.ask("GET /control", "Host: x\r\n").await;
-        assert_eq!(told.status, 200);
+        let reply = wire.post("/nowhere", fields, &body).await;
+        assert_eq!(reply.status, expected);
+        let reply = wire.ask("GET /control", "Host: x\r\n").await;
+        assert_eq!(reply.status, 200);
     }
 }

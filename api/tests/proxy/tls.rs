@@ -90,12 +90,12 @@ async fn the_certificate_is_valid_for_its_names_only() {
         let mut wire = Wire::over(stream);
         let host = if name.contains("::") { "[::1]" } else { name };
         let fields = format!("Host: {host}\r\n");
-        let told = if name == sandbox {
+        let reply = if name == sandbox {
             wire.ask("GET /health", &fields).await.status
         } else {
             wire.ask("GET /control", &fields).await.status
         };
-        assert!(matches!(told, 200 | 204), "{name}: {told}");
+        assert!(matches!(reply, 200 | 204), "{name}: {reply}");
     }
     for name in ["elsewhere.example", "a.b.e2b.test", "127.0.0.2"] {
         assert!(shake(&world, name, &[]).await.is_err(), "{name}");
@@ -107,8 +107,8 @@ async fn plain_http_to_a_tls_port_gets_no_answer() {
     let world = secured().await;
     let mut wire = Wire::connect(world.address).await;
     wire.send("GET /control HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    let told = wire.rest().await;
-    assert!(!told.starts_with(b"HTTP/"), "{told:?}");
+    let reply = wire.rest().await;
+    assert!(!reply.starts_with(b"HTTP/"), "{reply:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,10 +137,10 @@ where
         .unwrap();
     let running = tokio::spawn(connection);
     let control = Request::get(format!("{scheme}://api.e2b.test/control"));
-    let told = client
+    let reply = client
         .send_request(control.body(Body::empty()).unwrap())
         .await;
-    assert_eq!(told.unwrap().status(), StatusCode::OK);
+    assert_eq!(reply.unwrap().status(), StatusCode::OK);
     let mirror = Program::mirror().await;
     let port = mirror.port;
     let host = format!("{port}-{}.e2b.test", world.id);
@@ -148,9 +148,9 @@ where
         .header("cookie", "a=1")
         .header("cookie", "b=2")
         .body(Body::empty());
-    let told = client.send_request(request.unwrap()).await.unwrap();
-    assert_eq!(told.status(), StatusCode::OK);
-    let seen = told.into_body().collect().await.unwrap().to_bytes();
+    let reply = client.send_request(request.unwrap()).await.unwrap();
+    assert_eq!(reply.status(), StatusCode::OK);
+    let seen = reply.into_body().collect().await.unwrap().to_bytes();
     let seen = String::from_utf8_lossy(&seen).to_ascii_lowercase();
     assert!(seen.starts_with("get /x?y http/1.1\r\n"), "{seen}");
     assert!(seen.contains(&format!("host: {host}\r\n")), "{seen}");
@@ -167,8 +167,8 @@ where
     let request = Request::post(url)
         .header("content-type", "application/octet-stream")
         .body(Body::new(Pieces(pieces.into_iter())));
-    let told = client.send_request(request.unwrap()).await.unwrap();
-    assert_eq!(told.status(), StatusCode::OK);
+    let reply = client.send_request(request.unwrap()).await.unwrap();
+    assert_eq!(reply.status(), StatusCode::OK);
     assert!(std::fs::read(path).unwrap() == content);
     drop(client);
     running.await.unwrap().unwrap();

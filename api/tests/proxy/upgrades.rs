@@ -18,10 +18,10 @@ async fn upgraded(world: &World, port: u16) -> Wire {
         world.to(port)
     ))
     .await;
-    let told = wire.head().await;
-    assert_eq!(told.status, 101);
-    assert_eq!(told.field("upgrade"), Some("websocket"));
-    let accept = told.field("sec-websocket-accept");
+    let reply = wire.head().await;
+    assert_eq!(reply.status, 101);
+    assert_eq!(reply.field("upgrade"), Some("websocket"));
+    let accept = reply.field("sec-websocket-accept");
     assert_eq!(accept, Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
     wire
 }
@@ -85,8 +85,8 @@ async fn a_program_may_refuse_an_upgrade() {
     let mut wire = Wire::connect(world.address).await;
     let fields = format!("{}{UPGRADE}", world.to(program.port));
     for _ in 0..2 {
-        let told = wire.ask("GET /ws", &fields).await;
-        assert_eq!((told.status, told.text()), (400, "no"));
+        let reply = wire.ask("GET /ws", &fields).await;
+        assert_eq!((reply.status, reply.text()), (400, "no"));
     }
 }
 

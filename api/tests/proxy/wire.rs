@@ -8,15 +8,13 @@ use tokio::net::TcpStream;
 
 use crate::world::soon;
 
-/// A client connection.
 pub(crate) struct Wire<S = TcpStream> {
     pub(crate) stream: S,
     unread: Vec<u8>,
 }
 
-/// A response.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct Reply {
     pub(crate) status: u16,
     /// Names in lower case.
     pub(crate) fields: Vec<(String, String)>,
@@ -25,7 +23,7 @@ pub(crate) struct Told {
     pub(crate) trailers: Vec<String>,
 }
 
-impl Told {
+impl Reply {
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
         let found = self.fields.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
@@ -66,14 +64,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 
     /// Sends a request without a body and reads the complete response.
-    pub(crate) async fn ask(&mut self, line: &str, fields: &str) -> Told {
+    pub(crate) async fn ask(&mut self, line: &str, fields: &str) -> Reply {
         self.send(format!("{line} HTTP/1.1\r\n{fields}\r\n")).await;
         let is_head = line.starts_with("HEAD ");
         self.answer(is_head).await
     }
 
     /// Sends a request with a body and reads the complete response.
-    pub(crate) async fn post(&mut self, path: &str, fields: &str, body: &[u8]) -> Told {
+    pub(crate) async fn post(&mut self, path: &str, fields: &str, body: &[u8]) -> Reply {
         let length = body.len();
         self.send(format!(
             "POST {path} HTTP/1.1\r\n{fields}Content-Length: {length}\r\n\r\n"
@@ -127,21 +125,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         std::mem::take(&mut self.unread)
     }
 
-    pub(crate) async fn head(&mut self) -> Told {
+    pub(crate) async fn head(&mut self) -> Reply {
         let head = self.up_to(b"\r\n\r\n").await.expect("a response");
         let head = String::from_utf8(head).unwrap();
         let mut lines = head.trim_end().split("\r\n");
         let first = lines.next().unwrap();
-        let mut told = Told {
+        let mut reply = Reply {
             status: first.split(' ').nth(1).unwrap().parse().unwrap(),
-            ..Told::default()
+            ..Reply::default()
         };
         for line in lines {
             let (name, value) = line.split_once(':').unwrap();
             let value = value.trim().to_owned();
-            told.fields.push((name.to_ascii_lowercase(), value));
+            reply.fields.push((name.to_ascii_lowercase(), value));
         }
-        told
+        reply
     }
 
     /// The next chunk, empty for the last one. `None`: the stream was truncated.
@@ -163,36 +161,36 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         String::from_utf8(line).unwrap().trim_end().to_owned()
     }
 
-    pub(crate) async fn answer(&mut self, is_head: bool) -> Told {
-        let mut told = self.head().await;
-        if is_head || matches!(told.status, 100..200 | 204 | 304) {
-            return told;
+    pub(crate) async fn answer(&mut self, is_head: bool) -> Reply {
+        let mut reply = self.head().await;
+        if is_head || matches!(reply.status, 100..200 | 204 | 304) {
+            return reply;
         }
-        if told.is_chunked() {
+        if reply.is_chunked() {
             loop {
                 let chunk = self.chunk().await.expect("a complete body");
                 if chunk.is_empty() {
                     break;
                 }
-                told.body.extend(chunk);
+                reply.body.extend(chunk);
             }
             loop {
                 let line = self.up_to(b"\r\n").await.expect("the end of a body");
                 if line == b"\r\n" {
-                    return told;
+                    return reply;
                 }
                 let line = String::from_utf8(line).unwrap();
-                told.trailers.push(line.trim_end().to_ascii_lowercase());
+                reply.trailers.push(line.trim_end().to_ascii_lowercase());
             }
         }
-        told.body = match told.field("content-length") {
+        reply.body = match reply.field("content-length") {
             Some(length) => {
                 let length = length.parse().unwrap();
                 self.exactly(length).await.expect("a complete body")
             }
             None => self.rest().await,
         };
-        told
+        reply
     }
 
     /// Whether the server has closed the connection, possibly after sending data.

@@ -8,7 +8,6 @@ use std::{
 
 use serde_json::Value;
 
-/// A complete answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,

@@ -116,12 +116,12 @@ pub(crate) fn kvm_a_sandbox_reaches_what_its_policy_allows() {
         });
         let logs = server.get(&sandbox.path("/logs")).expect(200).json();
         let lines = logs["logEntries"].as_array().unwrap();
-        let told = |line: &Value| {
+        let is_reported = |line: &Value| {
             line["level"] == "warn"
                 && line["fields"]["logger"] == "network"
                 && line["message"].as_str().unwrap().contains(FAR)
         };
-        assert!(lines.iter().any(told), "{logs}");
+        assert!(lines.iter().any(is_reported), "{logs}");
         let metrics = server.get("/metrics").expect(200).text();
         let count = metrics
             .lines()

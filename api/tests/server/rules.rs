@@ -37,9 +37,9 @@ pub(crate) fn kvm_wrong_requests_are_told_in_json() {
     server.get("/no/such/route").expect(404);
     server.put("/v2/sandboxes", &json!({})).expect(405);
     for path in ["/volumes", "/secrets", "/templates/x/builds/y/status"] {
-        let told = server.get(path).expect(501).json();
+        let answer = server.get(path).expect(501).json();
         assert!(
-            told["message"]
+            answer["message"]
                 .as_str()
                 .unwrap()
                 .starts_with("not supported by this server: ")

@@ -43,7 +43,7 @@ fn meet(answer: Vec<u8>, more: Vec<u8>) -> (EnvdClient, JoinHandle<u64>) {
     (client, agent)
 }
 
-/// Checks that the client ends the call during the agent's flood, with a message of its own.
+/// Checks that the client ends the call during the agent's flood, with an error that the client produces itself.
 #[track_caller]
 fn is_stopped(answer: &[u8], more: &[u8], call: impl FnOnce(&mut EnvdClient) -> ClientError) {
     let (mut client, agent) = meet(answer.to_vec(), more.to_vec());

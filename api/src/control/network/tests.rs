@@ -20,7 +20,7 @@ fn status(network: &NetworkConfig, allow: Option<bool>) -> u16 {
         .map_or_else(|error| error.status().as_u16(), |_| 200)
 }
 
-fn told(network: &NetworkConfig) -> String {
+fn message_of(network: &NetworkConfig) -> String {
     policy_of(network, None, &EgressConfig::default())
         .unwrap_err()
         .to_string()
@@ -74,7 +74,7 @@ fn domains_require_that_all_traffic_is_denied() {
         let domain = options(&["*.example.com"], deny);
         assert_eq!(status(&domain, None), 400);
         assert_eq!(status(&domain, Some(true)), 400);
-        assert!(told(&domain).contains("ALL_TRAFFIC"));
+        assert!(message_of(&domain).contains("ALL_TRAFFIC"));
     }
     let domain = options(&["*.example.com", "8.8.8.8"], &["0.0.0.0/0"]);
     let policy = policy_of(&domain, None, &EgressConfig::default()).unwrap();
@@ -93,7 +93,9 @@ fn invalid_entries_are_refused_by_name() {
         "8.8.8.8:53",
         "",
     ] {
-        assert!(told(&options(&[], &[entry])).contains(&format!("invalid denied CIDR {entry}")));
+        assert!(
+            message_of(&options(&[], &[entry])).contains(&format!("invalid denied CIDR {entry}"))
+        );
     }
     for entry in [
         "10.0.0.0/33",
@@ -103,10 +105,10 @@ fn invalid_entries_are_refused_by_name() {
         "",
         "*.*.com",
     ] {
-        let told = told(&options(&[entry], &["0.0.0.0/0"]));
+        let message = message_of(&options(&[entry], &["0.0.0.0/0"]));
         assert!(
-            told.contains("invalid allowed domain") && told.contains(entry),
-            "{told}"
+            message.contains("invalid allowed domain") && message.contains(entry),
+            "{message}"
         );
     }
 }
@@ -120,12 +122,12 @@ fn too_long_lists_are_refused_by_name() {
         deny_out: Some(many),
         ..NetworkConfig::default()
     };
-    assert!(told(&long).contains("denyOut has 1001 entries; at most 1000"));
+    assert!(message_of(&long).contains("denyOut has 1001 entries; at most 1000"));
     let servers = NetworkConfig {
         dns_servers: list(&["8.8.8.8"; 9]),
         ..NetworkConfig::default()
     };
-    assert!(told(&servers).contains("dnsServers has 9 entries; at most 8"));
+    assert!(message_of(&servers).contains("dnsServers has 9 entries; at most 8"));
 }
 
 #[test]
@@ -143,7 +145,7 @@ fn dns_servers_are_addresses_that_sandboxes_may_reach() {
         "dns.test",
         "8.8.8.8:53",
     ] {
-        assert!(told(&servers(&[wrong])).contains(wrong));
+        assert!(message_of(&servers(&[wrong])).contains(wrong));
     }
     let egress = EgressConfig {
         default: DefaultEgress::Deny,
@@ -179,7 +181,7 @@ fn unsupported_options_are_refused_by_name() {
         (ports, "httpsPorts"),
     ] {
         assert_eq!(status(&network, None), 501);
-        assert!(told(&network).contains(option));
+        assert!(message_of(&network).contains(option));
     }
 }
 

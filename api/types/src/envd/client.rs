@@ -210,8 +210,8 @@ mod tests {
 
     #[test]
     fn a_closed_port_is_not_reachable() {
-        let nobody = EnvdClient::connect(Path::new("/nowhere/vsock"), 1, PATIENCE);
-        assert!(matches!(nobody, Err(ClientError::NotReachable { .. })));
+        let refused = EnvdClient::connect(Path::new("/nowhere/vsock"), 1, PATIENCE);
+        assert!(matches!(refused, Err(ClientError::NotReachable { .. })));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vsock");
         let listener = UnixListener::bind(&path).unwrap();

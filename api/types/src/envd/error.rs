@@ -5,9 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The body of a failed plain request. The official clients fail on a body without `code`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// The HTTP status.
     pub code: u16,
-    /// What failed, for people.
     pub message: String,
 }
 
@@ -43,7 +41,6 @@ pub enum ConnectCode {
     Internal,
     /// Temporarily impossible; a retry may succeed.
     Unavailable,
-    /// Data is lost.
     DataLoss,
     /// The caller, or the user that it wants to act as, is unknown.
     Unauthenticated,
@@ -74,7 +71,7 @@ impl ConnectCode {
 #[error("{code:?}: {message}")]
 pub struct ConnectError {
     pub code: ConnectCode,
-    /// What failed, for people; may be empty.
+    /// Describes the failure; may be empty.
     #[serde(default)]
     pub message: String,
 }

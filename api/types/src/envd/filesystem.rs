@@ -166,7 +166,6 @@ pub enum EventType {
     /// The entry was created, or moved here.
     #[serde(rename = "EVENT_TYPE_CREATE")]
     Create,
-    /// The content changed.
     #[serde(rename = "EVENT_TYPE_WRITE")]
     Write,
     /// The entry was deleted.

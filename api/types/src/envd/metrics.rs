@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 pub struct Metrics {
     /// Wall-clock time in seconds since 1970.
     pub ts: u64,
-    /// Number of vCPUs.
     pub cpu_count: u32,
     /// CPU usage since the previous request, or since boot for the first one: 0 to 100 for all vCPUs together.
     pub cpu_used_pct: f32,

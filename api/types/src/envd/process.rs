@@ -11,7 +11,6 @@ use super::proto_json::{Blob, null_is_default, opt_u32};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Empty {}
 
-/// A command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessConfig {
     /// Path of the program, or a name that is looked up in the `PATH` of the command's environment.
@@ -37,7 +36,6 @@ pub struct PtySize {
     pub rows: u32,
 }
 
-/// A pseudo-terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pty {
     /// Absent: the kernel's default.
@@ -108,7 +106,6 @@ pub struct ProcessEvent {
 /// Keeps an otherwise idle stream alive.
 pub type KeepAlive = Empty;
 
-/// The process runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartEvent {
     /// Process id in the guest.
@@ -128,7 +125,6 @@ pub struct DataEvent {
     pub pty: Option<Blob>,
 }
 
-/// The process ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndEvent {
@@ -157,7 +153,6 @@ pub struct ListResponse {
     pub processes: Vec<ProcessInfo>,
 }
 
-/// A running process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInfo {
     /// The command as requested.
@@ -218,7 +213,6 @@ pub type CloseStdinRequest = ConnectRequest;
 pub struct UpdateRequest {
     #[serde(default, deserialize_with = "null_is_default")]
     pub process: ProcessSelector,
-    /// The new size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pty: Option<Pty>,
 }
@@ -239,10 +233,8 @@ pub enum Signal {
     #[default]
     #[serde(rename = "SIGNAL_UNSPECIFIED")]
     Unspecified,
-    /// SIGTERM.
     #[serde(rename = "SIGNAL_SIGTERM")]
     Term,
-    /// SIGKILL.
     #[serde(rename = "SIGNAL_SIGKILL")]
     Kill,
 }

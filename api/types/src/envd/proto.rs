@@ -25,7 +25,6 @@ pub struct Method {
     pub response: &'static Message,
 }
 
-/// A message type.
 #[derive(Debug)]
 pub struct Message {
     fields: &'static [Field],

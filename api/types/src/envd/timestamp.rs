@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Nanoseconds since 1970-01-01T00:00:00Z. Written as RFC 3339 text in UTC with nanoseconds; read from RFC 3339 text with
-/// any offset, or from a number of nanoseconds.
+/// Nanoseconds since 1970-01-01T00:00:00Z. Written as RFC 3339 text in UTC with nanoseconds; read from RFC 3339 text
+/// with any offset, or from a number of nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp {
     unix_ns: u64,

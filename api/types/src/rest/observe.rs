@@ -93,7 +93,6 @@ pub struct NetworkEvent {
     /// The DNS name that was queried, or through which the sandbox learned the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Number of packets.
     pub count: u64,
 }
 

@@ -148,7 +148,6 @@ pub struct ForkRequest {
 /// The result of one fork. Exactly one field is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkResult {
-    /// The running fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Sandbox>,
     /// Why the fork could not be started.
@@ -202,7 +201,7 @@ pub enum SandboxState {
     Paused,
 }
 
-/// What a pause saved.
+/// The state that a pause saves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PauseMode {
@@ -212,7 +211,7 @@ pub enum PauseMode {
     Filesystem,
 }
 
-/// What happens at the timeout.
+/// Action at the timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnTimeout {
@@ -220,7 +219,7 @@ pub enum OnTimeout {
     Kill,
 }
 
-/// What a sandbox does without a request of its owner.
+/// Automatic actions of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lifecycle {
@@ -308,7 +307,7 @@ pub struct SandboxDetail {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkConfig>,
     pub lifecycle: Lifecycle,
-    /// What the pause saved. Absent while the sandbox is running.
+    /// The state that the pause saved. Absent while the sandbox is running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_mode: Option<PauseMode>,
 }

@@ -73,7 +73,6 @@ pub struct TemplateTag {
 pub struct Team {
     #[serde(rename = "teamID")]
     pub team_id: String,
-    /// Display name.
     pub name: String,
     /// A key of the team: the key of the request.
     pub api_key: String,
