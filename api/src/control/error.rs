@@ -1,4 +1,4 @@
-//! Every refusal becomes a status and a body here, and nowhere else.
+//! The only place where errors of the control plane become a status and a body.
 
 use std::time::Duration;
 
@@ -20,64 +20,57 @@ use crate::{
     registry::{RegistryError, note::NoteError},
 };
 
-/// The word by which clients know a guest that does not answer.
+/// The error code by which clients recognize a guest whose agent does not answer.
 const UNRESPONSIVE: &str = "sandbox_snapshot_guest_agent_unresponsive";
 
-/// Why a request of the control plane is refused.
+/// Why a request of the control plane failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The request is wrong, whatever the state.
+    /// The request is invalid in every state.
     #[error("{0}")]
     BadRequest(String),
-    /// The body is too large.
-    #[error("the body is larger than {0} bytes")]
+    #[error("the request body exceeds {0} bytes")]
     TooLarge(usize),
-    /// The body has another type than JSON, or none.
+    /// The content type is missing or is not JSON.
     #[error(
-        "the body must be JSON: send it with `Content-Type: application/json` (it came with {0})"
+        "the request body must be JSON: send it with `Content-Type: application/json` (received: {0})"
     )]
     NotJson(String),
-    /// A page of another origin asks by way of a browser, and the server asks nobody for a key.
-    #[error("requests of other origins' pages are refused by a server that asks for no key ({0})")]
+    /// A browser sent the request for a page of another origin, and the server runs without authentication.
+    #[error("a server without authentication refuses requests from pages of other origins ({0})")]
     Foreign(String),
-    /// The caller may not.
     #[error(transparent)]
     Auth(#[from] AuthError),
-    /// No such sandbox; the text need not be an id.
+    /// The text need not be a valid id.
     #[error("sandbox {0:?} was not found")]
     NoSandbox(String),
-    /// No such template.
     #[error("template {0:?} was not found")]
     NoTemplate(String),
-    /// No such route.
-    #[error("there is no route {0}")]
+    #[error("route {0} does not exist")]
     NoRoute(String),
-    /// The route has other methods.
-    #[error("{0} does not go with this route")]
+    #[error("the method of {0} is not supported by this route")]
     NoMethod(String),
-    /// Part of E2B's interface that this server does not have.
+    /// A part of E2B's interface that this server does not support.
     #[error("not supported by this server: {0}")]
     NotImplemented(String),
-    /// The guest's agent does not answer, and the caller asked for a healthy one.
+    /// The caller required a healthy guest, and the guest's agent does not answer.
     #[error("the agent of sandbox {0} does not answer; the sandbox was not paused")]
     Unresponsive(SandboxId),
     #[error(transparent)]
     Note(NoteError),
-    /// Tokens need random numbers.
-    #[error("no random numbers")]
+    #[error("cannot create tokens: the kernel provides no random numbers")]
     Random(#[source] getrandom::Error),
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
 impl ApiError {
-    /// See [`ApiError::Foreign`]; `value` is cut and escaped.
+    /// An [`ApiError::Foreign`] with the truncated and escaped value of the header `field`.
     pub(super) fn foreign(field: &str, value: &str) -> Self {
         let value: String = value.chars().take(100).collect();
         Self::Foreign(format!("{field}: {value:?}"))
     }
 
-    /// The status that it becomes.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -98,7 +91,7 @@ impl ApiError {
         }
     }
 
-    /// When to try again, for those who should.
+    /// Time after which a retry may succeed. `None`: a retry is pointless, or its time is unknown.
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Auth(AuthError::Rate { retry_after })
@@ -110,7 +103,6 @@ impl ApiError {
         }
     }
 
-    /// The body that it becomes.
     #[must_use]
     pub fn body(&self) -> RestError {
         let error_code = match self {
@@ -168,19 +160,19 @@ impl IntoResponse for ApiError {
             error!(
                 status = status.as_u16(),
                 why = body.message,
-                "a request failed"
+                "request failed"
             );
         } else if matches!(self, Self::NoRoute(_) | Self::NoMethod(_)) {
-            // A newer client than this server knows: worth seeing.
+            // Possibly a newer client that uses a route which this server lacks.
             warn!(
                 status = status.as_u16(),
                 why = body.message,
-                "a client asks for what is not there"
+                "request for an unknown route or method"
             );
         }
         let mut response = (status, Json(body)).into_response();
         if let Some(after) = self.retry_after() {
-            // Whole seconds, rounded up: the header has no fractions.
+            // The header takes whole seconds; round up.
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             let value = HeaderValue::from(seconds.max(1));
             response.headers_mut().insert(RETRY_AFTER, value);
@@ -198,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_that_clients_act_on() {
+    fn errors_have_the_statuses_that_clients_expect() {
         let full = || PoolError::Full {
             why: "memory".into(),
             retry_after: Duration::from_millis(1200),
@@ -223,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unresponsive_guest_has_its_word() {
+    fn an_unresponsive_guest_has_its_error_code() {
         let body = serde_json::to_value(ApiError::Unresponsive(id()).body()).unwrap();
         assert_eq!(body["error_code"], UNRESPONSIVE);
         assert_eq!(body["code"], 503);

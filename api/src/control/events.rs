@@ -1,4 +1,4 @@
-//! What a sandbox's network refused.
+//! Packets that the network policy of a sandbox refused.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +27,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     )]
 }
 
-/// The newest last, bounded by what the log keeps of one sandbox.
+/// The refused packets in order of time, as far back as the log keeps them for one sandbox.
 async fn list(
     State(app): State<App>,
     OfSandbox(id): OfSandbox,
@@ -59,7 +59,7 @@ fn on_wire(event: &NetEvent) -> NetworkEvent {
     }
 }
 
-/// As a line of the sandbox's log.
+/// An event as an entry of the sandbox's log.
 pub(super) fn log_entry(event: &NetEvent) -> LogEntry {
     let event = on_wire(event);
     let name = event.name.map(|name| format!(" ({name})"));
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_told_in_words_and_as_a_line() {
+    fn an_event_is_converted_to_json_and_to_a_log_entry() {
         let mut event = NetEvent {
             sandbox: "iabcdefghij012345678".parse().unwrap(),
             time: UNIX_EPOCH + Duration::from_millis(1500),

@@ -1,4 +1,4 @@
-//! Changing a sandbox's life: connect, timeout, pause, resume, network.
+//! Changes of existing sandboxes: connect, timeout, pause, resume, network.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ use super::{
 use crate::{agent, auth::Scope};
 
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
-/// How long a healthy agent may take to say so.
+/// Time limit of an agent's health check.
 const HEALTH: Duration = Duration::from_secs(2);
-/// What a refresh gets that names no duration, in seconds.
+/// Default duration of a refresh in seconds.
 const REFRESH_S: u32 = 15;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
@@ -59,14 +59,16 @@ async fn connect(
     Ok((status, Json(wire::sandbox(&app, &connected.view))))
 }
 
-/// As [`connect`], but the timeout is required.
+/// The older route: as [`connect`], with a required timeout.
 async fn connect_old(
     app: State<App>,
     id: OfSandbox,
     Body(body): Body<ConnectSandbox>,
 ) -> SandboxAnswer {
     if body.timeout.is_none() {
-        return Err(ApiError::BadRequest("timeout is missing".into()));
+        return Err(ApiError::BadRequest(
+            "timeout is missing: give it in seconds".into(),
+        ));
     }
     connect(app, id, MaybeBody(body)).await
 }
@@ -125,7 +127,8 @@ async fn resume(
     MaybeBody(body): MaybeBody<ResumeRequest>,
 ) -> SandboxAnswer {
     if body.memory == Some(false) {
-        let what = "memory: false: a pause that kept memory is resumed from memory";
+        let what =
+            "memory: false: a sandbox that was paused with memory can only be resumed with memory";
         return Err(ApiError::NotImplemented(what.into()));
     }
     let timeout_s = timeout(&app, body.timeout)?;

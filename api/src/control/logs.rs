@@ -1,6 +1,6 @@
-//! What a sandbox left to be read: the events of its life, what its network refused, and the end of its console.
+//! Logs of sandboxes: life-cycle events, refused packets, and the end of the console.
 //!
-//! Lines of the console have no time of their own; they are shown with the time at which the VM was started.
+//! Lines of the console have no timestamps; they get the start time of the VM.
 
 use std::{collections::BTreeMap, io::SeekFrom, path::Path};
 
@@ -16,9 +16,9 @@ use crate::{
 };
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
-/// So much of a console's end is read.
+/// Bytes that are read from the end of a console.
 const MAX_CONSOLE: u64 = 256 * 1024;
-/// Lines of one answer.
+/// Limit of entries in one answer.
 const MAX_LINES: usize = 1000;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
@@ -58,7 +58,7 @@ async fn new(
         None | Some("forward") => false,
         Some("backward") => true,
         Some(other) => {
-            let wrong = format!("direction is {other:?}; it is forward or backward");
+            let wrong = format!("direction is {other:?}: use forward or backward");
             return Err(ApiError::BadRequest(wrong));
         }
     };
@@ -84,7 +84,7 @@ fn limit(query: &Query) -> Result<usize, ApiError> {
     Ok(query.number("limit")?.unwrap_or(MAX_LINES).min(MAX_LINES))
 }
 
-/// All there is, oldest first.
+/// All entries, oldest first.
 async fn entries(history: &History, refused: &[NetEvent]) -> Vec<LogEntry> {
     let sandbox = &history.view.sandbox;
     let text = console_end(&sandbox.console).await.unwrap_or_default();
@@ -107,7 +107,7 @@ fn entry(at_ms: u64, logger: &str, message: &str) -> LogEntry {
     }
 }
 
-/// As older clients take it apart.
+/// The entry in the format of older clients.
 fn line(entry: &LogEntry) -> LogLine {
     let line = serde_json::json!({
         "level": entry.level,
@@ -121,7 +121,7 @@ fn line(entry: &LogEntry) -> LogLine {
     }
 }
 
-/// The guest writes it: whatever is no text is replaced, and no more than the end is looked at.
+/// Reads the end of a console. The guest controls its contents, so bytes that are not UTF-8 are replaced.
 async fn console_end(path: &Path) -> std::io::Result<String> {
     let mut file = tokio::fs::File::open(path).await?;
     let length = file.metadata().await?.len();
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_the_end_of_a_console_is_read_and_bytes_become_text() {
+    async fn only_the_end_of_a_console_is_read_and_converted_to_text() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console");
         let mut bytes = vec![b'a'; 300 * 1024];
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_parse_as_older_clients_need() {
+    fn log_lines_have_the_format_of_older_clients() {
         let line = line(&entry(1_700_000_000_000, "console", "hello \"you\""));
         let parsed: serde_json::Value = serde_json::from_str(&line.line).unwrap();
         assert_eq!(parsed["message"], "hello \"you\"");

@@ -1,4 +1,4 @@
-//! Figures of sandboxes. They are what the host sees: taken without waking an idle guest.
+//! Resource usage of sandboxes, as measured on the host. Measuring does not wake an idle guest.
 
 use api_types::rest::{SandboxMetric, SandboxesWithMetrics};
 use axum::{Json, extract::State, routing::MethodFilter};
@@ -7,7 +7,7 @@ use super::{Access, ApiError, App, Endpoint, body::OfSandbox, query::Query};
 use crate::auth::Scope;
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
-/// At most so many sandboxes in one question.
+/// Limit of sandboxes in one request.
 const MAX_IDS: usize = 100;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
@@ -26,7 +26,7 @@ async fn of_one(
     let start = query.number::<u64>("start")?.unwrap_or(0);
     let end = query.number::<u64>("end")?.unwrap_or(u64::MAX);
     if start > end {
-        let wrong = format!("start {start} is after end {end}");
+        let wrong = format!("start {start} is later than end {end}");
         return Err(ApiError::BadRequest(wrong));
     }
     let history = app.registry.history(&id).await?;
@@ -36,14 +36,17 @@ async fn of_one(
     Ok(Json(metrics.collect()))
 }
 
-/// The newest sample of each that has one; those that are not there are left out.
+/// The latest sample of each requested sandbox. Sandboxes without samples, and unknown ones, are omitted.
 async fn of_several(
     State(app): State<App>,
     query: Query,
 ) -> Result<Json<SandboxesWithMetrics>, ApiError> {
     let ids = query.list("sandbox_ids");
     if ids.len() > MAX_IDS {
-        let wrong = format!("sandbox_ids has {} ids; at most {MAX_IDS}", ids.len());
+        let wrong = format!(
+            "sandbox_ids contains {} ids: at most {MAX_IDS} are allowed",
+            ids.len()
+        );
         return Err(ApiError::BadRequest(wrong));
     }
     let mut answer = SandboxesWithMetrics::default();

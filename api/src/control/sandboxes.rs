@@ -1,4 +1,4 @@
-//! Create, look at, list, end.
+//! Creation, details, lists and termination of sandboxes.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +24,7 @@ use crate::{
 const READ: Access = Access::Key(Scope::SandboxesRead);
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 
-/// What a create gets that names no timeout, in seconds: by the older route and by the newer, which a connect
-/// has in common.
+/// Default timeouts in seconds: of the older create route, and of the newer one and of connect.
 const OLD_TIMEOUT_S: u32 = 15;
 pub(super) const TIMEOUT_S: u32 = 300;
 
@@ -43,17 +42,18 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
 
 type CreateAnswer = Result<(StatusCode, [(&'static str, String); 2], Json<Sandbox>), ApiError>;
 
-/// Whether a sandbox stood ready (`warm`) or was restored for this create (`restored`): who measures must not
-/// mix the two.
+/// Response header: whether the sandbox came from a warm slot (`warm`) or was restored for this request (`restored`).
+/// Measurements must keep the two apart.
 const START: &str = "x-cube-start";
 
-/// Always with a token.
+/// The newer route: the agent always requires an access token.
 async fn create(State(app): State<App>, Body(mut body): Body<NewSandbox>) -> CreateAnswer {
     body.secure = None;
     create_as(&app, body, TIMEOUT_S, OptionSource::Chosen).await
 }
 
-/// `secure: false` leaves the agent open; clients of this route send `allow_internet_access: true` unasked.
+/// The older route: `secure: false` turns the agent's access token off. The clients of this route always send
+/// `allow_internet_access: true`.
 async fn create_old(State(app): State<App>, Body(body): Body<NewSandbox>) -> CreateAnswer {
     create_as(&app, body, OLD_TIMEOUT_S, OptionSource::ClientDefault).await
 }
@@ -78,7 +78,7 @@ async fn create_as(
     Ok((StatusCode::CREATED, headers, Json(answer)))
 }
 
-/// A timeout in range.
+/// Checks the range of a requested timeout.
 pub(super) fn timeout(app: &App, asked: Option<i64>) -> Result<Option<u32>, ApiError> {
     let Some(asked) = asked else {
         return Ok(None);
@@ -87,12 +87,12 @@ pub(super) fn timeout(app: &App, asked: Option<i64>) -> Result<Option<u32>, ApiE
     match u32::try_from(asked) {
         Ok(timeout_s) if timeout_s <= most => Ok(Some(timeout_s)),
         _ => Err(ApiError::BadRequest(format!(
-            "timeout is {asked} seconds; it is from 0 to {most}"
+            "timeout is {asked} seconds: use 0 to {most}"
         ))),
     }
 }
 
-/// Everything about a create that can be wrong without asking anybody.
+/// Validates a create request as far as possible without the pool.
 fn lease_of(
     body: NewSandbox,
     timeout_s: u32,
@@ -111,16 +111,16 @@ fn lease_of(
     let policy = network::grant(&network, allow_internet_access, egress)?;
     let is_public = network.allow_public_traffic != Some(false);
     if !is_public && !is_secure {
-        let wrong = "network.allowPublicTraffic: false needs secure: true";
+        let wrong = "network.allowPublicTraffic: false requires secure: true";
         return Err(ApiError::BadRequest(wrong.into()));
     }
     refuse_set(
-        "iam: sandboxes have no workload identity",
+        "iam: this server has no workload identities",
         body.iam.as_ref(),
     )?;
     if body.volume_mounts.is_some_and(|mounts| !mounts.is_empty()) {
         return Err(ApiError::NotImplemented(
-            "volumeMounts: there are no volumes".into(),
+            "volumeMounts: this server has no volumes".into(),
         ));
     }
     check_env(body.env_vars.as_ref())?;
@@ -149,10 +149,10 @@ fn on_timeout(
 ) -> Result<OnTimeout, ApiError> {
     match (auto_pause, keep_memory) {
         (false, Some(false)) => Err(ApiError::BadRequest(
-            "autoPauseMemory: false goes only with autoPause: true".into(),
+            "autoPauseMemory: false requires autoPause: true".into(),
         )),
         (true, Some(false)) if auto_resume => Err(ApiError::BadRequest(
-            "autoPauseMemory: false does not go with autoResume: traffic never wakes what has no memory".into(),
+            "autoPauseMemory: false excludes autoResume: requests cannot resume a sandbox without memory".into(),
         )),
         (true, Some(false)) => Ok(OnTimeout::Pause(PauseMode::FilesystemOnly)),
         (true, None | Some(true)) => Ok(OnTimeout::Pause(PauseMode::Memory)),
@@ -160,7 +160,7 @@ fn on_timeout(
     }
 }
 
-/// An option that must be unset: absent, null, or without contents.
+/// Refuses an unsupported option unless it is absent, null or empty.
 fn refuse_set(what: &str, value: Option<&serde_json::Value>) -> Result<(), ApiError> {
     match value {
         None | Some(serde_json::Value::Null) => Ok(()),
@@ -169,12 +169,14 @@ fn refuse_set(what: &str, value: Option<&serde_json::Value>) -> Result<(), ApiEr
     }
 }
 
-/// Names that no environment can have would be found out only in the guest.
+/// Refuses names that are invalid in an environment. Otherwise only the guest would notice them.
 fn check_env(env: Option<&BTreeMap<String, String>>) -> Result<(), ApiError> {
     for (name, value) in env.into_iter().flatten() {
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
             let shown: String = name.chars().take(64).collect();
-            let wrong = format!("envVars has {shown:?}, which no environment can hold");
+            let wrong = format!(
+                "envVars contains {shown:?}: names must not be empty or contain = or NUL, values must not contain NUL"
+            );
             return Err(ApiError::BadRequest(wrong));
         }
     }
@@ -194,11 +196,11 @@ async fn kill(State(app): State<App>, OfSandbox(id): OfSandbox) -> Result<Status
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What a list shows.
+/// The filter of a list.
 struct Filter {
     metadata: BTreeMap<String, String>,
     states: Vec<SandboxState>,
-    /// Inclusive, as a client finds it that goes on from the last time that it was given.
+    /// Inclusive, so that a client can continue from the last time it received.
     started_since_ns: Option<u64>,
     template: Option<String>,
 }
@@ -237,7 +239,7 @@ fn read_state(text: &str) -> Result<SandboxState, ApiError> {
         "running" => Ok(SandboxState::Running),
         "paused" => Ok(SandboxState::Paused),
         other => Err(ApiError::BadRequest(format!(
-            "state has {other:?}; there are running and paused"
+            "state contains {other:?}: use running or paused"
         ))),
     }
 }
@@ -267,7 +269,7 @@ fn position(view: &View) -> Position {
     }
 }
 
-/// Tells where the next page begins; absent at the end.
+/// Adds the token of the next page, unless this is the last one.
 pub(super) fn put_token(headers: &mut HeaderMap, token: Option<String>) -> Result<(), ApiError> {
     let Some(token) = token else {
         return Ok(());
@@ -278,7 +280,7 @@ pub(super) fn put_token(headers: &mut HeaderMap, token: Option<String>) -> Resul
     Ok(())
 }
 
-/// All that run, newest first, in one answer.
+/// The older route: all running sandboxes, latest first, without paging.
 async fn list_old(
     State(app): State<App>,
     query: Query,
@@ -332,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_secure_public_and_end_at_the_deadline() {
+    fn by_default_a_sandbox_is_secure_has_public_ports_and_is_killed_at_its_deadline() {
         let lease = lease(
             serde_json::json!({"templateID": "base"}),
             OptionSource::Chosen,
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_what_started_after_a_time_has_what_started_at_it() {
+    fn the_filter_started_after_is_inclusive() {
         let view = view(1_700_000_000_123);
         let printed = serde_json::to_value(wire::listed(&view)).unwrap();
         let shown_after = |time: &str| {
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_do_not_go_together_are_refused() {
+    fn contradictory_options_are_refused() {
         let cases = [
             (serde_json::json!({"templateID": ""}), 400),
             (
@@ -401,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_in_the_lease() {
+    fn the_lease_has_the_requested_options() {
         let json = serde_json::json!({"templateID": "b", "autoPause": true, "autoPauseMemory": false,
             "secure": true, "allow_internet_access": true, "mcp": {"a": 1}, "iam": {},
             "network": {"allowPublicTraffic": false}, "volumeMounts": []});

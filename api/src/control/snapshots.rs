@@ -18,9 +18,9 @@ use crate::auth::Scope;
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 const READ: Access = Access::Key(Scope::TemplatesRead);
 
-/// At most so many forks of one request.
+/// Limit of forks in one request.
 const MAX_FORKS: i64 = 64;
-/// What a fork gets that names no timeout, in seconds.
+/// Default timeout of a fork in seconds.
 const FORK_TIMEOUT_S: u32 = 15;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
@@ -45,7 +45,7 @@ async fn snapshot(
     MaybeBody(body): MaybeBody<SnapshotRequest>,
 ) -> Result<(StatusCode, Json<SnapshotInfo>), ApiError> {
     if body.memory == Some(false) {
-        let what = "memory: false: snapshots keep memory";
+        let what = "memory: false: this server takes snapshots with memory only";
         return Err(ApiError::NotImplemented(what.into()));
     }
     let names = body.name.filter(|name| !name.is_empty());
@@ -65,7 +65,7 @@ async fn fork(
         .ok()
         .filter(|_| (1..=MAX_FORKS).contains(&asked));
     let Some(count) = count else {
-        let wrong = format!("count is {asked}; it is from 1 to {MAX_FORKS}");
+        let wrong = format!("count is {asked}: use 1 to {MAX_FORKS}");
         return Err(ApiError::BadRequest(wrong));
     };
     let forks = app.registry.fork(&id, count, timeout_s).await?;

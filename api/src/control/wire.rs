@@ -1,4 +1,4 @@
-//! A sandbox as each kind of answer shows it.
+//! Converts sandboxes to the bodies of answers.
 
 use api_types::rest::{
     Lifecycle, ListedSandbox, OnTimeout, PauseMode, Sandbox, SandboxDetail, SandboxState,
@@ -8,7 +8,7 @@ use pool::TemplateInfo;
 use super::{Control, ENVD_VERSION};
 use crate::registry::{View, timestamp};
 
-/// Clients need the key and make nothing of it.
+/// Clients require this key, but do not use its value.
 const CLIENT_ID: &str = "cube";
 const MIB: u64 = 1 << 20;
 
@@ -26,7 +26,7 @@ pub(super) fn sandbox(app: &Control, view: &View) -> Sandbox {
     }
 }
 
-/// One of a list.
+/// An element of a list.
 pub(super) fn listed(view: &View) -> ListedSandbox {
     let (cpu_count, memory_mb, disk_size_mb) = size(&view.sandbox.template);
     ListedSandbox {
@@ -45,7 +45,7 @@ pub(super) fn listed(view: &View) -> ListedSandbox {
     }
 }
 
-/// All that a client may know of one.
+/// The details of a sandbox.
 pub(super) fn detail(app: &Control, view: &View) -> SandboxDetail {
     let (cpu_count, memory_mb, disk_size_mb) = size(&view.sandbox.template);
     let (note, lifetime) = (&view.note, &view.sandbox.lifetime);
@@ -83,7 +83,7 @@ pub(super) fn detail(app: &Control, view: &View) -> SandboxDetail {
     }
 }
 
-/// The state as clients know it.
+/// The state in E2B's terms.
 pub(super) fn state(state: pool::SandboxState) -> SandboxState {
     match state {
         pool::SandboxState::Running => SandboxState::Running,
@@ -91,13 +91,13 @@ pub(super) fn state(state: pool::SandboxState) -> SandboxState {
     }
 }
 
-/// The template's first name, without its tag.
+/// The first name of a template, without its tag.
 pub(super) fn alias(template: &TemplateInfo) -> Option<String> {
     let name = template.names.first()?;
     Some(split_tag(name).0.to_owned())
 }
 
-/// A name and its tag, if it has one.
+/// Splits a name from its tag, if it has one.
 pub(super) fn split_tag(name: &str) -> (&str, Option<&str>) {
     match name.rsplit_once(':') {
         Some((name, tag)) => (name, Some(tag)),
@@ -105,7 +105,7 @@ pub(super) fn split_tag(name: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// vCPUs, MiB of memory, MiB of disk.
+/// Number of vCPUs, memory in MiB, and disk size in MiB.
 pub(super) fn size(template: &TemplateInfo) -> (u8, u64, u64) {
     (
         template.vcpus,
