@@ -1,5 +1,5 @@
-//! The real server with real hosts, on this machine. Cells are bash here, which is everywhere; what Python
-//! and JavaScript do is tested in guests, where their packages are.
+//! The real server with real hosts, on this machine. Cells are bash, which every machine has. Python and JavaScript are
+//! tested in guests, which have their packages.
 
 #![expect(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// For any single answer, on a machine that builds at the same time.
+/// Time limit of a single answer, on a machine that may be building at the same time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[path = "server/java.rs"]
@@ -37,10 +37,10 @@ impl Server {
         Self::start_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts"), flags)
     }
 
-    /// With the hosts of another directory.
+    /// Starts a server with the hosts in another directory.
     fn start_in(hosts: &Path, flags: &[&str]) -> Self {
         let state = tempfile::tempdir().unwrap();
-        // A port that is free now; the server takes it at once.
+        // A port that is free now. The server binds it soon after.
         let address = TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -71,7 +71,7 @@ impl Server {
         }
     }
 
-    /// A cell of bash; its events.
+    /// Runs a bash cell. Returns its events.
     fn bash(&self, code: &str) -> Vec<Value> {
         self.client()
             .run(&json!({"code": code, "language": "bash"}))
@@ -107,7 +107,7 @@ impl Client {
         line
     }
 
-    /// Status and whether the body comes in chunks, or its length.
+    /// Reads a head. Returns the status, and the length of the body; `None` if it is chunked.
     fn head(&mut self) -> (u16, Option<usize>) {
         let status = self.line().split(' ').nth(1).unwrap().parse().unwrap();
         let mut length = None;
@@ -122,7 +122,7 @@ impl Client {
         }
     }
 
-    /// One chunk; `None` at the end.
+    /// Reads one chunk; `None` at the end.
     fn chunk(&mut self) -> Option<Vec<u8>> {
         let len = usize::from_str_radix(self.line().trim(), 16).unwrap();
         let mut bytes = vec![0; len + 2];
@@ -131,7 +131,7 @@ impl Client {
         (len > 0).then_some(bytes)
     }
 
-    /// The answer as far as the chunk that has `mark`.
+    /// Reads the answer up to the chunk that contains `mark`.
     fn read_until(&mut self, mark: &str) -> String {
         self.head();
         let mut seen = String::new();
@@ -187,7 +187,7 @@ fn of_type<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
         .collect()
 }
 
-/// All that was printed to a stream.
+/// The whole output of a stream.
 fn text(events: &[Value], stream: &str) -> String {
     of_type(events, stream)
         .iter()
@@ -196,7 +196,7 @@ fn text(events: &[Value], stream: &str) -> String {
 }
 
 #[test]
-fn health_and_errors_of_the_contract() {
+fn health_and_errors_follow_the_api() {
     let server = Server::start();
     let mut client = server.client();
     assert_eq!(client.ask("GET", "/health", ""), (200, "\"OK\"".into()));
@@ -243,7 +243,7 @@ fn a_cell_streams_its_output_in_order_and_keeps_state() {
 }
 
 #[test]
-fn a_request_in_chunks_is_read() {
+fn a_chunked_request_is_read() {
     let server = Server::start();
     let mut client = server.client();
     let body = r#"{"code":"echo chunked","language":"bash"}"#;
@@ -286,7 +286,7 @@ fn output_appears_while_the_cell_runs() {
 }
 
 #[test]
-fn a_silent_cell_is_kept_alive() {
+fn a_silent_cell_sends_keepalives() {
     let server = Server::start();
     let mut client = server.client();
     client.send(
@@ -298,7 +298,7 @@ fn a_silent_cell_is_kept_alive() {
 }
 
 #[test]
-fn cells_of_one_context_wait_for_each_other() {
+fn cells_of_a_context_run_one_after_another() {
     let server = Server::start();
     server.bash("n=0");
     let mut clients: Vec<Client> = (0..8).map(|_| server.client()).collect();
@@ -326,14 +326,14 @@ fn cells_of_one_context_wait_for_each_other() {
 }
 
 #[test]
-fn who_leaves_interrupts_their_cell() {
+fn disconnecting_interrupts_the_cell() {
     let server = Server::start();
     server.bash("x=kept");
     let mut leaving = server.client();
     leaving.send(
         "POST",
         "/execute",
-        // A program is under way when it is heard of: an interrupt between two of them would miss both.
+        // The output of a program shows that it runs: an interrupt between two programs would have no effect.
         r#"{"code":"sh -c 'echo started; exec sleep 1000'","language":"bash"}"#,
     );
     leaving.read_until("started");
@@ -351,7 +351,7 @@ fn a_cell_of_several_commands_is_interrupted_until_it_ends() {
     leaving.send("POST", "/execute", &body);
     leaving.read_until("started");
     drop(leaving);
-    // The first interrupt ends one command only; a shell that was replaced would know of no variable.
+    // The first interrupt ends one command only. A replaced shell would not have the variable.
     assert_eq!(text(&server.bash("echo $x"), "stdout"), "kept\n");
 }
 
@@ -391,9 +391,9 @@ fn a_dying_host_is_reported_and_replaced() {
     assert_eq!(text(&events, "stdout"), "again\n");
 }
 
-/// Whoever may reach the port may make contexts, without the sandbox's token.
+/// Any program that reaches the port may create contexts, without the sandbox's token.
 #[test]
-fn contexts_are_bounded_and_carry_no_code() {
+fn contexts_are_limited_and_run_no_code_when_created() {
     let server = Server::start();
     let mut client = server.client();
     let mark = server.state.path().join("mark");
@@ -416,7 +416,7 @@ fn contexts_are_bounded_and_carry_no_code() {
             _ => break (status, text),
         }
     };
-    // Two are there from the start.
+    // Two contexts exist from the start.
     assert_eq!(made.len(), 30);
     assert_eq!(
         refusal,
@@ -429,7 +429,7 @@ fn contexts_are_bounded_and_carry_no_code() {
 }
 
 #[test]
-fn contexts_are_made_listed_restarted_and_removed() {
+fn contexts_are_created_listed_restarted_and_removed() {
     let server = Server::start();
     let dir = tempfile::tempdir().unwrap();
     let cwd = dir.path().canonicalize().unwrap();
@@ -503,7 +503,7 @@ fn a_restart_ends_the_running_cell() {
 }
 
 #[test]
-fn variables_of_sandbox_and_cell() {
+fn variables_of_sandbox_and_cell_are_set() {
     let server = Server::start();
     let envs = server.state.path().join("envs");
     std::fs::write(&envs, r#"{"GLOBAL":"from the sandbox","BOTH":"sandbox"}"#).unwrap();
@@ -523,7 +523,7 @@ fn variables_of_sandbox_and_cell() {
 }
 
 #[test]
-fn another_identity_seeds_the_shell_again() {
+fn a_new_identity_reseeds_the_shell() {
     let server = Server::start();
     let boot_id = server.state.path().join("boot-id");
     let identity = |digit: char| format!("{}\n", digit.to_string().repeat(36));
@@ -547,20 +547,20 @@ fn another_identity_seeds_the_shell_again() {
 }
 
 #[test]
-fn much_output_waits_for_its_reader() {
+fn large_output_waits_for_its_reader() {
     let server = Server::start();
     let events = server.bash("head -c 20000000 /dev/zero | tr '\\0' x");
     assert_eq!(text(&events, "stdout").len(), 20_000_000);
 }
 
 #[test]
-fn a_killed_server_is_started_again() {
+fn a_killed_server_is_restarted() {
     let server = Server::start_with(&["--supervise"]);
     let events = server.bash("echo $PPID");
     let pid: i32 = text(&events, "stdout").trim().parse().unwrap();
     let pid = nix::unistd::Pid::from_raw(pid);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-    // Its hosts end with it, the supervisor starts another.
+    // Its hosts end with it, and the supervisor starts another server.
     until("a new server", || {
         let Ok(socket) = TcpStream::connect(server.address) else {
             return false;

@@ -1,4 +1,4 @@
-//! Counters of one VMM, and what a stage of its life added to them.
+//! Counters of a VMM, and their increments during stages of its life.
 
 use std::{fmt, fs, path::Path, time::Instant};
 
@@ -7,18 +7,18 @@ use anyhow::{Context, Result};
 pub(crate) const LEGEND: &str = "CPU and wall in ms; host: minor faults of the VMM; own: guest pages that are \
     the clone's by then; shadow: entries that KVM set, in one life apart";
 
-/// Part of a clone's life.
+/// A stage of a clone's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// From the start of the VMM until the guest has its identity.
     Start,
     /// From connecting to the end of the answer.
     First,
-    /// The same cell on the same connection.
+    /// The same cell again, on the same connection.
     Second,
-    /// Being killed.
+    /// From the kill until the process is reaped.
     End,
-    /// Start, first cell and end.
+    /// Start, first cell and end together.
     Life,
 }
 
@@ -44,15 +44,15 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What a stage cost.
+/// The cost of a stage.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cost {
     pub(crate) cpu_ns: u64,
     pub(crate) wall_ns: u64,
     pub(crate) minor_faults: u64,
-    /// Shadow entries, in a life that was traced.
+    /// Shadow page table entries; `None` without tracing.
     pub(crate) shadow: Option<u64>,
-    /// Not a difference: how many there are at the end of the stage.
+    /// The value at the end of the stage, not an increment.
     pub(crate) own_pages: Option<u64>,
 }
 
@@ -69,7 +69,7 @@ impl Cost {
     }
 }
 
-/// Counters at one moment.
+/// Counters at a point in time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counters {
     at: Instant,
@@ -78,7 +78,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Of a process that does not exist yet, or no more.
+    /// The counters of a process that does not exist.
     pub(crate) fn zero() -> Self {
         Self {
             at: Instant::now(),
@@ -87,16 +87,16 @@ impl Counters {
         }
     }
 
-    /// Of a VMM now.
+    /// Reads the counters of a VMM.
     ///
     /// # Errors
-    /// The process is gone.
+    /// Returns an error if the process has ended.
     pub(crate) fn read(pid: u32) -> Result<Self> {
         let at = Instant::now();
         let proc = Path::new("/proc").join(pid.to_string());
         let schedstat = fs::read_to_string(proc.join("schedstat"))?;
         let stat = fs::read_to_string(proc.join("stat"))?;
-        // Fields are counted from behind the name, which may have anything in it (proc_pid_stat(5)).
+        // Fields are counted from the end of the name, which may contain any character (proc_pid_stat(5)).
         let (_, fields) = stat
             .rsplit_once(')')
             .context("a stat file without a name")?;
@@ -107,7 +107,7 @@ impl Counters {
         })
     }
 
-    /// From here to a later moment.
+    /// The increments up to a later point in time.
     pub(crate) fn to(self, later: Self) -> Cost {
         Cost {
             cpu_ns: later.cpu_ns - self.cpu_ns,
@@ -124,7 +124,7 @@ fn field(text: &str, at: usize) -> Result<u64> {
     Ok(word.parse()?)
 }
 
-/// One line of the report. `None` stands for what could not be read.
+/// One line of the report.
 pub(crate) fn medians(costs: &[Cost]) -> String {
     let of =
         |value: &dyn Fn(&Cost) -> Option<u64>| median(costs.iter().filter_map(value).collect());
@@ -133,7 +133,7 @@ pub(crate) fn medians(costs: &[Cost]) -> String {
         let hundredths = ns.map(|ns| ns / 10_000);
         hundredths.map_or("-".to_owned(), |n| format!("{}.{:02}", n / 100, n % 100))
     };
-    // Those of the timed lives are all there is, but for shadow entries.
+    // Shadow entries come from traced lives, all other counters from untraced ones.
     format!(
         "CPU {:>6}  wall {:>6}  host {:>5}  own {:>5}  shadow {:>5}",
         ms(of(&|cost| cost.shadow.is_none().then_some(cost.cpu_ns))),
@@ -144,7 +144,7 @@ pub(crate) fn medians(costs: &[Cost]) -> String {
     )
 }
 
-/// Nearest rank; none of nothing.
+/// The median by nearest rank; `None` without values.
 fn median(mut values: Vec<u64>) -> Option<u64> {
     values.sort_unstable();
     values.get(values.len().checked_sub(1)? / 2).copied()

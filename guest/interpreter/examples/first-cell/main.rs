@@ -1,11 +1,11 @@
-//! What the first cells of clones and forks cost, variant against variant in one run: a variant is a VMM and
-//! a template. Clones of all take turns, so that whatever else the host does hits each alike.
+//! Measures the cost of first cells in clones and forks, comparing variants in one run. A variant is a VMM and a template.
+//! Clones of the variants take turns, so that other load of the host affects all alike.
 //!
 //! ```text
 //! cargo run --release -p interpreter --example first-cell -- \
 //!     now=target/cube/bin/cube-vmm,target/cube/templates/code-interpreter-v1 before=…,…
 //! ```
-//! Templates lie in huge pages here, as servers have them. To be run as root.
+//! Templates are loaded into huge pages, as servers do. Must run as root.
 
 mod cost;
 mod trace;
@@ -23,13 +23,13 @@ use vm::{Parent, Source};
 #[derive(Debug, Parser)]
 #[command(about = "What the first cells of clones and forks cost, variant against variant")]
 struct Cli {
-    /// Each is NAME=VMM,TEMPLATE.
+    /// Variants, each as NAME=VMM,TEMPLATE.
     #[arg(required = true, value_parser = variant)]
     variants: Vec<VariantSpec>,
-    /// Clones and forks of each variant.
+    /// Number of clones and forks of each variant.
     #[arg(long, default_value_t = 12)]
     rounds: usize,
-    /// What they run, with a result; their parents have run 1+1.
+    /// The measured cell, which must have a result. Parents of forks have run 1+1.
     #[arg(long, default_value = "1+1")]
     cell: String,
 }
@@ -53,7 +53,7 @@ fn variant(word: &str) -> Result<VariantSpec> {
     parts.with_context(|| format!("{word} is not NAME=VMM,TEMPLATE"))
 }
 
-/// A variant, and what its clones and forks have cost so far.
+/// A variant, and the costs of its clones and forks so far.
 struct Variant {
     name: String,
     parent: Parent,
@@ -81,7 +81,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// One life of a clone and of a fork for each variant.
+/// Runs one clone and one fork of each variant.
 fn one_round(variants: &mut [Variant], trace: Option<&Trace>) -> Result<()> {
     for source in Source::ALL {
         for variant in variants.iter_mut() {

@@ -1,4 +1,4 @@
-//! Shadow page table entries that KVM sets for one VMM, from its trace events.
+//! Counts the shadow page table entries that KVM sets for a VMM, by trace events.
 
 use std::{
     fs,
@@ -8,16 +8,16 @@ use std::{
 use anyhow::{Context, Result};
 
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
-/// Enough for the entries of one stage.
+/// Size of the trace buffer in KiB, enough for the entries of one stage.
 const BUFFER_KIB: &str = "8192";
 
-/// A tracing instance of this process's own; removed when this is dropped.
+/// A tracing instance of this process, removed on drop.
 pub(crate) struct Trace {
     dir: PathBuf,
 }
 
 impl Trace {
-    /// None where there is no tracing, or no such event: KVM without shadow paging, no root, no tracefs.
+    /// Creates the instance. `None` if the event is unavailable: KVM without shadow paging, no root, no tracefs.
     pub(crate) fn begin() -> Option<Self> {
         let dir = Path::new(INSTANCES).join(format!("first-cell-{}", std::process::id()));
         fs::create_dir(&dir).ok()?;
@@ -28,7 +28,7 @@ impl Trace {
         Some(this)
     }
 
-    /// Counts for this process from now on.
+    /// Counts entries for a process from now on.
     pub(crate) fn follow(&self, pid: u32) -> Result<()> {
         self.write("set_event_pid", &pid.to_string())?;
         self.write("trace", "")
@@ -50,7 +50,7 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        // What is left is an empty instance, which disturbs nobody.
+        // On failure an empty instance stays, which is harmless.
         let _ = fs::remove_dir(&self.dir);
     }
 }

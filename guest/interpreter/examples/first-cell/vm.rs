@@ -1,4 +1,4 @@
-//! Lives of clones and forks: start, cells, end.
+//! Starting clones and forks, running cells in them, and ending them.
 
 use std::{
     fmt,
@@ -20,17 +20,17 @@ use crate::{
 
 /// The interpreter's vsock port.
 const PORT: u16 = 49_999;
-/// For any single answer.
+/// Time limit of a single answer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What parents have run.
+/// The cell that parents of forks have run.
 const PARENTS_CELL: &str = "1+1";
 
-/// What a clone is made from.
+/// The origin of a clone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// The template.
+    /// A clone of the template.
     Template,
-    /// A copy of a clone that has run a cell.
+    /// A fork of a clone that has run a cell.
     Fork,
 }
 
@@ -47,17 +47,17 @@ impl fmt::Display for Source {
     }
 }
 
-/// A template in memory, and a fork's snapshot beside it.
+/// A template in memory, and the snapshot for forks.
 pub(crate) struct Parent {
     vmm: PathBuf,
     template: LoadedTemplate,
     run: tempfile::TempDir,
-    /// What clones and forks run.
+    /// The measured cell.
     cell: String,
 }
 
 impl Parent {
-    /// Loads the template, and writes down a clone of it that has run a cell.
+    /// Loads the template, and snapshots a clone that has run a cell.
     pub(crate) fn start(vmm: &Path, template: &Path, cell: &str) -> Result<Self> {
         let this = Self {
             vmm: vmm.to_owned(),
@@ -88,7 +88,7 @@ impl Parent {
             trace.follow(vm.pid())?;
         }
         let vsock = self.run.path().join("vsock");
-        // The last clone's, which was killed.
+        // Left by the previous clone, which was killed.
         let _ = std::fs::remove_file(&vsock);
         let (template, base) = match source {
             Source::Template => (self.template.dir(), None),
@@ -108,7 +108,7 @@ impl Parent {
         Ok(vm)
     }
 
-    /// What each stage of one clone's life cost. A life that is traced takes longer.
+    /// Runs one clone. Returns the cost of each stage; tracing increases it.
     pub(crate) fn one_life(
         &self,
         source: Source,
@@ -138,7 +138,7 @@ impl Parent {
     }
 }
 
-/// Notes stages, and leaves out what it costs to note them.
+/// Records stages, excluding the cost of recording.
 struct Meter<'a> {
     from: Counters,
     trace: Option<&'a Trace>,
@@ -155,7 +155,7 @@ impl Meter<'_> {
         Ok(())
     }
 
-    /// With the sum of a life of one cell.
+    /// Ends the record, adding the sum of a life with one cell.
     fn finish(mut self) -> Vec<(Stage, Cost)> {
         let mut life = Cost::default();
         for (stage, cost) in &self.stages {
@@ -168,7 +168,7 @@ impl Meter<'_> {
     }
 }
 
-/// CPU of all children that were waited for.
+/// CPU time of all reaped children.
 fn children_cpu_ns() -> Result<u64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     let ns = |time: nix::sys::time::TimeVal| {

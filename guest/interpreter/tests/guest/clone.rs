@@ -1,4 +1,4 @@
-//! One clone: its VMM, and the way to its interpreter.
+//! A clone: its VMM, and connections to its interpreter.
 
 use std::{
     collections::BTreeMap,
@@ -14,16 +14,16 @@ use serde_json::{Value, json};
 use vmm_control::{VmProcess, fresh_identity};
 
 const PORT: u16 = 49_999;
-/// For any single answer of a guest that may be one of many.
+/// Time limit of a single answer, with many guests running.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A clone; it ends when this is dropped.
+/// A clone, killed on drop.
 pub(crate) struct Clone {
     vm: VmProcess,
     dir: tempfile::TempDir,
 }
 
-/// What the environment says, or what to do about it.
+/// The path in a variable. Panics with a hint if it is not set.
 fn variable(name: &str) -> PathBuf {
     let value = std::env::var_os(name);
     PathBuf::from(value.unwrap_or_else(|| {
@@ -35,7 +35,7 @@ fn variable(name: &str) -> PathBuf {
     }))
 }
 
-/// What was prepared, by its path below the directory of artifacts.
+/// The path of an artefact, given relative to the directory of artefacts.
 pub(crate) fn artifact(path: &str) -> PathBuf {
     let path = variable("CUBE_ARTIFACTS").join(path);
     assert!(
@@ -51,7 +51,7 @@ impl Clone {
         Self::restore(artifact("templates/code-interpreter-v1"))
     }
 
-    /// Two clones of this one as it is now.
+    /// Forks the clone in its current state. Returns both forks.
     pub(crate) fn fork(mut self) -> [Self; 2] {
         let parent = self.dir.path().join("parent");
         self.vm.control.pause().unwrap();
@@ -83,7 +83,7 @@ impl Clone {
         Self { vm, dir }
     }
 
-    /// A clone with an environment of the sandbox.
+    /// Starts a clone with these variables as the sandbox's environment.
     pub(crate) fn with_environment(variables: &[(&str, &str)]) -> Self {
         let clone = Self::start();
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
@@ -96,7 +96,7 @@ impl Clone {
         clone
     }
 
-    /// Of its VMM.
+    /// The PID of its VMM.
     pub(crate) fn pid(&self) -> u32 {
         self.vm.pid()
     }
@@ -105,7 +105,7 @@ impl Clone {
         EnvdClient::connect(&self.dir.path().join("vsock"), ENVD_PORT, PATIENCE).unwrap()
     }
 
-    /// Runs a command as root; what it prints.
+    /// Runs a command as root. Returns its output.
     pub(crate) fn command(&self, script: &str) -> String {
         let request = ExecRequest {
             user: Some("root".to_owned()),
@@ -123,17 +123,17 @@ impl Clone {
         names.lines().any(|running| running == name)
     }
 
-    /// The stream to the interpreter, through the agent, as for any port of the guest.
+    /// Connects to the interpreter through the agent, as to any port of the guest.
     pub(crate) fn stream(&self) -> UnixStream {
         self.agent().tunnel(PORT).unwrap().stream
     }
 
-    /// The interpreter by its own vsock port, as the API reaches it.
+    /// Connects to the interpreter on its vsock port, as the API does.
     pub(crate) fn interpreter(&self) -> EnvdClient {
         EnvdClient::connect(&self.dir.path().join("vsock"), PORT, PATIENCE).unwrap()
     }
 
-    /// Waits until the interpreter takes cells.
+    /// Waits until the interpreter accepts cells.
     pub(crate) fn until_ready(&self) {
         let deadline = Instant::now() + PATIENCE;
         let ready = || {
@@ -146,7 +146,7 @@ impl Clone {
         }
     }
 
-    /// A request; its status and body.
+    /// Sends a request. Returns the status and the body of the answer.
     pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, String) {
         let body = if body.is_null() {
             String::new()
@@ -160,7 +160,7 @@ impl Clone {
         (answer.status, String::from_utf8(answer.body).unwrap())
     }
 
-    /// A cell; its events.
+    /// Runs a cell. Returns its events.
     pub(crate) fn run(&self, request: &Value) -> Vec<Value> {
         let (status, body) = self.ask("POST", "/execute", request);
         assert_eq!(status, 200, "{body}");
@@ -173,12 +173,12 @@ impl Clone {
         events
     }
 
-    /// A cell of Python; its events.
+    /// Runs a Python cell. Returns its events.
     pub(crate) fn python(&self, code: &str) -> Vec<Value> {
         self.run(&json!({ "code": code }))
     }
 
-    /// A cell of another language; its events.
+    /// Runs a cell of a language. Returns its events.
     pub(crate) fn cell(&self, language: &str, code: &str) -> Vec<Value> {
         self.run(&json!({ "code": code, "language": language }))
     }

@@ -1,4 +1,4 @@
-//! Contexts of Python, which are forks of one process and must not notice.
+//! Python contexts. They are forks of one process and must be independent.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ impl<'a> Context<'a> {
         Self { clone, id }
     }
 
-    /// The one that is there from the start.
+    /// The context that exists from the start.
     fn default(clone: &'a Clone) -> Self {
         let (_, all) = clone.ask("GET", "/contexts", &Value::Null);
         let all: Value = serde_json::from_str(&all).unwrap();
@@ -46,14 +46,14 @@ impl<'a> Context<'a> {
     }
 }
 
-/// A value that cells of several lines show as one text.
+/// The lines of a main result.
 fn lines(events: &[Value]) -> Vec<String> {
     let shown = main_text(events);
     let lines = shown.split("\\n").flat_map(str::lines);
     lines.map(ToOwned::to_owned).collect()
 }
 
-/// Checks that no generator has said the same twice.
+/// Asserts that no generator returned the same value twice.
 fn assert_all_differ(drawn: &[Vec<String>]) {
     for generator in 0..drawn[0].len() {
         let values: BTreeSet<&String> = drawn.iter().map(|lines| &lines[generator]).collect();
@@ -67,7 +67,7 @@ fn interpreter_contexts_draw_different_numbers_everywhere() {
     let clones = [Clone::start(), Clone::start()];
     let mut drawn = Vec::new();
     for clone in &clones {
-        // The first was made before the snapshot, the others are forks of the same process as it.
+        // The first was forked before the snapshot, the others later, all from the same process.
         let contexts: Vec<Context<'_>> = (0..3)
             .map(|_| Context::new(clone, &json!({})))
             .chain([Context::default(clone)])
@@ -111,14 +111,14 @@ fn interpreter_twenty_contexts_are_apart() {
     }
     assert_eq!(groups.len(), 20);
     assert!(groups.iter().all(|group| group.starts_with("(True, ")));
-    // What it is by default, and what nobody told it.
+    // The default namespace, without variables of others.
     let default = Context::default(&clone);
     assert_eq!(error(&default.run("x"))["name"], "NameError");
     for context in contexts {
         context.remove();
     }
     let left = "ps -eo pid,ppid,args | grep -c '[h]ost.py'";
-    // The one they are forks of, and the default context.
+    // The zygote, and the host of the default context.
     assert_eq!(clone.command(left).trim(), "2");
 }
 
@@ -159,7 +159,7 @@ fn interpreter_an_interrupt_hits_one_context() {
             "context_id": one.id,
         });
         leave_running(&clone, &request, "on");
-        // Answered when the loop has ended.
+        // The answer ends once the loop has ended.
         assert_eq!(main_text(&one.run("kept")), "7");
         one.run("open('/tmp/off', 'w').close()");
         assert_eq!(waiting.join().unwrap(), "7");
@@ -182,7 +182,7 @@ fn interpreter_contexts_that_die_are_repaired() {
         (Some(1), "2".to_owned())
     );
     assert_eq!(main_text(&other.run("kept")), "7");
-    // The process that all are forks of: all begin anew, of another one.
+    // The zygote: all contexts start again as forks of a new one.
     died(
         &one,
         "import os, time; os.kill(os.getppid(), 9); time.sleep(1000)",
@@ -219,12 +219,12 @@ fn interpreter_a_new_context_has_what_users_do_first() {
 #[test]
 fn interpreter_contexts_share_no_open_file() {
     let clone = Clone::start();
-    // A position that forks share moves under those who read. There is nothing that has one.
+    // Forks share the positions of open files, so no host may have an open file.
     let open = "import os; links = [f'/proc/self/fd/{n}' for n in os.listdir('/proc/self/fd')]; \
                 sorted(os.readlink(l).split(':')[0] for l in links if os.path.lexists(l))";
     let wanted = "['/dev/null', 'pipe', 'pipe', 'socket']";
     for _ in 0..2 {
-        // The first one was made before the snapshot.
+        // The first host was forked before the snapshot.
         let context = Context::new(&clone, &json!({}));
         assert_eq!(main_text(&context.run(open)), wanted);
     }

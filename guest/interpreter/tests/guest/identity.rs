@@ -1,10 +1,10 @@
-//! What a snapshot copies and a clone must not keep.
+//! State that a snapshot copies and a clone must replace.
 
 use std::collections::BTreeSet;
 
 use crate::{clone::Clone, main_text};
 
-/// Each line is drawn from another generator.
+/// Each line is a number of another generator.
 pub(crate) const PYTHON: &str = "
 import random, uuid, ssl, secrets, tempfile, numpy, os, multiprocessing
 import sympy.core.random as sympy_random
@@ -30,7 +30,7 @@ fn interpreter_ten_clones_draw_different_numbers_everywhere() {
 #[test]
 fn interpreter_forks_draw_different_numbers_everywhere() {
     let parent = Clone::start();
-    // Normal numbers are made in pairs: both generators keep one.
+    // Normal numbers are generated in pairs: both generators cache one.
     parent.python("import random, numpy; random.gauss(0, 1); numpy.random.randn()");
     let clones = parent.fork();
     let kept = "import random, numpy; '\\n'.join(str(x) for x in [random.gauss(0, 1), numpy.random.randn()])";
@@ -39,7 +39,7 @@ fn interpreter_forks_draw_different_numbers_everywhere() {
     assert_all_differ(&clones, "javascript", JAVASCRIPT, 6);
 }
 
-/// Runs a cell that draws from so many generators, a line each, in all clones.
+/// Runs a cell that prints one line per generator in all clones, and asserts that all lines differ.
 fn assert_all_differ(clones: &[Clone], language: &str, code: &str, generators: usize) {
     let drawn: Vec<String> = clones
         .iter()

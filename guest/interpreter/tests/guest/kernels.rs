@@ -1,4 +1,4 @@
-//! Languages that start with their first cell: Jupyter kernels (Python's own, installed in a clone, and R), and Java.
+//! Languages whose hosts start with their first cell: Jupyter kernels (ipykernel, installed in a clone, and R), and Java.
 
 use std::{fs, path::Path, time::Instant};
 
@@ -11,7 +11,7 @@ use crate::{
     text,
 };
 
-/// A clone in which ipykernel is installed as a user would install it.
+/// Starts a clone and installs ipykernel in it as a user would.
 fn with_ipykernel() -> Clone {
     let clone = Clone::with_environment(&[("GLOBAL", "sandbox")]);
     let wheels = artifact("stages/code-interpreter-kernel-wheels");
@@ -29,7 +29,7 @@ fn with_ipykernel() -> Clone {
     clone
 }
 
-/// Who goes away interrupts, before the cell's code runs and while it does, and the kernel keeps its variables.
+/// Disconnecting interrupts the cell, before its code runs and while it runs, and the kernel keeps its variables.
 fn is_interrupted_whenever(clone: &Clone, id: &Value) {
     let run = |code: &str| clone.run(&json!({"code": code, "context_id": id}));
     run("x = 6");
@@ -97,7 +97,7 @@ fn interpreter_any_installed_jupyter_kernel_is_a_context() {
     assert_eq!(main_text(&shown), "last");
     assert_eq!(error(&run("1/0"))["name"], "ZeroDivisionError");
 
-    // Variables of the sandbox hold from the kernel's start, those of a cell for that cell.
+    // Variables of the sandbox are set from the kernel's start, those of a cell during that cell.
     let get = "(os.environ.get('GLOBAL'), os.environ.get('CELL'))";
     let request =
         json!({"code": get, "context_id": id, "env_vars": {"CELL": "it's", "GLOBAL": "cell"}});
@@ -105,7 +105,7 @@ fn interpreter_any_installed_jupyter_kernel_is_a_context() {
     assert_eq!(main_text(&run(get)), "('sandbox', None)");
 
     is_interrupted_whenever(&clone, &id);
-    // A kernel that dies is reported and replaced.
+    // A kernel that ends is reported and replaced.
     assert_eq!(
         error(&run("os.kill(os.getpid(), 9)"))["name"],
         "UnexpectedEndOfExecution"
@@ -122,18 +122,18 @@ fn interpreter_any_installed_jupyter_kernel_is_a_context() {
         200
     );
     assert_eq!(main_text(&run("1+1")), "2");
-    // No key is left where others could read it.
+    // No connection file is readable for others.
     assert_eq!(clone.command("ls /tmp | grep cube-kernel || true"), "");
 }
 
-/// The text of the first result: R's kernel displays values, it has no last expression.
+/// The text of the first result. R's kernel displays values and has no main result.
 fn value(events: &[Value]) -> String {
     let shown = of_type(events, "result");
     assert!(!shown.is_empty(), "{events:?}");
     shown[0]["text"].as_str().unwrap().to_owned()
 }
 
-/// A cell; its events. Prints how long it took.
+/// Runs a cell and prints its duration. Returns its events.
 fn timed(clone: &Clone, language: &str, code: &str) -> Vec<Value> {
     let begun = Instant::now();
     let events = clone.cell(language, code);
@@ -173,14 +173,14 @@ fn interpreter_r_cells() {
     assert_ne!(draw(&clone), draw(&Clone::start()));
 }
 
-/// Each line is drawn from another generator.
+/// Each line is a number of another generator.
 const JAVA: &str = r#"
 Stream.of(Math.random(), new Random().nextLong(), ThreadLocalRandom.current().nextLong(),
     new SplittableRandom().nextLong(), java.util.random.RandomGenerator.getDefault().nextLong(),
     UUID.randomUUID(), new java.security.SecureRandom().nextLong(), secure.nextLong(), shuffled(),
     pool.submit(() -> ThreadLocalRandom.current().nextLong()).get(), Files.createTempFile("x", ""))
     .map(String::valueOf).collect(Collectors.joining("\n"))"#;
-/// What has been used before a fork is what forks could share.
+/// Uses each generator before a fork, because forks could share only state that exists by then.
 const JAVA_BEFORE: &str = r#"
 var secure = new java.security.SecureRandom();
 var pool = Executors.newSingleThreadExecutor();
@@ -190,7 +190,7 @@ String shuffled() {
     return numbers.toString();
 }"#;
 
-/// More of what cells give is tested on the host.
+/// Further results of Java cells are tested on the host.
 #[test]
 fn interpreter_java_cells() {
     let clone = Clone::start();
@@ -218,7 +218,7 @@ fn interpreter_java_cells() {
         leave_running(&clone, &json!({"code": code, "language": "java"}), "on");
         assert_eq!(main_text(&java("x")), "6");
     }
-    // One that ends just when it is interrupted for the second time leaves the next cell alone.
+    // If a cell ends just when it is interrupted again, the next cell is not affected.
     for ms in [482, 486, 490, 494, 498].repeat(3) {
         let spin = format!(
             "long e = System.nanoTime() + {ms}_000_000L; while (System.nanoTime() < e) {{}}"

@@ -14,7 +14,7 @@ fn interpreter_javascript_cells() {
     );
     assert_eq!(text(&js("console.error('no')"), "stderr"), "no\n");
     assert_eq!(main_text(&js("const x = 1; x")), "1");
-    // A cell may be run twice.
+    // A cell can be run twice.
     assert_eq!(main_text(&js("const x = {a: [1]}; x")), "{ a: [ 1 ] }");
     assert_eq!(
         main_text(&js("await Promise.resolve('Hello World!')")),
@@ -76,7 +76,7 @@ fn interpreter_typescript_and_bash_cells() {
         "1"
     );
     assert_eq!(main_text(&clone.cell("ts", "process.cwd()")), "/home/user");
-    // Its context was made ahead, and is seen from its first cell on.
+    // Its context was created ahead, and is listed from its first cell on.
     let (_, contexts) = clone.ask("GET", "/contexts", &Value::Null);
     let contexts: Vec<Value> = serde_json::from_str(&contexts).unwrap();
     assert_eq!(contexts.last().unwrap()["language"], "typescript");

@@ -1,5 +1,4 @@
-//! How long the first cells of a clone take, and what memory an idle one keeps, for people to read: nothing here
-//! depends on the numbers.
+//! Prints the duration of a clone's first cells and the memory of an idle clone. No assertion depends on the numbers.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -50,21 +49,20 @@ fn interpreter_memory_of_idle_clones() {
     for clone in &clones {
         assert_eq!(main_text(&clone.python("1+1")), "2");
     }
-    // Pages of the template's file are the host's once, whatever their state.
+    // Pages of the template's file exist once on the host, whatever their state.
     let own = |clone: &Clone| memory(clone.pid())["Anonymous"];
     let kib: Vec<u64> = clones.iter().map(own).collect();
     println!("anonymous memory of 10 idle clones after one cell, KiB: {kib:?}");
 }
 
-/// The fields of `/proc/PID/schedstat` and of `/proc/PID/smaps_rollup` that a cell changes: nanoseconds on a CPU,
-/// KiB of its own.
+/// Nanoseconds on a CPU (`/proc/PID/schedstat`), and KiB of private memory (`/proc/PID/smaps_rollup`).
 fn spent(pid: u32) -> (u64, u64) {
     let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
     let on_cpu = text.split(' ').next().unwrap().parse().unwrap();
     (on_cpu, memory(pid)["Anonymous"])
 }
 
-/// Does something and prints what it took.
+/// Runs `work` and prints the CPU time and memory that it took.
 fn measured<T>(what: &str, clone: &Clone, work: impl FnOnce() -> T) -> T {
     let (cpu, own) = spent(clone.pid());
     let started = Instant::now();

@@ -1,6 +1,6 @@
 //! The interpreter in clones of the template `code-interpreter-v1`: every kind of event and content, variables,
-//! interrupts, and that no clone shares random state with another. `cargo xtask test --tier interpreter` makes
-//! the template and runs these.
+//! interrupts, and independent random state of clones. `cargo xtask test --tier interpreter` builds the template and runs
+//! these tests.
 #![expect(clippy::unwrap_used, reason = "what fails here is the report")]
 
 mod clone;
@@ -21,7 +21,7 @@ fn of_type<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
         .collect()
 }
 
-/// All that was printed to a stream.
+/// The whole output of a stream.
 fn text(events: &[Value], stream: &str) -> String {
     let printed = of_type(events, stream);
     printed
@@ -39,7 +39,7 @@ fn main_result(events: &[Value]) -> &Value {
     main.unwrap_or_else(|| panic!("no main result: {events:?}"))
 }
 
-/// Its text.
+/// The text of the main result.
 fn main_text(events: &[Value]) -> String {
     main_result(events)["text"].as_str().unwrap().to_owned()
 }

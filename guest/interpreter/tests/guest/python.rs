@@ -1,4 +1,4 @@
-//! Cells of Python: what they show, how they fail, how they are stopped.
+//! Python cells: results, errors and interrupts.
 
 use std::io::{BufRead, BufReader, Write};
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{clone::Clone, error, main_result, main_text, of_type, text};
 
-/// Starts a cell and goes away as soon as it has printed something.
+/// Starts a cell and disconnects once it has printed that text.
 pub(crate) fn leave_running(clone: &Clone, request: &Value, printed: &str) {
     leave(
         clone,
@@ -15,7 +15,7 @@ pub(crate) fn leave_running(clone: &Clone, request: &Value, printed: &str) {
     );
 }
 
-/// Starts a cell and goes away as soon as an event has `mark`.
+/// Starts a cell and disconnects once an event contains `mark`.
 pub(crate) fn leave(clone: &Clone, request: &Value, mark: &str) {
     let mut stream = clone.stream();
     let body = request.to_string();
@@ -45,7 +45,7 @@ fn interpreter_cells_that_are_not_stored() {
     assert_eq!(error(&unstored("1/0"))["name"], "ZeroDivisionError");
     let first = clone.python("'_' in globals(), len(In), len(Out)");
     assert_eq!(first[0]["execution_count"], 1);
-    // A shell's first input is empty, the second is the cell itself.
+    // IPython's first input is always empty; the second is the cell itself.
     assert_eq!(main_text(&first), "(False, 2, 0)");
     assert_eq!(clone.python("1")[0]["execution_count"], 2);
 }
@@ -169,7 +169,7 @@ Own()";
     );
 }
 
-/// Values that are shown without IPython, and their neighbours that are not, against what its formatters say.
+/// Compares values that are shown without IPython, and similar ones, with the output of its formatters.
 #[test]
 fn interpreter_short_containers_look_as_ipython_shows_them() {
     let clone = Clone::start();
@@ -205,7 +205,7 @@ fn interpreter_short_containers_look_as_ipython_shows_them() {
         assert_eq!(got.get("json").is_some(), expected[1], "{value}: {got}");
         assert_eq!(got["is_main_result"], true, "{value}");
     }
-    // IPython is told the number of a cell when it is asked to show something.
+    // IPython gets the number of a cell when it shows something.
     let asked = |value: &str| {
         let number = clone.python(value)[0]["execution_count"].to_string();
         main_text(&clone.python("get_ipython().execution_count")) == number
@@ -214,7 +214,7 @@ fn interpreter_short_containers_look_as_ipython_shows_them() {
     for value in ["(50, 50115)", "['a', 1.5]", "{'a': None}"] {
         assert!(!asked(value), "{value}");
     }
-    // What users tell IPython about such values holds.
+    // Formatters that users register for such values are used.
     let own = "plain, html = (get_ipython().display_formatter.formatters[k] for k in ('text/plain', 'text/html'))\n\
         html.for_type(list, lambda _: '<ul>')\n\
         plain.for_type(complex, lambda _, printer, cycle: printer.text('z'))";
@@ -398,7 +398,7 @@ fn interpreter_python_is_interrupted_restarted_and_repaired() {
         200
     );
     assert_eq!(error(&run("x"))["value"], "name 'x' is not defined");
-    // Killed by mistake, the server comes back; nobody is left to end this answer.
+    // A killed server is restarted; the answer of this cell has no end.
     let kill = json!({"code": "kill -9 $PPID", "language": "bash"}).to_string();
     let answer = clone
         .interpreter()

@@ -1,4 +1,4 @@
-//! Java cells, where this machine has a JDK. What forks draw is tested in guests.
+//! Java cells, on machines with a JDK. Random numbers of forks are tested in guests.
 
 use std::{fs, path::Path, process::Command};
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{Server, of_type, text};
 
-/// The hosts of languages, with that of Java compiled; `None` without a JDK.
+/// A directory of hosts in which that of Java is compiled; `None` without a JDK.
 fn hosts() -> Option<tempfile::TempDir> {
     if Command::new("javac").arg("-version").output().is_err() {
         println!("skipped: there is no javac");
@@ -38,7 +38,7 @@ impl Java {
         self.0.client().run(&request)
     }
 
-    /// The text of the cell's value.
+    /// Runs a cell. Returns the text of its value.
     fn value(&self, code: &str) -> String {
         let events = self.cell(code);
         let results = of_type(&events, "result");
@@ -46,7 +46,7 @@ impl Java {
         results[0]["text"].as_str().unwrap().to_owned()
     }
 
-    /// Name and value of the cell's error, and its traceback.
+    /// Runs a cell that fails. Returns name, value and traceback of its error.
     fn error(&self, code: &str) -> (String, String, String) {
         let events = self.cell(code);
         let errors = of_type(&events, "error");
@@ -57,7 +57,7 @@ impl Java {
 }
 
 #[test]
-fn java_cells_errors_variables_and_interrupts() {
+fn java_runs_cells_errors_variables_and_interrupts() {
     let Some(hosts) = hosts() else { return };
     let java = Java(Server::start_in(hosts.path(), &[]));
     values_and_output(&java);
@@ -70,12 +70,12 @@ fn java_cells_errors_variables_and_interrupts() {
         of_type(&end, "error")[0]["name"],
         "UnexpectedEndOfExecution"
     );
-    // Another one has taken its place, with the sandbox's variables in its own environment.
+    // Another host has taken its place, with the sandbox's variables in its environment.
     let child = format!("var child = {CHILD};\n{OUTPUT}").replace("NAME", "GLOBAL");
     assert_eq!(java.value(&child), "sandbox");
 }
 
-/// A child that prints a variable, and what it printed.
+/// Code that runs a child which prints a variable, and shows its output.
 const CHILD: &str = r#"new ProcessBuilder("sh", "-c", "printf %s \"${NAME-none}\"")"#;
 const OUTPUT: &str = "new String(child.start().getInputStream().readAllBytes())";
 
@@ -126,7 +126,7 @@ fn errors(java: &Java) {
         place.contains("cell:3: error:") && place.contains("\n  y = \"no\";\n      ^"),
         "{place}"
     );
-    // What comes before an error has happened, what comes after it has not.
+    // Code before an error has run, code after it has not.
     assert_eq!(java.value("x + y"), "6");
     assert_eq!(java.error("foo(").0, "CompilationException");
     let (name, value, _) = java.error("int later() { return missing(); }\nlater()");
@@ -140,7 +140,7 @@ fn variables(java: &Java) {
     let envs = java.0.state.path().join("envs");
     fs::write(&envs, r#"{"GLOBAL":"sandbox","BOTH":"sandbox"}"#).unwrap();
     let of_cell = json!({"BOTH": "cell", "CELL": "a'b\"c $d"});
-    // As official servers have it, as Java has it, and as children have it that are asked for.
+    // As a system property, in the environment of Java, and in that of a child process.
     let readers = [
         "System.getProperty(\"NAME\", \"none\")".to_owned(),
         "System.getenv().getOrDefault(\"NAME\", \"none\")".to_owned(),
@@ -159,7 +159,7 @@ fn variables(java: &Java) {
     }
 }
 
-/// Starts a cell that goes on, and leaves.
+/// Starts an endless cell and disconnects.
 fn leave(java: &Java, code: &str) {
     let mut leaving = java.0.client();
     let code = format!("System.out.println(\"begun\"); {code}\nx = 99;");
@@ -179,7 +179,7 @@ fn interrupts(java: &Java) {
         if jdk < 20 {
             assert_eq!(java.value("x"), "7", "{code}");
         } else {
-            // Later JDKs stop no threads: the host was replaced.
+            // Later JDKs cannot stop threads: the host was replaced.
             assert_eq!(java.error("x").0, "CompilationException", "{code}");
         }
     }
