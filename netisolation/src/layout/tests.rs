@@ -24,9 +24,28 @@ fn of_object(name: &str) -> (usize, Members) {
         .unwrap_or_else(|| panic!("struct {name}"))
 }
 
+/// The C name of a structure, its size in Rust and its members.
+type Structure = (&'static str, (usize, Vec<(&'static str, usize)>));
+
 #[test]
 fn structures_have_the_same_members_as_in_c() {
-    let all = [
+    let all = policy_structures().into_iter().chain(flow_structures());
+    for (name, (size, members)) in all {
+        let members: Members = members
+            .into_iter()
+            .map(|(n, o)| (n.to_owned(), o))
+            .collect();
+        assert_eq!(of_object(name), (size, members), "struct {name}");
+    }
+    let (size, members) = of_object("rule_key");
+    assert_eq!(size, 4 + size_of::<RuleKey>());
+    assert_eq!(members[1].1, 4 + offset_of!(RuleKey, number));
+    assert_eq!(members[2].1, 4 + offset_of!(RuleKey, address));
+    assert_eq!(of_object("address").0, size_of::<Address>());
+}
+
+fn policy_structures() -> Vec<Structure> {
+    vec![
         (
             "tap",
             members!(Tap {
@@ -84,6 +103,11 @@ fn structures_have_the_same_members_as_in_c() {
                 name
             }),
         ),
+    ]
+}
+
+fn flow_structures() -> Vec<Structure> {
+    vec![
         (
             "flow_key",
             members!(FlowKey {
@@ -161,19 +185,7 @@ fn structures_have_the_same_members_as_in_c() {
                 resolver_mac
             }),
         ),
-    ];
-    for (name, (size, members)) in all {
-        let members: Members = members
-            .into_iter()
-            .map(|(n, o)| (n.to_owned(), o))
-            .collect();
-        assert_eq!(of_object(name), (size, members), "struct {name}");
-    }
-    let (size, members) = of_object("rule_key");
-    assert_eq!(size, 4 + size_of::<RuleKey>());
-    assert_eq!(members[1].1, 4 + offset_of!(RuleKey, number));
-    assert_eq!(members[2].1, 4 + offset_of!(RuleKey, address));
-    assert_eq!(of_object("address").0, size_of::<Address>());
+    ]
 }
 
 #[test]

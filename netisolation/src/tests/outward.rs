@@ -247,30 +247,26 @@ fn net_malformed_and_spoofed_frames_are_refused() {
 
 /// Frames that a normal guest does not send, with the reason for their refusal.
 fn invalid_frames() -> Vec<(Vec<u8>, Reason)> {
-    let good = |peer: &str| Packet::from_guest(ip(peer), UDP, udp(1, 80, b"0123456789abcdef"));
-    let v4 = |change: &dyn Fn(&mut Vec<u8>)| {
-        let mut frame = good(PEER4).bytes();
-        change(&mut frame);
-        fix_header4(&mut frame);
-        frame
-    };
-    let v6 = |change: &dyn Fn(&mut Vec<u8>)| {
-        let mut frame = good(PEER6).bytes();
-        change(&mut frame);
-        frame
-    };
-    let flags = |flags| Packet::from_guest(ip(PEER4), TCP, tcp(1, 80, flags, b"")).bytes();
+    [
+        invalid_ethernet_and_source_frames(),
+        frames_with_invalid_headers(),
+        packets_that_no_policy_allows(),
+    ]
+    .concat()
+}
+
+fn valid(peer: &str) -> Packet {
+    Packet::from_guest(ip(peer), UDP, udp(1, 80, b"0123456789abcdef"))
+}
+
+fn invalid_ethernet_and_source_frames() -> Vec<(Vec<u8>, Reason)> {
     let from = |source: &str, peer: &str| Packet {
         source: ip(source),
-        ..good(peer)
+        ..valid(peer)
     };
-    let other = |peer: IpAddr, protocol| Packet {
-        protocol,
-        ..Packet::from_guest(peer, UDP, udp(1, 80, b"payload"))
-    };
-    let mut vlan = good(PEER4).bytes();
+    let mut vlan = valid(PEER4).bytes();
     vlan.splice(12..12, [0x81, 0, 0, 5]);
-    let mut mac = good(PEER4);
+    let mut mac = valid(PEER4);
     mac.from_mac[5] ^= 1;
     let mut arp = vec![0xff; 6];
     arp.extend(model::guest::MAC);
@@ -283,6 +279,22 @@ fn invalid_frames() -> Vec<(Vec<u8>, Reason)> {
         (from("2001:db8::15", PEER6).bytes(), Reason::Spoofed),
         (vlan, Reason::NotIp),
         (arp, Reason::NotIp),
+    ]
+}
+
+fn frames_with_invalid_headers() -> Vec<(Vec<u8>, Reason)> {
+    let v4 = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = valid(PEER4).bytes();
+        change(&mut frame);
+        fix_header4(&mut frame);
+        frame
+    };
+    let v6 = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = valid(PEER6).bytes();
+        change(&mut frame);
+        frame
+    };
+    vec![
         (
             v4(&|f| f[12..14].copy_from_slice(&[0x88, 0xcc])),
             Reason::NotIp,
@@ -309,7 +321,17 @@ fn invalid_frames() -> Vec<(Vec<u8>, Reason)> {
         (v4(&|f| f[38] = 1), Reason::Malformed),
         (v6(&|f| f[19] += 1), Reason::Malformed),
         (v6(&|f| f[14] = 0x40), Reason::Malformed),
-        (good(PEER4).bytes()[..30].to_vec(), Reason::Malformed),
+    ]
+}
+
+fn packets_that_no_policy_allows() -> Vec<(Vec<u8>, Reason)> {
+    let flags = |flags| Packet::from_guest(ip(PEER4), TCP, tcp(1, 80, flags, b"")).bytes();
+    let other = |peer: IpAddr, protocol| Packet {
+        protocol,
+        ..Packet::from_guest(peer, UDP, udp(1, 80, b"payload"))
+    };
+    vec![
+        (valid(PEER4).bytes()[..30].to_vec(), Reason::Malformed),
         (flags(0), Reason::Malformed),
         (flags(SYN | FIN), Reason::Malformed),
         (flags(SYN | RST), Reason::Malformed),
@@ -338,7 +360,7 @@ fn invalid_frames() -> Vec<(Vec<u8>, Reason)> {
         (
             Packet {
                 ttl: 1,
-                ..good(PEER4)
+                ..valid(PEER4)
             }
             .bytes(),
             Reason::NoRoute,

@@ -49,62 +49,7 @@ fn datagram(port: u16) -> Packet {
 fn net_verify_detects_changes_by_other_programs() {
     in_namespace(|| {
         let world = World::new();
-        let tamper: [(&str, Tamper); 10] = [
-            ("is down", |_, _, name| {
-                command(&["link", "set", name, "down"])
-            }),
-            ("has the address 10.9.9.9", |_, _, name| {
-                command(&["addr", "add", "10.9.9.9/32", "dev", name])
-            }),
-            ("has the address", |_, _, name| {
-                device::configure("ipv6", name, "disable_ipv6", "0").unwrap();
-                command(&["addr", "add", "fd99::1/64", "dev", name, "nodad"]);
-            }),
-            ("the first program of", |world, guest, _| {
-                let links = world.config.pins.join(&world.config.instance).join("links");
-                let named = format!("tap-{}-", guest.index.0);
-                let pins = fs::read_dir(links).unwrap().flatten();
-                let pin = pins
-                    .map(|e| e.path())
-                    .find(|p| p.to_string_lossy().contains(&named));
-                PinnedLink::from_pin(pin.unwrap()).unwrap().unpin().unwrap();
-            }),
-            ("the rule for", |world, guest, _| {
-                world.isolation.inspect(|maps| {
-                    let number = number(maps, guest);
-                    let sets = &mut maps.policies.rules;
-                    let first = *sets.expected(number).unwrap().keys().next().unwrap();
-                    sets.map.remove(number, [&first]).unwrap();
-                });
-            }),
-            ("the rule for", |world, guest, _| {
-                world.isolation.inspect(|maps| {
-                    let number = number(maps, guest);
-                    let sets = &mut maps.policies.rules;
-                    let mut rules = sets.expected(number).unwrap().clone();
-                    rules.values_mut().for_each(|rule| rule.verdict ^= 1);
-                    sets.map.write(number, &rules).unwrap();
-                });
-            }),
-            ("added a rule for 10.0.0.0/9", |world, _, _| {
-                add(world, FOR_ALL, "10.0.0.0/9");
-            }),
-            ("its entry is", |world, guest, _| {
-                world.isolation.inspect(|maps| {
-                    let mut entry = maps.taps.get(guest.index.0).unwrap().entry;
-                    entry.policy += 1;
-                    maps.taps.write_entry(guest.index.0, &entry).unwrap();
-                });
-            }),
-            ("its device is mapped to", |world, guest, _| {
-                world.isolation.inspect(|maps| {
-                    let ifindex = maps.taps.get(guest.index.0).unwrap().entry.ifindex;
-                    maps.taps.write_index(ifindex, 16).unwrap();
-                });
-            }),
-            (GONE, |_, _, name| command(&["link", "del", name])),
-        ];
-        for (what, tamper) in tamper {
+        for (what, tamper) in tampering() {
             let guest = world.guest(&Policy::internet());
             world.isolation.verify(guest.index).unwrap();
             let name = world
@@ -125,6 +70,65 @@ fn net_verify_detects_changes_by_other_programs() {
             world.isolation.inspect(remove_added);
         }
     });
+}
+
+/// Changes by other programs, with a part of the error that verification must report.
+fn tampering() -> [(&'static str, Tamper); 10] {
+    [
+        ("is down", |_, _, name| {
+            command(&["link", "set", name, "down"])
+        }),
+        ("has the address 10.9.9.9", |_, _, name| {
+            command(&["addr", "add", "10.9.9.9/32", "dev", name])
+        }),
+        ("has the address", |_, _, name| {
+            device::configure("ipv6", name, "disable_ipv6", "0").unwrap();
+            command(&["addr", "add", "fd99::1/64", "dev", name, "nodad"]);
+        }),
+        ("the first program of", |world, guest, _| {
+            let links = world.config.pins.join(&world.config.instance).join("links");
+            let named = format!("tap-{}-", guest.index.0);
+            let pins = fs::read_dir(links).unwrap().flatten();
+            let pin = pins
+                .map(|e| e.path())
+                .find(|p| p.to_string_lossy().contains(&named));
+            PinnedLink::from_pin(pin.unwrap()).unwrap().unpin().unwrap();
+        }),
+        ("the rule for", |world, guest, _| {
+            world.isolation.inspect(|maps| {
+                let number = number(maps, guest);
+                let sets = &mut maps.policies.rules;
+                let first = *sets.expected(number).unwrap().keys().next().unwrap();
+                sets.map.remove(number, [&first]).unwrap();
+            });
+        }),
+        ("the rule for", |world, guest, _| {
+            world.isolation.inspect(|maps| {
+                let number = number(maps, guest);
+                let sets = &mut maps.policies.rules;
+                let mut rules = sets.expected(number).unwrap().clone();
+                rules.values_mut().for_each(|rule| rule.verdict ^= 1);
+                sets.map.write(number, &rules).unwrap();
+            });
+        }),
+        ("added a rule for 10.0.0.0/9", |world, _, _| {
+            add(world, FOR_ALL, "10.0.0.0/9");
+        }),
+        ("its entry is", |world, guest, _| {
+            world.isolation.inspect(|maps| {
+                let mut entry = maps.taps.get(guest.index.0).unwrap().entry;
+                entry.policy += 1;
+                maps.taps.write_entry(guest.index.0, &entry).unwrap();
+            });
+        }),
+        ("its device is mapped to", |world, guest, _| {
+            world.isolation.inspect(|maps| {
+                let ifindex = maps.taps.get(guest.index.0).unwrap().entry.ifindex;
+                maps.taps.write_index(ifindex, 16).unwrap();
+            });
+        }),
+        (GONE, |_, _, name| command(&["link", "del", name])),
+    ]
 }
 
 /// Adds a rule that allows a block to a rule set, as another program could.
