@@ -13,14 +13,16 @@ use model::{MANIFEST_NAME, template_file};
 use super::state::{ONE, State};
 use crate::vm::Vm;
 
+/// A sysrq key, and a part of the exit reason that the VMM then reports.
+const EXIT_REASONS: [(&str, &str); 3] = [
+    ("o", "powered off"),
+    ("b", "requested a reboot"),
+    ("c", "crashed"),
+];
+
 /// A power-off, a reboot and a crash of the guest are reported as different exit reasons.
 pub(super) fn ends(state: &mut State<'_>) -> Result<String> {
-    let ends = [
-        ("o", "powered off"),
-        ("b", "requested a reboot"),
-        ("c", "crashed"),
-    ];
-    for (key, expected) in ends {
+    for (key, expected) in EXIT_REASONS {
         let mut clone = Vm::restore(state.config, &state.template(ONE))?;
         // Delayed, so that this command still returns.
         clone.sh(&format!(
@@ -66,22 +68,23 @@ pub(super) fn kill(state: &mut State<'_>) -> Result<String> {
 /// The name of a damage to a template, the function that does it, and a part of the expected error.
 type Damage = (&'static str, fn(&Path) -> Result<()>, &'static str);
 
+const DAMAGES: [Damage; 5] = [
+    ("shorter memory", shorten_memory, "bytes, the manifest says"),
+    ("a changed bit", change_state, "SHA-256 differs"),
+    ("another format", other_format, "template has format"),
+    (
+        "another platform",
+        other_platform,
+        "template is for platform",
+    ),
+    ("no manifest", remove_manifest, "cannot read"),
+];
+
 /// A damaged template is refused with the reason.
 pub(super) fn bad_snapshots(state: &mut State<'_>) -> Result<String> {
     let good = state.template(ONE);
     let bad = state.template("bad");
-    let damage: [Damage; 5] = [
-        ("shorter memory", shorten_memory, "bytes, the manifest says"),
-        ("a changed bit", change_state, "SHA-256 differs"),
-        ("another format", other_format, "template has format"),
-        (
-            "another platform",
-            other_platform,
-            "template is for platform",
-        ),
-        ("no manifest", remove_manifest, "cannot read"),
-    ];
-    for (what, make, reason) in damage {
+    for (what, make, reason) in DAMAGES {
         copy(&good, &bad)?;
         make(&bad).with_context(|| format!("cannot make {what}"))?;
         let refused = match Vm::restore_paused(state.config, &bad) {
@@ -94,7 +97,7 @@ pub(super) fn bad_snapshots(state: &mut State<'_>) -> Result<String> {
         );
         fs::remove_dir_all(&bad)?;
     }
-    Ok(format!("{} refused with their reasons", damage.len()))
+    Ok(format!("{} refused with their reasons", DAMAGES.len()))
 }
 
 /// Copies a template. The large files are hard links: none of the functions below writes into them.
@@ -141,4 +144,33 @@ fn other_platform(dir: &Path) -> Result<()> {
 
 fn remove_manifest(dir: &Path) -> Result<()> {
     Ok(fs::remove_file(dir.join(MANIFEST_NAME))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn append_sources(dir: &Path, text: &mut String) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                append_sources(&path, text);
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                text.push_str(&fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+
+    /// The steps run only in the tier `hvm`. Without this test, a changed text would show minutes into that tier.
+    #[test]
+    fn expected_texts_occur_in_the_sources_of_the_vmm() {
+        let vmm = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vmm/src");
+        let mut text = String::new();
+        append_sources(&vmm, &mut text);
+        let reasons = EXIT_REASONS.map(|(_, reason)| reason);
+        let refusals = DAMAGES.map(|(_, _, reason)| reason);
+        for expected in reasons.iter().chain(&refusals).chain(&["it lacks: "]) {
+            assert!(text.contains(expected), "{expected:?}");
+        }
+    }
 }
