@@ -17,80 +17,23 @@ mod pool;
 mod process;
 pub mod report;
 mod scene;
+mod spec;
 mod state;
+mod trial;
 
 use std::{collections::BTreeSet, time::Instant};
 
 use model::chain;
-use serde::{Deserialize, Serialize};
-use testbed::{artifacts, exit::End, world};
+use testbed::{artifacts, world};
 
-use crate::{
-    proof::{CaseResult, end_of},
-    setup::{Setup, VerifyError},
-};
-
+use crate::setup::VerifyError;
 use attempts::Attempt;
 pub use attempts::Class;
 use clone::Cloner;
-use intruder::{Intruder, Relation, Try};
+use intruder::{Intruder, Relation};
 use scene::Scene;
-
-/// Options of the confinement suite.
-#[derive(Clone, Debug)]
-pub struct ConfinementSpec {
-    pub setup: Setup,
-    pub starts: Starts,
-    /// Names of cases or classes; empty: all.
-    pub only: Vec<String>,
-}
-
-/// How the VMMs under test are started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Starts {
-    /// By this suite, and by the pool of a server.
-    Both,
-    /// By this suite only, which needs no other program than the VMM.
-    Direct,
-}
-
-/// A case and its result.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CaseReport {
-    /// Name of the case.
-    pub case: String,
-    pub class: Class,
-    /// Consequence if the attempt succeeds.
-    pub why: String,
-    #[serde(rename = "verdict")]
-    pub result: CaseResult,
-    /// Refusals that pass.
-    pub expected: String,
-    /// The kernel's answer to the process that made the attempt.
-    pub inside: String,
-    /// Change that was observed from outside; empty: none.
-    pub outside: String,
-}
-
-/// Results of a run of the suite.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Proof {
-    /// Always [`report::FORMAT`].
-    pub format: u32,
-    /// Ordered by class.
-    pub cases: Vec<CaseReport>,
-    /// Duration of the run.
-    pub seconds: f64,
-}
-
-impl Proof {
-    /// [`End::Breach`] if any case is a breach, [`End::Pass`] if there are cases and all pass, else
-    /// [`End::Inconclusive`].
-    #[must_use]
-    pub fn end(&self) -> End {
-        end_of(self.cases.iter().map(|case| case.result))
-    }
-}
+pub use spec::{CaseReport, ConfinementSpec, Proof, Starts};
+use trial::{not_tried, try_in};
 
 /// Runs the cases. The process moves into a new network namespace and stays there, so the caller must not have started any
 /// thread.
@@ -114,10 +57,10 @@ pub fn run(spec: &ConfinementSpec) -> Result<Proof, VerifyError> {
     let mut scene = Scene::new(template.clone())?;
     let cloner = Cloner::new(vmm, template);
     let mut cases = Vec::new();
-    for attempt in all.iter().filter(|a| is_selected(spec, a.name, a.class)) {
+    for attempt in all.iter().filter(|a| spec.selects(a.name, a.class)) {
         cases.push(try_direct(attempt, &mut scene, &cloner)?);
     }
-    let is_state_selected = |case: &CaseReport| is_selected(spec, &case.case, case.class);
+    let is_state_selected = |case: &CaseReport| spec.selects(&case.case, case.class);
     cases.extend(
         state::of_clones(&scene, &cloner)?
             .into_iter()
@@ -131,11 +74,6 @@ pub fn run(spec: &ConfinementSpec) -> Result<Proof, VerifyError> {
         cases,
         seconds: begun.elapsed().as_secs_f64(),
     })
-}
-
-fn is_selected(spec: &ConfinementSpec, name: &str, class: Class) -> bool {
-    let named = |word: &String| word == name || word == class.name();
-    spec.only.is_empty() || spec.only.iter().any(named)
 }
 
 fn check_names(spec: &ConfinementSpec, all: &[&Attempt]) -> Result<(), VerifyError> {
@@ -180,97 +118,4 @@ fn try_direct(
         scene,
         Intruder::enter(clone.pid(), Relation::Parent),
     ))
-}
-
-fn not_tried(attempt: &Attempt, why: &str) -> CaseReport {
-    CaseReport {
-        case: attempt.name.to_owned(),
-        class: attempt.class,
-        why: attempt.why.to_owned(),
-        result: CaseResult::NotTried,
-        expected: attempt.expected(),
-        inside: why.to_owned(),
-        outside: String::new(),
-    }
-}
-
-/// Makes an attempt in a seized process.
-fn try_in(attempt: &Attempt, scene: &Scene, seized: Try<Intruder>) -> CaseReport {
-    let mut intruder = match seized {
-        Ok(intruder) => intruder,
-        Err(stop) => return not_tried(attempt, &stop.describe()),
-    };
-    let done = (attempt.act)(&mut intruder, scene);
-    let change = (attempt.look)(scene, &intruder);
-    let (result, outside) = classify(attempt, &done, change);
-    CaseReport {
-        result,
-        inside: match done {
-            Ok(()) => "the attempt succeeded".to_owned(),
-            Err(stop) => stop.describe(),
-        },
-        outside,
-        ..not_tried(attempt, "")
-    }
-}
-
-fn classify(attempt: &Attempt, done: &Try<()>, change: attempts::Change) -> (CaseResult, String) {
-    match (done, change) {
-        (_, Ok(Some(what))) => (CaseResult::Breach, what),
-        (Ok(()), Ok(None)) => (CaseResult::Breach, String::new()),
-        (Ok(()), Err(error)) => (CaseResult::Breach, error.to_string()),
-        (Err(_), Err(error)) => (CaseResult::Unproven, format!("cannot observe: {error}")),
-        (Err(stop), Ok(None)) if attempt.refusals.iter().any(|r| r.is(stop)) => {
-            (CaseResult::Pass, String::new())
-        }
-        (Err(_), Ok(None)) => (CaseResult::Unproven, String::new()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use attempts::Refusal;
-    use intruder::Stop;
-    use std::io;
-
-    use nix::{errno::Errno, sys::signal::Signal};
-
-    const ATTEMPT: Attempt = Attempt {
-        name: "test",
-        class: Class::Files,
-        why: "A test.",
-        refusals: &[
-            Refusal::Error(Errno::EACCES),
-            Refusal::Death(Signal::SIGSYS),
-        ],
-        act: |_, _| Ok(()),
-        look: |_, _| Ok(None),
-    };
-
-    #[test]
-    fn an_attempt_passes_only_if_it_is_refused_as_expected_and_nothing_has_changed() {
-        let result = |done: Try<()>, change| classify(&ATTEMPT, &done, change).0;
-        let refused = |errno| Err(Stop::Refused("open", errno));
-        let changed = || Ok(Some("changed".to_owned()));
-        assert_eq!(result(refused(Errno::EACCES), Ok(None)), CaseResult::Pass);
-        let killed = |signal| Err(Stop::Killed("open", signal));
-        assert_eq!(result(killed(Signal::SIGSYS), Ok(None)), CaseResult::Pass);
-        assert_eq!(
-            result(killed(Signal::SIGSEGV), Ok(None)),
-            CaseResult::Unproven
-        );
-        assert_eq!(
-            result(refused(Errno::ENOENT), Ok(None)),
-            CaseResult::Unproven
-        );
-        assert_eq!(
-            result(refused(Errno::EACCES), changed()),
-            CaseResult::Breach
-        );
-        assert_eq!(result(Ok(()), Ok(None)), CaseResult::Breach);
-        let blind = Err(io::Error::other("gone"));
-        assert_eq!(result(refused(Errno::EACCES), blind), CaseResult::Unproven);
-        assert_eq!(ATTEMPT.expected(), "EACCES or SIGSYS");
-    }
 }

@@ -15,98 +15,35 @@ pub mod evaluate;
 pub mod report;
 mod sandbox;
 mod scripts;
+mod select;
+mod spec;
+mod stage;
 mod target;
 mod timing;
 mod world;
 
-use std::{fs, path::PathBuf, thread, time::Instant};
+use std::{fs, thread, time::Instant};
 
 use model::chain;
 use netprobe::{Action, Finding, Outcome, Probe};
-use serde::{Deserialize, Serialize};
-use testbed::{artifacts, exit::End, server::LocalServer};
+use testbed::{artifacts, server::LocalServer};
 
 use crate::{
-    proof::{CaseResult, end_of},
+    proof::CaseResult,
     sandbox::{Sandbox, SandboxError},
-    setup::{Setup, VerifyError, api_of, at},
+    setup::{VerifyError, api_of, at},
 };
-use cases::{Case, Expect, Group};
+use cases::{Case, Group};
 use evaluate::{CaseReport, Evidence, evaluate};
 use sandbox::{Customer, NetworkEvent};
-pub use target::TargetSpec;
-use timing::{BLOCKED_MS, EVENT_TIMEOUT, PASS_MS};
+use select::{probe, select};
+pub use spec::{IsolationSpec, Proof, Scope, TargetSpec};
+use stage::Stage;
+use timing::EVENT_TIMEOUT;
 use world::{NAME_SERVER, UPLINK, World};
 
 /// Sandboxes that the server keeps ready.
 const WARM: u32 = 2;
-/// Options of the isolation suite.
-#[derive(Clone, Debug)]
-pub struct IsolationSpec {
-    pub setup: Setup,
-    /// Path of `cube-netprobe`. `None`: from `$CUBE_BIN`, else beside this program.
-    pub probe: Option<PathBuf>,
-    pub scope: Scope,
-    /// Names of cases or classes; empty: every case in the scope.
-    pub only: Vec<String>,
-    /// A server that already runs. `None`: the suite starts one in network namespaces of its own.
-    pub target: Option<TargetSpec>,
-}
-
-/// The cases that a command covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Scope {
-    /// Every case.
-    Isolation,
-    /// Cases about the destinations that a policy allows.
-    Egress,
-}
-
-impl Scope {
-    /// Name of the command.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Isolation => "isolation",
-            Self::Egress => "egress",
-        }
-    }
-}
-
-/// Results of a run of the suite.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Proof {
-    /// Always [`report::FORMAT`].
-    pub format: u32,
-    pub scope: Scope,
-    /// URL of a server that already ran. `None`: the suite started one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub target: Option<String>,
-    /// In the order of the case files.
-    pub cases: Vec<CaseReport>,
-    /// Duration of the run.
-    pub seconds: f64,
-}
-
-impl Proof {
-    /// [`End::Breach`] if any case is a breach, [`End::Pass`] if there are cases and all pass, else
-    /// [`End::Inconclusive`].
-    #[must_use]
-    pub fn end(&self) -> End {
-        end_of(self.cases.iter().map(|case| case.result))
-    }
-}
-
-/// A server, its surroundings, and a client of it.
-#[derive(Debug)]
-struct Stage {
-    /// Declared first so that it is dropped first: its VMs use the world's network.
-    server: LocalServer,
-    world: World,
-    customer: Customer,
-}
-
 /// Runs the cases. Without a target, the process moves into new network namespaces and stays there, so the caller must
 /// not have started any thread.
 ///
@@ -161,37 +98,6 @@ fn run_in_namespaces(spec: &IsolationSpec) -> Result<Proof, VerifyError> {
         cases: reports,
         seconds: begun.elapsed().as_secs_f64(),
     })
-}
-
-/// Keeps the cases that `spec.only` names, or every case in the scope if it names none.
-fn select(mut groups: Vec<Group>, spec: &IsolationSpec) -> Result<Vec<Group>, VerifyError> {
-    let is_named = |case: &Case, name: &String| case.name == *name || case.class.name() == name;
-    let all = || groups.iter().flat_map(|group| &group.cases);
-    if let Some(name) = spec
-        .only
-        .iter()
-        .find(|name| !all().any(|case| is_named(case, name)))
-    {
-        let mut classes: Vec<&str> = all().map(|case| case.class.name()).collect();
-        classes.sort_unstable();
-        classes.dedup();
-        return Err(VerifyError::Unknown {
-            kind: "case or class",
-            name: name.clone(),
-            known: format!("the classes {}", classes.join(", ")),
-        });
-    }
-    for group in &mut groups {
-        group.cases.retain(|case| {
-            if spec.only.is_empty() {
-                spec.scope == Scope::Isolation || case.class.is_egress()
-            } else {
-                spec.only.iter().any(|name| is_named(case, name))
-            }
-        });
-    }
-    groups.retain(|group| !group.cases.is_empty());
-    Ok(groups)
 }
 
 /// Tries the cases of a group that are not scripts, all in one sandbox and at the same time.
@@ -251,19 +157,6 @@ fn with_problems(mut report: CaseReport, problems: &[String]) -> CaseReport {
     }
     report.problems.extend(problems.iter().cloned());
     report
-}
-
-fn probe(case: &Case) -> Option<Probe> {
-    Some(Probe {
-        name: case.payload(),
-        first: case.first.clone(),
-        action: case.action.clone()?,
-        within_ms: match case.expect {
-            Expect::Blocked if case.guest.is_empty() => BLOCKED_MS,
-            // The guest gets an answer in any case: the expected one or a refusal.
-            Expect::Blocked | Expect::Pass => PASS_MS,
-        },
-    })
 }
 
 /// Runs `work` while the neighbour listens, and returns the payloads that it received; `None` if it could not listen.

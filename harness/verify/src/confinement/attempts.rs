@@ -1,6 +1,7 @@
 //! The attempts that code in a taken-over VMM could make, one module for each kind. Each attempt is data with the
 //! functions that make it and observe its effect.
 
+mod attempt;
 mod code;
 mod descriptors;
 mod devices;
@@ -15,149 +16,10 @@ mod settings;
 mod signals;
 mod sockets;
 
-use std::{fmt::Write, io};
-
-use nix::{errno::Errno, sys::signal::Signal};
-use serde::{Deserialize, Serialize};
-
-use super::{
-    intruder::{Intruder, Stop, Try},
-    scene::Scene,
-};
-
-/// Subject of a case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Class {
-    /// Files of the host, of the template, and of other users.
-    Files,
-    /// Memory and descriptors of other sandboxes.
-    Memory,
-    /// Sockets of other processes.
-    Sockets,
-    /// Signals to other processes.
-    Signals,
-    /// Control of other processes.
-    Ptrace,
-    /// New processes and programs.
-    Processes,
-    /// Executable memory.
-    Code,
-    /// KVM, the TAP, and other devices.
-    Devices,
-    /// Cgroups.
-    Groups,
-    /// Settings in /proc and /sys.
-    Settings,
-    /// The VMM's own descriptors.
-    Descriptors,
-    /// User, capabilities, and the settings that protect them.
-    Privileges,
-    /// Namespaces, mounts and root directories.
-    Namespaces,
-    /// Other large interfaces of the kernel.
-    Kernel,
-    /// Resource limits.
-    Limits,
-    /// State of the VMM in /proc, without an attempt.
-    State,
-}
-
-impl Class {
-    /// Name in reports and on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Files => "files",
-            Self::Memory => "memory",
-            Self::Sockets => "sockets",
-            Self::Signals => "signals",
-            Self::Ptrace => "ptrace",
-            Self::Processes => "processes",
-            Self::Code => "code",
-            Self::Devices => "devices",
-            Self::Groups => "groups",
-            Self::Settings => "settings",
-            Self::Descriptors => "descriptors",
-            Self::Privileges => "privileges",
-            Self::Namespaces => "namespaces",
-            Self::Kernel => "kernel",
-            Self::Limits => "limits",
-            Self::State => "state",
-        }
-    }
-}
-
-/// A way in which the kernel refuses an attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// A system call fails with this error.
-    Error(Errno),
-    /// The process is killed by this signal.
-    Death(Signal),
-    /// The system calls succeed without an effect.
-    NoEffect,
-}
-
-impl Refusal {
-    /// Whether an attempt was refused in this way.
-    pub(super) fn is(self, stop: &Stop) -> bool {
-        match (self, stop) {
-            (Self::Error(wanted), Stop::Refused(_, errno)) => wanted == *errno,
-            (Self::Death(wanted), Stop::Killed(_, signal)) => wanted == *signal,
-            (Self::NoEffect, Stop::Futile(_)) => true,
-            _ => false,
-        }
-    }
-
-    fn name(self) -> String {
-        match self {
-            Self::Error(errno) => format!("{errno:?}"),
-            Self::Death(signal) => signal.to_string(),
-            Self::NoEffect => "no effect".to_owned(),
-        }
-    }
-}
-
-/// Refusal by the seccomp filter or by a permission check of the kernel.
-pub(super) const USUAL: &[Refusal] = &[
-    Refusal::Death(Signal::SIGSYS),
-    Refusal::Error(Errno::EACCES),
-    Refusal::Error(Errno::EPERM),
-];
-
-/// Refusal by the seccomp filter, where no permission check would refuse.
-const FILTER: &[Refusal] = &[Refusal::Death(Signal::SIGSYS)];
-
-/// A change that an attempt made outside of its process, or `None`.
-pub(super) type Change = io::Result<Option<String>>;
-
-pub(super) struct Attempt {
-    /// Unique among all attempts.
-    pub(super) name: &'static str,
-    pub(super) class: Class,
-    /// Consequence if it succeeds.
-    pub(super) why: &'static str,
-    /// Refusals that pass.
-    pub(super) refusals: &'static [Refusal],
-    /// Makes the attempt. `Ok` means that it succeeded.
-    pub(super) act: fn(&mut Intruder, &Scene) -> Try<()>,
-    /// Observes from outside whether the attempt changed anything.
-    pub(super) look: fn(&Scene, &Intruder) -> Change,
-}
-
-impl Attempt {
-    /// The refusals in words.
-    pub(super) fn expected(&self) -> String {
-        let mut text = String::new();
-        for (n, refusal) in self.refusals.iter().enumerate() {
-            let between = if n == 0 { "" } else { " or " };
-            // Writing to a string cannot fail.
-            let _ = write!(text, "{between}{}", refusal.name());
-        }
-        text
-    }
-}
+pub use attempt::Class;
+#[cfg(test)]
+pub(super) use attempt::Refusal;
+pub(super) use attempt::{Attempt, Change};
 
 /// All attempts, in the order of their classes.
 pub(super) fn all() -> Vec<&'static Attempt> {
@@ -179,20 +41,6 @@ pub(super) fn all() -> Vec<&'static Attempt> {
     .into_iter()
     .flatten()
     .collect()
-}
-
-/// For an attempt that changes nothing outside: its own `act` decides.
-fn no_change(_: &Scene, _: &Intruder) -> Change {
-    Ok(None)
-}
-
-/// Turns an error of this suite into a stop that is not a refusal.
-fn staged<T>(prepared: io::Result<T>) -> Try<T> {
-    prepared.map_err(|error| Stop::Broken(error.to_string()))
-}
-
-fn changed_if(happened: bool, what: &str) -> Change {
-    Ok(happened.then(|| what.to_owned()))
 }
 
 #[cfg(test)]

@@ -6,13 +6,13 @@ use serde_json::Map;
 use testbed::{leftovers, server::LocalServer};
 
 use super::{
-    CaseReport, ConfinementSpec,
     attempts::{self, Attempt},
     clone::Cloner,
     intruder::{Intruder, Relation},
-    is_selected, not_tried,
     scene::Scene,
-    state, try_in,
+    spec::{CaseReport, ConfinementSpec},
+    state,
+    trial::{not_tried, try_in},
 };
 use crate::{
     sandbox::{Account, Sandbox},
@@ -59,7 +59,7 @@ pub(super) fn prove(
     let tried: Vec<&Attempt> = attempts::all()
         .into_iter()
         .filter(|a| ATTEMPTS.contains(&a.name))
-        .filter(|a| is_selected(spec, &format!("{PREFIX}{}", a.name), a.class))
+        .filter(|a| spec.selects(&format!("{PREFIX}{}", a.name), a.class))
         .collect();
     let dir = spec.setup.run_dir()?;
     let server = LocalServer::start(dir.path(), spec.setup.server(WARM)?)?;
@@ -82,7 +82,7 @@ pub(super) fn prove(
     cases.extend(
         states(&server, &account)?
             .into_iter()
-            .filter(|case| is_selected(spec, &case.case, case.class)),
+            .filter(|case| spec.selects(&case.case, case.class)),
     );
     Ok(cases)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{CaseReport, Proof};
+use super::spec::{CaseReport, Proof};
 use crate::proof::{CaseResult, JunitCase, render_junit};
 
 /// Format number of the JSON document.
@@ -87,7 +87,7 @@ pub fn junit(proof: &Proof) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::confinement::Class;
+    use crate::confinement::attempts::Class;
     use testbed::exit::End;
 
     fn proof(results: &[CaseResult]) -> Proof {

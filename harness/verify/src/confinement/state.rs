@@ -3,10 +3,11 @@
 use std::{collections::BTreeSet, fs, io, os::unix::fs::MetadataExt, path::Path};
 
 use super::{
-    CaseReport, Class,
+    attempts::Class,
     clone::Cloner,
     process::{self, descriptors},
     scene::Scene,
+    spec::CaseReport,
 };
 use crate::{
     proof::CaseResult,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{CellResult, Matrix};
+use super::matrix::{CellResult, Matrix};
 use testbed::xml::escape;
 
 /// Format number of the JSON document.
@@ -189,7 +189,7 @@ fn write_markdown(out: &mut String, matrix: &Matrix) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::Cell;
+    use crate::conformance::matrix::Cell;
     use testbed::exit::End;
 
     fn matrix() -> Matrix {

@@ -19,7 +19,13 @@ use nix::{
 };
 use serde::Deserialize;
 
-use super::{Address, Cell, CellResult, DOMAIN, features::Feature, sdk::Sdk};
+use super::{
+    address::Address,
+    features::Feature,
+    matrix::{Cell, CellResult},
+    sdk::Sdk,
+};
+use crate::setup::DOMAIN;
 
 /// Time until the first case begins. Starting an interpreter and loading its SDK takes seconds on a busy host.
 const START_TIMEOUT: Duration = Duration::from_secs(60);

@@ -5,7 +5,11 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::{Between, Finding, HazardResult, Weight, evaluate::printable, probe::Timed};
+use super::{
+    evaluate::printable,
+    finding::{Between, Finding, HazardResult, Weight},
+    probe::Timed,
+};
 use crate::sandbox::Sandbox;
 
 /// Allowed difference. Tokens and certificates need a second; schedulers and logs need less.

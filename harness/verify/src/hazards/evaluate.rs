@@ -1,7 +1,7 @@
 //! Derives a finding from the answers of two sandboxes. The functions are pure.
 
 use super::{
-    Between, Finding, HazardResult, Weight,
+    finding::{Between, Finding, HazardResult, Weight},
     list::{Hazard, Rule},
 };
 

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::Between;
+use super::finding::Between;
 use crate::setup::ListError;
 
 const NAME: &str = "hazards.toml";

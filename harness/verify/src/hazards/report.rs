@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Finding, Findings, HazardResult};
+use super::finding::{Finding, Findings, HazardResult};
 use testbed::xml::escape;
 
 /// Format number of the JSON document.
@@ -114,7 +114,7 @@ fn write_junit(out: &mut String, findings: &Findings) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hazards::{Between, Weight};
+    use crate::hazards::finding::{Between, Weight};
 
     #[test]
     fn reports_show_every_finding() {

@@ -5,8 +5,9 @@ use std::thread;
 use serde_json::{Map, json};
 
 use super::{
-    Between, Finding, HazardResult, Mode, Weight, clock,
+    clock,
     evaluate::{Answer, evaluate},
+    finding::{Between, Finding, HazardResult, Mode, Weight},
     list::{Hazard, Rule, Runner},
 };
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Proof, evaluate::CaseReport};
+use super::{evaluate::CaseReport, spec::Proof};
 use crate::proof::{CaseResult, JunitCase, render_junit};
 
 /// Format number of the JSON document.
@@ -113,7 +113,7 @@ pub fn junit(proof: &Proof) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isolation::{Scope, cases::Class};
+    use crate::isolation::{cases::Class, spec::Scope};
     use testbed::exit::End;
 
     fn proof(results: &[CaseResult]) -> Proof {

@@ -15,9 +15,9 @@ mod traffic;
 mod vmm;
 
 use super::{
-    Stage,
     cases::{Case, Script},
     evaluate::CaseReport,
+    stage::Stage,
     world::Finishing,
 };
 use crate::{proof::CaseResult, sandbox::Sandbox};

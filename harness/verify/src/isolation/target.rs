@@ -15,12 +15,12 @@ use netprobe::{Action, Finding, Outcome};
 use serde_json::{Map, Value, json};
 
 use super::{
-    IsolationSpec, Proof,
     cases::{self, Case, Class, Expect, Group},
     evaluate::{CaseReport, is_reported},
-    probe, report,
+    report,
     sandbox::{self, Customer, NetworkEvent},
-    select,
+    select::{probe, select},
+    spec::{IsolationSpec, Proof, TargetSpec},
     timing::EVENT_TIMEOUT,
 };
 use crate::{
@@ -32,17 +32,6 @@ use testbed::{api::Api, artifacts, endpoint::Endpoint};
 
 /// Problem of a case whose receiver the suite could not observe.
 const UNOBSERVED: &str = "only the guest's end was observed";
-
-/// A server that already runs.
-#[derive(Clone, Debug)]
-pub struct TargetSpec {
-    /// Its base URL.
-    pub url: String,
-    /// Sent as `X-API-KEY`.
-    pub key: String,
-    /// An address of this machine that the server's sandboxes can reach, if there is one.
-    pub outside: Option<IpAddr>,
-}
 
 /// Runs the cases that need nothing but the server.
 pub(super) fn run(spec: &IsolationSpec, target: &TargetSpec) -> Result<Proof, VerifyError> {

@@ -2,12 +2,10 @@
 
 use nix::libc;
 
-use super::{
-    super::{
-        intruder::{Intruder, Stop, Try},
-        scene::Scene,
-    },
-    Attempt, Change, Class, FILTER, USUAL, changed_if,
+use super::attempt::{Attempt, Change, Class, FILTER, USUAL, changed_if};
+use crate::confinement::{
+    intruder::{Intruder, Stop, Try},
+    scene::Scene,
 };
 
 const ALL: i64 = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as i64;

@@ -5,13 +5,11 @@ use std::fs;
 use model::template_file;
 use nix::{errno::Errno, libc, sys::signal::Signal};
 
-use super::{
-    super::{
-        intruder::{Intruder, Try},
-        process,
-        scene::Scene,
-    },
-    Attempt, Class, FILTER, Refusal, USUAL, changed_if, no_change,
+use super::attempt::{Attempt, Change, Class, FILTER, Refusal, USUAL, changed_if, no_change};
+use crate::confinement::{
+    intruder::{Intruder, Try},
+    process,
+    scene::Scene,
 };
 
 /// A descriptor number that no VMM needs.
@@ -148,7 +146,7 @@ fn set_limit(i: &mut Intruder, which: i64, value: i64) -> Try<()> {
     i.attempt("prlimit64", libc::SYS_prlimit64, &arguments)
 }
 
-fn raised(i: &Intruder, name: &str, value: &str) -> super::Change {
+fn raised(i: &Intruder, name: &str, value: &str) -> Change {
     if !process::is_alive(i.pid()) {
         return Ok(None);
     }

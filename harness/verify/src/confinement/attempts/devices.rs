@@ -4,10 +4,8 @@ use std::{fs::File, os::unix::fs::FileTypeExt};
 
 use nix::libc;
 
-use super::{
-    super::intruder::{Intruder, Try},
-    Attempt, Class, FILTER, USUAL, changed_if, no_change,
-};
+use super::attempt::{Attempt, Class, FILTER, USUAL, changed_if, no_change};
+use crate::confinement::intruder::{Intruder, Try};
 
 /// From `linux/kvm.h`.
 const KVM_CREATE_VM: u64 = 0xae01;

@@ -5,13 +5,11 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 use model::template_file;
 use nix::libc;
 
-use super::{
-    super::{
-        calls::AT_CWD,
-        intruder::{Intruder, Try},
-        scene::Scene,
-    },
-    Attempt, Change, Class, USUAL, changed_if, no_change,
+use super::attempt::{Attempt, Change, Class, USUAL, changed_if, no_change};
+use crate::confinement::{
+    calls::AT_CWD,
+    intruder::{Intruder, Try},
+    scene::Scene,
 };
 
 const DEFACED: &[u8] = b"defaced";
@@ -194,7 +192,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
 fn changed(scene: &Scene, name: &str) -> Change {
     let original = match name {
         "secret" => &scene.secret[..],
-        _ => super::super::scene::CONTENT,
+        _ => crate::confinement::scene::CONTENT,
     };
     let text = fs::read(scene.path(name))?;
     changed_if(text != original, "the file has changed")

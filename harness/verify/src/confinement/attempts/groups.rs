@@ -2,7 +2,8 @@
 
 use nix::libc;
 
-use super::{super::process, Attempt, Class, USUAL, changed_if, staged};
+use super::attempt::{Attempt, Class, USUAL, changed_if, staged};
+use crate::confinement::process;
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {

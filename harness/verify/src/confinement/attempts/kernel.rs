@@ -2,7 +2,7 @@
 
 use nix::libc;
 
-use super::{Attempt, Class, FILTER, USUAL, no_change};
+use super::attempt::{Attempt, Class, FILTER, USUAL, no_change};
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {

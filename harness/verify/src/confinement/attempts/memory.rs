@@ -3,13 +3,11 @@
 
 use nix::libc;
 
-use super::{
-    super::{
-        intruder::{Intruder, Stop, Try},
-        process,
-        scene::{SECRET, Scene},
-    },
-    Attempt, Change, Class, USUAL, changed_if, no_change, staged,
+use super::attempt::{Attempt, Change, Class, USUAL, changed_if, no_change, staged};
+use crate::confinement::{
+    intruder::{Intruder, Stop, Try},
+    process,
+    scene::{SECRET, Scene},
 };
 
 pub(super) const ATTEMPTS: &[Attempt] = &[

@@ -2,9 +2,12 @@
 
 use nix::libc;
 
-use super::{
-    super::{calls::AT_CWD, intruder::Intruder, process, scene::Scene},
-    Attempt, Change, Class, FILTER, USUAL, changed_if, no_change, staged,
+use super::attempt::{Attempt, Change, Class, FILTER, USUAL, changed_if, no_change, staged};
+use crate::confinement::{
+    calls::AT_CWD,
+    intruder::{Intruder, Try},
+    process,
+    scene::Scene,
 };
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
@@ -114,14 +117,14 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let name = staged(std::fs::read_to_string("/proc/sys/kernel/hostname"))?;
             let name = name.trim_end();
             let at = i.put(name.as_bytes())?;
-            let length = super::super::calls::length(name.as_bytes())?;
+            let length = crate::confinement::calls::length(name.as_bytes())?;
             i.attempt("sethostname", libc::SYS_sethostname, &[at, length])
         },
         look: no_change,
     },
 ];
 
-fn unshare(i: &mut Intruder, what: i32) -> super::Try<()> {
+fn unshare(i: &mut Intruder, what: i32) -> Try<()> {
     i.attempt("unshare", libc::SYS_unshare, &[what.into()])
 }
 

@@ -2,13 +2,11 @@
 
 use nix::libc;
 
-use super::{
-    super::{
-        intruder::{Intruder, Stop},
-        process,
-        scene::Scene,
-    },
-    Attempt, Change, Class, FILTER, USUAL, changed_if,
+use super::attempt::{Attempt, Change, Class, FILTER, USUAL, changed_if, no_change};
+use crate::confinement::{
+    intruder::{Intruder, Stop},
+    process,
+    scene::Scene,
 };
 
 /// `_LINUX_CAPABILITY_VERSION_3` of capset(2).
@@ -118,7 +116,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let arguments = [libc::PR_SET_DUMPABLE.into(), 1];
             i.attempt("prctl", libc::SYS_prctl, &arguments)
         },
-        look: super::no_change,
+        look: no_change,
     },
     Attempt {
         name: "privilege-keep-capabilities",
@@ -129,7 +127,7 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             let arguments = [libc::PR_SET_KEEPCAPS.into(), 1];
             i.attempt("prctl", libc::SYS_prctl, &arguments)
         },
-        look: super::no_change,
+        look: no_change,
     },
 ];
 

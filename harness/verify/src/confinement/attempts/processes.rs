@@ -2,12 +2,10 @@
 
 use nix::{errno::Errno, libc, sys::signal::Signal};
 
-use super::{
-    super::{
-        intruder::{Intruder, Try},
-        scene::Scene,
-    },
-    Attempt, Change, Class, Refusal, USUAL, changed_if, staged,
+use super::attempt::{Attempt, Change, Class, Refusal, USUAL, changed_if, staged};
+use crate::confinement::{
+    intruder::{Intruder, Try},
+    scene::Scene,
 };
 
 pub(super) const ATTEMPTS: &[Attempt] = &[

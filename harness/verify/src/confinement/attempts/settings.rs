@@ -4,7 +4,8 @@ use std::fs;
 
 use nix::libc;
 
-use super::{super::process, Attempt, Change, Class, USUAL, changed_if, no_change, staged};
+use super::attempt::{Attempt, Change, Class, USUAL, changed_if, no_change, staged};
+use crate::confinement::process;
 
 pub(super) const ATTEMPTS: &[Attempt] = &[
     Attempt {

@@ -4,15 +4,12 @@ use std::time::Duration;
 
 use nix::{errno::Errno, libc, sys::signal::Signal};
 
-use super::{
-    super::{
-        intruder::{Intruder, Stop, Try},
-        process,
-        scene::Scene,
-    },
-    Attempt, Change, Class, Refusal, USUAL, changed_if,
-    memory::pidfd,
-    staged,
+use super::attempt::{Attempt, Change, Class, Refusal, USUAL, changed_if, staged};
+use super::memory::pidfd;
+use crate::confinement::{
+    intruder::{Intruder, Stop, Try},
+    process,
+    scene::Scene,
 };
 
 const KILL: i64 = libc::SIGKILL as i64;

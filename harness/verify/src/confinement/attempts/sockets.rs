@@ -4,13 +4,11 @@ use std::os::unix::ffi::OsStrExt;
 
 use nix::libc;
 
-use super::{
-    super::{
-        calls::{length, loopback, unix_address},
-        intruder::{Intruder, Try},
-        scene::abstract_name,
-    },
-    Attempt, Class, USUAL, changed_if, no_change, staged,
+use super::attempt::{Attempt, Class, USUAL, changed_if, no_change, staged};
+use crate::confinement::{
+    calls::{length, loopback, unix_address},
+    intruder::{Intruder, Try},
+    scene::abstract_name,
 };
 
 const CONNECT: (&str, i64) = ("connect", libc::SYS_connect);

@@ -14,7 +14,7 @@ use super::{
     traffic::{SILENT, address, allowing, host_of, join, numbered, probe, received_nothing},
 };
 use crate::isolation::{
-    Stage,
+    stage::Stage,
     timing::{BLOCKED_MS, PASS_MS},
     world::HOST4,
 };

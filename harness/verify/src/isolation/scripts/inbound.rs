@@ -11,7 +11,7 @@ use super::{
     },
 };
 use crate::isolation::{
-    Stage,
+    stage::Stage,
     timing::{ECHO, PASS_MS},
     world::HOST4,
 };

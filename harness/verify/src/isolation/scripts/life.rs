@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     isolation::{
-        Stage,
+        stage::Stage,
         timing::{BLOCKED_MS, PASS_MS},
         world::Seen,
     },

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     isolation::{
-        Stage,
         sandbox::NetworkEvent,
+        stage::Stage,
         timing::{ECHO, PASS_MS},
     },
     sandbox::Sandbox,

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     isolation::{
-        Stage,
+        stage::Stage,
         timing::PASS_MS,
         world::{Finishing, HOST4, Place, Seen},
     },

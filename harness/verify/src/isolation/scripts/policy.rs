@@ -13,8 +13,8 @@ use super::{
     },
 };
 use crate::isolation::{
-    Stage,
     sandbox::NetworkEvent,
+    stage::Stage,
     timing::{BLOCKED_MS, PASS_MS},
 };
 

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     isolation::{
-        Stage,
         sandbox::Customer,
+        stage::Stage,
         timing::{ECHO, PASS_MS},
     },
     sandbox::Sandbox,

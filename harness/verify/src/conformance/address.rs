@@ -1,0 +1,33 @@
+//! Where the cases find the API.
+
+use std::path::PathBuf;
+
+use testbed::server::LocalServer;
+
+/// Address and key of the API, for the cases.
+#[derive(Clone, Debug)]
+pub(super) struct Address {
+    pub(super) url: String,
+    pub(super) key: String,
+    pub(super) template: String,
+    /// A second server with the same templates that speaks HTTPS, if a feature needs it.
+    pub(super) secure: Option<SecureAddress>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct SecureAddress {
+    pub(super) url: String,
+    pub(super) key: String,
+    /// Certificate of the authority that signed the server's certificate.
+    pub(super) authority: PathBuf,
+}
+
+impl SecureAddress {
+    pub(super) fn of(server: &LocalServer) -> Self {
+        Self {
+            url: server.endpoint().to_string(),
+            key: server.key().to_owned(),
+            authority: server.authority(),
+        }
+    }
+}
