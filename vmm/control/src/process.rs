@@ -42,7 +42,7 @@ pub enum ControlError {
     #[error("no answer from the VMM")]
     Frame(#[source] FrameError),
     #[error("the VMM sent an answer that does not match the request: {0:?}")]
-    OutOfTurn(Reply),
+    OutOfTurn(Box<Reply>),
 }
 
 impl ControlError {
@@ -169,14 +169,14 @@ impl ControlClient {
     fn started(&mut self, request: Request, files: &Files) -> Result<Timeline, ControlError> {
         match self.call(request, files)? {
             Reply::Started(timeline) => Ok(timeline),
-            other => Err(ControlError::OutOfTurn(other)),
+            other => Err(ControlError::OutOfTurn(Box::new(other))),
         }
     }
 
     fn done(&mut self, request: Request, files: &Files) -> Result<(), ControlError> {
         match self.call(request, files)? {
             Reply::Done => Ok(()),
-            other => Err(ControlError::OutOfTurn(other)),
+            other => Err(ControlError::OutOfTurn(Box::new(other))),
         }
     }
 
@@ -350,7 +350,7 @@ impl ControlClient {
     pub fn stats(&mut self) -> Result<VmStats, ControlError> {
         match self.call(Request::Stats, &Files::default())? {
             Reply::Stats(stats) => Ok(stats),
-            other => Err(ControlError::OutOfTurn(other)),
+            other => Err(ControlError::OutOfTurn(Box::new(other))),
         }
     }
 

@@ -19,7 +19,7 @@ mod sys;
 use std::{
     collections::BTreeSet,
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     os::fd::{AsRawFd, OwnedFd},
     time::Duration,
 };
@@ -29,16 +29,13 @@ use nix::sys::socket::{
 };
 
 pub(super) use capture::{Capture, Place, Seen};
-use testbed::world::{self, Namespace, OUTSIDE, WorldError, failed};
+use testbed::world::{self, Namespace, WorldError, failed};
 pub(super) use testbed::world::{HOST4, UPLINK};
 
 /// The name server in the options of `cube-api`.
 pub(super) const NAME_SERVER: &str = "198.51.100.53:53";
 /// Limit of a wait for a packet.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// An address and port without a server. [`Capture::settle`] sends its marks there.
-const MARK: &str = "192.0.2.1:9";
-
 /// Address blocks of the outside.
 const OUTSIDE4: [&str; 18] = [
     "9.255.255.0/24",
@@ -153,9 +150,4 @@ fn misconfigure_host() -> Result<(), WorldError> {
     world::ip(lines)
         .and_then(|()| world::settings(&settings))
         .map_err(failed("configure the host's namespace"))
-}
-
-/// Whether an address is on the host's loopback interface, over which the suite talks to its server.
-fn is_loopback(address: Option<IpAddr>) -> bool {
-    address.is_some_and(|address| address.is_loopback())
 }

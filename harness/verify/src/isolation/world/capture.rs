@@ -14,8 +14,10 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, recvfrom, socket,
 };
 
-use super::{MARK, OUTSIDE, is_loopback};
+use testbed::world::OUTSIDE;
 
+/// An address and port without a server. [`Capture::settle`] sends its marks there.
+const MARK: &str = "192.0.2.1:9";
 /// Bytes of a packet that are kept, from the header above IP.
 const KEPT: usize = 256;
 /// Limit of the time that a mark takes. It usually takes microseconds.
@@ -265,6 +267,11 @@ fn watch_host(socket: &OwnedFd, kind: Kind, to: &Sender<Seen>) {
             return;
         }
     }
+}
+
+/// Whether an address is on the host's loopback interface, over which the suite talks to its server.
+fn is_loopback(address: Option<IpAddr>) -> bool {
+    address.is_some_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]
