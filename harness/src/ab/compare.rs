@@ -15,14 +15,14 @@ use crate::{
 /// `better` and `worse` need a p value of at most this.
 pub const LEVEL: f64 = 0.05;
 
-/// What the data show about B against A.
+/// Result of comparing B with A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finding {
     Better,
     Worse,
-    /// No change beyond the tolerance is shown. This is not proof that there is none: the least change that would have
-    /// been found stands beside it.
+    /// The data do not show a change beyond the tolerance. This does not prove equality; `detectable_share` is the
+    /// smallest change that the test would have found.
     NotShown,
     /// With this number of blocks no change of this metric alone could have been significant.
     TooFewBlocks,
@@ -80,7 +80,7 @@ pub struct MetricComparison {
     pub ratio_ci95: [f64; 2],
     /// p value of the signed-rank test over pairs.
     pub p: f64,
-    /// The same, corrected for all metrics after Benjamini and Hochberg.
+    /// `p`, corrected for all metrics after Benjamini and Hochberg.
     pub p_adjusted: f64,
     /// Least change, as a share of A, that an uncorrected test would find 8 times in 10; `null` for one pair.
     pub detectable_share: Option<f64>,

@@ -12,10 +12,10 @@ use crate::{
     },
 };
 
-/// Samples that one block must have for a P95 of its own: with fewer, nearest rank is the maximum.
+/// Number of samples that a block needs for its P95. With fewer samples nearest rank returns the maximum.
 const BLOCK_NEEDS_P95: usize = 20;
 
-/// Where the samples of a metric come from. Times are in nanoseconds, memory in bytes.
+/// Source of the samples of a metric. Times are in nanoseconds, memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Source {
     /// Latency of a phase, from the intended start.

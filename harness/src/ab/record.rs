@@ -28,7 +28,7 @@ pub const FORMAT: u32 = 1;
 /// Name of the plan in the directory.
 pub const PLAN_FILE: &str = "ab.json";
 
-/// What was to be measured.
+/// The plan of a comparison, written before the first block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AbPlan {
     /// [`FORMAT`].

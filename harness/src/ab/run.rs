@@ -1,4 +1,4 @@
-//! Runs the blocks of a comparison, each as a recorded run of its own.
+//! Runs the blocks of a comparison. Each block is a separate recorded run.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// What to compare and how long.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct AbSettings {
     /// Directories of the builds.

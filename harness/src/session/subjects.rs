@@ -131,7 +131,7 @@ fn own_server(
             options: server_options(&settings.artifacts, surroundings.network.is_some()),
         },
     )?;
-    host.endpoint = Some(format!("cube-api of the run's own, {} warm", spec.warm));
+    host.endpoint = Some(format!("cube-api started by the run, {} warm", spec.warm));
     host.add_binary("cube-api", server.program());
     let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
     target.sandboxes = Some(server.sandboxes());
@@ -178,7 +178,7 @@ fn with_plain_network(
     let warm = || {
         server.await_ready()?;
         let vmm = leftovers::processes_of(&sandboxes).first().copied();
-        Groups::like(vmm.ok_or_else(|| io::Error::other("no sandbox is warm"))?)
+        Groups::like(vmm.ok_or_else(|| io::Error::other("the pool has no warm sandbox"))?)
     };
     let groups = warm().map_err(at(&sandboxes))?;
     Ok(direct.with_network(PlainNetwork::new(network.outside())?, groups))
@@ -276,9 +276,7 @@ fn template_facts(
         ),
     };
     if scenario.cold_rounds > 0 {
-        page_cache.push_str(
-            "; cold starts map the file on disk, with POSIX_FADV_DONTNEED on it before each",
-        );
+        page_cache.push_str("; each cold start maps the file on disk after POSIX_FADV_DONTNEED");
     }
     TemplateFacts {
         dir: template.dir.clone(),

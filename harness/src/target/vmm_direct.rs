@@ -35,7 +35,7 @@ pub const RANDOM: &str = "/dev/urandom";
 // File names in the directory of a clone.
 const VSOCK: &str = "vsock.sock";
 const CONSOLE: &str = "console.log";
-/// Name of the VMM's standard error in the clone's directory. `leftovers` knows a VMM by it.
+/// File of the VMM's standard error. `testbed::leftovers` finds VMM processes by it.
 pub const STDERR: &str = "vmm.stderr";
 
 /// Starts clones of one template.
