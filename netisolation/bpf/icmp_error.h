@@ -6,7 +6,7 @@
 #include "settings.h"
 
 /* Translates the addresses and port in an ICMP error and in the packet that it quotes, and updates the checksums. The
- * quoted transport checksum stays as it is: it cannot be verified, because the quoted packet is truncated. */
+ * quoted transport checksum is not updated: it cannot be verified, because the quoted packet is truncated. */
 INLINE long translate_error(struct __sk_buff *skb, struct packet *p, const struct wire_key *wire, __u16 port)
 {
 	int v4 = p->family == 4;

@@ -2,7 +2,7 @@
 //!
 //! The programs redirect DNS queries to one address on a device that nothing else uses; the source address of a query
 //! identifies the TAP that sent it. The device is a TAP whose descriptor is never read: the program on its egress
-//! redirects every answer to the guest, and the device goes with this process.
+//! redirects every answer to the guest, and the kernel removes the device when this process ends.
 
 use std::{
     io,

@@ -116,7 +116,7 @@ impl EventLog {
         }
     }
 
-    /// Drops the events in memory of a sandbox that has ended. Its events in the file stay.
+    /// Drops the events in memory of a sandbox that has ended. Its events in the file remain.
     pub fn forget(&self, sandbox: &SandboxId) {
         // If the queue is full, other sandboxes' events replace them in time.
         let _dropped_later = self.queue.try_send(Message::Forget(sandbox.clone()));

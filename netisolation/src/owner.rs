@@ -105,8 +105,8 @@ impl Owner {
         Ok(())
     }
 
-    /// Closes a TAP that its sandbox no longer uses. The link of the program stays as long as the device: without the
-    /// program, frames from the TAP would reach the host's network stack.
+    /// Closes a TAP that its sandbox no longer uses. The program's link stays until the device is removed: without
+    /// the program, frames from the TAP would reach the host's network stack.
     pub(crate) fn release(&mut self, index: u32, disposal: Disposal) {
         self.enforcement.flush_refusals(index);
         self.enforcement.close(index);

@@ -48,7 +48,7 @@ impl Policies {
         rules.map_err(|e| system("take over the rules of a predecessor", e))
     }
 
-    /// A number for a sandbox's stay on a TAP. Never 0, which means no sandbox.
+    /// Allocates a tenure, the number of a sandbox's stay on a TAP. Never 0, which means no sandbox.
     pub(crate) fn new_tenure(&mut self) -> u32 {
         let tenure = self.next_tenure;
         self.next_tenure = tenure.wrapping_add(1).max(1);

@@ -66,8 +66,8 @@ fn reset_all(shared: &Shared, released: Vec<ReleasedTap>) {
     }
 }
 
-/// Makes a TAP for the stock. The program is attached before the device is up. If a step fails, the device goes with
-/// its descriptor, and the next sweep removes its entries.
+/// Makes a TAP for the stock. The program is attached before the device is up. If a step fails,
+/// closing the descriptor removes the device, and the next sweep removes its entries.
 fn make(shared: &Shared) -> Result<(), IsolationError> {
     ensure_free_index(shared);
     let device = device::tap("cube%d").map_err(|e| system("create a TAP", e))?;

@@ -78,8 +78,8 @@ impl Shared {
     }
 
     /// Removes TAPs whose devices are gone, flows that have ended, and expired pins. The lock of the flows admits one
-    /// sweep at a time: otherwise a sweep could free a number that another one, which found it gone earlier, frees
-    /// again when it has a new TAP.
+    /// sweep at a time. Otherwise two sweeps could find the same TAP gone, and the second one could clear the number
+    /// after it was assigned to a new TAP.
     pub(crate) fn sweep(&self) {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = self.with(Owner::close_gone);

@@ -40,8 +40,8 @@ pub(crate) struct Attachment {
 pub(crate) enum Usage {
     /// In the stock.
     Ready(OwnedTap),
-    /// In use by a VM. `None` if a predecessor handed the TAP out: then only the VMM holds a descriptor. With our own
-    /// descriptor the device stays until its release, even if the VMM dies.
+    /// In use by a VM. `None` if a predecessor handed the TAP out: then only the VMM holds a descriptor. Otherwise
+    /// the server's descriptor keeps the device until its release, even if the VMM dies.
     Leased(Option<OwnedTap>),
     /// The device was removed, or the TAP has moved to another number. The entries of this number are removed after its
     /// flows.
@@ -118,8 +118,8 @@ impl TapTable {
         Ok(found)
     }
 
-    /// Takes over a TAP with a pinned link. If the maps have no entry for it (their layout was another one), its new
-    /// entry denies everything until [`crate::Isolation::adopt`].
+    /// Takes over a TAP with a pinned link. If the maps have no entry for it, because the predecessor's had another
+    /// layout, its new entry denies everything until [`crate::Isolation::adopt`].
     fn take_over_tap(
         &mut self,
         datapath: &Datapath,

@@ -83,7 +83,7 @@ impl UplinkSet {
     pub(crate) fn write_addresses(&mut self, all: &[Assigned]) -> Result<(), IsolationError> {
         for (ifindex, (name, written)) in &mut self.by_ifindex {
             let current = Uplink {
-                // If the device is gone for a moment, it has no addresses either, and the MTU does not matter.
+                // While the device is missing, it has no addresses either, so its MTU is not used.
                 mtu: device::mtu(name).unwrap_or(written.mtu),
                 ..outside_addresses(all, *ifindex)
             };

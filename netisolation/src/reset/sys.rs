@@ -38,7 +38,7 @@ pub(super) fn set_header_len(tap: BorrowedFd<'_>, bytes: libc::c_int) -> io::Res
     check(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const bytes) })
 }
 
-/// Turns all offloads off: the kernel hands out frames segmented and with checksums.
+/// Turns all offloads off: the kernel delivers frames segmented and with complete checksums.
 pub(super) fn set_no_offloads(tap: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes its argument by value and no pointer; the descriptor is borrowed until it returns.
     check(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, 0) })

@@ -324,7 +324,7 @@ fn net_the_state_of_a_removed_tap_is_cleared() {
         );
         world.pass(&guest, &datagram(7));
         let index = guest.index;
-        // Until its release the device stays, even if its VMM dies.
+        // The device remains until its release, even if its VMM dies.
         let device = world
             .isolation
             .inspect(|maps| maps.taps.get(index.0).unwrap().name.clone());
