@@ -1,4 +1,4 @@
-// The FS and GS bases are each process's and each thread's own, across switches, signals and forks.
+// FS and GS bases belong to each process and thread, across switches, signals and forks.
 #include "check.h"
 #include <asm/prctl.h>
 
@@ -56,7 +56,7 @@ int main(void) {
             CHECK(errno == EINTR);
         CHECK(status == 0, "process %d ended with %#x", p, status);
     }
-    // A child inherits, then goes its own way; selectors of zero keep working.
+    // A child inherits the bases and then changes its own; null selectors keep working.
     uint64_t *area = map(PAGE, MAP_PRIVATE);
     area[0] = 77;
     setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
@@ -71,7 +71,7 @@ int main(void) {
     }
     reap(child);
     CHECK(base(ARCH_GET_GS) == (uint64_t)area);
-    // Only addresses of the user's half are taken.
+    // Only addresses of the user's half are accepted.
     CHECK(syscall(SYS_arch_prctl, ARCH_SET_GS, 0xffff800000000000) == -1 && errno == EPERM);
     return ok();
 }

@@ -1,4 +1,4 @@
-// What the guest programs share: they check themselves, say what failed, and print "ok" at the end.
+// Shared code of the guest programs. They check themselves, print the check that failed, and print "ok" at the end.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@ static inline void *map(size_t bytes, int flags) {
     return p;
 }
 
-// Waits for a child that must end well; -1 is any.
+// Waits for a child, which must exit with status 0; -1 stands for any child.
 static inline void reap(pid_t pid) {
     int status;
     pid_t got = waitpid(pid, &status, 0);

@@ -1,4 +1,4 @@
-// Copy-on-write after fork, vfork, shared against private mappings, in both directions.
+// Copy-on-write after fork and vfork, with shared and private mappings, in both directions.
 #include "check.h"
 
 #define PAGES 512
@@ -29,9 +29,9 @@ int main(void) {
         if (pid == 0) {
             CHECK(holds(own, round));
             CHECK(read(to_child[0], &c, 1) == 1);
-            // The parent has written by now.
-            CHECK(holds(own, round), "the parent's write is seen");
-            CHECK(holds(shared, round + 1), "the parent's shared write is not seen");
+            // At this point the parent has written.
+            CHECK(holds(own, round), "the parent's private write is visible");
+            CHECK(holds(shared, round + 1), "the parent's shared write is not visible");
             fill(own, round + 2);
             fill(shared, round + 2);
             pid_t grandchild = fork();
@@ -41,7 +41,7 @@ int main(void) {
                 _exit(0);
             }
             reap(grandchild);
-            CHECK(holds(own, round + 2), "the grandchild's write is seen");
+            CHECK(holds(own, round + 2), "the grandchild's write is visible");
             CHECK(write(to_parent[1], "x", 1) == 1);
             _exit(0);
         }
@@ -49,11 +49,11 @@ int main(void) {
         fill(shared, round + 1);
         CHECK(write(to_child[1], "x", 1) == 1);
         CHECK(read(to_parent[0], &c, 1) == 1);
-        CHECK(holds(own, round + 1), "the child's write is seen");
-        CHECK(holds(shared, round + 2), "the child's shared write is not seen");
+        CHECK(holds(own, round + 1), "the child's private write is visible");
+        CHECK(holds(shared, round + 2), "the child's shared write is not visible");
         reap(pid);
     }
-    // A vfork child works on our memory.
+    // A vfork child works on the parent's memory.
     volatile int touched = 0;
     pid_t pid = vfork();
     if (pid == 0) {
@@ -62,7 +62,7 @@ int main(void) {
     }
     CHECK(touched == 7);
     reap(pid);
-    // A private file mapping does not see its own writes in the file, a shared one does.
+    // Writes to a private file mapping do not reach the file; writes to a shared one do.
     char name[] = "/tmp/cowXXXXXX";
     int fd = mkstemp(name);
     unlink(name);
@@ -74,7 +74,7 @@ int main(void) {
     a[0] = 'a';
     CHECK(b[0] == 'b');
     CHECK(pread(fd, &c, 1, 0) == 1 && c == 'b');
-    // The zero page is never written, whoever reads it first.
+    // The zero page is never written, whichever process reads it first.
     volatile char *zero = map(64 * PAGE, MAP_PRIVATE);
     for (size_t i = 0; i < 64; i++)
         CHECK(zero[i * PAGE] == 0);
@@ -82,7 +82,7 @@ int main(void) {
         zero[i * PAGE] = 1;
         CHECK(i == 63 || zero[(i + 1) * PAGE] == 0);
     }
-    // The kernel writes through copy-on-write too.
+    // The kernel's writes also break copy-on-write.
     for (int i = 0; i < 50; i++) {
         fill(own, 0);
         pid = fork();

@@ -1,9 +1,9 @@
-// Each page of a file that a device has brought into memory is touched first by an instruction of one kind. The CPU was
-// never there before: where KVM does not know the memory yet, it emulates that instruction, or cannot.
+// Touches each page of a file, which a device has read into memory, first with an instruction of one kind. The CPU has
+// not accessed these pages before: where KVM has no slot for the memory, it emulates the instruction or cannot.
 // usage: deferred KIND FILE; deferred make FILE
 #include "check.h"
 
-// More than what is free where the guest has been before.
+// More than the free memory that the guest has touched before.
 #define PAGES 24576UL
 #define WORDS (PAGE / 8)
 // A routine that returns 7, at this offset of every page.
@@ -16,7 +16,7 @@ static void pattern(uint64_t *page, uint64_t number) {
     memcpy((unsigned char *)page + CODE, RETURN_7, sizeof RETURN_7);
 }
 
-// What the page holds before, and what it must hold after.
+// The content of a page before, and the content that it must have after.
 static _Alignas(64) unsigned char before[PAGE], expected[PAGE], other[2 * PAGE];
 
 static uint64_t word(const void *at) {
@@ -38,7 +38,7 @@ static void store(unsigned char *p) {
     expected[24] = 5;
 }
 
-// Over the end of the page into the next one of the file.
+// Crosses the end of the page into the next page of the file.
 static void crossing(unsigned char *p) {
     uint64_t number = word(before) >> 16, value;
     if (number + 1 == PAGES)
@@ -147,7 +147,7 @@ static void avx_store(unsigned char *p) {
 }
 
 static void state_area(unsigned char *p) {
-    // Whatever it stores there, it can load it again.
+    // Stores a value there and loads it again.
     asm volatile("fxsave (%0); fxrstor (%0)" ::"r"(p + 512) : "memory");
     memcpy(expected + 512, p + 512, 512);
     CHECK(memcmp(expected + 512, before + 512, 512) != 0);
@@ -165,7 +165,7 @@ static void stack(unsigned char *p) {
                  : "r"(p + 192)
                  : "r12", "memory");
     CHECK(value == word(before + 192));
-    // The return address, below what was pushed.
+    // The return address, below the pushed value.
     memset(expected + 192, 0xff, 8);
     expected[192] = 0xfd;
     memcpy(expected + 184, p + 184, 8);
@@ -176,7 +176,7 @@ static void code(unsigned char *p) {
     CHECK(routine() == 7);
 }
 
-// The kernel reads it, and writes it.
+// The kernel reads the page, and writes it.
 static void system_call(unsigned char *p) {
     int pipes[2];
     CHECK(pipe(pipes) == 0);

@@ -1,4 +1,5 @@
-// Page faults without a pause until the file "stop" is there: what is written is there again, and nothing else is.
+// Causes page faults continuously until the file "stop" exists. Every value that was written must be read back, and
+// nothing else.
 #include "check.h"
 
 #define PAGES 64UL

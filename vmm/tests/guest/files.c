@@ -1,4 +1,4 @@
-// Files on the writable layer: sync, direct, mapped, sparse, punched, renamed, sent.
+// Files on the writable layer: synced, direct, mapped, sparse, punched, renamed, sent.
 #include "check.h"
 #include <dirent.h>
 #include <sys/sendfile.h>
@@ -23,7 +23,7 @@ int main(void) {
     CHECK(chdir("/root/files-of-test") == 0);
     uint64_t *out, *in;
     CHECK(posix_memalign((void **)&out, PAGE, MIB) == 0 && posix_memalign((void **)&in, PAGE, MIB) == 0);
-    // Written, synced, read back past the page cache.
+    // Written, synced, read back from the device instead of the page cache.
     int fd = open("a", O_RDWR | O_CREAT | O_TRUNC, 0600);
     for (int i = 0; i < 16; i++) {
         pattern(out, MIB, i);
@@ -35,7 +35,7 @@ int main(void) {
         pattern(out, MIB, i);
         CHECK(pread(fd, in, MIB, i * MIB) == MIB && memcmp(in, out, MIB) == 0, "MiB %d", i);
     }
-    // Direct, to and from the device.
+    // Direct I/O to and from the device.
     int direct = open("a", O_RDWR | O_DIRECT);
     CHECK(direct >= 0);
     for (int i = 0; i < 16; i++) {
@@ -45,8 +45,8 @@ int main(void) {
     }
     CHECK(pread(fd, in, MIB, 3 * MIB) == MIB);
     pattern(out, MIB, 103);
-    CHECK(memcmp(in, out, MIB) == 0, "the page cache kept what a direct write replaced");
-    // Mapped and shared.
+    CHECK(memcmp(in, out, MIB) == 0, "the page cache has data from before the direct write");
+    // Shared mappings.
     uint64_t *m = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 2 * MIB);
     CHECK(m != MAP_FAILED);
     pattern(m, 4 * MIB, 500);
@@ -55,7 +55,7 @@ int main(void) {
     munmap(m, 4 * MIB);
     close(direct);
     close(fd);
-    // Sparse: holes take no blocks and read as zeros.
+    // Sparse: holes occupy no blocks and read as zeros.
     fd = open("sparse", O_RDWR | O_CREAT | O_TRUNC, 0600);
     CHECK(pwrite(fd, "end", 3, 1UL << 30) == 3 && fsync(fd) == 0);
     struct stat st;
@@ -63,19 +63,19 @@ int main(void) {
     CHECK(lseek(fd, 0, SEEK_DATA) >= (1L << 30) - 65536);
     CHECK(pread(fd, in, 4096, 512 * MIB) == 4096 && in[0] == 0 && in[511] == 0);
     CHECK(ftruncate(fd, 100) == 0 && fstat(fd, &st) == 0 && st.st_size == 100);
-    // Punched and allocated.
+    // Punched and allocated ranges.
     pattern(out, MIB, 7);
     CHECK(pwrite(fd, out, MIB, 0) == MIB && fsync(fd) == 0);
     CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 64 << 10, 128 << 10) == 0);
     CHECK(pread(fd, in, MIB, 0) == MIB);
     CHECK(memcmp(in, out, 64 << 10) == 0 && in[8192] == 0 && in[8192 + 16383] == 0);
     CHECK(memcmp((char *)in + (192 << 10), (char *)out + (192 << 10), MIB - (192 << 10)) == 0);
-    // Sent from file to file in the kernel.
+    // Copied from file to file in the kernel.
     int copy = open("copy", O_RDWR | O_CREAT | O_TRUNC, 0600);
     off_t from = 0;
     CHECK(sendfile(copy, fd, &from, MIB) == MIB);
     CHECK(pread(copy, out, MIB, 0) == MIB && memcmp(in, out, MIB) == 0);
-    // Renames and links are what a directory shows.
+    // Directory listings show renames and links.
     CHECK(rename("copy", "renamed") == 0 && access("copy", F_OK) == -1);
     CHECK(link("renamed", "linked") == 0 && stat("linked", &st) == 0 && st.st_nlink == 2);
     CHECK(symlink("renamed", "soft") == 0 || errno == EEXIST);
@@ -92,7 +92,7 @@ int main(void) {
         entries++;
     closedir(dir);
     CHECK(entries == 500 + 2 + 5, "%d entries", entries);
-    // Executable text that is replaced is the new one.
+    // A replaced executable runs the new code.
     CHECK(system("cp /bin/true x && ./x && cp /bin/false y && mv y x && ! ./x") == 0);
     // Appends by several processes do not overlap.
     for (int p = 0; p < 4; p++)

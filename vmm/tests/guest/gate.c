@@ -1,5 +1,5 @@
-// What a hostile user program can do to the monitor: `int $4`, the gate to CPL 0, with addresses of its
-// choice, and stores all over the kernel's and the monitor's memory, which share its page tables.
+// Attacks of a hostile user program on the monitor: `int $4`, the gate to CPL 0, with arbitrary addresses, and stores
+// to the memory of the kernel and the monitor, whose page tables it shares.
 //   gate int4 SEED     gate scribble FROM BYTES SEED
 #include "check.h"
 
@@ -16,7 +16,7 @@ static void give_up(int signo) {
     _exit(0);
 }
 
-// One try in a child: most die of it.
+// One attempt per child, because most of them die.
 static void try_gate(uint64_t monitor) {
     pid_t pid = fork();
     if (pid == 0) {

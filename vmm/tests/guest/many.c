@@ -1,4 +1,4 @@
-// Many processes alive at once, each with memory of its own, woken one by one.
+// Many processes at once, each with its own memory, woken one by one.
 #include "check.h"
 
 int main(int argc, char **argv) {

@@ -1,5 +1,5 @@
-// Arms four kinds of timer, says so, and writes by how many milliseconds each was late on this machine's
-// CLOCK_MONOTONIC. The machine may be stopped and started again in between.
+// Arms four kinds of timer, reports that, and writes by how many milliseconds each was late on this machine's
+// CLOCK_MONOTONIC. The machine may be paused and resumed in between.
 #include "check.h"
 #include <sys/timerfd.h>
 

@@ -7,7 +7,7 @@
 extern char step_begin[], step_end[], poked[];
 volatile uint64_t watched = 0x1111;
 
-// 64 one-byte nops between two marks, then a store to `watched`.
+// 64 one-byte nops between two labels, then a store to `watched`.
 static void body(void) {
     asm volatile("int3\n"
                  ".globl step_begin\nstep_begin:\n"
@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
         CHECK(steps == 64, "%d steps", steps);
         end(pid);
 
-        // Steps across system calls and faults count once each, and do not stay set.
+        // Steps across system calls and faults count once each, and the trap flag does not stay set.
         pid = traced();
         struct user_regs_struct regs;
         for (steps = 0; steps < 3000; steps++) {
@@ -90,13 +90,13 @@ int main(int argc, char **argv) {
         }
         CHECK(steps > 70 && steps < 3000, "%d steps to the end", steps);
 
-        // Peek, poke (which breaks a shared page), a breakpoint by hand, registers.
+        // Peek, poke (which unshares a page), a breakpoint by hand, registers.
         pid = traced();
         errno = 0;
         long word = ptrace(PTRACE_PEEKTEXT, pid, poked, 0);
         CHECK(errno == 0 && word == *(long *)poked);
         CHECK(ptrace(PTRACE_POKETEXT, pid, poked, (word & ~0xffL) | 0xcc) == 0);
-        CHECK(*(unsigned char *)poked == 0xb8, "our own text changed");
+        CHECK(*(unsigned char *)poked == 0xb8, "the parent's text changed");
         CHECK(ptrace(PTRACE_CONT, pid, 0, 0) == 0);
         wait_stop(pid, SIGTRAP);
         CHECK(ptrace(PTRACE_GETREGS, pid, 0, &regs) == 0);
@@ -110,7 +110,7 @@ int main(int argc, char **argv) {
         CHECK(ptrace(PTRACE_GETREGS, pid, 0, &regs) == 0);
         CHECK(regs.rip == (uint64_t)poked + 5 && (uint32_t)regs.rax == 1 && regs.r12 == 0xabcdef);
         CHECK(ptrace(PTRACE_PEEKDATA, pid, &watched, 0) == 0x1111);
-        // System calls stop twice each.
+        // A system call stops twice.
         CHECK(ptrace(PTRACE_SETOPTIONS, pid, 0, PTRACE_O_TRACESYSGOOD) == 0);
         int found = 0;
         for (int i = 0; i < 2; i++) {
@@ -130,7 +130,8 @@ int main(int argc, char **argv) {
     int status;
     CHECK(waitpid(pid, &status, 0) == pid);
     if (WIFEXITED(status)) {
-        // Registers that are never matched are a limit of the host's KVM; anything in between is a bug.
+        // Debug registers that never match are a limit of the host's KVM; registers that match only sometimes are a
+        // bug.
         CHECK(WEXITSTATUS(status) == 0);
         puts("no hardware breakpoints");
         return ok();
@@ -138,7 +139,7 @@ int main(int argc, char **argv) {
     CHECK(WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP, "status %#x", status);
     CHECK(rip(pid) == (uint64_t)poked, "stopped at %#lx", rip(pid));
     CHECK(debug6(pid) & 1, "dr6 %#lx", debug6(pid));
-    // A watchpoint of 8 bytes on writes, which stops after the store.
+    // An 8-byte watchpoint on writes, which stops after the store.
     set_debug(pid, 7, 0);
     set_debug(pid, 1, (uint64_t)&watched);
     set_debug(pid, 7, 1 << 2 | 9u << 20);

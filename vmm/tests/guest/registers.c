@@ -1,11 +1,11 @@
-// Random stores to the devices' register page, through /dev/mem or, where the kernel keeps that shut, through
-// a page-table entry that the monitor makes for us: user code can call it as the kernel does.
+// Random stores to the devices' register page, through /dev/mem or, if the kernel does not allow that, through a
+// page-table entry that the monitor makes: user code can call the monitor like the kernel does.
 //   registers ADDRESS SEED MONITOR
 #include "check.h"
 
 #define UPDATE_VA_MAPPING 14
 
-// A hypercall as the kernel's rewritten site makes it.
+// A hypercall like that of the kernel's rewritten site.
 static long hypercall(uint64_t entry, uint64_t number, uint64_t a, uint64_t b, uint64_t c) {
     long result = number;
     asm volatile("lea 1f(%%rip), %%r11\n"
@@ -28,9 +28,9 @@ static volatile uint8_t *register_page(uint64_t address, uint64_t monitor) {
     page[0] = 1;
     uint64_t *header = (uint64_t *)monitor;
     CHECK(memcmp(header, "MONITOR3", 8) == 0);
-    // Present, writable, user, uncached; flush this one.
+    // Present, writable, user, uncached; flush the translation.
     long result = hypercall(header[2], UPDATE_VA_MAPPING, (uint64_t)page, address | 0x17, 2);
-    CHECK(result == 0, "the monitor answers %ld", result);
+    CHECK(result == 0, "the monitor returned %ld", result);
     // Magic value of virtio-mmio.
     CHECK(*(volatile uint32_t *)page == 0x74726976, "%#x", *(volatile uint32_t *)page);
     return page;
@@ -44,7 +44,7 @@ int main(int argc, char **argv) {
     unsigned seed = atoi(argv[2]);
     for (int i = 0; i < 20000; i++) {
         unsigned at = rand_r(&seed) % PAGE, value = rand_r(&seed) * 31;
-        // Mostly what virtio-mmio knows: queue selection, sizes, addresses, ready, notify, status.
+        // Mostly registers of virtio-mmio: queue selection, sizes, addresses, ready, notify, status.
         static const unsigned known[] = {0x14, 0x20, 0x24, 0x30, 0x38, 0x44, 0x50, 0x64, 0x70, 0x80, 0x84, 0x90, 0x94, 0xa0, 0xa4};
         if (i % 4)
             at = rand_r(&seed) % 5 * 0x200 + known[rand_r(&seed) % 15];
@@ -67,7 +67,7 @@ int main(int argc, char **argv) {
     }
     puts("ok");
     fflush(stdout);
-    // The kernel is not to take this page for one of its own.
+    // The kernel must not treat this page as one of its own.
     for (;;)
         pause();
 }

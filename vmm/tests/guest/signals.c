@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
         EXPECT(SIGSEGV, SEGV_MAPERR, 0x10, (void)*(volatile char *)0x10);
         char *hole = mmap(NULL, 8 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         EXPECT(SIGSEGV, SEGV_ACCERR, hole + PAGE + 77 + i, hole[PAGE + 77 + i] = 1);
-        // Across a page boundary the address is that of the part that faults.
+        // Across a page boundary, the address is in the page that faults.
         CHECK(mprotect(hole, PAGE, PROT_READ | PROT_WRITE) == 0);
         EXPECT(SIGSEGV, SEGV_ACCERR, hole + PAGE, *(volatile uint64_t *)(hole + PAGE - 4) = 1);
         munmap(hole, 8 * PAGE);
@@ -81,15 +81,15 @@ int main(int argc, char **argv) {
         p[5] = 1;
         // Not executable.
         EXPECT(SIGSEGV, SEGV_ACCERR, p + PAGE, (*(void (**)(void))&(char *){p + PAGE})());
-        // String instructions, pushes and vectors fault with the right address too.
+        // String instructions, pushes and vector stores also report the faulting address.
         CHECK(mprotect(p + 8 * PAGE, PAGE, PROT_NONE) == 0);
         EXPECT(SIGSEGV, SEGV_ACCERR, p + 8 * PAGE,
                asm volatile("rep stosb" ::"D"(p + 8 * PAGE - 100), "c"(200), "a"(0) : "memory"));
         EXPECT(SIGSEGV, SEGV_ACCERR, p + 8 * PAGE + 16,
                asm volatile("movups %%xmm0, (%0)" ::"r"(p + 8 * PAGE + 16) : "memory"));
-        // Non-canonical addresses have no address to tell.
+        // Non-canonical addresses are reported as address 0.
         EXPECT(SIGSEGV, SI_KERNEL, 0, *(volatile char *)0x8000000000000000 = 1);
-        // Nothing is mapped there, in the kernel's half.
+        // An unmapped address in the kernel's half.
         EXPECT(SIGSEGV, SEGV_MAPERR, 0xffffb00000000000, *(volatile char *)0xffffb00000000000 = 1);
 
         catch(SIGFPE, 0);
@@ -124,7 +124,7 @@ int main(int argc, char **argv) {
         close(fd);
     }
 
-    // A stack that overflows is noticed on the alternate one.
+    // A stack overflow is handled on the alternate stack.
     stack_t stack = {.ss_sp = alternate, .ss_size = sizeof alternate};
     CHECK(sigaltstack(&stack, NULL) == 0);
     catch(SIGSEGV, SA_ONSTACK);
@@ -164,7 +164,7 @@ int main(int argc, char **argv) {
     // A signal interrupts a read, or restarts it.
     int pipes[2];
     CHECK(pipe(pipes) == 0);
-    // Needs a machine that is not loaded: with an argument it is left out.
+    // Depends on time, so it is skipped on a loaded machine (with an argument).
     for (int restart = 0; restart < 2 && argc == 1; restart++) {
         struct sigaction act = {.sa_handler = bump, .sa_flags = restart ? SA_RESTART : 0};
         sigaction(SIGUSR1, &act, NULL);
@@ -189,13 +189,13 @@ int main(int argc, char **argv) {
         reap(child);
     }
 
-    // A storm of them loses none that is real-time and no register.
+    // Many signals in quick succession: no real-time signal and no register is lost.
     queued = 0;
     for (int i = 0; i < 3000; i++)
         CHECK(sigqueue(getpid(), SIGRTMIN, (union sigval){.sival_int = i}) == 0);
     CHECK(queued == 3000);
 
-    // Death by signal is told as such, SIGSEGV on exit of a handler-less child too.
+    // Death by a signal is reported as such, also SIGSEGV of a child without a handler.
     pid_t child = fork();
     if (child == 0) {
         signal(SIGSEGV, SIG_DFL);

@@ -1,4 +1,4 @@
-// After a page is moved, dropped, protected or replaced, old contents and old rights are never seen again.
+// After a page is moved, dropped, protected or replaced, its old content and old permissions are never visible again.
 #include "check.h"
 
 static sigjmp_buf back;
@@ -33,39 +33,39 @@ int main(void) {
         // Dropped pages are zero.
         size_t k = rand_r(&seed) % pages;
         CHECK(madvise(p + k * PAGE, PAGE, MADV_DONTNEED) == 0);
-        CHECK(p[k * PAGE] == 0, "round %d: a dropped page is seen", round);
+        CHECK(p[k * PAGE] == 0, "round %d: a dropped page is visible", round);
         p[k * PAGE] = 101;
-        // Moved pages are at the new place only.
+        // Moved pages are only at the new address.
         char *target = mmap(NULL, pages * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         char *q = mremap(p, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, target);
         CHECK(q == target);
-        CHECK(!reads(p), "round %d: the old place can be read", round);
+        CHECK(!reads(p), "round %d: the old address can be read", round);
         CHECK(q[k * PAGE] == 101);
         for (size_t i = 0; i < pages; i++)
             CHECK(i == k || q[i * PAGE] == 1 + (int)((round + i) % 100), "round %d", round);
-        // Something else at the old place.
+        // Another mapping at the old address.
         char *again = mmap(p, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         CHECK(again == p);
         for (size_t i = 0; i < pages; i++)
-            CHECK(again[i * PAGE] == 0, "round %d: old content at an old place", round);
-        // Rights, taken and given back.
+            CHECK(again[i * PAGE] == 0, "round %d: old content at an old address", round);
+        // Permissions, revoked and restored.
         CHECK(mprotect(q, pages * PAGE, PROT_READ) == 0);
-        CHECK(reads(q + k * PAGE) && !writes(q + k * PAGE), "round %d: written though read-only", round);
+        CHECK(reads(q + k * PAGE) && !writes(q + k * PAGE), "round %d: a read-only page was written", round);
         CHECK(mprotect(q, pages * PAGE, PROT_NONE) == 0);
-        CHECK(!reads(q + k * PAGE), "round %d: read though without rights", round);
+        CHECK(!reads(q + k * PAGE), "round %d: a page without permissions was read", round);
         CHECK(mprotect(q, pages * PAGE, PROT_READ | PROT_WRITE) == 0);
         CHECK(writes(q + k * PAGE) && q[k * PAGE] == 101);
-        // Growth keeps what is there.
+        // Growing a mapping keeps its content.
         q = mremap(q, pages * PAGE, (pages + 8) * PAGE, MREMAP_MAYMOVE);
         CHECK(q != MAP_FAILED && q[k * PAGE] == 101 && q[(pages + 7) * PAGE] == 0);
-        // Shrinking takes it away.
+        // Shrinking a mapping removes the content.
         CHECK(mremap(q, (pages + 8) * PAGE, pages * PAGE, 0) == q);
         CHECK(!reads(q + pages * PAGE));
         munmap(q, pages * PAGE);
         munmap(again, pages * PAGE);
         CHECK(!reads(p) && !reads(q));
     }
-    // One page of a file seen through two mappings, then swapped, then cut off.
+    // One page of a file in two mappings, then swapped, then truncated.
     int fd = memfd_create("stale", 0);
     CHECK(ftruncate(fd, 64 * PAGE) == 0);
     char *a = mmap(NULL, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -80,7 +80,7 @@ int main(void) {
     char *b = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     CHECK(reads(b) && !reads(b + PAGE));
     CHECK(ftruncate(fd, 2 * PAGE) == 0 && reads(b + PAGE) && b[PAGE] == 0);
-    // New code at an old place is what runs.
+    // New code at an old address is executed.
     unsigned char *code = mmap(NULL, PAGE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (int i = 0; i < 300; i++) {
         unsigned char text[] = {0xb8, i, i >> 8, 0, 0, 0xc3};

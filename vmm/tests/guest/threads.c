@@ -1,4 +1,4 @@
-// Threads: each has its own thread-local storage, locks exclude, many come and go.
+// Threads: each has its own thread-local storage, locks exclude, many start and end.
 #include "check.h"
 
 #define THREADS 40
@@ -21,7 +21,7 @@ static void *work(void *arg) {
             sched_yield();
         CHECK(own[i % 64] == me * 1000 + i % 64, "thread %lu sees another's storage", me);
     }
-    // In turns, by condition.
+    // In turns, by a condition variable.
     for (int round = 0; round < 5; round++) {
         pthread_mutex_lock(&lock);
         while (next != round * THREADS + (int)me)

@@ -1,4 +1,4 @@
-// Timers fire, sleeps last as long as they should, clocks agree and never go back.
+// Timers fire, sleeps last as long as requested, and clocks agree and never go back.
 #include "check.h"
 #include <poll.h>
 #include <sys/timerfd.h>
@@ -10,7 +10,7 @@ static void fire(int signo) {
 }
 
 int main(void) {
-    // Sleeps: never short; the median late by little compared with what was asked for.
+    // Sleeps are never short, and the median is late by little compared to the requested time.
     for (uint64_t ask = 1000000; ask <= 100000000; ask *= 10) {
         int late = 0;
         for (int i = 0; i < 9; i++) {
@@ -23,7 +23,7 @@ int main(void) {
         }
         CHECK(late <= 4, "%d of 9 sleeps of %lu ns were late", late, ask);
     }
-    // To a point in time.
+    // Sleeps until an absolute time.
     uint64_t goal = now_ns(CLOCK_MONOTONIC) + 20000000;
     struct timespec at = {goal / 1000000000, goal % 1000000000};
     CHECK(clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == 0);
@@ -47,7 +47,7 @@ int main(void) {
     CHECK(llabs((long long)(took / 10000000) - expected) <= 2, "%d in %lu ns", expected, took);
     timer_delete(timer);
 
-    // setitimer: real, and CPU time that only work consumes.
+    // setitimer: real time, and CPU time that only work consumes.
     signal(SIGALRM, fire);
     signal(SIGPROF, fire);
     fired = 0;

@@ -1,5 +1,5 @@
-// Vector, x87 and control registers survive context switches and signals: processes on one CPU, each with
-// its own pattern, which only it may see.
+// Vector, x87 and control registers survive context switches and signals. Several processes on one CPU each have a
+// pattern that no other process may see.
 #include "check.h"
 #include <cpuid.h>
 #include <immintrin.h>
@@ -31,7 +31,7 @@ static void handler(int signo) {
 
 typedef unsigned char Line[64] __attribute__((aligned(64)));
 
-// Loads 16 (or 32) registers, does `pause`, stores them again; no code in between may use them.
+// Loads 16 (or 32) registers, executes `pause` and stores them again; no code in between may use them.
 __attribute__((target("avx"))) static void round256(Line *in, Line *out, long call) {
     asm volatile("vmovaps (%1), %%ymm0\nvmovaps 64(%1), %%ymm1\nvmovaps 128(%1), %%ymm2\nvmovaps 192(%1), %%ymm3\n"
                  "vmovaps 256(%1), %%ymm7\nvmovaps 320(%1), %%ymm8\nvmovaps 384(%1), %%ymm14\nvmovaps 448(%1), %%ymm15\n"

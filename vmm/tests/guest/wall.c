@@ -1,4 +1,4 @@
-// The wall clock, in nanoseconds.
+// Prints the wall clock in nanoseconds.
 #include "check.h"
 
 int main(void) {

@@ -1,4 +1,4 @@
-//! Booting a kernel, and specs that cannot be booted.
+//! Booting a kernel, and specifications that cannot be booted.
 
 use model::{Bytes, HypercallPath};
 use vmm_control::FailureKind;
@@ -8,7 +8,7 @@ use crate::support::{
     vm::{complaints, refusal},
 };
 
-/// Boots, checks the memory the guest sees and that its kernel is content.
+/// Boots, and checks the memory that the guest sees and its kernel log.
 fn boot(memory: Bytes, hypercalls: HypercallPath) {
     let mut vm = TestVm::boot(|spec| {
         spec.memory = memory;
@@ -25,7 +25,7 @@ fn boot(memory: Bytes, hypercalls: HypercallPath) {
         .nth(1)
         .and_then(|n| n.parse().ok())
         .unwrap_or(0);
-    // The kernel keeps its text, its page array and some reserves.
+    // The kernel reserves memory for its text, its page array and other structures.
     let (least, most) = ((memory.0 >> 10) * 3 / 5, memory.0 >> 10);
     assert!((least..most).contains(&kib), "{total}");
     assert_eq!(complaints(&vm.sh("dmesg")), Vec::<&str>::new());
@@ -44,12 +44,12 @@ pub(crate) fn kvm_boot_in_the_least_memory() {
     boot(model::MIN_MEMORY, HypercallPath::Call);
 }
 
-/// Memory that the guest does not touch costs nothing, but a host near its end is left alone.
+/// Memory that the guest does not touch costs nothing, but on a host with little free memory a smaller guest is booted.
 pub(crate) fn kvm_boot_in_the_most_memory() {
     let memory = if host::free_memory() > 10 << 30 {
         model::MAX_MEMORY
     } else {
-        eprintln!("less than 10 GiB are free: 2 GiB are tried instead of 8");
+        eprintln!("less than 10 GiB free: testing with 2 GiB instead of 8");
         Bytes::mib(2048)
     };
     boot(memory, HypercallPath::Call);
@@ -91,7 +91,7 @@ pub(crate) fn kvm_specs_out_of_range_are_refused() {
         assert_eq!(failure.kind, FailureKind::BadSpec);
         assert_eq!(failure.message, want);
     }
-    // A refused spec costs nothing: the same process boots the right one.
+    // A refused specification has no effect: the same process boots a valid one.
     let spec = vm.spec();
     vm.control().boot(spec, None).expect("a boot");
     vm.identify();

@@ -1,4 +1,4 @@
-//! Bad input: each a clear refusal, no crash, nothing left behind.
+//! Invalid input: each is refused with a clear reason, does not crash the VMM, and leaves nothing behind.
 
 use std::{
     fs::{self, File},
@@ -23,7 +23,7 @@ use crate::support::{
     vm::refusal,
 };
 
-/// A restore that must be refused and must leave nothing but log and console.
+/// A restore that must be refused and may leave only log and console behind.
 pub(crate) fn refused(dir: &Path) -> Failure {
     let mut vm = TestVm::spawn();
     let failure = vm.restore(dir).expect_err("a refusal");
@@ -33,14 +33,14 @@ pub(crate) fn refused(dir: &Path) -> Failure {
 
 fn left_nothing(vm: &mut TestVm) {
     assert_eq!(vm.stats().phase, VmPhase::Empty);
-    assert!(!vm.vsock().exists(), "a socket is left");
+    assert!(!vm.vsock().exists(), "the socket file still exists");
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", vm.pid()));
     assert_eq!(children.unwrap_or_default(), "");
-    // The process is still of use.
+    // The process can still be used.
     vm.restore(template()).expect("a restore after a refusal");
     vm.control().resume().expect("a resume");
     vm.identify();
-    assert_eq!(vm.log(), "", "the VMM complains");
+    assert_eq!(vm.log(), "", "the VMM logged an error");
 }
 
 pub(crate) fn assert_says(failure: &Failure, kind: FailureKind, words: &[&str]) {
@@ -96,7 +96,7 @@ pub(crate) fn flip(path: &Path, at: u64) {
     file.write_all_at(&byte, at).expect("a byte");
 }
 
-/// Standard error of `cube-vmm verify`; `None` if it is content.
+/// Standard error of `cube-vmm verify`; `None` if it succeeds.
 pub(crate) fn verify(dir: &Path) -> Option<String> {
     let out = Command::new(host::program())
         .arg("verify")
@@ -111,7 +111,7 @@ pub(crate) fn verify(dir: &Path) -> Option<String> {
     }
 }
 
-/// Memory, layer and root image are only measured at a restore, for its speed; `verify` reads them.
+/// A restore checks only the lengths of memory, layer and root image, for speed. `verify` reads them.
 pub(crate) fn kvm_verify_finds_a_flipped_bit_in_every_file() {
     let dir = copy_of(template());
     let root = dir.join("root");
@@ -126,7 +126,7 @@ pub(crate) fn kvm_verify_finds_a_flipped_bit_in_every_file() {
         root.clone(),
     ] {
         let len = path.metadata().expect("a length").len();
-        // First and last byte, and some byte in between, wherever the holes are.
+        // The first and last byte, and bytes in between, regardless of holes.
         for at in [0, len / 3 + 1, len - 1] {
             flip(&path, at);
             let said =
@@ -136,7 +136,7 @@ pub(crate) fn kvm_verify_finds_a_flipped_bit_in_every_file() {
         }
     }
     assert_eq!(verify(&dir), None);
-    // The manifest: a flipped sum disagrees with its file, other flips with JSON or with what is known.
+    // In the manifest, a flipped bit in a hash disagrees with its file, and other flips make the JSON invalid.
     let manifest = data(MANIFEST_NAME);
     let text = fs::read(&manifest).expect("a manifest");
     let sums: Vec<u64> = (0..text.len() - 64)
@@ -149,7 +149,7 @@ pub(crate) fn kvm_verify_finds_a_flipped_bit_in_every_file() {
         assert!(verify(&dir).is_some(), "a flipped sum at {at} is not found");
         flip(&manifest, *at);
     }
-    // A flipped bit in the state is found by a restore too.
+    // A restore also detects a flipped bit in the state file.
     flip(&data(template_file::STATE), 2000);
     assert_says(
         &refused(&dir),
@@ -159,14 +159,14 @@ pub(crate) fn kvm_verify_finds_a_flipped_bit_in_every_file() {
     fs::remove_dir_all(&dir).expect("a removal");
 }
 
-/// Whether the sum is the kernel's, whose file a template does not carry.
+/// Whether the byte is in the kernel's hash. A template does not contain the kernel file.
 fn kernel_sum(manifest: &[u8], at: u64) -> bool {
     let before = &manifest[..usize::try_from(at).expect("an index")];
     let text = String::from_utf8_lossy(before);
     text.rfind("kernel_sum") > text.rfind("root_sum").max(text.rfind("memory_sum"))
 }
 
-/// Changes the state file and makes header and manifest agree with it again, as an attacker would.
+/// Changes the state file, and updates header and manifest to match, as an attacker would.
 fn forge_state(dir: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     const HEADER: usize = 56;
     let path = dir.join(template_file::STATE);
@@ -226,7 +226,7 @@ pub(crate) fn kvm_other_formats_and_platforms_are_refused() {
     }
 }
 
-/// A state with right sums and wrong content: the VMM refuses it, or the guest fares badly; it never dies.
+/// Valid hashes and invalid content: the VMM refuses the state or the guest misbehaves, but the VMM does not crash.
 pub(crate) fn kvm_forged_states_do_not_crash_the_vmm() {
     let dir = copy_of(template());
     let original = fs::read(dir.join(template_file::STATE)).expect("a state");
@@ -272,7 +272,7 @@ pub(crate) fn kvm_forged_states_do_not_crash_the_vmm() {
                     machine_id: "0".repeat(32),
                     entropy: model::EntropySeed::new([1; 32]),
                 };
-                // Ready, unready or ended: an answer in any case.
+                // The agent may be ready or not, or the guest may have ended; the VMM must answer in any case.
                 let _ = refusal(vm.control().identity(identity, Duration::from_millis(200)));
                 runs += 1;
             }
@@ -346,7 +346,7 @@ pub(crate) fn kvm_bad_boot_files_are_refused() {
     assert!(text.contains("elf"), "{text}");
     let empty = words(boot_refused(|s| s.guest.kernel = file_of(b"")));
     assert!(empty.contains("kernel"), "{empty}");
-    // An ELF program without Xen's notes.
+    // An ELF program without Xen notes.
     let program = words(boot_refused(|s| s.guest.kernel = host::program()));
     assert!(program.contains("xen"), "{program}");
     let kernel = fs::read(host::guest().kernel).expect("a kernel");
@@ -398,7 +398,7 @@ pub(crate) fn kvm_garbage_on_the_control_socket() {
     ];
     for (bytes, want) in cases {
         let (mut socket, child) = bare();
-        // It may be gone before all is written.
+        // The process may exit before everything is written.
         let _ = socket.write_all(&bytes);
         drop(socket);
         let out = child.wait_with_output().expect("its end");
@@ -415,7 +415,7 @@ pub(crate) fn kvm_garbage_on_the_control_socket() {
     assert!(child.wait_with_output().expect("its end").status.success());
 }
 
-/// A small tmpfs is full before the snapshot is whole.
+/// A small tmpfs is full before the snapshot is complete.
 pub(crate) fn kvm_a_full_disk_stops_a_snapshot() {
     let mount = run_dir::make("full");
     let run = |program: &str, args: &[&str]| {
@@ -433,7 +433,7 @@ pub(crate) fn kvm_a_full_disk_stops_a_snapshot() {
     run("umount", &[]);
     assert_says(&failure, FailureKind::NoSpace, &["No space left"]);
     assert!(left.is_empty(), "{left:?}");
-    // Nothing happened to the guest, and elsewhere there is room.
+    // The guest is not affected, and a snapshot on another file system succeeds.
     vm.control().resume().expect("a resume");
     assert_eq!(vm.sh("echo alive"), "alive");
     let dir = run_dir::make("room").join("t");
@@ -461,7 +461,7 @@ pub(crate) fn kvm_snapshots_never_replace_files() {
     assert_eq!(vm.sh("echo alive"), "alive");
 }
 
-/// A client that goes away in the middle of a snapshot leaves no temporary directory.
+/// A client that exits during a snapshot leaves no temporary directory.
 pub(crate) fn kvm_a_killed_vmm_leaves_only_a_draft() {
     let parent = run_dir::make("draft");
     let mut vm = TestVm::new();

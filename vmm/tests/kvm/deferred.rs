@@ -1,4 +1,4 @@
-//! Memory that KVM does not know until the guest touches it.
+//! Memory without a KVM slot until the guest touches it.
 
 use std::{
     fs::{self, File},
@@ -12,7 +12,7 @@ use monitor::layout::{DEFERRED_BYTES, offset};
 
 use crate::support::{TestVm, run_dir, template::copy_of, until, vm::PATIENCE};
 
-/// As `tests/guest/deferred.c` has them.
+/// As in `tests/guest/deferred.c`.
 const KINDS: [&str; 20] = [
     "load",
     "store",
@@ -36,7 +36,7 @@ const KINDS: [&str; 20] = [
     "system_call",
 ];
 
-/// A template with a program and its file, whose pages are on the disk alone.
+/// A template with a program and its file, whose pages are only on the disk.
 fn with_file() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
@@ -46,7 +46,7 @@ fn with_file() -> &'static Path {
         vm.sh("/root/deferred make /root/data; sync; echo 3 > /proc/sys/vm/drop_caches");
         vm.control().snapshot(&dir).expect("a snapshot");
         drop(vm);
-        // What a command needs is known to the clones, so that they begin with the rest deferred.
+        // The memory that a command needs is registered in clones, so that they start with only the rest deferred.
         let mut first = TestVm::clone_of(&dir);
         first.sh("/root/deferred none /root/data || true");
         let path = dir.join(template_file::WORKING_SET);
@@ -55,7 +55,7 @@ fn with_file() -> &'static Path {
     })
 }
 
-/// How often memory became known since the VM was made.
+/// Number of times that the VMM registered memory since it made the VM.
 fn times(vm: &mut TestVm) -> u64 {
     vm.stats().exits.get("memory").copied().unwrap_or(0)
 }
@@ -72,11 +72,12 @@ pub(crate) fn kvm_every_kind_of_instruction_can_touch_deferred_memory() {
         total += came;
         vm.assert_healthy();
     }
-    // Where its kernel puts the file is the guest's affair, but not always where somebody was before.
+    // The guest's kernel decides where the pages of the file go, but they are not always in memory that was touched
+    // before.
     assert!(total > 0, "no memory was deferred");
 }
 
-/// In generations of forks; each touches more.
+/// Each generation is a fork of the previous one and touches more memory.
 pub(crate) fn kvm_forks_keep_the_content_of_deferred_memory() {
     let sum = "sha256sum < /dev/shm/more";
     let mut vm = TestVm::clone_of(with_file());
@@ -95,7 +96,7 @@ pub(crate) fn kvm_forks_keep_the_content_of_deferred_memory() {
     assert_eq!(vm.sh("/root/deferred store /root/data"), "ok");
 }
 
-/// Page tables in memory that KVM does not know: the guest goes astray, and its VMM still answers and ends.
+/// With page tables in memory that KVM does not have, the guest fails, but its VMM still answers and exits.
 pub(crate) fn kvm_a_forged_list_of_chunks_harms_the_guest_only() {
     let dir = copy_of(with_file());
     let memory = File::options()
@@ -111,7 +112,7 @@ pub(crate) fn kvm_a_forged_list_of_chunks_harms_the_guest_only() {
         let mut vm = TestVm::spawn();
         vm.restore(&dir).expect("a restore");
         vm.control().resume().expect("a resume");
-        // It may end, or spin.
+        // The guest may end or spin.
         let mut answers = 0;
         until("the VMM answers", PATIENCE, || {
             vm.stats();

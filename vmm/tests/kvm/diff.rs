@@ -1,4 +1,4 @@
-//! Diffs: snapshots of clones that leave to their base what is their base's; and layers alone.
+//! Diffs (snapshots of clones that leave out the content of their base), and snapshots of a layer alone.
 
 use std::{
     fs,
@@ -38,7 +38,7 @@ fn length(dir: &Path, name: &str) -> u64 {
     fs::metadata(dir.join(name)).expect("a file").len()
 }
 
-/// Memory, CPU state and disk of a busy guest are in a diff of a few MB and its base.
+/// A diff of a few MB and its base contain memory, CPU state and disk of a busy guest.
 pub(crate) fn kvm_a_clone_of_a_diff_continues_where_it_stopped() {
     let mut vm = TestVm::new();
     vm.sh(
@@ -59,7 +59,7 @@ pub(crate) fn kvm_a_clone_of_a_diff_continues_where_it_stopped() {
         finish_busy(&clone);
         assert_ne!(clone.sh("hostname"), vm.name);
     }
-    // The source goes on, on its own, and its later writes are in no clone.
+    // The source continues independently, and its later writes are in no clone.
     vm.control().resume().expect("a resume");
     vm.sh("echo later > /root/disk");
     finish_busy(&vm);
@@ -67,7 +67,7 @@ pub(crate) fn kvm_a_clone_of_a_diff_continues_where_it_stopped() {
     assert_eq!(TestVm::clone_of(&dir).sh(sums), expected);
 }
 
-/// A clone of a diff descends from the diff's base, however often; the diffs between may go.
+/// A clone of a diff descends from the diff's base in every generation; the diffs in between can be deleted.
 pub(crate) fn kvm_generations_of_diffs_have_one_base() {
     let mut vm = TestVm::new();
     for generation in 0..4 {
@@ -79,7 +79,7 @@ pub(crate) fn kvm_generations_of_diffs_have_one_base() {
         let base = manifest(&dir).base.expect("a base");
         assert_eq!(base.dir, template().canonicalize().expect("a path"));
         vm = TestVm::clone_of(&dir);
-        // What was read is this clone's own; what was mapped is not needed by name any more.
+        // Copied pages are private to this clone, and mapped files no longer need their names.
         fs::remove_dir_all(&dir).expect("a removal");
         let want: Vec<String> = (0..=generation).map(|g| g.to_string()).collect();
         for file in ["/root/line", "/dev/shm/line"] {
@@ -87,7 +87,7 @@ pub(crate) fn kvm_generations_of_diffs_have_one_base() {
         }
     }
     vm.assert_healthy();
-    // And a whole one of the last clone needs nothing else.
+    // A full snapshot of the last clone needs no other files.
     let dir = run_dir::make("whole").join("t");
     vm.control().snapshot(&dir).expect("a snapshot");
     assert_eq!(manifest(&dir).base, None);
@@ -95,13 +95,13 @@ pub(crate) fn kvm_generations_of_diffs_have_one_base() {
     assert_eq!(TestVm::clone_of(&dir).sh("wc -l < /root/line"), "4");
 }
 
-/// The directory of a loaded template is gone with its loader: a diff names the one it was loaded from, and
-/// can be restored over another loaded copy.
+/// The directory of a loaded template disappears with its loader. Therefore a diff names the directory from which it
+/// was loaded, and can be restored over another loaded copy.
 pub(crate) fn kvm_a_diff_of_a_loaded_template_names_the_original_directory() {
     let load = || match LoadedTemplate::load(template()) {
         Ok(loaded) => Some(loaded),
         Err(LoadError::Tmpfs(why)) => {
-            eprintln!("not tested, no tmpfs of huge pages: {why}");
+            eprintln!("not tested, cannot create a tmpfs of huge pages: {why}");
             None
         }
         Err(other) => panic!("{other:?}"),
@@ -123,7 +123,7 @@ pub(crate) fn kvm_a_diff_of_a_loaded_template_names_the_original_directory() {
     assert_eq!(manifest(&second).base.expect("a base").dir, home);
 }
 
-/// Restores over another base; leaves the VM paused.
+/// Restores over another base and leaves the VM paused.
 fn over(dir: &Path, base: &Path) -> Result<TestVm, Failure> {
     let mut vm = TestVm::spawn();
     let mut spec = vm.restore_spec(dir);
@@ -147,7 +147,7 @@ pub(crate) fn kvm_a_diff_without_its_base_is_refused() {
     let words = ["is not the template", names[0], names[1]];
     assert_says(&refused(&dir), bad, &words);
     assert!(verify(&dir).expect("a complaint").contains(words[0]));
-    // The manifest of the right one with files that are not its.
+    // The manifest of the right base with files of another.
     fs::copy(template().join(MANIFEST_NAME), base.join(MANIFEST_NAME)).expect("a copy");
     assert_eq!(verify(&dir), None);
     flip(&base.join(template_file::MEMORY), 5 << 20);
@@ -164,7 +164,7 @@ pub(crate) fn kvm_a_diff_without_its_base_is_refused() {
         "No such file",
     ];
     assert_says(&refused(&dir), bad, &words);
-    // Elsewhere it is right; a diff is no base.
+    // With `base` it can be restored from elsewhere. A diff is not a valid base.
     let mut moved = over(&dir, template()).expect("a restore");
     moved.control().resume().expect("a resume");
     moved.identify();
@@ -189,7 +189,7 @@ pub(crate) fn kvm_a_diff_without_its_base_is_refused() {
     assert_says(&failure, bad, &["never a diff itself"]);
 }
 
-/// Changes the lists of extents and makes all sums agree with them again, as an attacker would.
+/// Changes the lists of extents, and updates all hashes to match, as an attacker would.
 fn forge(
     dir: &Path,
     lists: impl FnOnce(&mut Vec<(u64, u64)>, &mut Vec<(u64, u64)>),
@@ -265,7 +265,7 @@ pub(crate) fn kvm_a_damaged_diff_is_refused() {
     assert_eq!(TestVm::clone_of(&good).sh("echo alive"), "alive");
 }
 
-/// A booted VM has no base, and a base that went away while its clone ran is none any more.
+/// A booted VM has no base, and neither has a clone whose base was removed while it ran.
 pub(crate) fn kvm_without_a_base_a_diff_is_a_full_snapshot() {
     let mut vm = TestVm::boot(|_| ());
     let dir = diff_of(&mut vm);
@@ -280,7 +280,7 @@ pub(crate) fn kvm_without_a_base_a_diff_is_a_full_snapshot() {
     assert_eq!(TestVm::clone_of(&dir).sh("cat /root/mark"), "kept");
 }
 
-/// What was written before is there after a cold boot; what was in memory is not.
+/// Files that were written before are there after a cold boot; memory is not.
 pub(crate) fn kvm_a_saved_layer_boots() {
     let layer = run_dir::make("layer").join("layer");
     let mut vm = TestVm::new();
@@ -291,7 +291,7 @@ pub(crate) fn kvm_a_saved_layer_boots() {
     assert_says(&taken, FailureKind::BadSpec, &["already exists"]);
     vm.control().resume().expect("a resume");
     assert_eq!(vm.sh("sha256sum /root/file"), sum);
-    // Of a clone of a diff as well: there the disk has three parts.
+    // Also for a clone of a diff, whose disk consists of three parts.
     let mut clone = TestVm::clone_of(&diff_of(&mut vm));
     drop(vm);
     clone.sh("echo more > /root/more; sync");

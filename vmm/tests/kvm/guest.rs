@@ -1,10 +1,10 @@
-//! A guest is a correct Linux: programs of `tests/guest` check themselves, and the kernel stays content.
+//! The guest is a correct Linux: the programs of `tests/guest` check themselves, and the kernel log has no errors.
 
 use std::time::{Duration, Instant};
 
 use crate::support::TestVm;
 
-/// Runs one program in a fresh clone.
+/// Runs one program in a new clone.
 fn check(name: &str, args: &str) -> String {
     let vm = TestVm::new();
     let said = vm.check(name, args);
@@ -76,7 +76,7 @@ pub(crate) fn kvm_modules_load() {
     vm.assert_healthy();
 }
 
-/// The kernel kills the eater, not the agent.
+/// The kernel kills the process that uses the memory, not the agent.
 pub(crate) fn kvm_out_of_memory_is_survived() {
     let vm = TestVm::new();
     let out = vm.exec(
@@ -93,10 +93,10 @@ pub(crate) fn kvm_a_fork_bomb_meets_its_limit() {
     let vm = TestVm::new();
     let bomb = "ulimit -u 60; bomb() { bomb | bomb & }; bomb 2>/dev/null; wait";
     let mut request = crate::support::vm::as_root("/bin/bash", &["-c", bomb]);
-    // Root is not limited.
+    // The limit does not apply to root.
     request.user = Some("user".into());
     request.kill_after = Some(Duration::from_secs(5));
-    // It may end by itself, be killed, or have left children that hold its output.
+    // The bomb may end by itself, be killed, or leave children behind that hold its output.
     let _ = vm.agent().exec(&request, Duration::from_secs(3));
     assert_eq!(vm.sh("echo alive"), "alive");
     let most: u32 = vm
@@ -112,7 +112,7 @@ pub(crate) fn kvm_a_fork_bomb_meets_its_limit() {
     vm.assert_healthy();
 }
 
-/// What programs read about the machine they run on.
+/// What programs read about the machine on which they run.
 pub(crate) fn kvm_proc_is_sane() {
     let vm = TestVm::new();
     assert_eq!(vm.sh("nproc; grep -c ^processor /proc/cpuinfo"), "1\n1");
@@ -126,7 +126,7 @@ pub(crate) fn kvm_proc_is_sane() {
             .last(),
         Some("overlay")
     );
-    // Idle time passes while nothing runs: the guest halts rather than spins.
+    // Idle time increases while nothing runs: the guest halts instead of spinning.
     let idle = "awk '/^cpu /{print $5}' /proc/stat";
     let ticks: Vec<u64> = vm
         .sh(&format!(
@@ -143,7 +143,7 @@ pub(crate) fn kvm_proc_is_sane() {
     vm.assert_healthy();
 }
 
-/// A burst of commands through one agent: streams come and go.
+/// Many commands through one agent: streams open and close.
 pub(crate) fn kvm_a_hundred_commands() {
     let vm = TestVm::new();
     let start = Instant::now();
@@ -156,7 +156,7 @@ pub(crate) fn kvm_a_hundred_commands() {
         assert_eq!(out.stdout, format!("{i}\n").into_bytes());
     }
     eprintln!("100 commands in {:?}", start.elapsed());
-    // Files of all sizes come back as they were sent.
+    // Files of all sizes are read back unchanged.
     for size in [0, 1, 4095, 65_536, 1_000_003, 20 << 20] {
         let bytes: Vec<u8> = (0..size)
             .map(|i: u32| ((i * 31) >> 3).to_le_bytes()[0])

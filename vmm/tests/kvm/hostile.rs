@@ -1,4 +1,4 @@
-//! Guests that mean harm: theirs may be the damage, never the VMM's.
+//! Malicious guests: they may harm themselves, but never the VMM.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use vmm_control::VmPhase;
 
 use crate::support::{TestVm, until, vm::as_root};
 
-/// Runs a script that may kill its guest; the VMM must answer afterwards, whatever it says.
+/// Runs a script that may kill its guest. The VMM must answer afterwards in any case.
 fn survives(vm: &mut TestVm, script: &str, within: Duration) -> VmPhase {
     let _ = vm
         .agent()
@@ -35,7 +35,7 @@ pub(crate) fn kvm_the_gate_to_ring_0_cannot_harm_the_vmm() {
         );
         vm.control().shutdown().expect("a shutdown");
     }
-    // As user, too, who has no rights in the guest.
+    // Also as a user without privileges in the guest.
     let mut vm = TestVm::new();
     let gate = vm.upload("gate");
     vm.sh(&format!("cp {gate} /tmp/gate; chmod 755 /tmp/gate"));
@@ -46,10 +46,10 @@ pub(crate) fn kvm_the_gate_to_ring_0_cannot_harm_the_vmm() {
     vm.control().shutdown().expect("a shutdown");
 }
 
-/// User code reaches the kernel's and the monitor's memory (`guest_isolation = "vm"`), queues and the
-/// shared page included; all of it is guest memory to the VMM.
+/// User code can access the memory of the kernel and of the monitor (`guest_isolation = "vm"`), including queues and
+/// the shared page. To the VMM all of it is untrusted guest memory.
 pub(crate) fn kvm_scribbling_over_all_memory_harms_the_guest_only() {
-    // The monitor's page shared with the VMM, its log ring and page tables, all of it, all RAM.
+    // The page shared with the VMM, the monitor's log ring and page tables, the whole region, all RAM.
     let targets = [
         (BASE + 0x10_0000, 0x1000),
         (BASE + 0x10_8000, 0x8000),
@@ -91,7 +91,7 @@ pub(crate) fn kvm_random_device_registers() {
             String::from_utf8_lossy(&said)
         );
         drop(stream);
-        // It takes the devices away from under the agent, so nothing more may come.
+        // The agent loses its devices, so its answer may never arrive.
         for _ in 0..50 {
             vm.stats();
         }
@@ -100,7 +100,7 @@ pub(crate) fn kvm_random_device_registers() {
     }
 }
 
-/// The console file is bounded, whatever is printed.
+/// The console file is limited in size, whatever the guest prints.
 pub(crate) fn kvm_a_flooded_console_is_bounded() {
     let mut vm = TestVm::new();
     let flood = "dmesg -n 8; (timeout 2 yes 0123456789abcdefghijklmnopqrstuvwxyz > /dev/console; timeout 2 yes flood > /dev/kmsg) 2>/dev/null; true";
@@ -112,7 +112,7 @@ pub(crate) fn kvm_a_flooded_console_is_bounded() {
     assert!(len > 0, "nothing was printed");
 }
 
-/// Streams opened to the host from inside, to every port, and many from outside that nobody reads.
+/// Streams from the guest to every host port, and many streams from the host that are never read.
 pub(crate) fn kvm_a_flooded_vsock_keeps_serving() {
     let mut vm = TestVm::new();
     let flood = r#"
@@ -137,7 +137,7 @@ print(refused)
         .parse()
         .expect("a number");
     assert!(refused >= 290, "{refused} of 300 were refused");
-    // Output that nobody reads, on as many connections as one agent takes.
+    // Output that is never read, on as many connections as an agent accepts.
     let mut endless = as_root("/usr/bin/yes", &[]);
     endless.kill_after = Some(Duration::from_secs(3));
     let mut agents: Vec<_> = (0..24).map(|_| vm.agent()).collect();
@@ -156,8 +156,8 @@ print(refused)
     vm.assert_healthy();
 }
 
-/// Should a guest take over its VMM: a user and group of its own, no capability, no new privileges, a system call
-/// filter, for every thread; two VMs have two users; what it holds are the files that it was given.
+/// Limits a guest that has taken over its VMM. Every thread has its own user and group, no capability, no_new_privs and
+/// a seccomp filter; two VMs have different users; the VMM holds only the files that it was given.
 pub(crate) fn kvm_a_running_vmm_is_confined() {
     let (vm, other) = (TestVm::new(), TestVm::new());
     let user = status_of(vm.pid(), "Uid");
@@ -178,7 +178,7 @@ pub(crate) fn kvm_a_running_vmm_is_confined() {
     let held = std::fs::read_dir(format!("/proc/{}/fd", vm.pid())).expect("descriptors");
     for fd in held {
         let file = std::fs::read_link(fd.expect("one").path()).expect("a name");
-        assert_ne!(file, std::path::Path::new("/dev/kvm"), "it is closed");
+        assert_ne!(file, std::path::Path::new("/dev/kvm"), "/dev/kvm is closed");
     }
     let environment = std::fs::read(format!("/proc/{}/environ", vm.pid())).expect("a list");
     assert!(environment.is_empty());

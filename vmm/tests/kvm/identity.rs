@@ -1,4 +1,4 @@
-//! Two clones of one snapshot are two machines, each with the right time.
+//! Two clones of one snapshot are two machines, and both have the right time.
 
 use std::{
     collections::BTreeSet,
@@ -8,7 +8,7 @@ use std::{
 
 use crate::support::{TestVm, host, run_dir, template, template::edit_manifest};
 
-/// What must differ, asked for in this order.
+/// Values that must differ, with the commands that read them, in this order.
 const SECRETS: [(&str, &str); 8] = [
     ("machine-id", "cat /etc/machine-id"),
     ("boot-id", "cat /proc/sys/kernel/random/boot_id"),
@@ -40,7 +40,7 @@ pub(crate) fn kvm_clones_are_different_machines() {
     }
 }
 
-/// Two clones whose kernels are asked before anything else has mixed their pools.
+/// The kernels of two clones are asked for random bytes before other events are mixed into their pools.
 pub(crate) fn kvm_first_random_bytes_differ() {
     let first = |vm: TestVm| {
         vm.exec("/usr/bin/head", &["-c", "32", "/dev/urandom"])
@@ -58,10 +58,10 @@ fn host_ns() -> i128 {
     i128::try_from(now.as_nanos()).expect("a time")
 }
 
-/// Guest time less the host's, in milliseconds: a bound from both sides of the call.
+/// Guest time minus host time in milliseconds, as an interval from the times before and after the call.
 fn wall_clock_error_ms(vm: &TestVm) -> (i128, i128) {
     let program = vm.upload("wall");
-    // Once for the pages; the second is measured.
+    // The first call faults the pages in; the second is measured.
     vm.exec(&program, &[]);
     let before = host_ns();
     let out = vm.exec(&program, &[]);
@@ -71,8 +71,8 @@ fn wall_clock_error_ms(vm: &TestVm) -> (i128, i128) {
     ((guest - after) / 1_000_000, (guest - before) / 1_000_000)
 }
 
-/// The time travels in the identity, so a guest that has to wait for a CPU when it comes is late by that wait: a
-/// busy host makes one clone late, not each of three.
+/// The time is part of the identity request. If the guest has to wait for a CPU when the request arrives, its clock is
+/// late by that time. A busy host delays one clone, but not each of three.
 fn assert_wall_clock(start: impl Fn() -> TestVm) {
     let errors: Vec<_> = (0..3).map(|_| wall_clock_error_ms(&start())).collect();
     assert!(
@@ -95,9 +95,9 @@ pub(crate) fn kvm_the_wall_clock_is_right() {
     assert_wall_clock(TestVm::new);
 }
 
-/// A snapshot that looks an hour old in both places where its age is: the guest's own wall clock (in its
-/// memory; set back before the snapshot, as it would stand after an hour on disk) and `taken_at_unix_ns`
-/// in the manifest. The guest's CLOCK_MONOTONIC counts only what the guest lived through.
+/// A snapshot that appears an hour old in both places that hold its age: the guest's wall clock (in its memory; set
+/// back before the snapshot, as it would be after an hour on disk) and `taken_at_unix_ns` in the manifest. The guest's
+/// CLOCK_MONOTONIC counts only the time in which the guest ran.
 pub(crate) fn kvm_a_clone_of_an_old_snapshot_has_the_present_time() {
     const HOUR: u64 = 3600;
     let dir = run_dir::make("old").join("t");
@@ -125,11 +125,11 @@ pub(crate) fn kvm_a_clone_of_an_old_snapshot_has_the_present_time() {
         after - before < 30.0,
         "CLOCK_MONOTONIC jumped from {before} to {after}"
     );
-    // Nothing that slept through the hour wakes up in a burst.
+    // No timer of that hour fires all at once.
     vm.assert_healthy();
 }
 
-/// A timer with two and a half seconds to go at the snapshot has them in each clone.
+/// A timer with two and a half seconds left at the snapshot has the same time left in each clone.
 pub(crate) fn kvm_pending_timers_keep_their_remaining_time() {
     let dir = run_dir::make("timers").join("t");
     let fired = "until test -s /root/fired; do read -t 0.02 <> <(:) || true; done; cat /root/fired";
@@ -143,7 +143,7 @@ pub(crate) fn kvm_pending_timers_keep_their_remaining_time() {
     drop(vm);
     for _ in 0..2 {
         let clone = TestVm::clone_of(&dir);
-        // Kinds of timer and by how many milliseconds each was late, on the guest's own clock.
+        // Each kind of timer, and by how many milliseconds it was late on the guest's own clock.
         let said = clone.sh(fired);
         for line in said.lines() {
             let (kind, late) = line.split_once(' ').expect("kind and lateness");
@@ -174,7 +174,7 @@ pub(crate) fn kvm_clones_do_not_see_each_other() {
     };
     let before = sums(template);
     let (a, b) = (TestVm::new(), TestVm::new());
-    // Files and memory (a tmpfs is memory) of one do not show in the other.
+    // Files and memory (a tmpfs is memory) of one clone are not visible in the other.
     for (vm, word) in [(&a, "alpha"), (&b, "beta")] {
         vm.sh(&format!("echo {word} | tee /root/f /dev/shm/f /etc/cube-test >/dev/null; sync; echo 3 > /proc/sys/vm/drop_caches"));
     }
@@ -194,7 +194,7 @@ pub(crate) fn kvm_clones_do_not_see_each_other() {
     assert!(host::program().exists() && fs::metadata(template).is_ok());
 }
 
-/// The request for an identity is checked, and a wrong one changes nothing.
+/// An identity request is validated, and an invalid one changes nothing.
 pub(crate) fn kvm_a_bad_identity_is_refused() {
     use model::{EntropySeed, Identity};
     let mut vm = TestVm::new();

@@ -30,7 +30,7 @@ fn cpu_ticks(pid: u32) -> u64 {
     number(11) + number(12)
 }
 
-/// Bytes that a process's files without a name take on the disk: the layer of its VM.
+/// Disk space in bytes of a process's unlinked files: the layer of its VM.
 fn layer_bytes(pid: u32) -> u64 {
     let files = fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors");
     let files = files.filter_map(|fd| fs::metadata(fd.ok()?.path()).ok());
@@ -48,7 +48,7 @@ pub(crate) fn kvm_space_of_deleted_files_returns_to_the_host() {
     until("the space is back", Duration::from_secs(20), || {
         (layer_bytes(vm.pid()) + 95 * MIB <= written).then_some(())
     });
-    // A snapshot does not keep it either, and the disk is whole.
+    // A snapshot does not contain the deleted data either, and the disk is consistent.
     let dir = run_dir::make("trimmed").join("t");
     vm.control().snapshot_diff(&dir).expect("a snapshot");
     let layer = fs::metadata(dir.join("layer")).expect("a layer").len();
@@ -76,7 +76,7 @@ pub(crate) fn kvm_a_paused_guest_does_not_run() {
         vm.control().pause().expect("a pause");
         vm.control().pause().expect("a pause of a paused VM");
         let before = (cpu_ticks(pid), vm.stats().exits);
-        // The agent takes no connection; asking for one is how the time passes here.
+        // The agent accepts no connection. The attempts also let the time pass.
         let connect = EnvdClient::connect(&vm.vsock(), ENVD_PORT, Duration::from_millis(300));
         assert!(connect.is_err(), "a paused guest answers");
         assert!(
@@ -92,8 +92,8 @@ pub(crate) fn kvm_a_paused_guest_does_not_run() {
     vm.assert_healthy();
 }
 
-/// A guest that was paused for a while knows nothing of it: its clock goes on where it stood, its timers are
-/// as far away as before, and its kernel sees no stall.
+/// The guest does not notice a pause: its clock continues where it stopped, its timers have the same time left, and its
+/// kernel detects no stall.
 pub(crate) fn kvm_a_guest_does_not_notice_a_pause() {
     let mut vm = TestVm::new();
     let uptime = |vm: &TestVm| -> f64 {
@@ -104,7 +104,7 @@ pub(crate) fn kvm_a_guest_does_not_notice_a_pause() {
     vm.sh("(sleep 8; touch /root/slept) >/dev/null 2>&1 </dev/null & disown");
     let before = uptime(&vm);
     vm.control().pause().expect("a pause");
-    // The time has to pass: that it does is what is tested.
+    // The sleep is part of the test: the paused time must pass.
     let paused = Instant::now();
     until("time passes", Duration::from_secs(60), || {
         (paused.elapsed() > Duration::from_secs(12)).then_some(())
@@ -123,8 +123,8 @@ pub(crate) fn kvm_a_guest_does_not_notice_a_pause() {
     vm.assert_healthy();
 }
 
-/// A VMM whose control socket listens serves its next client after the first one has left, and ends with its
-/// guest.
+/// A VMM with a listening control socket serves the next client after the first one has disconnected, and exits when
+/// its guest ends.
 pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     let dir = run_dir::make("listening");
     let control = dir.join("control");
@@ -143,7 +143,7 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     };
     first.restore(spec, None).expect("a restore");
     first.resume().expect("a resume");
-    // It waits its turn.
+    // The second client waits until the first one has left.
     let mut second = connect();
     drop(first);
     assert_eq!(second.stats().expect("stats").phase, VmPhase::Running);
@@ -189,7 +189,7 @@ pub(crate) fn kvm_clones_of_clones_keep_what_they_inherit() {
         ));
         let dir = run_dir::make("chain").join("t");
         vm.control().snapshot(&dir).expect("a snapshot");
-        // The source goes on after its snapshot, on its own.
+        // The source continues independently after its snapshot.
         vm.control().resume().expect("a resume");
         vm.sh("echo later >> /root/line");
         vm = TestVm::clone_of(&dir);
@@ -200,11 +200,11 @@ pub(crate) fn kvm_clones_of_clones_keep_what_they_inherit() {
         dirs.push(dir);
     }
     vm.assert_healthy();
-    // An older one still is what it was.
+    // An older snapshot is unchanged.
     assert_eq!(TestVm::clone_of(&dirs[0]).sh("cat /root/line"), "0");
 }
 
-/// The source's stream goes on after the snapshot; the clone's is reset, and its agent serves.
+/// The source's stream continues after the snapshot. The clone's stream is reset, and its agent keeps serving.
 pub(crate) fn kvm_streams_open_at_a_snapshot() {
     let dir = run_dir::make("streams").join("t");
     let mut vm = TestVm::new();
@@ -247,10 +247,10 @@ pub(crate) fn kvm_streams_open_at_a_snapshot() {
     clone.assert_healthy();
 }
 
-/// Asks the kernel for its end and waits for the VMM to say so.
+/// Makes the guest end and waits for the reason that the VMM reports.
 fn ends_with(script: &str) -> String {
     let mut vm = TestVm::new();
-    // No answer is expected: the guest may be gone before the agent can write one.
+    // No answer is expected: the guest may end before the agent can send one.
     let _ = vm.agent().exec(
         &as_root("/bin/bash", &["-c", script]),
         Duration::from_secs(1),
@@ -287,17 +287,17 @@ pub(crate) fn kvm_the_end_of_a_guest_is_reported() {
     );
 }
 
-/// What this program does when it is started as a client that is to be killed.
+/// Environment variable that makes this program the client to be killed.
 pub(crate) const CLIENT: &str = "CUBE_TEST_CLIENT";
 
-/// Runs a clone and says its VMM's process id; ends when its standard input does.
+/// Runs a clone and prints its VMM's pid; exits at end-of-file on standard input.
 pub(crate) fn be_client(template: &str) {
     let vm = TestVm::clone_of(template.as_ref());
     println!("{}", vm.pid());
     let _ = std::io::stdin().lines().count();
 }
 
-/// SIGKILL of whoever holds the control socket: the VMM reads its end and goes.
+/// After SIGKILL of the client, the VMM reads end-of-file on the control socket and exits.
 pub(crate) fn kvm_the_vmm_ends_with_its_client() {
     let mut client = Command::new(std::env::current_exe().expect("this program"))
         .env(CLIENT, template())
@@ -320,11 +320,11 @@ pub(crate) fn kvm_the_vmm_ends_with_its_client() {
         (!alive()).then_some(())
     });
     eprintln!("the VMM ended {:?} after its client", start.elapsed());
-    // What the killed client left in its directory, the next run removes.
+    // The next run removes what the killed client left in its directory.
     run_dir::sweep();
 }
 
-/// A clean end removes the socket, a guest that was never built leaves none.
+/// An orderly shutdown removes the socket, and a VM that was never built leaves none.
 pub(crate) fn kvm_shutdown_leaves_no_socket() {
     let mut vm = TestVm::new();
     assert!(vm.vsock().exists());
@@ -335,14 +335,14 @@ pub(crate) fn kvm_shutdown_leaves_no_socket() {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.contains(") Z ").then_some(())
     });
-    assert!(!vm.vsock().exists(), "the socket's file is left");
+    assert!(!vm.vsock().exists(), "the socket file still exists");
     drop(process);
 }
 
 /// Guest programs that check themselves for about a second each.
 const BUSY: [&str; 3] = ["vectors", "bases", "threads"];
 
-/// Starts them all at once in the background.
+/// Starts all of them at once in the background.
 pub(crate) fn start_busy(vm: &TestVm) {
     for name in BUSY {
         vm.upload(name);
@@ -353,7 +353,7 @@ pub(crate) fn start_busy(vm: &TestVm) {
     ));
 }
 
-/// All are still at work, and all end well.
+/// Waits until all programs have ended, and checks that they succeeded.
 pub(crate) fn finish_busy(vm: &TestVm) {
     let all = BUSY.len();
     let said = vm.sh(&format!(
@@ -363,15 +363,15 @@ pub(crate) fn finish_busy(vm: &TestVm) {
     vm.assert_healthy();
 }
 
-/// A snapshot may come at any instruction, those of the monitor between a fault and its answer too: many are
-/// taken of a guest that does nothing but fault, each of the clone of the one before.
+/// A snapshot can be taken at any instruction, including those of the monitor while it handles a fault. Takes many
+/// snapshots of a guest that does nothing but fault, each of a clone of the previous one.
 pub(crate) fn kvm_faults_under_way_survive_a_snapshot() {
     const GENERATIONS: u64 = 100;
     let mut vm = TestVm::new();
     vm.upload("faults");
     vm.sh("(/root/faults /root/stop; echo ended $?) >/root/out.faults 2>&1 </dev/null & disown");
     for generation in 0..GENERATIONS {
-        // Not always in the same moment after an answer.
+        // Varies the time between an answer and the snapshot.
         thread::sleep(Duration::from_micros(generation % 10 * 700));
         let dir = run_dir::make("faults").join("t");
         vm.control().snapshot_diff(&dir).expect("a snapshot");
@@ -403,20 +403,20 @@ pub(crate) fn kvm_busy_programs_survive_a_snapshot() {
         let running = clone.sh(&format!("pgrep -c '^({})$' || true", BUSY.join("|")));
         assert_ne!(
             running, "0",
-            "nothing runs any more: the snapshot came too late"
+            "no program was running: the snapshot was taken too late"
         );
         finish_busy(&clone);
     }
     finish_busy(&vm);
 }
 
-/// Clones of a template whose memory was copied into huge pages, which they share and never write.
+/// Clones of a template whose memory was copied into huge pages, which all of them map and none changes.
 pub(crate) fn kvm_clones_of_a_loaded_template() {
     use vmm_control::template::{LoadError, LoadedTemplate};
     let loaded = match LoadedTemplate::load(template()) {
         Ok(loaded) => loaded,
         Err(LoadError::Tmpfs(why)) => {
-            eprintln!("only its refusal was tested: {why}");
+            eprintln!("tested only that loading is refused: {why}");
             return;
         }
         Err(other) => panic!("{other:?}"),

@@ -1,8 +1,8 @@
-//! Tests on real VMs, named by tier: `kvm_…` needs /dev/kvm and the prepared artifacts, `net_…` also root
-//! and network namespaces, `soak_…` also much time.
+//! Tests on real VMs. The prefix of a test's name is its tier: `kvm_…` needs /dev/kvm and the prepared artifacts,
+//! `net_…` also root and network namespaces, `soak_…` also several minutes.
 //!
-//! CUBE_ARTIFACTS is the absolute directory that `cargo xtask prepare` fills, CUBE_BIN the one of `cube-vmm`.
-//! A test that lacks one of them, or /dev/kvm or root, is counted as ignored and its reason is printed.
+//! CUBE_ARTIFACTS is the absolute path of the directory that `cargo xtask prepare` fills, CUBE_BIN the directory of
+//! `cube-vmm`. A test without its requirements is counted as ignored, and the reason is printed.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! A VM on a TAP in a network namespace that only this test has; addresses 10.77.0.0/24 inside it.
+//! A VM on a TAP in a network namespace of its own. Inside, the addresses are 10.77.0.0/24.
 
 use std::{
     io::{Read, Write},
@@ -19,7 +19,7 @@ const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const PORT: u16 = 7777;
 const BYTES: usize = 32 << 20;
 
-/// Sends back what it gets, one connection after another.
+/// Echoes everything that it receives, one connection after another.
 const ECHO: &str = r#"
 import socket, threading
 server = socket.create_server(("10.77.0.2", 7777))
@@ -31,7 +31,7 @@ while True:
     threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
 "#;
 
-/// Runs something in a thread with a network namespace of its own, which goes away with it.
+/// Runs `act` in a thread with its own network namespace, which disappears with the thread.
 fn in_namespace(act: impl FnOnce() + Send + 'static) {
     let inside = move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
@@ -42,8 +42,8 @@ fn in_namespace(act: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A TAP that is up and has the host's address. Its hardware address is always the same: clones remember
-/// the one that their template spoke to.
+/// A TAP with the host's address, set up. Its MAC address is always the same, because clones remember the one of their
+/// template's peer.
 fn tap() -> OwnedFd {
     let tap = open_tap("vm0").expect("a TAP");
     for args in [
@@ -61,7 +61,7 @@ fn tap() -> OwnedFd {
     tap
 }
 
-/// Byte `i` of what is sent.
+/// Byte `i` of the data.
 fn pattern(i: usize) -> u8 {
     let bytes = (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
     bytes[7]
@@ -75,7 +75,7 @@ fn connect() -> TcpStream {
     )
 }
 
-/// Sends [`BYTES`] to the guest and reads them back: both ways at once, every byte compared.
+/// Sends [`BYTES`] to the guest and reads them back at the same time. Compares every byte.
 fn exchange() {
     let stream = connect();
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -93,10 +93,10 @@ fn exchange() {
         .iter()
         .enumerate()
         .find(|(i, byte)| **byte != pattern(*i));
-    assert_eq!(wrong, None, "a byte changed on its way");
+    assert_eq!(wrong, None, "a byte changed in transit");
 }
 
-/// Whoever is at the other end of the guest's wire.
+/// Exchanges data and pings with the guest.
 fn talk(vm: &TestVm) {
     vm.sh(&format!("ping -c 5 -i 0.05 -W 2 {HOST}"));
     // Larger than a frame.
@@ -143,7 +143,7 @@ pub(crate) fn net_a_guest_talks_over_its_tap() {
         let dir = run_dir::make("net").join("t");
         vm.control().snapshot(&dir).expect("a snapshot");
         drop(vm);
-        // A clone on another wire, twice: its server still listens, its address is the same.
+        // Two clones on another TAP: the server still listens, and the address is the same.
         for _ in 0..2 {
             let dir = dir.clone();
             in_namespace(move || {
@@ -153,7 +153,7 @@ pub(crate) fn net_a_guest_talks_over_its_tap() {
                 talk(&vm);
             });
         }
-        // Without a wire the guest goes on.
+        // Without a TAP the guest keeps running.
         let vm = TestVm::clone_of(&dir);
         vm.sh(&format!("! ping -c 1 -W 1 {HOST}"));
         vm.assert_healthy();

@@ -1,4 +1,4 @@
-//! What takes minutes: `cargo xtask soak`.
+//! Tests that take minutes: `cargo xtask soak`.
 
 use std::{
     collections::BTreeMap,
@@ -13,13 +13,13 @@ use vmm_control::SnapshotContent;
 
 use crate::support::{TestVm, host, run_dir, vm::as_root};
 
-/// How long the mixed stress lasts; CUBE_SOAK_SECONDS shortens it for whoever works on it.
+/// Duration of the mixed stress. CUBE_SOAK_SECONDS shortens it during development.
 fn duration() -> Duration {
     let given = std::env::var("CUBE_SOAK_SECONDS").ok();
     Duration::from_secs(given.and_then(|s| s.parse().ok()).unwrap_or(600))
 }
 
-/// Everything at once, over and over: processes, memory, mappings, files, signals, threads, vectors.
+/// Processes, memory, mappings, files, signals, threads and vector registers, all at once and repeatedly.
 pub(crate) fn soak_mixed_stress() {
     const WORK: [(&str, &str); 9] = [
         ("stale", ""),
@@ -55,7 +55,7 @@ pub(crate) fn soak_mixed_stress() {
     vm.assert_healthy();
 }
 
-/// Each generation is a clone of the last one's snapshot and writes a line more.
+/// Each generation is a clone of the previous one's snapshot and appends a line.
 pub(crate) fn soak_two_hundred_generations() {
     const GENERATIONS: usize = 200;
     let parent = run_dir::make("generations");
@@ -102,7 +102,7 @@ const MODULES: [&str; 12] = [
     "test_fcntl",
 ];
 
-/// Outcome by test: `ok`, `FAIL`, `ERROR`, `skipped …`.
+/// The outcome of each test: `ok`, `FAIL`, `ERROR`, `skipped …`.
 fn outcomes(log: &str) -> BTreeMap<String, String> {
     let mut outcomes = BTreeMap::new();
     for line in log.lines() {
@@ -130,7 +130,7 @@ fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// Debian's own test-suite of its own Python, unpacked and packed again as a tar file.
+/// Debian's test suite for its Python, unpacked and repacked as a tar file.
 fn test_suite(dir: &Path) -> PathBuf {
     run(Command::new("apt-get")
         .args(["download", "libpython3.11-testsuite"])
@@ -154,16 +154,16 @@ fn test_suite(dir: &Path) -> PathBuf {
     tar
 }
 
-/// A guest without the kernel's vsock loopback cannot reach itself by its own CID: nobody answers, and those
-/// tests wait for ever. This host has no vsock at all and skips them. They work in a tmpfs, since directories of
-/// an overlay have another number in listings than in stat.
+/// Runs a module of the test suite. A guest without the kernel's vsock loopback cannot connect to its own CID, and
+/// tests that try would wait forever; this host has no vsock and skips them. The tests run in a tmpfs, since
+/// directories of an overlay have other inode numbers in listings than in stat.
 fn tests(module: &str) -> String {
     format!(
         "mount -t tmpfs tmpfs /tmp; cd /tmp; timeout -s KILL 900 python3 -m test -v -i '*VSOCK*' {module} 2>&1; cd /; umount -l /tmp"
     )
 }
 
-/// The root image of the guest, as a directory, on this host's kernel.
+/// Runs a module in the guest's root image as a directory, on this host's kernel.
 fn on_the_host(suite: &Path, module: &str, root: &Path) -> String {
     if !root.exists() {
         let extract = format!("--extract={}", root.display());
@@ -198,7 +198,7 @@ fn on_the_host(suite: &Path, module: &str, root: &Path) -> String {
         .args(["/bin/sh", "-c", &script]))
 }
 
-/// The same programs with the same tests, here and in a guest.
+/// Runs the same programs with the same tests on the host and in a guest.
 pub(crate) fn soak_python_test_suite_as_on_the_host() {
     let dir = run_dir::make("python");
     let suite = test_suite(&dir);
@@ -242,7 +242,7 @@ pub(crate) fn soak_python_test_suite_as_on_the_host() {
             }
         }
     }
-    // What the guest's older kernel does not have is skipped by the suite itself, with its reason.
+    // The suite itself skips tests for features that the guest's older kernel lacks, with the reason.
     for line in &worse {
         eprintln!("ok on the host only: {line}");
     }
@@ -255,8 +255,8 @@ pub(crate) fn soak_python_test_suite_as_on_the_host() {
     vm.assert_healthy();
 }
 
-/// What pausing and resuming costs, full and as a diff: times in ms (median of [`ROUNDS`]) and bytes stored.
-/// Asserts nothing about time; `docs/design/005-diff-snapshots.md` has a run of it.
+/// Prints the cost of pause and resume, with a full snapshot and with a diff: times in ms (median of [`ROUNDS`]) and
+/// bytes stored. Does not check times; `docs/design/005-diff-snapshots.md` contains a run.
 pub(crate) fn soak_the_cost_of_diffs() {
     use vmm_control::template::LoadedTemplate;
     let loaded = LoadedTemplate::load(crate::support::template()).ok();
@@ -283,7 +283,7 @@ pub(crate) fn soak_the_cost_of_diffs() {
 
 const ROUNDS: usize = 7;
 
-/// One line of the table; the megabytes stored.
+/// Prints one line of the table. Returns the megabytes stored.
 fn cost_of(state: &str, script: &str, content: SnapshotContent, base: Option<&Path>) -> f64 {
     let ms = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
     let mut columns: [Vec<f64>; 5] = Default::default();
@@ -323,7 +323,7 @@ fn cost_of(state: &str, script: &str, content: SnapshotContent, base: Option<&Pa
     bytes
 }
 
-/// Megabytes that a directory's files take on the disk.
+/// Disk space of a directory's files in megabytes.
 fn stored(dir: &Path) -> f64 {
     use std::os::unix::fs::MetadataExt;
     let files = fs::read_dir(dir).expect("a directory").flatten();

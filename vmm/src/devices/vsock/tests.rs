@@ -1,4 +1,4 @@
-//! Streams as a guest's driver and a host's clients see them.
+//! Streams, seen by a guest's driver and by host clients.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -15,7 +15,7 @@ const SHUTDOWN: u16 = 4;
 const RW: u16 = 5;
 const CREDIT_UPDATE: u16 = 6;
 
-/// Room of one receive buffer, and what the guest lets a stream have in flight.
+/// Size of a receive buffer, and the credit that the guest gives a stream, in bytes.
 const BUFFER: u32 = 4096;
 const WINDOW: u32 = 64 << 10;
 const TX_DATA: u64 = DATA + (8 << 20);
@@ -31,12 +31,12 @@ struct Seen {
     payload: Vec<u8>,
 }
 
-/// A guest with the vsock driver only.
+/// A guest with only the vsock driver.
 struct Peer {
     guest: Guest,
     rx: DriverQueue,
     tx: DriverQueue,
-    /// Bytes that the guest's reader has taken, all streams together (tests use one at a time).
+    /// Bytes that the guest has read from all streams together. Tests use one stream at a time.
     fwd_cnt: u32,
 }
 
@@ -63,7 +63,7 @@ impl Peer {
         let at = DATA + u64::try_from(self.rx.room()).unwrap() * 8192;
         let pieces = [Piece::Write(at, 44), Piece::Write(at + 44, BUFFER)];
         let head = self.rx.add(&self.guest.ram, &pieces);
-        // A chain's place follows from its head, so that `recv` finds it again.
+        // The address of a chain follows from its head, so that `recv` can find it.
         let home = DATA + u64::from(head) * 8192;
         self.rx.put_desc(
             &self.guest.ram,
@@ -78,7 +78,7 @@ impl Peer {
             .put_desc(&self.guest.ram, next, home + 44, BUFFER, 2, 0);
     }
 
-    /// The next packet that the device has delivered; its buffer goes back.
+    /// The next packet that the device has delivered. Its buffer is offered again.
     fn recv(&mut self) -> Option<Seen> {
         let (head, len) = self.rx.take(&self.guest.ram)?;
         let home = DATA + u64::from(head) * 8192;
@@ -101,7 +101,7 @@ impl Peer {
         Some(seen)
     }
 
-    /// The next packet, waiting for the host's side.
+    /// The next packet; waits for the host's side.
     fn expect(&mut self) -> Seen {
         let mut seen = self.recv();
         for _ in 0..20_000 {
@@ -111,7 +111,7 @@ impl Peer {
             self.guest.poll(Duration::from_millis(1));
             seen = self.recv();
         }
-        panic!("no packet came");
+        panic!("no packet arrived");
     }
 
     fn expect_op(&mut self, op: u16) -> Seen {
@@ -145,7 +145,7 @@ impl Peer {
         assert!(self.tx.take(&self.guest.ram).is_some());
     }
 
-    /// A client connects to guest port `port` and the guest agrees.
+    /// Connects a client to guest port `port` and accepts the stream.
     fn connect(&mut self, port: u32) -> (UnixStream, Seen) {
         let mut client = UnixStream::connect(self.guest.vsock_path()).unwrap();
         client
@@ -279,7 +279,7 @@ fn ten_mebibytes_to_the_guest_respect_its_credit() {
         let taken = usize::try_from(peer.fwd_cnt).unwrap();
         if got.len() - taken == usize::try_from(WINDOW).unwrap() {
             peer.guest.poll(Duration::from_millis(2));
-            assert_eq!(peer.recv(), None, "more than the window came");
+            assert_eq!(peer.recv(), None, "more than the window arrived");
             peer.fwd_cnt = u32::try_from(got.len()).unwrap();
             peer.send(CREDIT_UPDATE, &stream, 0, b"");
         }
@@ -390,7 +390,7 @@ fn data_of_a_client_that_closed_arrives_before_the_shutdown() {
         len += seen.payload.len();
     };
     assert_eq!((len, last.op, last.flags), (10_000, SHUTDOWN, 3));
-    // Data for nobody is answered by a reset.
+    // Data for an unknown stream is answered with a reset.
     peer.send(RW, &stream, 0, b"late");
     peer.expect_op(RST);
 }

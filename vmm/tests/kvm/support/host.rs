@@ -1,13 +1,13 @@
-//! What this host offers, and where the prepared files are.
+//! The capabilities of this host, and the prepared files.
 
 use std::{env, fs::File, path::PathBuf};
 
 use model::GuestPaths;
 
-/// What a test of that name lacks here; `None` if it can run.
+/// The requirement of a test that this host lacks; `None` if the test can run.
 pub(crate) fn lack(test: &str) -> Option<String> {
     if let Err(e) = File::options().read(true).write(true).open("/dev/kvm") {
-        return Some(format!("/dev/kvm cannot be opened: {e}"));
+        return Some(format!("cannot open /dev/kvm: {e}"));
     }
     if env::var_os("CUBE_ARTIFACTS").is_none() {
         return Some("CUBE_ARTIFACTS is not set (run `cargo xtask test`)".into());
@@ -26,7 +26,7 @@ pub(crate) fn lack(test: &str) -> Option<String> {
     None
 }
 
-/// Tests that mount something.
+/// Tests that mount a file system.
 const NEED_ROOT: [&str; 1] = ["kvm_a_full_disk_stops_a_snapshot"];
 
 fn artifacts() -> PathBuf {
@@ -41,7 +41,7 @@ pub(crate) fn program() -> PathBuf {
     }
 }
 
-/// What a guest boots from.
+/// The files that a guest boots from.
 pub(crate) fn guest() -> GuestPaths {
     let guest = artifacts().join("guest");
     GuestPaths {
@@ -52,8 +52,8 @@ pub(crate) fn guest() -> GuestPaths {
     }
 }
 
-/// The template that `cargo xtask prepare` made, if it was made with the program under test: the one that lies
-/// beside it, and is older.
+/// The template of `cargo xtask prepare`, if it was made with the program under test: the program is in the same
+/// artifacts, and older.
 pub(crate) fn prepared_template() -> Option<PathBuf> {
     let dir = artifacts().join("templates/base");
     let made = |path: PathBuf| std::fs::metadata(path).ok()?.modified().ok();
@@ -72,7 +72,7 @@ pub(crate) fn free_memory() -> u64 {
     kib << 10
 }
 
-/// Bytes of the host's random generator.
+/// Bytes from the host's random generator.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     use std::io::Read;
     let mut bytes = [0; N];
@@ -82,7 +82,7 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// As lower-case hex.
+/// The bytes in lower-case hex.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

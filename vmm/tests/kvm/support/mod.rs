@@ -1,4 +1,4 @@
-//! What the tests stand on: the host's means, a directory for what a run makes, VMs, guest programs.
+//! Support for the tests: the host's capabilities, a directory per run, VMs, guest programs.
 
 pub(crate) mod host;
 pub(crate) mod program;
@@ -12,7 +12,7 @@ pub(crate) use template::template;
 pub(crate) use vm::TestVm;
 pub(crate) use wait::until;
 
-/// Sum of a file, without its holes.
+/// Length and hash of a file, without its holes.
 pub(crate) fn sparse_sum(path: &std::path::Path) -> model::FileSum {
     let file = std::fs::File::open(path).expect("a file");
     vmm::snapshot::sparse_sum(&file, path).expect("a sum")

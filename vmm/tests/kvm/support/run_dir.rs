@@ -1,5 +1,5 @@
-//! One directory for everything that this process makes: sockets, consoles, templates, guest programs.
-//! Its name carries the process id, so that the next run can remove what a killed one left.
+//! One directory for all files of this process: sockets, consoles, templates, guest programs. Its name contains the
+//! pid, so that the next run can remove the directory of a killed one.
 
 use std::{
     fs,
@@ -10,11 +10,11 @@ use std::{
 const PREFIX: &str = "cube-kvm-";
 
 fn root() -> PathBuf {
-    // Short: unix socket paths hold 107 bytes.
+    // Short, because the path of a unix socket has at most 107 bytes.
     std::env::temp_dir().join(format!("{PREFIX}{}", std::process::id()))
 }
 
-/// A new directory in it.
+/// Creates a new directory in it.
 pub(crate) fn make(what: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -23,13 +23,13 @@ pub(crate) fn make(what: &str) -> PathBuf {
     dir
 }
 
-/// Removes everything that this process made.
+/// Removes all files of this process.
 pub(crate) fn remove() {
-    // Absent when no test ran.
+    // Absent if no test ran.
     let _ = fs::remove_dir_all(root());
 }
 
-/// Removes what processes left that are no more.
+/// Removes the directories of processes that no longer exist.
 pub(crate) fn sweep() {
     for entry in fs::read_dir(std::env::temp_dir())
         .into_iter()
@@ -40,7 +40,7 @@ pub(crate) fn sweep() {
         let pid = name.to_str().and_then(|n| n.strip_prefix(PREFIX));
         let pid = pid.and_then(|p| p.parse::<u32>().ok());
         if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // Another run may be sweeping too.
+            // Another run may remove it at the same time.
             let _ = fs::remove_dir_all(entry.path());
         }
     }

@@ -1,4 +1,4 @@
-//! The one unsafe step of these tests.
+//! The only `unsafe` code of these tests.
 #![expect(unsafe_code, reason = "TUNSETIFF has no safe wrapper")]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 
 use nix::libc;
 
-/// Makes a TAP in the calling thread's network namespace, as the pool does for a VM. It goes away with its
+/// Creates a TAP in the calling thread's network namespace, configured like the pool's. It disappears with its
 /// descriptor.
 pub(crate) fn open_tap(name: &str) -> io::Result<OwnedFd> {
     let tun = File::options()
@@ -26,7 +26,7 @@ pub(crate) fn open_tap(name: &str) -> io::Result<OwnedFd> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from.cast_signed();
     }
-    // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is, and it outlives the call.
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`. `request` is one, and it outlives the call.
     let outcome = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     match outcome {
         0 => Ok(tun.into()),

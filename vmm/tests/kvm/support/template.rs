@@ -1,4 +1,4 @@
-//! The template that most tests clone: the prepared one if it is fresh, else one made here once.
+//! The template that most tests clone: the prepared one if it is current, else one that this process makes once.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 
 use super::{TestVm, host, run_dir};
 
-/// Its directory. Nobody may write to it.
+/// The template's directory. Tests must not write to it.
 pub(crate) fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| host::prepared_template().unwrap_or_else(make))
@@ -22,7 +22,7 @@ fn make() -> PathBuf {
     dir
 }
 
-/// A copy that a test may damage. Holes stay holes.
+/// A copy that a test may damage. Holes are preserved.
 pub(crate) fn copy_of(template: &Path) -> PathBuf {
     let dir = run_dir::make("copy").join("t");
     let status = std::process::Command::new("cp")
@@ -34,7 +34,7 @@ pub(crate) fn copy_of(template: &Path) -> PathBuf {
     dir
 }
 
-/// Changes its manifest.
+/// Changes the manifest.
 pub(crate) fn edit_manifest(dir: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     let path = dir.join(model::MANIFEST_NAME);
     let mut json = serde_json::from_slice(&fs::read(&path).expect("a manifest")).expect("JSON");

@@ -15,10 +15,9 @@ use vmm_control::{
 
 use super::{host, program, run_dir, until};
 
-/// A boot takes about a second; a host under load gets this long for any single answer.
+/// Time limit for each answer of the VMM. A boot takes about a second on an idle host.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct TestVm {
     process: Option<VmProcess>,
@@ -40,7 +39,7 @@ impl TestVm {
         }
     }
 
-    /// What the tests boot unless they say otherwise.
+    /// The default specification of the tests.
     pub(crate) fn spec(&self) -> VmSpec {
         VmSpec {
             memory: Bytes::mib(256),
@@ -99,7 +98,7 @@ impl TestVm {
         }
     }
 
-    /// Gives the guest an identity of its own and waits until its agent is ready.
+    /// Sends an identity and waits until the agent is ready.
     pub(crate) fn identify(&mut self) {
         let identity = fresh_identity(&self.name).expect("random bytes");
         if let Err(e) = self.control().identity(identity, PATIENCE) {
@@ -123,12 +122,12 @@ impl TestVm {
         self.control().stats().expect("stats")
     }
 
-    /// What the guest printed on its console so far.
+    /// The console output so far.
     pub(crate) fn console(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.dir.join("console")).unwrap_or_default()).into()
     }
 
-    /// What the VMM said on standard error.
+    /// The VMM's standard error.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
@@ -139,7 +138,7 @@ impl TestVm {
             .unwrap_or_else(|e| panic!("no agent: {e:?}\n{}", self.console()))
     }
 
-    /// Runs a command as root to its end.
+    /// Runs a command as root and waits for its end.
     pub(crate) fn exec(&self, cmd: &str, args: &[&str]) -> ExecOutput {
         let request = as_root(cmd, args);
         self.agent()
@@ -147,7 +146,7 @@ impl TestVm {
             .unwrap_or_else(|e| panic!("{cmd} {args:?}: {e:?}\n{}", self.console()))
     }
 
-    /// Runs a shell script as root; it must succeed. Returns what it printed, without the last line end.
+    /// Runs a shell script as root, which must succeed. Returns its output without the last newline.
     pub(crate) fn sh(&self, script: &str) -> String {
         let out = self.exec("/bin/bash", &["-c", script]);
         let text = |bytes| String::from_utf8_lossy(bytes).trim_end().to_owned();
@@ -162,7 +161,7 @@ impl TestVm {
         stdout
     }
 
-    /// Puts a program of `tests/guest` into the guest; its path there.
+    /// Copies a program of `tests/guest` into the guest. Returns its path there.
     pub(crate) fn upload(&self, name: &str) -> String {
         let path = format!("/root/{name}");
         self.agent()
@@ -172,23 +171,23 @@ impl TestVm {
         path
     }
 
-    /// Runs a program of `tests/guest`, which checks itself; what it printed.
+    /// Runs a program of `tests/guest`, which checks itself. Returns its output.
     pub(crate) fn check(&self, name: &str, args: &str) -> String {
         let path = self.upload(name);
         self.sh(&format!("timeout -s KILL 50 {path} {args} 2>&1"))
     }
 
-    /// The kernel has nothing to complain about.
+    /// Checks that the kernel log contains no errors.
     pub(crate) fn assert_healthy(&self) {
         let log = self.sh("dmesg");
         let complaints = complaints(&log);
         assert!(
             complaints.is_empty(),
-            "the kernel complains: {complaints:#?}"
+            "the kernel log has errors: {complaints:#?}"
         );
     }
 
-    /// Waits for the end of the guest; its reason.
+    /// Waits for the end of the guest. Returns the reason.
     pub(crate) fn ended(&mut self, within: Duration) -> String {
         let stats = until("the guest ends", within, || {
             Some(self.stats()).filter(|stats| stats.phase == VmPhase::Exited)
@@ -196,14 +195,14 @@ impl TestVm {
         stats.exit_reason.expect("a reason")
     }
 
-    /// Kills the VMM as if it had crashed.
+    /// Kills the VMM like a crash.
     pub(crate) fn kill(&mut self) {
         if let Some(process) = self.process.take() {
             process.kill().expect("a kill");
         }
     }
 
-    /// Gives up the process, the control socket with it.
+    /// Removes the process, with its control socket, from this value.
     pub(crate) fn take_process(&mut self) -> VmProcess {
         self.process.take().expect("a process")
     }
@@ -223,14 +222,14 @@ impl Drop for TestVm {
     }
 }
 
-/// A command that root runs.
+/// A command to run as root.
 pub(crate) fn as_root(cmd: &str, args: &[&str]) -> ExecRequest {
     let mut request = ExecRequest::new(cmd, args);
     request.user = Some("root".into());
     request
 }
 
-/// The VMM's refusal; anything else that goes wrong is the test's failure.
+/// The VMM's refusal. Any other failure fails the test.
 pub(crate) fn refusal<T>(answer: Result<T, ControlError>) -> Result<(), Failure> {
     match answer {
         Ok(_) => Ok(()),
@@ -239,14 +238,14 @@ pub(crate) fn refusal<T>(answer: Result<T, ControlError>) -> Result<(), Failure>
             kind: error.kind(),
             message: chain(&error),
         }),
-        Err(other) => panic!("the VMM neither agreed nor refused: {other:?}"),
+        Err(other) => panic!("the VMM neither fulfilled nor refused the request: {other:?}"),
     }
 }
 
-/// Lines of a kernel log that say something is wrong.
+/// Lines of a kernel log that report a problem.
 ///
-/// One warning is known and harmless: with `hypercalls = "call"` the rewritten site is no longer a return
-/// that `apply_returns` knows, and it says so once at boot.
+/// One warning is expected: with `hypercalls = "call"` the rewritten site is not a return that `apply_returns`
+/// recognizes, and the kernel warns once at boot.
 pub(crate) fn complaints(log: &str) -> Vec<&str> {
     const BAD: [&str; 7] = [
         "BUG:",

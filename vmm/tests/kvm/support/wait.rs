@@ -1,11 +1,11 @@
-//! Waiting for conditions, never for a time.
+//! Waiting for conditions with a deadline.
 
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
-/// Asks until there is an answer; panics with `what` when there is none in time.
+/// Calls `ask` until it returns a value. Panics with `what` after `within`.
 pub(crate) fn until<T>(what: &str, within: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + within;
     loop {
