@@ -17,9 +17,10 @@ use transport::{Key, Reactor};
 
 use crate::{
     clone_state::{CloneState, Variables},
-    host::{Gone, Host, Setup},
+    host::{Gone, Host},
     language::{Language, Start},
     message::Run,
+    setup::Setup,
     zygote::Zygote,
 };
 

@@ -10,8 +10,8 @@ use crate::{
     api::{self, CreateContextRequest, ExecuteRequest},
     clone_state::Variables,
     kernel,
-    language::{Dialect, Language},
-    message::{self, Line, Run},
+    language::Language,
+    message::{self, Dialect, Line, Run},
 };
 
 #[cfg(fuzzing)]

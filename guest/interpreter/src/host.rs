@@ -9,7 +9,6 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt},
     },
-    path::Path,
     process::{Child, Command},
 };
 
@@ -25,9 +24,10 @@ use nix::{
 use transport::{Key, Reactor, Token};
 
 use crate::{
-    clone_state::Variables,
-    language::{Language, Reach, Start},
-    message, sys,
+    language::{Language, Reach},
+    message,
+    setup::Setup,
+    sys,
     text::Decoder,
     zygote::{Ends, Fork, Zygote},
 };
@@ -106,17 +106,6 @@ enum Process {
     /// The server's child, which leads a process group.
     Own(Child),
     Forked(Fork),
-}
-
-/// The parameters of a start.
-#[derive(Debug)]
-pub(crate) struct Setup<'a> {
-    /// The directory of hosts.
-    pub(crate) hosts: &'a Path,
-    pub(crate) cwd: &'a str,
-    pub(crate) how: Start,
-    /// Variables in addition to the server's own.
-    pub(crate) env: &'a Variables,
 }
 
 /// The reading end of a standard stream.

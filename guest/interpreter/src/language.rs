@@ -2,7 +2,10 @@
 
 use std::{path::Path, time::Duration};
 
-use crate::kernel::{self, Kernel};
+use crate::{
+    kernel::{self, Kernel},
+    message::Dialect,
+};
 
 /// The host of Java, below the directory of hosts. It is compiled only on machines with a JDK.
 const JAVA_PROGRAM: &str = "java/host.jar";
@@ -18,15 +21,6 @@ pub(crate) enum Language {
     Java,
     /// The language of a Jupyter kernel.
     Kernel(Kernel),
-}
-
-/// The encoding of requests to a host. All hosts answer in the same format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Dialect {
-    /// One line of JSON.
-    Json,
-    /// Fields that each end with a zero byte, for hosts without a JSON parser.
-    Fields,
 }
 
 /// The recipient of an interrupt.

@@ -25,6 +25,7 @@ mod kernel;
 mod language;
 mod message;
 mod server;
+mod setup;
 mod supervisor;
 mod sys;
 mod text;

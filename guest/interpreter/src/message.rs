@@ -15,7 +15,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{clone_state::Variables, language::Dialect};
+use crate::clone_state::Variables;
+
+/// The encoding of requests to a host. All hosts answer in the same format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// One line of JSON.
+    Json,
+    /// Fields that each end with a zero byte, for hosts without a JSON parser.
+    Fields,
+}
 
 /// Makes a host with an event loop interrupt its cell.
 pub(crate) const INTERRUPT: &[u8] = b"{\"interrupt\":true}\n";

@@ -26,8 +26,8 @@ use nix::sys::socket::{
 use serde::Serialize;
 
 use crate::{
-    host::Setup,
     language::{Language, Start},
+    setup::Setup,
     sys,
 };
 

@@ -4,7 +4,10 @@ use std::{fs::File, io::Read, path::Path, time::Instant};
 
 use transport::Key;
 
-use super::{Interpreter, notice::Notice};
+use super::{
+    notice::Notice,
+    state::{Interpreter, REAP},
+};
 use crate::{
     context::{Context, State},
     language::{Language, Start},
@@ -88,8 +91,7 @@ impl Interpreter {
         context.state = State::Failed;
         if let Some(child) = context.host.take().and_then(|host| host.kill()) {
             self.dying.push(child);
-            self.reap_at
-                .get_or_insert_with(|| Instant::now() + super::REAP);
+            self.reap_at.get_or_insert_with(|| Instant::now() + REAP);
         }
     }
 

@@ -3,9 +3,8 @@
 use transport::{Key, ROUNDS, Work};
 
 use super::{
-    Interpreter,
     notice::Notice,
-    service::{Conns, Job},
+    state::{Conns, Interpreter, Job},
     stream::{self, HIGH_WATER},
 };
 use crate::{

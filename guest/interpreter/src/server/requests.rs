@@ -5,9 +5,8 @@ use std::path::Path;
 use transport::{Head, Key, http};
 
 use super::{
-    Interpreter,
     contexts::HOME,
-    service::{Conn, Job},
+    state::{Conn, Interpreter, Job},
     stream,
 };
 use crate::{

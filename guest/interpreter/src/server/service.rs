@@ -4,34 +4,12 @@ use std::time::Instant;
 
 use api_types::envd::Framing;
 use nix::sys::epoll::EpollFlags;
-use transport::{Admission, After, Head, Key, Reactor, Service, Work, http};
+use transport::{Admission, After, Head, Key, Reactor, Service, http};
 
-use super::Interpreter;
+use super::state::{Conn, Conns, Interpreter, Job};
 use crate::host::Source;
 
-/// A connection of this server.
-pub(super) type Conn = transport::Conn<Interpreter>;
-/// The connections of this server.
-pub(super) type Conns = transport::Conns<Interpreter>;
-
 const TEXT: &str = "text/plain; charset=utf-8";
-
-/// Work that belongs to no connection, as numbers of [`Work::Service`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Job {
-    /// Move bytes between a context's host and the connection that it answers.
-    Context,
-    /// Deliver what handlers have for other connections.
-    Notices,
-}
-
-impl Interpreter {
-    /// Queues work for the next turn.
-    pub(super) fn enqueue(&mut self, job: Job, key: Key) {
-        self.io.enqueue(Work::Service(job as u8, key));
-    }
-}
 
 impl Service for Interpreter {
     type Fields = ();

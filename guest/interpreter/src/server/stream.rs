@@ -4,10 +4,7 @@ use std::time::{Duration, Instant};
 
 use transport::{Exchange, Gone, Key, Rest, Step, http};
 
-use super::{
-    Interpreter,
-    service::{Conn, Job},
-};
+use super::state::{Conn, Interpreter, Job};
 use crate::event::{END, Event};
 
 /// Above this many unsent bytes nothing more is read from the host whose cell is answered.

@@ -478,7 +478,7 @@ mod tests {
         assert!(matches!(error, WatchError::Overflow));
     }
 
-    /// The entries that a client knows which follows the changes.
+    /// Applies changes to the set of entries that a client knows.
     fn follow(known: &mut BTreeSet<String>, changes: &[(String, EventType)]) {
         for (path, kind) in changes {
             match kind {
