@@ -42,8 +42,8 @@ use crate::{
     telemetry::Telemetry,
 };
 
+pub use crate::network::EgressConfig;
 pub use error::ApiError;
-pub use network::EgressConfig;
 
 /// Version of the envd protocol in the guests. Clients choose features by it.
 pub const ENVD_VERSION: &str = "0.6.13";

@@ -15,6 +15,7 @@ mod conn;
 mod dispatch;
 mod eviction;
 pub mod limits;
+mod peer;
 mod permits;
 
 use std::future::Future;
@@ -30,13 +31,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-pub use clients::TrustedProxies;
 pub use dispatch::Dispatch;
 pub use limits::Limits;
+pub use peer::TrustedProxies;
 
 use crate::proxy::Routes;
 use clients::ClientLimiter;
-use permits::{Full, Permits};
+use eviction::Full;
+use permits::Permits;
 
 /// Accepted connections that wait for admission.
 const ACCEPTED: usize = 64;

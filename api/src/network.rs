@@ -3,12 +3,10 @@
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
 use netisolation::{
-    EventLog, Hooks, Isolation, IsolationConfig, IsolationError, LogError, NetEvent, Resolver,
-    ResolverConfig, Uplinks,
+    DefaultEgress, EventLog, Exception, Hooks, Isolation, IsolationConfig, IsolationError,
+    LogError, NetEvent, Resolver, ResolverConfig, Uplinks,
 };
 use sha2::{Digest, Sha256};
-
-use crate::control::EgressConfig;
 
 /// Where eBPF programs and maps are pinned, so that they outlive the server.
 const PINS: &str = "/sys/fs/bpf/cube";
@@ -20,6 +18,15 @@ const STOCK: u32 = 64;
 const SPARE: u32 = 192;
 /// Concurrent flows of one sandbox.
 const MAX_FLOWS: u32 = 4096;
+
+/// The operator's configuration of outbound traffic.
+#[derive(Clone, Debug, Default)]
+pub struct EgressConfig {
+    /// Policy of sandboxes whose client sets no network options.
+    pub default: DefaultEgress,
+    /// Exceptions from the ranges that are denied to all sandboxes. They may include DNS servers.
+    pub exceptions: Vec<Exception>,
+}
 
 /// The operator's network configuration.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{hex, random_hex};
+use super::random::{hex, random_hex};
 
 /// Version of the file format.
 const FORMAT: u32 = 1;

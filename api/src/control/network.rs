@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use netisolation::{DefaultEgress, Exception, NamePattern, Policy, RuleAction};
 
 use super::ApiError;
+use crate::network::EgressConfig;
 
 /// Limit of the entries of `allowOut` and of `denyOut`.
 const MAX_ENTRIES: usize = 1000;
@@ -28,15 +29,6 @@ pub(super) enum OptionSource {
     Chosen,
     /// The clients of the older route always send `true`, so the value is ignored.
     ClientDefault,
-}
-
-/// The operator's configuration of outbound traffic.
-#[derive(Clone, Debug, Default)]
-pub struct EgressConfig {
-    /// Policy of sandboxes whose client sets no network options.
-    pub default: DefaultEgress,
-    /// Exceptions from the ranges that are denied to all sandboxes. They may include DNS servers.
-    pub exceptions: Vec<Exception>,
 }
 
 /// The value of `allow_internet_access` that the client chose, without client defaults.

@@ -11,13 +11,14 @@ use pool::{OnTimeout, PauseMode, SandboxState as PoolState};
 use super::{
     Access, ApiError, App, Endpoint,
     body::{Body, OfSandbox},
-    network::{self, EgressConfig, OptionSource},
+    network::{self, OptionSource},
     paging::{Page, Position},
     query::Query,
     timing, wire,
 };
 use crate::{
     auth::Scope,
+    network::EgressConfig,
     registry::{NewLease, Token, View, timestamp},
 };
 

@@ -4,57 +4,14 @@
 //! A proxy is trusted by its address alone (`--trusted-proxy`); `X-Forwarded-For` from any other peer is ignored.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Response};
-use ipnet::IpNet;
 
-use super::permits::Peer;
+use super::peer::{Peer, TrustedProxies};
 use crate::proxy::{Form, Refusal};
-
-/// Each proxy appends the address of the peer that it received the request from.
-const FORWARDED_FOR: &str = "x-forwarded-for";
-
-/// Addresses of reverse proxies whose `X-Forwarded-For` is trusted. Empty: no proxy is trusted.
-#[derive(Clone, Debug, Default)]
-pub struct TrustedProxies(Arc<[IpNet]>);
-
-impl From<Vec<IpNet>> for TrustedProxies {
-    fn from(blocks: Vec<IpNet>) -> Self {
-        Self(blocks.into())
-    }
-}
-
-impl TrustedProxies {
-    pub(super) fn has(&self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
-        self.0.iter().any(|block| block.contains(&address))
-    }
-
-    /// The client that a trusted proxy names: the last address in `X-Forwarded-For` that is not itself a trusted proxy.
-    /// `None`: the proxy names no client.
-    fn client(&self, headers: &HeaderMap) -> Option<IpAddr> {
-        let values = headers.get_all(FORWARDED_FOR).iter().rev();
-        let texts = values.map(|value| value.to_str().unwrap_or_default());
-        let hops = texts.flat_map(|text| text.rsplit(',')).map(parse);
-        // The client may have written everything before an entry that is not an address.
-        hops.map_while(|hop| hop).find(|hop| !self.has(*hop))
-    }
-}
-
-/// Parses an address with or without a port.
-fn parse(hop: &str) -> Option<IpAddr> {
-    let hop = hop.trim();
-    let bare = hop.trim_start_matches('[').trim_end_matches(']');
-    let address = bare.parse().ok();
-    address.or_else(|| {
-        hop.parse::<SocketAddr>()
-            .ok()
-            .map(|with_port| with_port.ip())
-    })
-}
 
 /// Limits the requests in flight of each client behind a trusted proxy.
 #[derive(Clone, Debug)]
@@ -144,6 +101,7 @@ impl Drop for CountedRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listen::peer::FORWARDED_FOR;
 
     fn trusted() -> TrustedProxies {
         let blocks = ["10.0.0.0/8", "fd00::/8", "127.0.0.1/32"];

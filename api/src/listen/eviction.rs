@@ -11,7 +11,14 @@ use std::cmp::Reverse;
 use tokio::time::Instant;
 
 use super::activity::EvictionRank;
-use super::permits::{Full, Peer};
+use super::peer::Peer;
+
+/// The limit that a new connection exceeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
+    Total,
+    PerPeer,
+}
 
 /// A connection that could be closed.
 #[derive(Clone, Copy, Debug)]

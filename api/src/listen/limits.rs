@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::clients::TrustedProxies;
+use super::peer::TrustedProxies;
 
 /// Connections of all peers together.
 pub const CONNECTIONS: usize = 8192;

@@ -5,33 +5,16 @@
 //! closes it.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use tokio::sync::{Notify, mpsc};
 
 use super::activity::Activity;
-use super::clients::TrustedProxies;
-use super::eviction::{Candidate, Newcomer, victim};
+use super::eviction::{Candidate, Full, Newcomer, victim};
 use super::limits::Limits;
-
-/// Addresses that are counted together: one IPv4 address or one IPv6 /64 network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Peer(IpAddr);
-
-impl Peer {
-    /// A client with one IPv6 address usually controls its whole /64 network.
-    pub(super) fn of(address: IpAddr) -> Self {
-        Self(match address.to_canonical() {
-            IpAddr::V6(address) => {
-                let network = u128::from(address) >> 64 << 64;
-                IpAddr::V6(Ipv6Addr::from(network))
-            }
-            v4 => v4,
-        })
-    }
-}
+use super::peer::{Peer, TrustedProxies};
 
 /// The admitted connections and their counts.
 #[derive(Debug)]
@@ -50,13 +33,6 @@ struct Holder {
     peer: Peer,
     is_proxy: bool,
     link: Arc<Link>,
-}
-
-/// The limit that a new connection exceeds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Full {
-    Total,
-    PerPeer,
 }
 
 impl Permits {

@@ -1,0 +1,66 @@
+//! Peers and clients: which addresses are counted together, and which proxies are trusted to name their clients.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use axum::http::HeaderMap;
+use ipnet::IpNet;
+
+/// Addresses that are counted together: one IPv4 address or one IPv6 /64 network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Peer(IpAddr);
+
+impl Peer {
+    /// A client with one IPv6 address usually controls its whole /64 network.
+    pub(super) fn of(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let network = u128::from(address) >> 64 << 64;
+                IpAddr::V6(Ipv6Addr::from(network))
+            }
+            v4 => v4,
+        })
+    }
+}
+
+/// Each proxy appends the address of the peer that it received the request from.
+pub(super) const FORWARDED_FOR: &str = "x-forwarded-for";
+
+/// Addresses of reverse proxies whose `X-Forwarded-For` is trusted. Empty: no proxy is trusted.
+#[derive(Clone, Debug, Default)]
+pub struct TrustedProxies(Arc<[IpNet]>);
+
+impl From<Vec<IpNet>> for TrustedProxies {
+    fn from(blocks: Vec<IpNet>) -> Self {
+        Self(blocks.into())
+    }
+}
+
+impl TrustedProxies {
+    pub(super) fn has(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.0.iter().any(|block| block.contains(&address))
+    }
+
+    /// The client that a trusted proxy names: the last address in `X-Forwarded-For` that is not itself a trusted proxy.
+    /// `None`: the proxy names no client.
+    pub(super) fn client(&self, headers: &HeaderMap) -> Option<IpAddr> {
+        let values = headers.get_all(FORWARDED_FOR).iter().rev();
+        let texts = values.map(|value| value.to_str().unwrap_or_default());
+        let hops = texts.flat_map(|text| text.rsplit(',')).map(parse);
+        // The client may have written everything before an entry that is not an address.
+        hops.map_while(|hop| hop).find(|hop| !self.has(*hop))
+    }
+}
+
+/// Parses an address with or without a port.
+fn parse(hop: &str) -> Option<IpAddr> {
+    let hop = hop.trim();
+    let bare = hop.trim_start_matches('[').trim_end_matches(']');
+    let address = bare.parse().ok();
+    address.or_else(|| {
+        hop.parse::<SocketAddr>()
+            .ok()
+            .map(|with_port| with_port.ip())
+    })
+}
