@@ -160,11 +160,11 @@ impl Spawner {
         };
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
         let top = self.stack.as_mut_ptr_range().end.cast::<c_void>();
-        // SAFETY: `clone` requires the top of an unused, 16-byte aligned stack, and a task that outlives the child's use
-        // of it. The stack belongs to this spawner alone (`&mut self`) and consists of 16-byte words. With CLONE_VFORK
-        // this thread is suspended until the child calls execve or exits, so `task`, the pointer arrays and their
-        // targets, which live to the end of this function, outlive that. `child` only makes system calls and writes to
-        // `task`.
+        // SAFETY: `clone` requires the top of an unused, 16-byte aligned stack, and a task that outlives the child's
+        // use of it. The stack belongs to this spawner alone (`&mut self`) and consists of 16-byte words. With
+        // CLONE_VFORK this thread is suspended until the child calls execve or exits, so `task`, the pointer arrays and
+        // their targets, which live to the end of this function, outlive that. `child` only makes system calls and
+        // writes to `task`.
         let pid = unsafe { libc::clone(child, top, flags, (&raw mut task).cast::<c_void>()) };
         if pid < 0 {
             let step = SpawnStep::Clone;
@@ -229,9 +229,9 @@ fn last_errno() -> c_int {
 /// Must run in a child that [`Spawner::spawn`] has created, with that call's task.
 unsafe fn become_program(task: &ChildTask) -> (SpawnStep, c_int) {
     // SAFETY: these calls require valid pointers and descriptors, and may only change state of this process. The task's
-    // pointers refer to null-terminated arrays and strings that live in `spawn`; `mask` and `default` are locals. Signal
-    // dispositions and mask, descriptors, their limit, session and working directory are the child's own, because
-    // `clone` was called without the flags that share them. User and groups are set by raw system calls: the C
+    // pointers refer to null-terminated arrays and strings that live in `spawn`; `mask` and `default` are locals.
+    // Signal dispositions and mask, descriptors, their limit, session and working directory are the child's own,
+    // because `clone` was called without the flags that share them. User and groups are set by raw system calls: the C
     // library's wrappers would signal the parent's threads. Until execve.
     unsafe {
         let mut mask = std::mem::zeroed::<libc::sigset_t>();
@@ -296,8 +296,8 @@ const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
 /// `FIFREEZE`, `_IOWR('X', 119, int)` of linux/fs.h.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 
-/// Adds random bytes to the kernel's pool, credits all of them, and makes the generator derive a new key from the pool at
-/// once (random(4)). `pool` is /dev/urandom; `entropy` has at most [`MAX_ENTROPY`] bytes.
+/// Adds random bytes to the kernel's pool, credits all of them, and makes the generator derive a new key from the pool
+/// at once (random(4)). `pool` is /dev/urandom; `entropy` has at most [`MAX_ENTROPY`] bytes.
 pub(crate) fn reseed_kernel(pool: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
     let mut info = PoolInfo {
         entropy_bits: 0,

@@ -1,5 +1,5 @@
-//! Clients that speak binary messages.
-#![expect(clippy::unwrap_used, reason = "what fails here is the report")]
+//! Calls with binary messages.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agent;
 

@@ -1,5 +1,5 @@
 //! `GET` and `POST /files` beyond whole raw files: forms, gzip, ranges, signed links, metadata, full disks.
-#![expect(clippy::unwrap_used, reason = "what fails here is the report")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agent;
 

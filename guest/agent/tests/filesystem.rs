@@ -1,5 +1,5 @@
 //! `filesystem.Filesystem`: `Stat`, `ListDir`, `MakeDir`, `Move`, `Remove`.
-#![expect(clippy::unwrap_used, reason = "what fails here is the report")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agent;
 

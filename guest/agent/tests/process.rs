@@ -1,5 +1,5 @@
-//! `process.Process` beyond a command and its output: input, ends, deadlines, many at once.
-#![expect(clippy::unwrap_used, reason = "what fails here is the report")]
+//! `process.Process` beyond a command and its output: input, exit statuses, deadlines, many streams at once.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agent;
 

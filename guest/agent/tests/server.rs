@@ -1,5 +1,5 @@
-//! The real server, as a program of its own, driven by the real client over a unix socket.
-#![expect(clippy::unwrap_used, reason = "what fails here is the report")]
+//! The agent as a separate process, driven by the real client over a unix socket.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agent;
 

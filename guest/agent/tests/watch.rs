@@ -1,5 +1,5 @@
 //! Watching directories: `WatchDir`, and `CreateWatcher` with `GetWatcherEvents`.
-#![expect(clippy::unwrap_used, reason = "what fails here is the report")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod agent;
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Turns a tree with the packages of `base` and `code-interpreter` into the root image `code-interpreter`; $1 is the tree,
-# $2 the directory of wheels.
+# Turns a tree with the packages of `base` and `code-interpreter` into the root image `code-interpreter`; $1 is the
+# tree, $2 the directory of wheels.
 set -eu
 tree=$1
 wheels=$2

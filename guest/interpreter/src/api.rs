@@ -48,8 +48,8 @@ pub(crate) struct ExecuteRequest {
     pub(crate) context_id: Option<String>,
     pub(crate) language: Option<String>,
     pub(crate) env_vars: Option<Variables>,
-    /// Whether the cell is counted and its results enter the history, named as in Jupyter. Not part of the official API,
-    /// in which every cell is stored.
+    /// Whether the cell is counted and its results enter the history, named as in Jupyter. Not part of the official
+    /// API, in which every cell is stored.
     pub(crate) store_history: Option<bool>,
 }
 

@@ -124,8 +124,8 @@ impl Context {
         self.environment = None;
         self.patience = None;
         self.state = State::Failed;
-        // Hosts of this project get the sandbox's environment with their first cell. A kernel may have no code for that,
-        // and processes that Java starts inherit the environment with which the JVM was started.
+        // Hosts of this project get the sandbox's environment with their first cell. A kernel may have no code for
+        // that, and processes that Java starts inherit the environment with which the JVM was started.
         let none = Variables::new();
         let env = match self.language {
             Language::Kernel(_) | Language::Java => {

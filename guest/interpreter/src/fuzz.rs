@@ -1,5 +1,5 @@
-//! The fuzz target `interpreter`: parsers of requests and of messages of hosts and kernels, without the code that acts on
-//! them.
+//! The fuzz target `interpreter`: parsers of requests and of messages of hosts and kernels, without the code that acts
+//! on them.
 
 use std::path::Path;
 

@@ -4,8 +4,8 @@
 //! server ── control socket (message) ── bridge ── shell, control (DEALER), iopub (SUB) ── kernel
 //!    └──────────── stdout, stderr: output of the kernel's children ──────────────────────────┘
 //! ```
-//! A kernel is started on first use, never before a snapshot, with a random key. A fork of a sandbox has the same key and
-//! ports as the original; both are reachable only inside their sandbox.
+//! A kernel is started on first use, never before a snapshot, with a random key. A fork of a sandbox has the same key
+//! and ports as the original; both are reachable only inside their sandbox.
 //!
 //! Invariants: no bridge outlives its kernel, and no kernel outlives its bridge.
 
@@ -52,9 +52,9 @@ use crate::{
 
 /// Size of the read buffer in bytes.
 const SCRATCH: usize = 64 << 10;
-/// A cell ends with a reply and an idle status. An interrupt just before the cell's code runs, or while the kernel reports
-/// its end, may suppress one of them (in ipykernel, the reply). After an interrupt, the cell also ends if the other one
-/// has not arrived for this long.
+/// A cell ends with a reply and an idle status. An interrupt just before the cell's code runs, or while the kernel
+/// reports its end, may suppress one of them (in ipykernel, the reply). After an interrupt, the cell also ends if the
+/// other one has not arrived for this long.
 const HALF_END: Duration = Duration::from_secs(2);
 
 /// The bridge cannot continue. Usually the kernel has ended.

@@ -139,9 +139,9 @@ impl Language {
     }
 }
 
-/// Node cannot duplicate descriptors, so a shell moves the socket from standard input to descriptor 3. V8's memory reducer
-/// is disabled: it collects garbage some seconds after the last collection, which would write over 6 MB of the heap in
-/// each clone of a snapshot.
+/// Node cannot duplicate descriptors, so a shell moves the socket from standard input to descriptor 3. V8's memory
+/// reducer is disabled: it collects garbage some seconds after the last collection, which would write over 6 MB of the
+/// heap in each clone of a snapshot.
 fn node(host: String, language: &str) -> Vec<String> {
     let script = "exec node --no-memory-reducer \"$@\" 3<&0 0</dev/null";
     ["sh", "-c", script, "sh", &host, language]

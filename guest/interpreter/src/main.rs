@@ -1,4 +1,5 @@
-//! The code interpreter of a guest: a server on port 49999 that runs cells of code and streams their output and results.
+//! The code interpreter of a guest: a server on port 49999 that runs cells of code and streams their output and
+//! results.
 //!
 //! ```text
 //! supervisor ─► server ─┬─ control socket, stdout, stderr ─► host process of a context (python: forks of a zygote)
@@ -8,8 +9,8 @@
 //! The server has one thread and runs on [`transport`], because every clone pays for each page that its first request
 //! touches. The hosts run the code; each is a process that reads requests from its control socket ([`message`]).
 //!
-//! Invariants: no cell runs with the random state of the template; no answer contains a blank line, which clients cannot
-//! parse; no host outlives its server.
+//! Invariants: no cell runs with the random state of the template; no answer contains a blank line, which clients
+//! cannot parse; no host outlives its server.
 #![cfg_attr(fuzzing, no_main)]
 #![cfg_attr(fuzzing, expect(dead_code, reason = "a fuzz target only parses"))]
 

@@ -5,13 +5,13 @@
 //! when it has changed, is the sandbox's environment from now on. `seed` means that the clone has changed and random
 //! state must be reseeded. An `unstored` cell takes no number and leaves nothing in the history.
 //!
-//! As fields, each ended by a zero byte: `seed` or empty; the number of base variables, or empty if they have not changed,
-//! then each as `NAME=value`; the number of the cell's variables, then each; the code.
+//! As fields, each ended by a zero byte: `seed` or empty; the number of base variables, or empty if they have not
+//! changed, then each as `NAME=value`; the number of the cell's variables, then each; the code.
 //!
 //! A host with an event loop also gets `{"interrupt":true}`, which interrupts the running cell.
 //!
-//! A host sends lines: `{"ready":true}` once, `{"done":true}` after each cell, and between them the events of the answer,
-//! which begin with `{"type":` and are passed on unread.
+//! A host sends lines: `{"ready":true}` once, `{"done":true}` after each cell, and between them the events of the
+//! answer, which begin with `{"type":` and are passed on unread.
 
 use serde::{Deserialize, Serialize};
 

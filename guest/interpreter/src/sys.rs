@@ -18,7 +18,8 @@ pub(crate) fn end_with_parent(command: &mut Command) {
         SigSet::all().thread_unblock()?;
         Ok(set_pdeathsig(Signal::SIGKILL)?)
     };
-    // SAFETY: between fork and exec only async-signal-safe calls may be made and nothing may be allocated. `set_up` makes
-    // two system calls, rt_sigprocmask and prctl, and its error is a number. It runs once, in the child, before exec.
+    // SAFETY: between fork and exec only async-signal-safe calls may be made and nothing may be allocated. `set_up`
+    // makes two system calls, rt_sigprocmask and prctl, and its error is a number. It runs once, in the child, before
+    // exec.
     unsafe { command.pre_exec(set_up) };
 }

@@ -1,5 +1,5 @@
-//! The zygote: a Python process in which all modules are loaded and no cell ever runs. Python's hosts are forks of it. A
-//! fork takes milliseconds where loading takes a second, and pages that a host does not write stay shared.
+//! The zygote: a Python process in which all modules are loaded and no cell ever runs. Python's hosts are forks of it.
+//! A fork takes milliseconds where loading takes a second, and pages that a host does not write stay shared.
 //!
 //! ```text
 //! server ── orders, one per packet; `fork` has three descriptors ─► zygote ─┬─ fork ─► host of a context

@@ -280,7 +280,8 @@ impl<S: Service> Conn<S> {
         }
     }
 
-    /// Puts the exchange back after one of its methods has run, unless the request has ended or another exchange has begun.
+    /// Puts the exchange back after one of its methods has run, unless the request has ended or another exchange has
+    /// begun.
     pub(crate) fn put_back(&mut self, exchange: Box<dyn Exchange<S>>) {
         if let Phase::Exchange(place @ None) = &mut self.phase {
             *place = Some(exchange);

@@ -185,7 +185,8 @@ fn refuse<S: Service>(conn: &mut Conn<S>, body: &Framing, refusal: &Refusal) {
     }
 }
 
-/// Drops a body that has arrived in whole; false if it has not, in which case the connection cannot serve another request.
+/// Drops a body that has arrived in whole; false if it has not, in which case the connection cannot serve another
+/// request.
 fn skip_body<S: Service>(conn: &mut Conn<S>, body: &Framing) -> bool {
     match body {
         Framing::Chunked(_) => false,

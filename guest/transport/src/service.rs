@@ -16,7 +16,8 @@ use crate::{
 pub trait Service: Sized + 'static {
     /// Headers that the program reads.
     type Fields: Fields;
-    /// The program's state of the current request, kept with its connection and reset to the default when the request ends.
+    /// The program's state of the current request, kept with its connection and reset to the default when the request
+    /// ends.
     type Call: Copy + Default;
 
     /// Connections at once. A further one replaces the one that has been idle longest, or is closed if none is idle.

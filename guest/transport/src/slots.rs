@@ -1,7 +1,8 @@
 //! A table whose keys are never reused: the key of a removed entry finds nothing, even if another entry has taken its
 //! place in the same turn of the event loop.
 
-/// An index into a table, and the generation of the entry there. The default is a placeholder for tokens without an entry.
+/// An index into a table, and the generation of the entry there. The default is a placeholder for tokens without an
+/// entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Key {
     index: u32,

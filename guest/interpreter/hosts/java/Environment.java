@@ -8,9 +8,9 @@ import java.util.Properties;
 
 /**
  * Variables of sandbox and cell. Each becomes a system property, which clients expect, and an environment variable for
- * {@code System.getenv} and {@code ProcessBuilder.environment}. The JDK holds the environment in an unmodifiable map, so
- * the map behind that view is changed. Children without an explicit environment inherit that of the process, which Java
- * code cannot change.
+ * {@code System.getenv} and {@code ProcessBuilder.environment}. The JDK holds the environment in an unmodifiable map,
+ * so the map behind that view is changed. Children without an explicit environment inherit that of the process, which
+ * Java code cannot change.
  */
 final class Environment {
     private final Map<String, String> environment = behind(System.getenv());

@@ -7,8 +7,8 @@ import jdk.jshell.execution.DirectExecutionControl;
 /**
  * Runs the code that JShell has compiled: in this process, each call on a new thread, which an interrupt can stop.
  *
- * <p>The first interrupt of a cell interrupts its thread; further ones stop the thread anywhere. JDK 20 and later do not
- * support that; there, a cell that never waits runs until the server replaces the host.
+ * <p>The first interrupt of a cell interrupts its thread; further ones stop the thread anywhere. JDK 20 and later do
+ * not support that; there, a cell that never waits runs until the server replaces the host.
  */
 final class Execution extends DirectExecutionControl {
     /** How long a cell ignores interrupts after its start: the JVM delivers signals late, so one may be meant for the

@@ -8,8 +8,8 @@ import java.security.SecureRandomSpi;
 import java.security.Security;
 
 /**
- * The generator behind every {@code new SecureRandom()}, and therefore behind UUIDs, keys and names of temporary files. It
- * reads every byte from the kernel and has no state that a snapshot could copy into its clones.
+ * The generator behind every {@code new SecureRandom()}, and therefore behind UUIDs, keys and names of temporary files.
+ * It reads every byte from the kernel and has no state that a snapshot could copy into its clones.
  */
 public final class KernelRandom extends Provider {
     private static final String ALGORITHM = "Kernel";

@@ -1,4 +1,5 @@
-//! Languages whose hosts start with their first cell: Jupyter kernels (ipykernel, installed in a clone, and R), and Java.
+//! Languages whose hosts start with their first cell: Jupyter kernels (ipykernel, installed in a clone, and R), and
+//! Java.
 
 use std::{fs, path::Path, time::Instant};
 

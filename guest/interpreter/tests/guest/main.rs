@@ -1,7 +1,7 @@
 //! The interpreter in clones of the template `code-interpreter-v1`: every kind of event and content, variables,
-//! interrupts, and independent random state of clones. `cargo xtask test --tier interpreter` builds the template and runs
-//! these tests.
-#![expect(clippy::unwrap_used, reason = "what fails here is the report")]
+//! interrupts, and independent random state of clones. `cargo xtask test --tier interpreter` builds the template and
+//! runs these tests.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod clone;
 mod contexts;

@@ -40,8 +40,8 @@ pub(crate) fn check(metadata: &Metadata) -> Result<(), String> {
     }
 }
 
-/// Reads the metadata of a file, following links. Empty if there is none or it cannot be read: not all file systems have
-/// extended attributes.
+/// Reads the metadata of a file, following links. Empty if there is none or it cannot be read: not all file systems
+/// have extended attributes.
 pub(crate) fn read(path: &Path) -> Metadata {
     // Most files have no attributes, and then nothing is allocated.
     let mut few = [0; 512];

@@ -176,8 +176,8 @@ impl Multipart {
         self.read_line(input)
     }
 
-    /// Reads the rest of a delimiter's line. Anything but hyphens, or blanks and CRLF, turns the delimiter into data: the
-    /// boundary was the beginning of a longer word.
+    /// Reads the rest of a delimiter's line. Anything but hyphens, or blanks and CRLF, turns the delimiter into data:
+    /// the boundary was the beginning of a longer word.
     fn read_line(&mut self, input: &mut &[u8]) -> Found<'static> {
         while let Some((byte, rest)) = input.split_first() {
             let fits = match (self.line.as_slice(), byte) {

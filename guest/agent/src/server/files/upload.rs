@@ -1,7 +1,7 @@
 //! `POST /files`: receiving one file as raw bytes, or several in a form, either optionally compressed.
 //!
-//! A file is opened, given to the user and truncated when it begins, written as its bytes arrive, and given its metadata
-//! at its end. If a request fails, everything written until then stays.
+//! A file is opened, given to the user and truncated when it begins, written as its bytes arrive, and given its
+//! metadata at its end. If a request fails, everything written until then stays.
 
 use std::{
     collections::BTreeSet,

@@ -188,7 +188,8 @@ impl Exchange<Core> for SentInput {
 }
 
 impl Exchange<Core> for InputStream {
-    /// Takes the next message, or the next bytes of one. If the client is gone, complete messages still reach the process.
+    /// Takes the next message, or the next bytes of one. If the client is gone, complete messages still reach the
+    /// process.
     #[cold]
     fn step(&mut self, core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {
         match self.next(core, key, conn) {

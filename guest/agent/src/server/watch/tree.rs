@@ -1,9 +1,9 @@
 //! A directory, or a tree of them, under inotify(7).
 //!
 //! The kernel watches single directories, so a tree is watched by following its own events: a new directory is watched
-//! first and then read, and its entries are reported as created. The kernel also reports entries that were created between
-//! these two steps; `Tree::announced` recognises them until the kernel's queue has been empty once. A directory that
-//! moves within the tree keeps its watch; one that leaves the tree loses it.
+//! first and then read, and its entries are reported as created. The kernel also reports entries that were created
+//! between these two steps; `Tree::announced` recognises them until the kernel's queue has been empty once. A directory
+//! that moves within the tree keeps its watch; one that leaves the tree loses it.
 //!
 //! Invariant: no change is lost silently. If one may be lost (the kernel's queue overflows, there are too many
 //! directories), the tree fails permanently with an error.
