@@ -14,42 +14,41 @@ mod acpi;
 mod boot;
 mod cpu;
 mod cpuid;
+mod error;
+mod map;
 mod ports;
 mod secondary;
+mod step;
+mod write;
 
 use std::sync::Arc;
 
 use kvm_bindings::{KVM_MEM_READONLY, kvm_clock_data, kvm_irqchip};
-use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress, MmapRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use cpu::CpuState;
+pub use error::HvmError;
+pub(super) use map::HOLE;
 
 use super::ring3::BootFiles;
 use crate::{
     devices::{INTERRUPT_ACK, Interrupts, PAGE_BYTES, SLOT_STRIDE},
-    memory::{Hole, Memory, MemoryError},
+    memory::{Memory, MemoryError},
     platform::{EndReason, Exit},
     sys,
 };
-use ports::{Outcome, Ports, SerialLine, SharedPorts};
-use secondary::{Secondaries, Write};
+use error::kvm;
+use map::{DEVICE_GSI, REGISTERS};
+use ports::{Ports, SerialLine, SharedPorts, pulse};
+use secondary::Secondaries;
+use step::{Step, step};
+use write::Write;
 
-/// Guest-physical address of the register page.
-const REGISTERS: u64 = 0xd000_0000;
-/// Guest-physical addresses of the register page and the interrupt controllers.
-pub(super) const HOLE: Hole = Hole {
-    start: 0xc000_0000,
-    end: 0x1_0000_0000,
-};
 /// KVM slots of the RAM below and above the hole. The register page has the slot between them.
 const RAM_SLOTS: [u32; 2] = [0, 2];
-/// Interrupt of the serial port.
-const SERIAL_GSI: u32 = 4;
-/// Interrupt of device slot 0. The other slots follow.
-const DEVICE_GSI: u32 = 5;
 /// Three pages that VMX needs for real mode (KVM API 4.36), and one for its page table (4.63).
 const TSS: usize = 0xfffb_d000;
 const IDENTITY_MAP: u64 = 0xfffb_c000;
@@ -59,39 +58,6 @@ pub(super) const PARAMETERS: &str = "console=ttyS0 clocksource=kvm-clock pci=off
 /// The reset flag of the BIOS data area, which the kernel sets before a reset, and its value for a warm start.
 const WARM_START: u64 = 0x472;
 const WARM_START_MARK: u16 = 0x1234;
-
-/// Why a step of the platform failed.
-#[derive(Debug, thiserror::Error)]
-pub enum HvmError {
-    #[error("KVM refused to {step}")]
-    Kvm {
-        step: &'static str,
-        #[source]
-        source: kvm_ioctls::Error,
-    },
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    #[error("cannot load the kernel")]
-    Kernel(#[source] linux_loader::loader::Error),
-    /// The initramfs cannot be read.
-    #[error("cannot {0}")]
-    Boot(&'static str, #[source] std::io::Error),
-    /// Guest memory is too small for an object that the boot needs.
-    #[error("guest memory has no room for {0}")]
-    Room(&'static str),
-    #[error("cannot create {0}")]
-    Resource(&'static str, #[source] std::io::Error),
-    /// No VM can have saved this state.
-    #[error("the saved state is invalid: {0}")]
-    State(&'static str),
-    /// The state was saved on a CPU with other features.
-    #[error("this CPU cannot run the template, it lacks: {}", .0.join(", "))]
-    Missing(Vec<String>),
-}
-
-fn kvm(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> HvmError {
-    move |source| HvmError::Kvm { step, source }
-}
 
 /// The platform's state in a snapshot.
 #[derive(Debug, Serialize, Deserialize)]
@@ -401,52 +367,3 @@ const IRQCHIPS: [u32; 3] = [
     kvm_bindings::KVM_IRQCHIP_PIC_SLAVE,
     kvm_bindings::KVM_IRQCHIP_IOAPIC,
 ];
-
-/// Raises and lowers an interrupt line.
-fn pulse(vm: &VmFd, gsi: u32) -> Result<(), kvm_ioctls::Error> {
-    vm.set_irq_line(gsi, true)?;
-    vm.set_irq_line(gsi, false)
-}
-
-/// What the owner must do after an exit of a vCPU.
-enum Step {
-    Again,
-    Kicked,
-    /// The console output has a complete line.
-    Printed,
-    Write(Write),
-    Ended(EndReason),
-}
-
-/// Runs a vCPU until one exit. Port accesses are handled here, on any thread; device writes are not.
-fn step(vcpu: &mut VcpuFd, ports: &SharedPorts) -> Step {
-    const END: u64 = REGISTERS + PAGE_BYTES as u64;
-    match vcpu.run() {
-        Ok(VcpuExit::MmioWrite(at @ REGISTERS..END, data)) => {
-            Step::Write(Write::new(at - REGISTERS, data))
-        }
-        // Other addresses have no device: writes are ignored, reads return ones.
-        Ok(VcpuExit::MmioWrite(..)) => Step::Again,
-        Ok(VcpuExit::MmioRead(_, data)) => {
-            data.fill(0xff);
-            Step::Again
-        }
-        Ok(VcpuExit::IoIn(port, data)) => {
-            ports::lock(ports).read(port, data);
-            Step::Again
-        }
-        Ok(VcpuExit::IoOut(port, data)) => match ports::lock(ports).write(port, data) {
-            Outcome::Nothing => Step::Again,
-            Outcome::Line => Step::Printed,
-            Outcome::Ended(reason) => Step::Ended(reason),
-        },
-        Ok(VcpuExit::Intr) => Step::Kicked,
-        // A triple fault.
-        Ok(VcpuExit::Shutdown) => Step::Ended(EndReason::Crash),
-        Ok(other) => Step::Ended(EndReason::Failed(format!(
-            "KVM stopped the guest: {other:?}"
-        ))),
-        Err(e) if [nix::libc::EINTR, nix::libc::EAGAIN].contains(&e.errno()) => Step::Kicked,
-        Err(e) => Step::Ended(EndReason::Failed(format!("KVM cannot run the guest: {e}"))),
-    }
-}

@@ -259,7 +259,7 @@ fn a_guest_cannot_open_streams() {
     };
     peer.send(REQUEST, &asked, 0, b"");
     assert_eq!(peer.expect_op(RST).host_port, 6000);
-    assert!(listener.accept().is_err(), "nobody connects");
+    assert!(listener.accept().is_err(), "no client connects");
 }
 
 #[test]
@@ -424,7 +424,7 @@ fn data_that_waits_for_a_slow_client_survives_the_guests_close() {
 #[test]
 fn packets_of_unknown_streams_are_reset_and_invalid_ones_ignored() {
     let mut peer = Peer::new(16);
-    let nobody = Seen {
+    let unknown = Seen {
         host_port: 1,
         guest_port: 2,
         op: 0,
@@ -432,10 +432,10 @@ fn packets_of_unknown_streams_are_reset_and_invalid_ones_ignored() {
         fwd_cnt: 0,
         payload: Vec::new(),
     };
-    peer.send(RW, &nobody, 0, b"x");
+    peer.send(RW, &unknown, 0, b"x");
     peer.expect_op(RST);
-    peer.send(RST, &nobody, 0, b"");
-    peer.send(77, &nobody, 0, b"");
+    peer.send(RST, &unknown, 0, b"");
+    peer.send(77, &unknown, 0, b"");
     assert_eq!(peer.recv(), None);
 }
 

@@ -15,7 +15,11 @@ use acpi_tables::{
 };
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{DEVICE_GSI, HvmError, REGISTERS, SERIAL_GSI, ports};
+use super::{
+    error::HvmError,
+    map::{DEVICE_GSI, REGISTERS, SERIAL_GSI},
+    ports,
+};
 use crate::devices::{Ram, SLOT_STRIDE};
 
 /// Address of the tables, in the BIOS area, which the memory map declares reserved.

@@ -20,7 +20,7 @@ use linux_loader::{
 };
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{HOLE, HvmError, acpi};
+use super::{acpi, error::HvmError, map::HOLE};
 use crate::{devices::Ram, platform::ring3::BootFiles};
 
 pub(super) const GDT: u64 = 0x500;

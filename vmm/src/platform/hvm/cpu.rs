@@ -8,7 +8,10 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
 
-use super::{HvmError, boot, cpuid, kvm};
+use super::{
+    boot, cpuid,
+    error::{HvmError, kvm},
+};
 use crate::sys;
 
 const MSR_TSC: u32 = 0x10;

@@ -4,7 +4,7 @@
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
 
-use super::{HvmError, kvm};
+use super::error::{HvmError, kvm};
 
 /// KVM's paravirtual features for the guest (KVM API, `cpuid.rst`): both kvm-clock interfaces and the stable bit, no
 /// I/O delay, steal time, end of interrupt, unhalt, TLB flush, IPI, yield. Asynchronous page faults are excluded,

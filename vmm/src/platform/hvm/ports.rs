@@ -10,7 +10,7 @@ use vm_superio::{
     serial::{NoEvents, SerialState},
 };
 
-use super::{HvmError, SERIAL_GSI, pulse};
+use super::{error::HvmError, map::SERIAL_GSI};
 use crate::platform::EndReason;
 
 /// First of the eight ports of the serial port.
@@ -156,6 +156,12 @@ impl Ports {
             .map_err(|_| HvmError::State("serial line"))?;
         Ok(())
     }
+}
+
+/// Raises and lowers an interrupt line.
+pub(super) fn pulse(vm: &VmFd, gsi: u32) -> Result<(), kvm_ioctls::Error> {
+    vm.set_irq_line(gsi, true)?;
+    vm.set_irq_line(gsi, false)
 }
 
 fn serial_offset(port: u16) -> u8 {

@@ -21,43 +21,20 @@ use nix::sys::{
     pthread::{Pthread, pthread_kill, pthread_self},
     signal::{SigSet, Signal},
 };
-use serde::{Deserialize, Serialize};
 use vmm_sys_util::signal::register_signal_handler;
 
-use super::{HvmError, Step, ports::SharedPorts, step};
+use super::{
+    error::HvmError,
+    ports::SharedPorts,
+    step::{Step, step},
+    write::Write,
+};
 use crate::platform::{EndReason, Exit};
 
 /// Signal that takes a secondary vCPU out of the guest.
 const LEAVE: Signal = Signal::SIGUSR1;
 /// Interval at which the signal is repeated: it has no effect if it arrives just before the vCPU enters the guest.
 const INSIST: Duration = Duration::from_millis(1);
-
-/// A write to the register page.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Write {
-    pub(super) offset: u64,
-    pub(super) bytes: [u8; 8],
-    pub(super) len: u8,
-}
-
-impl Write {
-    pub(super) fn new(offset: u64, data: &[u8]) -> Self {
-        let mut bytes = [0; 8];
-        let len = data.len().min(8);
-        bytes[..len].copy_from_slice(&data[..len]);
-        let len = u8::try_from(len).unwrap_or(0);
-        Self { offset, bytes, len }
-    }
-
-    fn exit(self) -> Exit {
-        Exit::DeviceWrite {
-            offset: self.offset,
-            bytes: self.bytes,
-            // A snapshot can contain a larger length.
-            len: usize::from(self.len.min(8)),
-        }
-    }
-}
 
 /// Handler of the signal. Its delivery alone ends KVM_RUN.
 extern "C" fn nothing(_: i32, _: *mut nix::libc::siginfo_t, _: *mut nix::libc::c_void) {}

@@ -57,7 +57,7 @@ impl Ring3 {
         let khz = self
             .vcpu
             .get_tsc_khz()
-            .map_err(kvm("tell the TSC's frequency"))?;
+            .map_err(kvm("read the TSC's frequency"))?;
         let (mul, shift) = layout::scale_of(khz.into());
         self.clock = Clock {
             tsc_base: tsc,
