@@ -76,8 +76,8 @@ pub struct MetricComparison {
     pub pairs: usize,
     /// B/A, estimated from the pairs. Not the quotient of `b` and `a`: drift between pairs is removed.
     pub ratio: f64,
-    /// 95 % bootstrap interval of the ratio.
-    pub ratio_ci95: [f64; 2],
+    /// 95 % bootstrap interval of the ratio; `null` with fewer than 6 pairs.
+    pub ratio_ci95: Option<[f64; 2]>,
     /// p value of the signed-rank test over pairs.
     pub p: f64,
     /// `p`, corrected for all metrics after Benjamini and Hochberg.
@@ -215,7 +215,7 @@ fn measure(metric: &Metric, blocks: &[Block], seed: u64) -> Option<MetricCompari
         b: metric.pooled(b)? / scale,
         pairs: log_ratios.len(),
         ratio: found.ratio,
-        ratio_ci95: [found.interval95.0, found.interval95.1],
+        ratio_ci95: found.interval95.map(|(low, high)| [low, high]),
         p: found.p,
         p_adjusted: found.p,
         detectable_share: found.detectable,

@@ -192,12 +192,12 @@ fn describe(build: &Build) -> String {
 }
 
 fn count_table(out: &mut String, report: &AbReport) -> std::fmt::Result {
-    writeln!(out, "\n{:<22}{:>16}{:>16}{:>9}  verdict", "", "A", "B", "p")?;
+    writeln!(out, "\n{:<24}{:>16}{:>16}{:>9}  verdict", "", "A", "B", "p")?;
     for count in &report.counts {
         let of = |hits: u64, n: u64| format!("{hits} of {n}");
         writeln!(
             out,
-            "{:<22}{:>16}{:>16}{:>9.4}  {}",
+            "{:<24}{:>16}{:>16}{:>9.4}  {}",
             count.name,
             of(count.a, count.a_n),
             of(count.b, count.b_n),
@@ -217,22 +217,24 @@ fn metric_table(out: &mut String, report: &AbReport) -> std::fmt::Result {
     }
     writeln!(
         out,
-        "\n{:<22}{:>10}{:>10}{:>9}{:>15}{:>9}{:>12}  verdict",
+        "\n{:<24}{:>10}{:>10}{:>9}{:>15}{:>9}{:>12}  verdict",
         "", "A", "B", "B/A", "95 %", "p", "detectable"
     )?;
     for metric in &report.metrics {
-        let [low, high] = metric.ratio_ci95;
+        let interval = metric.ratio_ci95.map_or("n/a".to_owned(), |[low, high]| {
+            format!("{low:.3}–{high:.3}")
+        });
         let detectable = metric
             .detectable_share
             .map_or("n/a".to_owned(), |share| format!("{:.1} %", share * 100.0));
         write!(
             out,
-            "{:<22}{:>10.2}{:>10.2}{:>9.3}{:>15}{:>9.4}{:>12}  {}",
-            format!("{} {}", metric.metric, metric.unit),
+            "{:<24}{:>10.2}{:>10.2}{:>9.3}{:>15}{:>9.4}{:>12}  {}",
+            label(metric),
             metric.a,
             metric.b,
             metric.ratio,
-            format!("{low:.3}–{high:.3}"),
+            interval,
             metric.p_adjusted,
             detectable,
             metric.verdict.words(),
@@ -243,6 +245,14 @@ fn metric_table(out: &mut String, report: &AbReport) -> std::fmt::Result {
         }
     }
     Ok(())
+}
+
+/// Name with unit, such as `first_exec.p50 ms`. Counts of page faults need no unit.
+fn label(metric: &MetricComparison) -> String {
+    match metric.unit.as_str() {
+        "faults" => metric.metric.clone(),
+        unit => format!("{} {unit}", metric.metric),
+    }
 }
 
 fn notes(out: &mut String, report: &AbReport) -> std::fmt::Result {

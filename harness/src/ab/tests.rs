@@ -136,7 +136,7 @@ fn a_delay_of_20_ms_is_worse_in_every_phase() {
         }
         let first_exec = &comparison.metrics[4];
         assert_eq!(first_exec.metric, "first_exec.p50");
-        let [low, high] = first_exec.ratio_ci95;
+        let [low, high] = first_exec.ratio_ci95.unwrap();
         assert!(low > 1.5 && high < 1.9, "25 to 37 ms become 45 to 57");
     }
 }

@@ -5,6 +5,8 @@
 
 use crate::random::SplitMix64;
 
+/// Pairs that an interval needs. With fewer pairs the bootstrap is far too narrow.
+const INTERVAL_NEEDS: usize = 6;
 /// Resamples of the bootstrap.
 const RESAMPLES: usize = 1000;
 
@@ -13,8 +15,8 @@ const RESAMPLES: usize = 1000;
 pub struct PairedRatio {
     /// Hodges–Lehmann estimate of B/A.
     pub ratio: f64,
-    /// Percentile bootstrap over pairs, 95 %.
-    pub interval95: (f64, f64),
+    /// Percentile bootstrap over pairs, 95 %; `None` with fewer than [`INTERVAL_NEEDS`] pairs.
+    pub interval95: Option<(f64, f64)>,
     /// Two-sided p value of the signed-rank test.
     pub p: f64,
     /// The least change, as a share of A, that such a test finds 8 times in 10 at the 5 % level; `None` for one pair.
@@ -27,10 +29,11 @@ pub fn estimate(log_ratios: &[f64], seed: u64) -> Option<PairedRatio> {
     if log_ratios.is_empty() {
         return None;
     }
-    let (low, high) = bootstrap95(log_ratios, seed);
+    let enough = log_ratios.len() >= INTERVAL_NEEDS;
+    let interval = enough.then(|| bootstrap95(log_ratios, seed));
     Some(PairedRatio {
         ratio: hodges_lehmann(log_ratios).exp(),
-        interval95: (low.exp(), high.exp()),
+        interval95: interval.map(|(low, high)| (low.exp(), high.exp())),
         p: signed_rank(log_ratios),
         detectable: standard_error(log_ratios).map(|error| {
             // 1.96 for the level, 0.84 for the power.
@@ -168,7 +171,7 @@ mod tests {
         let covered = (0..60_u64).filter(|seed| {
             let mut random = SplitMix64::new(*seed);
             let pairs: Vec<f64> = (0..12).map(|_| 0.1 + random.unit() - 0.5).collect();
-            let (low, high) = estimate(&pairs, *seed).unwrap().interval95;
+            let (low, high) = estimate(&pairs, *seed).unwrap().interval95.unwrap();
             (low..=high).contains(&0.1_f64.exp())
         });
         let covered = covered.count();
