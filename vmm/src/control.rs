@@ -32,7 +32,7 @@ pub struct Control {
     client: Option<UnixStream>,
 }
 
-/// What was read from the client.
+/// The result of reading from the client.
 #[derive(Debug)]
 pub(crate) enum Received {
     /// A request and the files that came with it.

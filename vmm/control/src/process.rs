@@ -136,7 +136,7 @@ impl ControlClient {
         Self::new(connect(path, timeout)?, timeout)
     }
 
-    /// What the VM was made from; `None` before [`ControlClient::boot`] or [`ControlClient::restore`] has succeeded.
+    /// The lineage of the VM; `None` before [`ControlClient::boot`] or [`ControlClient::restore`] has succeeded.
     #[must_use]
     pub fn lineage(&self) -> Option<&Lineage> {
         self.lineage.as_ref()

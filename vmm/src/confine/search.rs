@@ -18,7 +18,7 @@ const JUMP_EQUAL: u16 = 0x15;
 const JUMP_NOT_LESS: u16 = 0x35;
 const RETURN: u16 = 0x06;
 
-/// What the filter does with a system call.
+/// The filter's action for a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallPolicy {
     /// The call is allowed.

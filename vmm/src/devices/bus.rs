@@ -41,7 +41,7 @@ pub struct DeviceBus {
     vsock: Vsock,
     rng: Rng,
     backlog: Backlog,
-    /// What the guest reads from the register page.
+    /// The content of the register page.
     page: Box<[u8; PAGE_BYTES]>,
     page_changed: bool,
 }

@@ -1,10 +1,10 @@
-//! What a device looks like to the bus.
+//! The interface between the bus and a device.
 
 use super::queue::Virtqueue;
 use super::ram::Ram;
 use crate::watch::{DeviceToken, Watch};
 
-/// What a device may use while it works. `queues` is empty unless the driver has activated the device.
+/// The resources of a device while it works. `queues` is empty unless the driver has activated the device.
 pub(super) struct Io<'a> {
     pub(super) queues: &'a mut [Virtqueue],
     pub(super) ram: &'a Ram,

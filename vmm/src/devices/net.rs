@@ -71,7 +71,7 @@ enum Delivery {
     NoBuffers,
 }
 
-/// What happened to a frame from the guest.
+/// The fate of a frame from the guest.
 enum Sent {
     Accepted,
     /// The frame or its offload header is invalid.

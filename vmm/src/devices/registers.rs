@@ -52,7 +52,7 @@ pub(super) struct Identity {
     pub(super) config: Vec<u8>,
 }
 
-/// What the bus must do after a register write.
+/// The action that a register write requires of the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Nothing,

@@ -13,7 +13,7 @@ use crate::{
     snapshot::Ancestor,
 };
 
-/// What the manifest of a snapshot states about the VM's origin.
+/// The VM's origin, which the manifest of a snapshot states.
 #[derive(Debug)]
 pub(super) struct Origin {
     pub(super) ram: u64,

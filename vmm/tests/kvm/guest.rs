@@ -112,7 +112,7 @@ pub(crate) fn kvm_a_fork_bomb_meets_its_limit() {
     vm.assert_healthy();
 }
 
-/// What programs read about the machine on which they run.
+/// Checks the description of the machine that programs read.
 pub(crate) fn kvm_proc_is_sane() {
     let vm = TestVm::new();
     assert_eq!(vm.sh("nproc; grep -c ^processor /proc/cpuinfo"), "1\n1");

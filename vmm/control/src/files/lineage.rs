@@ -69,7 +69,7 @@ impl Home {
         })
     }
 
-    /// Whether the same manifest still exists in the directory. Its link count would not tell, since a removed manifest
+    /// Whether the same manifest still exists in the directory. Its link count is not sufficient, since a removed manifest
     /// can have other names.
     fn stands(&self) -> bool {
         fs::metadata(self.dir.join(MANIFEST_NAME))

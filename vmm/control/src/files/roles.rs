@@ -53,7 +53,7 @@ impl TemplateFile {
     }
 }
 
-/// What a descriptor that accompanies a request is for.
+/// The purpose of a descriptor that accompanies a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileRole {

@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 
 use super::packet::Key;
 
-/// What the next packet for the guest comes from.
+/// The source of the next packet for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PacketSource {
     /// The stream with this id may have a packet.

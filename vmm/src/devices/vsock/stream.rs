@@ -50,7 +50,7 @@ pub(super) enum Greeting {
     None,
 }
 
-/// What the owner of a stream must do with it.
+/// The action that a stream requires of its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamAction {
     Keep,

@@ -20,7 +20,7 @@ const SERIAL_END: u16 = SERIAL + 7;
 pub(super) const SLEEP_CONTROL: u16 = 0x600;
 pub(super) const SLEEP_STATUS: u16 = 0x601;
 pub(super) const RESET: u16 = 0x602;
-/// Values that the ACPI tables tell the guest to write to these ports.
+/// Values for these ports, as the ACPI tables specify them.
 pub(super) const SOFT_OFF: u8 = 5;
 pub(super) const RESET_VALUE: u8 = 1;
 /// SLP_EN with SLP_TYPx of soft-off.
@@ -30,7 +30,7 @@ const CMOS_DATA: u16 = 0x71;
 /// Limit on buffered console output in bytes. Further output is dropped until the machine's thread fetches it.
 const MAX_LOG: usize = 64 << 10;
 
-/// What a write requires.
+/// The effect of a write on the machine.
 pub(super) enum Outcome {
     Nothing,
     /// The console output has a complete line.

@@ -7,7 +7,7 @@ use super::ports::{self, Outcome, SharedPorts};
 use super::write::Write;
 use crate::{devices::PAGE_BYTES, platform::EndReason};
 
-/// What the owner must do after an exit of a vCPU.
+/// The result of an exit of a vCPU.
 pub(super) enum Step {
     Again,
     Kicked,
