@@ -13,7 +13,7 @@ import jdk.jshell.execution.DirectExecutionControl;
 final class Execution extends DirectExecutionControl {
     /** How long a cell ignores interrupts after its start: the JVM delivers signals late, so one may be meant for the
      * previous cell. The server repeats an interrupt after half a second. */
-    private static final long DEAF_NANOS = 200_000_000;
+    private static final long IGNORE_NANOS = 200_000_000;
 
     private Thread thread;
     private long begun;
@@ -59,7 +59,7 @@ final class Execution extends DirectExecutionControl {
 
     @SuppressWarnings({"deprecation", "removal"})
     synchronized void interrupt() {
-        if (System.nanoTime() - begun < DEAF_NANOS) return;
+        if (System.nanoTime() - begun < IGNORE_NANOS) return;
         interrupts++;
         if (thread == null) return;
         if (interrupts == 1) {

@@ -345,7 +345,7 @@ mod tests {
             .collect()
     }
 
-    fn told(changes: &[(&str, EventType)]) -> Vec<(String, EventType)> {
+    fn listed(changes: &[(&str, EventType)]) -> Vec<(String, EventType)> {
         let changes = changes.iter();
         changes.map(|(p, k)| ((*p).to_owned(), *k)).collect()
     }
@@ -362,7 +362,7 @@ mod tests {
         fs::write(path("f"), "x").unwrap();
         fs::rename(path("f"), path("g")).unwrap();
         fs::remove_file(path("g")).unwrap();
-        let wanted = told(&[
+        let wanted = listed(&[
             ("f", Create),
             ("f", Write),
             ("f", Rename),
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(read(&mut tree), wanted);
         let moved = tempfile::tempdir().unwrap();
         fs::rename(dir.path(), moved.path().join("here")).unwrap();
-        assert_eq!(read(&mut tree), told(&[("", Rename)]));
+        assert_eq!(read(&mut tree), listed(&[("", Rename)]));
         fs::write(moved.path().join("here/f"), "").unwrap();
         assert_eq!(read(&mut tree), []);
     }
@@ -386,7 +386,7 @@ mod tests {
         fs::write(path("a/b/c/f"), "x").unwrap();
         let mut changes = read(&mut tree);
         changes.sort_by(|a, b| a.0.cmp(&b.0));
-        let wanted = told(&[
+        let wanted = listed(&[
             ("a", Create),
             ("a/b", Create),
             ("a/b/c", Create),
@@ -396,7 +396,7 @@ mod tests {
         // From now on they are watched like all others, and a name that is created again is reported again.
         fs::remove_file(path("a/b/c/f")).unwrap();
         fs::write(path("a/b/c/f"), "x").unwrap();
-        let wanted = told(&[("a/b/c/f", Remove), ("a/b/c/f", Create), ("a/b/c/f", Write)]);
+        let wanted = listed(&[("a/b/c/f", Remove), ("a/b/c/f", Create), ("a/b/c/f", Write)]);
         assert_eq!(read(&mut tree), wanted);
         // Only the watch of the parent reports it.
         fs::set_permissions(
@@ -404,9 +404,9 @@ mod tests {
             std::os::unix::fs::PermissionsExt::from_mode(0o700),
         )
         .unwrap();
-        assert_eq!(read(&mut tree), told(&[("a/b", Chmod)]));
+        assert_eq!(read(&mut tree), listed(&[("a/b", Chmod)]));
         fs::remove_dir_all(path("a")).unwrap();
-        let wanted = told(&[
+        let wanted = listed(&[
             ("a/b/c/f", Remove),
             ("a/b/c", Remove),
             ("a/b", Remove),
@@ -425,21 +425,21 @@ mod tests {
         let mut tree = Tree::open(dir.path(), Reach::Everything).unwrap();
         fs::rename(path("a"), path("z")).unwrap();
         fs::write(path("z/b/f"), "").unwrap();
-        let wanted = told(&[("a", Rename), ("z", Create), ("z/b/f", Create)]);
+        let wanted = listed(&[("a", Rename), ("z", Create), ("z/b/f", Create)]);
         assert_eq!(read(&mut tree), wanted);
         // Out of the tree: no more events of it, even if another directory takes its name.
         fs::rename(path("z"), outside.path().join("z")).unwrap();
         fs::create_dir(path("z")).unwrap();
-        assert_eq!(read(&mut tree), told(&[("z", Rename), ("z", Create)]));
+        assert_eq!(read(&mut tree), listed(&[("z", Rename), ("z", Create)]));
         fs::write(outside.path().join("z/b/g"), "").unwrap();
         fs::write(path("z/h"), "").unwrap();
-        assert_eq!(read(&mut tree), told(&[("z/h", Create)]));
+        assert_eq!(read(&mut tree), listed(&[("z/h", Create)]));
         assert_eq!(tree.dirs.len(), 2);
         // Into the tree, with its entries.
         fs::rename(outside.path().join("z/b"), path("b")).unwrap();
         let mut changes = read(&mut tree);
         changes.sort_by(|a, b| a.0.cmp(&b.0));
-        let wanted = told(&[("b", Create), ("b/f", Create), ("b/g", Create)]);
+        let wanted = listed(&[("b", Create), ("b/f", Create), ("b/g", Create)]);
         assert_eq!(changes, wanted);
     }
 
@@ -451,7 +451,7 @@ mod tests {
         std::os::unix::fs::symlink(outside.path(), &link).unwrap();
         let mut tree = Tree::open(&link, Reach::Everything).unwrap();
         std::os::unix::fs::symlink(dir.path(), outside.path().join("link")).unwrap();
-        assert_eq!(read(&mut tree), told(&[("link", Create)]));
+        assert_eq!(read(&mut tree), listed(&[("link", Create)]));
         fs::write(dir.path().join("f"), "").unwrap();
         assert_eq!(read(&mut tree), []);
     }
