@@ -85,7 +85,6 @@ pub struct Attempt {
     pub arrival: u32,
     /// Planned start. Latencies count from this instant.
     pub intended_ns: u64,
-    /// Actual start.
     pub actual_ns: u64,
     /// Stamps of the phases that were reached.
     pub timeline: Timeline,

@@ -22,7 +22,6 @@ use crate::{
 /// Format of the document.
 pub const FORMAT: u32 = 1;
 
-/// The whole report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Document {
     /// [`FORMAT`].
@@ -182,7 +181,6 @@ impl LedgerDocument {
 }
 
 impl Document {
-    /// Computes the document.
     #[must_use]
     pub fn new(view: &View<'_>) -> Self {
         let summary = view.summary;

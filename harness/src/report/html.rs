@@ -12,7 +12,6 @@ use crate::scenario::Quantile;
 
 const STYLE: &str = include_str!("html.css");
 
-/// Renders the page.
 #[must_use]
 pub fn render(view: &View<'_>) -> String {
     let d = Document::new(view);

@@ -8,7 +8,6 @@ use testbed::xml::escape;
 use super::View;
 use crate::gate::GateOutcome;
 
-/// Renders the report.
 #[must_use]
 pub fn render(view: &View<'_>) -> String {
     let mut out = String::new();

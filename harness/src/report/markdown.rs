@@ -10,7 +10,6 @@ use super::{
 };
 use crate::scenario::Quantile;
 
-/// Renders the report.
 #[must_use]
 pub fn render(view: &View<'_>) -> String {
     let mut out = String::new();

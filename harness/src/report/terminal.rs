@@ -7,7 +7,6 @@ use testbed::exit::End;
 
 use crate::{gate::JudgedBy, scenario::Quantile};
 
-/// Renders the report.
 #[must_use]
 pub fn render(view: &View<'_>) -> String {
     let document = Document::new(view);

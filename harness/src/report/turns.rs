@@ -20,7 +20,6 @@ pub struct TurnsDocument {
     pub tax: Option<TaxDocument>,
 }
 
-/// One turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TurnDocument {
     /// Name in the scenario.

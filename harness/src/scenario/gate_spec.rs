@@ -15,7 +15,6 @@ pub(super) struct GateConfig {
     limit_ratio: Option<f64>,
 }
 
-/// A validated gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GateSpec {
     pub name: String,
