@@ -357,23 +357,35 @@ fn advance(slot: Slot, event: Event, now: UnixMs) -> Result<Slot, Unexpected> {
         // The job will fail and report so.
         (S::Starting | S::Pausing(_) | S::Snapshotting, E::VmExited) if slot.vm => next.vm = false,
         (S::Warm | S::Running, E::VmExited) => next = ended(slot, S::Ending, false),
-        (S::Ending, E::VmExited) if slot.vm => next.vm = false,
-        // Jobs of a slot that was killed meanwhile. These end with a VM:
-        (S::Ending, E::Filled | E::Started | E::Resumed) if slot.job && !slot.vm => {
-            next = ended(slot, S::Ending, true);
-        }
-        (
-            S::Ending,
-            E::Leased
-            | E::Saved
-            | E::PauseFailed
-            | E::ResumeFailed(_)
-            | E::SnapshotDone
-            | E::Failed,
-        ) if slot.job => next = ended(slot, S::Ending, slot.vm),
-        (S::Ending, E::Kill) => {}
+        (S::Ending, _) => return advance_ending(slot, event),
         (_, E::Kill) => next.stage = S::Ending,
-        (S::Ending, E::Cleaned) if slot.cleaning => next.cleaning = false,
+        _ => return Err(Unexpected),
+    }
+    Ok(next)
+}
+
+/// Events of a slot that was killed, possibly while a job ran.
+fn advance_ending(slot: Slot, event: Event) -> Result<Slot, Unexpected> {
+    use Event as E;
+    let mut next = slot;
+    match event {
+        E::Kill => {}
+        E::VmExited if slot.vm => next.vm = false,
+        // These jobs end with a VM.
+        E::Filled | E::Started | E::Resumed if slot.job && !slot.vm => {
+            next = ended(slot, Stage::Ending, true);
+        }
+        E::Leased
+        | E::Saved
+        | E::PauseFailed
+        | E::ResumeFailed(_)
+        | E::SnapshotDone
+        | E::Failed
+            if slot.job =>
+        {
+            next = ended(slot, Stage::Ending, slot.vm);
+        }
+        E::Cleaned if slot.cleaning => next.cleaning = false,
         _ => return Err(Unexpected),
     }
     Ok(next)

@@ -104,14 +104,14 @@ impl MemoryLedger {
         let last = self.measured_up_to.take();
         let from = last.map_or(0, |last| running.partition_point(|id| *id <= last));
         let round = running.iter().skip(from).take(MEASURED_AT_ONCE);
-        for id in round.clone() {
+        for id in round {
             if let Some(entry) = slots.get_mut(id) {
                 let pid = entry.record.vmm.map_or(0, |vmm| vmm.pid);
                 entry.private = host::private_bytes(pid).or(entry.private);
             }
         }
         if from + MEASURED_AT_ONCE < running.len() {
-            self.measured_up_to = round.last().cloned();
+            self.measured_up_to = running.get(from + MEASURED_AT_ONCE - 1).cloned();
         }
         self.estimate(slots, templates);
     }

@@ -47,7 +47,8 @@ impl Driver {
         }
     }
 
-    fn sandbox(&self, id: &SandboxId) -> Result<Sandbox, PoolError> {
+    /// A sandbox as callers see it now.
+    pub(super) fn sandbox(&self, id: &SandboxId) -> Result<Sandbox, PoolError> {
         let sandbox = self.slots.get(id).and_then(|e| e.sandbox(id));
         sandbox.ok_or_else(|| PoolError::not_found(id))
     }

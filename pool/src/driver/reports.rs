@@ -167,8 +167,7 @@ impl Driver {
             }
             SandboxRequest::Reach { answer, .. } => {
                 self.slots.update(id, |entry| set_deadline(entry, None));
-                let sandbox = self.slots.get(id).and_then(|e| e.sandbox(id));
-                let _ = answer.send(sandbox.ok_or_else(|| PoolError::not_found(id)));
+                let _ = answer.send(self.sandbox(id));
                 self.write_record(id, Vec::new());
             }
             // Nothing else resumes.

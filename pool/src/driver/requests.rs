@@ -78,8 +78,7 @@ impl Driver {
         match decided {
             Err(refusal) => request.refuse(PoolError::Refused(id, refusal)),
             Ok(Next::Wait) => self.wait(id, request),
-            Ok(Next::Grant) => self.grant(&id, request),
-            Ok(Next::Begin(_)) => self.begin(id, request),
+            Ok(next) => self.act(id, request, next != Next::Grant),
         }
     }
 
@@ -90,44 +89,59 @@ impl Driver {
         }
     }
 
-    /// Serves a request that needs no change of stage.
-    fn grant(&mut self, id: &SandboxId, request: SandboxRequest) {
-        let now = host::unix_ms();
+    /// Serves a request that was not refused. `begins`: the request needs a change of stage.
+    fn act(&mut self, id: SandboxId, request: SandboxRequest, begins: bool) {
         match request {
+            SandboxRequest::Connect { accepted_ns, .. } if begins => {
+                self.queue_resume(id, StartFor::Resume, accepted_ns, request);
+            }
+            SandboxRequest::Reach { accepted_ns, .. } if begins => {
+                self.queue_resume(id, StartFor::Wake, accepted_ns, request);
+            }
             SandboxRequest::Connect {
                 timeout_s, answer, ..
             } => {
-                let extend = |timeout_s| {
-                    let moved = self
-                        .slots
-                        .update(id, |e| e.slot.extend_deadline(now, timeout_s));
-                    moved == Some(true)
-                };
-                let is_moved = timeout_s.is_some_and(extend);
-                self.connected(id, false, is_moved, answer);
+                let extended = |timeout_s| self.set_deadline(&id, TimeoutChange::Extend, timeout_s);
+                let is_extended = timeout_s.is_some_and(extended);
+                self.connected(&id, false, is_extended, answer);
             }
-            SandboxRequest::Reach { answer, .. } => {
-                let sandbox = self.slots.leased(id).map(|e| e.sandbox(id));
-                let found = sandbox.and_then(|s| s.ok_or_else(|| PoolError::not_found(id)));
-                let _ = answer.send(found);
-            }
-            SandboxRequest::SetTimeout(how, timeout_s, answer) => {
-                self.slots.update(id, |entry| match how {
-                    TimeoutChange::Replace => entry.slot.set_deadline(now, timeout_s),
-                    TimeoutChange::Extend => drop(entry.slot.extend_deadline(now, timeout_s)),
-                });
-                self.write_record(id, vec![AfterWrite::Adjusted(answer)]);
+            SandboxRequest::Reach { answer, .. } => drop(answer.send(self.sandbox(&id))),
+            SandboxRequest::SetTimeout(change, timeout_s, answer) => {
+                self.set_deadline(&id, change, timeout_s);
+                self.write_record(&id, vec![AfterWrite::Adjusted(answer)]);
             }
             SandboxRequest::SetPolicy {
                 policy,
                 note,
                 answer,
-            } => {
-                let _ = answer.send(self.set_policy(id, policy, note));
+            } => drop(answer.send(self.set_policy(&id, policy, note))),
+            SandboxRequest::Pause(mode, answer) => self.pause(&id, mode, Some(answer)),
+            SandboxRequest::Kill(answer) => {
+                if let Some(entry) = self.slots.get_mut(&id) {
+                    entry.kill = Some(answer);
+                }
+                self.end(&id);
             }
-            // Nothing else is granted.
-            other => other.refuse(PoolError::not_found(id)),
+            SandboxRequest::Snapshot(names, answer) => self.snapshot(&id, names, answer),
+            SandboxRequest::Fork {
+                specs,
+                accepted_ns,
+                answer,
+            } => self.fork(&id, specs, accepted_ns, answer),
         }
+    }
+
+    /// Moves the deadline of a sandbox. Returns whether it has changed.
+    fn set_deadline(&mut self, id: &SandboxId, change: TimeoutChange, timeout_s: u32) -> bool {
+        let now = host::unix_ms();
+        let moved = self.slots.update(id, |entry| match change {
+            TimeoutChange::Extend => entry.slot.extend_deadline(now, timeout_s),
+            TimeoutChange::Replace => {
+                entry.slot.set_deadline(now, timeout_s);
+                true
+            }
+        });
+        moved == Some(true)
     }
 
     /// Answers a connect, once the record is on disk if it has changed.
@@ -138,9 +152,9 @@ impl Driver {
         write: bool,
         answer: Answer<Connected>,
     ) {
-        let sandbox = self.slots.get(id).and_then(|e| e.sandbox(id));
-        let Some(sandbox) = sandbox else {
-            return drop(answer.send(Err(PoolError::not_found(id))));
+        let sandbox = match self.sandbox(id) {
+            Ok(sandbox) => sandbox,
+            Err(e) => return drop(answer.send(Err(e))),
         };
         let connected = Connected { sandbox, resumed };
         if write {
@@ -209,33 +223,6 @@ impl Driver {
                 }
                 Err(e.into_pool("set what the sandbox may reach", id))
             }
-        }
-    }
-
-    /// Begins the change that a request asks for.
-    fn begin(&mut self, id: SandboxId, request: SandboxRequest) {
-        match request {
-            SandboxRequest::Connect { accepted_ns, .. } => {
-                self.queue_resume(id, StartFor::Resume, accepted_ns, request);
-            }
-            SandboxRequest::Reach { accepted_ns, .. } => {
-                self.queue_resume(id, StartFor::Wake, accepted_ns, request);
-            }
-            SandboxRequest::Pause(mode, answer) => self.pause(&id, mode, Some(answer)),
-            SandboxRequest::Kill(answer) => {
-                if let Some(entry) = self.slots.get_mut(&id) {
-                    entry.kill = Some(answer);
-                }
-                self.end(&id);
-            }
-            SandboxRequest::Snapshot(names, answer) => self.snapshot(&id, names, answer),
-            SandboxRequest::Fork {
-                specs,
-                accepted_ns,
-                answer,
-            } => self.fork(&id, specs, accepted_ns, answer),
-            // The other requests begin no change.
-            other => other.refuse(PoolError::not_found(&id)),
         }
     }
 
