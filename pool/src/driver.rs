@@ -222,7 +222,7 @@ impl Driver {
                 continue;
             };
             tracing::info!(sandbox = %id, action = ?event, "deadline reached");
-            self.tell(&id, now, "its deadline has passed");
+            self.add_event(&id, now, "deadline reached");
             match event {
                 Event::Pause(mode) => self.pause(&id, mode, None),
                 _ => self.end(&id),
@@ -287,9 +287,9 @@ impl Driver {
     }
 
     /// Adds a life event of a sandbox.
-    fn tell(&mut self, id: &SandboxId, now: UnixMs, what: impl Into<String>) {
+    fn add_event(&mut self, id: &SandboxId, now: UnixMs, what: impl Into<String>) {
         if let Some(entry) = self.slots.get_mut(id) {
-            entry.tell(now, what);
+            entry.add_event(now, what);
         }
     }
 

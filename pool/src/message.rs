@@ -23,12 +23,12 @@ use crate::{
 /// Where an answer goes. Sending fails if the caller does not wait any more, which is no error.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, PoolError>>;
 
-/// A new sandbox on its way to the caller that asked for it. If it is dropped instead of claimed, because the caller
-/// went away at any moment before, the sandbox is ended: no caller would ever learn its id.
+/// A new sandbox on its way to the caller that requested it. If the caller goes away before it has claimed the sandbox,
+/// this value is dropped, which ends the sandbox: no caller would ever learn its id.
 #[derive(Debug)]
 pub(crate) struct Unclaimed {
     sandbox: Sandbox,
-    /// `None` once it is claimed.
+    /// `None` once the sandbox is claimed.
     end: Option<mpsc::UnboundedSender<Report>>,
 }
 
@@ -49,7 +49,7 @@ impl Unclaimed {
 impl Drop for Unclaimed {
     fn drop(&mut self) {
         if let Some(reporter) = self.end.take() {
-            // Without a driver the sandbox lives on, as after a crash: the next server lists it.
+            // Without a driver the sandbox keeps running, as after a crash, and the next server lists it.
             let _ = reporter.send(Report::Unclaimed(self.sandbox.id.clone()));
         }
     }

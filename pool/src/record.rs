@@ -432,13 +432,13 @@ mod tests {
         wanted.note = "9".into();
         wanted.lifetime.set(0, 9);
         assert_eq!(dir.read(read_note).unwrap(), wanted);
-        // From then on it is a record of the present version.
+        // The next write makes it a record of the present version.
         dir.write(&wanted, Durability::Process).unwrap();
         assert_eq!(dir.read(no_notes).unwrap(), wanted);
         write(&old).unwrap();
         fs::write(dir.path().join(NOTE), "something else").unwrap();
         assert!(dir.read(read_note).is_err(), "a note without a lifetime");
-        // A slot of the stock has none.
+        // A warm slot has no note.
         old["kept"] = "nobody".into();
         write(&old).unwrap();
         assert_eq!(dir.read(no_notes).unwrap().kept, Kept::Nobody);

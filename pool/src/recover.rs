@@ -78,7 +78,7 @@ pub(crate) fn recover(
             Outcome::Alive(mut entry) => {
                 let generation = u64::try_from(entries.len() + 1).unwrap_or(u64::MAX);
                 entry.has_new_vm(generation, now);
-                entry.tell(now, "taken over from the server before");
+                entry.add_event(now, "recovered by a new server process");
                 recovered.alive.extend(entry.sandbox(&id));
                 entries.push((id, *entry));
                 continue;
@@ -261,7 +261,7 @@ impl Recovery<'_> {
         match stats.phase {
             VmPhase::Running => Ok(()),
             VmPhase::Paused => control.resume().map_err(answer),
-            VmPhase::Empty | VmPhase::Exited => Err("its guest ended".to_owned()),
+            VmPhase::Empty | VmPhase::Exited => Err("its guest exited".to_owned()),
         }
     }
 }
@@ -272,7 +272,7 @@ fn paused(dir: &SlotDir, mut record: Record, mode: PauseMode) -> Outcome {
         PauseMode::FilesystemOnly => template_file::LAYER,
     };
     if !dir.pause().join(file).exists() {
-        return Outcome::Lost("its snapshot is gone".to_owned());
+        return Outcome::Lost("its snapshot is missing".to_owned());
     }
     record.vmm = None;
     record.tap = None;

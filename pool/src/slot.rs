@@ -147,7 +147,7 @@ pub(crate) struct Effects {
     pub(crate) kill_vm: bool,
     /// Start the cleaning job.
     pub(crate) clean: bool,
-    /// Drop the slot: it has no process, directory or control group any more.
+    /// Drop the slot, which has no process, directory or control group any more.
     pub(crate) remove: bool,
 }
 
@@ -249,7 +249,7 @@ impl Slot {
         self.pause_again_at = 0;
     }
 
-    /// As [`Slot::set_deadline`], but never moves the deadline forward in time. Returns whether it was moved.
+    /// As [`Slot::set_deadline`], but keeps the present deadline if that is later. Returns whether the deadline changed.
     pub(crate) fn extend_deadline(&mut self, now: UnixMs, timeout_s: u32) -> bool {
         let mut later = *self;
         later.set_deadline(now, timeout_s);
@@ -310,7 +310,7 @@ fn advance(slot: Slot, event: Event, now: UnixMs) -> Result<Slot, Unexpected> {
         (S::Warm, E::Lease) => next = begun(slot, S::Starting),
         (S::Starting, E::Started) if !slot.vm => next = ended(slot, S::Running, true),
         (S::Starting, E::Leased) if slot.vm => next = ended(slot, S::Running, true),
-        // The VM exited during the lease.
+        // The VM has exited during the lease.
         (S::Starting, E::Leased) => next = ended(slot, S::Ending, false),
 
         (S::Running, E::Pause(mode)) if !slot.writing => next = begun(slot, S::Pausing(mode)),
@@ -354,7 +354,7 @@ fn advance(slot: Slot, event: Event, now: UnixMs) -> Result<Slot, Unexpected> {
         (S::Filling | S::Starting | S::Pausing(_) | S::Snapshotting, E::Failed) => {
             next = ended(slot, S::Ending, slot.vm);
         }
-        // The job will fail and report so.
+        // The job fails and reports that.
         (S::Starting | S::Pausing(_) | S::Snapshotting, E::VmExited) if slot.vm => next.vm = false,
         (S::Warm | S::Running, E::VmExited) => next = ended(slot, S::Ending, false),
         (S::Ending, _) => return advance_ending(slot, event),

@@ -134,7 +134,7 @@ pub struct CreateSpec {
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     pub id: SandboxId,
-    /// The template it was made from, as it was then.
+    /// The template as it was when the sandbox was made.
     pub template: Arc<TemplateInfo>,
     pub state: SandboxState,
     pub lifetime: Lifetime,
@@ -200,11 +200,12 @@ pub struct Recovered {
     pub lost: Vec<(SandboxId, String)>,
 }
 
-/// A sandbox has ended. Everything of it is removed already.
+/// Reports that a sandbox has ended. Its files and processes are already removed.
 #[derive(Clone, Debug)]
 pub struct Ended {
     pub id: SandboxId,
-    /// Why it ended by itself, with the VMM's last words. `None` if a caller or its deadline ended it.
+    /// Why it ended by itself, with the last line of the VMM's standard error. `None` if a caller or its deadline ended
+    /// it.
     pub why: Option<String>,
 }
 

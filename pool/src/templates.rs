@@ -39,7 +39,7 @@ const MAX_NAME: usize = 128;
 pub(crate) enum Memory {
     /// No: no warm slots were wanted so far.
     OnDisk,
-    /// It is being copied.
+    /// Its memory is being copied.
     Loading,
     Loaded(Arc<LoadedTemplate>),
     /// No: the template is a diff (its base may be in huge pages), or the host has too few huge pages. Clones read it

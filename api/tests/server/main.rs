@@ -41,6 +41,7 @@ fn main() {
         },
         restarts::{
             kvm_what_runs_outlives_a_killed_server,
+            kvm_an_upgraded_server_keeps_sandboxes_and_their_deadlines,
             kvm_a_stopped_server_keeps_or_ends_what_runs,
         },
         memory::{

@@ -63,7 +63,7 @@ pub(crate) struct RecordWrites {
 pub(crate) struct Entry {
     pub(crate) slot: Slot,
     pub(crate) dir: SlotDir,
-    /// The lifetime in it is that of the last write; the present one is the slot's.
+    /// Its lifetime is that of the last write; the slot has the present one.
     pub(crate) record: Record,
     pub(crate) timeline: Timeline,
     pub(crate) pidfd: Option<Arc<OwnedFd>>,
@@ -78,7 +78,7 @@ pub(crate) struct Entry {
     pub(crate) writes: RecordWrites,
     /// Why it ended, if no caller and no deadline ended it.
     pub(crate) died: Option<String>,
-    /// Private memory in bytes when it was measured last.
+    /// Private memory in bytes, as last measured; `None` before the first measurement.
     pub(crate) private: Option<u64>,
     /// The cause of its last start.
     pub(crate) start_for: StartFor,
@@ -138,7 +138,7 @@ impl Entry {
     }
 
     /// Adds a life event; the oldest gives way.
-    pub(crate) fn tell(&mut self, at: UnixMs, what: impl Into<String>) {
+    pub(crate) fn add_event(&mut self, at: UnixMs, what: impl Into<String>) {
         if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
         }
@@ -152,12 +152,12 @@ impl Entry {
         lines.control.into_std().ok()
     }
 
-    /// Whether a caller had its id at any time.
+    /// Whether a caller has, or has had, the slot's id.
     pub(crate) fn was_leased(&self) -> bool {
         self.generation > 0
     }
 
-    /// Answers every request that still waits: the slot is removed.
+    /// The slot is removed: answers every request that still waits for it.
     pub(crate) fn removed(self, id: &SandboxId, ended: &mpsc::UnboundedSender<Ended>) {
         let was_leased = self.was_leased();
         if let Some(serving) = self.serving {

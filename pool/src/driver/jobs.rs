@@ -1,4 +1,4 @@
-//! Work that takes time: started here on threads and tasks, each of which reports its end to the driver.
+//! Starts the jobs, on threads and tasks. Each job reports its end to the driver.
 
 use std::{fs, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 

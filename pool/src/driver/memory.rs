@@ -1,4 +1,4 @@
-//! The memory ledger: what sandboxes were seen to need, and what the host has left.
+//! The memory ledger: measured needs of sandboxes, and the memory that the host has left.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -77,7 +77,7 @@ impl MemoryLedger {
             count += 1;
             let own = self.need(&entry.record.template.id);
             let has = match entry.slot.stage {
-                // It does not grow before its next start.
+                // Does not grow in this stage.
                 Stage::Warm | Stage::Ending | Stage::Pausing(_) | Stage::Stopping(_) => continue,
                 Stage::Filling => own.expected.saturating_sub(own.warm_has),
                 _ => entry.private.unwrap_or(0),

@@ -127,7 +127,7 @@ impl Driver {
         let origin = Origin::Elsewhere(dir);
         let kept = self.templates.keep(&id, names, origin, created);
         if kept.is_err() {
-            // It is empty.
+            // The directory is empty.
             let _ = std::fs::remove_dir_all(home);
         }
         kept

@@ -1,4 +1,4 @@
-//! Callers that wait for a start: a new sandbox or a resume.
+//! The queue of requests that wait for a start: creates, forks and resumes.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -44,7 +44,7 @@ impl Pending {
 
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// The first comes first, but may be overtaken by one that can be served.
+    /// In order of arrival; a request that can be served overtakes others that cannot.
     pending: VecDeque<Pending>,
     /// Most starts at once.
     places: u32,
@@ -62,7 +62,7 @@ impl Queue {
         self.pending.push_back(Pending { want, accepted_ns });
     }
 
-    /// Returns one that has to wait on.
+    /// Appends a request that must keep waiting.
     pub(super) fn put_back(&mut self, pending: Pending) {
         self.pending.push_back(pending);
     }

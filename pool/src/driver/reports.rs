@@ -95,7 +95,7 @@ impl Driver {
         let event = match stage {
             Stage::Filling => Event::Filled,
             Stage::Resuming(_) => Event::Resumed,
-            // In `Ending` the three mean the same.
+            // In `Ending` the three events have the same effect.
             _ => Event::Started,
         };
         match self.event(id, event) {
@@ -110,7 +110,7 @@ impl Driver {
         }
     }
 
-    /// The sandbox runs: answers the caller whom the start served.
+    /// The sandbox runs: answers the request that the start served.
     fn hand_over(&mut self, id: &SandboxId) {
         self.stock.yield_to_callers(host::monotonic_ns());
         let now = host::unix_ms();
@@ -124,7 +124,7 @@ impl Driver {
         }
         match entry.serving.take() {
             Some(Serving::New(answer)) => {
-                entry.tell(now, "created");
+                entry.add_event(now, "created");
                 tracing::info!(
                     sandbox = %id,
                     template = %entry.record.template.id,
@@ -137,7 +137,7 @@ impl Driver {
                 }
             }
             Some(Serving::Request(request)) => {
-                entry.tell(now, "resumed");
+                entry.add_event(now, "resumed");
                 tracing::info!(sandbox = %id, "resumed");
                 self.resumed(id, request);
             }
@@ -205,7 +205,7 @@ impl Driver {
                 entry.record = served.record;
                 entry.timeline = served.timeline;
                 entry.lines = Some(served.lines);
-                // In another stage the VM exited or the slot was killed: the caller is refused when it is removed.
+                // Otherwise the VM has exited or the slot was killed: the caller is refused when the slot is removed.
                 if self.event(id, Event::Leased) == Ok(Stage::Running) {
                     self.hand_over(id);
                 }
@@ -242,7 +242,7 @@ impl Driver {
             };
             self.pause_failed(id, error, answer);
         }
-        // After a save the answer comes when the VM has exited.
+        // After a successful save the caller is answered when the VM has exited.
         if let Ok(Stage::Paused(_)) = self.event(id, event) {
             self.is_paused(id);
         }
@@ -263,7 +263,7 @@ impl Driver {
             return;
         };
         tracing::info!(sandbox = %id, "paused");
-        entry.tell(now, "paused");
+        entry.add_event(now, "paused");
         entry.pidfd = None;
         entry.lines = None;
         entry.private = None;
@@ -303,7 +303,7 @@ impl Driver {
                     result.and_then(|()| self.templates.keep(&template, names, origin, created));
                 if let Ok(info) = &kept {
                     let what = format!("snapshot {} was made", info.id);
-                    self.tell(id, host::unix_ms(), what);
+                    self.add_event(id, host::unix_ms(), what);
                 }
                 let home = self.config.state.join(crate::TEMPLATES).join(template);
                 self.jobs.finish_template(home, kept, answer);
@@ -322,7 +322,7 @@ impl Driver {
                 }
                 Err(e) => drop(answer.send(Err(e))),
             },
-            // A snapshot serves the request that began it.
+            // Every snapshot serves the request that began it.
             _ => {}
         }
     }
@@ -383,7 +383,7 @@ impl Driver {
             Some(template) => {
                 template.memory = loaded.map_or(Memory::Unloadable, Memory::Loaded);
             }
-            // It was removed meanwhile; giving its memory back takes time.
+            // The template was removed while it was loaded. Freeing its memory takes time.
             None => drop(tokio::task::spawn_blocking(move || drop(loaded))),
         }
     }

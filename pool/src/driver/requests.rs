@@ -144,7 +144,7 @@ impl Driver {
         moved == Some(true)
     }
 
-    /// Answers a connect, once the record is on disk if it has changed.
+    /// Answers a connect; with `write`, after the record was written.
     pub(super) fn connected(
         &mut self,
         id: &SandboxId,
@@ -214,14 +214,14 @@ impl Driver {
         match changed {
             Ok(()) => {
                 entry.record = record;
-                entry.tell(host::unix_ms(), "what it may reach was replaced");
+                entry.add_event(host::unix_ms(), "network policy replaced");
                 Ok(())
             }
             Err(e) => {
                 if let Err(error) = entry.dir.write(&entry.record, Durability::Process) {
                     tracing::error!(sandbox = %id, %error, "the sandbox's record has a policy that is not in force");
                 }
-                Err(e.into_pool("set what the sandbox may reach", id))
+                Err(e.into_pool("replace the sandbox's network policy", id))
             }
         }
     }
@@ -281,7 +281,7 @@ impl Driver {
     ) {
         let now = host::unix_ms();
         tracing::error!(sandbox = %id, %error, "the pause failed");
-        self.tell(id, now, format!("the pause failed: {error}"));
+        self.add_event(id, now, format!("the pause failed: {error}"));
         self.slots
             .update(id, |entry| entry.slot.postpone_pause(now));
         if let Some(answer) = answer {

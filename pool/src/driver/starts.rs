@@ -1,4 +1,4 @@
-//! Starts: of callers that wait in the queue, and of fills for the stock.
+//! Starts of VMs: for requests in the queue, and for the warm stock.
 
 use std::{
     path::{Path, PathBuf},
@@ -38,7 +38,7 @@ impl Driver {
         }
     }
 
-    /// Serves one caller that waits for a start; returns it if it has to wait on.
+    /// Serves one request of the queue. Returns the request if it must keep waiting.
     fn place(&mut self, pending: Pending) -> Option<Pending> {
         if self.stopping.closing.is_some() {
             self.refuse(pending.want, PoolError::Draining);
@@ -120,12 +120,12 @@ impl Driver {
         }
     }
 
-    /// A resume was refused or failed; the sandbox is paused as before.
+    /// Handles a resume that was refused or failed: the sandbox stays paused.
     pub(super) fn resume_failed(&mut self, id: &SandboxId, by: FailedBy, error: PoolError) {
         tracing::warn!(sandbox = %id, %error, "the resume failed");
-        self.tell(id, host::unix_ms(), format!("the resume failed: {error}"));
+        self.add_event(id, host::unix_ms(), format!("the resume failed: {error}"));
         let serving = self.slots.get_mut(id).and_then(|e| e.serving.take());
-        // An error means that the slot is ending: it refuses what it serves when it is removed.
+        // An error means that the slot is ending.
         let _ = self.event(id, Event::ResumeFailed(by));
         if let Some(serving) = serving {
             serving.refuse(error);
@@ -149,7 +149,7 @@ impl Driver {
         };
         entry.serving = Some(Serving::New(answer));
         let Some(lines) = entry.lines.take() else {
-            // Every warm slot has its connections. The create is refused when the slot is removed.
+            // A warm slot always has its connections. Without them the slot is ended, which refuses the create.
             return self.end(&id);
         };
         entry.record.take_settings(*spec);
@@ -183,7 +183,7 @@ impl Driver {
                     Ok(plan) => plan,
                     Err(e) => return self.resume_failed(&id, FailedBy::Sandbox, e),
                 };
-                // An error means that it was killed meanwhile.
+                // An error means that the sandbox was killed in the queue.
                 if self.event(&id, Event::Resume).is_ok() {
                     if let Some(entry) = self.slots.get_mut(&id) {
                         entry.start_for = start_for;
@@ -381,7 +381,7 @@ impl Driver {
         }
     }
 
-    /// Has a template's memory copied into huge pages, unless it is a diff.
+    /// Starts to copy a template's memory into huge pages, unless the template is a diff.
     fn load(&mut self, id: &str) {
         let Some(template) = self.templates.get_mut(id) else {
             return;

@@ -58,7 +58,7 @@ impl Stock {
         self.warm.get(template)?.front()
     }
 
-    /// The oldest slot of the template that has most of them: the first to give way.
+    /// The slot that is ended first to make room: the oldest of the template with the most warm slots.
     pub(super) fn to_evict(&self) -> Option<&SandboxId> {
         self.warm.values().max_by_key(|ids| ids.len())?.front()
     }
@@ -68,17 +68,17 @@ impl Stock {
         u32::try_from(warm).unwrap_or(u32::MAX)
     }
 
-    /// A caller asked for a sandbox or got one: fills wait until it is quiet.
+    /// A caller requested a sandbox or got one: fills wait for a quiet moment.
     pub(super) fn yield_to_callers(&mut self, now_ns: u64) {
         self.last_foreground_ns = now_ns;
     }
 
-    /// Whether fills are wanted that wait for a quiet moment.
+    /// Whether any template's stock is being refilled.
     pub(super) fn wants_fills(&self, templates: &Templates) -> bool {
         templates.iter().any(|t| t.refilling)
     }
 
-    /// Looks at the stock of every template and decides which are being refilled.
+    /// Decides for every template whether its stock is being refilled.
     pub(super) fn review(&self, templates: &mut Templates, slots: &Slots) {
         if self.marks.high == 0 {
             return;
