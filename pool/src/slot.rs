@@ -321,7 +321,6 @@ fn advance(slot: Slot, event: Event, now: UnixMs) -> Result<Slot, Unexpected> {
                 S::Paused(mode)
             };
             next = ended(slot, stage, slot.vm);
-            next.lifetime.end_at = now;
         }
         (S::Pausing(_), E::PauseFailed) | (S::Snapshotting, E::SnapshotDone) => {
             let stage = if slot.vm { S::Running } else { S::Ending };

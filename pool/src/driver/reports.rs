@@ -224,6 +224,8 @@ impl Driver {
         let (event, error) = match outcome {
             PauseOutcome::OnDisk(record) => {
                 if let Some(entry) = self.slots.get_mut(id) {
+                    // The job has set the time of the pause in it.
+                    entry.slot.lifetime = record.lifetime;
                     entry.record = *record;
                 }
                 (Event::Saved, None)
