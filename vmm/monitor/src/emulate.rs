@@ -20,14 +20,14 @@ const EFER: u64 = 0xd01;
 /// Enabled, bootstrap processor.
 const APIC_BASE: u64 = 0xfee0_0900;
 
-/// Reads the current GS base.
+/// The active GS base (`rdgsbase`). While the guest kernel runs, user mode's is in `entry().user_gs`.
 pub fn read_gs_base() -> u64 {
     let base;
     unsafe { asm!("rdgsbase {}", out(reg) base, options(nomem, nostack, preserves_flags)) };
     base
 }
 
-/// Sets the current GS base.
+/// Sets the active GS base (`wrgsbase`).
 pub fn write_gs_base(base: u64) {
     unsafe { asm!("wrgsbase {}", in(reg) base, options(nomem, nostack, preserves_flags)) };
 }
@@ -38,13 +38,12 @@ fn read_fs_base() -> u64 {
     base
 }
 
-/// Sets the FS base.
 pub fn write_fs_base(base: u64) {
     unsafe { asm!("wrfsbase {}", in(reg) base, options(nomem, nostack, preserves_flags)) };
 }
 
-/// Looks up a leaf in the VMM's list; a leaf that is not in it is zero. (The instruction itself is native at CPL 3 and
-/// would return the host's values.)
+/// Looks up a leaf in the VMM's table. An unlisted leaf reads as zeros. (A native `cpuid` at CPL 3 would return the
+/// host's values.)
 fn cpuid(function: u32, index: u32) -> [u32; 4] {
     let table = BASE + offset::CPUID;
     (0..CPUID_ENTRIES as u64)
@@ -54,7 +53,8 @@ fn cpuid(function: u32, index: u32) -> [u32; 4] {
         .map_or([0; 4], |e| e.registers)
 }
 
-/// Emulates Xen's prefixed cpuid: `ud2a; .ascii "xen"; cpuid`. Returns false if the code at RIP is another.
+/// Emulates Xen's prefixed cpuid, `ud2a; .ascii "xen"; cpuid`. Returns false in user mode, or if RIP points at anything
+/// else.
 pub fn xen_cpuid(frame: &mut Frame) -> bool {
     const CODE: u64 = u64::from_le_bytes([0x0f, 0x0b, b'x', b'e', b'n', 0x0f, 0xa2, 0]);
     if entry().user_mode == 1 || peek::<u64>(frame.rip) & (u64::MAX >> 8) != CODE {
@@ -69,11 +69,13 @@ pub fn xen_cpuid(frame: &mut Frame) -> bool {
     true
 }
 
-/// Emulates an instruction of the guest kernel that raised #GP. Returns false if the instruction is not supported.
+/// Emulates a guest kernel instruction that raised #GP. Returns false if the instruction is unsupported or must raise
+/// #GP.
 pub fn privileged(frame: &mut Frame) -> bool {
     let mut code = peek::<u64>(frame.rip);
     let mut length = 0;
-    // Operand-size and REX prefixes matter to none of these instructions except `mov reg, crN`.
+    // Skips up to four operand-size, REP and REX prefixes. They are ignored, except that REX.B selects the register of
+    // `mov reg, crN`.
     while matches!(code & 0xff, 0x66 | 0xf2 | 0xf3 | 0x40..=0x4f) && length < 4 {
         code >>= 8;
         length += 1;
@@ -86,8 +88,8 @@ pub fn privileged(frame: &mut Frame) -> bool {
             events::block();
             Some(1)
         }
-        (0xec..=0xed, ..) => input(frame, 1),
-        (0xe4..=0xe5, ..) => input(frame, 2),
+        (0xec..=0xed, ..) => input(frame, frame.rdx as u16, 1),
+        (0xe4..=0xe5, port, _) => input(frame, port.into(), 2),
         (0xee..=0xef, ..) => Some(1),
         (0xe6..=0xe7, ..) => Some(2),
         (0x0f, 0x30, _) => write_msr(frame),
@@ -110,10 +112,10 @@ pub fn privileged(frame: &mut Frame) -> bool {
             frame.rip += length + n;
             true
         }
-        // A read of an unknown MSR is a probe of the kernel, which expects the fault. Everything else is logged.
+        // The kernel probes for MSRs and expects #GP on an unknown one, so that is not logged.
         None => {
             if (a, b) != (0x0f, 0x32) {
-                log!("monitor: #GP at {:#x}: {code:#x}", frame.rip);
+                log!("monitor: #GP at {:#x}: {code:#x}", frame.rip + length);
             }
             false
         }
@@ -126,15 +128,10 @@ fn set_mask(_frame: &mut Frame, mask: u8, length: u64) -> Option<u64> {
     Some(length)
 }
 
-/// Ports read as if there were no device, except that the interval timer reads as zero: otherwise its calibration takes
-/// two seconds.
+/// Every port reads as all-ones, as if there were no device, except for the PIT (0x40–0x43), which reads as zero: with
+/// all-ones, the guest's TSC calibration takes two seconds.
 #[expect(clippy::unnecessary_wraps, reason = "one shape for all instructions")]
-fn input(frame: &mut Frame, length: u64) -> Option<u64> {
-    let port = if length == 1 {
-        frame.rdx & 0xffff
-    } else {
-        peek::<u8>(frame.rip + 1).into()
-    };
+fn input(frame: &mut Frame, port: u16, length: u64) -> Option<u64> {
     frame.rax = if (0x40..=0x43).contains(&port) {
         0
     } else {
@@ -171,7 +168,7 @@ fn read_msr(frame: &mut Frame) -> Option<u64> {
     Some(2)
 }
 
-/// `mov reg, crN`. The high bit of the register number (REX.B) is in the last prefix.
+/// `mov reg, crN`. The high bit of the register number, REX.B, is in the last prefix, because REX must come last.
 fn read_control(frame: &mut Frame, modrm: u8, prefixes: u64) -> Option<u64> {
     const CR0: u64 = 0x8005_0033;
     const CR4: u64 = 0x0004_06a0;
@@ -205,11 +202,38 @@ fn read_control(frame: &mut Frame, modrm: u8, prefixes: u64) -> Option<u64> {
     Some(3)
 }
 
-/// The hypercall `SCHEDOP_shutdown`.
+/// The hypercall `SCHEDOP_shutdown`. Reports any reason except power-off and reboot as a crash, or as its own number if
+/// that is greater than [`end::CRASH`].
 pub fn shutdown(reason: u32) -> ! {
     events::end(match reason {
         0 => end::POWEROFF,
         1 => end::REBOOT,
         other => u64::from(other).max(end::CRASH),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn input_reads_its_port_after_prefixes() {
+        // `in eax, 0x40`, `in ax, 0x40`, `in ax, 0x60`, `in eax, dx`, `in ax, dx`
+        for (code, dx, rax, length) in [
+            ([0xe5, 0x40, 0x90], 0, 0, 2),
+            ([0x66, 0xe5, 0x40], 0, 0, 3),
+            ([0x66, 0xe5, 0x60], 0x40, 0xffff_ffff, 3),
+            ([0xed, 0x90, 0x90], 0x43, 0, 1),
+            ([0x66, 0xed, 0x40], 0x60, 0xffff_ffff, 2),
+        ] {
+            let mut bytes = [0_u8; 8];
+            bytes[..3].copy_from_slice(&code);
+            let rip = bytes.as_ptr() as u64;
+            // SAFETY: all fields are integers.
+            let mut frame: Frame = unsafe { core::mem::zeroed() };
+            (frame.rip, frame.rdx, frame.rax) = (rip, dx, 7);
+            assert!(privileged(&mut frame));
+            assert_eq!((frame.rax, frame.rip - rip), (rax, length), "{code:x?}");
+        }
+    }
 }
