@@ -1,4 +1,5 @@
-//! Evaluates gates: compares a metric with its limit, or with the baseline of the same run.
+//! Evaluates gates: compares a metric with its limit, or its ratio to the baseline of the same run with the limit of
+//! the ratio.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,7 @@ use crate::{
 pub enum GateOutcome {
     Pass,
     Fail,
-    /// The data do not decide, or the host is not fit for this metric. This is not a pass.
+    /// The data are missing or insufficient, or the host is not fit for this metric. This does not count as a pass.
     Inconclusive,
 }
 
@@ -44,10 +45,10 @@ pub struct GateResult {
     pub metric: String,
     /// `ms`, `bytes`, `count`, `per_s` or `times`.
     pub unit: String,
-    /// `null` if the metric has no finite value, for example because too many starts failed.
+    /// `null` if the metric has no finite value, because there are too few samples or too many starts failed.
     pub measured: Option<f64>,
     pub limit: f64,
-    /// Number of samples.
+    /// Number of samples; for a ratio of turns, the number of pairs of rounds.
     pub n: usize,
     pub verdict: GateOutcome,
     pub judged_by: JudgedBy,
@@ -148,14 +149,15 @@ fn limit_of(gate: &GateSpec) -> f64 {
     result(gate, 0, None, GateOutcome::Pass, String::new()).limit
 }
 
-/// Samples for a gate on a time.
+/// Samples for a gate whose metric is a time.
 struct Times {
     clones: Samples,
     /// Host processes of the same run.
     baseline: Samples,
 }
 
-/// Evaluates a gate on a time. `mixture` is appended to the reason and names the kinds of starts in the samples.
+/// Evaluates a gate whose metric is a time. `mixture` names the kinds of starts in the samples and is appended to the
+/// reason; it may be empty.
 fn time(
     gate: &GateSpec,
     times: &Times,
@@ -286,7 +288,8 @@ fn slope(gate: &GateSpec, summary: &Summary) -> GateResult {
     result(gate, n, Some(slope.value), verdict, why)
 }
 
-/// Passes if the whole interval is at or below the limit, and fails if the whole interval is above it.
+/// Passes if the whole confidence interval is at or below the limit, and fails if the whole interval is above the
+/// limit. In all other cases, and on an unfit host, the result is inconclusive.
 fn turn_ratio(gate: &GateSpec, summary: &Summary, number: usize, grade: Grade) -> GateResult {
     let ratio = ratio::of_turn(summary, number.saturating_sub(1));
     let n = ratio.pairs;

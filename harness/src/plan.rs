@@ -1,7 +1,7 @@
-//! Plans when each clone starts: a pure function of scenario and seed.
+//! Plans when each clone starts: a pure function of the scenario, which contains the seed.
 //!
-//! Rounds of clones and of the host-process baseline alternate in the order A B B A, so that a drift of the host's speed
-//! affects both equally.
+//! Rounds of clones, rounds beside and rounds of the host-process baseline are interleaved. Every second repetition has
+//! the reverse order, for example A B B A, so that drift in the speed of the host affects all subjects equally.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use crate::{
     scenario::{Arrival, Scenario, Spacing, TargetKind},
 };
 
-/// Threads of an open loop. Arrivals beyond this number wait for a thread, and the wait counts as latency.
+/// Maximum number of threads of an open loop. An arrival waits while all threads are busy, and this wait counts as
+/// latency.
 const MAX_OPEN_WORKERS: u32 = 256;
 
 /// All rounds of a run, in order.
@@ -22,7 +23,7 @@ pub struct Plan {
     pub rounds: Vec<Round>,
 }
 
-/// Arrivals that share one base time.
+/// Consecutive starts of one subject. Their arrival times are relative to a common base time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Round {
     /// Position in the plan, from 0.
@@ -96,7 +97,7 @@ pub enum Subject {
     HostProcess,
 }
 
-/// The row of results to which a round belongs. No number mixes two rows.
+/// The row of results to which a round belongs. No result combines samples of two rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Row {
@@ -148,7 +149,8 @@ pub fn build(scenario: &Scenario) -> Plan {
     Plan { rounds }
 }
 
-/// The subjects of the round with this index, in order; every second round has the reverse order.
+/// The order of the subjects in repetition `index`, which has one round for each subject; odd repetitions have the
+/// reverse order.
 fn turn(index: u32, subjects: &[Subject]) -> Vec<Subject> {
     let mut turn = subjects.to_vec();
     if !index.is_multiple_of(2) {
@@ -195,7 +197,7 @@ fn repeat(start: Start, n: u32) -> Vec<Start> {
     (0..n).map(|_| start).collect()
 }
 
-/// Arrivals of an open loop. The first one is at the base time.
+/// Arrivals of an open loop. The first arrival is at the base time.
 fn open(starts: u32, rate_per_s: f64, spacing: Spacing, random: &mut SplitMix64) -> Vec<Start> {
     let mut at_s = 0.0_f64;
     let mut arrivals = Vec::new();

@@ -1,7 +1,8 @@
 //! Scenarios: a TOML file is merged with the embedded defaults and validated into a [`Scenario`].
 //!
-//! `scenarios/defaults.toml` documents every key with its default and is also the list of known keys, so a new key cannot
-//! be left undocumented. Nothing in this module reads or changes the host, apart from the scenario file.
+//! `scenarios/defaults.toml` documents every key with its default. It is also the list of known keys, except for the
+//! keys of `[[turns]]`, `[[parent]]` and `[[gates]]`, which `keys` lists. This module reads only the scenario file and
+//! changes nothing on the host.
 
 mod config;
 mod gate_spec;
@@ -36,13 +37,14 @@ pub struct Scenario {
     pub rounds: u32,
     /// Rounds before the measured ones; recorded, but not part of any result.
     pub warmup_rounds: u32,
-    /// Starts of single clones while the template is not in the page cache.
+    /// Rounds that each start one clone while the template is not in the page cache; they come before all other rounds.
     pub cold_rounds: u32,
     pub target: TargetSpec,
-    /// Target of additional rounds for comparison; `None` for no such rounds.
+    /// Target of the rounds beside: rounds for comparison that are interleaved with the rounds of `target`. `None` for
+    /// no such rounds.
     #[serde(default)]
     pub beside: Option<TargetKind>,
-    /// Prefault setting of the rounds beside; `None` is the target's.
+    /// Prefault setting of the rounds beside; `None` uses the setting of `target`.
     #[serde(default)]
     pub beside_prefault: Option<WorkingSetPrefault>,
     /// `None` leaves the network of the host unchanged and sends no network options.
@@ -55,7 +57,8 @@ pub struct Scenario {
     /// Commands, cells and exchanges after the first command, each timed separately.
     #[serde(default)]
     pub turns: Vec<TurnSpec>,
-    /// Steps in a sandbox from which the clones of a round are forked; empty for clones of the template.
+    /// Steps that prepare the parent sandbox from which each round's clones are forked; if empty, clones are created
+    /// from the template.
     #[serde(default)]
     pub parent: Vec<ParentStep>,
     /// How long clones live.
@@ -74,10 +77,10 @@ pub struct TargetSpec {
     /// URL of the API; `None` starts a `cube-api` on this host.
     #[serde(default)]
     pub api_url: Option<String>,
-    /// URL of requests to sandboxes with the placeholders `{id}` and `{port}`; `None` is the URL of the API.
+    /// URL for requests to sandboxes, with the placeholders `{id}` and `{port}`; `None` uses the URL of the API.
     #[serde(default)]
     pub sandbox_url: Option<String>,
-    /// Sandboxes that a server started by the run keeps ready.
+    /// Size of the warm pool of the server that the run starts; 0 for no pool.
     #[serde(default)]
     pub warm: u32,
     /// Name of a directory below `templates/` of the artifacts.
@@ -108,13 +111,13 @@ pub enum Arrival {
         /// Clones in a round.
         starts: u32,
     },
-    /// A fixed number of workers; each starts its next clone after its last one has ended.
+    /// A fixed number of workers; each starts its next clone as soon as its previous attempt has ended.
     Closed {
         workers: u32,
         /// Clones in a round, over all workers.
         starts: u32,
     },
-    /// At a rate that does not depend on the progress of earlier clones.
+    /// At a fixed mean rate, whether or not earlier clones have finished.
     Open {
         /// Clones in a round.
         starts: u32,
@@ -157,14 +160,14 @@ pub struct ExecSpec {
     /// User inside the guest. Ignored for cells, which run as the user of the interpreter, and for the baseline, which
     /// runs as the user of the harness.
     pub user: String,
-    /// Exact standard output; for a cell its printed output followed by the text of its result.
+    /// Exact standard output expected; for a cell, its printed output followed by the text of its result.
     pub expect_stdout: String,
     /// Timeout from the request to the complete answer.
     pub timeout: Duration,
 }
 
 impl ExecSpec {
-    /// The command or the cell, for messages.
+    /// The command or the cell as text for messages.
     #[must_use]
     pub fn describe(&self) -> String {
         match &self.cell {
@@ -194,9 +197,9 @@ pub enum ParentStep {
 pub struct TurnSpec {
     /// Name in reports.
     pub name: String,
-    /// Command or cell; for an exchange only user and timeout apply.
+    /// Command or cell; for an exchange, only the timeout applies.
     pub exec: ExecSpec,
-    /// Traffic with a peer outside, in place of a command.
+    /// Traffic with a peer outside the sandbox, in place of a command or cell.
     #[serde(default)]
     pub exchange: Option<ExchangeSpec>,
 }
@@ -205,19 +208,22 @@ pub struct TurnSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldSpec {
     pub until: HoldUntil,
-    /// Idle time of held clones before memory is read or they are killed.
+    /// Idle time of held clones before they are inspected and killed; with [`HoldUntil::Round`], also before the memory
+    /// sample. Ignored with [`HoldUntil::Exec`].
     pub at_least: Duration,
-    /// Whether each held clone runs the command again before it is killed.
+    /// Whether each held clone repeats its first command, and the first denied exchange if there is one, before it is
+    /// killed.
     pub exec_after: bool,
 }
 
-/// When a clone is killed.
+/// When clones of measured rounds are killed. Warm-up and cold clones, clones beside and host processes live at most
+/// until the end of their round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HoldUntil {
     /// After its first command and its turns.
     Exec,
-    /// After all clones of its round have answered or failed.
+    /// After all clones of its round have finished or failed and the held clones were inspected.
     Round,
     /// After the last round.
     End,
@@ -228,7 +234,7 @@ pub enum HoldUntil {
 pub struct MemorySpec {
     /// Wait before each sample.
     pub settle: Duration,
-    /// Share of MemTotal in use above which no further round starts, 0 to 1.
+    /// Share of MemTotal in use, between 0 and 1. Once it is reached, the run ends before the next measured round.
     pub stop_at_share: f64,
 }
 
@@ -241,7 +247,7 @@ pub enum ScenarioError {
         #[source]
         source: std::io::Error,
     },
-    /// The text is not TOML, or a value has the wrong type.
+    /// The text is not TOML, a value has the wrong type, or a required key is missing.
     #[error("cannot parse scenario {name}")]
     Toml {
         name: String,
@@ -277,8 +283,9 @@ pub fn load(path: &Path) -> Result<Scenario, ScenarioError> {
 /// Parses and validates the text of a scenario. `name` is used in errors, and in reports if the text has no `name`.
 ///
 /// # Errors
-/// Returns [`ScenarioError::Toml`] for text that is not a scenario in TOML, [`ScenarioError::UnknownKey`] for keys that
-/// `scenarios/defaults.toml` does not have, and [`ScenarioError::Value`] for invalid values.
+/// Returns [`ScenarioError::Toml`] if the text is not TOML, a value has the wrong type or a required key is missing,
+/// [`ScenarioError::UnknownKey`] for an unknown key, and [`ScenarioError::Value`] for a value out of range or keys that
+/// contradict each other.
 pub fn parse(name: &str, text: &str) -> Result<Scenario, ScenarioError> {
     let toml_error = |source| ScenarioError::Toml {
         name: name.to_owned(),
@@ -326,7 +333,7 @@ mod tests {
         let mut n = 0;
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
-            // As a scenario file the defaults are invalid: they have keys of several arrival kinds.
+            // The defaults are not a valid scenario: they set keys of several arrival kinds.
             let scenario = path
                 .extension()
                 .is_some_and(|extension| extension == "toml");

@@ -1,4 +1,4 @@
-//! The scenario file as it is deserialized, and its validation into a [`Scenario`].
+//! The deserialized form of a scenario file, and its validation into a [`Scenario`].
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use super::{
     steps::{ParentConfig, TurnConfig},
 };
 
-// Larger values are taken for typing mistakes.
+// Upper limits. A larger value is treated as a typing mistake.
 
-/// Starts and workers in one round.
+/// Starts in one round, and workers of a closed loop.
 const MAX_STARTS: u32 = 100_000;
 /// Warm sandboxes.
 const MAX_WARM: u32 = 10_000;
-/// Turns of a scenario, repeated ones counted.
+/// Turns of a scenario; a turn with `times` counts that many times.
 pub(super) const MAX_TURNS: usize = 1000;
 
 #[derive(Deserialize)]
@@ -132,7 +132,8 @@ enum BaselineKind {
     HostProcess,
 }
 
-/// The keys of `[arrival]` in the scenario file. After the merge with the defaults all keys are present.
+/// The keys of `[arrival]` that the scenario file sets. They must be read before the merge with the defaults, which
+/// adds all other keys.
 pub(super) fn keys_given(typed: &toml::Table) -> Vec<String> {
     let arrival = typed.get("arrival").and_then(toml::Value::as_table);
     arrival
@@ -143,8 +144,8 @@ pub(super) fn keys_given(typed: &toml::Table) -> Vec<String> {
 }
 
 impl ScenarioConfig {
-    /// Validates the scenario. `arrival_keys` are the keys of `[arrival]` in the file. The error describes the first
-    /// invalid value.
+    /// Validates the scenario. `name` is used if the file has no `name`; `arrival_keys` is the result of
+    /// [`keys_given`]. The error describes the first invalid value.
     pub(super) fn check(self, name: &str, arrival_keys: &[String]) -> Result<Scenario, String> {
         if self.rounds == 0 {
             return Err("rounds is 0, it must be at least 1".to_owned());
@@ -211,7 +212,7 @@ impl ScenarioConfig {
     }
 }
 
-/// All turns, each repeated `times` times.
+/// All turns of the scenario, with each configured turn repeated `times` times.
 fn turns(typed: Vec<TurnConfig>, exec: &ExecSpec) -> Result<Vec<TurnSpec>, String> {
     let mut turns = Vec::new();
     for turn in typed {
@@ -223,8 +224,9 @@ fn turns(typed: Vec<TurnConfig>, exec: &ExecSpec) -> Result<Vec<TurnSpec>, Strin
     Ok(turns)
 }
 
-/// Checks that the scenario can have a network. Only a server that the run starts can use its uplink. Clones beside all
-/// have the same guest address, so only one of them can be connected at a time.
+/// Checks that the scenario can have a network. Only a server that the run starts can use the uplink that the run
+/// creates. Clones beside copy the cgroup of a warm sandbox, and all have the same guest address, so only one of them
+/// can be connected at a time.
 fn can_have_a_network(target: &TargetConfig, beside: bool, arrival: Arrival) -> Result<(), String> {
     if target.kind != TargetKind::E2b || !target.api_url.is_empty() {
         return Err(

@@ -1,4 +1,5 @@
-//! Parses gates: a metric, a limit in the unit of the metric, and, for times, a limit on the ratio to the baseline.
+//! Parses gates: a metric, a limit in the unit of the metric and, for metrics that are times, an optional limit on the
+//! ratio to the baseline.
 
 use std::fmt;
 
@@ -20,8 +21,8 @@ pub struct GateSpec {
     pub name: String,
     pub metric: Metric,
     pub limit: Limit,
-    /// Largest accepted ratio to the same quantile of the baseline, on a host that is graded below publishable. Only for
-    /// metrics that are times.
+    /// Largest accepted ratio to the same quantile of the baseline. It decides if the metric exceeds `limit` on a host
+    /// graded indicative. Only for metrics that are times.
     pub limit_ratio: Option<f64>,
 }
 
@@ -37,19 +38,19 @@ pub enum Metric {
     TurnRatio(usize),
     /// Quantile of the duration of whole rounds, from the base of the arrivals until the last start has ended.
     Round(Quantile),
-    /// Available memory that one more clone takes, in bytes.
+    /// Decrease of available memory per additional clone, in bytes.
     MemorySlope,
     /// Number of failed starts.
     Failures,
     /// Number of starts that did not take a sandbox from the warm pool of the server, failed ones included.
     NotWarm,
-    /// Number of held clones that failed to run the command again.
+    /// Number of failed repeats in held clones, of the first command or of a denied exchange.
     AfterHoldFailures,
     /// Successful starts per second of measured rounds.
     StartsPerSecond,
 }
 
-/// Quantiles in reports and gates.
+/// A quantile that reports print and gates can limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantile {

@@ -4,7 +4,8 @@ use toml::{Table, Value};
 
 use super::ScenarioError;
 
-/// Keys of the tables in lists. The lists are empty in the defaults, so their keys cannot be read from there.
+/// Known keys of the tables in each list. The defaults contain empty lists, so these keys cannot be read from the
+/// defaults.
 const LISTS: [(&str, &[&str]); 3] = [
     ("gates", &["name", "metric", "limit", "limit_ratio"]),
     (
@@ -66,7 +67,8 @@ fn known(name: &str, at: &str, key: &str, all: &[&str]) -> Result<(), ScenarioEr
     })
 }
 
-/// Merges two tables: tables are merged recursively, every other value of `upper` replaces that of `lower`.
+/// Merges `upper` over `lower`. Tables are merged recursively; any other value of `upper` replaces the value of
+/// `lower`.
 pub(super) fn merge(mut lower: Table, upper: Table) -> Table {
     for (key, value) in upper {
         let merged = match (lower.remove(&key), value) {

@@ -6,7 +6,7 @@ use model::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-// Larger values are taken for typing mistakes.
+// Upper limits. A larger value is treated as a typing mistake.
 const MAX_COUNT: u32 = 1_000_000;
 const MAX_REPEAT: u32 = 1000;
 const MAX_BYTES: u64 = 64 << 30;
@@ -34,7 +34,7 @@ impl NetworkSpec {
     }
 }
 
-/// Traffic between a sandbox and a peer outside. The peer measures the times.
+/// Traffic between a sandbox and a peer outside it. The peer measures the times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExchangeSpec {
@@ -59,11 +59,12 @@ pub enum ExchangeSpec {
     },
     /// The sandbox tries to reach a destination that its policy denies.
     Denied,
-    /// The policy alternates between the scenario's and one that allows nothing while the sandbox sends datagrams.
+    /// While the sandbox sends datagrams, policy updates alternate between a policy that allows nothing and the policy
+    /// of the scenario.
     Churn {
         /// Number of policy updates.
         count: u32,
-        /// Interval between the starts of two updates.
+        /// Planned interval between the starts of two updates; longer if an update is answered late.
         every: Duration,
     },
 }
@@ -95,7 +96,7 @@ impl NetworkConfig {
     }
 }
 
-/// The keys of a turn that make it an exchange.
+/// The keys of a turn that describe an exchange. An empty `exchange` means that the turn is not one.
 #[derive(Clone, Default, Deserialize)]
 pub(super) struct ExchangeConfig {
     pub(super) exchange: String,
@@ -106,7 +107,7 @@ pub(super) struct ExchangeConfig {
 }
 
 impl ExchangeConfig {
-    /// Returns `None` if the turn is not an exchange.
+    /// Validates the keys; `of` names the turn in errors. Returns `None` if the turn is not an exchange.
     pub(super) fn check(&self, of: &str) -> Result<Option<ExchangeSpec>, String> {
         let meaningful: &[&str] = match self.exchange.as_str() {
             "" | "denied" => &[],

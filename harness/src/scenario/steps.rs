@@ -1,10 +1,10 @@
-//! Turns and steps of a parent as they are deserialized, and their validation.
+//! The deserialized forms of turns and parent steps, and their validation.
 
 use serde::Deserialize;
 
 use super::{ExecSpec, ParentStep, TurnSpec, network::ExchangeConfig};
 
-/// A step of a parent: either `upload` and `to`, or exactly one of `argv` and `cell`.
+/// A parent step: either `upload` and `to`, or exactly one of `argv` and `cell` with `expect_stdout`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ParentConfig {
@@ -20,14 +20,14 @@ pub(super) struct ParentConfig {
     to: String,
 }
 
-/// A command or a cell: exactly one of `argv` and `cell` is set.
+/// The keys of a turn or parent step that describe a command or a cell. Not yet validated.
 struct StepConfig {
     argv: Vec<String>,
     cell: String,
     expect_stdout: String,
 }
 
-/// A turn that runs `times` times.
+/// A turn, or `times` consecutive turns with the same keys.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TurnConfig {
@@ -80,7 +80,7 @@ impl ParentConfig {
 }
 
 impl StepConfig {
-    /// Takes user and timeout from `[exec]`.
+    /// Checks that exactly one of `argv` and `cell` is set. The user and the timeout come from `[exec]`.
     fn check(self, of: &str, exec: &ExecSpec) -> Result<ExecSpec, String> {
         if self.argv.is_empty() == self.cell.is_empty() {
             return Err(format!("{of} needs exactly one of argv and cell"));
@@ -95,7 +95,7 @@ impl StepConfig {
 }
 
 impl StepConfig {
-    /// An exchange runs no command of the scenario; only user and timeout of `[exec]` apply.
+    /// Checks that an exchange has no command, cell or expected output. The timeout comes from `[exec]`.
     fn check_empty(self, of: &str, exec: &ExecSpec) -> Result<ExecSpec, String> {
         if !(self.argv.is_empty() && self.cell.is_empty() && self.expect_stdout.is_empty()) {
             return Err(format!(
@@ -112,7 +112,7 @@ impl StepConfig {
 }
 
 impl TurnConfig {
-    /// Returns `times` turns, with numbers in their names if there is more than one.
+    /// Returns `times` turns. Their names get the suffixes ` 1`, ` 2` and so on if there is more than one.
     pub(super) fn check(self, exec: &ExecSpec) -> Result<Vec<TurnSpec>, String> {
         let (name, times) = (self.name, self.times);
         if times == 0 || times > super::config::MAX_TURNS {
