@@ -21,7 +21,7 @@ pub(crate) struct Package {
     pub(crate) sha256: String,
 }
 
-/// A suite of the archive that apt's sources list.
+/// An archive suite that is configured in apt's sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Suite {
     uri: String,
@@ -37,14 +37,15 @@ impl Suite {
     }
 }
 
-/// The suites of this release in apt's sources: the release, its updates and its security updates.
+/// The suites of a Debian release that are configured in apt's sources: the release, its updates and its security
+/// updates. Fails if there are none.
 pub(crate) fn suites(codename: &str) -> Result<Vec<Suite>> {
     // `--print-uris` also lists indexes that were never fetched; `apt-get indextargets` does not.
     let text = tool::output(Command::new("apt-get").args(["--print-uris", "update"]))?;
     let suites = parse_suites(&text, codename);
     if suites.is_empty() {
         bail!(
-            "apt's sources list no suite {codename}: add the Debian archive to /etc/apt/sources.list"
+            "no suite {codename} in apt's sources: add the Debian archive to /etc/apt/sources.list"
         );
     }
     Ok(suites)
@@ -65,15 +66,15 @@ fn parse_suites(text: &str, codename: &str) -> Vec<Suite> {
     text.lines().filter_map(suite).collect()
 }
 
-/// Whether the URI is that of Debian's archive or a mirror. Other vendors publish suites of the same names.
+/// Whether the URI is that of Debian's archive or a mirror, judging by its end. Other vendors publish suites with the
+/// same names.
 fn is_debian(uri: &str) -> bool {
     let ending = uri.rsplit('/').next().unwrap_or_default();
     ["debian", "debian-security"].contains(&ending) || uri.ends_with(".debian.org")
 }
 
-/// The HTTP address of a source. A `mirror+file:` source, as in Debian's cloud images, names a list of mirrors on this
-/// host that does not exist in a guest: the first mirror of the list is used. Returns `None` for media and local
-/// directories.
+/// The HTTP address of a source. A `mirror+file:` source (Debian's cloud images) points to a mirror list on this host.
+/// Guests lack that file, so the first mirror in it is used. Returns `None` for media and local directories.
 fn plain_uri(uri: &str) -> Option<String> {
     if uri.starts_with("http://") || uri.starts_with("https://") {
         return Some(uri.to_owned());
@@ -88,10 +89,11 @@ fn plain_uri(uri: &str) -> Option<String> {
 /// Checks that the archive is reachable by fetching one small signed file the way apt does.
 ///
 /// # Errors
-/// [`Unsuitable::Archive`], with `what` as the name of what the caller needs from the archive.
+/// [`Unsuitable::Archive`] if the fetch fails; `what` says what the caller wanted to fetch. Also fails if `suites` is
+/// empty.
 pub(crate) fn check_reachable(suites: &[Suite], what: &str) -> Result<()> {
     let Some(suite) = suites.first() else {
-        bail!("apt's sources list no suite of this release");
+        bail!("no suite of the Debian release in apt's sources");
     };
     let dir = tempfile::tempdir()?;
     let fetched = tool::output(
@@ -127,8 +129,8 @@ pub(crate) fn missing(wanted: &[String]) -> Result<Vec<String>> {
     Ok(wanted.iter().filter(absent).cloned().collect())
 }
 
-/// Updates the package lists. A source that fails is only reported: a later download or install fails if it needs
-/// a package of that source.
+/// Updates the package lists. A failure only prints a warning: a later download or install fails if it needs a list
+/// that could not be updated.
 pub(crate) fn update(progress: Progress, log: &Path) -> Result<()> {
     progress.stage("package lists", || {
         if let Err(error) = tool::run(apt_get().arg("update"), log) {
@@ -158,8 +160,8 @@ fn apt_get() -> Command {
     command
 }
 
-/// Version and dependencies of a package's candidate. Of alternative dependencies only the first is returned; version
-/// bounds are dropped.
+/// The candidate version of a package, and its dependencies without version constraints. Of alternative dependencies,
+/// only the first is returned.
 pub(crate) fn candidate(name: &str) -> Result<(String, Vec<String>)> {
     let mut command = Command::new("apt-cache");
     let text = tool::output(command.args(["show", "--no-all-versions", name]))
@@ -183,7 +185,7 @@ fn stanza_field<'a>(stanza: &'a str, key: &str) -> Option<&'a str> {
     stanza.lines().find_map(value)
 }
 
-/// Downloads a package in exactly this version. apt verifies it against the signed package lists.
+/// Downloads exactly this version of a package. apt verifies it against the signed package lists.
 pub(crate) fn download(
     name: &str,
     version: &str,

@@ -19,7 +19,7 @@ pub(crate) struct StaticBinaries {
 /// Flags for a static program at a fixed address.
 const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
-/// The directory of the release binaries: `cube-vmm`, `cube-bench`, `cube-api` and `cube-netprobe`.
+/// The directory that contains the release binaries `cube-vmm`, `cube-bench`, `cube-api` and `cube-netprobe`.
 #[derive(Debug, Clone)]
 pub(crate) struct HostBinaries {
     pub(crate) dir: PathBuf,
@@ -67,8 +67,8 @@ pub(crate) fn build_guest(
 
 /// Builds the release binaries and copies them into one directory.
 ///
-/// They are static at a fixed address: every clone starts a new `cube-vmm` process, and with a dynamic executable the
-/// dynamic linker takes half of that process's start-up time.
+/// The binaries are static and run at a fixed address: every clone starts a new `cube-vmm` process, and a dynamic
+/// linker would take half of that process's start-up time.
 pub(crate) fn build_host(
     workspace: &Workspace,
     progress: Progress,

@@ -2,8 +2,8 @@
 //!
 //! The payload is located by the setup header ("The Linux/x86 Boot Protocol", fields `setup_sects`, `version`,
 //! `payload_offset`, `payload_length`), not by a search for magic bytes, which occur by chance in a file of this size.
-//! The last four bytes of the payload are its uncompressed length: the kernel's build appends them to the compressed
-//! stream; in a gzip stream they are the last field of the stream itself.
+//! The last four bytes of the payload are the length of the uncompressed kernel. In a gzip stream, they are the
+//! stream's own last field; to every other compressed stream, the kernel's build appends them.
 
 use std::process::Command;
 
@@ -34,7 +34,7 @@ pub(crate) enum BzImageError {
     NotElf,
 }
 
-/// Larger than any distribution kernel.
+/// Limit for the uncompressed kernel. No distribution kernel is this large.
 const MAX_KERNEL: usize = 512 << 20;
 const ELF: &[u8] = b"\x7fELF";
 
@@ -74,7 +74,7 @@ impl Compression {
         })
     }
 
-    /// The program that decompresses standard input to standard output. `None` if nothing is compressed.
+    /// The program that decompresses standard input to standard output. `None` if the payload is not compressed.
     fn program(self) -> Option<(&'static str, &'static [&'static str])> {
         Some(match self {
             Self::None => return None,
@@ -103,7 +103,8 @@ pub(crate) fn extract(image: &[u8]) -> Result<Vec<u8>> {
     Ok(kernel)
 }
 
-/// Decompresses a kernel module file, which distributions may compress as a whole. Returns other files unchanged.
+/// Decompresses a kernel module file, which distributions may compress as a whole. Returns an uncompressed ELF file
+/// unchanged, and fails for any other content.
 pub(crate) fn unpack_file(data: Vec<u8>) -> Result<Vec<u8>> {
     match Compression::of(&data)?.program() {
         None => Ok(data),
@@ -111,7 +112,7 @@ pub(crate) fn unpack_file(data: Vec<u8>) -> Result<Vec<u8>> {
     }
 }
 
-/// The compressed kernel in the image.
+/// The payload of the image: the kernel, usually compressed. At least eight bytes.
 fn payload(image: &[u8]) -> Result<&[u8], BzImageError> {
     if bytes::<4>(image, 0x202) != Some(*b"HdrS") {
         return Err(BzImageError::NoHeader);
@@ -121,7 +122,7 @@ fn payload(image: &[u8]) -> Result<&[u8], BzImageError> {
     if protocol < 0x0208 {
         return Err(BzImageError::Protocol(protocol));
     }
-    // The boot protocol defines zero as four.
+    // The boot protocol defines that zero means four.
     let setup_sectors = match image[0x1f1] {
         0 => 4,
         n => u64::from(n),
@@ -139,7 +140,8 @@ fn payload(image: &[u8]) -> Result<&[u8], BzImageError> {
     image.get(from..to).filter(|p| p.len() >= 8).ok_or(outside)
 }
 
-/// Splits a payload into the compressed stream and its stated uncompressed length.
+/// Splits a payload into the compressed stream and the length of the uncompressed kernel, which must not exceed
+/// [`MAX_KERNEL`].
 fn split(payload: &[u8], kind: Compression) -> Result<(&[u8], usize), BzImageError> {
     let (stream, word) = payload.split_at(payload.len() - 4);
     let word = bytes(word, 0).map_or(0, u32::from_le_bytes);
@@ -147,7 +149,7 @@ fn split(payload: &[u8], kind: Compression) -> Result<(&[u8], usize), BzImageErr
     if want > MAX_KERNEL {
         return Err(BzImageError::TooLong(want));
     }
-    // In gzip the length is part of the stream.
+    // In gzip, the length is part of the stream and must stay in it.
     let stream = if kind == Compression::Gzip {
         payload
     } else {

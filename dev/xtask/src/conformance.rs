@@ -24,7 +24,7 @@ pub(crate) struct Part {
     results: &'static str,
 }
 
-/// The features that the template `base` is enough for.
+/// The features that need no template other than `base`.
 pub(crate) const SANDBOX: Part = Part {
     area: "sandbox",
     sdks: &["python-2.63.0", "python-2.45.1", "js-2.51.0"],
@@ -38,7 +38,7 @@ pub(crate) const INTERPRETER: Part = Part {
     results: "results/conformance-interpreter",
 };
 
-/// `matrix.json`, as far as it is counted here.
+/// The fields of `matrix.json` that are counted here.
 #[derive(Debug, Deserialize)]
 struct Matrix {
     cells: Vec<Cell>,
@@ -93,8 +93,8 @@ pub(crate) fn run(
     })
 }
 
-/// A cell that passed counts as passed. Otherwise it counts as skipped if the feature is absent or not required, and as
-/// failed if the feature is required.
+/// Counts a cell that passed as passed. Counts any other cell as skipped if its feature is absent or not required, and
+/// as failed otherwise.
 fn count(matrix: &Matrix) -> Counts {
     let mut counts = Counts::default();
     for cell in &matrix.cells {

@@ -34,7 +34,7 @@ impl Archive {
         self.entry(name, CHARACTER | permissions, number, &[])
     }
 
-    /// Appends the trailer and returns the bytes of the archive.
+    /// Appends the trailer and pads the archive to a multiple of 512 bytes.
     pub(crate) fn finish(mut self) -> Result<Vec<u8>> {
         self.entries = 0;
         self.entry("TRAILER!!!", 0, (0, 0), &[])?;

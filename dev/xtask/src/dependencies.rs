@@ -76,6 +76,9 @@ struct Package {
 
 /// Runs all checks that this host supports. Counts three passed checks (licences, duplicates, sources), and one passed
 /// or skipped check for advisories.
+///
+/// # Errors
+/// Returns an error if a check finds a violation, or if the lock file of `dev/fuzz` is out of date.
 pub(crate) fn check(workspace: &Workspace, progress: Progress) -> Result<Outcome> {
     progress.stage("dependencies", || {
         let rules = fs::read_to_string(workspace.root().join("deny.toml"))?;
@@ -105,8 +108,8 @@ pub(crate) fn check(workspace: &Workspace, progress: Progress) -> Result<Outcome
     })
 }
 
-/// Checks the lock file of `dev/fuzz` before the tests start. `dev/fuzz` is a separate workspace; without this check
-/// a stale lock file would only show after all other tiers.
+/// Checks the lock file of `dev/fuzz` before the tests start. `dev/fuzz` is a separate workspace; without this check, a
+/// stale lock file would be noticed only when the tier `fuzz` starts, after the tests of other tiers.
 fn fuzz_lock_is_current(workspace: &Workspace, graph: &Graph) -> Result<()> {
     let manifest = workspace.root().join("dev/fuzz/Cargo.toml");
     let mut command = workspace.cargo();
@@ -154,7 +157,7 @@ fn advisories(workspace: &Workspace) -> Result<Option<String>> {
 }
 
 impl Rules {
-    /// Violations of the rules, and `skip` entries that no longer match a crate.
+    /// Violations of the rules, and `skip` entries that match no crate or have no reason.
     fn faults(&self, packages: &[Package]) -> Vec<String> {
         let mut faults = self.licence_faults(packages);
         faults.extend(self.duplicates(packages));

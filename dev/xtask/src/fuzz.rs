@@ -29,7 +29,7 @@ const TIER_TIME: Duration = Duration::from_secs(60);
 const HANG_SECONDS: u32 = 10;
 /// Memory limit of a target.
 const MEMORY_MB: u32 = 1024;
-/// Limit for the sum of all committed seeds, in bytes.
+/// Limit for the total size of the committed seeds, in bytes.
 const SEEDS_MAX: u64 = 1 << 20;
 /// The crate libfuzzer-sys compiles libFuzzer, which is C++.
 const COMPILER: &str = "g++";
@@ -40,7 +40,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares \
     -Cdebug-assertions=on -Coverflow-checks=on -Ccodegen-units=1";
-/// The target is named explicitly because RUSTFLAGS then do not apply to build scripts.
+/// Named explicitly, because Cargo applies RUSTFLAGS to build scripts as well if no target is given.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// Options of `cargo xtask fuzz`.
@@ -54,7 +54,7 @@ pub(crate) struct LongRun {
     pub(crate) keep: bool,
 }
 
-/// Runs the tier `fuzz`.
+/// Runs the tier `fuzz`: each target for its share of [`TIER_TIME`].
 pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<Outcome> {
     let targets = prepare(workspace, progress)?;
     let share = TIER_TIME / u32::try_from(targets.len()).unwrap_or(1).max(1);
@@ -76,11 +76,12 @@ pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<Outcome> 
     })
 }
 
-/// Runs targets for minutes on the corpora in `target/cube/fuzz`, which grow from run to run, and adds a line for each
-/// to `dev/fuzz/HOURS.md`. Continues with the next target after one has failed.
+/// Runs each selected target for `plan.minutes` on its corpus in `target/cube/fuzz`, which grows from run to run, and
+/// adds a line per target to `dev/fuzz/HOURS.md`. If a target fails, the others still run.
 ///
 /// # Errors
-/// The target named does not exist, a target has failed, or the seeds exceed their limit.
+/// Returns an error if `plan.target` is not the name of a target, if a target fails, or if the seeds exceed their size
+/// limit.
 pub(crate) fn run_long(workspace: &Workspace, plan: &LongRun, progress: Progress) -> Result<()> {
     let mut targets = prepare(workspace, progress)?;
     if let Some(only) = &plan.target {
@@ -192,7 +193,7 @@ impl Target {
         progress.stage(&stage, || tool::run(command.arg(&self.seeds), &self.log))
     }
 
-    /// Adds inputs of the corpus to the seeds if they reach code that no seed reaches.
+    /// Adds those inputs of the corpus to the seeds that reach code no seed reaches.
     fn keep(&self, corpus: &Path, progress: Progress) -> Result<()> {
         let mut command = self.command(&self.seeds);
         command.args(["-merge=1", "-use_counters=0"]).arg(corpus);
@@ -213,7 +214,7 @@ impl Target {
     }
 }
 
-/// Builds all targets that have seeds.
+/// Builds all targets, and returns those that have a directory of seeds. Installs the C++ compiler if it is missing.
 fn prepare(workspace: &Workspace, progress: Progress) -> Result<Vec<Target>> {
     let logs = workspace.artifacts().join("log");
     let findings = logs.join("fuzz");
@@ -236,7 +237,7 @@ fn prepare(workspace: &Workspace, progress: Progress) -> Result<Vec<Target>> {
     Ok(targets.collect())
 }
 
-/// Names and seed directories of the targets, in the order of their names.
+/// The name and the seed directory of each target, sorted by name.
 fn seeds(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
     let dir = workspace.root().join("dev/fuzz/seeds");
     let mut found = Vec::new();
@@ -253,7 +254,7 @@ fn seeds(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
 
 /// Builds all targets and returns the directory of the binaries.
 fn build(workspace: &Workspace, log: &Path) -> Result<PathBuf> {
-    // A separate target directory: with other flags nothing can be shared with the main build.
+    // A separate target directory: the flags differ from those of the main build, so the two can share nothing.
     let dir = workspace.target()?.join("fuzz");
     let mut cargo = workspace.cargo();
     cargo

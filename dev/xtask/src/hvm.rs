@@ -35,10 +35,10 @@ use crate::{
 
 const EMULATOR: &str = "qemu-system-x86_64";
 const PACKAGE: &str = "qemu-system-x86";
-/// Deadline of one run. A run takes three or four minutes on two cores.
+/// Time limit of a run. On an emulated machine, a run takes three or four minutes with two cores.
 const RUN_TIMEOUT: Duration = Duration::from_secs(480);
-/// The first major version of QEMU that emulates XSAVE correctly under SVM. With an older one, a guest of the emulated
-/// machine sets XCR0 without an intercept that KVM sees, and then finds its XSAVE state inconsistent.
+/// The first major version of QEMU that emulates XSAVE correctly under SVM. In older versions, a guest of the emulated
+/// machine can set XCR0 without an intercept to KVM, and its XSAVE state becomes inconsistent.
 const XSAVE_SINCE: u32 = 10;
 /// Modules that the emulated host loads, in load order.
 const MODULES: [&str; 6] = [
@@ -61,7 +61,8 @@ pub(crate) enum Work {
     Prover(Vec<String>),
 }
 
-/// Runs the steps or the prover, on this host if its platform is `hvm`, otherwise on the emulated machine.
+/// Runs the steps or the prover, on this host if its platform is `hvm`, otherwise on an emulated machine. If all steps
+/// pass on the emulated machine, the steps for a CPU that lacks [`LACKING`] run on a second one.
 pub(crate) fn run(workspace: &Workspace, progress: Progress, work: &Work) -> Result<Outcome> {
     prepare::images(workspace, progress, Freshness::Keep)?;
     let log = workspace.artifacts().join("log/hvm.log");
@@ -251,7 +252,10 @@ impl Drop for Running {
     }
 }
 
-/// Runs the steps: prints their result lines as they come, counts them, and writes the whole output to `log`.
+/// Runs the steps: prints their result lines as they arrive, counts them, and writes the whole output to `log`.
+///
+/// # Errors
+/// Returns an error if the steps do not finish within [`RUN_TIMEOUT`], or end early without a failed step.
 fn watch(mut command: Command, log: &Path) -> Result<Outcome> {
     let (reader, writer) = std::io::pipe()?;
     command
@@ -306,7 +310,7 @@ fn watch(mut command: Command, log: &Path) -> Result<Outcome> {
 /// the result of the steps.
 const EMULATED_MARK: &str = "prepared in ";
 
-/// Prints and counts the result line of a step.
+/// Prints a result line, and counts it if it is the result of one step. Ignores all other output.
 fn note(line: &str, counts: &mut Counts) {
     if !line.starts_with("step ") && !line.starts_with("all steps") && !line.starts_with(FAILED) {
         return;

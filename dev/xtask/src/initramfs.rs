@@ -70,7 +70,7 @@ pub(crate) fn add_modules(archive: &mut Archive, modules: &[&Path]) -> Result<()
     archive.file("modules/order", 0o644, order.as_bytes())
 }
 
-/// A module's file name without the ending of its compression.
+/// A module's file name without the extension of its compression.
 fn plain_name(file: &Path) -> Result<String> {
     let name = file.file_name().and_then(|name| name.to_str());
     let (stem, _) = name

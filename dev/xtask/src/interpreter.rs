@@ -43,7 +43,7 @@ const PORT: u16 = 49_999;
 /// Deadline for compiling the Java host in the guest. It takes a few seconds of CPU, on a machine that may be busy.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(240);
 const SERVER: &str = "/usr/local/bin/cube-interpreter";
-/// Environment of the server, which runs as root like in E2B's sandboxes. matplotlib's font list is part of the image.
+/// Environment of the server, which runs as root as in E2B's sandboxes. matplotlib finds its font list in the image.
 const ENVIRONMENT: &str = "HOME=/root USER=root LOGNAME=root LANG=C.UTF-8 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     MPLCONFIGDIR=/usr/local/share/matplotlib";
@@ -95,7 +95,7 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
             run: run.path(),
             log,
         };
-        // A snapshot refuses a directory that exists, so that it never overwrites one.
+        // The VMM refuses to write a snapshot to an existing directory, so that it never overwrites one.
         fs::remove_dir(out)?;
         builder
             .snapshot(paths, MEMORY, out, |vsock| {
@@ -111,7 +111,8 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
     })
 }
 
-/// Compiles the library that makes OpenSSL's generators read from the kernel. It includes no headers, so gcc without
+/// Compiles the library that makes OpenSSL take random numbers from the kernel. Its source includes no headers, so gcc
+/// without development packages is enough.
 /// development packages is enough.
 fn build_library(source: &Path, library: &Path, log: &Path) -> Result<()> {
     let mut cc = Command::new("gcc");

@@ -20,7 +20,7 @@ pub(crate) enum Prover {
 }
 
 impl Prover {
-    /// The name of the subcommand of `cube-bench verify`, which is also the file name of its report.
+    /// The name of the subcommand of `cube-bench verify`, which is also the name of its report without the extension.
     fn name(self) -> &'static str {
         match self {
             Self::Isolation => "isolation",
@@ -73,7 +73,7 @@ impl Prover {
     }
 }
 
-/// A prover's report, as far as it is used here.
+/// The fields of a prover's report that are used here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Proof {
     pub(crate) cases: Vec<CaseResult>,

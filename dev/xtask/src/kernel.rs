@@ -108,7 +108,8 @@ struct PackagePlan {
     packages: Vec<(String, String)>,
 }
 
-/// The kernel image that the metapackage depends on, and the headers of the same version.
+/// The kernel image that the metapackage depends on, the headers of the same version, and the packages that those
+/// headers need. Fails if the archive has the image and the headers in different versions.
 fn plan_packages() -> Result<PackagePlan> {
     let (_, depends) = archive::candidate(METAPACKAGE)?;
     let release = depends
@@ -136,8 +137,8 @@ fn plan_packages() -> Result<PackagePlan> {
     Ok(PackagePlan { release, packages })
 }
 
-/// Changes the headers' Makefile, which includes the common Makefile by its installed path, to include it by a relative
-/// path.
+/// Makes the headers' Makefile include the common Makefile by a relative path. The original names the path where the
+/// package would be installed.
 fn include_beside(out: &Path, release: &str) -> Result<()> {
     let makefile = out
         .join("usr/src")

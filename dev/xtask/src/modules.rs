@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use object::{Object, ObjectSection};
 
-/// The reason why there is no load order.
+/// The reason why no load order can be computed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum ModuleError {
     #[error("the kernel has no module {name}, required by {by}")]
@@ -28,7 +28,7 @@ pub(crate) struct Modules {
 }
 
 impl Modules {
-    /// Reads `/lib/modules/<version>`.
+    /// Reads the modules in `dir`, a kernel's `/lib/modules/<release>`.
     pub(crate) fn load(dir: &Path) -> Result<Self> {
         let list = dir.join("modules.builtin");
         let list =
@@ -41,7 +41,7 @@ impl Modules {
         Ok(modules)
     }
 
-    /// Adds one module file.
+    /// Adds one module file. Ignores a file that is not a module.
     pub(crate) fn add(&mut self, file: &Path) -> Result<()> {
         let Some(name) = name_of(file) else {
             return Ok(());
@@ -67,9 +67,9 @@ impl Modules {
         Ok(())
     }
 
-    /// The files of the wanted modules and their dependencies: each module after its dependencies, otherwise in the order
-    /// wanted. Modules built into the kernel are left out. A name may end in `*`; a pattern that matches no module is
-    /// not an error.
+    /// The files of the wanted modules and their dependencies: each module after its dependencies, otherwise in the
+    /// order of `wanted`. Modules built into the kernel are left out. A name may end in `*`; a pattern that matches no
+    /// module is not an error.
     pub(crate) fn load_order(&self, wanted: &[String]) -> Result<Vec<&Path>, ModuleError> {
         let mut order = Vec::new();
         for name in wanted.iter().map(|name| plain(name)) {

@@ -1,4 +1,5 @@
-//! Unmounts what a killed image build left mounted, so that removing its tree does not delete files through a mount.
+//! Detaches the mounts that a killed image build left behind, so that removing its tree does not delete files through a
+//! mount.
 
 use std::{fs, path::Path};
 

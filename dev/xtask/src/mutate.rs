@@ -3,9 +3,9 @@
 //! ```text
 //! mutations.toml ─► copy of the sources ─► one edit ─► cube-api ─► cube-bench verify isolation --case CLASS
 //! ```
-//! Each mutation removes one check from the eBPF programs, the policy or the resolver. In the class that the list names,
-//! the prover must then report a breach, or at least a case that is not proven. A mutation that the prover does not
-//! detect fails this task. Without a mutation, the same classes must pass.
+//! Each mutation removes one check from the eBPF programs, the policy or the resolver. The list names what must then
+//! happen: in one class of cases, the prover reports a breach or a case that is not proven; or a unit test fails. Any
+//! other result fails this task. Without a mutation, the same classes and tests must pass.
 
 use std::{
     fs,
@@ -102,7 +102,8 @@ impl Mutation {
     }
 }
 
-/// The detection of a mutation, `None` if it was not detected, and the names of the cases or tests that failed.
+/// The detection of a mutation, `None` if it was not detected; and the cases that did not pass, or the names of the
+/// tests that ran.
 type MutationResult = (Option<Detection>, String);
 
 /// A copy of the sources in which mutations are applied and built.
@@ -118,7 +119,8 @@ struct MutationTree<'a> {
     log: PathBuf,
 }
 
-/// Runs the mutations whose names contain `only`, or all of them. Returns true if each was detected as expected.
+/// Runs the mutations whose names contain `only`, or all mutations if it is `None`. Returns true if each was detected
+/// in the expected way.
 pub(crate) fn run(workspace: &Workspace, only: Option<&str>, progress: Progress) -> Result<bool> {
     let list = load(workspace)?;
     let chosen: Vec<&Mutation> = list
@@ -181,7 +183,7 @@ fn failing(proof: &Proof) -> String {
 }
 
 impl MutationTree<'_> {
-    /// Copies all files that git tracks, and untracked files that it does not ignore.
+    /// Replaces the copy with all files that git tracks, and untracked files that it does not ignore.
     fn copy_sources(&self) -> Result<()> {
         if self.tree.exists() {
             fs::remove_dir_all(&self.tree)?;
@@ -240,7 +242,7 @@ impl MutationTree<'_> {
     /// Whether these tests pass in the copy.
     ///
     /// # Errors
-    /// The tests do not compile, or none has that name.
+    /// Returns an error if the tests do not compile, or if no test has a matching name.
     fn passes(&self, test: &Test) -> Result<bool> {
         let tests = ["test", "--package", &test.package, "--lib"];
         tool::run(self.cargo().args(tests).arg("--no-run"), &self.log)?;
@@ -270,7 +272,7 @@ impl MutationTree<'_> {
         Ok(self.target.join("debug/cube-api"))
     }
 
-    /// Runs the prover with that server. Returns its exit code and its report.
+    /// Runs the prover with the server `api`. Returns the prover's exit code and its report.
     fn prove(&self, api: &Path, classes: &[&str]) -> Result<(i32, Proof)> {
         let results = tempfile::tempdir()?;
         let prover = Prover::Isolation;

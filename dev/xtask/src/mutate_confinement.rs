@@ -51,7 +51,7 @@ struct Matrix<'a> {
 }
 
 /// Runs every attempt without layers, with each layer alone, and with all layers. Prints the matrix and its faults.
-/// Returns true if there are none.
+/// Returns true if there are no faults.
 pub(crate) fn run(workspace: &Workspace, progress: Progress) -> Result<bool> {
     let prepared = prepare::all(workspace, progress, Freshness::Keep)?.dir;
     let log = workspace.artifacts().join("log/mutate-confinement.log");
@@ -84,7 +84,7 @@ fn columns() -> impl Iterator<Item = &'static str> {
     [NONE].into_iter().chain(LAYERS).chain([ALL])
 }
 
-/// Runs the prover for one column.
+/// Runs the prover on a VMM with the layers of one column.
 fn prove(workspace: &Workspace, binaries: &Path, vmm: &Path, column: &str) -> Result<Proof> {
     let dir = tempfile::tempdir()?;
     let script = script(dir.path(), vmm, column)?;
@@ -102,7 +102,8 @@ fn prove(workspace: &Workspace, binaries: &Path, vmm: &Path, column: &str) -> Re
         .with_context(|| format!("the prover wrote no report: {}", stderr.trim()))
 }
 
-/// Writes a script that starts the VMM with the variable set. The prover starts VMMs with an empty environment.
+/// Writes a script that starts the VMM with `CUBE_VMM_LAYERS` set. A script is needed because the prover starts VMMs
+/// with an empty environment.
 fn script(dir: &Path, vmm: &Path, column: &str) -> Result<PathBuf> {
     let layers = match column {
         NONE => String::new(),
@@ -169,7 +170,8 @@ impl<'a> Matrix<'a> {
         out
     }
 
-    /// One line for each attempt that is not proved to be stopped by the layers.
+    /// One line for each rule that an attempt violates: it must succeed without layers, be stopped by all layers
+    /// together, and be stopped by at least one layer alone.
     fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         for attempt in &self.attempts {

@@ -21,14 +21,14 @@ use crate::{
     workspace::{Workspace, read_list},
 };
 
-/// Whether to fetch the kernel and the root image again although their recipes have not changed.
+/// Whether to fetch the kernel and the root image again even if their recipes have not changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Freshness {
     Keep,
     Refresh,
 }
 
-/// What has to be fetched from the package archive.
+/// The packages and images to fetch from the package archive.
 #[derive(Debug)]
 struct FetchPlan {
     /// Host packages to install.
@@ -42,7 +42,7 @@ impl FetchPlan {
         self.missing.is_empty() && !self.kernel && !self.root
     }
 
-    /// The wanted things as a list for a message.
+    /// The items of the plan, for an error message.
     fn describe(&self) -> String {
         let mut wanted = self.missing.clone();
         wanted.extend(self.kernel.then(|| "the guest kernel".to_owned()));
@@ -51,7 +51,7 @@ impl FetchPlan {
     }
 }
 
-/// The state of a preparation: the host is checked and has all packages.
+/// A preparation whose host has been checked and has all packages.
 #[derive(Debug)]
 struct Preparation<'a> {
     workspace: &'a Workspace,
@@ -61,7 +61,7 @@ struct Preparation<'a> {
     suites: Vec<Suite>,
 }
 
-/// Builds kernel, images and agent, which need no VM.
+/// Builds the kernel, the root image, the writable layer and the initramfs. This needs no KVM.
 pub(crate) fn images(
     workspace: &Workspace,
     progress: Progress,
@@ -73,7 +73,7 @@ pub(crate) fn images(
     preparation.images()
 }
 
-/// Builds everything but the optional templates.
+/// Builds everything except the optional templates.
 pub(crate) fn all(
     workspace: &Workspace,
     progress: Progress,
@@ -129,12 +129,12 @@ pub(crate) fn sdks(workspace: &Workspace, progress: Progress) -> Result<()> {
     sdks::build(&store, workspace)
 }
 
-/// The kernel that [`images`] unpacked.
+/// The kernel that [`images`] unpacks. Builds it if it is not up to date.
 pub(crate) fn kernel(store: &Store) -> Result<Kernel> {
     kernel::build(store, &kernel::recipe(&host::codename()?))
 }
 
-/// Takes the lock of this checkout's artifacts. If another process holds it, waits.
+/// Takes the lock of this checkout's artifacts. Waits while another process holds it.
 fn lock(dir: &Path, progress: Progress) -> Result<Flock<fs::File>> {
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let open = || fs::File::create(dir.join("lock"));
@@ -150,7 +150,8 @@ fn lock(dir: &Path, progress: Progress) -> Result<Flock<fs::File>> {
 }
 
 impl<'a> Preparation<'a> {
-    /// Checks the host and installs the packages that it lacks.
+    /// Plans what to fetch, checks that this host has the disk space and the access for it, and installs missing host
+    /// packages. With [`Freshness::Refresh`], removes the kernel and the root image.
     fn begin(workspace: &'a Workspace, progress: Progress, freshness: Freshness) -> Result<Self> {
         let codename = host::codename()?;
         let preparation = Self {

@@ -25,8 +25,8 @@ const PACKAGES: &str = "packages.json";
 const IMAGE_TIME: &str = "1704067200";
 /// A fixed UUID makes the image reproducible.
 const IMAGE_UUID: &str = "c0bec0be-0000-4000-8000-000000000001";
-/// No compression. With lz4, a first `python3` takes 630 KiB of guest memory for buffers instead of 130 KiB, and more
-/// time. The uncompressed image is larger, but the host caches the parts that are read once for all VMs.
+/// No compression. With lz4, a first `python3` takes longer, and 630 KiB of guest memory for buffers instead of 130
+/// KiB. The uncompressed image is larger, but its pages in the host's page cache are shared by all VMs.
 const EROFS_OPTIONS: [&str; 1] = ["--quiet"];
 /// Excludes documentation and translations from the image, but keeps the licences.
 const DPKG_OPTIONS: [&str; 5] = [
@@ -172,7 +172,8 @@ pub(crate) fn pack(tree: &Path, image: &Path, log: &Path) -> Result<()> {
     fs::remove_dir_all(tree).context("cannot remove the unpacked tree")
 }
 
-/// Converts the package list that the customize hook wrote into the tree to `packages.json` in `out`.
+/// Converts the package list that the customize hook wrote into the tree to `packages.json` in `out`, and removes the
+/// list from the tree.
 pub(crate) fn take_package_list(tree: &Path, out: &Path) -> Result<()> {
     let list = tree.join(".packages");
     let text =
@@ -191,7 +192,7 @@ fn copy_below(file: &Path, from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compiles the probe: a program of one page without libraries, whose exec time is the lower bound for any program.
+/// Compiles the probe: a one-page program without libraries. No program can start faster.
 fn build_probe(source: &Path, tree: &Path, log: &Path) -> Result<()> {
     let program = tree.join("usr/local/bin/probe");
     let mut cc = Command::new("gcc");

@@ -1,5 +1,5 @@
-//! `target/cube/sdk`: the official SDKs that the conformance suite runs, from PyPI and npm, in the versions of their
-//! lock files.
+//! `target/cube/sdk`: the official SDKs that the conformance suite runs, from PyPI and npm, in the versions that their
+//! lock files pin.
 //!
 //! ```text
 //! node/          Node, from a Python wheel: Debian's version is too old for the SDKs
@@ -33,7 +33,7 @@ const GUIDES: [&str; 2] = ["quickstart.md", "interpreter.md"];
 /// Debian's Python, not another one that may come first in PATH.
 const SYSTEM_PYTHON: &str = "/usr/bin/python3";
 
-/// Installs the SDKs that are not up to date.
+/// Installs the SDKs that are not up to date, and copies the suite's cases into the directory of each SDK.
 pub(crate) fn build(store: &Store, workspace: &Workspace) -> Result<()> {
     let sources = Sources {
         dir: workspace.root().join("harness/verify/conformance"),
@@ -70,8 +70,8 @@ struct Sources {
 }
 
 impl Sources {
-    /// Installs a virtual environment. It is renamed after the installation: its Python still works then, the scripts
-    /// that pip generates do not, and nothing uses them.
+    /// Installs a virtual environment. The store renames its directory after the installation. Python still works
+    /// there; the scripts that pip generates do not, and nothing uses them.
     fn python(&self, store: &Store, place: &str, lock: &Path) -> Result<Built> {
         let recipe = Recipe::new("python-sdk").path("lock", lock)?;
         store.build(&recipe, place, |out, log| {

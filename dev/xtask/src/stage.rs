@@ -4,8 +4,9 @@
 //! together with [`RECORD_NAME`], which lists its inputs, and renamed to its final name when it is complete. A directory
 //! under a final name is therefore always complete. One version of each output is kept.
 //!
-//! A stage that uses another stage's output has that stage's *digest* as an input: a hash over the output files. The key
-//! would not do, since the same inputs can give different files on another day, when the package archive has changed.
+//! A stage that uses another stage's output has that stage's *digest* as an input: a hash over the output files. The
+//! key would not be enough, since the same inputs can give different files on another day, when the package archive has
+//! changed.
 
 use std::{
     fs,
@@ -98,7 +99,7 @@ impl Recipe {
 }
 
 impl Store {
-    /// Opens the store and empties `tmp/`, which an interrupted run may have left full. The caller holds the lock.
+    /// Opens the store and empties `tmp/`, where an interrupted run may have left files. The caller must hold the lock.
     pub(crate) fn open(root: &Path, progress: Progress) -> Result<Self> {
         let store = Self {
             root: root.to_owned(),
@@ -250,7 +251,8 @@ fn next_data(file: &fs::File, at: u64) -> Result<Option<u64>> {
     }
 }
 
-/// A hash over a file, or over the names, kinds and contents below a directory.
+/// A hash over a file, or over the names, kinds and contents of everything below a directory. Permissions are not
+/// hashed.
 fn digest(path: &Path) -> Result<String> {
     let mut entries = Vec::new();
     walk(path, Path::new(""), &mut entries)?;

@@ -69,8 +69,8 @@ struct TierPlan {
 }
 
 impl TierPlan {
-    /// Plans the tiers in `requested`. If it is empty, plans all usual tiers and skips those whose KVM is missing.
-    /// A requested tier is never skipped: it fails if the host does not support it.
+    /// Plans the tiers in `requested`. If it is empty, plans all usual tiers; without KVM on this host, the tiers that
+    /// need it are skipped. A requested tier is never skipped: it fails if the host does not support it.
     fn decide(requested: &[Tier]) -> Result<Self> {
         let mut plan = Self {
             run: requested.to_vec(),
@@ -95,8 +95,8 @@ impl TierPlan {
     }
 }
 
-/// Runs the lints, then the tests. The last line on standard output is the summary. If the host does not support a
-/// tier, runs the others and returns exit code 6.
+/// Runs the lints, then the tests. The last line on standard output is the summary. If `requested` is empty and this
+/// host has no KVM, runs the tiers that do not need it, and returns exit code 6 if all of them pass.
 pub(crate) fn test(
     workspace: &Workspace,
     requested: &[Tier],
@@ -177,7 +177,7 @@ pub(crate) fn soak(workspace: &Workspace, progress: Progress) -> Result<ExitCode
     Ok(conclude(&outcome, &plan))
 }
 
-/// Builds what these tiers need and nothing else.
+/// Builds the binaries and templates that these tiers need.
 fn prepare_for(
     workspace: &Workspace,
     tiers: &[Tier],

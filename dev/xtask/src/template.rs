@@ -69,7 +69,7 @@ pub(crate) fn build(store: &Store, workspace: &Workspace, vmm: &Path) -> Result<
             run: run.path(),
             log,
         };
-        // A snapshot refuses a directory that exists, so that it never overwrites one.
+        // The VMM refuses to write a snapshot to an existing directory, so that it never overwrites one.
         fs::remove_dir(out)?;
         builder
             .snapshot(paths, MEMORY, out, warm_up)
@@ -130,7 +130,8 @@ impl TemplateBuilder<'_> {
         Ok(vm.control.shutdown()?)
     }
 
-    /// Restores the template, calls `work` with the path of its vsock socket, and records the pages that the clone wrote.
+    /// Restores the template, calls `work` with the path of its vsock socket, and records the pages that the clone
+    /// wrote in a file of the template.
     pub(crate) fn record_working_set(
         &self,
         template: &Path,
@@ -174,8 +175,8 @@ impl TemplateBuilder<'_> {
     }
 }
 
-/// Waits until the guest's kernel has finished the background work of the last command. Work that is pending in the
-/// snapshot would be repeated by every clone, in its first milliseconds.
+/// Waits until the guest's kernel has finished the background work of the last command, or until [`QUIET_TIMEOUT`].
+/// Every clone would repeat work that is pending in the snapshot, in its first milliseconds.
 fn until_quiet(vm: &mut VmProcess) -> Result<()> {
     let started = Instant::now();
     let mut before = None;
@@ -197,8 +198,8 @@ fn probe(vsock: &Path) -> Result<()> {
     run(&mut connect(vsock)?, &PROBE)
 }
 
-/// Switches the guest's network card on or off. The guests of a template have no TAP; this runs the code that a
-/// sandbox with a network runs.
+/// Switches the guest's network card on or off. The guests of a template have no TAP; switching the card warms up the
+/// code that a sandbox with a network runs.
 fn set_network(vsock: &Path, on: bool) -> Result<()> {
     let request = InitRequest {
         network: Some(on),

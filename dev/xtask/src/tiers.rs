@@ -1,4 +1,4 @@
-//! The test tiers and the runner of those tiers that are cargo tests.
+//! The test tiers, and the runner of the tiers whose tests are cargo tests.
 //!
 //! The prefix of a test function's name is its tier: `kvm_…`, `net_…`, `interpreter_…`, `soak_…`; a test without one
 //! of these prefixes is `unit`. Tests find the build outputs through the variables CUBE_ARTIFACTS and CUBE_BIN.
@@ -147,7 +147,7 @@ pub(crate) struct TestEnvironment {
     pub(crate) binaries: Option<PathBuf>,
 }
 
-/// Runs the tests of some tiers with nextest, or with `cargo test` if nextest is not installed.
+/// Runs the tests of these tiers with nextest, or with `cargo test` if nextest is not installed.
 pub(crate) fn run(
     workspace: &Workspace,
     tiers: &[Tier],
@@ -165,8 +165,8 @@ pub(crate) fn run(
     watch(&mut command, runner, &mut std::io::stderr())
 }
 
-/// The test runner. The summary lines of the two differ, and only the runner's own count: the output of a failed
-/// test under nextest contains a summary line of libtest as well.
+/// The test runner. The summary lines of the two runners differ, and only those of the runner in use are counted: under
+/// nextest, the output of a failed test contains a summary line of libtest as well.
 #[derive(Debug, Clone, Copy)]
 enum Runner {
     Nextest,
@@ -228,7 +228,7 @@ fn filter(tiers: &[Tier]) -> String {
     terms.join(" + ")
 }
 
-/// `cargo test` selects tests by substrings of their names. With the unit tier, the prefixes of all other tiers are
+/// `cargo test` selects tests by substrings of their names. With the unit tier, the prefixes of unwanted tiers are
 /// skipped; without it, the prefixes of the wanted tiers are selected.
 fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
     let mut command = workspace.cargo();

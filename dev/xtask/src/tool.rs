@@ -1,4 +1,4 @@
-//! Runs external programs. Their output goes to a log file; the error for a failed program shows the last lines of it.
+//! Runs external programs. The error for a failed program shows the end of its output.
 
 use std::{
     fs,

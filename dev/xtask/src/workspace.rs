@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// The checkout.
+/// A checkout of this repository.
 #[derive(Debug, Clone)]
 pub(crate) struct Workspace {
     root: PathBuf,

@@ -12,8 +12,7 @@ use model::WarmUpRequest;
 use super::PORT;
 use crate::template::{self, ANSWER_TIMEOUT};
 
-/// Deadline for the warm-up. The data science packages it imports are half a gigabyte of files, on a machine that may
-/// be busy.
+/// Time limit for the warm-up, which imports half a gigabyte of data science packages, on a machine that may be busy.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(240);
 /// The request that records the working set and that the pool sends to every warm slot. With `store_history: false` the
 /// cell takes no execution number and is not added to the history.

@@ -1,9 +1,9 @@
-//! README, SPECIFICATION, ARCHITECTURE and the guides name only files, symbols and tests that exist.
+//! Tests that README, SPECIFICATION, ARCHITECTURE and the guides name only files, symbols and tests that exist.
 //!
 //! Which code spans are checked is decided by their form:
 //!
-//! - a *path* has a `/`, no blanks, and begins with a folder of this repository's top or ends like a source file. A
-//!   component in capitals is a placeholder: only the components before it are checked
+//! - a *path* has a `/`, no blanks, and begins with a top-level directory of this repository or ends like a source
+//! file. A component in capitals is a placeholder: only the components before it are checked
 //! - a *symbol* has `::`, or is CamelCase with two capitals, or is in CAPITALS
 //! - a *name* is snake_case with an underscore
 //!
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{Cli, Task, workspace::Workspace};
 
-/// Endings of paths that are checked although they do not begin with a folder of the top.
+/// Endings of paths that are checked even if they do not begin with a top-level directory.
 const SOURCE_ENDINGS: [&str; 8] = [".rs", ".toml", ".md", ".txt", ".yml", ".py", ".mjs", ".c"];
 /// CamelCase words of Linux, and magic numbers of this project's formats.
 const OTHER_TERMS: [&str; 4] = ["MemAvailable", "MemFree", "AnonHugePages", "CUBESNAP"];
@@ -195,7 +195,7 @@ fn is_argument_placeholder(word: &str) -> bool {
     capitals || word == "N" || word.contains(['…', '[', '|', '*']) || word.contains("NAME")
 }
 
-/// The published runs that README and the guides quote.
+/// README and the guides may quote only runs that are published in `results/`.
 #[test]
 fn documents_name_only_published_runs_that_exist() {
     let workspace = workspace();
@@ -280,7 +280,7 @@ fn the_architecture_names_only_symbols_that_exist() {
     );
 }
 
-/// In the guides only qualified names are checked: their other names are often those of protocols, Linux or E2B.
+/// In the guides, only qualified names are checked: other names often belong to protocols, Linux or E2B.
 #[test]
 fn guides_name_only_symbols_that_exist() {
     let workspace = workspace();
@@ -304,7 +304,7 @@ fn guides_name_only_symbols_that_exist() {
     );
 }
 
-/// True as well for spans that are not symbols by their form.
+/// Whether a symbol exists. Also true for spans that do not have the form of a symbol, and for terms of Linux.
 fn symbol_exists(sources: &Sources, span: &str) -> bool {
     let span = span.trim_end_matches("()");
     if let Some((before, rest)) = span.split_once("::{") {
@@ -340,7 +340,7 @@ fn is_camel_case(name: &str) -> bool {
         && name.chars().any(|c| c.is_ascii_lowercase())
 }
 
-/// Acronyms have fewer letters.
+/// Shorter words in capitals are acronyms.
 fn is_constant(name: &str) -> bool {
     name.len() > 4 && name.chars().all(|c| c.is_ascii_uppercase() || c == '_')
 }

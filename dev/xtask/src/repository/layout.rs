@@ -1,4 +1,4 @@
-//! The folders of the repository: how many there are, and that each is described.
+//! Tests that the top level has few entries, and that every folder is described.
 
 use std::{fs, path::Path};
 
@@ -7,7 +7,7 @@ use crate::workspace::Workspace;
 
 const MOST_DIRS: usize = 16;
 const MOST_FILES: usize = 10;
-/// Folders whose crates are described in their own README or that of a crate.
+/// Folders that contain crates. Each crate is described in its own README or in the README of its folder.
 const GROUPS: [&str; 6] = ["guest", "dev", "vmm", "api", "netisolation", "harness"];
 
 #[test]
@@ -47,8 +47,8 @@ fn every_folder_is_described() {
     );
 }
 
-/// Whether the folder's own README.md has two lines of text, or a line of its parent's begins with its name and goes on
-/// with at least as much as half a line, or the next line does.
+/// Whether the folder's own README.md has at least two lines of text, or a line of its parent's README.md begins with
+/// the folder's name and continues with at least 50 characters.
 fn is_described(dir: &Path) -> bool {
     let lines = |dir: &Path| fs::read_to_string(dir.join("README.md")).unwrap_or_default();
     let own = lines(dir);

@@ -12,7 +12,8 @@ fn dependencies(root: &Path, manifest: &str) -> BTreeSet<String> {
     table.keys().cloned().collect()
 }
 
-/// The fuzz targets `agent` and `interpreter` compile the sources of these programs, so they need their dependencies.
+/// The fuzz targets `agent` and `interpreter` compile the sources of these programs, so the fuzz manifest must list the
+/// dependencies of both.
 #[test]
 fn the_fuzz_targets_have_the_dependencies_of_the_programs_they_include() {
     let workspace = Workspace::locate().expect("a checkout");

@@ -50,7 +50,7 @@ pub(super) fn code_block_lines(document: &str) -> Vec<Located> {
         .collect()
 }
 
-/// The last cell of each row of each table, without heading rows.
+/// The last cell of each row of each table, heading rows included.
 pub(super) fn last_cells(document: &str) -> Vec<Located> {
     let rows = prose(document).filter(|(_, text)| text.starts_with('|') && !text.contains("---|"));
     rows.filter_map(|(line, text)| {

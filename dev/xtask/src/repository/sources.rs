@@ -94,8 +94,9 @@ impl Sources {
         self.words.contains(word)
     }
 
-    /// Whether the sources define `a::b::c`. Of a longer path, each pair of neighbours must exist: a module and a name
-    /// in it, or a type and one of its methods, fields or variants.
+    /// Whether the sources define `path`. In a path such as `a::b::c`, each pair of neighbouring segments must exist: a
+    /// module and a name in it, or a type and one of its methods, fields or variants. Paths into other crates count as
+    /// defined.
     pub(super) fn defines(&self, path: &str) -> bool {
         let segments: Vec<&str> = path.split("::").collect();
         if segments.len() > 1 && self.foreign_crates.contains(segments[0]) {
@@ -170,7 +171,7 @@ fn is_visible_dir(path: &Path) -> bool {
     path.is_dir() && !path.join("CACHEDIR.TAG").exists()
 }
 
-/// The entries of a directory that are not hidden, by name.
+/// The entries of a directory that are not hidden, sorted by path.
 pub(super) fn entries(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).expect("a readable directory");
     let mut paths: Vec<PathBuf> = entries
