@@ -1,15 +1,15 @@
 //! Control groups (cgroups): one around the pool, and one inside it for each VM. A controller is used in version 2 if
-//! the host offers it there, else in version 1, where each controller has a hierarchy of its own. A limit that cannot be
-//! enforced, because the controller is missing or the kernel rejects the setting, is an error, or a warning if
-//! [`MissingLimits`] allows that.
+//! the host offers it there, otherwise in version 1, where each controller has a hierarchy of its own. If a controller
+//! is missing or the kernel rejects the limit of a VM or of the server, that is an error, or a warning if
+//! [`MissingLimits`] allows it. If the kernel rejects the memory limit of the pool's group, that is only a warning.
 //!
 //! ```text
 //! <mount>/cube-<tag>/            memory of all VMs; the tag identifies the state directory
 //!                   <sandbox>/   memory, CPU, processes, disk bandwidth of one VM
 //!         cube-<tag>-server/     memory of the server, if that is limited
 //! ```
-//! The group of a VM is created when the VM is started, contains only that process, and is removed after it. In version
-//! 1 a VM has no group for disk bandwidth if that is not limited.
+//! A VM's group is created before its VMM starts, contains only the VMM process, and is removed after that process has
+//! exited. In version 1, a VM has no group for disk bandwidth unless disk bandwidth is limited.
 
 mod server;
 
@@ -35,7 +35,7 @@ const PERIOD_US: u64 = 100_000;
 /// The kernel's default weight of a group in version 2, and the equivalent shares in version 1.
 const WEIGHT: u64 = 100;
 const SHARES: u64 = 1024;
-/// Group that is created and removed when the pool opens, to check that the kernel accepts every limit.
+/// Name of a group that is created and removed when the pool opens, to check that the kernel accepts every limit.
 const PROBE: &str = "probe";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub(crate) struct Groups {
     hierarchies: Vec<Hierarchy>,
     limits: SandboxLimits,
     missing: MissingLimits,
-    /// `major:minor` of the disk that layers are on; `None` if no block device is behind it.
+    /// `major:minor` of the disk that layers are on; `None` if their file system has no block device.
     disk: Option<String>,
 }
 
@@ -103,7 +103,8 @@ impl Groups {
     /// Finds the hierarchies and creates the pool's group, in which all VMs together may use `memory` bytes.
     ///
     /// # Errors
-    /// A limit cannot be enforced, and [`MissingLimits::Refuse`] is set.
+    /// Returns an error if a limit of VMs cannot be enforced and [`MissingLimits::Refuse`] is set, or if the probe group
+    /// cannot be created or removed. If the limit of `memory` bytes cannot be set, that is only logged.
     pub(crate) fn open(
         tag: &str,
         limits: SandboxLimits,
@@ -157,7 +158,8 @@ impl Groups {
     /// Creates the group of a VM with `ram` bytes of guest memory.
     ///
     /// # Errors
-    /// The kernel rejects a limit, and [`MissingLimits::Refuse`] is set.
+    /// Returns an error if the group cannot be created, or if the kernel rejects a limit and [`MissingLimits::Refuse`] is
+    /// set.
     pub(crate) fn create(&self, id: &SandboxId, ram: u64) -> io::Result<()> {
         self.make_group(id.as_str(), ram)
     }
@@ -179,7 +181,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Checks that a limit was set.
+    /// Handles the result of setting a limit: a failure is an error or a warning, as [`MissingLimits`] requires.
     fn held(&self, file: &Path, written: io::Result<()>) -> io::Result<()> {
         match (written, self.missing) {
             (Err(e), MissingLimits::Refuse) => Err(io::Error::new(
@@ -207,7 +209,8 @@ impl Groups {
         let memory = ram.saturating_add(limits.memory_overhead.0).to_string();
         let one = version == Version::One;
         match controller {
-            // The limit of memory and swap together cannot be lower than that of memory, which is set first.
+            // The kernel rejects a limit of memory and swap together that is below the memory limit. The order is
+            // therefore: memory limit first.
             Controller::Memory if one => {
                 vec![("memory.limit_in_bytes", memory.clone()), (V1_SWAP, memory)]
             }
@@ -248,8 +251,8 @@ impl Groups {
         }
     }
 
-    /// The hierarchies in which a VM needs a group. Creating, entering and removing a group costs the same whether or not
-    /// it limits anything, so VMs have none where they have no limit.
+    /// The hierarchies in which a VM needs a group. Creating, entering and removing a group takes the same time whether
+    /// or not the group limits anything, so a VM gets no group that would not limit anything.
     fn needed(&self) -> impl Iterator<Item = &Hierarchy> {
         let all = self.hierarchies.iter();
         all.filter(|h| h.controllers.iter().any(|c| self.has_use_for(*c)))
@@ -263,7 +266,7 @@ impl Groups {
         }
     }
 
-    /// Moves a process into its group.
+    /// Moves a VMM process into the group of its VM.
     pub(crate) fn enter(&self, id: &SandboxId, pid: u32) -> io::Result<()> {
         for h in self.needed() {
             let procs = h.group.join(id.as_str()).join("cgroup.procs");
@@ -296,7 +299,7 @@ impl Groups {
         pids
     }
 
-    /// Names of all groups of VMs.
+    /// The names of all VM groups.
     pub(crate) fn list(&self) -> Vec<String> {
         let mut names: Vec<String> = self
             .hierarchies
@@ -322,11 +325,12 @@ impl Groups {
     }
 }
 
-/// Least memory limit of the pool's group. The kernel charges its own records of the VMs' groups to it and refuses to
-/// create them with less.
+/// Smallest memory limit of the pool's group. The kernel charges its bookkeeping for the VMs' groups to the pool's group;
+/// with a lower limit, it refuses to create VM groups.
 const LEAST_MEMORY: u64 = 16 << 20;
 
-/// Removes a group, with retries: the kernel may count a reaped process for a moment.
+/// Removes a group. Retries while the group is busy, because the kernel may still count a process that was just reaped.
+/// A missing group is not an error.
 fn remove_group(group: &Path) -> io::Result<()> {
     const TRIES: u32 = 50;
     for left in (0..TRIES).rev() {
@@ -349,7 +353,8 @@ fn warn_of(file: &Path, result: io::Result<()>) {
 
 const V1_SWAP: &str = "memory.memsw.limit_in_bytes";
 
-/// The setting as this kernel has it. Without swap accounting, swapping is turned off for the group instead.
+/// Replaces a setting that this kernel lacks: without swap accounting there is no limit of memory and swap together, so
+/// swapping is turned off for the group.
 fn possible(group: &Path, file: &'static str, value: String) -> (&'static str, String) {
     if file == V1_SWAP && !group.join(V1_SWAP).exists() {
         ("memory.swappiness", "0".to_owned())
@@ -358,7 +363,7 @@ fn possible(group: &Path, file: &'static str, value: String) -> (&'static str, S
     }
 }
 
-/// Creates the group `name` in every usable hierarchy below `root`, and returns these.
+/// Creates the group `name` in every usable hierarchy below `root`, and returns these hierarchies.
 fn find(root: &Path, name: &str) -> Vec<Hierarchy> {
     let mut found = Vec::new();
     for mount in [root.to_owned(), root.join("unified")] {
@@ -402,12 +407,13 @@ fn make(group: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates a group in version 2. Each level of the tree must enable the controllers for the next.
+/// Creates a group in a version 2 hierarchy, where each level of the tree must enable the controllers for the level
+/// below. Returns `None` if the group cannot be created or no controller can be enabled.
 fn make_v2(mount: &Path, name: &str, controllers: Vec<Controller>) -> Option<Hierarchy> {
     let group = mount.join(name);
     let enable_below = |dir: &Path| {
         for c in &controllers {
-            // A controller that cannot be enabled is missing in the text that is read below.
+            // If a controller cannot be enabled, it is absent from `cgroup.subtree_control`, which is read back below.
             let _ = fs::write(dir.join("cgroup.subtree_control"), format!("+{}", c.name()));
         }
     };
@@ -423,7 +429,7 @@ fn make_v2(mount: &Path, name: &str, controllers: Vec<Controller>) -> Option<Hie
     })
 }
 
-/// `major:minor` of the disk behind a directory. Limits apply to whole disks, not to partitions.
+/// `major:minor` of the disk that holds a directory: the whole disk, because limits do not apply to partitions.
 fn disk_of(dir: &Path) -> Option<String> {
     let dev = fs::metadata(dir).ok()?.dev();
     let name = format!(

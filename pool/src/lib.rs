@@ -73,13 +73,14 @@ pub(crate) const SANDBOXES: &str = "sandboxes";
 pub(crate) const TEMPLATES: &str = "templates";
 pub(crate) const FORKS: &str = "forks";
 const LOCK: &str = "lock";
-/// Requests in the driver's queue; when it is full, callers wait.
+/// Capacity of the driver's request channel. When the channel is full, callers wait.
 const REQUESTS: usize = 1024;
-/// Longest path of the state directory in bytes. The paths of unix sockets below it have at most 107 bytes.
+/// Longest path of the state directory in bytes, so that the socket paths below it fit the kernel's limit of 107 bytes.
 const MAX_STATE: usize = 60;
 
-/// A handle; clones reach the same pool. When the last one is dropped, VMs go on running: the next [`Pool::open`]
-/// adopts them. [`Pool::close`] can end them.
+/// A handle to a pool; clones refer to the same pool. When the last handle is dropped, VMs keep running, and the next
+/// [`Pool::open`] adopts them. [`Pool::close`] can end them. Once the pool is closed, every method that returns a
+/// [`PoolError`] returns [`PoolError::Draining`].
 #[derive(Clone, Debug)]
 pub struct Pool {
     requests: mpsc::Sender<Request>,
@@ -140,11 +141,13 @@ impl Opened {
             config.start_timeout,
             config.lifetime_of_note,
         )?;
-        // After the recovery: VMMs that the former server was starting may be in the group that this replaces.
+        // Must follow the recovery: this replaces the former server's group, which may still contain VMMs that the
+        // former server was starting.
         if let Some(memory) = config.server_memory {
             groups.enter_as_server(memory.0)?;
         }
-        // After the recovery: a VMM that was writing a snapshot there has finished when it has answered.
+        // Must follow the recovery: a VMM that was writing the snapshot of a fork answers the recovery only when it has
+        // finished.
         remove_if_there(&state.join(FORKS))?;
         private_dir(&state.join(FORKS))?;
         Ok(Self {
@@ -161,7 +164,8 @@ impl Opened {
 /// Directory in which VMMs keep the writable layers of their guests.
 pub(crate) const SCRATCH: &str = "/var/tmp";
 
-/// How long the lock may outlive a killed server: a child between fork and exec still has its descriptors.
+/// How long the lock may outlive a killed server: a child process between fork and exec still holds the server's
+/// descriptors.
 const LAST_CHILD: Duration = Duration::from_secs(1);
 
 /// Takes the lock that keeps other servers away from the state directory. The kernel releases it when the process exits.
@@ -194,13 +198,14 @@ fn remove_if_there(dir: &Path) -> io::Result<()> {
 }
 
 impl Pool {
-    /// Opens the pool: takes the lock of the state directory, adopts what runs, sweeps what does not, and starts to fill
-    /// warm slots. Deadlines that passed while no server ran are acted upon at once. The receiver reports every
-    /// sandbox that ends.
+    /// Opens the pool: locks the state directory, adopts running sandboxes, keeps paused ones, removes everything else,
+    /// and starts to fill warm slots. Deadlines that passed while no server ran are acted upon at once. The receiver
+    /// reports every sandbox that ends.
     ///
     /// # Errors
-    /// Returns [`PoolError::Failed`] if the state directory is locked by another server or cannot be written, if there
-    /// is no `cube-vmm`, or if the host lacks limits that [`PoolConfig::missing_limits`] requires.
+    /// Returns [`PoolError::Failed`] if the state directory's path is too long, if the directory is locked by another
+    /// server or cannot be read or written, if there is no `cube-vmm`, if a directory of templates or images does not
+    /// exist, or if the host cannot enforce a limit that [`PoolConfig::missing_limits`] requires.
     pub async fn open(
         config: PoolConfig,
     ) -> Result<(Self, Recovered, mpsc::UnboundedReceiver<Ended>), PoolError> {
@@ -232,8 +237,8 @@ impl Pool {
         Ok((Self { requests }, opened.recovered, ends))
     }
 
-    /// Makes a sandbox from a warm slot of the template if there is one, else from a new clone. When this returns, the
-    /// agent has taken identity and settings. If the caller drops the future, the sandbox is ended.
+    /// Makes a sandbox from a warm slot of the template if there is one, otherwise from a new clone. When this returns,
+    /// the agent has applied the sandbox's identity and settings. If the caller drops the future, the sandbox is ended.
     ///
     /// # Errors
     /// Returns [`PoolError::NoTemplate`], [`PoolError::NoteTooLong`], [`PoolError::Full`] or [`PoolError::NoSpace`] if
@@ -250,13 +255,13 @@ impl Pool {
         Ok(created.await?.claim())
     }
 
-    /// Makes sure that a sandbox runs, for `timeout_s` seconds from now at least: a paused one is resumed. Never
-    /// shortens a sandbox's life. Without a timeout a running sandbox keeps its deadline and a paused one gets
+    /// Ensures that a sandbox runs for at least `timeout_s` more seconds. A paused sandbox is resumed; a running one
+    /// keeps a later deadline. Without a timeout, a running sandbox keeps its deadline and a paused one gets
     /// [`Lifetime::resume_timeout_s`]. A new deadline is on disk when this returns.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound`, `ColdBoot`, `AlreadyRunning` or `Crowded`, and the errors of
-    /// [`Pool::create`] for a resume that is not admitted or fails; the sandbox is paused as before then.
+    /// [`Pool::create`] if a resume is not admitted or fails. The sandbox then stays paused.
     pub async fn connect(
         &self,
         id: &SandboxId,
@@ -273,9 +278,9 @@ impl Pool {
         .await
     }
 
-    /// Returns the sandbox for traffic to one of its ports. One that is paused with its memory is resumed first if it
-    /// has auto-resume. Anybody may cause such resumes, so they hold at most half of the places for starts, and each
-    /// that fails delays the next.
+    /// Returns the sandbox for traffic to one of its ports. If the sandbox is paused with its memory and has
+    /// auto-resume, it is resumed first. Anyone may cause such resumes, so they hold at most half of the places for
+    /// starts, and after a failed resume traffic must wait before it can cause another.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound` (also for a sandbox whose deadline has passed), `BackingOff` or
@@ -289,7 +294,8 @@ impl Pool {
         .await
     }
 
-    /// Sets the deadline of a running sandbox to `timeout_s` seconds from now. On disk when this returns.
+    /// Sets the deadline of a running sandbox to `timeout_s` seconds from now; with [`TimeoutChange::Extend`], only if
+    /// that is later than the present deadline. The deadline is on disk when this returns.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound`, `NotRunning` or `Crowded`, and [`PoolError::Failed`] if the record
@@ -306,13 +312,14 @@ impl Pool {
         .await
     }
 
-    /// Replaces the network policy of a running sandbox, at once: open connections that the new one denies are cut. The
-    /// note is replaced with it. On hosts without sandbox networks the policy is kept for later. Both are on disk when
-    /// this returns.
+    /// Replaces the network policy and the note of a running sandbox. The policy applies at once: open connections that
+    /// it denies are cut. On hosts without sandbox networks it is only recorded. Policy and note are on disk when this
+    /// returns.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound`, `NotRunning` or `Crowded`, [`PoolError::NoteTooLong`], and
-    /// [`PoolError::Failed`] if the policy cannot be written or put in force; the one before holds then.
+    /// [`PoolError::NoSpace`] or [`PoolError::Failed`] if the record cannot be written or the policy cannot be put in
+    /// force. The previous policy and note then remain.
     pub async fn set_policy(
         &self,
         id: &SandboxId,
@@ -327,7 +334,8 @@ impl Pool {
         .await
     }
 
-    /// Ends a sandbox, running or paused, and removes everything of it. When this returns nothing is left.
+    /// Ends a sandbox, running or paused. When this returns, its process is gone and its files are removed; a file that
+    /// cannot be removed is logged, and the next server tries again.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound` or `Crowded`.
@@ -339,16 +347,19 @@ impl Pool {
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound`, `AlreadyPaused` or `Crowded`, [`PoolError::NoSpace`],
-    /// [`PoolError::TooManySaved`], and [`PoolError::Failed`]: the sandbox goes on running if its VM can.
+    /// [`PoolError::TooManySaved`], and [`PoolError::Failed`] or [`PoolError::AgentSilent`] if the pause fails. The
+    /// sandbox then keeps running if its VM can be resumed, and ends otherwise.
     pub async fn pause(&self, id: &SandboxId, mode: PauseMode) -> Result<(), PoolError> {
         self.sandbox(id, |answer| SandboxRequest::Pause(mode, answer))
             .await
     }
 
-    /// Makes a template of a running sandbox, or of one paused with its memory. The sandbox stays as it is.
+    /// Makes a template from a running sandbox, or from a sandbox paused with its memory. The sandbox stays as it is.
     ///
     /// # Errors
-    /// As [`Pool::pause`]; also [`PoolError::BadName`], and [`PoolError::Refused`] with `NoMemory`.
+    /// Returns [`PoolError::Refused`] with `NotFound`, `NoMemory` or `Crowded`, [`PoolError::BadName`],
+    /// [`PoolError::NoSpace`], [`PoolError::TooManySaved`], and [`PoolError::Failed`]. If a snapshot of a running
+    /// sandbox fails and its VM cannot be resumed, the sandbox ends.
     pub async fn snapshot(
         &self,
         id: &SandboxId,
@@ -358,13 +369,14 @@ impl Pool {
             .await
     }
 
-    /// Makes new sandboxes that continue where a running one is now; the source goes on. Returns one result for each
-    /// spec, whose template and policy are ignored and whose timeout counts from now. If the caller drops the future,
-    /// the forks are ended.
+    /// Makes new sandboxes that continue from the present state of a running sandbox, which keeps running. Returns one
+    /// result for each spec. The template and policy of a spec are ignored; its timeout counts from now. If the caller
+    /// drops the future, the forks are ended.
     ///
     /// # Errors
-    /// Returns the errors of [`Pool::pause`] for the source, and `NotRunning` for a paused one. Each result has the
-    /// errors of [`Pool::create`].
+    /// Returns [`PoolError::Refused`] with `NotFound`, `NotRunning` or `Crowded`, [`PoolError::NoteTooLong`] if any
+    /// spec's note is too long, and [`PoolError::NoSpace`] or [`PoolError::Failed`] if the snapshot of the source cannot
+    /// be written. Each result has the errors of [`Pool::create`].
     pub async fn fork(
         &self,
         id: &SandboxId,
@@ -380,7 +392,7 @@ impl Pool {
         for fork in started.await? {
             forks.push(fork.await.unwrap_or(Err(PoolError::Draining)));
         }
-        // All at once: a caller that goes away before has claimed none.
+        // Claims all forks at once: a caller that drops the future earlier has claimed none, and all are ended.
         let claimed = forks.into_iter().map(|fork| fork.map(|f| f.claim()));
         Ok(claimed.collect())
     }
@@ -391,7 +403,7 @@ impl Pool {
         self.ask(|answer| Request::Get(id.clone(), answer)).await
     }
 
-    /// All sandboxes, in no order.
+    /// All sandboxes, in no particular order.
     ///
     /// # Errors
     /// Returns [`PoolError::Draining`] if the pool is closed.
@@ -399,7 +411,7 @@ impl Pool {
         self.look(Request::List).await.ok_or(PoolError::Draining)
     }
 
-    /// A sandbox and what happened to it since this pool was opened, oldest first.
+    /// A sandbox and its latest life events since this pool was opened, oldest first.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound`.
@@ -416,8 +428,8 @@ impl Pool {
         self.ask(|answer| Request::Usage(id.clone(), answer)).await
     }
 
-    /// Packets that passed the TAP of a running sandbox, and packets that were refused, since its start or last resume.
-    /// Zeros without a network.
+    /// Packets that passed a running sandbox's TAP, and packets that were refused, since its start or last resume. All
+    /// zero if the sandbox has no network.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound` or `NotRunning`, and [`PoolError::Failed`].
@@ -426,7 +438,7 @@ impl Pool {
             .await
     }
 
-    /// Reads back whether the TAP of a running sandbox enforces its policy.
+    /// Verifies that the TAP of a running sandbox enforces its policy.
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound` or `NotRunning`, and [`PoolError::Failed`] if the policy is not
@@ -441,7 +453,7 @@ impl Pool {
         self.look(Request::Templates).await.unwrap_or_default()
     }
 
-    /// The template that an id, name, `name:tag` or snapshot id means.
+    /// Finds a template by its id, name or `name:tag`. The id of a snapshot is a template id.
     pub async fn template(&self, reference: &str) -> Option<TemplateInfo> {
         let name = reference.to_owned();
         self.look(|answer| Request::Template(name, answer))
@@ -449,11 +461,11 @@ impl Pool {
             .flatten()
     }
 
-    /// Adds a template directory made elsewhere, under these names, by reference: its files stay where they are.
+    /// Adds a template whose files were made elsewhere and stay in `dir`. The names are taken away from other templates.
     ///
     /// # Errors
-    /// Returns [`PoolError::BadName`] for a malformed or ambiguous name, and [`PoolError::Failed`] if the directory is
-    /// no template of this host.
+    /// Returns [`PoolError::BadName`] for a malformed, repeated or reserved name, and [`PoolError::Failed`] if `dir` is
+    /// not a usable template or the names cannot be recorded.
     pub async fn add_template(
         &self,
         dir: &Path,
@@ -464,10 +476,11 @@ impl Pool {
             .await
     }
 
-    /// Removes a template and its warm slots. Sandboxes made from it go on.
+    /// Removes a template and its warm slots. Running sandboxes made from it keep running.
     ///
     /// # Errors
-    /// Returns [`PoolError::NoTemplate`], and [`PoolError::InUse`] if a paused sandbox or another template builds on it.
+    /// Returns [`PoolError::NoTemplate`], [`PoolError::InUse`] if a paused sandbox or another template needs its files,
+    /// and [`PoolError::Failed`] if the directory of a snapshot cannot be removed.
     pub async fn remove_template(&self, reference: &str) -> Result<(), PoolError> {
         let name = reference.to_owned();
         self.ask(|answer| Request::RemoveTemplate(name, answer))
@@ -479,15 +492,15 @@ impl Pool {
         self.look(Request::Stats).await.unwrap_or_default()
     }
 
-    /// Refuses creates from now on. Returns when no change of a sandbox is under way.
+    /// Refuses creates from now on. Returns once no start is queued and no sandbox is being changed.
     pub async fn drain(&self) {
-        // Without a driver nothing is under way.
+        // If the driver has ended, nothing is under way.
         let _ = self.look(Request::Drain).await;
     }
 
-    /// Ends warm slots and the driver; running sandboxes are kept for the next server or killed.
+    /// Ends the warm slots and the driver. [`OnClose`] decides whether sandboxes are kept for the next server.
     pub async fn close(self, on_close: OnClose) {
-        // Without a driver it is closed.
+        // If the driver has ended, the pool is closed already.
         let _ = self.look(|closed| Request::Close(on_close, closed)).await;
     }
 

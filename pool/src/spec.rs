@@ -13,34 +13,36 @@ use crate::lifetime::{Lifetime, UnixMs};
 pub struct PoolConfig {
     /// The program `cube-vmm`.
     pub vmm: PathBuf,
-    /// Directory of everything that outlives the process: sandboxes, snapshots, template names. At most 60 bytes long,
-    /// since the paths of unix sockets below it are limited.
+    /// Directory of everything that outlives the process: sandboxes, snapshots, template names. Its path must have at
+    /// most 60 bytes, because the kernel limits the paths of the unix sockets below it.
     pub state: PathBuf,
-    /// Directories of templates made elsewhere; each sub-directory with a manifest is a template of that name.
+    /// Directory of templates made elsewhere. Each sub-directory with a manifest is a template, named after it.
     pub installed_templates: Option<PathBuf>,
-    /// Directories of further files that templates name: root images, bases. Files elsewhere are not opened.
+    /// Further directories of files that template manifests may name (root images, bases). A template that names a file
+    /// outside these and the template directories is rejected.
     pub images: Vec<PathBuf>,
-    /// Warm slots of each template that is installed or was used.
+    /// Number of warm slots for each template that is installed or was used.
     pub warm: WarmMarks,
     pub limits: SandboxLimits,
     pub missing_limits: MissingLimits,
-    /// Most running sandboxes, warm slots included.
+    /// Maximum number of slots that have a VM or are getting one, warm slots included.
     pub max_sandboxes: u32,
     /// Host memory that is never given to sandboxes.
     pub memory_reserve: Bytes,
-    /// Memory limit of the process that opens the pool, which enters a cgroup for it. Loaded templates are added to the
-    /// limit. `None`: the process stays in its cgroup.
+    /// Memory limit of this process, which enters a cgroup of its own when it opens the pool. The limit grows by the
+    /// size of each loaded template. `None`: the process stays in its present cgroup.
     pub server_memory: Option<Bytes>,
-    /// Space that is never given to sandboxes, on the disk of the state directory and on that of the layers.
+    /// Disk space that is never given to sandboxes, on the disk of the state directory and on the disk of the layers.
     pub disk_reserve: Bytes,
-    /// Most paused sandboxes and snapshots together.
+    /// Maximum number of paused sandboxes and snapshots together.
     pub max_saved: u32,
-    /// Timeout of a start, and of an answer of a VMM that a former server has left.
+    /// Timeout for each step of a start, for a start's wait in the queue, and for the answers of VMMs that a former
+    /// server left running.
     pub start_timeout: Duration,
-    /// Gives each VM its TAP. `None`: sandboxes have no network.
+    /// Provides the TAP of each VM. `None`: sandboxes have no network.
     pub network: Option<Isolation>,
-    /// Reads the lifetime from a note that a server of record version 1 has left; since version 2 the lifetime is in the
-    /// record itself. If it returns `None`, the sandbox is ended.
+    /// Reads the lifetime from a sandbox's note. Called only for records of version 1; since version 2 the lifetime is
+    /// in the record itself. If it returns `None`, the sandbox is ended.
     pub lifetime_of_note: fn(&str) -> Option<Lifetime>,
 }
 
@@ -65,20 +67,20 @@ pub enum MissingLimits {
 pub struct SandboxLimits {
     /// Memory for the VMM itself, in addition to guest RAM.
     pub memory_overhead: Bytes,
-    /// Share of CPU time under contention, from 1 to 10000; the default of cgroups is 100.
+    /// Share of CPU time under contention, from 1 to 10000; the cgroup default is 100.
     pub cpu_weight: u16,
     /// CPU bandwidth in thousandths of a core; `None`: no limit.
     pub cpu_millis: Option<u32>,
-    /// Most threads of the VMM.
+    /// Maximum number of VMM threads.
     pub pids: u32,
-    /// Bytes per second, for reads and for writes of the disk; `None`: no limit.
+    /// Limit of disk reads, and of disk writes, in bytes per second each; `None`: no limit.
     pub io_bytes_per_s: Option<u64>,
-    /// Most space that the writable layer may take on the host's disk; beyond it, writes of the guest fail with I/O
-    /// errors. `None`: the layer's size.
+    /// Maximum space of the writable layer on the host's disk. Beyond it, the guest's writes fail with I/O errors.
+    /// `None`: the layer's full size.
     pub layer: Option<Bytes>,
 }
 
-/// Settings that the agent gets at the start of a lease and after each resume.
+/// Settings that the pool sends to the agent when a sandbox is created and after each resume.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Init {
     /// Environment of every process in the sandbox.
@@ -99,11 +101,12 @@ impl std::fmt::Debug for Init {
 /// Longest note in bytes.
 pub const MAX_NOTE: usize = 256 << 10;
 
-/// The fate of running sandboxes when the pool closes.
+/// The fate of sandboxes when the pool closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnClose {
-    /// They go on; the next [`crate::Pool::open`] adopts them.
+    /// Running sandboxes keep running and paused ones stay on disk; the next [`crate::Pool::open`] adopts both.
     Keep,
+    /// All sandboxes are ended and removed, paused ones too.
     Kill,
 }
 
@@ -122,11 +125,11 @@ pub struct CreateSpec {
     /// Id, name, `name:tag` or snapshot id.
     pub template: String,
     pub init: Init,
-    /// The caller's own text, kept in the record and returned with the sandbox, also after a restart. The sandbox's id
-    /// is not known yet when the caller writes it. At most [`MAX_NOTE`] bytes.
+    /// The caller's own text, at most [`MAX_NOTE`] bytes. The pool keeps it in the record and returns it with the
+    /// sandbox, also after a restart. It cannot contain the sandbox's id, which is not known yet.
     pub note: String,
     pub lifetime: Lifetime,
-    /// The network policy. A fork gets its source's policy, whatever this is.
+    /// The network policy. Ignored for a fork, which gets its source's policy.
     pub policy: Policy,
 }
 
@@ -134,7 +137,7 @@ pub struct CreateSpec {
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     pub id: SandboxId,
-    /// The template as it was when the sandbox was made.
+    /// The template as it was when the sandbox's first VM was made.
     pub template: Arc<TemplateInfo>,
     pub state: SandboxState,
     pub lifetime: Lifetime,
@@ -147,14 +150,14 @@ pub struct Sandbox {
     pub console: PathBuf,
     /// Process id of the VMM; 0 while the sandbox is paused.
     pub pid: u32,
-    /// Stamps of the last start, CLOCK_MONOTONIC of the host. Empty for a sandbox that was recovered.
+    /// Stamps of the last start or resume, in the host's CLOCK_MONOTONIC. Empty for a sandbox that was recovered.
     pub timeline: Timeline,
     /// Whether a warm slot served the create.
     pub warm: bool,
-    /// Number of the sandbox's VM among all VMs of this server. A new number means that connections to the VM before
-    /// are dead.
+    /// Number of the sandbox's VM, unique within this server process. When the number changes, connections to the
+    /// previous VM are dead.
     pub generation: u64,
-    /// When that VM became this sandbox's: at its create, resume or recovery.
+    /// When the sandbox got this VM: at its create, resume or recovery.
     pub vm_since: UnixMs,
 }
 
@@ -162,7 +165,7 @@ pub struct Sandbox {
 #[derive(Debug)]
 pub struct Connected {
     pub sandbox: Sandbox,
-    /// The sandbox was paused and this request resumed it.
+    /// Whether this request resumed the sandbox, which was paused.
     pub resumed: bool,
 }
 
@@ -170,11 +173,11 @@ pub struct Connected {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LifeEvent {
     pub at: UnixMs,
-    /// For people.
+    /// A description for people, not for programs.
     pub what: String,
 }
 
-/// The state of a sandbox as clients see it. It changes when a change has ended.
+/// The state of a sandbox as clients see it. While a pause or resume is under way, this is still the old state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SandboxState {
     Running,
@@ -194,7 +197,7 @@ pub enum PauseMode {
 /// Sandboxes that the state directory held when the pool was opened.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// Usable sandboxes: adopted while running, or paused on disk.
+    /// Usable sandboxes: running ones, which were adopted, and paused ones.
     pub alive: Vec<Sandbox>,
     /// Leased sandboxes that are gone, with the reason.
     pub lost: Vec<(SandboxId, String)>,
@@ -204,8 +207,8 @@ pub struct Recovered {
 #[derive(Clone, Debug)]
 pub struct Ended {
     pub id: SandboxId,
-    /// Why it ended by itself, with the last line of the VMM's standard error. `None` if a caller or its deadline ended
-    /// it.
+    /// Why it ended by itself, such as the last line of the VMM's standard error. `None` if a caller or the deadline
+    /// ended it.
     pub why: Option<String>,
 }
 
@@ -224,12 +227,12 @@ pub struct TemplateInfo {
     pub created_unix_s: u64,
     /// Whether [`crate::Pool::snapshot`] made it.
     pub is_snapshot: bool,
-    /// The sandbox that a snapshot was made of, which may have ended. `None` for other templates, and for snapshots of
-    /// servers that did not record it.
+    /// The sandbox from which a snapshot was made; it may have ended. `None` for other templates, and for snapshots made
+    /// by servers that did not record it.
     pub source: Option<SandboxId>,
-    /// Sandboxes started from it since the pool was opened.
+    /// Number of creates, forks and resumes of its sandboxes since the pool was opened.
     pub spawned: u64,
-    /// Present warm slots.
+    /// Present number of warm slots.
     pub warm: u32,
 }
 
@@ -238,7 +241,7 @@ pub struct TemplateInfo {
 pub struct Usage {
     /// CPU time of its VMM in nanoseconds.
     pub cpu_ns: u64,
-    /// Private memory in bytes.
+    /// Private memory of its VMM in bytes.
     pub memory: u64,
     /// Bytes of its writable layer on the host's disk.
     pub disk: u64,
@@ -251,7 +254,7 @@ pub struct PoolStats {
     pub running: u32,
     /// Gauge: sandboxes that are on disk.
     pub paused: u32,
-    /// Gauge.
+    /// Gauge: warm slots.
     pub warm: u32,
     /// Gauge: slots that are being filled.
     pub filling: u32,
@@ -259,16 +262,17 @@ pub struct PoolStats {
     pub warm_hits: u64,
     /// Creates for which a VM was made.
     pub warm_misses: u64,
-    /// Creates, resumes, pauses, snapshots and forks that were refused for lack of memory, places or disk space.
+    /// Creates, resumes, pauses, snapshots and forks that were refused for lack of memory, slots or disk space, or
+    /// because of [`PoolConfig::max_saved`].
     pub refused: u64,
     /// Failed jobs, by the part that failed.
     pub failed: BTreeMap<&'static str, u64>,
     /// Sandboxes whose VM exited by itself.
     pub died: u64,
-    /// Gauge: memory that one more sandbox is expected to need, in bytes; of the template with the largest need.
+    /// Gauge: memory in bytes that one more sandbox of the template with the largest need is expected to take.
     pub expected_bytes: u64,
     /// Gauge: memory available to sandboxes, in bytes.
     pub available_bytes: u64,
-    /// Sum over the TAPs of all sandboxes.
+    /// Sum over the TAPs of all sandboxes since the pool was opened.
     pub network: Counters,
 }

@@ -1,8 +1,9 @@
-//! The server's own control group, `cube-<tag>-server`, beside the one of its VMs. It contains the process that opened
-//! the pool and, between fork and the entry into its own group, each VMM. Nothing that sandboxes use is charged to it.
+//! The server's own control group, `cube-<tag>-server`, beside the pool's group. It contains the process that opened the
+//! pool. A new VMM process is in it from its fork until it enters its VM's group, before it runs a guest; nothing that
+//! sandboxes use is charged to the server's group.
 //!
-//! A server that was killed leaves the group behind, charged with the memory of templates that VMMs still hold. The next
-//! server therefore replaces it with a new group of the same name.
+//! A killed server leaves its group behind, and the memory of templates that VMMs still hold remains charged to it. The
+//! next server therefore replaces the group with a new one of the same name.
 
 use std::{fs, io, path::PathBuf};
 
@@ -11,13 +12,15 @@ use super::{Controller, Groups, Version, make, remove_group};
 const SUFFIX: &str = "-server";
 
 impl Groups {
-    /// Moves this process into a new group that may use `bytes` of memory and no swap.
+    /// Moves this process into a new group that may use `bytes` of memory and no swap. Does nothing if the host has no
+    /// memory controller.
     ///
     /// # Errors
-    /// The limit cannot be enforced, and [`crate::MissingLimits::Refuse`] is set.
+    /// Returns an error if the group cannot be created or entered or its limit cannot be set, and
+    /// [`crate::MissingLimits::Refuse`] is set.
     pub(crate) fn enter_as_server(&self, bytes: u64) -> io::Result<()> {
         let Some((version, group)) = self.server_group() else {
-            // `Groups::open` has refused or allowed that there is no controller for memory.
+            // `Groups::open` has already refused or allowed a missing memory controller.
             return Ok(());
         };
         if let Err(error) = remove_group(&group) {
@@ -38,7 +41,7 @@ impl Groups {
     /// Changes the limit of the server's group.
     ///
     /// # Errors
-    /// As for [`Groups::enter_as_server`].
+    /// Returns an error if the limit cannot be set and [`crate::MissingLimits::Refuse`] is set.
     pub(crate) fn limit_server(&self, bytes: u64) -> io::Result<()> {
         let Some((version, group)) = self.server_group() else {
             return Ok(());
@@ -48,7 +51,7 @@ impl Groups {
         self.held(&file, written)
     }
 
-    /// If this process is in the server's group, moves it to the root group and removes the server's.
+    /// If this process is in the server's group, moves it to the root group and removes the server's group.
     pub(super) fn leave_as_server(&self) {
         let Some((_, group)) = self.server_group() else {
             return;
@@ -67,7 +70,7 @@ impl Groups {
         }
     }
 
-    /// `None` if the host has no cgroup controller for memory.
+    /// Version and path of the server's group; `None` if the host has no cgroup controller for memory.
     fn server_group(&self) -> Option<(Version, PathBuf)> {
         let mut all = self.hierarchies.iter();
         let memory = all.find(|h| h.controllers.contains(&Controller::Memory))?;
