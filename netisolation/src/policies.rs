@@ -84,7 +84,8 @@ impl Policies {
         self.rules.release(rule_set);
     }
 
-    /// Writes the rules for all sandboxes, which forbid the host's addresses among others.
+    /// Writes the rules for all sandboxes: the forbidden ranges, the exceptions, and the host's addresses that are not
+    /// already forbidden.
     pub(crate) fn set_host_addresses(&mut self, host: &[IpAddr]) -> Result<(), IsolationError> {
         let is_reachable = |address: &&IpAddr| !is_forbidden(**address, &self.exceptions);
         let host: Vec<IpAddr> = host.iter().filter(is_reachable).copied().collect();

@@ -10,8 +10,8 @@
 //!        │ FORMERR       │ REFUSED      │ REFUSED    │ SERVFAIL      │ REFUSED         │ REFUSED     │ SERVFAIL
 //! ```
 //!
-//! What must never happen: a name that the policy does not allow is sent upstream; an answer contains an address that
-//! is forbidden or not yet pinned; the queries of one sandbox delay those of another.
+//! What must never happen: a name that the policy does not allow is sent upstream; an answer contains a forbidden
+//! address, or the name matches a pattern and an address is not pinned yet; one sandbox's queries delay another's.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -51,16 +51,17 @@ const MAX_TTL: Duration = Duration::from_secs(3600);
 #[derive(Clone, Debug)]
 pub struct Client {
     pub tap: TapIndex,
-    /// The sandbox that has the TAP at present.
+    /// The sandbox that currently uses the TAP.
     pub sandbox: SandboxId,
-    /// The sandbox's present policy.
+    /// The sandbox's current policy.
     pub policy: Arc<Policy>,
 }
 
 /// Finds the client with a source address. `None`: the address belongs to no sandbox, and its queries are not answered.
 pub type FindClient = dyn Fn(SocketAddr) -> Option<Client> + Send + Sync;
-/// Lets a client reach an address of a name for a time. Fails if the TAP has another sandbox by now, the policy no
-/// longer matches the name, or the client has too many pins.
+/// Lets a client reach an address that a name resolved to, for the given time. Returns an error if the TAP now belongs
+/// to another sandbox, no pattern of the policy matches the name any longer, the client has too many pins, or a system
+/// call fails.
 pub type Pin = dyn Fn(&Client, IpAddr, &str, Duration) -> Result<(), IsolationError> + Send + Sync;
 
 /// The resolver's interface to the TAPs and to the log of refusals.
@@ -98,7 +99,7 @@ pub struct ResolverConfig {
     /// Upstream servers for sandboxes whose policy names none. Empty: the servers in /etc/resolv.conf at startup, which
     /// may be loopback addresses.
     pub dns_servers: Vec<SocketAddr>,
-    /// Forbidden ranges whose addresses may be answered.
+    /// Blocks in forbidden ranges whose addresses answers may contain.
     pub exceptions: Vec<Exception>,
 }
 
@@ -119,7 +120,7 @@ enum Decision {
     Resolve(Box<PendingQuery>),
 }
 
-/// An allowed question, with its permit from the sandbox's quota.
+/// An allowed question. Counts as pending until it is dropped with its permit.
 struct PendingQuery {
     source: SocketAddr,
     transport: Protocol,
@@ -130,7 +131,7 @@ struct PendingQuery {
 }
 
 impl Resolver {
-    /// A resolver without sockets: [`Self::serve`] takes them.
+    /// Opens no sockets: the caller passes them to [`Self::serve`].
     #[must_use]
     pub fn new(config: ResolverConfig, hooks: Hooks) -> Self {
         Self {

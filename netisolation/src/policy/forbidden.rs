@@ -10,7 +10,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::rules::Access;
 
-/// A range that the operator opens although it is forbidden. A sandbox reaches it only if its policy allows it too.
+/// A block inside a forbidden range that the operator opens. A sandbox can reach the block only if the sandbox's policy
+/// allows it too. A block outside the forbidden ranges has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exception {
     pub block: IpNet,
@@ -19,10 +20,11 @@ pub struct Exception {
 }
 
 /// IANA's special-purpose address registries, and every IPv6 range that is not global unicast. The ranges do not
-/// overlap, so comparing its prefix length with one range decides an exception.
+/// overlap, so at most one contains a given address.
 ///
-/// `::ffff:0:0/96` is in the list, but not in the map of rules, whose keys are IPv4-mapped addresses for IPv4: the
-/// program refuses IPv4-mapped destinations in IPv6 packets before it looks up a rule.
+/// `::ffff:0:0/96` has no entry in the map of rules. The map stores IPv4 addresses as IPv4-mapped ones, so the entry
+/// would forbid all of IPv4. Instead, the program refuses IPv6 packets with an IPv4-mapped remote address before it
+/// looks up a rule.
 static FORBIDDEN: [IpNet; 24] = [
     v4([0, 0, 0, 0], 8),             // this network; Linux takes 0.0.0.0 for itself
     v4([10, 0, 0, 0], 8),            // private
@@ -56,8 +58,8 @@ pub fn forbidden() -> &'static [IpNet] {
     &FORBIDDEN
 }
 
-/// Whether `address` is in a forbidden range and no exception opens it. An exception applies if its prefix is at least
-/// as long as the range's; its list of services is ignored.
+/// Whether `address` is in a forbidden range and no exception opens it. An exception that contains `address` opens it
+/// if the exception's prefix is at least as long as the range's; the exception's `access` is ignored.
 #[must_use]
 pub fn is_forbidden(address: IpAddr, exceptions: &[Exception]) -> bool {
     let length = |block: &IpNet| block.contains(&address).then(|| block.prefix_len());

@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// `example.com` matches that name, `*.example.com` every name below it, and `*` every name. Stored in lower-case
-/// ASCII without a final dot; internationalized names are converted with IDNA.
+/// `example.com` matches only this name, `*.example.com` every name below `example.com`, and `*` every name. Stored in
+/// lower-case ASCII without a trailing dot; internationalized names are converted with IDNA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct NamePattern(String);
@@ -25,13 +25,14 @@ pub enum Naming {
 pub enum PolicyError {
     /// Contains the first 64 characters of the rejected text.
     #[error(
-        "{0:?} is not a domain name: write labels of letters, digits and hyphens, optionally after `*.`, or `*` alone"
+        "{0:?} is not a domain name: use labels of letters, digits, `-` and `_` (the last not all digits), optionally \
+         after `*.`, or `*` alone"
     )]
     Name(String),
 }
 
 impl NamePattern {
-    /// Whether the pattern matches `name`, which is in lower case and has no final dot.
+    /// Whether the pattern matches `name`, which must be lower case without a trailing dot.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         match self.0.strip_prefix('*') {
@@ -74,7 +75,8 @@ fn is_label(label: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
 
-/// Top-level domains are never numeric, but the last part of a mistyped IPv4 address is.
+/// Names whose last label is numeric are rejected: no top-level domain is numeric, but the last part of a mistyped IPv4
+/// address is.
 fn is_numeric(label: &str) -> bool {
     label.bytes().all(|b| b.is_ascii_digit())
 }

@@ -13,22 +13,25 @@ use crate::event::Protocol;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
     /// Rules by address. The longest matching prefix decides; addresses that no rule matches are denied. The order
-    /// has no meaning, and no two rules have the same block.
+    /// matters only among rules with the same block, of which the last one applies.
     pub rules: Vec<Rule>,
-    /// Names whose resolved addresses the sandbox may reach until the DNS answer expires.
+    /// Names that the sandbox may resolve. It may reach the answered addresses even if `rules` deny them, but not if
+    /// they are forbidden. New flows are allowed for the TTL of the answer, at least 60 s and at most 1 h.
     pub names: Vec<NamePattern>,
     /// Upstream DNS servers for this sandbox. Empty: the operator's servers.
     pub dns_servers: Vec<SocketAddr>,
-    /// Bandwidth limit in bytes per second, for each direction. `None`: only the host's limit applies.
+    /// Bandwidth limit in bytes per second, for each direction, in addition to the host's limit. `None`: only the
+    /// host's limit applies.
     pub bytes_per_s: Option<u64>,
-    /// Limit on new flows per second. `None`: unlimited.
+    /// Limit on new flows per second. `None` or 0: unlimited.
     pub flows_per_s: Option<u32>,
 }
 
 /// Allows or denies a block of addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
-    /// IPv4 or IPv6. Host bits are zero.
+    /// IPv4 or IPv6; host bits are ignored. Must not be inside `::ffff:0:0/96`: such a block would replace the rule for
+    /// the embedded IPv4 block.
     pub block: IpNet,
     /// Serialized as `verdict`, the name in stored policies.
     #[serde(rename = "verdict")]
@@ -43,17 +46,17 @@ pub enum RuleAction {
     Allow(Vec<Access>),
 }
 
-/// A protocol and an inclusive range of its ports.
+/// A protocol and an inclusive range of remote ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
-    /// TCP, UDP or ICMP; ICMP means echo and ignores the ports.
+    /// TCP, UDP or ICMP; no other protocol passes. ICMP means echo and ignores the ports.
     pub protocol: Protocol,
     pub first: u16,
     pub last: u16,
 }
 
 impl Policy {
-    /// Allows every address outside the forbidden ranges.
+    /// Allows every address except the host's and those in forbidden ranges.
     #[must_use]
     pub fn internet() -> Self {
         let everything = ["0.0.0.0/0", "::/0"];
@@ -70,8 +73,8 @@ impl Policy {
         }
     }
 
-    /// Whether the rules allow any service at `address`; the longest prefix decides, as in the eBPF programs. Ignores
-    /// names and forbidden ranges.
+    /// Whether the rules allow at least one service at `address`. As in the eBPF programs, the longest matching prefix
+    /// decides. Ignores `names` and forbidden ranges.
     #[must_use]
     pub fn allows(&self, address: IpAddr) -> bool {
         let matching = self.rules.iter().filter(|r| r.block.contains(&address));
@@ -79,8 +82,8 @@ impl Policy {
         longest.is_some_and(|rule| rule.action != RuleAction::Deny)
     }
 
-    /// How the resolver treats a query for `name`, which is in lower case and has no final dot. A policy that allows
-    /// all of IPv4 or all of IPv6 permits queries for every name.
+    /// How the resolver treats a query for `name`, which must be lower case without a trailing dot. If a rule for
+    /// `0.0.0.0/0` or `::/0` allows any service at all, every name is answered.
     #[must_use]
     pub fn naming(&self, name: &str) -> Naming {
         let allows_internet = |rule: &Rule| {
@@ -95,7 +98,7 @@ impl Policy {
         }
     }
 
-    /// Whether a name pattern matches `name`.
+    /// Whether a pattern in `names` matches `name`.
     pub(crate) fn matches_name(&self, name: &str) -> bool {
         self.names.iter().any(|pattern| pattern.matches(name))
     }

@@ -15,11 +15,11 @@ use crate::{
     tap::TapIndex,
 };
 
-/// Token bucket of queries: one token per interval, which is 50 queries per second …
+/// Time in which a sandbox's token bucket gains one query: 50 queries per second.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// … and a capacity of this time, which is 100 queries.
+/// Time in which an empty token bucket becomes full: its capacity is 100 queries.
 const BURST: Duration = Duration::from_secs(2);
-/// Maximum number of queries of a sandbox that wait for an upstream server.
+/// Maximum number of one sandbox's queries that wait for an upstream server.
 const MAX_WAITING: usize = 32;
 /// Maximum number of connections of a sandbox.
 const MAX_CONNECTIONS: usize = 8;
@@ -30,7 +30,7 @@ pub(super) struct Guard {
     meters: HashMap<SandboxId, Meter>,
 }
 
-/// A permit for a pending query or a connection. Dropping it releases the permit.
+/// Counts one pending query or connection against the sandbox's limit until dropped.
 pub(super) type Permit = OwnedSemaphorePermit;
 
 /// A refused query.
@@ -49,11 +49,12 @@ struct Meter {
     full_at: Instant,
     waiting: Arc<Semaphore>,
     connections: Arc<Semaphore>,
-    /// Refusals reported since the last call of `take_sums`, by name and reason. The rate limit bounds their number.
+    /// Refusals whose first event was reported, by name and reason. `take_sums` removes an entry without refusals since
+    /// the previous call. The rate limit bounds the number of entries.
     reported: BTreeMap<(Option<String>, Reason), Tally>,
 }
 
-/// Refusals with the same name and reason after the first one, which was reported.
+/// Sums the refusals that follow a reported one with the same name and reason.
 #[derive(Debug)]
 struct Tally {
     tap: TapIndex,

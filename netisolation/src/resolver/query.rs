@@ -10,13 +10,13 @@ use hickory_proto::{
     },
 };
 
-/// Longest query that is accepted, in bytes. Longer ones need unusual EDNS options.
+/// Longest accepted query, in bytes. Only unusual EDNS options make a query longer.
 pub(super) const MAX_QUERY: usize = 1232;
-/// Longest UDP reply: it passes common links unfragmented (DNS flag day 2020).
+/// Longest UDP reply, in bytes: short enough to cross common links unfragmented (DNS flag day 2020).
 const MAX_DATAGRAM: u16 = 1232;
-/// Longest UDP reply to a client without EDNS (RFC 1035, 4.2.1).
+/// Longest UDP reply to a client without EDNS, in bytes (RFC 1035, 4.2.1).
 pub(super) const PLAIN_DATAGRAM: usize = 512;
-/// Longest message on a TCP connection, where lengths have two bytes.
+/// Longest message on a TCP connection, in bytes: its length field has 16 bits.
 pub(super) const MAX_MESSAGE: usize = u16::MAX as usize;
 const HEADER_LEN: usize = 12;
 /// QR, the bit in the header's third byte that marks responses.
@@ -27,14 +27,14 @@ pub(super) enum Parsed {
     Question(Question),
     /// An invalid query, with the error reply.
     Invalid(Message),
-    /// A response, or less than a header. Neither gets a reply.
+    /// A response, or fewer bytes than a header. Gets no reply.
     Ignored,
 }
 
 /// One question of class IN.
 #[derive(Debug)]
 pub(super) struct Question {
-    /// In lower case and without a final dot. `None` if the name is not a valid host name.
+    /// Lower case, without a trailing dot. `None` if the name is not a valid host name.
     pub(super) name: Option<String>,
     pub(super) kind: Kind,
     head: Metadata,
@@ -53,7 +53,7 @@ pub(super) enum Kind {
     Other,
 }
 
-/// Parses a query. Accepts any bytes without a panic, and never leads to a reply to a response.
+/// Parses a query. Does not panic on any input. A response is ignored, so that it never gets a reply.
 pub(super) fn parse(bytes: &[u8]) -> Parsed {
     let Some(header) = bytes.first_chunk::<HEADER_LEN>() else {
         return Parsed::Ignored;
@@ -113,7 +113,8 @@ fn kind(asked: RecordType) -> Kind {
     }
 }
 
-/// The name in lower case without a final dot. `None` if a label contains characters that host names cannot have.
+/// The name in lower case without a trailing dot. `None` for the root, and for a name with a character other than ASCII
+/// letters, digits, `-` and `_` in a label.
 fn host_name(name: &Name) -> Option<String> {
     let mut text = String::with_capacity(64);
     for label in name.iter() {
@@ -130,7 +131,7 @@ fn host_name(name: &Name) -> Option<String> {
 }
 
 impl Question {
-    /// A reply without records. Repeats the question with the letter case of the query.
+    /// A reply without records. Repeats the question in its original letter case.
     pub(super) fn reply(&self, code: ResponseCode) -> Message {
         let mut message = Message::new(self.head.id, MessageType::Response, OpCode::Query);
         message.metadata.recursion_desired = self.head.recursion_desired;
@@ -160,15 +161,15 @@ impl Question {
         message
     }
 
-    /// Longest datagram that the client accepts, in bytes.
+    /// Longest UDP reply to this query, in bytes: the size that the client accepts, but at most [`MAX_DATAGRAM`].
     pub(super) fn max_datagram(&self) -> usize {
         let payload = self.edns.as_ref().map_or(0, Edns::max_payload);
         usize::from(payload.min(MAX_DATAGRAM)).max(PLAIN_DATAGRAM)
     }
 }
 
-/// Encodes a reply. If it is longer than `most` bytes, encodes one without records and with the truncation bit, after
-/// which clients repeat the query over TCP.
+/// Encodes a reply. If it is longer than `most` bytes, drops its records and sets the truncation bit, so that the
+/// client repeats the query over TCP. `None` if the reply cannot be encoded.
 pub(super) fn encode(reply: &Message, most: usize) -> Option<Vec<u8>> {
     let bytes = reply.to_vec().ok()?;
     if bytes.len() <= most {

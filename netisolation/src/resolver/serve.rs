@@ -24,7 +24,7 @@ use crate::event::Protocol;
 
 /// Timeout for receiving a complete message on a connection, and for sending a reply.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of connections of all sandboxes.
+/// Maximum number of connections on one listener, across all sandboxes.
 const MAX_CONNECTIONS: usize = 2048;
 /// Pause after a socket error.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -32,11 +32,11 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 const SUM_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Resolver {
-    /// Answers queries on these sockets until the future is dropped, which also ends its tasks. May run for several
-    /// pairs of sockets at a time.
+    /// Answers queries on these sockets until the future is dropped; dropping it also ends the tasks that it spawned.
+    /// Several calls with different pairs of sockets may run concurrently.
     ///
     /// # Errors
-    /// Returns an error if the sockets cannot be registered with the runtime.
+    /// Returns an error if a socket cannot be made non-blocking, duplicated or registered with the runtime.
     pub async fn serve(
         self: Arc<Self>,
         udp: std::net::UdpSocket,
@@ -111,7 +111,8 @@ impl Resolver {
         }
     }
 
-    /// Answers the messages of a connection in order, until it ends or the TAP has another sandbox.
+    /// Answers the messages of a connection in order. Ends the connection after an error, a timeout or an ignored
+    /// message, and when the TAP has another sandbox. Refuses it if the sandbox has too many connections.
     async fn serve_connection(&self, mut stream: TcpStream, source: SocketAddr) {
         let Some(client) = (self.hooks.client)(source) else {
             return;
@@ -140,7 +141,8 @@ impl Resolver {
         }
     }
 
-    /// Whether an address still belongs to the client's sandbox: an upstream query can take seconds.
+    /// Whether `source` still belongs to the client's sandbox. During an upstream query, which can take seconds, the
+    /// TAP may get another sandbox.
     fn is_current(&self, source: SocketAddr, client: &Client) -> bool {
         (self.hooks.client)(source).is_some_and(|now| now.sandbox == client.sandbox)
     }
@@ -173,7 +175,7 @@ impl Replies {
     }
 }
 
-/// Receives a message, which follows its length in two bytes (RFC 1035, 4.2.2).
+/// Receives a message that is prefixed with its length in two bytes (RFC 1035, 4.2.2).
 async fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let length = usize::from(stream.read_u16().await?);
     if length > MAX_QUERY {
@@ -184,7 +186,7 @@ async fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-/// Sends a reply after its length in two bytes.
+/// Sends a reply, prefixed with its length in two bytes.
 async fn send(stream: &mut TcpStream, reply: &[u8]) -> io::Result<()> {
     let length = u16::try_from(reply.len()).map_err(io::Error::other)?;
     stream

@@ -1,7 +1,7 @@
 //! Queries to upstream name servers on behalf of sandboxes.
 //!
-//! Each list of servers has a separate cache, so that a sandbox's own server cannot influence the answers that another
-//! sandbox receives.
+//! Each server list has a separate cache, so that the servers in one sandbox's policy cannot influence the answers to
+//! sandboxes with other servers.
 
 use std::{
     fs,
@@ -21,22 +21,22 @@ use hickory_resolver::{
 };
 use tokio::sync::Semaphore;
 
-/// Timeout of one UDP query.
+/// Timeout of one attempt, over UDP or TCP, across all servers.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Timeout of one question, including the wait for a permit, two attempts and a CNAME chain.
+/// Timeout of one question: the wait for a permit, and all attempts for the name and its CNAME chain.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Maximum number of pending questions of all sandboxes; each uses a descriptor. This is many times the limit of one
-/// sandbox, so that only many sandboxes together can delay the others.
+/// Maximum number of pending questions across all sandboxes; each uses a descriptor. The limit is many times that of
+/// one sandbox (`guard::MAX_WAITING`), so that a few sandboxes cannot delay the others.
 const MAX_PENDING: usize = 2048;
-/// Maximum number of lists of servers with a cache. The least recently used list is dropped.
+/// Maximum number of server lists for which a resolver and its cache are kept; the least recently used is dropped.
 const MAX_LISTS: usize = 64;
-/// Maximum number of answers in a cache.
+/// Maximum number of answers in the cache of one server list.
 const CACHE_SIZE: u64 = 1024;
 /// Maximum number of CNAME records between the queried name and the name with addresses.
 const MAX_CHAIN: usize = 8;
-/// Maximum number of addresses in one answer; clients try only a few.
+/// Maximum number of addresses in one answer. Further addresses are dropped; clients try only a few.
 const MAX_ADDRESSES: usize = 16;
-/// Maximum number of name servers in /etc/resolv.conf (resolv.conf(5)).
+/// Maximum number of name servers used from /etc/resolv.conf (resolv.conf(5)).
 const MAX_SERVERS: usize = 3;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const DNS_PORT: u16 = 53;
@@ -47,16 +47,16 @@ pub(super) enum Outcome {
     Addresses {
         /// At least one address of the requested family, in the order of the answer.
         addresses: Vec<IpAddr>,
-        /// The shortest lifetime in the CNAME chain.
+        /// The shortest TTL of the addresses and of the CNAME records that led to them.
         ttl: Duration,
     },
-    /// The name has no addresses (NOERROR) or does not exist (NXDOMAIN).
+    /// The name has no addresses of the requested family (NOERROR) or does not exist (NXDOMAIN).
     None(ResponseCode),
-    /// No server sent a usable answer in time.
+    /// No server sent a usable answer in time, or the CNAME chain is too long.
     Failed,
 }
 
-/// Resolvers by list of upstream servers.
+/// One resolver for each list of upstream servers.
 pub(super) struct Upstreams {
     default: Vec<SocketAddr>,
     /// Ordered by last use, most recent first.
@@ -65,7 +65,7 @@ pub(super) struct Upstreams {
 }
 
 impl Upstreams {
-    /// `default`: servers for policies that name none. Empty: the servers in /etc/resolv.conf.
+    /// `default`: servers for policies that name none. If empty, the servers in /etc/resolv.conf are used.
     pub(super) fn new(default: Vec<SocketAddr>) -> Self {
         let default = match default[..] {
             [] => read_resolv_conf(&fs::read_to_string(RESOLV_CONF).unwrap_or_default()),
@@ -78,7 +78,8 @@ impl Upstreams {
         }
     }
 
-    /// Queries `servers`, or the default servers if the list is empty. The name is in lower case and has no final dot.
+    /// Queries `servers`, or the default servers if `servers` is empty. `name` must be lower case without a trailing
+    /// dot.
     pub(super) async fn ask(
         &self,
         servers: &[SocketAddr],
@@ -141,7 +142,7 @@ fn options() -> ResolverOpts {
     options.timeout = TIMEOUT;
     // One retry after the first attempt.
     options.attempts = 1;
-    // With one request at a time, a dead server would use up the deadline.
+    // If servers were queried one at a time, a dead server would use up the deadline.
     options.num_concurrent_reqs = 2;
     options.cache_size = CACHE_SIZE;
     options.max_active_requests = MAX_PENDING;
@@ -181,7 +182,7 @@ fn addresses(records: &[Record], asked: Name, kind: RecordType) -> Outcome {
     Outcome::Failed
 }
 
-/// The name servers in a resolv.conf. Without any, the one on this host (resolv.conf(5)).
+/// The name servers in a resolv.conf. If it has none, the loopback address (resolv.conf(5)).
 fn read_resolv_conf(text: &str) -> Vec<SocketAddr> {
     let server = |line: &str| {
         let mut words = line.split_whitespace();
