@@ -14,9 +14,10 @@ use crate::watch::{Interest, Token, Watch};
 
 /// The agent's vsock port. It has the same number as envd's TCP port.
 pub const AGENT_PORT: u32 = 49983;
-/// Pause before the next attempt after the guest refused a connection, because its agent is not ready yet.
+/// Delay before the next attempt after a stream ended without an answer, for example because the agent is not
+/// listening yet.
 const RETRY: Duration = Duration::from_millis(5);
-/// Limit on the length of an answer in bytes.
+/// Limit on the length of an answer's head in bytes. An answer that reaches it is parsed as if its head were complete.
 const MAX_ANSWER: usize = 16 << 10;
 
 /// State of an [`IdentityTask`].
@@ -26,7 +27,7 @@ pub enum Progress {
     Waiting,
     /// The agent has applied the identity.
     Ready,
-    /// The agent refused the identity, or the deadline passed. Holds the reason.
+    /// The agent's answer was not a 2xx status, or the deadline passed. Holds the reason.
     Failed(String),
 }
 
@@ -64,11 +65,11 @@ impl IdentityTask {
         }
     }
 
-    /// Continues the task. If an attempt is due, returns the far end of a new stream, to be connected to the agent's
-    /// port.
+    /// Continues the task. If an attempt is due, also returns the far end of a new stream, which the caller must
+    /// connect to [`AGENT_PORT`].
     ///
     /// # Errors
-    /// Returns the I/O error if no socket pair can be created.
+    /// Returns an error if the stream cannot be created, written or watched.
     pub fn step(
         &mut self,
         now: Instant,
@@ -109,7 +110,7 @@ impl IdentityTask {
     }
 }
 
-/// Reads from the stream. Returns `None` if it ended without an answer.
+/// Reads from the stream. Returns `None` if the stream ended or failed before the answer's head was complete.
 fn read_answer(stream: &mut UnixStream, answer: &mut Vec<u8>) -> Option<Progress> {
     let mut buffer = [0; 1024];
     loop {

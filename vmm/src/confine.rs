@@ -13,8 +13,9 @@
 //! The client opened everything that the VM needs and sends it over the control socket. After confinement the process
 //! has those descriptors, KVM through them, and its memory.
 //!
-//! After this process another VM uses the TAP, so this one must neither change it nor pass it on: only one ioctl that
-//! configures it is allowed, descriptors cannot be sent, and no process can be forked that would outlive this one.
+//! Another VM uses the TAP after this process exits, so this process must neither reconfigure the TAP nor leave another
+//! process with its descriptor. Therefore TUNSETOFFLOAD is the only permitted ioctl that configures a TAP, descriptors
+//! cannot be sent, and no process can be forked.
 
 mod filter;
 mod search;
@@ -65,9 +66,9 @@ pub enum ConfineError {
     Jumps,
 }
 
-/// More than the streams and pending clients of the vsock device and the VM's own files need.
+/// Limit on open descriptors: more than the vsock device's streams and pending clients and the VM's own files need.
 const DESCRIPTORS: u64 = 1024;
-/// More than the memory file of the largest VM, and than any layer of a template.
+/// Limit on a file's size in bytes: more than the largest VM's memory file or any template's layer.
 const FILE_BYTES: u64 = 64 << 30;
 
 /// The layers of the confinement.
@@ -82,7 +83,8 @@ enum Layer {
 }
 
 impl Layer {
-    /// The order in which the layers are applied. Each needs privileges that a later one drops.
+    /// The order in which the layers are applied. Most layers need a capability or system call that a later one
+    /// removes.
     const ALL: [Self; 6] = [
         Self::Limits,
         Self::User,
@@ -109,7 +111,8 @@ impl Layer {
         true
     }
 
-    /// Whether to apply the layer: the confinement prover lists the layers to apply in CUBE_VMM_LAYERS.
+    /// Whether to apply the layer: the confinement prover lists the layers to apply in CUBE_VMM_LAYERS, separated by
+    /// commas. If the variable is not set, all layers are applied.
     #[cfg(feature = "weaken")]
     fn wanted(self) -> bool {
         let name = match self {
@@ -127,10 +130,11 @@ impl Layer {
 /// The open /proc/self/pagemap, see [`pagemap`].
 static PAGEMAP: OnceLock<File> = OnceLock::new();
 
-/// This process's /proc/self/pagemap. It is opened before confinement, because a confined process cannot open it.
+/// This process's /proc/self/pagemap. [`confine`] opens it first, because a confined process cannot open it; an
+/// unconfined process opens it here.
 ///
 /// # Errors
-/// Returns the I/O error if it cannot be opened.
+/// Returns an error if the file cannot be opened.
 pub(crate) fn pagemap() -> io::Result<&'static File> {
     match PAGEMAP.get() {
         Some(file) => Ok(file),
@@ -149,9 +153,9 @@ pub fn close_inherited() -> Result<(), ConfineError> {
     sys::close_inherited().map_err(ConfineError::Descriptors)
 }
 
-/// Drops the privileges that the machine does not need, for good. If `user` is given, the process takes that user id
-/// and the group id with the same number. The process must have one thread; the threads of further vCPUs start later
-/// and inherit the confinement.
+/// Permanently drops the privileges that the machine does not need. If `user` is given, the process takes that user id
+/// and the group id with the same number. The process must have only one thread; the threads of further vCPUs start
+/// later and inherit the confinement.
 ///
 /// # Errors
 /// Returns [`ConfineError`] for the step that failed. The process must then exit.
@@ -187,7 +191,8 @@ fn become_user(user: u32) -> Result<(), ConfineError> {
         .map_err(|source| ConfineError::User { user, source })
 }
 
-/// Drops all effective capabilities except those that the next steps need.
+/// Drops all effective capabilities except those that the next steps need, and, with CAP_SETPCAP, empties the bounding
+/// set.
 fn keep_only_what_changes_users() -> Result<(), ConfineError> {
     let needed = [
         caps::Capability::CAP_SETUID,
@@ -219,8 +224,9 @@ fn make_undumpable() -> Result<(), ConfineError> {
     prctl::set_dumpable(false).map_err(ConfineError::Dumpable)
 }
 
-/// Applies a ruleset that allows nothing. A kernel with an older Landlock, or none, enforces less. That is only logged,
-/// because user, dumpable flag and seccomp filter enforce the same restrictions.
+/// Applies a ruleset that allows nothing. A kernel with an older Landlock, or none, enforces only part of the ruleset.
+/// This is logged and not an error, because the user, the dumpable flag and the seccomp filter enforce the same
+/// restrictions.
 fn restrict_paths() -> Result<(), ConfineError> {
     let abi = ABI::V6;
     let status = Ruleset::default()
@@ -258,7 +264,7 @@ mod tests {
     use nix::libc;
     use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-    /// The forbidden action for the child process below.
+    /// Environment variable that names the action for the child process below.
     const ATTEMPT: &str = "CUBE_VMM_TEST_ATTEMPT";
 
     /// Does nothing unless the test below started this process.

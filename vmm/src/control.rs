@@ -22,10 +22,11 @@ use vmm_control::{
 
 use crate::watch::{Interest, Token, Watch};
 
-/// Limit on the time that a client of a listening socket can stall the VM by sending an incomplete frame.
+/// Timeout of each read from and each write to a client of a listening socket. It does not limit the time for a whole
+/// frame: a client that keeps sending single bytes stalls the VM for longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The control socket and its present client.
+/// The control socket and its current client.
 #[derive(Debug)]
 pub struct Control {
     listener: Option<UnixListener>,
@@ -37,7 +38,8 @@ pub struct Control {
 pub(crate) enum Received {
     /// A request and the files that came with it.
     Request(Box<Request>, Files),
-    /// The client of a listening socket has disconnected; another may follow.
+    /// There is no request: a listening socket's client disconnected, or was dropped for an invalid or late frame.
+    /// Another client may follow.
     Left,
     /// The client of a connected socket has disconnected.
     End,
@@ -47,7 +49,7 @@ impl Control {
     /// Takes a connected or a listening socket.
     ///
     /// # Errors
-    /// Returns the I/O error if the descriptor is not a socket.
+    /// Returns an error if the descriptor is not a socket, or cannot be made non-blocking.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         let (listener, client) = if getsockopt(&socket, sockopt::AcceptConn)? {
             (Some(UnixListener::from(socket)), None)
@@ -63,7 +65,7 @@ impl Control {
     /// Uses standard input as the control socket.
     ///
     /// # Errors
-    /// Returns the I/O error if standard input is not a socket.
+    /// Returns an error if standard input cannot be duplicated, or for the reasons of [`Control::new`].
     pub fn of_stdin() -> io::Result<Self> {
         Self::new(io::stdin().as_fd().try_clone_to_owned()?)
     }
@@ -77,7 +79,7 @@ impl Control {
     /// Watches for clients and for their requests.
     ///
     /// # Errors
-    /// Returns the I/O error of the epoll set.
+    /// Returns an error if a socket cannot be watched or configured.
     pub(crate) fn attach(&mut self, watch: &mut Watch) -> io::Result<()> {
         if let Some(listener) = &self.listener {
             watch.add(listener, Token::ControlListener, Interest::ReadEdge)?;
@@ -88,11 +90,10 @@ impl Control {
         }
     }
 
-    /// Accepts the next client if there is none at present.
+    /// Accepts the next client of a listening socket, unless there already is a client.
     ///
     /// # Errors
-    /// Returns the I/O error of the epoll set or of the socket's options. A client that has already disconnected is not
-    /// an error.
+    /// Returns an error if the client cannot be configured or watched. Failures of `accept` itself are ignored.
     pub(crate) fn accept(&mut self, watch: &mut Watch) -> io::Result<()> {
         let Some(listener) = self.listener.as_ref().filter(|_| self.client.is_none()) else {
             return Ok(());
@@ -107,10 +108,11 @@ impl Control {
         Ok(())
     }
 
-    /// Reads a request from the client.
+    /// Reads a request. A listening socket drops a client whose frame is invalid or late.
     ///
     /// # Errors
-    /// Returns the [`FrameError`] if the client of a connected socket sent an invalid frame.
+    /// Returns [`FrameError`] if a connected socket fails or receives an invalid frame, or if a listening socket's next
+    /// client cannot be set up.
     pub(crate) fn receive(&mut self, watch: &mut Watch) -> Result<Received, FrameError> {
         let Some(client) = &self.client else {
             return Ok(Received::Left);
@@ -129,10 +131,10 @@ impl Control {
         }
     }
 
-    /// Sends an answer to the client. If the client has disconnected, the next read will show it.
+    /// Sends an answer to the client. I/O errors are ignored: if the client has disconnected, the next read reports it.
     ///
     /// # Errors
-    /// Returns the [`FrameError`] if the answer cannot be encoded.
+    /// Returns [`FrameError`] if the answer cannot be encoded or is too long for a frame.
     pub(crate) fn reply(&self, answer: &Result<Reply, Failure>) -> Result<(), FrameError> {
         let Some(client) = &self.client else {
             return Ok(());

@@ -4,11 +4,11 @@
 //! slot   0 root disk (read-only)   1 writable layer   2 net   3 vsock   4 entropy
 //! page   slot i at offset i * 0x200; the guest reads it without an exit, a write reaches DeviceBus::write
 //! ```
-//! [`DeviceBus`] owns the transports, the devices, their descriptors and the bytes of the page. It runs on the vCPU's
-//! thread between two `KVM_RUN`s. It serves a notification before the guest continues, and a ready descriptor when
-//! [`crate::watch::Watch`] reports it. It never blocks, with one exception: a disk read waits for the host's disk if
-//! the page cache has no copy (`RWF_NOWAIT` could move such reads to a helper thread). The work per turn is bounded. A
-//! queue with more requests gets its next turn after everything else that is ready.
+//! [`DeviceBus`] owns the transports, the devices, their descriptors and the bytes of the page. It runs on vCPU 0's
+//! thread between two `KVM_RUN`s. It serves a notification before the vCPU that sent it continues, and a ready
+//! descriptor when [`crate::watch::Watch`] reports it. It blocks only in disk I/O: for example, a read waits for the
+//! host's disk if the page cache has no copy (`RWF_NOWAIT` could move such reads to a helper thread). The work per turn
+//! is bounded. A queue that still has requests gets its next turn after everything else that is ready has been served.
 //!
 //! Invariants: no reference into guest memory exists, and no guest can cause a panic, unbounded work or unbounded
 //! memory. A device whose driver breaks the rules of its queues sets `DEVICE_NEEDS_RESET` and does nothing until the

@@ -4,9 +4,9 @@
 //! by number      binary search    allowed · absent · checked · fatal
 //! by arguments   seccompiler's program, for checked calls only
 //! ```
-//! When a filter is installed, the kernel runs it once for every system call number, to cache those that are always
-//! allowed. With seccompiler's linear chain of comparisons this takes a quarter of a millisecond of each start; see
-//! [`super::search`] for the faster order.
+//! When a filter is installed, the kernel runs it once for every system call number, to cache the numbers that are
+//! always allowed. With seccompiler's linear chain of comparisons this adds a quarter of a millisecond to each start;
+//! [`super::search`] replaces the chain with a binary search.
 
 use std::collections::BTreeMap;
 
@@ -86,15 +86,15 @@ const CALLS: [i64; 54] = [
     libc::SYS_membarrier,
 ];
 
-/// ioctl requests are allowed by their type byte (`linux/ioctl.h`): all of KVM's.
+/// Mask of the type byte of an ioctl request (`linux/ioctl.h`). All requests with KVM's type are allowed.
 const REQUEST_TYPE: u64 = 0xff00;
 const KVM_REQUESTS: u64 = 0xae00;
-/// Further ioctl requests: non-blocking mode of sockets, flags of a TAP, offloads of a TAP.
+/// Other allowed ioctl requests: set a socket's non-blocking mode, read a TAP's flags, set a TAP's offloads.
 const REQUESTS: [libc::Ioctl; 3] = [libc::FIONBIO, libc::TUNGETIFF, libc::TUNSETOFFLOAD];
 
-/// Commands of fcntl: duplicate a descriptor, read its flags (debug builds do), read and set its status flags, and set
-/// the thread that its readiness signals. The last is F_SETOWN_EX, which the C library's headers lack; the kernel sends
-/// the signal with this user's privileges.
+/// Allowed fcntl commands: duplicate a descriptor, read its flags (debug builds do), read and set its status flags, and
+/// choose the thread that its readiness signals. The last is F_SETOWN_EX (15), which the libc crate lacks; the kernel
+/// checks the signal against this user's permissions.
 const FILE_COMMANDS: [i32; 5] = [
     libc::F_DUPFD_CLOEXEC,
     libc::F_GETFD,
@@ -106,8 +106,8 @@ const FILE_COMMANDS: [i32; 5] = [
 /// Calls that can make memory executable. They are allowed without PROT_EXEC (argument 2 of both).
 const MAPPING_CALLS: [i64; 2] = [libc::SYS_mmap, libc::SYS_mprotect];
 
-/// Calls whose arguments are behind a pointer, which a filter cannot check. They fail with ENOSYS as on an older
-/// kernel: the C library then uses clone, and does without the file's metadata.
+/// Calls whose arguments are behind a pointer, which a filter cannot check. They fail with ENOSYS, as on an older
+/// kernel: instead of clone3 the C library then uses clone, and it does without file metadata.
 const ABSENT: [i64; 3] = [libc::SYS_clone3, libc::SYS_statx, libc::SYS_newfstatat];
 
 /// Installs the filter for this thread and all threads that it starts.
@@ -167,12 +167,13 @@ fn argument_rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Erro
     rules.insert(libc::SYS_tgkill, any_of(0, &[own])?);
     let commands = FILE_COMMANDS.map(|command| u64::from(command.unsigned_abs()));
     rules.insert(libc::SYS_fcntl, any_of(1, &commands)?);
-    // Sockets arrive over the control socket. A socket pair connects this process to itself.
+    // socket(2) is not needed, because sockets arrive over the control socket. A socket pair connects this process only
+    // to itself.
     let unix = u64::from(libc::AF_UNIX.unsigned_abs());
     rules.insert(libc::SYS_socketpair, any_of(0, &[unix])?);
-    // Timeouts of the control socket. Other options, such as attaching a BPF filter, are forbidden.
+    // Only the timeouts of the control socket. Other options, such as attaching a BPF filter, are forbidden.
     rules.insert(libc::SYS_setsockopt, timeouts()?);
-    // Only to the connected peer: the address must be null.
+    // sendto may send only to the connected peer: the address must be null.
     rules.insert(libc::SYS_sendto, only_if_null(4)?);
     // Naming the thread of a further vCPU.
     let set_name = u64::from(libc::PR_SET_NAME.unsigned_abs());

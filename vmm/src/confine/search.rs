@@ -27,7 +27,7 @@ pub(super) enum CallPolicy {
     Absent,
     /// The filter program that follows checks the arguments.
     Checked,
-    /// The process is killed. This is the policy for every call without another one.
+    /// The process is killed. This is the policy for every call that has no other policy.
     Fatal,
 }
 
@@ -70,7 +70,7 @@ fn ranges(policies: &BTreeMap<i64, CallPolicy>) -> Vec<(u32, CallPolicy)> {
     ranges
 }
 
-/// The search over some ranges; `None` if a jump would exceed 255 instructions.
+/// Builds the search over `ranges`, which must not be empty. Returns `None` if a jump would exceed 255 instructions.
 fn halves(ranges: &[(u32, CallPolicy)]) -> Option<Vec<sock_filter>> {
     if let [(_, policy)] = ranges {
         return Some(vec![leaf(*policy)]);

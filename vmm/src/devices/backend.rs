@@ -16,17 +16,17 @@ pub struct BackendSpec {
     pub root: File,
     /// The initial content of the writable layer, opened for reading.
     pub layer_base: File,
-    /// The blocks of a diff that lie over `layer_base`; `None` unless the VM is restored from a diff.
+    /// The diff's blocks, which take precedence over `layer_base`; `None` unless the VM is restored from a diff.
     pub layer_diff: Option<LayerDiff>,
-    /// A TAP with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. Without one the guest's network card drops every frame.
+    /// A TAP with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`. `None`: the guest's network card drops every frame.
     pub tap: Option<OwnedFd>,
-    /// The listening unix socket at which host processes connect to guest ports.
+    /// The listening unix socket through which host processes connect to guest ports.
     pub vsock: OwnedFd,
-    /// An empty, unlinked file that receives the guest's disk writes. It should be on a disk: in a tmpfs the
+    /// An empty, unlinked file that receives the guest's disk writes. It should be on a disk: on a tmpfs the
     /// writes would use the host's memory.
     pub scratch: File,
-    /// Most bytes that `scratch` may occupy. A write above the limit is an I/O error in the guest. `None`: the size
-    /// of the layer.
+    /// Limit on the bytes that `scratch` may occupy, rounded down to whole 4 KiB blocks. A write that would exceed it
+    /// is an I/O error in the guest. `None`: only the size of the layer limits `scratch`.
     pub layer_limit: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ pub enum DeviceError {
         #[source]
         source: io::Error,
     },
-    /// Without `IFF_VNET_HDR` frames come without the header that describes offloads.
+    /// A required flag is missing. Without `IFF_VNET_HDR`, for example, frames lack the header that describes offloads.
     #[error("TAP has flags {flags:#x}: IFF_TAP, IFF_NO_PI and IFF_VNET_HDR must be set")]
     TapFlags {
         /// The `IFF_…` flags that the TAP has.

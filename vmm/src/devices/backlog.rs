@@ -1,4 +1,4 @@
-//! Queues whose turn ended before they were empty. Each gets another turn after the machine's thread has served
+//! Queues that were not empty when their turn ended. Each gets another turn after the machine's thread has served
 //! everything else that is ready.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -28,7 +28,7 @@ impl Backlog {
         })
     }
 
-    /// Adds a queue unless it already waits.
+    /// Adds a queue unless it is already waiting.
     pub(super) fn put(&mut self, slot: Slot, queue: usize) {
         if self.queues.contains(&(slot, queue)) {
             return;

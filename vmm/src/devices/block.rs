@@ -23,7 +23,7 @@ const DISCARD_ALIGNMENT: u32 = 8;
 /// Length of the answer to GET_ID in bytes.
 const ID_BYTES: usize = 20;
 
-/// How a request ended; becomes the driver's status byte.
+/// The result of a request, which the driver receives as a status byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
@@ -81,8 +81,8 @@ impl Block {
         }
     }
 
-    /// `struct virtio_blk_config` up to the limits of discards. Physical blocks are 4 KiB and logical ones 512 bytes,
-    /// so that the guest aligns its writes with the layer's blocks.
+    /// `struct virtio_blk_config` up to and including the discard limits. Logical blocks are 512 bytes; physical blocks
+    /// are 4 KiB, so that the guest aligns its writes with the layer's blocks.
     fn config(&self) -> Vec<u8> {
         let mut config = Vec::with_capacity(60);
         config.extend(self.sectors().to_le_bytes());
@@ -136,7 +136,8 @@ impl Block {
             (spec::VIRTIO_BLK_T_IN, Some(offset)) => self.disk.read(offset, into),
             (spec::VIRTIO_BLK_T_OUT, Some(offset)) => self.disk.write(offset, data),
             (spec::VIRTIO_BLK_T_DISCARD, _) => return self.discard(&data),
-            // Nothing to do: the written data ends with the VM, or goes into a snapshot, which is synced.
+            // Nothing to do: written data is lost when the VM ends unless a snapshot saves it, and a snapshot reads it
+            // through the page cache.
             (spec::VIRTIO_BLK_T_FLUSH, _) => Ok(()),
             (spec::VIRTIO_BLK_T_GET_ID, _) => {
                 let mut id = [0; ID_BYTES];
@@ -152,7 +153,8 @@ impl Block {
         outcome(&done)
     }
 
-    /// Flags belong to another kind of request or are unknown (virtio 1.2, 5.2.6.2).
+    /// Performs a discard. A discard with flags is unsupported: the only defined flag belongs to write-zeroes requests
+    /// (virtio 1.2, 5.2.6.2).
     fn discard(&mut self, data: &Buffers<'_>) -> Outcome {
         match discarded(data) {
             Some((offset, len, 0)) => outcome(&self.disk.discard(offset, len)),
@@ -169,8 +171,8 @@ fn outcome(done: &std::io::Result<()>) -> Outcome {
     }
 }
 
-/// The range of a discard (`struct virtio_blk_discard_write_zeroes`): byte offset, bytes, flags. Returns `None` if
-/// there is not exactly one range, or if it is too long.
+/// The range of a discard (`struct virtio_blk_discard_write_zeroes`): byte offset, bytes, flags. Returns `None` unless
+/// there is exactly one range, at most [`DISCARD_SECTORS_MAX`] long, whose byte offset fits 64 bits.
 fn discarded(data: &Buffers<'_>) -> Option<(u64, u64, u32)> {
     let mut bytes = [0; 16];
     if data.len() != bytes.len() {
@@ -194,8 +196,8 @@ impl VirtioDevice for Block {
                 let head = chain.head;
                 let (len, outcome) = self.serve(chain);
                 queue.complete(io.ram, head, len);
-                // On a full disk failures are slow (ext4 first commits its journal, possibly several times), so a
-                // failure ends the turn.
+                // On a full host disk, a failing request is slow (ext4 first commits its journal, possibly several
+                // times), so a failure ends the turn.
                 if outcome == Outcome::Failed {
                     queue.end_turn();
                 }

@@ -21,7 +21,7 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// Length of all pieces together in bytes.
+    /// Total length of all pieces in bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -34,7 +34,7 @@ impl<'a> Buffers<'a> {
         &self.slices
     }
 
-    /// Splits at byte `at` and returns the second half. Returns `None`, and changes nothing, if there are fewer bytes.
+    /// Keeps the first `at` bytes and returns the rest. Returns `None`, and changes nothing, if there are fewer bytes.
     pub(super) fn split_off(&mut self, at: usize) -> Option<Buffers<'a>> {
         if at > self.len {
             return None;
@@ -59,13 +59,13 @@ impl<'a> Buffers<'a> {
         Some(rest)
     }
 
-    /// Removes and returns the first `at` bytes.
+    /// Removes and returns the first `at` bytes. Returns `None`, and changes nothing, if there are fewer bytes.
     pub(super) fn split_front(&mut self, at: usize) -> Option<Buffers<'a>> {
         let rest = self.split_off(at)?;
         Some(std::mem::replace(self, rest))
     }
 
-    /// Copies `bytes` to the start. Returns the number of bytes that fitted.
+    /// Copies as many of `bytes` as fit to the start of the pieces. Returns the number of bytes copied.
     pub(super) fn write(&self, bytes: &[u8]) -> usize {
         #[cfg(fuzzing)]
         super::fuzz::act();
@@ -79,7 +79,7 @@ impl<'a> Buffers<'a> {
         done
     }
 
-    /// Copies from the start into `bytes`. Returns the number of bytes copied.
+    /// Copies from the start of the pieces into `bytes`. Returns the number of bytes copied.
     pub(super) fn read(&self, bytes: &mut [u8]) -> usize {
         #[cfg(fuzzing)]
         super::fuzz::act();

@@ -86,12 +86,13 @@ impl DeviceBus {
         Ok(bus)
     }
 
-    /// Creates devices in the state of a snapshot, on new descriptors. The guest receives a reset for each stream of
-    /// the snapshot. Every queue is served once, because the snapshot may have been taken before the device served
-    /// the driver's last request.
+    /// Creates devices in the state of a snapshot, on the files and sockets of `spec`. The guest receives a reset for
+    /// each vsock stream of the snapshot. Every queue of an active device is served once, because the snapshot may have
+    /// been taken before the device served the driver's last request.
     ///
     /// # Errors
-    /// Returns the errors of [`DeviceBus::new`], and [`DeviceError::State`] if a number of `state` is impossible.
+    /// Returns the errors of [`DeviceBus::new`], and [`DeviceError::State`] if `state` is invalid or does not match the
+    /// disks of `spec`.
     pub fn restore(
         spec: BackendSpec,
         state: &BusState,
@@ -150,7 +151,7 @@ impl DeviceBus {
         interrupts
     }
 
-    /// The state for a snapshot. No device works between two `KVM_RUN`s, so the state is consistent.
+    /// The state for a snapshot. It is consistent, because devices work only inside the methods of the bus.
     #[must_use]
     pub fn state(&self) -> BusState {
         BusState {
@@ -179,18 +180,19 @@ impl DeviceBus {
         &self.page
     }
 
-    /// Closes all vsock streams after the guest has ended, so that clients do not wait for it forever.
+    /// Closes the vsock streams that the guest has seen, so that their clients do not wait forever for a guest that has
+    /// ended.
     pub fn hang_up(&mut self, watch: &mut Watch) {
         VirtioDevice::reset(&mut self.vsock, watch);
     }
 
-    /// Whether [`DeviceBus::registers`] changed since the last call. The caller checks after every method that takes
-    /// `ram`, because serving a queue can disable its device.
+    /// Whether [`DeviceBus::registers`] changed since the last call. The caller must check after every method that
+    /// takes `ram`, because serving a queue can change its device's status register.
     pub fn take_page_changed(&mut self) -> bool {
         std::mem::take(&mut self.page_changed)
     }
 
-    /// Serves a read of the register page on a platform that traps reads. Bytes outside of the page read as zero.
+    /// Serves a read of the register page for a platform that traps such reads. Bytes outside the page read as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let start = usize::try_from(offset).unwrap_or(PAGE_BYTES);
@@ -200,8 +202,9 @@ impl DeviceBus {
         }
     }
 
-    /// Handles a write to the register page at `offset`. A notification is served before this returns. Writes that
-    /// are not 4 aligned bytes, or that address no register, are ignored. Returns the slots whose interrupt to raise.
+    /// Handles a write to the register page at `offset`. A notification is served before this returns. A write that
+    /// is not four aligned bytes, or that addresses no register, is ignored. Returns the slots whose interrupts the
+    /// caller must raise.
     pub fn write(&mut self, offset: u64, data: &[u8], ram: &Ram, watch: &mut Watch) -> Interrupts {
         let Some((slot, register, value)) = decode(offset, data) else {
             return Interrupts::NONE;
@@ -226,7 +229,7 @@ impl DeviceBus {
         }
     }
 
-    /// Serves a ready descriptor. The event of a vsock stream that has been closed in the meantime is ignored.
+    /// Serves a ready descriptor. An event for a vsock stream that has been closed in the meantime is ignored.
     pub fn ready(&mut self, token: DeviceToken, ram: &Ram, watch: &mut Watch) -> Interrupts {
         let slot = match token {
             DeviceToken::Tap => Slot::Net,
@@ -266,19 +269,22 @@ impl DeviceBus {
         self.root.disk().base()
     }
 
-    /// Writes the layer as the guest sees it into `file`, with the size of the disk and holes where it has no data.
-    /// Returns the number of bytes of data.
+    /// Writes the layer as the guest sees it into `file`. The file gets the size of the disk, with holes where the
+    /// layer's files have holes. Returns the number of bytes copied.
     ///
     /// # Errors
-    /// Returns the error of the file system, for example for a full disk. `file` is then incomplete.
+    /// Returns an error if the layer cannot be read or `file` cannot be written, for example because the host's disk is
+    /// full. `file` is then incomplete.
     pub fn copy_layer_to(&self, file: &File) -> io::Result<u64> {
         self.layer.disk().copy_to(file)
     }
 
-    /// Appends the blocks of the layer that differ from its base to `target`. Returns their positions in the layer.
+    /// Appends to `target` the layer's blocks that were written since the base or come from an earlier diff, whatever
+    /// their content. Returns their positions in the layer.
     ///
     /// # Errors
-    /// Returns the error of the file system, for example for a full disk.
+    /// Returns an error if the layer cannot be read or `target` cannot be written, for example because the host's disk
+    /// is full.
     pub fn save_layer_diff(&self, target: &mut dyn io::Write) -> io::Result<Extents> {
         self.layer.disk().save_diff(target)
     }
@@ -332,7 +338,8 @@ impl DeviceBus {
     }
 }
 
-/// The slot, the register and the value of a write.
+/// The slot, the register's offset in the slot, and the value of a write. Returns `None` if the write is not four bytes
+/// long and aligned, or lies beyond the last slot.
 fn decode(offset: u64, data: &[u8]) -> Option<(Slot, u32, u32)> {
     let value = u32::from_le_bytes(data.try_into().ok()?);
     let slot = Slot::at(usize::try_from(offset / SLOT_STRIDE).ok()?)?;

@@ -17,10 +17,11 @@ pub struct ConsoleLog {
 }
 
 impl ConsoleLog {
-    /// Truncates `file` and logs into it. `limit` is the largest size in bytes, at least the length of the marker.
+    /// Truncates `file` and logs into it. `limit` is the largest size in bytes; a limit shorter than the marker is
+    /// raised to the marker's length.
     ///
     /// # Errors
-    /// Returns the I/O error if the file cannot be truncated.
+    /// Returns an error if the file cannot be truncated.
     pub fn new(file: File, limit: u64) -> io::Result<Self> {
         file.set_len(0)?;
         let limit = limit.max(MARKER.len().try_into().unwrap_or(u64::MAX));

@@ -4,7 +4,7 @@ use super::queue::Virtqueue;
 use super::ram::Ram;
 use crate::watch::{DeviceToken, Watch};
 
-/// The resources of a device while it works. `queues` is empty unless the driver has activated the device.
+/// The resources that a device may use during one call. `queues` is empty unless the device is active.
 pub(super) struct Io<'a> {
     pub(super) queues: &'a mut [Virtqueue],
     pub(super) ram: &'a Ram,
@@ -19,6 +19,6 @@ pub(super) trait VirtioDevice {
     fn reset(&mut self, _watch: &mut Watch) {}
     /// The driver has added buffers to the queue with this index.
     fn notify(&mut self, queue: usize, io: &mut Io<'_>);
-    /// A descriptor of the device became ready. The event may be older than the descriptor's last use.
+    /// A descriptor of the device became ready. The event may be stale: the device may have used the descriptor since.
     fn ready(&mut self, _token: DeviceToken, _io: &mut Io<'_>) {}
 }

@@ -1,4 +1,4 @@
-//! The devices under a driver made of random bytes: entry point of the fuzz target and of a property test.
+//! Devices with a driver that random bytes control: the entry points of the fuzz targets and of a property test.
 //!
 //! The bytes are a program against devices on empty disks: register writes, memory writes, whole chains, polls, host
 //! clients, and, in fuzzing builds, writes of another vCPU between two accesses of the devices ([`rival`]). The devices
@@ -42,7 +42,7 @@ const USED: u64 = 0x3000;
 const DATA: u64 = 0x4000;
 /// Number of entries of an initialized queue.
 const ENTRIES: u16 = 8;
-/// A driver's whole initialization of a queue as (register, value), so that the fuzzer need not find it.
+/// A driver's whole initialization of queue 0 as (register, value), so that the fuzzer need not discover it.
 const SET_UP: [(u64, u32); 11] = [
     (0x70, 0),
     (0x70, 3),
@@ -80,7 +80,7 @@ struct Vm {
 /// Runs the program in `bytes`.
 ///
 /// # Panics
-/// If the devices break a rule of the module, or the host has no free descriptor or memory.
+/// If the devices break a rule in the module's documentation, or the host has no free descriptor or memory.
 pub fn drive(bytes: &[u8]) {
     let mut vm = Vm::new();
     for step in bytes.chunks(8) {
@@ -189,7 +189,7 @@ impl Vm {
         self.bus.write(at, &bytes, &self.ram, &mut self.watch);
     }
 
-    /// Ignores writes outside of guest memory, to which two-byte addresses can point.
+    /// Writes to guest memory. Ignores a write that does not lie within it.
     fn put(&self, at: u64, bytes: &[u8]) {
         let _fits = self.ram.write_slice(bytes, GuestAddress(at));
     }

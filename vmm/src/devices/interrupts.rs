@@ -1,4 +1,4 @@
-//! Sets of device slots whose interrupt to raise.
+//! Sets of device slots whose interrupts are to be raised.
 
 use std::ops::{BitOr, BitOrAssign};
 
@@ -10,7 +10,7 @@ impl Interrupts {
     /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// The set with only `slot` if `wants` is true, else the empty set.
+    /// The set that contains only `slot` if `wants` is true, and the empty set otherwise.
     pub(super) fn of(slot: usize, wants: bool) -> Self {
         Self(u32::from(wants) << slot)
     }

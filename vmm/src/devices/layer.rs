@@ -8,10 +8,10 @@
 //!          ── discard ─► the block is removed from the private file, which frees its space on the host
 //! ```
 //! A clone starts with the template's file and an empty private file, so cloning a disk costs next to nothing. The
-//! private file disappears with the process. It is on a disk rather than in memory: a full disk is then an I/O error in
-//! the guest, and the guest's writes are not charged to the host's memory. A limit on its size has the same effect. A
-//! discarded block reads like the template's: its content is undefined until it is written again (virtio 1.2, 5.2.6.2),
-//! and a snapshot need not contain it.
+//! private file disappears with the process. It is on a disk rather than in memory, so the guest's writes are not
+//! charged to the host's memory. A full host disk, or reaching the limit on the private file's size, is an I/O error in
+//! the guest. A discarded block reads as in the diff or the template: its content is undefined until it is written
+//! again (virtio 1.2, 5.2.6.2), and a snapshot need not contain it.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -71,7 +71,7 @@ impl BlockMap {
         }
     }
 
-    /// Whether `block` is in the set, and where the run of blocks with the same answer ends, at most at `end`.
+    /// Whether `block` is in the set, and the end of the run of blocks for which the answer is the same, at most `end`.
     fn run(&self, block: u64, end: u64) -> (bool, u64) {
         let held = self.contains(block);
         let mut next = block + 1;
@@ -94,11 +94,11 @@ fn place(block: u64) -> (usize, usize, u64) {
     (leaf, word, 1 << (block % 64))
 }
 
-/// Where the bytes of a run of blocks are.
+/// The file that holds the bytes of a run of blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Base,
-    /// At this offset of the diff's file.
+    /// The diff's file, at this offset.
     Diff(u64),
     Private,
 }
@@ -133,8 +133,8 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// A disk over `base`, in whole sectors: a remainder of less than 512 bytes is ignored. With an empty file
-    /// `private` the disk is copy-on-write, without one it is read-only.
+    /// A disk over `base`, in whole sectors: a remainder of less than 512 bytes is ignored. With a `private` file,
+    /// which must be empty, the disk is copy-on-write; without it, read-only.
     pub(super) fn new(base: File, private: Option<File>) -> io::Result<Self> {
         let len = length(&base)? & !511;
         let access = match private {
@@ -152,13 +152,14 @@ impl Disk {
         })
     }
 
-    /// Limits the size of the private file, in bytes.
+    /// Limits the size of the private file to `limit` bytes, rounded down to whole blocks. `None`: no limit.
     pub(super) fn with_limit(mut self, limit: Option<u64>) -> Self {
         self.limit = limit.map_or(u64::MAX, |bytes| bytes / BLOCK);
         self
     }
 
-    /// Lays a diff over the base. The extents must lie within the disk; [`Extents::new`] has checked them.
+    /// Lays a diff over the base. The extents must lie within the disk rounded up to whole blocks, which
+    /// [`Extents::new`] checks.
     pub(super) fn with_diff(mut self, diff: Option<LayerDiff>) -> Self {
         self.diff = diff;
         self
@@ -178,7 +179,7 @@ impl Disk {
         self.access
     }
 
-    /// Reads from `offset` until `into` is full. Fails if the range is not within the disk.
+    /// Reads from `offset` until `into` is full. Also fails if the range is not within the disk.
     pub(super) fn read(&self, offset: u64, mut into: Buffers<'_>) -> io::Result<()> {
         let mut at = self.check(offset, into.len())?;
         while into.len() > 0 {
@@ -218,7 +219,7 @@ impl Disk {
         })
     }
 
-    /// The source of the byte at `at`, and where the run with the same source ends, at most at `end`.
+    /// The source of the byte at `at`, and the end of the run of bytes with the same source, at most `end`.
     fn run(&self, at: u64, end: u64) -> (Source, u64) {
         let (written, blocks) = self.written.run(at / BLOCK, end.div_ceil(BLOCK));
         let end = end.min(blocks * BLOCK);
@@ -232,8 +233,8 @@ impl Disk {
         }
     }
 
-    /// Writes `from` at `offset`. Fails if the range is not within the disk. After an error the range can contain both
-    /// old and new bytes, as on any disk.
+    /// Writes `from` at `offset`. Also fails if the range is not within the disk, the disk is read-only, or the limit
+    /// of the private file is reached. After an error the range can contain both old and new bytes, as on any disk.
     pub(super) fn write(&mut self, offset: u64, mut from: Buffers<'_>) -> io::Result<()> {
         let start = self.check(offset, from.len())?;
         if self.access == Access::ReadOnly {
@@ -283,8 +284,8 @@ impl Disk {
         }
     }
 
-    /// Frees the whole blocks of a range. Fails if the range is not within the disk. Afterwards the range has the
-    /// content below the private file, or, at its ends, its old content.
+    /// Frees the blocks that lie wholly within a range. They then read as in the diff or the base; blocks only partly
+    /// within the range keep their content. Also fails if the range is not within the disk or the disk is read-only.
     pub(super) fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
         let end = match offset.checked_add(len) {
             Some(end) if end <= self.len => end,
@@ -318,7 +319,7 @@ impl Disk {
         meta.map_or(0, |meta| meta.blocks() * 512)
     }
 
-    /// Copies a block to the private file before a part of it is overwritten.
+    /// Copies a block to the private file, unless it is there already, before a part of the block is overwritten.
     fn copy_up(&mut self, block: u64) -> io::Result<()> {
         if self.written.contains(block) {
             return Ok(());
@@ -355,7 +356,7 @@ impl Disk {
             let (source, end) = self.run(at, self.len);
             let (file, from) = self.place(source, at)?;
             copied += match source {
-                // A run of the diff is all data, at another offset than on the disk.
+                // A run of the diff has no holes, and its offset in the file differs from its offset on the disk.
                 Source::Diff(_) => copy_range((file, from), end - at, |bytes, done| {
                     target.write_all_at(bytes, at + done)
                 })?,
@@ -376,7 +377,7 @@ impl Disk {
                 let from = self.place(source, at)?;
                 let whole = (end - at).next_multiple_of(BLOCK);
                 let copied = copy_range(from, end - at, |bytes, _| target.write_all(bytes))?;
-                // Bytes behind the end of a file, or of the disk, read as zeros.
+                // Bytes beyond the end of a file, or of the disk, read as zeros.
                 io::copy(&mut io::Read::take(io::repeat(0), whole - copied), target)?;
                 extents.push(at, whole);
             }
@@ -386,7 +387,7 @@ impl Disk {
     }
 }
 
-/// Copies the data between two offsets, without holes.
+/// Copies the data between two offsets and skips the holes. Returns the number of bytes copied.
 fn copy_data(from: &File, to: &File, start: u64, end: u64) -> io::Result<u64> {
     let mut copied = 0;
     let mut at = start;
@@ -399,7 +400,7 @@ fn copy_data(from: &File, to: &File, start: u64, end: u64) -> io::Result<u64> {
     Ok(copied)
 }
 
-/// The next range that contains data. On a file system without holes everything is data.
+/// The next range of data from `at` on, up to `end`. On a file system that does not report holes everything is data.
 fn next_data(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
     if at >= end {
         return Ok(None);
@@ -420,8 +421,8 @@ fn next_data(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
     Ok(Some((data, u64::try_from(hole).unwrap_or(end).min(end))))
 }
 
-/// Passes `bytes` of a file from an offset on to `put`, in pieces with their distance from that offset. Returns the
-/// number of bytes, which is smaller at the end of the file.
+/// Reads `bytes` bytes of a file from `start` on and passes them to `put` in pieces, each with its distance from
+/// `start`. Returns the number of bytes passed, which is less than `bytes` if the file ends earlier.
 fn copy_range(
     (from, start): (&File, u64),
     bytes: u64,

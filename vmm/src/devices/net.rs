@@ -1,9 +1,9 @@
 //! virtio-net (virtio 1.2, 5.1) over a TAP: one pair of queues, offloads, merged receive buffers.
 //!
 //! A frame for the guest is first read into this process, because the number of receive buffers that it needs depends
-//! on its length. A frame from the guest goes to the TAP directly from guest memory, except for its headers. Those are
-//! copied once, checked, and sent behind a new virtio-net header ([`offload`]), so a driver that rewrites them meanwhile
-//! cannot change what was checked.
+//! on its length. A frame from the guest goes to the TAP directly from guest memory, except for its first bytes, which
+//! contain the headers. They are copied once, checked, and sent after a new virtio-net header ([`offload`]), so a
+//! driver that rewrites them in guest memory meanwhile does not affect the checked copy.
 
 mod offload;
 
@@ -47,7 +47,7 @@ const OFFLOADS: u64 = feature(spec::VIRTIO_NET_F_CSUM)
 pub(super) struct Net {
     tap: Option<OwnedFd>,
     merge: Merge,
-    /// The TAP may hold frames. Kept here because epoll reports each change once.
+    /// The TAP may hold frames. Kept here because the TAP is watched edge-triggered: epoll reports each change once.
     readable: bool,
     /// Holds the frame that waits for receive buffers. Allocated when the first frame arrives.
     frame: Vec<u8>,
@@ -71,7 +71,7 @@ enum Delivery {
     NoBuffers,
 }
 
-/// The fate of a frame from the guest.
+/// The result of sending a frame from the guest.
 enum Sent {
     Accepted,
     /// The frame or its offload header is invalid.
@@ -136,8 +136,9 @@ impl Net {
         self.readable
     }
 
-    /// Copies the waiting frame into as many receive buffers as it needs. If there are too few, none is used. A frame
-    /// that is too long for the buffers allowed is dropped.
+    /// Copies the waiting frame into as many receive buffers as it needs. If the driver has offered too few, none is
+    /// used and the frame keeps waiting. A frame that does not fit the permitted number of buffers is dropped, and
+    /// those buffers are returned empty.
     fn deliver(&mut self, queue: &mut Virtqueue, ram: &Ram) -> Delivery {
         let limit = match self.merge {
             Merge::Single => 1,
@@ -166,7 +167,8 @@ impl Net {
         Delivery::Done
     }
 
-    /// Sends the guest's frames to the TAP. A frame that the TAP does not accept is dropped and counted.
+    /// Sends the guest's frames to the TAP. A frame that is invalid, or that the TAP does not accept, is dropped and
+    /// counted.
     fn transmit(&mut self, queue: &mut Virtqueue, ram: &Ram) {
         loop {
             while let Some(mut chain) = queue.pop(ram) {
@@ -183,7 +185,7 @@ impl Net {
         }
     }
 
-    /// Sends one frame behind a checked copy of the driver's header.
+    /// Sends one frame with a new virtio-net header in place of the driver's.
     fn send(&self, readable: &mut Buffers<'_>) -> Sent {
         let len = readable.len();
         if len <= HEADER || len > FRAME_MAX {
@@ -213,7 +215,7 @@ impl Net {
         }
     }
 
-    /// Sets which offloads the TAP may leave to the driver.
+    /// Sets which checksums and segmentations the TAP may leave to the driver, from the features that it accepted.
     fn apply_offloads(&self, features: u64) {
         let Some(tap) = &self.tap else {
             return;
@@ -227,7 +229,7 @@ impl Net {
             .iter()
             .filter(|(bit, _)| features & feature(*bit) != 0);
         let offloads = taken.fold(0, |all, (_, flag)| all | flag);
-        // Only a TAP without checksum offload refuses this, and such a TAP delivers complete frames anyway.
+        // Only a TAP that does not support checksum offload refuses this, and it delivers complete frames anyway.
         let _refused = sys::set_tap_offloads(tap.as_fd(), offloads);
     }
 }

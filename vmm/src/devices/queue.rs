@@ -22,13 +22,13 @@ const USED_ENTRY: u64 = 8;
 /// Limit on chains per turn, as a multiple of the ring's size. It is more than a driver can offer at once, and more
 /// than the longest frame needs.
 const TURN_RINGS: u32 = 2;
-/// Limit on bytes per turn, twice those of the longest block request. The chain that exceeds the limit is still served.
+/// Limit on bytes per turn, about twice the longest block request. The chain that exceeds the limit is still served.
 const TURN_BYTES: usize = 16 << 20;
 
 /// One request of the driver.
 #[derive(Debug)]
 pub(super) struct Chain<'a> {
-    /// Index of the chain's first descriptor, by which the chain is returned.
+    /// Index of the chain's first descriptor, which identifies the chain when it is returned.
     pub(super) head: u16,
     pub(super) readable: Buffers<'a>,
     pub(super) writable: Buffers<'a>,
@@ -37,15 +37,15 @@ pub(super) struct Chain<'a> {
 #[derive(Debug)]
 pub(super) struct Virtqueue {
     queue: Queue,
-    /// Used entries that were written and are not visible to the driver yet.
+    /// Number of used entries that were written but are not yet visible to the driver.
     staged: u16,
-    /// Chains that were popped and put back.
+    /// Number of chains that were popped and put back.
     undone: u16,
     fault: bool,
     turn: Turn,
 }
 
-/// The rest of a turn.
+/// The remaining budget of a turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
     chains: u32,
@@ -54,7 +54,7 @@ struct Turn {
     cut: bool,
 }
 
-/// The driver writes 64-bit addresses in two halves.
+/// Half of a 64-bit address, which the driver writes in two parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Half {
     Low(u32),
@@ -100,7 +100,7 @@ impl Virtqueue {
         self.fault = false;
     }
 
-    /// Sizes that are not a power of two up to the largest one are ignored.
+    /// Sets the number of entries. A size that is not a power of two, or exceeds [`Self::max_size`], is ignored.
     pub(super) fn set_size(&mut self, size: u32) {
         if let Ok(size) = u16::try_from(size) {
             self.queue.set_size(size);
@@ -146,7 +146,7 @@ impl Virtqueue {
         };
     }
 
-    /// Ends the turn early, because its last request took long.
+    /// Ends the turn early, because its last request took a long time.
     pub(super) fn end_turn(&mut self) {
         self.turn.chains = 0;
     }
@@ -260,9 +260,10 @@ impl Virtqueue {
         }
     }
 
-    /// Requests a notification for the next chain behind all those seen, including chains that were put back, for which
-    /// the driver has already sent one. Returns true if such a chain has arrived in the meantime, so that the caller
-    /// must pop again. After the end of a turn it does nothing, because another turn follows anyway.
+    /// Asks the driver for a notification when it adds a chain after all those seen so far. Chains that were put back
+    /// count as seen, because the driver has already sent a notification for them. Returns true if a new chain has
+    /// arrived in the meantime: the caller must then pop again. Does nothing and returns false after the turn was cut,
+    /// because another turn follows anyway, and if the queue is not usable.
     pub(super) fn await_kick(&mut self, ram: &Ram) -> bool {
         if !self.usable() || self.turn.cut {
             return false;
@@ -321,8 +322,9 @@ impl Virtqueue {
     }
 }
 
-/// Checks the descriptors of a chain: all of it is in guest memory, it has at most [`MAX_SEGMENTS`] descriptors and a
-/// proper end, and no readable descriptor follows a writable one (virtio 1.2, 2.7.4.2).
+/// Collects a chain's readable and writable buffers. Returns `None` unless all of them are in guest memory, the chain
+/// has an end and at most [`MAX_SEGMENTS`] descriptors, and no readable descriptor follows a writable one
+/// (virtio 1.2, 2.7.4.2).
 fn gather<'a>(
     chain: virtio_queue::DescriptorChain<&'a Ram>,
     ram: &'a Ram,

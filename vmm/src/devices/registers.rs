@@ -99,12 +99,12 @@ impl Transport {
         }
     }
 
-    /// Whether the driver has activated the device. Otherwise its queues must not be accessed.
+    /// Whether the driver has activated the device and no reset is needed. Otherwise its queues must not be accessed.
     pub(super) fn active(&self) -> bool {
         self.status & STATUS_DRIVER_OK != 0 && self.status & STATUS_NEEDS_RESET == 0
     }
 
-    /// The features that the driver accepted; valid while [`Self::active`].
+    /// The features that the driver accepted. They are final only while [`Self::active`] is true.
     pub(super) fn features(&self) -> u64 {
         self.features
     }

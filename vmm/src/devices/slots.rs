@@ -1,4 +1,4 @@
-//! Which device has which slot of the register page, and the layout of a slot.
+//! The assignment of devices to slots of the register page, and the layout of a slot.
 
 /// Bytes of the register page.
 pub const PAGE_BYTES: usize = 4096;

@@ -23,9 +23,9 @@ pub struct SlotState {
     pub status: u32,
     /// The features that the driver accepted.
     pub features: u64,
-    /// Which 32-bit half of the device features reads return (0: low, 1: high).
+    /// The 32-bit half of the device features that reads return (0: low, 1: high, other: zero).
     pub device_features_sel: u32,
-    /// Which 32-bit half of the driver features writes set (0: low, 1: high).
+    /// The 32-bit half of the driver features that writes set (0: low, 1: high, other: none).
     pub driver_features_sel: u32,
     /// Index of the queue that the queue registers refer to.
     pub queue_sel: u32,
@@ -59,8 +59,8 @@ pub struct QueueState {
 pub struct VsockState {
     /// Host port of the next stream that the host opens.
     pub next_host_port: u32,
-    /// (host port, guest port) of each stream that the guest has seen: first those that wait for their reset, then the
-    /// open ones, oldest first.
+    /// (host port, guest port) of each stream that the guest has seen: first the streams for which a reset is pending,
+    /// then the open streams, oldest first.
     pub open: Vec<(u32, u32)>,
 }
 

@@ -1,4 +1,4 @@
-//! Diffs of memory: finding the pages that differ from the base's, and laying them over the base in a clone.
+//! Diffs of memory: finding the pages that differ from the base file, and laying them over the base in a clone.
 
 use std::{
     fs::File,
@@ -14,22 +14,23 @@ use crate::{
     sys,
 };
 
-/// Limit on mapped runs of a diff. Each can split a mapping in two, and a process may have 65530 mappings
+/// Limit on the number of mapped runs. Each mapped run can add two mappings, and a process may have 65530
 /// (`vm.max_map_count`).
 const MAX_MAPPED: usize = 20_000;
-/// Runs of a diff up to this length are copied instead of mapped. A mapping costs as much as copying a few pages, and
-/// more at the first access to each page and when the process exits.
+/// Length in bytes of the longest run that is copied rather than mapped. Setting up a mapping costs as much as copying
+/// a few pages; each first access to a page and the process's exit add to that.
 pub(super) const LONGEST_READ: u64 = 16 * PAGE;
-/// Limit on bytes that are copied for this reason, since copied pages are private to the clone.
+/// Limit on the total bytes of short runs that are copied (see [`LONGEST_READ`]): copied pages are private to the
+/// clone. [`MAX_MAPPED`] takes precedence over this limit.
 pub(super) const MAX_READ: u64 = 4 << 20;
 
 impl Memory {
-    /// Writes the pages that differ from the base's to `target`, one after another, and returns their positions. Only
-    /// pages that are private to this process or come from an earlier diff are compared. `words` are (offset, value)
-    /// pairs that replace the content of memory in the output.
+    /// Compares memory with `base`, writes the differing pages consecutively to `target`, and returns their positions.
+    /// Compares only private pages, pages of an earlier diff and pages of `words`. `words` are (offset, value) pairs;
+    /// each value replaces the eight bytes of memory at its offset before the comparison.
     ///
     /// # Errors
-    /// Returns the I/O error of `base`, `target` or /proc/self/pagemap.
+    /// Returns an error if memory, `base` or /proc/self/pagemap cannot be read, or `target` cannot be written.
     pub fn save_diff(
         &self,
         base: &File,
@@ -67,12 +68,12 @@ impl Memory {
         Ok(united(ranges))
     }
 
-    /// Lays the pages of a diff over the base's, before the VM exists. Long runs are mapped, so that pages which the
-    /// clone only reads stay in the host's page cache. Short runs are copied, which is faster (see [`LONGEST_READ`]).
-    /// If there are more runs than a process may have mappings, longer ones are copied too.
+    /// Lays the pages of a diff over the base. Must be called before the VM is created. Long runs are mapped, so that
+    /// pages that the clone only reads stay in the host's page cache. Short runs are copied, which is faster (see
+    /// [`LONGEST_READ`]). Beyond [`MAX_MAPPED`] long runs, the shortest of them are copied too.
     ///
     /// # Errors
-    /// Returns [`io::ErrorKind::UnexpectedEof`] if the file is shorter than the extents state, and other errors if it
+    /// Returns [`io::ErrorKind::UnexpectedEof`] if the file is shorter than `extents` requires, and other errors if it
     /// cannot be read or mapped.
     pub fn lay_over(&mut self, file: &File, extents: Extents) -> io::Result<()> {
         if sys::length(file)? < extents.bytes() {
@@ -105,7 +106,8 @@ impl Memory {
     }
 }
 
-/// The length in bytes from which runs are mapped, by the limits [`LONGEST_READ`], [`MAX_READ`] and [`MAX_MAPPED`].
+/// Minimum length, in bytes, of a run that is mapped rather than copied, given [`LONGEST_READ`], [`MAX_READ`] and
+/// [`MAX_MAPPED`].
 pub(super) fn shortest_mapped(extents: &Extents) -> u64 {
     let mut lengths: Vec<u64> = extents.iter().map(|e| e.bytes).collect();
     lengths.sort_unstable();
@@ -119,7 +121,7 @@ pub(super) fn shortest_mapped(extents: &Extents) -> u64 {
     cheap.max(demanded.map_or(PAGE, |last| lengths[last] + PAGE))
 }
 
-/// Writes those of `words` that lie within `bytes`, a copy of the memory at offset `start`, into it.
+/// Applies `words` to `bytes`, a copy of memory from offset `start`. Skips words not wholly inside `bytes`.
 pub(super) fn put_words(bytes: &mut [u8], start: u64, words: &[(u64, u64)]) {
     for (at, word) in words {
         let offset = at.checked_sub(start).and_then(|n| usize::try_from(n).ok());

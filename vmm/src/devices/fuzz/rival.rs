@@ -10,7 +10,7 @@ use std::{cell::RefCell, collections::VecDeque, fmt::Debug, sync::Arc};
 use super::ENTRIES;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap};
 
-/// Limit on accesses per step: turns of all queues, each with the largest ring of the longest chains.
+/// Limit on accesses per step: enough for a turn of every queue, each with the largest ring full of the longest chains.
 const STEP: u64 = 1 << 22;
 
 /// Guest memory that the rival of this thread can change.
@@ -95,8 +95,9 @@ pub(super) fn change(change: Change) {
     });
 }
 
-/// Lets the rival offer another chain after every `every` reads of the entries of a ring with [`ENTRIES`] entries. A
-/// rival as fast as the device never lets it finish; a faster one makes the ring faulty.
+/// Lets the rival offer another chain after every `every` reads of the entries of a ring with [`ENTRIES`] entries. If
+/// it adds chains as fast as the device takes them, the ring never becomes empty; if it adds them faster, the ring
+/// becomes faulty.
 pub(super) fn feed(avail_ring: u64, every: u16) {
     RIVAL.with_borrow_mut(|rival| rival.feeds = Some((avail_ring, every)));
 }

@@ -1,9 +1,9 @@
 //! The offload header of a frame from the guest, by which a driver asks the host to fill in a checksum or to split a
 //! packet into segments.
 //!
-//! The host's kernel does both after its eBPF programs and firewall rules have checked the frame, and writes the
-//! checksum at the offset in the header. Therefore this module makes the header for the TAP itself, and only one that
-//! refers to the frame's own TCP or UDP header. Frames with any other request are dropped.
+//! The host's kernel does both after its eBPF programs and firewall rules have checked the frame, and it writes the
+//! checksum at an offset that the header chooses. Therefore this module builds a new header for the TAP, and only if
+//! the driver's request refers to the frame's own TCP or UDP header. Frames with any other request are dropped.
 
 use virtio_bindings::virtio_net as spec;
 
@@ -12,7 +12,7 @@ pub(super) const HEADER: usize = 12;
 /// Bytes at the start of a frame that can be headers: Ethernet, IPv4 with options or IPv6 with extension headers, TCP
 /// with options.
 pub(super) const HEADERS_MAX: usize = 256;
-/// No network stack announces a smaller segment size.
+/// Smallest accepted segment size in bytes. No network stack announces a smaller one.
 const SEGMENT_MIN: u16 = 48;
 
 const ETHERNET: usize = 14;
@@ -22,7 +22,7 @@ const UDP: u8 = 17;
 /// The transport header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Transport {
-    /// The segmentation type that fits it (`VIRTIO_NET_HDR_GSO_…`).
+    /// The segmentation type for this protocol (`VIRTIO_NET_HDR_GSO_…`); `u32::MAX` for UDP, which has none.
     gso_type: u32,
     /// Offset in the frame and length in bytes.
     start: usize,
@@ -31,8 +31,8 @@ struct Transport {
     sum: u16,
 }
 
-/// The header to write to the TAP in place of the driver's header. The frame is `len` bytes long and begins with
-/// `start`. Returns `None` if the frame must be dropped.
+/// The header to write to the TAP in place of the driver's header. `start` must be the first bytes of the frame, and
+/// `len` the length of the whole frame. Returns `None` if the frame must be dropped.
 pub(super) fn header(driver: [u8; HEADER], start: &[u8], len: usize) -> Option<[u8; HEADER]> {
     let [flags, gso_type, ..] = driver;
     let mut header = [0; HEADER];
@@ -66,7 +66,8 @@ pub(super) fn header(driver: [u8; HEADER], start: &[u8], len: usize) -> Option<[
 }
 
 impl Transport {
-    /// Finds the transport header of a frame. Fragments have none.
+    /// Finds the transport header of a frame. Returns `None` for a fragment, for any protocol other than TCP and UDP,
+    /// and if the header is not wholly in `frame`.
     fn of(frame: &[u8]) -> Option<Self> {
         let packet = frame.get(ETHERNET..)?;
         let (protocol, ip_len, tcp_type) = match frame[12..ETHERNET] {
