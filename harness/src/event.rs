@@ -1,5 +1,5 @@
-//! Events of a run. They are the only data that passes from the runner to the recorder and, through `events.jsonl` with
-//! one event per line, to summaries, gates and reports.
+//! Events of a run. They are the only data that the runner passes to the recorder, which writes one event per line to
+//! `events.jsonl`. Summaries, gates and reports are computed from that file.
 //!
 //! All stamps with the suffix `_ns` are CLOCK_MONOTONIC of the host in nanoseconds.
 
@@ -43,19 +43,19 @@ pub enum RunEvent {
     Memory(MemoryPoint),
     /// Memory of one held clone.
     Ledger(CloneLedger),
-    /// A held clone ran the first command again.
+    /// A held clone repeated its first command, or failed to repeat a denied exchange.
     AfterHold {
         /// Round in which the clone was started.
         round: u32,
         /// Position of the clone in its round.
         arrival: u32,
-        /// Time from request to answer; `None` if the command failed.
+        /// Time from request to answer of the first command; `None` after a failure.
         took_ns: Option<u64>,
         failure: Option<Failure>,
     },
-    /// Other activity of the host, every 100 ms.
+    /// Activity of the whole host, every 100 ms.
     Noise(NoiseSample),
-    /// Always the last event, unless the run was killed.
+    /// Always the last event, unless the run was killed or recording failed.
     RunEnded { why: EndReason, at_ns: u64 },
 }
 
@@ -91,14 +91,14 @@ pub struct Attempt {
     /// Origin of the sandbox; `None` if the target does not report it.
     #[serde(default)]
     pub start: Option<StartKind>,
-    /// Page faults of the VMM from its start to first exec. `None` if the scenario has no turns, or if the VMM is not a
-    /// process of this host.
+    /// Page faults of the VMM from its start to the first turn. `None` if the scenario has no turns, or if the VMM is
+    /// not a process of this host.
     #[serde(default)]
     pub faults: Option<u64>,
     /// Successful turns, in order.
     #[serde(default)]
     pub turns: Vec<Turn>,
-    /// `None` if the first command and all turns returned the expected output.
+    /// `None` if the first command and all turns succeeded and the clone, unless it is held, was killed.
     pub failure: Option<Failure>,
     /// End of the attempt. The kill is included unless the clone is held.
     pub ended_ns: u64,
@@ -132,10 +132,11 @@ pub struct Exchanged {
     /// `echo`: each round trip. `send` and `receive`: the transfer time of each connection. `churn`: each policy update,
     /// from request to answer.
     pub times_ns: Vec<u64>,
-    /// Bytes transferred by each connection of `send` and `receive`; otherwise 0.
+    /// Bytes transferred on each connection of `send` and `receive`; otherwise 0.
     #[serde(default)]
     pub bytes: u64,
-    /// `churn`: time from each answer that allows traffic to the first packet; 0 if the packet came before the answer.
+    /// `churn`: for each update that allows traffic, the time from its answer to the first datagram after the request;
+    /// 0 if that datagram arrived before the answer.
     #[serde(default)]
     pub effects_ns: Vec<u64>,
 }
@@ -169,7 +170,7 @@ impl StartKind {
     }
 }
 
-/// A start that did not reach first exec, or returned unexpected output.
+/// A failed step of an attempt, or of a repeat in a held clone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub cause: FailureCause,
@@ -189,15 +190,16 @@ pub enum FailureCause {
     Resume,
     /// The guest agent did not accept the identity.
     Identity,
-    /// The guest agent or the API did not accept a connection.
+    /// The guest agent or the API did not accept a connection, or the TLS handshake failed.
     Connect,
-    /// The API refused the create, or its answer was invalid.
+    /// The API refused the create or the fork, or its answer was invalid.
     Create,
     /// The command could not be run.
     Exec,
     /// The command ran, and its status or output differed from the expected one.
     WrongOutput,
-    /// Traffic that the policy allows did not get through, or could not be measured.
+    /// Traffic that the policy allows did not get through or could not be measured, a denied connection could not be
+    /// tried, or the network of the sandbox could not be changed.
     Network,
     /// Traffic that the policy denies got through.
     Breach,
@@ -236,7 +238,7 @@ pub struct MemoryPoint {
     /// Held clones.
     pub alive: u32,
     pub at_ns: u64,
-    /// Lines of /proc/meminfo by their kernel names; lines that could not be read are absent.
+    /// Values of /proc/meminfo by their kernel names; values that could not be read are absent.
     pub meminfo: BTreeMap<String, u64>,
 }
 
@@ -261,7 +263,7 @@ pub struct CloneLedger {
     pub pss_bytes: Option<u64>,
 }
 
-/// Activity of the host since the sample before.
+/// Activity of the host since the previous sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NoiseSample {
     pub at_ns: u64,
@@ -281,7 +283,7 @@ pub struct NoiseSample {
 pub enum EndReason {
     /// All rounds were run.
     Complete,
-    /// `memory.stop_at_share` was reached. The rounds before count.
+    /// `memory.stop_at_share` was reached. The results of the rounds before it are valid.
     MemoryShare,
     /// SIGINT or SIGTERM was received.
     Interrupted,

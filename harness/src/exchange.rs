@@ -1,8 +1,8 @@
-//! Exchanges: traffic between a sandbox and a peer outside, measured by the peer.
+//! Exchanges: traffic between a sandbox and a peer in the outside namespace, measured by the peer.
 //!
-//! Each exchange has its own listener outside, on a port that no other traffic uses, so a connection to this port comes
-//! from the sandbox. All times are taken by the peer. In the sandbox runs `cube-netprobe`, which measures nothing; its
-//! report is not used as evidence that traffic passed.
+//! The peer is part of this process. Each exchange has its own socket outside, on a port that no other traffic uses, so
+//! everything that arrives there comes from the sandbox. `cube-netprobe` runs in the sandbox and measures nothing; its
+//! report alone never proves that allowed traffic passed.
 
 mod churn;
 mod peer;
@@ -35,7 +35,7 @@ const ALLOWED: [u8; 4] = [198, 51, 100, 20];
 const DENIED: [u8; 4] = [203, 0, 113, 20];
 /// Address blocks of the namespace outside.
 const BLOCKS: [&str; 2] = ["198.51.100.0/24", "203.0.113.0/24"];
-/// Address for `--dns-server`. No server listens there, because sandboxes of scenarios resolve no names.
+/// Address for `--dns-server`. No server listens there, because no scenario resolves names in a sandbox.
 pub(crate) const NAME_SERVER: &str = "198.51.100.53:53";
 /// Timeout of the attempt to reach a denied destination.
 const DENIED_MS: u64 = 1000;
@@ -62,7 +62,7 @@ pub enum Placement {
     Free,
 }
 
-/// The first command of one sandbox, with a peer if the command has its placeholders.
+/// The first command of one sandbox, with a peer if the command contains a placeholder of [`PEER`].
 #[derive(Debug)]
 pub(crate) struct FirstCommand {
     command: ExecSpec,
@@ -70,7 +70,8 @@ pub(crate) struct FirstCommand {
 }
 
 impl FirstCommand {
-    /// Opens the listener before the sandbox is created, so that this takes no time of the start.
+    /// Opens the listener of the peer, if there is one, and fills in its address. Must be called before the sandbox is
+    /// created, so that the measured start does not include this step.
     pub(crate) fn prepare(command: &ExecSpec, network: Option<&Network>) -> Result<Self, Failure> {
         let asks = |word: &String| PEER.iter().any(|name| word.contains(name));
         let network = network.filter(|_| command.argv.iter().any(asks));
@@ -87,7 +88,8 @@ impl FirstCommand {
         Ok(Self { command, listener })
     }
 
-    /// Runs the command. Returns the instant at which its first byte arrived at the peer, or `None` without a peer.
+    /// Runs the command. Returns the time at which its first byte arrived at the peer, in nanoseconds of
+    /// CLOCK_MONOTONIC, or `None` without a peer.
     pub(crate) fn run(self, sandbox: &mut dyn Sandbox) -> Result<Option<u64>, Failure> {
         let Self { command, listener } = self;
         let Some(listener) = listener else {
@@ -107,11 +109,11 @@ impl FirstCommand {
 }
 
 impl Network {
-    /// Moves the calling thread into new network namespaces. Must be called before other threads are started, because
-    /// existing threads keep their namespace.
+    /// Moves the calling thread into a new network namespace, which is connected to a second one outside. Must be
+    /// called before other threads are started, because existing threads keep their namespace.
     ///
     /// # Errors
-    /// Returns [`WorldError`] if the namespaces or their links cannot be created.
+    /// Returns [`WorldError`] if the namespaces or their links cannot be created, or no CPU can be chosen.
     pub(crate) fn enter(
         spec: NetworkSpec,
         program: Vec<u8>,
@@ -133,7 +135,8 @@ impl Network {
         &self.outside
     }
 
-    /// Copies the probe into a sandbox, and pins the VMM to the CPU of the exchange if there is one.
+    /// Copies the probe into a sandbox. With [`Placement::OneCpu`], also pins the VMM to the CPU of the exchanges.
+    /// `like` provides the timeout.
     pub(crate) fn put_probe(
         &self,
         sandbox: &mut dyn Sandbox,
@@ -177,7 +180,7 @@ impl Network {
         }
     }
 
-    /// Runs an exchange on `repeat` connections, one after the other, and collects the times of all.
+    /// Runs an exchange on `repeat` connections, one after the other, and returns the times of all of them.
     fn repeated(
         &self,
         sandbox: &mut dyn Sandbox,
@@ -195,7 +198,8 @@ impl Network {
         Ok(all)
     }
 
-    /// Runs an exchange on one connection: the sandbox connects to the peer, and `work` measures there.
+    /// Runs an exchange on one connection: the sandbox connects to a new listener outside, and `work` measures on the
+    /// accepted connection.
     fn measured(
         &self,
         sandbox: &mut dyn Sandbox,
@@ -219,7 +223,8 @@ impl Network {
         measured.map_err(|e| lost(format!("the peer outside: {e}")))
     }
 
-    /// Tries to reach a denied destination. Passes only if the sandbox got no answer and the listener saw no connection.
+    /// Tries to reach a denied destination. Succeeds only if no connection arrived at the listener and the probe
+    /// reports that its connection was refused, timed out or was unreachable.
     fn denied(&self, sandbox: &mut dyn Sandbox, like: &ExecSpec) -> Result<(), Failure> {
         let listener = self.listen(DENIED)?;
         let within = Duration::from_millis(DENIED_MS);
@@ -253,8 +258,8 @@ impl Network {
     }
 }
 
-/// Runs `work` on the first connection to the listener while `act` runs in the sandbox, and returns both results. When
-/// `act` returns, the listener stops waiting for a connection.
+/// Runs `work` on the first connection to the listener while `act` runs in the sandbox, and returns both results. The
+/// listener is closed when `act` returns; if no connection has arrived by then, the first result is an error.
 fn while_listening<T: Send, U>(
     listener: &Listener,
     patience: Duration,
@@ -272,7 +277,7 @@ fn while_listening<T: Send, U>(
     })
 }
 
-/// A command that runs as root, with the timeout of another command.
+/// A command that runs as root, with the timeout of `like`, and must print nothing.
 fn command(argv: &[&str], like: &ExecSpec) -> ExecSpec {
     ExecSpec {
         argv: argv.iter().map(|word| (*word).to_owned()).collect(),
@@ -299,7 +304,7 @@ fn text_of(order: &Order) -> Result<String, Failure> {
         .map_err(|e| lost(format!("cannot encode the order for the probe: {e}")))
 }
 
-/// Runs the probe with an order of one attempt, and returns its finding.
+/// Runs the probe in the sandbox with an order for one attempt, and returns the finding that it prints.
 fn probe(sandbox: &mut dyn Sandbox, order: &Order, like: &ExecSpec) -> Result<Finding, Failure> {
     let output = exec_checked(sandbox, &command(&[PROBE, &text_of(order)?], like))?;
     serde_json::from_slice(&output.stdout)

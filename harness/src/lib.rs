@@ -6,8 +6,8 @@
 //!                                                        └──► stats::fold ─► gate ─► report
 //! ```
 //! Events separate the two halves. Code before them has effects on the host. Code after them is a pure function of
-//! recorded data, so `cube-bench report` computes the same report from an old run. This crate links neither the VMM, the
-//! pool nor the API: it measures through the interfaces that customers use.
+//! recorded data, so `cube-bench report` computes the same report again from an old run. This crate does not link the
+//! VMM, the pool or the API: it measures them through their external interfaces.
 
 pub mod ab;
 pub mod clock;

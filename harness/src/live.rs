@@ -1,4 +1,4 @@
-//! One line on a terminal while a run goes on.
+//! A progress line on the terminal during a run.
 
 use std::io::Write;
 
@@ -10,7 +10,7 @@ use crate::{
     stats::quantile::nearest_rank,
 };
 
-/// The line, redrawn after each round.
+/// State of the progress line, which is redrawn after each round.
 pub(crate) struct LiveView<W: Write> {
     out: W,
     /// Measured rounds of the plan.

@@ -17,7 +17,7 @@ use crate::{
 
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// The first line of /proc/stat: clock ticks over all CPUs since boot.
+/// Clock ticks of all CPUs since boot, from the first line of /proc/stat. `idle` includes iowait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ticks {
     all: u64,
@@ -25,7 +25,7 @@ struct Ticks {
     steal: u64,
 }
 
-/// Sends samples until `stop` is set.
+/// Sends samples until `stop` is set or the receiver is gone.
 pub fn watch(stop: &AtomicBool, events: &Sender<RunEvent>) {
     let mut last = ticks();
     while !stop.load(Ordering::Relaxed) {
@@ -39,7 +39,7 @@ pub fn watch(stop: &AtomicBool, events: &Sender<RunEvent>) {
     }
 }
 
-/// Takes one sample over `period`. Blocks for that time.
+/// Takes one sample over `period`, and blocks for this time.
 #[must_use]
 pub fn look(period: Duration) -> NoiseSample {
     let before = ticks();
@@ -67,7 +67,8 @@ fn ticks() -> Option<Ticks> {
     parse_ticks(fs::read_to_string("/proc/stat").ok()?.lines().next()?)
 }
 
-/// Parses `cpu user nice system idle iowait irq softirq steal …` (proc(5)). Guest time is part of user time.
+/// Parses `cpu user nice system idle iowait irq softirq steal …` (proc(5)). The guest times that follow are already
+/// included in user and nice.
 fn parse_ticks(line: &str) -> Option<Ticks> {
     let fields: Vec<u64> = line
         .strip_prefix("cpu ")?

@@ -1,4 +1,5 @@
-//! `events.jsonl`: each event is written as soon as it arrives, so a crash loses at most the event in progress.
+//! `events.jsonl`: each event is written as soon as it arrives, so a crash of the harness loses at most the event in
+//! progress. Nothing is synchronized to disk, so a crash of the host can lose more.
 
 use std::{
     fs::File,
@@ -8,7 +9,7 @@ use std::{
 
 use crate::event::{EVENTS_FORMAT, RunEvent};
 
-/// Name of the file in the directory of a run.
+/// Name of the event file in the results directory of a run.
 pub const EVENTS_FILE: &str = "events.jsonl";
 
 /// Recorded events that cannot be written or read.
@@ -34,7 +35,7 @@ pub enum RecordError {
     Format { path: PathBuf },
 }
 
-/// Appends events to a new file. The only writer of that file.
+/// Appends events to a new `events.jsonl`, and is the only writer of this file.
 #[derive(Debug)]
 pub struct Recorder {
     file: File,
@@ -55,10 +56,10 @@ impl Recorder {
         })
     }
 
-    /// Writes one event as a line, with one system call, so that other processes see complete lines.
+    /// Writes one event as a line, without buffering, so that other processes normally see only complete lines.
     ///
     /// # Errors
-    /// Returns the error of the write, for example a full disk.
+    /// Returns an error if the write fails, for example because the disk is full.
     pub fn append(&mut self, event: &RunEvent) -> io::Result<()> {
         self.line.clear();
         serde_json::to_writer(&mut self.line, event)?;
@@ -67,7 +68,8 @@ impl Recorder {
     }
 }
 
-/// Reads the events of a run. An incomplete last line, as a crash leaves it, is dropped.
+/// Reads the events of a run. A last line that cannot be parsed is dropped, because a crash can leave an incomplete
+/// line.
 ///
 /// # Errors
 /// Returns [`RecordError::Io`] if the file cannot be read, [`RecordError::Line`] for a damaged line before the last, and

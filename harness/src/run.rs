@@ -5,7 +5,8 @@
 //! for each round: page cache → settle, memory sample → workers ─► attempts
 //!                 held clones: idle, memory sample, ledger, repeated command, kill
 //! ```
-//! The dispatcher owns the held clones. Workers share only the number of the next arrival.
+//! The dispatcher owns the held clones. The workers of a round share only its base time, the number of its next arrival
+//! and the interrupt flag.
 
 mod held;
 mod worker;
@@ -31,13 +32,13 @@ use crate::{
 };
 use held::HeldClone;
 
-/// Time from the start of the workers to the base time of a round, without the part for each worker.
+/// Time from the creation of the last worker thread to the base time of a round, without [`LEAD_PER_WORKER`].
 const LEAD: Duration = Duration::from_millis(20);
 /// Additional lead for each worker.
 const LEAD_PER_WORKER: Duration = Duration::from_micros(200);
 /// Interval at which waits check for an interrupt.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
-/// A burst has one worker for each clone, so stacks are small.
+/// Stack size of a worker in bytes. It is small because a burst has one worker for each clone.
 const WORKER_STACK: usize = 256 << 10;
 
 /// Inputs of a run.
@@ -55,7 +56,7 @@ pub struct Runner<'a> {
     /// Memory file of the template, for the ledger. `None` searches the mappings of each VMM.
     pub guest_memory: Option<memory::FileId>,
     pub events: Sender<RunEvent>,
-    /// Set by SIGINT and SIGTERM: no further clone is started.
+    /// Once this is set, no further clone is started and waits end early.
     pub interrupted: &'a AtomicBool,
 }
 
@@ -67,7 +68,7 @@ pub enum RunError {
     /// The warm pool of the server was not refilled in time.
     #[error("the target did not become ready")]
     NotReady(#[source] std::io::Error),
-    /// The parent of a round's forks could not be created.
+    /// The parent of a round's forks could not be created or prepared.
     #[error("cannot prepare a round: {}", .0.message)]
     Round(Failure),
     #[error("cannot start the thread of worker {number}")]
@@ -80,7 +81,8 @@ pub enum RunError {
 }
 
 impl Runner<'_> {
-    /// Runs all rounds. Held clones are killed in any case.
+    /// Runs the rounds until the plan is complete, the memory limit is reached or the run is interrupted. Held clones
+    /// are killed in all cases, also on errors.
     ///
     /// # Errors
     /// Returns [`RunError`] if the rounds cannot continue. Failures of single clones are events and not errors.
@@ -129,7 +131,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Runs one round and then holds, inspects or kills its clones.
+    /// Runs one round. Its clones are then moved to `held`, or inspected and killed, as the scenario requires.
     fn round(&self, round: &Round, held: &mut Vec<HeldClone>) -> Result<(), RunError> {
         let counted = round.row == Row::Measured && round.subject == Subject::Clone;
         if round.subject == Subject::Clone {
@@ -157,7 +159,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Reads ledgers of held clones and repeats the command in them, as far as the scenario asks for it.
+    /// Reads the ledgers of held clones, and repeats the first command and the denied exchange in them, if the scenario
+    /// requires it.
     fn inspect(&self, clones: &mut [HeldClone]) {
         if self.scenario.hold.until == HoldUntil::End {
             self.rest(self.scenario.hold.at_least, clones);
@@ -175,7 +178,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Lets clones idle. Returns immediately without clones.
+    /// Lets clones idle for `duration`. Returns immediately if there are no clones.
     fn rest(&self, duration: Duration, clones: &[HeldClone]) {
         if !clones.is_empty() {
             self.wait(duration);
@@ -194,7 +197,8 @@ impl Runner<'_> {
         }
     }
 
-    /// Samples the memory of the host. The warm pool is refilled first, so that every sample includes a full pool.
+    /// Samples the memory of the host, if the scenario measures memory. First waits until the warm pool is refilled, so
+    /// that every sample includes a full pool.
     fn sample_memory(&self, group: u32, alive: usize) -> Result<(), RunError> {
         let Some(spec) = self.scenario.memory else {
             return Ok(());
@@ -206,7 +210,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Starts all arrivals of a round and returns the clones that stay alive.
+    /// Starts all arrivals of a round, waits until all attempts have ended, and returns the clones that are still
+    /// alive.
     fn start_all(&self, round: &Round) -> Result<Vec<HeldClone>, RunError> {
         let base = OnceLock::new();
         let next = AtomicU32::new(0);
@@ -252,7 +257,7 @@ impl Runner<'_> {
     }
 
     fn emit(&self, event: RunEvent) {
-        // The recorder outlives the run. If it failed, the session returns its error.
+        // Sending fails only if the recorder has failed, and then the session returns the error of the recorder.
         let _ = self.events.send(event);
     }
 }

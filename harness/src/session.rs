@@ -102,17 +102,18 @@ pub enum SessionError {
 /// Runs a scenario and returns the directory of its results.
 ///
 /// # Errors
-/// Returns an error if the target cannot be started or the results cannot be written. Failures of single clones are
-/// recorded as events and are not errors.
+/// Returns an error if the host, the network or the target cannot be prepared, or if the results cannot be written.
+/// Failures of single clones and errors that end the run early are recorded as events and are not returned.
 pub fn run(scenario: &Scenario, settings: &Settings) -> Result<PathBuf, SessionError> {
     let interrupted = watch_signals()?;
     run_until(scenario, settings, &interrupted)
 }
 
-/// Like [`run`], but stops before the next clone once `interrupted` is set.
+/// Like [`run`], but installs no signal handlers: the caller sets `interrupted` to stop before the next clone. This
+/// function also sets it if recording fails.
 ///
 /// # Errors
-/// The same as [`run`].
+/// Returns the errors of [`run`], except [`SessionError::Signals`].
 pub fn run_until(
     scenario: &Scenario,
     settings: &Settings,
@@ -146,7 +147,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> SessionError {
     move |source| SessionError::Io { path, source }
 }
 
-/// Removes processes and directories of runs that were killed, and prints what was removed.
+/// Removes processes and directories of runs that were killed, and prints to standard error what was removed.
 ///
 /// # Errors
 /// Returns [`SessionError::Io`] if the run root cannot be listed or is writable by other users.
@@ -179,7 +180,7 @@ fn write_environment(dir: &Path, host: &HostFacts) -> Result<(), SessionError> {
 /// Reads the facts about the host that [`run`] recorded.
 ///
 /// # Errors
-/// Returns [`SessionError::Io`] if `environment.json` is missing or cannot be parsed.
+/// Returns [`SessionError::Io`] if `environment.json` cannot be read or parsed.
 pub fn read_environment(dir: &Path) -> Result<HostFacts, SessionError> {
     let path = dir.join(ENVIRONMENT_FILE);
     let text = fs::read(&path).map_err(at(&path))?;
@@ -205,7 +206,7 @@ impl Recording<'_> {
         let recorded = thread::scope(|scope| {
             let recorder = scope.spawn(|| {
                 let outcome = record(recorder, received, self.scenario);
-                // A run whose events are lost is worthless: stop it.
+                // A run without recorded events is worthless, so stop it.
                 self.interrupted
                     .fetch_or(outcome.is_err(), Ordering::Relaxed);
                 outcome
@@ -257,8 +258,8 @@ fn started(scenario: &Scenario, settings: &Settings) -> RunEvent {
     }))
 }
 
-/// Installs handlers for SIGINT and SIGTERM. The first signal sets the returned flag, the second one terminates the
-/// process.
+/// Installs handlers for SIGINT and SIGTERM. The first of these signals sets the returned flag, and the second
+/// terminates the process.
 ///
 /// # Errors
 /// Returns [`SessionError::Signals`] if a handler cannot be installed.
@@ -276,8 +277,8 @@ pub fn watch_signals() -> Result<Arc<AtomicBool>, SessionError> {
     Ok(flag)
 }
 
-/// Appends events until [`RunEvent::RunEnded`] or until all senders are dropped. Noise samples that arrive after the end
-/// of the run are discarded, so that the end is the last line.
+/// Appends events until [`RunEvent::RunEnded`] or until all senders are dropped. Later noise samples are discarded, so
+/// that [`RunEvent::RunEnded`] is the last line.
 fn record(
     mut recorder: Recorder,
     events: Receiver<RunEvent>,

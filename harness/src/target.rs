@@ -30,17 +30,19 @@ impl std::fmt::Display for CloneId {
 
 /// Starts sandboxes. Called from many threads at the same time.
 pub trait Target: Sync {
-    /// Starts a sandbox and waits until the create is answered. Stamps are written to `timeline` as soon as they are
-    /// known, also if a later step fails.
+    /// Starts a sandbox and waits until the create is answered. Stamps are written to `timeline` after each step, so
+    /// they are kept if a later step fails.
     ///
     /// # Errors
-    /// Returns the step that failed. The sandbox has been removed in that case.
+    /// Returns an error that names the failed step. A clone of `vmm-direct` has then been removed. A server may have
+    /// created a sandbox despite the failure, and removes it at the end of its lifetime.
     fn create(&self, id: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure>;
 
-    /// Reads the template into the page cache or drops it from there.
+    /// Reads the template's memory file into the page cache or drops it from the cache. Targets that do not restore the
+    /// template themselves do nothing.
     ///
     /// # Errors
-    /// Returns the error if the memory file of the template cannot be read.
+    /// Returns an error if the memory file of the template cannot be read or dropped.
     fn prepare_cache(&self, wanted: PageCache) -> std::io::Result<()>;
 
     /// Waits until the warm pool of the target is full.
@@ -51,10 +53,10 @@ pub trait Target: Sync {
         Ok(())
     }
 
-    /// Prepares state that the clones of one round share, and drops that of the round before.
+    /// Prepares the state that the clones of one round share, and drops the state of the previous round.
     ///
     /// # Errors
-    /// Returns the step that failed.
+    /// Returns an error that names the failed step.
     fn begin_round(&self) -> Result<(), Failure> {
         Ok(())
     }
@@ -74,10 +76,10 @@ pub trait Sandbox: Send {
     /// Runs a command or a cell and waits until it ends.
     ///
     /// # Errors
-    /// Returns an error if the command could not be run. A status other than 0 is not an error.
+    /// Returns an error if the command could not be run or exceeded its timeout. A status other than 0 is not an error.
     fn exec(&mut self, command: &ExecSpec) -> Result<Output, Failure>;
 
-    /// Writes a file that belongs to root.
+    /// Writes a file that is owned by root.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written, or if the target has no files (host processes).
@@ -89,7 +91,7 @@ pub trait Sandbox: Send {
     /// Returns an error if the policy was refused, or if the target has no policies.
     fn set_network(&mut self, options: &serde_json::Value) -> Result<(), Failure>;
 
-    /// The VMM process; `None` if it is not on this host.
+    /// Process id of the VMM; `None` if there is no such process or it is not found on this host.
     fn pid(&self) -> Option<u32>;
 
     /// Origin of the sandbox; `None` if the target does not report it.
@@ -100,7 +102,8 @@ pub trait Sandbox: Send {
     /// Kills the sandbox and removes its files.
     ///
     /// # Errors
-    /// Returns an error that names the process or file that could not be removed.
+    /// Returns an error that names the sandbox or its directory if the sandbox cannot be killed or its files cannot be
+    /// removed.
     fn kill(self: Box<Self>) -> Result<(), Failure>;
 }
 

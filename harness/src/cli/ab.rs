@@ -112,7 +112,7 @@ impl Ab {
     }
 }
 
-/// A share of change, in percent.
+/// Parses a percentage from 0 to 1000.
 fn percent(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.0..=1000.0).contains(&value) => Ok(value),

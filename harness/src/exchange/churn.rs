@@ -1,8 +1,9 @@
-//! The exchange `churn`: replaces the network policy while the sandbox sends datagrams. Measures the time of each update
-//! and the time until it takes effect, and detects datagrams that pass after they were denied.
+//! The exchange `churn`: replaces the network policy while the sandbox sends datagrams. Measures the time of each
+//! update and the time until an update that allows traffic takes effect, and detects datagrams that still arrive after
+//! an update that denies them.
 //!
-//! The sandbox sends four datagrams per millisecond. The kernel stamps each arrival outside. Updates alternate between a
-//! policy that allows nothing and the policy of the scenario.
+//! The sandbox sends four datagrams per millisecond. The kernel of the host timestamps each arrival outside. Updates
+//! alternate between a policy that allows nothing, which comes first, and the policy of the scenario.
 
 use std::{
     io::{self, IoSliceMut},
@@ -36,18 +37,19 @@ use crate::{
 
 /// Interval between two datagrams of the sandbox, in microseconds.
 const EVERY_US: u64 = 250;
-/// Timeout of the wait for a datagram.
+/// Timeout of each wait for a datagram, and the margin by which the sandbox sends longer than planned.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Read timeout of the socket, after which the receiving thread checks whether to stop.
 const LOOK: Duration = Duration::from_millis(10);
-/// Largest accepted time between the two readings of CLOCK_MONOTONIC that enclose a reading of CLOCK_REALTIME.
+/// Largest accepted time between the two readings of CLOCK_MONOTONIC that enclose a reading of CLOCK_REALTIME, unless
+/// [`TRIES`] attempts all exceed it.
 const BRACKET_NS: u64 = 20_000;
 /// Attempts to stay within [`BRACKET_NS`].
 const TRIES: u32 = 20;
-/// Shell script that starts a program which outlives the command.
+/// Shell script that starts the program `$0` with the argument `$1` in the background, so that it outlives the command.
 const DETACHED: &str = "setsid \"$0\" \"$1\" >/dev/null 2>&1 </dev/null &";
 
-/// One update of the policy.
+/// One update of the policy. `opens` is true if the new policy is the scenario's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Swap {
     opens: bool,
@@ -110,8 +112,8 @@ fn start(
     )
 }
 
-/// Makes all updates. Returns them with the instant at which the period of the last one ended. After an update that
-/// allows traffic the function waits for a datagram, so that a slow sandbox is not mistaken for a blocked one.
+/// Makes all updates, and returns them with the instant at which the period of the last update ended. After each update
+/// that allows traffic, waits for a datagram, so that a slow sandbox is not mistaken for a blocked one.
 fn swap_all(
     network: &Network,
     sandbox: &mut dyn Sandbox,
@@ -135,7 +137,7 @@ fn swap_all(
         if swap.opens {
             receiver.await_arrival(asked_ns)?;
         }
-        // A late answer still leaves half of the period in which denied datagrams could pass and be detected.
+        // Even after a late answer, wait at least half a period for datagrams that should have been denied.
         let every_ns = clock::nanoseconds(every);
         next_ns = (asked_ns + every_ns).max(swap.answered_ns + every_ns / 2);
     }
@@ -197,26 +199,26 @@ impl Receiver {
     }
 }
 
-/// Converts a stamp of CLOCK_REALTIME to CLOCK_MONOTONIC. Both clocks are read now and close to each other, so that an
-/// adjustment of the wall clock does not distort the result.
+/// Converts a recent stamp of CLOCK_REALTIME to CLOCK_MONOTONIC. Both clocks are read for each stamp and in quick
+/// succession, so that earlier adjustments of the wall clock do not distort the result.
 fn monotonic(stamp: TimeSpec) -> io::Result<u64> {
     for attempt in 1..=TRIES {
         let before = clock::monotonic_ns();
         let wall = clock::nanoseconds(clock_gettime(ClockId::CLOCK_REALTIME)?.into());
         let after = clock::monotonic_ns();
         if after - before <= BRACKET_NS || attempt == TRIES {
-            // With the earlier reading an arrival never appears later than it was.
+            // `before` gives the smaller result, so an arrival never appears later than it was.
             return Ok((before + clock::nanoseconds(stamp.into())).saturating_sub(wall));
         }
     }
     Err(io::ErrorKind::Other.into())
 }
 
-/// Evaluates the arrivals. `arrivals` are in ascending order; `end_ns` is the end of the period of the last update.
+/// Evaluates the arrivals. `arrivals` must be in ascending order; `end_ns` is the end of the period of the last update.
 ///
 /// # Errors
-/// Returns a breach if a datagram arrived after the answer to an update that denies it, and a network failure if no
-/// datagram arrived after an update that allows it.
+/// Returns a network failure if, after an update that allows traffic, no datagram arrived before the next update, and
+/// otherwise a breach if a datagram arrived between the answer to an update that denies traffic and the next update.
 fn evaluate(swaps: &[Swap], arrivals: &[u64], end_ns: u64) -> Result<Exchanged, Failure> {
     let mut exchanged = Exchanged::default();
     let mut passed = 0;

@@ -16,9 +16,9 @@ use crate::{clock, event::Exchanged};
 
 /// Length of a request and of its answer in bytes.
 const REQUEST: usize = 64;
-/// Length of one read or write in bytes.
+/// Largest read or write in bytes.
 const CHUNK: usize = 256 << 10;
-/// Longest line that a first command may send, in bytes.
+/// Longest part of a first command's line that is read and echoed, in bytes.
 const LINE: usize = 256;
 
 /// Accepts the connection of one sandbox.
@@ -40,7 +40,8 @@ impl Listener {
         self.address
     }
 
-    /// Accepts the first connection. `patience` is the timeout of the wait and of every read and write afterwards.
+    /// Accepts the first connection. `patience` is the timeout of the wait for it, and of each later read and write on
+    /// it.
     pub(super) fn accept(&self, patience: Duration) -> io::Result<TcpStream> {
         if !self.is_called(patience)? {
             return Err(io::ErrorKind::TimedOut.into());
@@ -59,7 +60,7 @@ impl Listener {
 
     /// Stops listening and wakes a thread that waits in [`Self::accept`].
     pub(super) fn close(&self) {
-        // Fails only for a socket that does not listen any more.
+        // Fails only if the socket has already been shut down.
         let _ = socket::shutdown(self.socket.as_raw_fd(), socket::Shutdown::Both);
     }
 
@@ -70,7 +71,8 @@ impl Listener {
     }
 }
 
-/// Echoes the first line. Returns the instant at which its first byte arrived.
+/// Echoes the first line, at most [`LINE`] bytes of it. Returns the time at which its first byte arrived, in
+/// nanoseconds of CLOCK_MONOTONIC.
 pub(super) fn answer_line(mut stream: TcpStream) -> io::Result<u64> {
     let mut line = vec![0; LINE];
     let mut length = stream.read(&mut line)?;
@@ -109,7 +111,8 @@ pub(super) fn echo(mut stream: TcpStream, count: u32) -> io::Result<Exchanged> {
     })
 }
 
-/// Receives `bytes` and measures the time from the byte that starts the transfer until the last byte was read.
+/// Sends a byte that starts the transfer, receives `bytes`, and measures the time from that byte until the last one was
+/// read.
 pub(super) fn take(mut stream: TcpStream, bytes: u64) -> io::Result<Exchanged> {
     let mut chunk = vec![0; CHUNK];
     let mut left = bytes;
@@ -160,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs `peer` against a sandbox that behaves like `sandbox`.
+    /// Connects `sandbox` to `peer` over loopback and returns the result of `peer`.
     fn met<T: Send>(
         peer: impl FnOnce(TcpStream) -> io::Result<T> + Send,
         sandbox: impl FnOnce(TcpStream),

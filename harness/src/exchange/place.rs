@@ -1,7 +1,7 @@
 //! Pins both ends of an exchange to one CPU when exchanges are compared.
 //!
-//! The scheduler places the two ends differently from one connection to the next. On two CPUs each round trip wakes the
-//! other CPU, which takes longer than the differences that the comparison looks for.
+//! Without pinning, the scheduler may place the two ends differently for each connection. If they run on two CPUs, each
+//! round trip wakes the other CPU, which takes longer than the differences that a comparison must detect.
 
 use std::{fs, io};
 

@@ -1,4 +1,5 @@
-//! Facts about the host, read once at the start of a run. Values that cannot be read are `None`.
+//! Facts about the host, read once at the start of a run. Values that cannot be read are `None`; lists and maps are
+//! empty.
 
 use std::{
     collections::BTreeMap,
@@ -47,11 +48,12 @@ pub struct HostFacts {
     pub clock_source: Option<String>,
     /// Kernel release.
     pub kernel: Option<String>,
-    /// CPU quota of the cgroup of this process in cores; `None` without a quota.
+    /// CPU quota in cores of the cgroup at /sys/fs/cgroup, which in a container is the cgroup of the container; `None`
+    /// without a quota.
     pub cgroup_cpu_cores: Option<f64>,
-    /// Memory limit of the cgroup of this process in bytes; `None` without a limit.
+    /// Memory limit in bytes of the cgroup at /sys/fs/cgroup; `None` without a limit and for cgroup v1.
     pub cgroup_memory_bytes: Option<u64>,
-    /// Lines of /proc/meminfo before the run, in bytes.
+    /// Values of /proc/meminfo before the run, in bytes.
     pub meminfo: BTreeMap<String, u64>,
     /// Load average over one minute before the run.
     pub load_1min: Option<f64>,
@@ -63,7 +65,7 @@ pub struct HostFacts {
     pub binaries: BTreeMap<String, String>,
     /// Whether `cube-bench` was built with debug assertions.
     pub debug_build: bool,
-    /// API of the run; `None` for `vmm-direct`.
+    /// URL of the API, or a description of the server that the run started; `None` for `vmm-direct`.
     #[serde(default)]
     pub endpoint: Option<String>,
     /// `None` if the harness does not restore the template itself.
@@ -80,7 +82,7 @@ pub struct TemplateFacts {
     pub page_cache: String,
 }
 
-/// Reads all facts. Hashes programs, which takes too long to be done during measured rounds.
+/// Reads all facts. Must not be called during measured rounds, because it also hashes programs, which takes long.
 #[must_use]
 pub fn read(vmm: &Path) -> HostFacts {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -138,7 +140,7 @@ fn text(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// The value of the first line `key : value` of /proc/cpuinfo.
+/// The value of the first line of /proc/cpuinfo with this key, in the format `key : value`.
 fn field(cpuinfo: &str, key: &str) -> Option<String> {
     cpuinfo.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -207,7 +209,7 @@ fn mitigations() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Standard output of git in a directory; `None` without git or a work tree.
+/// Standard output of git in a directory; `None` if git fails, for example because there is no work tree.
 pub(crate) fn git(dir: &Path, args: &[&str]) -> Option<String> {
     let output = Command::new("git")
         .arg("-C")

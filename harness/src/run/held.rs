@@ -1,4 +1,4 @@
-//! Held clones: read their ledgers, repeat the command in them, kill them.
+//! Operations on held clones: read their ledgers, repeat commands in them, and kill them.
 
 use std::{sync::mpsc::Sender, thread};
 
@@ -13,16 +13,17 @@ use crate::{
 
 /// Threads that run commands in held clones or kill them.
 const THREADS: usize = 4;
-/// Threads that wait for the timeouts of denied connections.
+/// Threads that repeat denied exchanges. There are many, because most of their time is spent waiting for timeouts.
 const WAITING_THREADS: usize = 64;
 
-/// A clone that answered its first command.
+/// A clone that is alive after its first command and its turns.
 pub(super) struct HeldClone {
     pub(super) id: CloneId,
     pub(super) sandbox: Box<dyn Sandbox>,
 }
 
-/// Reads the memory of each clone.
+/// Reads the memory of each clone whose VMM is a process of this host. `guest` is the memory file of the template;
+/// `None` searches the mappings of each VMM.
 pub(super) fn ledgers(clones: &[HeldClone], guest: Option<memory::FileId>) -> Vec<CloneLedger> {
     clones
         .iter()
@@ -37,7 +38,7 @@ pub(super) fn ledgers(clones: &[HeldClone], guest: Option<memory::FileId>) -> Ve
         .collect()
 }
 
-/// Repeats the command in each clone, with a few clones at a time.
+/// Repeats the command in each clone, in [`THREADS`] clones at a time.
 pub(super) fn exec_again(
     clones: &mut [HeldClone],
     command: &ExecSpec,
@@ -53,7 +54,7 @@ pub(super) fn exec_again(
                     let answer = FirstCommand::prepare(command, network)
                         .and_then(|first| first.run(clone.sandbox.as_mut()));
                     let took = clock::monotonic_ns() - began;
-                    // The receiver outlives the run.
+                    // Sending fails only if the recorder has failed.
                     let _ = events.send(RunEvent::AfterHold {
                         round: clone.id.round,
                         arrival: clone.id.arrival,
@@ -66,8 +67,8 @@ pub(super) fn exec_again(
     });
 }
 
-/// Repeats the denied exchange in all clones, with many clones at a time, because each waits for a timeout. A clone that
-/// gets through or cannot try is recorded as a failure.
+/// Repeats the first denied exchange of `turns` in all clones, in up to [`WAITING_THREADS`] clones at a time. Only
+/// failures are recorded: a clone reached the destination, or the attempt could not be made.
 pub(super) fn deny_again(
     clones: &mut [HeldClone],
     turns: &[TurnSpec],
@@ -86,7 +87,7 @@ pub(super) fn deny_again(
                     let sandbox = clone.sandbox.as_mut();
                     let tried = network.exchange(sandbox, ExchangeSpec::Denied, &turn.exec);
                     if let Err(failure) = tried {
-                        // The receiver outlives the run.
+                        // Sending fails only if the recorder has failed.
                         let _ = events.send(RunEvent::AfterHold {
                             round: clone.id.round,
                             arrival: clone.id.arrival,
@@ -100,7 +101,7 @@ pub(super) fn deny_again(
     });
 }
 
-/// Kills all clones. The next sweep removes the directory of a clone that cannot be killed.
+/// Kills all clones. A clone that cannot be killed is reported on standard error and left to the next sweep.
 pub(super) fn kill_all(mut clones: Vec<HeldClone>) {
     let size = part_size(clones.len());
     thread::scope(|scope| {

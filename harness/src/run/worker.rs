@@ -25,7 +25,7 @@ pub(super) struct Worker<'a> {
     pub(super) scenario: &'a Scenario,
     pub(super) network: Option<&'a Network>,
     pub(super) target: &'a dyn Target,
-    /// Base time of the round, set after all workers were started.
+    /// Base time of the round in nanoseconds of CLOCK_MONOTONIC, set after the worker threads were created.
     pub(super) base: &'a OnceLock<u64>,
     /// Number of the next arrival.
     pub(super) next: &'a AtomicU32,
@@ -33,7 +33,8 @@ pub(super) struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    /// Takes arrivals until all are done or the run is interrupted.
+    /// Waits for the base time, and then takes arrivals until none is left or the run is interrupted. Clones that are
+    /// not killed here are sent to `keep`.
     pub(super) fn work(&self, keep: &Sender<HeldClone>, events: &Sender<RunEvent>) {
         let base_ns = *self.base.wait();
         clock::sleep_until(base_ns);
@@ -54,7 +55,8 @@ impl Worker<'_> {
             clock::sleep_until(intended_ns);
             let (attempt, clone) = self.attempt(arrival, intended_ns);
             free_ns = attempt.ended_ns;
-            // Both receivers outlive the round, so sending does not fail.
+            // Sending to `events` fails only if the recorder has failed, which also interrupts the run. The receiver of
+            // `keep` outlives the round.
             let _ = events.send(RunEvent::Attempt(attempt));
             if let Some(clone) = clone {
                 let _ = keep.send(clone);
@@ -91,8 +93,8 @@ impl Worker<'_> {
         (attempt, clone)
     }
 
-    /// Starts a clone and runs its command and turns. `attempt` is updated after each step, so it is complete up to a
-    /// step that fails.
+    /// Starts a clone and runs its command and turns. `attempt` is updated after each step, so that after a failure it
+    /// contains all earlier steps.
     fn start(&self, id: CloneId, attempt: &mut Attempt) -> Result<Box<dyn Sandbox>, Failure> {
         let is_sandbox = self.round.subject != Subject::HostProcess;
         let network = self.network.filter(|_| is_sandbox);

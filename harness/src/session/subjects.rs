@@ -1,4 +1,5 @@
-//! Starts what a scenario measures: the target, the clones beside it, and the server of the run.
+//! Prepares the subjects of a scenario: its target, the target of the rounds beside, and the server if the run starts
+//! one.
 
 use std::{fs, io, os::unix::fs::symlink, path::Path, sync::Arc};
 
@@ -28,7 +29,7 @@ use crate::{
     },
 };
 
-/// Everything that a run starts sandboxes with. Fields are dropped in this order.
+/// The targets of a run and the server behind them. Fields are dropped in this order.
 pub(super) struct Subjects {
     pub(super) target: Box<dyn Target>,
     /// Target of the rounds beside, if the scenario has such rounds.
@@ -64,7 +65,7 @@ pub(super) fn enter_network(
     Ok(Some(Network::enter(spec, program, placement)?))
 }
 
-/// Starts or finds the targets of the scenario, and adds their programs and template to the facts of the host.
+/// Prepares the targets of the scenario, and adds their endpoint, server program and template to the facts of the host.
 pub(super) fn start(
     scenario: &Scenario,
     settings: &Settings,
@@ -150,7 +151,7 @@ fn own_server(
     })
 }
 
-/// Starts the clones beside the sandboxes of an API, if the scenario has such rounds.
+/// Prepares the target of the rounds beside the sandboxes of an API; `None` if the scenario has no such rounds.
 fn beside(
     scenario: &Scenario,
     settings: &Settings,
@@ -192,8 +193,8 @@ fn creates_or_forks(scenario: &Scenario, e2b: E2b) -> Box<dyn Target> {
     }
 }
 
-/// Further options of the server. `--images` is needed because the template is a symlink into the artifacts. The rate
-/// limit of the network is off, because exchanges measure the eBPF programs and not the limit.
+/// Additional options of the server. `--images` is needed because the template is a symbolic link into the artifacts.
+/// The network rate limit is off, because exchanges measure the eBPF programs and not the limit.
 fn server_options(artifacts: &Path, networked: bool) -> Vec<String> {
     let images = artifacts.display().to_string();
     let mut options = vec!["--images".to_owned(), images];
@@ -205,7 +206,8 @@ fn server_options(artifacts: &Path, networked: bool) -> Vec<String> {
     options
 }
 
-/// Makes the scenario's template the only one that the server finds, because the server keeps warm sandboxes of each.
+/// Links the scenario's template into the server's own templates directory. It must be the only template there, because
+/// the server keeps warm sandboxes of every template that it finds.
 fn install(template: &Path, place: &Path) -> io::Result<()> {
     fs::create_dir_all(place.parent().unwrap_or(place))?;
     symlink(template, place)

@@ -1,8 +1,8 @@
 //! The target `e2b`: a server with E2B's API. A create is `POST /v2/sandboxes`, a command `process.Process/Start` and a
 //! cell `POST /execute` through the proxy of the server, and a kill is `DELETE`.
 //!
-//! Each start opens a new connection, so handshakes are part of the latency. If the control plane and the sandboxes have
-//! the same address, the connection serves both.
+//! Each start opens a new connection, so handshakes are part of the latency. If the control plane and the sandboxes
+//! have the same address, one connection serves both.
 
 mod remote;
 mod server_timing;
@@ -31,8 +31,8 @@ use crate::{
     guest,
 };
 
-/// Requested lifetime of a sandbox in seconds: longer than any round, and the time after which the server removes the
-/// sandboxes of a killed run.
+/// Requested lifetime of a sandbox in seconds. It must be longer than a scenario holds its clones. If a run is killed,
+/// the server removes its sandboxes after this time.
 pub(super) const LIFETIME_S: u32 = 3600;
 /// Timeout for refilling the warm pool of the server.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -40,9 +40,10 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const READY_INTERVAL: Duration = Duration::from_millis(50);
 /// Prometheus gauge of `cube-api` with the number of warm sandboxes.
 const WARM_GAUGE: &str = "cube_pool_warm ";
-/// Header of the answer to a create: whether the sandbox came from the warm pool.
+/// Header of the answer to a create that contains the [`StartKind`].
 const START_KIND: &str = "x-cube-start";
-/// Header of the answer to a create: times of its phases in milliseconds since the request was accepted.
+/// Header of the answer to a create that contains the times of its phases, in milliseconds since the request was
+/// accepted.
 const PHASES: &str = "server-timing";
 
 /// Address and options of a server.
@@ -54,9 +55,9 @@ pub struct E2b {
     pub template: String,
     /// Directory in which a server on this host keeps a directory for each sandbox, used to find VMM processes.
     pub sandboxes: Option<PathBuf>,
-    /// Size of the warm pool to wait for before each round; 0 does not wait.
+    /// Number of warm sandboxes to wait for before each round and each memory sample; 0 does not wait.
     pub warm: u32,
-    /// Value of `network` in each create; `None` sends no such option.
+    /// Value of `network` in each create; `None` omits it.
     pub network: Option<Value>,
 }
 
@@ -123,7 +124,7 @@ impl Target for E2b {
     }
 
     fn prepare_cache(&self, _: PageCache) -> io::Result<()> {
-        // The server controls how it maps its templates.
+        // The server decides how it maps its templates.
         Ok(())
     }
 

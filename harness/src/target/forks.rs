@@ -24,7 +24,7 @@ use crate::{
     scenario::ParentStep,
 };
 
-/// Forks in one request. Servers limit the number; `cube-api` accepts 64.
+/// Largest number of forks in one request. Servers limit this number; `cube-api` accepts up to 64.
 const BATCH: u32 = 50;
 
 /// Starts the clones of a round as forks of one parent.
@@ -55,7 +55,8 @@ struct Fork {
 }
 
 impl Forks {
-    /// `parent` are the steps that prepare the parent of each round, and `starts` is the number of forks in a round.
+    /// `parent` contains the steps that prepare the parent of each round, and `starts` is the number of forks in a
+    /// round.
     #[must_use]
     pub fn new(e2b: E2b, parent: Vec<ParentStep>, starts: u32) -> Self {
         Self {
@@ -81,8 +82,8 @@ impl Forks {
         })
     }
 
-    /// The forks of a batch; the first caller sends the request. A server handles one fork request of a sandbox at a
-    /// time, so batches are requested one after the other.
+    /// The forks of a batch; `None` if the round has no such batch. The first caller sends the request. A server
+    /// handles one fork request per sandbox at a time, so batches are requested one after the other.
     fn batch<'a>(&self, family: &'a Family, index: usize) -> Option<&'a Batch> {
         let batch = family.batches.get(index)?;
         Some(batch.get_or_init(|| {
@@ -173,7 +174,7 @@ impl Target for Forks {
             .family
             .write()
             .map_err(|e| fork_failure(e.to_string()))?;
-        // Kill the parent of the last round before creating the next one.
+        // Kill the parent of the previous round before creating the next parent.
         *family = None;
         *family = Some(self.new_family()?);
         Ok(())

@@ -1,4 +1,4 @@
-//! cgroups for VMMs that are compared with those of a server.
+//! cgroups for the VMMs of rounds beside, which are compared with the VMMs of a server.
 //!
 //! The scheduler divides CPU time between cgroups first, and wakes processes of different cgroups on different CPUs. A VMM
 //! in the cgroup of the harness is therefore not comparable with a VMM that has its own cgroup.
@@ -18,20 +18,21 @@ const ROOT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "cube-bench-";
 const MEMBER: &str = "beside";
 const PROCESSES: &str = "cgroup.procs";
-/// cgroup v2: the file with the controllers of the children.
+/// cgroup v2: the file that enables controllers for child cgroups.
 const CONTROLLERS: &str = "cgroup.subtree_control";
 
-/// A cgroup in each hierarchy in which the server has cgroups. Dropping it removes the cgroups; their processes must have
-/// ended.
+/// A cgroup in each hierarchy in which the server has its own cgroups. Dropping this value removes the cgroups; their
+/// processes must have ended before.
 #[derive(Debug, Default)]
 pub(crate) struct Groups(Vec<PathBuf>);
 
 impl Groups {
-    /// Creates cgroups like those of the process `pid`, a VMM of the server. Hierarchies in which that process is in the
-    /// same cgroup as this one are left out.
+    /// Creates cgroups like those of the process `pid`, a VMM of the server. Hierarchies in which that process and this
+    /// process share a cgroup are left out.
     ///
     /// # Errors
-    /// Returns the error if the cgroups of the process cannot be read, or new ones cannot be created.
+    /// Returns an error if the cgroups of the process cannot be read or are less than two levels below the root, or if
+    /// new cgroups cannot be created.
     pub(crate) fn like(pid: u32) -> io::Result<Self> {
         let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         let own = fs::read_to_string("/proc/self/cgroup")?;
@@ -45,7 +46,7 @@ impl Groups {
     /// Moves a VMM into the cgroups.
     ///
     /// # Errors
-    /// Returns the error if the process or a cgroup does not exist any more.
+    /// Returns an error if the process cannot be moved, for example because it has ended.
     pub(crate) fn take(&self, pid: u32) -> io::Result<()> {
         self.0
             .iter()
@@ -69,7 +70,7 @@ impl Groups {
         fs::create_dir_all(&ours)?;
         let member = ours.join(MEMBER);
         self.0.push(member.clone());
-        // cgroup v1 has no such file: there each hierarchy has fixed controllers.
+        // cgroup v1 has no such file, because each of its hierarchies has fixed controllers.
         if let Ok(controllers) = fs::read_to_string(below(parent).join(CONTROLLERS)) {
             for name in controllers.split_whitespace() {
                 fs::write(ours.join(CONTROLLERS), format!("+{name}"))?;
@@ -87,13 +88,13 @@ impl Drop for Groups {
     }
 }
 
-/// Removes the cgroups of a run. On failure, the next run removes them.
+/// Removes the cgroups of a run. Errors are ignored; the next run tries again.
 fn remove(ours: &Path) {
     let _ = fs::remove_dir(ours.join(MEMBER));
     let _ = fs::remove_dir(ours);
 }
 
-/// Removes cgroups of runs that were killed.
+/// Removes cgroups below `above` whose runs no longer exist.
 fn remove_stale(above: &Path) {
     for entry in fs::read_dir(above).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -115,7 +116,8 @@ fn differing<'a>(theirs: &'a str, own: &'a str) -> impl Iterator<Item = (&'a str
         })
 }
 
-/// Mount point of a hierarchy with these controllers, as `/proc/PID/cgroup` lists them; cgroup v2 has an empty list.
+/// Mount point of the hierarchy with these controllers, in the notation of `/proc/PID/cgroup`; the list is empty for
+/// cgroup v2.
 fn directory(controllers: &str) -> PathBuf {
     let root = Path::new(ROOT);
     let first = controllers.split(',').next().unwrap_or_default();

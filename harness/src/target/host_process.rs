@@ -1,4 +1,5 @@
-//! The baseline: the command runs as a process of the host, with its output in a pipe.
+//! The baseline: the command runs as a process of the host, with its standard output in a pipe and its standard error
+//! discarded.
 //!
 //! There is no create step. The measured time is a lower bound for any sandbox on this host at this moment.
 

@@ -54,11 +54,11 @@ pub struct VmmDirect {
 }
 
 impl VmmDirect {
-    /// `program` is `cube-vmm`, `template` the directory of a template, and `loaded` the same template in huge pages, or
-    /// `None` if the host has none.
+    /// `program` is `cube-vmm`, `template` is the directory of a template, and `loaded` is the same template copied
+    /// into huge pages, or `None` if that was not possible.
     ///
     /// # Errors
-    /// Returns the error if /dev/urandom cannot be opened.
+    /// Returns an error if /dev/urandom cannot be opened.
     pub fn new(
         program: PathBuf,
         template: PathBuf,
@@ -79,7 +79,8 @@ impl VmmDirect {
         })
     }
 
-    /// Connects clones to a network. Only one clone may run at a time, because all have the same address and cgroup.
+    /// Connects clones to a network and moves them into `groups`. Only one clone may run at a time, because all clones
+    /// have the same address.
     #[must_use]
     pub(crate) fn with_network(self, network: PlainNetwork, groups: Groups) -> Self {
         Self {
@@ -88,10 +89,10 @@ impl VmmDirect {
         }
     }
 
-    /// A second target for the same loaded template, with another prefault setting.
+    /// A second target for the same loaded template, with another prefault setting and without a network.
     ///
     /// # Errors
-    /// Returns the error if the process has no free file descriptor.
+    /// Returns an error if the process has no free file descriptor.
     pub fn with_prefault(&self, prefault: WorkingSetPrefault) -> io::Result<Self> {
         Ok(Self {
             program: self.program.clone(),
@@ -106,7 +107,8 @@ impl VmmDirect {
         })
     }
 
-    /// The directory to restore from: the template on disk for cold starts, otherwise the loaded template.
+    /// The directory to restore from: the template on disk for cold starts or if the template is not loaded, otherwise
+    /// the loaded template.
     fn source(&self) -> PathBuf {
         match &self.loaded {
             Some(loaded) if !self.cold.load(Ordering::Relaxed) => loaded.dir(),
@@ -162,7 +164,7 @@ impl VmmDirect {
             .control
             .restore(spec, tap.as_ref().map(|tap| tap.as_fd()))
             .map_err(control(FailureCause::Restore))?;
-        // The VMM holds its own descriptor now, so the TAP disappears with the VMM.
+        // The VMM has its own descriptor now. After this one is closed, the TAP disappears with the VMM.
         drop(tap);
         vm.control.resume().map_err(control(FailureCause::Resume))?;
         *timeline = vm

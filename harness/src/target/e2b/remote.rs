@@ -23,7 +23,7 @@ use crate::{
 #[derive(Debug)]
 pub(in crate::target) struct Remote {
     pub(super) target: E2b,
-    /// The last connection with its endpoint; `None` before the first use and after an error.
+    /// The last connection, with its endpoint; `None` before the first request and after a failed one.
     pub(super) client: Option<(Endpoint, EnvdClient<Wire>)>,
     pub(in crate::target) created: Created,
     pub(super) start: Option<StartKind>,
@@ -32,7 +32,7 @@ pub(in crate::target) struct Remote {
 }
 
 impl Remote {
-    /// The last connection if it has this endpoint, otherwise a new one.
+    /// The last connection if it leads to this endpoint, otherwise a new connection.
     fn client_to(&mut self, to: &Endpoint) -> Result<EnvdClient<Wire>, Failure> {
         match self.client.take() {
             Some((at, client)) if at == *to => Ok(client),
@@ -40,7 +40,7 @@ impl Remote {
         }
     }
 
-    /// A client for a port of the sandbox, with its endpoint.
+    /// A connection that is routed to a port of the sandbox, with its endpoint.
     fn client_of(&mut self, port: u16) -> Result<(Endpoint, EnvdClient<Wire>), Failure> {
         let id = &self.created.sandbox_id;
         let data = self.target.api.data_endpoint(id, port);
