@@ -8,7 +8,7 @@ use api_types::envd::{
     header_text, parse_head,
 };
 
-/// Limit of a message's length.
+/// Limit of an envelope's body, in bytes.
 const LIMIT: u32 = 1 << 12;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
@@ -24,7 +24,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Decodes all envelopes of a stream: their flags and bodies, and the error that ended it.
+/// Decodes the envelopes of a stream. Returns their flags and bodies, and the error that ended the stream, if any.
 fn read_envelopes(
     pieces: impl Iterator<Item = Vec<u8>>,
 ) -> (Vec<(u8, Vec<u8>)>, Option<frame::FrameError>) {
@@ -61,7 +61,7 @@ fn envelopes(bytes: &[u8], piece: usize) {
     assert!(bytes.starts_with(&again));
 }
 
-/// Decodes a chunked body: its bytes, whether it is complete, and the number of input bytes used.
+/// Decodes a chunked body. Returns its bytes, whether it is complete, and the number of input bytes used.
 fn read_chunks(bytes: &[u8], piece: usize) -> Result<(Vec<u8>, bool, usize), ChunkError> {
     let (mut decoder, mut body, mut used) = (ChunkedDecoder::default(), Vec::new(), 0);
     for piece in bytes.chunks(piece) {
@@ -94,7 +94,7 @@ fn chunks(bytes: &[u8], piece: usize) {
     }
 }
 
-/// Parses a head: its length, and the framing of the body after it.
+/// Parses a request head. Returns its length and the framing of its body, or `None` if the head is incomplete.
 fn read_head(bytes: &[u8]) -> Result<Option<(usize, Framing)>, BadRequest> {
     let mut space = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut space);

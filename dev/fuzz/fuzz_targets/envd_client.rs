@@ -106,7 +106,7 @@ fn bounded(held: usize, most: usize) -> bool {
 
 fn run(client: &mut EnvdClient<Agent<'_>>, most: usize) -> bool {
     let output = client.exec(&ExecRequest::new("true", &[]), PATIENCE);
-    // Base64 has four letters for three bytes.
+    // Base64 encodes three bytes as four characters, so the output is never longer than the answer.
     output.is_ok_and(|output| bounded(output.stdout.len() + output.stderr.len(), most))
 }
 

@@ -16,7 +16,7 @@ pub(crate) struct Config {
     pub(crate) only: Option<String>,
     /// `Some`: run the confinement prover instead of the steps, with these cases and classes. Empty: all cases.
     pub(crate) cases: Option<Vec<String>>,
-    /// On an emulated host: a directory that the second emulated host, with another CPU, sees too.
+    /// On an emulated host: the directory of a disk that the second emulated host, with another CPU, reads.
     pub(crate) kept: Option<PathBuf>,
     /// On the second emulated host: CPU features, separated by commas, that the first one had and this one lacks.
     pub(crate) lacking: Option<String>,

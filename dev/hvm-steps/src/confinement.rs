@@ -32,7 +32,7 @@ impl fmt::Display for Passed {
     }
 }
 
-/// Runs these cases and classes, or all if `cases` is empty, on clones of `template`.
+/// Runs the prover's cases and classes in `cases`, or all of them if it is empty, on clones of `template`.
 ///
 /// # Errors
 /// The prover cannot run, or a case did not pass.
@@ -69,7 +69,7 @@ pub(crate) fn prove(config: &Config, template: &Path, cases: &[String]) -> Resul
     Ok(passed)
 }
 
-/// Counts the cases.
+/// Counts the cases and classes of a report in which every case passed.
 ///
 /// # Errors
 /// A case did not pass, or the report contains no cases.

@@ -25,13 +25,14 @@ use crate::config::Config;
 const DISK: &str = "/dev/vda";
 const GUEST: &str = "/guest";
 const WORK: &str = "/work";
-/// Limit of open files.
+/// Limit of open files while the steps run.
 const DESCRIPTORS: u64 = 1 << 20;
 /// The disk that the second emulated host sees too.
 const KEPT_DISK: &str = "/dev/vdb";
 const KEPT: &str = "/kept";
 
-/// Sets the host up, calls `run`, prints the result and powers off. `xtask` looks for the last line printed.
+/// Sets the host up, calls `run`, prints the result and powers off. `xtask` reads the result from the last line
+/// printed.
 pub(crate) fn serve(run: impl FnOnce(&Config) -> Result<()>) -> ! {
     let done = prepare().and_then(|()| {
         run(&Config {
@@ -79,7 +80,8 @@ fn prepare() -> Result<()> {
     }
     raise_limit()?;
     wait_for(Path::new(DISK))?;
-    // Mounted writable, so that only their confinement keeps VMMs from writing to it. The emulator discards all writes.
+    // Mounted writable, so that nothing but the confinement keeps VMMs from writing to it. The emulator discards all
+    // writes.
     mount_at(DISK, GUEST, "ext4", MsFlags::empty(), "")?;
     wait_for(Path::new(KEPT_DISK))?;
     mount_at(KEPT_DISK, KEPT, "ext4", MsFlags::empty(), "")?;
@@ -87,8 +89,8 @@ fn prepare() -> Result<()> {
     Ok(())
 }
 
-/// Raises the limit of open files above a VMM's own, as on other hosts. With the kernel's low default for PID 1, this
-/// limit and not the confinement would stop some of the prover's attempts.
+/// Raises the limit of open files above the limit that a VMM has, as on other hosts. The kernel's default for PID 1 is
+/// so low that it, and not the confinement, would stop some of the prover's attempts.
 fn raise_limit() -> Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS)
         .context("cannot raise the limit of open files")

@@ -51,8 +51,8 @@ pub(crate) fn configure(name: &str, address: Ipv4Addr, mask: Ipv4Addr) -> io::Re
     };
     let mut request = request(name);
     request.ifr_ifru.ifru_addr = inet(address);
-    // SAFETY: each of the three reads one `ifreq`, a local that outlives the calls, whose union holds the
-    // member that the call is about; the socket is open until the function returns.
+    // SAFETY: each of the three ioctls reads one `ifreq`, a local that outlives the calls, whose union holds the member
+    // that the ioctl reads; the socket is open until the function returns.
     unsafe {
         set_address(fd, &raw const request)?;
         request.ifr_ifru.ifru_netmask = inet(mask);

@@ -38,14 +38,14 @@ impl Tap {
     }
 }
 
-/// Starts a thread that serves one connection after another. Returns its port.
+/// Starts a TCP server that echoes one connection after another. Returns its port.
 pub(crate) fn echo_server() -> Result<u16> {
     let listener = TcpListener::bind((HOST, 0))?;
     let port = listener.local_addr()?.port();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             if let Ok(mut back) = stream.try_clone() {
-                // The step in the guest fails if the echo does, with its own message.
+                // If the echo fails, the step in the guest fails with its own message.
                 let _ = io::copy(&mut &stream, &mut back);
             }
         }

@@ -113,7 +113,6 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
 
 /// Compiles the library that makes OpenSSL take random numbers from the kernel. Its source includes no headers, so gcc
 /// without development packages is enough.
-/// development packages is enough.
 fn build_library(source: &Path, library: &Path, log: &Path) -> Result<()> {
     let mut cc = Command::new("gcc");
     cc.args(["-shared", "-fPIC", "-O2", "-s", "-o"])

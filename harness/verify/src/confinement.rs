@@ -5,8 +5,9 @@
 //! scene: files, sockets, another sandbox, a process of root ─► observed from outside ───────────────────┼─► classify ─► report
 //! VMMs started directly and by a server ─► /proc: users, capabilities, seccomp, limits, descriptors ────┘
 //! ```
-//! An attempt passes if the kernel refused it as expected (SIGSYS from the seccomp filter, EACCES or EPERM) and nothing
-//! changed outside. Any other refusal proves nothing, because the attempt itself may be wrong.
+//! An attempt passes if the kernel refused it in a way that the attempt lists (usually SIGSYS from the seccomp filter,
+//! EACCES or EPERM) and nothing changed outside. Any other refusal proves nothing, because the attempt itself may be
+//! wrong.
 
 mod attempts;
 mod calls;
@@ -99,7 +100,7 @@ fn check_names(spec: &ConfinementSpec, all: &[&Attempt]) -> Result<(), VerifyErr
     }
 }
 
-/// Makes an attempt in a clone that is started for it.
+/// Starts a clone and makes one attempt in it.
 fn try_direct(
     attempt: &Attempt,
     scene: &mut Scene,

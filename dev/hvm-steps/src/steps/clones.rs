@@ -107,7 +107,8 @@ pub(super) fn second_generation(state: &mut State<'_>) -> Result<String> {
     Ok(String::new())
 }
 
-/// A diff snapshot of a clone is less than a quarter of the memory, and a clone of it has the parent's files and memory.
+/// A diff snapshot of a clone stores less than a quarter of the guest's memory, and a clone of it has the parent's
+/// files and memory.
 pub(super) fn diff(state: &mut State<'_>) -> Result<String> {
     let (base, dir) = (state.template(ONE), state.template("diff"));
     let mut parent = Vm::restore(state.config, &base)?;

@@ -24,7 +24,7 @@ const EXIT_REASONS: [(&str, &str); 3] = [
 pub(super) fn ends(state: &mut State<'_>) -> Result<String> {
     for (key, expected) in EXIT_REASONS {
         let mut clone = Vm::restore(state.config, &state.template(ONE))?;
-        // Delayed, so that this command still returns.
+        // Delayed, so that this command returns before the guest ends.
         clone.sh(&format!(
             "(sleep 0.2; echo {key} > /proc/sysrq-trigger) > /dev/null 2>&1 &"
         ))?;
@@ -65,7 +65,7 @@ pub(super) fn kill(state: &mut State<'_>) -> Result<String> {
     Ok(String::new())
 }
 
-/// The name of a damage to a template, the function that does it, and a part of the expected error.
+/// The name of a kind of damage to a template, the function that causes it, and a part of the expected error.
 type Damage = (&'static str, fn(&Path) -> Result<()>, &'static str);
 
 const DAMAGES: [Damage; 5] = [
@@ -100,7 +100,7 @@ pub(super) fn bad_snapshots(state: &mut State<'_>) -> Result<String> {
     Ok(format!("{} refused with their reasons", DAMAGES.len()))
 }
 
-/// Copies a template. The large files are hard links: none of the functions below writes into them.
+/// Copies a template. The large files are hard links: none of the functions below changes them in place.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir(to)?;
     for name in [template_file::STATE, MANIFEST_NAME] {

@@ -11,7 +11,7 @@ use model::Bytes;
 use super::state::{Laps, SMP, State};
 use crate::vm::{MEMORY, Vm};
 
-/// All four vCPUs run and use the devices, and all of them run on after a restore.
+/// All four vCPUs run and use the devices, and all of them continue after a restore.
 pub(super) fn four_vcpus(state: &mut State<'_>) -> Result<String> {
     const WORK: &str = "nproc
         for cpu in 0 1 2 3; do
@@ -65,8 +65,8 @@ fn all_go_on(clone: &Vm) -> Result<()> {
     }
 }
 
-/// RAM on both sides of the hole below 4 GiB is saved and restored. The kernel allocates from the upper part first. Most
-/// of the memory is never touched, so that the step runs on hosts with less.
+/// RAM on both sides of the hole below 4 GiB is saved and restored. The guest's kernel allocates from the upper part
+/// first. Most of the guest's memory is never touched, so the step also runs on hosts with less memory.
 pub(super) fn above_the_hole(state: &mut State<'_>) -> Result<String> {
     const BYTES: Bytes = Bytes::mib(3072 + 256);
     const USE: &str = "sha256sum /dev/shm/high";

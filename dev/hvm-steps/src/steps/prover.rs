@@ -7,10 +7,11 @@ use anyhow::{Result, ensure};
 use super::state::{ONE, SMP, State};
 use crate::confinement::{STATE_CLASS, prove};
 
-/// The least number of classes that the confinement prover must have run.
+/// The least number of classes that a run of all cases must cover.
 const CLASSES: usize = 16;
 
-/// Runs all cases, and the class `state` on VMMs that have a thread for each further vCPU.
+/// Runs all cases on VMs with one vCPU, then the class `state` on VMs with four vCPUs, whose VMM has a thread for each
+/// further vCPU.
 pub(super) fn confinement(state: &mut State<'_>) -> Result<String> {
     let smp = state.template(SMP);
     let all = prove(state.config, &state.template(ONE), &[])?;

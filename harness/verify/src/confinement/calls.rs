@@ -9,7 +9,7 @@ use super::{
     scene::SECRET,
 };
 
-/// Directory descriptor of `…at` system calls: paths are relative to the working directory.
+/// Directory descriptor for `…at` system calls: relative paths start at the working directory.
 pub(super) const AT_CWD: i64 = libc::AT_FDCWD as i64;
 
 impl Intruder {
@@ -35,7 +35,7 @@ impl Intruder {
         self.write(descriptor, bytes)
     }
 
-    /// Reads the secret at an offset of a descriptor, and compares it.
+    /// Reads from a descriptor at an offset, and checks that the bytes are the secret.
     pub(super) fn read_secret(&mut self, descriptor: i64, at: u64, secret: &[u8]) -> Try<()> {
         let room = self.room(SECRET)?;
         let arguments = [descriptor, room, length(secret)?, at.cast_signed()];
@@ -43,7 +43,7 @@ impl Intruder {
         self.compare(room, secret)
     }
 
-    /// Compares the process's memory at an address with the secret.
+    /// Checks that the secret is at this address of the process's memory.
     pub(super) fn compare(&self, at: i64, secret: &[u8]) -> Try<()> {
         if self.get(at, secret.len())? == secret {
             Ok(())

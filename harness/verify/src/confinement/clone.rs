@@ -1,4 +1,4 @@
-//! Starts the VMs of the suite. This is the only place that depends on how a VMM is started.
+//! Starts the clones in which this suite makes its attempts. A server starts the VMMs of its pool itself.
 
 use std::{
     cell::Cell,
@@ -15,7 +15,7 @@ use testbed::world;
 
 use crate::setup::{VerifyError, at};
 
-/// Limit of a request to a VMM, also on an emulated host.
+/// Time limit of a request to a VMM. Long enough for an emulated host.
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// TAP of the VM under test. The kernel removes it when the VMM ends.
 const TAP: &str = "cubeconf0";
@@ -43,7 +43,7 @@ impl Cloner {
         }
     }
 
-    /// Starts a clone with a network device, whose guest runs.
+    /// Starts a clone with a network device, and resumes its guest.
     pub(super) fn start(&self, dir: &Path) -> Result<Clone, VerifyError> {
         let tap = world::open_tap(TAP).map_err(at(Path::new("/dev/net/tun")))?;
         let mut clone = self.restore(dir, Some(tap.as_fd()))?;
@@ -52,7 +52,7 @@ impl Cloner {
         Ok(clone)
     }
 
-    /// Starts a clone without a network device, whose guest is paused.
+    /// Starts a clone without a network device. Its guest is restored, but not resumed.
     pub(super) fn start_paused(&self, dir: &Path) -> Result<Clone, VerifyError> {
         self.restore(dir, None)
     }
@@ -99,7 +99,7 @@ impl Clone {
 
 impl Drop for Clone {
     fn drop(&mut self) {
-        // What cannot be removed now is removed with the directory of the scene.
+        // Files that cannot be removed now are removed with the directory of the scene.
         let _ = fs::remove_dir_all(&self.dir);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 /// Mount points of a cgroup hierarchy: version 2, or the pids controller of version 1.
 const HIERARCHIES: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/pids"];
 const PROCESSES: &str = "cgroup.procs";
-/// Files with a limit that only root may change. Every hierarchy has at least one of them.
+/// Limit files that only root may change. Every hierarchy has at least one of them.
 const LIMITS: [&str; 2] = ["pids.max", "cgroup.max.descendants"];
 const LIMIT: &str = "1000";
 
@@ -44,7 +44,7 @@ impl Group {
         Ok(text.lines().any(|line| line == pid.to_string()))
     }
 
-    /// File of the parent cgroup: a process whose id is written to it leaves this cgroup.
+    /// The process list of the root cgroup: a process whose id is written to it leaves this cgroup.
     pub(super) fn root_processes(&self) -> PathBuf {
         self.hierarchy.join(PROCESSES)
     }

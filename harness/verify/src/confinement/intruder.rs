@@ -1,4 +1,4 @@
-//! Makes system calls in another process through ptrace: stands for code that has taken over a VMM.
+//! Makes system calls in another process through ptrace, in place of code that has taken over a VMM.
 //!
 //! ```text
 //! seize, interrupt ─► set registers, write arguments to memory ─► run a `syscall` instruction of the VMM ─► read registers
@@ -51,7 +51,8 @@ pub(super) struct Intruder {
 }
 
 impl Intruder {
-    /// Stops the process, whatever it is doing.
+    /// Seizes a process and stops it, whatever it is doing. Its text must have a `syscall` instruction, and its stack
+    /// must have room for [`SCRATCH`] bytes.
     pub(super) fn enter(pid: u32, relation: Relation) -> Try<Self> {
         let raw = i32::try_from(pid).map_err(|e| broken("pid", e))?;
         let target = Pid::from_raw(raw);
@@ -92,7 +93,7 @@ impl Intruder {
         process::mappings(self.pid()).map_err(|e| broken("cannot read the VMM's mappings", e))
     }
 
-    /// Address of the first occurrence of these bytes in the text of the program.
+    /// Address of the first occurrence of these bytes in executable mappings of files.
     fn find(&self, bytes: [u8; 2]) -> Try<Option<u64>> {
         for mapping in self.mappings()?.iter().filter(|m| m.is_text()) {
             let text = self.read(mapping.range.start, mapping.len())?;
@@ -137,7 +138,7 @@ impl Intruder {
         self.run(name, registers)
     }
 
-    /// Makes a system call that must succeed, and drops its result.
+    /// Makes a system call whose success means that the attempt succeeded. Drops its result.
     pub(super) fn attempt(
         &mut self,
         name: &'static str,

@@ -19,17 +19,17 @@ use crate::{
     setup::{VerifyError, api_of},
 };
 
-/// Prefix of the names of these cases.
+/// Prefix of the names of the cases in this module.
 const PREFIX: &str = "pool-";
 /// Sandboxes whose state is checked.
 const SANDBOXES: u32 = 3;
 /// Sandboxes that the server keeps ready: fewer than `SANDBOXES`, so that some are started on request.
 const WARM: u32 = 2;
-/// Limit of a request to the server.
+/// Time limit of a request to the server.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Lifetime of each sandbox, in seconds.
 const LIFETIME_S: u32 = 3600;
-/// Attempts that are repeated here: one for each layer of the confinement.
+/// Attempts that are repeated here, from different classes.
 const ATTEMPTS: [&str; 10] = [
     "file-read-secret",
     "file-create-in-public",

@@ -42,12 +42,12 @@ pub(super) fn line(text: &str, name: &str) -> Option<String> {
     rest.map(|value| value.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// Target of a link in /proc/PID. `None` if there is no such process.
+/// Target of a link in /proc/PID. `None` if it cannot be read.
 pub(super) fn link(pid: u32, name: &str) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/{name}")).ok()
 }
 
-/// Whether a process is in another namespace of this kind than this process.
+/// Whether a process is in a different namespace of this kind than the suite.
 pub(super) fn has_other_namespace(pid: u32, namespace: &str) -> bool {
     let of = |pid: u32| link(pid, &format!("ns/{namespace}"));
     of(pid).is_some_and(|theirs| of(std::process::id()) != Some(theirs))
@@ -97,7 +97,7 @@ impl Mapping {
         self.rights.contains('x')
     }
 
-    /// Whether it is executable memory of a file.
+    /// Whether this is an executable mapping of a file.
     pub(super) fn is_text(&self) -> bool {
         self.is_executable() && self.name.starts_with('/')
     }

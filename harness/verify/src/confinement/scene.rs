@@ -1,5 +1,5 @@
-//! The targets of the attempts: files, sockets and processes around the VMM. Root owns them, unless a name says otherwise.
-//! After each attempt, the suite checks from outside whether they have changed.
+//! The targets of the attempts: files, sockets and processes around the VMM. Root owns all of them except the other
+//! sandbox. After each attempt, the suite checks from outside whether they have changed.
 
 use std::{
     fs, io,
@@ -39,7 +39,7 @@ const LOAD_AT: u64 = 0x10_0000;
 #[derive(Debug)]
 pub(super) struct Scene {
     dir: RunDir,
-    /// Content of the secret file, of the other sandbox's memory and of the root process's environment.
+    /// The secret: in a file, in the other sandbox's memory, and in the root process's environment.
     pub(super) secret: [u8; SECRET],
     pub(super) listener: UnixListener,
     pub(super) abstract_listener: UnixListener,
@@ -52,11 +52,11 @@ pub(super) struct Scene {
     root: Option<RootProcess>,
 }
 
-/// Another sandbox. It is paused, and its guest's memory contains the secret.
+/// Another sandbox. Its guest is restored but never resumed, and its memory contains the secret.
 #[derive(Debug)]
 pub(super) struct Victim {
     pub(super) clone: Clone,
-    /// Address of the secret in the process.
+    /// Address of the secret in the VMM process.
     pub(super) secret_at: u64,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct RootProcess {
 }
 
 impl Scene {
-    /// Creates everything but the processes.
+    /// Removes the scenes of killed runs, and creates everything except the processes.
     pub(super) fn new(template: PathBuf) -> Result<Self, VerifyError> {
         let root = Path::new(ROOT);
         leftovers::sweep(root).map_err(at(root))?;
@@ -125,7 +125,8 @@ impl Scene {
         self.dir.path().join(name)
     }
 
-    /// Restores the initial state, and starts processes that have ended or were changed.
+    /// Restores the initial state. Replaces the other sandbox if it has ended or was changed, and the root process if it has
+    /// ended.
     pub(super) fn reset(&mut self, cloner: &Cloner) -> Result<(), VerifyError> {
         self.reset_files().map_err(at(Path::new(ROOT)))?;
         let secret = self.secret;
@@ -169,7 +170,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Discards what earlier attempts have sent.
+    /// Discards connections and datagrams of earlier attempts.
     fn drain(&self) {
         while self.listener.accept().is_ok() {}
         while self.abstract_listener.accept().is_ok() {}

@@ -23,7 +23,7 @@ pub struct ConfinementSpec {
 pub enum Starts {
     /// By this suite, and by the pool of a server.
     Both,
-    /// By this suite only, which needs no other program than the VMM.
+    /// By this suite only, which needs no program other than the VMM.
     Direct,
 }
 
@@ -66,7 +66,7 @@ impl Proof {
 }
 
 impl ConfinementSpec {
-    /// Whether the options select a case by its name, by its class, or because they name none.
+    /// Whether the options select a case: they contain its name or its class, or are empty.
     pub(super) fn selects(&self, name: &str, class: Class) -> bool {
         let is_named = |word: &String| word == name || word == class.name();
         self.only.is_empty() || self.only.iter().any(is_named)

@@ -25,7 +25,7 @@ const MAX_DESCRIPTORS: u64 = 8000;
 const WEAKENING: &str = "CUBE_VMM_LAYERS";
 const NO_CAPABILITY: &str = "0000000000000000";
 
-/// A check of one VMM. Returns what is wrong, or `None`.
+/// A check of one VMM. Returns a description of the fault, or `None`.
 type Check = fn(u32) -> io::Result<Option<String>>;
 
 const CHECKS: [(&str, &str, Check); 9] = [
@@ -111,7 +111,8 @@ pub(super) fn of_clones(scene: &Scene, cloner: &Cloner) -> Result<Vec<CaseReport
     Ok(cases)
 }
 
-/// Checks these processes. `prefix` is put before the names of the cases.
+/// Checks these processes. `prefix` is put before the names of the cases. A check that cannot be made counts as a
+/// fault.
 pub(super) fn of_processes(prefix: &str, pids: &[u32]) -> Vec<CaseReport> {
     let mut cases = Vec::new();
     for (name, why, check) in CHECKS {
@@ -255,8 +256,8 @@ fn is_pipe(link: &Path) -> bool {
     link.to_string_lossy().starts_with("pipe:[")
 }
 
-/// Whether a VM consists of such files: sockets, epoll and KVM descriptors, the TAP, files of the template and of the
-/// clone. /dev/kvm is not one of them, because it would allow a second VM.
+/// Whether a VMM may have this file open: sockets, epoll and KVM descriptors, the TAP, deleted files, and files of the
+/// template and of the clone. /dev/kvm is not among them, because it would allow a second VM.
 fn belongs_to_vm(link: &Path) -> bool {
     let text = link.to_string_lossy();
     let kinds = ["socket:[", "anon_inode:"];

@@ -111,17 +111,17 @@ pub(in crate::confinement) const USUAL: &[Refusal] = &[
     Refusal::Error(Errno::EPERM),
 ];
 
-/// Refusal by the seccomp filter, where no permission check would refuse.
+/// Refusal by the seccomp filter, for attempts that no permission check would refuse.
 pub(super) const FILTER: &[Refusal] = &[Refusal::Death(Signal::SIGSYS)];
 
-/// A change that an attempt made outside of its process, or `None`.
+/// A description of the change that an attempt made outside its process; `None` if nothing changed.
 pub(in crate::confinement) type Change = io::Result<Option<String>>;
 
 pub(in crate::confinement) struct Attempt {
     /// Unique among all attempts.
     pub(in crate::confinement) name: &'static str,
     pub(in crate::confinement) class: Class,
-    /// Consequence if it succeeds.
+    /// Consequence if the attempt succeeds.
     pub(in crate::confinement) why: &'static str,
     /// Refusals that pass.
     pub(in crate::confinement) refusals: &'static [Refusal],
@@ -144,7 +144,7 @@ impl Attempt {
     }
 }
 
-/// For an attempt that changes nothing outside: its own `act` decides.
+/// For an attempt without a visible effect outside: the result of its `act` decides.
 pub(super) fn no_change(_: &Scene, _: &Intruder) -> Change {
     Ok(None)
 }

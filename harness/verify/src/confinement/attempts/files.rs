@@ -203,7 +203,8 @@ fn exists(scene: &Scene, name: &str) -> Change {
     changed_if(found, "the file exists")
 }
 
-/// Opens the secret by a `struct file_handle` (name_to_handle_at(2)), which is a size, a type, and at most `BYTES` bytes.
+/// Opens and reads the secret by a `struct file_handle` (name_to_handle_at(2)): a size, a type, and at most `BYTES`
+/// bytes.
 fn by_handle(i: &mut Intruder, s: &Scene) -> Try<()> {
     const BYTES: u8 = 128;
     let mut empty = vec![0; 8 + usize::from(BYTES)];

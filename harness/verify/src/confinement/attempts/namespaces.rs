@@ -17,7 +17,8 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
         why: "In a new user namespace, any user has all capabilities, which makes most of the kernel reachable.",
         refusals: FILTER,
         act: |i, _| {
-            // A process that KVM has added a kernel thread to cannot unshare its user namespace, but its child can have one.
+            // KVM adds a kernel thread to a VMM, so the VMM cannot unshare its user namespace. Its child can have a new
+            // one.
             let flags = libc::CLONE_NEWUSER | libc::SIGCHLD;
             i.attempt("clone", libc::SYS_clone, &[flags.into()])
         },
@@ -135,7 +136,7 @@ fn namespace_changed(i: &Intruder, namespace: &str) -> Change {
     )
 }
 
-/// Whether a file system is mounted there. Unmounts it.
+/// Whether a file system is mounted over the directory `public`. Unmounts it.
 fn mounted(s: &Scene, _: &Intruder) -> Change {
     let done = nix::mount::umount(&s.path("public"));
     changed_if(done.is_ok(), "a file system was mounted there")

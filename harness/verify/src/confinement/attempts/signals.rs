@@ -13,14 +13,14 @@ use crate::confinement::{
 };
 
 const KILL: i64 = libc::SIGKILL as i64;
-/// Ends a process without a handler for it.
+/// Ends a process that has no handler for this signal.
 const USR1: i64 = libc::SIGUSR1 as i64;
 /// Sets the process that a socket signals (`asm-generic/sockios.h`).
 const FIOSETOWN: u64 = 0x8901;
 /// fcntl(2) command that sets the owner of a descriptor by kind, and the kind for a process.
 const F_SETOWN_EX: i32 = 15;
 const F_OWNER_PID: u32 = 1;
-/// Time for SIGIO to arrive, which ends a process without a handler for it.
+/// Time for SIGIO to arrive and end a process that has no handler for it.
 const SIGNALLED: Duration = Duration::from_millis(100);
 /// The kernel reports no error for an owner that the process may not signal; it just sends no signal.
 const OWNERS: &[Refusal] = &[

@@ -1,4 +1,4 @@
-//! A process that this thread traces with ptrace(2): waiting until it stops or ends.
+//! A process that this thread traces with ptrace(2). Waits until it stops or ends.
 
 use std::{
     cell::Cell,
@@ -15,19 +15,19 @@ use nix::{
     unistd::Pid,
 };
 
-/// Limit of a single system call, also on an emulated host.
+/// Time limit of a single system call. Long enough for an emulated host.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Why an attempt ended without success.
+/// The reason why an attempt ended without success.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::confinement) enum Stop {
     /// The system call returned an error.
     Refused(&'static str, Errno),
     /// A signal killed the process during the system call.
     Killed(&'static str, Signal),
-    /// All system calls succeeded, and had no effect.
+    /// All system calls succeeded, but had no effect.
     Futile(&'static str),
-    /// The attempt could not be made, or its answer is not the expected one.
+    /// The attempt could not be made, or a result was not the expected one.
     Broken(String),
 }
 
@@ -51,13 +51,13 @@ pub(super) fn broken(what: &str, error: impl std::fmt::Display) -> Stop {
 /// Relation of the tracer to the process, which decides who reaps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::confinement) enum Relation {
-    /// The tracer is the parent too, and reaps the process elsewhere.
+    /// The tracer is also the parent, and reaps the process elsewhere.
     Parent,
     /// Another process is the parent. The kernel notifies it of the end after the tracer has reaped the process.
     Other,
 }
 
-/// Why a process is stopped.
+/// The reason why a process is stopped.
 pub(super) enum Halt {
     /// Entry or exit of a system call.
     Call,
