@@ -1,4 +1,4 @@
-//! Health check of a sandbox's agent.
+//! Checks the health of the agent in a sandbox.
 
 use std::{path::Path, time::Duration};
 
@@ -9,8 +9,8 @@ use tokio::{
     time::timeout,
 };
 
-/// Whether the agent behind this vsock socket answers `GET /health` with a success status within `within`. Only the
-/// status line is read.
+/// Whether the agent behind the vsock socket at `vsock` answers `GET /health` with a success status within the time
+/// `within`. Only the status line of the answer is read.
 pub(crate) async fn is_healthy(vsock: &Path, within: Duration) -> bool {
     matches!(timeout(within, ask(vsock)).await, Ok(Ok(true)))
 }
@@ -28,7 +28,8 @@ async fn ask(vsock: &Path) -> std::io::Result<bool> {
     Ok(status.starts_with("HTTP/1.1 2"))
 }
 
-/// Reads a line of at most 128 bytes. Reads byte by byte, so that data after the line stays in the socket.
+/// Reads a line, or the first 128 bytes of a longer line. Reads byte by byte, so that data after the line stays in the
+/// socket.
 async fn read_line(stream: &mut UnixStream) -> std::io::Result<String> {
     let mut line = String::new();
     while line.len() < 128 {

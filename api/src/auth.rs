@@ -1,7 +1,7 @@
 //! API keys: scopes, storage as hashes, and a rate limit for each key.
 //!
-//! The server has one tenant: every key gives access to every sandbox, as the keys of one E2B team do. The scopes of a
-//! key limit the routes that it can use. If the key file cannot be read, every key is rejected.
+//! The server has one tenant: every key gives access to every sandbox, like the keys of one E2B team. The scopes of a
+//! key determine which routes it can use. If a running server cannot read a changed key file, it rejects every key.
 
 mod authenticator;
 mod bucket;

@@ -1,8 +1,7 @@
 //! The control plane: E2B's REST routes on top of the registry and the pool.
 //!
-//! [`endpoints`] lists all routes and the access that each requires. The router is built from this list, and a test
-//! compares it with the OpenAPI document. Every route has an [`Access`], and every error is JSON with `code` and
-//! `message`.
+//! [`endpoints`] lists all routes and the [`Access`] that each requires. The router is built from this list, and a test
+//! compares the list with the OpenAPI document. Every error is JSON with `code` and `message`.
 
 mod body;
 mod error;
@@ -45,7 +44,7 @@ use crate::{
 pub use crate::network::EgressConfig;
 pub use error::ApiError;
 
-/// Version of the envd protocol in the guests. Clients choose features by it.
+/// Version of the envd protocol in the guests. Clients use it to decide which features they can use.
 pub const ENVD_VERSION: &str = "0.6.13";
 
 /// The state that all handlers share.
@@ -56,7 +55,8 @@ pub struct Control {
     pub pool: Pool,
     pub authenticator: Arc<Authenticator>,
     pub telemetry: Arc<Telemetry>,
-    /// Value of `domain` in answers. `None`: omitted; clients use the domain that they are configured with.
+    /// Value of `domain` in answers. `None`: `domain` is omitted, and clients use the domain that they are configured
+    /// with.
     pub domain: Option<String>,
     /// `None`: sandboxes have no network.
     pub network: Option<Network>,
@@ -70,7 +70,7 @@ impl Control {
         self.network.as_ref().map(|network| &network.egress)
     }
 
-    /// The packets of a sandbox that its policy refused, in order of time.
+    /// The packets of a sandbox that its policy refused, oldest first.
     async fn refused(&self, id: &SandboxId) -> Vec<NetEvent> {
         match &self.network {
             Some(network) => network.log.events_of(id).await,

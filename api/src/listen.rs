@@ -6,8 +6,8 @@
 //!                                     │       └──── evicted ─────┼───┘
 //!                                     └───── permit released ────┘
 //! ```
-//! Invariants: no client holds more than [`limits`] allow, or for longer; no client is turned away while another client
-//! holds more connections.
+//! Invariants: no client exceeds the [`limits`] on resources and on time. At the total limit, the module `eviction`
+//! makes room for clients that hold few connections.
 
 mod activity;
 mod clients;
@@ -40,9 +40,9 @@ use clients::ClientLimiter;
 use eviction::Full;
 use permits::Permits;
 
-/// Accepted connections that wait for admission.
+/// Maximum number of accepted connections that wait for admission.
 const ACCEPTED: usize = 64;
-/// Delay before the next attempt after `accept` failed, usually for lack of file descriptors.
+/// Delay after a failed `accept`, which usually fails for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// TCP keep-alive: first probe after a minute of silence, then one every ten seconds; the sixth lost probe ends the
 /// connection.
@@ -52,7 +52,7 @@ const PROBES: u32 = 6;
 /// Interval of the log line that counts refused connections.
 const REFUSED_EVERY: Duration = Duration::from_secs(10);
 
-/// An address cannot be bound.
+/// A listening socket cannot be bound to an address.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}")]
 pub struct ListenError {
@@ -88,7 +88,7 @@ impl std::ops::Deref for TlsSettings {
     }
 }
 
-/// Binds all addresses, or none.
+/// Binds all addresses; if one cannot be bound, none stays bound.
 ///
 /// # Errors
 /// Returns [`ListenError`] with the first address that cannot be bound.
@@ -105,7 +105,7 @@ pub async fn bind(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ListenEr
 /// the new limit.
 ///
 /// # Errors
-/// Returns the error of `getrlimit` or `setrlimit`; the limit is unchanged.
+/// Returns an error if `getrlimit` or `setrlimit` fails; the limit is then unchanged.
 pub fn raise_file_limit() -> io::Result<u64> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
@@ -131,11 +131,12 @@ impl<R: Routes> Server<R> {
         }
     }
 
-    /// Serves until `stop` completes, then waits for requests in flight, for at most [`limits::DRAIN`].
+    /// Serves until `stop` completes, then waits until all connections have ended, for at most [`Limits::drain`], and
+    /// closes the rest.
     pub async fn serve(self, listeners: Vec<TcpListener>, stop: impl Future<Output = ()>) {
         let server = Arc::new(self);
         let (accepted, mut arriving) = mpsc::channel(ACCEPTED);
-        // Dropping the set aborts the accept tasks and the maintenance task of the proxy.
+        // Dropping the set aborts the accept tasks and the task that closes expired proxy connections.
         let mut always = JoinSet::new();
         for listener in listeners {
             always.spawn(accept(listener, accepted.clone()));

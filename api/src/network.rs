@@ -1,4 +1,5 @@
-//! The network of all sandboxes: the operator's configuration, and the start of the isolation and its resolver.
+//! The network of all sandboxes: the operator's configuration, and the start of network isolation and of the DNS
+//! resolver.
 
 use std::{fs, net::SocketAddr, path::Path, sync::Arc};
 
@@ -12,19 +13,21 @@ use sha2::{Digest, Sha256};
 const PINS: &str = "/sys/fs/bpf/cube";
 /// Log of refused packets, below the state directory.
 const LOG: &str = "network-events.jsonl";
-/// TAPs kept ready. Creating one takes over ten milliseconds, one at a time, and a fork may need 50 at once.
+/// Number of TAPs kept ready. A fork may need 50 at once, but TAPs can only be created one after another, and each
+/// takes more than 10 ms.
 const STOCK: u32 = 64;
-/// TAP ids beyond `--max-sandboxes`: for the TAPs kept ready, and for those whose flows have not been removed yet.
+/// TAP ids in addition to `--max-sandboxes`: for the TAPs kept ready, and for TAPs of ended sandboxes whose flows have
+/// not been removed yet.
 const SPARE: u32 = 192;
-/// Concurrent flows of one sandbox.
+/// Maximum number of concurrent flows of one sandbox.
 const MAX_FLOWS: u32 = 4096;
 
 /// The operator's configuration of outbound traffic.
 #[derive(Clone, Debug, Default)]
 pub struct EgressConfig {
-    /// Policy of sandboxes whose client sets no network options.
+    /// Policy for sandboxes whose client sets no network options.
     pub default: DefaultEgress,
-    /// Exceptions from the ranges that are denied to all sandboxes. They may include DNS servers.
+    /// Exceptions to the address ranges that are denied to all sandboxes. An exception may permit a DNS server.
     pub exceptions: Vec<Exception>,
 }
 
@@ -33,9 +36,9 @@ pub struct EgressConfig {
 pub struct NetworkSpec {
     /// Interfaces through which packets may leave the host.
     pub uplinks: Uplinks,
-    /// Default policy of sandboxes, and exceptions from the ranges that are denied to all of them.
+    /// Default policy for sandboxes, and exceptions to the address ranges that are denied to all of them.
     pub egress: EgressConfig,
-    /// Upstream DNS servers of the resolver. Empty: those of /etc/resolv.conf.
+    /// Upstream DNS servers of the resolver. Empty: the servers in /etc/resolv.conf.
     pub dns_servers: Vec<SocketAddr>,
     /// Bandwidth of each sandbox in each direction. `None`: unlimited.
     pub bytes_per_s: Option<u64>,
@@ -45,7 +48,7 @@ pub struct NetworkSpec {
 #[derive(Clone, Debug)]
 pub struct Network {
     pub egress: EgressConfig,
-    /// The refused packets.
+    /// The log of refused packets.
     pub log: EventLog,
 }
 
@@ -71,7 +74,7 @@ pub enum NetworkError {
 /// Loads the eBPF programs, or takes over those of the previous server process. The state directory must exist.
 ///
 /// # Errors
-/// Returns [`NetworkError`] with the part that could not be opened.
+/// Returns [`NetworkError`], whose variant names the part that could not be opened.
 pub(crate) async fn open(
     spec: &NetworkSpec,
     state: &Path,
@@ -96,7 +99,7 @@ pub(crate) async fn open(
     Ok((isolation, Network { egress, log }))
 }
 
-/// Starts the DNS resolver of the sandboxes. It runs as long as the server.
+/// Starts the sandboxes' DNS resolver, which runs until the server exits or the resolver fails.
 fn resolve(isolation: &Isolation, spec: &NetworkSpec) -> std::io::Result<()> {
     let (udp, tcp) = isolation.resolver_sockets()?;
     let config = ResolverConfig {
@@ -111,7 +114,7 @@ fn resolve(isolation: &Isolation, spec: &NetworkSpec) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Repeats an event in the server's own log at level debug.
+/// Writes an event to the server's own log at debug level.
 fn log_event(event: &NetEvent) {
     let NetEvent {
         sandbox,
@@ -123,7 +126,7 @@ fn log_event(event: &NetEvent) {
 }
 
 /// A name for this server's objects in kernel-wide namespaces. It is derived from the real path of the state directory,
-/// so that the next server process on the same state uses the same name.
+/// so that the next server process that uses this directory gets the same name.
 fn instance(state: &Path) -> std::io::Result<String> {
     use std::os::unix::ffi::OsStrExt;
     let path = fs::canonicalize(state)?;

@@ -6,11 +6,11 @@
 //! ```
 //! Both sides speak HTTP/1.1, clients also HTTP/2. Every message is parsed and written anew, so the two sides cannot
 //! disagree about where a message ends. Bodies are forwarded frame by frame with back-pressure, and buffers are
-//! bounded. Responses and streams have no time limit, but their number per sandbox is limited.
+//! bounded. Responses and streams have no time limit, but the number of in-flight requests per sandbox is limited.
 //!
 //! Invariants:
 //! - No request reaches an internal route of the agent.
-//! - No code runs in a secure sandbox without its token.
+//! - The code interpreter of a secure sandbox runs no code for requests without the sandbox's access token.
 //! - No request that the sandbox may have seen is sent twice, unless its method is safe and it has no body.
 //! - A body that was cut short never looks complete.
 //! - A connection to one VM is never used for another.
@@ -50,9 +50,10 @@ use connections::{Connections, RequestPermit};
 use reply::{Held, Reply, Reuse};
 use upstream::Sender;
 
-/// Required for ports that are not public.
+/// Header with the token that ports other than the agent's require if they are not public.
 const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
-/// How often a request is routed: a second time if the VM was replaced in the meantime.
+/// Maximum number of attempts to forward a request. The second attempt follows only if nothing of the request was sent
+/// and the VM was replaced in the meantime.
 const TRIES: usize = 2;
 
 /// Forwards requests to sandboxes.
@@ -91,7 +92,7 @@ impl<R: Routes> Proxy<R> {
         self.connections.close_expired().await;
     }
 
-    /// Forwards a request. `held` is kept as long as an upgraded connection lasts.
+    /// Forwards a request. If the response upgrades the connection, `held` is kept until the upgraded connection ends.
     ///
     /// # Errors
     /// Returns the [`Refusal`] to answer with if the request was not forwarded.
@@ -185,13 +186,13 @@ impl<R: Routes> Proxy<R> {
     }
 }
 
-/// Needed to join the two sides of an upgraded connection.
+/// The client's side of a connection that may be upgraded, and the value to keep until it ends.
 struct UpgradeParts<H> {
     client: OnUpgrade,
     held: H,
 }
 
-/// `is_gone`: the VM's socket is closed. The VM has then ended, even if the registry has not noticed yet.
+/// `is_gone`: the VM's socket refuses connections, so the VM has ended, even if the registry still has a route to it.
 fn closed(to: &Destination, is_gone: bool) -> Refusal {
     let id = to.id.clone();
     if is_gone {
@@ -209,7 +210,7 @@ fn answered(
     to: &Destination,
 ) -> Result<Response<Body>, Refusal> {
     let (mut parts, body) = response.into_parts();
-    // The request did not ask for an upgrade.
+    // `101` violates the protocol here: the request did not ask for an upgrade.
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(closed(to, false));
     }

@@ -2,9 +2,9 @@
 //! and opens the network, the pool (which recovers the sandboxes of the previous server process) and the registry, in
 //! this order.
 //!
-//! After SIGTERM or SIGINT the server refuses to create sandboxes, completes requests in flight (for at most
-//! [`crate::listen::limits::DRAIN`]) and pending changes of sandboxes, and then, as `--on-exit` directs, leaves the
-//! running sandboxes to the next server process or kills them.
+//! After SIGTERM or SIGINT the server refuses to create sandboxes, completes in-flight requests (for at most
+//! [`crate::listen::limits::DRAIN`]) and pending changes of sandboxes (then for at most `SETTLE`), and finally, as
+//! `--on-exit` directs, leaves the running sandboxes to the next server process or kills them.
 
 use std::{
     fs, io,
@@ -31,7 +31,7 @@ use crate::{
     tls::{self, TlsError},
 };
 
-/// Time that pending changes of sandboxes have to complete after the server was asked to stop.
+/// Time that pending changes of sandboxes have to complete after the listener has stopped.
 const SETTLE: Duration = Duration::from_secs(60);
 /// Exit code after a second signal.
 const EXIT_WITHOUT_DRAIN: i32 = 130;
@@ -42,15 +42,16 @@ pub struct ServeSpec {
     /// Addresses to bind.
     pub listen: Vec<SocketAddr>,
     pub pool: PoolConfig,
-    /// Domain under which sandboxes have host names, with its port unless that is 443. `None`: sandboxes are reachable
-    /// only by request headers.
+    /// Domain below which sandboxes have host names, with the server's port unless the port is 443. `None`: no domain
+    /// is configured; requests name their sandbox by headers, or, unless authentication is off, by a host name
+    /// `<port>-<id>` below any domain.
     pub domain: Option<String>,
     /// Reverse proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<IpNet>,
     /// `None`: plain HTTP.
     pub tls: Option<TlsFiles>,
     pub auth: Auth,
-    /// Longest timeout that a client can give a sandbox, in seconds.
+    /// Maximum timeout that a client can set for a sandbox, in seconds.
     pub max_timeout_s: u32,
     pub on_exit: OnClose,
     /// `None`: sandboxes have no network.
@@ -137,7 +138,7 @@ pub fn open_state(path: &Path) -> Result<(), StateError> {
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// Returns the first [`ServeError`] of the start-up. After start-up the server always returns `Ok`.
+/// Returns [`ServeError`] if the server cannot start. Once started, it always returns `Ok`.
 pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     open_state(&spec.pool.state)?;
     let mut signals = Signals::new().map_err(ServeError::Signals)?;
@@ -151,8 +152,8 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     let limits = limits(&spec);
     let mut config = spec.pool.clone();
     let mut network = None;
-    // The kernel charges entries of eBPF maps to the cgroup in which the maps were created. Guests cause such entries,
-    // so the maps are created before the pool moves this process into the server's own cgroup.
+    // The kernel charges entries of eBPF maps to the cgroup of the process that created the maps. Guests cause such
+    // entries, so the maps are created before the pool moves this process into the server's own cgroup.
     if let Some(wanted) = &spec.network {
         let (isolation, opened) =
             network::open(wanted, &config.state, config.max_sandboxes).await?;
@@ -169,7 +170,7 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
         tokio::spawn(watch_keys(keys, authenticator.clone()));
     }
     let hosts = Hosts::new(spec.domain.as_deref().map(without_port));
-    // Without keys, only an exact `Host` keeps pages of other origins from reaching sandboxes by DNS rebinding.
+    // Without keys, only the check of `Host` keeps web pages of other origins from reaching sandboxes by DNS rebinding.
     let hosts = if authenticator.is_open() {
         hosts.strict()
     } else {
@@ -197,7 +198,8 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Connection limits that fit the limit of open files, which is raised to its hard limit first.
+/// Raises the limit of open files to its hard limit and derives the connection limits from it. If it cannot be raised,
+/// the default connection limits apply.
 fn limits(spec: &ServeSpec) -> Limits {
     let limits = match listen::raise_file_limit() {
         Ok(files) => Limits::within(files),
@@ -240,14 +242,15 @@ fn without_port(domain: &str) -> &str {
     domain.split_once(':').map_or(domain, |(name, _)| name)
 }
 
-/// Completes on the first SIGTERM or SIGINT. From then on no sandbox is created, and a second signal exits the process.
+/// Completes on the first SIGTERM or SIGINT. From then on no sandbox is created, and a second signal makes the process
+/// exit at once.
 async fn stop(signals: &mut Signals, pool: Pool) {
     let name = signals.next().await;
     info!(
         signal = name,
         "stopping: draining requests and changes of sandboxes"
     );
-    // `drain` refuses new sandboxes from its first step on; `close` waits for its end.
+    // `drain` refuses new sandboxes at once; `close` waits until pending changes have completed.
     tokio::spawn(async move { pool.drain().await });
     if let Ok(mut again) = Signals::new() {
         tokio::spawn(async move {

@@ -13,7 +13,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Why the certificate or the key cannot be used.
+/// Why the certificate chain or the private key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The file cannot be read, or is not valid PEM.
@@ -81,8 +81,8 @@ pub fn load(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsErr
     Ok(Arc::new(config))
 }
 
-/// Opens a private key that only root and the server's user can read or change. The permissions are those of the opened
-/// file, so a concurrent replacement of the path has no effect.
+/// Opens a private key, which must belong to root or to the server's user and be accessible to its owner only. The
+/// check examines the opened file, so a concurrent replacement at `path` cannot evade it.
 fn open_key(path: &Path) -> Result<File, TlsError> {
     let failed = |source| TlsError::Open {
         path: path.to_owned(),

@@ -10,14 +10,15 @@ use api_types::envd::frame;
 
 use crate::conduct::{Conduct, State};
 
-/// Length of an "endless" answer: enough to exceed every limit, without exhausting the host's memory if a limit fails.
+/// Bytes of an "endless" answer: enough to exceed every limit of the server, too few to exhaust the host's memory if a
+/// limit fails.
 const FLOOD: u64 = 1 << 30;
-/// Delay after which a VM is in the warm pool.
+/// Time within which the server puts a VM into the warm pool after the VM's last command.
 const WHILE: Duration = Duration::from_millis(500);
 const NO_CONTENT: &[u8] = b"HTTP/1.1 204 No Content\r\n\r\n";
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\n";
 
-/// An error message of one megabyte that forges a line of a log.
+/// A 1 MB error message that contains a forged log line.
 pub(crate) fn forged_words() -> String {
     format!(
         "no\n2026-01-01T00:00:00Z ERROR forged: all is lost\u{1b}[2J{}",
@@ -157,7 +158,7 @@ impl Agent {
         ])
     }
 
-    /// Runs a command successfully; data after its end depends on the behaviour.
+    /// Answers as if a command ran successfully; [`Conduct`] decides what follows the end of the command's stream.
     fn run(&mut self) -> io::Result<()> {
         let mut stream = Vec::new();
         for (flags, message) in [
@@ -191,7 +192,8 @@ impl Agent {
         self.writer.write_all(&parts.concat())
     }
 
-    /// Sends `piece` repeatedly, and then waits.
+    /// Sends `piece` repeatedly, at least [`FLOOD`] bytes in total, and then waits until the server closes the
+    /// connection.
     fn flood(&mut self, piece: &[u8]) -> io::Result<()> {
         let mut sent = 0;
         while sent < FLOOD {

@@ -1,8 +1,9 @@
-//! Behaviours of the stand-in.
+//! Ways in which the stand-in for `cube-vmm` and its agent can misbehave.
 
 use serde::{Deserialize, Serialize};
 
-/// How a stand-in behaves. Everything that a variant does not mention is correct.
+/// The misbehaviour of a stand-in. It follows the protocols in everything that its variant does not mention. The "first
+/// answer" is the agent's response to `/init`; "endless" data is limited to 1 GiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Conduct {
@@ -13,47 +14,50 @@ pub(crate) enum Conduct {
     EndlessBody,
     /// As `EndlessBody`, with the chunked transfer coding.
     EndlessChunks,
-    /// The first answer announces and sends a body of 10 GB.
+    /// The first answer announces a body of 10 GiB and sends endless data.
     TenGigabytes,
     /// The first answer has endless headers.
     EndlessHead,
     /// Endless interim (1xx) answers precede the first answer.
     EndlessInterim,
-    /// The first answer has two lengths, and a second answer follows after the shorter one.
+    /// The first answer has two conflicting `Content-Length` headers; a second answer follows where the shorter body
+    /// would end.
     TwoLengths,
-    /// The first answer stops halfway.
+    /// The first answer stops in its status line, and the connection stays open.
     Half,
-    /// The first answer stops halfway, and the connection is closed.
+    /// The first answer stops in its status line, and the connection is closed.
     Broken,
     /// The first answer is not HTTP.
     Nonsense,
-    /// The greeting is endless.
+    /// The vsock `OK <port>` line never ends.
     EndlessGreeting,
-    /// Answers are sent before their requests.
+    /// An answer is sent before the first request.
     Early,
-    /// Requests are refused with a message of one megabyte that forges lines of a log.
+    /// `/init` is refused with a 1 MB message that contains a forged log line.
     Wordy,
-    /// Endless data follows the end of a stream.
+    /// After a command's end-of-stream frame, the response body continues without end.
     AfterTheEnd,
-    /// A while after the last request, when the VM is warm, one more answer is sent, and a line to standard error.
+    /// Half a second after a command has finished, when the VM is already in the warm pool, the agent sends an
+    /// unsolicited answer and the VMM writes a line to standard error.
     ChattyWhenWarm,
-    /// No request is answered after a pause.
+    /// Once restored from a snapshot of its own, the agent does not answer `/init`.
     SilentWhenResumed,
-    /// The connection is closed at the first request after a pause.
+    /// Once restored from a snapshot of its own, the agent closes the connection at `/init`.
     BrokenWhenResumed,
-    /// The VMM allocates much memory.
+    /// The VMM allocates a lot of memory (`INFLATED` bytes).
     Inflated,
-    /// The VMM does not answer.
+    /// The VMM does not answer requests on its control socket.
     MuteVmm,
-    /// The VMM announces a frame of four gigabytes.
+    /// The VMM answers with the header of a 4 GiB frame.
     HugeVmm,
-    /// The VMM refuses requests with a message of one megabyte that forges lines of a log.
+    /// The VMM refuses to restore with a 1 MB message that contains a forged log line.
     WordyVmm,
-    /// The VMM writes endless data to standard error and exits.
+    /// Instead of restoring, the VMM writes 64 MiB to standard error and exits.
     LastWords,
 }
 
-/// The behaviour of a VM, and whether the VM was paused before.
+/// The contents of the stand-in's state file: the misbehaviour, and whether the file comes from a snapshot that the
+/// stand-in itself took.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) conduct: Conduct,

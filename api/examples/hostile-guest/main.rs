@@ -1,5 +1,6 @@
-//! A stand-in for `cube-vmm` and the agent of its guest, for tests of the server against hostile guests. It listens
-//! where a VMM listens and runs no guest. A file of its template selects how it violates the protocols.
+//! A stand-in for `cube-vmm` and the agent in its guest, for tests of the server against hostile guests. It serves the
+//! control socket that the server passes as standard input, and runs no guest. The state file of the template selects
+//! how it violates the protocols.
 #![expect(
     clippy::unwrap_used,
     reason = "part of the tests: a failure must end them"

@@ -21,19 +21,19 @@ use crate::{
     conduct::{Conduct, State},
 };
 
-/// Memory that an inflated VMM allocates.
+/// Bytes that [`Conduct::Inflated`] allocates.
 const INFLATED: usize = 300 << 20;
 
 #[derive(Default)]
 pub(crate) struct Vmm {
     state: State,
     memory: Vec<u8>,
-    /// The files of the template, which its snapshots name as well.
+    /// The manifest of the restored template; snapshots of this VM get a copy.
     manifest: Vec<u8>,
 }
 
 impl Vmm {
-    /// Answers the requests of a client until it disconnects.
+    /// Answers the requests of one client of the control socket until the client disconnects.
     pub(crate) fn serve(&mut self, mut control: UnixStream) {
         while let Ok((call, fds)) = frame::receive::<Call>(&control) {
             let files = Files::received(&call.files, fds).unwrap();

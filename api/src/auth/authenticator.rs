@@ -1,4 +1,4 @@
-//! Authentication and rate limiting of each request of the control plane.
+//! Authentication and rate limiting of requests to the control plane.
 
 use std::{
     collections::HashMap,
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 pub enum AuthError {
     #[error("no API key: send one in the header X-API-KEY; `cube-api key new` makes one")]
     Missing,
-    /// The key does not exist or was revoked.
+    /// No live key matches: the presented key does not exist or was revoked.
     #[error("the API key is unknown or revoked: `cube-api key list` lists the keys")]
     Unknown,
     /// The key is valid, but lacks the named scope.
@@ -41,11 +41,11 @@ pub enum AuthError {
 /// Whether clients must authenticate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Auth {
-    /// Every request is accepted. Only servers that listen on loopback addresses alone may do this.
+    /// Every request is accepted. The server must listen on loopback addresses only.
     Open,
     /// Every request needs an API key.
     Keys {
-        /// Limit of each key.
+        /// Rate limit of each key.
         rate: Rate,
     },
 }
@@ -64,7 +64,7 @@ enum Mode {
 struct KeyState {
     /// Keys that are not revoked.
     keys: Vec<KeyRecord>,
-    /// By the SHA-256 of the key. A reload of the key file does not refill the buckets.
+    /// Rate limits by the keys' SHA-256. A reload of the key file does not refill the buckets.
     buckets: HashMap<String, Bucket>,
 }
 
@@ -104,8 +104,9 @@ impl Authenticator {
     /// Checks that the key in `headers` has `scope`, and takes one token from the key's bucket.
     ///
     /// # Errors
-    /// Returns [`AuthError::Missing`] or [`AuthError::Unknown`] without a valid key, [`AuthError::Rate`] if the key's
-    /// bucket is empty, and [`AuthError::Scope`] if the key lacks `scope`.
+    /// Returns [`AuthError::Missing`] if the request presents no key, [`AuthError::Unknown`] if the key is not live,
+    /// [`AuthError::Rate`] if the key's bucket is empty, and [`AuthError::Scope`] if the key lacks `scope`; a request
+    /// that lacks the scope costs a token as well.
     pub fn admit(&self, headers: &HeaderMap, scope: Scope, now: Instant) -> Result<(), AuthError> {
         let Mode::Keys { rate, state } = &self.0 else {
             return Ok(());
@@ -114,7 +115,7 @@ impl Authenticator {
         let presented = hash(presented(headers).ok_or(AuthError::Missing)?);
         let mut state = lock(state);
         let mut found = None;
-        // Every hash is compared, each in constant time: the duration does not depend on which key matches.
+        // Every hash is compared, each in constant time, so that the duration does not depend on which key matches.
         for key in &state.keys {
             if bool::from(key.sha256.as_bytes().ct_eq(presented.as_bytes())) {
                 found = Some(key.scopes.contains(&scope));
@@ -148,9 +149,10 @@ fn lock(state: &Mutex<KeyState>) -> MutexGuard<'_, KeyState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reloads the keys whenever the key file changes. A file that cannot be read revokes all keys until it can be.
+/// Reloads the keys whenever the key file changes; never returns. If the changed file cannot be read, every key is
+/// rejected until the file changes again.
 pub async fn watch_keys(file: KeyFile, authenticator: Arc<Authenticator>) {
-    // Empty, so that the first round reloads: the file may have changed since the server read it at startup.
+    // The first iteration always reloads: the file may have changed since the server read it at startup.
     let mut seen = None;
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
@@ -175,8 +177,8 @@ pub async fn watch_keys(file: KeyFile, authenticator: Arc<Authenticator>) {
     }
 }
 
-/// Identifies one version of the file: a replaced file has another inode or modification time. `None` if the file does
-/// not exist or cannot be examined.
+/// Identifies one version of the key file: each replacement changes the inode or the modification time. `None`: the
+/// file does not exist or cannot be examined.
 fn stamp(file: &KeyFile) -> Option<(u64, i64, i64)> {
     let meta = fs::metadata(file.path()).ok()?;
     Some((meta.ino(), meta.mtime(), meta.mtime_nsec()))

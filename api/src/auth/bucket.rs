@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Request rate that a key may use.
+/// Maximum request rate of a key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
-    /// Long-term average.
+    /// Long-term average rate.
     pub per_second: u32,
     /// Requests that may arrive at once after a pause.
     pub burst: u32,
@@ -30,7 +30,7 @@ impl Bucket {
     /// Takes the token of one request.
     ///
     /// # Errors
-    /// Returns the time until the next token is available if the bucket is empty.
+    /// Returns the time until the next token is available if the bucket does not hold a whole token.
     pub fn take(&mut self, rate: Rate, now: Instant) -> Result<(), Duration> {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
         let filled = self.tokens + passed * f64::from(rate.per_second);

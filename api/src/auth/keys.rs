@@ -1,4 +1,5 @@
-//! The key file `<state>/keys.json`, mode 0600, always replaced as a whole. It contains hashes of keys, never a key.
+//! The key file `<state>/keys.json`: mode 0600, always replaced as a whole. It contains hashes of keys, never the keys
+//! themselves.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -17,7 +18,7 @@ use super::random::{hex, random_hex};
 
 /// Version of the file format.
 const FORMAT: u32 = 1;
-/// A larger file is refused without being read.
+/// Maximum size of the key file in bytes. A larger file is refused without being read.
 const MAX_FILE: u64 = 4 << 20;
 
 /// A permission of a key.
@@ -76,7 +77,7 @@ impl FromStr for Scope {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyRecord {
-    /// The first eight hex digits of `sha256`; identifies the key on the command line.
+    /// The first eight hex digits of `sha256`. Identifies the key on the command line.
     pub id: String,
     /// The purpose of the key, in the words of its creator. Need not be unique.
     pub name: String,
@@ -85,7 +86,7 @@ pub struct KeyRecord {
     pub scopes: Vec<Scope>,
     /// Creation time in seconds since 1970.
     pub created_unix_s: u64,
-    /// Revocation time in seconds since 1970. `None`: the key is valid.
+    /// Revocation time in seconds since 1970. `None`: the key is live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_unix_s: Option<u64>,
 }
@@ -114,10 +115,10 @@ pub enum KeyError {
     #[error("{} is not a key file of format {FORMAT}: {why}", path.display())]
     Malformed {
         path: PathBuf,
-        /// The error of the JSON parser, or the property that does not match.
+        /// The error of the JSON parser, or why the file is refused.
         why: String,
     },
-    /// No live key has this id or name, or several live keys have this name.
+    /// Not exactly one live key has the given id or name.
     #[error(
         "{found} live keys match {wanted:?}: name exactly one by its id, as listed by `cube-api key list`"
     )]
@@ -138,7 +139,7 @@ pub struct KeyFile {
 }
 
 impl KeyFile {
-    /// The file need not exist.
+    /// The key file of the state directory `state`. The file need not exist.
     #[must_use]
     pub fn of(state: &Path) -> Self {
         Self {
@@ -196,10 +197,10 @@ impl KeyFile {
         Ok(key)
     }
 
-    /// Revokes the key with this id, or the only live key with this name.
+    /// Revokes the only live key whose id or name is `wanted`.
     ///
     /// # Errors
-    /// Returns [`KeyError::NotOne`] unless exactly one live key matches, and [`KeyError::Io`] or
+    /// Returns [`KeyError::NotOne`] unless exactly one live key has the id or name `wanted`, and [`KeyError::Io`] or
     /// [`KeyError::Malformed`] if the file cannot be read or written.
     pub fn revoke(&self, wanted: &str, now: u64) -> Result<KeyRecord, KeyError> {
         let _lock = self.lock()?;
@@ -219,7 +220,7 @@ impl KeyFile {
         Ok(revoked)
     }
 
-    /// Takes the lock that serializes changes of the file; it is released when the result is dropped.
+    /// Takes the lock that serializes changes to the key file. The lock is released when the result is dropped.
     fn lock(&self) -> Result<Flock<File>, KeyError> {
         let path = self.path.with_extension("lock");
         let file = private().truncate(false).open(&path);

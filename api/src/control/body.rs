@@ -11,15 +11,15 @@ use serde::de::DeserializeOwned;
 
 use super::{ApiError, App};
 
-/// Limit of request bodies in bytes. The stored properties of a sandbox are limited to 256 KiB.
+/// Maximum size of a request body in bytes. The stored properties of a sandbox are limited to 256 KiB.
 pub(super) const MAX_BODY: usize = 1 << 20;
 
-/// A JSON body with a JSON content type. Other content types are refused, since pages of other origins can send them
-/// through a browser without a preflight. The parser limits the nesting depth to 128.
+/// A JSON body with a JSON content type. Other content types are refused, since a browser sends some of them for pages
+/// of other origins without a preflight. The parser limits the nesting depth to 128.
 #[derive(Debug)]
 pub(super) struct Body<T>(pub(super) T);
 
-/// As [`Body`], but an empty body, of any content type, means the default value.
+/// Like [`Body`], but an empty body yields the default value, whatever its content type.
 #[derive(Debug)]
 pub(super) struct MaybeBody<T>(pub(super) T);
 
@@ -34,7 +34,7 @@ async fn read(request: Request) -> Result<Bytes, ApiError> {
     }
 }
 
-/// Accepts `application/json` and types that end in `+json` (RFC 6839, 3.1), with any parameters.
+/// Accepts `application/json` and `application/*+json` (RFC 6839, 3.1), with any parameters.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return Err(ApiError::NotJson("no content type".to_owned()));
@@ -80,7 +80,8 @@ impl<T: DeserializeOwned + Default> FromRequest<App> for MaybeBody<T> {
     }
 }
 
-/// The sandbox that a path names. A text that is not an id yields "not found", which clients expect for unknown ids.
+/// The sandbox id in a path. A segment that is not a valid id is rejected with "not found", which clients expect for
+/// unknown ids.
 #[derive(Debug)]
 pub(super) struct OfSandbox(pub(super) SandboxId);
 
@@ -127,7 +128,7 @@ mod tests {
         ] {
             assert!(is_json(json), "{json}");
         }
-        // Pages may send the first three types to any origin without a preflight.
+        // Browsers send the first three types to any origin without a preflight.
         for other in [
             "text/plain",
             "application/x-www-form-urlencoded",

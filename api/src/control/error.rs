@@ -1,4 +1,4 @@
-//! The only place where errors of the control plane become a status and a body.
+//! Errors of the control plane. Only this module converts them to a status and a body.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ const UNRESPONSIVE: &str = "sandbox_snapshot_guest_agent_unresponsive";
 /// Why a request of the control plane failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The request is invalid in every state.
+    /// The request is invalid, whatever the state of the server.
     #[error("{0}")]
     BadRequest(String),
     #[error("the request body exceeds {0} bytes")]
@@ -36,12 +36,12 @@ pub enum ApiError {
         "the request body must be JSON: send it with `Content-Type: application/json` (received: {0})"
     )]
     NotJson(String),
-    /// A browser sent the request for a page of another origin, and the server runs without authentication.
+    /// A browser sent the request on behalf of a page of another origin, and the server runs without authentication.
     #[error("a server without authentication refuses requests from pages of other origins ({0})")]
     Foreign(String),
     #[error(transparent)]
     Auth(#[from] AuthError),
-    /// The text need not be a valid id.
+    /// Contains the id as the client sent it, which need not be valid.
     #[error("sandbox {0:?} was not found")]
     NoSandbox(String),
     #[error("template {0:?} was not found")]
@@ -122,7 +122,7 @@ fn pool_status(why: &PoolError) -> StatusCode {
         PoolError::NoTemplate(_) => StatusCode::NOT_FOUND,
         PoolError::Refused(_, refusal) => refusal_status(*refusal),
         PoolError::InUse(..) => StatusCode::CONFLICT,
-        // Both official clients retry after this status by themselves.
+        // Both official clients automatically retry after this status.
         PoolError::Full { .. } => StatusCode::TOO_MANY_REQUESTS,
         PoolError::NoSpace(_) | PoolError::TooManySaved(_) => StatusCode::INSUFFICIENT_STORAGE,
         PoolError::BadName(_) | PoolError::NoteTooLong(_) => StatusCode::BAD_REQUEST,
@@ -163,7 +163,7 @@ impl IntoResponse for ApiError {
                 "request failed"
             );
         } else if matches!(self, Self::NoRoute(_) | Self::NoMethod(_)) {
-            // Possibly a newer client that uses a route which this server lacks.
+            // Worth a warning: a newer client may be using a route that this server lacks.
             warn!(
                 status = status.as_u16(),
                 why = body.message,
@@ -172,7 +172,7 @@ impl IntoResponse for ApiError {
         }
         let mut response = (status, Json(body)).into_response();
         if let Some(after) = self.retry_after() {
-            // The header takes whole seconds; round up.
+            // `Retry-After` takes whole seconds: round up.
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             let value = HeaderValue::from(seconds.max(1));
             response.headers_mut().insert(RETRY_AFTER, value);

@@ -27,7 +27,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
     )]
 }
 
-/// The refused packets in order of time, as far back as the log keeps them for one sandbox.
+/// The refused packets that the log still holds for the sandbox, oldest first.
 async fn list(
     State(app): State<App>,
     OfSandbox(id): OfSandbox,
@@ -59,7 +59,7 @@ fn on_wire(event: &NetEvent) -> NetworkEvent {
     }
 }
 
-/// An event as an entry of the sandbox's log.
+/// Converts an event to an entry of the sandbox's log.
 pub(super) fn log_entry(event: &NetEvent) -> LogEntry {
     let event = on_wire(event);
     let name = event.name.map(|name| format!(" ({name})"));

@@ -7,7 +7,7 @@ use netisolation::{DefaultEgress, forbidden};
 
 use super::{EgressConfig, network, paging::Page, query::Query};
 
-/// The first byte selects the parser that gets the other bytes.
+/// Runs one fuzz input: the first byte selects the parser that gets the other bytes.
 ///
 /// # Panics
 /// Panics if an invariant is violated.
@@ -35,8 +35,9 @@ pub fn options(bytes: &[u8]) {
     }
 }
 
-/// Under every default policy: denied addresses must stay denied, and DNS servers must be outside of the forbidden
-/// ranges. Builds for fuzzing also compare the contents of the eBPF maps with the policy.
+/// Checks the policy for `options` under every default policy: without internet access and `allowOut`, it must deny two
+/// public addresses, and its DNS servers must be outside the forbidden ranges. Fuzzing builds also compare the contents
+/// of the eBPF maps with the policy. On a server without network, no domain may be allowed.
 fn check_options(options: &NetworkConfig) {
     for default in [DefaultEgress::Deny, DefaultEgress::Internet] {
         let egress = EgressConfig {

@@ -1,4 +1,4 @@
-//! Middleware of all routes: authentication or, on a server without authentication, the check of the origin; metrics.
+//! Middleware of all routes: authentication (without API keys: a check of the request's origin) and metrics.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ pub(super) async fn guard(
 ) -> Result<Response, ApiError> {
     match access {
         Access::Public => {}
-        // Without authentication, pages of other origins must not reach this server through a browser.
+        // Without authentication, web pages of other origins must not reach this server through a browser.
         Access::Key(_) if app.authenticator.is_open() => {
             check_origin(request.uri(), request.headers())?
         }
@@ -32,11 +32,12 @@ pub(super) async fn guard(
     Ok(next.run(request).await)
 }
 
-/// Refuses requests that a browser sends for a page of another origin. Other clients send neither header.
+/// Refuses requests that a browser sends on behalf of a page of another origin, which `Origin` or `Sec-Fetch-Site`
+/// reveals. Clients that are not browsers send neither header.
 ///
-/// API keys protect a server from such pages, which do not have a key. A server without authentication would treat the
-/// browser's request as one of its user: a form or a `fetch` of any page reaches loopback addresses, without a
-/// preflight if it uses a content type of forms.
+/// With API keys, such requests fail because pages do not have a key. A server without authentication would treat them
+/// as requests of the browser's user: any page can send a form or a `fetch` to a loopback address, and there is no
+/// preflight if the content type is one that forms use.
 fn check_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     let own = host(uri, headers).unwrap_or_default();
     for origin in headers.get_all(header::ORIGIN) {
@@ -48,7 +49,7 @@ fn check_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     }
     for site in headers.get_all("sec-fetch-site") {
         let site = site.to_str().unwrap_or("?");
-        // `none`: the user entered the address.
+        // `none`: the user entered the URL.
         if !matches!(site, "same-origin" | "none") {
             return Err(ApiError::foreign("Sec-Fetch-Site", site));
         }
@@ -60,7 +61,8 @@ fn check_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
 pub(super) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let method = request.method().clone();
-    // The route's pattern, not its path: with ids as labels, the number of time series would grow without bound.
+    // The label is the route's pattern, not the path: with ids in labels, the number of time series would grow without
+    // bound.
     let matched = request.extensions().get::<MatchedPath>();
     let route = matched.map_or("other", MatchedPath::as_str).to_owned();
     let response = next.run(request).await;
@@ -109,7 +111,7 @@ mod tests {
                 ("sec-fetch-site", "same-origin"),
             ],
             &[("sec-fetch-site", "none"), ("sec-fetch-mode", "navigate")],
-            // As sent by `fetch` of Node.js.
+            // Sent by `fetch` in Node.js.
             &[("sec-fetch-mode", "cors")],
         ] {
             assert!(is_accepted(&[mine, &[host]].concat()), "{mine:?}");

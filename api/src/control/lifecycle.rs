@@ -20,7 +20,7 @@ use super::{
 use crate::{agent, auth::Scope};
 
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
-/// Time limit of an agent's health check.
+/// Time limit of the agent's health check.
 const HEALTH: Duration = Duration::from_secs(2);
 /// Default duration of a refresh in seconds.
 const REFRESH_S: u32 = 15;
@@ -59,7 +59,7 @@ async fn connect(
     Ok((status, Json(wire::sandbox(&app, &connected.view))))
 }
 
-/// The older route: as [`connect`], with a required timeout.
+/// The older route: like [`connect`], but the timeout is required.
 async fn connect_old(
     app: State<App>,
     id: OfSandbox,
@@ -110,7 +110,7 @@ async fn pause(
         let sandbox = app.pool.get(&id).await?;
         let is_healthy = match sandbox.state {
             SandboxState::Running => agent::is_healthy(&sandbox.vsock, HEALTH).await,
-            // The pause below is refused.
+            // No check: `pause` below refuses paused sandboxes.
             SandboxState::Paused(_) => true,
         };
         if !is_healthy {

@@ -1,6 +1,6 @@
 //! Logs of sandboxes: life-cycle events, refused packets, and the end of the console.
 //!
-//! Lines of the console have no timestamps; they get the start time of the VM.
+//! Console lines have no timestamps. They are listed with the time at which the current VM started.
 
 use std::{collections::BTreeMap, io::SeekFrom, path::Path};
 
@@ -16,9 +16,9 @@ use crate::{
 };
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
-/// Bytes that are read from the end of a console.
+/// Maximum number of bytes that are read from the end of a console file.
 const MAX_CONSOLE: u64 = 256 * 1024;
-/// Limit of entries in one answer.
+/// Maximum number of entries in one answer.
 const MAX_LINES: usize = 1000;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
@@ -107,7 +107,7 @@ fn entry(at_ms: u64, logger: &str, message: &str) -> LogEntry {
     }
 }
 
-/// The entry in the format of older clients.
+/// The entry in the format for older clients.
 fn line(entry: &LogEntry) -> LogLine {
     let line = serde_json::json!({
         "level": entry.level,
@@ -121,7 +121,8 @@ fn line(entry: &LogEntry) -> LogLine {
     }
 }
 
-/// Reads the end of a console. The guest controls its contents, so bytes that are not UTF-8 are replaced.
+/// Reads the last [`MAX_CONSOLE`] bytes of a console file. The guest controls the contents, so invalid UTF-8 is
+/// replaced.
 async fn console_end(path: &Path) -> std::io::Result<String> {
     let mut file = tokio::fs::File::open(path).await?;
     let length = file.metadata().await?.len();

@@ -1,4 +1,4 @@
-//! Resource usage of sandboxes, as measured on the host. Measuring does not wake an idle guest.
+//! Resource usage of sandboxes. It is measured on the host, so that measuring does not wake an idle guest.
 
 use api_types::rest::{SandboxMetric, SandboxesWithMetrics};
 use axum::{Json, extract::State, routing::MethodFilter};
@@ -7,7 +7,7 @@ use super::{Access, ApiError, App, Endpoint, body::OfSandbox, query::Query};
 use crate::auth::Scope;
 
 const READ: Access = Access::Key(Scope::SandboxesRead);
-/// Limit of sandboxes in one request.
+/// Maximum number of sandbox ids in one request.
 const MAX_IDS: usize = 100;
 
 pub(super) fn endpoints() -> Vec<Endpoint> {
@@ -36,7 +36,7 @@ async fn of_one(
     Ok(Json(metrics.collect()))
 }
 
-/// The latest sample of each requested sandbox. Sandboxes without samples, and unknown ones, are omitted.
+/// The latest sample of each requested sandbox. Unknown sandboxes and sandboxes without samples are omitted.
 async fn of_several(
     State(app): State<App>,
     query: Query,

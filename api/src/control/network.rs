@@ -1,11 +1,12 @@
-//! Translates E2B's network options to a policy. Pure.
+//! Translates E2B's network options to a policy. Performs no I/O.
 //!
 //! Rules of E2B: `allowOut` takes precedence over `denyOut`, regardless of prefix lengths. An entry of `allowOut` that
-//! is not an address or a block is a domain, and domains require that `denyOut` contains all traffic. E2B writes all
-//! traffic as `0.0.0.0/0`, which therefore includes IPv6 here. `allow_internet_access: false` means all traffic in
-//! `denyOut`, `true` makes the internet the default of this sandbox; if absent, the server's default applies.
+//! is neither an address nor a CIDR block is a domain; domains are valid only if all traffic is denied. E2B writes all
+//! traffic as `0.0.0.0/0`, which therefore includes IPv6 here. `allow_internet_access: false` has the effect of all
+//! traffic in `denyOut`; `true` allows the internet by default; if the option is absent, the server's default policy
+//! applies.
 //!
-//! Options for inbound traffic (`allowPublicTraffic`, `maskRequestHost`) are implemented by the proxy.
+//! The proxy implements the options for inbound traffic (`allowPublicTraffic`, `maskRequestHost`).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,18 +17,18 @@ use netisolation::{DefaultEgress, Exception, NamePattern, Policy, RuleAction};
 use super::ApiError;
 use crate::network::EgressConfig;
 
-/// Limit of the entries of `allowOut` and of `denyOut`.
+/// Maximum number of entries in `allowOut`, and in `denyOut`.
 const MAX_ENTRIES: usize = 1000;
-/// Limit of the entries of `dnsServers`.
+/// Maximum number of entries in `dnsServers`.
 const MAX_DNS_SERVERS: usize = 8;
 const DNS_PORT: u16 = 53;
 
-/// The meaning of `allow_internet_access: true` in a request.
+/// Where `allow_internet_access: true` in a request comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OptionSource {
     /// The client chose the value.
     Chosen,
-    /// The clients of the older route always send `true`, so the value is ignored.
+    /// The clients of the older route send `true` by default, so `true` is ignored.
     ClientDefault,
 }
 
@@ -42,10 +43,11 @@ pub(super) fn chosen_access(
     }
 }
 
-/// The policy that results from the options. `allow_internet_access`: as returned by [`chosen_access`].
+/// The policy that results from the options. `allow_internet_access` must be the result of [`chosen_access`].
 ///
 /// # Errors
-/// 400 for invalid entries, naming the entry; 501 for options that this server does not support, naming the option.
+/// Returns an error with status 400 for invalid, forbidden or too many entries and for domains without a denial of all
+/// traffic, and with status 501 for options that this server does not support. The message names the entry or option.
 pub(super) fn policy_of(
     network: &NetworkConfig,
     allow_internet_access: Option<bool>,
@@ -165,7 +167,7 @@ fn limited<'a>(
     }
 }
 
-/// Parses an address or a CIDR block. Host bits are cleared, and IPv4-mapped IPv6 becomes IPv4.
+/// Parses an address or a CIDR block. Host bits are cleared, and IPv4-mapped IPv6 blocks become IPv4 blocks.
 fn block(entry: &str) -> Option<IpNet> {
     let block = match entry.parse::<IpAddr>() {
         Ok(address) => IpNet::from(address),
@@ -183,7 +185,7 @@ fn block(entry: &str) -> Option<IpNet> {
     }
 }
 
-/// Extends all of IPv4 to all traffic, which includes IPv6.
+/// Replaces the block of all IPv4 addresses with all traffic, which includes IPv6.
 fn widened(block: IpNet) -> Vec<IpNet> {
     match block {
         IpNet::V4(v4) if v4.prefix_len() == 0 => all_traffic().into(),
@@ -202,8 +204,8 @@ fn wrong(what: String) -> ApiError {
     ApiError::BadRequest(what)
 }
 
-/// As [`policy_of`], for a server whose sandboxes may have no network (`egress` is `None`): then any option that would
-/// permit traffic is refused with 501 and its name.
+/// Like [`policy_of`], but also for servers without network (`egress` is `None`): there, any option that would permit
+/// traffic is refused with status 501, and the message names the option.
 pub(super) fn grant(
     network: &NetworkConfig,
     allow_internet_access: Option<bool>,
@@ -226,7 +228,7 @@ pub(super) fn grant(
     )))
 }
 
-/// All outbound options after an update. Options that the update omits are cleared.
+/// The outbound options after an update. Options that the update omits are cleared.
 pub(super) fn outbound(update: NetworkUpdate) -> NetworkConfig {
     NetworkConfig {
         allow_out: update.allow_out,

@@ -1,7 +1,7 @@
 //! Paging of lists.
 //!
-//! A page token is the position of the last item of a page in the order of the list. So items that are added or removed
-//! between two requests cause no other item to be repeated or skipped. Clients must treat tokens as opaque.
+//! A page token encodes the position of the page's last item in the sorted list. Therefore no item is repeated or
+//! skipped when other items are added or removed between two requests. Clients must treat tokens as opaque.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
@@ -10,7 +10,7 @@ use super::{ApiError, query::Query};
 /// Maximum and default number of items on a page.
 const MAX_PAGE: usize = 100;
 
-/// Position of an item in a list: by time, then by id.
+/// Position of an item in a list, which is sorted by time, then by id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position {
     pub(super) at: u64,
@@ -56,7 +56,8 @@ impl Page {
         })
     }
 
-    /// Cuts the page out of all items. Returns its items and, unless it is the last page, the token of the next one.
+    /// Sorts all items of the list and returns the items of the page and, unless it is the last page, the token of the
+    /// next page.
     pub(super) fn cut<T>(
         &self,
         items: Vec<T>,

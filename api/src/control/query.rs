@@ -42,7 +42,7 @@ impl Query {
         values.map(str::trim).filter(|v| !v.is_empty()).collect()
     }
 
-    /// The value of a numeric parameter. `None`: the parameter is absent.
+    /// The value of a numeric parameter. `None`: the parameter is absent or empty.
     pub(super) fn number<T: std::str::FromStr>(&self, key: &str) -> Result<Option<T>, ApiError> {
         let Some(text) = self.get(key) else {
             return Ok(None);
@@ -51,17 +51,18 @@ impl Query {
         number.map_err(|_| ApiError::BadRequest(format!("{key}={text:?} is not a number in range")))
     }
 
-    /// The value of a time parameter. `None`: the parameter is absent.
+    /// The value of a time parameter. `None`: the parameter is absent or empty.
     pub(super) fn time(&self, key: &str) -> Result<Option<Timestamp>, ApiError> {
         let Some(text) = self.get(key) else {
             return Ok(None);
         };
-        // Without percent-encoding, the plus sign of an offset is decoded as a space.
+        // If the client does not percent-encode the plus sign of a UTC offset, the plus sign is decoded as a space.
         let time = Timestamp::parse(&text.replace(' ', "+")).map(Some);
         time.map_err(|why| ApiError::BadRequest(format!("{key}={text:?} is {why}")))
     }
 
-    /// The metadata filter: `k=v&k2=v2`, in which the client has encoded each key and value once more.
+    /// The metadata filter: a form-encoded list `k=v&k2=v2`, in which the client has percent-encoded each key and value
+    /// beforehand.
     pub(super) fn metadata(&self) -> BTreeMap<String, String> {
         let text = self.get("metadata").unwrap_or_default();
         let pairs = form_urlencoded::parse(text.as_bytes());

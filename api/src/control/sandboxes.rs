@@ -25,7 +25,8 @@ use crate::{
 const READ: Access = Access::Key(Scope::SandboxesRead);
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 
-/// Default timeouts in seconds: of the older create route, and of the newer one and of connect.
+/// Default timeouts in seconds: the first for the older create route, the second for the newer create route and for
+/// connect.
 const OLD_TIMEOUT_S: u32 = 15;
 pub(super) const TIMEOUT_S: u32 = 300;
 
@@ -44,7 +45,7 @@ pub(super) fn endpoints() -> Vec<Endpoint> {
 type CreateAnswer = Result<(StatusCode, [(&'static str, String); 2], Json<Sandbox>), ApiError>;
 
 /// Response header: whether the sandbox came from a warm slot (`warm`) or was restored for this request (`restored`).
-/// Measurements must keep the two apart.
+/// Measurements must not mix the two.
 const START: &str = "x-cube-start";
 
 /// The newer route: the agent always requires an access token.
@@ -79,7 +80,7 @@ async fn create_as(
     Ok((StatusCode::CREATED, headers, Json(answer)))
 }
 
-/// Checks the range of a requested timeout.
+/// Checks that a requested timeout is at most the server's maximum. `None`: the request has no timeout.
 pub(super) fn timeout(app: &App, asked: Option<i64>) -> Result<Option<u32>, ApiError> {
     let Some(asked) = asked else {
         return Ok(None);
@@ -93,7 +94,7 @@ pub(super) fn timeout(app: &App, asked: Option<i64>) -> Result<Option<u32>, ApiE
     }
 }
 
-/// Validates a create request as far as possible without the pool.
+/// Validates those parts of a create request that do not depend on the state of the pool.
 fn lease_of(
     body: NewSandbox,
     timeout_s: u32,
@@ -142,7 +143,7 @@ fn lease_of(
     })
 }
 
-/// What a sandbox does at its deadline.
+/// What happens to the sandbox at its deadline.
 fn on_timeout(
     auto_pause: bool,
     keep_memory: Option<bool>,
@@ -170,7 +171,7 @@ fn refuse_set(what: &str, value: Option<&serde_json::Value>) -> Result<(), ApiEr
     }
 }
 
-/// Refuses names that are invalid in an environment. Otherwise only the guest would notice them.
+/// Refuses names and values that are invalid in an environment. Without this check, only the guest would detect them.
 fn check_env(env: Option<&BTreeMap<String, String>>) -> Result<(), ApiError> {
     for (name, value) in env.into_iter().flatten() {
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
@@ -201,7 +202,7 @@ async fn kill(State(app): State<App>, OfSandbox(id): OfSandbox) -> Result<Status
 struct Filter {
     metadata: BTreeMap<String, String>,
     states: Vec<SandboxState>,
-    /// Inclusive, so that a client can continue from the last time it received.
+    /// Inclusive, so that a client can continue from the last start time that it received.
     started_since_ns: Option<u64>,
     template: Option<String>,
 }
@@ -270,7 +271,7 @@ fn position(view: &View) -> Position {
     }
 }
 
-/// Adds the token of the next page, unless this is the last one.
+/// Adds the token of the next page, unless this is the last page.
 pub(super) fn put_token(headers: &mut HeaderMap, token: Option<String>) -> Result<(), ApiError> {
     let Some(token) = token else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Routes about the server itself: health, metrics, OpenAPI document, team.
+//! Routes that concern the server itself: health, metrics, OpenAPI document, team.
 
 use api_types::rest::Team;
 use axum::{Json, extract::State, response::IntoResponse, routing::MethodFilter};
@@ -44,7 +44,7 @@ async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> 
     Ok(([(CONTENT_TYPE, openmetrics)], text))
 }
 
-/// The only team, with the API key of the request.
+/// The only team. Its `api_key` is the key that the request presents.
 async fn teams(headers: HeaderMap) -> Json<Vec<Team>> {
     let bearer = headers
         .get(AUTHORIZATION)

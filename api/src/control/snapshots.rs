@@ -18,7 +18,7 @@ use crate::auth::Scope;
 const WRITE: Access = Access::Key(Scope::SandboxesWrite);
 const READ: Access = Access::Key(Scope::TemplatesRead);
 
-/// Limit of forks in one request.
+/// Maximum number of forks in one request.
 const MAX_FORKS: i64 = 64;
 /// Default timeout of a fork in seconds.
 const FORK_TIMEOUT_S: u32 = 15;

@@ -1,4 +1,4 @@
-//! Listing, lookup and removal of templates. `cargo xtask` and snapshots create them.
+//! Listing, lookup and removal of templates. Templates are created by `cargo xtask` and by snapshots of sandboxes.
 
 use api_types::{
     envd::Timestamp,

@@ -1,11 +1,11 @@
-//! The header `Server-Timing` (W3C, "Server Timing"): durations of the phases of a start, for clients.
+//! The response header `Server-Timing` (W3C, "Server Timing"): when a sandbox reached each phase of its start.
 
 use std::fmt::Write;
 
 use model::{StartPhase, Timeline, clock};
 
 pub(super) const HEADER: &str = "server-timing";
-/// Name of the metric from the request to its answer.
+/// Name of the entry for the time from the acceptance of the request to its answer.
 const TOTAL: &str = "total";
 
 /// The header value for an answer that is created now.
@@ -13,8 +13,8 @@ pub(super) fn of(timeline: &Timeline) -> String {
     value(timeline, clock::monotonic_ns())
 }
 
-/// Milliseconds from the acceptance of the request to each later phase and to `now_ns`. Phases that a warm sandbox
-/// passed earlier are omitted. Empty if the timeline has no [`StartPhase::Accepted`].
+/// Milliseconds from the acceptance of the request to each later phase and to `now_ns`. Phases that a warm sandbox had
+/// passed before the request are omitted. Empty if the timeline has no [`StartPhase::Accepted`].
 fn value(timeline: &Timeline, now_ns: u64) -> String {
     let Some(accepted) = timeline.at(StartPhase::Accepted) else {
         return String::new();

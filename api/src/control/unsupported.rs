@@ -1,5 +1,5 @@
 //! Routes of E2B's interface that this server does not support. Each answers 501 and names the missing feature, so that
-//! clients do not mistake the server for an older one, or its URL for a wrong one.
+//! users do not conclude from a 404 that the server is outdated or its URL wrong.
 
 use axum::routing::MethodFilter;
 

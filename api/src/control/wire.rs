@@ -1,4 +1,4 @@
-//! Converts sandboxes to the bodies of answers.
+//! Converts sandboxes to response bodies.
 
 use api_types::rest::{
     Lifecycle, ListedSandbox, OnTimeout, PauseMode, Sandbox, SandboxDetail, SandboxState,
@@ -8,7 +8,7 @@ use pool::TemplateInfo;
 use super::{Control, ENVD_VERSION};
 use crate::registry::{View, timestamp};
 
-/// Clients require this key, but do not use its value.
+/// Clients require `clientID`, but do not use its value.
 const CLIENT_ID: &str = "cube";
 const MIB: u64 = 1 << 20;
 
@@ -97,7 +97,7 @@ pub(super) fn alias(template: &TemplateInfo) -> Option<String> {
     Some(split_tag(name).0.to_owned())
 }
 
-/// Splits a name from its tag, if it has one.
+/// Splits a template name into the name proper and its tag, if it has one.
 pub(super) fn split_tag(name: &str) -> (&str, Option<&str>) {
     match name.rsplit_once(':') {
         Some((name, tag)) => (name, Some(tag)),

@@ -5,9 +5,10 @@
 //! silent ────────────────► busy (1 or more) ────────► idle ────────────► head read ───────────► busy
 //! HEAD_READ                no limit, but WRITE_PAUSE  IDLE               HEAD_READ
 //! ```
-//! A connection is silent until its first request head is complete, whether or not bytes of that head have arrived. The
-//! wrappers of the stream and of the response bodies write the state; the one task that serves the connection reads it.
-//! Times are milliseconds since the connection was accepted, so that each fits into an atomic.
+//! A connection is silent until its first request head is complete, whether or not bytes of that head have arrived.
+//! [`TrackedStream`], [`InFlight`] and [`TrackedBody`] update the state; the task that serves the connection and the
+//! admission loop read it. Times are milliseconds since the connection was accepted, so that each time fits into an
+//! atomic.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -35,17 +36,17 @@ pub(super) struct Activity {
     requests: AtomicUsize,
     /// At least one request has arrived.
     has_asked: AtomicBool,
-    /// When the last request ended. Before the first request: when the connection was ready to carry one.
+    /// When the last request ended. Before that: when the connection became ready for its first request.
     idle_since: AtomicU64,
     /// When the first byte of the current head arrived; 0: no head is being read.
     head_since: AtomicU64,
-    /// Since when a write has been pending; 0: no write is pending.
+    /// When the pending write began to wait for the client; 0: no write is pending.
     write_since: AtomicU64,
-    /// A response was cut short, and only the end of the connection can show this to the client.
+    /// A response on HTTP/1 was cut short; only the end of the connection can signal this to the client.
     aborted: AtomicBool,
 }
 
-/// Why a connection is closed by the server.
+/// Why the server closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overdue {
     Idle,
@@ -72,7 +73,7 @@ impl Activity {
         u64::try_from(elapsed).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Records that the handshake is complete: the limit for the first request runs from here.
+    /// Records that the connection can carry requests. The time limit for the first request head starts now.
     pub(super) fn note_opened(&self) {
         self.idle_since.store(self.now(), Ordering::Relaxed);
     }
@@ -129,7 +130,7 @@ impl Activity {
     }
 }
 
-/// How little is lost by closing a connection, the least first.
+/// How much a client loses if the connection is closed, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum EvictionRank {
     /// No request has arrived yet.
@@ -143,7 +144,7 @@ pub(super) enum EvictionRank {
 }
 
 impl Activity {
-    /// The rank, and since when it applies. For a busy connection, the time is that of its last idle period.
+    /// The rank, and when the last request ended (if none has: when the connection became ready).
     pub(super) fn eviction_rank(&self) -> (EvictionRank, Instant) {
         let is_busy = self.requests.load(Ordering::Relaxed) != 0;
         let rank = match self.write_since.load(Ordering::Relaxed) {
@@ -165,8 +166,8 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// Records that the response was cut short. On HTTP/2, hyper resets the response's stream and the connection stays
-    /// usable.
+    /// Records that the response was cut short. Not needed on HTTP/2, where hyper resets only the response's stream and
+    /// the connection stays usable.
     fn note_aborted(&self) {
         if self.version != Version::HTTP_2 {
             self.activity.aborted.store(true, Ordering::Relaxed);
@@ -183,7 +184,7 @@ impl Drop for InFlight {
     }
 }
 
-/// A response body. Until its last byte is taken or it is dropped, its request is in flight and counts for its client.
+/// A response body. Until it is dropped, its request is in flight and counts towards its client's limit.
 #[derive(Debug)]
 pub(super) struct TrackedBody {
     inner: Body,
@@ -250,8 +251,9 @@ pub(super) struct TrackedStream<S: AsTcpStream> {
 }
 
 impl<S: AsTcpStream> Drop for TrackedStream<S> {
-    /// Resets the connection after a response that was cut short. On a plain end of stream, clients report a fault of
-    /// this server; on a reset, they check whether the sandbox was killed. Data that has not been sent is discarded.
+    /// Resets the connection after a response that was cut short. If the stream merely ended, clients would report an
+    /// error of this server; after a reset, they check whether the sandbox was killed. The reset discards data that has
+    /// not been sent.
     fn drop(&mut self) {
         if !self.activity.aborted.load(Ordering::Relaxed) {
             return;

@@ -1,7 +1,8 @@
 //! Limits for clients behind reverse proxies. A proxy's connections carry the requests of many clients, so the server
-//! limits the requests in flight of each client instead of its connections.
+//! limits each client's in-flight requests rather than the proxy's connections.
 //!
-//! A proxy is trusted by its address alone (`--trusted-proxy`); `X-Forwarded-For` from any other peer is ignored.
+//! Only the peer's address decides whether it is a trusted proxy (`--trusted-proxy`); `X-Forwarded-For` from any other
+//! peer is ignored.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use axum::http::{HeaderMap, Response};
 use super::peer::{Peer, TrustedProxies};
 use crate::proxy::{Form, Refusal};
 
-/// Limits the requests in flight of each client behind a trusted proxy.
+/// Limits the in-flight requests of each client behind a trusted proxy.
 #[derive(Clone, Debug)]
 pub(super) struct ClientLimiter {
     trusted: TrustedProxies,
@@ -21,14 +22,14 @@ pub(super) struct ClientLimiter {
     under_way: Arc<Mutex<HashMap<Peer, usize>>>,
 }
 
-/// The client has reached its limit of requests in flight.
+/// The client has reached its limit of in-flight requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooManyRequests {
     pub(super) limit: usize,
 }
 
 impl TooManyRequests {
-    /// The response to a request with the headers `asked`.
+    /// The 429 response, as JSON or HTML depending on the request headers `asked`.
     pub(super) fn answer(&self, asked: &HeaderMap) -> Response<Body> {
         let limit = self.limit;
         Refusal::TooManyOfClient { limit }.answer(Form::wanted(asked))
@@ -44,9 +45,9 @@ impl ClientLimiter {
         }
     }
 
-    /// Counts a request until the returned permit is dropped. `None`: the peer is not a trusted proxy, and the limit of
-    /// its connections applies instead. Requests for which a proxy names no client share the limit of the proxy's own
-    /// address.
+    /// Counts a request until the last clone of the returned permit is dropped. `None`: the peer is not a trusted
+    /// proxy, so the limit of its connections applies instead. Requests for which a proxy names no client count for the
+    /// proxy's own address.
     pub(super) fn admit(
         &self,
         peer: SocketAddr,
@@ -139,7 +140,7 @@ mod tests {
             "2001:db8::1"
         );
         assert_eq!(found("10.0.0.1", &["2001:db8::1"]), "2001:db8::1");
-        // Peers that are not trusted proxies may claim anything.
+        // `X-Forwarded-For` from an untrusted peer is ignored.
         assert_eq!(client("192.0.2.5", &["192.0.2.1"]), None);
         for none in [
             &["unknown"][..],
@@ -187,7 +188,7 @@ mod tests {
             TooManyRequests { limit: 2 }
         );
         assert!(admit("10.0.0.2:9").unwrap().is_some());
-        // A peer that is not a proxy is limited by its connections.
+        // Peers that are not proxies are subject to the connection limit instead.
         assert!(admit("192.0.2.1:9").unwrap().is_none());
     }
 }

@@ -29,8 +29,8 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 const STREAM_BUFFER: usize = 128 << 10;
 const FRAME: u32 = 64 << 10;
 
-/// Serves one connection until it ends or is evicted. Errors are logged and not returned: they concern this client
-/// only.
+/// Serves one connection until it ends or is evicted. Errors are logged and not returned, since they concern this
+/// client only.
 pub(super) async fn serve<R: Routes>(
     server: Arc<Server<R>>,
     stream: TcpStream,
@@ -147,8 +147,8 @@ fn protocols() -> auto::Builder<TokioExecutor> {
 }
 
 /// Completes when the current state of the connection exceeds its limit. The future is polled together with the
-/// connection, so it sees each change of state. If a deadline moves further away, the timer is reset only when the old
-/// deadline passes.
+/// connection, so it sees each change of state. If the deadline moves further away, the timer is reset only after the
+/// old deadline has passed.
 async fn overdue(activity: &Activity, limits: &Limits) -> Overdue {
     let far = || Instant::now() + limits.idle;
     let first = activity.deadline(limits).map_or_else(far, |(at, _)| at);

@@ -49,7 +49,8 @@ impl<R: Routes> Dispatch<R> {
         &self.proxy
     }
 
-    /// Answers a request of `peer`. `held` is kept as long as an upgraded connection lasts.
+    /// Answers a request from `peer`. If the response upgrades the connection, `held` is kept until the upgraded
+    /// connection ends.
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
@@ -90,7 +91,8 @@ impl<R: Routes> Dispatch<R> {
             let response = self.control(request, peer).await;
             return Ok(Answered::ByControl(response));
         };
-        // A request body of announced length is an upload; a body without one may be an interactive stream that pauses.
+        // A request body with a known length is an upload; a body without a known length may be an interactive stream
+        // that pauses.
         let request = match request.body().size_hint().exact() {
             Some(_) => request.map(|body| body.with_patience(self.body_pause)),
             None => request,
@@ -99,8 +101,8 @@ impl<R: Routes> Dispatch<R> {
         Ok(Answered::BySandbox(response))
     }
 
-    /// The sandbox that a client-signed file URL without a sandbox host name belongs to: the one whose token signed the
-    /// URL. `None`: the request is not for such a URL.
+    /// Finds the sandbox for a signed file URL that does not name a sandbox: the sandbox whose token signed the URL.
+    /// `None`: the URL is not a signed file URL.
     async fn signed<B>(
         &self,
         request: &Request<B>,
@@ -133,7 +135,7 @@ impl<R: Routes> Dispatch<R> {
     }
 }
 
-/// Refuses requests that must not reach any server behind this proxy.
+/// Refuses CONNECT and requests with ambiguous body lengths, before they reach a sandbox or the control plane.
 fn check<B>(request: &Request<B>) -> Result<(), Refusal> {
     if request.method() == Method::CONNECT {
         return Err(Refusal::Method);

@@ -1,10 +1,12 @@
-//! Chooses the connection that is closed to make room for another. Pure.
+//! Chooses the connection to close to make room for a new one. Performs no I/O.
 //!
-//! No peer is turned away while another peer holds more connections. Connections are closed in this order: those that
-//! never sent a request, those that wait for their next request, those whose response is not being read; among equals,
-//! one of the peer with the most connections, and of these the one that has been in its state longest. A request in
-//! flight is interrupted only for a newcomer from another peer, and only if the interrupted peer keeps at least as many
-//! connections as the newcomer's peer then has.
+//! At the limit per peer, only connections of the newcomer's own peer can be closed; at the total limit, also those of
+//! peers that hold more connections. Connections are closed in this order: connections that never carried a request,
+//! connections that wait for their next request, connections whose client does not read the response. Among equals, a
+//! connection of the peer with the most connections is closed, and of that peer's connections the one that has been in
+//! its state longest. A connection with a request in flight is closed last, only for a newcomer from another peer, only
+//! if its own peer then still has at least as many connections as the newcomer's peer, and never if its peer is a
+//! trusted proxy.
 
 use std::cmp::Reverse;
 
@@ -25,7 +27,7 @@ pub(super) enum Full {
 pub(super) struct Candidate {
     pub(super) id: u64,
     pub(super) peer: Peer,
-    /// How many connections `peer` has.
+    /// Number of connections that `peer` has.
     pub(super) of_peer: usize,
     /// The peer is a trusted proxy, whose connections carry the requests of many clients.
     pub(super) is_proxy: bool,
@@ -40,7 +42,7 @@ pub(super) struct Newcomer {
     pub(super) has: usize,
 }
 
-/// The connection to close. `None`: the new connection is refused.
+/// The id of the connection to close. `None`: no candidate may be closed, so the new connection must be refused.
 pub(super) fn victim(
     full: Full,
     newcomer: Newcomer,

@@ -1,4 +1,5 @@
-//! Limits on the resources that clients can hold. They apply to one server; their products bound its memory.
+//! Limits on the resources that clients can hold. Each applies to one server process; together they bound the server's
+//! memory.
 
 use std::time::Duration;
 
@@ -6,27 +7,28 @@ use super::peer::TrustedProxies;
 
 /// Connections of all peers together.
 pub const CONNECTIONS: usize = 8192;
-/// Connections of one peer: an IPv4 address, or an IPv6 /64 network. All clients on loopback are one peer. For a
-/// trusted proxy, this limits the requests in flight of each of its clients instead.
+/// Connections of one peer: an IPv4 address, or an IPv6 /64 network. All clients on 127.0.0.1 are one peer. For a
+/// trusted proxy, this limits each client's in-flight requests instead.
 pub const CONNECTIONS_OF_PEER: usize = 4096;
-/// Bytes of a request head. A longer HTTP/1.1 head is answered with 431.
+/// Maximum size of a request head in bytes. A longer HTTP/1.1 head is answered with 431.
 pub const HEAD: usize = 64 << 10;
-/// Header fields of a request.
+/// Maximum number of header fields in an HTTP/1.1 request.
 pub const FIELDS: usize = 128;
 /// Concurrent streams of one HTTP/2 connection.
 pub const STREAMS: u32 = 256;
-/// Duration of a TLS handshake.
+/// Maximum duration of a TLS handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
-/// From the first byte of a head to its last. For the first head of a connection: from the end of the handshake.
+/// Maximum time from the first byte of a request head to its last. For the first head of a connection, the time starts
+/// when the TLS handshake completes or, without TLS, when the connection is accepted.
 pub const HEAD_READ: Duration = Duration::from_secs(15);
-/// Idle time between requests of one connection. The SDKs keep pooled connections for up to five minutes, and a request
-/// fails if the server closes its connection first.
+/// Maximum idle time between requests of one connection. The SDKs keep pooled connections for up to five minutes, and a
+/// request fails if the server closes its connection first.
 pub const IDLE: Duration = Duration::from_secs(330);
-/// Pause between two pieces of a request body that has a `Content-Length` or is for the control plane.
+/// Maximum pause between two pieces of a request body that has a `Content-Length` or is for the control plane.
 pub const BODY_PAUSE: Duration = Duration::from_secs(60);
-/// Time during which a client accepts no data of a pending write.
+/// Maximum time for which a write may wait because the client accepts no data.
 pub const WRITE_PAUSE: Duration = Duration::from_secs(900);
-/// Time for requests in flight to complete when the server stops. Then their connections are closed.
+/// Time that in-flight requests have to complete when the server stops. Then the remaining connections are closed.
 pub const DRAIN: Duration = Duration::from_secs(30);
 
 /// The limits in force. The fields correspond to the constants of this module; tests use smaller values.

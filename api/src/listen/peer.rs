@@ -11,7 +11,7 @@ use ipnet::IpNet;
 pub(super) struct Peer(IpAddr);
 
 impl Peer {
-    /// A client with one IPv6 address usually controls its whole /64 network.
+    /// All IPv6 addresses of a /64 network are one peer: a client with one of them usually controls them all.
     pub(super) fn of(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -23,7 +23,7 @@ impl Peer {
     }
 }
 
-/// Each proxy appends the address of the peer that it received the request from.
+/// The header to which each proxy appends the address of the peer that sent it the request.
 pub(super) const FORWARDED_FOR: &str = "x-forwarded-for";
 
 /// Addresses of reverse proxies whose `X-Forwarded-For` is trusted. Empty: no proxy is trusted.
@@ -43,17 +43,17 @@ impl TrustedProxies {
     }
 
     /// The client that a trusted proxy names: the last address in `X-Forwarded-For` that is not itself a trusted proxy.
-    /// `None`: the proxy names no client.
+    /// `None`: there is no such address, or an entry after it is not an address.
     pub(super) fn client(&self, headers: &HeaderMap) -> Option<IpAddr> {
         let values = headers.get_all(FORWARDED_FOR).iter().rev();
         let texts = values.map(|value| value.to_str().unwrap_or_default());
         let hops = texts.flat_map(|text| text.rsplit(',')).map(parse);
-        // The client may have written everything before an entry that is not an address.
+        // Proxies write only addresses. Everything to the left of any other entry may come from the client.
         hops.map_while(|hop| hop).find(|hop| !self.has(*hop))
     }
 }
 
-/// Parses an address with or without a port.
+/// Parses an address with or without a port. `None`: `hop` is not an address.
 fn parse(hop: &str) -> Option<IpAddr> {
     let hop = hop.trim();
     let bare = hop.trim_start_matches('[').trim_end_matches(']');

@@ -1,8 +1,8 @@
 //! Admission of connections: a total limit and a limit per peer, with eviction when a limit is reached.
 //!
-//! The accept loop owns the counts. When the last clone of a permit is dropped, its id is sent to the accept loop, so
-//! nothing needs a lock. An evicted connection ([`eviction`](super::eviction)) stops counting at once; its own task
-//! closes it.
+//! The loop in [`Server::serve`](super::Server::serve) owns the counts. When the last clone of a permit is dropped, the
+//! permit's id is sent to this loop, so the counts need no lock. An evicted connection ([`eviction`](super::eviction))
+//! is not counted from then on; the task that serves the connection closes it.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -49,7 +49,8 @@ impl Permits {
         }
     }
 
-    /// Admits a connection, if necessary by evicting another.
+    /// Admits a connection from `address`, if necessary by evicting another. Connections of a trusted proxy are subject
+    /// to the total limit only.
     pub(super) fn acquire(&mut self, address: IpAddr) -> Result<Permit, Full> {
         let peer = Peer::of(address);
         let is_proxy = self.proxies.has(address);
@@ -73,15 +74,15 @@ impl Permits {
         Ok(Permit(Arc::new(Shared { id, link, back })))
     }
 
-    /// Evicts a connection to make room for a new one of `newcomer`.
+    /// Evicts a connection to make room for a new connection from `newcomer`.
     fn make_room(&mut self, full: Full, newcomer: Peer) -> Result<(), Full> {
         let newcomer = Newcomer {
             peer: newcomer,
             has: self.count(newcomer),
         };
         while let Some(id) = victim(full, newcomer, self.candidates()) {
-            // If the victim was upgraded in the meantime, it is no longer a candidate and the next round chooses
-            // another.
+            // If the victim was upgraded in the meantime, it is no longer a candidate, and the next iteration chooses
+            // another connection.
             if self.holders.get(&id).is_some_and(|one| one.link.evict()) {
                 self.release(id);
                 return Ok(());
@@ -112,7 +113,7 @@ impl Permits {
         self.by_peer.get(&peer).copied().unwrap_or_default()
     }
 
-    /// Stops counting a connection. Has no effect on an evicted one, which does not count any more.
+    /// Stops counting a connection. Has no effect on an evicted connection, which is no longer counted.
     pub(super) fn release(&mut self, id: u64) {
         let Some(Holder { peer, .. }) = self.holders.remove(&id) else {
             return;
@@ -134,7 +135,7 @@ const OPEN: u8 = 0;
 const PINNED: u8 = 1;
 const EVICTED: u8 = 2;
 
-/// Shared by the accept loop and the task of a connection.
+/// Shared by the admission loop and the task that serves the connection.
 #[derive(Debug)]
 struct Link {
     activity: Arc<Activity>,
@@ -173,7 +174,8 @@ impl Link {
     }
 }
 
-/// Admission of one connection. It is released when the last clone is dropped; an upgraded connection keeps a clone.
+/// Admission of one connection. It is released when the last clone is dropped; an upgraded connection keeps a clone
+/// until it ends.
 #[derive(Clone, Debug)]
 pub(super) struct Permit(Arc<Shared>);
 
@@ -196,16 +198,16 @@ impl Permit {
         self.0.link.evicted.notified().await;
     }
 
-    /// Exempts the connection from eviction: after an upgrade, no task serves it that could close it.
+    /// Exempts the connection from eviction. After an upgrade, the task that closes evicted connections no longer runs.
     pub(super) fn pin(&self) {
-        // Fails if the connection has already been evicted; its task then closes it.
+        // Has no effect if the connection has already been evicted; its task then closes it.
         let _gone = self.0.link.change(PINNED);
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The receiver is gone once the accept loop has ended; then the counts do not matter.
+        // Fails only after the admission loop has ended; then the counts do not matter.
         let _ended = self.back.send(self.id);
     }
 }
@@ -264,7 +266,8 @@ mod tests {
     }
 
     proptest! {
-        /// Random connects, disconnects and requests; a peer with fewer connections than another always gets in.
+        /// Random connects, disconnects and requests. A peer below its own limit is admitted if the total limit is not
+        /// reached or another peer has at least two more connections.
         #[test]
         fn counts_never_exceed_their_limits(steps in proptest::collection::vec((0u8..4, 0u8..4), 0..200)) {
             let (mut permits, mut returned) = permits(6, 3);

@@ -1,4 +1,4 @@
-//! Decides which token a request needs before it is forwarded. Pure.
+//! Decides which token a request needs before it is forwarded. Performs no I/O.
 //!
 //! | port | required token |
 //! |---|---|
@@ -6,9 +6,9 @@
 //! | any other | `E2b-Traffic-Access-Token`, unless the sandbox's ports are public |
 //! | 49999, a route that runs code | also `X-Access-Token`, if the sandbox is secure |
 //!
-//! The server checks the interpreter's token, not the guest. The server stores the token of each sandbox and reads it
-//! anew for every request, and a template may run a different interpreter on this port. A check in the guest would add
-//! no protection: a program that reaches the interpreter over loopback can run code anyway.
+//! This server, not the guest, checks the token for the interpreter: it has the current token of each sandbox, and a
+//! template may run an interpreter that checks none. A check in the guest would add no protection, since a program that
+//! reaches the interpreter over loopback can run code anyway.
 
 use api_types::envd::ENVD_PORT;
 use axum::http::{HeaderMap, HeaderName};
@@ -18,14 +18,15 @@ use super::upstream::INTERPRETER_PORT;
 use super::{Refusal, TRAFFIC_TOKEN, internal};
 use crate::registry::Route;
 
-/// The agent's token. The SDKs also send it to the interpreter with each cell.
+/// Header with the agent's token. The SDKs also send it to the interpreter with each cell.
 const ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-access-token");
 
 /// Checks the tokens of a request for `path` on `port`.
 ///
 /// # Errors
-/// Returns [`Refusal::TokenMissing`] or [`Refusal::TokenInvalid`] if a private port is requested without the traffic
-/// token, and [`Refusal::CodeToken`] if a request would run code in a secure sandbox without its access token.
+/// Returns [`Refusal::TokenMissing`] or [`Refusal::TokenInvalid`] if the request is for a port that is not public and
+/// lacks the traffic token, and [`Refusal::CodeToken`] if a request would run code in a secure sandbox without its
+/// access token.
 pub(super) fn check(
     route: &Route,
     port: u16,

@@ -1,6 +1,6 @@
-//! Counts the requests in flight to each sandbox, and keeps idle connections to its agent.
+//! Counts the in-flight requests to each sandbox, and keeps idle connections to the sandbox's agent.
 //!
-//! Each entry belongs to one VM. A resume gives the sandbox a new VM and a higher generation, and connections to the
+//! Each entry belongs to one VM. When a sandbox resumes, it gets a new VM and a higher generation; connections to the
 //! old VM are never used again. An entry is removed when it has neither requests in flight nor idle connections. Locks
 //! are held for a few instructions, never across an await.
 
@@ -13,23 +13,23 @@ use model::SandboxId;
 
 use super::upstream::Sender;
 
-/// Requests in flight to one sandbox.
+/// Maximum number of in-flight requests to one sandbox.
 pub const IN_FLIGHT_MAX: usize = 400;
-/// Total of requests in flight from which on each sandbox is limited to [`FAIR`]. This bounds the memory for responses,
-/// and busy sandboxes cannot exclude the others.
+/// While at least this many requests are in flight to all sandboxes together, each sandbox is limited to [`FAIR`]. This
+/// bounds the memory for responses, and busy sandboxes cannot lock out the others.
 const CROWD: usize = 2048;
-/// Requests in flight to one sandbox while the total is at or above [`CROWD`].
+/// Maximum number of in-flight requests to one sandbox while the total is at or above [`CROWD`].
 const FAIR: usize = 8;
-/// Idle connections to one agent.
+/// Maximum number of idle connections to one agent.
 const IDLE_MAX: usize = 8;
-/// Idle connections to all agents together.
+/// Maximum number of idle connections to all agents together.
 const IDLE_TOTAL: usize = 1024;
 /// Idle time after which a connection is closed.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
 /// Interval at which expired idle connections are closed.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
-/// How long an idle connection may take to accept the next request. It accepts one as soon as its task has run once; a
-/// connection that does not is still writing a request that the guest does not read.
+/// How long an idle connection may take to become ready for the next request. Normally it is ready as soon as its task
+/// has run once; otherwise it is still writing a request that the guest does not read.
 const READY_LIMIT: Duration = Duration::from_millis(20);
 
 /// The entries of all sandboxes.
@@ -37,7 +37,7 @@ const READY_LIMIT: Duration = Duration::from_millis(20);
 pub(super) struct Connections {
     by_id: Arc<Mutex<HashMap<SandboxId, Arc<VmConnections>>>>,
     idle: Arc<AtomicUsize>,
-    /// Requests in flight to all sandboxes.
+    /// Number of in-flight requests to all sandboxes.
     total: Arc<AtomicUsize>,
 }
 
@@ -56,7 +56,7 @@ struct IdleConnection {
     since: Instant,
 }
 
-/// Permission for one request. The request counts as in flight until this is dropped.
+/// Permission for one request, which counts as in flight until the permit is dropped.
 #[derive(Debug)]
 pub(super) struct RequestPermit {
     vm: Arc<VmConnections>,
@@ -73,7 +73,7 @@ impl Connections {
     /// Admits a request to the VM of a sandbox.
     ///
     /// # Errors
-    /// Returns the limit if it is reached.
+    /// Returns the limit in force if the sandbox has reached it.
     pub(super) fn admit(&self, id: &SandboxId, generation: u64) -> Result<RequestPermit, usize> {
         let mut by_id = lock(&self.by_id);
         let vm = match by_id.get(id) {
@@ -167,7 +167,8 @@ impl Drop for VmConnections {
 }
 
 impl RequestPermit {
-    /// An idle connection to the agent that accepts a request at once. `None`: a new connection is needed.
+    /// Takes an idle connection to the agent that is ready for a request. Idle connections that are not ready are
+    /// closed. `None`: a new connection is needed.
     pub(super) async fn take_idle(&self) -> Option<Sender> {
         while let Some(mut sender) = self.vm.take() {
             let ready = tokio::time::timeout(READY_LIMIT, sender.ready());
@@ -178,7 +179,7 @@ impl RequestPermit {
         None
     }
 
-    /// Keeps a connection for reuse; its last exchange must be complete.
+    /// Keeps a connection for reuse, or closes it if too many are idle. Its last exchange must be complete.
     pub(super) fn keep(&self, sender: Sender) {
         self.vm.put(sender);
     }

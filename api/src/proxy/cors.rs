@@ -13,7 +13,7 @@ const METHODS: HeaderValue = HeaderValue::from_static("HEAD, GET, POST, PUT, PAT
 /// How long browsers cache the answer to a preflight, in seconds.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
 
-/// The answer to a CORS preflight. `None`: the request is not a preflight.
+/// The response to a CORS preflight. `None`: the request is not a preflight.
 pub(super) fn preflight(method: &Method, headers: &HeaderMap) -> Option<Response<Body>> {
     let asks = *method == Method::OPTIONS
         && headers.contains_key(header::ORIGIN)
@@ -26,7 +26,7 @@ pub(super) fn preflight(method: &Method, headers: &HeaderMap) -> Option<Response
     let answer = response.headers_mut();
     answer.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
     answer.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
-    // `*` does not cover `Authorization`, so the requested header names are repeated.
+    // `*` does not cover `Authorization`, so the response lists the header names that the preflight asks for.
     let wanted = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS);
     let wanted = wanted.cloned().unwrap_or(ANY);
     answer.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted);

@@ -1,7 +1,7 @@
 //! Sends one request and receives the head of its response, on an idle or a new connection.
 //!
-//! An idle connection may close at the moment of its reuse. The request is then sent again on another connection, but
-//! only if none of it was written, or if it has no body and its method is safe (RFC 9110, 9.2.1).
+//! The agent may close an idle connection just as it is reused. The request is then sent again on another connection,
+//! but only if none of it was written, or if it has no body and its method is safe (RFC 9110, 9.2.1).
 
 use axum::http::{Method, Request, Response, request};
 use hyper::body::{Body as _, Incoming};
@@ -29,7 +29,7 @@ pub(super) enum ExchangeError {
 }
 
 impl ExchangeError {
-    /// Whether the error proves that the VM has ended.
+    /// Whether the error shows that the VMM no longer accepts connections, so that the VM has ended.
     pub(super) fn means_gone(&self) -> bool {
         match self {
             Self::Dial(error) => error.means_gone(),
@@ -83,7 +83,8 @@ async fn send(
     }
 }
 
-/// A copy of the head of a request that may be sent twice. `None`: sending it twice could have effects.
+/// A copy of the request's head, for sending the request again. `None`: the request has a body or an unsafe method, so
+/// it must not be sent twice.
 fn copy_of(request: &Request<Upload>) -> Option<request::Parts> {
     let is_safe = matches!(
         *request.method(),

@@ -45,7 +45,7 @@ pub fn proxy(bytes: &[u8]) {
     }
 }
 
-/// Parses a request head into the form that the listener permits on.
+/// Parses a request head into the form in which the listener passes it on.
 fn read_request(bytes: &[u8]) -> Option<request::Parts> {
     let mut space = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut space);
@@ -68,7 +68,8 @@ fn fields(read: &[httparse::Header<'_>]) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// Routing must not depend on letter case, and a strict server must accept a subset of the requests that others accept.
+/// A strict server must route each request that it accepts as other servers do, and no host name below the domain may
+/// lead to the control plane.
 fn check_target(parts: &request::Parts) {
     let named = Hosts::new(Some(DOMAIN));
     for hosts in [Hosts::new(None), named.clone()] {
@@ -174,7 +175,7 @@ fn check_host(bytes: &[u8]) {
     }
 }
 
-/// Another layer of percent-encoding must not hide a guarded path.
+/// Another layer of percent-encoding must not hide a restricted path.
 fn check_path(bytes: &[u8]) {
     let path = String::from_utf8_lossy(bytes);
     let mut encoded = String::new();

@@ -1,8 +1,8 @@
-//! Rewrites the heads of requests and responses on their reach through the proxy. Pure.
+//! Rewrites the heads of requests and responses on their way through the proxy. Performs no I/O.
 //!
-//! Hop-by-hop headers are removed (RFC 9110, 7.6.1): those that `Connection` lists and the well-known ones. Each
-//! connection frames its own messages, so `Transfer-Encoding` and duplicate lengths are not forwarded. Upgrades are
-//! requested anew.
+//! Hop-by-hop headers are removed (RFC 9110, 7.6.1): the headers that `Connection` lists and the well-known ones. Each
+//! connection frames its own messages, so `Transfer-Encoding` is not forwarded. If an upgrade is permitted, its headers
+//! are written anew.
 
 use axum::http::{
     HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header, request, response,
@@ -16,7 +16,8 @@ const PORT_WORD: &str = "${PORT}";
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-/// A client's claims about earlier proxies. They are not forwarded, since programs in the sandbox might trust them.
+/// Headers in which a client can claim to be a proxy. They are not forwarded, since programs in the sandbox might trust
+/// them.
 const CLAIMS: [HeaderName; 5] = [
     header::FORWARDED,
     HeaderName::from_static("x-forwarded-for"),
@@ -25,8 +26,8 @@ const CLAIMS: [HeaderName; 5] = [
     HeaderName::from_static("x-forwarded"),
 ];
 
-/// The protocol that the request asks to upgrade to. `None`: it asks for none, for several, or for an HTTP version or
-/// TLS, which would bypass this proxy.
+/// The value of `Upgrade` to forward. `None`: the request is not HTTP/1.1, asks for no upgrade, has several `Upgrade`
+/// fields, or asks for a version of HTTP or for TLS, which would bypass this proxy.
 pub(super) fn upgrade(parts: &request::Parts) -> Option<HeaderValue> {
     if parts.version != Version::HTTP_11 || !connection_lists(&parts.headers, "upgrade") {
         return None;
@@ -137,7 +138,7 @@ fn te_trailers(headers: &HeaderMap) -> bool {
     words(headers, &header::TE).any(|word| word.eq_ignore_ascii_case("trailers"))
 }
 
-/// HTTP/2 may split cookies over several fields, HTTP/1.1 must not (RFC 9113, 8.2.3).
+/// Joins the `Cookie` fields: HTTP/2 permits several, HTTP/1.1 only one (RFC 9113, 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let cookies: Vec<&[u8]> = headers
         .get_all(header::COOKIE)
@@ -161,7 +162,7 @@ fn origin_form(uri: &Uri, method: &Method) -> Uri {
     if path.starts_with('/') {
         path.parse()
     } else {
-        // An absolute target may have a query without a path.
+        // An absolute request target may have a query without a path.
         format!("/{path}").parse()
     }
     .unwrap_or_else(|_| Uri::from_static("/"))

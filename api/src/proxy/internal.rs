@@ -1,8 +1,8 @@
 //! Recognizes restricted routes: internal routes of the agent, which are for this server only (`/init` assigns
 //! identities and needs no token), and the interpreter's route that runs code.
 //!
-//! A route is recognized in every spelling of its path. The servers in the guest match only the plain spelling, so this
-//! module may match too much, but never too little.
+//! A route is recognized in every spelling of its path. The servers in the guest recognize only the plain spelling, so
+//! this module may restrict too many paths, but never too few.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,8 @@ const ROUTES: [&str; 7] = [
 ];
 /// The interpreter's route that runs code, as a single path segment.
 const CODE: [&str; 1] = ["execute"];
-/// How many layers of percent-encoding are removed. A path with more layers counts as restricted.
+/// How many times a path is compared, each time with one more layer of percent-encoding removed. A path with more
+/// layers counts as restricted.
 const ROUNDS: usize = 4;
 
 /// Whether a request path, without its query, leads to an internal route of the agent.
@@ -27,14 +28,14 @@ pub(super) fn runs_code(path: &str) -> bool {
     means(path, &CODE)
 }
 
-/// Whether any spelling of `path` is one of `routes`. A path that is still encoded after [`ROUNDS`] counts as one.
+/// Whether `path` is some spelling of one of `routes`. A path that is still encoded after [`ROUNDS`] counts as such.
 fn means(path: &str, routes: &[&str]) -> bool {
     let mut decoded = path.as_bytes().to_vec();
     for _ in 0..ROUNDS {
         if names_route(&decoded, routes) {
             return true;
         }
-        // `Borrowed`: the path contained no escape. Invalid escapes are left as they are.
+        // `Borrowed`: the path contains no valid escape, so it is fully decoded.
         match percent_decode(&decoded).into() {
             Cow::Owned(next) => decoded = next,
             Cow::Borrowed(_) => return false,
@@ -43,8 +44,8 @@ fn means(path: &str, routes: &[&str]) -> bool {
     true
 }
 
-/// Compares `path` after the normalizations that servers apply: empty and dot segments, backslashes, parameters,
-/// queries, letter case.
+/// Compares `path` after applying all normalizations that servers are known to apply: to empty and dot segments,
+/// backslashes, path parameters, queries, fragments, NUL bytes and letter case.
 fn names_route(path: &[u8], routes: &[&str]) -> bool {
     let text = String::from_utf8_lossy(path).to_ascii_lowercase();
     let text = text.split(['?', '#', '\0']).next().unwrap_or_default();

@@ -1,7 +1,8 @@
 //! Responses of the data plane to requests that it does not forward.
 //!
 //! Clients act on some of these texts: "was not found" means that the sandbox has ended, "port is not open" that it is
-//! running. Programs get JSON, always with `code` and `message`; a browser that navigates gets a small HTML page.
+//! running. Programs get JSON, always with `code` and `message`; a browser that navigates to the URL gets a small HTML
+//! page.
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -19,7 +20,7 @@ pub enum Refusal {
     /// The request names its sandbox incorrectly.
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// The request is not valid HTTP, or could be understood differently by the server behind this proxy.
+    /// The request is not valid HTTP, or the server behind this proxy could interpret it differently.
     #[error("{0}")]
     Malformed(&'static str),
     /// The method is CONNECT, or does not fit a signed file URL.
@@ -28,10 +29,10 @@ pub enum Refusal {
     /// The client paused for too long while sending the request body.
     #[error("the request body was not received in time")]
     Stalled,
-    /// A signed file URL whose signature matches no sandbox.
+    /// The URL is a signed file URL whose signature matches no sandbox.
     #[error("invalid signature")]
     Signature,
-    /// An internal route of the agent.
+    /// The route is one of the agent's internal routes.
     #[error("this route is not reachable from outside the sandbox")]
     Internal { path: String },
     /// The sandbox does not exist or has ended.
@@ -47,12 +48,12 @@ pub enum Refusal {
         /// Why the resume failed.
         message: String,
     },
-    /// The port is private and the request has no traffic token.
+    /// The port is not public, and the request has no traffic token.
     #[error(
         "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"
     )]
     TokenMissing { id: SandboxId },
-    /// The traffic token is wrong.
+    /// The port is not public, and the request's traffic token is wrong.
     #[error(
         "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is invalid"
     )]
@@ -65,7 +66,7 @@ pub enum Refusal {
     /// A client behind a trusted proxy has too many requests in flight.
     #[error("too many concurrent requests from this client (limit: {limit})")]
     TooManyOfClient { limit: usize },
-    /// The sandbox has too many requests in flight.
+    /// The sandbox has too many requests in flight. `limit` is lower while the server as a whole is busy.
     #[error("The sandbox has too many concurrent incoming connections (limit: {limit})")]
     TooMany { id: SandboxId, limit: usize },
 }
@@ -164,7 +165,7 @@ impl Refusal {
         ) {
             headers.insert(header::RETRY_AFTER, RETRY_AFTER);
         }
-        // The end of the malformed message is uncertain, so no further request is read from the connection.
+        // It is uncertain where the malformed request ends, so no further request is read from the connection.
         if matches!(self, Self::Malformed(_)) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -173,8 +174,8 @@ impl Refusal {
 }
 
 impl Form {
-    /// The format that the client expects: HTML only for the navigation of a browser. A script in a page gets JSON,
-    /// although its requests carry the browser's `User-Agent`.
+    /// The format that the client expects: HTML only if a browser navigates to the URL, JSON for programs and for
+    /// scripts in a page.
     #[must_use]
     pub fn wanted(asked: &HeaderMap) -> Self {
         let text = |name: &str| {

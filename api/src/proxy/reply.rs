@@ -1,7 +1,7 @@
-//! The body of a sandbox's response on its reach to the client.
+//! The body of a sandbox's response on its way to the client.
 //!
-//! If the body ends normally, its connection becomes idle and can be reused. If the body is dropped earlier because the
-//! client disconnected, the connection is closed, which the guest sees as the end of its reader.
+//! If the body ends normally, its connection to the agent becomes idle and can be reused. If the body is dropped
+//! earlier because the client disconnected, the connection to the guest is closed, so that the guest notices.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -23,7 +23,7 @@ pub(super) struct Held {
     pub(super) reuse: Reuse,
 }
 
-/// Whether a connection is reused after a response.
+/// Whether a connection to the guest is reused after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reuse {
     /// The connection leads to the agent.
@@ -70,7 +70,7 @@ impl Body for Reply {
         let polled = Pin::new(&mut self.inner).poll_frame(cx);
         match &polled {
             Poll::Ready(None) => self.finish(),
-            // A reader that knows the length may stop here without polling for the end.
+            // A caller that knows the body's length may never poll again after the last frame.
             Poll::Ready(Some(Ok(_))) if self.inner.is_end_stream() => self.finish(),
             Poll::Ready(Some(Err(_))) => self.held = None,
             _ => {}

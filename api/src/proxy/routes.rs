@@ -1,4 +1,4 @@
-//! The interface through which the data plane asks the registry.
+//! The interface through which the data plane queries the registry.
 
 use std::future::Future;
 
@@ -6,7 +6,7 @@ use model::SandboxId;
 
 use crate::registry::{Registry, Route, RouteError};
 
-/// Resolves sandboxes to routes. Tests implement it without VMs.
+/// Resolves the ids of sandboxes to routes. Tests implement this trait without VMs.
 pub trait Routes: Clone + Send + Sync + 'static {
     /// As [`Registry::route`].
     fn route(&self, id: &SandboxId) -> impl Future<Output = Result<Route, RouteError>> + Send;

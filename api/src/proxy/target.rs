@@ -1,4 +1,4 @@
-//! Determines which sandbox and port a request is for, by its `Host` or by its headers. Pure.
+//! Determines which sandbox and port a request is for, by its `Host` or by two other headers. Performs no I/O.
 //!
 //! ```text
 //! Host = <port>-<id>.<domain>             ─► that port of that sandbox; headers are ignored
@@ -33,7 +33,8 @@ pub enum Target {
 /// A request that names its sandbox incorrectly. The response is always 400.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// `Host` is missing, repeated, or should be `<port>-<id>.<domain>` and is not.
+    /// `Host` is missing, repeated or malformed, should be `<port>-<id>.<domain>` and is not, or is not accepted by a
+    /// strict server.
     #[error("Invalid host")]
     Host,
     /// The value is not a sandbox id.
@@ -42,15 +43,15 @@ pub enum TargetError {
     /// The value is not a number from 1 to 65535.
     #[error("Invalid sandbox port")]
     Port,
-    /// Only one of the two headers is present.
+    /// Only one of [`SANDBOX_ID`] and [`SANDBOX_PORT`] is present.
     #[error("missing header")]
     MissingHeader,
-    /// One of the two headers is repeated.
+    /// [`SANDBOX_ID`] or [`SANDBOX_PORT`] is repeated.
     #[error("header given more than once")]
     RepeatedHeader,
 }
 
-/// The host names that this server accepts.
+/// The host names that this server accepts, and those that belong to sandboxes.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
     domain: Option<String>,
@@ -58,7 +59,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// `domain` is given without a port; `None` accepts any domain.
+    /// `domain` must not have a port. `None`: sandboxes have host names below any domain.
     #[must_use]
     pub fn new(domain: Option<&str>) -> Self {
         let clean = |name: &str| name.trim_matches('.').to_ascii_lowercase();
@@ -68,9 +69,9 @@ impl Hosts {
         }
     }
 
-    /// Accepts only IP addresses, `localhost` and names of the configured domain. A server without authentication needs
-    /// this check: otherwise any web page could reach it through a browser on the same host, by a name of the page's
-    /// own domain that resolves to 127.0.0.1 (DNS rebinding).
+    /// Accepts only IP addresses, `localhost`, the configured domain and names below it. A server without
+    /// authentication needs this check: otherwise any web page could reach it through a browser on the same host, under
+    /// a name of the page's own domain that resolves to 127.0.0.1 (DNS rebinding).
     #[must_use]
     pub fn strict(mut self) -> Self {
         self.strict = true;
@@ -102,7 +103,7 @@ impl Hosts {
             || self.domain.as_deref().is_some_and(is_below)
     }
 
-    /// The first label of a host name that must belong to a sandbox.
+    /// The first label of a host name, if the name must belong to a sandbox.
     fn sandbox_label(&self, name: &str) -> Option<String> {
         if name.parse::<IpAddr>().is_ok() {
             return None;
@@ -184,7 +185,7 @@ fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a st
     if values.next().is_some() {
         return Err(TargetError::RepeatedHeader);
     }
-    // A value that is not text is neither an id nor a port: `?` makes both parsers refuse it.
+    // A value that is not text is replaced by `?`, which is neither an id nor a port, so both parsers refuse it.
     Ok(first
         .map(|value| value.to_str().unwrap_or("?"))
         .filter(|value| !value.is_empty()))
@@ -255,7 +256,7 @@ mod tests {
                 assert_eq!(find(domain, host, &[]), Ok(Target::Control), "{host}");
             }
         }
-        // The label of a foreign domain does not select a sandbox.
+        // A label below a foreign domain does not select a sandbox.
         let foreign = format!("80-{ID}.elsewhere.example");
         assert_eq!(find(Some("e2b.test"), &foreign, &[]), Ok(Target::Control));
     }

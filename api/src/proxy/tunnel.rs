@@ -9,8 +9,8 @@ use super::connections::RequestPermit;
 /// Bytes buffered per direction, in addition to the socket buffers.
 const BUFFER: usize = 64 << 10;
 
-/// Joins two connections. Each side may close its direction while the other continues; a slow reader slows the sender
-/// down. `held` and `permit` are kept until both directions have ended.
+/// Joins two connections. Each side may close its sending direction while the other continues to send; a slow reader
+/// slows the sender down. `held` and `permit` are kept until both directions have ended.
 pub(super) fn join(
     client: OnUpgrade,
     sandbox: OnUpgrade,

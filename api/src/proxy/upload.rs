@@ -1,8 +1,8 @@
-//! The body of a request on its reach to a sandbox or to the control plane.
+//! The body of a request on its way to a sandbox or to the control plane.
 //!
 //! Many clients write the whole body before they read the response. If an early response closed the connection while
 //! body data is in transit, the kernel would reset the connection, and the client would see the reset instead of the
-//! response. So the unread rest of the body is read and discarded first, within limits.
+//! response. Therefore the unread rest of the body is read and discarded before the response is sent, within limits.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,9 +15,9 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Bytes that are discarded before an early response.
+/// Maximum number of bytes that are discarded before an early response.
 const DROPPED_MAX: u64 = 64 << 20;
-/// Time limit for discarding them.
+/// Time limit for discarding the rest of a body.
 const DROPPING_LIMIT: Duration = Duration::from_secs(10);
 
 /// The body could not be read to its end.
@@ -26,12 +26,12 @@ pub enum UploadError {
     /// The connection failed, or the data is not a valid body.
     #[error("cannot read the request body")]
     Client(#[source] hyper::Error),
-    /// The client paused for longer than its limit.
+    /// The client paused for longer than allowed.
     #[error("the request body was not received in time")]
     Stalled,
 }
 
-/// State of a body, shared with the code that waits for the response.
+/// How far a request body has been read. Shared with the code that waits for the response.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<Shared>);
 
@@ -66,7 +66,8 @@ impl Progress {
         self.0.state.load(Ordering::Acquire) == STALLED
     }
 
-    /// Reads and discards the unread rest of a dropped body.
+    /// Reads and discards the unread rest of a dropped body, up to `DROPPED_MAX` bytes and for at most
+    /// `DROPPING_LIMIT`.
     pub async fn drop_rest(&self) {
         let Some(mut rest) = self.0.take_left() else {
             return;
@@ -85,13 +86,13 @@ impl Progress {
     }
 }
 
-/// A request body that fails if the client pauses for longer than `patience` while data is wanted. Time in which the
-/// recipient does not read does not count.
+/// A request body that fails if the client pauses for longer than `patience` while the recipient waits for data. Time
+/// in which the recipient does not read does not count.
 #[derive(Debug)]
 pub struct Upload {
     inner: Option<Incoming>,
     patience: Option<Duration>,
-    /// Runs while data is wanted. Kept between pauses, since resetting a timer is cheaper than creating one.
+    /// Timer of the current pause. It is kept between pauses, since resetting a timer is cheaper than creating one.
     pause: Option<Pin<Box<Sleep>>>,
     waiting: bool,
     progress: Progress,

@@ -1,12 +1,13 @@
-//! Opens connections to ports of a sandbox. The agent's and the interpreter's ports are reached through the vsock
-//! socket; for all others, the agent opens a tunnel to the TCP port in the guest.
+//! Opens connections to ports of a sandbox. The ports of the agent and of the interpreter are reached through the vsock
+//! socket. For all other ports, and for the interpreter's port if nothing listens on vsock, the agent opens a tunnel to
+//! the TCP port in the guest.
 //!
 //! ```text
 //! "CONNECT 49983\n"                          ─► VMM     "OK <n>\n"
 //! "CONNECT 127.0.0.1:<port> HTTP/1.1" …      ─► agent   "HTTP/1.1 200 …"      (other ports only)
 //! HTTP/1.1                                   ─► agent, or the server at the port
 //! ```
-//! The guest is not trusted: data that it sends before the first request ends the connection, and every wait is
+//! The guest is not trusted: if it sends data before the first request, the connection is closed, and every wait is
 //! bounded.
 
 use std::io;
@@ -25,16 +26,16 @@ use super::upload::Upload;
 pub(super) const INTERPRETER_PORT: u16 = 49_999;
 /// Time limit for opening a connection.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
-/// Length limit of the greetings of VMM and agent together.
+/// Length limit of the greeting: the VMM's line and the agent's response head together.
 const GREETING_MAX: usize = 2048;
 /// Length limit of a response head.
 pub(super) const HEAD_MAX: usize = 64 << 10;
-/// Limit of header fields of a response.
+/// Maximum number of header fields in a response.
 pub(super) const FIELDS_MAX: usize = 128;
-/// Read buffer of a connection. If the client reads slowly, up to a few times this size is held.
+/// Size of a connection's read buffer. If the client reads slowly, a few times this size may be held.
 const BUFFER: usize = 64 << 10;
 
-/// The sending half of a connection; it accepts one request after another.
+/// The handle for sending requests on a connection, one after another.
 pub(super) type Sender = SendRequest<Upload>;
 
 /// Why a connection could not be opened.
@@ -46,7 +47,8 @@ pub(super) enum DialError {
     /// The guest closed the connection during the greeting.
     #[error("the guest closed the connection")]
     Broken(#[source] io::Error),
-    /// The agent could not connect to the port; the status of its answer.
+    /// The agent refused to open a tunnel to the port, usually because nothing listens there. Contains the status of
+    /// the agent's response.
     #[error("the agent refused the tunnel with status {0}")]
     Refused(u16),
     /// The guest sent data that violates the protocol.
@@ -61,7 +63,7 @@ pub(super) enum DialError {
 }
 
 impl DialError {
-    /// Whether the error proves that the VM has ended.
+    /// Whether the error shows that the VM has ended.
     pub(super) fn means_gone(&self) -> bool {
         matches!(self, Self::Gone(_))
     }
@@ -78,13 +80,13 @@ pub(super) async fn dial(vsock: &Path, port: u16) -> Result<Sender, DialError> {
         .max_headers(FIELDS_MAX)
         .max_header_size(HEAD_MAX)
         .max_buf_size(BUFFER)
-        // Writes `Host` as Go's proxies do: some programs compare header names case-sensitively.
+        // Writes `Host`, not `host`, as Go's proxies do: some programs compare header names case-sensitively.
         .title_case_headers(true)
         .handshake(TokioIo::new(stream))
         .await
         .map_err(DialError::Unusable)?;
     tokio::spawn(async move {
-        // The request in flight gets the error as well.
+        // The error is logged only: the caller of the in-flight request gets it as well.
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%error, "a connection to a sandbox failed");
         }
@@ -95,9 +97,9 @@ pub(super) async fn dial(vsock: &Path, port: u16) -> Result<Sender, DialError> {
 /// How a port is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// Its server listens on vsock.
+    /// The server in the guest listens on vsock.
     Vsock,
-    /// Its server listens on TCP; the agent connects to it.
+    /// The server in the guest listens on TCP, and the agent connects to it.
     AgentTunnel,
 }
 
@@ -143,7 +145,7 @@ async fn open_via(reach: Reach, vsock: &Path, port: u16) -> Result<UnixStream, D
     }
 }
 
-/// The length of a complete greeting at the start of `received`. `None`: more data is needed.
+/// The length of the greeting at the start of `received`. `None`: the greeting is not complete yet.
 fn greeting(received: &[u8], reach: Reach) -> Result<Option<usize>, DialError> {
     let Some(line_end) = received.iter().position(|byte| *byte == b'\n') else {
         let is_start = received.starts_with(b"OK ") || b"OK ".starts_with(received);

@@ -9,7 +9,8 @@
 //!
 //! The certificate covers the domain, every name directly below it, `localhost`, 127.0.0.1 and ::1. Existing files are
 //! never overwritten, so a second call cannot destroy a key that clients trust. A name constraint limits the authority
-//! to these names: a stolen authority key cannot be used to impersonate other sites.
+//! to the domain and all names below it, `localhost` and loopback addresses: a stolen authority key cannot be used to
+//! impersonate other sites.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -26,7 +27,7 @@ use rcgen::{
 
 /// Validity of the certificates. Some clients refuse server certificates that are valid for more than 825 days.
 const VALID_DAYS: u64 = 820;
-/// Tolerance for client clocks that are behind.
+/// How far the start of validity lies in the past, for clients whose clock is behind.
 const BACKDATED_DAYS: u64 = 1;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const PUBLIC: u32 = 0o644;
@@ -37,7 +38,7 @@ const SECRET: u32 = 0o600;
 pub struct CaFiles {
     /// For clients.
     pub ca_certificate: PathBuf,
-    /// To be stored away from the server.
+    /// Should be stored away from the server.
     pub ca_key: PathBuf,
     /// For `--tls-cert`.
     pub certificate: PathBuf,
@@ -45,7 +46,7 @@ pub struct CaFiles {
     pub key: PathBuf,
 }
 
-/// Why the files could not be created. Some of them may exist.
+/// Why the files could not be created. After an error, some of them may exist.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
     /// The domain is not a DNS name that a certificate can contain.
@@ -110,7 +111,8 @@ impl CaFiles {
         ]
     }
 
-    /// Shell commands that set the environment of clients. `authority` is the domain, with its port unless that is 443.
+    /// Shell commands that set the environment variables of clients. `authority` must be the domain, with the server's
+    /// port unless the port is 443.
     #[must_use]
     pub fn environment(&self, authority: &str) -> String {
         let path = fs::canonicalize(&self.ca_certificate);
@@ -138,7 +140,7 @@ fn check_domain(domain: &str) -> Result<(), CaError> {
     };
     let is_domain = domain.len() <= 200
         && domain.split('.').all(is_label)
-        // A domain of four numbers would be an IP address.
+        // Four numbers separated by dots are an IP address, not a domain.
         && domain.parse::<IpAddr>().is_err();
     if is_domain {
         Ok(())

@@ -217,7 +217,7 @@ fn entry() -> impl Strategy<Value = String> {
     ]
 }
 
-/// E2B's rules, implemented naively as a model.
+/// A naive implementation of E2B's rules, with which the policy is compared.
 fn is_meant(
     allow: &[String],
     deny: &[String],
