@@ -103,8 +103,8 @@ impl Groups {
     /// Finds the hierarchies and creates the pool's group, in which all VMs together may use `memory` bytes.
     ///
     /// # Errors
-    /// Returns an error if a limit of VMs cannot be enforced and [`MissingLimits::Refuse`] is set, or if the probe group
-    /// cannot be created or removed. If the limit of `memory` bytes cannot be set, that is only logged.
+    /// Returns an error if a limit of VMs cannot be enforced and [`MissingLimits::Refuse`] is set, or if the probe
+    /// group cannot be created or removed. If the limit of `memory` bytes cannot be set, that is only logged.
     pub(crate) fn open(
         tag: &str,
         limits: SandboxLimits,
@@ -158,8 +158,8 @@ impl Groups {
     /// Creates the group of a VM with `ram` bytes of guest memory.
     ///
     /// # Errors
-    /// Returns an error if the group cannot be created, or if the kernel rejects a limit and [`MissingLimits::Refuse`] is
-    /// set.
+    /// Returns an error if the group cannot be created, or if the kernel rejects a limit and [`MissingLimits::Refuse`]
+    /// is set.
     pub(crate) fn create(&self, id: &SandboxId, ram: u64) -> io::Result<()> {
         self.make_group(id.as_str(), ram)
     }
@@ -325,8 +325,8 @@ impl Groups {
     }
 }
 
-/// Smallest memory limit of the pool's group. The kernel charges its bookkeeping for the VMs' groups to the pool's group;
-/// with a lower limit, it refuses to create VM groups.
+/// Smallest memory limit of the pool's group. The kernel charges its bookkeeping for the VMs' groups to the pool's
+/// group; with a lower limit, it refuses to create VM groups.
 const LEAST_MEMORY: u64 = 16 << 20;
 
 /// Removes a group. Retries while the group is busy, because the kernel may still count a process that was just reaped.

@@ -1,6 +1,6 @@
-//! The driver: one task that owns every slot, receives requests and reports, and never blocks. Work that takes time runs
-//! in [`jobs`] and reports its end. [`crate::slot`] decides what a slot may do and [`crate::policy`] what is admitted;
-//! the driver performs their decisions.
+//! The driver: one task that owns every slot, receives requests and reports, and never blocks. Work that takes time
+//! runs in [`jobs`] and reports its end. [`crate::slot`] decides what a slot may do and [`crate::policy`] what is
+//! admitted; the driver performs their decisions.
 //!
 //! ```text
 //! Request ─► requests, queries ─┐                       ┌─► jobs ─► Report ─► reports

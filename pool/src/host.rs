@@ -60,8 +60,8 @@ pub(crate) fn private_bytes(pid: u32) -> Option<u64> {
     )
 }
 
-/// Start of a process in clock ticks after the boot. Together with the id it identifies a process for good. `None` if there
-/// is no such process or it is a zombie.
+/// Start of a process in clock ticks after the boot. Together with the id it identifies a process for good. `None` if
+/// there is no such process or it is a zombie.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields = fields_after_name(&stat)?;

@@ -168,7 +168,8 @@ pub(crate) const SCRATCH: &str = "/var/tmp";
 /// descriptors.
 const LAST_CHILD: Duration = Duration::from_secs(1);
 
-/// Takes the lock that keeps other servers away from the state directory. The kernel releases it when the process exits.
+/// Takes the lock that keeps other servers away from the state directory. The kernel releases it when the process
+/// exits.
 fn lock(path: &Path) -> io::Result<File> {
     let file = File::options()
         .write(true)
@@ -298,8 +299,8 @@ impl Pool {
     /// that is later than the present deadline. The deadline is on disk when this returns.
     ///
     /// # Errors
-    /// Returns [`PoolError::Refused`] with `NotFound`, `NotRunning` or `Crowded`, and [`PoolError::Failed`] if the record
-    /// cannot be written.
+    /// Returns [`PoolError::Refused`] with `NotFound`, `NotRunning` or `Crowded`, and [`PoolError::Failed`] if the
+    /// record cannot be written.
     pub async fn set_timeout(
         &self,
         id: &SandboxId,
@@ -375,8 +376,8 @@ impl Pool {
     ///
     /// # Errors
     /// Returns [`PoolError::Refused`] with `NotFound`, `NotRunning` or `Crowded`, [`PoolError::NoteTooLong`] if any
-    /// spec's note is too long, and [`PoolError::NoSpace`] or [`PoolError::Failed`] if the snapshot of the source cannot
-    /// be written. Each result has the errors of [`Pool::create`].
+    /// spec's note is too long, and [`PoolError::NoSpace`] or [`PoolError::Failed`] if the snapshot of the source
+    /// cannot be written. Each result has the errors of [`Pool::create`].
     pub async fn fork(
         &self,
         id: &SandboxId,
@@ -461,7 +462,8 @@ impl Pool {
             .flatten()
     }
 
-    /// Adds a template whose files were made elsewhere and stay in `dir`. The names are taken away from other templates.
+    /// Adds a template whose files were made elsewhere and stay in `dir`. The names are taken away from other
+    /// templates.
     ///
     /// # Errors
     /// Returns [`PoolError::BadName`] for a malformed, repeated or reserved name, and [`PoolError::Failed`] if `dir` is

@@ -42,8 +42,8 @@ pub(crate) fn verify(network: Option<&Isolation>, tap: Option<TapIndex>) -> Resu
     }
 }
 
-/// Takes back the TAP of a VM that has exited and returns its last counters. If the VM could not be killed or watched and
-/// still runs, the TAP is discarded, so that no other VM gets it.
+/// Takes back the TAP of a VM that has exited and returns its last counters. If the VM could not be killed or watched
+/// and still runs, the TAP is discarded, so that no other VM gets it.
 pub(crate) fn release(
     network: Option<&Isolation>,
     tap: Option<TapIndex>,

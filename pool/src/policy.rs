@@ -1,16 +1,19 @@
-//! Admission and fills as pure functions: numbers in, an action out. Nothing here reads a clock or a file.
+//! Admission of starts, and decisions on fills, as pure functions: numbers in, an action out. Nothing here reads a
+//! clock or a file.
 //!
-//! Memory is admitted by measurement. A sandbox is expected to need what most leased sandboxes of its template were
-//! measured to have (never less than a floor); for one that has not grown to that size, the difference is promised. A
-//! sandbox that takes more reduces the host's available memory and does not change the expectation for others. Guests
-//! may grow to all of their RAM, and the sum may exceed the host's memory; the cgroup around the pool limits them then.
+//! Memory is admitted by measurement. A sandbox is expected to need as much memory as was measured for most leased
+//! sandboxes of its template (never less than a floor). If a sandbox has not grown to that size yet, the difference is
+//! promised to it. If a few sandboxes grow much larger than the others, the host has less available memory, but the
+//! expectation for other sandboxes barely changes. Guests may grow to all of their RAM, and the sum of their RAM may
+//! exceed the host's memory; the cgroup around the pool then limits them.
 //!
-//! A start holds a place while its VM is made, and there are as many places as the host can use at once. A start whose
-//! guest does not answer holds its place until its timeout, so starts that anyone may cause never hold all places
+//! A start holds a place while its VM is made. The number of places limits how many starts run at once. A start whose
+//! guest does not answer holds its place until its timeout, so starts that anyone may cause can never hold all places
 //! ([`Places`]).
 //!
-//! Disk space is admitted by what is free now: a new sandbox needs a first share for its layer, a save what it may
-//! write at most. Layers, too, may grow to more than the disk has; below the reserve nothing new begins.
+//! Disk space is admitted by what is free now. A new sandbox needs a first share for its layer; a save needs the most
+//! that it may write. Layers may later grow beyond what the disk has. While only the reserve is left, new sandboxes and
+//! saves are refused; paused sandboxes may still be resumed.
 
 mod need;
 mod places;
@@ -20,7 +23,7 @@ use std::time::Duration;
 pub(crate) use need::Need;
 pub(crate) use places::{Places, StartFor};
 
-/// The host's resources for sandboxes and how much of them is promised. Sizes in bytes.
+/// The host's resources for sandboxes, and how much of them is promised. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Room {
     /// MemAvailable.
@@ -31,11 +34,11 @@ pub(crate) struct Room {
     pub(crate) expected: u64,
     /// The part of `expected` that a warm slot already has.
     pub(crate) warm_has: u64,
-    /// Memory that the present slots are expected to take beyond what they have.
+    /// Memory that the present slots are expected to take in addition to what they have.
     pub(crate) promised: u64,
     /// Slots that have a VM or are about to.
     pub(crate) slots: u32,
-    /// Limit of `slots`.
+    /// Limit on `slots`.
     pub(crate) max: u32,
     /// The disk of the layers.
     pub(crate) disk: Space,
@@ -43,7 +46,7 @@ pub(crate) struct Room {
     pub(crate) layer: u64,
 }
 
-/// A disk's space for sandboxes and how much of it is promised. Sizes in bytes.
+/// A disk's space for sandboxes, and how much of it is promised. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Space {
     /// Free for unprivileged processes.
@@ -61,13 +64,13 @@ impl Space {
             .saturating_sub(self.promised)
     }
 
-    /// The shortage if `need` more bytes are to be written; `None` if they fit.
+    /// Returns the shortage if `need` more bytes do not fit; `None` if they do.
     pub(crate) fn short_of(&self, need: u64) -> Option<Short> {
         let free = self.free();
         (need > free).then_some(Short::Disk { need, free })
     }
 
-    /// Whether only the reserve is left.
+    /// Whether less than the reserve is left.
     pub(crate) fn is_low(&self) -> bool {
         self.available < self.reserve
     }
@@ -80,7 +83,7 @@ impl Room {
             .saturating_sub(self.promised)
     }
 
-    /// The shortage for one more sandbox; `None` if it fits.
+    /// Returns the shortage of memory or slots for one more sandbox; `None` if it fits.
     fn short_of(&self, start: Start) -> Option<Short> {
         let need = match start {
             Start::Warm => self.expected.saturating_sub(self.warm_has),
@@ -101,11 +104,11 @@ impl Room {
 pub(crate) enum Start {
     /// From a warm slot.
     Warm,
-    /// With a VM that is made for it.
+    /// With a new VM.
     Cold,
 }
 
-/// The resource that is short. Sizes in bytes.
+/// The resource that is short. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Short {
     Memory {
@@ -116,7 +119,7 @@ pub(crate) enum Short {
         need: u64,
         free: u64,
     },
-    /// The configured number of sandboxes.
+    /// The configured number of slots is in use.
     Slots {
         max: u32,
     },
@@ -145,13 +148,13 @@ impl std::fmt::Display for Short {
 /// A request for a start, and what could serve it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
-    /// A slot of its template is warm.
+    /// A warm slot of its template can serve it.
     pub(crate) warm: bool,
-    /// The sandbox is paused: its layer is on disk already.
+    /// The start is a resume: the sandbox's layer is on disk already.
     pub(crate) has_layer: bool,
     /// A warm slot, of any template, could be ended.
     pub(crate) other_warm: bool,
-    /// A slot is ending and will give its memory back.
+    /// Some slot is ending, and its VM will free its memory.
     pub(crate) ending: bool,
     /// A place for its start is free.
     pub(crate) place: bool,
@@ -164,14 +167,14 @@ pub(crate) enum Placement {
     Take,
     /// A VM is made for it.
     Start,
-    /// It waits for an ending slot or for a place.
+    /// It must wait for an ending slot or for a place.
     Wait,
-    /// A warm slot is ended, and the request waits for its memory.
+    /// A warm slot must be ended, and the request waits for its memory or slot.
     Evict,
     Refuse(Short),
 }
 
-/// Decides where a sandbox comes from.
+/// Decides how a sandbox is started, or that its start must wait or is refused.
 pub(crate) fn place(room: &Room, demand: &Demand) -> Placement {
     let start = if demand.warm {
         Start::Warm
@@ -181,7 +184,7 @@ pub(crate) fn place(room: &Room, demand: &Demand) -> Placement {
     let layer = if demand.has_layer { 0 } else { room.layer };
     match room.short_of(start).or_else(|| room.disk.short_of(layer)) {
         Some(_) if demand.ending => Placement::Wait,
-        // Ending a warm slot would free next to no disk space.
+        // Evicting a warm slot would not help, because it frees almost no disk space.
         Some(short @ Short::Disk { .. }) => Placement::Refuse(short),
         Some(_) if demand.other_warm => Placement::Evict,
         Some(short) => Placement::Refuse(short),
@@ -191,7 +194,7 @@ pub(crate) fn place(room: &Room, demand: &Demand) -> Placement {
     }
 }
 
-/// When a refused caller should try again: after sandboxes have had time to end.
+/// How long a refused caller should wait before it tries again, so that sandboxes have time to end.
 pub(crate) fn retry_after(short: Short) -> Duration {
     match short {
         Short::Memory { .. } | Short::Disk { .. } => Duration::from_secs(5),
@@ -206,20 +209,20 @@ pub(crate) struct Stock {
     pub(crate) filling: u32,
     pub(crate) low: u32,
     pub(crate) high: u32,
-    /// The stock fell below the low mark and has not reached the high mark since.
+    /// The stock has fallen below the low mark, and has not reached the high mark since then.
     pub(crate) refilling: bool,
 }
 
-/// Whether a template's stock is to be refilled.
+/// Whether a template's stock must be refilled.
 pub(crate) fn refilling(stock: &Stock) -> bool {
     let have = stock.warm + stock.filling;
     have < stock.high && (stock.refilling || have < stock.low)
 }
 
-/// How busy the pool is with callers.
+/// How busy the pool is with requests of callers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Foreground {
-    /// A caller waits for a start, a pause, a resume or a snapshot.
+    /// Whether a caller is waiting.
     pub(crate) waiting: bool,
     /// Time since a caller last asked for a sandbox or got one.
     pub(crate) quiet_for: Duration,
@@ -227,21 +230,21 @@ pub(crate) struct Foreground {
     pub(crate) since_fill: Duration,
     /// Fills under way.
     pub(crate) filling: u32,
-    /// Limit of `filling`.
+    /// Limit on `filling`.
     pub(crate) max_filling: u32,
 }
 
-/// A burst of creates is over when none has come for this long. A create is followed by its first command, and a fill
-/// takes as much CPU as several of these.
+/// A burst of creates is over when no create has come for this long. A create is usually followed by a first command,
+/// and a fill takes as much CPU time as several such commands.
 pub(crate) const QUIET: Duration = Duration::from_millis(300);
-/// Interval of fills while callers never pause.
+/// Interval between fills while callers leave no quiet moment.
 pub(crate) const STARVED: Duration = Duration::from_millis(1000);
 
 /// Whether a fill may begin.
 pub(crate) fn may_fill(room: &Room, foreground: &Foreground) -> bool {
     let calm = !foreground.waiting && foreground.quiet_for >= QUIET;
     let turn = calm || (foreground.since_fill >= STARVED && foreground.filling == 0);
-    // Room for two: a fill must never be the reason that the next create is refused.
+    // Requires room for two, so that a fill is never the reason for refusing the next create.
     let spare = room.free() >= room.expected.saturating_mul(2)
         && room.disk.free() >= room.layer.saturating_mul(2);
     turn && spare && foreground.filling < foreground.max_filling && room.slots < room.max

@@ -25,8 +25,8 @@ use crate::{
     vm::Vm,
 };
 
-/// Directories that are examined at the same time, as many as a server has sandboxes by default: VMMs that do not answer
-/// are waited for together.
+/// Directories that are examined at the same time, as many as a server has sandboxes by default: VMMs that do not
+/// answer are waited for together.
 const AT_ONCE: usize = 256;
 /// How long a killed process may take to exit.
 const END: Duration = Duration::from_secs(10);
@@ -49,8 +49,8 @@ struct Recovery<'a> {
     lifetime_of_note: fn(&str) -> Option<Lifetime>,
 }
 
-/// Examines every sandbox's directory, then every control group. VMMs that do not answer delay this by `patience`, all of
-/// them together.
+/// Examines every sandbox's directory, then every control group. VMMs that do not answer delay this by `patience`, all
+/// of them together.
 ///
 /// # Errors
 /// The directory of sandboxes cannot be read, or no thread can be started.

@@ -18,14 +18,14 @@
 //!  from every stage: kill, deadline, a failed job, the exit of the VM ─► Ending ─► removed
 //! ```
 //!
-//! Two functions change a slot. [`decide`] takes an [`Operation`] (a client's request, traffic, or a deadline that has
-//! passed) and grants it, refuses it, begins a change, or makes it wait for the change under way; a request that waits
-//! is decided again after each event of its slot. [`transition`] applies an [`Event`] and returns the slot afterwards
-//! and the [`Effects`] that the driver performs.
+//! Two functions determine how a slot changes. [`decide`] takes an [`Operation`] (a client's request, traffic, or a
+//! deadline that has passed) and grants it, refuses it, begins a change, or makes it wait for the change under way. A
+//! waiting request is decided again after each event of its slot. [`transition`] applies an [`Event`] and returns the
+//! new slot and the [`Effects`] that the driver must perform.
 //!
-//! Besides its stage a slot has at most one job (work on a thread or task that will report its end), a VM process or
-//! none, and at most one write of its record under way. A slot in `Ending` is removed once it has none of the three:
-//! then its directory and control group are deleted. A running sandbox always has a deadline.
+//! Besides its stage, a slot has at most one job (work on a thread or task that will report its end), at most one VM
+//! process, and at most one write of its record under way. Once a slot in `Ending` has none of the three, its directory
+//! and control group are deleted and the slot is removed. A running sandbox always has a deadline.
 //!
 //! What must never happen: a way back to `Warm`, two jobs on a slot, a removed slot that leaves a process or a
 //! directory behind, a slot that stays in `Ending`.
@@ -42,22 +42,22 @@ use crate::{
     spec::{PauseMode, SandboxState},
 };
 
-/// Delay before a failed automatic pause is tried again.
+/// Delay in milliseconds before a failed automatic pause is tried again.
 const PAUSE_AGAIN_MS: u64 = 30_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// A VM is being made for the warm stock.
     Filling,
-    /// A paused VM with an identity of its own waits for a lease. No caller has its id.
+    /// A paused VM with an identity of its own waits for a lease. No caller has its id yet.
     Warm,
-    /// A create waits for this slot.
+    /// The slot is being started or leased for a create or a fork, which waits for it.
     Starting,
     /// A caller has the sandbox's id.
     Running,
     /// The sandbox is being written to disk.
     Pausing(PauseMode),
-    /// The sandbox is on disk; its VM was killed and has not been reaped.
+    /// The sandbox is on disk. Its VM is being killed, and its exit was not reported yet.
     Stopping(PauseMode),
     /// The sandbox is on disk only.
     Paused(PauseMode),
@@ -65,7 +65,7 @@ pub(crate) enum Stage {
     ResumeQueued(PauseMode),
     /// A VM is being made from the files on disk.
     Resuming(PauseMode),
-    /// A snapshot of the running VM is being written; the VM goes on afterwards.
+    /// A snapshot of the VM is being written, for a template or a fork; the VM continues afterwards.
     Snapshotting,
     /// The paused sandbox's files are being linked into a template.
     SnapshottingPaused(PauseMode),
@@ -79,7 +79,7 @@ pub(crate) enum Event {
     Filled,
     /// A lease takes a warm slot; its job begins.
     Lease,
-    /// The lease's job ended: the agent has the caller's settings.
+    /// The lease's job ended: the agent has applied the caller's settings.
     Leased,
     /// The job of a cold start ended with a VM.
     Started,
@@ -87,9 +87,9 @@ pub(crate) enum Event {
     Pause(PauseMode),
     /// The pause's job ended: everything is on disk.
     Saved,
-    /// The pause's job failed, and the VM goes on.
+    /// The pause's job failed, and the VM continues.
     PauseFailed,
-    /// A resume is wanted; it waits for its turn.
+    /// A resume was requested and is queued for its start.
     QueueResume,
     /// The resume's job begins.
     Resume,
@@ -99,9 +99,9 @@ pub(crate) enum Event {
     ResumeFailed(FailedBy),
     /// A snapshot's job begins.
     Snapshot,
-    /// The snapshot's job ended, successfully or not; the VM goes on.
+    /// The snapshot's job ended, successfully or not. A running VM continues.
     SnapshotDone,
-    /// A job failed and the slot cannot go on. A fill or a cold start left no VM.
+    /// A job failed, and the slot must end. A failed fill or cold start leaves no VM.
     Failed,
     /// The VM process exited.
     VmExited,
@@ -117,9 +117,9 @@ pub(crate) enum Event {
 /// The cause of a failed resume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailedBy {
-    /// The sandbox: its guest or its files. Counts towards the back-off.
+    /// The sandbox's guest or files. Such failures count towards the back-off.
     Sandbox,
-    /// The host has no room.
+    /// The host: it has no room, or the server is stopping.
     Host,
 }
 
@@ -134,14 +134,14 @@ pub(crate) struct Slot {
     pub(crate) writing: bool,
     /// The cleaning job runs; only in [`Stage::Ending`].
     pub(crate) cleaning: bool,
-    /// Set by the lease.
+    /// Set when the slot gets its sandbox.
     pub(crate) lifetime: Lifetime,
-    /// After a failed automatic pause: the time of the next one. Zero otherwise.
+    /// After an automatic pause has failed: the time of the next attempt. Zero otherwise.
     pause_again_at: UnixMs,
     backoff: Backoff,
 }
 
-/// Actions that follow from a transition.
+/// Actions that the driver must perform after a transition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effects {
     pub(crate) kill_vm: bool,
@@ -156,7 +156,7 @@ pub(crate) struct Effects {
 pub(crate) struct Unexpected;
 
 impl Slot {
-    /// A slot whose VM is being made, for a create that waits or for the stock.
+    /// A new slot. In [`Stage::Filling`] and [`Stage::Starting`] its job has begun.
     pub(crate) fn new(stage: Stage) -> Self {
         Self {
             stage,
@@ -170,7 +170,7 @@ impl Slot {
         }
     }
 
-    /// A slot that the state directory held at the start, either with a running VM or paused.
+    /// A slot found in the state directory when the pool opened: either running with a VM, or paused.
     pub(crate) fn recovered(stage: Stage, lifetime: Lifetime) -> Self {
         Self {
             vm: stage == Stage::Running,
@@ -179,12 +179,13 @@ impl Slot {
         }
     }
 
-    /// Whether this is a sandbox that callers can name.
+    /// Whether the slot is a sandbox whose id a caller has.
     pub(crate) fn is_leased(&self) -> bool {
         self.state().is_some()
     }
 
-    /// The state that clients see, which changes when a change has ended. `None` if no caller can name the slot.
+    /// The state that clients see: while a pause or resume is under way, the old state. `None` if no caller has the
+    /// slot's id, or the slot is ending.
     pub(crate) fn state(&self) -> Option<SandboxState> {
         match self.stage {
             Stage::Filling | Stage::Warm | Stage::Starting | Stage::Ending => None,
@@ -198,7 +199,7 @@ impl Slot {
         }
     }
 
-    /// Whether the sandbox is on disk, or may be when its job has ended.
+    /// Whether the sandbox is on disk or is being written there to stay; a resume under way still counts as on disk.
     pub(crate) fn is_saved(&self) -> bool {
         match self.stage {
             Stage::Pausing(_)
@@ -216,7 +217,7 @@ impl Slot {
         }
     }
 
-    /// Whether the slot has, or is about to have, a VM that needs memory of the host.
+    /// Whether the slot has a VM, or is about to have one, which takes host memory.
     pub(crate) fn takes_memory(&self) -> bool {
         match self.stage {
             Stage::Paused(_) | Stage::ResumeQueued(_) | Stage::SnapshottingPaused(_) => false,
@@ -237,7 +238,7 @@ impl Slot {
         matches!(self.stage, Stage::Running | Stage::Paused(_)) && !self.job && !self.writing
     }
 
-    /// When the deadline is to be acted upon; `None` unless the sandbox runs with nothing under way.
+    /// When the deadline must be acted upon; `None` unless the sandbox runs with nothing under way.
     pub(crate) fn due(&self) -> Option<UnixMs> {
         let is_armed = self.stage == Stage::Running && !self.writing;
         is_armed.then(|| self.lifetime.end_at.max(self.pause_again_at))
@@ -249,7 +250,8 @@ impl Slot {
         self.pause_again_at = 0;
     }
 
-    /// As [`Slot::set_deadline`], but keeps the present deadline if that is later. Returns whether the deadline changed.
+    /// As [`Slot::set_deadline`], but changes nothing if the present deadline is later or the same. Returns whether the
+    /// deadline changed.
     pub(crate) fn extend_deadline(&mut self, now: UnixMs, timeout_s: u32) -> bool {
         let mut later = *self;
         later.set_deadline(now, timeout_s);
@@ -260,7 +262,7 @@ impl Slot {
         is_later
     }
 
-    /// Delays the next automatic pause after one that failed or was refused. Without effect before the deadline.
+    /// Delays the next automatic pause after a pause that failed or was refused. Has no effect before the deadline.
     pub(crate) fn postpone_pause(&mut self, now: UnixMs) {
         if self.lifetime.end_at <= now {
             self.pause_again_at = now + PAUSE_AGAIN_MS;
@@ -271,7 +273,7 @@ impl Slot {
 /// Applies an event at wall-clock time `now`.
 ///
 /// # Errors
-/// Returns [`Unexpected`] if the event cannot occur, or is not allowed, in the slot's stage.
+/// Returns [`Unexpected`] if the slot's stage does not accept the event.
 pub(crate) fn transition(
     slot: Slot,
     event: Event,
@@ -310,7 +312,7 @@ fn advance(slot: Slot, event: Event, now: UnixMs) -> Result<Slot, Unexpected> {
         (S::Warm, E::Lease) => next = begun(slot, S::Starting),
         (S::Starting, E::Started) if !slot.vm => next = ended(slot, S::Running, true),
         (S::Starting, E::Leased) if slot.vm => next = ended(slot, S::Running, true),
-        // The VM has exited during the lease.
+        // The VM exited during the lease.
         (S::Starting, E::Leased) => next = ended(slot, S::Ending, false),
 
         (S::Running, E::Pause(mode)) if !slot.writing => next = begun(slot, S::Pausing(mode)),
@@ -353,7 +355,7 @@ fn advance(slot: Slot, event: Event, now: UnixMs) -> Result<Slot, Unexpected> {
         (S::Filling | S::Starting | S::Pausing(_) | S::Snapshotting, E::Failed) => {
             next = ended(slot, S::Ending, slot.vm);
         }
-        // The job fails and reports that.
+        // The job notices the exit, fails, and reports its failure as another event.
         (S::Starting | S::Pausing(_) | S::Snapshotting, E::VmExited) if slot.vm => next.vm = false,
         (S::Warm | S::Running, E::VmExited) => next = ended(slot, S::Ending, false),
         (S::Ending, _) => return advance_ending(slot, event),
@@ -370,7 +372,7 @@ fn advance_ending(slot: Slot, event: Event) -> Result<Slot, Unexpected> {
     match event {
         E::Kill => {}
         E::VmExited if slot.vm => next.vm = false,
-        // These jobs end with a VM.
+        // The jobs that report these events have made a VM, which must be killed.
         E::Filled | E::Started | E::Resumed if slot.job && !slot.vm => {
             next = ended(slot, Stage::Ending, true);
         }
@@ -407,7 +409,7 @@ fn ended(slot: Slot, stage: Stage, vm: bool) -> Slot {
     }
 }
 
-/// Checks what holds between any two events.
+/// Checks the invariants that hold between any two events.
 ///
 /// # Panics
 /// In debug builds, if an invariant is violated.

@@ -227,8 +227,8 @@ pub struct TemplateInfo {
     pub created_unix_s: u64,
     /// Whether [`crate::Pool::snapshot`] made it.
     pub is_snapshot: bool,
-    /// The sandbox from which a snapshot was made; it may have ended. `None` for other templates, and for snapshots made
-    /// by servers that did not record it.
+    /// The sandbox from which a snapshot was made; it may have ended. `None` for other templates, and for snapshots
+    /// made by servers that did not record it.
     pub source: Option<SandboxId>,
     /// Number of creates, forks and resumes of its sandboxes since the pool was opened.
     pub spawned: u64,

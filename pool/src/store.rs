@@ -1,6 +1,6 @@
-//! The files that a template may name. A manifest may have been written by a VMM that its guest had taken over. Files that
-//! it names are therefore opened only if they lie, after all symbolic links were followed, below the directories that
-//! the server was configured to use.
+//! The files that a template may name. A manifest may have been written by a VMM that its guest had taken over. Files
+//! that it names are therefore opened only if they lie, after all symbolic links were followed, below the directories
+//! that the server was configured to use.
 
 use std::{
     fs, io,

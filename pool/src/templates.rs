@@ -5,7 +5,8 @@
 //! <state>/templates/<id>/template.json    names, time, directory of the files
 //!                        image/           files of a snapshot that the pool made; none for a template made elsewhere
 //! ```
-//! A name belongs to one template: giving it to another one moves it. `name` is short for `name:default`.
+//! A name belongs to at most one template: giving it to another template takes it away from the previous one. `name` is
+//! short for `name:default`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,33 +35,34 @@ const MAX_FILE: u64 = 1 << 20;
 const DEFAULT_TAG: &str = ":default";
 const MAX_NAME: usize = 128;
 
-/// Whether a template's memory is in huge pages, from which clones start fastest.
+/// Whether a template's memory is loaded into huge pages. Clones start fastest from there.
 #[derive(Clone, Debug)]
 pub(crate) enum Memory {
-    /// No: no warm slots were wanted so far.
+    /// Not loaded, because no fill has been needed yet.
     OnDisk,
-    /// Its memory is being copied.
+    /// The memory is being copied.
     Loading,
     Loaded(Arc<LoadedTemplate>),
-    /// No: the template is a diff (its base may be in huge pages), or the host has too few huge pages. Clones read it
-    /// from its directory.
+    /// Not loaded, and not tried again: the template is a diff (its base may be loaded), or loading failed. Clones read
+    /// the memory from the template's directory.
     Unloadable,
 }
 
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(crate) info: TemplateInfo,
-    /// The directory of its files.
+    /// The directory of the template's files.
     pub(crate) dir: PathBuf,
     pub(crate) boot: Option<BootFiles>,
-    /// Requests that a clone answers before it becomes a warm slot. Empty: it runs a command instead.
+    /// Requests that warm up a clone before it becomes a warm slot. If there are none, the clone runs a command
+    /// instead.
     pub(crate) warm_up: Arc<[WarmUpRequest]>,
     pub(crate) memory: Memory,
-    /// Whether warm slots are kept.
+    /// Whether the pool keeps warm slots of this template.
     pub(crate) wanted: bool,
     /// See [`crate::policy::Stock::refilling`].
     pub(crate) refilling: bool,
-    /// Fills that failed in a row.
+    /// Number of consecutive failed fills.
     pub(crate) failures: u32,
     /// No fill begins before this time (CLOCK_MONOTONIC).
     pub(crate) not_before_ns: u64,
@@ -75,9 +77,9 @@ struct Kept {
     names: Vec<String>,
     created_unix_s: u64,
     is_snapshot: bool,
-    /// The sandbox that a snapshot was made of.
+    /// The sandbox from which a snapshot was made; `None` for other templates.
     source: Option<SandboxId>,
-    /// The directory of the files; `None`: `image` beside this file.
+    /// The directory of the template's files; `None`: the directory `image` beside this record.
     elsewhere: Option<PathBuf>,
 }
 
@@ -86,7 +88,7 @@ struct Kept {
 pub(crate) enum Origin {
     /// Files in a directory that the pool does not manage.
     Elsewhere(PathBuf),
-    /// A snapshot of this sandbox, in `image` of the template's directory.
+    /// A snapshot of this sandbox, in the directory `image` of the template's own directory.
     Snapshot(SandboxId),
 }
 
@@ -99,8 +101,8 @@ pub(crate) struct Templates {
 }
 
 impl Templates {
-    /// Reads both directories. What this program cannot use as a template is left alone and logged; snapshots that a
-    /// killed server did not finish are removed.
+    /// Reads the installed templates and those in the state directory. A template that this program cannot use is
+    /// logged and left alone. A directory without a record, which a killed server did not finish, is removed.
     pub(crate) fn open(dir: PathBuf, installed: Option<&Path>, store: Store) -> io::Result<Self> {
         let mut this = Self {
             dir,
@@ -142,7 +144,7 @@ impl Templates {
         let kept = match kept {
             Ok(kept) if kept.version == VERSION => kept,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                // A snapshot that was never finished.
+                // A killed server did not finish this template.
                 let _ = fs::remove_dir_all(path);
                 return;
             }
@@ -168,7 +170,8 @@ impl Templates {
         }
     }
 
-    /// The files that may be opened for a template. A directory elsewhere was named by a caller with that right.
+    /// The store against which a template is checked. A caller of the pool may add any directory `elsewhere`, so that
+    /// directory is allowed too.
     fn store_of(&self, elsewhere: Option<&Path>) -> Store {
         elsewhere.map_or_else(|| self.store.clone(), |dir| self.store.and(dir))
     }
@@ -203,7 +206,7 @@ impl Templates {
         })
     }
 
-    /// Creates the directory of a new template and draws its id. [`Templates::keep`] makes it a template.
+    /// Draws the id of a new template and creates its directory. [`Templates::keep`] then adds the template.
     pub(crate) fn draft(&self) -> io::Result<(String, PathBuf)> {
         let id = id_of_bytes(&crate::host::random::<32>()?);
         let dir = self.dir.join(&id);
@@ -211,8 +214,11 @@ impl Templates {
         Ok((id, dir))
     }
 
+    /// Checks the names of a new template.
+    ///
     /// # Errors
-    /// Returns [`PoolError::BadName`] for a name that a new template cannot have.
+    /// Returns [`PoolError::BadName`] if a name is malformed, is given twice, or is a template's id or the name of an
+    /// installed template.
     pub(crate) fn check_names(&self, names: &[String]) -> Result<(), PoolError> {
         let mut seen = BTreeSet::new();
         for name in names {
@@ -235,7 +241,7 @@ impl Templates {
         Ok(())
     }
 
-    /// Adds a template and writes its `template.json`. Its names are taken away from other templates.
+    /// Adds a template and writes its `template.json`. Takes its names away from other templates.
     pub(crate) fn keep(
         &mut self,
         id: &str,
@@ -295,14 +301,14 @@ impl Templates {
         Ok(())
     }
 
-    /// Forgets a template and returns its directory, which the caller removes. `None` for an installed template, whose
-    /// files stay: it is known again when the pool is opened next.
+    /// Forgets a template and returns its directory, which the caller must remove. Returns `None` for an installed
+    /// template: its files stay, so the next [`Templates::open`] finds it again.
     pub(crate) fn forget(&mut self, id: &str) -> Option<PathBuf> {
         let template = self.by_id.remove(id)?;
         (!template.installed).then(|| self.dir.join(id))
     }
 
-    /// Ids of the templates whose base is in `dir`.
+    /// Ids of the templates that are diffs of the template in `dir`.
     pub(crate) fn built_on(&self, dir: &Path) -> Vec<&str> {
         self.iter()
             .filter(|t| base_of(&t.dir).as_deref() == Some(dir))
@@ -313,10 +319,10 @@ impl Templates {
 
 impl Template {
     fn read(dir: &Path, id: String, names: Vec<String>, store: &Store) -> Result<Self, String> {
-        // Without links, as diffs name their base.
+        // Resolves symbolic links, because diffs name their base by its real path.
         let dir = store.admit(dir)?;
         let manifest = store.check(&dir)?;
-        // A diff's layer has only what was written over its base's.
+        // The layer of a diff contains only changed blocks, so the size of the disk is that of the base's layer.
         let disk = match &manifest.base {
             Some(base) => read_manifest(&base.dir)?.layer_sum.bytes,
             None => manifest.layer_sum.bytes,
@@ -357,7 +363,8 @@ fn write_kept(home: &Path, kept: &Kept) -> io::Result<()> {
 }
 
 /// # Errors
-/// The manifest cannot be read, or has another format or an impossible size of memory.
+/// Returns an error if the manifest cannot be read, has another format, or has a memory size outside the supported
+/// range.
 pub(crate) fn read_manifest(dir: &Path) -> Result<TemplateManifest, String> {
     let path = dir.join(MANIFEST_NAME);
     let bytes = read_bounded(&path, MAX_FILE).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -388,8 +395,8 @@ fn read_warm_up(dir: &Path) -> Result<Arc<[WarmUpRequest]>, String> {
     }
 }
 
-/// The files from which a VM of this template boots. Kernel and initramfs are beside the root image. `None` if one of them
-/// is missing or not in the store.
+/// The files from which a VM of this template boots. Kernel and initramfs are expected beside the root image. Returns
+/// `None` if one of these files is missing or not in the store.
 fn boot_files(manifest: &TemplateManifest, store: &Store) -> Option<BootFiles> {
     let guest = manifest.root.parent()?;
     Some(BootFiles {
@@ -399,7 +406,7 @@ fn boot_files(manifest: &TemplateManifest, store: &Store) -> Option<BootFiles> {
     })
 }
 
-/// The directory of the base, if the snapshot in `dir` is a diff.
+/// The base's directory if the snapshot in `dir` is a diff; `None` for a full snapshot or an unreadable manifest.
 pub(crate) fn base_of(dir: &Path) -> Option<PathBuf> {
     let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_FILE).ok()?;
     let json: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
@@ -419,7 +426,7 @@ fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// A name without the default tag.
+/// Strips the default tag from a name.
 fn plain(name: &str) -> &str {
     name.strip_suffix(DEFAULT_TAG).unwrap_or(name)
 }
@@ -445,7 +452,7 @@ fn check_name(name: &str) -> Result<(), PoolError> {
     }
 }
 
-/// The id of an installed template: the same at every start.
+/// The id of an installed template, the same in every server process.
 fn id_of_name(name: &str) -> String {
     id_of_bytes(&Sha256::digest(format!("installed template {name}")))
 }

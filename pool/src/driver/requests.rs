@@ -188,9 +188,9 @@ impl Driver {
         self.jobs.write(id.clone(), dir, record);
     }
 
-    /// Replaces the policy and the note of a running sandbox. Writing a small file and a few map entries takes less time
-    /// than handing them to a thread. The record is written first: after a crash the next server puts the record's policy
-    /// in force.
+    /// Replaces the policy and the note of a running sandbox. Writing a small file and a few map entries takes less
+    /// time than handing them to a thread. The record is written first: after a crash the next server puts the record's
+    /// policy in force.
     fn set_policy(
         &mut self,
         id: &SandboxId,

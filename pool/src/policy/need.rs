@@ -1,15 +1,16 @@
-//! The memory that a sandbox of a template is expected to need: an estimate that follows what most of them have.
+//! The memory that a sandbox of a template is expected to need: an estimate that follows the measured sizes of most of
+//! the template's sandboxes.
 
-/// Least expectation in bytes: the measured cost of a clone of a small guest, page tables and the VMM's own memory
-/// included.
+/// Smallest expectation in bytes: the measured cost of a small guest's clone, including page tables and the VMM's own
+/// memory.
 pub(crate) const FLOOR: u64 = 16 << 20;
-/// A sandbox counts for at most this many times the median.
+/// In the average, a sandbox counts as at most this many times the median.
 const OUTLIER: u64 = 4;
 
 /// The expectation for one template, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
-    /// Memory of a sandbox that has grown.
+    /// Memory of a leased sandbox.
     pub(crate) expected: u64,
     /// Memory of a warm slot.
     pub(crate) warm_has: u64,
@@ -38,8 +39,9 @@ impl Need {
     }
 }
 
-/// The average of these sizes, each counted as at most [`OUTLIER`] times the median. For the median, two fresh sandboxes
-/// are added, so that one or two large sandboxes do not determine it. `None` for no sizes.
+/// Returns the average of `sizes`, each counted as at most [`OUTLIER`] times the median; `None` if `sizes` is empty.
+/// The median includes two additional sizes of `fresh` and is at least `fresh`, so that one or two large sandboxes do
+/// not determine it.
 fn usual(sizes: &[u64], fresh: u64) -> Option<u64> {
     let count = u64::try_from(sizes.len()).ok().filter(|n| *n > 0)?;
     let mut sorted: Vec<u64> = sizes.iter().copied().chain([fresh; 2]).collect();
@@ -50,7 +52,7 @@ fn usual(sizes: &[u64], fresh: u64) -> Option<u64> {
     Some(cut.sum())
 }
 
-/// One step of the estimate towards what was seen: quick to rise, slow to fall.
+/// Moves an estimate one step from `before` towards `seen`, but not below `floor`: quickly up, slowly down.
 fn estimate(before: u64, seen: u64, floor: u64) -> u64 {
     let after = if seen > before {
         before + (seen - before) / 4

@@ -1,4 +1,4 @@
-//! Places for starts. More starts at once than the host has CPUs for would only make all of them late.
+//! Places for starts. If more starts run at once than the host has CPUs for, all of them are late.
 
 /// The cause of a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,10 +12,10 @@ pub(crate) enum StartFor {
     Wake,
 }
 
-/// The places and how many of them each kind of start holds.
+/// The number of places, and how many of them each kind of start holds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Places {
-    /// All places; at least two.
+    /// Number of places; at least two.
     pub(crate) all: u32,
     pub(crate) creates: u32,
     pub(crate) resumes: u32,
@@ -23,7 +23,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Counts a place that a start holds.
+    /// Counts a place as held by a start.
     pub(crate) fn hold(&mut self, start: StartFor) {
         match start {
             StartFor::Create => self.creates += 1,
@@ -32,8 +32,8 @@ impl Places {
         }
     }
 
-    /// Whether a start may have a place. Resumes leave one place to creates, and resumes by traffic leave half of all
-    /// places to clients with a key.
+    /// Whether a start may have a place. All resumes together leave one place for creates. Resumes by traffic hold at
+    /// most half of all places, and leave the rest for clients with a key.
     pub(crate) fn has_one_for(&self, start: StartFor) -> bool {
         let back = self.resumes + self.wakes;
         let is_free = self.creates + back < self.all;

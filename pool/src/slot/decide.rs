@@ -1,4 +1,4 @@
-//! Decisions on requests: which are granted, refused, begin a change, or wait for the change under way.
+//! Decisions on requests: each is granted, is refused, begins a change, or waits for the change under way.
 
 use super::{Event, Slot, Stage};
 use crate::{
@@ -6,16 +6,18 @@ use crate::{
     spec::PauseMode,
 };
 
-/// How a client brings a sandbox back.
+/// How a client resumes a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// Resume as it was paused; a running sandbox stays as it is.
     Connect,
-    /// Boot from the disk without the memory; a running sandbox stays as it is.
+    /// Boot from the disk without the memory; refused if the sandbox was paused with its memory. A running sandbox
+    /// stays as it is.
     ConnectColdBoot,
     /// Resume as it was paused; refused if the sandbox runs.
     Resume {
-        /// Whether the sandbox pauses at its deadline from now on or ends. `None` keeps the present action.
+        /// Whether the sandbox is paused at its next deadline (`true`) or ended (`false`). `None` keeps the present
+        /// action.
         auto_pause: Option<bool>,
     },
 }
@@ -29,9 +31,9 @@ pub(crate) enum Operation {
     /// Replace the network policy and the note.
     SetPolicy,
     Pause(PauseMode),
-    /// Make a template; running or paused.
+    /// Make a template from the running or paused sandbox.
     Snapshot,
-    /// Make sandboxes that continue from here.
+    /// Make sandboxes that continue from the present state.
     Fork,
     Kill,
     /// Forward traffic to a port.
@@ -40,26 +42,27 @@ pub(crate) enum Operation {
     Expire,
 }
 
-/// How the driver goes on with an operation that is not refused.
+/// What the driver must do with an operation that is not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Nothing has to change first.
+    /// Perform it at once; the stage does not change.
     Grant,
-    /// Apply this event and start its job; the job's end answers.
+    /// Apply this event and start the change that it begins. The caller is answered when the change has ended.
     Begin(Event),
     /// Decide again after the next event of the slot.
     Wait,
 }
 
-/// Why a sandbox does not do as requested.
+/// Why a request for a sandbox is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Unknown or ended. For traffic also: overdue, or paused without auto-resume.
+    /// The sandbox is unknown or has ended. For traffic, also if its deadline has passed, or if it is paused without
+    /// its memory or without auto-resume.
     #[error("was not found")]
     NotFound,
     #[error("is already paused")]
     AlreadyPaused,
-    /// Only a running sandbox can do this.
+    /// The request needs a running sandbox, and this one is paused.
     #[error("is paused: connect to it first")]
     NotRunning,
     #[error("is already running")]
@@ -70,7 +73,7 @@ pub enum Refusal {
     /// A snapshot was requested of a sandbox that was paused without its memory.
     #[error("was paused without its memory, which a snapshot needs")]
     NoMemory,
-    /// Its last resumes failed, and traffic does not resume it for a while.
+    /// The last resume failed, and traffic may not cause another one yet.
     #[error("did not come back; traffic wakes it again in {delay_s} s")]
     BackingOff { delay_s: u64 },
     /// Too many requests wait for the change under way.
@@ -81,7 +84,7 @@ pub enum Refusal {
 /// Decides on an operation at wall-clock time `now`.
 ///
 /// # Errors
-/// Returns the [`Refusal`] that the caller gets.
+/// Returns a [`Refusal`] if the operation cannot be performed, now or after the change under way.
 pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<Next, Refusal> {
     use Operation as O;
     use Stage as S;
@@ -89,14 +92,14 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
     match (slot.stage, operation) {
         (S::Filling | S::Warm | S::Starting | S::Ending, _) => Err(Refusal::NotFound),
 
-        // Overdue: a snapshot delays the end, or the automatic pause failed.
+        // The deadline has passed, but a snapshot delays the end, or the automatic pause failed.
         (S::Running | S::Snapshotting, O::Reach) if lifetime.end_at <= now => {
             Err(Refusal::NotFound)
         }
         (S::Running, O::Connect(Wake::Resume { .. })) => Err(Refusal::AlreadyRunning),
         // The record is written by one writer at a time.
         (S::Running | S::Snapshotting, O::SetPolicy) if slot.writing => Ok(Next::Wait),
-        // A snapshot does not disturb the sandbox's users.
+        // A sandbox stays usable while a snapshot of it is written.
         (S::Running | S::Snapshotting, O::Connect(_) | O::SetTimeout | O::SetPolicy | O::Reach) => {
             Ok(Next::Grant)
         }
@@ -140,7 +143,7 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
     }
 }
 
-/// A pause's job writes the record, so it waits for the write under way.
+/// Begins a pause. The pause's job writes the record, so the pause must wait for a write that is under way.
 fn pause(slot: &Slot, mode: PauseMode) -> Next {
     if slot.writing {
         Next::Wait

@@ -1,5 +1,5 @@
-//! The lease of a warm slot: resume the VM and send the caller's settings to the agent. A caller waits for this, so both
-//! messages are sent before an answer is awaited, and everything that is needed was prepared before.
+//! The lease of a warm slot: resume the VM and send the caller's settings to the agent. A caller waits for this, so
+//! both messages are sent before an answer is awaited, and everything that is needed was prepared before.
 
 use std::{io, os::unix::net::UnixStream as StdStream, time::Duration};
 
@@ -61,8 +61,8 @@ pub(crate) struct Served {
 }
 
 /// # Errors
-/// The sandbox cannot be confined, its record cannot be written, or VMM or agent fail or do not answer in time. The VM is
-/// left to the driver.
+/// The sandbox cannot be confined, its record cannot be written, or VMM or agent fail or do not answer in time. The VM
+/// is left to the driver.
 pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Served, WorkError> {
     let bound = plan.timeout;
     // Before the guest runs. If the server dies here, the record still says that the VM has no owner.
@@ -143,8 +143,8 @@ async fn read_resumed(control: &mut UnixStream) -> Result<(), WorkError> {
     }
 }
 
-/// Checks that the agent has sent nothing since its last answer. What it sent could be taken for the answer to a request
-/// that was not sent yet.
+/// Checks that the agent has sent nothing since its last answer. What it sent could be taken for the answer to a
+/// request that was not sent yet.
 fn check_silent(agent: &UnixStream) -> Result<(), WorkError> {
     match agent.try_read(&mut [0]) {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),

@@ -28,8 +28,8 @@ use crate::{
     vm::Vm,
 };
 
-/// Command that a guest runs before it becomes warm, if its template lists no requests. It gives the guest private copies
-/// of the pages that a process start writes, and their page table entries.
+/// Command that a guest runs before it becomes warm, if its template lists no requests. It gives the guest private
+/// copies of the pages that a process start writes, and their page table entries.
 const WARM_UP: &str = "/bin/true";
 /// Header of the warm-up requests.
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
@@ -241,8 +241,8 @@ impl StartPlan {
         })
     }
 
-    /// Has the guest do what users ask first, so that the pages for it are in place: the template's warm-up requests, or a
-    /// command if it has none.
+    /// Has the guest do what users ask first, so that the pages for it are in place: the template's warm-up requests,
+    /// or a command if it has none.
     fn warm_up(&self, requests: &[WarmUpRequest], agent: &mut EnvdClient) -> Result<(), WorkError> {
         if requests.is_empty() {
             return self.warm_up_by_command(agent);
@@ -290,8 +290,8 @@ impl StartPlan {
         }
     }
 
-    /// Puts the sandbox's network policy in force, and reads it back, before its guest runs. The TAP of a warm slot lets
-    /// nothing pass until its lease.
+    /// Puts the sandbox's network policy in force, and reads it back, before its guest runs. The TAP of a warm slot
+    /// lets nothing pass until its lease.
     fn confine(&mut self) -> Result<(), WorkError> {
         let (Some(network), Some(tap)) = (&self.network, self.record.tap) else {
             return Ok(());

@@ -1,7 +1,7 @@
 //! A disk that fills up while sandboxes write, pause, snapshot and fork: nothing that exists is lost.
 //!
-//! The test starts this program again in its own mount namespace, where a small file system is mounted over the directory
-//! of the layers. The state directory is on it, too.
+//! The test starts this program again in its own mount namespace, where a small file system is mounted over the
+//! directory of the layers. The state directory is on it, too.
 
 use std::{
     fs::{self, File},

@@ -271,7 +271,8 @@ impl Dice {
     }
 }
 
-/// Runs this program as a busy server: it does everything at once and prints a line for each operation, until it is killed.
+/// Runs this program as a busy server: it does everything at once and prints a line for each operation, until it is
+/// killed.
 pub(crate) fn be_busy(state: &Path) {
     run(async {
         let (pool, recovered, _ended) = Pool::open(config(state, 2)).await.expect("a pool");

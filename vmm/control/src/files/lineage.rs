@@ -69,8 +69,8 @@ impl Home {
         })
     }
 
-    /// Whether the same manifest still exists in the directory. Its link count is not sufficient, since a removed manifest
-    /// can have other names.
+    /// Whether the same manifest still exists in the directory. Its link count is not sufficient, since a removed
+    /// manifest can have other names.
     fn stands(&self) -> bool {
         fs::metadata(self.dir.join(MANIFEST_NAME))
             .is_ok_and(|found| (found.dev(), found.ino()) == self.manifest)
