@@ -46,7 +46,7 @@ use slots::Slots;
 use space::Disks;
 use stock::Stock;
 
-/// How often sandboxes are measured. Also how soon a step of the wall clock is noticed.
+/// How often sandboxes are measured. Also the longest delay until the driver notices that the wall clock was set.
 const TICK: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -59,32 +59,32 @@ pub(crate) struct Driver {
     jobs: Jobs,
     templates: Templates,
     slots: Slots,
-    /// Requests that waited for a change and are to be decided again.
+    /// Requests that waited for a change and must be decided again.
     ready: VecDeque<(SandboxId, SandboxRequest)>,
     queue: Queue,
     stock: Stock,
     memory: MemoryLedger,
     disks: Disks,
     counters: PoolStats,
-    /// Numbers the snapshots of forks.
+    /// Number of fork snapshots so far; each directory is named by its number.
     forks: u64,
     stopping: Stopping,
-    /// Something has changed that may let a start or a fill begin.
+    /// Whether something has changed that may let a start or a fill begin.
     look_again: bool,
     /// Of the state directory.
     lock: std::fs::File,
 }
 
-/// How far stopping has come.
+/// The progress of draining and closing.
 #[derive(Debug, Default)]
 struct Stopping {
     /// Creates are refused.
     is_draining: bool,
-    /// Answered when no change is under way.
+    /// Callers of drain, answered when no start is queued and no sandbox is being changed.
     drained: Vec<oneshot::Sender<()>>,
-    /// Nothing begins any more; warm slots end.
+    /// Set by close: no start, save or fill begins any more, and warm slots end.
     closing: Option<OnClose>,
-    /// Answered when the driver has ended.
+    /// Callers of close, answered when the driver ends.
     closed: Vec<oneshot::Sender<()>>,
 }
 
@@ -153,7 +153,7 @@ impl Driver {
                 }
                 request = self.requests.recv() => match request {
                     Some(request) => self.request(request),
-                    // No handle is left: VMs go on, and the next server adopts them.
+                    // No handle is left: VMs keep running, and the next server adopts them.
                     None if self.stopping.closing.is_none() => break,
                     None => {}
                 },
@@ -163,7 +163,7 @@ impl Driver {
         }
         if self.stopping.closing.is_some() {
             self.jobs.groups.close();
-            // The next server may come as soon as the answer is there.
+            // Must precede the answer: the next server may start as soon as the caller has it.
             drop(self.lock);
             for closed in self.stopping.closed {
                 let _ = closed.send(());
@@ -171,7 +171,7 @@ impl Driver {
         }
     }
 
-    /// Does everything that can be done now: deadlines, requests that have waited, starts, fills.
+    /// Does everything that can be done now: acts upon deadlines, decides waiting requests, begins starts and fills.
     fn settle(&mut self) {
         self.expire();
         while let Some((id, request)) = self.ready.pop_front() {
@@ -190,7 +190,7 @@ impl Driver {
         }
     }
 
-    /// How long to sleep if no message comes.
+    /// How long to sleep if no message arrives.
     fn timer(&self) -> Duration {
         let fills = self.stopping.closing.is_none() && self.stock.wants_fills(&self.templates);
         let longest = if fills { policy::QUIET } else { TICK };
@@ -230,7 +230,7 @@ impl Driver {
         }
     }
 
-    /// Applies an event to a slot and performs what follows from it.
+    /// Applies an event to a slot, performs its effects, and queues the slot's waiting requests for a new decision.
     fn event(&mut self, id: &SandboxId, event: Event) -> Result<Stage, Unexpected> {
         let now = host::unix_ms();
         let moved = self.slots.apply(id, event, now)?;
@@ -286,7 +286,7 @@ impl Driver {
         let _ = self.event(id, Event::Kill);
     }
 
-    /// Adds a life event of a sandbox.
+    /// Adds a life event to a sandbox.
     fn add_event(&mut self, id: &SandboxId, now: UnixMs, what: impl Into<String>) {
         if let Some(entry) = self.slots.get_mut(id) {
             entry.add_event(now, what);

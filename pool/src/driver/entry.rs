@@ -1,4 +1,4 @@
-//! Everything that the driver keeps of one slot.
+//! Everything that the driver stores about one slot.
 
 use std::{collections::VecDeque, os::fd::OwnedFd, os::unix::net::UnixStream, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
     work::lease::Lines,
 };
 
-/// Most life events that are kept of one sandbox.
+/// Maximum number of life events that are kept for one sandbox.
 const MAX_EVENTS: usize = 256;
 
 /// The request that a slot's job serves.
@@ -36,7 +36,7 @@ impl Serving {
     }
 }
 
-/// A request that is answered when the record is on disk.
+/// A request that is answered when the record has been written.
 #[derive(Debug)]
 pub(crate) enum AfterWrite {
     Adjusted(Answer<()>),
@@ -52,7 +52,8 @@ impl AfterWrite {
     }
 }
 
-/// Writes of one record: while one is under way, changes collect for the next one.
+/// Requests that wait for writes of one record: `under_way` for the present write, `next` for the write that must
+/// follow.
 #[derive(Debug, Default)]
 pub(crate) struct RecordWrites {
     pub(crate) under_way: Vec<AfterWrite>,
@@ -63,28 +64,28 @@ pub(crate) struct RecordWrites {
 pub(crate) struct Entry {
     pub(crate) slot: Slot,
     pub(crate) dir: SlotDir,
-    /// Its lifetime is that of the last write; the slot has the present one.
+    /// The record. Its lifetime is the one last written; the present lifetime is in the slot.
     pub(crate) record: Record,
     pub(crate) timeline: Timeline,
     pub(crate) pidfd: Option<Arc<OwnedFd>>,
-    /// A VM that was found at the start and is not watched yet.
+    /// An adopted VM that is not watched yet.
     pub(crate) unwatched: Option<Vm>,
     pub(crate) lines: Option<Lines>,
     pub(crate) serving: Option<Serving>,
-    /// The kill that ends the slot.
+    /// The kill request that ends the slot, if any.
     pub(crate) kill: Option<Answer<()>>,
-    /// Requests that wait for the change under way, in their order.
+    /// Requests that wait for the change under way, in order of arrival.
     pub(crate) waiting: Vec<SandboxRequest>,
     pub(crate) writes: RecordWrites,
-    /// Why it ended, if no caller and no deadline ended it.
+    /// Why the sandbox ended, if neither a caller nor its deadline ended it.
     pub(crate) died: Option<String>,
-    /// Private memory in bytes, as last measured; `None` before the first measurement.
+    /// The VMM's private memory in bytes, as last measured; `None` before the first measurement.
     pub(crate) private: Option<u64>,
-    /// The cause of its last start.
+    /// The kind of the slot's last start.
     pub(crate) start_for: StartFor,
-    /// Most bytes that the save under way may write.
+    /// Maximum number of bytes that the save under way may write.
     pub(crate) save: u64,
-    /// Oldest first.
+    /// Life events, oldest first.
     pub(crate) events: VecDeque<LifeEvent>,
     generation: u64,
     vm_since: UnixMs,
@@ -114,7 +115,7 @@ impl Entry {
         }
     }
 
-    /// The sandbox as callers see it; `None` if they cannot name it.
+    /// The sandbox as callers see it; `None` if no caller has the slot's id, or the slot is ending.
     pub(crate) fn sandbox(&self, id: &SandboxId) -> Option<Sandbox> {
         Some(Sandbox {
             id: id.clone(),
@@ -137,7 +138,7 @@ impl Entry {
         self.vm_since = now;
     }
 
-    /// Adds a life event; the oldest gives way.
+    /// Adds a life event. Removes the oldest one if there are too many.
     pub(crate) fn add_event(&mut self, at: UnixMs, what: impl Into<String>) {
         if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
@@ -146,7 +147,7 @@ impl Entry {
         self.events.push_back(LifeEvent { at, what });
     }
 
-    /// The control connection, if one is open, for a job that blocks.
+    /// Takes the control connection, if one is open, for a blocking job. Closes the connection to the agent.
     pub(crate) fn take_control(&mut self) -> Option<UnixStream> {
         let lines = self.lines.take()?;
         lines.control.into_std().ok()
@@ -157,7 +158,7 @@ impl Entry {
         self.generation > 0
     }
 
-    /// The slot is removed: answers every request that still waits for it.
+    /// Answers every request that still waits for the slot, which has been removed, and reports the end of its sandbox.
     pub(crate) fn removed(self, id: &SandboxId, ended: &mpsc::UnboundedSender<Ended>) {
         let was_leased = self.was_leased();
         if let Some(serving) = self.serving {

@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Pages of loaded templates have this size.
+/// Page size of loaded templates, in bytes.
 const HUGE_PAGE: u64 = 2 << 20;
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Jobs {
     config: Arc<PoolConfig>,
     pub(super) groups: Arc<Groups>,
     pub(super) reporter: mpsc::UnboundedSender<Report>,
-    /// Bytes of all templates that were loaded.
+    /// Sum of the sizes of all templates that this server has loaded, in bytes.
     loaded: u64,
 }
 
@@ -47,7 +47,7 @@ impl Jobs {
         }
     }
 
-    /// Runs blocking work on a thread. Reports are lost only when the driver, and with it the program, has ended.
+    /// Runs blocking work on a thread. The report is lost only if the driver has ended.
     fn run(&self, work: impl FnOnce() -> Report + Send + 'static) {
         let reporter = self.reporter.clone();
         spawn_blocking(move || {
@@ -55,12 +55,12 @@ impl Jobs {
         });
     }
 
-    /// Makes a VM.
+    /// Makes a VM for a fill, a cold start or a resume.
     pub(super) fn start(&self, id: SandboxId, plan: StartPlan) {
         self.run(move || Report::Made(id, plan.run().map(Box::new)));
     }
 
-    /// Leases a warm slot, on a task: its caller waits for this.
+    /// Leases a warm slot. Runs on a task rather than a thread, because a caller waits for it.
     pub(super) fn lease(&self, plan: LeasePlan, lines: Lines) {
         let reporter = self.reporter.clone();
         tokio::spawn(async move {
@@ -83,11 +83,13 @@ impl Jobs {
         self.run(move || Report::Written(id, dir.write(&record, Durability::Process)));
     }
 
-    /// Copies a template's memory into huge pages. They count in the server's control group, so its limit grows by
-    /// their size. It does not shrink again: VMMs may hold the memory of a template that was removed.
+    /// Copies a template's memory into huge pages. These are charged to the server's control group, so its limit, if
+    /// there is one, grows by their size. The limit never shrinks again, because VMMs may still hold the memory of a
+    /// template that was removed.
     ///
     /// # Errors
-    /// The size cannot be read or the limit cannot be set; nothing is loaded then.
+    /// Returns an error if the size cannot be read or the limit cannot be set. Nothing is loaded then. A failure to
+    /// load is reported by [`Report::Loaded`].
     pub(super) fn load(&mut self, template: String, dir: PathBuf) -> io::Result<()> {
         if let Some(memory) = self.config.server_memory {
             let size = fs::metadata(dir.join(template_file::MEMORY))?.len();
@@ -103,8 +105,8 @@ impl Jobs {
         Ok(())
     }
 
-    /// Kills a VM process. If `disown` is given its record is removed before, so that a server which follows this one
-    /// does not adopt a sandbox that was to end.
+    /// Kills a VM process. If `disown` is given, the record in that directory is removed first, so that the next server
+    /// does not adopt a sandbox that was about to end.
     pub(super) fn kill(&self, id: SandboxId, pidfd: Arc<OwnedFd>, disown: Option<SlotDir>) {
         spawn_blocking(move || {
             if let Some(Err(error)) = disown.map(|dir| dir.disown()) {
@@ -114,7 +116,7 @@ impl Jobs {
         });
     }
 
-    /// Takes back the TAP of a VM that has exited.
+    /// Releases the TAP of a VM that has exited.
     pub(super) fn release(&self, record: &mut Record) {
         self.run(self.release_tap(record));
     }
@@ -125,7 +127,7 @@ impl Jobs {
         move || Report::Released(network::release(network.as_ref(), tap, vmm))
     }
 
-    /// Takes back the TAP of a slot and removes its directory and its control group.
+    /// Releases a slot's TAP, and removes its directory and its control group.
     pub(super) fn clean(&self, id: SandboxId, dir: SlotDir, record: &mut Record) {
         let groups = Arc::clone(&self.groups);
         let released = self.release_tap(record);
@@ -139,7 +141,7 @@ impl Jobs {
         });
     }
 
-    /// Reports the end of a VM process, whenever that comes.
+    /// Watches a VM process and reports its exit.
     pub(super) fn watch(&self, id: SandboxId, vm: Vm) {
         let reporter = self.reporter.clone();
         tokio::spawn(async move {
@@ -150,7 +152,8 @@ impl Jobs {
         });
     }
 
-    /// Makes a new template survive a crash of the host, or removes what is left of one that failed, and answers.
+    /// Answers the request for a new template, after syncing the template to disk or, if it failed, removing its
+    /// directory.
     pub(super) fn finish_template(
         &self,
         home: PathBuf,

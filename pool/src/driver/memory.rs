@@ -12,21 +12,21 @@ use crate::{
     templates::Templates,
 };
 
-/// MemAvailable is read again when it is older than this.
+/// MemAvailable is read again if the last reading is older than this.
 const FRESH: Duration = Duration::from_millis(20);
-/// Most sandboxes that are measured at one tick.
+/// Maximum number of sandboxes that are measured per tick.
 const MEASURED_AT_ONCE: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct MemoryLedger {
     reserve: u64,
     max_slots: u32,
-    /// Of each template whose sandboxes were measured.
+    /// The expected need for each template whose sandboxes or warm slots were measured.
     needs: BTreeMap<String, Need>,
     /// MemAvailable in bytes, and when it was read (CLOCK_MONOTONIC).
     available: u64,
     read_at_ns: u64,
-    /// The sandbox after which the next round of measuring goes on.
+    /// The last sandbox measured in this round; the next tick continues after it. `None`: a new round begins.
     measured_up_to: Option<SandboxId>,
 }
 
@@ -53,13 +53,13 @@ impl MemoryLedger {
         needs.max().unwrap_or(Need::default().expected)
     }
 
-    /// A slot of this template has become warm with so many private bytes.
+    /// Updates the need of a template, one of whose slots has become warm with `private` private bytes.
     pub(super) fn became_warm(&mut self, template: &str, private: u64) {
         let need = self.needs.entry(template.to_owned()).or_default();
         need.warm(private);
     }
 
-    /// The host's resources for a sandbox with this need.
+    /// The host's resources for one more sandbox with this need.
     pub(super) fn room_for(
         &mut self,
         need: Need,
@@ -77,7 +77,7 @@ impl MemoryLedger {
             count += 1;
             let own = self.need(&entry.record.template.id);
             let has = match entry.slot.stage {
-                // Does not grow in this stage.
+                // A slot does not grow in these stages, so nothing is promised to it.
                 Stage::Warm | Stage::Ending | Stage::Pausing(_) | Stage::Stopping(_) => continue,
                 Stage::Filling => own.expected.saturating_sub(own.warm_has),
                 _ => entry.private.unwrap_or(0),
@@ -97,7 +97,8 @@ impl MemoryLedger {
         }
     }
 
-    /// Measures some of the running sandboxes, and estimates from all of them what their templates need.
+    /// Measures some of the running sandboxes, and updates the templates' needs from the last measurements of all of
+    /// them.
     pub(super) fn measure(&mut self, slots: &mut Slots, templates: &Templates) {
         let mut running = slots.ids(|e| e.slot.stage == Stage::Running);
         running.sort_unstable();
@@ -122,7 +123,7 @@ impl MemoryLedger {
             let of_template = sizes.entry(entry.record.template.id.clone()).or_default();
             of_template.extend(entry.private);
         }
-        // A template that was removed is forgotten with its last sandbox.
+        // The need of a removed template is forgotten when its last sandbox has stopped running.
         self.needs
             .retain(|id, _| templates.get(id).is_some() || sizes.contains_key(id));
         for (id, sizes) in sizes {

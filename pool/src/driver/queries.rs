@@ -39,7 +39,7 @@ impl Driver {
             }
             Request::RemoveTemplate(name, answer) => self.remove_template(&name, answer),
             Request::Stats(answer) => self.send_stats(answer),
-            // These are answered where they are performed.
+            // The driver performs and answers these requests itself.
             Request::Create { .. }
             | Request::Sandbox(..)
             | Request::Drain(_)
@@ -83,7 +83,7 @@ impl Driver {
         });
     }
 
-    /// Answers a question about a running sandbox's TAP, on a thread.
+    /// Answers a question about a running sandbox's TAP. The question runs on a thread.
     fn of_tap<T: Send + 'static>(
         &self,
         id: &SandboxId,
@@ -127,7 +127,7 @@ impl Driver {
         let origin = Origin::Elsewhere(dir);
         let kept = self.templates.keep(&id, names, origin, created);
         if kept.is_err() {
-            // The directory is empty.
+            // The directory has at most an unusable record.
             let _ = std::fs::remove_dir_all(home);
         }
         kept
@@ -163,7 +163,8 @@ impl Driver {
         });
     }
 
-    /// Names a paused sandbox or another template that needs the files of this template.
+    /// Returns a description of another template or a sandbox that needs the template's files in `dir`; `None` if there
+    /// is none.
     fn user_of(&self, dir: &Path) -> Option<String> {
         if let Some(other) = self.templates.built_on(dir).first() {
             return Some(format!("template {other} builds on it"));
@@ -200,14 +201,15 @@ impl Driver {
         }
     }
 
-    /// Sends counters and gauges; those of TAPs are read on a thread.
+    /// Sends counters and gauges. The counters of TAPs are read on a thread.
     fn send_stats(&mut self, answer: oneshot::Sender<PoolStats>) {
         let mut stats = self.stats();
         let network = self.config.network.clone();
         let taps: Vec<_> = self.slots.values().filter_map(|e| e.record.tap).collect();
         spawn_blocking(move || {
             for tap in taps {
-                // A TAP that was taken back meanwhile is in the pool's own counters from the next time on.
+                // A TAP that was released in the meantime cannot be read. Its counters are in the pool's own sum the
+                // next time.
                 if let Ok(counters) = network::counters(network.as_ref(), Some(tap)) {
                     network::add(&mut stats.network, &counters);
                 }

@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) want: Want,
-    /// CLOCK_MONOTONIC.
+    /// When the call was made, in CLOCK_MONOTONIC.
     pub(super) accepted_ns: u64,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Pending {
 pub(super) enum Want {
     New {
         spec: Box<CreateSpec>,
-        /// Id of the template; of the source's for a fork.
+        /// Id of the template; for a fork, of the source's template.
         template: String,
         fork: Option<Arc<ForkSnapshot>>,
         answer: Answer<Unclaimed>,
@@ -44,9 +44,9 @@ impl Pending {
 
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// In order of arrival; a request that can be served overtakes others that cannot.
+    /// Requests in order of arrival. A request that can be served overtakes requests that cannot.
     pending: VecDeque<Pending>,
-    /// Most starts at once.
+    /// Maximum number of starts at the same time.
     places: u32,
 }
 
@@ -83,7 +83,7 @@ impl Queue {
         };
         for entry in slots.values() {
             let is_start = matches!(entry.slot.stage, Stage::Starting | Stage::Resuming(_));
-            // A warm slot has its VM already.
+            // A lease holds no place, because a warm slot has its VM already.
             if is_start && !entry.slot.vm {
                 places.hold(entry.start_for);
             }

@@ -95,7 +95,7 @@ impl Driver {
         let event = match stage {
             Stage::Filling => Event::Filled,
             Stage::Resuming(_) => Event::Resumed,
-            // In `Ending` the three events have the same effect.
+            // In `Ending`, the events of all three jobs have the same effect.
             _ => Event::Started,
         };
         match self.event(id, event) {
@@ -110,7 +110,7 @@ impl Driver {
         }
     }
 
-    /// The sandbox runs: answers the request that the start served.
+    /// Answers the request that a start, lease or resume served, now that the sandbox runs.
     fn hand_over(&mut self, id: &SandboxId) {
         self.stock.yield_to_callers(host::monotonic_ns());
         let now = host::unix_ms();
@@ -170,7 +170,7 @@ impl Driver {
                 let _ = answer.send(self.sandbox(id));
                 self.write_record(id, Vec::new());
             }
-            // Nothing else resumes.
+            // No other request begins a resume.
             other => other.refuse(PoolError::not_found(id)),
         }
     }
@@ -205,7 +205,8 @@ impl Driver {
                 entry.record = served.record;
                 entry.timeline = served.timeline;
                 entry.lines = Some(served.lines);
-                // Otherwise the VM has exited or the slot was killed: the caller is refused when the slot is removed.
+                // In any other stage, the VM has exited or the slot was killed; the caller is refused when the slot is
+                // removed.
                 if self.event(id, Event::Leased) == Ok(Stage::Running) {
                     self.hand_over(id);
                 }
@@ -224,7 +225,7 @@ impl Driver {
         let (event, error) = match outcome {
             PauseOutcome::OnDisk(record) => {
                 if let Some(entry) = self.slots.get_mut(id) {
-                    // The job has set the time of the pause in it.
+                    // The job has set the record's `end_at` to the time of the pause.
                     entry.slot.lifetime = record.lifetime;
                     entry.record = *record;
                 }
@@ -244,13 +245,13 @@ impl Driver {
             };
             self.pause_failed(id, error, answer);
         }
-        // After a successful save the caller is answered when the VM has exited.
+        // If the VM has not exited yet, the caller is answered when it has.
         if let Ok(Stage::Paused(_)) = self.event(id, event) {
             self.is_paused(id);
         }
     }
 
-    /// A job left a VM that cannot go on.
+    /// Records why a sandbox ends: a job failed and left a VM that cannot continue.
     fn lost(&mut self, id: &SandboxId, why: String) {
         if let Some(entry) = self.slots.get_mut(id)
             && entry.slot.stage != Stage::Ending
@@ -324,7 +325,7 @@ impl Driver {
                 }
                 Err(e) => drop(answer.send(Err(e))),
             },
-            // Every snapshot serves the request that began it.
+            // Unreachable: a snapshot's job always serves the request that began it.
             _ => {}
         }
     }
@@ -385,13 +386,14 @@ impl Driver {
             Some(template) => {
                 template.memory = loaded.map_or(Memory::Unloadable, Memory::Loaded);
             }
-            // The template was removed while it was loaded. Freeing its memory takes time.
+            // The template was removed while it was being loaded. Its memory is freed on a thread, because that takes
+            // time.
             None => drop(tokio::task::spawn_blocking(move || drop(loaded))),
         }
     }
 }
 
-/// The action at the deadline after a resume.
+/// Returns the action at the next deadline of a sandbox that is resumed.
 fn on_timeout_after(present: OnTimeout, wake: Wake) -> OnTimeout {
     match (wake, present) {
         (
@@ -410,7 +412,7 @@ fn on_timeout_after(present: OnTimeout, wake: Wake) -> OnTimeout {
     }
 }
 
-/// Whether the sandbox itself or the host is the reason that a resume failed.
+/// Whether a resume failed because of the sandbox itself or because of the host.
 fn failed_by(error: &PoolError) -> FailedBy {
     match error {
         PoolError::Failed { .. } | PoolError::AgentSilent(_) => FailedBy::Sandbox,

@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// Most requests that wait for the change of one sandbox.
+/// Maximum number of requests that wait for one sandbox's change.
 const MAX_WAITING: usize = 1024;
 
 impl Driver {
@@ -89,7 +89,7 @@ impl Driver {
         }
     }
 
-    /// Serves a request that was not refused. `begins`: the request needs a change of stage.
+    /// Serves a request that was not refused. `begins` is true if the request needs a change of stage.
     fn act(&mut self, id: SandboxId, request: SandboxRequest, begins: bool) {
         match request {
             SandboxRequest::Connect { accepted_ns, .. } if begins => {
@@ -144,7 +144,7 @@ impl Driver {
         moved == Some(true)
     }
 
-    /// Answers a connect; with `write`, after the record was written.
+    /// Answers a connect. With `write`, the record is written first.
     pub(super) fn connected(
         &mut self,
         id: &SandboxId,
@@ -165,7 +165,8 @@ impl Driver {
         }
     }
 
-    /// Writes the record with the present lifetime. If a write is under way, another one follows it.
+    /// Writes the record with the present lifetime, then answers `after`. If a write is already under way, the record
+    /// is written once more after it.
     pub(super) fn write_record(&mut self, id: &SandboxId, after: Vec<AfterWrite>) {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
@@ -188,9 +189,9 @@ impl Driver {
         self.jobs.write(id.clone(), dir, record);
     }
 
-    /// Replaces the policy and the note of a running sandbox. Writing a small file and a few map entries takes less
-    /// time than handing them to a thread. The record is written first: after a crash the next server puts the record's
-    /// policy in force.
+    /// Replaces the policy and the note of a running sandbox. Runs on the driver's task, because writing a small file
+    /// and a few map entries takes less time than handing the work to a thread. The record is written before the policy
+    /// is put in force, because after a crash the next server applies the policy in the record.
     fn set_policy(
         &mut self,
         id: &SandboxId,
@@ -272,7 +273,7 @@ impl Driver {
         self.jobs.pause(id.clone(), plan);
     }
 
-    /// A pause was refused or failed; the sandbox runs as before, or is ending.
+    /// Handles a pause that was refused or failed: the sandbox keeps running, or is about to end.
     pub(super) fn pause_failed(
         &mut self,
         id: &SandboxId,
@@ -312,12 +313,13 @@ impl Driver {
         let entry = self.slots.leased(id)?;
         match entry.slot.stage {
             Stage::Running => self.set_space_aside(id, PauseMode::Memory),
-            // The files get a second link.
+            // A snapshot of a paused sandbox needs no space, because it links the existing files.
             _ => Ok(()),
         }
     }
 
-    /// New sandboxes continue from a snapshot of this one. They get its policy, and no more.
+    /// Begins a fork: a snapshot of this sandbox, from which the new sandboxes continue. They get the source's policy;
+    /// the other settings come from their specs.
     fn fork(
         &mut self,
         id: &SandboxId,
@@ -383,7 +385,7 @@ impl Driver {
         self.jobs.snapshot(id.clone(), plan, purpose);
     }
 
-    /// The snapshot of a fork is written: its forks wait for their starts.
+    /// Queues the starts of forks whose snapshot has been written.
     pub(super) fn queue_forks(
         &mut self,
         template: &str,
@@ -407,7 +409,7 @@ impl Driver {
         let _ = answer.send(Ok(answers));
     }
 
-    /// Checks that a running sandbox can be written to disk, and sets the space aside while it is.
+    /// Checks that the disk has room to save a running sandbox, and sets that space aside for the save.
     fn set_space_aside(&mut self, id: &SandboxId, mode: PauseMode) -> Result<(), PoolError> {
         let entry = self.slots.leased(id)?;
         let room = self.disks.room_to_save(&self.slots, entry, mode);
@@ -421,7 +423,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Checks that one more paused sandbox or snapshot may be kept. The snapshots of forks are not kept.
+    /// Checks that one more paused sandbox or snapshot may be kept. A fork's snapshot is temporary and is not counted.
     fn may_save(&mut self) -> Result<(), PoolError> {
         let mut saved = self.templates.iter().filter(|t| t.info.is_snapshot).count();
         for entry in self.slots.values() {
@@ -455,6 +457,8 @@ impl Driver {
     }
 }
 
+/// Checks the length of a note.
+///
 /// # Errors
 /// Returns [`PoolError::NoteTooLong`] for more than [`MAX_NOTE`] bytes.
 fn check_note(note: &str) -> Result<(), PoolError> {

@@ -1,4 +1,4 @@
-//! The table of all slots, with their deadlines and the users of their VMs.
+//! The table of all slots, ordered deadlines, and the user ids of VMs.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -15,11 +15,11 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Slots {
     entries: HashMap<SandboxId, Entry>,
-    /// The deadline of each sandbox that has one armed.
+    /// The deadlines for which [`crate::slot::Slot::due`] returns a time.
     deadlines: BTreeSet<(UnixMs, SandboxId)>,
-    /// Where the search for a free user begins.
+    /// The user id at which the search for a free one begins.
     next_user: u32,
-    /// VMs that became a sandbox's on this server.
+    /// How many times a sandbox got a VM from this server, adopted VMs included.
     generations: u64,
 }
 
@@ -38,7 +38,7 @@ impl Slots {
             generations: u64::try_from(found.len()).unwrap_or(u64::MAX),
             entries: HashMap::new(),
             deadlines: BTreeSet::new(),
-            // Random, so that another server on this host is unlikely to use the same users.
+            // Random, so that another server on this host is unlikely to use the same user ids.
             next_user: VmUser::POOL.start + random % users,
         };
         for (id, entry) in found {
@@ -58,12 +58,13 @@ impl Slots {
         self.entries.get(id)
     }
 
-    /// For changes that leave the slot's stage and deadline alone; see [`Slots::update`] and [`Slots::apply`].
+    /// For changes that affect neither the slot's stage nor its deadline; for others see [`Slots::update`] and
+    /// [`Slots::apply`].
     pub(super) fn get_mut(&mut self, id: &SandboxId) -> Option<&mut Entry> {
         self.entries.get_mut(id)
     }
 
-    /// The entry of a sandbox that callers can name.
+    /// The entry of a slot that is a caller's sandbox; [`PoolError::Refused`] with `NotFound` for any other slot.
     pub(super) fn leased(&self, id: &SandboxId) -> Result<&Entry, PoolError> {
         let entry = self.entries.get(id).filter(|e| e.slot.is_leased());
         entry.ok_or_else(|| PoolError::not_found(id))
@@ -97,7 +98,7 @@ impl Slots {
         Some(entry)
     }
 
-    /// Changes an entry and keeps the table of deadlines in step.
+    /// Changes an entry and updates the table of deadlines accordingly.
     pub(super) fn update<T>(
         &mut self,
         id: &SandboxId,
@@ -138,7 +139,7 @@ impl Slots {
         moved.unwrap_or(Err(Unexpected))
     }
 
-    /// Ids of the sandboxes whose deadline has passed.
+    /// Ids of the sandboxes whose deadline must be acted upon at `now`.
     pub(super) fn due(&self, now: UnixMs) -> Vec<SandboxId> {
         let passed = self.deadlines.iter().take_while(|(due, _)| *due <= now);
         passed.map(|(_, id)| id.clone()).collect()
@@ -149,7 +150,7 @@ impl Slots {
         self.deadlines.first().map(|(due, _)| *due)
     }
 
-    /// The VM of this slot becomes a sandbox's.
+    /// Records that the slot's VM now serves a sandbox, and gives it the next generation number.
     pub(super) fn has_new_vm(&mut self, id: &SandboxId, now: UnixMs) {
         self.generations += 1;
         if let Some(entry) = self.entries.get_mut(id) {
@@ -157,7 +158,7 @@ impl Slots {
         }
     }
 
-    /// Returns a user that no slot has. The numbers are used in turn.
+    /// Returns a user id that no slot has. Ids are used in turn.
     pub(super) fn free_user(&mut self) -> u32 {
         loop {
             let user = self.next_user;

@@ -1,5 +1,5 @@
-//! Space on the disks that sandboxes write to: that of the state directory, where snapshots are, and that of the
-//! layers.
+//! Space on the two disks that sandboxes write to: the disk of the state directory, which holds snapshots, and the disk
+//! of the layers. Both may be the same disk.
 
 use std::{
     fs,
@@ -10,19 +10,19 @@ use std::{
 use super::{Entry, slots::Slots};
 use crate::{PauseMode, PoolConfig, host, policy::Space, slot::Stage};
 
-/// Bytes that a running sandbox is expected to write to its layer beyond what it has written.
+/// Bytes that a running sandbox is expected to write to its layer in addition to what it has already written.
 const LAYER: u64 = 32 << 20;
-/// Bytes that a save writes besides pages and blocks: states, lists, manifest, record.
+/// Bytes that a save writes in addition to pages and blocks: states, lists, manifest, record.
 const BESIDES: u64 = 8 << 20;
 
 #[derive(Debug)]
 pub(super) struct Disks {
     state: PathBuf,
-    /// Both directories are on the same disk.
+    /// Whether state directory and layers are on the same disk.
     is_one: bool,
     reserve: u64,
     layer_share: u64,
-    /// A disk was down to its reserve at the last check, which was logged.
+    /// Whether a disk had less than its reserve left at the last check.
     is_low: bool,
 }
 
@@ -39,7 +39,7 @@ impl Disks {
         }
     }
 
-    /// Bytes of the layers' disk that one sandbox is expected to need.
+    /// Bytes that one more sandbox is expected to need on the disk of the layers.
     pub(super) fn layer_share(&self) -> u64 {
         self.layer_share
     }
@@ -74,10 +74,10 @@ impl Disks {
         }
     }
 
-    /// Returns the bytes to set aside for writing a running sandbox to disk.
+    /// Returns the number of bytes to set aside for saving a running sandbox.
     ///
     /// # Errors
-    /// Says what is short if they are not free.
+    /// Returns a description of the shortage if that many bytes are not free.
     pub(super) fn room_to_save(
         &self,
         slots: &Slots,
@@ -97,7 +97,7 @@ impl Disks {
         }
     }
 
-    /// Logs once when a disk is down to its reserve, and once when it no longer is.
+    /// Logs once when a disk falls below its reserve, and once when both disks are above it again.
     pub(super) fn watch(&mut self, slots: &Slots) {
         let spaces = [self.snapshots(slots), self.layers(slots)];
         let is_low = spaces.iter().any(Space::is_low);

@@ -38,7 +38,7 @@ impl Driver {
         }
     }
 
-    /// Serves one request of the queue. Returns the request if it must keep waiting.
+    /// Serves or refuses one request of the queue. Returns the request if it must keep waiting.
     fn place(&mut self, pending: Pending) -> Option<Pending> {
         if self.stopping.closing.is_some() {
             self.refuse(pending.want, PoolError::Draining);
@@ -125,7 +125,7 @@ impl Driver {
         tracing::warn!(sandbox = %id, %error, "the resume failed");
         self.add_event(id, host::unix_ms(), format!("the resume failed: {error}"));
         let serving = self.slots.get_mut(id).and_then(|e| e.serving.take());
-        // An error means that the slot is ending.
+        // An error means that the slot is ending already.
         let _ = self.event(id, Event::ResumeFailed(by));
         if let Some(serving) = serving {
             serving.refuse(error);
@@ -149,7 +149,7 @@ impl Driver {
         };
         entry.serving = Some(Serving::New(answer));
         let Some(lines) = entry.lines.take() else {
-            // A warm slot always has its connections. Without them the slot is ended, which refuses the create.
+            // A warm slot normally has its connections. If it does not, ending the slot refuses the create.
             return self.end(&id);
         };
         entry.record.take_settings(*spec);
@@ -168,7 +168,7 @@ impl Driver {
         );
     }
 
-    /// Makes a VM for a caller.
+    /// Begins to make a VM for a create, a fork or a resume.
     fn start(&mut self, pending: Pending) {
         let timeline = accepted(pending.accepted_ns);
         match pending.want {
@@ -275,7 +275,8 @@ impl Driver {
         }
     }
 
-    /// Adds a slot of a template, or of a fork of its sandbox, and plans how to make its VM.
+    /// Adds a slot for a VM made from a template or, with `fork`, from the snapshot of a fork. Returns the plan to make
+    /// the VM.
     fn new_slot(
         &mut self,
         template: &str,
@@ -320,7 +321,7 @@ impl Driver {
         Ok((id, plan))
     }
 
-    /// Checks that a snapshot, which a VMM wrote, names only files that it may.
+    /// Checks that a snapshot written by a VMM names only files in the store.
     pub(super) fn check_snapshot(&self, dir: &Path) -> Result<(), PoolError> {
         self.templates
             .check_snapshot(dir)
@@ -330,7 +331,7 @@ impl Driver {
             })
     }
 
-    /// The loaded copy of the base that a snapshot is a diff of, if there is one.
+    /// If the snapshot in `dir` is a diff and the template that is its base is loaded, returns the loaded template.
     fn loaded_base(&self, dir: &Path) -> Option<Arc<vmm_control::template::LoadedTemplate>> {
         let base: PathBuf = base_of(dir)?;
         let template = self.templates.iter().find(|t| t.dir == base)?;
@@ -340,7 +341,7 @@ impl Driver {
         }
     }
 
-    /// Begins fills while they are wanted and allowed.
+    /// Begins fills as long as templates need them and they are allowed.
     pub(super) fn fill(&mut self) {
         loop {
             self.stock.review(&mut self.templates, &self.slots);
@@ -358,7 +359,7 @@ impl Driver {
             match memory {
                 Memory::OnDisk => self.load(&id),
                 Memory::Loaded(_) | Memory::Unloadable => self.fill_one(&id, now_ns),
-                // Clones of what is on disk now would not share the huge pages.
+                // Waits: clones that start from the disk now would not share the huge pages.
                 Memory::Loading => return,
             }
         }

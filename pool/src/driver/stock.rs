@@ -15,18 +15,18 @@ use crate::{
     templates::{Template, Templates},
 };
 
-/// First and longest delay of a template's fills after one that failed.
+/// Delay of a template's next fill after a first failed fill; it doubles with each further failure.
 const BACKOFF: Duration = Duration::from_millis(500);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Stock {
     marks: WarmMarks,
-    /// Most fills at once.
+    /// Maximum number of fills at the same time.
     parallel: u32,
-    /// Warm slots by template, the oldest first.
+    /// The warm slots of each template, oldest first.
     warm: BTreeMap<String, VecDeque<SandboxId>>,
-    /// When a caller last asked for a sandbox or got one, CLOCK_MONOTONIC.
+    /// When a caller last requested or got a sandbox, in CLOCK_MONOTONIC.
     last_foreground_ns: u64,
     last_fill_ns: u64,
 }
@@ -58,7 +58,7 @@ impl Stock {
         self.warm.get(template)?.front()
     }
 
-    /// The slot that is ended first to make room: the oldest of the template with the most warm slots.
+    /// The slot to end if room is needed: the oldest warm slot of the template that has the most.
     pub(super) fn to_evict(&self) -> Option<&SandboxId> {
         self.warm.values().max_by_key(|ids| ids.len())?.front()
     }
@@ -68,7 +68,7 @@ impl Stock {
         u32::try_from(warm).unwrap_or(u32::MAX)
     }
 
-    /// A caller requested a sandbox or got one: fills wait for a quiet moment.
+    /// Records that a caller requested or got a sandbox. Fills then wait for a quiet moment.
     pub(super) fn yield_to_callers(&mut self, now_ns: u64) {
         self.last_foreground_ns = now_ns;
     }
@@ -78,7 +78,7 @@ impl Stock {
         templates.iter().any(|t| t.refilling)
     }
 
-    /// Decides for every template whether its stock is being refilled.
+    /// Decides for every template whether its stock must be refilled.
     pub(super) fn review(&self, templates: &mut Templates, slots: &Slots) {
         if self.marks.high == 0 {
             return;
@@ -97,7 +97,8 @@ impl Stock {
         }
     }
 
-    /// The template whose stock is filled next: the one with the fewest warm slots.
+    /// The template to fill next: of those whose stock is being refilled and whose back-off is over, the one with the
+    /// fewest warm slots.
     pub(super) fn next_fill<'a>(
         &self,
         templates: &'a Templates,
@@ -110,7 +111,7 @@ impl Stock {
             .min_by_key(|t| self.len(&t.info.id))
     }
 
-    /// Whether a fill may begin. `is_queued`: callers wait for a start.
+    /// Whether a fill may begin. `is_queued` is true if requests are in the queue.
     pub(super) fn may_fill(
         &self,
         room: &Room,
@@ -140,7 +141,7 @@ impl Stock {
     }
 }
 
-/// Delays the next fill of a template, longer after each failure.
+/// Counts a failed fill of a template and delays its next fill, longer after each failure.
 pub(super) fn fill_failed(template: &mut Template, now_ns: u64) {
     let delay = BACKOFF
         .saturating_mul(1 << template.failures.min(10))
