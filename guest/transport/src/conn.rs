@@ -1,8 +1,9 @@
 //! One connection: its buffers, its socket and the state of its current request.
 //!
-//! The socket is polled edge-triggered; `readable` and `writable` hold what the poller last reported, until a
-//! call returns `EAGAIN`. So a request costs no call that changes interest. `EPOLLOUT` is added only once the
-//! socket has been full: otherwise every answer that the peer reads would wake a guest that has nothing to do.
+//! The socket is polled edge-triggered. `readable` and `writable` stay set from a poller event until a system call
+//! shows that the socket is empty or full, so serving a request needs no `epoll_ctl`. `EPOLLOUT` is requested only
+//! after the socket has been full once: otherwise every answer that the peer reads would wake a guest that has nothing
+//! to do.
 
 use std::{
     any::Any,
@@ -27,15 +28,15 @@ use crate::{
     slots::{Key, Slots},
 };
 
-/// Buffers with more capacity than this are freed after use.
+/// Buffers whose capacity exceeds this many bytes are freed once they are empty.
 const KEEP: usize = 16 << 10;
-/// Bytes that were sent from the front of a backlog before the rest is moved there.
+/// Once more than this many bytes at the front of the output have been sent, they are removed from the buffer.
 const COMPACT: usize = 64 << 10;
 
 /// A connection.
 pub struct Conn<S: Service> {
     socket: OwnedFd,
-    /// Received bytes that are not yet used.
+    /// Received bytes that have not been consumed yet.
     pub input: Vec<u8>,
     /// Bytes to be sent; the first `sent` have been sent.
     pub out: Vec<u8>,
@@ -44,17 +45,20 @@ pub struct Conn<S: Service> {
     pub(crate) writable: bool,
     /// Whether the poller reports room for output.
     pub(crate) watches_room: bool,
-    /// Output is held back, so that further output leaves with it.
+    /// While this is set, [`Conn::flush`] sends nothing, so that pending output is sent together with the output that
+    /// follows.
     pub corked: bool,
-    /// The peer has closed the connection or its sending side.
+    /// The peer has closed the connection or its sending side, or a write has failed.
     pub hangup: bool,
     /// The service's state of the current request.
     pub call: S::Call,
     /// Whether the connection is closed after the current answer.
     pub after: After,
-    /// When the connection needs attention if no event occurs before.
+    /// The deadline of the current phase. When it passes, the server answers 408, closes the connection or calls
+    /// [`Exchange::expire`], depending on the phase.
     pub wake: Option<Instant>,
-    /// When a request last ended; of too many connections, the one idle longest is closed.
+    /// When the last request ended, or the connection was accepted. At the connection limit, the connection that has
+    /// been idle longest is closed.
     pub(crate) used: Instant,
     pub(crate) phase: Phase<S>,
 }
@@ -64,7 +68,7 @@ pub type Conns<S> = Slots<Conn<S>>;
 
 /// The state of a connection.
 pub(crate) enum Phase<S: Service> {
-    /// Between requests, or in a head.
+    /// Between requests, or reading the head of one.
     Head,
     /// Collecting a body for [`Service::handle`].
     Collect {
@@ -77,16 +81,16 @@ pub(crate) enum Phase<S: Service> {
         sink: Box<dyn Sink<S>>,
         body: Framing,
     },
-    /// Absent while one of its methods runs.
+    /// Running an exchange, which is `None` only while one of its methods runs.
     Exchange(Option<Box<dyn Exchange<S>>>),
-    /// The last answer is being sent.
+    /// Sending the last answer before the connection is closed.
     Closing(Rest),
     /// Discarding the rest of a refused request, at most `left` bytes.
     Draining { left: usize },
 }
 
-/// Whether a request was read to its end. After an unread one the connection is drained before it is closed: closing it
-/// with unread input would make the kernel discard the answer.
+/// Whether the whole request was read. If not, the connection is drained before it is closed: closing a socket with
+/// unread input would make the kernel discard the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     Read,
@@ -96,15 +100,15 @@ pub enum Rest {
 /// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// Bytes, now in the input.
+    /// Bytes were received and appended to the input.
     Some,
-    /// Nothing at present.
+    /// Nothing has arrived.
     Nothing,
     /// The peer has closed its sending side.
     End,
 }
 
-/// The connection is to be closed, usually because the peer is gone.
+/// The connection must be closed, usually because the peer has closed it or the socket is broken.
 #[derive(Debug)]
 pub struct Gone;
 
@@ -134,7 +138,7 @@ impl<S: Service> Conn<S> {
         self.out.len() - self.sent
     }
 
-    /// Whether the connection waits for the first byte of a request.
+    /// Whether the connection has sent all output and waits for the first byte of a request.
     pub(crate) fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Head) && self.input.is_empty() && self.backlog() == 0
     }
@@ -147,7 +151,7 @@ impl<S: Service> Conn<S> {
         self.writable |= flags.intersects(gone | EpollFlags::EPOLLOUT);
     }
 
-    /// Sends as much as the socket takes.
+    /// Sends as much output as the socket accepts, but nothing while the connection is corked.
     ///
     /// # Errors
     /// Returns [`Gone`] if the socket is broken.
@@ -171,12 +175,13 @@ impl<S: Service> Conn<S> {
         Ok(())
     }
 
-    /// Sends now; a broken socket is noticed when the connection is next pumped.
+    /// Flushes the output now. If the socket is broken, sets `hangup`, so that the connection is closed when it is next
+    /// pumped.
     pub fn push_out(&mut self) {
         self.hangup |= self.flush().is_err();
     }
 
-    /// Has the poller report when a full socket has room again.
+    /// Makes the poller report when the full socket has room again.
     pub(crate) fn watch_room(&mut self, key: Key, reactor: &Reactor) -> Result<(), Gone> {
         let flags = CONN_EVENTS | EpollFlags::EPOLLOUT;
         let watched = reactor.modify(self.socket.as_fd(), Token::Conn(key), flags);
@@ -185,7 +190,7 @@ impl<S: Service> Conn<S> {
         Ok(())
     }
 
-    /// As [`Conn::receive`], where the peer's end closes the connection. False if nothing has arrived.
+    /// Like [`Conn::receive`], but the end of input counts as [`Gone`]. Returns false if nothing has arrived.
     ///
     /// # Errors
     /// Returns [`Gone`] if the peer has closed its sending side or the socket is broken.
@@ -208,7 +213,8 @@ impl<S: Service> Conn<S> {
                 Ok(n) => {
                     self.input
                         .extend_from_slice(scratch.get(..n).unwrap_or_default());
-                    // A short read has emptied the socket; after a hang-up the end must still be read.
+                    // A short read has emptied the socket. After a hang-up, a further read must still return the end of
+                    // input.
                     self.readable = n == scratch.len() || self.hangup;
                     return Ok(Received::Some);
                 }
@@ -229,13 +235,13 @@ impl<S: Service> Conn<S> {
         }
     }
 
-    /// Sends a complete answer and ends the request.
+    /// Queues a complete answer and ends the request.
     pub fn answer(&mut self, status: u16, content_type: &str, body: &[u8]) {
         http::push_answer(&mut self.out, status, content_type, body, self.after);
         self.end_request(Rest::Read);
     }
 
-    /// Sends an error answer and ends the request.
+    /// Queues an error answer and ends the request.
     #[cold]
     #[inline(never)]
     pub fn error(&mut self, status: u16, message: &str) {
@@ -243,7 +249,7 @@ impl<S: Service> Conn<S> {
         self.end_request(Rest::Read);
     }
 
-    /// Sends an error answer although parts of the request are still to come.
+    /// Queues an error answer before the whole request has been read. The connection is closed after it.
     #[cold]
     #[inline(never)]
     pub fn refuse(&mut self, status: u16, message: &str) {
@@ -252,7 +258,7 @@ impl<S: Service> Conn<S> {
         self.end_request(Rest::Unread);
     }
 
-    /// Ends the request, whose answer is complete in `out`.
+    /// Ends the request. Its complete answer must already be in `out`.
     pub fn end_request(&mut self, rest: Rest) {
         self.wake = None;
         self.corked = false;
@@ -269,7 +275,7 @@ impl<S: Service> Conn<S> {
         self.phase = Phase::Exchange(Some(Box::new(exchange)));
     }
 
-    /// The current exchange, if it has that type.
+    /// The current exchange, if it is of type `E`.
     pub fn exchange<E: Exchange<S>>(&mut self) -> Option<&mut E> {
         match &mut self.phase {
             Phase::Exchange(Some(exchange)) => {
@@ -288,14 +294,15 @@ impl<S: Service> Conn<S> {
         }
     }
 
-    /// Asks the client for the body if it waits for that (`Expect: 100-continue`).
+    /// Queues the interim answer 100 if the client waits for it before it sends the body (`Expect: 100-continue`).
     pub fn invite_body(&mut self, head: &Head<S::Fields>) {
         if head.expects_continue && self.input.is_empty() {
             self.out.extend_from_slice(http::CONTINUE);
         }
     }
 
-    /// Waits for events. Output that is already queued is still sent after a hang-up.
+    /// The result of a step that has nothing to do until the next event. Output is flushed before each step, so a
+    /// hang-up loses only output that the socket did not accept.
     ///
     /// # Errors
     /// Returns [`Gone`] if the peer has hung up.
@@ -307,7 +314,8 @@ impl<S: Service> Conn<S> {
         }
     }
 
-    /// Whether a peer that has closed its sending side still receives. Sending zero bytes fails if it has closed both.
+    /// Whether a peer that has closed its sending side can still receive. Sending zero bytes fails if it has closed
+    /// both sides.
     #[must_use]
     pub fn is_peer_receiving(&self) -> bool {
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
@@ -324,7 +332,7 @@ impl<S: Service> Conn<S> {
     }
 }
 
-/// Empties a buffer and frees a large one.
+/// Empties a buffer, and frees its memory if the capacity exceeds [`KEEP`].
 fn reset(buffer: &mut Vec<u8>) {
     if buffer.capacity() > KEEP {
         *buffer = Vec::new();

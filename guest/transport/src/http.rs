@@ -1,7 +1,8 @@
-//! Heads of requests, answers, query strings. Pure: bytes in, bytes out.
+//! Request heads, answers and query strings. Pure: bytes in, bytes out.
 //!
-//! Percent-decoding is written here: the crate `percent-encoding` passes a malformed escape through as it is, and
-//! servers written in Go, which clients of these programs expect, treat such a value as absent.
+//! Percent-decoding is implemented here because the crate `percent-encoding` passes malformed escapes through
+//! unchanged. The official servers, which are written in Go, treat a value with such an escape as absent, and this
+//! crate must behave like them.
 
 use api_types::envd::{
     BadRequest, Framing, FramingHeaders, MAX_HEADERS, asks_to_close, header_text, parse_head,
@@ -17,21 +18,21 @@ pub struct Head<F> {
     pub query: String,
     /// `Expect: 100-continue`.
     pub expects_continue: bool,
-    /// HTTP/1.0, or `Connection: close`.
+    /// The request is HTTP/1.0 or has `Connection: close`.
     pub close: bool,
     /// Headers that the service reads.
     pub fields: F,
 }
 
-/// Headers that a service reads. The transport reads those of framing, `Expect` and `Connection` itself.
+/// Headers that a service reads. The transport itself reads the framing headers, `Expect` and `Connection`.
 pub trait Fields: Sized {
     /// The fields of a request without headers.
     fn new(path: &str) -> Self;
 
-    /// Takes one header, whose value has no blanks around it.
+    /// Takes one header. Blanks around `value` have been removed.
     ///
     /// # Errors
-    /// Returns the answer if the value makes the request invalid.
+    /// Returns the error answer if the value makes the request invalid.
     fn take(&mut self, name: &str, value: &str) -> Result<(), BadRequest>;
 }
 
@@ -44,11 +45,12 @@ impl Fields for () {
     }
 }
 
-/// Reads a head from the front of `bytes`: the head, the framing of its body, and its length in bytes. `None` if it
-/// is incomplete.
+/// Parses the head at the front of `bytes`. Returns the head, the framing of the body, and the length of the head in
+/// bytes; `None` if the head is incomplete.
 ///
 /// # Errors
-/// Returns the answer if the bytes are not HTTP/1.1, the head is too large, or its framing is ambiguous.
+/// Returns the error answer if the bytes are not an HTTP/1 head, the head is too large, its framing is ambiguous, or
+/// [`Fields::take`] rejects a header.
 pub fn parse<F: Fields>(bytes: &[u8]) -> Result<Option<(Head<F>, Framing, usize)>, BadRequest> {
     let mut space = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut space);
@@ -154,7 +156,7 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// The fate of a connection after an answer.
+/// Whether a connection is kept open after the current answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     KeepAlive,
@@ -207,8 +209,8 @@ pub fn push_answer(out: &mut Vec<u8>, status: u16, content_type: &str, body: &[u
     out.extend_from_slice(body);
 }
 
-/// Appends the head of an answer with further header `lines`, each ended by CRLF. The body that follows has `length`
-/// bytes, or is chunked if `length` is `None`.
+/// Appends the head of an answer. `lines` are further header lines, each of which must end with CRLF. The body that
+/// follows has `length` bytes, or is chunked if `length` is `None`.
 pub fn push_head_with(
     out: &mut Vec<u8>,
     status: u16,
@@ -229,13 +231,14 @@ pub fn push_head_with(
     }
 }
 
-/// Appends the head of an answer whose body follows in chunks.
+/// Appends the head of a 200 answer with a chunked body.
 pub fn push_chunked_head(out: &mut Vec<u8>, content_type: &str, after: After) {
     push_head(out, 200, content_type, after);
     out.extend_from_slice(b"transfer-encoding: chunked\r\n\r\n");
 }
 
-/// Appends the size line of a chunk. The caller appends `len` > 0 bytes and `\r\n`.
+/// Appends the size line of a chunk. The caller must then append `len` bytes and `\r\n`. `len` must be above 0: an
+/// empty chunk would end the body.
 pub fn push_chunk_size(out: &mut Vec<u8>, len: usize) {
     let digits = (usize::BITS - len.leading_zeros()).div_ceil(4).max(1);
     for place in (0..digits).rev() {

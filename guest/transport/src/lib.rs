@@ -1,24 +1,25 @@
 //! HTTP/1.1 on vsock, unix and TCP sockets: one thread, one epoll loop, no async runtime.
 //!
-//! Every clone of a snapshot pays for each page that its first requests touch. A request here touches one
-//! connection, one scratch buffer and a few heap pages; there are no wakers, task queues, timers or second
-//! stacks. All work is short, and everything that waits is a file descriptor, so a runtime would add nothing.
+//! Every clone of a snapshot pays for each page that its first requests touch. A request here touches one connection,
+//! one scratch buffer and a few heap pages; there are no wakers, task queues, timers or second stacks. Every step is
+//! short, and every wait is for a file descriptor or a deadline, so a runtime would add nothing.
 //!
 //! ```text
 //! epoll ─► ready flags (connection, descriptor of a service) ─► work queue ─┬─► connection: head ─► body ─► Service
 //!                                                                           │               or Exchange::step
 //!                                                                           └─► Service::work
 //! ```
-//! [`Server`] owns listeners, connections and the [`Service`]. The crate names no service: a program implements
-//! [`Service`] (which requests are admitted, which handler answers) and one [`Exchange`] per answer that is not
-//! complete when its handler returns: a stream, a download, a tunnel. A handler gets its own connection only;
-//! it reaches other connections through the work queue.
+//! [`Server`] owns listeners, connections and the [`Service`]. The crate contains no service: a program implements
+//! [`Service`], which admits requests and answers them, and an [`Exchange`] for each kind of answer that continues
+//! after its handler has returned: a stream, a download, a tunnel. A handler gets only its own connection; it reaches
+//! other connections through the work queue.
 //!
-//! Back-pressure: a connection whose output is not yet sent is not read, and producers stop at a high-water mark
-//! that they compare with [`Conn::backlog`].
+//! Back-pressure: no request is read from a connection that has unsent output, and exchanges stop producing output when
+//! [`Conn::backlog`] reaches their high-water mark.
 //!
-//! Invariants: the thread blocks only in `epoll_wait`; no service can starve another, because a connection or
-//! descriptor gets at most [`ROUNDS`] steps per turn.
+//! Invariants: the thread blocks only in `epoll_wait`; no connection can starve the others, because it queues behind
+//! them after a limited number of steps ([`ROUNDS`]). Services must limit the work on their own descriptors in the same
+//! way.
 
 mod conn;
 pub mod http;

@@ -21,7 +21,7 @@ use nix::{
 
 use crate::sys;
 
-/// Pending connections of a vsock listener; the kernel refuses further ones.
+/// Largest number of pending connections of a vsock listener. The kernel refuses further ones.
 const BACKLOG: i32 = 1024;
 
 /// A listening socket.
@@ -41,7 +41,7 @@ enum Kind {
 /// The vsock peers whose connections are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peers {
-    /// Only the host: connections of guest programs, over vsock loopback, are closed.
+    /// Only the host. Connections from programs in the guest, which arrive over vsock loopback, are closed.
     Host,
     Any,
 }
@@ -73,7 +73,8 @@ impl Listener {
     /// Listens on a vsock port, on every context ID of the guest.
     ///
     /// # Errors
-    /// Returns [`ListenError::Vsock`] if the guest has no vsock device or the port is taken.
+    /// Returns [`ListenError::Vsock`] if a system call fails, for example because the kernel has no vsock support or
+    /// the port is taken.
     pub fn vsock(port: u32, peers: Peers) -> Result<Self, ListenError> {
         let failed = |source| ListenError::Vsock { port, source };
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -124,13 +125,14 @@ impl Listener {
         self.socket.as_fd()
     }
 
-    /// Accepts one connection, non-blocking. `None` if none is pending or its peer is not allowed.
+    /// Accepts one connection and makes it non-blocking. Returns `None` if none is pending, accepting fails, or the
+    /// peer is not allowed.
     pub(crate) fn accept(&self) -> Option<OwnedFd> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = accept4(self.socket.as_raw_fd(), flags).ok().map(sys::own)?;
         match self.kind {
             Kind::Vsock(Peers::Host) if !is_host(&socket) => return None,
-            // Without it the kernel would hold back the last segment of an answer (Nagle's algorithm).
+            // Without this option the kernel would hold back the last segment of an answer (Nagle's algorithm).
             Kind::Tcp => setsockopt(&socket, sockopt::TcpNoDelay, &true).ok()?,
             Kind::Vsock(_) | Kind::Unix => {}
         }

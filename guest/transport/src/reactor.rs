@@ -9,7 +9,7 @@ use nix::{
 
 use crate::slots::{self, Key};
 
-/// Events of every connection; `EPOLLOUT` is added once the socket has been full.
+/// Events requested for every connection. `EPOLLOUT` is added once the socket has been full.
 pub(crate) const CONN_EVENTS: EpollFlags = EpollFlags::EPOLLIN.union(EpollFlags::EPOLLRDHUP);
 
 /// The poller, the work queue and the read buffer.
@@ -17,34 +17,34 @@ pub(crate) const CONN_EVENTS: EpollFlags = EpollFlags::EPOLLIN.union(EpollFlags:
 pub struct Reactor {
     poller: Epoll,
     work: VecDeque<Work>,
-    /// Buffer of every read. Received bytes are copied out of it, so that only as much memory is touched as has
-    /// arrived.
+    /// The buffer for all reads. Received bytes are copied out of it, so that a connection's own buffers hold, and
+    /// touch, only as much memory as has arrived.
     pub scratch: Vec<u8>,
 }
 
-/// A step that can be taken without waiting.
+/// A queued step. It must not block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     Conn(Key),
-    /// Passed to [`crate::Service::work`]. The meaning of the number is the service's.
+    /// Passed to [`crate::Service::work`]. The service defines the meaning of the number.
     Service(u8, Key),
 }
 
 /// The owner of a polled descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
-    /// By its index.
+    /// A listening socket, by its index in the server's list.
     Listener(u8),
     /// The socket of a connection.
     Conn(Key),
     /// A further descriptor of the connection's exchange: see [`crate::Exchange::ready`].
     Exchange(Key),
-    /// A descriptor of the service: see [`crate::Service::ready`]. The number is at most [`Token::MAX_SOURCE`].
+    /// A descriptor of the service: see [`crate::Service::ready`]. The number must be at most [`Token::MAX_SOURCE`].
     Service(u8, Key),
 }
 
 impl Token {
-    /// The largest number of [`Token::Service`].
+    /// The largest number that [`Token::Service`] may contain.
     pub const MAX_SOURCE: u8 = 252;
 
     fn to_bits(self) -> u64 {
@@ -72,7 +72,7 @@ impl Reactor {
     /// Creates an epoll instance and a read buffer of `scratch` bytes.
     ///
     /// # Errors
-    /// Returns the error of `epoll_create1`.
+    /// Returns an error if `epoll_create1` fails.
     pub fn new(scratch: usize) -> Result<Self, Errno> {
         Ok(Self {
             poller: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
@@ -81,32 +81,33 @@ impl Reactor {
         })
     }
 
-    /// Polls a descriptor, edge-triggered. Closing the descriptor ends this.
+    /// Adds a descriptor to the poller, edge-triggered. It stays there until its last duplicate is closed.
     ///
     /// # Errors
-    /// Returns the error of `epoll_ctl`.
+    /// Returns an error if `epoll_ctl` fails.
     pub fn watch(&self, fd: impl AsFd, token: Token, flags: EpollFlags) -> Result<(), Errno> {
         let event = EpollEvent::new(flags | EpollFlags::EPOLLET, token.to_bits());
         self.poller.add(fd, event)
     }
 
-    /// Polls a descriptor, level-triggered: it is reported in every turn in which it is ready.
+    /// Adds a descriptor to the poller, level-triggered: it is reported in every turn in which it is ready.
     pub(crate) fn watch_level(&self, fd: impl AsFd, token: Token) -> Result<(), Errno> {
         let event = EpollEvent::new(EpollFlags::EPOLLIN, token.to_bits());
         self.poller.add(fd, event)
     }
 
-    /// Replaces the events of a polled descriptor, edge-triggered. If one of them has occurred already, it is reported.
+    /// Replaces the events and the token of a polled descriptor, edge-triggered. A condition that already holds is
+    /// reported at once.
     ///
     /// # Errors
-    /// Returns the error of `epoll_ctl`.
+    /// Returns an error if `epoll_ctl` fails.
     #[inline(never)]
     pub fn modify(&self, fd: impl AsFd, token: Token, flags: EpollFlags) -> Result<(), Errno> {
         let mut event = EpollEvent::new(flags | EpollFlags::EPOLLET, token.to_bits());
         self.poller.modify(fd, &mut event)
     }
 
-    /// Queues a step for the next turn, unless it is queued already.
+    /// Queues a step, unless it is queued already. Steps that are queued by other steps run in the next turn.
     pub fn enqueue(&mut self, work: Work) {
         if !self.work.contains(&work) {
             self.work.push_back(work);
@@ -121,7 +122,7 @@ impl Reactor {
         self.poller.wait(events, timeout)
     }
 
-    /// Steps that are queued.
+    /// The number of queued steps.
     pub(crate) fn pending(&self) -> usize {
         self.work.len()
     }

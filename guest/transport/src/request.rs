@@ -1,4 +1,4 @@
-//! From bytes on a connection to the service, and back.
+//! The steps of a connection: parses requests, passes them to the service, and sends the answers.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,15 @@ use crate::{
     slots::Key,
 };
 
-/// Steps of one connection or descriptor before the others get a turn.
+/// Number of steps that one connection or descriptor may repeat before the others get a turn.
 pub const ROUNDS: usize = 16;
-/// How long the next bytes of a request may take.
+/// Time limit for the rest of a head after its first bytes, for each further piece of a body, and for draining a
+/// refused request.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes of a refused request that are read before its connection is closed.
+/// Largest number of bytes of a refused request that are read and discarded before its connection is closed.
 const DRAIN: usize = 1 << 20;
 
-/// Does what can be done on a connection without waiting.
+/// Runs the steps of a connection until it must wait, or has used up its [`ROUNDS`] and is queued again.
 pub(crate) fn pump<S: Service>(service: &mut S, key: Key, conn: &mut Conn<S>) -> Result<(), Gone> {
     let mut rounds = 0;
     loop {
@@ -43,7 +44,7 @@ pub(crate) fn pump<S: Service>(service: &mut S, key: Key, conn: &mut Conn<S>) ->
 fn step<S: Service>(service: &mut S, key: Key, conn: &mut Conn<S>) -> Result<Step, Gone> {
     let backlog = conn.backlog();
     match &mut conn.phase {
-        // A client that does not read answers gets no further request served.
+        // No further request is read while the client has not received earlier answers.
         Phase::Head | Phase::Collect { .. } | Phase::Receive { .. } if backlog > 0 => {
             Ok(Step::Wait)
         }
@@ -116,7 +117,7 @@ fn read_head<S: Service>(service: &mut S, key: Key, conn: &mut Conn<S>) -> Resul
     }
 }
 
-/// Lets the service decide about a request whose head has arrived.
+/// Asks the service how to handle a request whose head has arrived, and begins to do so.
 fn begin<S: Service>(
     service: &mut S,
     key: Key,
@@ -144,7 +145,7 @@ fn begin<S: Service>(
     }
 }
 
-/// Handles a request whose body has arrived in whole with its head.
+/// Handles a request whose whole body has arrived together with its head.
 fn handle_in_place<S: Service>(
     service: &mut S,
     key: Key,
@@ -185,8 +186,8 @@ fn refuse<S: Service>(conn: &mut Conn<S>, body: &Framing, refusal: &Refusal) {
     }
 }
 
-/// Drops a body that has arrived in whole; false if it has not, in which case the connection cannot serve another
-/// request.
+/// Discards the body if all of it has arrived. Returns false otherwise, and for every chunked body: the connection then
+/// cannot serve another request.
 fn skip_body<S: Service>(conn: &mut Conn<S>, body: &Framing) -> bool {
     match body {
         Framing::Chunked(_) => false,
@@ -200,7 +201,7 @@ fn skip_body<S: Service>(conn: &mut Conn<S>, body: &Framing) -> bool {
     }
 }
 
-/// How far a body has been read.
+/// Whether a body is complete after the bytes received so far.
 enum Progress {
     More,
     Whole,
@@ -223,7 +224,7 @@ fn read_body<S: Service>(service: &mut S, key: Key, conn: &mut Conn<S>) -> Resul
     Ok(Step::Again)
 }
 
-/// Moves the received part of a body to its destination, and returns how many bytes of the input that used.
+/// Moves the received part of a body to its destination. Returns the progress and the number of input bytes consumed.
 fn take_body<S: Service>(conn: &mut Conn<S>) -> (Progress, usize) {
     let (Phase::Collect { body, .. } | Phase::Receive { body, .. }) = &mut conn.phase else {
         return (Progress::More, 0);

@@ -16,10 +16,10 @@ use crate::{
     slots::{Key, Slots},
 };
 
-/// Events taken from the poller at once.
+/// Largest number of events taken from the poller at once.
 const EVENTS: usize = 32;
 
-/// The server cannot continue.
+/// The server cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action}")]
 pub struct ServerError {
@@ -43,7 +43,7 @@ pub struct Server<S: Service> {
 }
 
 impl<S: Service> Server<S> {
-    /// Polls the listeners, of which there are at most 256.
+    /// Creates a server and adds its listeners to the poller. There must be at most 256 of them.
     ///
     /// # Errors
     /// Returns an error if a listener cannot be polled.
@@ -65,7 +65,7 @@ impl<S: Service> Server<S> {
         &mut self.service
     }
 
-    /// Serves until [`Service::is_ending`].
+    /// Serves until [`Service::is_ending`] returns true.
     ///
     /// # Errors
     /// Returns an error if `epoll_wait` fails.
@@ -97,7 +97,8 @@ impl<S: Service> Server<S> {
         Ok(())
     }
 
-    /// The time until the next deadline: zero if work is queued, none if there is no deadline.
+    /// How long the poller may wait: until the next deadline but at most a day, not at all if work is queued, and
+    /// without limit if there is no deadline.
     fn timeout(&mut self) -> EpollTimeout {
         if self.service.reactor().pending() > 0 {
             return EpollTimeout::ZERO;
@@ -112,7 +113,8 @@ impl<S: Service> Server<S> {
         EpollTimeout::try_from(left.min(day)).unwrap_or(EpollTimeout::ZERO)
     }
 
-    /// Records that a descriptor is ready, and queues the work of a connection.
+    /// Handles one event: accepts a connection, or records that a descriptor is ready and queues the work of its
+    /// connection.
     fn mark(&mut self, token: Token, flags: EpollFlags) {
         match token {
             Token::Listener(index) => self.accept(index),
@@ -134,9 +136,9 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Accepts one connection; a level-triggered poller reports the listener again if more are pending. Calling
-    /// `accept` until it fails would cost each client up to 4 ms: with nothing pending, Linux 6.1's vsock sleeps
-    /// until the next tick even on a non-blocking socket (`vsock_accept` calls `schedule_timeout(0)`).
+    /// Accepts one connection. If more are pending, the level-triggered poller reports the listener again. Calling
+    /// `accept` until it fails would cost each client up to 4 ms: with nothing pending, Linux 6.1's vsock sleeps until
+    /// the next tick even on a non-blocking socket (`vsock_accept` calls `schedule_timeout(0)`).
     fn accept(&mut self, listener: u8) {
         let listener = self.listeners.get(usize::from(listener));
         let Some(socket) = listener.and_then(Listener::accept) else {

@@ -1,4 +1,4 @@
-//! What a program adds to this crate: a [`Service`], and [`Exchange`]s and [`Sink`]s of its requests.
+//! The traits that a program implements: [`Service`], and [`Exchange`] and [`Sink`] for its requests.
 
 use std::{any::Any, time::Instant};
 
@@ -16,18 +16,19 @@ use crate::{
 pub trait Service: Sized + 'static {
     /// Headers that the program reads.
     type Fields: Fields;
-    /// The program's state of the current request, kept with its connection and reset to the default when the request
+    /// The program's state for the current request, kept with the connection and reset to the default when the request
     /// ends.
     type Call: Copy + Default;
 
-    /// Connections at once. A further one replaces the one that has been idle longest, or is closed if none is idle.
+    /// Largest number of connections. A further connection replaces the one that has been idle longest, or is closed if
+    /// none is idle.
     const MAX_CONNS: usize;
-    /// Largest body in bytes that a handler gets in one piece; a larger one is refused with 413.
+    /// Largest body in bytes for [`Service::handle`]. A larger one is refused with 413.
     const MAX_BODY: usize;
 
     fn reactor(&mut self) -> &mut Reactor;
 
-    /// Decides about a request whose head has arrived and whose body has not been read.
+    /// Decides how to handle a request whose head has arrived. Its body has not been read yet.
     fn admit(
         &mut self,
         key: Key,
@@ -36,13 +37,14 @@ pub trait Service: Sized + 'static {
         body: &Framing,
     ) -> Admission<Self>;
 
-    /// Answers an admitted request, or begins an exchange that will.
+    /// Answers an admitted request, or begins an exchange that will answer it.
     fn handle(&mut self, key: Key, conn: &mut Conn<Self>, head: &Head<Self::Fields>, body: &[u8]);
 
     /// Appends a complete error answer in the program's format to `out`.
     fn push_error(out: &mut Vec<u8>, status: u16, message: &str, after: After);
 
-    /// Records that a descriptor with [`crate::Token::Service`] is ready; the work itself belongs to [`Service::work`].
+    /// Records that a descriptor with [`crate::Token::Service`] is ready. This should only queue work, which
+    /// [`Service::work`] then does.
     fn ready(&mut self, source: u8, key: Key, flags: EpollFlags);
 
     /// Takes a step that was queued as [`crate::Work::Service`].
@@ -51,7 +53,7 @@ pub trait Service: Sized + 'static {
     /// When [`Service::expire`] must be called next; `None` if nothing is due.
     fn deadline(&self) -> Option<Instant>;
 
-    /// Handles the service's deadlines up to `now`.
+    /// Handles those of the service's deadlines that have passed at `now`. There may be none.
     fn expire(&mut self, conns: &mut Conns<Self>, now: Instant);
 
     /// Whether [`crate::Server::run`] should return.
@@ -60,13 +62,13 @@ pub trait Service: Sized + 'static {
     }
 }
 
-/// A decision about a request.
+/// How to handle a request.
 pub enum Admission<S: Service> {
     /// [`Service::handle`] gets the head and the whole body.
     Handle,
     /// The body goes to a sink as it arrives.
     Receive(Box<dyn Sink<S>>),
-    /// The request is answered, or its exchange has begun and reads the body itself.
+    /// [`Service::admit`] has answered the request, or has begun an exchange that reads the body itself.
     Begun,
     Refuse(Refusal),
 }
@@ -83,22 +85,23 @@ pub struct Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Again,
-    /// Nothing until an event.
+    /// Nothing can be done before the next event or deadline.
     Wait,
 }
 
-/// An answer that continues after its handler has returned. It ends by [`Conn::end_request`], which drops it.
+/// An answer that continues after its handler has returned. It must end with [`Conn::end_request`], after which it is
+/// dropped.
 pub trait Exchange<S: Service>: Any {
     /// Does what can be done without waiting.
     ///
     /// # Errors
-    /// Returns [`Gone`] if the connection is to be closed.
+    /// Returns [`Gone`] if the connection must be closed.
     fn step(&mut self, service: &mut S, key: Key, conn: &mut Conn<S>) -> Result<Step, Gone>;
 
     /// Called when [`Conn::wake`] has passed.
     ///
     /// # Errors
-    /// Returns [`Gone`] if the connection is to be closed, which is the default.
+    /// Returns [`Gone`] if the connection must be closed. The default implementation always does.
     fn expire(
         &mut self,
         _service: &mut S,
@@ -109,7 +112,7 @@ pub trait Exchange<S: Service>: Any {
         Err(Gone)
     }
 
-    /// Records that a descriptor with [`crate::Token::Exchange`] is ready; `step` follows.
+    /// Records that a descriptor with [`crate::Token::Exchange`] is ready. [`Exchange::step`] is called afterwards.
     fn ready(&mut self, _flags: EpollFlags) {}
 
     /// Called when the connection is closed before the request has ended.
@@ -121,9 +124,10 @@ pub trait Sink<S: Service> {
     /// Takes the next bytes.
     ///
     /// # Errors
-    /// Returns the answer if the bytes cannot be taken; the rest of the body is discarded.
+    /// Returns the error answer if the bytes cannot be taken. The sink then gets no more of the body, and the
+    /// connection is closed after the answer.
     fn write(&mut self, bytes: &[u8]) -> Result<(), Refusal>;
 
-    /// Answers after the last byte.
+    /// Answers the request after the last byte of its body.
     fn finish(self: Box<Self>, service: &mut S, conn: &mut Conn<S>);
 }

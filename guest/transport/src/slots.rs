@@ -1,8 +1,8 @@
-//! A table whose keys are never reused: the key of a removed entry finds nothing, even if another entry has taken its
-//! place in the same turn of the event loop.
+//! A table whose keys are not reused until a place has held 2^28 entries: the key of a removed entry finds nothing,
+//! even if another entry has taken its place in the same turn of the event loop.
 
-/// An index into a table, and the generation of the entry there. The default is a placeholder for tokens without an
-/// entry.
+/// An index into a table, and the generation of the entry there. The default is a placeholder, for tokens that refer to
+/// no entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Key {
     index: u32,
@@ -10,7 +10,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// 28 bits each of generation and place, for a poller's token.
+    /// Packs the generation and the index, 28 bits each, for a poller's token.
     #[must_use]
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation & MASK) << BITS | u64::from(self.index & MASK)
@@ -27,7 +27,7 @@ impl Key {
     }
 }
 
-/// Bits of each half of a token.
+/// Bits of the index, and of the generation, in a packed key.
 pub(crate) const BITS: u32 = 28;
 const MASK: u32 = (1 << BITS) - 1;
 
@@ -118,7 +118,7 @@ impl<T> Slots<T> {
         Some(thing)
     }
 
-    /// All entries with their keys, by place.
+    /// All entries with their keys, in the order of their indices.
     pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         (0..)
             .zip(&self.places)
