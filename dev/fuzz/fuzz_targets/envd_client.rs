@@ -1,5 +1,6 @@
-//! `EnvdClient` against an agent that sends arbitrary bytes. The first byte of the input selects the call, the second the
-//! size of the pieces. Each call must end with an answer or an error, and must not hold more bytes than it received.
+//! `EnvdClient` against an agent that sends arbitrary bytes. The first byte of the input selects the call, the second
+//! the size of the pieces. Each call must end with an answer or an error, and must not hold more bytes than it
+//! received.
 #![no_main]
 
 use std::{

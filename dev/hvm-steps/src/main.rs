@@ -4,7 +4,8 @@
 //! hvm-steps --vmm F --bench F --guest D   on a host with VMX or SVM; needs root for the TAP
 //! /init (PID 1)                           on an emulated host: mounts, modules, the same steps, power-off
 //! ```
-//! The exit status is 0 if every step passed, otherwise 1. As PID 1, the last line of output reports the result instead.
+//! The exit status is 0 if every step passed, otherwise 1. As PID 1, the last line of output reports the result
+//! instead.
 
 use std::{path::PathBuf, process::ExitCode};
 

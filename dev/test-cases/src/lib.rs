@@ -24,8 +24,8 @@ macro_rules! cases {
     };
 }
 
-/// Runs the cases that the command line selects. `lack` returns what this host lacks for the case of that name, or `None`
-/// if the case can run.
+/// Runs the cases that the command line selects. `lack` returns what this host lacks for the case of that name, or
+/// `None` if the case can run.
 pub fn run(
     cases: impl IntoIterator<Item = Case>,
     lack: fn(&'static str) -> Option<String>,

@@ -1,5 +1,5 @@
-//! The template `code-interpreter-v1`: a guest in which the interpreter's server runs and whose language hosts are warm,
-//! that is, have already executed typical first cells.
+//! The template `code-interpreter-v1`: a guest in which the interpreter's server runs and whose language hosts are
+//! warm, that is, have already executed typical first cells.
 //!
 //! ```text
 //! wheels ─► root image (base's packages and more) ──┐

@@ -113,8 +113,8 @@ impl Modules {
     }
 }
 
-/// The name of a module: the stem of its file name, with `-` replaced by `_` as in the kernel. `None` if the file is not
-/// a module.
+/// The name of a module: the stem of its file name, with `-` replaced by `_` as in the kernel. `None` if the file is
+/// not a module.
 fn name_of(file: &Path) -> Option<String> {
     let (stem, ending) = file.file_name()?.to_str()?.split_once('.')?;
     let is_module = ["ko", "ko.xz", "ko.gz", "ko.zst"].contains(&ending);

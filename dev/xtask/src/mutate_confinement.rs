@@ -4,9 +4,9 @@
 //! cube-vmm --features weaken ─► a script that sets CUBE_VMM_LAYERS ─► cube-bench verify confinement --direct
 //!                               none · each layer alone · all         └─► one column of the matrix
 //! ```
-//! Without any layer, every attempt must succeed: an attempt that fails anyway proves nothing about the layers. With all
-//! layers, every attempt must be stopped, and at least one layer must stop it alone. The VMM of this task is a special
-//! build; the released one ignores the variable, and the prover has a case that checks this.
+//! Without any layer, every attempt must succeed: an attempt that fails anyway proves nothing about the layers. With
+//! all layers, every attempt must be stopped, and at least one layer must stop it alone. The VMM of this task is a
+//! special build; the released one ignores the variable, and the prover has a case that checks this.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
-//! Progress output on standard error: a spinner on a terminal, otherwise one line per stage. Standard output is reserved
-//! for data.
+//! Progress output on standard error: a spinner on a terminal, otherwise one line per stage. Standard output is
+//! reserved for data.
 
 use std::{
     io::IsTerminal,

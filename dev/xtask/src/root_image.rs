@@ -1,4 +1,5 @@
-//! The root image `base`: a minimal Debian in a read-only EROFS file, which all VMs share through the host's page cache.
+//! The root image `base`: a minimal Debian in a read-only EROFS file, which all VMs share through the host's page
+//! cache.
 
 use std::{
     fs,
@@ -84,8 +85,8 @@ impl RootRecipe<'_> {
         pack(&tree, &out.join(FILE), log)
     }
 
-    /// Builds the file tree of an image: the packages of `base`, the packages in `further`, the kernel's modules, and the
-    /// probe program.
+    /// Builds the file tree of an image: the packages of `base`, the packages in `further`, the kernel's modules, and
+    /// the probe program.
     pub(crate) fn unpack(
         &self,
         kernel: &Kernel,
@@ -120,7 +121,8 @@ impl RootRecipe<'_> {
             .arg(tree)
             .args(self.suites.iter().map(Suite::source_line));
         if !further.is_empty() {
-            // DPKG_OPTIONS excludes this directory, but a JDK's installation scripts create links to manual pages in it.
+            // DPKG_OPTIONS excludes this directory, but a JDK's installation scripts create links to manual pages in
+            // it.
             command.arg("--essential-hook=mkdir -p \"$1/usr/share/man/man1\"");
         }
         tool::run(&mut command, log)

@@ -1,8 +1,8 @@
 //! Build stages: each output is rebuilt only when one of its inputs changes.
 //!
-//! A [`Recipe`] lists the inputs of a stage; their hash is the stage's key. The output is built in a directory of `tmp/`
-//! together with [`RECORD_NAME`], which lists its inputs, and renamed to its final name when it is complete. A directory
-//! under a final name is therefore always complete. One version of each output is kept.
+//! A [`Recipe`] lists the inputs of a stage; their hash is the stage's key. The output is built in a directory of
+//! `tmp/` together with [`RECORD_NAME`], which lists its inputs, and renamed to its final name when it is complete. A
+//! directory under a final name is therefore always complete. One version of each output is kept.
 //!
 //! A stage that uses another stage's output has that stage's *digest* as an input: a hash over the output files. The
 //! key would not be enough, since the same inputs can give different files on another day, when the package archive has
@@ -220,8 +220,8 @@ pub(crate) fn file_sum(path: &Path) -> Result<String> {
     }
 }
 
-/// SHA-256 over the length of a file and the offsets and contents of its blocks that are not zero. A layer has gigabytes
-/// of holes; hashing their zeros would take longer than all other work.
+/// SHA-256 over the length of a file and the offsets and contents of its blocks that are not zero. A layer has
+/// gigabytes of holes; hashing their zeros would take longer than all other work.
 pub(crate) fn sparse_sum(path: &Path) -> Result<String> {
     let failed = || format!("cannot read {}", path.display());
     let file = fs::File::open(path).with_context(failed)?;

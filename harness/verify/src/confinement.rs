@@ -36,8 +36,8 @@ use scene::Scene;
 pub use spec::{CaseReport, ConfinementSpec, Proof, Starts};
 use trial::{not_tried, try_in};
 
-/// Runs the cases. The process moves into a new network namespace and stays there, so the caller must not have started any
-/// thread.
+/// Runs the cases. The process moves into a new network namespace and stays there, so the caller must not have started
+/// any thread.
 ///
 /// # Errors
 /// Returns a [`VerifyError`] if the suite could not start. The outcome of a case is never an error.

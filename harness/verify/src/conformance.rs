@@ -4,8 +4,8 @@
 //! features ─┬─► SDK × feature ─► suite (one process for each SDK, with time limits) ─► cells ─► report
 //! sdk ──────┘
 //! ```
-//! The cases are programs that use the SDKs, in `harness/verify/conformance`. This module starts them, limits their time
-//! and collects their results. A case that exceeds its limit is killed, and a case that was not run is not a pass.
+//! The cases are programs that use the SDKs, in `harness/verify/conformance`. This module starts them, limits their
+//! time and collects their results. A case that exceeds its limit is killed, and a case that was not run is not a pass.
 
 mod address;
 pub mod features;
@@ -81,7 +81,7 @@ pub fn run(spec: &ConformanceSpec) -> Result<Matrix, VerifyError> {
     })
 }
 
-/// Keeps the entries of `all` that `names` lists, or all of them if it is empty.
+/// Keeps the entries of `all` that `names` lists, or all of them if `names` is empty. Fails if a name is unknown.
 fn select<T>(
     kind: &'static str,
     all: Vec<T>,
@@ -100,7 +100,7 @@ fn select<T>(
     Ok(all.into_iter().filter(is_selected).collect())
 }
 
-/// The endpoint in `spec`, or else a server, which lives as long as the returned handle.
+/// The endpoint in `spec`, or that of a new server, which lives as long as the returned handle.
 fn endpoint(
     spec: &ConformanceSpec,
     run_dir: &RunDir,

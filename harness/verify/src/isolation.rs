@@ -144,7 +144,7 @@ fn try_group(stage: &mut Stage, neighbour: &Sandbox, group: &Group) -> Vec<CaseR
     cases.iter().map(report).collect()
 }
 
-/// Adds an error to the problems, and returns an empty list in place of the missing values.
+/// Adds an error to the problems, and returns an empty list in place of the values that could not be read.
 fn record<T>(problems: &mut Vec<String>, error: &SandboxError) -> Vec<T> {
     problems.push(chain(error));
     Vec::new()
@@ -159,10 +159,11 @@ fn with_problems(mut report: CaseReport, problems: &[String]) -> CaseReport {
     report
 }
 
-/// Runs `work` while the neighbour listens, and returns the payloads that it received; `None` if it could not listen.
+/// Runs `work` while the neighbour listens, and returns the payloads that the neighbour received; `None` if it could
+/// not listen.
 ///
-/// The neighbour ends its listening by an echo that it requests from outside. Everything that arrived before the echo has
-/// been read by then.
+/// The neighbour stops listening when it receives an echo that it requested from outside. By then, it has read
+/// everything that arrived before the echo.
 fn while_listening<T>(
     neighbour: &Sandbox,
     what: &str,

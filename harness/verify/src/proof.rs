@@ -1,4 +1,4 @@
-//! The outcome of an attempt to break isolation or confinement, and the report of such outcomes for CI systems.
+//! The result of an attempt to break isolation or confinement, and a JUnit report of such results.
 
 use std::fmt::Write;
 

@@ -35,13 +35,13 @@ pub(crate) fn failed(action: &str, reason: impl AsRef<str>) -> SandboxError {
     }
 }
 
-/// An API, and the kind of sandboxes that are created there.
+/// An API, and the options that all sandboxes created there have in common.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     pub(crate) api: Api,
     /// Template id or name.
     pub(crate) template: String,
-    /// Lifetime of each sandbox, in seconds: the server ends by it what a killed suite leaves running.
+    /// Lifetime of each sandbox, in seconds. Then the server ends sandboxes that a killed suite left running.
     pub(crate) lifetime_s: u32,
 }
 
@@ -60,7 +60,7 @@ struct Forked {
 }
 
 impl Account {
-    /// Creates a sandbox with these options beside template and lifetime.
+    /// Creates a sandbox with these options, in addition to the account's template and lifetime.
     pub(crate) fn create(&self, options: &Map<String, Value>) -> Result<Sandbox, SandboxError> {
         let mut body = options.clone();
         body.insert("templateID".to_owned(), json!(self.template));
@@ -137,14 +137,15 @@ impl Sandbox {
             .map(drop)
     }
 
-    /// Connects to it, which resumes it if it is paused. Returns the status: 201 if it was resumed, 200 if it ran already.
+    /// Connects to it, which resumes it if it is paused. Returns the status: 201 if it was resumed, 200 if it ran
+    /// already.
     pub(crate) fn connect(&self) -> Result<u16, SandboxError> {
         let body = json!({ "timeout": self.account.lifetime_s });
         let answer = self.request("POST", "/connect", Some(&body), &[200, 201])?;
         Ok(answer.status)
     }
 
-    /// Forks it `count` times.
+    /// Forks it `count` times. Fails if any fork fails.
     pub(crate) fn fork(&self, count: u32) -> Result<Vec<Self>, SandboxError> {
         let body = json!({ "count": count, "timeout": self.account.lifetime_s });
         let answer = self.request("POST", "/fork", Some(&body), &[201])?;

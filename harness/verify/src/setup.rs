@@ -120,7 +120,7 @@ pub(crate) fn key_from_environment() -> Result<String, VerifyError> {
 }
 
 impl Setup {
-    /// Removes what killed runs left, and makes a directory for this one.
+    /// Removes the directories of killed runs, and creates one for this run.
     pub(crate) fn run_dir(&self) -> Result<RunDir, VerifyError> {
         leftovers::sweep(&self.run_root).map_err(at(&self.run_root))?;
         RunDir::create(&self.run_root).map_err(at(&self.run_root))
@@ -142,7 +142,7 @@ impl Setup {
     }
 }
 
-/// The API of a server that a suite started, with `timeout` as the limit of each exchange.
+/// The API of a server that a suite started, with `timeout` as the time limit of each exchange.
 pub(crate) fn api_of(server: &LocalServer, timeout: Duration) -> Api {
     Api {
         control: server.endpoint().clone(),

@@ -1,4 +1,4 @@
-//! The clone hazard suite on real sandboxes: it finds no hazard, and it finds every hazard that is caused on purpose.
+//! The clone hazard suite on real sandboxes: it finds no hazard, but it finds every hazard that is caused on purpose.
 
 use testbed::{artifacts, exit::End};
 use verify::{
@@ -33,7 +33,7 @@ fn interpreter_clones_and_forks_have_no_hazard() {
     assert!(!matches!(findings.end(), End::Breach | End::Inconclusive));
     for finding in &findings.findings {
         match finding.hazard.as_str() {
-            // On a busy host, clones get the time late. It must not be the time of their template.
+            // A busy host sets the clocks of clones late. They must at least not keep the time of the template.
             "wall-clock" => assert!(offset_ms(finding).abs() < 30_000.0, "{finding:?}"),
             _ => assert_ne!(finding.result, HazardResult::Fail, "{finding:?}"),
         }

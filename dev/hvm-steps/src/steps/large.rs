@@ -25,8 +25,8 @@ pub(super) fn four_vcpus(state: &mut State<'_>) -> Result<String> {
     laps.lap("boot");
     let before = check_four(&vm.sh(WORK)?)?;
     laps.lap("I/O");
-    // The snapshot is taken with a counting loop on each vCPU; the counters must rise in the clone. `1<>` writes without
-    // truncating the file first, so that a reader always finds a number.
+    // The snapshot is taken with a counting loop on each vCPU; the counters must rise in the clone. `1<>` writes
+    // without truncating the file first, so that a reader always finds a number.
     vm.sh("for cpu in 0 1 2 3; do
         taskset -c $cpu bash -c 'n=0; while :; do n=$((n+1)); echo $n 1<> /run/count$0; done' $cpu \
             > /dev/null 2>&1 &

@@ -3,8 +3,8 @@
 //! ```text
 //! seize, interrupt ─► set registers, write arguments to memory ─► run a `syscall` instruction of the VMM ─► read registers
 //! ```
-//! The process never resumes its own code. It is killed when the attempt is over. All requests must come from the thread
-//! that seized the process (ptrace(2)).
+//! The process never resumes its own code. It is killed when the attempt is over. All requests must come from the
+//! thread that seized the process (ptrace(2)).
 
 mod tracee;
 
@@ -215,8 +215,8 @@ impl Intruder {
 
     /// Delivers the SIGSYS of the seccomp filter, if it is pending.
     ///
-    /// The kernel reports the exit of a filtered system call before it delivers the signal, with registers that look like
-    /// a result, although the call was not made.
+    /// The kernel reports the exit of a filtered system call before it delivers the signal, with registers that look
+    /// like a result, although the call was not made.
     fn check_filter_signal(&self, name: &'static str) -> Try<()> {
         let pending = process::status(self.pid(), "SigPnd").unwrap_or_default();
         let pending = u64::from_str_radix(&pending, 16).map_err(|e| broken("SigPnd", e))?;
@@ -297,7 +297,8 @@ impl Intruder {
         done.map_err(|e| broken("cannot write the VMM's memory", e))
     }
 
-    /// Finds a descriptor of the process by the target of its link in /proc/PID/fd. `what` names the descriptor in errors.
+    /// Finds a descriptor of the process by the target of its link in /proc/PID/fd. `what` names the descriptor in
+    /// errors.
     pub(super) fn descriptor(&self, what: &str, is_it: impl Fn(&str) -> bool) -> Try<i64> {
         let all =
             process::descriptors(self.pid()).map_err(|e| broken("cannot list descriptors", e))?;
@@ -308,7 +309,8 @@ impl Intruder {
 }
 
 impl Drop for Intruder {
-    /// Kills the process, which cannot resume its own code. Its parent is notified only after the tracer has waited for it.
+    /// Kills the process, which cannot resume its own code. Its parent is notified only after the tracer has waited for
+    /// it.
     fn drop(&mut self) {
         if !self.tracee.ended.get() && kill(self.tracee.pid, Signal::SIGKILL).is_ok() {
             while self.tracee.next_halt("kill").is_ok() {}

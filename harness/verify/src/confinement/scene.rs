@@ -125,8 +125,8 @@ impl Scene {
         self.dir.path().join(name)
     }
 
-    /// Restores the initial state. Replaces the other sandbox if it has ended or was changed, and the root process if it has
-    /// ended.
+    /// Restores the initial state. Replaces the other sandbox if it has ended or was changed, and the root process if
+    /// it has ended.
     pub(super) fn reset(&mut self, cloner: &Cloner) -> Result<(), VerifyError> {
         self.reset_files().map_err(at(Path::new(ROOT)))?;
         let secret = self.secret;
@@ -201,8 +201,8 @@ fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// A static program that exits at once, in the smallest file that Linux executes: ELF-64 with one segment (System V ABI,
-/// chapters 4 and 5).
+/// A static program that exits at once, in the smallest file that Linux executes: ELF-64 with one segment (System V
+/// ABI, chapters 4 and 5).
 fn smallest_program() -> Vec<u8> {
     let entry = LOAD_AT + 120;
     let bytes = u64::try_from(120 + CODE.len()).unwrap_or(0);
@@ -280,7 +280,8 @@ impl RootProcess {
         }
         let stat = fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
         let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
-        // Field 50 of /proc/PID/stat, env_start, is the address of the environment. Field 3 is the first after the name.
+        // Field 50 of /proc/PID/stat, env_start, is the address of the environment. Field 3 is the first after the
+        // name.
         let start = after
             .split_whitespace()
             .nth(47)

@@ -1,4 +1,4 @@
-//! Where the cases find the API.
+//! The address of the API for the cases.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ pub(super) struct Address {
     pub(super) url: String,
     pub(super) key: String,
     pub(super) template: String,
-    /// A second server with the same templates that speaks HTTPS, if a feature needs it.
+    /// A second server, which speaks HTTPS and has the same templates. `None` if no feature needs it.
     pub(super) secure: Option<SecureAddress>,
 }
 

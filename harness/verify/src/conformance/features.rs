@@ -31,7 +31,7 @@ pub struct Feature {
     pub area: Area,
     /// Suites that have a case for it.
     pub suites: Vec<Suite>,
-    /// Names of the SDKs that lack it.
+    /// Names of the SDKs that may lack it.
     pub absent: Vec<String>,
     /// Whether the suite fails if the case does not pass.
     pub must: bool,

@@ -42,7 +42,7 @@ impl CellResult {
     }
 }
 
-/// A feature with an SDK, and the result.
+/// One cell of the matrix: a feature, an SDK, and the result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
     /// Name of the feature.

@@ -6,7 +6,7 @@
 //! ARTIFACTS/sdk/NAME/node_modules       packages of a JavaScript SDK
 //! ARTIFACTS/sdk/NAME/suite              the cases, copied from harness/verify/conformance
 //! ```
-//! `cargo xtask sdks` installs them from the lock files in that directory.
+//! `cargo xtask sdks` installs the SDKs from the lock files in harness/verify/conformance.
 
 use std::path::{Path, PathBuf};
 
@@ -57,7 +57,8 @@ impl Sdk {
         format!("{suite}-{}", self.version)
     }
 
-    /// Interpreter and suite below `dir`, the directory of all SDKs. The names of cases follow as arguments.
+    /// Paths of the interpreter and of the suite's program, below `dir`, the directory of all SDKs. The names of cases
+    /// follow as arguments.
     #[must_use]
     pub fn command(&self, dir: &Path) -> (PathBuf, PathBuf) {
         let own = dir.join(self.name());

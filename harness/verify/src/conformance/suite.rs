@@ -27,7 +27,8 @@ use super::{
 };
 use crate::setup::DOMAIN;
 
-/// Time until the first case begins. Starting an interpreter and loading its SDK takes seconds on a busy host.
+/// Time until the first case or, after a case has ended, the next one begins. Starting an interpreter and loading its
+/// SDK takes seconds on a busy host.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest line that is read, in bytes; longer lines are ignored.
 const MAX_LINE: u64 = 64 << 10;
@@ -58,7 +59,7 @@ enum Outcome {
     Done,
     /// This case exceeded its limit.
     Stuck(String),
-    /// The process ended early, in this case if one was running.
+    /// The process ended early, or began no case in time. Names the case that was running, if there was one.
     Ended(Option<String>),
 }
 
@@ -107,7 +108,7 @@ pub(super) fn run(
     cells
 }
 
-/// The cell for an `end` line; `None` for other lines.
+/// The cell for an `end` line of one of these features; `None` for any other line.
 fn cell(sdk: &Sdk, features: &[&Feature], line: Line) -> Option<Cell> {
     let name = line.end?;
     let feature = features.iter().find(|feature| feature.name == name)?;

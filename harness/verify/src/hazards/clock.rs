@@ -1,7 +1,7 @@
 //! Compares a sandbox's clocks with the caller's.
 //!
-//! A sample reads the guest's clock at an unknown moment within its round trip. So the sample with the shortest round
-//! trip counts, and half of that round trip is added to the allowed difference.
+//! A sample reads the guest's clock at an unknown moment within its round trip. So only the sample with the shortest
+//! round trip is used, and half of that round trip is added to the allowed difference.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ use crate::sandbox::Sandbox;
 const ALLOWED_MS: f64 = 50.0;
 /// Samples of one measurement.
 const SAMPLES: usize = 12;
-/// Longest half round trip with which a sample still counts.
+/// A sample with a longer half round trip proves nothing.
 const MAX_ERROR_MS: f64 = 500.0;
 const PAUSE: Duration = Duration::from_secs(10);
 const WALL: &str = "date +%s.%N";
@@ -78,7 +78,7 @@ pub(super) fn paused(sandbox: &Sandbox) -> [Finding; 2] {
     };
     let before = sandbox.run_timed(MONOTONIC, 1);
     let pause = sandbox.pause_for(PAUSE);
-    // The wall clock is read first: after further commands, a late correction would go unnoticed.
+    // The wall clock is read first: after other commands, a correction that came late would go unnoticed.
     let wall = wall(sandbox, Between::Pause);
     let after = sandbox.run_timed(MONOTONIC, 1);
     let advance = match (before, pause, after) {
@@ -98,7 +98,7 @@ pub(super) fn paused(sandbox: &Sandbox) -> [Finding; 2] {
     [wall, monotonic]
 }
 
-/// The finding of the wall clock if the pause failed, in which case the reading proves nothing.
+/// The finding of the wall clock if the pause failed: not tried, because the reading proves nothing.
 fn unpaused(wall: &Finding, why: &str) -> Finding {
     Finding {
         result: HazardResult::NotTried,
@@ -111,7 +111,7 @@ fn unpaused(wall: &Finding, why: &str) -> Finding {
 #[derive(Clone, Copy, Debug)]
 struct Advance {
     guest_ms: f64,
-    /// Without the pause, with the round trips.
+    /// The caller's time without the pause, round trips included.
     caller_ms: f64,
 }
 

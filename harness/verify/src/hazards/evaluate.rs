@@ -13,7 +13,7 @@ const KEPT_CHARS: usize = 160;
 /// Output of a probe in one sandbox, or the reason why there is none.
 pub(super) type Answer = Result<String, String>;
 
-/// Evaluates a hazard by the answers of two sandboxes, and of their parent if they are forks.
+/// Compares the answers of two sandboxes by the hazard's rule. Forks are also compared with their parent.
 pub(super) fn evaluate(
     hazard: &Hazard,
     between: Between,
@@ -73,7 +73,7 @@ fn lines(answer: &str) -> Vec<&str> {
     lines.filter(|line| !line.is_empty()).collect()
 }
 
-/// An answer for a report. It comes from a guest, so it is shortened, and control characters are replaced.
+/// An answer, prepared for a report. It comes from a guest, so it is shortened, and control characters are replaced.
 fn evidence(answer: &Answer) -> String {
     let (prefix, text) = match answer {
         Ok(text) => ("", text),

@@ -7,7 +7,7 @@ use testbed::exit::End;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Look,
-    /// Causes each hazard first, for the test that the suite would find it.
+    /// Causes each hazard first, to test that the suite finds it.
     Sabotage,
 }
 
@@ -105,7 +105,8 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// A failure outweighs a case that was not tried, and both outweigh a pass.
+    /// A failed case outweighs a case that was not tried, and both outweigh a pass. A run without cases is
+    /// inconclusive.
     #[must_use]
     pub fn end(&self) -> End {
         let failed = |weight| {

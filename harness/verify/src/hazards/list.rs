@@ -58,7 +58,7 @@ pub(super) struct Hazard {
     pub(super) write: Option<String>,
     /// Whether the programs run as root.
     pub(super) root: bool,
-    /// Whether the template may lack what the hazard is about, in which case both answers are empty.
+    /// Whether the template may lack the subject of the hazard. Both answers are then empty.
     pub(super) optional: bool,
     /// Why the hazard is accepted; `None` if it is not.
     pub(super) known: Option<String>,
@@ -160,7 +160,8 @@ mod tests {
             let same = hazards.iter().filter(|h| h.name == hazard.name).count();
             assert_eq!(same, 1, "{}", hazard.name);
             assert!(!hazard.why.is_empty() && !hazard.between.is_empty());
-            // The suite must be able to cause each hazard. The rule `differs` fails if a sandbox is compared with itself.
+            // The suite must be able to cause each hazard. The rule `differs` fails if a sandbox is compared with
+            // itself.
             let breakable =
                 hazard.sabotage.is_some() || matches!(hazard.rule, Rule::Differs | Rule::Private);
             assert!(breakable, "{}", hazard.name);

@@ -1,4 +1,4 @@
-//! Running a hazard's probe in a sandbox, as a command or as a cell of the code interpreter.
+//! Runs a hazard's probe in a sandbox, as a command or as a cell of the code interpreter.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -10,7 +10,7 @@ use testbed::{api::INTERPRETER_PORT, endpoint::Wire};
 use super::list::Runner;
 use crate::sandbox::{Sandbox, SandboxError, exit_zero, expect, failed};
 
-/// Limit of each exchange. The first cell of a language starts an interpreter, which takes long on a busy host.
+/// Time limit of each exchange. The first cell of a language starts an interpreter, which is slow on a busy host.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Output of a command, with the caller's clocks.
@@ -26,7 +26,8 @@ pub(super) struct Timed {
 }
 
 impl Sandbox {
-    /// Pauses the sandbox for at least `time` and resumes it. Returns a lower bound of the pause's length.
+    /// Pauses the sandbox for at least `time` and resumes it. Returns a lower bound of the pause's length. Fails if the
+    /// sandbox was not paused at the end.
     pub(super) fn pause_for(&self, time: Duration) -> Result<Duration, SandboxError> {
         self.pause()?;
         let since = Instant::now();
@@ -38,7 +39,7 @@ impl Sandbox {
         }
     }
 
-    /// Runs code, and returns what it printed.
+    /// Runs code, and returns its standard output.
     pub(super) fn run(
         &self,
         runner: Runner,
@@ -94,7 +95,8 @@ fn shell(client: &mut EnvdClient<Wire>, code: &str, root: bool) -> Result<String
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// Standard output of a cell, from the events that the interpreter answered, one a line.
+/// Standard output of a cell, from the interpreter's answer, which has one event per line. Fails if the cell raised an
+/// error or the answer is incomplete.
 fn stdout_of(events: &str) -> Result<String, String> {
     let mut out = String::new();
     let mut ended = false;

@@ -1,4 +1,4 @@
-//! Creates the sandboxes, and runs each probe in those that it is for.
+//! Creates the sandboxes, and runs each probe in the sandboxes that the list names for it.
 
 use std::thread;
 
@@ -15,7 +15,7 @@ use crate::{
     setup::VerifyError,
 };
 
-/// Sets the wall clock an hour ahead, for [`Mode::Sabotage`].
+/// Sets the guest's wall clock one hour ahead, for [`Mode::Sabotage`].
 const WRONG_CLOCK: &str = "date -s @$(($(date +%s) + 3600))";
 
 /// Tries all hazards, in clones, forks and a paused sandbox at the same time.
@@ -77,7 +77,7 @@ fn clocks(clones: &[Sandbox; 2], mode: Mode) -> Vec<Finding> {
     clones.iter().map(of).collect()
 }
 
-/// Prepares the state that forks inherit, and uses every random generator once before the fork.
+/// Prepares the state that forks inherit, runs every probe once in the parent, forks it twice, and compares the forks.
 fn forks(account: &Account, hazards: &[Hazard], mode: Mode) -> Result<Vec<Finding>, VerifyError> {
     let parent = create(account)?;
     let asked: Vec<&Hazard> = hazards_of(hazards, Between::Forks).collect();
@@ -145,7 +145,8 @@ fn ask(
     evaluate(hazard, between, &answers, parent)
 }
 
-/// Whether the test of the suite causes the hazard by comparing a sandbox with itself, because nothing else can.
+/// Whether [`Mode::Sabotage`] causes the hazard by comparing a sandbox with itself, because the list has no program
+/// that causes it.
 fn compares_with_itself(hazard: &Hazard) -> bool {
     hazard.rule == Rule::Differs && hazard.sabotage.is_none()
 }
@@ -160,7 +161,7 @@ fn run_in_both(hazard: &Hazard, pair: &[Sandbox; 2], code: &str) -> Result<(), S
         .try_for_each(|sandbox| run_program(hazard, sandbox, code).map(drop))
 }
 
-/// The credentials of one sandbox must not open the other.
+/// Compares the credentials of two sandboxes: those of one must not open the other.
 fn access(pair: &[Sandbox; 2], between: Between, mode: Mode) -> Finding {
     let [first, second] = [&pair[0], &pair[1]].map(Sandbox::credentials);
     let second = match mode {

@@ -153,7 +153,8 @@ pub enum Script {
     UnfitFromGuest,
     /// As `UnfitFromGuest`, but the uplink fills in checksums.
     UnfitFromGuestByCard,
-    /// Such headers written to the TAP through the VMM's descriptor. The host fills in checksums.
+    /// Virtio headers that do not fit their frame, written to the TAP through the VMM's descriptor. The host fills in
+    /// checksums.
     UnfitAtTap,
     /// As `UnfitAtTap`, but the uplink fills in checksums.
     UnfitAtTapByCard,
@@ -167,7 +168,7 @@ pub struct Case {
     pub class: Class,
     /// The consequence of any other result.
     pub why: String,
-    /// Attempt of the guest. `None` exactly if there is a script.
+    /// Attempt of the guest. `None` if and only if there is a script.
     #[serde(rename = "do")]
     pub action: Option<Action>,
     /// Actions before the attempt.
@@ -175,7 +176,7 @@ pub struct Case {
     pub first: Vec<Action>,
     pub script: Option<Script>,
     pub expect: Expect,
-    /// Outcomes that the guest may observe. Empty: `ok` for a case that passes, any refusal for a blocked one.
+    /// Outcomes that the guest may observe. Empty: `ok` for a case that must pass, any refusal for a blocked one.
     #[serde(default)]
     pub guest: Vec<Outcome>,
     /// The server must report an event with one of these reasons. Empty: events are not checked.
@@ -248,7 +249,7 @@ impl Group {
 }
 
 impl Case {
-    /// Text that each payload of this case contains, and no payload of another case.
+    /// Text that is in each payload of this case and in no payload of another case.
     #[must_use]
     pub fn payload(&self) -> String {
         format!("[{}]", self.name)
@@ -264,7 +265,7 @@ impl Case {
         }
     }
 
-    /// Address and port that the packets are sent to; the port is `None` for frames.
+    /// Address and port to which the packets are sent; the port is `None` for frames.
     #[must_use]
     pub fn receiver(&self) -> Option<(IpAddr, Option<u16>)> {
         let of = |to: &SocketAddr| Some((to.ip(), Some(to.port())));
@@ -287,7 +288,7 @@ impl Case {
     }
 }
 
-/// Ports at which peers must listen for the cases to prove anything.
+/// Ports at which peers must listen for the cases to prove anything. Port 53 is the name server's.
 #[must_use]
 pub fn ports(groups: &[Group]) -> BTreeSet<u16> {
     let actions = groups.iter().flat_map(|group| &group.cases);

@@ -1,4 +1,5 @@
-//! Derives the result of a case from what the guest, the packet capture, the neighbour and the server observed. The functions are pure.
+//! Derives the result of a case from the observations of the guest, the packet capture, the neighbour and the server.
+//! The functions are pure.
 
 use netprobe::{Action, Finding, Outcome, dns};
 use serde::{Deserialize, Serialize};
@@ -35,7 +36,7 @@ pub struct CaseReport {
 }
 
 impl CaseReport {
-    /// A case that was not tried, or the start of a report with observations.
+    /// The report of a case that was not tried. Other reports are made from it by adding observations.
     pub(super) fn not_tried(case: &Case, problems: impl IntoIterator<Item = String>) -> Self {
         let action = case.action.as_ref().map(|action| format!("{action:?}"));
         Self {
@@ -166,7 +167,7 @@ fn passed(
     }
 }
 
-/// Whether the receiver is outside. It is not if the gateway itself answers.
+/// Whether the packets of the case go to a receiver outside. If not, the gateway answers them, or nothing does.
 fn is_to_outside(case: &Case) -> bool {
     match &case.action {
         Some(Action::Tcp(_) | Action::Udp(_) | Action::Name(_) | Action::Frame(_)) => true,
@@ -175,8 +176,8 @@ fn is_to_outside(case: &Case) -> bool {
 }
 
 fn count(case: &Case, seen: &[Seen], place: Place) -> u64 {
-    // The host itself receives an answer whose flow has expired. The answer repeats the payload of the request, so it
-    // must not be counted as an arrival of the request.
+    // If a flow has expired, the host itself receives the answer. It repeats the payload of the request, but is not an
+    // arrival of the request, so it is not counted.
     let is_answer = |seen: &Seen| case.receiver().is_some_and(|(to, _)| seen.from == Some(to));
     let counts = |seen: &&Seen| seen.place == place && is_of(seen, case) && !is_answer(seen);
     let count = seen.iter().filter(counts).count();
@@ -212,7 +213,7 @@ fn heard(case: &Case, evidence: Evidence<'_>) -> u64 {
     u64::from(payloads.contains(&case.payload()))
 }
 
-/// Whether the events contain one with a reason that the case expects, or the case expects none.
+/// Whether the events include one that the case expects. True if the case expects none.
 pub(super) fn is_reported(case: &Case, events: &[NetworkEvent]) -> bool {
     case.reasons.is_empty() || events.iter().any(|event| is_about(event, case))
 }

@@ -1,4 +1,4 @@
-//! Sandboxes of the isolation suite: the probe runs in them, and their refused packets are read from the API.
+//! Sandboxes of the isolation suite: runs the probe in them, and reads their refused packets from the API.
 
 use std::{
     net::SocketAddr,
@@ -17,10 +17,10 @@ use crate::sandbox::{Account, Sandbox, SandboxError, decode, failed};
 
 /// Path of the probe in a sandbox.
 const PROBE: &str = "/usr/local/bin/cube-netprobe";
-/// Limit of one request.
+/// Time limit of one request.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 const LIFETIME_S: u32 = 300;
-/// Between two reads of a sandbox's events.
+/// Time between two reads of a sandbox's events.
 const EVENT_POLL: Duration = Duration::from_millis(50);
 
 /// An event of `GET /sandboxes/{id}/network/events`, without the fields that are not used here.
@@ -64,7 +64,7 @@ impl Customer {
 }
 
 impl Sandbox {
-    /// Runs probes, all at the same time, and waits for their findings.
+    /// Runs probes, all at the same time, and returns their findings.
     pub(super) fn probe(&self, probes: &[Probe]) -> Result<Vec<Finding>, SandboxError> {
         let longest = probes
             .iter()
@@ -137,7 +137,7 @@ impl Sandbox {
         decode("read the events", &answer, 200)
     }
 
-    /// Reads the events until `enough` accepts them, or until the deadline.
+    /// Reads the events until `enough` accepts them, or until the deadline. Returns the last events read.
     pub(super) fn await_events(
         &self,
         deadline: Instant,

@@ -1,7 +1,7 @@
 //! Cases that take more than one attempt.
 //!
-//! A script reports each packet that got through and must not as a breach, and each observation that it needs and did
-//! not make as a doubt.
+//! A script reports a breach for each packet that got through although it must not, and a doubt for each missing
+//! observation without which it proves nothing.
 
 mod forged;
 mod inbound;

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::setup::VerifyError;
 
-/// Keeps the cases that `spec.only` names, or every case in the scope if it names none.
+/// Keeps the cases that `spec.only` names, or every case in the scope if it is empty. Fails if a name is unknown.
 pub(super) fn select(
     mut groups: Vec<Group>,
     spec: &IsolationSpec,
@@ -51,7 +51,7 @@ pub(super) fn probe(case: &Case) -> Option<Probe> {
         action: case.action.clone()?,
         within_ms: match case.expect {
             Expect::Blocked if case.guest.is_empty() => BLOCKED_MS,
-            // The guest gets an answer in any case: the expected one or a refusal.
+            // The guest gets an answer in either case: the expected answer or a refusal.
             Expect::Blocked | Expect::Pass => PASS_MS,
         },
     })

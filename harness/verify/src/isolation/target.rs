@@ -1,4 +1,5 @@
-//! The suite against a server that it did not start, without a host, an internet and a neighbour under its control.
+//! The suite against a server that it did not start. The suite controls neither the host, nor the internet, nor a
+//! neighbour.
 //!
 //! The only observations are the guest's own and the refusals that the server reports, so a case that ends as expected
 //! is "the guest's word", not a pass. If sandboxes can reach an address of this machine, the suite listens there, which
@@ -30,7 +31,7 @@ use crate::{
 use listener::Listener;
 use testbed::{api::Api, artifacts, endpoint::Endpoint};
 
-/// Problem of a case whose receiver the suite could not observe.
+/// Problem of a case whose receiver the suite cannot observe.
 const UNOBSERVED: &str = "only the guest's end was observed";
 
 /// Runs the cases that need nothing but the server.
@@ -178,7 +179,8 @@ fn is_at(case: &Case, address: SocketAddr) -> bool {
     matches!(&case.action, Some(Action::Tcp(to) | Action::Udp(to)) if *to == address)
 }
 
-/// Why a case proves nothing without a host, an internet or a listener under the suite's control; `None` if it does.
+/// The reason why a case cannot be tried without a host, an internet or a listener under the suite's control; `None` if
+/// it can.
 fn why_not(case: &Case, listener: Option<&Listener>) -> Option<&'static str> {
     let needs_host = !case.reasons.is_empty() && case.reasons.iter().all(|reason| reason == "host");
     match (&case.action, case.expect) {

@@ -8,8 +8,8 @@
 //! echo servers at the cases' ports
 //! ```
 //! The host is deliberately misconfigured: it forwards packets, checks no sender addresses, and has services at every
-//! address. So a packet that does not get out was stopped by the isolation alone. [`Capture`] records all packets that
-//! arrive outside and all that the host's own stack accepts.
+//! address. So if a packet does not get out, only the isolation can have stopped it. [`Capture`] records all packets
+//! that arrive outside and all that the host's own stack accepts.
 
 mod capture;
 mod names;
@@ -34,7 +34,7 @@ pub(super) use testbed::world::{HOST4, UPLINK};
 
 /// The name server in the options of `cube-api`.
 pub(super) const NAME_SERVER: &str = "198.51.100.53:53";
-/// Limit of a wait for a packet.
+/// Time limit of a wait for a packet.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Address blocks of the outside.
 const OUTSIDE4: [&str; 18] = [
@@ -68,7 +68,7 @@ const OUTSIDE6: [&str; 8] = [
     "2606:4700::/32",
 ];
 
-/// Both namespaces with their peers. The process itself is in the host's namespace.
+/// The outside namespace with its peers, and the capture in both namespaces. This process is in the host's namespace.
 #[derive(Debug)]
 pub(super) struct World {
     outside: Namespace,
@@ -76,7 +76,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// Moves this process into a new network and mount namespace, in which peers listen at `ports`. The process must not
+    /// Moves this process into new network and mount namespaces, in which peers listen at `ports`. The process must not
     /// have another thread.
     pub(super) fn enter(ports: &BTreeSet<u16>) -> Result<Self, WorldError> {
         let outside = world::enter(OUTSIDE4.into_iter().chain(OUTSIDE6))?;

@@ -57,7 +57,8 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
             Refusal::Error(Errno::ENOSYS),
         ],
         act: |i, _| {
-            // The first version of `struct clone_args` has eight words. The fifth is the signal sent when the child ends.
+            // The first version of `struct clone_args` has eight words. The fifth is the signal sent when the child
+            // ends.
             let words = [0, 0, 0, 0, libc::SIGCHLD.into(), 0, 0, 0];
             let arguments = i.put_words(&words)?;
             i.attempt("clone3", libc::SYS_clone3, &[arguments, 64])

@@ -156,8 +156,8 @@ pub(super) const ATTEMPTS: &[Attempt] = &[
     },
 ];
 
-/// Makes the descriptor `near` ready, so that the kernel signals its owner. No system call fails if the VMM may not signal
-/// the owner.
+/// Makes the descriptor `near` ready, so that the kernel signals its owner. No system call fails if the VMM may not
+/// signal the owner.
 fn make_ready(i: &mut Intruder, s: &Scene, (near, far): (i64, i64)) -> Try<()> {
     i.fcntl(near, libc::F_SETFL, libc::O_ASYNC.into())?;
     i.write(far, b"ready")?;

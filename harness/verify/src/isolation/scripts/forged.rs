@@ -59,7 +59,8 @@ pub(super) fn errors(stage: &mut Stage, name: &str) -> Result<Observed, ScriptEr
                 router.send(&error(quoted, &payload(what)), HOST4)?;
             }
         }
-        // Repeated, because the guest may start to listen late. Errors are delivered in the order in which they are sent.
+        // Repeated, because the guest may start to listen late. Errors are delivered in the order in which they are
+        // sent.
         for _ in 0..10 {
             thread::sleep(Duration::from_millis(100));
             router.send(&error(own, &until), HOST4)?;

@@ -41,7 +41,7 @@ pub(super) fn unsolicited(stage: &mut Stage, name: &str) -> Result<Observed, Scr
         for port in (mapped.port().saturating_sub(64)..).take(128) {
             stranger.send_to(payloads[2].as_bytes(), (HOST4, port))?;
         }
-        // `until` belongs to the guest's open flow, so it is delivered, after everything that was sent before it.
+        // `until` belongs to the guest's open flow. It arrives after everything that was sent before it.
         thread::sleep(Duration::from_millis(300));
         for _ in 0..10 {
             peer.send_to(until.as_bytes(), mapped)?;
@@ -53,7 +53,8 @@ pub(super) fn unsolicited(stage: &mut Stage, name: &str) -> Result<Observed, Scr
     Ok(received_nothing(&findings, name))
 }
 
-/// Datagrams to a port that the address translation gave to a sandbox that has ended. They must not reach later sandboxes.
+/// Datagrams to a port that the address translation gave to a sandbox that has ended. They must not reach later
+/// sandboxes.
 pub(super) fn late(stage: &mut Stage, name: &str) -> Result<Observed, ScriptError> {
     let first = stage.customer.create(&allowing(&[&host_of(SILENT)]))?;
     let peer = stage.world.socket_at(address(SILENT))?;

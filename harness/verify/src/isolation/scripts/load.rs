@@ -27,7 +27,8 @@ const REQUESTS: u32 = 150;
 const BEGUN: u16 = 4096;
 /// Flows that its neighbour opens to the same receiver.
 const FLOWS: usize = 20;
-/// Limit of the factor by which the neighbour's median grows, relative to a guest that computes, on a host of two CPUs.
+/// Limit of the ratio between the neighbour's median latency during the flood and beside a guest that computes, on a
+/// host with two CPUs.
 const SLOWER: u64 = 50;
 /// Limit of the growth of the server's memory during the flood, in KiB.
 const GROWTH_KIB: u64 = 64 << 10;
@@ -48,7 +49,7 @@ pub(super) fn flood(
         neighbour.probe(&[probe(format!("{name}-{suffix}"), action, 180_000)])
     };
     let memory = stage.server.resident_kib();
-    // The baseline has a guest that computes, so that the comparison leaves out the cost of a busy CPU.
+    // During the baseline, another guest computes, so that the cost of a busy CPU does not count.
     let computing = guest.compute()?;
     let before = ask("before")?;
     guest.stop_computing(&computing)?;
@@ -105,7 +106,7 @@ pub(super) fn flood(
     Ok(found)
 }
 
-/// One sandbox takes all the translation ports towards a receiver that it can get; its neighbour needs some as well.
+/// One sandbox takes as many translation ports towards a receiver as it can get. Its neighbour must still get some.
 pub(super) fn ports(
     stage: &mut Stage,
     neighbour: &Sandbox,

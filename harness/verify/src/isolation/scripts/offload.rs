@@ -1,5 +1,5 @@
-//! Frames whose virtio header asks the host to complete or split them in a way that does not fit the frame: sent from
-//! inside a guest, and written to the TAP by code that has a VMM's descriptor of it.
+//! Frames whose virtio header asks the host to complete or split them in a way that does not fit the frame. They are
+//! sent from inside a guest, and written to the TAP by code that has a VMM's descriptor of the TAP.
 //!
 //! The policy allows one address of each family. Whatever the header asks for, nothing may arrive at another address,
 //! from another sender, or in fragments.
@@ -75,7 +75,8 @@ pub(super) fn from_guest(
             let controls =
                 controls.map(|(kind, action)| probe(format!("{name}-{kind}"), action, PASS_MS));
             let findings = guest.probe(&controls)?;
-            // The server reports the first refusal of a flow at once, so an event about the frames above exists by now.
+            // The server reports the first refusal of a flow at once. So if a frame above was refused, the event exists
+            // by now.
             let is_refused = guest
                 .events()?
                 .iter()
@@ -144,8 +145,8 @@ fn is_refusal_reported(guest: &Sandbox, to: IpAddr) -> Result<bool, ScriptError>
     })
 }
 
-/// Writes frames whose headers fit in the same way. They must arrive, which shows that the other frames reached the
-/// host too.
+/// Writes frames whose headers fit, in the same way as the other frames. They must arrive, which shows that the other
+/// frames reached the host too.
 fn check_fitting_frames(
     stage: &mut Stage,
     tap: &File,
@@ -220,7 +221,7 @@ fn strays(stage: &mut Stage, to: SocketAddr, send: Send<'_>) -> Result<Strays, S
     Ok(strays)
 }
 
-/// Origin of a packet on the uplink.
+/// Relation of a packet on the uplink to the frames of the script.
 enum Kind {
     /// Sent by the host itself, or by an earlier part of the script.
     Unrelated,

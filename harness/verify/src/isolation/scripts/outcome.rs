@@ -9,9 +9,9 @@ use crate::sandbox::SandboxError;
 pub(super) struct Observed {
     /// Findings of the probe in the guest, for the report.
     pub(super) guest: String,
-    /// Packets that got through and must not.
+    /// Packets that got through although they must not.
     pub(super) breaches: Vec<String>,
-    /// Observations without which the script proves nothing, and which were not made.
+    /// Missing observations without which the script proves nothing.
     pub(super) doubts: Vec<String>,
 }
 

@@ -25,12 +25,12 @@ use crate::{
     sandbox::Sandbox,
 };
 
-/// Batches of later sandboxes, and sandboxes in a batch. A batch is larger than the server's warm stock, so every
-/// sandbox that the server made comes into use, including the one on the device.
+/// Batches of later sandboxes, and sandboxes in a batch. A batch is larger than the server's warm stock, so the stock
+/// is used up, including a warm sandbox that holds the device.
 const BATCHES: usize = 4;
 const BATCH: usize = 4;
 
-/// Attempts to find a successor. An attempt fails if a warm sandbox holds the device and stays in the stock.
+/// Attempts to find a successor. An attempt fails if the device is held by a warm sandbox that is not handed out.
 const ATTEMPTS: usize = 6;
 
 /// The next sandbox on a device receives no packet that was meant for the previous one, and cannot reach the addresses
@@ -97,7 +97,8 @@ fn create_batch(customer: &Customer) -> Result<Vec<Sandbox>, ScriptError> {
     })
 }
 
-/// Checks that the sandbox which now has the device received nothing of its predecessor's and is under its own policy.
+/// Checks that the sandbox that now has the device received no packet for its predecessor, and that its own policy
+/// applies.
 fn observe_successor(
     stage: &mut Stage,
     next: &Sandbox,

@@ -25,22 +25,22 @@ pub(super) const SECOND: &str = "198.51.100.11:5000";
 pub(super) const THIRD: &str = "198.51.100.12:5000";
 /// A port without an echo server.
 pub(super) const SILENT: &str = "198.51.100.10:7001";
-/// Limit of a wait for packets.
+/// Time limit of a wait for packets.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Options of a create whose policy allows these addresses and nothing else.
+/// Options of a create request whose policy allows these addresses and nothing else.
 pub(in crate::isolation) fn allowing(addresses: &[&str]) -> Map<String, Value> {
     let mut options = Map::new();
     options.insert("network".to_owned(), only(addresses));
     options
 }
 
-/// Body of an update to the same policy.
+/// Network options with the policy of [`allowing`]: the body of an update.
 pub(super) fn only(addresses: &[&str]) -> Value {
     json!({ "allowOut": addresses, "denyOut": ["0.0.0.0/0"] })
 }
 
-/// Parses an address that is a literal in this program.
+/// Parses an address that is a literal in this program. An invalid one becomes 0.0.0.0:0, where nothing listens.
 pub(super) fn address(text: &str) -> SocketAddr {
     text.parse().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)))
 }
@@ -49,14 +49,14 @@ pub(super) fn host_of(text: &str) -> String {
     address(text).ip().to_string()
 }
 
-/// Result of a scoped thread; continues its panic.
+/// Result of a scoped thread. If the thread panicked, the panic continues in this one.
 pub(super) fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread
         .join()
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Lets the sandbox send `payload` to the echo server until `is_received` reports that a listener has got the answer. The
+/// Makes the sandbox send `payload` to the echo server until `is_received` returns true, but at most 30 times. The
 /// listener may not be ready at first.
 pub(in crate::isolation) fn send_until(
     is_received: impl Fn() -> bool,
@@ -107,7 +107,8 @@ pub(super) fn summary(findings: &[Finding]) -> String {
     texts.collect()
 }
 
-/// Waits until the server reports an event that `is_it` accepts; false if none came in time.
+/// Waits until the server reports an event that `is_it` accepts. Returns false if none is reported within
+/// [`EVENT_TIMEOUT`].
 pub(super) fn is_reported(
     guest: &Sandbox,
     is_it: impl Fn(&NetworkEvent) -> bool,
@@ -117,7 +118,7 @@ pub(super) fn is_reported(
     Ok(events.iter().any(is_it))
 }
 
-/// Observations of the listening probe `name`, which must not have received any of the payloads that it listened for.
+/// Observations of the listening probe `name`, which must not have received any of the payloads that it listens for.
 pub(super) fn received_nothing(findings: &[Finding], name: &str) -> Observed {
     let mut observed = Observed::default();
     let listener = findings.iter().find(|finding| finding.name == name);

@@ -20,9 +20,9 @@ use testbed::world::OUTSIDE;
 const MARK: &str = "192.0.2.1:9";
 /// Bytes of a packet that are kept, from the header above IP.
 const KEPT: usize = 256;
-/// Limit of the time that a mark takes. It usually takes microseconds.
+/// Time limit for a mark to arrive. It usually arrives within microseconds.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Wait before a mark is sent, for packets that are being forwarded.
+/// Time before a mark is sent, in which packets that are being forwarded arrive.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// Where a packet arrived.
@@ -132,7 +132,8 @@ impl Capture {
         })
     }
 
-    /// Waits until everything that was sent up to now has arrived. Returns the number of captured packets.
+    /// Waits until a mark, sent after a short pause, has arrived: everything sent before has then arrived too. Returns
+    /// the number of captured packets.
     pub(in crate::isolation) fn settle(&mut self) -> io::Result<usize> {
         thread::sleep(SETTLE);
         self.marks += 1;
@@ -212,7 +213,7 @@ fn watch_uplink(link: &Link, to: &Sender<Seen>) {
     }
 }
 
-/// A raw socket, which gets a copy of each packet that the host's stack accepts.
+/// Kind of a raw socket. Such a socket gets a copy of each packet that the host's stack accepts.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// Packets begin with their IP header.

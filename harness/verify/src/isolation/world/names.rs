@@ -1,4 +1,4 @@
-//! The name server outside, at port 53 of every address. Its zone lists the answers for each name in the order of the
+//! The name server outside, at port 53 of every address. The zone lists, for each name, the answers to successive
 //! queries.
 
 use std::{
@@ -57,7 +57,7 @@ pub(super) fn serve() -> io::Result<()> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 53))?;
     thread::spawn(move || peers::accept(&listener, connection));
     let socket = peers::datagrams(53)?;
-    // Counts queries for A records only, so that a query for AAAA does not advance the answers.
+    // Counts the queries for A records of each name. A query for AAAA does not advance the answers.
     let mut asked: HashMap<String, usize> = HashMap::new();
     thread::spawn(move || {
         peers::answer(&socket, |_, question| {
@@ -92,7 +92,7 @@ fn read(question: &[u8]) -> Option<(String, u16)> {
     Some((name, u16::from_be_bytes([kind[0], kind[1]])))
 }
 
-/// The answer to a query, which is number `turn` for its name.
+/// The answer to query number `turn` for its name. `None` if the query cannot be decoded.
 fn reply(question: &[u8], turn: usize) -> Option<Vec<u8>> {
     let (name, kind) = read(question)?;
     let end = dns::read_name(question, 12)?.1 + 4;
