@@ -77,13 +77,13 @@ impl InstanceDir {
         }
     }
 
-    /// Removes the directory with all links and maps. Call it only when no TAP is left.
+    /// Removes the directory with all links and maps. Must be called only when no TAP is left.
     pub(crate) fn remove(&self) {
         let _retried_at_next_start = fs::remove_dir_all(&self.path);
     }
 }
 
-/// `None` if another process holds the lock for longer than [`LOCK_TIMEOUT`].
+/// `None` if another process still holds the lock after [`LOCK_TIMEOUT`], or if locking fails.
 fn lock(mut directory: File) -> Option<Flock<File>> {
     let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {

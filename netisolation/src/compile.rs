@@ -12,7 +12,7 @@ use crate::{
     rule_sets::{Prefix, Rules, SENTINEL},
 };
 
-/// Maximum number of rules of one policy. All policies share the map's 2²⁰ entries.
+/// Maximum number of rules in one policy. All policies share the map's 2²⁰ entries.
 const MAX_RULES: usize = 4096;
 
 /// The rule set of a policy.
@@ -63,7 +63,8 @@ pub(crate) fn rules_for_all(
     Ok(all)
 }
 
-/// Adds the entry from which a set is read back, unless the set has a rule for that address. No packet has it.
+/// Adds the sentinel, from which a set is read back, unless the set already has a rule for `::/128`. No valid packet
+/// has the address `::` as its remote address.
 fn add_sentinel(all: &mut Rules, verdict: u8) {
     let (prefix, address) = SENTINEL;
     let rule = Rule {
@@ -116,7 +117,7 @@ fn protocol_number(protocol: Protocol) -> u8 {
     }
 }
 
-/// The protocol with a number in a packet.
+/// The protocol for the IANA number in a packet. ICMP and ICMPv6 are one protocol here.
 pub(crate) fn protocol(number: u8) -> Protocol {
     match number {
         1 | 58 => Protocol::Icmp,

@@ -7,8 +7,8 @@ use crate::{
     policy::Exception,
 };
 
-/// Maximum number of TAPs of one server: the host addresses of its block of 198.18.0.0/15, by which the resolver
-/// identifies TAPs.
+/// Maximum number of TAPs of one server. The resolver identifies each TAP by an address in the server's /20 block of
+/// 198.18.0.0/15, so the limit must be below 4094.
 pub(crate) const MAX_TAPS: u32 = 4000;
 
 #[derive(Clone, Debug)]
@@ -20,11 +20,11 @@ pub struct IsolationConfig {
     pub pins: PathBuf,
     /// Interfaces through which packets may leave the host.
     pub uplinks: Uplinks,
-    /// Ranges that the operator opens although they are forbidden by default.
+    /// Blocks in forbidden ranges that the operator opens.
     pub exceptions: Vec<Exception>,
-    /// TAPs to keep ready.
+    /// Number of TAPs to keep ready.
     pub stock: u32,
-    /// Maximum number of TAPs at a time, ready and in use.
+    /// Maximum number of TAPs at a time, including ready TAPs and released ones whose entries are not yet removed.
     pub max_taps: u32,
     /// Maximum number of open flows per sandbox.
     pub max_flows: u32,

@@ -33,7 +33,7 @@ use crate::{
 
 /// Hash of the maps' keys, values and declarations (`build.rs`).
 const LAYOUT: &str = env!("MAP_LAYOUT");
-/// Maximum number of open flows of all sandboxes.
+/// Maximum number of open flows across all sandboxes.
 const MAX_FLOWS: u32 = 1 << 22;
 
 /// Capacities of the maps.
@@ -63,7 +63,7 @@ pub(crate) struct Datapath {
     pub(crate) from_wire_id: u32,
 }
 
-/// The maps except those of flows.
+/// All maps except the flow maps ([`FlowMaps`]).
 pub(crate) struct Maps {
     /// TAP number by device index.
     pub(crate) indices: HashMap<MapData, u32, u32>,
@@ -124,7 +124,7 @@ impl Datapath {
         Ok((datapath, maps))
     }
 
-    /// Opens the maps of flows by their pins; every call opens them again.
+    /// Opens new handles to the flow maps, by their pins.
     pub(crate) fn flow_maps(&self) -> Result<FlowMaps, IsolationError> {
         let open = |name: &str| MapData::from_pin(self.maps_dir.join(name));
         let typed = || -> Result<FlowMaps, MapError> {
@@ -144,7 +144,7 @@ impl Datapath {
             .with("from_guest", |program| replace(program, &pin))
     }
 
-    /// Removes the pinned link of a TAP whose device is gone. On a live device, this would detach the program.
+    /// Removes the pinned link of a TAP. If the device still exists, this detaches the program from it.
     pub(crate) fn remove_tap_link(&self, tap: u32, ifindex: u32) {
         let _already_removed = fs::remove_file(self.programs.tap_link(tap, ifindex));
     }
@@ -193,7 +193,7 @@ impl Datapath {
         })
     }
 
-    /// Removes all pinned links and maps. Call it only when no TAP is left.
+    /// Removes all pinned links and maps. Must be called only when no TAP is left.
     pub(crate) fn remove_pins(&self) {
         self.dir.remove();
     }

@@ -24,7 +24,7 @@ const UNFIT_V6: u32 = 0x01 | 0x08 | 0x20 | 0x40;
 /// The parent of a root queueing discipline (`linux/pkt_sched.h`).
 const TC_H_ROOT: u32 = u32::MAX;
 
-/// A new TAP: down and without addresses. The kernel removes it when all its descriptors are closed.
+/// A TAP, initially down and without addresses. The kernel removes it when all its descriptors are closed.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) fd: OwnedFd,
@@ -37,8 +37,8 @@ pub(crate) struct Device {
 pub(crate) struct Assigned {
     pub(crate) ifindex: u32,
     pub(crate) address: IpAddr,
-    /// Whether sandboxes' packets may leave with it: neither temporary, deprecated nor link-local, and not in or failed
-    /// duplicate address detection.
+    /// Whether sandboxes' packets may have it as their source address. True for every IPv4 address, and for a global
+    /// IPv6 address that is not temporary or deprecated and has passed duplicate address detection.
     pub(crate) usable: bool,
 }
 

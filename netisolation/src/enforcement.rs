@@ -1,5 +1,5 @@
-//! Enforces policies on TAPs: writes them to the maps, reads everything back, and closes a TAP if anything differs.
-//! Composes the parts that own the maps.
+//! Enforces policies on TAPs: writes them to the maps, then reads everything back. Closes a TAP that cannot be confined
+//! or adopted. Composes the parts that own the maps.
 
 use std::{
     net::IpAddr,
@@ -109,7 +109,8 @@ impl Enforcement {
         Ok(())
     }
 
-    /// Continues a sandbox of a predecessor. Its open flows continue if the policy allows them.
+    /// Continues a sandbox of a predecessor. The sandbox's open flows continue if the policy allows them. On any
+    /// failure, nothing passes.
     pub(crate) fn adopt(
         &mut self,
         index: u32,
@@ -126,7 +127,8 @@ impl Enforcement {
         self.verify_or_close(index, applied)
     }
 
-    /// Replaces the policy of a sandbox. If writing fails, the old policy stays in force.
+    /// Replaces the policy of a sandbox. If writing fails, the old policy stays in force; if only the verification
+    /// fails, the new policy was written.
     pub(crate) fn update(&mut self, index: u32, policy: &Policy) -> Result<(), IsolationError> {
         let attachment = self.taps.get(index)?;
         let tenure = attachment.entry.tenure;
@@ -139,7 +141,8 @@ impl Enforcement {
         self.verify(index)
     }
 
-    /// Writes the policy's rules, then switches the TAP to them, so that every packet is evaluated by a complete set.
+    /// Writes the policy's rules, then switches the TAP to them, so that every packet is evaluated against a complete
+    /// set.
     fn apply(
         &mut self,
         index: u32,
@@ -171,7 +174,8 @@ impl Enforcement {
         outcome
     }
 
-    /// Compares the kernel's state with the policy. A rule set that differs is not shared with further policies.
+    /// Compares the kernel's state with the policy. After a mismatch, the TAP's rule set is no longer shared with
+    /// further policies.
     pub(crate) fn verify(&mut self, index: u32) -> Result<(), IsolationError> {
         let expected = Expected {
             datapath: &self.datapath,
@@ -230,7 +234,7 @@ impl Enforcement {
         Ok(self.refusals.counters(index, &state))
     }
 
-    /// Reports a TAP's refused packets that are not reported yet.
+    /// Reports a TAP's refused packets that have not been reported yet.
     pub(crate) fn flush_refusals(&mut self, index: u32) {
         self.refusals.flush(index, &self.taps, &self.pins);
     }
@@ -240,14 +244,14 @@ impl Enforcement {
         self.refusals.drain(&self.taps, &self.pins);
     }
 
-    /// Reports the packets of refused flows since the last sum.
+    /// Reports the refused packets that were counted since the last sum.
     pub(crate) fn sum_refusals(&mut self) {
         self.refusals.sum_all(&self.taps, &self.pins);
     }
 
     /// Reads the host's addresses and the uplinks' MTUs again and writes the differences to the maps.
     pub(crate) fn refresh_addresses(&mut self) -> Result<(), IsolationError> {
-        // Any write to net.ipv4.ip_forward resets the loopback device's setting.
+        // Sets forwarding again: any write to net.ipv4.ip_forward resets the loopback device's setting.
         uplink::routing_device()?;
         let all = device::addresses().map_err(|e| system("read the host's addresses", e))?;
         let mut host: Vec<IpAddr> = all.iter().map(|a| a.address).collect();

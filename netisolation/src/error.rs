@@ -53,7 +53,8 @@ pub(crate) fn unsuitable(what: impl Into<String>, cure: impl Into<String>) -> Is
     }
 }
 
-/// Makes [`IsolationError::System`]. A source that is not an `io::Error` is flattened with its causes into one.
+/// Makes [`IsolationError::System`]. A source of another type is turned into an `io::Error` whose text includes its
+/// causes.
 pub(crate) fn system(
     what: impl Into<String>,
     source: impl Into<Box<dyn Error + Send + Sync>>,

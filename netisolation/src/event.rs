@@ -46,13 +46,14 @@ pub enum Reason {
     Fragment = 6,
     /// The packet has IP options or IPv6 extension headers.
     Options = 7,
-    /// Header lengths are inconsistent, or the TCP flags are a combination that no network stack sends.
+    /// A header or a DNS query is invalid: for example, lengths are inconsistent, or no network stack sends this
+    /// combination of TCP flags.
     Malformed = 8,
     /// The IP protocol or ICMP type is never allowed.
     Protocol = 9,
     /// A packet to port 53 of an address other than the gateway.
     Dns = 10,
-    /// A DNS query for a name that the policy does not allow.
+    /// A DNS query for a name that the policy does not allow, or for a record type that is never answered.
     Name = 11,
     /// DNS rebinding: an allowed name resolved to a forbidden address.
     Rebinding = 12,
@@ -60,11 +61,12 @@ pub enum Reason {
     Unsolicited = 13,
     /// The bandwidth limit is exceeded.
     Bandwidth = 14,
-    /// The limit on new flows per second or on open flows is exceeded.
+    /// The limit on new flows per second, open flows or DNS queries is exceeded, or no port is free for a new flow.
     Flows = 15,
-    /// The host has no route through an uplink, the packet is larger than the route's MTU, or its TTL has run out.
+    /// The host has no route through an uplink with a usable address, the packet is larger than the route's MTU, or the
+    /// packet's TTL has run out.
     NoRoute = 16,
-    /// An internal failure, such as a full map. The packet is dropped.
+    /// An internal failure, such as a full map, or a resolved address that could not be pinned.
     Internal = 17,
     /// The frame's offload request (checksum or segmentation) does not match the packet's transport header.
     Offload = 18,
@@ -85,7 +87,7 @@ pub struct NetEvent {
     pub reason: Reason,
     /// The queried DNS name, or the name under which the remote address is pinned.
     pub name: Option<String>,
-    /// Packets that this event stands for.
+    /// Number of packets or DNS queries that this event stands for.
     pub count: u64,
 }
 
@@ -102,6 +104,6 @@ pub struct Counters {
     pub flows: u64,
     /// Refused packets and DNS queries, by reason.
     pub refused: BTreeMap<Reason, u64>,
-    /// Refused packets that no event stands for, because there were too many. `refused` includes them.
+    /// Refused packets and DNS queries that no event stands for, because there were too many. `refused` includes them.
     pub events_lost: u64,
 }

@@ -23,7 +23,7 @@ const CLOSED: Duration = Duration::from_secs(3);
 const UDP: Duration = Duration::from_secs(60);
 const ICMP: Duration = Duration::from_secs(15);
 
-/// Handles of the maps that a sweep reads and writes, apart from those that the owner's lock protects.
+/// A sweep's own handles to the maps that it reads and writes, so that it does not need the owner's lock.
 pub(crate) struct FlowMaps {
     pub(crate) taps: Array<MapData, Tap>,
     pub(crate) flows: HashMap<MapData, FlowKey, Flow>,

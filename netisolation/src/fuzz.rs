@@ -41,7 +41,7 @@ pub fn network(bytes: &[u8]) {
     }
 }
 
-/// Checks that the compiled rules decide as [`Policy::allows`] does.
+/// Checks that the compiled rules and [`Policy::allows`] make the same decisions.
 ///
 /// # Panics
 /// Panics if they differ.

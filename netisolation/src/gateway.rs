@@ -27,9 +27,9 @@ use crate::{
     layout::{Address, wire_port},
 };
 
-/// Maximum number of servers in one network namespace. The first one has most of the ports.
+/// Maximum number of servers in one network namespace. The server in the first slot has most of the ports.
 const SLOTS: u32 = 8;
-/// The first port from which flows leave the host, also in `bpf/layout.h`.
+/// The lowest port that flows use on the wire. `bpf/layout.h` has the same number.
 const FIRST_PORT: u16 = 61000;
 const PORTS_OF_FIRST: u16 = 3000;
 const PORTS_OF_OTHERS: u16 = 219;
@@ -107,7 +107,7 @@ impl Gateway {
         Ok((self.udp.try_clone()?.into(), self.tcp.try_clone()?.into()))
     }
 
-    /// The number of the TAP to which a peer address belongs.
+    /// The number of the TAP that a peer address identifies. The TAP may not exist.
     pub(crate) fn tap_of(&self, peer: SocketAddr) -> Option<u32> {
         let index = match peer.ip().to_canonical() {
             IpAddr::V4(v4) => v4.to_bits().checked_sub(self.address4.to_bits())?,

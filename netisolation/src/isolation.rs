@@ -36,16 +36,16 @@ use crate::{
     uplink,
 };
 
-/// Events that wait for the receiver. Further events are dropped and counted.
+/// Maximum number of events that wait for the receiver. Further events are dropped and counted.
 const EVENT_QUEUE: usize = 4096;
 
-/// A cloneable handle. Any thread of the network namespace in which it was opened may call it. Calls take microseconds
-/// to a millisecond, except that [`Isolation::take`] waits if no TAP is ready.
+/// A cloneable handle. Its methods may be called from any thread in the network namespace in which it was opened. They
+/// take at most about a millisecond, except that [`Isolation::take`] waits if no TAP is ready.
 #[derive(Clone)]
 pub struct Isolation(Arc<Running>);
 
-/// Ends with the last handle, whose thread joins the threads and cleans up: a detached thread might not finish before
-/// the process exits.
+/// Dropped with the last handle. Dropping it joins the threads and cleans up, because detached threads might not finish
+/// before the process exits.
 struct Running {
     shared: Arc<Shared>,
     /// Closing this end stops the maintenance thread.
@@ -61,9 +61,9 @@ impl fmt::Debug for Isolation {
 }
 
 impl Isolation {
-    /// Loads the programs, takes over the maps of a predecessor with the same layout, and removes what is left of dead
-    /// predecessors. A predecessor's TAPs whose VMs live are kept until [`Isolation::adopt`] or
-    /// [`Isolation::release`]. Also returns the queue of refusal events.
+    /// Loads the programs, takes over the maps of a predecessor with the same layout, and removes the leftovers of
+    /// other predecessors. A predecessor's TAPs whose VMs still run are kept; each must be passed to
+    /// [`Isolation::adopt`] or [`Isolation::release`]. Also returns the queue of refusal events.
     ///
     /// # Errors
     /// Returns [`IsolationError::Unsuitable`] if the host, an uplink or the configuration does not allow isolation, or
@@ -106,15 +106,17 @@ impl Isolation {
     ///
     /// # Errors
     /// Returns [`IsolationError::Exhausted`] if all numbers are in use, [`IsolationError::Mismatch`] if the TAP fails
-    /// verification (it is then removed), or [`IsolationError::System`], also after a timeout of 30 s.
+    /// verification (it is then removed), or [`IsolationError::System`] if a system call fails or no TAP becomes ready
+    /// within 30 s.
     pub fn take(&self) -> Result<Tap, IsolationError> {
         self.0.shared.take()
     }
 
-    /// Continues the sandbox of a VM that outlived the predecessor of this server.
+    /// Continues the sandbox of a VM that outlived this server's predecessor.
     ///
     /// # Errors
-    /// Returns an error under the conditions of [`Isolation::confine`]. Nothing passes then, and the VM must be ended.
+    /// Returns an error under the conditions of [`Isolation::confine`]. After an error, no packet passes, and the VM
+    /// must be ended.
     pub fn adopt(
         &self,
         index: TapIndex,
@@ -124,11 +126,12 @@ impl Isolation {
         self.with(|owner| owner.adopt(index.0, sandbox, policy))
     }
 
-    /// Assigns a TAP to a sandbox, puts the policy into force from the next packet on, and verifies it.
+    /// Assigns a TAP to a sandbox, puts the policy into force from the next packet on, and verifies the TAP.
     ///
     /// # Errors
     /// Returns [`IsolationError::Unknown`] if there is no such TAP, [`IsolationError::TooMany`] if the policy exceeds a
-    /// limit, [`IsolationError::Mismatch`] if verification fails, or [`IsolationError::System`]. Nothing passes then.
+    /// limit, [`IsolationError::Mismatch`] if verification finds a difference, or [`IsolationError::System`] if a
+    /// system call fails. After an error, no packet passes.
     pub fn confine(
         &self,
         index: TapIndex,
@@ -141,13 +144,15 @@ impl Isolation {
     /// Replaces a sandbox's policy from the next packet on. Connections that the new policy denies are cut.
     ///
     /// # Errors
-    /// Returns an error under the conditions of [`Isolation::confine`]. The old policy stays in force, except after
-    /// [`IsolationError::Mismatch`]: another program has then changed the TAP, which must be released.
+    /// Returns an error under the conditions of [`Isolation::confine`], and [`IsolationError::Unknown`] if the TAP has
+    /// no sandbox. If the new policy cannot be written, the old one stays in force. If the verification after the write
+    /// fails, with [`IsolationError::Mismatch`] or [`IsolationError::System`], the new policy was written. After a
+    /// mismatch, the TAP must be released: another program has changed the kernel's state.
     pub fn update(&self, index: TapIndex, policy: &Policy) -> Result<(), IsolationError> {
         self.with(|owner| owner.update(index.0, policy))
     }
 
-    /// Reads programs, links and maps back and compares them with the policy.
+    /// Reads the state of the TAP's device, programs and map entries back and compares it with the policy.
     ///
     /// # Errors
     /// Returns [`IsolationError::Unknown`] if there is no such TAP, [`IsolationError::Mismatch`] with the first
@@ -156,8 +161,8 @@ impl Isolation {
         self.with(|owner| owner.verify(index.0))
     }
 
-    /// Closes a TAP whose VMM has ended or never started. From now on nothing passes; another sandbox may get the
-    /// device under another number. Does nothing if there is no such TAP.
+    /// Closes a TAP whose VMM must have ended or never started. From now on no packet passes. Another sandbox may get
+    /// the device under another number. Does nothing if there is no such TAP.
     pub fn release(&self, index: TapIndex) {
         self.dispose(index, Disposal::Reuse);
     }
@@ -199,8 +204,9 @@ impl Isolation {
         self.with(|owner| owner.pin(index.0, sandbox, address, name, ttl))
     }
 
-    /// The sockets that receive the DNS queries of all sandboxes. They are bound to a device that only guests reach.
-    /// Each call duplicates the same two sockets, in blocking mode.
+    /// The sockets that receive the DNS queries of all sandboxes. They are bound to a device that only guests can
+    /// reach. Each call duplicates the same two sockets. They are initially blocking; changing the mode of one
+    /// duplicate changes it for all.
     ///
     /// # Errors
     /// Returns an error if a descriptor cannot be duplicated.

@@ -12,9 +12,9 @@ const FUNCTIONS: [(u32, &str); 2] = [
 ];
 /// BPF_JMP | BPF_CALL without registers and offset.
 const CALL: [u8; 4] = [0x85, 0, 0, 0];
-/// The same with BPF_PSEUDO_KFUNC_CALL as its source register.
+/// [`CALL`] with BPF_PSEUDO_KFUNC_CALL in place of the source register.
 const KFUNC_CALL: [u8; 4] = [0x85, 0x20, 0, 0];
-/// Length of an instruction in bytes. In the object file, instructions are aligned to it.
+/// Length of an instruction in bytes. Instructions in the object file are aligned to this length.
 const INSTRUCTION: usize = 8;
 
 #[derive(Debug, thiserror::Error)]

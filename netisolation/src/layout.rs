@@ -197,7 +197,7 @@ impl Tap {
 }
 
 impl Record {
-    /// Reads a record that the programs wrote. `None` if `bytes` are too few.
+    /// Reads a record that the programs wrote. `None` if `bytes` is too short.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));

@@ -27,8 +27,8 @@ impl Limits {
         }
     }
 
-    /// The lower one of the policy's and the host's bandwidth. 0, which means unlimited in a map entry, only if there
-    /// is no limit.
+    /// The lower of the policy's and the host's bandwidth limits. Returns 0, which means unlimited in a map entry, only
+    /// if neither sets a limit.
     fn bandwidth(&self, policy: &Policy) -> u64 {
         let limits = [policy.bytes_per_s, self.bytes_per_s];
         let lowest = limits.into_iter().flatten().min();

@@ -30,7 +30,8 @@ const MAX_SANDBOXES: usize = 1024;
 /// Maximum number of messages in the thread's queue.
 const QUEUE: usize = 4096;
 
-/// A cloneable handle. The log's thread ends with the last handle.
+/// A cloneable handle. The log's thread ends when the last handle is dropped, including those that
+/// [`EventLog::follow`] holds.
 #[derive(Clone, Debug)]
 pub struct EventLog {
     queue: SyncSender<Message>,
@@ -107,7 +108,8 @@ impl EventLog {
         }
     }
 
-    /// The most recent events of a sandbox, oldest first. Empty if the sandbox has none, or if the queue is full.
+    /// The most recent events of a sandbox, oldest first. Empty if no events of the sandbox are in memory, the queue is
+    /// full, or the log's thread has ended.
     pub async fn events_of(&self, sandbox: &SandboxId) -> Vec<NetEvent> {
         let (answer, events) = oneshot::channel();
         match self.queue.try_send(Message::Query(sandbox.clone(), answer)) {
@@ -118,7 +120,7 @@ impl EventLog {
 
     /// Drops the events in memory of a sandbox that has ended. Its events in the file remain.
     pub fn forget(&self, sandbox: &SandboxId) {
-        // If the queue is full, other sandboxes' events replace them in time.
+        // If the queue is full, the events stay until events of more recent sandboxes displace them.
         let _dropped_later = self.queue.try_send(Message::Forget(sandbox.clone()));
     }
 

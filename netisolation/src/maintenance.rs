@@ -19,7 +19,7 @@ const BATCH_PAUSE: Duration = Duration::from_millis(10);
 const SUM_INTERVAL: Duration = Duration::from_secs(1);
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 const ADDRESS_INTERVAL: Duration = Duration::from_secs(2);
-/// Between two sweeps lies at least this multiple of a sweep's duration.
+/// The next sweep starts at the earliest this multiple of a sweep's duration after the sweep started.
 const SWEEP_PAUSE_FACTOR: u32 = 20;
 
 /// Runs until the other end of `stop` is closed. `records`: the programs' ring buffer.

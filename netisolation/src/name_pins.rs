@@ -12,7 +12,7 @@ use crate::{
     layout::{Pin, PinKey},
 };
 
-/// Maximum number of pinned addresses of one sandbox.
+/// Maximum number of pinned addresses per sandbox.
 const MAX_PINS: usize = 1024;
 
 pub(crate) struct NamePins {
@@ -36,7 +36,7 @@ impl NamePins {
         }
     }
 
-    /// Takes over a predecessor's pins and removes those that are not of a TAP's current tenure.
+    /// Takes over the predecessor's pins for the current tenures of TAPs, and removes all other pins.
     pub(crate) fn take_over(&mut self, tenure_of: impl Fn(u32) -> Option<u32>) {
         let keys: Vec<PinKey> = self.map.keys().flatten().collect();
         for key in keys {
@@ -52,7 +52,8 @@ impl NamePins {
     /// Lets a TAP's sandbox reach an address until `expires` (CLOCK_MONOTONIC in nanoseconds).
     ///
     /// # Errors
-    /// Returns [`IsolationError::TooMany`] if the sandbox has the maximum of pins, or the map's error.
+    /// Returns [`IsolationError::TooMany`] if the sandbox already has the maximum number of pins, or
+    /// [`IsolationError::System`] if the map cannot be written.
     pub(crate) fn pin(
         &mut self,
         tap: u32,
@@ -91,7 +92,7 @@ impl NamePins {
         self.by_tap.retain(|_, pins| !pins.is_empty());
     }
 
-    /// Removes a TAP's pins whose names `keep` does not accept.
+    /// Removes a TAP's pins whose names `keep` rejects.
     pub(crate) fn retain_names(&mut self, tap: u32, keep: impl Fn(&str) -> bool) {
         if let Some(pins) = self.by_tap.get_mut(&tap) {
             retain(&mut self.map, tap, pins, |_, pin| keep(&pin.name));
@@ -117,7 +118,7 @@ fn key(tap: u32, address: IpAddr) -> PinKey {
     }
 }
 
-/// Removes pins that `keep` does not accept from the map and from `pins`.
+/// Removes the pins that `keep` rejects, both from the map and from `pins`.
 fn retain(
     map: &mut HashMap<MapData, PinKey, Pin>,
     tap: u32,

@@ -22,7 +22,7 @@ impl Owner {
         Self { enforcement, stock }
     }
 
-    /// Takes a TAP from the stock and verifies it. `None`: the stock is empty. A TAP that fails is removed.
+    /// Takes a TAP from the stock and verifies it. `None`: the stock is empty. After an error, the TAP is removed.
     pub(crate) fn take(&mut self) -> Result<Option<Tap>, IsolationError> {
         let Some(index) = self.next_ready() else {
             return Ok(None);
@@ -76,15 +76,15 @@ impl Owner {
         self.stock.is_short(ready, has_free_index)
     }
 
-    /// Adds a new TAP, whose program is attached, to the stock.
+    /// Adds a new TAP to the stock. Its program must be attached.
     pub(crate) fn add_to_stock(&mut self, index: u32, tap: OwnedTap) -> Result<(), IsolationError> {
         self.enforcement.taps.get_mut(index)?.usage = Usage::Ready(tap);
         self.stock.add_new(index);
         Ok(())
     }
 
-    /// Adds a reset TAP to the stock under a new number, verified. The entries of its last sandbox keep the old number,
-    /// and the next sweep removes them with their flows.
+    /// Gives a reset TAP a new number, verifies it, and adds it to the stock. The flows and map entries of the TAP's
+    /// last sandbox keep the old number, and the next sweep removes them.
     ///
     /// # Errors
     /// Returns the TAP, whose device must then be removed.
@@ -145,7 +145,7 @@ impl Owner {
         }
     }
 
-    /// Closes the descriptors of all TAPs. Removes the pinned programs and maps unless a VM still uses a TAP.
+    /// Closes the descriptors of all TAPs. Removes the pinned links and maps unless a VM still uses a TAP.
     pub(crate) fn shut_down(&mut self) {
         drop(self.stock.take_released());
         if !self.enforcement.taps.close_descriptors() {

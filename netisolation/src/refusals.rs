@@ -20,9 +20,10 @@ use crate::{
     tap_table::TapTable,
 };
 
-/// Refused flows of all TAPs whose further packets are reported in sums: the capacity of the programs' map.
+/// Maximum number of refused flows, across all TAPs, whose packets after the first are reported in sums. Equal to the
+/// capacity of the programs' map of refusals.
 const MAX_FOLLOWED: usize = 1 << 14;
-/// A flow without packets in this many consecutive sums is no longer followed; its next packet starts a new record.
+/// A flow without packets in this many consecutive sums is no longer followed; its next packet is reported immediately.
 const MAX_QUIET_SUMS: u8 = 10;
 
 pub(crate) struct Refusals {
@@ -49,7 +50,7 @@ struct Followed {
 struct Tally {
     /// State when the sandbox received the TAP: packets before that moment are not the sandbox's.
     baseline: State,
-    /// Packets refused by the programs that events stand for, or that were refused before the baseline.
+    /// Refused packets that need no further event: an event reported them, or they precede the baseline.
     reported: u64,
     /// Queries refused by the resolver.
     refused_queries: BTreeMap<Reason, u64>,
@@ -77,8 +78,8 @@ impl Refusals {
         &self.records
     }
 
-    /// Starts the counts of a TAP. `baseline`: the state to subtract from later counters. `reported`: refused packets
-    /// in the state for which no event is due.
+    /// Starts the counts of a TAP. `baseline`: the state to subtract from later counters. `reported`: number of refused
+    /// packets in the TAP's state that need no event.
     pub(crate) fn begin(&mut self, tap: u32, baseline: State, reported: u64) {
         let tally = Tally {
             baseline,
@@ -173,8 +174,8 @@ impl Refusals {
         new_packets
     }
 
-    /// Sends an event. Packets of a TAP without a sandbox, or of an earlier sandbox, are not reported; `counters`
-    /// includes them in the lost events.
+    /// Sends an event for `count` refused packets. Packets of a TAP without a sandbox, or of an earlier sandbox, are
+    /// not reported; [`Self::counters`] counts them as lost events.
     fn report(
         &mut self,
         refusal: &Refusal,
@@ -233,7 +234,8 @@ impl Refusals {
         }
     }
 
-    /// The counters of a TAP's sandbox. `state`: the TAP's present state, read before the last flush.
+    /// The counters of a TAP's sandbox. `state` must have been read before the last flush, so that it contains no
+    /// packet that is yet to be reported.
     pub(crate) fn counters(&self, tap: u32, state: &State) -> Counters {
         let Some(tally) = self.tallies.get(&tap) else {
             return Counters::default();

@@ -1,8 +1,8 @@
-//! The thread that keeps the stock of TAPs: makes new ones, resets released ones, and removes those that cannot be
-//! reset.
+//! The thread that keeps the stock of TAPs: makes new TAPs, resets released ones for reuse, and removes discarded ones
+//! and those that cannot be reset.
 //!
-//! To create or remove a TAP, the kernel waits 10 ms or more for all CPUs while it holds the RTNL lock. A reset needs
-//! one such wait for all TAPs that were released together, and none under that lock.
+//! To create or remove a TAP, the kernel waits 10 ms or more for all CPUs while it holds the RTNL lock. A reset also
+//! needs such a wait, but without the lock, and one wait serves all TAPs that were released together.
 
 use std::{io, sync::PoisonError, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     stock::{ReleasedTap, ReleasedTaps},
 };
 
-/// How long after a failure the thread tries again, if no caller takes the failure earlier.
+/// Time after a failure until the thread tries again, unless a caller takes the failure earlier.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Runs until [`crate::stock::TapStock::stop`] is called.
@@ -36,7 +36,8 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// Returns `false` when the thread is to end.
+/// Returns `false` when the thread must end. Otherwise there may be nothing to do: the wait also ends after
+/// [`RETRY_INTERVAL`].
 fn wait_for_work(shared: &Shared) -> bool {
     let is_idle = |owner: &mut Owner| !owner.stock.is_stopping() && !owner.has_stock_work();
     let waited = shared
@@ -66,8 +67,8 @@ fn reset_all(shared: &Shared, released: Vec<ReleasedTap>) {
     }
 }
 
-/// Makes a TAP for the stock. The program is attached before the device is up. If a step fails,
-/// closing the descriptor removes the device, and the next sweep removes its entries.
+/// Makes a TAP for the stock. The program is attached before the device is up. If a step fails, closing the descriptor
+/// removes the device, and the next sweep removes the TAP's entries.
 fn make(shared: &Shared) -> Result<(), IsolationError> {
     ensure_free_index(shared);
     let device = device::tap("cube%d").map_err(|e| system("create a TAP", e))?;

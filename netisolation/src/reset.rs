@@ -20,7 +20,7 @@ use nix::{
 
 use crate::device::{self, Device};
 
-/// More frames than a TAP can queue (`tx_queue_len` is 1000), given that none arrive during the reset.
+/// More frames than a TAP can queue (`tx_queue_len` is 1000). If a reset finds more, frames are still arriving.
 const MAX_FRAMES: usize = 2000;
 
 /// A TAP of which this server holds a descriptor, and its properties at creation. Dropping it removes the device unless
@@ -74,7 +74,7 @@ impl OwnedTap {
         }
     }
 
-    /// Discards the queued frames, and clears all file status flags, O_ASYNC among them.
+    /// Discards the queued frames, and clears all file status flags that F_SETFL can change, including O_ASYNC.
     fn discard_frames(&self) -> io::Result<()> {
         let tap = &self.device.fd;
         fcntl(tap, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;

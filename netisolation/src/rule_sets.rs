@@ -1,8 +1,8 @@
-//! The map of rules, read and written one whole set at a time: each set is written, read back or removed with one batch
-//! system call, however many rules it has. Policies with the same rules share a set.
+//! The map of rules, read and written one whole set at a time. Batch system calls keep the number of calls per set
+//! small, however many rules it has. Policies with the same rules share a set.
 //!
 //! The kernel walks the trie in post-order, children before their parents, so the entries of one set are consecutive.
-//! The first entry of every set is a *sentinel*, the rule for `::/128`, because no other entry can precede it. A walk
+//! Every set has a *sentinel*, a rule for `::/128`, which precedes all other entries of the set in this order. A walk
 //! from a set's sentinel to the next set's first entry therefore finds every rule of the set, including rules that this
 //! server did not write.
 
@@ -26,10 +26,10 @@ pub(crate) const FOR_ALL: u32 = 0;
 pub(crate) const SENTINEL: Prefix = (128, Address([0; 16]));
 /// Bits of the set's number, which precedes the address in a key.
 const NUMBER_BITS: u32 = 32;
-/// Entries per system call when the size of the map is unknown.
+/// Entries per system call when the whole map is read.
 const CHUNK: usize = 1024;
 
-/// Prefix length (96 and more for IPv4) and address.
+/// Prefix length in bits and address. A prefix for IPv4 has 96 bits or more.
 pub(crate) type Prefix = (u8, Address);
 /// The entries of one set.
 pub(crate) type Rules = BTreeMap<Prefix, Rule>;
@@ -55,7 +55,7 @@ impl RuleMap {
     /// Writes entries to a set, replacing entries with the same prefixes.
     ///
     /// # Errors
-    /// Returns the error of bpf(2). Some entries may have been written.
+    /// Returns an error if bpf(2) fails. Some entries may have been written.
     pub(crate) fn write(&mut self, number: u32, rules: &Rules) -> io::Result<()> {
         let (keys, values): (Vec<RawKey>, Vec<Rule>) = rules
             .iter()
@@ -67,7 +67,7 @@ impl RuleMap {
     /// Removes entries of a set and skips prefixes that are not in it.
     ///
     /// # Errors
-    /// Returns the error of bpf(2). Some entries may remain.
+    /// Returns an error if bpf(2) fails. Some entries may remain.
     pub(crate) fn remove<'a>(
         &mut self,
         number: u32,
@@ -89,14 +89,14 @@ impl RuleMap {
         Ok(())
     }
 
-    /// Reads at most `most` entries of a set. Returns no entries if its sentinel is missing.
+    /// Reads at most `most` entries of a set, sentinel included. Returns no entries if the sentinel is missing.
     ///
     /// # Errors
-    /// Returns the error of bpf(2).
+    /// Returns an error if bpf(2) fails.
     pub(crate) fn read(&self, number: u32, most: usize) -> io::Result<Rules> {
         let mut found = Rules::new();
         let from = raw(number, &SENTINEL);
-        // A lookup finds the longest matching prefix, which may be a shorter one than the sentinel's.
+        // A lookup finds the longest matching prefix. If the sentinel is missing, this may be a shorter one.
         let sentinel = sys::lookup(self.0.fd().as_fd(), &from)?;
         let Some(sentinel) = sentinel.filter(|rule| rule.prefix == SENTINEL.0) else {
             return Ok(found);
@@ -112,7 +112,7 @@ impl RuleMap {
     /// Reads the entries of all sets, by number.
     ///
     /// # Errors
-    /// Returns the error of bpf(2).
+    /// Returns an error if bpf(2) fails.
     pub(crate) fn all(&self) -> io::Result<BTreeMap<u32, Rules>> {
         let mut all: BTreeMap<u32, Rules> = BTreeMap::new();
         let mut from = None;
@@ -151,7 +151,7 @@ pub(crate) struct RuleSets {
     pub(crate) map: RuleMap,
     sets: BTreeMap<u32, Set>,
     /// Numbers of the sets that further policies may share, by hash of the rules. If two sets have the same hash, the
-    /// second is not shared.
+    /// later one is not shared.
     shared: BTreeMap<u64, u32>,
     next_number: u32,
 }
@@ -174,11 +174,11 @@ impl RuleSets {
         }
     }
 
-    /// Takes over the sets of a predecessor. `used` contains the set number of each live TAP; every other set, except
-    /// the one for all sandboxes, is removed.
+    /// Takes over the sets of a predecessor. `used` contains the set number of each live TAP, so a number occurs once
+    /// per user. Every other set, except the one for all sandboxes, is removed.
     ///
     /// # Errors
-    /// Returns the error of bpf(2).
+    /// Returns an error if bpf(2) fails.
     pub(crate) fn take_over(&mut self, used: &[u32]) -> io::Result<()> {
         let found = self.map.all()?;
         let last = found.keys().chain(used).max().copied();
@@ -198,11 +198,11 @@ impl RuleSets {
         Ok(())
     }
 
-    /// Returns the number of a set with these rules and adds a user to it. Writes the rules unless a shared set has
-    /// them.
+    /// Returns the number of a set with these rules and adds a user to the set. Writes a new set unless a shared set
+    /// has the same rules.
     ///
     /// # Errors
-    /// Returns the error of bpf(2). No set was added.
+    /// Returns an error if bpf(2) fails. No set was added.
     pub(crate) fn acquire(&mut self, rules: Rules) -> io::Result<u32> {
         let hash = hash(&rules);
         let known = self.shared.get(&hash).copied();
@@ -226,8 +226,8 @@ impl RuleSets {
         Ok(number)
     }
 
-    /// Removes a user from a set, and removes the rules with the last user. Does nothing for [`FOR_ALL`], which is the
-    /// number in the entry of a TAP without a policy.
+    /// Removes a user from a set. After the last user, also removes the set and its rules. Does nothing for
+    /// [`FOR_ALL`], the set number in the entry of a TAP without a policy.
     pub(crate) fn release(&mut self, number: u32) {
         if number == FOR_ALL {
             return;
@@ -243,7 +243,7 @@ impl RuleSets {
         if self.shared.get(&set.hash) == Some(&number) {
             self.shared.remove(&set.hash);
         }
-        // As in `acquire`.
+        // No TAP uses this number. Entries that cannot be removed now are removed at the next start.
         let _removed_at_next_start = self.map.remove(number, set.rules.keys());
     }
 
@@ -260,7 +260,7 @@ impl RuleSets {
     /// Replaces the rules that apply to all sandboxes. Writes only the differences.
     ///
     /// # Errors
-    /// Returns the error of bpf(2). The next call writes the differences again.
+    /// Returns an error if bpf(2) fails. The next call writes the differences again.
     pub(crate) fn set_for_all(&mut self, rules: Rules) -> io::Result<()> {
         let known = self.expected(FOR_ALL);
         let differs = |(prefix, rule): &(&Prefix, &Rule)| {

@@ -1,4 +1,4 @@
-//! The state that handles and threads share: the owner behind its lock, and the maps of flows behind another.
+//! The state that handles and threads share: the owner and the flow maps, each behind its own lock.
 
 use std::{
     io,
@@ -39,7 +39,7 @@ impl Shared {
         }
     }
 
-    /// Runs `work` under the owner's lock. It must not block.
+    /// Runs `work` under the owner's lock. `work` must not block.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Owner) -> T) -> T {
         work(&mut self.lock())
     }
@@ -77,9 +77,9 @@ impl Shared {
         outcome
     }
 
-    /// Removes TAPs whose devices are gone, flows that have ended, and expired pins. The lock of the flows admits one
-    /// sweep at a time. Otherwise two sweeps could find the same TAP gone, and the second one could clear the number
-    /// after it was assigned to a new TAP.
+    /// Removes TAPs whose devices are gone, flows that are expired or of an earlier tenure, and expired pins. The lock
+    /// of the flow maps is held throughout, so that only one sweep runs at a time. Otherwise two sweeps could find the
+    /// same TAP gone, and the second could clear the TAP's number after a new TAP has got it.
     pub(crate) fn sweep(&self) {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = self.with(Owner::close_gone);

@@ -7,17 +7,17 @@ use crate::{error::IsolationError, reset::OwnedTap};
 /// The state that callers of [`crate::Isolation::take`] share with the thread that makes TAPs ([`crate::replenish`]).
 #[derive(Debug)]
 pub(crate) struct TapStock {
-    /// TAPs to keep ready.
+    /// Number of TAPs to keep ready.
     target: usize,
     /// Numbers of TAPs that were made ready; the last one is taken first. A TAP whose device was removed stays in the
     /// queue and is skipped.
     ready: VecDeque<u32>,
     released: ReleasedTaps,
-    /// Callers of `take` that wait for a TAP.
+    /// Number of callers of `take` that wait for a TAP.
     waiting: usize,
-    /// Why making a TAP failed, for one of the waiting callers.
+    /// The error of the last failed attempt to make a TAP, until a waiting caller takes it or the thread retries.
     failure: Option<IsolationError>,
-    /// Set when the last handle is dropped: the threads end.
+    /// Set when the last handle is dropped. The thread that makes TAPs then ends.
     stopping: bool,
 }
 
@@ -26,11 +26,11 @@ pub(crate) struct TapStock {
 pub(crate) struct ReleasedTaps {
     /// TAPs to reset for another sandbox.
     pub(crate) to_reset: Vec<ReleasedTap>,
-    /// TAPs whose devices are removed when these are dropped, which must happen without the owner's lock.
+    /// TAPs to remove. Dropping one removes its device, which is slow: drop them without the owner's lock.
     pub(crate) to_remove: Vec<OwnedTap>,
 }
 
-/// A TAP whose sandbox is gone, with the number that it had.
+/// A TAP whose sandbox is gone, with the number that the TAP had.
 #[derive(Debug)]
 pub(crate) struct ReleasedTap {
     pub(crate) number: u32,
@@ -81,7 +81,7 @@ impl TapStock {
         std::mem::take(&mut self.released)
     }
 
-    /// Registers a waiting caller. A failure from before any caller waited is dropped.
+    /// Registers a waiting caller. If no other caller waits, drops the last failure, which is older than this wait.
     pub(crate) fn begin_wait(&mut self) {
         if self.waiting == 0 {
             self.failure = None;
@@ -101,13 +101,14 @@ impl TapStock {
         self.failure.take()
     }
 
-    /// Whether a TAP must be made: fewer are `ready` than callers wait for, or than the target if a number is free.
+    /// Whether a TAP must be made: more callers wait than TAPs are ready, or a number is free and fewer TAPs than the
+    /// target are ready.
     pub(crate) fn is_short(&self, ready: usize, has_free_index: bool) -> bool {
         ready < self.waiting || (ready < self.target && has_free_index)
     }
 
-    /// Whether the thread that makes TAPs has work. After a failure it makes none until a caller has taken the failure
-    /// or the thread's retry interval has passed.
+    /// Whether the thread that makes TAPs has work. After a failure, the thread makes no TAP until a caller has taken
+    /// the failure or the retry interval has passed.
     pub(crate) fn has_work(&self, ready: usize, has_free_index: bool) -> bool {
         let is_released = !self.released.to_reset.is_empty() || !self.released.to_remove.is_empty();
         is_released || (self.failure.is_none() && self.is_short(ready, has_free_index))

@@ -40,11 +40,11 @@ pub(crate) struct Attachment {
 pub(crate) enum Usage {
     /// In the stock.
     Ready(OwnedTap),
-    /// In use by a VM. `None` if a predecessor handed the TAP out: then only the VMM holds a descriptor. Otherwise
-    /// the server's descriptor keeps the device until its release, even if the VMM dies.
+    /// In use by a VM, or released. `None` if this server holds no descriptor: a predecessor handed the TAP out, or the
+    /// TAP was released. While a VM uses it, this server's descriptor keeps the device even if the VMM dies.
     Leased(Option<OwnedTap>),
-    /// The device was removed, or the TAP has moved to another number. The entries of this number are removed after its
-    /// flows.
+    /// The device was removed, or the TAP has moved to another number. The next sweep removes this number's flows, then
+    /// its map entries.
     Gone,
 }
 
@@ -80,8 +80,8 @@ impl TapTable {
         }
     }
 
-    /// Takes over the TAPs of a predecessor whose devices still exist and clears all other entries. Returns the
-    /// predecessor's entries, those of removed TAPs included.
+    /// Takes over a predecessor's TAPs whose devices still exist, and clears all other entries. Returns every entry
+    /// that the predecessor left, including those of removed TAPs.
     pub(crate) fn take_over(
         &mut self,
         datapath: &Datapath,
@@ -118,8 +118,9 @@ impl TapTable {
         Ok(found)
     }
 
-    /// Takes over a TAP with a pinned link. If the maps have no entry for it, because the predecessor's had another
-    /// layout, its new entry denies everything until [`crate::Isolation::adopt`].
+    /// Takes over a TAP with a pinned link. If the maps have no entry for the TAP, because the predecessor's maps had
+    /// another layout, writes an entry that denies everything until [`crate::Isolation::adopt`]. If the program cannot
+    /// be replaced, removes the link instead.
     fn take_over_tap(
         &mut self,
         datapath: &Datapath,
@@ -154,8 +155,8 @@ impl TapTable {
         Ok(index)
     }
 
-    /// Cycles through the numbers so that each is reused as late as possible: a late packet or DNS answer for the
-    /// previous TAP of a number then finds no sandbox.
+    /// Cycles through the numbers so that each is reused as late as possible. A late packet or DNS answer for the
+    /// previous TAP of a number then usually finds no sandbox.
     fn free_index(&mut self) -> Result<u32, IsolationError> {
         for _ in 0..self.max_taps {
             let index = self.next_index;
@@ -214,8 +215,8 @@ impl TapTable {
         Ok(())
     }
 
-    /// Makes the programs drop all packets of a TAP. Returns the number of the rule set that the TAP used, or `None` if
-    /// the TAP is unknown.
+    /// Makes the programs drop all packets of a TAP. Returns the number of the rule set that the TAP used, which the
+    /// caller must release, or `None` if the TAP is unknown.
     pub(crate) fn close(&mut self, index: u32) -> Option<u32> {
         let attachment = self.attachments.get_mut(&index)?;
         let rule_set = attachment.entry.rule_set();
@@ -254,7 +255,7 @@ impl TapTable {
         Some(ifindex)
     }
 
-    /// Returns removed flows to the limits of their TAPs.
+    /// Counts removed flows as closed, so that they no longer count towards their TAPs' limits on open flows.
     pub(crate) fn credit_flows(&mut self, removed: &BTreeMap<u32, u64>) {
         for (index, flows) in removed {
             let Some(attachment) = self.attachments.get_mut(index) else {
@@ -267,7 +268,8 @@ impl TapTable {
         }
     }
 
-    /// Closes this server's descriptors of all TAPs, and forgets the ready ones. Returns whether a device remains.
+    /// Closes this server's descriptors of all TAPs, which removes the ready TAPs. Returns whether the device of any
+    /// other TAP still exists.
     pub(crate) fn close_descriptors(&mut self) -> bool {
         self.attachments
             .retain(|_, attachment| !matches!(attachment.usage, Usage::Ready(_)));
@@ -310,7 +312,7 @@ impl TapTable {
     }
 }
 
-/// An entry with which nothing passes.
+/// An entry under which no packet passes.
 fn closed_entry(ifindex: u32) -> layout::Tap {
     layout::Tap {
         ifindex,

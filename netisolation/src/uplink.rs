@@ -1,4 +1,4 @@
-//! The interfaces through which packets leave, and the addresses that they leave with.
+//! The interfaces through which packets leave the host, and the source addresses that packets get there.
 
 use std::{collections::BTreeMap, collections::BTreeSet};
 
@@ -26,8 +26,8 @@ pub(crate) struct UplinkSet {
 }
 
 /// Returns the device index for route lookups. The kernel looks up routes only for devices that forward, so this
-/// enables forwarding on the loopback device. No packet is forwarded by it: packets that arrive on loopback are the
-/// host's own.
+/// enables forwarding on the loopback device. The host forwards no packet because of this setting: packets that arrive
+/// on loopback are the host's own.
 pub(crate) fn routing_device() -> Result<u32, IsolationError> {
     let enable = || {
         device::ensure("ipv4", ROUTING_DEVICE, "forwarding", "1")?;

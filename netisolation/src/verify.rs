@@ -16,7 +16,7 @@ use crate::{
     uplink::UplinkSet,
 };
 
-/// What the checks compare with the kernel.
+/// What this server wrote: the state that the checks expect in the kernel.
 pub(crate) struct Expected<'a> {
     pub(crate) datapath: &'a Datapath,
     pub(crate) taps: &'a TapTable,

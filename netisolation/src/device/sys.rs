@@ -73,7 +73,7 @@ pub(crate) fn queue(name: &str) -> io::Result<u32> {
     u32::try_from(frames).map_err(io::Error::other)
 }
 
-/// Sets a device up, and sets the flags in `more`.
+/// Brings a device up and sets the flags in `more`. Keeps all other flags.
 pub(crate) fn set_up(name: &str, more: libc::c_int) -> io::Result<()> {
     let wanted = flags(name)? | libc::IFF_UP | more;
     let mut request = request(name)?;
@@ -113,7 +113,7 @@ pub(crate) fn address4(name: &str) -> io::Result<Ipv4Addr> {
     Ok(Ipv4Addr::new(octet(2), octet(3), octet(4), octet(5)))
 }
 
-/// Adds an IPv4 address to a device, and a route to its network.
+/// Sets a device's IPv4 address and netmask. If the device is up, the kernel adds a route to the network.
 pub(crate) fn set_address4(name: &str, address: Ipv4Addr, mask: Ipv4Addr) -> io::Result<()> {
     for (ioctl, value) in [(libc::SIOCSIFADDR, address), (libc::SIOCSIFNETMASK, mask)] {
         let mut request = request(name)?;
@@ -131,7 +131,7 @@ pub(crate) fn set_address4(name: &str, address: Ipv4Addr, mask: Ipv4Addr) -> io:
     Ok(())
 }
 
-/// Adds an IPv6 address to a device, and a route to its network.
+/// Adds an IPv6 address to a device. The kernel adds a route to the network.
 pub(crate) fn set_address6(ifindex: u32, address: Ipv6Addr, prefix: u32) -> io::Result<()> {
     let mut request = Request6 {
         address: libc::in6_addr {

@@ -17,7 +17,8 @@ use crate::event::{Direction, NetEvent, Protocol, Reason};
 
 /// A file is full at this size; there are at most two files.
 const MAX_BYTES: u64 = 16 << 20;
-/// One sandbox may fill this fraction of a file, so that it cannot displace the events of others.
+/// A sandbox that has filled one part in this many of a file writes no more to it, so that it cannot displace the
+/// events of others.
 const MAX_SHARE_DIVISOR: u64 = 16;
 /// The file contains the names and addresses of sandboxes' peers.
 const MODE: u32 = 0o600;
@@ -29,7 +30,7 @@ pub(super) struct LogFile {
     file: File,
     bytes: u64,
     max_bytes: u64,
-    /// Bytes per sandbox that this process wrote to this file.
+    /// Number of bytes that this process wrote to the current file, by sandbox.
     of_sandboxes: HashMap<SandboxId, u64>,
 }
 
@@ -67,7 +68,8 @@ impl LogFile {
     /// Appends a whole line or nothing.
     ///
     /// # Errors
-    /// Returns `QuotaExceeded` if the sandbox has used its share of this file, or the error of writing or rotating.
+    /// Returns `QuotaExceeded` if the sandbox has used its share of this file, or an error if writing or rotating
+    /// fails.
     pub(super) fn append(&mut self, event: &NetEvent) -> io::Result<()> {
         let mut line = serde_json::to_vec(&line(event))?;
         line.push(b'\n');

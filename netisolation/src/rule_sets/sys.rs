@@ -65,7 +65,7 @@ pub(super) fn update(map: BorrowedFd<'_>, keys: &[RawKey], values: &[Rule]) -> i
     unsafe { call(UPDATE_BATCH, &raw mut batch) }
 }
 
-/// Removes keys in order up to the first missing one. Returns the number of keys removed.
+/// Removes keys in order, up to the first missing key or other error. Returns the number of keys removed.
 pub(super) fn delete(map: BorrowedFd<'_>, keys: &[RawKey]) -> (usize, io::Result<()>) {
     let batch = Batch::of(map).and_then(|batch| {
         Ok(Batch {
@@ -84,7 +84,7 @@ pub(super) fn delete(map: BorrowedFd<'_>, keys: &[RawKey]) -> (usize, io::Result
     (usize::try_from(batch.count).unwrap_or(0), outcome)
 }
 
-/// The value of the longest prefix that matches the key.
+/// The value of the longest prefix that matches the key. `None` if no prefix matches.
 pub(super) fn lookup(map: BorrowedFd<'_>, key: &RawKey) -> io::Result<Option<Rule>> {
     let mut value = MaybeUninit::<Rule>::zeroed();
     let mut element = Element {
@@ -104,7 +104,7 @@ pub(super) fn lookup(map: BorrowedFd<'_>, key: &RawKey) -> io::Result<Option<Rul
     }
 }
 
-/// Up to `most` entries in the kernel's order, starting after `from`, or at the first entry without it.
+/// Reads up to `most` entries in the kernel's order: those after `from`, or the first ones if `from` is `None`.
 pub(super) fn walk(
     map: BorrowedFd<'_>,
     from: Option<&RawKey>,
@@ -162,8 +162,8 @@ fn address<T>(pointer: *const T) -> u64 {
 }
 
 /// # Safety
-/// `attributes` must have the members of `union bpf_attr` that the command reads and writes, and every address in it
-/// must be valid for the accesses of the command.
+/// `attributes` must have the members of `union bpf_attr` that the command reads and writes, and every address in
+/// `attributes` must be valid for the command's accesses.
 unsafe fn call<T>(command: libc::c_int, attributes: *mut T) -> io::Result<()> {
     // SAFETY: the caller guarantees the contents of `attributes`; the kernel treats the members of `union bpf_attr`
     // beyond the passed size as zero.
