@@ -15,7 +15,7 @@ use crate::{
 /// Why the machine refused a request or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// There is no KVM, or the descriptor for /dev/kvm is another file.
+    /// There is no KVM, or the client's descriptor for /dev/kvm refers to another file.
     #[error("cannot use /dev/kvm (is KVM enabled, and may this user open it?)")]
     NoKvm(#[source] io::Error),
     #[error("cannot use a descriptor that was handed over")]

@@ -1,6 +1,6 @@
-//! Extents: which parts of a memory or a disk a diff contains. The diff's files store those parts one after another;
-//! this list, in a file of its own, states their positions. Holes in the files have no meaning, because copying can add
-//! or remove them.
+//! Extents: the positions of the parts of memory and of the layer that a diff contains. The diff's memory and layer
+//! files store these parts one after another; a third file, described here, lists their positions. Holes in the files
+//! have no meaning, because copying can add or remove them.
 //!
 //! ```text
 //! offset 0  magic "CUBEDIFF"                       8 bytes
@@ -11,7 +11,7 @@
 //!       32  SHA-256 of what follows               32 bytes
 //!       64  pairs (offset, bytes) of LE u64: the memory's, then the layer's
 //! ```
-//! Invariant: every extent lies within the base, and no two overlap.
+//! Invariant: every extent lies within the base (its length rounded up to a page), and no two overlap.
 
 use sha2::{Digest, Sha256};
 
@@ -20,8 +20,7 @@ use crate::memory::PAGE;
 const MAGIC: [u8; 8] = *b"CUBEDIFF";
 const HEADER: usize = 64;
 const PAIR: usize = 16;
-/// Limit on extents per list: enough for 8 GiB of memory in which every other page differs, and for as many blocks of a
-/// disk.
+/// Limit on extents per list: enough for 8 GiB of memory, or of a disk, in which every other page differs.
 pub const MAX_EXTENTS: usize = 2 << 20;
 /// Longest file with two lists, in bytes.
 pub const MAX_FILE: u64 = (HEADER + 2 * MAX_EXTENTS * PAIR) as u64;
@@ -43,17 +42,17 @@ pub struct Extents {
     list: Vec<Extent>,
 }
 
-/// Where to read a byte from.
+/// The place from which to read a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The diff has it.
+    /// The diff contains the byte.
     Here {
         /// Offset of the byte in the diff's file.
         stored: u64,
         /// End of the extent, as an offset in the memory or disk.
         end: u64,
     },
-    /// The diff does not have it.
+    /// The diff does not contain the byte.
     Elsewhere {
         /// Start of the next extent; `u64::MAX` if none follows.
         end: u64,
@@ -112,7 +111,7 @@ impl Extents {
         }
     }
 
-    /// Appends pages. They must lie above all others.
+    /// Appends a run of pages, which must lie above all pages appended earlier.
     pub fn push(&mut self, at: u64, bytes: u64) {
         let stored = self.bytes();
         match self.list.last_mut() {
@@ -121,7 +120,7 @@ impl Extents {
         }
     }
 
-    /// Length in bytes of the file that stores them.
+    /// Length in bytes of the file that stores the pages.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.list.last().map_or(0, |last| last.stored + last.bytes)
@@ -143,7 +142,7 @@ impl Extents {
         self.list.iter()
     }
 
-    /// Where to read the byte at offset `at` from.
+    /// The place from which to read the byte at offset `at`.
     #[must_use]
     pub fn find(&self, at: u64) -> Found {
         let first = self.list.partition_point(|e| e.at + e.bytes <= at);

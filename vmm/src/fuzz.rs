@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets for parsers of untrusted bytes; those of the devices are in
+//! Entry points of the fuzz targets for parsers of untrusted bytes. The entry points for the devices are in
 //! [`crate::devices::fuzz`].
 
 use std::{fs::File, io::Write, path::Path};
@@ -27,7 +27,8 @@ pub fn state(bytes: &[u8]) {
     }
 }
 
-/// Decodes a list of extents, as it is and behind a valid header. Accepted extents must lie in range and be found.
+/// Decodes a list of extents, first as it is and then with a valid header before it. Accepted extents must lie in
+/// range, and [`extents::Extents::find`] must find them.
 ///
 /// # Panics
 /// If an accepted list breaks these rules.

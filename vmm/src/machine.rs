@@ -1,13 +1,13 @@
-//! The machine: one VM, its devices and its control socket, owned by one thread. Between two runs of the vCPU the
-//! thread serves whatever is ready; while the guest is idle it waits for readiness.
+//! The machine: one VM, its devices and its control socket, owned by one thread. Between runs of the vCPU the thread
+//! serves ready descriptors; while the guest is idle it waits for them.
 //!
 //! ```text
 //!          boot ───────────────► Running ◄──resume── Paused ◄── restore
 //! Empty ──┤                        │  └────pause──────►│
 //!          restore ─► Paused       └──guest ends──► Exited
 //! ```
-//! With a connected control socket, the process exits when the client closes the socket, in every state. With a
-//! listening one, it exits when the guest ends or a client sends `Shutdown` (see [`crate::control`]).
+//! The process exits when a client sends `Shutdown`. With a connected control socket, it also exits when the client
+//! closes the socket, in every state; with a listening socket, when the guest ends (see [`crate::control`]).
 
 mod build;
 mod event_loop;

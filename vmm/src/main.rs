@@ -57,7 +57,7 @@ fn run(command: Option<Command>, started: u64) -> Result<(), Box<dyn std::error:
                 // leader of a process group, which then has a group of its own already.
                 let _ = nix::unistd::setsid();
             }
-            // Before anything is read: a snapshot may come from a compromised VMM.
+            // Must come before any input is read: a snapshot may have been written by a compromised VMM.
             confine(user)?;
             Machine::new(control, started)?.serve()?;
         }

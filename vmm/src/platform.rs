@@ -25,7 +25,7 @@ pub enum Exit {
         bytes: [u8; 8],
         len: usize,
     },
-    /// The guest accessed memory that KVM did not have. The platform has registered it.
+    /// The guest accessed memory without a KVM slot. The platform has registered a slot for it.
     Memory,
     /// A kick, or an exit that the platform has handled itself.
     Resume,

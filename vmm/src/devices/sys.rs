@@ -144,7 +144,7 @@ fn check(outcome: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a TAP in the calling thread's network namespace, configured as a VM's client does.
+/// Creates a TAP in the calling thread's network namespace, configured like the TAP that a client hands to a VM.
 #[cfg(test)]
 pub(super) fn open_tap(name: &str) -> io::Result<std::os::fd::OwnedFd> {
     let mut options = std::fs::OpenOptions::new();

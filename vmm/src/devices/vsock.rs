@@ -5,8 +5,8 @@
 //! guest  ─ REQUEST to any host port ─► RST: only the host opens streams
 //! ```
 //! All streams share the device's two queues. Streams with data for the guest take turns, one packet each
-//! ([`packet_queue`]). Everything is bounded: clients that have not sent their `CONNECT` line, streams, bytes per stream
-//! and resets that wait for a receive buffer.
+//! ([`packet_queue`]). Everything is bounded: clients that have not sent their `CONNECT` line, streams, bytes per
+//! stream and resets that wait for a receive buffer.
 
 mod listener;
 mod packet;
@@ -42,7 +42,7 @@ const STREAMS_MAX: usize = 512;
 const CLIENTS_MAX: usize = 64;
 /// Limit on resets that wait for a receive buffer. Further resets are dropped: the guest's streams then time out.
 const RESETS_MAX: usize = 2 * STREAMS_MAX;
-/// Host port of the first stream; the port of each later stream is one higher.
+/// Host port of the first stream. Later streams count up from it, skip ports in use, and start over after `u32::MAX`.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 
 /// The vsock device.
@@ -105,7 +105,7 @@ impl Vsock {
         }
     }
 
-    /// Queues a reset for each stream of a snapshot, since the new process does not have their sockets.
+    /// Queues a reset for each stream of a snapshot, because the new process does not have the streams' sockets.
     pub(super) fn restore(&mut self, state: &VsockState) -> Result<(), DeviceStateError> {
         let limit = RESETS_MAX + STREAMS_MAX;
         let found = state.open.len();
@@ -123,7 +123,8 @@ impl Vsock {
         Ok(())
     }
 
-    /// Opens a stream to a guest port. Returns the token to serve it with, or `None` if the limit on streams is reached.
+    /// Opens a stream to a guest port. Returns the token with which to serve it. Returns `None`, and closes the socket,
+    /// if the limit on streams is reached or the socket cannot be watched.
     pub(super) fn connect_guest(
         &mut self,
         port: u32,
@@ -156,15 +157,15 @@ impl Vsock {
         Some(())
     }
 
-    /// Queues a stream that has a packet for the guest.
+    /// Queues a stream if it may have a packet for the guest.
     fn enqueue(&mut self, id: u64) {
         if self.streams.get(&id).is_some_and(Stream::has_packet) {
             self.packets.push_stream(id);
         }
     }
 
-    /// Whether there is room for another stream. At the limit, the oldest stream whose client has left is reset to make
-    /// room.
+    /// Makes room for another stream: at the limit, resets the oldest stream whose client has left. Returns whether
+    /// there is room.
     fn make_room(&mut self, watch: &mut Watch) -> bool {
         if self.streams.len() < STREAMS_MAX {
             return true;
@@ -200,7 +201,8 @@ impl Vsock {
         id
     }
 
-    /// Accepts all waiting clients, and reads the `CONNECT` lines that have already arrived.
+    /// Accepts all waiting clients, and reads the `CONNECT` lines that have already arrived. At the limit on clients,
+    /// drops the oldest.
     fn accept(&mut self, watch: &mut Watch) {
         while let Some(client) = self.listener.accept() {
             let id = self.take_id();
@@ -243,7 +245,8 @@ impl Vsock {
         self.apply(id, action, was_congested, watch);
     }
 
-    /// Applies the outcome of a stream's work. Watches its socket for writability while data waits for it.
+    /// Carries out the action that a stream requires. Watches the stream's socket for writability only while bytes wait
+    /// to be written to it.
     fn apply(&mut self, id: u64, action: StreamAction, was_congested: bool, watch: &mut Watch) {
         let Some(stream) = self.streams.get(&id) else {
             return;
@@ -362,7 +365,7 @@ impl Vsock {
         }
     }
 
-    /// The next source that may have a packet. Its socket can still be empty.
+    /// The next source that may have a packet. A stream's socket can turn out to be empty.
     fn next_source(&mut self) -> Option<PacketSource> {
         while let Some(source) = self.packets.pop() {
             match source {

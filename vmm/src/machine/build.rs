@@ -32,7 +32,7 @@ const QUIET: &str = "tsc=nowatchdog nowatchdog sysctl.vm.compaction_proactivenes
     sysctl.vm.stat_interval=30 rcutree.jiffies_till_first_fqs=0";
 
 impl Machine {
-    /// Builds the VM. If the attempt fails, its stamps are discarded.
+    /// Runs `attempt`, which builds the VM. If it fails, its stamps on the timeline are discarded.
     pub(super) fn build(
         &mut self,
         attempt: impl FnOnce(&mut Self) -> Result<Reply, MachineError>,
@@ -105,7 +105,7 @@ impl Machine {
             home,
         };
         let mut template = snapshot::open(&source, &mut files, |found| match found {
-            // The template was made on a host of its platform; a probe would take longer than the whole restore.
+            // Not probed: a probe would take longer than the whole restore.
             Platform::Ring3 => Ok(Platform::Ring3),
             Platform::Hvm if probe::announces_virtualization() => Ok(Platform::Hvm),
             Platform::Hvm => probe::platform(&kvm),
@@ -197,7 +197,7 @@ fn take_kvm(files: &mut Files) -> Result<Kvm, MachineError> {
     sys::kvm(file).map_err(MachineError::NoKvm)
 }
 
-/// Duplicates the descriptor of a file of the whole template.
+/// Duplicates the descriptor of a file of the whole template (see [`Template::whole`]).
 fn copy(template: &Template, name: TemplateFile) -> Result<File, MachineError> {
     let file = template.whole().file(name)?;
     file.try_clone().map_err(MachineError::Descriptor)
@@ -215,7 +215,7 @@ fn layer_diff(template: &mut Template) -> Result<Option<LayerDiff>, MachineError
     }))
 }
 
-/// The memory of a clone: the whole template's, with the pages of a diff over it.
+/// The memory of a clone: the whole template's memory, with the pages of a diff over it.
 fn clone_memory(
     template: &mut Template,
     prefault: WorkingSetPrefault,

@@ -30,11 +30,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Creates a machine without a VM that serves `control`. `started_ns` is the stamp of
-    /// [`StartPhase::ProcessStarted`].
+    /// Creates a machine that serves `control` and has no VM yet. `started_ns` is the monotonic time at which the
+    /// process started.
     ///
     /// # Errors
-    /// Returns [`MachineError`] if the signal handlers or the epoll set cannot be created.
+    /// Returns [`MachineError`] if the signal handlers or the epoll set cannot be created, or `control` cannot be
+    /// watched.
     pub fn new(mut control: Control, started_ns: u64) -> Result<Self, MachineError> {
         sys::install_kick().map_err(MachineError::Signals)?;
         let mut watch = Watch::new().map_err(MachineError::Watch)?;
@@ -52,12 +53,12 @@ impl Machine {
         })
     }
 
-    /// Serves until the client closes the control socket or sends `Shutdown`.
+    /// Serves until a client sends `Shutdown` or the client of a connected control socket closes it.
     ///
     /// # Errors
-    /// Returns an error if the control socket or KVM fails so that no reply can be sent. With a listening control
-    /// socket, returns [`MachineError::Exited`] when the guest ends, because there may be no client to ask for the
-    /// reason.
+    /// Returns an error if the control socket, the epoll set or the platform fails outside of a request; an error of a
+    /// request is its reply. With a listening control socket, returns [`MachineError::Exited`] when the guest ends,
+    /// because there may be no client to ask for the reason.
     pub fn serve(mut self) -> Result<(), MachineError> {
         let mut events = Events::default();
         while !self.stop {
@@ -131,7 +132,8 @@ impl Machine {
         }
     }
 
-    /// Waits until an interrupt was raised for the idle guest, its timer is due, or its phase changes.
+    /// Serves descriptors until an interrupt was raised for the idle guest, the guest's timer is due, the VM starts or
+    /// stops running, or the process must exit.
     fn idle(&mut self, events: &mut Events, timeout: Option<Duration>) -> Result<(), MachineError> {
         let guest_due = timeout.map(|t| Instant::now() + t);
         let idle_vm = self.running().is_some();

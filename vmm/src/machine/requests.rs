@@ -18,7 +18,7 @@ impl Machine {
         let (request, files) = match received.map_err(MachineError::Control)? {
             Received::Request(request, files) => (*request, files),
             Received::Left => {
-                // The client that asked for the identity has disconnected.
+                // The client that asked for the identity has disconnected or was dropped.
                 if let Some(vm) = self.vm.as_mut().filter(|vm| vm.identity.is_some()) {
                     vm.identity = None;
                     sys::alarm(Duration::ZERO);

@@ -17,7 +17,7 @@ use crate::{
     snapshot::{self, Directory, MachineState, SnapshotError, SummedFile},
 };
 
-/// The large files of a snapshot after they were written.
+/// The sums of a snapshot's large files after they were written, and the base if the snapshot is a diff.
 struct Written {
     base: Option<TemplateBase>,
     memory: FileSum,
@@ -165,7 +165,7 @@ impl Vm {
     }
 }
 
-/// Writes a file of the draft and hashes it in the same pass.
+/// Writes a file of the snapshot and hashes it in the same pass.
 fn write_summed(
     draft: &Directory,
     name: TemplateFile,

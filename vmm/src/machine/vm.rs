@@ -13,7 +13,7 @@ use crate::{
     snapshot::Ancestor,
 };
 
-/// The VM's origin, which the manifest of a snapshot states.
+/// The origin of the VM, for the manifest of a snapshot.
 #[derive(Debug)]
 pub(super) struct Origin {
     pub(super) ram: u64,
@@ -22,7 +22,7 @@ pub(super) struct Origin {
     pub(super) root: PathBuf,
     pub(super) root_sum: Option<FileSum>,
     pub(super) kernel: KernelOrigin,
-    /// The template to compare with in a diff; `None` for a booted VM.
+    /// The template with which a diff compares the VM; `None` for a booted VM.
     pub(super) ancestor: Option<Ancestry>,
 }
 

@@ -24,12 +24,12 @@ pub enum MemoryError {
     Size(u64),
 }
 
-/// A range of guest-physical addresses without RAM. RAM that does not fit below it continues above it.
+/// A range of guest-physical addresses without RAM. RAM that does not fit below the hole continues above it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hole {
-    /// Address of its first byte.
+    /// Address of the hole's first byte.
     pub start: u64,
-    /// Address of the first byte above it.
+    /// Address of the first byte above the hole.
     pub end: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct Memory {
 
 #[derive(Debug, Clone)]
 pub(super) struct Part {
-    /// Offset of its first byte, the hole not counted.
+    /// Offset of the part's first byte, the hole not counted.
     pub(super) offset: u64,
     pub(super) region: Arc<GuestRegionMmap<()>>,
 }
@@ -149,11 +149,11 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes all of memory to a file, with holes where it is zero. For a booted VM only pages that were touched are
-    /// read.
+    /// Writes all of memory to `file`, which must be empty, and leaves holes for blocks of 64 KiB that are all zero.
+    /// For a booted VM only pages that were touched are read.
     ///
     /// # Errors
-    /// Returns the I/O error of the file or of /proc/self/pagemap.
+    /// Returns an error if `file` cannot be written, or memory or /proc/self/pagemap cannot be read.
     pub fn save(&self, file: &File) -> io::Result<()> {
         const CHUNK: usize = 1 << 20;
         file.set_len(self.bytes)?;
@@ -172,8 +172,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Records the working set that the VM will touch. With prefault, copies its private pages before their first
-    /// write.
+    /// Records the working set that the VM is expected to touch. With [`WorkingSetPrefault::On`], immediately makes
+    /// private copies of the pages in `set.own`, so that the guest's first writes to them do not fault.
     pub fn expect(&mut self, set: WorkingSet, prefault: WorkingSetPrefault) {
         if prefault == WorkingSetPrefault::On {
             self.prefault(&set.own);
@@ -187,19 +187,19 @@ impl Memory {
         self.expected.iter().copied().chain(changed)
     }
 
-    /// Host address of the first part. It stays valid for the life of the process.
+    /// Host address of the first part. It stays valid as long as this memory or a clone of it exists.
     #[must_use]
     pub fn host(&self) -> *mut u8 {
         self.parts[0].region.as_ptr()
     }
 
-    /// Whether the memory has no file behind it, as in a VM that was booted.
+    /// Whether no file backs the memory: true for a booted VM, false for a restored one.
     #[must_use]
     pub fn is_anonymous(&self) -> bool {
         self.backing == Backing::Zero
     }
 
-    /// Copies pages before their first write, see [`sys::touch`].
+    /// Makes private copies of pages before their first write, see [`sys::touch`].
     pub(super) fn prefault(&self, ranges: &[(u64, u64)]) {
         for part in &self.parts {
             let inside = ranges.iter().filter_map(|(at, n)| {

@@ -1,4 +1,4 @@
-//! Which pages a clone has touched: measured in /proc/self/pagemap, and recorded in a template's `working-set` file.
+//! The pages that a clone has touched: measured in /proc/self/pagemap, and recorded in a template's `working-set` file.
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
@@ -19,7 +19,7 @@ impl Memory {
     /// The pages that are private to this process: those that are present or swapped out, and not file pages.
     ///
     /// # Errors
-    /// Returns the I/O error of /proc/self/pagemap.
+    /// Returns an error if /proc/self/pagemap cannot be read.
     pub fn private_ranges(&self) -> io::Result<Ranges> {
         Ok(self.working_set()?.own)
     }
@@ -27,7 +27,7 @@ impl Memory {
     /// The pages that were touched since the mapping was created, from /proc/self/pagemap.
     ///
     /// # Errors
-    /// Returns the I/O error of /proc/self/pagemap.
+    /// Returns an error if /proc/self/pagemap cannot be read.
     pub fn working_set(&self) -> io::Result<WorkingSet> {
         let pagemap = confine::pagemap()?;
         let mut set = WorkingSet::default();
@@ -74,8 +74,8 @@ impl Part {
 }
 
 /// Reads a working-set file: pairs of little-endian u64 (offset, length), each a range of whole pages inside `bytes`;
-/// then, after a pair of all ones, the touched blocks. A missing file is an empty set. Everything from the first
-/// invalid pair on is ignored, because the set only affects speed.
+/// then, after a pair of all ones, the touched blocks. A file that is missing, unreadable or too long gives an empty
+/// set. Everything from the first invalid pair on is ignored, because the set only affects speed.
 #[must_use]
 pub fn read_working_set(file: Option<&File>, bytes: u64) -> WorkingSet {
     let raw = file
@@ -117,7 +117,7 @@ fn read_list(file: &File) -> io::Result<Vec<u8>> {
 /// Writes a working-set file.
 ///
 /// # Errors
-/// Returns the I/O error of the file.
+/// Returns an error if the file cannot be written.
 pub fn write_working_set(file: &File, set: &WorkingSet) -> io::Result<()> {
     let pairs = set.own.iter().chain([&SECOND_LIST]).chain(&set.touched);
     let raw: Vec<u8> = pairs

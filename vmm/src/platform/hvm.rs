@@ -7,8 +7,9 @@
 //!                  0x100000000  the rest of RAM (slot 2)
 //! threads          the machine's thread runs vCPU 0 and owns the devices; `secondary` runs the others
 //! ```
-//! As on `ring3`, reads of the register page do not leave the guest, and interrupt acknowledgements end in an
-//! ioeventfd; every other write is an exit. Halts stay in KVM: the signal of a ready descriptor ends them.
+//! As on `ring3`, reads of the register page do not leave the guest, and an ioeventfd absorbs interrupt
+//! acknowledgements; every other write is an exit. A halted vCPU stays in KVM_RUN; the signal of a ready descriptor
+//! interrupts it.
 
 mod acpi;
 mod boot;
@@ -82,7 +83,7 @@ pub struct Hvm {
     registers: MmapRegion<()>,
     _ack: EventFd,
     ports: SharedPorts,
-    /// The clock at which the VM was paused; `None` while it runs.
+    /// The clock at the time of the pause; `None` unless the VM was paused.
     paused_clock: Option<kvm_clock_data>,
     /// Indices of the MSRs that a snapshot contains.
     msrs: Vec<u32>,
@@ -156,7 +157,7 @@ impl Hvm {
         Ok(this)
     }
 
-    /// Creates a VM without CPU state. Also returns its vCPUs from 1 on.
+    /// Creates a VM without CPU state. Also returns all its vCPUs except vCPU 0.
     fn new(
         kvm_fd: &Kvm,
         memory: Memory,
@@ -227,7 +228,7 @@ impl Hvm {
     /// Runs the guest until vCPU 0 exits or another vCPU needs the owner of the devices.
     ///
     /// # Errors
-    /// Never fails: failures of KVM are [`EndReason::Failed`]. The signature is that of all platforms.
+    /// Never fails: failures of KVM are [`EndReason::Failed`]. It returns a `Result` because `ring3` does.
     pub fn run(&mut self) -> Result<Exit, HvmError> {
         self.secondaries.served();
         match self.secondaries.next() {
@@ -249,8 +250,8 @@ impl Hvm {
         }
     }
 
-    /// Stops all vCPUs after the end of the guest. A kernel that panics resets the machine like one that reboots, but
-    /// as a warm start, which `reboot=panic_warm` requests and which leaves a mark in memory.
+    /// Stops all vCPUs after the guest has ended. A panic and a reboot both reset the machine; `reboot=panic_warm`
+    /// makes the kernel leave the mark of a warm start in memory before the reset of a panic, which tells them apart.
     fn ended(&mut self, reason: EndReason) -> Exit {
         self.stop();
         let mark: Option<u16> = self.memory.ram.read_obj(GuestAddress(WARM_START)).ok();
@@ -265,7 +266,7 @@ impl Hvm {
         self.vcpu.set_kvm_immediate_exit(0);
     }
 
-    /// Takes every vCPU out of the guest until the next [`Hvm::run`], and stops the clock.
+    /// Takes every vCPU out of the guest until the next [`Hvm::run`], and saves the clock for [`Hvm::resume`].
     ///
     /// # Errors
     /// Returns [`HvmError::Kvm`] if KVM cannot read the clock.
@@ -278,8 +279,8 @@ impl Hvm {
         Ok(())
     }
 
-    /// Continues the clock. The time-stamp counter was not stopped. The guest uses kvm-clock; a timer that it set by
-    /// the counter fires early, which Linux tolerates.
+    /// Continues kvm-clock from the time of the pause. The time-stamp counter was not stopped, so a timer that the
+    /// guest set by the counter fires early, which Linux tolerates.
     ///
     /// # Errors
     /// Returns [`HvmError::Kvm`] if KVM refuses the clock.

@@ -1,4 +1,4 @@
-//! The unix socket at which host processes connect to guest ports.
+//! The unix socket through which host processes connect to guest ports.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,7 +26,7 @@ impl Listener {
         &self.socket
     }
 
-    /// The next waiting client, if there is one.
+    /// The next waiting client. Returns `None` if there is none, and if `accept` fails.
     pub(super) fn accept(&self) -> Option<UnixStream> {
         loop {
             match self.socket.accept() {
@@ -42,13 +42,13 @@ impl Listener {
     }
 }
 
-/// How much of its `CONNECT` line a client has sent.
+/// The part of its `CONNECT` line that a client has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectLine {
     Partial,
     /// The whole line, with this guest port.
     Port(u32),
-    /// The client has left or sent something else.
+    /// The client has disconnected, or sent anything other than a `CONNECT` line.
     Invalid,
 }
 

@@ -2,7 +2,7 @@
 
 /// Length of a header in bytes.
 pub(super) const HEADER: usize = 44;
-/// The guest's address (CID). Every VM has the same one, since each has a vsock socket of its own on the host.
+/// The guest's address (CID). All VMs use the same CID, because each has its own vsock socket on the host.
 pub(super) const GUEST_CID: u64 = 3;
 /// The host's address (CID).
 pub(super) const HOST_CID: u64 = 2;

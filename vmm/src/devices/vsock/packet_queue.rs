@@ -9,7 +9,7 @@ use super::packet::Key;
 pub(super) enum PacketSource {
     /// The stream with this id may have a packet.
     Stream(u64),
-    /// The guest still has this stream, and the host does not: the packet is a reset.
+    /// The guest still has the stream with this key but the host does not: the packet is a reset.
     Reset(Key),
 }
 
@@ -39,7 +39,7 @@ impl PacketQueue {
         }
     }
 
-    /// Removes the first source.
+    /// Removes and returns the first source.
     pub(super) fn pop(&mut self) -> Option<PacketSource> {
         let source = self.sources.pop_front()?;
         match source {

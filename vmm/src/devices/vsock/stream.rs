@@ -25,7 +25,7 @@ use super::packet::{
 use crate::devices::buffers::Buffers;
 use crate::devices::sys;
 
-/// Limit on bytes in flight from the guest to the host, per stream.
+/// Limit, per stream, on bytes that the guest has sent and the host has not yet written to the socket.
 pub(super) const BUF_ALLOC: u32 = 256 << 10;
 /// The guest gets a credit update after this many bytes were written to the socket. The guest stops at
 /// [`BUF_ALLOC`] bytes in flight, so updates must come earlier.
@@ -33,7 +33,7 @@ const CREDIT_STEP: u32 = 64 << 10;
 /// Longest payload of a packet in bytes.
 const PAYLOAD_MAX: usize = 64 << 10;
 
-/// How far the handshake with the guest is.
+/// The progress of the handshake with the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The REQUEST waits for a receive buffer of the guest.
@@ -70,9 +70,10 @@ pub(super) struct Stream {
     credit_due: bool,
     /// Shutdown flags that the guest has not received yet.
     shutdown_due: u32,
-    /// The socket may hold bytes or end-of-file. Kept here because epoll reports each change once.
+    /// The socket may hold bytes or end-of-file. Kept here because the socket is watched edge-triggered: epoll reports
+    /// each change once.
     readable: bool,
-    /// The socket is at end-of-file: there are no more bytes for the guest.
+    /// The socket is at end-of-file or has failed: there are no more bytes for the guest.
     ended: bool,
     /// Directions that the guest has shut down.
     guest_shut: u32,
@@ -82,7 +83,7 @@ pub(super) struct Stream {
     sent: u32,
     /// Bytes received from the guest, modulo 2^32.
     received: u32,
-    /// Bytes of those written to the socket, modulo 2^32.
+    /// Number of the received bytes that were written to the socket, modulo 2^32.
     written: u32,
     /// The value of `written` in the last packet to the guest.
     announced: u32,
@@ -115,7 +116,7 @@ impl Stream {
         }
     }
 
-    /// Whether the guest has received the stream's request.
+    /// Whether the stream's REQUEST was sent to the guest.
     pub(super) fn known_to_guest(&self) -> bool {
         self.phase != Phase::NotSent
     }
@@ -215,7 +216,7 @@ impl Stream {
         None
     }
 
-    /// Handles end-of-file: the client has shut down its writing side, or closed the socket.
+    /// Handles end-of-file or a read error: the client has shut down its writing side, or closed the socket.
     fn end(&mut self) {
         self.ended = true;
         self.readable = false;
@@ -248,7 +249,7 @@ impl Stream {
         self.flush()
     }
 
-    /// Handles a packet from the guest. `payload` must be at least as long as the packet's header says.
+    /// Handles a packet from the guest. `payload` must be exactly as long as the packet's header says.
     pub(super) fn take(&mut self, packet: &Packet, payload: Buffers<'_>) -> StreamAction {
         self.guest_credit = packet.credit;
         match packet.op {
@@ -305,7 +306,7 @@ impl Stream {
         StreamAction::Keep
     }
 
-    /// Writes `unsent` to the socket. When it is empty, passes on a shutdown by the guest.
+    /// Writes `unsent` to the socket. Once `unsent` is empty, passes a shutdown by the guest on to the socket.
     fn flush(&mut self) -> StreamAction {
         while self.congested() {
             match self.socket.write(self.unsent.as_slices().0) {
@@ -334,8 +335,8 @@ impl Stream {
     }
 }
 
-/// Smallest receive buffer that is used, in bytes. A buffer without room for a payload could carry neither the bytes of
-/// a stream nor its end.
+/// Smallest receive buffer that is used, in bytes. Without room for a payload the socket could not be read, so the
+/// guest would receive neither a stream's bytes nor its end.
 pub(super) const ROOM_MIN: usize = HEADER + 1;
 
 fn is_busy(error: &io::Error) -> bool {

@@ -64,8 +64,8 @@ pub(super) fn load(
     Ok(kernel.kernel_load.0)
 }
 
-/// Loads the initramfs at the end of the RAM below the hole, because the protocol has 32 bits for its address. The
-/// address is page-aligned.
+/// Loads the initramfs, page-aligned, at the end of the RAM below the hole, because the protocol has 32 bits for its
+/// address. Returns address and length.
 fn load_initrd(
     ram: &Ram,
     bytes: u64,
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::memory::Memory;
 
-    /// The map offers exactly the RAM that is there, less what lies around the BIOS area.
+    /// The map offers exactly the guest's RAM, except the range from [`LOW_END`] to [`HIGH_START`].
     #[test]
     fn the_map_is_the_memory() {
         let gib = 1 << 30;

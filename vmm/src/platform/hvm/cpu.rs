@@ -38,14 +38,14 @@ pub(super) fn saved_msrs(kvm_fd: &Kvm) -> Result<Vec<u32>, HvmError> {
         .as_slice()
         .to_vec();
     let mut list: Vec<u32> = list.into_iter().filter(|index| is_saved(*index)).collect();
-    // Older kernels do not list it, but it decides whether memory is cached.
+    // Older kernels do not list this MSR, but it decides whether memory is cached.
     if !list.contains(&MSR_MTRR_DEFAULT) {
         list.push(MSR_MTRR_DEFAULT);
     }
     Ok(list)
 }
 
-/// Sets CPUID. This comes before all other state, because KVM checks XCR0 and MSRs against it.
+/// Sets CPUID. Must be called before any other state is set, because KVM checks XCR0 and MSRs against CPUID.
 pub(super) fn prepare(vcpu: &VcpuFd, entries: &[kvm_cpuid_entry2]) -> Result<(), HvmError> {
     let cpuid = CpuId::from_entries(entries)
         .map_err(|_| HvmError::State("more CPUID entries than KVM takes"))?;
@@ -120,7 +120,7 @@ fn set_msrs(vcpu: &VcpuFd, pairs: &[(u32, u64)]) -> Result<(), HvmError> {
     Ok(())
 }
 
-/// Reads those MSRs that can be read: KVM lists some that a guest with this CPUID does not have.
+/// Reads the MSRs of `list` that can be read: KVM lists some that a guest with this CPUID does not have.
 fn get_msrs(vcpu: &VcpuFd, list: &[u32]) -> Result<Vec<(u32, u64)>, HvmError> {
     let mut found = Vec::new();
     let mut rest = list;
@@ -160,7 +160,7 @@ pub struct CpuState {
 }
 
 impl CpuState {
-    /// Reads the state of a vCPU that is out of the guest and has no pending signal.
+    /// Reads the state of a vCPU, which must be out of the guest.
     pub(super) fn of(vcpu: &mut VcpuFd, msrs: &[u32]) -> Result<Self, HvmError> {
         // An exit that KVM has not finished (the rest of a port access) would be lost with the vCPU.
         vcpu.set_kvm_immediate_exit(1);
@@ -193,7 +193,8 @@ impl CpuState {
         })
     }
 
-    /// Checks that this host can run the state.
+    /// Checks that this host has the CPU features of the state, and that its MSRs are allowed in a snapshot. The TSC
+    /// rate is checked when the state is applied.
     pub(super) fn check(&self, host: &[kvm_cpuid_entry2]) -> Result<(), HvmError> {
         let missing = cpuid::missing(&self.cpuid, host);
         if !missing.is_empty() {
@@ -226,8 +227,9 @@ impl CpuState {
             .map_err(kvm("set pending events"))
     }
 
-    /// Orders the MSRs: first the TSC, last the deadline that refers to it. A deadline of zero may have passed a moment
-    /// before. Its interrupt must not be lost, and an additional one is harmless, so the timer is set to fire at once.
+    /// Orders the MSRs: first the TSC, last the TSC deadline, which refers to the TSC. A saved deadline of zero can
+    /// mean that the timer has just expired. Its interrupt must not be lost, and an additional interrupt is harmless,
+    /// so the timer is set to fire at once.
     fn ordered_msrs(&self) -> Vec<(u32, u64)> {
         let value = |index| self.msrs.iter().find(|(i, _)| *i == index).map(|m| m.1);
         let tsc = value(MSR_TSC);
