@@ -3,10 +3,10 @@
 //! ```text
 //! builds ─► run: one recorded block after the other ─► record ─► metrics ─► compare ─► report
 //! ```
-//! A *block* is one run of the scenario's measured work with one build: a new server or template mapping, warm-up, one
-//! round. Starting each block anew makes chance that is constant within a process (address layout, placement of huge
-//! pages) part of the variation between blocks, which is the variation that the test works with. Two neighbouring blocks
-//! of different builds are a *pair*.
+//! A *block* is one run of the scenario's measured work with one build: a new server or template mapping, warm-up, and
+//! one round. Some random effects are constant within a process, such as the address layout and the placement of huge
+//! pages. Because each block starts new processes, these effects vary between blocks, and the test accounts for
+//! variation between blocks. Two consecutive blocks of different builds are a *pair*.
 //!
 //! Everything after `run` is a pure function of the recorded directory.
 
@@ -39,7 +39,7 @@ impl Side {
     }
 }
 
-/// The builds of all blocks, in order: A B, B A, A B, and so on.
+/// The order in which the builds run, two blocks for each pair: A B, B A, A B, and so on.
 #[must_use]
 pub fn order(pairs: u32) -> Vec<Side> {
     (0..pairs)

@@ -1,7 +1,8 @@
 //! Compares two recorded runs of one scenario: is B slower than A?
 //!
-//! The runs were not interleaved, so the p values do not account for a drift of the host between them; `cube-bench ab`
-//! measures two builds without this weakness. Runs of different hosts or scenarios are refused.
+//! The runs were not interleaved, so the p values do not account for drift of the host between them; `cube-bench ab`
+//! compares two builds without this weakness. Runs on hosts with different CPU models or kernels and runs of different
+//! scenarios are refused.
 
 use std::fmt::Write;
 
@@ -43,7 +44,7 @@ pub struct Comparison {
     pub scenario: String,
     /// Largest accepted slowdown, as a share.
     pub margin: f64,
-    /// Quantiles for which both runs have enough samples.
+    /// Quantiles for which both runs have enough samples and a finite value.
     pub metrics: Vec<MetricComparison>,
 }
 
@@ -62,9 +63,10 @@ pub struct MetricComparison {
     pub b_n: usize,
     /// p value of the permutation test, corrected for all metrics after Benjamini and Hochberg.
     pub p_adjusted: f64,
-    /// Smallest difference that the test finds 8 times in 10.
+    /// Smallest difference that a test without the correction finds 8 times in 10.
     pub detectable_ms: f64,
-    /// Pass: no slowdown beyond the margin, and the test would have found one. Fail: a slowdown beyond the margin.
+    /// Fail: a significant slowdown beyond the margin. Pass: a significant difference that is no slowdown beyond the
+    /// margin, or no significant difference although a slowdown of the margin is detectable. Otherwise inconclusive.
     pub verdict: GateOutcome,
 }
 
@@ -89,7 +91,7 @@ pub enum CompareError {
 /// Compares quantiles of `replied` and `first_exec` of two runs. `margin` is a share: 0.1 accepts a slowdown of 10 %.
 ///
 /// # Errors
-/// Returns [`CompareError`] if a run is empty, or if the runs differ in scenario, CPU model or kernel.
+/// Returns [`CompareError`] if a run has no start event, or if the runs differ in scenario, CPU model or kernel.
 pub fn compare(a: Side<'_>, b: Side<'_>, margin: f64) -> Result<Comparison, CompareError> {
     let (a_started, b_started) = match (&a.summary.started, &b.summary.started) {
         (Some(a), Some(b)) => (a, b),
@@ -164,7 +166,7 @@ fn test(
     Some((name, a.clones.len(), b.clones.len(), difference))
 }
 
-/// Latencies grouped by round. A run with a single round has one block for each start.
+/// Latencies in blocks: one block for each round, or for each start if the run has a single round.
 fn blocks(attempts: &[Attempt], phase: StartPhase) -> Vec<Vec<u64>> {
     let mut rounds = std::collections::BTreeMap::<u32, Vec<u64>>::new();
     for attempt in attempts {
@@ -177,7 +179,7 @@ fn blocks(attempts: &[Attempt], phase: StartPhase) -> Vec<Vec<u64>> {
     rounds.into_values().collect()
 }
 
-/// Without a significant difference, a pass needs a test that would have detected a slowdown of the margin.
+/// If the difference is not significant, the verdict is a pass only if a slowdown as large as the margin is detectable.
 fn verdict(d: &Difference, p_adjusted: f64, margin: f64) -> GateOutcome {
     let allowed = d.a as f64 * margin;
     let slower = d.b as f64 - d.a as f64;

@@ -141,7 +141,7 @@ pub struct Exchanged {
     pub effects_ns: Vec<u64>,
 }
 
-/// Origin of a sandbox. Rows of results never mix the two.
+/// Origin of a sandbox. Besides results over all starts, reports show results for each origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartKind {

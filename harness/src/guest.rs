@@ -21,7 +21,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Runs a command or a cell in the guest behind a vsock socket, on a new connection.
 ///
 /// # Errors
-/// Returns an error if the agent or the interpreter cannot be reached or refuses the request.
+/// Returns an error if the agent or the interpreter cannot be reached, refuses the request or exceeds the timeout.
 pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> {
     let connect = |e: ClientError| failure(FailureCause::Connect, &e);
     let mut client = EnvdClient::connect(vsock, ENVD_PORT, command.timeout).map_err(connect)?;
@@ -33,7 +33,7 @@ pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> 
     cell_over(&mut interpreter, code, command.timeout)
 }
 
-/// Writes a file that belongs to root in the guest behind a vsock socket.
+/// Writes a file that is owned by root into the guest behind a vsock socket.
 ///
 /// # Errors
 /// Returns an error if the agent cannot be reached or refuses the request.
@@ -44,7 +44,7 @@ pub(crate) fn write_file(vsock: &Path, path: &str, bytes: &[u8]) -> Result<(), F
         .map_err(|e| failure(FailureCause::Exec, &e))
 }
 
-/// Asks the agent of a guest with an identity to bring its network interface up.
+/// Requests that the agent of a guest brings up the network interface. The guest must already have its identity.
 ///
 /// # Errors
 /// Returns an error if the agent cannot be reached or refuses the request.
@@ -61,7 +61,7 @@ pub(crate) fn switch_network_on(vsock: &Path, timeout: Duration) -> Result<(), F
 /// Runs a command through an open connection to the agent.
 ///
 /// # Errors
-/// Returns an error if the agent or a proxy before it refuses the request.
+/// Returns an error if the agent or a proxy in front of it refuses the request, or if the request fails or times out.
 pub(crate) fn exec_over<S: Transport>(
     client: &mut EnvdClient<S>,
     command: &ExecSpec,
@@ -86,7 +86,8 @@ pub(crate) fn exec_over<S: Transport>(
 /// Runs a cell through an open connection to the interpreter.
 ///
 /// # Errors
-/// Returns an error if the interpreter or a proxy before it refuses the request, or if the answer is incomplete.
+/// Returns an error if the interpreter or a proxy in front of it refuses the request, if the request fails or times
+/// out, or if the answer is invalid or incomplete.
 pub(crate) fn cell_over<S: Transport>(
     client: &mut EnvdClient<S>,
     code: &str,
@@ -121,8 +122,8 @@ struct CellEvent {
     traceback: Option<String>,
 }
 
-/// Converts the answer to a cell: printed output followed by the text of the result becomes standard output, and a
-/// traceback becomes standard error without a status.
+/// Converts the answer to a cell. Standard output is the printed output followed by the text of the main result. A
+/// traceback is appended to standard error and leaves no status.
 fn cell_output(lines: &[u8]) -> Result<Output, Failure> {
     let mut output = Output {
         status: Some(0),
@@ -145,7 +146,7 @@ fn cell_output(lines: &[u8]) -> Result<Output, Failure> {
                     .extend(event.traceback.unwrap_or_default().into_bytes());
             }
             "end_of_execution" => ended = true,
-            // Execution counts, other results, and events of newer servers.
+            // Execution counts, results that are not the main result, and unknown events of newer servers are ignored.
             _ => {}
         }
     }
@@ -168,7 +169,7 @@ fn cell_failure(what: String) -> Failure {
     }
 }
 
-/// Converts an error of the client into a failure of `step`, or into a timeout.
+/// Converts an error of the client into a failure with the cause `step`, or [`FailureCause::Timeout`] for a timeout.
 pub(crate) fn failure(step: FailureCause, error: &ClientError) -> Failure {
     let cause = match error {
         ClientError::Timeout(_) => FailureCause::Timeout,

@@ -7,7 +7,7 @@ use crate::{
     event::{CloneLedger, MemoryPoint},
 };
 
-/// Lines of /proc/meminfo that are recorded.
+/// Names of the lines of /proc/meminfo that are recorded.
 pub const MEMINFO_LINES: [&str; 12] = [
     "MemTotal",
     "MemFree",
@@ -23,12 +23,13 @@ pub const MEMINFO_LINES: [&str; 12] = [
     "VmallocUsed",
 ];
 
-/// Name under which the free pages in per-CPU lists are recorded beside the lines of /proc/meminfo. MemFree and
-/// MemAvailable do not contain them. After clones were killed they can be tens of megabytes, and the next clones are
-/// served from them first, so without them those clones would seem to need no memory.
+/// Name under which the size of the free pages in per-CPU lists is recorded, in addition to the lines of /proc/meminfo.
+/// MemFree and MemAvailable do not include these pages. After clones are killed, the lists can contain tens of
+/// megabytes. The kernel gives these pages to the next clones first, so those clones would seem to need no memory if
+/// the lists were not counted.
 pub const CPU_LISTS_FREE: &str = "CpuListsFree";
 
-/// A file as /proc/PID/smaps identifies it.
+/// Identity of a file as in /proc/PID/smaps: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     major: u64,
@@ -40,7 +41,7 @@ impl FileId {
     /// Returns the identity of the file at `path`.
     ///
     /// # Errors
-    /// Returns the error of `stat`.
+    /// Returns an error if `stat` fails.
     pub fn of(path: &Path) -> std::io::Result<Self> {
         let meta = fs::metadata(path)?;
         Ok(Self {
@@ -51,11 +52,11 @@ impl FileId {
     }
 }
 
-/// Reads /proc/meminfo and /proc/zoneinfo.
+/// Reads /proc/meminfo and /proc/zoneinfo. `group` and `alive` are copied into the result.
 #[must_use]
 pub fn sample(group: u32, alive: u32) -> MemoryPoint {
-    // Makes the kernel fold its per-CPU counters into the totals (admin-guide/sysctl/vm, stat_refresh). This needs root;
-    // without it the totals are off by less than a megabyte.
+    // Makes the kernel fold its per-CPU counters into the totals (admin-guide/sysctl/vm, stat_refresh). This write
+    // needs root; if it fails, the totals are off by less than 1 MB.
     let _ = fs::write("/proc/sys/vm/stat_refresh", "1");
     let mut meminfo = parse_meminfo(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
     let zones = fs::read_to_string("/proc/zoneinfo").ok();
@@ -114,14 +115,15 @@ fn kib(text: &str) -> Option<u64> {
     n.checked_mul(1024)
 }
 
-/// The memory file of the template, found by its name among the mappings of a VMM that another program started.
+/// Finds the memory file of the template by its name among the mappings of a VMM; `None` if the VMM maps no such file
+/// or its mappings cannot be read. For VMMs that another program started.
 #[must_use]
 pub fn template_memory(pid: u32) -> Option<FileId> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     maps.lines().find_map(named_memory)
 }
 
-/// The file of a line of /proc/PID/maps, if it has the name of a template's memory file.
+/// The file in a line of /proc/PID/maps, if its name is that of a template's memory file.
 fn named_memory(line: &str) -> Option<FileId> {
     let path = line.split_ascii_whitespace().nth(5)?;
     let name = Path::new(path).file_name()?;
@@ -129,14 +131,15 @@ fn named_memory(line: &str) -> Option<FileId> {
 }
 
 /// Minor and major page faults of a process since its start: fields 10 and 12 of /proc/PID/stat (proc(5)). Faults that
-/// KVM handles for a guest count for the vCPU thread. `None` if the process does not exist.
+/// KVM handles for a guest are included, because they count for the vCPU thread. `None` if the process does not exist.
 #[must_use]
 pub fn page_faults(pid: u32) -> Option<u64> {
     faults_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 fn faults_of(stat: &str) -> Option<u64> {
-    // The name in field 2 may contain parentheses, so fields are counted after the last one. Field 3 comes first.
+    // The name in field 2 may contain parentheses, so the line is split at the last parenthesis. The rest starts with
+    // field 3.
     let (_, rest) = stat.rsplit_once(')')?;
     let field = |number: usize| -> Option<u64> {
         rest.split_ascii_whitespace().nth(number - 3)?.parse().ok()
@@ -190,8 +193,8 @@ fn parse_smaps(text: &str, guest: Option<FileId>) -> CloneLedger {
         *field += kib(value).unwrap_or(0);
     }
     CloneLedger {
-        // Written pages of a private file mapping are anonymous. All other pages of the mapping belong to the page cache,
-        // also those that no other process maps at the moment (Private_Clean).
+        // Written pages of a private file mapping are anonymous. All other pages of the mapping belong to the page
+        // cache, even if no other process maps them at the moment (Private_Clean).
         guest_private_bytes: guest.map(|_| inside.anonymous),
         guest_shared_bytes: guest.map(|_| inside.rss.saturating_sub(inside.anonymous)),
         vmm_private_bytes: Some(outside.private_dirty),
@@ -201,7 +204,7 @@ fn parse_smaps(text: &str, guest: Option<FileId>) -> CloneLedger {
     }
 }
 
-/// The file of a line `start-end perms offset major:minor inode path`; `None` for the other lines of smaps.
+/// The file in a line `start-end perms offset major:minor inode path`; `None` for all other lines of smaps.
 fn mapping(line: &str) -> Option<FileId> {
     let mut words = line.split_ascii_whitespace();
     let (range, _perms, _offset) = (words.next()?, words.next()?, words.next()?);

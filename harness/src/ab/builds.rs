@@ -1,4 +1,4 @@
-//! The two builds: where their programs and templates are, and what identifies them.
+//! The two builds: the locations of their programs and templates, and their identity (commits and hashes).
 
 use std::{
     collections::BTreeMap,
@@ -39,7 +39,7 @@ pub struct Build {
     pub dirty_tree: Option<bool>,
     /// SHA-256 of `cube-vmm` and, for a scenario that starts a server, `cube-api`.
     pub binaries: BTreeMap<String, String>,
-    /// SHA-256 of the template's files, as its manifest states them.
+    /// SHA-256 of the template's files, as recorded in its manifest.
     pub template: BTreeMap<String, String>,
 }
 
@@ -102,7 +102,7 @@ impl Build {
         self.artifacts.join("bin/cube-api")
     }
 
-    /// Whether both builds consist of the same files.
+    /// Whether the recorded programs and the template have the same hashes in both builds.
     #[must_use]
     pub fn same_files(&self, other: &Self) -> bool {
         self.binaries == other.binaries && self.template == other.template

@@ -1,4 +1,4 @@
-//! The comparison itself: recorded blocks in, findings out.
+//! The comparison itself: computes findings from recorded blocks.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::{
     stats::{fisher, paired, permutation::benjamini_hochberg},
 };
 
-/// `better` and `worse` need a p value of at most this.
+/// Largest p value with which a change is reported as `better` or `worse`.
 pub const LEVEL: f64 = 0.05;
 
 /// Result of comparing B with A.
@@ -21,10 +21,11 @@ pub const LEVEL: f64 = 0.05;
 pub enum Finding {
     Better,
     Worse,
-    /// The data do not show a change beyond the tolerance. This does not prove equality; `detectable_share` is the
-    /// smallest change that the test would have found.
+    /// The data do not show a change beyond the tolerance, or the verdict was withheld. This does not prove equality:
+    /// changes smaller than `detectable_share` are likely to be missed.
     NotShown,
-    /// With this number of blocks no change of this metric alone could have been significant.
+    /// With so few blocks (for a count, so few starts), even the largest change of this metric alone could not have
+    /// been significant.
     TooFewBlocks,
 }
 
@@ -41,7 +42,7 @@ impl Finding {
     }
 }
 
-/// How often something happened in each build.
+/// Number of starts of each build to which something happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CountComparison {
     /// `failures`, or `not_warm` for sandboxes that did not come from the pool.
@@ -72,9 +73,10 @@ pub struct MetricComparison {
     pub a_n: usize,
     /// Samples of B.
     pub b_n: usize,
-    /// Pairs of blocks in which both quantiles exist.
+    /// Pairs of blocks in which the quantile is defined for both builds.
     pub pairs: usize,
-    /// B/A, estimated from the pairs. Not the quotient of `b` and `a`: drift between pairs is removed.
+    /// B/A, estimated from the ratios within pairs, which removes drift between pairs. It therefore differs from `b` /
+    /// `a`.
     pub ratio: f64,
     /// 95 % bootstrap interval of the ratio; `null` with fewer than 6 pairs.
     pub ratio_ci95: Option<[f64; 2]>,
@@ -82,12 +84,13 @@ pub struct MetricComparison {
     pub p: f64,
     /// `p`, corrected for all metrics after Benjamini and Hochberg.
     pub p_adjusted: f64,
-    /// Least change, as a share of A, that an uncorrected test would find 8 times in 10; `null` for one pair.
+    /// Smallest change, as a share of A, that a test without the correction would find 8 times in 10; `null` for one
+    /// pair.
     pub detectable_share: Option<f64>,
     pub verdict: Finding,
     /// Why a significant change is not reported as `better` or `worse`; otherwise `null`.
     pub reason: Option<String>,
-    /// A build that failed more often would have won.
+    /// Whether the change is not reported because the build with the lower value failed more often.
     pub withheld: bool,
 }
 
@@ -140,7 +143,7 @@ fn starts(blocks: &[Block], side: Side) -> impl Iterator<Item = &Attempt> {
         .flat_map(|block| &block.summary.clones)
 }
 
-/// Failures first; then, where a server states it, starts that did not come from the pool.
+/// Failures first, and then, if the servers of both builds report it, starts that did not come from the warm pool.
 fn counts(blocks: &[Block]) -> Vec<CountComparison> {
     let mut counts = vec![count("failures", blocks, |start| start.failure.is_some())];
     let knows_kind = |side| starts(blocks, side).any(|start| start.start.is_some());
@@ -159,7 +162,7 @@ fn count(name: &str, blocks: &[Block], hit: impl Fn(&Attempt) -> bool) -> CountC
     };
     let ((a, a_n), (b, b_n)) = (of(Side::A), of(Side::B));
     let p = fisher::two_sided(a, a_n, b, b_n);
-    // Shares, without a division by zero.
+    // Shares multiplied by both numbers of starts, which avoids a division by zero.
     let (a_share, b_share) = (
         u128::from(a) * u128::from(b_n),
         u128::from(b) * u128::from(a_n),
@@ -184,7 +187,8 @@ fn count(name: &str, blocks: &[Block], hit: impl Fn(&Attempt) -> bool) -> CountC
     }
 }
 
-/// One metric before the correction. `None` if a build has too few samples, or no pair has both quantiles.
+/// One metric before the correction of p. `None` if the quantile over all starts is undefined for a build, or if no
+/// pair has the quantile of both builds.
 fn measure(metric: &Metric, blocks: &[Block], seed: u64) -> Option<MetricComparison> {
     let mut pooled: BTreeMap<Side, Vec<u64>> = BTreeMap::new();
     let mut by_pair: BTreeMap<usize, BTreeMap<Side, f64>> = BTreeMap::new();
@@ -242,7 +246,7 @@ fn decide(metric: &mut MetricComparison, family: usize, tolerance: f64) {
     }
 }
 
-/// A build that failed more often does not win by being faster.
+/// Withholds the verdict if the build with the lower value failed more often.
 fn withhold(metric: &mut MetricComparison, a_failed: u64, b_failed: u64) {
     let reason = match metric.verdict {
         Finding::Better if b_failed > a_failed => "B is lower, but failed more often",
@@ -254,7 +258,8 @@ fn withhold(metric: &mut MetricComparison, a_failed: u64, b_failed: u64) {
     metric.withheld = true;
 }
 
-/// The least number of pairs with which the smallest p value survives the correction when only one metric changed.
+/// The smallest number of pairs with which the smallest possible p value is still significant after the correction, if
+/// only one of `family` metrics changed.
 fn blocks_needed(family: usize) -> usize {
     (1..)
         .find(|pairs| paired::least_p(*pairs) * family.max(1) as f64 <= LEVEL)

@@ -1,4 +1,4 @@
-//! The figures of a block that are compared, as raw samples.
+//! The metrics that are compared, and their raw samples in a block.
 
 use model::StartPhase;
 
@@ -22,7 +22,7 @@ pub(super) enum Source {
     Phase(StartPhase),
     /// Times of the turn at this index.
     Turn(usize),
-    /// Page faults of the VMM up to first exec.
+    /// Page faults of the VMM from its start to the first turn.
     StartFaults,
     /// Page faults of the VMM during the turn at this index.
     TurnFaults(usize),
@@ -30,7 +30,7 @@ pub(super) enum Source {
     PrivateBytes,
     /// Proportional set size of a VMM.
     PssBytes,
-    /// Available memory that one more clone takes; one sample for each block.
+    /// Decrease of available memory per additional clone; one sample for each block.
     MemorySlope,
 }
 
@@ -43,7 +43,8 @@ pub(super) struct Metric {
 }
 
 impl Source {
-    /// Failed starts are [`INFINITE`]; values that the host did not provide are absent.
+    /// Samples of one block. A latency or turn time that was not reached is [`INFINITE`]; other values that could not
+    /// be read are absent.
     pub(super) fn samples(self, summary: &Summary) -> Vec<u64> {
         let clones = &summary.clones;
         match self {
@@ -60,7 +61,7 @@ impl Source {
         }
     }
 
-    /// Unit of the figure in a report, and samples per unit.
+    /// Unit of the metric in a report, and the factor by which samples are divided to convert them to this unit.
     pub(super) fn unit(self) -> (&'static str, f64) {
         match self {
             Self::Phase(_) | Self::Turn(_) => ("ms", 1e6),
@@ -99,7 +100,7 @@ impl Metric {
         metrics
     }
 
-    /// The quantile over all blocks of a build; `None` with too few samples or if it lies among failures.
+    /// The quantile over all blocks of a build; `None` with too few samples, or if it is zero or lies among failures.
     pub(super) fn pooled(&self, samples: Vec<u64>) -> Option<f64> {
         let needs = match self.source {
             Source::MemorySlope => 1,
@@ -109,7 +110,7 @@ impl Metric {
         finite(&samples, self.quantile).filter(|_| samples.n() >= needs)
     }
 
-    /// The quantile of one block; `None` if it is not defined for this block.
+    /// The quantile of one block; `None` with too few samples, or if it is zero or lies among failures.
     pub(super) fn of_block(&self, samples: Vec<u64>) -> Option<f64> {
         let needs = match self.quantile {
             Quantile::P95 | Quantile::P99 => BLOCK_NEEDS_P95,
@@ -129,7 +130,7 @@ fn private_bytes(ledger: &CloneLedger) -> Option<u64> {
     Some(ledger.guest_private_bytes? + ledger.vmm_private_bytes?)
 }
 
-/// A slope that is not positive is noise of the host, and has no ratio.
+/// The slope in bytes. `None` for a slope below one byte, which is noise of the host and cannot be used in a ratio.
 fn memory_slope(summary: &Summary) -> Option<u64> {
     let slope = summary.memory_slope()?.value;
     #[expect(

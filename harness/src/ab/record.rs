@@ -53,22 +53,22 @@ pub struct AbPlan {
 #[derive(Clone, Debug)]
 pub struct Block {
     pub side: Side,
-    /// Two neighbouring blocks share a pair, counted from 0.
+    /// Number of the pair, from 0. Two consecutive blocks form a pair.
     pub pair: usize,
     pub summary: Summary,
 }
 
-/// Everything that a report is computed from.
+/// The recorded data from which a report is computed.
 #[derive(Clone, Debug)]
 pub struct Recorded {
     pub plan: AbPlan,
-    /// Blocks that were run, in order; fewer than planned if the run was cut short.
+    /// Completed blocks, in order; fewer than planned if a block did not complete.
     pub blocks: Vec<Block>,
-    /// Facts about the host before the first block; `None` if no block was run.
+    /// Facts about the host before the first block; `None` if no block was completed.
     pub host: Option<HostFacts>,
 }
 
-/// A directory that does not hold a comparison.
+/// A directory that does not contain a readable comparison.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("cannot read the plan {path} of an A/B run")]
@@ -103,7 +103,7 @@ pub fn block_dir(dir: &Path, index: usize, side: Side) -> PathBuf {
 /// Creates the directory and writes the plan.
 ///
 /// # Errors
-/// The directory holds a plan already, or cannot be written.
+/// Returns an error if the directory already contains a plan, or if the plan cannot be written.
 pub fn create(dir: &Path, plan: &AbPlan) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let text = serde_json::to_vec_pretty(plan)?;
@@ -111,10 +111,12 @@ pub fn create(dir: &Path, plan: &AbPlan) -> io::Result<()> {
     io::Write::write_all(&mut file, &text)
 }
 
-/// Reads a comparison back. A block that was cut short is left out, with all that follow.
+/// Reads a recorded comparison. The first block that is missing or did not complete is left out, and so are all later
+/// blocks.
 ///
 /// # Errors
-/// Returns [`ReadError`] if a file is missing or broken, or if a program was replaced between blocks.
+/// Returns [`ReadError`] if the plan is missing or has another format, if a file of a block cannot be read or parsed,
+/// or if the programs of a block differ from the plan. Changes of the template are not detected.
 pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
     let plan = read_plan(dir)?;
     let mut blocks = Vec::new();
@@ -150,7 +152,7 @@ fn read_plan(dir: &Path) -> Result<AbPlan, ReadError> {
     let text = fs::read(&path).map_err(failed)?;
     let format = |source: serde_json::Error| failed(source.into());
     let value: serde_json::Value = serde_json::from_slice(&text).map_err(format)?;
-    // Checked first: a plan of another format need not have these fields.
+    // The format is checked first, because a plan of another format may have other fields.
     let found = value["format"].as_u64().unwrap_or(0);
     if found != u64::from(FORMAT) {
         let found = u32::try_from(found).unwrap_or(u32::MAX);

@@ -44,18 +44,18 @@ pub struct AbReport {
     pub blocks_needed: usize,
     /// Smallest change that counts, as a share.
     pub tolerance: f64,
-    /// Compared before anything else.
+    /// Failures, and starts that did not come from the warm pool.
     pub counts: Vec<CountComparison>,
     pub metrics: Vec<MetricComparison>,
 }
 
 impl AbReport {
-    /// Computes the report and how the command ends from recorded data.
+    /// Computes the report and the exit status of the command from recorded data.
     #[must_use]
     pub fn new(recorded: &Recorded) -> (Self, End) {
         let plan = &recorded.plan;
         let pairs = recorded.blocks.len() / 2;
-        // A block without its partner is left out.
+        // The last block is left out if its pair is incomplete.
         let blocks = &recorded.blocks[..pairs * 2];
         let comparison = compare::compare(&plan.scenario, blocks, plan.tolerance, plan.seed);
         let graded = grade(recorded);
@@ -92,7 +92,8 @@ impl AbReport {
     }
 }
 
-/// The host's grade over the whole run. The trees that count are those of the builds.
+/// The grade of the host over the whole run. Uncommitted changes lower it if they are in the source trees of the
+/// builds, not of `cube-bench`.
 fn grade(recorded: &Recorded) -> Graded {
     let Some(facts) = &recorded.host else {
         return Graded {
@@ -247,7 +248,7 @@ fn metric_table(out: &mut String, report: &AbReport) -> std::fmt::Result {
     Ok(())
 }
 
-/// Name with unit, such as `first_exec.p50 ms`. Counts of page faults need no unit.
+/// Name with unit, such as `first_exec.p50 ms`; page faults are counts and have no unit.
 fn label(metric: &MetricComparison) -> String {
     match metric.unit.as_str() {
         "faults" => metric.metric.clone(),

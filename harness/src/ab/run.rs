@@ -34,13 +34,13 @@ pub struct AbSettings {
     pub b: PathBuf,
     /// Blocks of each build.
     pub blocks: u32,
-    /// Starts in a block; `None` takes the scenario's.
+    /// Starts in a block; `None` uses the number of the scenario.
     pub starts: Option<u32>,
-    /// Seed of arrivals and bootstrap; `None` takes the scenario's.
+    /// Seed of arrivals and bootstrap; `None` uses the seed of the scenario.
     pub seed: Option<u64>,
     /// Smallest change that counts, as a share.
     pub tolerance: f64,
-    /// Directory of the results; must not hold results yet.
+    /// Directory of the results; must not contain a plan yet.
     pub results: PathBuf,
     /// Directory for sockets, logs and server state.
     pub run_root: PathBuf,
@@ -48,7 +48,7 @@ pub struct AbSettings {
     pub reproduce: String,
 }
 
-/// A comparison that could not be run to its end. Completed blocks stay recorded.
+/// A comparison that could not be run to its end. The records of completed blocks are kept.
 #[derive(Debug, thiserror::Error)]
 pub enum AbError {
     #[error("scenario {scenario} cannot be compared: {why}")]
@@ -76,8 +76,9 @@ pub enum AbError {
 /// Measures both builds and leaves a directory that [`record::read`] reads.
 ///
 /// # Errors
-/// Returns [`AbError`] before the first block if a build is incomplete or the scenario is not comparable, later if a
-/// block cannot start or stops early. After SIGINT or SIGTERM it returns `Ok` with the blocks so far.
+/// Returns [`AbError`] if the scenario cannot be compared, a build is incomplete, the plan cannot be written, or a
+/// block cannot start, cannot be recorded or fails. After SIGINT or SIGTERM, returns `Ok` and keeps the blocks that
+/// were completed.
 pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
     let scenario = block_scenario(scenario, settings)?;
     let plan = AbPlan {
@@ -130,7 +131,7 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
     Ok(())
 }
 
-/// The scenario of one block: warm-up and one round of clones, without baseline, gates and clones beside.
+/// The scenario of one block: warm-up and one round of clones, without cold rounds, rounds beside, baseline and gates.
 fn block_scenario(scenario: &Scenario, settings: &AbSettings) -> Result<Scenario, AbError> {
     let refuse = |why| {
         Err(AbError::Scenario {
@@ -163,7 +164,7 @@ fn block_scenario(scenario: &Scenario, settings: &AbSettings) -> Result<Scenario
     Ok(block)
 }
 
-/// `count` times `wanted` / `planned`, rounded up: a pool that is larger than a round stays larger.
+/// `count` times `wanted` / `planned`, rounded up, so that a warm pool at least as large as a round remains so.
 fn scaled(count: u32, wanted: u32, planned: u32) -> u32 {
     let scaled = (u64::from(count) * u64::from(wanted)).div_ceil(u64::from(planned.max(1)));
     u32::try_from(scaled).unwrap_or(u32::MAX)
@@ -182,7 +183,7 @@ fn block_settings(plan: &AbPlan, side: Side, dir: &Path, run_root: &Path) -> Set
     }
 }
 
-/// Progress of one block, for a person.
+/// Result of one block as text for the progress output.
 fn describe(summary: &Summary) -> String {
     let failed: u64 = summary.failures().values().sum();
     let first_exec = summary.phase(model::StartPhase::FirstExec);

@@ -157,7 +157,7 @@ fn a_faster_build_is_better() {
 
 #[test]
 fn equal_builds_show_nothing_in_about_95_of_100_runs() {
-    // A tolerance of zero, so that only the test decides. Each run has six metrics.
+    // The tolerance is zero, so that only the p value decides. Each run has six metrics.
     let quiet = (0..60).filter(|seed| {
         let blocks = Simulation::equal(12).blocks(*seed);
         let comparison = compare(&scenario(), &blocks, 0.0, *seed);
@@ -194,7 +194,8 @@ fn four_blocks_are_too_few_to_show_a_change() {
     for (metric, verdict) in verdicts(&comparison) {
         assert_eq!(verdict, Finding::TooFewBlocks, "{metric}");
     }
-    // Two tails of 2^-n, for the three medians alone: P95 needs 100 starts, and 4 blocks of 20 have 80.
+    // The smallest p value is 2 × 2^-n. There are three metrics, the medians: P95 needs 100 starts, and 4 blocks of 20
+    // have 80.
     assert_eq!((comparison.metrics.len(), comparison.blocks_needed), (3, 7));
 }
 
@@ -211,7 +212,7 @@ fn a_build_that_fails_more_often_is_worse_and_never_better() {
         (failures.a, failures.b, failures.b_n, failures.verdict),
         (0, 32, 160, Finding::Worse)
     );
-    // A fifth of all starts is infinitely slow, so only medians are finite.
+    // A fifth of B's starts failed and counts as infinitely slow, so only the medians are finite.
     assert_eq!(comparison.metrics.len(), 3);
     for metric in &comparison.metrics {
         assert!(metric.ratio < 1.0 && metric.withheld, "{metric:?}");

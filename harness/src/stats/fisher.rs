@@ -1,8 +1,8 @@
-//! Fisher's exact test: do two builds differ in how often something happened?
+//! Fisher's exact test of whether something happens equally often in two builds.
 
-/// Two-sided p value for `a_hits` of `a_n` against `b_hits` of `b_n`, from 0 to 1. It is the probability, given all four
-/// margins of the 2 × 2 table, of a table that is at most as likely as the observed one (Fisher 1935; the two-sided rule
-/// is the one that R's `fisher.test` uses). 1 if either side is empty.
+/// Two-sided p value for `a_hits` of `a_n` against `b_hits` of `b_n`, from 0 to 1: the probability, given all four
+/// margins of the 2 × 2 table, of a table that is at most as likely as the observed table (Fisher 1935, with the
+/// two-sided rule of R's `fisher.test`). 1 if `a_n` or `b_n` is 0.
 ///
 /// The test assumes independent trials.
 #[must_use]
@@ -17,7 +17,7 @@ pub fn two_sided(a_hits: u64, a_n: u64, b_hits: u64, b_n: u64) -> f64 {
     let probability =
         |a: u64| (choose(a_n, a) + choose(b_n, hits - a) - choose(a_n + b_n, hits)).exp();
     let observed = probability(a_hits);
-    // Tables as likely as the observed one must not be lost to rounding.
+    // The factor keeps rounding from excluding tables that are exactly as likely as the observed table.
     let limit = observed * (1.0 + 1e-7);
     let sum: f64 = (hits.saturating_sub(b_n)..=hits.min(a_n))
         .map(probability)
@@ -38,7 +38,7 @@ fn ln_factorials(n: u64) -> Vec<f64> {
 }
 
 fn ln_choose(factorials: &[f64], n: u64, k: u64) -> f64 {
-    // All arguments are at most the length of the table.
+    // All arguments are at most `a_n + b_n`, the last index of the table.
     let ln = |k: u64| usize::try_from(k).map_or(0.0, |k| factorials[k]);
     ln(n) - ln(k) - ln(n - k)
 }

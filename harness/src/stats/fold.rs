@@ -17,12 +17,12 @@ use crate::{
     plan::{Row, Subject},
 };
 
-/// Everything that reports and gates use of a run.
+/// The data of a run that reports and gates use.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// `None` only before the first event.
     pub started: Option<RunStarted>,
-    /// `None` during the run, and after a run that was killed.
+    /// `None` if the run has not ended yet, was killed or could not be recorded to its end.
     pub ended: Option<EndReason>,
     /// Measured starts of the target, in the order in which they ended.
     pub clones: Vec<Attempt>,
@@ -40,9 +40,10 @@ pub struct Summary {
     pub baseline_rounds: BTreeMap<u32, RoundTimes>,
     pub memory: Vec<MemoryPoint>,
     pub ledgers: Vec<CloneLedger>,
-    /// Times of commands that were repeated in held clones, failures as [`INFINITE`].
+    /// Times of the first command repeated in held clones. Failures, also those of repeated denied exchanges, are
+    /// [`INFINITE`].
     pub after_hold_ns: Vec<u64>,
-    /// First message of each cause among the failures of repeated commands.
+    /// First message of each cause among the failures in held clones.
     pub after_hold_failures: BTreeMap<FailureCause, String>,
     pub noise: Vec<NoiseSample>,
 }
@@ -52,7 +53,7 @@ pub struct Summary {
 pub struct RoundTimes {
     /// Base time of the arrivals.
     pub base_ns: u64,
-    /// `None` if the run was killed during the round.
+    /// `None` if the round did not end before the last recorded event.
     pub end_ns: Option<u64>,
 }
 
@@ -128,7 +129,7 @@ impl Summary {
         }
     }
 
-    /// Number of failed measured starts, by cause.
+    /// Number of failed starts among the measured clones, by cause.
     #[must_use]
     pub fn failures(&self) -> BTreeMap<FailureCause, u64> {
         let mut counts = BTreeMap::new();
@@ -156,7 +157,7 @@ impl Summary {
         examples
     }
 
-    /// Latencies of all measured clones, for each phase that at least one of them reached.
+    /// Latencies of all measured clones by phase, as in [`ladder`].
     #[must_use]
     pub fn phases(&self) -> Vec<(StartPhase, Samples)> {
         ladder(&self.clones.iter().collect::<Vec<_>>())
@@ -168,8 +169,8 @@ impl Summary {
         Samples::new(latencies(&self.clones, phase))
     }
 
-    /// Measured clones by origin, so that no row mixes them. Clones whose create failed have the origin `None`. Empty if
-    /// the target does not report origins.
+    /// Measured clones by origin. A clone whose create failed has the origin `None`. Empty if no clone has an origin,
+    /// because the target does not report it.
     #[must_use]
     pub fn by_start(&self) -> BTreeMap<Option<StartKind>, Vec<&Attempt>> {
         let mut kinds: BTreeMap<_, Vec<&Attempt>> = BTreeMap::new();
@@ -209,13 +210,13 @@ impl Summary {
         Samples::new(latencies(&self.cold, StartPhase::FirstExec))
     }
 
-    /// Durations of whole rounds of clones; a round with a failed start counts as [`INFINITE`].
+    /// Durations of completed measured rounds of clones; a round with a failed start counts as [`INFINITE`].
     #[must_use]
     pub fn round_samples(&self) -> Samples {
         walls(&self.rounds, &self.clones)
     }
 
-    /// Durations of whole rounds of the baseline; a round with a failed start counts as [`INFINITE`].
+    /// Durations of completed measured rounds of the baseline; a round with a failed start counts as [`INFINITE`].
     #[must_use]
     pub fn baseline_round_samples(&self) -> Samples {
         walls(&self.baseline_rounds, &self.baseline)
@@ -235,7 +236,7 @@ impl Summary {
         (spent_ns > 0).then(|| f64::from(starts) / (spent_ns as f64 / 1e9))
     }
 
-    /// Increase of a line of /proc/meminfo per clone, in bytes.
+    /// Increase of the value with the name `line` in [`MemoryPoint::meminfo`] per clone, in bytes.
     #[must_use]
     pub fn meminfo_slope(&self, line: &str) -> Option<Slope> {
         self.slope_of(|point| Some(*point.meminfo.get(line)? as f64))

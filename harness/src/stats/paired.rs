@@ -1,11 +1,12 @@
-//! Ratios between two builds that were measured in pairs of neighbouring blocks.
+//! Ratios between two builds that were measured in pairs of consecutive blocks.
 //!
-//! A pair contributes ln(B/A) of one quantile. Starts of one block share a process, a memory layout and a moment, so the
-//! block and not the start is the unit of the test. Pairing removes the drift of the host between pairs.
+//! Each pair contributes ln(B/A) of one quantile. The starts of one block are not independent: they share processes, a
+//! memory layout and a period of time. The unit of the test is therefore the block and not the start. Pairing removes
+//! the drift of the host between pairs.
 
 use crate::random::SplitMix64;
 
-/// Pairs that an interval needs. With fewer pairs the bootstrap is far too narrow.
+/// Smallest number of pairs for an interval. With fewer pairs, the bootstrap interval is far too narrow.
 const INTERVAL_NEEDS: usize = 6;
 /// Resamples of the bootstrap.
 const RESAMPLES: usize = 1000;
@@ -19,11 +20,12 @@ pub struct PairedRatio {
     pub interval95: Option<(f64, f64)>,
     /// Two-sided p value of the signed-rank test.
     pub p: f64,
-    /// The least change, as a share of A, that such a test finds 8 times in 10 at the 5 % level; `None` for one pair.
+    /// The smallest change, as a share of A, that a test with this number and spread of pairs finds 8 times in 10 at
+    /// the 5 % level; `None` for one pair.
     pub detectable: Option<f64>,
 }
 
-/// Estimates B/A from ln(B/A) of each pair. `None` without pairs; the values must be finite.
+/// Estimates B/A from ln(B/A) of each pair; all values must be finite. Returns `None` if there are no pairs.
 #[must_use]
 pub fn estimate(log_ratios: &[f64], seed: u64) -> Option<PairedRatio> {
     if log_ratios.is_empty() {
@@ -42,16 +44,17 @@ pub fn estimate(log_ratios: &[f64], seed: u64) -> Option<PairedRatio> {
     })
 }
 
-/// The smallest p value that [`signed_rank`] can return for this many pairs: both tails of one sign for all.
+/// The smallest p value that [`signed_rank`] can return for this many pairs: the probability that all differences have
+/// the same sign.
 #[must_use]
 pub fn least_p(pairs: usize) -> f64 {
     let exponent = i32::try_from(pairs).unwrap_or(i32::MAX);
     2.0_f64.powi(1_i32.saturating_sub(exponent)).min(1.0)
 }
 
-/// Wilcoxon's signed-rank test as a permutation test: if the builds are equal, A and B of each pair can be exchanged, so
-/// every assignment of signs to the ranks is equally likely. The distribution over all assignments is computed exactly,
-/// with mean ranks for ties. Pairs with a difference of zero carry no sign and are left out.
+/// Two-sided p value of Wilcoxon's signed-rank test as a permutation test. If the builds are equal, A and B of each
+/// pair can be exchanged, so every assignment of signs to the ranks is equally likely. The distribution over all
+/// assignments is computed exactly, with mean ranks for ties. Differences of zero have no sign and are left out.
 #[must_use]
 pub fn signed_rank(differences: &[f64]) -> f64 {
     let mut nonzero: Vec<f64> = differences.iter().copied().filter(|d| *d != 0.0).collect();
@@ -64,7 +67,7 @@ pub fn signed_rank(differences: &[f64]) -> f64 {
         .map(|(_, rank)| rank)
         .sum();
     let total: usize = ranks.iter().sum();
-    // Probability of each sum of positive ranks.
+    // `probability[sum]` is the probability that the positive ranks add up to `sum`.
     let mut probability = vec![0.0; total + 1];
     probability[0] = 1.0;
     for rank in &ranks {
@@ -78,7 +81,8 @@ pub fn signed_rank(differences: &[f64]) -> f64 {
     as_far.map(|sum| probability[sum]).sum::<f64>().min(1.0)
 }
 
-/// Twice the mean rank of each absolute value, so that ranks of ties are whole numbers. `sorted` rises in absolute value.
+/// Twice the mean rank of each absolute value; doubled, so that the ranks of ties are whole numbers. `sorted` must be
+/// sorted by absolute value.
 fn doubled_ranks(sorted: &[f64]) -> Vec<usize> {
     let mut ranks = Vec::with_capacity(sorted.len());
     for tied in sorted.chunk_by(|x, y| x.abs() == y.abs()) {
@@ -89,8 +93,8 @@ fn doubled_ranks(sorted: &[f64]) -> Vec<usize> {
     ranks
 }
 
-/// Median of the means of all pairs of values, each value with itself included (Hodges and Lehmann 1963): the estimate
-/// that belongs to the signed-rank test. 0 without values.
+/// Median of the means of all pairs of values, including the pair of each value with itself (Hodges and Lehmann 1963).
+/// This is the estimate that corresponds to the signed-rank test. 0 without values.
 #[must_use]
 pub fn hodges_lehmann(values: &[f64]) -> f64 {
     let mut means = Vec::with_capacity(values.len() * (values.len() + 1) / 2);
@@ -147,7 +151,8 @@ mod tests {
 
     #[test]
     fn p_values_are_those_of_r() {
-        // wilcox.test(x, exact = TRUE); the first is the depression data of Hollander and Wolfe 1973, p. 29.
+        // Results of wilcox.test(x, exact = TRUE). The first sample is the depression data of Hollander and Wolfe 1973,
+        // p. 29.
         let depression = [
             0.952, -0.147, 1.022, 0.430, 0.620, 0.590, 0.490, -0.080, 0.010,
         ];
@@ -185,7 +190,7 @@ mod tests {
             let pairs: Vec<f64> = (0..12).map(|_| random.unit() - 0.5).collect();
             signed_rank(&pairs) <= 0.05
         });
-        // 100 are expected at most, and 2.5 standard deviations are 24.
+        // At most 100 are expected; 24 is 2.5 standard deviations.
         let significant = significant.count();
         assert!((50..=124).contains(&significant), "{significant} of 2000");
     }

@@ -1,7 +1,8 @@
-//! Tests whether a quantile differs between two runs, with a permutation test and a correction for several metrics.
+//! Tests whether a quantile differs between two runs: a permutation test, and a correction for testing several metrics.
 //!
-//! Starts of one round are not independent, because they compete for the same cores. The test therefore exchanges whole
-//! rounds between the two runs; callers that have a single round pass each start as its own block.
+//! Starts of one round are not independent, because they compete for the same cores. The test therefore exchanges
+//! blocks between the two runs, and callers pass each round as one block. A caller that has only a single round passes
+//! each start as its own block.
 
 use crate::{
     random::SplitMix64,
@@ -18,14 +19,16 @@ pub struct Difference {
     pub a: u64,
     /// Quantile of the second run in nanoseconds.
     pub b: u64,
-    /// Probability of a difference at least as large if both runs have the same distribution, 0 to 1.
+    /// Estimated probability of a difference at least as large in either direction if both runs have the same
+    /// distribution; above 0 and at most 1.
     pub p: f64,
-    /// Smallest difference in nanoseconds that this test finds 8 times in 10 at the 5 % level.
+    /// Smallest difference in nanoseconds that this test finds 8 times in 10 at the 5 % level. Infinite if exchanging
+    /// blocks can make a quantile infinite.
     pub detectable_ns: f64,
 }
 
-/// Tests the difference of a quantile. Each inner list is a block that is exchanged as a whole. Returns `None` if a run
-/// has no samples or an infinite quantile.
+/// Tests the difference of a quantile. Each inner list is a block, which is exchanged as a whole. Returns `None` if a
+/// run has no samples or its quantile is infinite.
 #[must_use]
 pub fn compare(a: &[Vec<u64>], b: &[Vec<u64>], permille: u32, seed: u64) -> Option<Difference> {
     let (a_value, b_value) = (pooled(a.iter(), permille)?, pooled(b.iter(), permille)?);
@@ -48,7 +51,7 @@ pub fn compare(a: &[Vec<u64>], b: &[Vec<u64>], permille: u32, seed: u64) -> Opti
     Some(Difference {
         a: a_value,
         b: b_value,
-        // The observed assignment is one of the permutations (Phipson and Smyth 2010).
+        // The observed assignment counts as one of the permutations (Phipson and Smyth 2010).
         p: f64::from(as_large + 1) / f64::from(EXCHANGES + 1),
         // 1.96 for the level, 0.84 for the power.
         detectable_ns: 2.8 * (squares / f64::from(EXCHANGES)).sqrt(),
@@ -61,8 +64,8 @@ fn pooled<'a>(blocks: impl Iterator<Item = &'a Vec<u64>>, permille: u32) -> Opti
     nearest_rank(&all, permille).filter(|ns| *ns != INFINITE)
 }
 
-/// Adjusts p values for several tests after Benjamini and Hochberg (1995), in the given order. Rejecting all adjusted
-/// values below 0.05 controls the false discovery rate at 5 %.
+/// Adjusts p values for several tests after Benjamini and Hochberg (1995), and returns them in the order of `p`.
+/// Rejecting the hypotheses with adjusted values of at most 0.05 keeps the false discovery rate at 5 % or less.
 #[must_use]
 pub fn benjamini_hochberg(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
@@ -72,7 +75,7 @@ pub fn benjamini_hochberg(p: &[f64]) -> Vec<f64> {
     for (from_largest, index) in order.into_iter().enumerate() {
         let rank = (p.len() - from_largest) as f64;
         least = least.min(p[index] * p.len() as f64 / rank);
-        // Rounding must not decrease a p value.
+        // Without this `max`, rounding could make an adjusted value smaller than the p value.
         adjusted[index] = least.max(p[index]);
     }
     adjusted

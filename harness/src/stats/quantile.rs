@@ -1,4 +1,5 @@
-//! The percentile function of this repository, and the numbers of samples that its results need.
+//! The percentile function of this repository, confidence intervals, and the smallest sample sizes for reported
+//! quantiles.
 
 use serde::{Deserialize, Serialize};
 
@@ -105,8 +106,9 @@ impl Samples {
         }
     }
 
-    /// Distribution-free confidence interval of a quantile: two samples that contain the true quantile with a probability
-    /// of at least 95 %. `None` if no two finite samples do, with too few samples, and for the maximum.
+    /// Distribution-free confidence interval of a quantile: two samples between which the true quantile lies with a
+    /// probability of at least 95 %. `None` for the maximum, with too few samples, or if the upper bound lies among the
+    /// failures.
     #[must_use]
     pub fn interval95(&self, quantile: Quantile) -> Option<(u64, u64)> {
         if quantile == Quantile::Max || self.n() < quantile.needs() {
@@ -119,7 +121,8 @@ impl Samples {
 }
 
 /// Ranks `low < high`, counted from 1, such that the number of samples below the quantile is in `low..high` with a
-/// probability of at least 0.95. They are the narrowest range around the mode of Binomial(n, q).
+/// probability of at least 0.95. The range grows from the mode of Binomial(n, q) to the more likely side. `None` if `n`
+/// samples are too few.
 pub(super) fn order_interval(n: usize, q: f64) -> Option<(usize, usize)> {
     let weights = binomial(n, q);
     let mode = (0..weights.len()).max_by(|a, b| weights[*a].total_cmp(&weights[*b]))?;
@@ -139,11 +142,11 @@ pub(super) fn order_interval(n: usize, q: f64) -> Option<(usize, usize)> {
             covered += above;
         }
     }
-    // With `k` samples below the quantile, the quantile lies between the samples of rank k and k + 1.
+    // If `k` samples are below the quantile, the quantile lies between the samples of rank k and k + 1.
     (first >= 1 && last < n).then_some((first, last + 1))
 }
 
-/// Probabilities of 0..=n successes, computed from the mode outward to avoid underflow.
+/// Probabilities of 0 to n successes in Binomial(n, q), computed from the mode outward to avoid underflow.
 fn binomial(n: usize, q: f64) -> Vec<f64> {
     let odds = q / (1.0 - q);
     let mode = rank(n, 1000).min((0..=n).take_while(|k| (*k as f64) <= n as f64 * q).count());

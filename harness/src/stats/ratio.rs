@@ -1,8 +1,8 @@
 //! Ratio of the time of a turn to the time of the same turn in the rounds beside.
 //!
-//! Each measured round of clones forms a pair with the neighbouring round beside, and the ratio of a pair is the quotient
-//! of the two medians. A temporary slowdown of the host affects both rounds of a pair. The result is the median of the
-//! ratios of all pairs.
+//! Each measured round of clones forms a pair with the round beside of the same repetition, and the ratio of a pair is
+//! the quotient of the two medians. A temporary slowdown of the host affects both rounds of a pair. The result is the
+//! median of the ratios of all pairs.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,12 @@ use crate::{event::Attempt, scenario::Quantile};
 /// Median of the ratios of all pairs of rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
-    /// Infinite if the turn failed in half of the rounds; `None` with fewer than 10 pairs.
+    /// Infinite if, in more than half of the pairs, the median of the round of clones lies among failures; `None` with
+    /// fewer than 10 pairs.
     pub value: Option<f64>,
     /// Confidence interval from order statistics, which assumes independent pairs; `None` with fewer than 10 pairs.
     pub interval95: Option<(f64, f64)>,
-    /// Number of pairs. A pair whose round beside failed is left out.
+    /// Number of pairs. A pair is left out if the median of its round beside is zero or lies among failures.
     pub pairs: usize,
 }
 
@@ -49,7 +50,8 @@ pub fn of_turn(summary: &Summary, index: usize) -> Ratio {
     }
 }
 
-/// The median of each round over all samples of its clones, in the order of the plan.
+/// The median of each round over all samples of its clones, in the order of the plan; [`INFINITE`] if it lies among
+/// failures.
 fn medians(attempts: &[Attempt], index: usize) -> Vec<u64> {
     let mut rounds: BTreeMap<u32, Vec<&Attempt>> = BTreeMap::new();
     for attempt in attempts {
@@ -111,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_drift_of_the_host_does_not_change_the_ratio() {
-        // Both become ten times slower; one is always a tenth above the other.
+        // Both become twelve times slower, and one is always a tenth above the other.
         let theirs: Vec<_> = (1..=12).map(|n| Some(n * 1000)).collect();
         let ours: Vec<_> = (1..=12).map(|n| Some(n * 1100)).collect();
         let ratio = of(&ours, &theirs);

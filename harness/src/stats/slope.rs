@@ -16,7 +16,7 @@ pub struct Point {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slope {
     pub value: f64,
-    /// Interval from Student's distribution; `None` without degrees of freedom.
+    /// Interval from Student's distribution; `None` if no degrees of freedom are left.
     pub interval95: Option<(f64, f64)>,
 }
 
@@ -41,7 +41,7 @@ pub fn fit(points: &[Point]) -> Option<Slope> {
     Some(Slope { value, interval95 })
 }
 
-/// The points of a group, relative to their mean.
+/// The coordinates of a group's points, relative to their means.
 fn centre(points: &[Point], group: u32) -> Vec<(f64, f64)> {
     let own: Vec<&Point> = points.iter().filter(|p| p.group == group).collect();
     let n = own.len() as f64;

@@ -1,10 +1,12 @@
-//! Times and page faults of turns, and the tax: the extra time of a new clone until it is as fast as a warm VM.
+//! Times and page faults of turns, and the tax: the extra time or page faults of a new clone until it is as fast as a
+//! warm VM.
 
 use super::quantile::{INFINITE, Samples};
 use crate::event::{Attempt, Exchanged, Turn};
 
-/// Times of the turn at `index` over all starts: one for a command or a cell, all samples of the peer for an exchange. A
-/// start whose turn failed or was not reached contributes one [`INFINITE`].
+/// Times of the turn at `index` over all starts. A start contributes one time for a command, a cell or a denied
+/// exchange, and all times of the peer for another exchange. A start whose turn failed or was not reached contributes
+/// one [`INFINITE`].
 #[must_use]
 pub fn latencies(attempts: &[Attempt], index: usize) -> Samples {
     Samples::new(attempts.iter().flat_map(|a| times(a, index)).collect())
@@ -22,14 +24,15 @@ pub fn times(attempt: &Attempt, index: usize) -> Vec<u64> {
     }
 }
 
-/// Times until a policy change took effect, over all exchanges at `index`; empty for other exchanges than `churn`.
+/// Times until a policy change took effect, over all exchanges at `index`; empty unless the exchange is `churn`.
 #[must_use]
 pub fn effects(attempts: &[Attempt], index: usize) -> Samples {
     let exchanges = exchanges(attempts, index);
     Samples::new(exchanges.flat_map(|e| e.effects_ns.clone()).collect())
 }
 
-/// Bytes that each connection of the exchange at `index` transferred; `None` for other exchanges than transfers.
+/// Bytes that each connection of the exchange at `index` transferred; `None` unless the exchange is `send` or
+/// `receive`.
 #[must_use]
 pub fn bytes(attempts: &[Attempt], index: usize) -> Option<u64> {
     let mut exchanges = exchanges(attempts, index);
@@ -48,14 +51,14 @@ pub fn mean_faults(attempts: &[Attempt], index: usize) -> Option<f64> {
     mean(attempts.iter().filter_map(|a| a.turns.get(index)?.faults))
 }
 
-/// Mean page faults up to first exec; `None` if no start recorded them.
+/// Mean page faults from the start of the VMM to the first turn; `None` if no start recorded them.
 #[must_use]
 pub fn mean_faults_to_first_exec(attempts: &[Attempt]) -> Option<f64> {
     mean(attempts.iter().filter_map(|attempt| attempt.faults))
 }
 
-/// The tax of each clone in nanoseconds: the time of all its turns minus the time of as many warm turns. Meaningful only
-/// if all `turns` do the same work. A clone that did not complete all turns counts as [`INFINITE`].
+/// The tax of each clone in nanoseconds: the time of all its turns minus the time of the same number of warm turns.
+/// Meaningful only if all `turns` do the same work. A clone that did not complete all turns counts as [`INFINITE`].
 #[must_use]
 pub fn tax(attempts: &[Attempt], turns: usize) -> Samples {
     let ns = attempts
@@ -64,7 +67,7 @@ pub fn tax(attempts: &[Attempt], turns: usize) -> Samples {
     Samples::new(ns.collect())
 }
 
-/// The mean tax in page faults; `None` if no clone recorded page faults.
+/// The mean tax in page faults; `None` if no clone recorded page faults for all turns.
 #[must_use]
 pub fn mean_tax_faults(attempts: &[Attempt], turns: usize) -> Option<f64> {
     mean(
@@ -74,8 +77,8 @@ pub fn mean_tax_faults(attempts: &[Attempt], turns: usize) -> Option<f64> {
     )
 }
 
-/// The sum over all turns minus `turns` times the median of the later half, which stands for a warm VM. Zero if the first
-/// turns were faster; `None` if a turn is missing.
+/// The sum over all turns minus `turns` times the median of the later half, which represents a warm VM. Zero if the
+/// difference is negative; `None` if a value is missing.
 fn excess(attempt: &Attempt, turns: usize, value: impl Fn(&Turn) -> Option<u64>) -> Option<u64> {
     let values: Vec<u64> = attempt.turns.iter().filter_map(value).collect();
     if values.len() != turns {
