@@ -2,8 +2,7 @@
 //! and prints quantiles of both in milliseconds. Needs root, `cube-vmm` and templates:
 //!
 //! ```text
-//! CUBE_BIN=… CUBE_ARTIFACTS=… cargo run --release -p pool --example acquire -- [singles] [burst] [rounds]
-//! [none|isolated]
+//! CUBE_BIN=… CUBE_ARTIFACTS=… cargo run --release -p pool --example acquire -- [singles] [burst] [rounds] [none|isolated]
 //! ```
 //! The last argument selects whether sandboxes have a network. They do not use it; it shows the cost of TAP and policy.
 

@@ -1,6 +1,6 @@
-//! The driver: one task that owns every slot, receives requests and reports, and never blocks. Work that takes time
-//! runs in [`jobs`] and reports its end. [`crate::slot`] decides what a slot may do and [`crate::policy`] what is
-//! admitted; the driver performs their decisions.
+//! The driver: one task that owns every slot and receives requests and reports. Work that takes time runs in [`jobs`],
+//! which report their end. [`crate::slot`] decides what a slot may do, and [`crate::policy`] decides what is admitted;
+//! the driver carries out both decisions.
 //!
 //! ```text
 //! Request ─► requests, queries ─┐                       ┌─► jobs ─► Report ─► reports

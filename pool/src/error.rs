@@ -24,22 +24,22 @@ pub enum PoolError {
         why: String,
         retry_after: Duration,
     },
-    /// The disk is full or down to its reserve. Running sandboxes go on.
+    /// A disk is full or has only its reserve left. Running sandboxes keep running.
     #[error(
         "no space on disk: {0}; delete paused sandboxes and snapshots that are not needed, end running sandboxes, \
          or give the disk more room"
     )]
     NoSpace(String),
-    /// The limit of paused sandboxes and snapshots is reached. Running sandboxes go on.
+    /// The limit of paused sandboxes and snapshots is reached. Running sandboxes keep running.
     #[error(
         "the limit of {0} paused sandboxes and snapshots is reached: resume or delete paused sandboxes, delete \
          snapshots that are not needed, or start the server with a larger --max-saved"
     )]
     TooManySaved(u32),
-    /// The template, and what builds on it.
+    /// The template, and the template or sandbox that needs it.
     #[error("template {0:?} is in use: {1}")]
     InUse(String, String),
-    /// The name is taken, malformed or ambiguous.
+    /// The name is malformed, given twice, or reserved by another template.
     #[error("{0}")]
     BadName(String),
     /// An operation on a VM or a file failed.
@@ -52,7 +52,7 @@ pub enum PoolError {
     },
     #[error("the guest agent of {0} did not answer")]
     AgentSilent(SandboxId),
-    /// [`crate::Pool::drain`] or [`crate::Pool::close`] was called.
+    /// The pool is draining or closed, see [`crate::Pool::drain`] and [`crate::Pool::close`].
     #[error("the server is stopping and starts no new sandboxes")]
     Draining,
 }

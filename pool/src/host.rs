@@ -11,7 +11,7 @@ use std::{
 use api_types::guest_text;
 pub(crate) use model::clock::{monotonic_ns, unix_ns};
 
-/// Bytes at the end of a file in which [`last_words`] looks for a line.
+/// Number of bytes at the end of a file that [`last_words`] reads.
 const MAX_WORDS: u64 = 64 << 10;
 
 /// CLOCK_REALTIME in milliseconds since 1970.
@@ -37,12 +37,12 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// A line of /proc/meminfo in bytes.
+/// The value of a line of /proc/meminfo in bytes.
 pub(crate) fn meminfo(name: &str) -> Option<u64> {
     kib_line(&fs::read_to_string("/proc/meminfo").ok()?, name)
 }
 
-/// `Name:   123 kB` in bytes.
+/// Parses a line such as `Name:   123 kB` and returns its value in bytes.
 fn kib_line(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| {
         let (found, rest) = line.split_once(':')?;
@@ -60,29 +60,29 @@ pub(crate) fn private_bytes(pid: u32) -> Option<u64> {
     )
 }
 
-/// Start of a process in clock ticks after the boot. Together with the id it identifies a process for good. `None` if
-/// there is no such process or it is a zombie.
+/// Start time of a process in clock ticks since boot. Process id and start time together identify a process uniquely
+/// within one boot. `None` if there is no such process or it is a zombie.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields = fields_after_name(&stat)?;
     let state = *fields.first()?;
     (state != "Z" && state != "X").then_some(())?;
-    // Field 22 of proc_pid_stat(5); the first of these is field 3.
+    // starttime is field 22 of proc_pid_stat(5), and `fields` begins with field 3.
     fields.get(19)?.parse().ok()
 }
 
-/// The fields of /proc/PID/stat after the name, which may contain brackets and blanks.
+/// The fields of /proc/PID/stat that follow the process name. The name may itself contain parentheses and spaces.
 fn fields_after_name(stat: &str) -> Option<Vec<&str>> {
     let (_, rest) = stat.rsplit_once(')')?;
     Some(rest.split_whitespace().collect())
 }
 
-/// CPU time of a process in nanoseconds, its threads included.
+/// CPU time of a process, including all its threads, in nanoseconds.
 pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields = fields_after_name(&stat)?;
     let ticks = |i: usize| fields.get(i)?.parse::<u64>().ok();
-    // Fields 14 and 15, in ticks of 10 ms on every Linux that KVM runs on (USER_HZ).
+    // utime and stime are fields 14 and 15, in ticks of 10 ms: USER_HZ is 100 on x86-64.
     Some((ticks(11)? + ticks(12)?) * 10_000_000)
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn cpu_ns(pid: u32) -> Option<u64> {
 pub(crate) fn unlinked_bytes(pid: u32) -> Option<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
-        // Follows the link to the open file, which has no name any more.
+        // Follows the magic link in /proc to the open file, even if it has no name any more.
         let Ok(meta) = fs::metadata(entry.path()) else {
             continue;
         };
@@ -101,13 +101,13 @@ pub(crate) fn unlinked_bytes(pid: u32) -> Option<u64> {
     Some(sum)
 }
 
-/// Free bytes of a file system for unprivileged processes.
+/// Bytes of the file system at `dir` that are free for unprivileged processes.
 pub(crate) fn disk_free(dir: &Path) -> Option<u64> {
     let stat = nix::sys::statvfs::statvfs(dir).ok()?;
     Some(stat.blocks_available().saturating_mul(stat.fragment_size()))
 }
 
-/// The last line of a file that is not blank, escaped by [`guest_text`]. Only the end of the file is read.
+/// The last non-blank line of a file, escaped by [`guest_text`]. Only the end of the file is read.
 pub(crate) fn last_words(path: &Path) -> Option<String> {
     let mut file = fs::File::open(path).ok()?;
     let length = file.metadata().ok()?.len();

@@ -17,7 +17,7 @@ pub enum OnTimeout {
     Pause(PauseMode),
 }
 
-/// How long a sandbox lives and what happens afterwards. Written to the sandbox's record.
+/// How long a sandbox runs and what happens at its deadline. Stored in the sandbox's record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lifetime {
@@ -26,7 +26,7 @@ pub struct Lifetime {
     /// The timeout that was requested last, in seconds. [`Lifetime::resume_timeout_s`] derives the next one from it.
     pub timeout_s: u32,
     pub on_timeout: OnTimeout,
-    /// Traffic to a sandbox that is paused with its memory resumes it.
+    /// Whether traffic to the sandbox resumes it if it is paused with its memory.
     pub auto_resume: bool,
 }
 
@@ -37,9 +37,9 @@ impl Lifetime {
         self.timeout_s = timeout_s;
     }
 
-    /// Returns the timeout, in seconds, of a resume that names none: the last one that was requested. A timeout of 0
-    /// is how clients end or pause a sandbox immediately, so 0 is replaced by 300: the sandbox would otherwise be gone
-    /// again at once.
+    /// Returns the timeout, in seconds, for a resume that does not specify one: the last requested timeout. Clients use
+    /// a timeout of 0 to end or pause a sandbox immediately. 0 is therefore replaced by 300, so that a resumed sandbox
+    /// does not end or pause again at once.
     #[must_use]
     pub fn resume_timeout_s(&self) -> u32 {
         const AFTER_ZERO_S: u32 = 300;
@@ -50,13 +50,13 @@ impl Lifetime {
     }
 }
 
-/// Delay after the first failed resume.
+/// Delay in milliseconds after the first failed resume.
 const FIRST_MS: u64 = 5_000;
-/// Longest delay, however many resumes have failed.
+/// Longest delay in milliseconds, regardless of how many resumes have failed.
 const LONGEST_MS: u64 = 600_000;
 
-/// Back-off for resumes that traffic causes. A resume whose guest does not answer holds a start place until its
-/// timeout, and anybody who can reach a port of the sandbox can cause one.
+/// Back-off for resumes that traffic causes. It is needed because a resume whose guest does not answer holds a start
+/// place until its timeout, and anyone who can reach a port of the sandbox can cause such a resume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Backoff {
     failed: u32,
@@ -64,7 +64,8 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Records a failed resume, whether a client or traffic caused it. Each delay is twice the one before.
+    /// Records a failed resume, whether a client or traffic caused it. Each delay is twice the previous one, up to the
+    /// longest delay.
     pub(crate) fn fail(&mut self, now: UnixMs) {
         let delay = FIRST_MS.saturating_mul(1 << self.failed.min(16));
         self.failed = self.failed.saturating_add(1);

@@ -20,11 +20,11 @@ use crate::{
     },
 };
 
-/// Where an answer goes. Sending fails if the caller does not wait any more, which is no error.
+/// The channel for an answer. Sending fails if the caller no longer waits; that failure is ignored.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, PoolError>>;
 
 /// A new sandbox on its way to the caller that requested it. If the caller goes away before it has claimed the sandbox,
-/// this value is dropped, which ends the sandbox: no caller would ever learn its id.
+/// this value is dropped. The drop ends the sandbox, because no caller could ever learn its id.
 #[derive(Debug)]
 pub(crate) struct Unclaimed {
     sandbox: Sandbox,
@@ -49,16 +49,16 @@ impl Unclaimed {
 impl Drop for Unclaimed {
     fn drop(&mut self) {
         if let Some(reporter) = self.end.take() {
-            // Without a driver the sandbox keeps running, as after a crash, and the next server lists it.
+            // If the driver has ended, the sandbox keeps running, as after a crash, and the next server lists it.
             let _ = reporter.send(Report::Unclaimed(self.sandbox.id.clone()));
         }
     }
 }
 
-/// The answers of a fork, one for each new sandbox.
+/// The pending answers of a fork, one for each new sandbox.
 pub(crate) type ForkAnswers = Vec<oneshot::Receiver<Result<Unclaimed, PoolError>>>;
 
-/// Requests of callers. `accepted_ns` is the CLOCK_MONOTONIC time of the call.
+/// Requests of callers. `accepted_ns` is the time of the call in CLOCK_MONOTONIC.
 #[derive(Debug)]
 pub(crate) enum Request {
     Create {
@@ -153,20 +153,20 @@ pub(crate) enum Report {
     Written(SandboxId, std::io::Result<()>),
     /// The VM process of the slot exited.
     VmExited(SandboxId),
-    /// Directory and control group of the slot are removed.
+    /// The slot's directory and control group were removed, or a failure to remove them was logged.
     Cleaned(SandboxId),
-    /// A TAP was taken back; its last counters.
+    /// A TAP was released; these are its last counters.
     Released(Counters),
-    /// A template's memory is in huge pages, or why it is not.
+    /// A template's memory was loaded into huge pages, or loading failed for this reason.
     Loaded(String, Result<Arc<LoadedTemplate>, String>),
     /// The caller of a create or fork went away.
     Unclaimed(SandboxId),
 }
 
-/// The use of a snapshot.
+/// The purpose of a snapshot.
 #[derive(Debug)]
 pub(crate) enum SnapshotFor {
-    /// The template of this id.
+    /// It becomes the template with this id.
     Template(String),
     Forks(Arc<ForkSnapshot>),
 }

@@ -1,6 +1,6 @@
-//! The TAPs of slots. Each VM takes one before it is made and releases it after it has exited; its index is in the
-//! record. What must never happen: a guest that runs before its policy was read back, or a TAP that is given to another
-//! VM while the one that has it runs.
+//! The TAPs of slots. A TAP is taken before its VM is made and released after the VM has exited; the record holds the
+//! TAP's index. Two things must never happen: a guest runs before its TAP's policy was read back, or a TAP is given to
+//! a second VM while the first still runs.
 
 use netisolation::{Counters, Isolation, TapIndex};
 
@@ -19,7 +19,7 @@ pub(crate) fn update(network: Option<&Isolation>, record: &Record) -> Result<(),
     }
 }
 
-/// The counters of a TAP; zeros without one.
+/// Reads the counters of a TAP. Without a network or a TAP, all counters are zero.
 pub(crate) fn counters(
     network: Option<&Isolation>,
     tap: Option<TapIndex>,
@@ -32,7 +32,7 @@ pub(crate) fn counters(
     }
 }
 
-/// Reads back whether a TAP enforces its policy.
+/// Verifies that a TAP enforces its policy. Without a network or a TAP, returns an error.
 pub(crate) fn verify(network: Option<&Isolation>, tap: Option<TapIndex>) -> Result<(), WorkError> {
     match (network, tap) {
         (Some(network), Some(tap)) => network
@@ -42,8 +42,8 @@ pub(crate) fn verify(network: Option<&Isolation>, tap: Option<TapIndex>) -> Resu
     }
 }
 
-/// Takes back the TAP of a VM that has exited and returns its last counters. If the VM could not be killed or watched
-/// and still runs, the TAP is discarded, so that no other VM gets it.
+/// Releases the TAP of a VM that has exited, and returns its last counters. If the VMM process still runs, because it
+/// could not be killed or watched, the TAP is discarded, so that no other VM gets it.
 pub(crate) fn release(
     network: Option<&Isolation>,
     tap: Option<TapIndex>,

@@ -6,10 +6,11 @@
 //!                control.sock  vsock.sock  console.log  vmm.stderr
 //!                pause/        the snapshot of a paused sandbox
 //! ```
-//! A renamed file survives SIGKILL of this process in the page cache. A crash of the host ends every VM, so only the
-//! record of a *paused* sandbox is written through to the disk. What must never happen: a record of something that does
-//! not exist yet. A VM's process is therefore in the record before it runs a guest; a pause is in the record after its
-//! snapshot is complete and before its VM is killed; and the record of a sandbox that ends is removed first.
+//! A renamed file is in the page cache and survives SIGKILL of this process. A crash of the host ends every VM, so only
+//! the record of a *paused* sandbox is synced to disk. Order of writes: a VM's process is recorded before it runs a
+//! guest, so that no guest runs without a record; a pause is recorded after its snapshot is complete and before the VM
+//! is killed, so that the record never names a snapshot that does not exist; and when a sandbox ends, its record is
+//! removed before anything else.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -30,15 +31,15 @@ use crate::{
     spec::{CreateSpec, Init, PauseMode, TemplateInfo},
 };
 
-/// Version that is written. Version 1, which is read too, has the note in a file of its own and the lifetime in the
-/// note.
+/// The version that is written. Version 1 can still be read; it has the note in a file of its own, and the lifetime in
+/// the note.
 const VERSION: u32 = 2;
 const RECORD: &str = "record.json";
 const NOTE: &str = "note";
-/// Longest record that is read.
+/// Maximum length of a record or note that is read, in bytes.
 const MAX_RECORD: u64 = 4 << 20;
 
-/// The owner of a slot, and what it has.
+/// Whether a slot has an owner, and where its sandbox is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kept {
@@ -50,7 +51,7 @@ pub(crate) enum Kept {
     Paused(PauseMode),
 }
 
-/// Identifies a process, also after its id was given to another one.
+/// Identifies a process uniquely, even if its process id is later reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ProcessName {
@@ -60,13 +61,13 @@ pub(crate) struct ProcessName {
 }
 
 impl ProcessName {
-    /// The process that has this id now; `None` if there is none.
+    /// The process that has this id now; `None` if there is none or it is a zombie.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let start_ticks = crate::host::start_ticks(pid)?;
         Some(Self { pid, start_ticks })
     }
 
-    /// Whether the process still runs.
+    /// Whether the process still runs. A zombie does not.
     pub(crate) fn is_alive(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
     }
@@ -88,39 +89,39 @@ pub(crate) struct Record {
     /// From [`crate::host::boot_id`]: process ids are valid only within one boot.
     pub(crate) host_boot_id: String,
     pub(crate) kept: Kept,
-    /// `None` while there is no VM.
+    /// The VMM process; `None` before the VM is made.
     pub(crate) vmm: Option<ProcessName>,
     /// The template as it was when the VM was made.
     #[serde(with = "shared")]
     pub(crate) template: Arc<TemplateInfo>,
     /// The files for a resume without memory; `None` if the template does not name them.
     pub(crate) boot: Option<BootFiles>,
-    /// 32 hex digits.
+    /// The guest's machine id: 32 lower-case hex digits.
     pub(crate) machine_id: String,
     pub(crate) init: Init,
-    /// Whether a warm slot served it.
+    /// Whether a warm slot served the create.
     pub(crate) warm: bool,
     /// The TAP of its VM; `None` while it has no VM, and without a network.
     #[serde(default)]
     pub(crate) tap: Option<TapIndex>,
     #[serde(default)]
     pub(crate) policy: Policy,
-    /// User and group of its VM, which no other sandbox has.
+    /// User and group id of its VMM, which no other VMM of this server has.
     #[serde(default)]
     pub(crate) user: Option<u32>,
-    /// The files that the server opened for its VM; `None` before the VM is made. A snapshot that names other files is
-    /// rejected.
+    /// The files that the server opened for the VM; `None` before the VM is made. A snapshot of the VM that names other
+    /// files is rejected.
     #[serde(default)]
     pub(crate) lineage: Option<Lineage>,
-    /// Since version 2. Of a slot that waits for a lease: the default, as for `note`.
+    /// Since version 2. The default until the slot gets its sandbox.
     #[serde(default)]
     pub(crate) lifetime: Lifetime,
-    /// The caller's own text. Since version 2.
+    /// The caller's own text. Since version 2. Empty until the slot gets its sandbox.
     #[serde(default, with = "shared")]
     pub(crate) note: Arc<str>,
 }
 
-/// Values that the driver, its jobs and its answers share.
+/// (De)serializes `Arc` values, which the driver, its jobs and its answers share.
 mod shared {
     use std::sync::Arc;
 
@@ -143,7 +144,7 @@ mod shared {
     }
 }
 
-/// Decoded before the rest.
+/// The part of a record that is decoded first, because the version determines the meaning of the other fields.
 #[derive(Deserialize)]
 struct Header {
     version: u32,
@@ -175,7 +176,7 @@ impl Record {
         }
     }
 
-    /// Takes over the settings of a new sandbox.
+    /// Sets the fields that come from the spec of a new sandbox.
     pub(crate) fn take_settings(&mut self, spec: CreateSpec) {
         self.init = spec.init;
         self.policy = spec.policy;
@@ -184,12 +185,12 @@ impl Record {
     }
 }
 
-/// The crash that a write survives.
+/// The kind of crash that a write must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Durability {
     /// A crash of this process.
     Process,
-    /// A crash of the host too. Slow.
+    /// Also a crash of the host: the file is synced, which is slow.
     Host,
 }
 
@@ -230,7 +231,7 @@ impl SlotDir {
         DirBuilder::new().mode(0o700).create(&self.0)
     }
 
-    /// Removes the record. Without it, the next server removes the sandbox.
+    /// Removes the record, so that the next server removes the sandbox. A missing record is not an error.
     pub(crate) fn disown(&self) -> io::Result<()> {
         match fs::remove_file(self.0.join(RECORD)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -252,10 +253,12 @@ impl SlotDir {
         replace(&self.0, RECORD, &bytes, durability)
     }
 
-    /// Reads the record. One of version 1 gets its note, and from the note its lifetime.
+    /// Reads the record. For version 1, also reads the note from its file and the lifetime from the note, unless the
+    /// slot has no owner.
     ///
     /// # Errors
-    /// The record or, in version 1, its note cannot be read, or has another version or shape.
+    /// Returns an error if the record cannot be read or parsed or has an unknown version, or if the note of a version 1
+    /// record cannot be read or has no lifetime.
     pub(crate) fn read(
         &self,
         lifetime_of_note: fn(&str) -> Option<Lifetime>,
@@ -278,7 +281,8 @@ impl SlotDir {
     }
 }
 
-/// Creates a directory that only its owner may enter. An existing directory is not an error.
+/// Creates a directory, and missing parents, that only their owner may enter. An existing directory is not an error;
+/// its mode is not changed.
 pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).recursive(true).create(dir)
 }
@@ -294,7 +298,8 @@ pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Replaces `dir/name` atomically; only its owner may read it. On a full disk the old file stays.
+/// Replaces `dir/name` atomically. Only the owner may read the new file. If the new file cannot be written, the old
+/// file stays.
 pub(crate) fn replace(
     dir: &Path,
     name: &str,
@@ -304,7 +309,7 @@ pub(crate) fn replace(
     let draft = dir.join(format!("{name}.new"));
     let written = write_new(&draft, bytes, durability);
     if written.is_err() {
-        // The disk may be full.
+        // Frees the space of an incomplete file: the disk may be full.
         let _ = fs::remove_file(&draft);
     }
     written?;
@@ -315,7 +320,7 @@ pub(crate) fn replace(
     Ok(())
 }
 
-/// Writes a new file. A file that a killed server left there is removed first.
+/// Writes a new file. Removes first any file that a killed server left at `path`.
 fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),

@@ -1,5 +1,6 @@
-//! Recovery when the pool opens: VMs that still run are adopted, paused sandboxes are kept, and everything else in the
-//! state directory is removed, so that a server killed at any moment leaves nothing behind.
+//! Recovery when the pool opens: sandboxes whose VMs still run are adopted, paused sandboxes are kept, and all other
+//! slots, with their processes and control groups, are removed. A server that was killed at any moment therefore leaves
+//! nothing behind for long.
 
 use std::{
     fs, io,
@@ -25,8 +26,8 @@ use crate::{
     vm::Vm,
 };
 
-/// Directories that are examined at the same time, as many as a server has sandboxes by default: VMMs that do not
-/// answer are waited for together.
+/// Number of directories that are examined at the same time. It equals the default limit of running sandboxes, so that
+/// the waits for VMMs that do not answer overlap.
 const AT_ONCE: usize = 256;
 /// How long a killed process may take to exit.
 const END: Duration = Duration::from_secs(10);
@@ -34,9 +35,9 @@ const END: Duration = Duration::from_secs(10);
 /// The outcome for one directory.
 enum Outcome {
     Alive(Box<Entry>),
-    /// A caller's sandbox is gone, for this reason.
+    /// A caller's sandbox cannot be recovered, for this reason.
     Lost(String),
-    /// It had no owner.
+    /// The slot had no owner or no usable record.
     Swept,
 }
 
@@ -44,16 +45,16 @@ struct Recovery<'a> {
     sandboxes: &'a Path,
     host_boot_id: &'a str,
     network: Option<&'a Isolation>,
-    /// How long a VMM may take to answer. With a slow or full disk it takes seconds.
+    /// How long a VMM may take to answer. On a host with a slow or full disk, an answer takes seconds.
     patience: Duration,
     lifetime_of_note: fn(&str) -> Option<Lifetime>,
 }
 
-/// Examines every sandbox's directory, then every control group. VMMs that do not answer delay this by `patience`, all
-/// of them together.
+/// Examines every sandbox's directory, then every control group. VMMs that do not answer are waited for in parallel, up
+/// to `patience` for each of their answers.
 ///
 /// # Errors
-/// The directory of sandboxes cannot be read, or no thread can be started.
+/// Returns an error if the directory of sandboxes cannot be read or a thread cannot be started.
 pub(crate) fn recover(
     sandboxes: &Path,
     host_boot_id: &str,
@@ -104,7 +105,7 @@ pub(crate) fn recover(
     Ok((entries, recovered))
 }
 
-/// The ids of the sandboxes that have a directory.
+/// The ids of all sandboxes that have a directory. Other names are logged and ignored.
 fn directories(sandboxes: &Path) -> io::Result<Vec<SandboxId>> {
     let mut ids = Vec::new();
     for file in fs::read_dir(sandboxes)? {
@@ -131,7 +132,7 @@ fn sweep_group(groups: &Groups, group: &str) {
 }
 
 impl Recovery<'_> {
-    /// The outcome for each id, in the same order.
+    /// Examines all directories, and returns the outcome for each id in the order of `ids`.
     fn outcomes(&self, ids: Vec<SandboxId>) -> io::Result<Vec<(SandboxId, Outcome)>> {
         let next = AtomicUsize::new(0);
         let examine = || {
@@ -165,7 +166,8 @@ impl Recovery<'_> {
         let record = match dir.read(self.lifetime_of_note) {
             Ok(record) => record,
             Err(error) => {
-                // The sandbox was being made, and its VMM, if it has one, has no guest yet; or it was being ended.
+                // The former server was killed either before it recorded the VMM, which then has no guest yet, or while
+                // it ended the sandbox.
                 tracing::info!(dir = %dir.path().display(), %error, "removing a sandbox without a usable record");
                 self.shut_down(dir);
                 return Outcome::Swept;
@@ -198,7 +200,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// Asks a VMM whose process is not known to exit. There may be none.
+    /// Asks the VMM at this slot's control socket to exit, because its process id is not recorded. There may be no VMM.
     fn shut_down(&self, dir: &SlotDir) {
         if let Ok(mut control) = ControlClient::connect(&dir.control(), Some(self.patience))
             && let Err(error) = control.shutdown()
@@ -215,7 +217,8 @@ impl Recovery<'_> {
                     tracing::error!(dir = %dir.path().display(), %error, "a VMM does not exit after SIGKILL");
                 }
             }
-            // A server killed after it started the process and before it wrote the record leaves a VMM.
+            // There may be a VMM whose process is not in the record, if the former server was killed between starting
+            // the process and recording it.
             None => self.shut_down(dir),
         }
     }
@@ -234,7 +237,7 @@ impl Recovery<'_> {
                 return Err(why);
             }
         }
-        // The files of an unfinished pause or resume.
+        // These are the files of an unfinished pause, or of a pause that was resumed.
         let _ = fs::remove_dir_all(dir.pause());
         remove_drafts(dir);
         let mut entry = Entry::new(
@@ -247,7 +250,8 @@ impl Recovery<'_> {
         Ok(entry)
     }
 
-    /// Resumes an adopted VM if it is paused: the former server may have been killed while it wrote a snapshot.
+    /// Resumes an adopted VM if it is paused, because the former server may have been killed while a snapshot was being
+    /// written. Returns an error if the VMM does not answer or its guest has exited.
     fn go_on(&self, dir: &SlotDir) -> Result<(), String> {
         let mut control = ControlClient::connect(&dir.control(), Some(self.patience))
             .map_err(|e| format!("cannot connect to its VMM: {e}"))?;
@@ -283,18 +287,19 @@ fn paused(dir: &SlotDir, mut record: Record, mode: PauseMode) -> Outcome {
     )))
 }
 
-/// Removes snapshots that the former server was writing. The state directory's lock keeps other servers out.
+/// Removes incomplete snapshots of the former server. No other server can be writing one, because this server holds the
+/// lock of the state directory.
 fn remove_drafts(dir: &SlotDir) {
     for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(".pause.") {
-            // If this fails, the end of the sandbox removes them.
+            // If this fails, the files are removed with the sandbox's directory.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// Puts the record's policy in force at the TAP of a VM that ran without a server. If that fails the sandbox is ended,
-/// because its traffic would not be filtered.
+/// Puts the record's policy in force at the TAP of an adopted VM. On an error the caller ends the sandbox, because its
+/// traffic would not be filtered.
 fn adopt_tap(id: &SandboxId, record: &Record, network: Option<&Isolation>) -> Result<(), String> {
     match (record.tap, network) {
         (None, _) => Ok(()),

@@ -1,6 +1,6 @@
-//! The files that a template may name. A manifest may have been written by a VMM that its guest had taken over. Files
-//! that it names are therefore opened only if they lie, after all symbolic links were followed, below the directories
-//! that the server was configured to use.
+//! The files that a template may name. The VMM that wrote a manifest may have been compromised by its guest. The files
+//! that a manifest names are therefore opened only if their real paths, with symbolic links resolved, are below the
+//! server's configured directories or a directory that a caller added as a template.
 
 use std::{
     fs, io,
@@ -14,13 +14,15 @@ use crate::templates::read_manifest;
 /// Directories of templates and of the images that templates start from.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Store {
-    /// Without symbolic links.
+    /// Real paths of the directories, with symbolic links resolved.
     roots: Vec<PathBuf>,
 }
 
 impl Store {
+    /// Makes a store of these directories.
+    ///
     /// # Errors
-    /// A directory does not exist.
+    /// Returns an error if a directory does not exist.
     pub(crate) fn new<'a>(dirs: impl IntoIterator<Item = &'a Path>) -> io::Result<Self> {
         let dirs = dirs.into_iter();
         let roots = dirs
@@ -32,17 +34,17 @@ impl Store {
         Ok(Self { roots })
     }
 
-    /// A store with one more directory. A directory that does not exist is left out.
+    /// Returns a copy of the store with one more directory. If `dir` does not exist, it is ignored.
     pub(crate) fn and(&self, dir: &Path) -> Self {
         let mut roots = self.roots.clone();
         roots.extend(dir.canonicalize());
         Self { roots }
     }
 
-    /// Returns the path of a file without symbolic links.
+    /// Returns the real path of a file, with symbolic links resolved.
     ///
     /// # Errors
-    /// The file does not exist or is outside the store. The error is a message for people.
+    /// Returns a message for people if the file does not exist or is outside the store.
     pub(crate) fn admit(&self, path: &Path) -> Result<PathBuf, String> {
         let real = path
             .canonicalize()
@@ -60,7 +62,8 @@ impl Store {
     /// Checks that the files of a snapshot, its root image and its base are in the store, and returns its manifest.
     ///
     /// # Errors
-    /// As for [`Store::admit`]; also if the manifest cannot be read.
+    /// Returns a message for people if one of these files does not exist or is outside the store, or if the directory
+    /// or the manifest cannot be read.
     pub(crate) fn check(&self, dir: &Path) -> Result<TemplateManifest, String> {
         let failed = |e: io::Error| format!("{}: {e}", dir.display());
         for entry in fs::read_dir(dir).map_err(failed)? {

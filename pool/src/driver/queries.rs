@@ -39,7 +39,7 @@ impl Driver {
             }
             Request::RemoveTemplate(name, answer) => self.remove_template(&name, answer),
             Request::Stats(answer) => self.send_stats(answer),
-            // The driver performs and answers these requests itself.
+            // `Driver::request` serves these.
             Request::Create { .. }
             | Request::Sandbox(..)
             | Request::Drain(_)
