@@ -6,8 +6,8 @@
 //!   cube.layer (ext4) upper, work ──┴─► overlay ─► moved to /, initramfs emptied
 //! root: proc, sys, cgroup2, dev, pts, shm, run ─► identity files ─► loopback up, card quiet
 //! ```
-//! Without `/modules/order` the kernel has mounted the root itself, and only the last line of the drawing is done.
-//! Any failure ends the guest: an incomplete root must never be served.
+//! If `/modules/order` does not exist, the kernel has mounted the root itself, and only the steps in the last line of
+//! the drawing are done. Any failure ends the guest: an incomplete root must never be served.
 //!
 //! /tmp stays on the layer, as in E2B's sandboxes: large builds go there, and a tmpfs would hold them in memory.
 
@@ -64,7 +64,8 @@ fn cannot<E: Into<std::io::Error>>(what: impl Into<String>) -> impl FnOnce(E) ->
     }
 }
 
-/// Assembles the root, mounts kernel file systems and sets up devices. Returns what the server needs of the machine.
+/// Assembles the root, mounts kernel file systems and sets up devices. Returns the machine, for the server to give it
+/// an identity.
 pub(crate) fn run() -> Result<Machine, BootError> {
     system::set_signals()?;
     let layer = if Path::new(modules::ORDER).exists() {

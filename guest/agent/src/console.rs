@@ -6,12 +6,13 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-/// Logs a line to the kernel log. The console shows it only if its log level is at least "info".
+/// Logs a line to the kernel log, or to standard error if /dev/kmsg cannot be written. The console shows it only if its
+/// log level includes "info".
 pub(crate) fn log(message: &str) {
     kmsg("<6>", message);
 }
 
-/// Logs a line with priority "critical", which a quiet console shows too.
+/// Like [`log`], but with priority "critical", which a quiet console shows too.
 pub(crate) fn fail(message: &str) {
     kmsg("<2>", message);
 }

@@ -1,8 +1,9 @@
-//! The identity of the guest. Every clone of a snapshot resumes as the same machine; `POST /init` gives it its own
-//! identity before the agent answers anything else.
+//! The identity of the guest. Every clone of a snapshot resumes as the same machine; `POST /init` gives it an identity
+//! of its own before the agent answers any request except `/health`.
 //!
 //! Order: the request is checked first, so that an invalid one changes nothing. Then the kernel's random generator is
-//! reseeded, the clock set, and host name and machine ID written. Random bytes and the time are wrong before that.
+//! reseeded, the clock is set, and host name, machine ID and network card are configured. Until the first two steps,
+//! random bytes may repeat those of other clones, and the time is stale.
 
 use std::{
     fs::File,
@@ -22,15 +23,15 @@ use nix::{
 
 use crate::{network, sys};
 
-/// The machine that an identity is applied to.
+/// The target of `POST /init`.
 pub(crate) enum Duties {
     /// The guest; the agent is PID 1.
     Machine(Box<Machine>),
-    /// None: outside a guest the request is only checked.
+    /// Outside a guest: the request is only checked.
     None,
 }
 
-/// Files that hold the identity, open since boot so that clones resolve no paths.
+/// Files that hold the identity, opened at boot so that clones need not look up paths.
 pub(crate) struct MachineFiles {
     /// Mounted at /etc/machine-id.
     pub(crate) machine_id: File,
@@ -53,7 +54,7 @@ pub(crate) struct Machine {
     network: bool,
 }
 
-/// An identity that was not applied.
+/// An identity could not be applied.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
     /// The request is invalid; nothing was changed.
@@ -88,7 +89,8 @@ impl Duties {
         }
     }
 
-    /// Writes the sandbox's environment, a JSON object, for servers that the template has started.
+    /// Writes the sandbox's environment, a JSON object, for servers that the template has started. Does nothing outside
+    /// a guest.
     pub(crate) fn publish_environment(&self, json: &[u8]) -> Result<(), IdentityError> {
         match self {
             Self::Machine(machine) => {
@@ -106,7 +108,7 @@ impl Duties {
     }
 }
 
-/// Checks all values. Returns the entropy as bytes.
+/// Checks all values. Returns the entropy as bytes; empty if the request has none.
 fn check(request: &InitRequest) -> Result<Vec<u8>, IdentityError> {
     let invalid = |ok: bool, text| {
         if ok {
@@ -212,7 +214,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds the name to /etc/hosts, because sudo must resolve it. The line of the previous name is replaced.
+    /// Gives [`OWN_ADDRESS`] the name in /etc/hosts, because sudo must resolve it. Lines that begin with that address,
+    /// such as that of the previous name, are removed.
     fn name_in_hosts(&self, name: &str) -> std::io::Result<()> {
         let len = self.files.hosts.metadata()?.len().min(MAX_HOSTS);
         let mut old = vec![0; usize::try_from(len).unwrap_or_default()];
@@ -235,7 +238,7 @@ fn hosts_with(old: &str, name: &str) -> String {
     new
 }
 
-/// Overwrites a small file in place, and truncates it only if it was longer.
+/// Overwrites a small file in place. Truncates it only if its previous length, `old_len`, was greater.
 fn replace(file: &File, bytes: &[u8], old_len: usize) -> std::io::Result<()> {
     file.write_all_at(bytes, 0)?;
     if old_len > bytes.len() {

@@ -2,8 +2,8 @@
 //!
 //! As PID 1 it runs two stages in one process: [`boot`] assembles the root file system from the read-only image and the
 //! writable layer, and [`server`] then answers on vsock until the guest ends. Clones of a snapshot resume inside
-//! [`server::Server::run`], so a clone pays for every page that this loop touches. With `--listen unix:PATH` it is an
-//! ordinary program without the duties of PID 1.
+//! [`server::Server::run`], so a clone pays for every page that this loop touches. With `--listen unix:PATH` the agent
+//! runs as an ordinary program, without the duties of PID 1.
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(fuzzing, expect(dead_code, reason = "a fuzz target only parses"))]
 
@@ -66,7 +66,8 @@ fn run() -> i32 {
     }
 }
 
-/// Does not return: on any failure, the guest logs one line to its console and powers off.
+/// Boots the guest and serves until it ends. Never returns: logs one line to the console if something failed, and
+/// powers off.
 fn run_as_init() -> i32 {
     let done = boot::run().map_err(|error| model::chain(&error));
     let served = done.and_then(|machine| {

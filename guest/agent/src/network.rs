@@ -2,8 +2,8 @@
 //!
 //! The card stays down until `POST /init` enables the network, so programs of a guest without a network get "network is
 //! unreachable" at once. Neighbour entries of the gateways are permanent; ARP, neighbour discovery, router
-//! advertisements and generated addresses are disabled. So an idle guest sends nothing, and the kernel has applied
-//! everything before the request is answered (rtnetlink(7)).
+//! advertisements and generated addresses are disabled. So an idle guest sends nothing. The kernel applies each
+//! rtnetlink(7) message before it acknowledges it, so the settings are effective when `/init` is answered.
 
 use std::{
     fs, io,
@@ -18,7 +18,7 @@ use nix::{
     sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket},
 };
 
-/// IPv6 settings of the card, written before it is first set up: (file, value).
+/// IPv6 settings of the card, written before it is first brought up: (file, value).
 const QUIET: [(&str, &str); 5] = [
     ("accept_ra", "0"),
     ("autoconf", "0"),
@@ -43,7 +43,8 @@ pub(crate) fn quieten() -> io::Result<()> {
         .try_for_each(|(file, value)| fs::write(dir.join(file), value))
 }
 
-/// Sets the card up with addresses, routes and neighbours, or down, which removes them.
+/// Brings the card up and adds its addresses, routes and neighbours, or brings it down, which makes the kernel remove
+/// routes and neighbours.
 pub(crate) fn switch(on: bool) -> io::Result<()> {
     let card = if_nametoindex(guest::CARD)?;
     let mut requests = Requests::default();
@@ -152,7 +153,8 @@ impl Requests {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// Sends all messages and reads their answers. Returns the first error.
+    /// Sends all messages and reads their answers. Returns the first error; the kernel handles the later messages all
+    /// the same.
     fn perform(self) -> io::Result<()> {
         let kernel = socket(
             AddressFamily::Netlink,

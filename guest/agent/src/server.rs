@@ -4,15 +4,15 @@
 //! poller ─► ready flags (connection, pipe, signal) ─► work queue ─► connection   request ─► route ─► handler
 //!                                                            └────► process      pipes ─► followers' output
 //! ```
-//! Functions that are not needed to start a command are kept apart from those that are (`#[cold]`,
-//! `#[inline(never)]`): a clone pays for whole pages of text, including code that is not executed.
+//! Functions that are not needed to start a command are kept apart from those that are (`#[cold]`, `#[inline(never)]`):
+//! a clone pays for whole pages of code, including the code on them that it does not execute.
 //!
-//! A handler gets [`core::Core`], the state that all requests share, and its connection. It reaches other connections
-//! only through the work queue. A new service is a route ([`route`]), its handler in [`dispatch`], and a
+//! A handler gets [`core::Core`], the state that all requests share, and its own connection. It reaches other
+//! connections only through the work queue. A new service is a route ([`route`]), its handler in [`dispatch`], and a
 //! [`transport::Exchange`] if an answer outlives its handler.
 //!
-//! Invariants: the thread waits only in the poller; output is not read while a follower has no room; only `/health` and
-//! `/init` are answered before the guest has its identity.
+//! Invariants: the thread waits only in the poller; a process's output is not read while one of its followers has no
+//! room; only `/health` and `/init` are answered before the guest has its identity.
 
 mod answer;
 mod call;
@@ -67,7 +67,8 @@ impl Server {
         }
     }
 
-    /// Ends all processes of the guest and writes back its layer. The power stays on.
+    /// Ends all other processes of the guest, writes back its layer and freezes it, but does not power off. Does
+    /// nothing outside a guest.
     pub(crate) fn end_machine(&mut self) {
         if let Duties::Machine(machine) = &self.0.service().duties {
             shutdown::end_machine(machine.layer());

@@ -36,7 +36,8 @@ pub(crate) fn end_machine(layer: Option<BorrowedFd<'_>>) {
     }
 }
 
-/// Reaps children until none is left or the deadline has passed. SIGCHLD is blocked, and ends each wait.
+/// Reaps children until none is left or the deadline has passed. SIGCHLD must be blocked; each wait ends when it
+/// arrives.
 fn reap_until(deadline: Instant) {
     let mut child = SigSet::empty();
     child.add(Signal::SIGCHLD);

@@ -1,5 +1,5 @@
-//! The system calls that need `unsafe`: starting programs, the random pool, freezing a file system, and three
-//! process-wide settings.
+//! The system calls that need `unsafe`: starting programs, ioctls, reaping children, waiting for signals, random bytes,
+//! and process-wide settings.
 #![expect(
     unsafe_code,
     reason = "clone with a shared address space and ioctls have no safe wrapper"
@@ -55,7 +55,7 @@ pub(crate) struct SpawnPlan<'a> {
     pub(crate) environment: &'a [CString],
     /// Working directory, entered with the user's permissions.
     pub(crate) cwd: &'a CStr,
-    /// Standard streams; their descriptors are above 2.
+    /// Standard streams; their descriptors must be above 2.
     pub(crate) stdio: StandardStreams<'a>,
     /// `None` keeps the agent's user.
     pub(crate) credentials: Option<&'a Credentials>,
@@ -94,7 +94,7 @@ pub(crate) struct SpawnError {
 /// Starts programs without copying the agent's page tables: the child shares the agent's memory until execve, and the
 /// agent is suspended meanwhile (`CLONE_VM | CLONE_VFORK`).
 pub(crate) struct Spawner {
-    /// Limit of descriptors of started programs: the one before the agent raised its own.
+    /// Soft and hard limit on the descriptors of started programs.
     files: libc::rlimit,
     /// The child's stack until execve: 64 KiB, of which it touches one or two pages.
     stack: Vec<u128>,
@@ -278,7 +278,7 @@ unsafe fn become_program(task: &ChildTask) -> (SpawnStep, c_int) {
     }
 }
 
-/// Largest number of random bytes in one call.
+/// Largest number of random bytes in one call of [`reseed_kernel`].
 pub(crate) const MAX_ENTROPY: usize = 512;
 
 /// `struct rand_pool_info` (linux/random.h) with room for [`MAX_ENTROPY`] bytes.
@@ -297,7 +297,7 @@ const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 
 /// Adds random bytes to the kernel's pool, credits all of them, and makes the generator derive a new key from the pool
-/// at once (random(4)). `pool` is /dev/urandom; `entropy` has at most [`MAX_ENTROPY`] bytes.
+/// at once (random(4)). `pool` must be /dev/urandom. More than [`MAX_ENTROPY`] bytes are an error.
 pub(crate) fn reseed_kernel(pool: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
     let mut info = PoolInfo {
         entropy_bits: 0,
@@ -316,7 +316,8 @@ pub(crate) fn reseed_kernel(pool: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Er
     Ok(())
 }
 
-/// Freezes a file system: its journal is written back and changes block, so that it is clean when the power goes off.
+/// Freezes a file system: writes back its journal and blocks further changes, so that the file system is clean when the
+/// power goes off.
 pub(crate) fn freeze(dir: BorrowedFd<'_>) -> Result<(), Errno> {
     let unused: c_int = 0;
     // SAFETY: the request reads at most an int; the argument points to one. For the call only.

@@ -1,5 +1,5 @@
-//! Accounts, read from /etc/passwd and /etc/group. A static C library cannot load the plug-ins of `getpwnam`, and every
-//! clone would pay for the pages that they touch.
+//! Accounts, read from /etc/passwd and /etc/group. `getpwnam` is not used: a static C library cannot load its plug-ins,
+//! and every clone would pay for the pages that they touch.
 //!
 //! Both files are cached in memory and read again only after they have changed on disk.
 
@@ -11,7 +11,7 @@ use std::{
 
 use crate::sys::Credentials;
 
-/// Largest size in bytes; a larger file counts as empty.
+/// Largest size of an account file in bytes; a larger file counts as empty.
 const MAX_FILE: u64 = 1 << 20;
 
 /// An account.
@@ -19,7 +19,7 @@ const MAX_FILE: u64 = 1 << 20;
 pub(crate) struct User {
     pub(crate) name: String,
     pub(crate) home: String,
-    /// Never empty: /bin/sh if the field is.
+    /// Never empty: if the field is empty, this is /bin/sh.
     pub(crate) shell: String,
     pub(crate) credentials: Credentials,
 }

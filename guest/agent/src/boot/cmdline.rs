@@ -26,8 +26,8 @@ impl<'a> CommandLine<'a> {
         values.find(|(n, _)| *n == name).map(|(_, value)| value)
     }
 
-    /// The parameters `module.name=value` for one module, joined by blanks, as `modprobe` passes them.
-    /// Dashes and underscores in a module's name are equivalent.
+    /// The parameters of one module, which the command line gives as `module.name=value`. Returns them as `name=value`,
+    /// joined by blanks, as `modprobe` passes them. Dashes and underscores in a module's name are equivalent.
     pub(super) fn module_parameters(&self, module: &str) -> String {
         let wanted = module.replace('-', "_");
         let of_module = self.words.iter().filter_map(|word| {

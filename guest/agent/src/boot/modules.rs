@@ -9,10 +9,11 @@ use nix::{
 
 use super::{BootError, CommandLine, cannot};
 
-/// File names in /modules, one per line, in the order of loading.
+/// Lists file names in /modules, one per line, in loading order. Lines that begin with `#` are comments.
 pub(super) const ORDER: &str = "/modules/order";
 
-/// Announces devices to a guest without ACPI. Without parameters it would have nothing to announce and is skipped.
+/// The module that announces devices to a guest without ACPI. If the command line has no parameters for it, it would
+/// announce nothing and is skipped.
 const ANNOUNCER: &str = "cube_mmio";
 
 /// Loads all modules. A module that is loaded already is not an error.

@@ -19,13 +19,13 @@ use super::{
     system::{make_dir, mount},
 };
 
-/// How long a block device may take to appear after its driver was loaded. Usually it exists by then.
+/// How long a block device may take to appear after its driver was loaded. Usually the device already exists.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(10);
 const LOWER: &str = "/lower";
 const LAYER: &str = "/layer";
 const NEW_ROOT: &str = "/newroot";
 
-/// Mounts the image, the layer, and the overlay of both. Returns the layer's directory.
+/// Mounts the image and the layer, and their overlay on [`NEW_ROOT`]. Returns the layer's open directory.
 pub(super) fn assemble(image: &Path, layer: &Path) -> Result<OwnedFd, BootError> {
     for device in [image, layer] {
         wait_for(device)?;
@@ -61,7 +61,7 @@ pub(super) fn assemble(image: &Path, layer: &Path) -> Result<OwnedFd, BootError>
     )?;
     let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
     let opened = open(LAYER, flags, Mode::empty()).map_err(cannot("open the layer"))?;
-    // The overlay keeps both file systems alive. Detached, they cannot be changed underneath it.
+    // The overlay keeps both file systems alive. Once they are detached, no program can change them underneath it.
     for dir in [LOWER, LAYER] {
         umount2(dir, MntFlags::MNT_DETACH).map_err(cannot(format!("detach {dir}")))?;
     }
@@ -70,8 +70,8 @@ pub(super) fn assemble(image: &Path, layer: &Path) -> Result<OwnedFd, BootError>
 
 /// Moves the new root to `/` and frees the initramfs's memory.
 ///
-/// The overlay is *moved* to `/` before chroot(2): in a process whose root is not that of its mount namespace, the
-/// kernel refuses to create user namespaces. This program's own file is deleted too; its pages stay until it ends.
+/// The overlay is *moved* to `/` before chroot(2): the kernel does not let a process create user namespaces if its root
+/// differs from that of its mount namespace. This program's own file is deleted too; its pages stay until it ends.
 pub(super) fn switch() -> Result<(), BootError> {
     for dir in ["/proc", "/sys", "/dev"] {
         // Mounted again in the new root.
@@ -88,8 +88,8 @@ pub(super) fn switch() -> Result<(), BootError> {
     Ok(())
 }
 
-/// Deletes everything below a directory that is on the given device. Failures are ignored: a file that stays only costs
-/// memory.
+/// Deletes everything in a directory, recursively, except entries that are on another device than `device`. Failures
+/// are ignored: a file that remains only costs memory.
 fn empty(mut dir: Dir, device: u64) {
     let mut names = Vec::new();
     for entry in dir.iter().filter_map(Result::ok) {

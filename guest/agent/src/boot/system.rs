@@ -1,5 +1,5 @@
-//! The environment of every root: kernel file systems, standard streams, signals, loopback, and the files that hold a
-//! clone's identity.
+//! The setup that every root needs, whoever mounted it: kernel file systems, standard streams, signals, loopback, and
+//! the files that hold a clone's identity.
 
 use std::{
     fs::{self, OpenOptions, Permissions},
@@ -27,12 +27,13 @@ use crate::{
     sys,
 };
 
-/// The directory of the identity files. It is on a tmpfs, so that a new identity copies no file into the layer.
+/// The directory of the identity files. It is on a tmpfs, so that writing a new identity copies no file up into the
+/// layer.
 const IDENTITY: &str = "/run/cube";
 /// The host name until the first `/init`.
 const FIRST_HOSTNAME: &str = "cube";
 
-/// mount(2). Empty `fstype` and `options` are passed as null.
+/// Calls mount(2). Empty `fstype` and `options` are passed as null.
 pub(super) fn mount(
     source: &str,
     target: &str,
@@ -52,7 +53,8 @@ pub(super) fn mount(
     })
 }
 
-/// Mounts a kernel file system. Creates a missing directory, and accepts an existing mount.
+/// Mounts a kernel file system. Creates the directory if it is missing. An existing mount there (`EBUSY`) is not an
+/// error.
 fn mount_kernel(
     fstype: &str,
     target: &str,
@@ -73,14 +75,14 @@ const QUIET: MsFlags = MsFlags::MS_NOSUID
     .union(MsFlags::MS_NODEV)
     .union(MsFlags::MS_NOEXEC);
 
-/// Mounts what loading modules and finding devices needs.
+/// Mounts the file systems that are needed to load modules and find devices.
 pub(super) fn mount_early() -> Result<(), BootError> {
     mount_kernel("proc", "/proc", QUIET, "")?;
     mount_kernel("sysfs", "/sys", QUIET, "")?;
     mount_kernel("devtmpfs", "/dev", MsFlags::MS_NOSUID, "mode=0755")
 }
 
-/// Mounts everything in the final root.
+/// Mounts all kernel file systems in the final root, and creates the usual links in /dev and the directory /run/lock.
 pub(super) fn mount_all() -> Result<(), BootError> {
     let nosuid = MsFlags::MS_NOSUID;
     let memory = nosuid | MsFlags::MS_NODEV;
@@ -109,14 +111,14 @@ pub(super) fn mount_all() -> Result<(), BootError> {
         .map_err(cannot("make /run/lock writable for all users"))
 }
 
-/// Opens standard streams on the console, or on /dev/null without a console. A kernel without a console starts PID 1
-/// without descriptors, and the first pipes of a process must not become 0, 1 and 2.
+/// Connects the standard streams to the console, or to /dev/null if there is none. Without a console the kernel starts
+/// PID 1 with no open descriptors, and the first pipes that the agent opens must not get the numbers 0, 1 and 2.
 pub(super) fn open_console() {
     let open = |path| OpenOptions::new().read(true).write(true).open(path);
     let Ok(stream) = open("/dev/console").or_else(|_| open("/dev/null")) else {
         return;
     };
-    // Only fatal errors are written there, and a failure here could not be reported.
+    // Only errors are written to these streams, and a failure here could not be reported.
     let _ = dup2_stdin(&stream)
         .and_then(|()| dup2_stdout(&stream))
         .and_then(|()| dup2_stderr(&stream));
@@ -151,7 +153,7 @@ pub(super) fn machine(layer: Option<OwnedFd>) -> Result<Machine, BootError> {
         envs: environment_file()?,
         random: open_for_writing("/dev/urandom")?,
     };
-    // The kernel's own file of the name is mounted there, so a new name needs no write.
+    // The kernel's own host name file is mounted over /etc/hostname, so a new name needs no write there.
     bind("/proc/sys/kernel/hostname", "/etc/hostname")?;
     Ok(Machine::new(files, layer))
 }
@@ -169,7 +171,7 @@ fn identity_file(name: &str, target: &str, content: &str) -> Result<fs::File, Bo
     open_for_writing(&path)
 }
 
-/// Creates the file of the environment, readable by root only: values may be secrets.
+/// Creates the file that holds the sandbox's environment. Only root may read it: values may be secrets.
 fn environment_file() -> Result<fs::File, BootError> {
     let path = format!("{IDENTITY}/envs");
     fs::write(&path, "").map_err(cannot(format!("write {path}")))?;

@@ -5,7 +5,7 @@ use transport::{After, Rest, http};
 
 use super::{core::Conn, envelope};
 
-/// Answers a unary call; `json` is its message.
+/// Answers a unary call; `json` is the response message.
 pub(crate) fn success(conn: &mut Conn, json: &[u8]) {
     match conn.call.write(json) {
         Ok(message) => conn.answer(200, conn.call.unary_type(), &message),
@@ -40,7 +40,7 @@ pub(crate) fn refuse_stream(conn: &mut Conn, error: ConnectError) {
     end_stream(conn, Some(error));
 }
 
-/// As [`refuse_stream`], although parts of the request are still to come.
+/// Like [`refuse_stream`], but before the whole request has been read. The connection is closed after the answer.
 #[cold]
 #[inline(never)]
 pub(crate) fn abort_stream(conn: &mut Conn, error: ConnectError) {

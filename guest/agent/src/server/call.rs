@@ -21,7 +21,7 @@ const COMPRESSED: &str = "compression is not offered";
 const STREAM_TYPE: &str =
     "the content type must be application/connect+json or application/connect+proto";
 
-/// Reads the message of a unary call as JSON. `None` if the call has been answered with an error.
+/// Converts the request message of a unary call to JSON. Returns `None` after answering with an error.
 pub(crate) fn begin_unary<'a>(
     conn: &mut Conn,
     head: &Head,
@@ -52,8 +52,8 @@ pub(crate) fn end_unary(conn: &mut Conn, answered: Result<Option<Vec<u8>>, Conne
     }
 }
 
-/// Reads the only message of a call that is answered with a stream as JSON. `None` if the call has been answered with
-/// an error.
+/// Converts the request message of a call with a streamed answer to JSON; it must be the only one. Returns `None` after
+/// answering with an error.
 pub(crate) fn begin_stream<'a>(
     conn: &mut Conn,
     head: &Head,
@@ -69,7 +69,7 @@ pub(crate) fn begin_stream<'a>(
         .ok()
 }
 
-/// Accepts a call whose request is a stream that has yet to come; false if the call has been refused.
+/// Accepts a call whose request is a stream, before that stream is read. Returns false after refusing the call.
 pub(crate) fn begin_request_stream(conn: &mut Conn, head: &Head) -> bool {
     let Some(codec) = Codec::of_stream(head) else {
         conn.refuse(415, STREAM_TYPE);
@@ -97,7 +97,7 @@ pub(crate) fn unknown(conn: &mut Conn, head: &Head) {
     answer::failure(conn, &error);
 }
 
-/// The message of a request that must consist of exactly one.
+/// The message of a request that must consist of exactly one message.
 fn only_frame<'a>(head: &Head, body: &'a [u8]) -> Result<&'a [u8], ConnectError> {
     if !head.fields.encoding.is_empty() {
         return error(Unimplemented, COMPRESSED);

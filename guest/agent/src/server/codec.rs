@@ -1,7 +1,8 @@
 //! The encoding of a call's messages: JSON, or binary Protobuf.
 //!
-//! Handlers read and write JSON. Messages of binary clients are converted here, and output of processes in
-//! [`super::process::events`]; errors are always JSON (Connect protocol reference, "Error end-stream").
+//! Handlers read and write JSON. Binary messages are converted here, except for process output, which
+//! [`super::process::events`] encodes directly; errors are always JSON (Connect protocol reference, "Error
+//! end-stream").
 
 use std::borrow::Cow;
 
@@ -29,7 +30,7 @@ pub(crate) enum Codec {
 }
 
 impl Codec {
-    /// The codec of a unary call; `None` for another content type.
+    /// The codec of a unary call; `None` for any other content type, and for binary messages of an unknown method.
     pub(crate) fn of_unary(head: &Head) -> Option<Self> {
         match head.fields.content_type.split(';').next().map(str::trim) {
             Some(JSON) => Some(Self::Json),
@@ -38,7 +39,7 @@ impl Codec {
         }
     }
 
-    /// The codec of a stream; `None` for another content type.
+    /// The codec of a stream; `None` for any other content type, and for binary messages of an unknown method.
     pub(crate) fn of_stream(head: &Head) -> Option<Self> {
         match head.fields.content_type.as_str() {
             CONNECT_JSON => Some(Self::Json),

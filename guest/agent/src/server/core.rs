@@ -62,9 +62,9 @@ pub(crate) struct Settings {
 pub(crate) enum Source {
     Signals,
     Stdin,
-    /// [`Process::outputs`] 0.
+    /// Index 0 of [`Process::outputs`]: standard output or the terminal.
     Stdout,
-    /// [`Process::outputs`] 1.
+    /// Index 1 of [`Process::outputs`]: standard error.
     Stderr,
     Watch,
 }
@@ -96,7 +96,8 @@ pub(crate) enum Job {
 }
 
 impl Core {
-    /// Blocks the signals that the server reads from a descriptor, and adopts orphans.
+    /// Creates the state. Also blocks the signals that the server reads from a descriptor, adopts orphans, and raises
+    /// the limit on descriptors.
     pub(crate) fn new(duties: Duties) -> Result<Self, ServerError> {
         let cannot = ServerError::cannot;
         let mut mask = SigSet::empty();
@@ -140,7 +141,8 @@ impl Core {
     }
 }
 
-/// Largest number of descriptors of the server and of processes that ask for it, if the system allows it.
+/// The hard limit on descriptors that the server, as root, sets for itself and its processes, unless the current one is
+/// higher.
 const FILES: u64 = 1 << 19;
 
 /// Raises the limit of descriptors to the maximum. Returns the soft and hard limit for processes: the former soft

@@ -5,7 +5,7 @@ use transport::http;
 
 use super::codec::Codec;
 
-/// Appends a chunk with one envelope around `len` bytes that `body` appends.
+/// Appends a chunk that contains one envelope. `body` must append its content, which must have exactly `len` bytes.
 pub(crate) fn push_frame(
     out: &mut Vec<u8>,
     flags: u8,
@@ -23,7 +23,7 @@ pub(crate) fn push_frame(
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends a message in the stream's codec.
+/// Converts a JSON message to the stream's codec and appends it.
 pub(crate) fn push_json(out: &mut Vec<u8>, codec: Codec, json: &[u8]) {
     let message = codec.write(json);
     debug_assert!(message.is_ok(), "{}", String::from_utf8_lossy(json));
@@ -31,7 +31,7 @@ pub(crate) fn push_json(out: &mut Vec<u8>, codec: Codec, json: &[u8]) {
     push_frame(out, 0, message.len(), |out| out.extend_from_slice(&message));
 }
 
-/// Ends the stream, with an error if one is given, and the body.
+/// Appends the end-of-stream message, with the error if one is given, and ends the chunked body.
 pub(crate) fn push_end_stream(out: &mut Vec<u8>, error: Option<ConnectError>) {
     let json = serde_json::to_vec(&EndStream { error }).unwrap_or_default();
     push_frame(out, frame::END_STREAM, json.len(), |out| {

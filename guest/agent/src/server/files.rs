@@ -1,8 +1,8 @@
 //! `GET` and `POST /files`: whole files and parts of them, as bytes, gzip or forms.
 //!
-//! As in envd, everything is done as root and given to the user who was named: that user's permissions are not checked.
-//! Only regular files are opened, and without blocking: a FIFO or a device must not block the only thread. (A file
-//! system whose server hangs, such as FUSE, still can.)
+//! As in envd, the agent reads and writes as root and gives the files that it writes to the requested user: that user's
+//! permissions are not checked. Only regular files are served, and paths are opened without blocking: a FIFO or a
+//! device must not block the only thread. (A file system whose server hangs, such as FUSE, still can.)
 
 mod download;
 pub(crate) mod failure;
@@ -32,10 +32,11 @@ use failure::FileError;
 use signature::Operation;
 pub(crate) use upload::Upload;
 
-/// Authorizes a request for a file: it carries the access token, or a signed link.
+/// Authorizes a request for a file, which must carry the access token or a signature. If the sandbox has no access
+/// token, every request is authorized.
 ///
 /// # Errors
-/// Returns the message of a 401.
+/// Returns the message of the 401 answer.
 #[cold]
 #[inline(never)]
 pub(crate) fn admit(core: &Core, head: &Head) -> Result<(), &'static str> {
@@ -81,10 +82,10 @@ pub(crate) fn read(core: &mut Core, conn: &mut Conn, head: &Head) {
     }
 }
 
-/// Begins `POST /files`, whose body has yet to come.
+/// Begins `POST /files`, before its body is read.
 ///
 /// # Errors
-/// Returns the answer if the request cannot be served.
+/// Returns the error answer if the request cannot be served.
 #[cold]
 #[inline(never)]
 pub(crate) fn write(core: &mut Core, head: &Head) -> Result<Upload, FileError> {

@@ -1,9 +1,9 @@
 //! `filesystem.Filesystem`: listing, creating, moving, removing and watching.
 //!
-//! As with `/files`, everything is done as root, and created entries belong to the user who was named. Answers repeat
-//! the path of the request: links in it are not resolved.
+//! As with `/files`, the agent works as root, and created entries belong to the requested user. Paths in answers begin
+//! with the path of the request, in which links are not resolved.
 //!
-//! [`entry`] describes what is at a path; [`tasks`] is long work that is done in turns.
+//! [`entry`] describes what is at a path; [`tasks`] does long work in turns.
 
 pub(crate) mod entry;
 pub(crate) mod failure;
@@ -44,7 +44,7 @@ pub(crate) fn unary(core: &mut Core, conn: &mut Conn, method: Method, head: &Hea
     }
 }
 
-/// The answer of a call; `None` if a [`Task`] has begun that will answer.
+/// The answer to a call; `None` if a [`Task`] that will answer it has begun.
 fn answer_call(
     core: &mut Core,
     conn: &mut Conn,
@@ -116,7 +116,7 @@ fn make_dir(
     describe(core, &path)
 }
 
-/// As [`explain`], but a file in a parent's place is an invalid argument.
+/// Like [`explain`], but a file in a parent's place is an invalid argument.
 fn no_parent(path: &Path, failed: &io::Error) -> ConnectError {
     match failed.kind() {
         io::ErrorKind::NotADirectory => {

@@ -1,4 +1,4 @@
-//! Parsers of requests on arbitrary bytes.
+//! Runs the request parsers on arbitrary bytes.
 
 use api_types::envd::{
     BadRequest, CloseStdinRequest, ConnectRequest, Decoded, Framing, InitRequest, ListDirRequest,
@@ -18,7 +18,7 @@ use super::{
 /// Chooses a parser by the first byte and runs it on the others.
 ///
 /// # Panics
-/// Panics if an assertion of a parser's checks fails.
+/// Panics if the result of a parser violates an assertion.
 pub(crate) fn agent(bytes: &[u8]) {
     let [choice, piece, bytes @ ..] = bytes else {
         return;

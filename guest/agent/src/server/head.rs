@@ -20,11 +20,11 @@ pub(crate) struct AgentFields {
     /// `Content-Encoding` or `Connect-Content-Encoding`; empty for `identity`.
     pub(crate) encoding: String,
     pub(crate) access_token: String,
-    /// The user of `Authorization: Basic`.
+    /// The user of `Authorization: Basic`; `None` if absent or malformed.
     pub(crate) user: Option<String>,
     /// `Connect-Timeout-Ms`; `None` if absent or zero.
     pub(crate) timeout: Option<Duration>,
-    /// `Keepalive-Ping-Interval`; `None` if absent or zero.
+    /// `Keepalive-Ping-Interval`, which is in seconds; `None` if absent, malformed or zero.
     pub(crate) keepalive: Option<Duration>,
     /// Headers that matter only for [`FILES`]; `None` for other paths.
     pub(crate) file: Option<Box<FileHead>>,

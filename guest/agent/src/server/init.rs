@@ -5,7 +5,8 @@ use api_types::envd::InitRequest;
 use super::core::{Conn, Core};
 use crate::identity::IdentityError;
 
-/// Applies the identity, then the settings. A setting that the request leaves out keeps its value.
+/// Applies the identity, then the settings. A setting that the request leaves out keeps its value, as do the variables
+/// if `env_vars` is empty.
 #[inline(never)]
 pub(crate) fn init(core: &mut Core, conn: &mut Conn, body: &[u8]) {
     let request: InitRequest =

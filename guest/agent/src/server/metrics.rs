@@ -8,7 +8,8 @@ use std::{
 use api_types::envd::Metrics;
 use nix::sys::statvfs::{Statvfs, statvfs};
 
-/// Holds the processor times of the previous answer.
+/// Measures processor use between answers: holds the times of the previous answer, or zeros before the first, which
+/// therefore covers the time since boot.
 #[derive(Default)]
 pub(crate) struct Meter {
     last: CpuTimes,
@@ -54,7 +55,7 @@ fn memory(meminfo: &str, name: &str) -> u64 {
     values.next().unwrap_or(0).saturating_mul(1024)
 }
 
-/// Percent with two decimals.
+/// `part` in percent of `whole`, at most 100, rounded down to two decimals; 0 if `whole` is 0.
 fn percent(part: u64, whole: u64) -> f32 {
     let hundredths = part
         .saturating_mul(10_000)

@@ -79,7 +79,7 @@ pub(crate) fn stream(
         return;
     };
     let (process, deadline) = match method {
-        // The timeout is that of the process.
+        // The timeout applies to the process.
         ProcessStream::Start => {
             let request = message::read(&body);
             (
@@ -87,7 +87,7 @@ pub(crate) fn stream(
                 None,
             )
         }
-        // The timeout is that of the stream.
+        // The timeout applies to the stream.
         ProcessStream::Connect => {
             let request = message::read(&body);
             let timeout = head.fields.timeout;

@@ -5,7 +5,7 @@
 //!     └──────────── accepts ─────────────┴──► 200, then bytes both ways until both have ended
 //! ```
 //! Either side may close first: the close is passed on and the other direction continues. At most one piece is read
-//! ahead in each direction, so a slow side stops the fast one by its full socket. Only loopback can be reached: a
+//! ahead in each direction, so a slow side stops the fast one, whose socket fills up. Only loopback can be reached: a
 //! tunnel must not bypass the sandbox's network policy.
 
 use std::{
@@ -70,7 +70,7 @@ enum Family {
 enum BadTarget {
     /// Not of the form `host:port`.
     Malformed,
-    /// Another host.
+    /// A host other than the guest's loopback.
     Forbidden,
 }
 
@@ -116,7 +116,7 @@ fn dial(core: &mut Core, key: Key, conn: &mut Conn, port: u16, family: Family) {
     }
 }
 
-/// The port has refused on one address family: tries the other one, then answers 502.
+/// Called when the port cannot be reached on one address family. Tries IPv6 after IPv4, and answers 502 after IPv6.
 fn retry(core: &mut Core, key: Key, conn: &mut Conn, port: u16, family: Family) {
     match family {
         Family::V4 => dial(core, key, conn, port, Family::V6),
@@ -170,7 +170,7 @@ impl Exchange<Core> for Tunnel {
         }
     }
 
-    /// The port has not accepted in time.
+    /// Answers 504, because the port has not accepted the connection in time.
     #[cold]
     fn expire(&mut self, _: &mut Core, _: Key, conn: &mut Conn, _: Instant) -> Result<(), Gone> {
         conn.refuse(504, "the port did not accept the connection in time");

@@ -5,8 +5,8 @@
 //! kernel's queue ─► Tree ─► stream: one message each, as long as the connection has room
 //!                       └─► watcher: collected until they are fetched, up to a limit
 //! ```
-//! While a stream has no room, changes stay in the kernel's queue. If that queue or a watcher's limit overflows, the
-//! caller gets an error instead of an incomplete list.
+//! While a stream has no room, changes stay in the kernel's queue. If that queue overflows or a watcher exceeds its
+//! limit, the caller gets an error instead of an incomplete list.
 
 mod network;
 pub(crate) mod stream;
@@ -37,14 +37,16 @@ use network::is_on_network;
 use tree::{Reach, Tree};
 use watcher::{Detail, Queue, Sink, Watcher, failure};
 
-/// Streams and watchers at once. Each is an inotify instance, of which a user has 128 by default.
+/// Largest number of streams and watchers together. Each needs an inotify instance, of which a user may have 128 by
+/// default.
 const MAX_WATCHERS: usize = 64;
 /// A watcher whose changes were not fetched for this long may be removed to make room for another.
 const ABANDONED: Duration = Duration::from_secs(600);
-/// Turns that empty the kernel's queue: it holds 16384 events by default, and a turn reads at least 16 times 15.
+/// Number of turns that is certain to empty the kernel's queue. It holds 16384 events by default; a turn makes up to 16
+/// reads ([`transport::ROUNDS`]), and a read gets at least 15 events while the queue has them.
 const DRAIN: usize = 128;
 
-/// The kernel's queue of a watcher has changes.
+/// Called when the kernel's queue of a watcher has changes.
 pub(crate) fn ready(core: &mut Core, key: Key) {
     if let Some(watcher) = core.watchers.get_mut(key) {
         watcher.readable = true;
@@ -111,7 +113,7 @@ fn make_room(core: &mut Core, now: Instant) -> Result<(), ConnectError> {
     }
 }
 
-/// The watcher whose changes were fetched longest ago, if that is at least [`ABANDONED`].
+/// The watcher whose changes were fetched longest ago, if that was at least [`ABANDONED`] ago.
 fn abandoned(asked: impl Iterator<Item = (Key, Instant)>, now: Instant) -> Option<Key> {
     let (key, at) = asked.min_by_key(|(_, at)| *at)?;
     (now.saturating_duration_since(at) >= ABANDONED).then_some(key)
@@ -166,7 +168,7 @@ fn find(watchers: &Slots<Watcher>, id: &str) -> Result<Key, ConnectError> {
     }
 }
 
-/// `GetWatcherEvents`: the changes until now.
+/// `GetWatcherEvents`: the changes since they were last fetched.
 pub(crate) fn events(
     core: &mut Core,
     request: &WatcherRequest,

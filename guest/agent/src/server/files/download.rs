@@ -20,7 +20,7 @@ use super::{
     range::{self, Coding, Wanted},
 };
 
-/// Above this many unsent bytes no more of the file is read.
+/// While a connection has at least this many unsent bytes, no more of the file is read.
 const HIGH_WATER: usize = 64 << 10;
 
 /// A file that is being sent.
@@ -43,7 +43,7 @@ pub(crate) enum Opened {
         /// Header lines, each ended by CRLF.
         lines: String,
     },
-    /// The requested range is beyond the end of the file, which has `size` bytes.
+    /// The requested range is empty or beyond the end of the file, which has `size` bytes.
     Unsatisfiable { size: u64 },
 }
 
@@ -101,8 +101,8 @@ impl Download {
         })
     }
 
-    /// Reads the next bytes into `scratch`; zero at the end. After an error the connection is closed, because the head
-    /// has been sent.
+    /// Reads the next bytes into `scratch`. Returns their number, which is zero at the end. After an error the caller
+    /// must close the connection, because the head has already been sent.
     fn read(&mut self, scratch: &mut [u8]) -> io::Result<usize> {
         let most = self.left.map_or(usize::MAX, |left| {
             usize::try_from(left).unwrap_or(usize::MAX)
@@ -124,7 +124,7 @@ impl Download {
     }
 }
 
-/// Sends the head of the answer. The body follows as the connection has room.
+/// Queues the head of the answer and begins to send the file. Answers 416 if the range cannot be satisfied.
 pub(crate) fn begin(conn: &mut Conn, opened: Opened) {
     const RAW: &str = "application/octet-stream";
     let (download, status, lines) = match opened {

@@ -1,4 +1,4 @@
-//! Parsers of requests for files on arbitrary bytes.
+//! Runs the parsers of file requests on arbitrary bytes.
 
 use super::{
     media_type::{MediaType, content_disposition},
@@ -9,10 +9,10 @@ use super::{
     signature::{self, Operation},
 };
 
-/// Reads a form, whose first line is the boundary.
+/// Parses a form in pieces of `piece` bytes, and in one piece. The first line of `bytes` is the boundary.
 ///
 /// # Panics
-/// Panics if the parts depend on the pieces in which the form arrives.
+/// Panics if the two results differ.
 pub(crate) fn form(bytes: &[u8], piece: usize) {
     let end = bytes.iter().position(|byte| *byte == b'\n');
     let (boundary, body) = bytes.split_at(end.unwrap_or(0));
@@ -56,7 +56,7 @@ fn read_form(boundary: &str, body: &[u8], piece: usize) -> (Vec<Part>, Result<()
     (parts, reader.finish())
 }
 
-/// Reads the text as values of headers and queries.
+/// Parses the text as each kind of header value and as a query.
 ///
 /// # Panics
 /// Panics if an assertion below fails.

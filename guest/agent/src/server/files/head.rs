@@ -9,7 +9,7 @@ pub(crate) struct FileHead {
     pub(super) range: Option<String>,
     /// `If-Range` was sent. The agent has no validators, so the range never matches and the whole file is sent.
     pub(super) if_range: bool,
-    /// Headers with the prefix `X-Metadata-`, without it; keys in lower case.
+    /// Values of the headers `X-Metadata-KEY`, by KEY in lower case.
     pub(super) metadata: Metadata,
 }
 

@@ -1,6 +1,6 @@
 //! Metadata that callers attach to files, stored as extended attributes with the prefix `user.e2b.`.
 //!
-//! Any program in the guest may set such attributes too, so reading is bounded and skips values that are not text.
+//! Any program in the guest may set such attributes too, so reading is bounded and skips values that are not UTF-8.
 
 use std::{collections::BTreeMap, fs::File, io, path::Path};
 
@@ -8,11 +8,11 @@ use rustix::{fs as sys, io::Errno};
 
 /// Prefix of each key.
 const PREFIX: &str = "user.e2b.";
-/// Longest name of an attribute with its prefix (xattr(7)).
+/// Longest name of an attribute in bytes, including its prefix (xattr(7)).
 const MAX_NAME: usize = 255;
 /// Largest total of names and values in bytes: one block of ext4.
 const MAX_TOTAL: usize = 4096;
-/// Largest total of names and values that is read of a file; the rest is skipped.
+/// Largest total size in bytes of the names and values that are read from a file; the rest is skipped.
 const MAX_READ: usize = 64 << 10;
 
 /// Metadata: keys and values.
@@ -21,7 +21,7 @@ pub(crate) type Metadata = BTreeMap<String, String>;
 /// Checks whether a file can carry the metadata.
 ///
 /// # Errors
-/// Returns a message that names the invalid key.
+/// Returns a message that names the invalid key, or the total size if that is too large.
 pub(crate) fn check(metadata: &Metadata) -> Result<(), String> {
     let printable = |text: &str| text.bytes().all(|b| (0x20..0x7f).contains(&b));
     let mut total = 0;
@@ -72,7 +72,7 @@ pub(crate) fn read(path: &Path) -> Metadata {
     metadata
 }
 
-/// The keys in a list of attribute names, each ended by a zero byte: names with the prefix that are text.
+/// The names that begin with [`PREFIX`] and are UTF-8, in a list of attribute names that each end with a zero byte.
 fn ours(names: &[u8]) -> impl Iterator<Item = &str> {
     let names = names.split(|b| *b == 0);
     let names = names.filter_map(|name| std::str::from_utf8(name).ok());
@@ -82,7 +82,7 @@ fn ours(names: &[u8]) -> impl Iterator<Item = &str> {
 /// Replaces the metadata of a file. Does nothing on a file system without extended attributes.
 ///
 /// # Errors
-/// Returns the error of the system call; `ENOSPC` if the metadata does not fit.
+/// Returns an error if a system call fails, for example with `ENOSPC` if the metadata does not fit.
 pub(crate) fn replace(file: &File, metadata: &Metadata) -> io::Result<()> {
     let mut names = vec![0; MAX_READ];
     let len = match sys::flistxattr(file, &mut names[..]) {

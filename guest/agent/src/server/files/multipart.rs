@@ -5,8 +5,8 @@
 //! Skip ─ delimiter line ─► Head ─ empty line ─► Data ─ delimiter line ─► Head …
 //!   └─ closing delimiter ─► Epilogue ◄─ closing delimiter ─┘
 //! ```
-//! A delimiter is CRLF, two hyphens and the boundary; the stream is read as if a CRLF preceded it. A delimiter contains
-//! only one carriage return, so a failed match cannot contain the beginning of another one.
+//! A delimiter is CRLF, two hyphens and the boundary; the body is parsed as if a CRLF preceded it. A delimiter contains
+//! only one carriage return, so no other delimiter can begin within a match that fails.
 
 use super::media_type::MediaType;
 
@@ -16,7 +16,7 @@ const MAX_HEAD: usize = 8 << 10;
 const MAX_HEADERS: usize = 16;
 /// Longest boundary (RFC 2046, 5.1.1).
 const MAX_BOUNDARY: usize = 70;
-/// Longest rest of a delimiter's line, which clients leave empty.
+/// Longest padding after the boundary in a delimiter's line, in bytes. Clients send none.
 const MAX_LINE: usize = 64;
 
 /// The body is not a form, or exceeds a limit.
@@ -67,7 +67,7 @@ enum State {
 /// The reader.
 pub(crate) struct Multipart {
     delimiter: Vec<u8>,
-    /// Matched bytes of a delimiter.
+    /// Number of bytes of a delimiter that have been matched.
     matched: usize,
     /// Bytes after a complete delimiter, up to the end of its line.
     line: Vec<u8>,
@@ -80,7 +80,7 @@ pub(crate) struct Multipart {
 /// The result of a search for a delimiter.
 enum Found<'a> {
     Data(&'a [u8]),
-    /// The matched beginning of a delimiter is data.
+    /// What looked like a delimiter is data: that many of its first bytes.
     Prefix(usize),
     /// What looked like a delimiter is data; it is in `spilled`.
     Spilled,
@@ -176,8 +176,8 @@ impl Multipart {
         self.read_line(input)
     }
 
-    /// Reads the rest of a delimiter's line. Anything but hyphens, or blanks and CRLF, turns the delimiter into data:
-    /// the boundary was the beginning of a longer word.
+    /// Reads the rest of a delimiter's line. Unless it is two hyphens, or optional blanks and CRLF, the delimiter
+    /// counts as data: the boundary was only the beginning of a longer word.
     fn read_line(&mut self, input: &mut &[u8]) -> Found<'static> {
         while let Some((byte, rest)) = input.split_first() {
             let fits = match (self.line.as_slice(), byte) {

@@ -1,4 +1,4 @@
-//! Directories and files that belong to the user who was named.
+//! The ownership of directories and files that the agent creates for a user.
 
 use std::{
     fs::{self, DirBuilder},
@@ -9,7 +9,8 @@ use std::{
 
 use crate::users::User;
 
-/// Creates a directory and its missing parents, all owned by the user.
+/// Creates a directory and its missing parents, and gives them to the user if [`gives_away`]. Existing directories keep
+/// their owners.
 pub(crate) fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
     let mut missing = Vec::new();
     for dir in path.ancestors() {
@@ -32,7 +33,8 @@ pub(crate) fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether created files are given to the user. Without root the agent can do so only for itself.
+/// Whether created files and directories are given to the user. An agent without root can do so only if it runs as that
+/// user; otherwise they belong to the agent's own user.
 pub(crate) fn gives_away(user: &User) -> bool {
     let me = nix::unistd::geteuid();
     me.is_root() || me.as_raw() == user.credentials.uid

@@ -4,8 +4,9 @@ use std::path::{Component, Path, PathBuf};
 
 use super::failure::FileError;
 
-/// Resolves a caller's path to an absolute one: relative paths and `~` start in the home directory, an empty path is
-/// `workdir`. `..` in an absolute path is left to the kernel, which follows links first.
+/// Resolves a caller's path to an absolute one. Relative paths and `~` start in the home directory; an empty path means
+/// `workdir`, or the home directory if that is empty too. In a relative path, `..` is removed as text; in any other
+/// path it is left to the kernel, which follows links first.
 ///
 /// # Errors
 /// Returns status 400 if the path has a zero byte or names another user's home (`~name`).

@@ -3,11 +3,11 @@
 /// The part of a file that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// The whole file: there is no range, or an unsupported one (several ranges, other units).
+    /// The whole file: there is no range, or it is malformed or unsupported (several ranges, other units).
     Whole,
     /// These bytes.
     Part { start: u64, len: u64 },
-    /// Bytes beyond the end of the file.
+    /// The range contains no byte of the file.
     Unsatisfiable,
 }
 

@@ -23,8 +23,8 @@ impl Operation {
     }
 }
 
-/// Authorizes a request for a file if `token` is set (not empty). `given` is the token of the request, empty if it has
-/// none; `now` is in seconds since 1970.
+/// Authorizes a request for a file. `token` is the sandbox's access token and must not be empty. `given` is the token
+/// in the request, empty if there is none; if it is wrong, a signature does not help. `now` is in seconds since 1970.
 ///
 /// # Errors
 /// Returns the message of a 401, which clients compare.

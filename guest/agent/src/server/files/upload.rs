@@ -32,7 +32,7 @@ const MAX_FILES: usize = 16 << 10;
 
 /// The parameters of an upload.
 pub(crate) struct Plan {
-    /// The path of the query; without it, a form names its files.
+    /// The `path` of the query. If it is `None`, the file names in a form are used as paths.
     pub(super) path: Option<String>,
     pub(super) workdir: String,
     pub(super) user: User,
@@ -119,7 +119,7 @@ impl Sink<Core> for Upload {
     }
 }
 
-/// The error of the destination, or that of the decoder.
+/// Converts a failed decompression to the answer: the destination's own error if it has failed, otherwise a 400.
 fn decoding_failed(error: io::Error) -> FileError {
     let message = format!("error decompressing request body: {error}");
     let inner = error.into_inner();
@@ -136,7 +136,7 @@ impl Content {
                 let reader = Multipart::new(&boundary);
                 Form::Multipart(Box::new(reader.map_err(|e| bad_form(&e))?))
             }
-            // A body without a content type cannot be a form.
+            // A body without a content type is taken as raw bytes.
             "" | "application/octet-stream" => match &plan.path {
                 Some(path) => Form::Raw(resolve(path, &plan.workdir, &plan.user.home)?),
                 None => {
@@ -260,7 +260,8 @@ fn write(open: &mut Option<OpenFile>, bytes: &[u8]) -> Result<(), FileError> {
 }
 
 impl OpenFile {
-    /// Creates missing parents and the file, owned by the user, and truncates it.
+    /// Opens a file and truncates it, after creating it and its missing parents if necessary. Gives the file and the
+    /// new parents to the user.
     fn open(path: &Path, user: &User) -> Result<Self, FileError> {
         let failed = |error| FileError::of(path, &error);
         if let Some(parent) = path.parent() {

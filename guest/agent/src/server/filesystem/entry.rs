@@ -31,7 +31,8 @@ impl Names {
     }
 }
 
-/// Describes what is at `path`, under the name `shown`. The flag says whether it is a directory, not a link to one.
+/// Describes the entry at `path`, with `shown` as its path in the answer. The flag is true for a directory, but not for
+/// a link to one.
 pub(crate) fn entry(
     path: &Path,
     shown: &Path,
@@ -44,7 +45,7 @@ pub(crate) fn entry(
         let target = fs::canonicalize(path);
         let target = target.as_deref().unwrap_or(path);
         symlink_target = Some(target.to_string_lossy().into_owned());
-        // A dangling link has neither.
+        // A dangling link has neither type nor mode.
         (kind, mode) = fs::metadata(path).map_or((FileType::Unspecified, 0), |target| {
             (self::kind(&target), bits(&target))
         });

@@ -11,9 +11,9 @@ use super::{
 };
 use crate::users::UserDb;
 
-/// Bytes of memory that a listing may take, including names that are not yet examined.
+/// Largest estimated memory of a listing in bytes, including names that are not yet examined.
 const MAX_WEIGHT: usize = 24 << 20;
-/// Bytes of memory of an entry and of a name without their texts.
+/// Estimated memory of an entry and of a name in bytes, without their texts.
 const ENTRY: usize = 256;
 const NAME: usize = 48;
 
@@ -72,7 +72,7 @@ impl Listing {
             let (path, shown) = (dir.path.join(&name), dir.shown.join(&name));
             let (entry, is_dir) = match entry(&path, &shown, &mut self.names, users) {
                 Ok(found) => found,
-                // Removed in the meantime.
+                // The entry was removed after its name was read.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 Err(e) => return Err(explain(&shown, &e)),
             };

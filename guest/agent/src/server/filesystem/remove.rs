@@ -26,7 +26,7 @@ const MAX_DEPTH: usize = 512;
 pub(crate) struct Removal {
     /// The requested path, for errors.
     path: PathBuf,
-    /// Directories being emptied, each inside the one before. The first is the parent of the path, from which only the
+    /// Directories being emptied, each inside its predecessor. The first is the parent of the path, from which only the
     /// path's own name is removed.
     open: Vec<OpenDir>,
 }
@@ -90,7 +90,8 @@ impl Removal {
             top.names = read(&mut top.dir)?;
         }
         if top.names.is_empty() {
-            // The directory is its parent's next name. If it has new entries by then, it is entered again.
+            // The directory's name is still the next one in its parent's list, so the next step removes it. If it has
+            // new entries by then, it is entered again.
             self.open.pop();
         }
         Ok(false)
@@ -120,7 +121,8 @@ impl Removal {
     }
 }
 
-/// Reads names from the start of a directory; those read before have been removed.
+/// Reads at most [`BATCH`] names from the start of a directory. The names that earlier calls returned have been removed
+/// by then.
 fn read(dir: &mut Dir) -> Result<Vec<CString>, Errno> {
     let mut names = Vec::new();
     for entry in dir.iter().take(BATCH) {
@@ -141,7 +143,7 @@ fn unlink(dir: &Dir, name: &CString) -> Result<bool, Errno> {
     }
     match unlinkat(dir, name.as_c_str(), UnlinkatFlags::RemoveDir) {
         Ok(()) | Err(Errno::ENOENT) => Ok(true),
-        // Not empty, or no directory any more: the caller tries to enter it, and then again to unlink it.
+        // Not empty, or no longer a directory: the caller tries to enter it, and then to unlink it again.
         Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOTDIR) => Ok(false),
         Err(errno) => Err(errno),
     }

@@ -41,15 +41,16 @@ pub(crate) struct Process {
     pub(crate) starter: Key,
     /// When it is killed; `None` without a timeout.
     pub(crate) deadline: Option<Instant>,
-    /// It was sent SIGKILL or SIGTERM: descendants that hold its pipes open are not waited for.
+    /// It was sent SIGKILL or SIGTERM, or had a terminal when it was reaped: descendants that hold its outputs open are
+    /// not waited for.
     pub(crate) cut: bool,
     /// Its exit status, once reaped.
     pub(crate) status: Option<EndEvent>,
-    /// When it had been reaped and its output had been read.
+    /// When its end was reported, after it had been reaped and its output was complete.
     pub(crate) ended: Option<Instant>,
 }
 
-/// The writing end of a standard input.
+/// The agent's end of a standard input, and the bytes to be written to it.
 pub(crate) struct Stdin {
     pub(crate) fd: Option<OwnedFd>,
     pub(crate) writable: bool,
@@ -58,14 +59,14 @@ pub(crate) struct Stdin {
     pub(crate) queue: VecDeque<Input>,
 }
 
-/// Bytes of one message.
+/// The bytes of one message, and the connection that sent it. The first `written` bytes have been written.
 pub(crate) struct Input {
     pub(crate) conn: Key,
     pub(crate) bytes: Vec<u8>,
     pub(crate) written: usize,
 }
 
-/// The reading end of an output.
+/// The agent's end of an output.
 pub(crate) struct Output {
     pub(crate) pipe: Pipe,
     /// `None` after end-of-file.
@@ -74,7 +75,7 @@ pub(crate) struct Output {
 }
 
 impl Process {
-    /// Sends a signal to its process group.
+    /// Sends a signal to its process group. Does nothing once it has been reaped.
     pub(crate) fn signal(&mut self, signal: Signal) -> Result<(), Errno> {
         if matches!(signal, Signal::SIGKILL | Signal::SIGTERM) {
             self.cut = true;
@@ -97,8 +98,8 @@ impl Process {
         terminal.and_then(|output| output.fd.as_ref())
     }
 
-    /// Records its exit status. Bytes that are in the pipes now are still sent. Descendants that hold its terminal got
-    /// SIGHUP and are not waited for.
+    /// Records its exit status. Bytes that are already in the pipes are still sent. Descendants that hold its terminal
+    /// got SIGHUP and are not waited for.
     pub(crate) fn reaped(&mut self, status: EndEvent) {
         self.status = Some(status);
         self.cut |= self.has_terminal();
@@ -107,12 +108,13 @@ impl Process {
         }
     }
 
-    /// Whether it can be signalled and followed.
+    /// Whether its end has not been reported yet, so that it can still be followed.
     pub(crate) fn is_running(&self) -> bool {
         self.ended.is_none()
     }
 
-    /// Reads one piece of output into `scratch`: its stream and its length.
+    /// Reads one piece of output into `scratch`. Returns the stream and the length of the piece; `None` if there is
+    /// nothing to read.
     pub(crate) fn read(&mut self, scratch: &mut [u8]) -> Option<(Pipe, usize)> {
         self.outputs
             .iter_mut()
@@ -162,7 +164,8 @@ impl Output {
                 // A terminal returns EIO once its other end is closed.
                 Err(_) => self.fd = None,
             }
-            // One read empties a pipe; a terminal returns a line or 4 KiB.
+            // One read of a pipe returns all that it holds, up to `most`; one read of a terminal returns at most a line
+            // or 4 KiB.
             if len > 0 && self.pipe != Pipe::Pty {
                 break;
             }
@@ -171,11 +174,11 @@ impl Output {
     }
 }
 
-/// The fate of a connection's input.
+/// The outcome of a connection's input.
 pub(crate) enum Written {
     /// All bytes are in the pipe.
     Done(Key),
-    /// The pipe has no reader.
+    /// The pipe has no reader, or the agent has closed its end.
     Broken(Key),
 }
 
@@ -189,7 +192,8 @@ impl Stdin {
         }
     }
 
-    /// Writes until one input is done or the pipe is full; `None` if nothing is done.
+    /// Writes until one input is finished or the pipe is full. Returns the outcome of the finished input; `None` if
+    /// none is finished.
     pub(crate) fn write(&mut self) -> Option<Written> {
         while let Some(input) = self.queue.front_mut() {
             let conn = input.conn;

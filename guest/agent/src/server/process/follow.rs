@@ -18,9 +18,9 @@ use super::{
     events, input,
 };
 
-/// Above this many unsent bytes no more output is read for a connection.
+/// While a connection has at least this many unsent bytes, no more output is read for it.
 pub(crate) const HIGH_WATER: usize = 64 << 10;
-/// Interval of keepalive messages on a silent stream if the caller names none.
+/// Interval of keepalive messages on a stream if the caller requests none.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(90);
 
 /// A stream of a process's events.
@@ -32,7 +32,8 @@ struct Follow {
     next_keepalive: Instant,
 }
 
-/// Lets a connection follow a process: first its start, then output as it is produced.
+/// Begins a stream of a process's events: the start event, then output as it is produced. If the process has ended, its
+/// end event follows at once.
 pub(crate) fn begin(
     core: &mut Core,
     key: Key,
@@ -110,7 +111,7 @@ impl Exchange<Core> for Follow {
     }
 }
 
-/// The process goes on without this follower.
+/// Removes a follower. The process continues.
 fn unfollow(core: &mut Core, follower: Key, process_key: Key) {
     if let Some(process) = core.processes.get_mut(process_key) {
         process.followers.retain(|other| *other != follower);
@@ -123,7 +124,7 @@ fn expire_stream(conn: &mut Conn) {
     answer::end_stream(conn, Some(error));
 }
 
-/// A process's standard input has room.
+/// Called when a process's standard input has room.
 pub(crate) fn stdin_ready(core: &mut Core, key: Key) {
     if let Some(process) = core.processes.get_mut(key) {
         process.stdin.writable = true;
@@ -131,7 +132,7 @@ pub(crate) fn stdin_ready(core: &mut Core, key: Key) {
     }
 }
 
-/// A process's output can be read, or has ended.
+/// Called when a process's output can be read or has ended.
 pub(crate) fn output_ready(core: &mut Core, key: Key, place: usize, flags: EpollFlags) {
     let Some(process) = core.processes.get_mut(key) else {
         return;
@@ -171,7 +172,8 @@ pub(crate) fn pump(core: &mut Core, conns: &mut Conns, key: Key) {
         rounds += 1;
     }
     if rounds == ROUNDS && process.cut && process.status.is_some() {
-        // A descendant that survived the kill still writes; its output is not part of the answer.
+        // So much output can only come from a descendant that survived the kill and still writes. It is not part of the
+        // answer.
         process
             .outputs
             .iter_mut()
@@ -228,11 +230,11 @@ fn finish(core: &mut Core, conns: &mut Conns, key: Key) {
             conn.push_out();
         }
     }
-    // Requests whose input will not be read any more are answered.
+    // Answers the requests whose input will never be read.
     pump_stdin(core, conns, key);
 }
 
-/// Kills the processes whose time is over.
+/// Kills the processes whose deadline has passed.
 pub(crate) fn expire(core: &mut Core, conns: &mut Conns, now: Instant) {
     let all = core.processes.iter();
     let due = all.filter(|(_, process)| process.deadline.is_some_and(|at| at <= now));

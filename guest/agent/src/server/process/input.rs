@@ -1,8 +1,8 @@
 //! Input for processes: `SendInput`, one message per request, and `StreamInput`, many on one connection.
 //!
 //! Bytes wait in the process's queue until its pipe or terminal takes them. A connection has at most one message in
-//! that queue: only once it is written is the call answered, or the stream read further. A sender that is faster than
-//! the process is therefore stopped by its own full socket.
+//! that queue. Once it is written, a `SendInput` is answered, and a `StreamInput` is read further. A sender that is
+//! faster than the process is therefore stopped by its own full socket.
 
 use std::time::{Duration, Instant};
 
@@ -50,12 +50,12 @@ struct InputStream {
     ended: bool,
 }
 
-/// The end of a call's timeout.
+/// When a call times out; `None` without a timeout.
 fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }
 
-/// The bytes of an input, if the process takes that kind.
+/// The bytes of an input. Fails if the process does not accept that kind of input, or its input is closed.
 fn bytes_for(process: &Process, input: ProcessInput) -> Result<Vec<u8>, ConnectError> {
     let bytes = match (input.stdin, input.pty) {
         (None, None) => return error(InvalidArgument, "no input"),
@@ -87,7 +87,7 @@ fn push(core: &mut Core, conn: Key, key: Key, input: ProcessInput) -> Result<(),
     Ok(())
 }
 
-/// Removes what a connection has queued and the process has not taken.
+/// Removes a connection's unwritten bytes from the process's queue.
 fn take_back(core: &mut Core, conn: Key, process: Option<Key>) {
     if let Some(process) = process.and_then(|process| core.processes.get_mut(process)) {
         process.stdin.queue.retain(|input| input.conn != conn);
@@ -133,7 +133,7 @@ pub(crate) fn close(core: &mut Core, request: &CloseStdinRequest) -> Result<(), 
     Ok(())
 }
 
-/// The connection's input is in the pipe.
+/// Called when all of a connection's input is in the pipe.
 pub(crate) fn written(conn: &mut Conn) {
     if let Some(stream) = conn.exchange::<InputStream>() {
         stream.waiting = false;
@@ -142,7 +142,7 @@ pub(crate) fn written(conn: &mut Conn) {
     }
 }
 
-/// The process has closed its input before it took the connection's.
+/// Called when a process's input was closed before all of a connection's bytes were written.
 pub(crate) fn unread(conn: &mut Conn) {
     if conn.exchange::<InputStream>().is_some() {
         answer::abort_stream(conn, broken());
@@ -188,8 +188,8 @@ impl Exchange<Core> for SentInput {
 }
 
 impl Exchange<Core> for InputStream {
-    /// Takes the next message, or the next bytes of one. If the client is gone, complete messages still reach the
-    /// process.
+    /// Takes the next message, or reads further bytes of it. If the client is gone, a message that is already in the
+    /// queue still reaches the process.
     #[cold]
     fn step(&mut self, core: &mut Core, key: Key, conn: &mut Conn) -> Result<Step, Gone> {
         match self.next(core, key, conn) {
@@ -287,7 +287,7 @@ impl InputStream {
         }
     }
 
-    /// Moves received bytes of the body to the messages.
+    /// Decodes received bytes of the body and appends them to `held`.
     fn read(&mut self, core: &mut Core, conn: &mut Conn) -> Result<Next, Failed> {
         if conn.input.is_empty()
             && !conn
@@ -317,7 +317,7 @@ impl InputStream {
         taken
     }
 
-    /// Nothing has arrived: an empty body is complete all the same.
+    /// Called when nothing has arrived. A body of length zero is complete all the same.
     fn at_end(&mut self) -> Result<Next, Failed> {
         match self.body {
             Framing::Length(0) => {

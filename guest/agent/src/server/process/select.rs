@@ -18,7 +18,8 @@ pub(crate) enum Ended {
     Excluded,
 }
 
-/// Finds a process by PID or tag: a running one, otherwise the one that ended last.
+/// Finds a process by PID, or by tag if the selector has no PID. A running process takes precedence, then the one that
+/// ended last.
 ///
 /// # Errors
 /// Returns `NotFound` if no process matches, `InvalidArgument` if the selector is empty.

@@ -18,7 +18,7 @@ pub(crate) fn read(core: &mut Core) {
     }
 }
 
-/// Reaps all dead children: processes of the table, and orphans that init adopts.
+/// Reaps all dead children: processes of the table, and orphans that the agent has adopted.
 fn reap(core: &mut Core) {
     loop {
         let (pid, status) = match sys::reap() {

@@ -1,7 +1,7 @@
 //! `process.Process/Start`: from a request to a running process in the table.
 //!
-//! Every check comes before the process is created, so a failed start leaves nothing behind. A process outlives the
-//! connection that started it.
+//! Every check comes before the process is created, so a failed check leaves nothing behind. If a new process cannot be
+//! polled, it is killed. A process may outlive the connection that started it.
 
 use std::{
     ffi::CString,
@@ -41,14 +41,15 @@ use crate::{
     users::User,
 };
 
-/// Running processes at once.
+/// Largest number of running processes.
 const MAX_RUNNING: usize = 1024;
-/// Ended processes whose status is kept; beyond that the oldest are forgotten before [`KEEP_END`].
+/// Largest number of ended processes whose status is kept. Beyond it, the oldest are forgotten before [`KEEP_END`] has
+/// passed.
 const MAX_ENDED: usize = 1024;
-/// `PATH` of a process unless the caller sets one.
+/// `PATH` of a process unless the sandbox's variables or the caller set one.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Starts a process. It outlives its caller.
+/// Starts a process. Returns its key in the table.
 pub(crate) fn start(
     core: &mut Core,
     starter: Key,
@@ -93,7 +94,7 @@ pub(crate) fn start(
     insert(core, process)
 }
 
-/// Adds a process to the table and its pipes to the poller.
+/// Adds a process to the table and its descriptors to the poller. If the latter fails, the process is killed.
 fn insert(core: &mut Core, process: Process) -> Result<Key, ConnectError> {
     let key = core.processes.next_key();
     let mut watched = Ok(());
@@ -125,7 +126,7 @@ fn insert(core: &mut Core, process: Process) -> Result<Key, ConnectError> {
 /// Removes ended processes from the table: those older than [`KEEP_END`], and the oldest beyond [`MAX_ENDED`].
 ///
 /// # Errors
-/// Returns `ResourceExhausted` if [`MAX_RUNNING`] processes run.
+/// Returns `ResourceExhausted` if [`MAX_RUNNING`] processes are running.
 fn forget(core: &mut Core, now: Instant) -> Result<(), ConnectError> {
     let mut ended: Vec<(Instant, Key)> = core
         .processes
@@ -157,7 +158,7 @@ struct Streams {
     outputs: [Output; 2],
 }
 
-/// The process's ends.
+/// The process's ends of its standard streams.
 enum Theirs {
     Pipes {
         /// `None` if it reads from /dev/null.
@@ -343,7 +344,8 @@ fn environment(
     Ok(environment)
 }
 
-/// The paths to try for a command, in the order of `PATH`.
+/// The paths to try for a command: the command itself if it contains a slash, otherwise one in each directory of
+/// `PATH`.
 fn programs(cmd: &str, path: &str) -> Result<Vec<CString>, ConnectError> {
     if cmd.contains('/') {
         return Ok(vec![c_string(cmd)?]);

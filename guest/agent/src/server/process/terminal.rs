@@ -38,13 +38,14 @@ impl Size {
 pub(crate) fn open(size: Size, user: &User) -> Result<(OwnedFd, OwnedFd), Errno> {
     let ends = openpty(None, None)?;
     for end in [&ends.master, &ends.slave] {
-        // No process can be started before this call: the agent has one thread.
+        // No process can be started before the flag is set: the agent has one thread.
         fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     }
     fcntl(&ends.master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     resize(ends.master.as_fd(), size)?;
     if geteuid().is_root() {
-        // As login(1) does, so that the user can open the terminal by name. The group stays that of the mount.
+        // As login(1) does, so that the user can open the terminal by name. The group remains the one that the devpts
+        // mount sets.
         fchown(
             ends.slave.as_fd(),
             Some(Uid::from_raw(user.credentials.uid)),

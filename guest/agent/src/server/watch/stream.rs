@@ -134,7 +134,7 @@ impl Exchange<Core> for WatchStream {
     }
 }
 
-/// Moves changes to their destination.
+/// Moves changes from a watcher's kernel queue to its connection or its list.
 #[cold]
 #[inline(never)]
 pub(crate) fn pump(core: &mut Core, conns: &mut Conns, key: Key) {

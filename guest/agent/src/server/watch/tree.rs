@@ -1,9 +1,9 @@
 //! A directory, or a tree of them, under inotify(7).
 //!
 //! The kernel watches single directories, so a tree is watched by following its own events: a new directory is watched
-//! first and then read, and its entries are reported as created. The kernel also reports entries that were created
-//! between these two steps; `Tree::announced` recognises them until the kernel's queue has been empty once. A directory
-//! that moves within the tree keeps its watch; one that leaves the tree loses it.
+//! first and then read, and its entries are reported as created. The kernel reports entries that were created between
+//! these two steps as well; `Tree::announced` filters out these repetitions until the kernel's queue has been empty
+//! once. A directory that moves within the tree keeps its watch; one that leaves the tree loses it.
 //!
 //! Invariant: no change is lost silently. If one may be lost (the kernel's queue overflows, there are too many
 //! directories), the tree fails permanently with an error.
@@ -77,7 +77,8 @@ pub(crate) struct Tree {
     dirs: BTreeMap<WatchDescriptor, PathBuf>,
     /// Names that were reported as created when their directory was read. The kernel may report them again.
     announced: BTreeSet<(WatchDescriptor, OsString)>,
-    /// Directories whose move has a source event but no destination event yet, by the cookie of the move.
+    /// Watches of directories that were moved away, with the cookie of the move, until the event of its destination
+    /// arrives.
     moved: Vec<(u32, Subtree)>,
 }
 
@@ -127,7 +128,7 @@ impl Tree {
         }
     }
 
-    /// Reads some of the pending events. False if there are none.
+    /// Reads some of the pending events and appends their changes. Returns false if there were none.
     pub(crate) fn read(&mut self, changes: &mut Vec<Change>) -> Result<bool, WatchError> {
         let events = match self.inotify.read_events() {
             Ok(events) => events,
@@ -144,8 +145,8 @@ impl Tree {
         Ok(true)
     }
 
-    /// The queue has been empty: the kernel will not repeat names that were read from directories, and directories that
-    /// were moved away have left the tree.
+    /// Called when the kernel's queue is empty. The kernel will repeat no more names that were read from directories,
+    /// and directories whose destination is still unknown have left the tree.
     fn settle(&mut self) {
         self.announced.clear();
         for (_, subtree) in std::mem::take(&mut self.moved) {
@@ -168,7 +169,7 @@ impl Tree {
             return Ok(());
         };
         let Some(name) = event.name else {
-            // For other directories, the watch of the parent reports it.
+            // Events of other directories themselves are reported by their parents' watches.
             if event.wd == self.root {
                 self.take_own(event.mask, changes);
             }
@@ -192,7 +193,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Handles an event of the root itself. After it was moved, no path of an event would be correct.
+    /// Handles an event of the root itself. If the root was moved, removes all watches, because the paths of later
+    /// events would be wrong.
     fn take_own(&mut self, mask: Mask, changes: &mut Vec<Change>) {
         if let Some(kind) = kind(mask) {
             let path = PathBuf::new();
@@ -248,7 +250,7 @@ impl Tree {
         subtree
     }
 
-    /// Watches one directory; `None` if it was removed or replaced in the meantime.
+    /// Watches one directory; `None` if it was removed or replaced in the meantime, or may not be read.
     fn watch(&mut self, path: PathBuf) -> Result<Option<WatchDescriptor>, WatchError> {
         let full = self.base.join(&path);
         if self.dirs.len() >= MAX_DIRS {
@@ -275,7 +277,8 @@ impl Tree {
         let most = news.as_ref().map_or(MAX_NAMES, |_| MAX_NEWS);
         let mut names = 0;
         while let Some((watch, dir)) = open.pop() {
-            // Removed in the meantime, or unreadable: its watch still reports events.
+            // The directory was removed in the meantime or cannot be read. In the latter case its watch still reports
+            // events.
             let Ok(entries) = fs::read_dir(self.path_of(&dir)) else {
                 continue;
             };

@@ -17,14 +17,14 @@ use super::{
 };
 use crate::users::UserDb;
 
-/// Bytes of memory that collected changes may take.
+/// Largest estimated memory of collected changes in bytes.
 const MAX_WEIGHT: usize = 4 << 20;
 /// Bytes of memory of a change without its texts.
 const EVENT: usize = 128;
 
 /// A watched tree.
 pub(crate) struct Watcher {
-    /// `None` after changes were lost.
+    /// `None` after watching has failed or changes were lost.
     pub(super) tree: Option<Tree>,
     pub(super) detail: Detail,
     /// The kernel's queue may have changes.
@@ -45,9 +45,9 @@ pub(super) struct Queue {
     pub(super) events: Vec<FilesystemEvent>,
     /// Memory of `events` in bytes.
     pub(super) weight: usize,
-    /// Set after changes were lost; nothing is collected any more.
+    /// Set after watching has failed or changes were lost; nothing is collected any more.
     pub(super) failed: Option<ConnectError>,
-    /// When the changes were last fetched.
+    /// When the changes were last fetched, or else when the watcher was created.
     pub(super) asked: Instant,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn failure(failed: &WatchError) -> ConnectError {
 }
 
 impl Watcher {
-    /// Moves changes from the kernel's queue to the watcher's. True if the kernel's queue may have more.
+    /// Moves changes from the kernel's queue to the watcher's own. Returns true if the kernel's queue may have more.
     pub(super) fn collect(&mut self, users: &mut UserDb) -> bool {
         for _ in 0..ROUNDS {
             let (Some(tree), Sink::Queue(queue)) = (&mut self.tree, &mut self.sink) else {
