@@ -35,7 +35,7 @@ impl fmt::Display for Passed {
 /// Runs the prover's cases and classes in `cases`, or all of them if it is empty, on clones of `template`.
 ///
 /// # Errors
-/// The prover cannot run, or a case did not pass.
+/// Returns an error if the prover cannot run, or if a case does not pass.
 pub(crate) fn prove(config: &Config, template: &Path, cases: &[String]) -> Result<Passed> {
     let dir = tempfile::tempdir_in(&config.work)?;
     let templates = dir.path().join("templates");
@@ -72,7 +72,7 @@ pub(crate) fn prove(config: &Config, template: &Path, cases: &[String]) -> Resul
 /// Counts the cases and classes of a report in which every case passed.
 ///
 /// # Errors
-/// A case did not pass, or the report contains no cases.
+/// Returns an error if a case did not pass, or if the report contains no cases.
 fn check_report(proof: &Value) -> Result<Passed> {
     let cases = proof["cases"]
         .as_array()

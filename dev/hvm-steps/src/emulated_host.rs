@@ -65,7 +65,7 @@ fn prepare() -> Result<()> {
         ("devtmpfs", "/dev"),
         ("tmpfs", WORK),
         ("tmpfs", "/tmp"),
-        // The VMM keeps the files of guests' writable layers there.
+        // In /var/tmp, the VMM keeps the files of guests' writable layers.
         ("tmpfs", "/var/tmp"),
         // The prover puts VMMs into cgroups.
         ("cgroup2", "/sys/fs/cgroup"),

@@ -55,7 +55,7 @@ const STEPS_OF_PROVER: [Step; 4] = [
 /// Runs the steps that `config` selects and prints a result line for each.
 ///
 /// # Errors
-/// The error of the first step that failed.
+/// Returns the error of the first step that fails. The steps after it are not run.
 pub(crate) fn run(config: &Config) -> Result<()> {
     match config.lacking {
         None if config.cases.is_some() => perform(config, &STEPS_OF_PROVER),

@@ -15,7 +15,7 @@ nix::ioctl_write_ptr_bad!(set_mask, libc::SIOCSIFNETMASK, libc::ifreq);
 nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
 
 fn request(name: &str) -> libc::ifreq {
-    // SAFETY: `ifreq` holds integers and byte arrays only; zero is a value of all of them.
+    // SAFETY: `ifreq` holds only integers and byte arrays, for which zero is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The last byte stays zero: it terminates the name.
     let room = request.ifr_name.len() - 1;

@@ -12,7 +12,7 @@ pub use libtest_mimic::Conclusion;
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub name: &'static str,
-    /// The test function. A panic is a failure.
+    /// The test function. The case fails if it panics.
     pub run: fn(),
 }
 

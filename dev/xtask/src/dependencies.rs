@@ -136,7 +136,7 @@ fn packages(workspace: &Workspace, graph: &Graph) -> Result<Vec<Package>> {
 /// Checks for security advisories. Returns `Some(reason)` if the check cannot run on this host.
 ///
 /// # Errors
-/// A linked crate has an advisory.
+/// Returns an error if `cargo deny check advisories` fails, usually because a linked crate has an advisory.
 fn advisories(workspace: &Workspace) -> Result<Option<String>> {
     if tool::output(workspace.cargo().args(["deny", "--version"])).is_err() {
         let lack = "cargo-deny is not installed (cargo install --locked cargo-deny)";

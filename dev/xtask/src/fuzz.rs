@@ -193,7 +193,7 @@ impl Target {
         progress.stage(&stage, || tool::run(command.arg(&self.seeds), &self.log))
     }
 
-    /// Adds those inputs of the corpus to the seeds that reach code no seed reaches.
+    /// Adds an input of the corpus to the seeds if it reaches code that no seed reaches.
     fn keep(&self, corpus: &Path, progress: Progress) -> Result<()> {
         let mut command = self.command(&self.seeds);
         command.args(["-merge=1", "-use_counters=0"]).arg(corpus);

@@ -246,7 +246,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both calls fail only if the process has already exited.
+        // An error here means that the process has already exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

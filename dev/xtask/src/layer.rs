@@ -1,5 +1,5 @@
 //! The empty writable layer that a VM mounts over its root image: a sparse ext4 file system. A clone reads this file
-//! and writes to a private one.
+//! and writes to a private file.
 //!
 //! The options keep the number of blocks, and so of pages, that a clone touches small: no journal (the layer does not
 //! outlive its VM), all metadata at the front, inode tables marked as initialized so that no kernel thread of the guest

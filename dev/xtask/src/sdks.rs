@@ -6,8 +6,8 @@
 //! python-…/      a virtual environment each
 //! js-…/, cli-…/  node_modules each
 //! ```
-//! Each is a separate stage, so that a new version of one SDK downloads only that SDK. The suite's cases are copied
-//! into each directory on every run, because Node resolves packages relative to the file that imports them.
+//! Each directory is a separate stage, so that a new version of one SDK downloads only that SDK. The suite's cases are
+//! copied into each directory on every run, because Node resolves packages relative to the file that imports them.
 
 use std::{
     fs,

@@ -43,7 +43,7 @@ pub(crate) struct Recipe {
 struct Record {
     key: String,
     digest: String,
-    /// One line per input. Nothing reads them: they show a person why a stage was rebuilt.
+    /// One line per input. No code reads them; a reader can see from them why a stage was rebuilt.
     inputs: Vec<String>,
     seconds: f64,
 }

@@ -130,8 +130,8 @@ impl TemplateBuilder<'_> {
         Ok(vm.control.shutdown()?)
     }
 
-    /// Restores the template, calls `work` with the path of its vsock socket, and records the pages that the clone
-    /// wrote in a file of the template.
+    /// Restores the template, calls `work` with the path of its vsock socket, and records in the template which pages
+    /// the clone has written.
     pub(crate) fn record_working_set(
         &self,
         template: &Path,
@@ -176,7 +176,7 @@ impl TemplateBuilder<'_> {
 }
 
 /// Waits until the guest's kernel has finished the background work of the last command, or until [`QUIET_TIMEOUT`].
-/// Every clone would repeat work that is pending in the snapshot, in its first milliseconds.
+/// Every clone would repeat work that is pending in the snapshot, and be slower in its first milliseconds.
 fn until_quiet(vm: &mut VmProcess) -> Result<()> {
     let started = Instant::now();
     let mut before = None;

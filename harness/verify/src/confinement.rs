@@ -40,7 +40,8 @@ use trial::{not_tried, try_in};
 /// any thread.
 ///
 /// # Errors
-/// Returns a [`VerifyError`] if the suite could not start. The outcome of a case is never an error.
+/// Returns a [`VerifyError`] if a name is unknown, if a program or the template is missing, or if the targets of the
+/// attempts or the server cannot be set up. The result of a case is never an error.
 pub fn run(spec: &ConfinementSpec) -> Result<Proof, VerifyError> {
     let begun = Instant::now();
     let all = attempts::all();

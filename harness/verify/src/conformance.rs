@@ -49,7 +49,8 @@ pub struct ConformanceSpec {
 /// Runs the suite.
 ///
 /// # Errors
-/// Returns a [`VerifyError`] if the suite could not start. The result of a case is a cell, not an error.
+/// Returns a [`VerifyError`] if a name is unknown or the suite cannot start. The result of a case is a cell, not an
+/// error.
 pub fn run(spec: &ConformanceSpec) -> Result<Matrix, VerifyError> {
     let features = features::load()?;
     let mut features = select("feature", features, &spec.features, |f| f.name.clone())?;

@@ -42,7 +42,8 @@ pub struct HazardSpec {
 /// Runs the suite.
 ///
 /// # Errors
-/// Returns a [`VerifyError`] if the suite could not start. A hazard that is found is a finding, not an error.
+/// Returns a [`VerifyError`] if the suite cannot start, or if the endpoint does not create the sandboxes to compare. A
+/// hazard that is found is a finding, not an error.
 pub fn run(spec: &HazardSpec) -> Result<Findings, VerifyError> {
     let hazards = list::load()?;
     let account = |api| Account {

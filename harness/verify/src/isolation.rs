@@ -44,11 +44,12 @@ use world::{NAME_SERVER, UPLINK, World};
 
 /// Sandboxes that the server keeps ready.
 const WARM: u32 = 2;
+
 /// Runs the cases. Without a target, the process moves into new network namespaces and stays there, so the caller must
 /// not have started any thread.
 ///
 /// # Errors
-/// Returns a [`VerifyError`] if the suite could not start. The outcome of a case is never an error.
+/// Returns a [`VerifyError`] if a name is unknown or the suite cannot start. The result of a case is never an error.
 pub fn run(spec: &IsolationSpec) -> Result<Proof, VerifyError> {
     match &spec.target {
         Some(target) => target::run(spec, target),

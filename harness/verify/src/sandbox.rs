@@ -108,7 +108,7 @@ impl Sandbox {
         &self.created.sandbox_id
     }
 
-    /// Id and access tokens, one a line.
+    /// Id and access tokens, one per line.
     pub(crate) fn credentials(&self) -> String {
         let created = &self.created;
         let tokens = [&created.envd_access_token, &created.traffic_access_token];

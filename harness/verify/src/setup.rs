@@ -1,4 +1,4 @@
-//! Where a suite finds programs and templates, and the `cube-api` that it starts.
+//! The programs, templates and directories that a suite uses, and the options of the `cube-api` that it starts.
 
 use std::{
     io,
@@ -87,7 +87,7 @@ pub enum VerifyError {
     },
 }
 
-/// A mistake in a list of cases. The lists are compiled into this program, so this is a bug.
+/// A mistake in a list of features, hazards or cases. The lists are compiled into this program, so this is a bug.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     #[error("cannot read {list}")]

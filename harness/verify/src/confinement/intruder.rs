@@ -156,7 +156,8 @@ impl Intruder {
         arguments: &[i64],
     ) -> Try<i64> {
         let gate = self.find(INT80)?;
-        // Code in a VMM would need such an instruction in the VMM's text. If there is none, the tracer writes it there.
+        // Code in a VMM would need an `int 0x80` in the VMM's text. If there is none, the tracer writes one over the
+        // `syscall` instruction.
         let gate = match gate {
             Some(gate) => gate,
             None => self.write_at(self.gate, &INT80).map(|()| self.gate)?,

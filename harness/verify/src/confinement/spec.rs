@@ -18,7 +18,7 @@ pub struct ConfinementSpec {
     pub only: Vec<String>,
 }
 
-/// How the VMMs under test are started.
+/// The programs that start the VMMs under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starts {
     /// By this suite, and by the pool of a server.

@@ -14,11 +14,11 @@ use crate::{
     setup::{VerifyError, at},
 };
 
-/// Clones that are checked.
+/// Number of clones that are checked.
 const CLONES: usize = 2;
 /// First id of the range of user and group ids for VMMs.
 const FIRST_ID: u32 = 200_000;
-/// Highest limit of open files that a VMM may have.
+/// Upper bound for a VMM's limit of open files.
 const MAX_DESCRIPTORS: u64 = 8000;
 /// Environment variable that selects the layers of confinement in the VMM of mutation runs. A released VMM must not
 /// contain it.

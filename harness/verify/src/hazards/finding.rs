@@ -39,13 +39,13 @@ impl Between {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HazardResult {
-    /// The hazard is not there.
+    /// The hazard was not found.
     Pass,
-    /// The template lacks what the hazard is about, which the list allows.
+    /// The template lacks the subject of the hazard, as the list allows.
     Absent,
-    /// The hazard is there, and is documented as one that remains.
+    /// The hazard was found, and the list says why it is accepted.
     Known,
-    /// The hazard is there.
+    /// The hazard was found.
     Fail,
     /// Not every sandbox gave an answer.
     NotTried,
@@ -81,7 +81,7 @@ pub struct Finding {
     /// Name of the hazard.
     pub hazard: String,
     pub between: Between,
-    /// Why it matters.
+    /// Why the hazard matters.
     pub why: String,
     /// The relation that is expected between the answers.
     pub expected: String,

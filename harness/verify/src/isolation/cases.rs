@@ -143,7 +143,7 @@ pub enum Script {
     Pause,
     /// Fork.
     Fork,
-    /// SIGKILL of the server, and the start of a new one.
+    /// The server is killed with SIGKILL, and a new one is started.
     Crash,
     /// A hundred thousand flows while a neighbour makes requests.
     Flood,

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// How long the probe waits for an answer that must not come.
+/// Time for which the probe waits for an answer that must not come.
 pub(super) const BLOCKED_MS: u64 = 1200;
-/// How long an answer that must come may take on a busy host.
+/// Time limit for an answer that must come. Long enough for a busy host.
 pub(super) const PASS_MS: u64 = 20_000;
-/// How long events may take. The server reports them in the second after the packet.
+/// Time limit for events. The server reports an event within a second of the packet.
 pub(super) const EVENT_TIMEOUT: Duration = Duration::from_secs(8);
 /// An echo server outside that the neighbour's policy allows.
 pub(super) const ECHO: &str = "198.51.100.20:5000";

@@ -14,7 +14,7 @@ use crate::confinement::{
 
 /// A descriptor number that no VMM needs.
 const DESCRIPTOR: i64 = 8000;
-/// A length above that of any layer.
+/// A length greater than that of any layer.
 const TIB: i64 = 1 << 40;
 /// Resource numbers for prlimit64(2).
 const RLIMIT_CORE: i64 = libc::RLIMIT_CORE as i64;

@@ -21,7 +21,7 @@ use crate::isolation::{
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// How often each error is sent.
+/// Number of times that each error is sent.
 const TIMES: usize = 3;
 
 /// The packet that an error quotes.

@@ -1,4 +1,4 @@
-//! The observations of a script, and the errors that stop one.
+//! The observations of a script, and the errors that stop a script.
 
 use std::io;
 

@@ -18,7 +18,7 @@ use crate::isolation::{
     timing::{BLOCKED_MS, PASS_MS},
 };
 
-/// How long the connection would stay open if nothing cut it.
+/// Time for which the connection would stay open if nothing cut it.
 const CUT_MS: u64 = 8000;
 /// Policy changes while datagrams flow.
 const SWAPS: usize = 12;
