@@ -5,8 +5,9 @@
 #include "packet.h"
 #include "settings.h"
 
-/* Translates the addresses and port in an ICMP error and in the packet that it quotes, and updates the checksums. The
- * quoted transport checksum is not updated: it cannot be verified, because the quoted packet is truncated. */
+/* Translates the destination of an ICMP error, and the source address and port of the packet that it quotes, and
+ * updates the checksums. The quoted transport checksum is not updated: receivers cannot verify it, because the quoted
+ * packet is usually truncated. */
 INLINE long translate_error(struct __sk_buff *skb, struct packet *p, const struct wire_key *wire, __u16 port)
 {
 	int v4 = p->family == 4;
@@ -28,7 +29,8 @@ INLINE long translate_error(struct __sk_buff *skb, struct packet *p, const struc
 	return failed ? -1 : 0;
 }
 
-/* Reads the flow that an ICMP error quotes into `wire`. Returns 0 if the packet is not such an error. */
+/* Reads the flow that an ICMP error quotes into `wire`. Returns 0 if the packet is not an ICMP error about a packet
+ * from its own destination address. */
 FUNCTION int quoted(struct __sk_buff *skb, struct packet *p, struct wire_key *wire)
 {
 	if (!p || !wire || p->l4_len < 8 || !ICMP_ANY(p))

@@ -11,7 +11,7 @@
 
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
-/* Global functions: the verifier checks each one separately, for any arguments. */
+/* A global function: the verifier checks it separately from its callers, for any arguments. */
 #define FUNCTION __attribute__((noinline))
 #define __uint(name, value) int(*name)[value]
 #define __type(name, value) typeof(value) *name

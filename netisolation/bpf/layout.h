@@ -20,7 +20,7 @@ struct mac {
 	__u8 byte[6];
 };
 
-/* Constants that the loader sets. */
+/* Constants that the loader sets before it loads the programs. */
 struct settings {
 	struct address guest4, guest6, gateway4, gateway6;
 	struct address resolver4, resolver6; /* queries of TAP i come from resolver + i; zero: none */
@@ -52,8 +52,8 @@ struct state {
 	__u64 flows_due, records_due;
 };
 
-/* Matched by the longest prefix of number and address. Rule set 0 applies to all sandboxes; sandboxes with the same
- * rules may share another set. */
+/* The longest matching prefix of number and address decides. Rule set 0 applies to all sandboxes; each policy has one
+ * other set, which policies with the same rules may share. */
 struct rule_key {
 	__u32 prefix; /* in bits: 32 for the number, plus the prefix of the address */
 	__u32 number;
@@ -76,7 +76,7 @@ struct rule {
 
 enum verdict { DENY = 1, ALLOW = 2, FORBIDDEN = 3, HOST = 4 };
 
-/* A name pin: an address that the resolver answered to a TAP's sandbox. */
+/* A name pin: an address that the resolver answered to a TAP's sandbox for a name that the policy allows. */
 struct pin_key {
 	__u32 tap;
 	struct address address;
@@ -89,7 +89,7 @@ struct pin {
 	char name[NAME_MAX_BYTES];
 };
 
-/* A flow with the guest's addresses. The port of ICMP echo is the identifier. */
+/* A flow as the guest sees it. For ICMP echo, `port` is the identifier. */
 struct flow_key {
 	__u32 tap;
 	__u16 port;
@@ -99,7 +99,7 @@ struct flow_key {
 	__u8 zero[3];
 };
 
-/* A flow with the addresses on the wire. */
+/* A flow as it is on the wire: with the uplink's address and port. */
 struct wire_key {
 	struct address local;
 	struct address remote;

@@ -68,8 +68,8 @@ INLINE long advertise(struct __sk_buff *skb, const struct address *to)
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* Answers a neighbour solicitation for the gateway. Returns 0 for any other packet. The guest may solicit from its
- * link-local address. */
+/* Answers a neighbour solicitation for the gateway from the guest's address or a link-local address. Returns 0 for any
+ * other packet. */
 FUNCTION int neighbour(struct __sk_buff *skb)
 {
 	struct ipv6hdr ip;

@@ -67,7 +67,7 @@ FUNCTION int refuse(struct packet *p, __u32 index, __u8 reason, __u8 direction)
 	return TCX_DROP;
 }
 
-/* Whether a rule's services include the packet's protocol and `port`. */
+/* Whether a rule's services include the packet's protocol and `port`. A rule without services includes all. */
 INLINE long covers(const struct rule *rule, const struct packet *p, __u16 port)
 {
 	__u8 protocol = ICMP_ANY(p) ? IPPROTO_ICMP : p->protocol;
@@ -91,8 +91,8 @@ INLINE struct rule *rule_for(__u32 number, const struct address *address)
 	return rule && is_v4(address) && rule->prefix < 96 ? 0 : rule;
 }
 
-/* Evaluates the policy for a packet: returns PASS, or the reason to refuse it. With `open`, for packets of an open
- * flow, an expired name pin still allows its address. */
+/* Evaluates the policy for a packet: returns PASS, or the reason to refuse the packet. `open`: the packet belongs to an
+ * open flow, so an expired name pin still allows its address. */
 FUNCTION int evaluate(struct packet *p, __u32 index, __u8 outward, __u8 open)
 {
 	struct tap *tap = bpf_map_lookup_elem(&taps, &index);
@@ -115,7 +115,8 @@ FUNCTION int evaluate(struct packet *p, __u32 index, __u8 outward, __u8 open)
 	return rule && rule->verdict == ALLOW && covers(rule, p, port) ? PASS : POLICY;
 }
 
-/* Evaluates an open flow again if the policy has changed since the last time. */
+/* Evaluates an open flow again if the policy has changed since the flow was last allowed. Returns PASS, or the reason
+ * to refuse the packet. */
 INLINE long still_allowed(struct flow *flow, struct tap *tap, struct packet *p, __u32 index, __u8 outward)
 {
 	__u64 policy = tap->policy;
@@ -140,10 +141,10 @@ INLINE __u32 mix(__u32 x)
 	return x ^ x >> 16;
 }
 
-/* Reserves a free port of the uplink's address for a remote end by an entry in `wires`. Returns 0 if all tries found
- * a port in use. Three quarters of the ports are common to all sandboxes. Of the rest, each sandbox tries a subset
- * of about an eighth, which depends on the sandbox and the remote end, so that a sandbox cannot use up the ports
- * that others need for the same remote end. */
+/* Adds an entry to `wires` that reserves a free port of the uplink's address for a remote end. Returns the port in
+ * network byte order, or 0 if every port that was tried is in use. Three quarters of the ports are common to all
+ * sandboxes. Of the other ports, each sandbox tries about an eighth, selected by the sandbox and the remote end, so
+ * that one sandbox cannot use up the ports that others need for the same remote end. */
 FUNCTION int take_port(struct wire_key *wire, const struct flow_key *key)
 {
 	if (!wire || !key || set()->ports < 4)
@@ -160,8 +161,8 @@ FUNCTION int take_port(struct wire_key *wire, const struct flow_key *key)
 	return 0;
 }
 
-/* Opens a flow that `policy` has allowed. Returns PASS, or the reason to refuse the packet. If another policy is in
- * force by now, the flow's next packet is evaluated by it. */
+/* Opens a flow that `policy` has allowed. Returns PASS, or the reason to refuse the packet. If the policy has changed
+ * in the meantime, the flow's next packet is evaluated against the new policy. */
 FUNCTION int open_flow(struct packet *p, const struct flow_key *key, const struct address *local, __u64 policy)
 {
 	if (!p || !key || !local)
@@ -211,7 +212,7 @@ FUNCTION int route(struct __sk_buff *skb, struct packet *p, struct bpf_fib_looku
 	return absent(local) ? NO_ROUTE : PASS;
 }
 
-/* Clamps the maximum segment size of a SYN to the uplink's MTU. */
+/* Clamps the maximum segment size of a SYN to the uplink's MTU. Returns 0, also for other packets, or -1 on failure. */
 INLINE long fit_segments(struct __sk_buff *skb, struct packet *p, __u32 ifindex)
 {
 	__u32 headers = p->family == 4 ? 40 : 60;
@@ -261,7 +262,7 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 	reason = route(skb, p, &fib, &local);
 	if (reason)
 		return reason;
-	/* Size of the packet, or of the segments into which it is cut. */
+	/* Size of the packet, or of each segment if the host will segment it. */
 	__u32 size = skb->gso_size ? p->l4 - ETH_HLEN + p->tcp_len + skb->gso_size : skb->len - ETH_HLEN;
 	if (size > fib.mtu_result)
 		return NO_ROUTE;
@@ -281,7 +282,7 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 	mark(flow, (p->tcp_flags & RST ? RESET : 0) | (p->tcp_flags & FIN ? FIN_OUT : 0));
 	local = flow->local;
 	__u16 port = flow->port;
-	/* The map may remove the entry and reuse its memory while it is read. */
+	/* The entry may have been removed, and its memory reused, while it was read. */
 	if (flow->tap != index)
 		return INTERNAL;
 	COUNT(state->packets_out, 1);
@@ -292,7 +293,8 @@ INLINE long to_world(struct __sk_buff *skb, struct packet *p, struct tap *tap, s
 	return PASS;
 }
 
-/* Redirects a query to the resolver's socket, with a source address that identifies the TAP. Returns as `to_world`. */
+/* Redirects a query to the resolver's socket, with a source address that identifies the TAP. Returns PASS and sets
+ * `action`, or returns the reason to refuse the packet. */
 INLINE long to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
 	struct address resolver = pick(p->family == 4, &set()->resolver4, &set()->resolver6), peer;
@@ -314,7 +316,8 @@ INLINE long to_resolver(struct __sk_buff *skb, struct packet *p, struct tap *tap
 	return PASS;
 }
 
-/* Handles IP packets, which must have the guest's address: to the resolver or to an uplink. */
+/* Sends an IP packet with the guest's source address to the resolver or to an uplink. Returns PASS and sets `action`,
+ * or returns the reason to refuse the packet. */
 INLINE long outward(struct __sk_buff *skb, struct packet *p, struct tap *tap, struct state *state, __u32 index, long *action)
 {
 	long reason = parse(skb, p);
@@ -387,7 +390,7 @@ INLINE long inward(struct __sk_buff *skb, struct packet *p, struct wire_key *wir
 		return INTERNAL;
 	if (!flow || flow->tap != index || flow->tenure != tap->tenure || flow->port != wire->port)
 		return UNSOLICITED;
-	/* An error is evaluated by the flow that it quotes, not by its sender: any router on the path may send it. */
+	/* The policy is evaluated for the flow that an error quotes, not for the error's sender, which may be any router. */
 	struct packet about = {.source = wire->remote, .source_port = wire->remote_port, .protocol = wire->protocol, .family = p->family};
 	reason = error ? still_allowed(flow, tap, &about, index, 0) : reason ?: still_allowed(flow, tap, p, index, 0);
 	if (reason)

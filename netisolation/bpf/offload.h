@@ -9,7 +9,8 @@
 static void *(*const bpf_cast_to_kern_ctx)(void *skb) = (void *)0x63756201;
 static void *(*const bpf_rdonly_cast)(const void *at, __u32 type) = (void *)0x63756202;
 
-/* Members of the kernel's structures that `__sk_buff` lacks. The loader relocates the accesses by name (CO-RE). */
+/* Members of the kernel's structures that are missing in `__sk_buff`. The loader relocates the accesses by name
+ * (CO-RE). */
 #define KERNELS __attribute__((preserve_access_index))
 struct sk_buff {
 	__u8 ip_summed : 2;

@@ -141,7 +141,7 @@ INLINE long fits(struct __sk_buff *skb, __u32 len)
 	return skb->len == ETH_HLEN + len || (skb->len > ETH_HLEN + len && skb->len <= 60);
 }
 
-/* Returns the first reason to refuse the packet, or PASS. Fills in every field that can be read, in either case. */
+/* Returns PASS, or the first reason to refuse the packet. Even then, fills in the fields that were read before. */
 INLINE long parse_v4(struct __sk_buff *skb, struct packet *p)
 {
 	struct iphdr ip;
@@ -220,9 +220,9 @@ INLINE long store_address(struct __sk_buff *skb, __u32 offset, const struct addr
 	return bpf_skb_store_bytes(skb, offset, to, 16, 0);
 }
 
-/* Rewrites address and port of one side in the frame, but not in `p`, and updates the checksums. A checksum that is
- * left to the device stays correct too: its field contains the sum of the pseudo header, which the update also
- * covers. */
+/* Rewrites one side's address and port in the frame, but not in `p`, and updates the checksums. This also works if the
+ * checksum is left to the device: the checksum field then contains the sum of the pseudo header, which the update
+ * changes accordingly. */
 FUNCTION int translate(struct __sk_buff *skb, const struct packet *p, enum side side, const struct address *to, __u16 port)
 {
 	if (!p || !to)
@@ -246,7 +246,8 @@ FUNCTION int translate(struct __sk_buff *skb, const struct packet *p, enum side 
 
 #define MAX_TCP_OPTIONS 10
 
-/* Clamps the maximum segment size in a SYN to `most`, because the guest cannot learn the MTU of an uplink. */
+/* Clamps the maximum segment size in a SYN to `most`, because the guest cannot learn an uplink's MTU. Leaves a SYN
+ * unchanged if the option is not among the first MAX_TCP_OPTIONS options. */
 FUNCTION int clamp_mss(struct __sk_buff *skb, const struct packet *p, __u32 most)
 {
 	if (!p || most > 0xffff)
@@ -277,7 +278,7 @@ FUNCTION int clamp_mss(struct __sk_buff *skb, const struct packet *p, __u32 most
 	return 0;
 }
 
-/* Decrements the TTL, which the caller has checked to be at least 2. */
+/* Decrements the TTL, which must be at least 2. */
 INLINE long decrement_ttl(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 ttl = p->ttl - 1;

@@ -5,10 +5,10 @@
 #include "kernel.h"
 #include "layout.h"
 
-/* Set by the loader. */
+/* Zero at compile time; see `set`. */
 const struct settings settings SEC(".rodata") = {};
 
-/* Hides from the compiler that the settings are zero at compile time. */
+/* Returns the settings through a pointer that the compiler cannot trace, so that it does not use the zeros above. */
 INLINE const struct settings *set(void)
 {
 	const struct settings *pointer = &settings;

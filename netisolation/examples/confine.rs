@@ -1,5 +1,5 @@
-//! Measures the calls on which the start of a sandbox and a change of its policy wait, with many TAPs at once. Run as
-//! root:
+//! Measures the calls that the start of a sandbox and a change of its policy wait for, with many TAPs open at once. Run
+//! as root:
 //! `unshare --net cargo run --release -p netisolation --example confine [TAPS] [RULES]`.
 
 use std::{
@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A policy with `rules` rules: adjacent blocks, and one block that depends on `number`.
+/// A policy with `rules` rules: one for a block that depends on `number`, the others for adjacent blocks.
 fn policy(rules: u32, number: u32) -> Result<Policy, Box<dyn Error>> {
     let block = |n: u32| {
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(20, 0, 0, 0).to_bits() + (n << 8));

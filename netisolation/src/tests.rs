@@ -1,5 +1,5 @@
-//! Tests of the eBPF programs with real frames: each test is the VMM on one side and the wire on the other. It runs in
-//! a separate network namespace, which ends with the test's thread.
+//! Tests of the eBPF programs with real frames. Each test acts as the VMM on one side and as the wire on the other, and
+//! runs in a separate network namespace, which ends with the test's thread.
 
 mod control;
 mod frame;

@@ -16,7 +16,7 @@ use crate::sys;
 
 /// Size of the receive buffer, in bytes.
 const RECEIVE_BUFFER: usize = 32 << 20;
-/// Longest received part of a frame, in bytes.
+/// Received frames are cut to this length, in bytes.
 const MAX_FRAME: usize = 2048;
 
 /// The first header of sent and received frames.
@@ -46,8 +46,8 @@ impl Link {
         Ok(Self(fd))
     }
 
-    /// Opens a socket for frames that follow an offload header ([`crate::offload::Header`]), which the driver receives
-    /// unchanged.
+    /// Opens a socket on which an offload header ([`crate::offload::Header`]) precedes every frame. The driver receives
+    /// the header unchanged.
     ///
     /// # Errors
     /// Returns an error under the conditions of [`Link::open`].

@@ -16,7 +16,7 @@ const TCP4: u8 = 1;
 const TCP6: u8 = 4;
 /// Payload of a packet for segmentation, in bytes: exceeds the MTU of every uplink.
 const LARGE: usize = 3000;
-/// Segment sizes in bytes: none, too small, the smallest valid one, usual, and too large.
+/// Segment sizes in bytes: none, too small (1 to 47), the smallest valid one (48), usual (1400), and too large.
 const SEGMENT_SIZES: [u16; 8] = [0, 1, 8, 47, 48, 1400, 1461, 2990];
 
 /// `struct virtio_net_hdr`.
@@ -114,8 +114,9 @@ fn with_partial_checksum(mut frame: Vec<u8>, to: IpAddr, transport: Transport) -
     }
 }
 
-/// Calls `send` with every frame and each header that does not match it: every offset of the checksum, and every type
-/// and size of segmentation. For an ICMP echo request no offload request is valid.
+/// Calls `send` with UDP, TCP and ICMP frames and headers that do not match them: every wrong checksum offset up to the
+/// end of the frame, and every segmentation type with several sizes. For an ICMP echo request, no offload request is
+/// valid.
 ///
 /// # Errors
 /// Returns an error if the payload is too long for a packet.

@@ -19,8 +19,8 @@ pub struct Probe {
     /// Identifies the probe in its finding and in every payload that it sends, so that the other end can attribute
     /// packets.
     pub name: String,
-    /// Actions to perform before `action`, in order. If one does not end with [`Outcome::Ok`], the probe ends with
-    /// [`Outcome::Failed`].
+    /// Actions to perform before `action`, in order. If any of them does not end with [`Outcome::Ok`], the probe ends
+    /// with [`Outcome::Failed`].
     #[serde(default)]
     pub first: Vec<Action>,
     pub action: Action,
@@ -72,11 +72,11 @@ pub enum Action {
         /// Number of requests.
         count: u32,
     },
-    /// Send frames with offload requests (checksum, segmentation), with every header that does not match the frame.
-    /// Counts the frames that the card's driver accepted.
+    /// Send frames whose headers request offloads (checksum, segmentation) that do not match the frame. Counts the
+    /// frames that the card's driver accepted.
     Unfit(SocketAddr),
     /// Send a datagram from each of `count` source ports, starting at 10 000, repeatedly until the time limit. Counts
-    /// the frames.
+    /// the datagrams that the card's driver accepted.
     Begin {
         to: SocketAddr,
         /// Number of source ports.
@@ -95,8 +95,8 @@ pub enum Action {
     /// Connect, receive until the other end shuts down its side, then send the number of received bytes as a
     /// little-endian 64-bit integer.
     Sink(SocketAddr),
-    /// Watch all frames that the card receives until one contains `until`. Reports which of `words` occurred. Without
-    /// `until` in time the result is unknown: [`Outcome::Failed`].
+    /// Watch all frames that the card receives until one contains `until`. Reports which of `words` occurred. If no
+    /// frame contains `until` in time, the result is unknown: [`Outcome::Failed`].
     Hear { words: Vec<String>, until: String },
     /// Wait for a number of milliseconds.
     Wait(u64),
@@ -165,7 +165,8 @@ pub enum Transport {
     IpInIp,
 }
 
-/// A frame, described by its unusual properties. `None` and zero values give a valid UDP datagram.
+/// A frame, described by its unusual properties. With `to` set and all other fields `None`, zero or empty, it is a
+/// valid UDP datagram.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Frame {
@@ -200,9 +201,9 @@ pub struct Frame {
     pub extension: Option<u8>,
     /// TTL or hop limit. `None`: 64.
     pub ttl: Option<u8>,
-    /// False value of the length field in the IP header.
+    /// Value of the length field in the IP header. `None`: the correct length.
     pub said_length: Option<u16>,
-    /// False length of a UDP datagram in bytes, or of a TCP header in 32-bit words.
+    /// Length field of a UDP datagram in bytes, or of a TCP header in 32-bit words. `None`: the correct length.
     pub said_inner_length: Option<u16>,
 }
 

@@ -56,7 +56,7 @@ impl Result {
         Self::new(outcome, error.to_string())
     }
 
-    /// The result if the attempt could not be made, for example because the card could not be opened.
+    /// The result of an attempt that could not be made, for example because the card could not be opened.
     pub(crate) fn not_tried(error: &io::Error) -> Self {
         Self::new(Outcome::Failed, error.to_string())
     }

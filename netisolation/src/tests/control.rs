@@ -327,7 +327,7 @@ fn net_a_pinned_address_is_reachable_until_the_answer_expires_or_the_policy_drop
         world.refused(&guest, &datagram(PEER4, 8).bytes(), Reason::Policy);
         let last = world.events.try_iter().last().unwrap();
         assert_eq!(last.name.as_deref(), Some("example.com"));
-        // A new policy with the name keeps the flow, and a policy without it ends the flow. Their rules are the same.
+        // A new policy with the name keeps the flow, and a policy without the name ends it. Both have the same rules.
         world.isolation.update(guest.index, &named).unwrap();
         world.pass(&guest, &datagram(PEER4, 7));
         world
@@ -412,7 +412,7 @@ fn net_dns_queries_reach_the_resolver_with_an_address_that_identifies_their_tap(
             );
             ask_by_tcp(&world, &guest, gateway, &listener);
         }
-        // Programs on the host can send to the socket too, and do not belong to a TAP.
+        // Programs on the host can also send to the socket. Their addresses identify no TAP.
         let port = udp_socket.local_addr().unwrap().port();
         let stranger = UdpSocket::bind("0.0.0.0:0").unwrap();
         stranger.send_to(b"intruder", ("198.18.0.1", port)).unwrap();
@@ -489,7 +489,7 @@ fn net_offloaded_checksums_and_segmentation_are_correct_on_the_wire() {
                 received.extend(&segment.body[20..]);
             }
             assert_eq!(received, payload);
-            // Segments that exceed the MTU of the uplink are refused like packets that do.
+            // A packet whose segments would exceed the uplink's MTU is refused, as is an unsegmented one that does.
             let [low, high] = 1480_u16.to_le_bytes();
             let vnet = [
                 1, kind, header[0], header[1], low, high, start[0], start[1], 16, 0,

@@ -59,7 +59,7 @@ impl Packet {
         }
     }
 
-    /// The packet with which its receiver replies.
+    /// A reply from this packet's receiver: its addresses are swapped.
     pub(crate) fn answer(&self, body: Vec<u8>) -> Self {
         Self {
             to_mac: self.from_mac,

@@ -74,8 +74,8 @@ fn net_a_query_for_a_name_outside_the_policy_is_refused_counted_and_recorded() {
     });
 }
 
-/// A running resolver in this namespace, with an upstream server. Dropping it ends the resolver, whose handle would
-/// keep the isolation open.
+/// A running resolver in this namespace, with an upstream server. Dropping it ends the resolver, which holds a handle
+/// that keeps the isolation open.
 struct Serving {
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,

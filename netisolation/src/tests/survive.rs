@@ -265,7 +265,7 @@ fn net_sandboxes_with_the_same_rules_share_a_rule_set_until_the_last_release() {
         let [a, b, c] = &guests;
         assert_eq!((of(a), of(b)), (of(c), of(c)));
         assert_eq!(numbers(), [FOR_ALL, of(a)]);
-        // A set with one user is removed with it.
+        // A set is removed with its last user.
         world.isolation.update(a.index, &narrow()).unwrap();
         assert_ne!(of(a), of(b));
         world.refused(a, &datagram_to("198.51.100.8"), Reason::Policy);
@@ -324,7 +324,7 @@ fn net_the_state_of_a_removed_tap_is_cleared() {
         );
         world.pass(&guest, &datagram(7));
         let index = guest.index;
-        // The device remains until its release, even if its VMM dies.
+        // The device remains until the TAP is released, even if the VMM dies.
         let device = world
             .isolation
             .inspect(|maps| maps.taps.get(index.0).unwrap().name.clone());
@@ -382,7 +382,7 @@ fn net_a_reused_tap_keeps_nothing_of_its_previous_sandbox() {
         world.refused(&first, &datagram_to("198.51.100.9"), Reason::Policy);
         let out = world.pass(&first, &datagram(7));
         let answer = out.answer(udp(7, out.source_port(), b"first's"));
-        // Three frames are queued, with another header length.
+        // Queues three frames, with a header length other than the default.
         sys::set_header_len(&first.fd, 12);
         for _ in 0..3 {
             world.send_on_wire(&answer);
@@ -551,7 +551,7 @@ fn net_taking_and_releasing_without_pause_never_exhausts_the_numbers() {
         let mut config = config();
         config.max_taps = 6;
         let world = World::with(config);
-        // More TAPs than numbers, and without pauses in which the threads could catch up.
+        // Takes more TAPs than there are numbers, without pauses in which the threads could catch up.
         thread::scope(|scope| {
             for _ in 0..3 {
                 let isolation = world.isolation.clone();
@@ -602,7 +602,7 @@ fn net_two_servers_share_a_namespace_and_an_uplink() {
 fn net_dropping_the_last_handle_removes_the_pins_if_no_vm_lives() {
     in_namespace(|| {
         for _ in 0..3 {
-            // The threads are working when the last handle is dropped, whose drop must wait for them before it cleans
+            // The threads still have work when the last handle is dropped. The drop must wait for them before it cleans
             // up.
             let config = IsolationConfig {
                 stock: 8,
@@ -761,7 +761,7 @@ fn server_process_for_the_tests_that_kill_it() {
         None,
     )
     .unwrap();
-    // Waits to be killed, or for the end of the process that started it.
+    // Waits until this process is killed or the process that started it ends.
     stream
         .set_read_timeout(Some(Duration::from_secs(120)))
         .unwrap();

@@ -53,7 +53,7 @@ pub(crate) struct World {
     pub(crate) config: IsolationConfig,
 }
 
-/// A sandbox whose guest is the test.
+/// A sandbox for which the test acts as the guest.
 pub(crate) struct Guest {
     pub(crate) index: TapIndex,
     pub(crate) fd: OwnedFd,
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// Checks that a frame is refused, and for which reason.
+    /// Checks that a frame is refused for this reason.
     pub(crate) fn refused(&self, guest: &Guest, frame: &[u8], reason: Reason) {
         let before = self.counters(guest);
         write(&guest.fd, frame);

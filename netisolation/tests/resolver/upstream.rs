@@ -33,7 +33,7 @@ pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
     /// Queried names, in order.
     asked: Arc<Mutex<Vec<String>>>,
-    /// Each answer needs a permit.
+    /// Each query waits for a permit and uses it up before it is answered.
     pub(crate) gate: Arc<Semaphore>,
     script: Arc<Script>,
 }

@@ -30,7 +30,7 @@ pub(crate) fn ask(query: &Query, deadline: Instant) -> Result {
     }
 }
 
-/// `within` limits the connection. The DNS answer before it may take longer.
+/// `within` limits the time on the connection. The preceding DNS query may take longer ([`MIN_ANSWER_TIMEOUT`]).
 pub(crate) fn reach(service: &Service, word: &str, within: Duration) -> Result {
     let query = Query {
         server: None,
