@@ -1,19 +1,19 @@
-//! Sanitizes text from guests for people and logs.
+//! Sanitizes text from guests before it is logged or shown to users.
 
 /// Length limit of sanitized text in characters.
 pub const GUEST_TEXT_MAX: usize = 300;
 
 /// Sanitizes text that a guest, or a program that runs guest code, can influence. The result has at most
 /// [`GUEST_TEXT_MAX`] characters and ends in `…` if text was cut. Characters that would end the line, move the cursor,
-/// or hide or reorder text are escaped. Sanitizing a result again does not change it.
+/// or hide or reorder text are escaped. Sanitizing sanitized text does not change it.
 ///
 /// All such text must pass through this function before it is logged or returned: a guest must not be able to forge
-/// lines of the host's log, or to choose their length.
+/// lines in the host's log, or to write lines of arbitrary length to it.
 #[must_use]
 pub fn guest_text(text: &str) -> String {
     let mut shown = String::new();
     let mut left = GUEST_TEXT_MAX;
-    // End of the text that is kept if the rest does not fit.
+    // Length in bytes of the text that is kept, before `…`, if the rest does not fit.
     let mut cut = 0;
     for escape in text.chars().map(Escape::of) {
         let len = escape.len();
@@ -40,7 +40,8 @@ enum Escape {
 impl Escape {
     fn of(c: char) -> Self {
         match c {
-            // `escape_debug` escapes these too. That would serve no purpose, and a second pass would escape them again.
+            // `escape_debug` would escape these too. They are harmless, and a second pass would escape their
+            // backslashes again.
             '\\' | '\'' | '"' => Self::Plain(c),
             _ => Self::Escaped(c.escape_debug()),
         }

@@ -1,4 +1,4 @@
-//! The control plane: bodies of the REST routes, with E2B's names.
+//! The control plane: request and response bodies of the REST routes, with E2B's field names.
 //!
 //! In requests, an absent key and `null` mean the same, and unknown keys are ignored, since clients may be newer than
 //! the server. Answers omit fields that are not set.

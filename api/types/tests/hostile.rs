@@ -16,9 +16,9 @@ use api_types::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Upper limit of bytes that an agent can send: the client's limit plus socket buffers.
+/// Upper limit of the bytes that an agent can send: the client's limit, plus what the socket buffers hold.
 const SENT_MAX: u64 = AnswerLimits::CONTROL.received + (1 << 20);
-/// Bytes that an agent sends if the client does not stop it.
+/// Bytes that an agent sends if the client does not close the connection.
 const FLOOD: usize = 64 << 20;
 
 /// Connects a client with control-plane limits to an agent that reads a request, sends `answer`, and then repeats
@@ -125,7 +125,7 @@ fn data_after_the_end_of_a_stream_ends_the_call() {
     let size = format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n", stream.len());
     let chunked = [OK, size.as_bytes(), &stream, b"\r\n"].concat();
     is_stopped(&chunked, b"1\r\n.\r\n", exec);
-    // A stream that ends together with its body is valid.
+    // A stream whose last frame is the end of the body is valid.
     let whole = [chunked, b"0\r\n\r\n".to_vec()].concat();
     let (mut client, _agent) = meet(whole, Vec::new());
     let done = client.exec(&ExecRequest::new("/bin/true", &[]), PATIENCE);

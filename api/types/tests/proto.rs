@@ -185,7 +185,7 @@ fn entries() -> impl Strategy<Value = Vec<EntryInfo>> {
         Just(FileType::Directory),
         Just(FileType::Symlink),
     ];
-    // Later times than the year 2553 cannot be represented.
+    // Only a part of the range of `Timestamp`, which ends in the year 2554.
     let time = prop::option::of(0..u64::MAX / 2);
     let target = prop::option::of(".{0,4}");
     let parts = (

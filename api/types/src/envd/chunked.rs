@@ -1,9 +1,9 @@
-//! Decoder for the chunked transfer coding of HTTP/1.1 (RFC 9112, 7.1). Pure; used by client and server.
+//! Decoder for the chunked transfer coding of HTTP/1.1 (RFC 9112, 7.1), for clients and servers. Performs no I/O.
 //!
 //! The decoder consumes input as it arrives and returns body bytes as slices of the input, so it copies nothing and
 //! stores only a few counters. Chunk extensions and trailers are discarded, within a length limit.
 
-/// Length limit of a chunk-size line and of the trailer section, in bytes.
+/// Length limit of each chunk-size line, and of the trailer section, in bytes.
 const LINE_LIMIT: u32 = 1024;
 
 /// Decoder state for one message body.
@@ -14,8 +14,8 @@ pub struct ChunkedDecoder {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// In a chunk-size line. `digits`: hex digits read; `extension`: an extension has started, so no more digits
-    /// follow.
+    /// In a chunk-size line. `digits`: number of hex digits read; `extension`: the size is complete, and the rest of
+    /// the line is discarded; `seen`: number of bytes of the line read.
     Size {
         size: u64,
         digits: u32,
@@ -28,7 +28,7 @@ enum State {
     DataEnd {
         cr: bool,
     },
-    /// In the trailer section. `blank`: the current line is empty so far.
+    /// In the trailer section. `blank`: the current line is empty so far; `seen`: number of bytes of the section read.
     Trailer {
         blank: bool,
         seen: u32,
@@ -52,7 +52,7 @@ impl Default for State {
 pub enum Decoded<'a> {
     /// Body bytes. Call [`ChunkedDecoder::step`] again with the rest of the input.
     Data(&'a [u8]),
-    /// The input is used up, and the body is not complete.
+    /// All input has been consumed, and the body is not complete.
     More,
     /// The body is complete. The rest of the input belongs to the next message.
     End,
@@ -61,10 +61,10 @@ pub enum Decoded<'a> {
 /// Why the input is not a valid chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
-    /// A chunk size is missing or exceeds 60 bits.
+    /// A chunk size is missing, is malformed, or has more than 15 hex digits.
     #[error("missing or too large chunk size")]
     Size,
-    /// A chunk or a chunk size is not followed by a line end.
+    /// Chunk data is not followed by a line end.
     #[error("missing line end in a chunked body")]
     LineEnd,
     /// A size line or the trailer section exceeds the limit.
@@ -113,7 +113,7 @@ impl ChunkedDecoder {
     }
 }
 
-/// The state after one byte outside of chunk data.
+/// The state after `byte`, which is not part of chunk data.
 fn control(state: State, byte: u8) -> Result<State, ChunkError> {
     match state {
         State::Size {

@@ -1,7 +1,7 @@
 //! A small blocking client: one connection, sequential requests, no async runtime.
 //!
-//! Every call has a deadline for its total duration and reads no more than its [`AnswerLimits`] allow. After an error,
-//! the state of the connection is unknown: drop the client and connect again.
+//! Every call has a deadline for its total duration, and receives no more than its [`AnswerLimits`] allow. After an
+//! error, the state of the connection is unknown: drop the client and connect again.
 
 mod answer;
 mod calls;
@@ -29,7 +29,8 @@ use crate::guest_text;
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The VMM's socket, the guest's port or the connection is closed. Also returned while the guest is still booting.
+    /// The VMM's socket or the guest's port does not accept the connection, or the connection was lost. Also returned
+    /// while the guest is still booting.
     #[error("cannot reach the agent: {doing} failed")]
     NotReachable {
         /// The step that failed.
@@ -49,7 +50,8 @@ pub enum ClientError {
     },
     #[error("the agent did not answer within {0:?}")]
     Timeout(Duration),
-    /// The peer violated the protocol or exceeded a limit. Quotes of the peer are sanitized by [`guest_text`].
+    /// The peer violated the protocol or exceeded a limit. The text may quote the peer and is sanitized by
+    /// [`guest_text`].
     #[error("unexpected answer: {0}")]
     Protocol(String),
 }
@@ -72,19 +74,21 @@ fn protocol(what: impl std::fmt::Display) -> ClientError {
 
 impl EnvdClient {
     /// Connects to a guest port through the VMM's vsock unix socket: sends `CONNECT <port>` and expects `OK <n>`.
-    /// `timeout` limits this call and all later calls without a timeout parameter. It does not limit `connect(2)`,
+    /// `timeout` limits this call and each later call without a timeout parameter. It does not limit `connect(2)`,
     /// which blocks if the VMM does not accept connections and its backlog is full.
     ///
     /// # Errors
-    /// Returns [`ClientError::NotReachable`] if the VMM's socket or the guest's port is closed.
+    /// Returns [`ClientError::NotReachable`] if the VMM's socket or the guest's port is closed,
+    /// [`ClientError::Timeout`] if the VMM does not answer in time, and [`ClientError::Protocol`] if it does not answer
+    /// `OK`.
     pub fn connect(vsock: &Path, port: u16, timeout: Duration) -> Result<Self, ClientError> {
         Self::connect_unix(vsock, timeout)?.greeted(port)
     }
 
-    /// As [`EnvdClient::connect`], over an existing connection to the VMM's vsock unix socket.
+    /// Like [`EnvdClient::connect`], but over an existing connection to the VMM's vsock unix socket.
     ///
     /// # Errors
-    /// Returns [`ClientError::NotReachable`] if the guest's port is closed.
+    /// Returns the errors of [`EnvdClient::connect`].
     pub fn connect_over(
         vsock: UnixStream,
         port: u16,
@@ -130,8 +134,8 @@ impl<S: Transport> EnvdClient<S> {
         }
     }
 
-    /// Sets the `Host` header and additional headers of all later requests, for proxies that route by them. The values
-    /// must not contain line ends.
+    /// Sets the `Host` header and additional headers of later requests, for proxies that route by these headers. The
+    /// values must not contain line ends. Tunnels and streamed input do not send these headers.
     pub fn set_route(&mut self, authority: &str, headers: &[(&str, &str)]) {
         self.authority = authority.to_owned();
         self.headers = headers
@@ -140,7 +144,7 @@ impl<S: Transport> EnvdClient<S> {
             .collect();
     }
 
-    /// Sets the `X-Access-Token` header of all later requests.
+    /// Sets the `X-Access-Token` header of later requests. Tunnels do not send it.
     pub fn set_access_token(&mut self, token: Option<String>) {
         self.token = token;
     }
@@ -155,8 +159,8 @@ impl<S: Transport> EnvdClient<S> {
         self.connection.limits = limits;
     }
 
-    /// Returns the underlying stream. All answers must have been read completely. The stream keeps the timeouts of the
-    /// last call.
+    /// Returns the underlying stream. All answers must have been read completely. The stream keeps the read and write
+    /// timeouts that the last call set.
     ///
     /// # Errors
     /// Returns [`ClientError::Protocol`] if the agent has sent data after its last answer.

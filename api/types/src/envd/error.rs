@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The body of a failed plain request. The official clients fail on a body without `code`.
+/// The body of a failed plain request. The official clients cannot parse a body without `code`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
     pub code: u16,
@@ -15,9 +15,9 @@ pub struct ErrorBody {
 pub enum ConnectCode {
     /// The caller cancelled the request.
     Canceled,
-    /// Used if no other code fits.
+    /// The error does not fit any other code.
     Unknown,
-    /// The request is invalid in any state.
+    /// The request is invalid, whatever the state of the server.
     InvalidArgument,
     /// The caller's deadline passed.
     DeadlineExceeded,
@@ -31,7 +31,7 @@ pub enum ConnectCode {
     ResourceExhausted,
     /// The request is invalid in the current state.
     FailedPrecondition,
-    /// Interrupted by a concurrent operation.
+    /// The operation was interrupted by a concurrent operation.
     Aborted,
     /// The request refers to data beyond the valid range.
     OutOfRange,
@@ -39,7 +39,7 @@ pub enum ConnectCode {
     Unimplemented,
     /// The server has a bug or a broken invariant.
     Internal,
-    /// Temporarily impossible; a retry may succeed.
+    /// The operation is temporarily impossible; a retry may succeed.
     Unavailable,
     DataLoss,
     /// The caller, or the user that it wants to act as, is unknown.

@@ -50,10 +50,10 @@ pub struct EntryInfo {
     /// Absolute path as requested, without resolving symbolic links.
     #[serde(default, deserialize_with = "null_is_default")]
     pub path: String,
-    /// Size in bytes; for a symbolic link, the length of its text.
+    /// Size in bytes; for a symbolic link, the length of the path that it contains.
     #[serde(default, with = "int64")]
     pub size: i64,
-    /// Permission bits; for a symbolic link, those of its target.
+    /// Permission bits; for a symbolic link, the permission bits of its target.
     #[serde(default, deserialize_with = "null_is_default")]
     pub mode: u32,
     /// Type and permission bits in letters, as Go's `FileMode` formats them: `-rw-r--r--`.
@@ -122,7 +122,7 @@ pub struct WatchDirRequest {
     /// Whether subdirectories are watched too.
     #[serde(default, deserialize_with = "null_is_default")]
     pub recursive: bool,
-    /// Whether events contain the entry at their path.
+    /// Whether each event contains the metadata of the entry at its path.
     #[serde(default, deserialize_with = "null_is_default")]
     pub include_entry: bool,
     /// Whether the directory may be on a network file system, where events are unreliable.

@@ -1,4 +1,4 @@
-//! Connect's envelope around each message of a stream. Pure.
+//! Connect's envelope around each message of a stream. Performs no I/O.
 //!
 //! ```text
 //! offset 0  flags                  1 byte: 0x01 compressed, 0x02 end of stream
@@ -37,7 +37,7 @@ pub enum FrameError {
     Flags(u8),
 }
 
-/// The envelope of a body of `len` bytes.
+/// The envelope for a body of `len` bytes.
 #[must_use]
 pub fn header(flags: u8, len: u32) -> [u8; HEADER] {
     let [a, b, c, d] = len.to_be_bytes();
@@ -62,8 +62,8 @@ pub fn encode(flags: u8, body: &[u8], out: &mut Vec<u8>) -> Result<(), FrameErro
 /// is needed.
 ///
 /// # Errors
-/// As soon as the envelope is complete: returns [`FrameError::TooLong`] if the body exceeds `limit`, and
-/// [`FrameError::Flags`] for unsupported flags.
+/// Returns [`FrameError::TooLong`] if the body exceeds `limit`, and [`FrameError::Flags`] for unsupported flags. Both
+/// are detected as soon as the envelope is complete.
 pub fn decode(bytes: &[u8], limit: u32) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
     let Some(([flags, a, b, c, d], rest)) = bytes.split_first_chunk::<HEADER>() else {
         return Ok(None);

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Timestamp, proto_json::null_is_default};
 
-/// The identity and configuration of a sandbox. Sent once after boot and once after each restore. An absent field
-/// leaves the current value unchanged. Keys of E2B's body that have no meaning here are ignored.
+/// The identity and configuration of a sandbox, sent once after boot and once after each restore. An absent field
+/// leaves the current value unchanged. Keys of E2B's body that this agent does not use are ignored.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InitRequest {
@@ -23,14 +23,15 @@ pub struct InitRequest {
     /// Wall-clock time at which the request is sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timestamp: Option<Timestamp>,
-    /// Environment of all processes started from now on. Replaces the previous variables unless empty.
+    /// Environment variables of all processes started from now on. They replace the previous variables, unless the map
+    /// is empty.
     #[serde(default, deserialize_with = "null_is_default")]
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env_vars: BTreeMap<String, String>,
-    /// The `X-Access-Token` that requests must carry from now on. An empty text turns the check off.
+    /// The `X-Access-Token` that requests must carry from now on. An empty string turns the check off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_token: Option<String>,
-    /// Whether the guest has a network. Configures the network interface, or takes it down.
+    /// Whether the guest has a network. `true` configures the network interface, `false` takes it down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<bool>,
     /// User of processes whose request names none.

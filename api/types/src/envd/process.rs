@@ -60,7 +60,7 @@ pub struct StartRequest {
     pub stdin: Option<bool>,
 }
 
-/// Selects a process by its pid or its tag, one of which is required.
+/// Selects a process by its pid or its tag. One of the two is required.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessSelector {
     /// As in [`StartEvent`].
@@ -89,7 +89,7 @@ pub struct EventResponse {
 /// An event of a process. Exactly one field is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessEvent {
-    /// The process runs. Always the first event.
+    /// The process has started. Always the first event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StartEvent>,
     /// The process wrote output.
@@ -229,7 +229,7 @@ pub struct SendSignalRequest {
 /// The signals that a client can send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum Signal {
-    /// Missing or unknown; such a request is invalid.
+    /// The signal is missing or its number is unknown. Such a request is invalid.
     #[default]
     #[serde(rename = "SIGNAL_UNSPECIFIED")]
     Unspecified,

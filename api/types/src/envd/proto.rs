@@ -1,12 +1,12 @@
-//! Binary protobuf messages of the same services, for clients that use `application/proto`.
+//! Binary protobuf messages of the agent's services, for clients that use `application/proto`.
 //!
 //! The message types exist only once, in proto3 JSON. Binary messages are translated from and to JSON by tables of
-//! field numbers ([`schema`]) and a codec that is independent of the messages ([`wire`]). Nearly all clients use JSON:
-//! for them the translation costs nothing but text pages that are never touched. docs/design/008-protobuf.md compares
-//! this to prost.
+//! field numbers ([`schema`]) and a codec that is independent of the message types ([`wire`]). Nearly all clients use
+//! JSON; for them, this module costs only code pages that are never loaded. docs/design/008-protobuf.md compares this
+//! with prost.
 //!
-//! The codec is pure, and its input bounds its work: schemas have a fixed nesting depth, and the output is at most a
-//! constant factor longer than the input.
+//! The codec performs no I/O, and the length of its input bounds its work: schemas have a fixed nesting depth, and the
+//! output is at most a constant factor longer than the input.
 
 mod schema;
 mod wire;
@@ -62,11 +62,11 @@ enum Kind {
 /// Cardinality and presence of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Label {
-    /// An absent field has the default value.
+    /// An absent field is equivalent to a field with the default value.
     Implicit,
-    /// An absent field differs from one with the default value.
+    /// An absent field differs from a field with the default value.
     Optional,
-    /// As `Optional`; setting one field of the group clears the others.
+    /// Like `Optional`, but at most one field of the group is set: setting a field clears the others.
     OneOf,
     Repeated,
 }
@@ -88,7 +88,7 @@ pub enum ProtoError {
     Json,
 }
 
-/// The field for output in the event of a process.
+/// The field of a process event that contains output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataField {
     Stdout,
@@ -105,7 +105,7 @@ pub fn data_event(field: DataField, bytes: &[u8]) -> Vec<u8> {
         DataField::Stderr => 2,
         DataField::Pty => 3,
     };
-    // Field numbers from the inside out: the output, `data` in the event, `event` in the message.
+    // Field numbers from the innermost message outwards: the output, `data` in the event, `event` in the message.
     let parts = [field, 2, 1];
     parts.iter().fold(bytes.to_vec(), |inner, number| {
         let mut outer = Vec::with_capacity(inner.len() + 8);

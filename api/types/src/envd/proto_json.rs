@@ -8,7 +8,7 @@ use base64::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Standard alphabet. As proto3 JSON requires, padding is written, but optional when reading.
+/// The standard alphabet. As proto3 JSON requires, output is padded, and padding is optional in input.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),

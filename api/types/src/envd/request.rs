@@ -5,9 +5,9 @@
 
 use super::{ChunkedDecoder, Decoded};
 
-/// Length limit of a request head in bytes; a longer one is answered with 431.
+/// Length limit of a request head in bytes. A longer head is answered with 431.
 pub const MAX_HEAD: usize = 16 << 10;
-/// Limit of headers in a request; more are answered with 431.
+/// Maximum number of headers in a request. A request with more headers is answered with 431.
 pub const MAX_HEADERS: usize = 64;
 
 /// A request that cannot be parsed. The connection is closed after the answer.
@@ -30,11 +30,11 @@ impl BadRequest {
     }
 }
 
-/// Parses a request head at the start of `bytes` into `request`, which needs room for [`MAX_HEADERS`] headers. Returns
-/// the length of the head, or `None` if it is incomplete.
+/// Parses a request head at the start of `bytes` into `request`, which must have room for [`MAX_HEADERS`] headers.
+/// Returns the length of the head, or `None` if the head is incomplete.
 ///
 /// # Errors
-/// Status 431 if a limit is exceeded, 400 if the bytes are not HTTP/1.1.
+/// Returns an error with status 431 if a limit is exceeded, and with status 400 if the bytes are not an HTTP/1 request.
 pub fn parse_head<'b>(
     request: &mut httparse::Request<'_, 'b>,
     bytes: &'b [u8],
@@ -53,7 +53,7 @@ pub fn parse_head<'b>(
 /// The value of a header as text, without surrounding blanks.
 ///
 /// # Errors
-/// Status 400 if the value is not UTF-8.
+/// Returns an error with status 400 if the value is not UTF-8.
 pub fn header_text<'b>(header: &httparse::Header<'b>) -> Result<&'b str, BadRequest> {
     let text = std::str::from_utf8(header.value);
     let text = text.map_err(|_| BadRequest::new("a header is not text"))?;
@@ -78,7 +78,8 @@ impl FramingHeaders {
     /// Evaluates one header. Returns whether it determines the body length.
     ///
     /// # Errors
-    /// Status 400 for an invalid or repeated `Content-Length`, 501 for a transfer coding other than a single `chunked`.
+    /// Returns an error with status 400 for an invalid or repeated `Content-Length`, and with status 501 for a transfer
+    /// coding other than a single `chunked`.
     pub fn take(&mut self, name: &str, value: &str) -> Result<bool, BadRequest> {
         if name.eq_ignore_ascii_case("content-length") {
             let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
@@ -99,10 +100,10 @@ impl FramingHeaders {
         Ok(true)
     }
 
-    /// The framing of the body. Without either header, the body is empty.
+    /// The framing of the body. If neither header is present, the body is empty.
     ///
     /// # Errors
-    /// Status 400 if both headers are present.
+    /// Returns an error with status 400 if both headers are present.
     pub fn framing(self) -> Result<Framing, BadRequest> {
         match (self.chunked, self.length) {
             (true, Some(_)) => Err(BadRequest::new("both content-length and transfer-encoding")),
@@ -112,10 +113,10 @@ impl FramingHeaders {
     }
 }
 
-/// The framing of a body, and its remaining part.
+/// The framing of a body, and how much of the body remains.
 #[derive(Clone, Debug)]
 pub enum Framing {
-    /// This many bytes are left.
+    /// The body ends after this many more bytes.
     Length(u64),
     /// The body ends with its last chunk.
     Chunked(ChunkedDecoder),

@@ -13,13 +13,13 @@ pub trait Transport: Read + Write {
     /// Sets the timeout of each later read. `None`: no timeout.
     ///
     /// # Errors
-    /// Fails if the timeout is zero or the stream is closed.
+    /// Returns an error if the timeout is zero or the socket option cannot be set.
     fn bound_reads(&self, timeout: Option<Duration>) -> io::Result<()>;
 
     /// Sets the timeout of each later write. `None`: no timeout.
     ///
     /// # Errors
-    /// Fails if the timeout is zero or the stream is closed.
+    /// Returns an error if the timeout is zero or the socket option cannot be set.
     fn bound_writes(&self, timeout: Option<Duration>) -> io::Result<()>;
 }
 

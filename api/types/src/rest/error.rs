@@ -1,14 +1,14 @@
-//! The body of an error.
+//! The response body of a failed request.
 
 use serde::{Deserialize, Serialize};
 
-/// The error body. The official clients fail on a body without `code`.
+/// The error body. The official clients cannot parse a body without `code`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestError {
     pub code: u16,
     /// Describes the failure and its remedy.
     pub message: String,
-    /// An identifier on which clients act. Most errors have none.
+    /// An identifier by which clients recognize certain errors. Most errors have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_code: Option<String>,
 }

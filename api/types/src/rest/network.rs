@@ -18,7 +18,7 @@ pub struct NetworkConfig {
     /// DNS servers that the sandbox may query if `allow_out` contains a domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns_servers: Option<Vec<String>>,
-    /// A SOCKS5 proxy for outbound traffic.
+    /// A SOCKS5 proxy for outbound traffic. Not supported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress_proxy: Option<Value>,
     /// Whether the sandbox's ports are reachable without a traffic token. Absent: yes.
@@ -27,10 +27,10 @@ pub struct NetworkConfig {
     /// The `Host` header of requests that are forwarded to the sandbox; `${PORT}` stands for the port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask_request_host: Option<String>,
-    /// Ports whose services use TLS.
+    /// Ports whose services use TLS. Not supported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub https_ports: Option<Vec<u16>>,
-    /// Headers that are added to outbound requests, by host.
+    /// Headers that are added to outbound requests, by host. Not supported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<BTreeMap<String, Value>>,
 }
@@ -49,7 +49,8 @@ pub struct NetworkUpdate {
     pub egress_proxy: Option<Value>,
     #[serde(default)]
     pub rules: Option<BTreeMap<String, Value>>,
-    /// Allows or denies all outbound traffic. E2B writes this key in snake case.
+    /// `false` denies all outbound traffic except to `allow_out`; `true` allows the internet by default. E2B writes
+    /// this key in snake case.
     #[serde(default, rename = "allow_internet_access")]
     pub allow_internet_access: Option<bool>,
 }

@@ -15,7 +15,7 @@ pub struct SandboxMetric {
     /// `timestamp` in whole seconds since 1970.
     pub timestamp_unix: u64,
     pub cpu_count: u8,
-    /// Usage of all vCPUs since the previous sample, in percent.
+    /// Usage since the previous sample: 0 to 100 for all vCPUs together; 0 in the first sample of a VM.
     pub cpu_used_pct: f64,
     /// In bytes.
     pub mem_used: u64,
@@ -60,7 +60,7 @@ pub struct LogEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLine {
     pub timestamp: Timestamp,
-    /// A JSON object with `level`, `logger` and `message`.
+    /// A JSON object with `level`, `logger`, `message` and `timestamp`.
     pub line: String,
 }
 
@@ -74,7 +74,7 @@ pub struct SandboxLogs {
 }
 
 /// Packets that the network policy of a sandbox refused. Element of the answer of `GET /sandboxes/{id}/network/events`,
-/// sorted by time, latest last. E2B has no such route.
+/// which is sorted oldest first. E2B has no such route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkEvent {
@@ -88,7 +88,7 @@ pub struct NetworkEvent {
     pub source: String,
     /// Address and port; port 0 for protocols without ports.
     pub destination: String,
-    /// One word that identifies the reason.
+    /// An identifier of the reason, for example `no_route`.
     pub reason: String,
     /// The DNS name that was queried, or through which the sandbox learned the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{NetworkConfig, RestError};
 use crate::envd::Timestamp;
 
-/// Body of `POST /v2/sandboxes` and of `POST /sandboxes`; only the latter supports `secure`.
+/// Body of `POST /v2/sandboxes` and of `POST /sandboxes`. The former ignores `secure`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewSandbox {
@@ -18,7 +18,7 @@ pub struct NewSandbox {
     /// Seconds until the sandbox is killed or paused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,
-    /// Pause at the timeout instead of killing.
+    /// Whether the sandbox is paused at the timeout instead of being killed. Absent: no.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_pause: Option<bool>,
     /// Whether a pause at the timeout keeps memory. Absent: yes.
@@ -27,19 +27,20 @@ pub struct NewSandbox {
     /// Whether requests to a paused sandbox resume it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_resume: Option<AutoResume>,
-    /// Allows or denies all outbound traffic. E2B writes this key in snake case.
+    /// `false` denies all outbound traffic except to `network.allowOut`; `true` allows the internet by default. E2B
+    /// writes this key in snake case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(rename = "allow_internet_access")]
     pub allow_internet_access: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkConfig>,
-    /// Labels that the client chooses, for filters of lists.
+    /// Labels that the client chooses. Lists can be filtered by them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<BTreeMap<String, String>>,
-    /// Environment of all processes in the sandbox.
+    /// Environment variables of all processes in the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_vars: Option<BTreeMap<String, String>>,
-    /// Stored only: the client starts the MCP gateway itself.
+    /// The server only stores this value: the client starts the MCP gateway itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mcp: Option<Value>,
     /// Workload identity. Not supported.
@@ -78,10 +79,10 @@ pub struct ResumeRequest {
     /// Seconds from now.
     #[serde(default)]
     pub timeout: Option<i64>,
-    /// Replaces the behaviour at the timeout: `true` pauses, `false` kills.
+    /// Changes what happens at the timeout: `true` pauses the sandbox, `false` kills it.
     #[serde(default)]
     pub auto_pause: Option<bool>,
-    /// As [`ConnectSandbox::memory`].
+    /// `false`, which would discard the memory, is not supported.
     #[serde(default)]
     pub memory: Option<bool>,
 }
@@ -108,7 +109,7 @@ pub struct PauseRequest {
     /// Whether the pause keeps memory. Absent: yes.
     #[serde(default)]
     pub memory: Option<bool>,
-    /// Refuse the pause if the agent does not answer.
+    /// Whether the pause is refused if the agent does not answer. Absent: no.
     #[serde(default)]
     pub require_healthy_guest: Option<bool>,
 }
@@ -119,7 +120,7 @@ pub struct SnapshotRequest {
     /// `name` or `name:tag`.
     #[serde(default)]
     pub name: Option<String>,
-    /// Whether the snapshot keeps memory. Absent: yes.
+    /// Whether the snapshot keeps memory. Absent: yes; `false` is not supported.
     #[serde(default)]
     pub memory: Option<bool>,
 }
@@ -164,7 +165,7 @@ pub struct Sandbox {
     pub template_id: String,
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
-    /// Has no meaning; clients require the key.
+    /// Clients require this key, but do not use its value.
     #[serde(rename = "clientID")]
     pub client_id: String,
     /// Version of the agent's protocol.
@@ -193,7 +194,7 @@ impl std::fmt::Debug for Sandbox {
     }
 }
 
-/// The states that E2B's interface defines.
+/// The state of a sandbox. E2B's interface defines no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxState {
@@ -211,7 +212,7 @@ pub enum PauseMode {
     Filesystem,
 }
 
-/// Action at the timeout.
+/// What happens to a sandbox at its timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnTimeout {
@@ -237,7 +238,7 @@ pub struct ListedSandbox {
     pub template_id: String,
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
-    /// Has no meaning; clients require the key.
+    /// Clients require this key, but do not use its value.
     #[serde(rename = "clientID")]
     pub client_id: String,
     /// When the sandbox was created.
@@ -262,7 +263,7 @@ pub struct ListedSandbox {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Answer of `GET /sandboxes/{id}`: the fields of [`ListedSandbox`], and details.
+/// Answer of `GET /sandboxes/{id}`: the fields of [`ListedSandbox`] and further details.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxDetail {
@@ -271,7 +272,7 @@ pub struct SandboxDetail {
     pub template_id: String,
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
-    /// Has no meaning; clients require the key.
+    /// Clients require this key, but do not use its value.
     #[serde(rename = "clientID")]
     pub client_id: String,
     /// When the sandbox was created.

@@ -8,7 +8,7 @@ use crate::envd::Timestamp;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Template {
-    /// Never changes.
+    /// Identifies the template; never changes.
     #[serde(rename = "templateID")]
     pub template_id: String,
     /// A UUID for the template's only build.
@@ -21,7 +21,7 @@ pub struct Template {
     /// In MiB.
     #[serde(rename = "diskSizeMB")]
     pub disk_size_mb: u64,
-    /// Whether all keys may use the template.
+    /// Whether other teams may use the template. Always `false`: there is only one team.
     pub public: bool,
     /// Names without tags.
     pub aliases: Vec<String>,
@@ -74,7 +74,7 @@ pub struct Team {
     #[serde(rename = "teamID")]
     pub team_id: String,
     pub name: String,
-    /// A key of the team: the key of the request.
+    /// An API key of the team: the key that the request presented.
     pub api_key: String,
     /// Whether clients use this team by default.
     pub is_default: bool,

@@ -1,4 +1,4 @@
-//! Answers and their errors.
+//! Complete answers, and the errors that they contain.
 
 use super::{ClientError, protocol};
 use crate::{
@@ -17,7 +17,7 @@ pub struct HttpAnswer {
 }
 
 impl HttpAnswer {
-    /// The first header with this lower-case name.
+    /// The value of the first header named `name`, which must be lower case.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(n, _)| n == name);
@@ -32,7 +32,7 @@ pub(super) fn accept(answer: &HttpAnswer) -> Result<(), ClientError> {
     }
 }
 
-/// The error of a failed answer, from either of the two error bodies.
+/// The error in a failed answer, whose body must be an [`ErrorBody`] or a [`ConnectError`].
 pub(super) fn refused(answer: &HttpAnswer) -> ClientError {
     let status = answer.status;
     if let Ok(error) = serde_json::from_slice::<ErrorBody>(&answer.body) {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::envd::{InitRequest, Metrics, Transport, WriteInfo};
 
-/// Characters that are escaped in query values: all but unreserved ones (RFC 3986, 2.3) and slashes.
+/// Characters that are escaped in query values: all except slashes and unreserved characters (RFC 3986, 2.3).
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/')
     .remove(b'-')
@@ -25,7 +25,7 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `GET /health`.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
     /// fails.
     pub fn health(&mut self) -> Result<(), ClientError> {
         let answer = self.request("GET", "/health", &[], b"")?;
@@ -35,7 +35,7 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `GET /metrics`.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
     /// fails.
     pub fn metrics(&mut self) -> Result<Metrics, ClientError> {
         let answer = self.request("GET", "/metrics", &[], b"")?;
@@ -46,7 +46,7 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `POST /init`.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
     /// fails.
     pub fn init(&mut self, init: &InitRequest) -> Result<(), ClientError> {
         let body = serde_json::to_vec(init).map_err(protocol)?;
@@ -58,7 +58,7 @@ impl<S: Transport> EnvdClient<S> {
     /// Calls a unary RPC, for example `process.Process/List`.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
     /// fails.
     pub fn call<Q: Serialize, A: DeserializeOwned>(
         &mut self,
@@ -78,7 +78,7 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `GET /files`: reads a file of at most [`AnswerLimits::body`](super::AnswerLimits) bytes.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
     /// fails.
     pub fn read_file(&mut self, path: &str, user: Option<&str>) -> Result<Vec<u8>, ClientError> {
         let answer = self.request("GET", &files_target(path, user), &[], b"")?;
@@ -89,7 +89,7 @@ impl<S: Transport> EnvdClient<S> {
     /// Sends `POST /files`: replaces the content of a file and creates missing parent directories.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] unless the status is a success, and the other [`ClientError`]s if the call
+    /// Returns [`ClientError::Refused`] if the agent answers with an error, and another [`ClientError`] if the call
     /// fails.
     pub fn write_file(
         &mut self,
@@ -107,8 +107,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Turns the connection into a stream to a TCP port on the guest's loopback interface.
     ///
     /// # Errors
-    /// Returns [`ClientError::Refused`] with status 502 if no program listens on the port, and the other
-    /// [`ClientError`]s if the call fails.
+    /// Returns [`ClientError::Refused`] with status 502 if no program listens on the port, and another [`ClientError`]
+    /// if the call fails.
     pub fn tunnel(mut self, port: u16) -> Result<Tunnel<S>, ClientError> {
         let deadline = Deadline::after(self.timeout);
         let head = format!("CONNECT 127.0.0.1:{port} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n");
@@ -129,7 +129,8 @@ impl<S: Transport> EnvdClient<S> {
         })
     }
 
-    /// Sends a request with a `Content-Length` body and reads the complete answer. A status of failure is not an error.
+    /// Sends a request with a `Content-Length` body and reads the complete answer, whatever its status. A GET request
+    /// is sent without `Content-Length`, so its body must be empty.
     ///
     /// # Errors
     /// Returns any [`ClientError`] except [`ClientError::Refused`].
@@ -146,7 +147,7 @@ impl<S: Transport> EnvdClient<S> {
         self.connection.collect(head, deadline)
     }
 
-    /// Sends `bytes` unchanged and reads one answer. For tests with invalid requests.
+    /// Sends `bytes` unchanged and reads one answer, for tests with invalid requests.
     ///
     /// # Errors
     /// Returns any [`ClientError`] except [`ClientError::Refused`].
@@ -185,7 +186,7 @@ impl<S: Transport> EnvdClient<S> {
 pub struct Tunnel<S = UnixStream> {
     /// The connection, without timeouts. Each direction ends independently.
     pub stream: S,
-    /// Data from the port that has already been read; precedes the data of `stream`.
+    /// Data from the port that the client has already read. It precedes the data of `stream`.
     pub early: Vec<u8>,
 }
 

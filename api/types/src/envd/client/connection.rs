@@ -1,4 +1,4 @@
-//! One stream with deadlines and a limit of received bytes.
+//! A stream with deadlines and a limit on the number of received bytes.
 
 use std::io;
 
@@ -14,7 +14,7 @@ pub(super) struct Connection<S> {
     pub(super) limits: AnswerLimits,
     /// Bytes that the current call may still receive.
     allowed: u64,
-    /// Received bytes; those from `at` on are unused.
+    /// Received bytes. The bytes from index `at` on have not been used yet.
     held: Vec<u8>,
     at: usize,
 }
@@ -31,7 +31,7 @@ impl<S: Transport> Connection<S> {
         }
     }
 
-    /// Starts a call. The answer cannot have arrived yet, so unused data is a protocol violation.
+    /// Starts a call. The request has not been sent yet, so data that has already arrived is a protocol violation.
     pub(super) fn begin(&mut self) -> Result<(), ClientError> {
         self.allowed = self.limits.received;
         if self.unused().is_empty() {
@@ -41,7 +41,8 @@ impl<S: Transport> Connection<S> {
         }
     }
 
-    /// Reads a line of at most `most` bytes, without its line end.
+    /// Reads a line and returns it without its line end. Fails once more than `most` bytes have arrived without a line
+    /// end.
     pub(super) fn read_line(
         &mut self,
         most: usize,
@@ -63,7 +64,7 @@ impl<S: Transport> Connection<S> {
         }
     }
 
-    /// Writes all parts; small parts in a single system call.
+    /// Writes all parts. If they are small, they are joined and written at once.
     pub(super) fn send(&mut self, parts: &[&[u8]], deadline: Deadline) -> Result<(), ClientError> {
         if parts.iter().map(|p| p.len()).sum::<usize>() <= READ_SIZE {
             return self.send_part(&parts.concat(), deadline);
@@ -81,7 +82,8 @@ impl<S: Transport> Connection<S> {
             match self.stream.write(rest) {
                 Ok(n) => rest = rest.get(n..).unwrap_or_default(),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // A server may answer early and close the connection. The answer can still be read.
+                // A server may answer before it has read the whole request, and close the connection. Its answer can
+                // still be read.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 Err(e) => return Err(failed(e)),
             }
@@ -93,7 +95,7 @@ impl<S: Transport> Connection<S> {
         self.held.get(self.at..).unwrap_or_default()
     }
 
-    /// Marks bytes as used.
+    /// Marks the next `bytes` bytes as used.
     pub(super) fn use_up(&mut self, bytes: usize) {
         self.at += bytes;
     }

@@ -7,7 +7,7 @@ use std::{
 
 use super::ClientError;
 
-/// A point in time, and the timeout it results from, for error messages.
+/// A point in time. The timeout from which it was computed is kept for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     at: Instant,

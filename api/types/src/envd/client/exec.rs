@@ -19,7 +19,7 @@ use crate::envd::{
     Blob, EndEvent, EventResponse, ProcessConfig, ProcessEvent, StartRequest, Transport, frame,
 };
 
-/// Limit of the output that [`EnvdClient::exec`] collects, both streams together.
+/// Maximum number of output bytes that [`EnvdClient::exec`] accepts, both streams together.
 pub const MAX_EXEC_OUTPUT: usize = 256 << 20;
 
 /// A command for [`EnvdClient::exec`].
@@ -35,9 +35,9 @@ pub struct ExecRequest {
     pub cwd: Option<String>,
     /// `None`: the sandbox's default user.
     pub user: Option<String>,
-    /// A name by which the process can be selected.
+    /// A name by which later requests can select the process.
     pub tag: Option<String>,
-    /// Whether standard input is a pipe. `None`: the key is absent from the message.
+    /// Whether standard input is a pipe. `None`: the agent's default, as the message does not contain the key.
     pub stdin: Option<bool>,
     /// Time after which the agent kills the command. `None`: never.
     pub kill_after: Option<Duration>,
@@ -77,8 +77,8 @@ impl<S: Transport> EnvdClient<S> {
     /// Runs a command to its end and collects its output.
     ///
     /// # Errors
-    /// Returns [`ClientError`] if the call fails; the exit code of the command does not matter. After
-    /// [`ClientError::Timeout`], the command continues to run unless [`ExecRequest::kill_after`] is set.
+    /// Returns [`ClientError`] if the call fails; a command that fails is not an error. After [`ClientError::Timeout`],
+    /// the command continues to run unless [`ExecRequest::kill_after`] is set.
     pub fn exec(
         &mut self,
         request: &ExecRequest,
@@ -186,7 +186,8 @@ impl<S: Transport> EnvdClient<S> {
     }
 }
 
-/// The events of a running command. After a drop before the end, the connection is unusable and the command continues.
+/// The events of a running command. If this value is dropped before the end of the stream, the command continues to
+/// run, and the connection cannot be used any more.
 #[derive(Debug)]
 pub struct ExecStream<'a, S = UnixStream> {
     client: &'a mut EnvdClient<S>,
@@ -202,7 +203,7 @@ impl<S: Transport> ExecStream<'_, S> {
         self.pid
     }
 
-    /// Waits for the next event. Returns `None` after a successful end of the stream.
+    /// Waits for the next event. `None`: the stream has ended successfully.
     ///
     /// # Errors
     /// Returns [`ClientError::Refused`] with status 200 if the stream ends with an error, and the other

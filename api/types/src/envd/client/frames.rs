@@ -1,4 +1,4 @@
-//! Reads the frames of a streamed answer, exactly up to its end.
+//! Reads the frames of a streamed answer up to the end of its body, and no further.
 
 use serde::de::DeserializeOwned;
 
@@ -27,7 +27,7 @@ impl Frames {
         }
     }
 
-    /// Waits for the next message or the end of the stream. Must not be called after the end.
+    /// Waits for the next message or the end of the stream. Must not be called after it has returned [`Item::End`].
     pub(super) fn next<M: DeserializeOwned, S: Transport>(
         &mut self,
         connection: &mut Connection<S>,
@@ -52,7 +52,8 @@ impl Frames {
         }
     }
 
-    /// Reads the end of the body after the last frame, so that the connection can be reused.
+    /// Reads the end of the body after the last frame, so that the connection can be reused. Data after the last frame
+    /// is an error.
     fn finish<S: Transport>(
         &mut self,
         connection: &mut Connection<S>,

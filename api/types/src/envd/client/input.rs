@@ -15,7 +15,8 @@ use crate::envd::{
     ConnectRequest, ProcessInput, ProcessSelector, StreamInputData, StreamInputRequest, frame,
 };
 
-/// A call in progress. After a drop before its end, the connection is unusable.
+/// A call in progress. If this value is dropped without [`InputStream::finish`] or [`InputStream::answer`], the
+/// connection cannot be used any more.
 #[derive(Debug)]
 pub struct InputStream<'a> {
     client: &'a mut EnvdClient,
@@ -23,8 +24,8 @@ pub struct InputStream<'a> {
 }
 
 impl EnvdClient {
-    /// Starts to stream input to a process. `connect_timeout` is the agent's time limit for the call, `timeout` that of
-    /// the client.
+    /// Starts to stream input to a process. The agent ends the call after `connect_timeout`, the client after
+    /// `timeout`.
     ///
     /// # Errors
     /// Returns [`ClientError`] if the request cannot be sent. Errors of the agent are returned by
@@ -105,7 +106,7 @@ impl InputStream<'_> {
     /// Waits for the answer without ending the request. The agent answers early only if it refuses a message.
     ///
     /// # Errors
-    /// As [`InputStream::finish`].
+    /// Returns the errors of [`InputStream::finish`].
     pub fn answer(self) -> Result<(), ClientError> {
         let connection = &mut self.client.connection;
         let head = connection.read_head(self.deadline)?;

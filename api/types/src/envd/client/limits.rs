@@ -1,25 +1,25 @@
 //! Limits on the data that a client reads from an agent.
 
-/// Limits of one call. Agents are not trusted: data beyond a limit ends the call with an error, before memory is
-/// allocated for it.
+/// Limits of one call. Agents are not trusted: if an answer exceeds a limit, the call ends with an error, and at most
+/// one read buffer of data beyond the limit has been stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerLimits {
-    /// All bytes received in one call: heads, framing, bodies, streams.
+    /// Maximum number of bytes received in one call, including heads and framing.
     pub received: u64,
-    /// Bytes of a collected body, and thus of the longest file that can be read.
+    /// Maximum size of a collected body in bytes, and thus of a file that can be read.
     pub body: usize,
-    /// Bytes of one message of a stream.
+    /// Maximum size of one message of a stream in bytes.
     pub frame: u32,
 }
 
 impl AnswerLimits {
-    /// For a server that starts, pauses and ends sandboxes: none of its calls has a long answer.
+    /// For a server that starts, pauses and ends sandboxes, and expects only short answers.
     pub const CONTROL: Self = Self {
         received: 64 << 10,
         body: 64 << 10,
         frame: 64 << 10,
     };
-    /// For programs that read files and command output, and risk only their own memory.
+    /// For programs that read files and command output. A hostile agent can exhaust only the memory of such a program.
     pub const DATA: Self = Self {
         received: u64::MAX,
         body: 256 << 20,

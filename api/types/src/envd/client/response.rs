@@ -82,7 +82,8 @@ impl<S: Transport> Connection<S> {
         })
     }
 
-    /// Moves received body data to `out`; waits if there is none. Returns whether the body continues.
+    /// Appends received body data to `out`, after waiting for data if necessary. Returns `false` if the body was
+    /// already complete.
     pub(super) fn read_body(
         &mut self,
         body: &mut Body,
@@ -147,7 +148,7 @@ impl<S: Transport> Connection<S> {
     }
 }
 
-/// Extracts the framing of an answer. An answer that two readers could delimit differently is refused.
+/// Converts a parsed head. An answer whose end two readers could see at different places is refused.
 fn understand(parsed: &httparse::Response<'_, '_>) -> Result<Head, ClientError> {
     let status = parsed.code.unwrap_or_default();
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();

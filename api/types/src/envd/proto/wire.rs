@@ -14,7 +14,7 @@ const FIXED32: u64 = 5;
 enum Raw<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// A fixed-width number. No known field has this type.
+    /// A fixed-width number. No field of the schema has this wire type.
     Fixed,
 }
 
@@ -52,7 +52,7 @@ fn take_field<'a>(bytes: &mut &'a [u8]) -> Result<(u32, Raw<'a>), ProtoError> {
             Raw::Bytes(take(bytes, len)?)
         }
         FIXED32 => take(bytes, 4).map(|_| Raw::Fixed)?,
-        // Groups, which proto3 does not support.
+        // Groups, which proto3 does not support, and undefined wire types.
         _ => return Err(ProtoError::Field(number)),
     };
     match number {
@@ -61,7 +61,7 @@ fn take_field<'a>(bytes: &mut &'a [u8]) -> Result<(u32, Raw<'a>), ProtoError> {
     }
 }
 
-/// Decodes a message into `object`, which may already contain fields of an earlier occurrence.
+/// Decodes a message into `object`, which may already contain the fields of an earlier occurrence of the same message.
 pub(super) fn decode(
     message: &Message,
     mut bytes: &[u8],
@@ -213,7 +213,7 @@ pub(super) fn push_bytes(number: u32, bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Appends the binary form of a JSON object.
+/// Appends the binary form of a JSON object to `out`.
 pub(super) fn encode(
     message: &Message,
     object: &Map<String, Value>,
