@@ -1,4 +1,4 @@
-//! Templates on disk: their format, and the checks before any of their content is used.
+//! Templates on disk: their format, and the checks before a restore and of [`verify`].
 //!
 //! `state` begins with a fixed header, outside the codec:
 //! ```text

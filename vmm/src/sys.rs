@@ -22,13 +22,13 @@ use crate::watch::KICK_SIGNAL;
 /// Address of `kvm_run.immediate_exit` of the first vCPU, the one that a kick must stop.
 static IMMEDIATE_EXIT: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 
-/// Length of a file in bytes. `File::metadata` uses system calls that can also look up paths, which the seccomp filter
-/// forbids. The file offset that this changes is not used anywhere.
+/// Length of a file in bytes. Moves the file offset to the end; callers must not rely on the offset. (`File::metadata`
+/// uses system calls that can also look up paths, which the seccomp filter forbids.)
 pub(crate) fn length(file: &File) -> io::Result<u64> {
     Ok(lseek(file, 0, Whence::SeekEnd)?.cast_unsigned())
 }
 
-/// Closes all descriptors except the first three. The others were inherited and do not belong to this VM.
+/// Closes all descriptors except standard input, output and error.
 pub(crate) fn close_inherited() -> io::Result<()> {
     // SAFETY: closing a descriptor needs that no owner uses it later. This is called before anything but the three
     // standard descriptors is opened (`confine`), so every closed descriptor was inherited and has no owner.
@@ -39,7 +39,7 @@ pub(crate) fn close_inherited() -> io::Result<()> {
     }
 }
 
-/// Whether a file still has a name.
+/// Whether a file still has a name, that is, has not been deleted. Returns false if the file cannot be examined.
 pub(crate) fn has_name(file: &File) -> bool {
     // SAFETY: `fstat` needs an open descriptor and a structure to fill, for which zeros are a valid value; both live
     // until the call returns. It is called by number because the C library's function uses another system call, which
@@ -51,7 +51,7 @@ pub(crate) fn has_name(file: &File) -> bool {
     }
 }
 
-/// Takes an open /dev/kvm.
+/// Takes an open /dev/kvm. Returns an error if `file` is another file or KVM has another API version.
 pub(crate) fn kvm(file: File) -> io::Result<Kvm> {
     // SAFETY: `Kvm` needs a descriptor without another owner and closes it on drop; `into_raw_fd` has given up its
     // ownership. Whether it is /dev/kvm is checked below: the request fails for any other file.
@@ -90,7 +90,7 @@ pub(crate) fn install_kick() -> io::Result<()> {
     Ok(())
 }
 
-/// Makes kicks end the runs of this vCPU.
+/// Makes kicks end the runs of this vCPU, which must live until the process exits.
 pub(crate) fn aim_kick(vcpu: &mut VcpuFd) {
     let at = &raw mut vcpu.get_kvm_run().immediate_exit;
     IMMEDIATE_EXIT.store(at, Ordering::Release);
@@ -124,10 +124,10 @@ pub(crate) fn cpuid(leaf: u32, index: u32) -> core::arch::x86_64::CpuidResult {
     core::arch::x86_64::__cpuid_count(leaf, index)
 }
 
-/// Makes a mapping of this process a memory slot of a VM.
+/// Makes `bytes` of this process's memory at `host` a memory slot of a VM.
 ///
 /// # Errors
-/// Returns KVM's error.
+/// Returns an error if KVM refuses the slot.
 pub(crate) fn set_slot(
     vm: &VmFd,
     slot: u32,
@@ -151,7 +151,7 @@ pub(crate) fn set_slot(
 /// Like [`set_slot`], for a region of guest memory.
 ///
 /// # Errors
-/// Returns KVM's error.
+/// Returns an error if KVM refuses the slot.
 pub(crate) fn set_ram(
     vm: &VmFd,
     slot: u32,
@@ -178,9 +178,10 @@ pub(crate) fn set_xsave(vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioct
     unsafe { vcpu.set_xsave(xsave) }
 }
 
-/// Makes the given ranges (offset, bytes) of a private mapping private copies before their first write, by a store to
-/// each page that changes nothing. For single pages this is cheaper than MADV_POPULATE_WRITE, and it costs nothing for
-/// pages that are already copied. Ranges are whole pages. The first range outside of the mapping ends the work.
+/// Makes private copies of the given ranges (offset, bytes) of a private mapping before their first write, by a store
+/// to each page that changes nothing. For single pages this is cheaper than MADV_POPULATE_WRITE, and it costs next to
+/// nothing for pages that are already copied. Ranges must be whole pages. At the first range that is not inside the
+/// mapping, the function returns and leaves out the ranges that follow.
 pub(crate) fn touch(mapping: &MmapRegion<()>, ranges: impl Iterator<Item = (usize, usize)>) {
     for (offset, bytes) in ranges {
         let Some(end) = offset.checked_add(bytes) else {
@@ -204,11 +205,12 @@ pub(crate) fn touch(mapping: &MmapRegion<()>, ranges: impl Iterator<Item = (usiz
     }
 }
 
-/// Replaces `bytes` at offset `at` of a private mapping by a private mapping of `file` from offset `stored` on. All
-/// three are whole pages. The file must have these bytes, or an access behind its end raises SIGBUS.
+/// Replaces `bytes` bytes at offset `at` of a private mapping by a private mapping of `file` from offset `stored` on.
+/// All three numbers must be multiples of the page size. The file must contain the whole range: an access beyond its
+/// end raises SIGBUS. The VM must not exist yet.
 ///
 /// # Errors
-/// Returns [`io::ErrorKind::InvalidInput`] for a range outside of the mapping, and the error of mmap(2).
+/// Returns [`io::ErrorKind::InvalidInput`] for a range outside the mapping, and an error if mmap(2) fails.
 pub(crate) fn map_over(
     mapping: &MmapRegion<()>,
     at: usize,

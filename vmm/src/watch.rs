@@ -2,7 +2,7 @@
 //!
 //! A [`Watch`] is an epoll set whose descriptors also send [`KICK_SIGNAL`] to the thread that added them (`O_ASYNC`),
 //! so that readiness ends a running `KVM_RUN`. The owner of the vCPU must install the signal handler, which sets
-//! `kvm_run.immediate_exit`, **before** it adds the first descriptor: the default action of the signal ends the
+//! `kvm_run.immediate_exit`, **before** it adds the first descriptor: the default action of the signal terminates the
 //! process.
 //!
 //! The kernel sends the signal once, when a descriptor *becomes* ready, and never for timerfds, eventfds and regular
@@ -24,10 +24,10 @@ pub use token::{DeviceToken, Token};
 /// overflows a signal queue.
 pub const KICK_SIGNAL: i32 = nix::libc::SIGIO;
 
-/// Most events that one wait returns; the kernel returns the others at the next wait.
+/// Limit on the events that one wait returns; the kernel returns the others at the next wait.
 const EVENTS_MAX: usize = 32;
 
-/// Which changes of a descriptor to report. End-of-file and errors are always reported.
+/// The changes of a descriptor to report. End-of-file and errors are always reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Readable: reported by every wait until the descriptor is drained.
@@ -49,7 +49,7 @@ impl Interest {
     }
 }
 
-/// The tokens that one wait returned. The caller keeps it and reuses it, so that a wait allocates nothing.
+/// The tokens that one wait returned. The caller reuses the value for every wait, so that a wait allocates nothing.
 #[derive(Debug)]
 pub struct Events {
     raw: [EpollEvent; EVENTS_MAX],
@@ -66,14 +66,14 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Tokens of the descriptors that became ready, each once. Events with unknown tokens are left out;
-    /// [`Watch::unknown_events`] counts them.
+    /// The token of each ready descriptor. Events with unknown tokens are left out; [`Watch::unknown_events`] counts
+    /// them.
     pub fn tokens(&self) -> impl Iterator<Item = Token> + '_ {
         let raw = self.raw[..self.filled].iter();
         raw.filter_map(|event| Token::from_raw(event.data()))
     }
 
-    /// Number of descriptors that became ready.
+    /// Number of ready descriptors, including those with unknown tokens.
     #[must_use]
     pub fn len(&self) -> usize {
         self.filled
@@ -86,7 +86,7 @@ impl Events {
     }
 }
 
-/// The watched descriptors of one VMM. Only the thread that runs the vCPU may call its methods.
+/// The watched descriptors of one VMM. Only the thread that runs vCPU 0 may call its methods.
 #[derive(Debug)]
 pub struct Watch {
     epoll: Epoll,
@@ -105,7 +105,7 @@ impl Watch {
         })
     }
 
-    /// Starts to watch `fd` under `token`. Its readiness also signals the calling thread.
+    /// Starts to watch `fd` under `token`. Readiness of `fd` also signals the calling thread.
     ///
     /// # Errors
     /// Returns the kernel's error if the descriptor cannot be polled or is already in the set.
@@ -124,7 +124,8 @@ impl Watch {
         Ok(self.epoll.modify(&fd, &mut event)?)
     }
 
-    /// Stops watching `fd`. Closing the last copy of a descriptor also removes it.
+    /// Stops reporting events of `fd`. Its readiness still signals the thread. Closing the last copy of a descriptor
+    /// also removes the descriptor from the set.
     ///
     /// # Errors
     /// Returns the kernel's error if the descriptor is not in the set.
@@ -171,7 +172,7 @@ pub(crate) mod tests {
         KICKS.set(KICKS.get() + 1);
     }
 
-    /// A watch whose signal handler is installed.
+    /// Installs a signal handler that counts kicks, and creates a watch.
     pub(crate) fn test_watch() -> Watch {
         vmm_sys_util::signal::register_signal_handler(KICK_SIGNAL, count_kick).unwrap();
         Watch::new().unwrap()

@@ -1,7 +1,7 @@
 //! Detects which platform KVM on this host offers, by timing a few thousand guest instructions.
 //!
-//! A loop runs once at CPL 0 and once at CPL 3, and ends with an invalid opcode without an IDT, which is a shutdown
-//! exit. If an instruction in one ring takes as long as hundreds, KVM emulates that ring.
+//! A loop runs at CPL 0 and at CPL 3, and ends with an invalid opcode without an IDT, which is a shutdown exit. If
+//! instructions in a ring take hundreds of times as long as native ones, KVM emulates that ring.
 
 use std::{arch::x86_64::__cpuid, time::Duration};
 
@@ -18,11 +18,12 @@ use crate::{error::MachineError, memory::Memory, sys};
 const LOOPS: u64 = 1000;
 /// Number of measurements before a ring counts as emulated.
 const ROUNDS: u32 = 8;
-/// The same for ring 0 of a CPU that announces VMX or SVM. Its ring 0 is almost certainly native, and slow runs mean
-/// that the host is busy: the CPU time of an emulated machine includes the time in which its own host runs other work.
+/// Like [`ROUNDS`], for ring 0 of a CPU that announces VMX or SVM. Ring 0 of such a CPU is almost certainly native, and
+/// slow runs mean that the host is busy: if this host is itself a VM, the CPU time that it measures includes time in
+/// which its own host ran other work.
 const ROUNDS_ANNOUNCED: u32 = 100;
-/// Iterations above this time in nanoseconds are emulated. Native ones take less than 2 ns (20 to 120 where QEMU
-/// emulates the CPU), emulated ones more than 500.
+/// Time per iteration, in nanoseconds, from which a ring counts as emulated. Native iterations take less than 2 ns (20
+/// to 120 ns where QEMU emulates the CPU), emulated ones more than 500 ns.
 const EMULATED_NS: u64 = 300;
 
 /// The result of the probe.
@@ -92,8 +93,9 @@ fn classify(ring0_ns: Option<u64>, ring3_ns: Option<u64>) -> HostPlatform {
     }
 }
 
-/// Time per iteration. Noise only makes runs slower. So one fast long run is sufficient; otherwise the result is the
-/// fastest long run minus the fastest empty one, which cancels the cost of the exits.
+/// Time per iteration in nanoseconds. Noise only makes runs slower, so one fast long run is sufficient. Otherwise the
+/// result is computed from the fastest long run minus the fastest run of one iteration, which cancels the cost of the
+/// exits. Returns `None` if the loop did not run.
 fn iteration_ns(kvm: &Kvm, cpl: u8) -> Option<u64> {
     let mut empty = Duration::MAX;
     let mut full = Duration::MAX;
@@ -119,14 +121,14 @@ pub(crate) fn announces_virtualization() -> bool {
     __cpuid(1).ecx & 1 << 5 != 0 || has_svm
 }
 
-/// The time per iteration of a run including its exits, if even that is native speed.
+/// The time per iteration of a long run, exits included, if even this time is that of a native ring.
 fn fast(full: Duration) -> Option<u64> {
     let bound = u64::try_from(full.as_nanos() / u128::from(LOOPS)).ok()?;
     (bound < EMULATED_NS).then_some(bound)
 }
 
-/// CPU time of one run of the loop, which does not include other processes of a busy host. Returns `None` if KVM does
-/// not behave as expected.
+/// CPU time of one run of the loop. Unlike elapsed time it does not include other processes of a busy host. Returns
+/// `None` if KVM does not behave as expected.
 fn run(kvm: &Kvm, cpl: u8, loops: u64) -> Option<Duration> {
     const TABLES: u64 = 0x1000;
     const CODE: u64 = 0x8000;

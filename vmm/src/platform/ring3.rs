@@ -1,10 +1,10 @@
 //! The `ring3` platform: the guest kernel runs at CPL 3 through its Xen PV entry, and the monitor serves its
 //! hypercalls.
 //!
-//! Guest-physical memory is RAM, followed by the monitor's region (see [`monitor::layout`]). KVM has slots for all of
-//! it, or for the chunks that a clone has touched so far ([`slots`]). Above it is the register page of the devices, a
-//! read-only slot: a read does not leave the guest, a write does, except for interrupt acknowledgements, which an
-//! ioeventfd absorbs.
+//! Guest-physical memory is RAM, followed by the monitor's region (see [`monitor::layout`]). A booted VM has KVM slots
+//! for all memory; a clone begins with slots for a part of it and adds others when it touches them ([`slots`]). Above
+//! memory is the register page of the devices, a read-only slot: a read does not leave the guest, a write does, except
+//! for interrupt acknowledgements, which an ioeventfd absorbs.
 
 mod boot_files;
 mod clock;

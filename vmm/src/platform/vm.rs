@@ -160,8 +160,8 @@ impl PlatformVm {
         Ok(())
     }
 
-    /// Continues the guest's clock where the pause stopped it. The guest does not notice the time in between, so no
-    /// watchdog fires and no timer is late. Its wall clock is behind until it is set again.
+    /// Continues the guest's clock where the pause stopped it. The guest's clock does not include the pause, so no
+    /// watchdog fires and no timer is late. The guest's wall clock is behind until it is set again.
     ///
     /// # Errors
     /// Returns the platform's error.

@@ -30,8 +30,7 @@ pub struct Ancestor {
 }
 
 impl Ancestor {
-    /// Whether the manifest still has a name and the same content. The client checks that the name is the one in
-    /// `home`.
+    /// Whether the manifest file has neither been deleted nor changed. The client checks that it is still in `home`.
     #[must_use]
     pub fn stands(&self) -> bool {
         has_name(&self.manifest)
@@ -58,7 +57,8 @@ impl Found {
     }
 }
 
-/// Reads a manifest. The format is checked first, in JSON of any shape.
+/// Reads a manifest. The format is checked before the other fields are parsed, so that a manifest of another format is
+/// reported as [`SnapshotError::Format`].
 pub(super) fn read_manifest(dir: &Directory) -> Result<Found, SnapshotError> {
     #[derive(Deserialize)]
     struct Versioned {

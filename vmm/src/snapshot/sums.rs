@@ -76,7 +76,7 @@ impl SummedFile {
     /// Writes the last block and returns length and sum.
     ///
     /// # Errors
-    /// Returns the I/O error of the file.
+    /// Returns an error if the file cannot be written.
     pub fn finish(mut self) -> io::Result<FileSum> {
         let bytes = self.blocks * BLOCK + self.block.len() as u64;
         self.write_block()?;
@@ -125,7 +125,7 @@ pub fn sum_of(bytes: &[u8]) -> FileSum {
     }
 }
 
-/// Passes each block of 64 KiB to `act` and returns the length of the file.
+/// Passes each block of 64 KiB with its index to `act`; the last block can be shorter. Returns the length of the file.
 fn for_each_block(
     file: &File,
     path: &Path,

@@ -15,8 +15,8 @@ use crate::extents::{self, Extents};
 
 const MAX_BODY: u64 = 64 << 20;
 
-/// An opened template. Manifest and state were checked against their hashes; of the large files only the lengths were
-/// checked.
+/// An opened template. The state, and for a diff the extents and the base's manifest, were checked against the hashes
+/// in the template's manifest. Of the other files only the lengths were checked.
 #[derive(Debug)]
 pub struct Template {
     /// The files of the template's own directory.
@@ -58,7 +58,8 @@ pub struct Source<'a> {
     pub home: &'a Path,
 }
 
-/// Opens a template. `host` returns the host's platform; it receives the template's, so that it can avoid a probe.
+/// Opens a template. `host` returns the host's platform; it receives the template's platform, which can make a probe of
+/// the host unnecessary.
 ///
 /// # Errors
 /// Returns [`SnapshotError`] if a file is missing or fails a check, and the error of `host`.

@@ -39,7 +39,8 @@ pub(super) fn signal_this_thread(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// `epoll_pwait2`: guest timers are finer than the milliseconds of `epoll_wait`.
+/// Waits with `epoll_pwait2`, because guest timers are finer than the milliseconds of `epoll_wait`. Returns the number
+/// of events.
 pub(super) fn wait(
     epoll: &Epoll,
     events: &mut [EpollEvent],

@@ -1,4 +1,4 @@
-//! Which descriptor an epoll event belongs to.
+//! Identification of the descriptor that an epoll event belongs to.
 //!
 //! The kernel stores one `u64` per watched descriptor and returns it with each event. [`Token`] is the closed list of
 //! purposes that the VMM registers. A number outside of the list decodes to `None`.
@@ -11,7 +11,7 @@ const FIRST_STREAM: u64 = 1 << 32;
 pub enum Token {
     /// The listening control socket: a client wants to connect.
     ControlListener,
-    /// The connection of the present control client.
+    /// The connection of the current control client.
     ControlClient,
     /// The VMM's own connection to the guest agent.
     Agent,
@@ -24,7 +24,7 @@ pub enum Token {
 pub enum DeviceToken {
     /// The network device's TAP.
     Tap,
-    /// The unix socket at which clients connect to guest ports.
+    /// The unix socket through which clients connect to guest ports.
     VsockListener,
     /// A connection of the vsock device, by the number that the device gave it.
     VsockStream(u64),

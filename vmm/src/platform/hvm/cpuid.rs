@@ -1,5 +1,5 @@
-//! The guest's CPUID: KVM's, without the features that a restore on another host or day could not preserve (performance
-//! counters, the TSC's frequency, nested virtualization, tile state).
+//! The guest's CPUID: KVM's, without the features that a restore could not preserve (performance counters, the TSC's
+//! frequency, nested virtualization, tile state).
 
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
@@ -159,7 +159,7 @@ fn filter(entry: &kvm_cpuid_entry2, deadline: bool) -> Option<kvm_cpuid_entry2> 
             // MCE, MCA
             clear(&mut e.edx, &[7, 14]);
         }
-        // The TSC's rate is that of this host; the guest's clock is kvm-clock.
+        // No invariant TSC: a clone on another host can have another rate. The guest's clock is kvm-clock.
         (0x8000_0007, _) => (e.eax, e.ebx, e.ecx, e.edx) = (0, 0, 0, 0),
         (0x4000_0001, _) => (e.eax, e.edx) = (e.eax & PARAVIRTUAL, 0),
         // Topology (replaced below), resource control, SGX, PT, TSC and bus frequency, tiles, SVM, counters.
@@ -236,7 +236,7 @@ fn is_amd(entries: &[kvm_cpuid_entry2]) -> bool {
     first == Some(name(b"Auth")) || first == Some(name(b"Hygo"))
 }
 
-/// The features that the template's CPU has and this host's CPU lacks.
+/// The features that the template's guest has and this host cannot offer.
 pub(super) fn missing(saved: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> Vec<String> {
     if vendor(saved) != vendor(host) {
         return vec!["a CPU of the same vendor".to_owned()];

@@ -109,7 +109,7 @@ impl Ports {
     fn print(&mut self, offset: u8, data: &[u8]) -> Outcome {
         let before = self.serial.writer().len();
         for byte in data {
-            // The only possible error is KVM's about the interrupt. The driver then polls.
+            // The only possible error is that KVM refuses the interrupt. The driver then polls.
             let _ = self.serial.write(offset, *byte);
         }
         let log = self.serial.writer_mut();

@@ -1,5 +1,5 @@
-//! The vCPUs from 1 on, each on its own thread. The machine's thread owns the devices, so these vCPUs hand their
-//! register writes to it and wait until the write has been handled.
+//! All vCPUs except vCPU 0, each on its own thread. The machine's thread owns the devices, so each of these threads
+//! hands its vCPU's register writes to the machine's thread and waits until the write has been handled.
 //!
 //! ```text
 //!           ┌──────── goal Run ────────┐
@@ -51,7 +51,7 @@ struct State {
     /// Number of threads whose vCPU is in the guest or about to enter it.
     in_guest: usize,
     writes: VecDeque<Write>,
-    /// Number of writes that were ever queued, and of those that were handled.
+    /// Number of writes that were ever queued; `served` counts those that were handled.
     asked: u64,
     served: u64,
     end: Option<EndReason>,
@@ -115,7 +115,7 @@ impl Shared {
     }
 }
 
-/// Locks a mutex under which only plain stores happen, so that a panic leaves no inconsistent state.
+/// Locks a mutex even if a thread panicked while it held the lock: a panic leaves no inconsistent state behind.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -205,7 +205,7 @@ impl Secondaries {
         }
     }
 
-    /// Takes all vCPUs out of the guest before it returns.
+    /// Takes all secondary vCPUs out of the guest and waits until they have left it.
     pub(super) fn pause(&mut self) {
         let Some(running) = &mut self.0 else { return };
         running.parked = true;
@@ -221,12 +221,12 @@ impl Secondaries {
         }
     }
 
-    /// The vCPUs. They can be locked only while the VM is paused.
+    /// The vCPUs. The VM must be paused: a thread holds the lock of its vCPU while the vCPU is in the guest.
     pub(super) fn vcpus(&self) -> &[Arc<Mutex<VcpuFd>>] {
         self.0.as_ref().map_or(&[], |running| &running.vcpus)
     }
 
-    /// Writes that have not been handled.
+    /// Writes that the machine has neither handled nor begun to handle.
     pub(super) fn waiting(&self) -> Vec<Write> {
         let Some(running) = &self.0 else {
             return Vec::new();
@@ -253,9 +253,9 @@ impl Running {
     }
 }
 
-/// Runs a vCPU until the process or the guest ends.
+/// Runs a vCPU for the life of the process. The thread stays parked after the guest has ended.
 fn run(shared: &Shared, vcpu: &Mutex<VcpuFd>, ports: &SharedPorts) {
-    // Kick and alarm are meant for the owner of the devices.
+    // Blocks all signals except LEAVE: the kick and the alarm are for the owner of the devices.
     let mut others: SigSet = SigSet::all();
     others.remove(LEAVE);
     // Cannot fail: both signal sets are valid.

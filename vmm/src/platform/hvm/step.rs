@@ -7,7 +7,7 @@ use super::ports::{self, Outcome, SharedPorts};
 use super::write::Write;
 use crate::{devices::PAGE_BYTES, platform::EndReason};
 
-/// The result of an exit of a vCPU.
+/// The result of one vCPU exit.
 pub(super) enum Step {
     Again,
     Kicked,

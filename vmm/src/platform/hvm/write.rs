@@ -25,7 +25,7 @@ impl Write {
         Exit::DeviceWrite {
             offset: self.offset,
             bytes: self.bytes,
-            // A snapshot can contain a larger length.
+            // An invalid snapshot can contain a larger length.
             len: usize::from(self.len.min(8)),
         }
     }

@@ -7,7 +7,8 @@ use super::vm::Ring3;
 use crate::sys;
 
 impl Ring3 {
-    /// Continues the guest's system time at `ns`, with its timer at the system time `deadline_ns`.
+    /// Continues the guest's system time at `ns`, with the guest's timer due at the system time `deadline_ns` (`None`:
+    /// no timer).
     pub(super) fn continue_clock(
         &mut self,
         ns: u64,
@@ -24,12 +25,12 @@ impl Ring3 {
         Ok(())
     }
 
-    /// Stops the clock.
+    /// Stops the guest's system time until [`Ring3::resume`].
     pub fn pause(&mut self) {
         self.paused_ns = Some(self.now_ns());
     }
 
-    /// Continues the clock.
+    /// Continues the guest's system time where [`Ring3::pause`] stopped it. Does nothing if the VM was not paused.
     ///
     /// # Errors
     /// Returns [`Ring3Error`] if the shared page cannot be accessed or KVM refuses the interrupt.

@@ -41,9 +41,9 @@ const SAVED_MSRS: [u32; 8] = [
 /// x87, SSE, AVX, AVX-512, as far as KVM supports them.
 const XCR0_WANTED: u64 = 0xe7;
 
-/// Features that programs detect on their own, since CPUID is native at CPL 3, and that a KVM of this kind does not
-/// list. The kernel must have them in its CPUID too: otherwise it does not save their registers at a context switch,
-/// and processes see each other's vector registers.
+/// Features that a KVM which emulates ring 0 does not list, but that programs detect, because CPUID executes natively
+/// at CPL 3. The kernel must have these features in its CPUID too: otherwise it does not save their registers at a
+/// context switch, and processes see each other's vector registers.
 ///
 /// SSE3, PCLMULQDQ, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, AES, XSAVE, AVX, F16C, RDRAND.
 const LEAF_1_ECX: u32 = 0x76d8_3203;
@@ -72,9 +72,9 @@ pub(super) fn split_irqchip(vm: &VmFd) -> Result<(), Ring3Error> {
     vm.enable_cap(&cap).map_err(kvm("split the irqchip"))
 }
 
-/// The CPUID for the guest kernel. At CPL 3 a KVM of this kind executes CPUID natively, and it replaces some of the
-/// values that it is given. Therefore the kernel, which uses Xen's prefix, gets its answers from the monitor's copy of
-/// this list.
+/// The CPUID for the guest kernel. On hosts of this platform CPUID executes natively at CPL 3, and KVM replaces some of
+/// the values that it is given. Therefore the kernel, which puts Xen's prefix before CPUID, gets its answers from the
+/// monitor's copy of this list.
 pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Error> {
     let supported = kvm_fd
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -87,9 +87,9 @@ pub(super) fn guest_cpuid(kvm_fd: &Kvm) -> Result<Vec<kvm_cpuid_entry2>, Ring3Er
 }
 
 /// Sets the size of the XSAVE area in leaf 0xd to that of the components that `filter` kept (AMD APM volume 3, E.4.13).
-/// KVM reports the size for all components of the host, including, for example, protection keys, which end behind the
-/// vectors. A kernel that finds a larger size than it expects disables XSAVE, and programs then see each other's vector
-/// registers.
+/// KVM reports the size for all components of the host, including, for example, protection keys, which lie beyond the
+/// vector registers. A kernel that finds a larger size than it expects disables XSAVE, and programs then see each
+/// other's vector registers.
 fn shrink_xsave_area(entries: &mut [kvm_cpuid_entry2]) {
     /// Legacy region and header. They contain x87 and SSE.
     const FIXED: u32 = 512 + 64;
@@ -103,7 +103,7 @@ fn shrink_xsave_area(entries: &mut [kvm_cpuid_entry2]) {
     }
 }
 
-/// Sets CPUID. This comes before all other state, because KVM checks XCR0 and MSRs against it.
+/// Sets CPUID. Must be called before any other state is set, because KVM checks XCR0 and MSRs against CPUID.
 pub(super) fn set_cpuid(vcpu: &VcpuFd, entries: &[kvm_cpuid_entry2]) -> Result<(), Ring3Error> {
     let cpuid = CpuId::from_entries(entries)
         .map_err(|_| Ring3Error::State("more CPUID entries than KVM takes"))?;
@@ -383,7 +383,7 @@ impl CpuState {
         &self.cpuid
     }
 
-    /// Sets all state. KVM refuses values that the CPU does not support; MSRs outside of the list are refused here.
+    /// Sets all state. KVM refuses values that the CPU does not support; MSRs outside [`SAVED_MSRS`] are refused here.
     pub(super) fn apply(&self, vcpu: &VcpuFd) -> Result<(), Ring3Error> {
         if !self
             .msrs

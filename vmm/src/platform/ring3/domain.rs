@@ -42,7 +42,7 @@ pub enum DomainError {
     },
     #[error("the kernel command line has {len} bytes, the limit is {max}", max = CMDLINE - 1)]
     Cmdline { len: usize },
-    /// The kernel's hypercall code differs from the patterns below.
+    /// The kernel does not contain exactly one match of each expected hypercall site.
     #[error(
         "the kernel's hypercall sites were not found ({hypercall} calls, {iret} irets): boot with hypercalls = \"trap\""
     )]
@@ -115,7 +115,7 @@ fn layout(kernel_end: u64, initrd_len: u64, ram: u64) -> Layout {
     }
 }
 
-/// Loads the kernel and writes everything around it.
+/// Loads the kernel and the initramfs, and writes the p2m list, the page tables and start_info.
 ///
 /// # Errors
 /// Returns [`DomainError`] if a file is invalid or does not fit.
@@ -242,7 +242,8 @@ fn start_info(
 const CALL_SITE: &[u8] = b"\x51\x41\x53\x0f\x05\x41\x5b\x59";
 const IRET_SITE: &[u8] = b"\x6a\x00\x51\x41\x53\x50\xb8\x17\x00\x00\x00\x0f\x05";
 
-/// Rewrites the sites in memory, like Linux does with its alternatives. The file is not changed.
+/// Rewrites the two sites in guest memory as jumps to the monitor, as Linux rewrites code with its alternatives. The
+/// kernel file is not changed.
 fn rewrite_hypercalls(
     memory: &Ram,
     start: u64,
@@ -274,7 +275,7 @@ fn rewrite_hypercalls(
         .map_err(DomainError::Memory)
 }
 
-/// Offsets of a pattern that are multiples of 16, where functions begin.
+/// Offsets at which the pattern occurs. Only multiples of 16 are searched, because functions begin there.
 fn find(text: &[u8], pattern: &[u8]) -> Vec<usize> {
     (0..text.len())
         .step_by(16)

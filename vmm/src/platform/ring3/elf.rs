@@ -5,7 +5,8 @@ use std::{fs::File, io, os::unix::fs::FileExt};
 const ENTRY: u32 = 1;
 const VIRT_BASE: u32 = 3;
 const PT_NOTE: u32 = 4;
-/// Limits on the number of program headers and on the length of a note segment. Real kernels are far below them.
+/// Limits on the number of program headers and on the length of a note segment. Further headers and bytes are ignored;
+/// real kernels are far below the limits.
 const MAX_HEADERS: u16 = 64;
 const MAX_NOTES: u64 = 1 << 16;
 

@@ -3,17 +3,18 @@
 //! On hosts of this kind, KVM has already moved RIP past an `int` when a kick arrives before the event is injected, and
 //! KVM_GET_VCPU_EVENTS does not report software exceptions (it expects RIP *at* the instruction). The saved registers
 //! are then those of a guest after a call that did not happen: a page fault without its address, or an address space
-//! that was not switched. The registers do not show whether the call happened, so it is repeated. All routines behind
-//! the gate but two may run twice.
+//! that was not switched. The registers do not show whether the call happened, so it is repeated. Every routine behind
+//! the gate may run twice, except two kinds ([`OUT`] and [`WRMSR`]).
 
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_vcpu_events};
 
 /// `int $4`.
 const INT_4: [u8; 2] = [0xcd, 0x04];
-/// `out dx, al`: the VMM may already have handled it. The monitor executes each of these in a loop that checks again.
+/// `out dx, al`. Not repeated, because the VMM may already have handled it; if it was lost, the monitor's loop around
+/// each such instruction checks its condition again.
 const OUT: [u8; 1] = [0xee];
-/// `wrmsr`: it sets the timer, with a TSC value from before the snapshot. The monitor arms the timer again after a
-/// restore.
+/// `wrmsr`. Not repeated, because it sets the timer to a TSC value from before the snapshot; the monitor arms the timer
+/// again after a restore.
 const WRMSR: [u8; 2] = [0x0f, 0x30];
 /// Mask of the privilege level in a selector.
 const RPL: u16 = 3;

@@ -41,7 +41,7 @@ fn word(index: usize) -> u64 {
 /// Writes the region at guest-physical address `ram`.
 ///
 /// # Errors
-/// Returns the error of the first write outside of guest memory.
+/// Returns an error if the region does not lie within guest memory.
 pub(crate) fn build(
     memory: &Ram,
     ram: u64,
@@ -107,7 +107,7 @@ fn tss(put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>) -> Result<(), Gu
     let mut bytes = [0_u8; 104];
     bytes[4..12].copy_from_slice(&word(9).to_le_bytes());
     bytes[36..44].copy_from_slice(&word(7).to_le_bytes());
-    // No I/O permission map: its base lies behind the end of the segment.
+    // No I/O permission map: its base lies beyond the end of the segment.
     bytes[102..104].copy_from_slice(&104_u16.to_le_bytes());
     bytes[44..52].copy_from_slice(&word(8).to_le_bytes());
     for (i, chunk) in bytes.chunks_exact(8).enumerate() {
@@ -144,7 +144,7 @@ fn idt(put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>) -> Result<(), Gu
 }
 
 /// Writes the list from which the monitor answers the kernel's CPUID: consecutive `CpuidEntry`s, terminated by an empty
-/// one.
+/// one. Entries with all registers zero, and entries beyond the list's capacity, are left out.
 fn cpuid_table(
     put: &impl Fn(u64, u64) -> Result<(), GuestMemoryError>,
     entries: &[kvm_cpuid_entry2],

@@ -22,7 +22,8 @@ impl Ring3 {
     /// Runs the guest until it exits.
     ///
     /// # Errors
-    /// Returns [`Ring3Error`] if the shared page cannot be accessed (a bug) or KVM refuses to run.
+    /// Returns [`Ring3Error`] if the monitor's region cannot be accessed (a bug), or KVM refuses to register memory or
+    /// to read registers. If KVM cannot run the guest, the exit is [`EndReason::Failed`].
     pub fn run(&mut self) -> Result<Exit, Ring3Error> {
         self.idle = false;
         let page = Self::memory_bytes(self.ram);
@@ -105,7 +106,8 @@ impl Ring3 {
         Ok(Exit::Memory)
     }
 
-    /// Handles an instruction that KVM cannot emulate. If KVM does not have all memory, the instruction is tried again.
+    /// Handles an instruction that KVM cannot emulate. If some memory has no slot yet, registers memory so that the
+    /// instruction runs again.
     fn emulation_failed(&mut self) -> Result<At, Ring3Error> {
         if self.slots.complete() {
             return Ok(At::Failed("KVM stopped the guest: InternalError".into()));
@@ -148,7 +150,8 @@ impl Ring3 {
         }))
     }
 
-    /// Has KVM finish the last exit without entering the guest. Returns whether that caused another exit.
+    /// Makes KVM finish the last exit without entering the guest; `immediate_exit` must be set. Returns whether that
+    /// caused another exit.
     pub(super) fn finish_exit(&mut self) -> Result<bool, Ring3Error> {
         let page = Self::memory_bytes(self.ram);
         let carried_out = match self.vcpu.run() {

@@ -38,8 +38,8 @@ impl Ring3 {
         self.memory.ram.read_obj(GuestAddress(from)).ok()
     }
 
-    /// Changes for a saved copy of guest memory: (offset, value) of 8-byte words. With them clones map the kernel's
-    /// text in large pages, which saves faults, and start without the chunks that KVM need not have.
+    /// Changes for a saved copy of guest memory: (offset, value) of 8-byte words. With these changes, clones map the
+    /// kernel's text in large pages, which saves faults, and start without slots for the chunks that KVM does not need.
     ///
     /// # Errors
     /// Returns [`Ring3Error`] if KVM refuses to read the registers, or the touched memory cannot be determined.

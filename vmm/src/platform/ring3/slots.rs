@@ -1,6 +1,6 @@
-//! Which guest memory KVM has slots for. On hosts of this kind KVM allocates ten bytes per page of a slot, whether it
-//! is accessed or not. Therefore a clone starts with the chunks that it is expected to touch, and further chunks are
-//! added when it touches them.
+//! The parts of guest memory for which KVM has slots. On hosts of this platform KVM allocates ten bytes per page of a
+//! slot, whether the page is accessed or not. Therefore a clone starts with slots for the chunks that it is expected to
+//! touch, and gets slots for further chunks when it touches them.
 //!
 //! A read or write of other memory leaves the guest as an MMIO exit with a part of its instruction: the chunk becomes a
 //! slot, and the VMM carries out the access. Instructions that lie in such memory, and those that access it and cannot
@@ -43,7 +43,8 @@ impl Slots {
         }
     }
 
-    /// Registers all memory except the chunks in `deferred` that are outside of the `expected` (offset, bytes) ranges.
+    /// Registers all memory except the chunks in `deferred` that are outside the `expected` (offset, bytes) ranges.
+    /// Fills short gaps between registered chunks (see [`GAP`]).
     ///
     /// # Errors
     /// Returns KVM's error.
@@ -64,7 +65,8 @@ impl Slots {
         self.know_runs(vm, vec![true; self.known.len()])
     }
 
-    /// Registers the chunk that contains an address, and its neighbours. Returns false if the chunk already had a slot.
+    /// Registers the chunk that contains an address, and its aligned group of [`TOGETHER`] chunks. Returns false, and
+    /// does nothing, if the chunk already had a slot or the address is outside guest memory.
     ///
     /// # Errors
     /// Returns KVM's error.
@@ -112,7 +114,7 @@ impl Slots {
     }
 }
 
-/// A list with a bit for each chunk that is true.
+/// A list in which the bit of each chunk is set if its element is true. Chunks beyond the list's capacity are left out.
 pub(super) fn list(chunks: impl Iterator<Item = bool>) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     for (chunk, yes) in chunks.enumerate().take(WORDS * 64) {
@@ -121,7 +123,7 @@ pub(super) fn list(chunks: impl Iterator<Item = bool>) -> [u64; WORDS] {
     words
 }
 
-/// Which of `chunks` chunks are registered at the start.
+/// For each of `chunks` chunks, whether it is registered at the start.
 fn begin_with(
     chunks: usize,
     deferred: &[u64; WORDS],

@@ -1,10 +1,10 @@
 //! Finds the guest's page tables. KVM walks them itself, and a walk through memory without a slot is a page fault in
 //! the guest. Therefore chunks with page tables have slots from the start.
 //!
-//! Every L4 table that was ever loaded or pinned has the monitor's entry in its slot (`pagetable::own_slot`). Another
-//! page can have the same value there only by accident or intent; then one chunk more than needed is registered. For an
-//! address space that is not pinned yet, only the kernel's half is certain to be found, through other L4 tables. For
-//! the user's half Linux walks the tables itself before it accepts a fault.
+//! Every L4 table that was ever loaded or pinned has the monitor's entry in the monitor's slot (`pagetable::own_slot`).
+//! Another page can have the same value there only by accident or intent; then more chunks than needed are registered.
+//! For an address space that is not pinned yet, only the kernel's half is certain to be found, through other L4 tables.
+//! For the user's half Linux walks the tables itself before it accepts a fault.
 
 use std::{collections::BTreeSet, io};
 
@@ -26,7 +26,7 @@ const OWN: u64 = 7;
 /// writes to it, as in a VM that was booted.
 ///
 /// # Errors
-/// Returns the I/O error of /proc/self/pagemap.
+/// Returns an error if /proc/self/pagemap cannot be read.
 pub(super) fn deferred(memory: &Memory, ram: u64) -> io::Result<[u64; WORDS]> {
     let mut found = BTreeSet::new();
     for (start, bytes) in memory.private_ranges()? {

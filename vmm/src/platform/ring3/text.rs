@@ -25,7 +25,7 @@ fn entry(ram: &Ram, table: u64, index: u64) -> Option<u64> {
     ram.read_obj(GuestAddress((table & FRAME) + index * 8)).ok()
 }
 
-/// Changes to a copy of guest memory: guest-physical address and new value of each L2 entry.
+/// Changes to a copy of guest memory: guest-physical address and new value of each L2 entry that becomes a large page.
 pub(super) fn large_pages(ram: &Ram, cr3: u64) -> Vec<(u64, u64)> {
     let l2 = (|| {
         let l3 = entry(ram, cr3, KERNEL_MAP >> 39 & 511).filter(|e| e & P != 0)?;

@@ -36,7 +36,7 @@ pub struct Ring3 {
     pub(super) registers: MmapRegion<()>,
     pub(super) _ack: EventFd,
     pub(super) clock: Clock,
-    /// System time of the guest at which it was paused; `None` while it runs.
+    /// System time of the guest at which it was paused; `None` unless it was paused.
     pub(super) paused_ns: Option<u64>,
     pub(super) idle: bool,
     pub(super) cpuid: Vec<kvm_cpuid_entry2>,
@@ -259,8 +259,8 @@ impl Ring3 {
     }
 }
 
-/// The chunk list that [`Ring3::memory_fixups`] wrote to saved memory. A guest may have overwritten it; a wrong list
-/// only makes the guest's own page faults fail.
+/// The chunk list that [`Ring3::memory_fixups`] wrote to saved memory. A guest may have overwritten the list; a wrong
+/// list only breaks the guest's own page faults.
 fn read_deferred(memory: &Memory, ram: u64) -> Result<[u64; slots::WORDS], Ring3Error> {
     let mut words = [0; slots::WORDS];
     for (i, word) in words.iter_mut().enumerate() {
