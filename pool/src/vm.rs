@@ -1,5 +1,5 @@
-//! A VMM process, held by its pidfd, so that a signal never reaches another process with the same id. It is a child of
-//! this process, or was adopted from a former server.
+//! A VMM process, referred to by a pidfd, so that a signal never reaches another process that reuses its id. The
+//! process is a child of this process, or was adopted from a former server.
 
 mod sys;
 
@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::record::ProcessName;
 
-/// Dropping it does not affect the process.
+/// A VMM process. Dropping this value does not affect the process.
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) name: ProcessName,
@@ -26,8 +26,10 @@ pub(crate) struct Vm {
 }
 
 impl Vm {
+    /// Wraps a child process.
+    ///
     /// # Errors
-    /// Returns the child if it has exited already or has no pidfd.
+    /// Returns the child with the error if it has already exited or its pidfd cannot be opened.
     pub(crate) fn of_child(child: Child) -> Result<Self, (io::Error, Child)> {
         let pid = child.id();
         let found = open(pid).and_then(|pidfd| {
@@ -47,7 +49,8 @@ impl Vm {
     /// Adopts the process of this name; `None` if it has exited.
     pub(crate) fn adopt(name: ProcessName) -> Option<Self> {
         let pidfd = open(name.pid).ok()?;
-        // The pidfd refers to the process that has the id now. The start time tells whether it is the same process.
+        // The pidfd refers to the process that has this id now; comparing the start time shows whether that is still
+        // the named process.
         name.is_alive().then(|| Self {
             name,
             pidfd: Arc::new(pidfd),
@@ -55,7 +58,7 @@ impl Vm {
         })
     }
 
-    /// Waits until the process exits, and reaps it.
+    /// Waits until the process exits. Reaps it if it is a child.
     pub(crate) async fn exited(self) -> io::Result<()> {
         let watched = sys::watch(Arc::clone(&self.pidfd))?;
         // Once readable, a pidfd stays readable.
@@ -63,10 +66,10 @@ impl Vm {
         self.reap()
     }
 
-    /// Kills the process and waits until it exits.
+    /// Kills the process and waits until it exits. Reaps it if it is a child.
     ///
     /// # Errors
-    /// Returns `TimedOut` if it does not exit within `timeout`.
+    /// Returns `TimedOut` if the process does not exit within `timeout`.
     pub(crate) fn end(self, timeout: Duration) -> io::Result<()> {
         kill(&self.pidfd);
         let bound = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);

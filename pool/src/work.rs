@@ -1,5 +1,5 @@
-//! The jobs that the driver starts, each on one slot. All of them block and run on threads, except [`lease::serve`]. A
-//! job that fails ends every process that it started.
+//! The jobs that the driver starts, each for one slot. All jobs block and run on threads, except [`lease::serve`],
+//! which runs on a task. A job that fails kills every process that it started.
 
 pub(crate) mod lease;
 pub(crate) mod save;
@@ -20,19 +20,19 @@ use crate::{error::PoolError, host, spec::Init};
 /// Errors of jobs.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkError {
-    /// A file, a directory or a control group.
+    /// Failed I/O: on a file, a control group or a socket.
     #[error("{0}")]
     Io(&'static str, #[source] io::Error),
-    /// The VMM.
+    /// A request to the VMM failed.
     #[error("{0}")]
     Control(&'static str, #[source] ControlError),
-    /// The agent.
+    /// A request to a server in the guest, usually the agent, failed.
     #[error("{0}")]
     Agent(&'static str, #[source] ClientError),
-    /// An unexpected answer of the guest, escaped by [`guest_text`].
+    /// The guest gave an unexpected answer, which is escaped by [`guest_text`].
     #[error("the guest answered \"{0}\"")]
     Answer(String),
-    /// The guest sent something before there was a request.
+    /// The agent sent data before it got a request.
     #[error("the guest agent sent data before a request")]
     Early,
     #[error("no answer within {0:?}")]
@@ -45,7 +45,7 @@ pub(crate) enum WorkError {
 }
 
 impl WorkError {
-    /// The label in the counters of failures.
+    /// The label of this error in [`crate::PoolStats::failed`].
     pub(crate) fn cause(&self) -> &'static str {
         match self {
             Self::Io(..) => "io",
@@ -90,22 +90,23 @@ impl WorkError {
         }
     }
 
-    /// The chain of causes in one line, escaped: parts of it come from the VMM and the guest.
+    /// The chain of causes in one line. It is escaped because the VMM or the guest may have supplied parts of it.
     fn one_line(&self) -> String {
         guest_text(&chain(self))
     }
 }
 
-/// The identity that a VM gets.
+/// The identity that the guest gets.
 #[derive(Clone, Debug)]
 pub(crate) enum NewIdentity {
-    /// Host name and machine id of a new machine.
+    /// A new host name, which is the sandbox's id, and a new machine id.
     Fresh { id: SandboxId, machine_id: String },
-    /// It keeps what it has.
+    /// The guest keeps its host name and machine id.
     Keep,
 }
 
-/// The body of `POST /init`, with the present time. Without a TAP the guest turns its network card off.
+/// The body of `POST /init`, with fresh entropy and the present time. Without a TAP, the guest turns its network card
+/// off.
 pub(crate) fn init_request(
     identity: &NewIdentity,
     init: &Init,
@@ -123,20 +124,20 @@ pub(crate) fn init_request(
         entropy: Some(host::hex(&host::random::<32>()?)),
         timestamp: Some(Timestamp::from_unix_ns(host::unix_ns())),
         env_vars: init.env_vars.clone(),
-        // An empty token removes the one that the template's source required.
+        // An empty token removes any token that the guest still requires from its template or snapshot.
         access_token: Some(init.access_token.clone().unwrap_or_default()),
         network: Some(tap.is_some()),
         ..InitRequest::default()
     })
 }
 
-/// Connects to the agent. Calls read at most [`AnswerLimits::CONTROL`] of an answer.
+/// Connects to the agent. The client rejects answers that exceed [`AnswerLimits::CONTROL`].
 pub(crate) fn connect_agent(vsock: &Path, timeout: Duration) -> Result<EnvdClient, WorkError> {
     connect(vsock, ENVD_PORT, timeout)
         .map_err(|e| WorkError::Agent("connect to the guest agent", e))
 }
 
-/// Connects to any server of the guest by its vsock port.
+/// Connects to any server in the guest by its vsock port.
 pub(crate) fn connect(
     vsock: &Path,
     port: u16,

@@ -1,5 +1,5 @@
-//! The lease of a warm slot: resume the VM and send the caller's settings to the agent. A caller waits for this, so
-//! both messages are sent before an answer is awaited, and everything that is needed was prepared before.
+//! The lease of a warm slot: resume the VM and send the caller's settings to the agent. A caller waits for the lease,
+//! so both messages are sent before either answer is awaited, and both connections are already open.
 
 use std::{io, os::unix::net::UnixStream as StdStream, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     record::{Durability, Kept, Record, SlotDir},
 };
 
-/// Most bytes that are read of an answer's head.
+/// Limit on the length of an answer's head, in bytes.
 const MAX_HEAD: usize = 4096;
 
 /// The open connections of a slot.
@@ -46,7 +46,7 @@ pub(crate) struct LeasePlan {
     pub(crate) id: SandboxId,
     pub(crate) dir: SlotDir,
     pub(crate) network: Option<Isolation>,
-    /// With the lease's settings.
+    /// The slot's record, with the settings of the lease.
     pub(crate) record: Record,
     pub(crate) timeline: Timeline,
     pub(crate) timeout: Duration,
@@ -60,12 +60,15 @@ pub(crate) struct Served {
     pub(crate) lines: Lines,
 }
 
+/// Leases a warm slot.
+///
 /// # Errors
-/// The sandbox cannot be confined, its record cannot be written, or VMM or agent fail or do not answer in time. The VM
-/// is left to the driver.
+/// Returns an error if the sandbox cannot be confined, its record cannot be written, or the VMM or the agent fails or
+/// does not answer in time. The driver must then end the VM.
 pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Served, WorkError> {
     let bound = plan.timeout;
-    // Before the guest runs. If the server dies here, the record still says that the VM has no owner.
+    // The policy must be in force before the guest runs. If the server is killed here, the record still states that the
+    // slot has no owner.
     if let (Some(network), Some(tap)) = (&plan.network, plan.record.tap) {
         network
             .confine(tap, &plan.id, &plan.record.policy)
@@ -74,7 +77,7 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
             .stamp(StartPhase::Confined, host::monotonic_ns());
     }
     check_silent(&lines.agent)?;
-    // Last, because it contains the present time.
+    // Made as late as possible, because it contains the present time.
     let sent_ns = host::monotonic_ns();
     let init = init_request(&NewIdentity::Keep, &plan.record.init, plan.record.tap)
         .map_err(|e| WorkError::Io("draw random bytes", e))?;
@@ -86,8 +89,8 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         lines.control.write_all(&resume).await.map_err(vmm)?;
         let sent = lines.agent.write_all(&init).await;
         sent.map_err(|e| WorkError::Io("send settings to the guest agent", e))?;
-        // The record is written while the guest works. Writing a small file to the page cache takes less time than
-        // handing it to a thread.
+        // The record is written while the guest handles the request. It is written on this task, because writing a
+        // small file to the page cache takes less time than handing the work to a thread.
         plan.record.kept = Kept::Running;
         plan.record.warm = true;
         plan.dir
@@ -143,8 +146,8 @@ async fn read_resumed(control: &mut UnixStream) -> Result<(), WorkError> {
     }
 }
 
-/// Checks that the agent has sent nothing since its last answer. What it sent could be taken for the answer to a
-/// request that was not sent yet.
+/// Checks that the agent has sent nothing since its last answer. Such data could be mistaken for the answer to the next
+/// request.
 fn check_silent(agent: &UnixStream) -> Result<(), WorkError> {
     match agent.try_read(&mut [0]) {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
@@ -157,7 +160,7 @@ fn check_silent(agent: &UnixStream) -> Result<(), WorkError> {
     }
 }
 
-/// Reads the agent's answer to `/init`. A successful one has no body.
+/// Reads the agent's answer to `/init`. A successful answer must have no body.
 pub(super) async fn read_init_answer(agent: &mut UnixStream) -> Result<(), WorkError> {
     let mut head = Vec::with_capacity(256);
     let mut piece = [0; 512];

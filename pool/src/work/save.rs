@@ -1,4 +1,4 @@
-//! Writing a sandbox to disk: pauses, snapshots for templates and forks; and the removal of a slot.
+//! Writing a sandbox to disk for a pause, a template or forks, and removing a slot from disk.
 
 use std::{
     fs, io,
@@ -19,10 +19,10 @@ use crate::{
     spec::PauseMode,
 };
 
-/// Timeout of a save: writing much memory to a slow disk takes minutes.
+/// Timeout of each request of a save: writing a lot of memory to a slow disk takes minutes.
 const SAVE: Duration = Duration::from_secs(300);
 
-/// A client on the open control connection, or on a new one.
+/// Returns a client on the open control connection if there is one, otherwise on a new connection.
 fn control(
     open: Option<UnixStream>,
     dir: &SlotDir,
@@ -51,16 +51,16 @@ pub(crate) struct PausePlan {
 /// How a pause ended.
 #[derive(Debug)]
 pub(crate) enum PauseOutcome {
-    /// Everything is on disk; this is the record that was written.
+    /// The snapshot and this record are on disk.
     OnDisk(Box<Record>),
-    /// The pause failed, and the VM goes on.
+    /// The pause failed, and the VM continues.
     Kept(WorkError),
-    /// The pause failed, and the VM cannot go on.
+    /// The pause failed, and the VM cannot continue.
     Lost(WorkError),
 }
 
 impl PausePlan {
-    /// Writes the sandbox to disk. On success the VM stays paused, for the driver to kill.
+    /// Writes the sandbox to disk. On success the VM stays paused, and the driver must kill it.
     pub(crate) fn run(mut self) -> PauseOutcome {
         let lineage = self.record.lineage.clone();
         let mut control = match control(self.control.take(), &self.dir, lineage) {
@@ -70,7 +70,7 @@ impl PausePlan {
         match self.save(&mut control) {
             Ok(()) => PauseOutcome::OnDisk(Box::new(self.record)),
             Err(e) => {
-                // An incomplete snapshot.
+                // Removes an incomplete snapshot.
                 let _ = fs::remove_dir_all(self.dir.pause());
                 match control.resume() {
                     Ok(()) => PauseOutcome::Kept(e),
@@ -101,7 +101,7 @@ impl PausePlan {
             .map_err(|e| WorkError::Io("write the sandbox's record", e))
     }
 
-    /// Has the guest write its caches to its disk, since only the disk is kept.
+    /// Runs `sync` in the guest, because only the guest's disk is kept, not the caches in its memory.
     fn sync(&self) -> Result<(), WorkError> {
         let mut client = connect_agent(&self.dir.vsock(), self.timeout)?;
         client.set_access_token(self.record.init.access_token.clone());
@@ -114,7 +114,7 @@ impl PausePlan {
     }
 }
 
-/// Writes every file of a directory through to the disk.
+/// Syncs a directory and every regular file in it to disk. Ignores sub-directories.
 fn sync_dir(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -125,7 +125,7 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }
 
-/// Writes a template through to the disk. A failure is only logged, because the template is usable.
+/// Syncs a template to disk. A failure is only logged, because the template is usable until the host crashes.
 pub(crate) fn sync_tree(home: &Path) {
     let image = home.join("image");
     let synced = if image.is_dir() {
@@ -138,18 +138,18 @@ pub(crate) fn sync_tree(home: &Path) {
     }
 }
 
-/// A snapshot of a sandbox, which stays as it is, for a template or for forks.
+/// A snapshot of a sandbox for a template or for forks. The sandbox stays as it is.
 #[derive(Debug)]
 pub(crate) struct SnapshotPlan {
     pub(crate) dir: SlotDir,
     pub(crate) from: SnapshotFrom,
-    /// The directory that is made.
+    /// The directory to create for the snapshot.
     pub(crate) to: PathBuf,
 }
 
 #[derive(Debug)]
 pub(crate) enum SnapshotFrom {
-    /// A running VM: its control connection, if one is open, and the lineage of its record.
+    /// A running VM, with its control connection, if one is open, and the lineage from its record.
     Vm(Option<UnixStream>, Option<Lineage>),
     /// The files of a pause.
     Pause,
@@ -158,17 +158,17 @@ pub(crate) enum SnapshotFrom {
 /// How a snapshot failed.
 #[derive(Debug)]
 pub(crate) enum SnapshotFailed {
-    /// The sandbox is as before.
+    /// The sandbox continues unchanged.
     Unchanged(WorkError),
-    /// The VM cannot go on.
+    /// The VM cannot continue.
     Lost(WorkError),
 }
 
 impl SnapshotPlan {
-    /// Writes the snapshot and lets the VM go on.
+    /// Writes the snapshot, and resumes the VM if there is one.
     ///
     /// # Errors
-    /// Returns whether the sandbox survived; nothing is left at the target then.
+    /// Returns [`SnapshotFailed`], which states whether the sandbox survived. Nothing is left at the target.
     pub(crate) fn run(self) -> Result<(), SnapshotFailed> {
         match self.from {
             SnapshotFrom::Vm(open, lineage) => of_vm(open, lineage, &self.dir, &self.to),
@@ -199,8 +199,8 @@ fn of_vm(
     }
 }
 
-/// The snapshot that the forks of one request start from. The directory is removed with the last reference; VMs that
-/// were restored from it keep its files open.
+/// The snapshot from which the forks of one request start. Its directory is removed when this value is dropped; VMs
+/// that were restored from the snapshot keep its files open.
 #[derive(Debug)]
 pub(crate) struct ForkSnapshot(PathBuf);
 
@@ -223,7 +223,8 @@ impl Drop for ForkSnapshot {
             }
             _ => {}
         };
-        // Deleting large files takes time, and the last reference may be the driver's.
+        // The driver's task may drop the last reference, and deleting large files takes time. Within a Tokio runtime,
+        // the files are therefore deleted on a thread.
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn_blocking(remove)),
             Err(_) => remove(),
@@ -231,7 +232,7 @@ impl Drop for ForkSnapshot {
     }
 }
 
-/// Links the files of a snapshot into another directory. They never change, so a link is as good as a copy.
+/// Links the files of a snapshot into a new directory. Links suffice instead of copies, because the files never change.
 fn link_snapshot(from: &Path, to: &Path) -> Result<(), WorkError> {
     let link = || -> io::Result<()> {
         fs::create_dir(to)?;
@@ -250,7 +251,7 @@ fn link_snapshot(from: &Path, to: &Path) -> Result<(), WorkError> {
 /// Removes the directory and the control group of a slot whose VM has exited.
 ///
 /// # Errors
-/// One of them cannot be removed; the next server tries again.
+/// Returns an error if the directory or the group cannot be removed. The next server tries again.
 pub(crate) fn clean(dir: &SlotDir, groups: &Groups, id: &str) -> io::Result<()> {
     let files = dir.remove();
     groups.remove(id).and(files)

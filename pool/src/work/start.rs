@@ -1,4 +1,4 @@
-//! Starts: a VM is made for the warm stock, for a create or fork without a warm slot, or for a resume.
+//! Starts: making a VM for the warm stock, for a create without a warm slot, for a fork, or for a resume.
 
 use std::{
     fs::{self, File},
@@ -28,8 +28,8 @@ use crate::{
     vm::Vm,
 };
 
-/// Command that a guest runs before it becomes warm, if its template lists no requests. It gives the guest private
-/// copies of the pages that a process start writes, and their page table entries.
+/// Command that a guest runs before its slot becomes warm, if its template lists no warm-up requests. After it, the
+/// pages that a process start writes are private to the VM and have page table entries.
 const WARM_UP: &str = "/bin/true";
 /// Header of the warm-up requests.
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
@@ -39,14 +39,14 @@ const END: Duration = Duration::from_secs(10);
 /// The files that a VM starts from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// The snapshot of a template or of a paused sandbox. If it is a diff and its base is loaded: the base's memory in
-    /// huge pages, over which the diff is laid.
+    /// The snapshot of a template or of a paused sandbox. If the snapshot is a diff and its base is loaded into huge
+    /// pages, the second field is the loaded base.
     Snapshot(PathBuf, Option<Arc<LoadedTemplate>>),
-    /// The snapshot that all forks of a request start from, with its base as above.
+    /// The snapshot from which all forks of a request start, with its base as for `Snapshot`.
     Fork(Arc<ForkSnapshot>, Option<Arc<LoadedTemplate>>),
-    /// A template whose memory is in huge pages; they are freed with the last reference.
+    /// A template whose memory is loaded into huge pages. This reference keeps them allocated.
     Loaded(Arc<LoadedTemplate>),
-    /// Kernel and disk: a cold boot.
+    /// Kernel, initramfs, root image and layer, for a cold boot.
     Boot {
         files: BootFiles,
         layer: PathBuf,
@@ -55,10 +55,10 @@ pub(crate) enum Source {
     },
 }
 
-/// The use of the new VM.
+/// The purpose of the new VM.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {
-    /// It becomes a warm slot after it has answered these requests.
+    /// It becomes a warm slot, after these warm-up requests were answered.
     Wait { warm_up: Arc<[WarmUpRequest]> },
     /// It becomes the sandbox of a create or fork, whose settings are in the record.
     Lease,
@@ -74,11 +74,11 @@ pub(crate) struct StartPlan {
     pub(crate) source: Source,
     pub(crate) purpose: Purpose,
     pub(crate) identity: NewIdentity,
-    /// The record while the VM is made; the start adds process, TAP and lineage.
+    /// The slot's record. The start adds process, TAP and lineage.
     pub(crate) record: Record,
     /// Guest RAM in bytes.
     pub(crate) ram: u64,
-    /// Most space that the layer may take on the host's disk.
+    /// Maximum space of the layer on the host's disk; `None`: the layer's size.
     pub(crate) layer_limit: Option<Bytes>,
     pub(crate) groups: Arc<Groups>,
     pub(crate) network: Option<Isolation>,
@@ -102,7 +102,7 @@ pub(crate) struct Started {
 pub(crate) struct Up {
     pub(crate) control: UnixStream,
     pub(crate) agent: UnixStream,
-    /// The time must be sent again; see [`super::wall_clock`].
+    /// Whether the time must be sent again; see [`super::wall_clock`].
     pub(crate) clock_may_be_late: bool,
 }
 
@@ -110,7 +110,8 @@ impl StartPlan {
     /// Makes the VM.
     ///
     /// # Errors
-    /// Any [`WorkError`]. The process has ended then and the TAP is released; the directory stays.
+    /// Returns any [`WorkError`]. The VMM process was then killed and its TAP released or discarded; the slot's
+    /// directory and control group remain.
     pub(crate) fn run(mut self) -> Result<Started, WorkError> {
         self.prepare()
             .map_err(|e| WorkError::Io("prepare the sandbox's directory", e))?;
@@ -141,7 +142,7 @@ impl StartPlan {
         match self.bring_up(&vm, tap) {
             Ok(up) => Ok((vm, up)),
             Err(e) => {
-                // If the VMM does not exit, the next server finds it by its record.
+                // If the VMM does not exit in time, the next server finds the process in the record.
                 let _ = vm.end(END);
                 Err(e)
             }
@@ -176,10 +177,10 @@ impl StartPlan {
             let _ = child.wait();
             WorkError::Io("watch the VMM", e)
         })?;
-        // Its memory must be charged to its group from the first page on, and its process must be in the record before
-        // it runs a guest.
+        // Before the VMM gets its first request, it must be in its group, so that all guest memory is charged there,
+        // and in the record.
         let known = self.groups.enter(&self.id, vm.name.pid).and_then(|()| {
-            // If memory runs out all the same, the kernel kills a sandbox before anything else.
+            // If the host runs out of memory despite the limits, the kernel prefers to kill a sandbox.
             fs::write(format!("/proc/{}/oom_score_adj", vm.name.pid), "500")?;
             self.record.vmm = Some(vm.name);
             self.dir.write(&self.record, Durability::Process)
@@ -203,7 +204,7 @@ impl StartPlan {
         self.record.lineage = control.lineage().cloned();
         let asked = Instant::now();
         let mut client = connect_agent(&self.dir.vsock(), self.timeout)?;
-        // One timeout for greeting and first answer: no agent holds a start place for longer.
+        // Greeting and first answer share one timeout, so that an agent cannot hold a start place for twice as long.
         client.set_timeout(self.timeout.saturating_sub(asked.elapsed()));
         let clock_may_be_late = self.identify(&mut client)?;
         self.timeline
@@ -225,7 +226,7 @@ impl StartPlan {
         })
     }
 
-    /// Gives the guest its identity and the time. Returns whether its clock may be late nevertheless.
+    /// Gives the guest its identity and the time. Returns whether the guest's clock may be late and must be set again.
     fn identify(&self, client: &mut EnvdClient) -> Result<bool, WorkError> {
         let sent_ns = host::monotonic_ns();
         let init = init_request(&self.identity, &self.record.init, self.record.tap)
@@ -235,14 +236,14 @@ impl StartPlan {
             .map_err(|e| WorkError::Agent("give the guest its identity", e))?;
         let late = may_be_late(sent_ns, host::monotonic_ns());
         Ok(match self.purpose {
-            // The lease sends the time.
+            // The lease of the warm slot will send the time again.
             Purpose::Wait { .. } => false,
             Purpose::Lease | Purpose::GoOn => late,
         })
     }
 
-    /// Has the guest do what users ask first, so that the pages for it are in place: the template's warm-up requests,
-    /// or a command if it has none.
+    /// Makes the guest do what a user's first request does, so that the pages for it are already private to the VM.
+    /// Sends the template's warm-up requests or, if it has none, runs a command.
     fn warm_up(&self, requests: &[WarmUpRequest], agent: &mut EnvdClient) -> Result<(), WorkError> {
         if requests.is_empty() {
             return self.warm_up_by_command(agent);
@@ -274,7 +275,8 @@ impl StartPlan {
             .map_err(|e| WorkError::Agent("run a warm-up command", e))
     }
 
-    /// Has the VMM build the VM and run it. The TAP's descriptor goes to the VMM; this process closes its copy.
+    /// Has the VMM build the VM and run it. The VMM gets a copy of the TAP's descriptor, and this process closes its
+    /// own.
     fn build(&mut self, control: &mut ControlClient, tap: Option<Tap>) -> Result<(), WorkError> {
         match self.source.clone() {
             Source::Snapshot(template, base) => {
@@ -308,7 +310,7 @@ impl StartPlan {
         Ok(())
     }
 
-    /// Takes over the VMM's stamps.
+    /// Adds the VMM's stamps to the timeline, except `AgentReady`, which this process stamps itself.
     fn stamp_all(&mut self, stamps: &Timeline) {
         for (phase, at) in stamps.iter().filter(|(p, _)| *p != StartPhase::AgentReady) {
             self.timeline.stamp(phase, at);
@@ -343,7 +345,7 @@ impl StartPlan {
         Ok(())
     }
 
-    /// Boots and waits for the agent, which gets a first identity from the VMM.
+    /// Boots the VM. Has the VMM send an identity to the agent, and waits until the agent is ready.
     fn boot(&mut self, control: &mut ControlClient, tap: Option<Tap>) -> Result<(), WorkError> {
         let Source::Boot {
             files,
@@ -388,7 +390,7 @@ impl StartPlan {
         Ok(())
     }
 
-    /// Writes the record of a sandbox that has an owner.
+    /// Writes the record of a sandbox that has an owner, and removes the files of the pause that it was resumed from.
     fn keep(&mut self, name: ProcessName) -> Result<(), WorkError> {
         let failed = |e| WorkError::Io("write the sandbox's record", e);
         self.record.vmm = Some(name);
@@ -396,7 +398,7 @@ impl StartPlan {
         self.dir
             .write(&self.record, Durability::Process)
             .map_err(failed)?;
-        // The VM keeps the files open from which it was restored.
+        // The VMM keeps open the files from which the VM was restored, so they can be removed.
         match fs::remove_dir_all(self.dir.pause()) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(e)),
             _ => Ok(()),

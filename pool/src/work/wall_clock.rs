@@ -1,6 +1,6 @@
-//! The wall clock of a guest. `POST /init` carries the time at which it was made. On a busy host the guest gets a CPU
-//! later, and its clock is then late by that delay, at most by the time until its answer. After a slow answer the time
-//! is sent again, now to a guest that runs.
+//! The wall clock of a guest. `POST /init` carries the time at which the request was made. On a busy host the guest may
+//! handle the request late. Its clock is then behind by that delay, which is at most the time until the guest's answer.
+//! After a slow answer, the time is therefore sent again.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
@@ -13,18 +13,22 @@ use super::{
 };
 use crate::host;
 
-/// A clock that may be late by more than this is set again. Less than half of the deviation that clones are promised.
+/// A clock that may be late by more than this is set again. The value is less than half of the deviation that is
+/// guaranteed to clones.
 const SLACK_NS: u64 = 20_000_000;
-/// Most attempts. On a host that is so busy, each further one is as likely to be late as the last.
+/// Maximum number of times that the clock is set again. On a host so busy that all of these are late, further attempts
+/// are unlikely to succeed.
 const AGAIN: u32 = 2;
 
-/// Whether a guest's clock may be late: the time was sent at `sent_ns` and answered at `now_ns` (CLOCK_MONOTONIC).
+/// Whether a guest's clock may be late by more than [`SLACK_NS`], if the time was sent at `sent_ns` and the answer came
+/// at `now_ns` (both CLOCK_MONOTONIC).
 pub(crate) fn may_be_late(sent_ns: u64, now_ns: u64) -> bool {
     now_ns.saturating_sub(sent_ns) > SLACK_NS
 }
 
-/// Sends the time again until an answer is quick. The request is sent before this returns, and so before any request of
-/// the sandbox's caller; a task reads the answer. Must be called within a Tokio runtime.
+/// Sends the time again, up to [`AGAIN`] times, until an answer is quick. The first request is sent before this
+/// function returns, and therefore before any request of the sandbox's caller. A task reads the answers. Must be called
+/// within a Tokio runtime.
 pub(crate) fn set_again(agent: &UnixStream, bound: Duration) {
     let sent_ns = host::monotonic_ns();
     let begun = time_alone()
@@ -44,7 +48,7 @@ pub(crate) fn set_again(agent: &UnixStream, bound: Duration) {
     }
 }
 
-/// Writes a request without waiting: the socket's buffer has room for it.
+/// Writes a request without waiting. Returns an error if the socket's buffer does not have room for all of it.
 fn send(agent: &UnixStream, request: &[u8]) -> Result<(), WorkError> {
     let failed = |e| WorkError::Io("send the time to the guest agent", e);
     match agent.try_write(request).map_err(failed)? {
@@ -73,7 +77,7 @@ async fn set_until_quick(mut agent: UnixStream, first_sent_ns: u64) -> Result<()
     read_init_answer(&mut agent).await
 }
 
-/// A request with the present time alone: the other settings of the guest stay as they are.
+/// A request that contains only the present time, so that the guest's other settings stay as they are.
 fn time_alone() -> Result<Vec<u8>, WorkError> {
     http_request(&InitRequest {
         timestamp: Some(Timestamp::from_unix_ns(host::unix_ns())),
