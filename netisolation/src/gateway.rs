@@ -1,8 +1,8 @@
 //! The resolver's device and sockets.
 //!
 //! The programs redirect DNS queries to one address on a device that nothing else uses; the source address of a query
-//! identifies the TAP that sent it. The device is a TAP whose descriptor is never read: the program on its egress
-//! redirects every answer to the guest, and the kernel removes the device when this process ends.
+//! identifies the TAP that sent it. The device is itself a TAP, but its descriptor is never read: the program on its
+//! egress redirects every answer to the guest. The kernel removes the device when this process ends.
 
 use std::{
     io,

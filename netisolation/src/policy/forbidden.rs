@@ -26,29 +26,29 @@ pub struct Exception {
 /// would forbid all of IPv4. Instead, the program refuses IPv6 packets with an IPv4-mapped remote address before it
 /// looks up a rule.
 static FORBIDDEN: [IpNet; 24] = [
-    v4([0, 0, 0, 0], 8),             // this network; Linux takes 0.0.0.0 for itself
-    v4([10, 0, 0, 0], 8),            // private
-    v4([100, 64, 0, 0], 10),         // carrier-grade NAT
-    v4([127, 0, 0, 0], 8),           // loopback
-    v4([169, 254, 0, 0], 16),        // link-local, cloud metadata
-    v4([172, 16, 0, 0], 12),         // private
-    v4([192, 0, 0, 0], 24),          // protocol assignments
-    v4([192, 88, 99, 0], 24),        // 6to4 relays
-    v4([192, 168, 0, 0], 16),        // private
-    v4([198, 18, 0, 0], 15),         // benchmarks; our resolver
-    v4([224, 0, 0, 0], 3),           // multicast, reserved, broadcast
-    v6([0, 0, 0, 0, 0, 0], 96),      // unspecified, loopback, v4-compatible
+    v4([0, 0, 0, 0], 8),      // this network; Linux treats 0.0.0.0 as the local host
+    v4([10, 0, 0, 0], 8),     // private
+    v4([100, 64, 0, 0], 10),  // carrier-grade NAT
+    v4([127, 0, 0, 0], 8),    // loopback
+    v4([169, 254, 0, 0], 16), // link-local, cloud metadata
+    v4([172, 16, 0, 0], 12),  // private
+    v4([192, 0, 0, 0], 24),   // protocol assignments
+    v4([192, 88, 99, 0], 24), // 6to4 relays
+    v4([192, 168, 0, 0], 16), // private
+    v4([198, 18, 0, 0], 15),  // benchmarks; this crate's resolver
+    v4([224, 0, 0, 0], 3),    // multicast, reserved, broadcast
+    v6([0, 0, 0, 0, 0, 0], 96), // unspecified, loopback, v4-compatible
     v6([0, 0, 0, 0, 0, 0xffff], 96), // v4-mapped
     v6([0, 0, 0, 0, 0xffff, 0], 96), // v4-translated
     v6([0x64, 0xff9b, 0, 0, 0, 0], 32), // NAT64, well-known and local
-    v6([0x100, 0, 0, 0, 0, 0], 8),   // discard
-    v6([0x200, 0, 0, 0, 0, 0], 7),   // not allocated; overlays use it
-    v6([0x400, 0, 0, 0, 0, 0], 6),   // not allocated
-    v6([0x800, 0, 0, 0, 0, 0], 5),   // not allocated
-    v6([0x1000, 0, 0, 0, 0, 0], 4),  // not allocated
+    v6([0x100, 0, 0, 0, 0, 0], 8), // discard
+    v6([0x200, 0, 0, 0, 0, 0], 7), // not allocated; overlays use it
+    v6([0x400, 0, 0, 0, 0, 0], 6), // not allocated
+    v6([0x800, 0, 0, 0, 0, 0], 5), // not allocated
+    v6([0x1000, 0, 0, 0, 0, 0], 4), // not allocated
     v6([0x2001, 0, 0, 0, 0, 0], 23), // Teredo, benchmarks, ORCHID
     v6([0x2002, 0, 0, 0, 0, 0], 16), // 6to4
-    v6([0x4000, 0, 0, 0, 0, 0], 2),  // not allocated; segment routing
+    v6([0x4000, 0, 0, 0, 0, 0], 2), // not allocated; segment routing
     v6([0x8000, 0, 0, 0, 0, 0], 1), // unique local (with metadata), link-local, site-local, multicast
 ];
 

@@ -62,7 +62,8 @@ struct Tally {
 }
 
 impl Guard {
-    /// Takes a permit for a query. `None` if the sandbox exceeds its query rate or has too many pending queries.
+    /// Takes a permit for a query. `None` if the sandbox exceeds its query rate or has too many pending queries. In the
+    /// latter case, the query still counts towards the rate.
     pub(super) fn admit(&mut self, sandbox: &SandboxId, now: Instant) -> Option<Permit> {
         let meter = self.meter(sandbox, now);
         let full_at = meter.full_at.max(now) + INTERVAL;
@@ -104,7 +105,8 @@ impl Guard {
         }
     }
 
-    /// Returns the sums of unreported refusals, and forgets idle sandboxes. To be called once per second.
+    /// Returns the sums of the refusals since the previous call that were not reported, and forgets idle sandboxes.
+    /// Must be called periodically.
     pub(super) fn take_sums(&mut self, now: Instant) -> Vec<(TapIndex, NetEvent)> {
         let mut events = Vec::new();
         self.meters.retain(|_, meter| {
