@@ -191,7 +191,7 @@ impl Isolation {
     /// flows until they end.
     ///
     /// # Errors
-    /// Returns [`IsolationError::Unknown`] if the TAP belongs to another sandbox by now or the policy does not match
+    /// Returns [`IsolationError::Unknown`] if the TAP now belongs to another sandbox or the policy does not match
     /// the name, [`IsolationError::TooMany`] if the sandbox has too many pins, or [`IsolationError::System`].
     pub fn pin(
         &self,
