@@ -27,7 +27,7 @@ const GUEST: &str = "/guest";
 const WORK: &str = "/work";
 /// Limit of open files while the steps run.
 const DESCRIPTORS: u64 = 1 << 20;
-/// The disk that the second emulated host sees too.
+/// The disk that both emulated hosts mount.
 const KEPT_DISK: &str = "/dev/vdb";
 const KEPT: &str = "/kept";
 

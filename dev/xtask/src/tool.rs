@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 /// Lines of a failed program's output in the error message.
 const LINES_SHOWN: usize = 30;
 
-/// Runs a program, its output appended to `log`.
+/// Runs a program and appends its output to `log`.
 pub(crate) fn run(command: &mut Command, log: &Path) -> Result<()> {
     let mut file = fs::OpenOptions::new()
         .append(true)

@@ -139,7 +139,7 @@ fn start_server(
     Ok(LocalServer::start(dir, options)?)
 }
 
-/// Runs up to `spec.jobs` SDKs at the same time, each in one process for all its cases.
+/// Runs up to `spec.jobs` SDKs at the same time, each in one process at a time.
 fn run_all(
     spec: &ConformanceSpec,
     sdks: &[Sdk],

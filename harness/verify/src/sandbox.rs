@@ -16,7 +16,7 @@ use testbed::{
 /// Characters of a response body that an error quotes.
 const MAX_QUOTE: usize = 300;
 
-/// A request to a sandbox or about one failed.
+/// A request to a sandbox, or about a sandbox, failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("cannot {action}: {reason}")]
 pub struct SandboxError {
@@ -137,15 +137,15 @@ impl Sandbox {
             .map(drop)
     }
 
-    /// Connects to it, which resumes it if it is paused. Returns the status: 201 if it was resumed, 200 if it ran
-    /// already.
+    /// Connects to the sandbox, which resumes it if it is paused. Returns the status: 201 if it was resumed, 200 if it
+    /// was already running.
     pub(crate) fn connect(&self) -> Result<u16, SandboxError> {
         let body = json!({ "timeout": self.account.lifetime_s });
         let answer = self.request("POST", "/connect", Some(&body), &[200, 201])?;
         Ok(answer.status)
     }
 
-    /// Forks it `count` times. Fails if any fork fails.
+    /// Forks the sandbox `count` times. Fails if any fork fails.
     pub(crate) fn fork(&self, count: u32) -> Result<Vec<Self>, SandboxError> {
         let body = json!({ "count": count, "timeout": self.account.lifetime_s });
         let answer = self.request("POST", "/fork", Some(&body), &[201])?;

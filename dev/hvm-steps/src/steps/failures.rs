@@ -47,7 +47,7 @@ pub(super) fn ends(state: &mut State<'_>) -> Result<String> {
     Ok("power-off, reboot, crash".to_owned())
 }
 
-/// After SIGKILL of a VMM, another clone of the same template starts.
+/// After a VMM is killed with SIGKILL, another clone of the same template starts.
 pub(super) fn kill(state: &mut State<'_>) -> Result<String> {
     let clone = state.clones.pop().context("no clone is running")?;
     let pid = clone.process.pid();
@@ -161,7 +161,8 @@ mod tests {
         }
     }
 
-    /// The steps run only in the tier `hvm`. Without this test, a changed text would show minutes into that tier.
+    /// The steps run only in the tier `hvm`. Without this test, a changed text would be noticed only minutes into that
+    /// tier.
     #[test]
     fn expected_texts_occur_in_the_sources_of_the_vmm() {
         let vmm = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vmm/src");

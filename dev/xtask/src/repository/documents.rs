@@ -3,7 +3,7 @@
 //! Which code spans are checked is decided by their form:
 //!
 //! - a *path* has a `/`, no blanks, and begins with a top-level directory of this repository or ends like a source
-//! file. A component in capitals is a placeholder: only the components before it are checked
+//!   file. A component in capitals is a placeholder: only the components before it are checked
 //! - a *symbol* has `::`, or is CamelCase with two capitals, or is in CAPITALS
 //! - a *name* is snake_case with an underscore
 //!

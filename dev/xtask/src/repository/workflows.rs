@@ -175,7 +175,7 @@ fn workflows_call_commands_that_exist() {
             for call in calls(&script, "bin/cube-bench ") {
                 let command = call.first().map(String::as_str).unwrap_or_default();
                 if command == "]" {
-                    // `[ -x target/cube/bin/cube-bench ]` only looks whether the program exists.
+                    // `[ -x target/cube/bin/cube-bench ]` only tests whether the program exists.
                     continue;
                 }
                 let variant = capitalized(command);

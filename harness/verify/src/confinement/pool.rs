@@ -21,7 +21,7 @@ use crate::{
 
 /// Prefix of the names of the cases in this module.
 const PREFIX: &str = "pool-";
-/// Sandboxes whose state is checked.
+/// Number of sandboxes whose state is checked.
 const SANDBOXES: u32 = 3;
 /// Sandboxes that the server keeps ready: fewer than `SANDBOXES`, so that some are started on request.
 const WARM: u32 = 2;

@@ -63,7 +63,7 @@ enum Outcome {
     Ended(Option<String>),
 }
 
-/// Runs all cases of one SDK.
+/// Runs all cases of one SDK. If a case hangs or crashes, starts a new process for the remaining cases.
 pub(super) fn run(
     sdk: &Sdk,
     dir: &Path,

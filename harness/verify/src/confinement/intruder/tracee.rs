@@ -71,7 +71,7 @@ pub(super) enum Halt {
 pub(super) struct Tracee {
     pub(super) pid: Pid,
     relation: Relation,
-    /// Whether the process has ended, so that its id may belong to another process.
+    /// Whether the process has ended. Its id may then belong to another process.
     pub(super) ended: Cell<bool>,
 }
 
@@ -85,8 +85,8 @@ impl Tracee {
         }
     }
 
-    /// Waits until the process stops or ends. `call` names the system call in errors. A child that has ended is left to
-    /// be reaped.
+    /// Waits until the process stops or ends. `call` names the system call in errors. Reaps a process that has ended,
+    /// unless the tracer is its parent.
     pub(super) fn next_halt(&self, call: &'static str) -> Try<Halt> {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WSTOPPED | WaitPidFlag::__WALL;
         let flags = flags | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
