@@ -17,7 +17,7 @@ pub(crate) enum Route {
     RemoveContext(String),
 }
 
-/// The status and text of a request without a route.
+/// The status and text of the answer to a request without a route.
 pub(crate) type NoRoute = (u16, &'static str);
 
 /// Finds the route of a request.
@@ -41,15 +41,15 @@ pub(crate) fn route(method: &str, path: &str) -> Result<Route, NoRoute> {
     }
 }
 
-/// Body of `POST /execute`. Null is equivalent to absent.
+/// Body of `POST /execute`. For optional fields, null is equivalent to absent.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ExecuteRequest {
     pub(crate) code: String,
     pub(crate) context_id: Option<String>,
     pub(crate) language: Option<String>,
     pub(crate) env_vars: Option<Variables>,
-    /// Whether the cell is counted and its results enter the history, named as in Jupyter. Not part of the official
-    /// API, in which every cell is stored.
+    /// Whether the cell is counted and its results enter the history; true if absent. Named as in Jupyter. Not part of
+    /// the official API, in which every cell is stored.
     pub(crate) store_history: Option<bool>,
 }
 

@@ -1,6 +1,6 @@
 //! State that differs between clones of a template: the identity of the clone, and the sandbox's environment. The agent
-//! writes both to a tmpfs before it admits any request. The server reads them before each cell, from files that stay
-//! open.
+//! writes both to a tmpfs while it handles `/init`, before it admits any other request for the sandbox. The server
+//! reads them before each cell, from files that stay open.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use std::{
 const BOOT_ID: &str = "boot-id";
 /// A file with the sandbox's environment as a JSON object; absent if it has none.
 const ENVS: &str = "envs";
-/// Bytes of the first read. Environments are usually smaller.
+/// Bytes per read of the environment, which is usually smaller.
 const FIRST_READ: usize = 1 << 10;
 /// Largest environment in bytes; a larger one is ignored.
 const MAX_ENVS: usize = 1 << 20;
@@ -33,9 +33,9 @@ pub(crate) struct CloneState {
     envs_file: Option<File>,
     envs: Vec<u8>,
     variables: Variables,
-    /// Counts identities. A host that was seeded under another number must be seeded again.
+    /// Incremented when the identity changes. A host that was seeded under another number must be seeded again.
     pub(crate) generation: u64,
-    /// Counts environments.
+    /// Incremented when the environment changes.
     pub(crate) environment: u64,
 }
 
@@ -57,7 +57,7 @@ impl CloneState {
 
     /// Reads the files, and increments the counters if identity or environment has changed.
     pub(crate) fn refresh(&mut self) {
-        // A file that cannot be read counts as changed: seeding twice is harmless, not seeding is not.
+        // A file that cannot be read counts as changed: a needless seeding is harmless, a missing one is not.
         let boot_id = self.read_boot_id().unwrap_or([0; BOOT_ID_LEN]);
         if boot_id != self.boot_id || boot_id == [0; BOOT_ID_LEN] {
             self.boot_id = boot_id;
@@ -65,7 +65,8 @@ impl CloneState {
         }
         let envs = self.read_envs().unwrap_or_default();
         if envs != self.envs {
-            // A file that is being written may not parse yet. It has changed again by the next cell.
+            // A file that is being written may not parse yet. It will have changed again by the next cell, and is then
+            // parsed again.
             self.variables = serde_json::from_slice(&envs).unwrap_or_default();
             self.envs = envs;
             self.environment += 1;

@@ -8,14 +8,14 @@ const HOSTS: &str = "/usr/local/lib/cube-interpreter";
 const STATE: &str = "/run/cube";
 pub(crate) const USAGE: &str = "usage: cube-interpreter [--supervise] [--warm] [--listen ADDRESS] [--vsock PORT] [--hosts DIR] [--state DIR]";
 
-/// The options of a call.
+/// The program's options.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) supervise: bool,
     /// The hosts that start with the server run warm-up code, for a snapshot.
     pub(crate) warm: bool,
     pub(crate) listen: SocketAddr,
-    /// A vsock port on which the host reaches the server directly; `None` outside guests.
+    /// A vsock port on which the machine that runs the guest reaches the server directly; `None` outside guests.
     pub(crate) vsock: Option<u32>,
     pub(crate) hosts: PathBuf,
     pub(crate) state: PathBuf,
@@ -24,7 +24,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Reads the arguments; `None` if one is unknown or malformed.
+    /// Parses the arguments; `None` if an option is unknown, or its value is missing or malformed.
     pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Self> {
         let mut config = Self {
             supervise: false,

@@ -27,7 +27,7 @@ use crate::{
 /// Largest number of waiting cells.
 const MAX_QUEUE: usize = 256;
 
-/// A cell, and the connection that it answers.
+/// A cell, and the connection that gets its events.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) conn: Key,
@@ -37,12 +37,12 @@ pub(crate) struct Job {
     pub(crate) store_history: bool,
 }
 
-/// The states of the drawing above.
+/// The states in the module's drawing.
 #[derive(Debug)]
 pub(crate) enum State {
     Starting,
     Idle,
-    /// The connection that the cell answers; `None` after its client has left.
+    /// The connection that gets the cell's events; `None` after its client has left.
     Running(Option<Key>),
     Failed,
 }
@@ -71,11 +71,11 @@ pub(crate) struct Context {
     generation: Option<u64>,
     /// The environment that the host was last sent, as counted by [`CloneState`].
     environment: Option<u64>,
-    /// Only the first host of a context runs warm-up code: a replacement is needed soon.
+    /// Only the first host of a context runs warm-up code: a replacement must be ready quickly.
     next_start: Start,
-    /// When an interrupted cell that still runs is interrupted again, or loses its host.
+    /// When a cell that was interrupted and still runs is interrupted again, or loses its host.
     pub(crate) patience: Option<Instant>,
-    /// When the cell was first interrupted; meaningless while none is.
+    /// When the running cell was first interrupted; meaningless if it was not.
     interrupted: Instant,
 }
 
@@ -124,8 +124,8 @@ impl Context {
         self.environment = None;
         self.patience = None;
         self.state = State::Failed;
-        // Hosts of this project get the sandbox's environment with their first cell. A kernel may have no code for
-        // that, and processes that Java starts inherit the environment with which the JVM was started.
+        // Other hosts get the sandbox's environment with their first cell. For a kernel, there may be no code that sets
+        // variables, and processes that Java starts inherit the environment with which the JVM was started.
         let none = Variables::new();
         let env = match self.language {
             Language::Kernel(_) | Language::Java => {
@@ -236,7 +236,8 @@ impl Context {
         self.patience = Some(now + self.language.escalation().again);
     }
 
-    /// Interrupts a cell again that still runs after an interrupt. True if its host must be replaced instead.
+    /// Interrupts again a cell that still runs after an interrupt. If its host must be replaced instead, only returns
+    /// true.
     pub(crate) fn lose_patience(&mut self, now: Instant) -> bool {
         let replace = self.language.escalation().replace;
         let hopeless = replace.is_some_and(|after| now >= self.interrupted + after);

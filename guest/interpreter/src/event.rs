@@ -35,7 +35,7 @@ pub(crate) enum Event<'a> {
 pub(crate) const END: &str = "{\"type\": \"end_of_execution\"}\n";
 
 impl<'a> Event<'a> {
-    /// The event as a line, with its end.
+    /// The event as a line, including the line end.
     pub(crate) fn line(&self) -> Vec<u8> {
         // Serializing strings and numbers cannot fail.
         let mut line = serde_json::to_vec(self).unwrap_or_default();
@@ -43,7 +43,7 @@ impl<'a> Event<'a> {
         line
     }
 
-    /// The host has ended.
+    /// The error of a cell whose host has ended.
     pub(crate) fn unexpected_end() -> Self {
         Self::Error {
             name: "UnexpectedEndOfExecution",
@@ -52,7 +52,7 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// No host can be started.
+    /// The error of a cell for which no host can be started.
     pub(crate) fn no_host(text: &'a str) -> Self {
         Self::Error {
             name: "UnexpectedEndOfExecution",
@@ -61,7 +61,7 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// Another client has restarted the context.
+    /// The error of a cell whose context was restarted by another client.
     pub(crate) fn restarted() -> Self {
         Self::Error {
             name: "ContextRestarting",

@@ -20,7 +20,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| interpreter(bytes));
 /// Chooses a parser by the first byte and runs it on the others.
 ///
 /// # Panics
-/// Panics if an assertion of a parser's checks fails.
+/// Panics if the result of a parser violates an assertion.
 pub(crate) fn interpreter(bytes: &[u8]) {
     let [choice, piece, bytes @ ..] = bytes else {
         return;
@@ -77,7 +77,8 @@ fn take(mut framing: Framing, bytes: &[u8], piece: usize) -> Result<Option<Vec<u
     Ok(None)
 }
 
-/// Encodes a cell. It is one line in JSON; in fields, the counts of variables match the number of fields.
+/// Encodes a cell in both dialects. The JSON must be one line; the number of fields must match the counts of variables
+/// in them.
 fn cell(code: &str, env: &Variables) {
     let run = Run {
         n: 1,
@@ -96,7 +97,7 @@ fn cell(code: &str, env: &Variables) {
     assert_eq!(ends, 1 + 2 * (1 + named) + 1);
 }
 
-/// Classifies a line of a host. Only JSON objects are passed on to clients.
+/// Classifies a line of a host. Only lines that begin and end with a brace may be passed on to clients.
 fn line(bytes: &[u8]) {
     let first = bytes.split(|byte| *byte == b'\n').next();
     let line = first.unwrap_or_default();

@@ -1,7 +1,8 @@
 //! A host: the process that runs the cells of one context.
 //!
-//! It gets a control socket, as its standard input if the server itself starts it. Its standard output and error are
-//! pipes to the server, so output of child processes arrives like that of the code itself.
+//! It gets a control socket: as its standard input if the server starts it directly, as a passed descriptor if the
+//! zygote forks it. Its standard output and error are pipes to the server, so output of its child processes arrives
+//! like that of the code itself.
 
 use std::{
     io,
@@ -32,7 +33,7 @@ use crate::{
     zygote::{Ends, Fork, Zygote},
 };
 
-/// Longest line of a host; results are one line each.
+/// Longest line from a host in bytes. A result is one line.
 const MAX_LINE: usize = 64 << 20;
 
 /// A standard stream.
@@ -80,7 +81,8 @@ pub(crate) struct Host {
     stderr: Pipe,
 }
 
-/// What an edge-triggered poller has reported of a descriptor, until a read has emptied it.
+/// The events that an edge-triggered poller has reported for a descriptor. `readable` is cleared when a read has
+/// emptied it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Readiness {
     readable: bool,
@@ -94,13 +96,13 @@ impl Readiness {
         self.readable |= self.hangup || flags.contains(EpollFlags::EPOLLIN);
     }
 
-    /// A short read has emptied the descriptor; after a hang-up the end must still be read.
+    /// A short read has emptied the descriptor. After a hang-up, a further read must still return the end of input.
     fn after_read(&mut self, read: usize, wanted: usize) {
         self.readable = read == wanted || self.hangup;
     }
 }
 
-/// The parent of the process.
+/// The host's process, by its parent.
 #[derive(Debug)]
 enum Process {
     /// The server's child, which leads a process group.
@@ -117,12 +119,12 @@ struct Pipe {
     decoder: Decoder,
 }
 
-/// The host has closed its control socket, or sends a line above [`MAX_LINE`].
+/// The host's control socket is closed or broken, or the host has sent a line longer than [`MAX_LINE`].
 #[derive(Debug)]
 pub(crate) struct Gone;
 
 impl Host {
-    /// Starts a host. It sends a line once it is ready.
+    /// Starts a host. The host sends a line once it is ready.
     pub(crate) fn start(
         language: &Language,
         setup: &Setup<'_>,
@@ -261,7 +263,7 @@ impl Host {
         }
     }
 
-    /// The next complete line, without its end.
+    /// The next complete line, without the line end.
     pub(crate) fn next_line(&mut self) -> Option<Vec<u8>> {
         let end = self.input.iter().position(|byte| *byte == b'\n')?;
         let mut line: Vec<u8> = self.input.drain(..=end).collect();
@@ -273,8 +275,8 @@ impl Host {
         Some(line)
     }
 
-    /// Reads once from a standard stream; `None` if nothing is available. The poller may not have reported the latest
-    /// output yet, so this reads whatever it has reported.
+    /// Reads once from a standard stream; `None` if nothing is available or the stream has ended. Tries to read even if
+    /// the poller has reported nothing, because it may not have reported the latest output yet.
     pub(crate) fn read(&mut self, stream: Stream, scratch: &mut [u8]) -> Option<String> {
         let pipe = match stream {
             Stream::Stdout => &mut self.stdout,
@@ -325,7 +327,8 @@ impl Host {
         }
     }
 
-    /// Kills the process and its process group. Returns the child that is to be reaped, if it is the server's.
+    /// Kills the process and its process group. Returns the process if it is the server's own child, which the caller
+    /// must reap.
     pub(crate) fn kill(self) -> Option<Child> {
         match self.process {
             Process::Own(child) => {
@@ -355,7 +358,7 @@ fn command(language: &Language, setup: &Setup<'_>) -> io::Result<Command> {
 }
 
 fn signal(leader: &Child, signal: Signal) {
-    // Fails only if all of them have ended.
+    // Fails only if all processes of the group have ended.
     let _ = killpg(pid(leader), signal);
 }
 

@@ -4,8 +4,8 @@
 //! server ── control socket (message) ── bridge ── shell, control (DEALER), iopub (SUB) ── kernel
 //!    └──────────── stdout, stderr: output of the kernel's children ──────────────────────────┘
 //! ```
-//! A kernel is started on first use, never before a snapshot, with a random key. A fork of a sandbox has the same key
-//! and ports as the original; both are reachable only inside their sandbox.
+//! A kernel is started on first use, never before the template's snapshot, with a random key. A fork of a sandbox has
+//! the same key and ports as the original; both are reachable only inside their sandbox.
 //!
 //! Invariants: no bridge outlives its kernel, and no kernel outlives its bridge.
 
@@ -53,8 +53,8 @@ use crate::{
 /// Size of the read buffer in bytes.
 const SCRATCH: usize = 64 << 10;
 /// A cell ends with a reply and an idle status. An interrupt just before the cell's code runs, or while the kernel
-/// reports its end, may suppress one of them (in ipykernel, the reply). After an interrupt, the cell also ends if the
-/// other one has not arrived for this long.
+/// reports its end, may suppress one of them (in ipykernel, the reply). After an interrupt, the cell therefore also
+/// ends if only one of the two has arrived and the other does not follow within this time.
 const HALF_END: Duration = Duration::from_secs(2);
 
 /// The bridge cannot continue. Usually the kernel has ended.
@@ -70,7 +70,7 @@ pub(crate) enum KernelError {
     Server(#[source] io::Error),
 }
 
-/// Runs cells until the server or the kernel ends. The kernelspec is in `dir`.
+/// Runs cells until the server closes the control socket or the kernel ends. The kernelspec is in `dir`.
 pub(crate) fn run(dir: &Path) -> Result<(), KernelError> {
     let spec = Spec::load(dir)?;
     let interrupts = take_interrupts().map_err(KernelError::Server)?;
@@ -109,7 +109,7 @@ pub(crate) fn run(dir: &Path) -> Result<(), KernelError> {
     }
 }
 
-/// Blocks SIGINT and reads it from a descriptor, because interrupts are meant for the kernel.
+/// Blocks SIGINT and returns a descriptor from which it can be read, because interrupts are meant for the kernel.
 fn take_interrupts() -> io::Result<SignalFd> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
@@ -137,7 +137,7 @@ struct Bridge {
     scratch: Vec<u8>,
     /// Interrupts of the current cell that have not been sent to the kernel.
     asked: u32,
-    /// Whether the kernel has run a cell. Before its first one it needs no reseeding, because it has just started.
+    /// Whether the server has requested a seeding. The first request is ignored, because the kernel has just started.
     seeded: bool,
 }
 
@@ -166,7 +166,7 @@ impl Progress {
         self.replied && self.idle || self.left() == Some(Duration::ZERO)
     }
 
-    /// How long to wait for the other one after an interrupt; `None` without limit.
+    /// How much longer to wait for the second of `replied` and `idle` after an interrupt; `None` if there is no limit.
     fn left(&self) -> Option<Duration> {
         let half = self.half.filter(|_| self.interrupted)?;
         Some(HALF_END.saturating_sub(half.elapsed()))
@@ -196,7 +196,7 @@ impl Bridge {
         self.send_line("{\"done\":true}")
     }
 
-    /// Changes variables of the kernel. False if the language is not supported.
+    /// Changes variables of the kernel. If the kernel's language is not supported, changes nothing and returns false.
     fn change(&mut self, changes: &Changes) -> Result<bool, KernelError> {
         if changes.is_empty() {
             return Ok(true);
@@ -275,7 +275,8 @@ impl Bridge {
         Ok(())
     }
 
-    /// Waits for the kernel or an interrupt, at most `limit`. Returns which of them are ready.
+    /// Waits for the kernel or an interrupt, at most `limit`. Returns whether the sockets shell, control and iopub, and
+    /// the interrupts, are ready, in this order.
     fn wait(&self, limit: Option<Duration>) -> Result<[bool; 4], KernelError> {
         let mut fds = [
             self.shell.as_fd(),
@@ -304,8 +305,9 @@ impl Bridge {
         asked
     }
 
-    /// Sends pending interrupts. A kernel may ignore signals until it has begun a cell (ipykernel does), and after its
-    /// first end message nothing is left to interrupt. A second interrupt is sent without waiting for the beginning.
+    /// Whether to send pending interrupts to the kernel now. A kernel may ignore signals until it has begun a cell
+    /// (ipykernel does), and after its first end message nothing is left to interrupt. A second interrupt is sent even
+    /// if the cell has not begun.
     fn is_time_to_interrupt(&self, progress: &Progress) -> bool {
         let hears = progress.begun && self.asked > 0 || self.asked > 1;
         hears && progress.half.is_none()
@@ -317,7 +319,8 @@ impl Bridge {
                 let (_, parts) = self.session.request("interrupt_request", &json!({}));
                 self.orders.send(&parts).map_err(KernelError::Kernel)?;
             }
-            // The kernel's process group; fails only if all of its processes have ended.
+            // The process group of the bridge, which includes the kernel. The bridge itself ignores this signal
+            // (`take_interrupt`).
             InterruptMode::Signal => drop(killpg(getpgrp(), Signal::SIGINT)),
         }
         Ok(())
@@ -357,7 +360,7 @@ impl Bridge {
         }
     }
 
-    /// Sends an error for a cell that the kernel aborted: its reply has no error message.
+    /// Handles a reply. If the kernel aborted the cell, sends an error, because the kernel itself sends none.
     fn reply(
         &mut self,
         content: &Value,

@@ -7,7 +7,7 @@ use crate::{
     message::Dialect,
 };
 
-/// The host of Java, below the directory of hosts. It is compiled only on machines with a JDK.
+/// The program of the Java host, relative to the directory of hosts. It is compiled only on machines with a JDK.
 const JAVA_PROGRAM: &str = "java/host.jar";
 
 /// A language of cells.
@@ -52,13 +52,14 @@ pub(crate) enum Start {
 }
 
 impl Language {
-    /// Languages with a context from the start, in the order of listing.
+    /// Languages whose default contexts are created when the server starts, in the order of listing.
     pub(crate) const AT_START: [Self; 2] = [Self::Python, Self::JavaScript];
 
     /// The language whose context is created ahead for a snapshot, because its compiler takes seconds to load.
     pub(crate) const AHEAD: Self = Self::TypeScript;
 
-    /// Finds a language by a name that a client gave; `None` if this machine does not have it.
+    /// Finds a language by a name that a client gave; the empty name means Python. `None` if this machine does not have
+    /// the language.
     pub(crate) fn parse(name: &str, hosts: &Path) -> Option<Self> {
         match name.trim().to_ascii_lowercase().as_str() {
             "" | "python" => Some(Self::Python),
@@ -117,7 +118,7 @@ impl Language {
         }
     }
 
-    /// The command line of the host, below the directory of hosts.
+    /// The command line that starts the host. `hosts` is the directory of hosts.
     pub(crate) fn command(&self, hosts: &Path, start: Start) -> Vec<String> {
         let file = |name: &str| hosts.join(name).display().to_string();
         let mut words = match self {
@@ -131,7 +132,7 @@ impl Language {
                 vec!["/proc/self/exe".to_owned(), "--kernel".to_owned(), dir]
             }
         };
-        // Only hosts that start before a snapshot get this: Bash, Java and kernels start on first use.
+        // Only hosts that start before a snapshot get this flag. Bash, Java and kernels start on first use.
         if start == Start::Warm {
             words.push("--warm".to_owned());
         }

@@ -2,8 +2,9 @@
 //!
 //! The server sends one request per cell, in one of two encodings ([`Dialect`]). As JSON, one line:
 //! `{"n":3,"code":"…","env":{…},"base":{…},"seed":true,"unstored":true}`. `env` applies to this cell only. `base`, sent
-//! when it has changed, is the sandbox's environment from now on. `seed` means that the clone has changed and random
-//! state must be reseeded. An `unstored` cell takes no number and leaves nothing in the history.
+//! when it has changed, is the sandbox's environment from now on. `seed` means that random state must be reseeded,
+//! because the host has not been seeded since the clone got its identity. An `unstored` cell takes no number and leaves
+//! nothing in the history.
 //!
 //! As fields, each ended by a zero byte: `seed` or empty; the number of base variables, or empty if they have not
 //! changed, then each as `NAME=value`; the number of the cell's variables, then each; the code.
@@ -41,7 +42,7 @@ pub(crate) struct Run<'a> {
     pub(crate) base: Option<&'a Variables>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) seed: bool,
-    /// Not among the fields: a shell keeps no history of results.
+    /// Absent from [`Dialect::Fields`]: a shell keeps no history of results.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) unstored: bool,
 }

@@ -5,8 +5,8 @@
 //!      ▲                                               │ events, end of the cell, standard output and error
 //!      └───────────────────────────────────────────────┘
 //! ```
-//! A handler gets [`Interpreter`] and its own connection. What it has for other connections (a restart ends another
-//! client's cell, for example) goes through [`notice`].
+//! A handler gets [`Interpreter`] and its own connection. Messages for other connections (for example, if a restart
+//! ends another client's cell) go through [`notice`].
 //!
 //! Invariants: the thread waits only in the poller; a host is not read while its client has no room; no cell begins
 //! before the clone's state has been read (`Context::dispatch`).

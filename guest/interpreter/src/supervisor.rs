@@ -1,4 +1,4 @@
-//! Restarts the server whenever it ends, so that a sandbox survives a user who kills it by mistake.
+//! Restarts the server whenever it ends, so that a sandbox keeps working if its user kills the server by mistake.
 
 use std::{
     process::{Command, ExitCode},

@@ -48,12 +48,13 @@ enum Order<'a> {
     End { host: u64 },
 }
 
-/// The socket to a zygote, which ends when its last owner drops this.
+/// The socket to a zygote. The zygote ends when the last owner of the socket drops it.
 #[derive(Debug)]
 struct Link(OwnedFd);
 
 impl Link {
-    /// Sends an order. If the zygote has ended, the order is dropped: its hosts have ended too.
+    /// Sends an order without blocking. Fails if the zygote has ended, and then its hosts have ended too, or if it does
+    /// not read its orders.
     fn tell(&self, order: &Order<'_>, ends: &[RawFd]) -> nix::Result<()> {
         // Serializing numbers and strings cannot fail.
         let packet = serde_json::to_vec(order).unwrap_or_default();
@@ -111,7 +112,7 @@ impl Zygote {
     /// Orders a fork. A zygote that is still loading carries it out once it is ready.
     ///
     /// # Errors
-    /// Returns the error of the start if no zygote can be started.
+    /// Returns an error if no zygote can be started, or a new one does not accept the order.
     pub(crate) fn fork(&mut self, setup: &Setup<'_>, ends: &Ends<'_>) -> io::Result<Fork> {
         self.dead
             .retain_mut(|child| matches!(child.try_wait(), Ok(None)));

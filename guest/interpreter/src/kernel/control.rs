@@ -16,7 +16,8 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Takes over the socket on standard input, which no other code of this process reads.
+    /// Takes over the socket on standard input, and replaces standard input by /dev/null. No other code of this process
+    /// may have read from standard input.
     pub(crate) fn take_standard_input() -> io::Result<Self> {
         let copy = io::stdin().as_fd().try_clone_to_owned()?;
         nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
@@ -38,7 +39,7 @@ impl Control {
         self.send(format!("{line}\n").as_bytes())
     }
 
-    /// Sends a line and its end. Blocks while the server does not read.
+    /// Sends `line`, which must include its line end. Blocks while the server does not read.
     pub(crate) fn send(&mut self, line: &[u8]) -> io::Result<()> {
         self.output.write_all(line)
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-/// Keys of MIME types in results. Other types go into `extra` under their own names.
+/// The keys of MIME types in results. Data of other types goes into `extra`, under the name of the type.
 const KEYS: [(&str, &str); 12] = [
     ("text/plain", "text"),
     ("text/html", "html"),
@@ -25,7 +25,7 @@ pub(crate) enum Weight {
     Aside,
 }
 
-/// The event line of a result, without its end.
+/// The event line of a result, without the line end.
 pub(crate) fn result(content: &Value, weight: Weight) -> String {
     let (mut fields, mut extra) = (Map::new(), Map::new());
     let none = Map::new();
@@ -47,7 +47,7 @@ pub(crate) fn result(content: &Value, weight: Weight) -> String {
     format!("{{\"type\":\"result\",{}", rest.trim_start_matches('{'))
 }
 
-/// Jupyter allows a list of pieces in place of a text.
+/// Joins a list of text pieces, which Jupyter allows in place of a text. Leaves any other value unchanged.
 fn joined(value: &Value) -> Value {
     let pieces = value
         .as_array()

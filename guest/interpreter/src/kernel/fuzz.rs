@@ -1,4 +1,4 @@
-//! Parsers of messages of kernels on arbitrary bytes.
+//! Runs the parsers of kernel messages on arbitrary bytes.
 
 use super::{
     display::{self, Weight},
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::message::{self, Line};
 
-/// Reads frames and the message that they form, unchanged and then signed with the key of the session.
+/// Parses frames and the message that they form: first unchanged, and then signed with the key of the session.
 ///
 /// # Panics
 /// Panics if a frame is longer than its input, an unsigned message is accepted, or a result is not one line.

@@ -25,7 +25,8 @@ use crate::{clone_state::Variables, sys};
 
 /// How long a kernel may take to answer after its start.
 const PATIENCE: Duration = Duration::from_secs(110);
-/// Interval of requests until then: messages that the kernel publishes before it has the subscription are lost.
+/// Interval in milliseconds at which the request is repeated until the kernel has answered. One request is not enough:
+/// messages that the kernel publishes before it has received the subscription are lost.
 const ASK: u16 = 300;
 /// Interval of attempts to connect to a port that does not listen yet.
 const TRY: Duration = Duration::from_millis(20);
@@ -79,7 +80,7 @@ impl Drop for ConnectionFile {
     }
 }
 
-/// Starts the kernel and waits until it answers on all of its sockets.
+/// Starts the kernel, connects to its sockets, and waits until it has answered on shell and iopub.
 pub(crate) fn start(
     spec: &Spec,
     dir: &Path,

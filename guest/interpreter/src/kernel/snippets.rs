@@ -1,4 +1,4 @@
-//! Code in the languages of kernels: setting environment variables, and reseeding random state.
+//! Code in the languages of kernels that sets environment variables or reseeds random state.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 /// New values of variables; `None` removes a variable.
 pub(crate) type Changes = BTreeMap<String, Option<String>>;
 
-/// A kernel language for which this code is known.
+/// The language of a kernel. `Other` is any language without such code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Language {
     Python,
@@ -17,7 +17,7 @@ pub(crate) enum Language {
 }
 
 impl Language {
-    /// The language with the name in a kernelspec.
+    /// The language that a kernelspec names.
     pub(crate) fn of(language: &str) -> Self {
         match language.to_lowercase().as_str() {
             "python" => Self::Python,

@@ -8,8 +8,8 @@ use std::{
 
 use serde::Deserialize;
 
-/// Data directories in which Jupyter looks for `kernels`, in its order: of the user, of the server's Python, of the
-/// machine.
+/// Data directories whose subdirectory `kernels` is searched, in order of precedence: those of `user`, of root, of
+/// locally installed software, and of the distribution.
 const DATA: [&str; 4] = [
     "/home/user/.local/share/jupyter",
     "/root/.local/share/jupyter",
@@ -94,7 +94,7 @@ impl Spec {
     }
 }
 
-/// Finds the kernel of that name, otherwise the first one for a language of that name.
+/// Finds the kernel of that name, otherwise the first kernel whose language has that name. Case does not matter.
 pub(crate) fn find(name: &str) -> Option<Kernel> {
     find_in(&DATA.map(PathBuf::from), name)
 }

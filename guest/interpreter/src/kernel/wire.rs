@@ -21,7 +21,7 @@ pub(crate) struct Message {
     pub(crate) content: Value,
 }
 
-/// The identity of a client: creates its messages and verifies those of its kernel.
+/// A client's session with its kernel: creates and signs the client's messages, and verifies those of the kernel.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) key: String,
@@ -121,7 +121,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// 16 random bytes of the operating system in hexadecimal digits.
+/// 16 random bytes from the operating system, as hexadecimal digits.
 fn random_hex() -> std::io::Result<String> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -13,7 +13,7 @@ const MAX_MESSAGE: usize = 64 << 20;
 /// Largest number of parts of a message.
 const MAX_PARTS: usize = 64;
 
-/// How long a handshake may take.
+/// Time limit of each read in a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
 const MORE: u8 = 1;
@@ -112,7 +112,7 @@ impl Socket {
         self.stream.write_all(&frame)
     }
 
-    /// Reads once; call it when the socket is readable. End-of-file is an error.
+    /// Reads once. Blocks unless the socket is readable. End-of-file is an error.
     pub(crate) fn receive(&mut self, scratch: &mut [u8]) -> io::Result<()> {
         match self.stream.read(scratch)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -160,7 +160,8 @@ fn push_property(to: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     to.extend_from_slice(value);
 }
 
-/// The frame at the front: its flags, its body, and its length in bytes.
+/// The frame at the front: its flags, its body, and the length of the whole frame in bytes; `None` if it is incomplete.
+/// Fails if the body is longer than [`MAX_MESSAGE`].
 pub(crate) fn frame(bytes: &[u8]) -> io::Result<Option<(u8, &[u8], usize)>> {
     let Some((&flags, rest)) = bytes.split_first() else {
         return Ok(None);

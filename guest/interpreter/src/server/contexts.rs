@@ -40,7 +40,7 @@ impl Interpreter {
         key
     }
 
-    /// Lists a context that was created ahead, as the newest one.
+    /// Adds a context that was created ahead to the listing, as the newest one.
     fn list_context(&mut self, key: Key) {
         if let Some(context) = self.contexts.get_mut(key).filter(|c| !c.is_listed) {
             self.created += 1;
@@ -67,7 +67,7 @@ impl Interpreter {
         key
     }
 
-    /// Starts a host if the context has none.
+    /// Starts a host if the context has none. If that fails, so does everything that waits for the host.
     pub(super) fn start_host(&mut self, key: Key) {
         let Some(context) = self.contexts.get_mut(key) else {
             return;
@@ -83,7 +83,7 @@ impl Interpreter {
         }
     }
 
-    /// Kills the host, however busy it is.
+    /// Kills the host, however busy it is. The context counts as failed until another host is started.
     pub(super) fn end_host(&mut self, key: Key) {
         let Some(context) = self.contexts.get_mut(key) else {
             return;
@@ -95,7 +95,7 @@ impl Interpreter {
         }
     }
 
-    /// No host can be started: everything that waits for one fails.
+    /// Called when no host can be started: fails the cells and requests that wait for one.
     pub(super) fn fail_waiting(&mut self, key: Key) {
         let Some(context) = self.contexts.get_mut(key) else {
             return;
@@ -123,7 +123,7 @@ impl Interpreter {
         }
     }
 
-    /// Ends the running cell with its host. Waiting cells run on a new host.
+    /// Replaces the host. The running cell ends with an error; waiting cells run on the new host.
     pub(super) fn restart_context(&mut self, key: Key) {
         let answered = self.contexts.get(key).and_then(Context::answered);
         self.end_host(key);

@@ -1,11 +1,11 @@
-//! What contexts have for connections other than the one whose request is being handled.
+//! Messages from contexts to connections other than the one whose request is being handled.
 
 use transport::Key;
 
 /// Notices that are not yet delivered, and the connections that they are for.
 pub(super) type Notices = Vec<(Key, Notice)>;
 
-/// News for a connection.
+/// A message for a connection.
 pub(super) enum Notice {
     /// The host ended while it ran the connection's cell, or the context was removed.
     HostDied,

@@ -27,7 +27,7 @@ impl Interpreter {
         host.is_some_and(|host| host.is_readable())
     }
 
-    /// Whether the client of the context's cell takes what was read before.
+    /// Whether the connection of the context's running cell has room for output. True if no connection gets it.
     fn has_room(&self, conns: &Conns, key: Key) -> bool {
         let answered = self.answered(key).and_then(|conn| conns.get(conn));
         answered.is_none_or(|conn| conn.backlog() < HIGH_WATER)
@@ -64,7 +64,7 @@ impl Interpreter {
         }
     }
 
-    /// Begins the next cell of a context that has none running.
+    /// Begins the next waiting cell if the context is idle.
     fn begin_next(&mut self, conns: &mut Conns, key: Key) {
         let Some(context) = self.contexts.get_mut(key) else {
             return;
@@ -149,7 +149,7 @@ impl Interpreter {
         }
     }
 
-    /// A cell has ended. Its output is sent before the end of its answer.
+    /// Handles the end of a cell: sends its remaining output, and then ends its answer.
     fn cell_done(&mut self, conns: &mut Conns, key: Key) {
         for stream in OUTPUTS {
             self.pass_output(conns, key, stream, LAST_READS);
@@ -179,7 +179,8 @@ impl Interpreter {
         self.answer_waiting(key);
     }
 
-    /// A host has ended: its cell ends with an error, and another host takes its place unless this one never worked.
+    /// Handles a host that has ended or must be replaced: its cell ends with an error, and another host takes its place
+    /// unless this one never became ready.
     pub(super) fn host_died(&mut self, conns: &mut Conns, key: Key) {
         for stream in OUTPUTS {
             self.pass_output(conns, key, stream, LAST_READS);

@@ -16,7 +16,7 @@ use crate::{
     language::{Language, Start},
 };
 
-/// Contexts at once.
+/// Number of contexts from which `POST /contexts` is refused. Default contexts are created regardless of it.
 const MAX_CONTEXTS: usize = 32;
 
 impl Interpreter {

@@ -16,7 +16,7 @@ impl Service for Interpreter {
     type Call = ();
 
     const MAX_CONNS: usize = 256;
-    /// Code may contain data.
+    /// Large, because code may contain data.
     const MAX_BODY: usize = 32 << 20;
 
     #[inline]

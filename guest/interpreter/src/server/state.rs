@@ -27,7 +27,7 @@ pub(crate) struct Interpreter {
     pub(super) io: Reactor,
     pub(super) config: Config,
     pub(super) contexts: Slots<Context>,
-    /// Number of contexts that have been created: their order in listings.
+    /// The last number that was given to a context for its order in listings.
     pub(super) created: u64,
     pub(super) clone: CloneState,
     pub(super) zygote: Zygote,
@@ -36,7 +36,7 @@ pub(crate) struct Interpreter {
     pub(super) dying: Vec<Child>,
     /// When to reap next; `None` if no host is dying.
     pub(super) reap_at: Option<Instant>,
-    /// The contexts of the start are being created.
+    /// Whether new default contexts run warm-up code: set while the server creates its first contexts for a snapshot.
     pub(super) warming: bool,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Interpreter {
 pub(super) enum Job {
     /// Move bytes between a context's host and the connection that it answers.
     Context,
-    /// Deliver what handlers have for other connections.
+    /// Deliver the pending notices.
     Notices,
 }
 

@@ -7,9 +7,10 @@ use transport::{Exchange, Gone, Key, Rest, Step, http};
 use super::state::{Conn, Interpreter, Job};
 use crate::event::{END, Event};
 
-/// Above this many unsent bytes nothing more is read from the host whose cell is answered.
+/// While a connection has at least this many unsent bytes, nothing more is read from the host that runs its cell.
 pub(super) const HIGH_WATER: usize = 256 << 10;
-/// Interval of keepalive events while a cell runs. They also reveal clients that have vanished silently.
+/// Time without events after which a keepalive event is sent while a cell runs or waits. Keepalives also reveal clients
+/// that have vanished silently.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 /// How long the first line of an answer is held back, so that the answer of a short cell leaves in one segment.
 const CORK: Duration = Duration::from_millis(5);
@@ -34,13 +35,14 @@ pub(super) fn begin(conn: &mut Conn, context: Key) {
     conn.begin(CellStream { context });
 }
 
-/// Holds the connection until [`super::notice`] has an answer from the context.
+/// Leaves the request unanswered until a notice from the context answers it. After [`START_PATIENCE`] the connection is
+/// closed.
 pub(super) fn wait(conn: &mut Conn, context: Key) {
     conn.wake = Some(Instant::now() + START_PATIENCE);
     conn.begin(ContextWait { context });
 }
 
-/// Appends a line. The first line of an answer stays corked.
+/// Appends the first line of an answer, which stays corked.
 pub(super) fn push_first(conn: &mut Conn, event: &Event<'_>) {
     http::push_chunk(&mut conn.out, &event.line());
 }

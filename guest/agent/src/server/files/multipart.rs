@@ -80,9 +80,9 @@ pub(crate) struct Multipart {
 /// The result of a search for a delimiter.
 enum Found<'a> {
     Data(&'a [u8]),
-    /// What looked like a delimiter is data: that many of its first bytes.
+    /// A partial match turned out to be data: that many bytes from the beginning of a delimiter.
     Prefix(usize),
-    /// What looked like a delimiter is data; it is in `spilled`.
+    /// Bytes that looked like a delimiter turned out to be data; they are in `spilled`.
     Spilled,
     Delimiter,
     LastDelimiter,
