@@ -59,7 +59,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// A failure whose message is the error with its causes.
+/// A failure whose message consists of the error and its causes.
 fn failure(kind: fn(String) -> Failure, error: &dyn std::error::Error) -> Failure {
     kind(model::chain(error))
 }

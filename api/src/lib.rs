@@ -1,5 +1,5 @@
-//! The E2B-compatible server: one port for the control plane (create, list, kill, …) and the data plane (requests to
-//! sandboxes).
+//! The E2B-compatible server. The control plane (create, list, kill, …) and the data plane (requests to sandboxes)
+//! share the same addresses.
 //!
 //! ```text
 //! listen (TLS, HTTP/1.1 and 2) ─► dispatch ─┬─► control routes ─► registry ─► pool

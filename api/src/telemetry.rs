@@ -1,6 +1,7 @@
 //! Metrics of the server for Prometheus: requests by route and status, start times by [`StartPhase`], the pool.
 //!
-//! Labels are route patterns, methods, statuses and phases, so clients cannot increase the number of time series.
+//! Labels are route patterns, methods, statuses, phases and reasons, so the number of time series is bounded, whatever
+//! clients send.
 
 use std::{fmt::Write, sync::Arc, time::Duration};
 
@@ -14,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Histogram buckets in seconds, from a lookup to a cold boot.
+/// Upper bounds of the histogram buckets in seconds: the range covers lookups and cold boots.
 const BOUNDS: [f64; 14] = [
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 ];
@@ -38,7 +39,7 @@ struct PhaseLabels {
     warm: &'static str,
 }
 
-/// Metrics that the server counts itself.
+/// Metrics of requests and starts. The pool counts its own metrics, see [`PoolStats`].
 #[derive(Debug)]
 pub struct Telemetry {
     registry: Registry,
@@ -108,14 +109,14 @@ impl Telemetry {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Records the start of a sandbox, relative to the acceptance of its create request.
+    /// Records when a sandbox reached each phase of its start, relative to the acceptance of its create request.
     pub fn started(&self, timeline: &Timeline, warm: bool) {
         let Some(accepted) = timeline.at(StartPhase::Accepted) else {
             return;
         };
         let warm = if warm { "true" } else { "false" };
         for (phase, at) in timeline.iter() {
-            // A warm slot went through its first phases before the request was accepted.
+            // A warm slot passed its first phases before the request was accepted.
             let Some(since) = at.checked_sub(accepted) else {
                 continue;
             };
@@ -130,7 +131,7 @@ impl Telemetry {
     #[must_use]
     pub fn render(&self, stats: &PoolStats) -> String {
         let mut text = String::new();
-        // Writing to a string cannot fail. If an encoder does, the text lacks its end mark.
+        // Writing to a string cannot fail. If an encoder fails nevertheless, the text has no end mark to remove.
         if encode(&mut text, &self.registry).is_err() {
             tracing::error!("cannot encode the metrics of the server");
         }
@@ -223,7 +224,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
     Ok(())
 }
 
-/// Writes the traffic counters of all TAPs since the programs were loaded, including those of ended sandboxes.
+/// Writes the traffic counters of all sandboxes, including ended ones, since the eBPF programs were loaded.
 fn write_network(text: &mut String, network: &Counters) -> std::fmt::Result {
     let passed = [
         (

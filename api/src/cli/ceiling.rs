@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use model::Bytes;
 
-/// A size limit, or `none`. Zero is refused: it could be read as "no limit" or as "nothing allowed".
+/// A size limit, or `none`. Zero is refused: users could expect it to mean "no limit" or "nothing allowed".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ceiling(pub(super) Option<Bytes>);
 

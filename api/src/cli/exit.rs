@@ -1,4 +1,4 @@
-//! Failures of commands and their exit codes.
+//! Failures of commands, and the exit code of each.
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -9,7 +9,7 @@ pub(super) enum Failure {
     /// The command line is wrong, or names an object that does not exist.
     #[error("{0}")]
     Usage(String),
-    /// The host lacks something that the command needs: files, addresses, KVM.
+    /// The host lacks something that the command needs, for example a file, an address or KVM.
     #[error("{0}")]
     UnsuitableHost(String),
     #[error("{0}")]

@@ -11,7 +11,7 @@ use netisolation::{Access, DefaultEgress, Exception, Protocol, Uplinks};
 use super::ceiling::Ceiling;
 
 const DNS_PORT: u16 = 53;
-/// Half of a 1 Gbit/s link: a single sandbox leaves the other half to all others and to the server.
+/// About half of a 1 Gbit/s link: a single sandbox leaves the other half to the other sandboxes and to the server.
 const RATE: Ceiling = Ceiling(Some(Bytes::mib(64)));
 
 #[derive(Args)]
@@ -59,8 +59,8 @@ struct Opened(Exception);
 impl FromStr for Opened {
     type Err = String;
 
-    /// A port follows the prefix length: `10.0.0.0/8:443`, `fd00::/8:443`. An IPv6 address with a port needs a prefix
-    /// length as well.
+    /// Parses `CIDR[:PORT]`. A port follows the prefix length: `10.0.0.0/8:443`, `fd00::/8:443`. An IPv6 address can
+    /// have a port only if it has a prefix length.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
             || format!("{text:?} is not CIDR[:PORT]: write it like 10.1.2.3/32:443 or fd00::/8");
@@ -88,7 +88,8 @@ impl FromStr for Opened {
     }
 }
 
-/// Splits `text` before the port that follows a colon in `tail`, which is the end of `text`.
+/// Splits `text` into the part before the first colon in `tail` and the port after this colon. `tail` must be the end
+/// of `text`.
 fn cut_port<'a>(text: &'a str, tail: &'a str) -> (&'a str, Option<&'a str>) {
     match tail.split_once(':') {
         Some((_, port)) => (&text[..text.len() - port.len() - 1], Some(port)),

@@ -19,11 +19,11 @@ use tracing_subscriber::EnvFilter;
 
 use super::{Failure, STATE, ceiling::Ceiling, failure, network::NetworkOptions};
 
-/// A key may send this many times its rate at once.
+/// Requests of a key that may arrive at once, as a multiple of its requests per second.
 const BURST: u32 = 2;
-/// Limit of threads of a VMM: one for each vCPU, plus a margin.
+/// Maximum number of threads of a VMM: one for each vCPU, plus a margin.
 const PIDS: u32 = 64;
-/// Memory limit of a VMM beyond guest RAM.
+/// How much memory a VMM may use in addition to guest RAM.
 const MEMORY_OVERHEAD: Bytes = Bytes::mib(64);
 
 /// Smallest value of `--server-memory`.
@@ -174,7 +174,7 @@ fn log_as(log: Log) {
     }
 }
 
-/// Validates the options and fills in defaults. `program`: path of this executable.
+/// Validates the options and fills in defaults. `program` is the path of this executable.
 fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
     if config.insecure_loopback {
         let open = config.listen.iter().find(|a| !a.ip().is_loopback());
@@ -250,8 +250,7 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
     })
 }
 
-/// Refuses a limit below [`LEAST_SERVER_MEMORY`]: under such a limit, the kernel would kill the server during its
-/// start.
+/// Refuses a limit below [`LEAST_SERVER_MEMORY`], since the kernel would kill the server during its start.
 fn server_memory(limit: Ceiling) -> Result<Option<Bytes>, Failure> {
     match limit.0 {
         Some(size) if size < LEAST_SERVER_MEMORY => Err(Failure::Usage(format!(
@@ -269,7 +268,7 @@ fn block(text: &str) -> Result<IpNet, String> {
         .ok_or_else(|| format!("{text:?} is neither an address nor a CIDR block: write it like 10.1.2.3 or fd00::/8"))
 }
 
-/// The named directory, which must exist, or the default one if that exists.
+/// The directory `named`, which must exist. If no directory is named: the default directory, if it exists.
 fn templates(named: Option<PathBuf>, beside: &Path) -> Result<Option<PathBuf>, Failure> {
     match named {
         Some(dir) if dir.is_dir() => Ok(Some(dir)),
@@ -284,13 +283,14 @@ fn templates(named: Option<PathBuf>, beside: &Path) -> Result<Option<PathBuf>, F
     }
 }
 
-/// The named image directories, or the default ones that exist.
+/// The directories in `named`, which must exist. If it is empty: those default directories that exist.
 fn images(named: Vec<PathBuf>, templates: Option<&Path>) -> Result<Vec<PathBuf>, Failure> {
     if let Some(wrong) = named.iter().find(|dir| !dir.is_dir()) {
         let why = format!("--images {}: not a directory", wrong.display());
         return Err(Failure::Usage(why));
     }
-    // `cargo xtask` puts images there: those of the base template, and those of further templates.
+    // The directories in which `cargo xtask` stores images: `guest` for the base template, `stages` for further
+    // templates.
     let usual = ["../guest", "../stages"];
     let usual = templates
         .into_iter()

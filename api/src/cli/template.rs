@@ -10,7 +10,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{Failure, failure};
 
-/// Limit of a response body in bytes.
+/// Maximum size of a response body in bytes.
 const MAX_ANSWER: usize = 16 << 20;
 
 #[derive(Subcommand)]

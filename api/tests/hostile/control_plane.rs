@@ -1,17 +1,17 @@
-//! Hostile agents and VMMs against the requests of the server itself.
+//! Hostile agents and VMMs attack the requests that the server itself sends to them.
 
 use serde_json::json;
 
 use crate::server::{MIB, Server};
 
-/// Limit of the server's memory growth, for any number of attacks. An attack that is not stopped sends a gigabyte.
+/// Maximum growth of the server's memory during all attacks together. An attack that is not stopped sends a gigabyte.
 const GROWTH_MAX: u64 = 64 * MIB;
-/// Limit of the slowdown of a neighbour during an attack.
+/// Maximum factor by which an attack may slow down a neighbour.
 const SLOWER_MAX: u32 = 25;
 /// Number of attacks of each kind.
 const ROUNDS: usize = 3;
 
-/// Behaviours with endless or invalid data in the first answer, or before it.
+/// Behaviours that send endless or invalid data when a sandbox starts.
 const FLOODS: [&str; 14] = [
     "endless-body",
     "endless-chunks",
@@ -51,7 +51,8 @@ fn floods_in_first_answers_are_bounded_and_do_not_slow_neighbours() {
         busy < quiet * SLOWER_MAX,
         "{busy:?}, without attack {quiet:?}"
     );
-    // A failed start logs two lines, one by the pool and one by the request; the start of a neighbour logs two as well.
+    // The pool and the request log one line each for a failed start. Each life of a neighbour logs two lines, and there
+    // are nine lives in each of two measurements.
     server.check_log(20 + 2 * ROUNDS * FLOODS.len() + 2 * 2 * 9);
 }
 
@@ -79,7 +80,8 @@ fn data_after_the_end_of_a_stream_is_not_read() {
     let before = server.forget_peak();
     let busy = std::thread::scope(|scope| {
         for id in &ids {
-            // For this pause, the server runs a command in the guest that syncs the disk; its answer is a stream.
+            // To pause without memory, the server runs a command in the guest that syncs the disk. The answer is a
+            // stream.
             let server = &server;
             scope.spawn(move || server.pause(id, &json!({"memory": false})).expect(500));
         }

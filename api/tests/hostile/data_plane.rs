@@ -1,5 +1,5 @@
-//! Bodies of several gigabytes on their way through the server: back-pressure reaches the sender, and buffers are
-//! small.
+//! Response bodies of several gigabytes pass through the server: back-pressure reaches the sandbox, and the server's
+//! buffers are small.
 
 use std::{
     io::{Read, Write},
@@ -11,10 +11,10 @@ use serde_json::json;
 
 use crate::server::{MIB, PATIENCE, Server};
 
-/// Fits the limit of threads of a VM.
+/// Streams per sandbox. The stand-in needs a thread for each, and its number of threads is limited.
 const STREAMS: usize = 40;
 const SANDBOXES: usize = 6;
-/// Limit of the memory for one stream that the client does not read.
+/// Maximum memory of the server for one stream that the client does not read.
 const HELD_MAX: u64 = 300 << 10;
 
 /// Requests an endless body from a sandbox and reads the head of the response.

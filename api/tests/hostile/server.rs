@@ -1,4 +1,4 @@
-//! A server whose VMs are stand-ins, and what can be observed from outside.
+//! A server whose VMs are stand-ins, and helpers that observe it from outside.
 
 use std::{
     fs::{self, File, Permissions},
@@ -23,7 +23,7 @@ use crate::http::{self, Answer};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Killed together with its sandboxes when dropped.
+/// A running server. Dropping it stops the server, which kills its sandboxes.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -31,12 +31,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Has a template for each behaviour, named after it, and the template `good`.
+    /// Starts a server that has a template named after each behaviour in `conducts`, and the template `good`.
     pub(crate) fn start(conducts: &[&str], options: &[&str]) -> Self {
         Self::with_log(conducts, options, "info")
     }
 
-    /// As `start`, with this log filter.
+    /// Like `start`, with this log filter.
     pub(crate) fn with_log(conducts: &[&str], options: &[&str], filter: &str) -> Self {
         // The path is short because unix socket addresses are limited to 108 bytes.
         let mut private = tempfile::Builder::new();
@@ -84,7 +84,7 @@ impl Server {
             .unwrap()
     }
 
-    /// Peak memory since the last [`Server::forget_peak`].
+    /// The server's peak memory since the last [`Server::forget_peak`].
     pub(crate) fn peak_bytes(&self) -> u64 {
         let status = fs::read_to_string(self.proc("status")).unwrap();
         let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
@@ -92,7 +92,7 @@ impl Server {
         kib.parse::<u64>().unwrap() << 10
     }
 
-    /// Resets [`Server::peak_bytes`]; returns the current memory.
+    /// Resets [`Server::peak_bytes`] to the server's current memory, and returns it.
     pub(crate) fn forget_peak(&self) -> u64 {
         // proc_pid_clear_refs(5): writing 5 resets the peak.
         fs::write(self.proc("clear_refs"), "5").unwrap();
@@ -143,7 +143,7 @@ impl Server {
         self.post(&format!("/sandboxes/{id}/pause"), options)
     }
 
-    /// Sends a request without a key to a port of a sandbox.
+    /// Sends `GET /` to a port of a sandbox, without credentials.
     pub(crate) fn knock(&self, id: &str, port: u16) -> Answer {
         let port = port.to_string();
         let headers = [("E2b-Sandbox-Id", id), ("E2b-Sandbox-Port", &port)];
@@ -215,7 +215,7 @@ fn spawn(dir: &Path, address: SocketAddr, options: &[&str], filter: &str) -> Chi
         .unwrap()
 }
 
-/// Cargo builds examples together with the tests, in a directory beside the binaries.
+/// The path of the stand-in. Cargo builds examples together with the tests, in a directory beside the binaries.
 fn stand_in() -> PathBuf {
     let server = Path::new(env!("CARGO_BIN_EXE_cube-api"));
     let path = server.with_file_name("examples").join("hostile-guest");
@@ -261,7 +261,7 @@ fn manifest(root: PathBuf) -> TemplateManifest {
     }
 }
 
-/// A free address of this host.
+/// A loopback address with a port that was free a moment ago.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()

@@ -1,4 +1,5 @@
-//! Capacity for starts: silent agents occupy it until their timeout, but never all of it.
+//! The server's capacity for starts: sandboxes with silent agents occupy part of it until they time out, but never all
+//! of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,7 +10,7 @@ use crate::server::{Server, until};
 const SILENT: &str = "silent-when-resumed";
 const BROKEN: &str = "broken-when-resumed";
 
-/// Paused sandboxes that resume on traffic.
+/// Creates and pauses `count` sandboxes that resume on traffic.
 fn sleepers(server: &Server, conduct: &str, count: usize) -> Vec<String> {
     let options = json!({"autoPause": true, "autoResume": {"enabled": true}});
     let ids: Vec<_> = (0..count)
@@ -44,8 +45,8 @@ fn anonymous_resumes_leave_capacity_for_creates() {
         until("resumes are in progress", || {
             server.log().matches("to=Resuming").count() > 0
         });
-        // Each agent stays silent for as long as a start may take. A create that had to wait would see a resume end
-        // first.
+        // Each agent stays silent until the start times out. If a create had to wait for capacity, at least one resume
+        // would have ended before it.
         for _ in 0..5 {
             let id = server.create("good", &json!({}));
             server.kill(&id);
@@ -69,9 +70,10 @@ fn a_failed_resume_is_not_repeated_by_every_request() {
             });
         }
     });
-    // The first request starts a resume; the others get its failure and start no further resume.
+    // The first request starts a resume. The other requests get the error of this resume and do not start another.
     assert_eq!(failed_resumes(&server), 1);
-    // A request with a key may always try; the delay between resumes on traffic grows.
+    // A connect request always tries to resume. Requests to the sandbox do so only after a delay, which grows with each
+    // failure.
     let connect = format!("/v2/sandboxes/{}/connect", ids[0]);
     server.post(&connect, &json!({"timeout": 60})).expect(500);
     assert_eq!(failed_resumes(&server), 2);
@@ -83,7 +85,7 @@ fn a_failed_resume_is_not_repeated_by_every_request() {
 fn a_warm_slot_whose_agent_sends_unrequested_data_is_not_leased() {
     let server = Server::start(&["chatty-when-warm"], &["--warm", "1:1"]);
     until("it has spoken", || {
-        // One slot of `good`, too.
+        // One warm slot of each of the two templates.
         server.figure("cube_pool_warm") == 2 && server.said().contains("said")
     });
     let answer = server.try_create("chatty-when-warm", &json!({}));

@@ -16,7 +16,7 @@ pub(crate) async fn read_head(client: &mut BufReader<UnixStream>) {
     }
 }
 
-/// A server that ends with the test.
+/// A server on a loopback port. Dropping it stops the server.
 pub(crate) struct Program {
     pub(crate) port: u16,
     task: JoinHandle<()>,
@@ -47,7 +47,7 @@ impl Program {
         Self { port, task }
     }
 
-    /// Answers every request with the request's own head.
+    /// Starts a server that answers every request with the head of that request.
     pub(crate) async fn mirror() -> Self {
         Self::start(async |mut wire: Wire| {
             let head = wire.request_head().await;

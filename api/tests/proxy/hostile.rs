@@ -81,7 +81,7 @@ async fn a_chunked_body_is_forwarded_without_a_second_length() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_request_is_forwarded_as_exactly_one_request() {
     let world = World::new().await;
-    // Collects everything that arrives on one connection until the end of the client's request.
+    // Answers with the request that it receives, and checks that no further data arrives on the same connection.
     let program = Program::start(async |mut wire| {
         let head = wire.request_head().await;
         let body = wire.exactly(4).await.unwrap();
@@ -95,7 +95,7 @@ async fn each_request_is_forwarded_as_exactly_one_request() {
     .await;
     let to = world.to(program.port);
     let mut wire = Wire::connect(world.address).await;
-    // Two requests in one write: the second is forwarded separately.
+    // Two requests in one write. The body of the first looks like the start of a request.
     wire.send(format!(
         "POST /a HTTP/1.1\r\n{to}Content-Length: 4\r\n\r\nGET POST /b HTTP/1.1\r\n{to}Content-Length: 4\r\n\r\nbody"
     ))
@@ -120,7 +120,7 @@ async fn clients_cannot_open_tunnels() {
     }
 }
 
-/// A guest that answers OK to the greeting, reads a request head and sends `answer`.
+/// A guest that accepts the connection with `OK`, reads a request head and sends `answer`.
 fn saying(
     answer: Vec<u8>,
 ) -> impl Fn(BufReader<UnixStream>) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {

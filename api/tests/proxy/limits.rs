@@ -1,4 +1,4 @@
-//! Limits on what clients can hold, with values small enough for tests.
+//! Limits on the resources that clients can hold, with values that are small enough for tests.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ async fn endless_heads_need_no_more_memory_than_their_limit() {
     let mut wires = Vec::new();
     for _ in 0..64 {
         let mut wire = Wire::connect(world.address).await;
-        // One MiB each; the server stops reading at 64 KiB.
+        // The client sends a header of 1 MiB; the server stops reading after 64 KiB.
         let flood = vec![b'x'; 1 << 20];
         let sent = async {
             use tokio::io::AsyncWriteExt;
@@ -143,7 +143,7 @@ async fn busy(world: &World, from: [u8; 4]) -> Wire {
     wire
 }
 
-/// Connects from another loopback address, which makes the client another peer.
+/// Connects from the loopback address `from`. The server counts each address as a peer of its own.
 async fn connect_from(world: &World, from: [u8; 4]) -> Wire {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind((from, 0).into()).unwrap();
@@ -193,7 +193,7 @@ async fn a_connection_without_a_request_is_closed_after_the_time_of_a_head() {
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_make_room_for_new_ones() {
     let files = api::listen::raise_file_limit().unwrap();
-    // This process holds both ends.
+    // Half of the file limit, because this process holds both ends of each connection.
     let limits = Limits::within(files / 2);
     let (in_all, of_peer) = (limits.connections, limits.connections_of_peer);
     let world = limited(limits).await;
@@ -228,7 +228,7 @@ async fn a_client_that_holds_all_connections_loses_one_to_another_client() {
     assert!(!is_served(connect_from(&world, HERE).await).await);
     let _first = busy(&world, THERE).await;
     let _second = busy(&world, THERE).await;
-    // Now both have the same number, so neither interrupts a request of the other.
+    // Now both clients have two connections, so no request of either is interrupted for the other.
     assert!(!is_served(connect_from(&world, THERE).await).await);
     assert!(!is_served(connect_from(&world, HERE).await).await);
     for (at, wire) in hog.iter_mut().enumerate() {
@@ -240,7 +240,7 @@ async fn a_client_that_holds_all_connections_loses_one_to_another_client() {
     }
 }
 
-/// Whether neither data nor an end has arrived.
+/// Whether neither data nor the end of the stream has arrived.
 fn is_open(wire: &Wire) -> bool {
     let read = wire.stream.try_read(&mut [0]);
     read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
@@ -276,7 +276,7 @@ async fn clients_behind_a_trusted_proxy_are_limited_by_their_requests() {
     assert_eq!(ask(HERE, "192.0.2.2").await.status, 200);
     // A client cannot impersonate another one with its own X-Forwarded-For.
     assert_eq!(ask(HERE, "192.0.2.2, 192.0.2.1").await.status, 429);
-    // X-Forwarded-For of a peer that is not a trusted proxy is ignored.
+    // X-Forwarded-For from a peer that is not a trusted proxy is ignored.
     assert_eq!(ask(THERE, "192.0.2.1").await.status, 200);
 }
 
@@ -394,7 +394,7 @@ async fn requests_in_flight_to_a_sandbox_are_limited() {
         wire.send(&line).await;
         wires.push(wire);
     }
-    // The last requests may not have been read yet.
+    // The server may not have read all of these requests yet, so a further request may still be admitted.
     let reply = loop {
         let mut wire = Wire::connect(world.address).await;
         wire.send(&line).await;

@@ -1,5 +1,5 @@
-//! The data plane over real sockets: the real listener, proxy and agent. The agent runs as a process on the host,
-//! behind a socket that implements the protocol of the VMM's vsock device. The registry is replaced by a table.
+//! Tests the data plane over real sockets, with the real listener, proxy and agent. The agent runs as a process on the
+//! host, behind a socket that implements the protocol of the VMM's vsock device. A table replaces the registry.
 #![expect(clippy::unwrap_used, reason = "what fails here is the report")]
 
 mod guest;

@@ -16,7 +16,7 @@ const SIZE: usize = 100 << 20;
 const ROUNDS: usize = 5;
 const REQUESTS: usize = 2000;
 
-/// Throughput in MB/s.
+/// Throughput in MB/s of a transfer of [`SIZE`] bytes.
 fn rate(took: Duration) -> f64 {
     let bytes = f64::from(u32::try_from(SIZE).unwrap());
     bytes / took.as_secs_f64() / 1e6

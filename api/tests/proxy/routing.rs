@@ -241,7 +241,7 @@ async fn running_code_requires_the_access_token() {
     wire.send(format!("POST /execute HTTP/1.1\r\n{}\r\n", world.to(8080)))
         .await;
     assert_ne!(wire.head().await.status, 401);
-    // Neither are sandboxes that were created without a token.
+    // Sandboxes that were created without a token are not restricted either.
     world.table.set(world.route());
     assert!(is_forwarded(&world, "POST /execute", "").await);
 }
@@ -362,8 +362,8 @@ async fn connections_to_a_vm_are_not_reused_for_its_successor() {
     for _ in 0..3 {
         assert_eq!(wire.ask("GET /envs", &world.to(ENVD)).await.status, 200);
     }
-    // After a resume, the sandbox is another VM at another socket. The old VM still answers, so only the content of the
-    // answers would reveal that an old connection was reused.
+    // After a resume, the sandbox is another VM at another socket. Here the old VM still answers, so that only the
+    // content of an answer reveals whether an old connection was reused.
     let dir = world.dir.path().join("second");
     std::fs::create_dir(&dir).unwrap();
     let second = tokio::task::spawn_blocking({

@@ -1,4 +1,5 @@
-//! Bodies in both directions: forwarded immediately, either complete or visibly truncated, and with back-pressure.
+//! Bodies in both directions are forwarded immediately and with back-pressure, and arrive either complete or visibly
+//! truncated.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::world::{World, soon, until};
 
 const ENVD: u16 = 49_983;
 const MIB: usize = 1 << 20;
-/// More than all buffers between the two ends hold.
+/// More bytes than all buffers between the two ends can hold.
 const MUCH: usize = 64 * MIB;
 
 /// Runs a command with `process.Process/Start`, as the SDKs do.
@@ -72,7 +73,7 @@ async fn two_hundred_streams_run_concurrently() {
     const STREAMS: usize = 200;
     let world = Arc::new(World::new().await);
     let mut running = tokio::task::JoinSet::new();
-    // No stream ends before all have started: each waits for a file.
+    // Each stream waits for a file, so that no stream ends before all have started.
     let gate = world.dir.path().join("gate");
     let (begun, mut all_begun) = mpsc::channel(STREAMS);
     for at in 0..STREAMS {
@@ -158,8 +159,8 @@ async fn a_sandbox_killed_during_a_stream_truncates_it() {
     assert!(reply.text().contains("was not found"));
 }
 
-/// After a reset, clients check whether the sandbox is still running; some treat a plain early end as a fault of the
-/// server.
+/// After a reset, clients check whether the sandbox is still running. If a stream merely ends early, some clients
+/// report an error of the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_truncated_stream_is_reset_and_a_complete_one_is_not() {
     let mut world = World::new().await;
@@ -431,7 +432,7 @@ async fn expect_100_continue_is_answered() {
     wire.send("four").await;
     assert_eq!(wire.answer(false).await.status, 200);
     assert_eq!(std::fs::read(path).unwrap(), b"four");
-    // The client is not asked for a body that will not be forwarded.
+    // The server does not send `100 Continue` for a body that it will not forward.
     let gone = "Host: x\r\nE2b-Sandbox-Id: i0000000000000000000\r\nE2b-Sandbox-Port: 80\r\n";
     wire.send(format!(
         "POST / HTTP/1.1\r\n{gone}Expect: 100-continue\r\nContent-Length: 4\r\n\r\n"

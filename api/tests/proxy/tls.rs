@@ -34,7 +34,7 @@ async fn secured() -> World {
     World::with(setup).await
 }
 
-/// Performs a handshake that trusts only this authority.
+/// Performs a handshake in which the client trusts only the authority of `world`.
 async fn shake(
     world: &World,
     name: &str,

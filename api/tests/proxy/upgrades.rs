@@ -40,7 +40,7 @@ async fn each_direction_of_an_upgraded_connection_ends_independently() {
         wire.send(format!("{SWITCH}hello")).await;
         let asked = wire.exactly(5).await.unwrap();
         wire.send(asked).await;
-        // The client has closed its direction; this one is still open.
+        // The client has closed its sending direction; the program's is still open.
         assert_eq!(wire.rest().await, b"last");
         wire.send("after the end").await;
         wire.stream.shutdown().await.unwrap();
@@ -128,6 +128,6 @@ async fn killing_the_sandbox_ends_its_upgraded_connections() {
     .await;
     let mut wire = upgraded(&world, program.port).await;
     world.kill();
-    // The client's direction is still open, but no more data arrives.
+    // The client's sending direction is still open, but it receives no more data.
     assert!(wire.is_closed().await);
 }

@@ -1,4 +1,4 @@
-//! An HTTP/1.1 client on bytes, so that tests send and see exactly what is on the wire.
+//! An HTTP/1.1 client for exact bytes: tests control what is sent and see what is received.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ pub(crate) struct Reply {
     /// Names in lower case.
     pub(crate) fields: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
-    /// Lines after the last chunk.
+    /// Trailer fields: the lines after the last chunk.
     pub(crate) trailers: Vec<String>,
 }
 
@@ -81,7 +81,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         self.answer(false).await
     }
 
-    /// Reads more bytes. Returns `false` at the end of the stream or after a reset.
+    /// Reads more bytes into `unread`. Returns `false` at the end of the stream or after a reset.
     async fn more(&mut self) -> bool {
         let read = soon("reading", self.stream.read_buf(&mut self.unread)).await;
         read.is_ok_and(|n| n > 0)
@@ -193,7 +193,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         reply
     }
 
-    /// Whether the server has closed the connection, possibly after sending data.
+    /// Waits until the server has closed the connection, possibly after sending data. Panics if it does not; never
+    /// returns `false`.
     pub(crate) async fn is_closed(&mut self) -> bool {
         self.rest().await;
         true

@@ -21,16 +21,16 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Timeout of everything that should happen at once.
+/// Timeout of every wait for something that should happen at once.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Panics instead of waiting forever.
+/// Waits for `waiting`; panics after [`PATIENCE`].
 pub(crate) async fn soon<T>(what: &str, waiting: impl Future<Output = T>) -> T {
     let done = tokio::time::timeout(PATIENCE, waiting).await;
     done.unwrap_or_else(|_| panic!("{what} did not happen"))
 }
 
-/// Waits for a condition.
+/// Waits until `holds` returns `true`; panics after [`PATIENCE`].
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
@@ -39,7 +39,7 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Replaces the registry.
+/// A table of routes that replaces the registry.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     routes: Arc<Mutex<HashMap<SandboxId, Result<Route, RouteError>>>>,
@@ -74,7 +74,7 @@ impl Routes for Table {
     }
 }
 
-/// An agent process that ends with the test.
+/// An agent process, which is killed when dropped.
 pub(crate) struct Agent {
     child: Child,
     pub(crate) socket: PathBuf,
@@ -163,7 +163,7 @@ impl Vsock {
         Self::new(path, move |mut client| {
             let agent = agent.clone();
             async move {
-                // To the client, a refused connection is an end of stream.
+                // If the agent refuses the connection, the client sees the end of the stream.
                 let Ok(mut agent) = UnixStream::connect(agent).await else {
                     return;
                 };
@@ -183,7 +183,7 @@ impl Vsock {
     {
         let listener = UnixListener::bind(&path).unwrap();
         let task = tokio::spawn(async move {
-            // Open streams end with the device.
+            // Dropping the device closes its open streams.
             let mut streams = tokio::task::JoinSet::new();
             loop {
                 let (client, _) = listener.accept().await.unwrap();
@@ -235,7 +235,7 @@ fn control() -> Router {
 }
 
 impl World {
-    /// With a real agent.
+    /// Starts a server whose first sandbox has a real agent.
     pub(crate) async fn new() -> Self {
         Self::with(Setup::default()).await
     }
@@ -251,7 +251,7 @@ impl World {
         world
     }
 
-    /// With a guest that the test implements.
+    /// Starts a server whose first sandbox is a guest that the test implements.
     pub(crate) async fn with_guest<F>(
         setup: Setup,
         guest: impl Fn(BufReader<UnixStream>) -> F + Send + 'static,

@@ -1,5 +1,5 @@
-//! Many sandboxes start and end at once. Nothing may be left behind, and a server that is killed meanwhile loses
-//! nothing.
+//! Many sandboxes start and end at once. They must leave nothing behind, and a server that is killed meanwhile must not
+//! lose a sandbox.
 
 use std::{
     fs,
@@ -28,12 +28,12 @@ pub(crate) fn soak_two_thousand_sandboxes_leave_nothing() {
 /// Runs `workers` clients that create `total` sandboxes with one command each, and checks that nothing is left behind.
 fn churn(total: u32, workers: u32) {
     let server = Server::with(&["--insecure-loopback", "--warm", "0:0"]);
-    // The first sandboxes cause what stays: loaded templates, thread pools, idle connections.
+    // The first sandboxes make the server acquire what it keeps: loaded templates, thread pools, idle connections.
     for _ in 0..3 {
         live(&server);
     }
     until("the first sandboxes are gone", || is_clean(&server));
-    // And the resources of the resolver.
+    // One TAP more than the stock belongs to the DNS resolver.
     until("the stock of TAPs is full", || server.taps() > STOCK);
     let before = server.descriptors();
     let left = AtomicU32::new(total);
@@ -51,7 +51,7 @@ fn churn(total: u32, workers: u32) {
         }
     });
     until("nothing is left", || is_clean(&server));
-    // TAPs are kept for reuse: as many as there were concurrent sandboxes.
+    // TAPs are kept for reuse, at most as many as there were concurrent sandboxes.
     let most = before + usize::try_from(workers).unwrap() + 8;
     until("descriptors are closed", || server.descriptors() <= most);
 }

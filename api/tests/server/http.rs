@@ -61,7 +61,7 @@ pub(crate) fn send(
     parse(&bytes)
 }
 
-/// As [`send`], to a server that may be down or be killed meanwhile. Returns the received bytes unparsed.
+/// Like [`send`], for a server that may be down or be killed meanwhile. Returns the received bytes unparsed.
 pub(crate) fn try_send(
     server: SocketAddr,
     method: &str,

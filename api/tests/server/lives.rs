@@ -209,7 +209,7 @@ pub(crate) fn kvm_an_automatic_pause_ends_with_traffic() {
     until("the sandbox is paused", || {
         server.state_of(&sandbox) == "paused"
     });
-    // A resume on traffic sets the timeout that was last requested.
+    // When traffic resumes a sandbox, the sandbox gets the timeout that a client last requested.
     let wakes = || {
         server.envd(
             &sandbox,

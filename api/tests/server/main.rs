@@ -1,6 +1,6 @@
-//! The real server with real VMs, tested over HTTP like by a client. Needs root, /dev/kvm and the artefacts of `cargo
-//! xtask prepare`: CUBE_ARTIFACTS names their directory, CUBE_BIN the directory of `cube-vmm`. Without one of these, a
-//! test is counted as ignored and prints the reason.
+//! Tests the real server with real VMs over HTTP, as a client would use it. Needs root, /dev/kvm and the artefacts of
+//! `cargo xtask prepare`: CUBE_ARTIFACTS names their directory, CUBE_BIN the directory of `cube-vmm`. Without one of
+//! these, a test is counted as ignored and prints the reason.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -37,7 +37,7 @@ fn limit_of(group: &Path) -> u64 {
     text.unwrap().trim().parse().unwrap()
 }
 
-/// Memory that the installed templates take when loaded.
+/// Memory that the installed templates occupy when loaded.
 fn memory_of_templates() -> u64 {
     let each = fs::read_dir(templates()).unwrap().map(|entry| {
         let memory = fs::metadata(entry.unwrap().path().join("memory"));
@@ -59,7 +59,7 @@ pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
     assert_eq!(limit_of(&own), 2 << 30);
     assert_eq!(processes_of(&own), server.pid().to_string());
 
-    // VMMs are not in this cgroup, from their first page on.
+    // A VMM is in the cgroup of its sandbox and not in the server's.
     let sandbox = server.create(&json!({}));
     let record = server.state.path().join("sandboxes").join(&sandbox.id);
     let record = fs::read(record.join("record.json")).unwrap();
@@ -68,7 +68,7 @@ pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
     assert_eq!(group_of(vmm), vms.join(&sandbox.id));
     assert_eq!(processes_of(&own), server.pid().to_string());
 
-    // The next server enters a cgroup with its own limit. Loaded templates raise the limit.
+    // The next server process sets its own limit for the cgroup. Loaded templates raise the limit.
     server.kill();
     server.restart_with(&["--server-memory", "300MiB", "--warm", "1:1"]);
     assert_eq!(group_of(server.pid()), own);

@@ -1,4 +1,4 @@
-//! Network policies, tested from inside of sandboxes.
+//! Network policies, tested from inside sandboxes.
 
 use std::{
     thread,
@@ -13,14 +13,14 @@ use crate::{
     process::{PATIENCE, Sandbox, Server, until},
 };
 
-/// Prints the answer of the peer, or fails after three seconds.
+/// Python program: prints the answer of the peer, or fails after three seconds.
 const TRY: &str = r#"
 import socket, sys
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)
 s.sendall(b"hello")
 print(s.recv(9).decode())
 "#;
-/// Opens a connection, confirms that it works, and tests it again once a file exists.
+/// Python program: opens a connection, confirms that it works, and tests it again once a file exists.
 const TRY_AGAIN: &str = r#"
 import os, socket, sys, time
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)
@@ -38,7 +38,7 @@ except OSError:
     print("cut")
 "#;
 
-/// Sends and receives the given numbers of bytes.
+/// Python program: sends and receives the given numbers of bytes.
 const TRANSFER: &str = r#"
 import socket, sys
 out, back = int(sys.argv[3]), int(sys.argv[4])
@@ -127,7 +127,7 @@ pub(crate) fn kvm_a_sandbox_reaches_what_its_policy_allows() {
             .lines()
             .find_map(|line| line.strip_prefix("cube_network_refused_total{reason=\"policy\"} "));
         assert!(count.unwrap().parse::<u64>().unwrap() > 0, "{metrics}");
-        // Refusals of other sandboxes are not included.
+        // The list does not contain packets of other sandboxes.
         assert!(
             refused(&server, &shut)
                 .iter()
@@ -139,7 +139,7 @@ pub(crate) fn kvm_a_sandbox_reaches_what_its_policy_allows() {
     });
 }
 
-/// Time that a sandbox takes to send and to receive this many MiB.
+/// How long a sandbox takes to send `out_mib` MiB and to receive `back_mib` MiB.
 fn transfer(server: &Server, sandbox: &Sandbox, out_mib: u64, back_mib: u64) -> Duration {
     let [port, out, back] = [BULK.into(), out_mib << 20, back_mib << 20].map(|n| n.to_string());
     let began = Instant::now();
@@ -150,8 +150,8 @@ fn transfer(server: &Server, sandbox: &Sandbox, out_mib: u64, back_mib: u64) -> 
 
 pub(crate) fn kvm_a_sandbox_has_its_share_of_the_network_each_way() {
     with_outside(|| {
-        // Lower bound of the duration: the bytes, less the burst of 64 KiB and a tenth of a second, divided by the
-        // rate.
+        // Lower bound of the duration: the number of bytes, less a burst of 64 KiB and a tenth of a second's worth of
+        // data, divided by the rate.
         let least = |mib: u64, rate_mib_s: u64| {
             let saved = (64 << 10) + (rate_mib_s << 20) / 10;
             Duration::from_millis(((mib << 20) - saved) * 1000 / (rate_mib_s << 20))
@@ -162,7 +162,8 @@ pub(crate) fn kvm_a_sandbox_has_its_share_of_the_network_each_way() {
             let took = transfer(&server, &sandbox, out, back);
             assert!(took >= least(160, 64), "{out} out, {back} back: {took:?}");
         }
-        // The limit belongs to the server: a sandbox and its new policy get the limit of the server that recovers it.
+        // The limit is an option of the server: a server that recovers a sandbox applies its own limit to it, also
+        // after a change of the sandbox's policy.
         server.kill();
         server.restart_with(&["--network-rate", "1MiB"]);
         server

@@ -15,24 +15,24 @@ use nix::{
     unistd::gettid,
 };
 
-/// Address of an echo server on [`PORT`].
+/// IPv4 address of an echo server on [`PORT`].
 pub(crate) const NEAR: &str = "192.0.2.1";
-/// Address of another echo server.
+/// IPv4 address of another echo server.
 pub(crate) const FAR: &str = "198.51.100.1";
-/// Address of another echo server.
-pub(crate) const SIX: &str = "2001:db8::1";
 /// IPv6 address of another echo server.
+pub(crate) const SIX: &str = "2001:db8::1";
+/// Port of the echo servers.
 pub(crate) const PORT: u16 = 8000;
 /// Port of a bulk server at the same addresses. The client sends two 8-byte big-endian numbers: how many bytes it will
 /// send, and how many it wants to receive.
 pub(crate) const BULK: u16 = 8001;
 
-/// The far side; ends when dropped.
+/// The far side of the uplink; ends when dropped.
 struct Beyond {
     _alive: Sender<()>,
 }
 
-/// Runs a test whose server has an uplink.
+/// Runs `test` in the namespace that has the uplink.
 pub(crate) fn with_outside(test: impl FnOnce() + Send + 'static) {
     let inside = move || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
@@ -87,7 +87,7 @@ impl Beyond {
         ip("address add 203.0.113.2/24 dev up0");
         ip("address add 2001:db8:0:1::2/64 dev up0 nodad");
         ip("link set up0 up");
-        // The far side is configured.
+        // The second message: the far side is configured.
         hear.recv().unwrap();
         ip("route add default via 203.0.113.1");
         ip("-6 route add default via 2001:db8:0:1::1");
@@ -113,7 +113,7 @@ fn live(tell: &Sender<i32>, until_dropped: &Receiver<()>) {
     listen(PORT, echo);
     listen(BULK, bulk);
     tell.send(0).unwrap();
-    // An error means that the other side has ended.
+    // Waits until `Beyond` is dropped, which closes the channel.
     let _ = until_dropped.recv();
 }
 
@@ -126,7 +126,7 @@ fn listen(port: u16, serve: fn(TcpStream)) {
     });
 }
 
-/// Serves one bulk transfer; a client that disconnects early ends it.
+/// Serves one bulk transfer. Ends early if the client disconnects.
 fn bulk(mut stream: TcpStream) {
     let mut sizes = [[0; 8]; 2];
     if stream.read_exact(sizes.as_flattened_mut()).is_err() {

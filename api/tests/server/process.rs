@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::http::{self, Answer};
 
-/// TAPs that a server keeps ready; the value of `api::network`.
+/// Number of TAPs that a server keeps ready; must equal the constant in `api::network`.
 pub(crate) const STOCK: usize = 64;
 /// Timeout of every wait; generous, for busy hosts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Content type of the control plane's bodies.
 pub(crate) const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 
-/// The missing requirement of these tests on this host, if any.
+/// The first requirement of these tests that this host does not meet, if any.
 pub(crate) fn lack() -> Option<String> {
     if let Err(why) = File::options().read(true).write(true).open("/dev/kvm") {
         return Some(format!("/dev/kvm cannot be opened: {why}"));
@@ -46,7 +46,7 @@ fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from)
 }
 
-/// A server with its own state directory. Killed together with its sandboxes when dropped.
+/// A server with its own state directory. When dropped, it is killed together with its sandboxes.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -55,7 +55,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A server without authentication and warm slots.
+    /// Starts a server without authentication and without warm slots.
     pub(crate) fn open() -> Self {
         Self::with(&["--insecure-loopback", "--warm", "0:0"])
     }
@@ -92,7 +92,7 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// Kills the process with SIGKILL and starts it again.
+    /// Kills the process with SIGKILL and starts a new one on the same state directory.
     pub(crate) fn crash_and_restart(&mut self) {
         self.kill();
         self.restart();
@@ -139,7 +139,7 @@ impl Server {
         self.ready();
     }
 
-    /// As `restart`, with changed values of these options.
+    /// Like `restart`, with changed values for these options, given as pairs of name and value.
     pub(crate) fn restart_with(&mut self, options: &[&str]) {
         for option in options.chunks(2) {
             let before = self.options.iter().position(|o| o == option[0]);
@@ -225,8 +225,8 @@ impl Server {
         self.read_file(sandbox, "/proc/sys/kernel/random/boot_id")
     }
 
-    /// Whether the sandbox is running, according to the data plane. Any other answer must contain the text that clients
-    /// expect.
+    /// Whether the sandbox is running, according to the data plane. Panics unless the agent answers, or the answer is
+    /// the "was not found" that clients expect for an ended sandbox.
     pub(crate) fn is_up(&self, sandbox: &Sandbox) -> bool {
         let health = self.envd(sandbox, "GET", "/health", b"");
         if health.status == 204 {
@@ -246,7 +246,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The next server of this state directory kills what the test left behind.
+        // A new server on this state directory kills the sandboxes that the test left behind.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let mut options = self.options.clone();
@@ -288,7 +288,7 @@ pub(crate) fn templates() -> PathBuf {
     variable("CUBE_ARTIFACTS").unwrap().join("templates")
 }
 
-/// A free address of this host.
+/// A loopback address with a port that was free a moment ago.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()

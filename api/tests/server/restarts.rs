@@ -1,4 +1,4 @@
-//! State that outlives a server.
+//! State that outlives a server process.
 
 use std::fs;
 
@@ -28,14 +28,14 @@ pub(crate) fn kvm_what_runs_outlives_a_killed_server() {
     let connect = format!("/v2{}", paused.path("/connect"));
     server.post(&connect, &json!({"timeout": 60})).expect(201);
     assert_eq!(server.read_file(&paused, "/dev/shm/note"), "paused");
-    // Its deadline passed while no server was running, or shortly afterwards.
+    // The deadline of `short` passed while no server was running, or passes shortly afterwards.
     crate::process::until("the sandbox with the short timeout ends", || {
         !server.is_up(&short)
     });
 }
 
-/// Rewrites a sandbox's record as a server of record version 1 would have written it: with the note in a file of its own
-/// and the lifetime in the note.
+/// Rewrites a sandbox's record as a server with record version 1 would have written it: the note is a separate file,
+/// and contains the lifetime.
 fn downgrade_record(server: &Server, sandbox: &Sandbox) {
     let dir = server.state.path().join("sandboxes").join(&sandbox.id);
     let read = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
@@ -70,7 +70,7 @@ pub(crate) fn kvm_an_upgraded_server_keeps_sandboxes_and_their_deadlines() {
     let after = [&running, &paused].map(|s| server.get(&s.path("")).expect(200).json());
     assert_eq!(after, before);
     assert_eq!(server.read_file(&running, "/dev/shm/note"), "running");
-    // The new server writes its own version, which its successor reads.
+    // The new server writes records of its own version, which the next server reads.
     let extended = server.post(&running.path("/timeout"), &json!({"timeout": 2000}));
     extended.expect(204);
     let connect = format!("/v2{}", paused.path("/connect"));

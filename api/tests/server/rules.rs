@@ -94,7 +94,7 @@ pub(crate) fn kvm_ports_ask_for_their_tokens() {
             br#"{"code":"1"}"#,
         )
     };
-    // No program listens on this port in this template, but only the holder of the token may learn this.
+    // No program listens on this port in this template, but only a client with the token may learn this.
     execute(&code).expect(401);
     http::send(server.address, "GET", "/contexts", &code, b"").expect(502);
     code.push(("X-Access-Token", open.token.as_str()));
@@ -146,7 +146,7 @@ pub(crate) fn kvm_a_page_of_another_origin_changes_nothing() {
         |fields: &[(&str, &str)]| http::send(server.address, "DELETE", &kill.path(""), fields, b"");
     removed(&[origin]).expect(403);
     assert_eq!(server.list(), [kill.id.as_str()]);
-    // Pages of the server itself, and clients that are not browsers.
+    // Pages of the server's own origin, and clients that are not browsers, are accepted.
     let own = format!("http://{}", server.address);
     removed(&[("Origin", &own), ("Sec-Fetch-Site", "same-origin")]).expect(204);
     server.get("/health").expect(200);
@@ -163,7 +163,7 @@ pub(crate) fn kvm_a_create_that_nobody_waits_for_leaves_nothing() {
             &JSON,
             body.as_bytes(),
         );
-        // Long enough for the request to be read, usually too short for its answer.
+        // Long enough for the server to read the request, usually too short for it to answer.
         stream
             .set_read_timeout(Some(Duration::from_millis(5)))
             .unwrap();
@@ -181,7 +181,7 @@ pub(crate) fn kvm_a_create_that_nobody_waits_for_leaves_nothing() {
     });
 }
 
-/// Number of creates whose answer was written before the client disconnected.
+/// Number of create requests that the server answered before it noticed that the client had disconnected.
 fn answered(text: &str) -> u64 {
     let line = text.lines().find_map(|line| {
         line.strip_prefix(
