@@ -1,4 +1,5 @@
-//! Cost of a report: folding the events of a long run, and one percentile with its interval.
+//! The main costs of a report: folding the events of a long run, and computing a percentile with its confidence
+//! interval.
 
 #[path = "../tests/support/recorded.rs"]
 mod recorded;

@@ -21,7 +21,7 @@ use vmm_control::{
     frame,
 };
 
-/// File of the template with the output of all commands, in base64.
+/// File of the template that contains the output of all commands, in base64.
 const SAYS: &str = model::template_file::STATE;
 
 fn main() {

@@ -38,7 +38,7 @@ pub struct View<'a> {
     pub gates: Vec<GateResult>,
 }
 
-/// Names and contents of the report files of a run.
+/// Names and contents of the report files that are written to the results directory of a run.
 #[must_use]
 pub fn files(view: &View<'_>) -> [(&'static str, String); 4] {
     [
@@ -50,7 +50,7 @@ pub fn files(view: &View<'_>) -> [(&'static str, String); 4] {
 }
 
 impl<'a> View<'a> {
-    /// Grades the host and evaluates the gates. Returns `None` for a summary without the start of a run.
+    /// Grades the host and evaluates the gates. Returns `None` if the summary has no start event.
     #[must_use]
     pub fn new(summary: &'a Summary, facts: &'a HostFacts) -> Option<Self> {
         let started = summary.started.as_ref()?;
@@ -67,7 +67,8 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Exit code of the run.
+    /// Exit status of the run. For a run that ended normally, a breach, and otherwise a target that answered no create,
+    /// takes precedence over the gates.
     #[must_use]
     pub fn end(&self) -> End {
         let clones = &self.summary.clones;
@@ -88,7 +89,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// The end that follows from how the run ended and from its gates. A run without an end was killed.
+/// Exit status that follows from the end of the run and from its gates. `ended` is `None` if the run was killed, which
+/// counts as interrupted.
 fn end_of_run(ended: Option<&EndReason>, gates: &[GateResult]) -> End {
     let any = |verdict| gates.iter().any(|gate| gate.verdict == verdict);
     match ended {

@@ -1,4 +1,4 @@
-//! `cube-bench ab` on stand-in VMMs: one build of two is slower, or fails.
+//! `cube-bench ab` with stand-in VMMs: one of the two builds is slower, or fails.
 #![expect(
     clippy::unwrap_used,
     reason = "a stage that cannot be set should stop the test"
@@ -31,7 +31,8 @@ metric = "first_exec.p50"
 limit = "1ns"
 "#;
 
-/// A build whose VMM starts after `delay`, as `sleep` takes it. `prints` is what commands print, base64.
+/// Creates a build whose VMM starts after `delay`, an argument of `sleep`. `prints` is the output of commands, in
+/// base64.
 fn build(stage: &Stage, name: &str, delay: &str, prints: &str) -> PathBuf {
     let dir = stage.dir.path().join(name);
     let (bin, template) = (dir.join("bin"), dir.join("templates/base"));

@@ -1,5 +1,5 @@
-//! The isolation suite against a server that it did not start, with real guests. Server and suite are in two network
-//! namespaces, connected by a veth pair.
+//! The isolation suite against a server that the suite did not start, with real guests. The server and the suite are in
+//! two network namespaces that are connected by a veth pair.
 #![expect(
     clippy::unwrap_used,
     reason = "a missing precondition must fail the test with its reason"
@@ -28,7 +28,7 @@ use verify::{
 const SERVER: &str = "192.0.2.2:3000";
 /// Address of the suite.
 const SUITE: &str = "192.0.2.1";
-/// Limit of starting a server and its first sandboxes on a loaded host.
+/// Timeout for starting a server and its first sandboxes on a loaded host.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[test]
@@ -37,12 +37,12 @@ fn kvm_cases_against_a_running_server_pass_only_if_both_ends_are_observed() {
         eprintln!("skipped: namespaces need root");
         return;
     }
-    // In a new thread, because the thread stays in its namespace.
+    // Runs in a new thread, because a thread that enters the new namespace stays there.
     thread::spawn(in_namespaces).join().unwrap();
 }
 
 fn in_namespaces() {
-    // Short, because the path of a Unix socket has at most 107 bytes.
+    // The path is short because addresses of Unix sockets are limited to 107 bytes.
     let dir = tempfile::Builder::new().prefix("it").tempdir_in("/tmp");
     let dir = dir.unwrap();
     let suite = connect_namespaces();
@@ -111,7 +111,8 @@ fn cube_bench(suite: &File, key: &str, dir: &Path, arguments: &[&str]) -> Output
     within(suite, || command.output().unwrap())
 }
 
-/// Moves this thread into a new namespace for the server, and returns a namespace for the suite that is connected to it.
+/// Moves this thread into a new namespace for the server, and returns a second namespace for the suite. A veth pair
+/// connects the two.
 fn connect_namespaces() -> File {
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
     let server = gettid();
@@ -148,7 +149,7 @@ fn ip(line: &str) {
     assert!(status.success(), "ip {line}: {status}");
 }
 
-/// A `cube-api` that was not started by the suite.
+/// A `cube-api` that the test starts instead of the suite.
 struct Server(Child);
 
 impl Server {

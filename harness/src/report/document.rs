@@ -37,7 +37,7 @@ pub struct Document {
     /// Command line that repeats the run.
     pub reproduce: String,
     pub host: HostDocument,
-    /// Measured starts, failures included.
+    /// Number of measured starts of the target, failures included.
     pub n: usize,
     /// Number of failed measured starts by cause; causes without failures are absent.
     pub failures: BTreeMap<String, u64>,
@@ -50,13 +50,14 @@ pub struct Document {
     /// Latencies of the rounds beside, by phase; `null` without such rounds.
     #[serde(default)]
     pub beside: Option<BTreeMap<String, PhaseDocument>>,
-    /// Difference of the rounds beside: `direct`, `plain`, `prefault on` or `prefault off`.
+    /// Name of the rounds beside, by their difference from the target: `direct`, `plain`, `prefault on` or `prefault
+    /// off`. `null` without such rounds.
     #[serde(default)]
     pub beside_name: Option<String>,
     /// `null` without turns.
     #[serde(default)]
     pub turns: Option<TurnsDocument>,
-    /// Turns of the rounds beside.
+    /// Turns of the rounds beside; `null` without turns or without rounds beside.
     #[serde(default)]
     pub beside_turns: Option<TurnsDocument>,
     /// Ratio of each turn to the same turn of the rounds beside; empty without turns or without rounds beside.
@@ -70,11 +71,12 @@ pub struct Document {
     pub baseline: Option<PhaseDocument>,
     /// First-exec latency of cold starts; `null` without cold starts.
     pub cold: Option<PhaseDocument>,
-    /// Successful starts per second of measured rounds.
+    /// Successful starts per second of measured rounds; `null` if no round was completed.
     pub starts_per_s: Option<f64>,
     /// `null` if the scenario does not measure memory.
     pub memory: Option<MemoryDocument>,
-    /// Repeated commands in held clones; `null` without such commands.
+    /// Times of the repeated command in held clones; failed repeats of denied exchanges count as failures. `null`
+    /// without repeats.
     pub after_hold: Option<PhaseDocument>,
     /// In the order of the scenario.
     pub gates: Vec<GateResult>,
@@ -89,7 +91,7 @@ pub struct HostDocument {
     pub grade: String,
     /// Rules that lowered the grade.
     pub grade_reasons: Vec<String>,
-    /// Number of CPUs.
+    /// Number of CPUs that the harness may use.
     pub cores: usize,
     pub cpu_model: Option<String>,
     /// Kernel release.
@@ -104,27 +106,29 @@ pub struct HostDocument {
     pub dirty_tree: Option<bool>,
 }
 
-/// Latencies of one phase. A quantile is `null` with too few samples, or if it lies among the failures.
+/// Quantiles of the latencies of a phase, or of the times of a turn, a round or a repeated command. A quantile is
+/// `null` with too few samples, or if it lies among the failures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PhaseDocument {
     /// Samples, failures included.
     pub n: usize,
-    /// Starts that did not reach the phase.
+    /// Failures among the samples, for example starts that did not reach the phase.
     pub failed: usize,
     pub p50_ms: Option<f64>,
     pub p95_ms: Option<f64>,
     pub p99_ms: Option<f64>,
     pub max_ms: Option<f64>,
-    /// 95 % confidence interval from order statistics; `null` if the samples do not contain one.
+    /// 95 % confidence interval from order statistics; `null` with too few samples, or if its upper bound lies among
+    /// the failures.
     pub p50_ci95_ms: Option<[f64; 2]>,
     pub p95_ci95_ms: Option<[f64; 2]>,
     pub p99_ci95_ms: Option<[f64; 2]>,
 }
 
-/// Memory of one clone.
+/// Memory measurements of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryDocument {
-    /// Decrease of available memory per clone.
+    /// Decrease of available memory per additional clone.
     pub slope_bytes_per_clone: Option<f64>,
     /// 95 % confidence interval of the slope.
     pub slope_ci95: Option<[f64; 2]>,
@@ -147,13 +151,14 @@ pub struct LedgerDocument {
     pub page_tables_bytes: Option<f64>,
     /// Slope of SecPageTables: KVM's shadow or nested page tables.
     pub shadow_page_tables_bytes: Option<f64>,
-    /// Sum of the slopes of SUnreclaim, Percpu, and the larger of KernelStack and VmallocUsed, which includes stacks.
+    /// Sum of the slopes of SUnreclaim and Percpu, and of the larger of the slopes of KernelStack and VmallocUsed.
+    /// VmallocUsed can include kernel stacks, so they are not added.
     pub kernel_objects_bytes: Option<f64>,
     /// Slope of Shmem: files of the clone in /run and shared memory of the VMM.
     pub run_files_bytes: Option<f64>,
     /// Slope of available memory minus all fields above.
     pub residue_bytes: Option<f64>,
-    /// Pages of the template that all clones share. Not part of the sum.
+    /// Pages of the template that all clones share: the largest resident amount of one clone. Not part of the sum.
     pub shared_once_bytes: Option<f64>,
     /// Resident set size of one VMM, for comparison with other projects. Not part of the sum.
     pub rss_bytes: Option<f64>,
@@ -162,7 +167,8 @@ pub struct LedgerDocument {
 }
 
 impl LedgerDocument {
-    /// The lines of the ledger with their names in reports: first the parts of the sum, then the others in parentheses.
+    /// The lines of the ledger with their names in reports: first the parts of the sum, and then, with names in
+    /// parentheses, the values that are not part of it.
     #[must_use]
     pub fn parts(&self) -> [(&'static str, Option<f64>); 10] {
         [
@@ -229,8 +235,8 @@ impl Document {
         }
     }
 
-    /// First exec for each origin, with the origin and a space as prefix; a single entry with an empty prefix if the target
-    /// does not report origins.
+    /// Latencies to first exec for each origin, with the origin and a space as prefix. A single entry with an empty
+    /// prefix if the target does not report origins.
     #[must_use]
     pub fn first_execs(&self) -> Vec<(String, &PhaseDocument)> {
         let name = StartPhase::FirstExec.name();
@@ -244,7 +250,7 @@ impl Document {
             .collect()
     }
 
-    /// All rows of latencies with their names in reports. No row mixes origins.
+    /// All rows of latencies with their names in reports. The rows of phases are separate for each origin.
     #[must_use]
     pub fn rows(&self) -> Vec<(String, &PhaseDocument)> {
         let mut rows = Vec::new();
@@ -273,7 +279,7 @@ impl Document {
         rows
     }
 
-    /// Rows with mean page faults of one VMM: name, target, and rounds beside.
+    /// Rows with mean page faults of one VMM: name, value of the target, and value of the rounds beside.
     #[must_use]
     pub fn fault_rows(&self) -> Vec<(String, String, String)> {
         turns::fault_rows(self.turns.as_ref(), self.beside_turns.as_ref())

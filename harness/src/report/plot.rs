@@ -24,7 +24,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// Axes that reach the given maxima. A maximum of zero becomes one to avoid a division by zero.
+    /// Axes from zero to the given maxima. A maximum that is not positive is replaced by 1 to avoid a division by zero.
     fn new(height: f64, x_max: f64, y_max: f64) -> Self {
         let some = |max: f64| if max > 0.0 { max } else { 1.0 };
         Self {
@@ -43,7 +43,8 @@ impl Frame {
         TOP + inner - value / self.y_max * inner
     }
 
-    /// The axes with `content`. Labels name the quantities of the axes with their units.
+    /// The axes with `content` drawn on top. The labels contain the quantities of the axes and their units; an empty
+    /// `y_label` omits the vertical axis.
     fn svg(&self, title: &str, x_label: &str, y_label: &str, content: &Markup) -> Markup {
         html! {
             svg viewBox={ "0 0 " (WIDTH) " " (self.height) } role="img" aria-label=(title) {
@@ -85,7 +86,7 @@ fn place(coordinate: f64) -> String {
     format!("{coordinate:.1}")
 }
 
-/// Four to eleven round numbers from zero to `max`.
+/// At most eleven multiples of a round number, from zero to `max`.
 fn ticks(max: f64) -> Vec<f64> {
     let power = 10_f64.powf((max / 10.0).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0]
@@ -163,7 +164,7 @@ fn steps(attempt: &Attempt) -> Vec<Step> {
         .collect()
 }
 
-/// A legend of all steps that occur, in the order of the phases.
+/// A legend of the steps that occur in these starts, in the order of the phases.
 fn step_legend<'a>(attempts: impl IntoIterator<Item = &'a Attempt>) -> Markup {
     let mut kinds: Vec<Step> = attempts.into_iter().flat_map(steps).collect();
     kinds.sort_by_key(|step| step.until);

@@ -93,7 +93,7 @@ fn columns(p: &PhaseDocument) -> String {
     )
 }
 
-/// Formats milliseconds with two decimals, or three below one millisecond.
+/// Formats milliseconds with two decimals, or with three for values below 1.
 pub(super) fn milliseconds(ms: f64) -> String {
     if ms < 1.0 {
         format!("{ms:.3}")
@@ -198,7 +198,8 @@ fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
     Ok(())
 }
 
-/// Formats the number of a gate: bytes as megabytes, counts and ratios without a unit.
+/// Formats a measured value or a limit of a gate: bytes as megabytes, counts and ratios without a unit, rates with
+/// `/s`, and all others with `unit`.
 pub(super) fn quantity(value: Option<f64>, unit: &str) -> String {
     match (value, unit) {
         (None, _) => "n/a".to_owned(),
@@ -210,7 +211,7 @@ pub(super) fn quantity(value: Option<f64>, unit: &str) -> String {
     }
 }
 
-/// Formats whole numbers without decimals, others with two.
+/// Formats whole numbers without decimals, and all others with two decimals.
 fn number(x: f64) -> String {
     if x.fract() == 0.0 {
         format!("{x:.0}")

@@ -12,11 +12,11 @@ use crate::{
 /// The turns of one subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TurnsDocument {
-    /// Mean page faults of a VMM from its start to first exec; `null` if the VMM is not a process of this host.
+    /// Mean page faults of a VMM from its start to the first turn; `null` if the VMM is not a process of this host.
     pub first_exec_faults: Option<f64>,
     /// In the order of the scenario.
     pub turns: Vec<TurnDocument>,
-    /// `null` unless all turns do the same work.
+    /// `null` unless there are at least two turns that all run the same command or cell.
     pub tax: Option<TaxDocument>,
 }
 
@@ -24,14 +24,15 @@ pub struct TurnsDocument {
 pub struct TurnDocument {
     /// Name in the scenario.
     pub name: String,
-    /// Times from request to answer.
+    /// Times from request to answer; for an exchange, the times that the peer measured.
     pub latency: PhaseDocument,
     /// Mean page faults of the VMM during the turn; `null` if the VMM is not a process of this host.
     pub faults: Option<f64>,
     /// Throughput at the median time; `null` unless the turn transfers bytes.
     #[serde(default)]
     pub bytes_per_s: Option<f64>,
-    /// Times from policy updates that allow traffic to the first packet; `null` unless the turn is `churn`.
+    /// Times from the answers to policy updates that allow traffic until the first datagram; `null` unless the turn is
+    /// `churn`.
     #[serde(default)]
     pub effect: Option<PhaseDocument>,
 }
@@ -41,10 +42,10 @@ pub struct TurnDocument {
 pub struct RatioDocument {
     /// Name of the turn.
     pub turn: String,
-    /// Median over pairs of neighbouring rounds of the time divided by the time beside. `null` with fewer than 10 pairs,
-    /// or if half of the rounds failed.
+    /// Median, over pairs of rounds, of the median time divided by the median time of the round beside. `null` with
+    /// fewer than 10 pairs, or if the turn failed in more than half of them.
     pub ratio: Option<f64>,
-    /// 95 % confidence interval of the ratio.
+    /// 95 % confidence interval of the ratio; `null` with too few pairs, or if a bound is infinite.
     pub ratio_ci95: Option<[f64; 2]>,
     /// Number of pairs of rounds.
     pub pairs: usize,
@@ -72,13 +73,13 @@ impl RatioDocument {
     }
 }
 
-/// The tax of new clones: all turns together, minus as many turns of a warm VM. The median of the later half of a clone's
-/// turns stands for a warm VM.
+/// The tax of new clones: the sum over all turns, minus the same number of turns of a warm VM. A warm VM is represented
+/// by the median of the later half of each clone's turns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaxDocument {
-    /// Quantiles over clones.
+    /// Quantiles of the extra time over all clones.
     pub time: PhaseDocument,
-    /// Mean over clones in page faults.
+    /// Mean of the extra page faults over all clones; `null` if no clone recorded page faults.
     pub faults: Option<f64>,
 }
 
@@ -136,7 +137,8 @@ impl TurnsDocument {
     }
 }
 
-/// Rows with a name, the page faults of the target and those of the rounds beside; empty if none were recorded.
+/// Rows with a name, the page faults of the target and the page faults of the rounds beside; empty if none were
+/// recorded.
 pub(super) fn fault_rows(
     turns: Option<&TurnsDocument>,
     beside: Option<&TurnsDocument>,

@@ -1,6 +1,6 @@
 //! A client of E2B's API: requests to the control plane, and connections to a port of a sandbox.
 //!
-//! The caller owns each connection and decides whether it is used again.
+//! The caller owns each connection and decides whether to reuse it.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ const MAX_ID: usize = 128;
 pub struct Api {
     /// Control plane.
     pub control: Endpoint,
-    /// Pattern of the data plane's URLs, with the placeholders `{id}` and `{port}`. `None`: requests to sandboxes go to the
-    /// control plane's address and name sandbox and port in headers.
+    /// Pattern of the data plane's URLs, with the placeholders `{id}` and `{port}`. With `None`, requests to sandboxes
+    /// go to the address of the control plane. In both cases, headers contain the sandbox id and the port.
     pub sandbox_url: Option<String>,
     /// Sent as `X-API-KEY`.
     pub key: String,
-    /// Limit of each exchange.
+    /// Timeout for opening a connection and for each request.
     pub timeout: Duration,
 }
 
@@ -32,7 +32,7 @@ impl Api {
     /// Opens a connection.
     ///
     /// # Errors
-    /// Returns the [`DialError`] of [`Endpoint::dial`].
+    /// Returns an error if [`Endpoint::dial`] fails.
     pub fn connect(&self, to: &Endpoint) -> Result<EnvdClient<Wire>, DialError> {
         let wire = to.dial(self.timeout)?;
         let mut client = EnvdClient::over(wire, self.timeout);
@@ -40,10 +40,10 @@ impl Api {
         Ok(client)
     }
 
-    /// Sends a request to the control plane, over a connection to it.
+    /// Sends a request with the API key to the control plane. `client` must be a connection to the control plane.
     ///
     /// # Errors
-    /// The exchange failed or timed out. An answer with any status is `Ok`.
+    /// Returns an error if the request fails or times out. An answer with any status is `Ok`.
     pub fn request(
         &self,
         client: &mut EnvdClient<Wire>,
@@ -80,7 +80,7 @@ pub struct Created {
     /// Id of the sandbox.
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
-    /// Token for the agent; absent if the sandbox takes requests without one.
+    /// Token for the agent; absent if the agent accepts requests without a token.
     pub envd_access_token: Option<String>,
     /// Token for the sandbox's ports; absent if they are public.
     pub traffic_access_token: Option<String>,
@@ -90,7 +90,7 @@ impl Created {
     /// Checks that id and agent token can be parts of a path, a host name and a header.
     ///
     /// # Errors
-    /// One line that says which of them cannot.
+    /// Returns one line that names the malformed value.
     pub fn check(&self) -> Result<(), &'static str> {
         let id = &self.sandbox_id;
         let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
@@ -105,7 +105,8 @@ impl Created {
         }
     }
 
-    /// Directs requests on `client`, a connection to `data`, to `port` of this sandbox.
+    /// Sets the headers of later requests on `client`, so that they reach `port` of this sandbox. `client` must be a
+    /// connection to `data`.
     pub fn route(&self, client: &mut EnvdClient<Wire>, data: &Endpoint, port: u16) {
         let port = port.to_string();
         let headers = [

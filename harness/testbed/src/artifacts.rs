@@ -46,13 +46,14 @@ pub struct Template {
     pub manifest: TemplateManifest,
 }
 
-/// Returns `$CUBE_ARTIFACTS`, or else `target/cube`, relative to the current directory.
+/// Returns `$CUBE_ARTIFACTS`, or if that is not set, `target/cube` in the current directory.
 #[must_use]
 pub fn default_dir() -> PathBuf {
     std::env::var_os("CUBE_ARTIFACTS").map_or_else(|| "target/cube".into(), PathBuf::from)
 }
 
-/// Finds the VMM: `given`, or else `cube-vmm` in `$CUBE_BIN`, or else beside this program.
+/// Finds the VMM: `given`, or else `cube-vmm` in `$CUBE_BIN`. If that is not set, `cube-vmm` in the directory of this
+/// program.
 ///
 /// # Errors
 /// Returns [`ArtifactError::Vmm`] if there is no such file.
@@ -67,7 +68,8 @@ pub fn find_vmm(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     }
 }
 
-/// Finds the server: `given`, or else `cube-api` in `$CUBE_BIN`, or else beside this program.
+/// Finds the server: `given`, or else `cube-api` in `$CUBE_BIN`. If that is not set, `cube-api` in the directory of
+/// this program.
 ///
 /// # Errors
 /// Returns [`ArtifactError::Api`] if there is no such file.
@@ -79,7 +81,8 @@ pub fn find_api(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     }
 }
 
-/// Finds the probe: `given`, or else `cube-netprobe` in `$CUBE_BIN`, or else beside this program.
+/// Finds the probe: `given`, or else `cube-netprobe` in `$CUBE_BIN`. If that is not set, `cube-netprobe` in the
+/// directory of this program.
 ///
 /// # Errors
 /// Returns [`ArtifactError::Probe`] if there is no such file.
@@ -91,7 +94,7 @@ pub fn find_probe(given: Option<&Path>) -> Result<PathBuf, ArtifactError> {
     }
 }
 
-/// Path of the VMM if no option names one. The file may not exist.
+/// Path at which [`find_vmm`] looks for the VMM without `given`. The file may not exist.
 #[must_use]
 pub fn default_vmm() -> PathBuf {
     default_program("cube-vmm")
@@ -108,11 +111,12 @@ fn default_program(name: &str) -> PathBuf {
     dir.join(name)
 }
 
-/// Finds the template `name` below `artifacts`. With `memory`, its guests must have exactly that much.
+/// Finds the template `name` below `artifacts`. With `memory`, the guests of the template must have exactly this amount
+/// of RAM.
 ///
 /// # Errors
-/// Returns [`ArtifactError::Template`] if the manifest cannot be read, [`ArtifactError::Manifest`] if it cannot be decoded,
-/// and [`ArtifactError::Memory`] if it names another size than `memory`.
+/// Returns [`ArtifactError::Template`] if the manifest cannot be read, [`ArtifactError::Manifest`] if it cannot be
+/// decoded, and [`ArtifactError::Memory`] if it specifies a size other than `memory`.
 pub fn find_template(
     artifacts: &Path,
     name: &str,

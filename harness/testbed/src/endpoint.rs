@@ -1,7 +1,7 @@
 //! The base URL of an API, and connections to it, with or without TLS.
 //!
-//! Each call opens a new connection, which the caller owns. Connections are not shared, so the latency of a start includes
-//! its handshakes.
+//! Each call of [`Endpoint::dial`] opens a new connection, which the caller owns. Connections are not pooled, so the
+//! latency of a start includes their handshakes.
 
 use std::{
     fmt,
@@ -35,7 +35,7 @@ pub struct BadUrl {
 /// A connection could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The host has no address, refuses connections, or does not answer in time.
+    /// No TCP connection: for example, the host has no address, refuses the connection, or does not answer in time.
     #[error("cannot connect to {to}")]
     Connect {
         to: String,
@@ -62,7 +62,7 @@ impl Endpoint {
     /// Parses a base URL. One trailing slash is accepted.
     ///
     /// # Errors
-    /// Returns [`BadUrl`] if the text is anything but scheme, host and optional port.
+    /// Returns [`BadUrl`] if the text is anything but `http` or `https`, a host, and an optional port.
     pub fn parse(url: &str) -> Result<Self, BadUrl> {
         Self::read(url).ok_or_else(|| BadUrl {
             url: url.to_owned(),
@@ -112,18 +112,18 @@ impl Endpoint {
         }
     }
 
-    /// Opens a connection.
+    /// Opens a connection. With `https`, the TLS handshake follows with the first read or write.
     ///
     /// # Errors
-    /// Returns [`DialError::Connect`] if there is no TCP connection within `timeout`, and [`DialError::Tls`] if TLS cannot be
-    /// set up.
+    /// Returns [`DialError::Connect`] if no address of the host accepts a TCP connection, each within `timeout`, and
+    /// [`DialError::Tls`] if TLS cannot be set up.
     pub fn dial(&self, timeout: Duration) -> Result<Wire, DialError> {
         let failed = |source| DialError::Connect {
             to: self.to_string(),
             source,
         };
         let stream = self.connect(timeout).map_err(failed)?;
-        // Without Nagle's algorithm, small requests do not wait for the acknowledgement of earlier ones.
+        // Disables Nagle's algorithm, so that small requests do not wait for the acknowledgement of earlier requests.
         stream.set_nodelay(true).map_err(failed)?;
         if !self.secure {
             return Ok(Wire::Plain(stream));
@@ -152,14 +152,15 @@ impl Endpoint {
     }
 }
 
-/// The TLS configuration of the process. It trusts the authorities of the system, or those in `$SSL_CERT_FILE`.
+/// The TLS configuration of the process. It trusts the certificate authorities of the system, or the authorities in
+/// `$SSL_CERT_FILE` if that is set.
 fn tls_config() -> Result<Arc<ClientConfig>, rustls::Error> {
     static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(config) = CONFIG.get() {
         return Ok(Arc::clone(config));
     }
     let mut roots = RootCertStore::empty();
-    // An authority whose certificate cannot be read is not trusted.
+    // Certificates that cannot be read or parsed are skipped, so their authorities are not trusted.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)

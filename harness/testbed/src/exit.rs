@@ -2,22 +2,23 @@
 
 use std::process::ExitCode;
 
-/// The ways in which a command ends.
+/// Exit status of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Everything succeeded and every gate holds.
     Pass,
-    /// A bug in this program.
+    /// A bug in this program, or an error that stopped a run.
     Bug,
-    /// The command line or the scenario is invalid.
+    /// The command line, the scenario or a recorded run is invalid.
     Usage,
     /// A gate does not hold, or a required feature does not work.
     GateFailed,
-    /// An attempt to break isolation or confinement succeeded.
+    /// An attempt to break isolation or confinement succeeded, denied traffic passed, or clones share state that they
+    /// must not share.
     Breach,
-    /// No gate failed, but a gate could not be evaluated or a case is not proven.
+    /// No gate failed, but the result of a gate or a comparison is inconclusive, or a case is not proven.
     Inconclusive,
-    /// The host lacks something that the command needs.
+    /// The host lacks something that the command needs, or a file cannot be read or written.
     UnsuitableHost,
     /// The server or an artifact is missing, or no create was answered.
     TargetUnreachable,

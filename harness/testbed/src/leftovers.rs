@@ -1,15 +1,17 @@
-//! Directories of runs below /run/cube ([`run_root`]), and the removal of what killed runs left there.
+//! Directories of runs below /run/cube ([`run_root`]), and the removal of directories and processes that killed runs
+//! left behind.
 //!
 //! ```text
 //! /run/cube/bench-<pid>-<start time>/      one for each cube-bench process
 //!     <round>-<arrival>/                   one for each clone: vsock.sock, console.log, vmm.stderr
 //! ```
-//! The name contains process id and start time of the owner, so a dead run is recognized even if its process id has been
-//! reused. A VMM belongs to a run if its standard error is a file in the run's directory. A VMM exits when its control
-//! socket closes, so usually only directories are left.
+//! The name of a run's directory contains the process id and the start time of its owner, so a dead run is recognized
+//! even if its process id has been reused. A VMM belongs to a run if its standard error is a file below the run's
+//! directory. A VMM exits when its control socket closes, so usually only directories are left.
 //!
-//! Other users can create files beside the root or above it. So before the root is used or swept, it must be a directory
-//! (not a symbolic link) of this user that no other user can enter.
+//! Other users may be able to create the root before this program does. Before the root is used or swept, it must
+//! therefore be a directory (not a symbolic link) that this user owns and to which no other user can write. It is then
+//! made inaccessible to other users.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -33,13 +35,13 @@ const RUN_ROOT: &str = "/run/cube";
 /// The root if `/run` is on a disk and `/dev/shm` is not.
 const MEMORY_ROOT: &str = "/dev/shm/cube";
 const PREFIX: &str = "bench-";
-/// Limit of the time that a killed VMM takes to exit.
+/// Longest wait for a killed VMM to exit.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 
-/// The default root: below /run, or below /dev/shm if only that is in memory.
+/// The default root: below /run, or below /dev/shm if that is in memory and /run is not.
 ///
-/// A round creates and removes a dozen files for each sandbox. In memory, they do not add the latency of a disk to the
-/// measurements.
+/// A round creates and removes a dozen files for each sandbox. With a root in memory, they do not add the latency of a
+/// disk to the measurements.
 #[must_use]
 pub fn run_root() -> PathBuf {
     let in_memory =
@@ -63,7 +65,7 @@ impl RunDir {
     /// Creates the directory below `root`.
     ///
     /// # Errors
-    /// The directory cannot be created or exists, or other users could have changed the root.
+    /// Returns an error if the directory exists or cannot be created, or if other users could have changed the root.
     pub fn create(root: &Path) -> io::Result<Self> {
         let pid = std::process::id();
         let start =
@@ -85,10 +87,10 @@ impl RunDir {
         &self.0
     }
 
-    /// Creates a directory in it for one clone.
+    /// Creates a directory for one clone in the directory of the run.
     ///
     /// # Errors
-    /// The directory exists or cannot be created.
+    /// Returns an error if the directory exists or cannot be created.
     pub fn clone_dir(&self, name: &str) -> io::Result<PathBuf> {
         let path = self.0.join(name);
         private().create(&path)?;
@@ -105,7 +107,8 @@ fn private() -> DirBuilder {
 /// Makes a directory private, after checking that no other user could have created or filled it.
 ///
 /// # Errors
-/// The path is not a directory or is a symbolic link, another user owns it, or other users may write to it.
+/// Returns an error if the path is missing, is not a directory or is a symbolic link, if another user owns it, or if
+/// other users may write to it.
 fn make_private(dir: &Path) -> io::Result<()> {
     let mut options = File::options();
     options.read(true);
@@ -137,7 +140,7 @@ pub struct Swept {
     pub dirs: Vec<PathBuf>,
     /// Process ids of VMMs of dead runs that were killed.
     pub processes: Vec<u32>,
-    /// Directories and processes that could not be removed, each with the error.
+    /// Directories that could not be removed and processes that could not be killed, each with the error.
     pub remaining: Vec<String>,
 }
 
@@ -161,10 +164,11 @@ impl Swept {
     }
 }
 
-/// Kills the VMMs and removes the directories of all runs whose owner is dead.
+/// Kills the VMMs and removes the directories of all runs whose owner no longer exists.
 ///
 /// # Errors
-/// The root exists and cannot be listed, or other users could have changed it.
+/// Returns an error if the root exists and cannot be listed, or if other users could have changed it. Failures to
+/// remove single directories or processes are recorded in [`Swept::remaining`].
 pub fn sweep(root: &Path) -> io::Result<Swept> {
     let mut swept = Swept::default();
     match make_private(root) {
@@ -212,7 +216,7 @@ fn owner(name: &str) -> Option<(u32, u64)> {
 /// Start time of a process, in clock ticks since boot (/proc/PID/stat, field 22). `None` if there is no such process.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command in field 2 can contain blanks and parentheses, so fields are counted from its last ')'.
+    // The command in field 2 can contain spaces and parentheses, so fields are counted after the last ')' of the line.
     let after = stat.rsplit_once(')')?.1;
     after.split_whitespace().nth(19)?.parse().ok()
 }
@@ -245,7 +249,8 @@ pub fn kill_and_wait(pid: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process has exited and has not been waited for. Its memory and files are released then.
+/// Whether a process has exited but has not been waited for, or no longer exists. In both cases, its memory and files
+/// are released.
 fn is_zombie(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat"))
         .ok()

@@ -1,8 +1,8 @@
-//! Building blocks that measuring and verifying share: finding programs and templates, starting a `cube-api`, network
-//! namespaces, a client of the API, and run directories.
+//! Code that measuring and verifying share: finding programs and templates, starting a `cube-api`, network namespaces,
+//! a client of the API, run directories, and exit codes.
 //!
-//! The libraries `harness` and `verify` use this crate and not each other. None of the three links the VMM, the pool or
-//! the API server; they start these programs.
+//! The libraries `harness` and `verify` use this crate but not each other. None of the three crates links the VMM, the
+//! pool or the API server. They start `cube-vmm` and `cube-api` as processes.
 
 pub mod api;
 pub mod artifacts;

@@ -1,8 +1,8 @@
-//! Starts a `cube-api` on a free port of the loopback interface with an empty state directory, and ends it with all its
+//! Starts a `cube-api` on a free port of the loopback interface, with its own state directory, and ends it with all its
 //! sandboxes.
 //!
-//! Clients use only the public API. The exception is the directory of each sandbox in the server's state directory: a VMM
-//! is found by its standard error, which is a file there.
+//! Clients use only the public API, with one exception: they find the VMM of a sandbox by its standard error, which is
+//! a file in the sandbox's directory below the server's state directory.
 
 use std::{
     fs::{self, File},
@@ -29,25 +29,26 @@ use crate::{
 const LOG: &str = "cube-api.log";
 const STATE: &str = "state";
 const CERTIFICATES: &str = "tls";
-/// Limit of the start, which usually takes a second or two.
+/// Timeout of the start, which usually takes a second or two.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Limit of the shutdown, in which the server ends its sandboxes.
+/// Timeout of the shutdown, during which the server ends its sandboxes. After this time, the server is killed.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two polls.
+/// Interval between two polls while waiting for the server.
 const POLL: Duration = Duration::from_millis(10);
 /// Key for a server that accepts any key.
 const ANY_KEY: &str = "e2b_0000000000000000000000000000000000000000";
-/// More sandboxes than any scenario starts, and at most as many as can have a network at the same time.
+/// Limit on sandboxes: higher than any shipped scenario needs, and not above the number that can have a network at the
+/// same time.
 const MAX_SANDBOXES: &str = "3000";
-/// Limit of requests per second, set so high that a run never reaches it.
+/// Limit on requests per second, too high for a run to reach.
 const RATE: &str = "1000000";
 
 /// Whether the server requires a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// No key: any process that reaches the loopback interface is a client.
+    /// No key is required: any process that can reach the loopback interface can use the server.
     Open,
-    /// A key that is created for this server.
+    /// A key is required. It is created for this server.
     Locked,
 }
 
@@ -60,13 +61,13 @@ pub struct ServerSpec {
     pub vmm: PathBuf,
     /// Directory of installed templates.
     pub templates: PathBuf,
-    /// Number of sandboxes of each template that the server keeps ready.
+    /// Number of sandboxes that the server keeps ready for each template.
     pub warm: u32,
-    /// Domain of the sandboxes' host names. `None`: the server's default.
+    /// Domain of the sandboxes' host names; `None` uses the default of the server.
     pub domain: Option<String>,
     pub door: Door,
     pub tls: Tls,
-    /// Further options of `cube-api serve`.
+    /// Additional options of `cube-api serve`.
     pub options: Vec<String>,
 }
 
@@ -75,14 +76,15 @@ pub struct ServerSpec {
 pub enum Tls {
     /// Plain HTTP.
     Off,
-    /// HTTPS with a certificate for localhost, the loopback addresses and the domain, from a new private authority.
+    /// HTTPS with a certificate for localhost, the loopback addresses and the domain, signed by a new private
+    /// certificate authority.
     PrivateAuthority,
 }
 
 /// A server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// A file, a port or the process could not be created.
+    /// A file, a key, a certificate, a port or the process could not be created.
     #[error("cannot start {program}")]
     Start {
         program: PathBuf,
@@ -151,7 +153,7 @@ impl LocalServer {
         &self.key
     }
 
-    /// Path of the certificate of the authority that clients must trust. There is no such file without TLS.
+    /// Path of the certificate of the private authority, which clients must trust. Without TLS, there is no such file.
     #[must_use]
     pub fn authority(&self) -> PathBuf {
         self.dir.join(CERTIFICATES).join("ca.crt")
@@ -172,7 +174,7 @@ impl LocalServer {
     /// Kills the server with SIGKILL. Its VMs continue to run.
     ///
     /// # Errors
-    /// The process could not be killed or waited for.
+    /// Returns an error if the process cannot be killed or waited for.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(|_| ())
@@ -181,7 +183,7 @@ impl LocalServer {
     /// Starts a killed server again, at the same address and with the same state.
     ///
     /// # Errors
-    /// As for [`LocalServer::start`].
+    /// Returns the errors of [`LocalServer::start`].
     pub fn restart(&mut self) -> Result<(), ServerError> {
         let (child, _) =
             spawn(&self.dir, &self.spec, self.port).map_err(|source| ServerError::Start {
@@ -256,7 +258,7 @@ impl Drop for LocalServer {
                 self.child.id()
             );
         }
-        // VMs of a killed server continue to run.
+        // The VMs of a server that was killed are still running.
         for pid in leftovers::processes_of(&self.dir.join(STATE)) {
             if let Err(error) = leftovers::kill_and_wait(pid) {
                 eprintln!("cube-bench: cannot end the VMM with process id {pid}: {error}");
@@ -314,7 +316,7 @@ fn spawn(dir: &Path, spec: &ServerSpec, port: u16) -> io::Result<(Child, Endpoin
     Ok((child, endpoint))
 }
 
-/// Creates the key of a server before it is started.
+/// Creates a key in the state directory of a server that has not been started yet, and returns it.
 fn new_key(dir: &Path, spec: &ServerSpec) -> io::Result<String> {
     let mut make = Command::new(&spec.program);
     make.args(["key", "new", "cube-bench", "--state"])
@@ -329,7 +331,7 @@ fn make_certificates(dir: &Path, spec: &ServerSpec) -> io::Result<()> {
     output_of(&mut make).map(|_| ())
 }
 
-/// Runs a command that must succeed, and returns its output.
+/// Runs a command that must succeed, and returns its standard output without surrounding whitespace.
 fn output_of(command: &mut Command) -> io::Result<String> {
     let done = command.stdin(Stdio::null()).output()?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -340,7 +342,7 @@ fn output_of(command: &mut Command) -> io::Result<String> {
     }
 }
 
-/// A port that is free at the moment.
+/// A port that is free now. Another process can take it before the server does.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
@@ -348,7 +350,8 @@ fn free_port() -> io::Result<u16> {
 fn answers(endpoint: &Endpoint) -> bool {
     let wire = match endpoint.dial(Duration::from_secs(1)) {
         Err(_) => return false,
-        // This process does not trust the private authority, so an accepted connection has to suffice.
+        // This process does not trust the private authority, so it sends no request: an accepted TCP connection is
+        // sufficient.
         Ok(Wire::Tls(_)) => return true,
         Ok(wire) => wire,
     };

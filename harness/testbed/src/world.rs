@@ -1,4 +1,4 @@
-//! A host and an outside network for a command, in network namespaces that end with the command.
+//! Network namespaces that act as a host and an outside network for one command, and disappear when it ends.
 //!
 //! ```text
 //! this process, its server and VMs            namespace "outside"
@@ -28,7 +28,7 @@ pub const OUTSIDE: &str = "out0";
 /// Address of the uplink.
 pub const HOST4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
-/// A step of creating the namespaces failed.
+/// A failed step of creating namespaces or configuring their networks.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot {step}; this needs root, namespaces, a bpffs and the program {program} ({package})"
@@ -45,7 +45,7 @@ pub fn failed(step: impl Into<String>) -> impl FnOnce(io::Error) -> WorldError {
     failed_with("ip", "package iproute2", step)
 }
 
-/// As [`failed`], for a step that needs another program than `ip`.
+/// Like [`failed`], but for a step that needs a program other than `ip`.
 pub fn failed_with(
     program: &'static str,
     package: &'static str,
@@ -60,7 +60,7 @@ pub fn failed_with(
     }
 }
 
-/// A network namespace. It exists while this file is open, even without a process in it.
+/// A network namespace. It exists while this file is open, even if it contains no process.
 #[derive(Debug)]
 pub struct Namespace(File);
 
@@ -68,7 +68,7 @@ impl Namespace {
     /// Creates a namespace and brings its loopback interface up.
     ///
     /// # Errors
-    /// The process may not create namespaces, or there is no `ip` program.
+    /// Returns an error if the process may not create namespaces, or if `ip` is missing or fails.
     pub fn new() -> Result<Self, WorldError> {
         let make = || {
             unshare(CloneFlags::CLONE_NEWNET)?;
@@ -81,7 +81,7 @@ impl Namespace {
             .map_err(failed("create a network namespace"))
     }
 
-    /// Path of the namespace for programs that this process starts and waits for.
+    /// Path of the namespace. Programs can use it while this process runs and this file is open.
     fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
@@ -89,7 +89,7 @@ impl Namespace {
     /// Runs `work` on a new thread in the namespace.
     ///
     /// # Errors
-    /// The thread could not enter the namespace, or `work` failed.
+    /// Returns an error if the thread cannot enter the namespace, or if `work` fails.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         let work = || {
             setns(&self.0, CloneFlags::CLONE_NEWNET)?;
@@ -100,8 +100,9 @@ impl Namespace {
     }
 }
 
-/// Moves this process into a new network and mount namespace, permanently. Its only uplink leads to the namespace that is
-/// returned, which owns every address in `blocks` (of either family). The process must not have another thread.
+/// Moves this process permanently into a new network namespace and a new mount namespace. Its only uplink leads to the
+/// returned namespace, which accepts traffic to every address in `blocks` (IPv4 or IPv6) as local. The process must
+/// have only one thread, because other threads would stay behind.
 ///
 /// # Errors
 /// Returns a [`WorldError`] that names the step that failed.
@@ -137,11 +138,11 @@ pub fn enter<'a>(blocks: impl IntoIterator<Item = &'a str>) -> Result<Namespace,
     Ok(outside)
 }
 
-/// Moves this process into a new network namespace that has only a loopback interface, permanently. Needs no external
-/// program. The process must not have another thread.
+/// Moves this process permanently into a new network namespace that has only a loopback interface. Needs no external
+/// program. The process must have only one thread, because other threads would stay behind.
 ///
 /// # Errors
-/// Returns a [`WorldError`] if the namespace could not be created.
+/// Returns a [`WorldError`] if the namespace cannot be created or its loopback interface cannot be brought up.
 pub fn alone() -> Result<(), WorldError> {
     unshare(CloneFlags::CLONE_NEWNET)
         .map_err(io::Error::from)
@@ -169,21 +170,22 @@ fn build_outside<'a>(
             settings(&[
                 ("ipv4/conf/all/rp_filter", "0"),
                 ("ipv4/conf/default/rp_filter", "0"),
-                // Lets servers answer from IPv6 addresses that are routed here but not assigned to an interface.
+                // Lets servers listen on IPv6 addresses that are routed here but not assigned to an interface.
                 ("ipv6/ip_nonlocal_bind", "1"),
             ])
         })
         .map_err(failed("configure the outside namespace"))
 }
 
-/// Writes network settings below /proc/sys/net, in the namespace of this thread.
+/// Writes each value to its file below /proc/sys/net, in the namespace of this thread.
 pub fn settings(values: &[(&str, &str)]) -> io::Result<()> {
     values
         .iter()
         .try_for_each(|(name, value)| fs::write(format!("/proc/sys/net/{name}"), value))
 }
 
-/// Runs `ip` with each line as its arguments, in the namespace of this thread.
+/// Runs `ip` once for each line, with the words of the line as arguments, in the namespace of this thread. Stops at the
+/// first error.
 pub fn ip(lines: &str) -> io::Result<()> {
     lines.lines().try_for_each(|line| run("ip", line))
 }

@@ -1,6 +1,6 @@
 //! Text in XML reports.
 
-/// Escapes `text` for an attribute value. Control characters, which XML cannot hold, become blanks.
+/// Escapes `text` for an attribute value. Control characters, most of which XML does not allow, become spaces.
 #[must_use]
 pub fn escape(text: &str) -> String {
     text.chars()

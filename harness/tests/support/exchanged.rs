@@ -60,7 +60,7 @@ pub(crate) fn events(pairs: u32) -> Vec<RunEvent> {
     }))];
     for pair in 0..pairs {
         let slow = u64::from(pair + 1) * 1000;
-        // A third below, a third above, a third the same.
+        // A third of the pairs has a ratio below 1, a third above 1, and a third exactly 1.
         let scattered = [8, 10, 13][usize::try_from(pair % 3).unwrap_or(0)];
         let ours = [105 * slow, 15_000 * slow, scattered * 1000 * slow];
         let beside = [100 * slow, 10_000 * slow, 10_000 * slow];

@@ -1,4 +1,4 @@
-//! Runs `cube-bench` without guests: with a template of zeros, and the example `stand-in-vmm` as VMM.
+//! Runs `cube-bench` without guests, with a template of zeros and the example `stand-in-vmm` as the VMM.
 #![expect(
     clippy::unwrap_used,
     reason = "a stage that cannot be set should stop the test"
@@ -21,7 +21,8 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Returns `None` and prints the reason on a host on which the harness would refuse to run.
+    /// Creates the directory. Returns `None` and prints the reason on a host without /dev/kvm, where the harness
+    /// refuses to run.
     pub(crate) fn set() -> Option<Self> {
         if !Path::new("/dev/kvm").exists() {
             eprintln!("skipped: no /dev/kvm, so cube-bench ends with exit code 6");

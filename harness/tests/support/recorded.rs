@@ -1,4 +1,4 @@
-//! Events of a synthetic run for snapshot tests and benchmarks; always the same.
+//! Events of a synthetic run for snapshot tests and benchmarks. The events are always the same.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ metric = "memory.slope"
 limit = "5MB"
 "#;
 
-/// `rounds` of 20 clones, and as many of the baseline. The third clone of the second round fails.
+/// `rounds` rounds of 20 clones, and as many of the baseline. The third clone in the second round of clones fails.
 pub(crate) fn events(rounds: u32) -> Vec<RunEvent> {
     let mut random = SplitMix64::new(42);
     let mut events = vec![RunEvent::RunStarted(Box::new(RunStarted {

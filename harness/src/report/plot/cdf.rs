@@ -10,7 +10,7 @@ use crate::{
     stats::{fold, quantile::Samples},
 };
 
-/// Points of one curve. More points would not be visible.
+/// Approximate maximum number of points of one curve. More points would not be visible.
 const POINTS: usize = 400;
 
 struct Curve {
@@ -19,7 +19,8 @@ struct Curve {
     samples: Samples,
 }
 
-/// Curves of `replied`, `first_exec` and the baseline, with the time gates as lines.
+/// Draws curves of `replied` and `first_exec` for each origin and a curve of the baseline. The limits of gates on
+/// phases are vertical lines.
 pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
     let curves = curves(view);
     let longest = curves
@@ -97,7 +98,7 @@ fn limits_ms(view: &View<'_>) -> Vec<f64> {
         .collect()
 }
 
-/// A step function over finite samples. The curve ends below 100 % if starts failed.
+/// Draws a step function over the finite samples. The curve ends below 100 % if starts failed.
 fn path(frame: &Frame, samples: &Samples) -> String {
     let finite = samples.finite();
     let n = samples.n() as f64;

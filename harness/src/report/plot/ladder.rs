@@ -1,4 +1,5 @@
-//! Stacked bars of the steps of a start: for starts near the median, near the 95th percentile, and the slowest start.
+//! Stacked bars of the steps of a start: one bar for the starts near the median, one for the starts near the 95th
+//! percentile, and one for the slowest start.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +65,8 @@ fn draw_bar(frame: &Frame, bar: &Bar, y: f64) -> Markup {
     }
 }
 
-/// `done` is sorted by latency. A bar for a quantile averages the tenth of all starts nearest to it.
+/// `done` must be sorted by latency and not be empty. The bar of a quantile averages the tenth of all starts that is
+/// nearest to it. The bar of P95 needs 100 starts.
 fn bars(done: &[&Attempt]) -> Vec<Bar> {
     let around = |centre: usize| {
         let half = (done.len() / 20).max(1);

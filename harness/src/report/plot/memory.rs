@@ -41,7 +41,8 @@ pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
     }
 }
 
-/// Number of clones, and decrease of available memory since the first sample of the group in megabytes (10^6).
+/// Points of the plot: the number of clones, and the decrease of available memory in megabytes (10^6) since the first
+/// sample of the group.
 fn points(view: &View<'_>) -> Vec<(f64, f64)> {
     let samples = &view.summary.memory;
     samples

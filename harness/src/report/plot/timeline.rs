@@ -6,7 +6,7 @@ use model::StartPhase;
 use super::{Frame, place, step_legend, steps};
 use crate::{event::Attempt, report::View};
 
-/// Largest number of bars that are distinguishable.
+/// Largest number of bars. More bars would not be distinguishable.
 const LINES: usize = 200;
 
 /// Draws a typical round: the measured round whose slowest clone is the median over the slowest clones of all rounds.

@@ -3,7 +3,8 @@
 //! ```text
 //! VMM ── TAP 169.254.0.22 ── kernel: route, masquerade ── up1 192.0.2.10 ── veth ── out1 192.0.2.9 outside
 //! ```
-//! TAP, veth and outside are like those of a sandbox, so a comparison shows only the difference between the two paths.
+//! TAP, veth pair and outside namespace are like those of a sandbox, so a comparison shows only the difference between
+//! the eBPF programs and the network stack of the kernel.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -23,7 +24,7 @@ impl PlainNetwork {
     /// Creates the network.
     ///
     /// # Errors
-    /// The process lacks privileges, or `ip` or `nft` is missing.
+    /// Returns an error if the process lacks privileges, or if `ip` or `nft` is missing or fails.
     pub fn new(outside: &Namespace) -> Result<Self, WorldError> {
         let inside = Namespace::new()?;
         let there = format!(
@@ -47,7 +48,7 @@ impl PlainNetwork {
     /// Opens the TAP for a VMM.
     ///
     /// # Errors
-    /// Another VMM has the TAP open.
+    /// Returns an error if the TAP cannot be opened, for example because another VMM has it open.
     pub fn tap(&self) -> io::Result<OwnedFd> {
         self.0.within(|| sys::open_tap(TAP))
     }

@@ -14,7 +14,8 @@ use std::{
 
 use nix::libc;
 
-/// Opens this TAP in the namespace of this thread, with the flags that a VMM needs.
+/// Opens the TAP `name` in the namespace of this thread, with the flags that a VMM needs. Creates it if it does not
+/// exist.
 pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
     if name.len() >= libc::IFNAMSIZ {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -23,8 +24,9 @@ pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
         .read(true)
         .write(true)
         .open("/dev/net/tun")?;
-    // SAFETY: `zeroed` needs a type for which all-zero bytes are valid. An `ifreq` is an array of bytes and a union of
-    // integers, addresses and raw pointers, for all of which they are. The pointers are never dereferenced.
+    // SAFETY: `zeroed` needs a type for which all-zero bytes are valid. An `ifreq` consists of an array of bytes and a
+    // union of integers, addresses and raw pointers, and all-zero bytes are valid for each of these. The pointers are
+    // never dereferenced.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
@@ -47,7 +49,8 @@ pub(super) fn loopback_up() -> io::Result<()> {
         *to = libc::c_char::from_ne_bytes([*from]);
     }
     request.ifr_ifru.ifru_flags = i16::try_from(libc::IFF_UP).map_err(io::Error::other)?;
-    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, here `request`. It and the socket are alive until the call returns.
+    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, here `request`. Both `request` and the socket are alive until the call
+    // returns.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
