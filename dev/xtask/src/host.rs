@@ -77,7 +77,7 @@ pub(crate) fn check_kvm() -> Result<(), Unsuitable> {
     }
 }
 
-/// Checks the free disk space for `dir`, which need not exist yet.
+/// Checks that the file system of `dir` has enough free space. `dir` need not exist yet.
 pub(crate) fn check_disk(dir: &Path) -> Result<()> {
     let at = dir.ancestors().find(|d| d.exists()).unwrap_or(dir);
     let stat = nix::sys::statvfs::statvfs(at)

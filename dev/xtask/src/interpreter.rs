@@ -40,7 +40,7 @@ const MEMORY: Bytes = Bytes::mib(1024);
 const HOSTS: &str = "/usr/local/lib/cube-interpreter";
 /// Port of the interpreter: on TCP for programs in the guest, on vsock for the host.
 const PORT: u16 = 49_999;
-/// Deadline for compiling the Java host in the guest. It takes a few seconds of CPU, on a machine that may be busy.
+/// Time limit for compiling the Java host in the guest. It takes a few seconds of CPU, on a machine that may be busy.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(240);
 const SERVER: &str = "/usr/local/bin/cube-interpreter";
 /// Environment of the server, which runs as root as in E2B's sandboxes. matplotlib finds its font list in the image.

@@ -29,7 +29,7 @@ use crate::{
 const PLACE: &str = "templates/base";
 /// Guest memory: E2B's default for a sandbox.
 const MEMORY: Bytes = Bytes::mib(512);
-/// Deadline for each answer of the VMM or the agent. A boot takes about a second on an idle host.
+/// Time limit for each answer of the VMM or the agent. A boot takes about a second on an idle host.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// A guest whose vCPU has not woken up for this long is quiet.
 const QUIET: Duration = Duration::from_secs(1);

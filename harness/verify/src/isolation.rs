@@ -7,7 +7,7 @@
 //!        server ────────────────────────────► events: packets that it refused ────────────────┘
 //! ```
 //! No result rests on one end alone. A case that must be blocked passes if the guest got no answer, no packet arrived
-//! anywhere, and the server reports the refusal. Each class also has control cases that must get through, because a
+//! anywhere, and the server reports the refusal if the case expects a report. Control cases must get through, because a
 //! network that is down would block everything. A case that could not be tried is not a pass.
 
 pub mod cases;

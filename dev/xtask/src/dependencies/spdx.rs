@@ -17,7 +17,7 @@ pub(super) fn allows(expression: &str, allowed: &BTreeSet<String>) -> bool {
     reader.any_of() == Some(true) && reader.words.is_empty()
 }
 
-/// The words that are not parsed yet.
+/// A parser: the words that it has not parsed yet, and the allowed licences.
 struct Reader<'a> {
     words: &'a [&'a str],
     allowed: &'a BTreeSet<String>,

@@ -41,7 +41,7 @@ struct Step {
 }
 
 impl Job {
-    /// The scripts of all steps, once for each value of the matrix that they use.
+    /// The scripts of all steps. A script that uses a key of the matrix appears once for each value of the key.
     fn scripts(&self) -> Vec<String> {
         let mut scripts = Vec::new();
         for run in self.steps.iter().filter_map(|step| step.run.as_ref()) {

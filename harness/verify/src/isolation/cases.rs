@@ -117,7 +117,7 @@ impl Class {
 pub enum Expect {
     /// The guest gets an answer, and the other end has seen the request.
     Pass,
-    /// The guest gets no answer, and no packet arrives anywhere.
+    /// The guest gets no answer from the receiver, and no packet arrives anywhere.
     Blocked,
 }
 

@@ -36,7 +36,7 @@ pub struct CaseReport {
 }
 
 impl CaseReport {
-    /// The report of a case that was not tried. Other reports are made from it by adding observations.
+    /// The report of a case that was not tried. The reports of other cases start from it and replace some fields.
     pub(super) fn not_tried(case: &Case, problems: impl IntoIterator<Item = String>) -> Self {
         let action = case.action.as_ref().map(|action| format!("{action:?}"));
         Self {
@@ -167,7 +167,7 @@ fn passed(
     }
 }
 
-/// Whether the packets of the case go to a receiver outside. If not, the gateway answers them, or nothing does.
+/// Whether the packets of the case go to a receiver outside. The packets of other cases go to the gateway, for example.
 fn is_to_outside(case: &Case) -> bool {
     match &case.action {
         Some(Action::Tcp(_) | Action::Udp(_) | Action::Name(_) | Action::Frame(_)) => true,

@@ -71,7 +71,8 @@ pub(super) fn errors(stage: &mut Stage, name: &str) -> Result<Observed, ScriptEr
     Ok(received_nothing(&findings, name))
 }
 
-/// Quoted packets that each differ from the guest's flow in one field, in the order of `forged` in [`errors`].
+/// Quoted packets in the order of `forged` in [`errors`]. Each differs from the guest's flow in one field, and the last
+/// one in its direction.
 fn forgeries(own: Quoted) -> [Quoted; 6] {
     let ((host, port), (peer, service)) = (own.from, own.to);
     let other = Ipv4Addr::from_bits(peer.to_bits() ^ 1);
