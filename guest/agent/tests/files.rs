@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 const FORM: &str = "multipart/form-data; boundary=a-boundary";
 const RAW: (&str, &str) = ("content-type", "application/octet-stream");
 
-/// A form as the Python SDK sends it: every file under the name `file`, with its path as file name.
+/// A form as the Python SDK sends it: every part has the field name `file`, and the file's path as its file name.
 fn form(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();
     for (path, bytes) in files {
@@ -460,7 +460,7 @@ fn paths_and_users_are_resolved_in_the_sandbox() {
     if is_root() {
         let path = agent.path("p/q/f");
         let query = format!("path={path}&username=daemon");
-        // Also a file that belonged to another user before.
+        // The second time, the file already exists and belongs to another user.
         for _ in 0..2 {
             written(&post(&mut client, &query, &[RAW], b"x"));
             for made in [path.clone(), agent.path("p/q"), agent.path("p")] {

@@ -139,7 +139,8 @@ fn bad_streams_of_input_are_refused() {
         })
         .unwrap();
     assert_eq!(code(wrong.finish()), "failed_precondition");
-    // No selecting first message, an incomplete message, one that is too long, an end-of-stream frame.
+    // A stream whose first message selects no process, an incomplete message, a message that is too long, an
+    // end-of-stream frame.
     let data = br#"{"data":{"input":{"stdin":"eA=="}}}"#;
     let framed = |flags: u8, len: usize, body: &[u8]| {
         [
@@ -223,7 +224,7 @@ fn input_that_waits_too_long_is_withdrawn() {
     assert_eq!(answer.status, 504);
     assert!(answer.body.starts_with(br#"{"code":"deadline_exceeded""#));
     fs::write(&go, "").unwrap();
-    // The process gets the bytes that were in the pipe by then, and later input.
+    // The process gets the bytes that were already in the pipe at the timeout, and then the later input.
     let last = SendInputRequest {
         process: process.clone(),
         input: stdin(b"zzzzz"),
@@ -287,7 +288,7 @@ fn real_time_signals_end_a_process_too() {
     let output = client.exec(&sh("kill -34 $$"), PATIENCE).unwrap();
     assert_eq!((output.exit_code, output.exited), (-1, false));
     assert_eq!(output.status, "signal: signal 34");
-    // Other ends are still noticed afterwards.
+    // The ends of other processes are still noticed afterwards.
     let script = "for i in 1 2 3; do sh -c 'kill -40 $$'; done; exit 2";
     let output = client.exec(&sh(script), PATIENCE).unwrap();
     assert_eq!(output.exit_code, 2);
@@ -449,8 +450,8 @@ fn metrics_report_usage() {
     let now = std::time::SystemTime::now();
     let now = now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     assert!(now.abs_diff(first.ts) < 60, "{} and {now}", first.ts);
-    // One busy processor is visible, whatever the load of the machine.
-    // It ends by itself if this test is aborted.
+    // One busy processor is visible, whatever the load of the machine. The busy process ends by itself if this test is
+    // aborted.
     let spin = sh("exec timeout 30 sh -c 'while :; do :; done'");
     let busy = client.start(&spin, PATIENCE).unwrap();
     let pid = busy.pid();

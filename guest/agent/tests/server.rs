@@ -203,7 +203,7 @@ fn a_process_outlives_its_stream_and_its_status_is_kept() {
         },
     };
     for _ in 0..2 {
-        // First while it runs, then after its end.
+        // First while the process runs, then after its end.
         let mut client = agent.client();
         let mut stream = client
             .stream("process.Process/Connect", &job, None, None, PATIENCE)
@@ -332,7 +332,7 @@ fn a_slow_reader_blocks_the_process_instead_of_filling_memory() {
         let text = fs::read_to_string(&progress).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     };
-    // It is blocked: the count stays the same for a while.
+    // The writer is blocked: the count stays the same for a while.
     let (mut last, mut since) = (0, Instant::now());
     until("the stop", || {
         let now = read();
@@ -342,7 +342,7 @@ fn a_slow_reader_blocks_the_process_instead_of_filling_memory() {
         (since.elapsed() > Duration::from_millis(300)).then_some(())
     });
     assert!(last < 64, "{last} pieces of 64 KiB went somewhere");
-    // Others are served in the meantime, and reading unblocks it.
+    // Other clients are served in the meantime, and reading unblocks the writer.
     agent.client().health().unwrap();
     let mut got = 0;
     while got < 16 << 20 {

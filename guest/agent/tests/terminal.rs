@@ -131,7 +131,7 @@ fn a_new_size_is_signalled_to_the_foreground() {
     };
     let process = by_pid(stream.pid());
     read_until(&mut stream, "ready\r\n");
-    // An update without a size, and an invalid size.
+    // An update without a size does nothing; an invalid size is refused.
     update(process.clone(), None).unwrap();
     let refused = update(process.clone(), size(1 << 16, 1)).unwrap_err();
     assert_eq!(refused, "invalid_argument");
@@ -195,7 +195,8 @@ fn large_output_arrives_complete_before_the_end() {
 fn the_end_of_the_leader_hangs_up_its_session() {
     let agent = Agent::start();
     let mut client = agent.client();
-    // One in the leader's group, which gets SIGHUP, and one that ignores it and holds the terminal open.
+    // Two descendants: one in the leader's group, which gets SIGHUP, and one that ignores SIGHUP and holds the terminal
+    // open.
     let script = "sleep 1000 & echo $!; (trap '' HUP; exec sleep 1001) & echo $!; \
                   while [ $(cat /proc/$!/comm) != sleep ]; do :; done; exit 0";
     let (output, end) = collect(&mut start(&mut client, &on_terminal(script)));

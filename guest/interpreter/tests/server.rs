@@ -40,7 +40,7 @@ impl Server {
     /// Starts a server with the hosts in another directory.
     fn start_in(hosts: &Path, flags: &[&str]) -> Self {
         let state = tempfile::tempdir().unwrap();
-        // A port that is free now. The server binds it soon after.
+        // A port that is free now, which the server binds soon after.
         let address = TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -560,7 +560,7 @@ fn a_killed_server_is_restarted() {
     let pid: i32 = text(&events, "stdout").trim().parse().unwrap();
     let pid = nix::unistd::Pid::from_raw(pid);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-    // Its hosts end with it, and the supervisor starts another server.
+    // The hosts of the killed server end with it, and the supervisor starts another server.
     until("a new server", || {
         let Ok(socket) = TcpStream::connect(server.address) else {
             return false;

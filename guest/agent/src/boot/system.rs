@@ -1,5 +1,5 @@
-//! The setup that every root needs, whoever mounted it: kernel file systems, standard streams, signals, loopback, and
-//! the files that hold a clone's identity.
+//! The setup that is the same with and without an initramfs: kernel file systems, standard streams, signals, loopback,
+//! and the files that hold a clone's identity.
 
 use std::{
     fs::{self, OpenOptions, Permissions},

@@ -1,4 +1,4 @@
-//! Starts agents as separate processes, and helpers of their tests.
+//! Starts agents as separate processes, and contains helpers for their tests.
 #![expect(dead_code, reason = "each test program uses a part of it")]
 
 use std::{
@@ -43,7 +43,7 @@ impl Agent {
     /// Starts an agent that listens and has no identity.
     pub(crate) fn raw() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // Other users must be able to enter it.
+        // Other users must be able to enter the directory.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let socket = dir.path().join("agent.sock");
         let child = Command::new(env!("CARGO_BIN_EXE_guest-agent"))
@@ -66,7 +66,7 @@ impl Agent {
         EnvdClient::connect_unix(&self.socket, PATIENCE).unwrap()
     }
 
-    /// A connection; `None` if the agent accepts no further one.
+    /// Connects to the agent; `None` if it refuses the connection.
     pub(crate) fn try_client(&self) -> Option<EnvdClient> {
         EnvdClient::connect_unix(&self.socket, PATIENCE).ok()
     }
@@ -83,7 +83,8 @@ impl Agent {
     }
 }
 
-/// A request with `/` as working directory: the home directory may be missing where tests run.
+/// An `/init` request with `/` as the default working directory, because the home directory may not exist on the test
+/// machine.
 pub(crate) fn init() -> InitRequest {
     InitRequest {
         default_workdir: Some("/".into()),

@@ -111,7 +111,7 @@ fn interpreter_twenty_contexts_are_apart() {
     }
     assert_eq!(groups.len(), 20);
     assert!(groups.iter().all(|group| group.starts_with("(True, ")));
-    // The default namespace, without variables of others.
+    // The default context does not have the variables of other contexts.
     let default = Context::default(&clone);
     assert_eq!(error(&default.run("x"))["name"], "NameError");
     for context in contexts {
@@ -182,7 +182,7 @@ fn interpreter_contexts_that_die_are_repaired() {
         (Some(1), "2".to_owned())
     );
     assert_eq!(main_text(&other.run("kept")), "7");
-    // The zygote: all contexts start again as forks of a new one.
+    // If the zygote ends, all contexts start again as forks of a new zygote.
     died(
         &one,
         "import os, time; os.kill(os.getppid(), 9); time.sleep(1000)",

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::{clone::Clone, main_text};
 
-/// Each line is a number of another generator.
+/// Each line of the output is a number from a different generator.
 pub(crate) const PYTHON: &str = "
 import random, uuid, ssl, secrets, tempfile, numpy, os, multiprocessing
 import sympy.core.random as sympy_random

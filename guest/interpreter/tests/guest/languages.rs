@@ -76,7 +76,7 @@ fn interpreter_typescript_and_bash_cells() {
         "1"
     );
     assert_eq!(main_text(&clone.cell("ts", "process.cwd()")), "/home/user");
-    // Its context was created ahead, and is listed from its first cell on.
+    // The context of TypeScript was created ahead, and is listed from its first cell on.
     let (_, contexts) = clone.ask("GET", "/contexts", &Value::Null);
     let contexts: Vec<Value> = serde_json::from_str(&contexts).unwrap();
     assert_eq!(contexts.last().unwrap()["language"], "typescript");

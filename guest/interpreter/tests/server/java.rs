@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{Server, of_type, text};
 
-/// A directory of hosts in which that of Java is compiled; `None` without a JDK.
+/// A directory of hosts in which the Java host has been compiled; `None` without a JDK.
 fn hosts() -> Option<tempfile::TempDir> {
     if Command::new("javac").arg("-version").output().is_err() {
         println!("skipped: there is no javac");
@@ -70,7 +70,7 @@ fn java_runs_cells_errors_variables_and_interrupts() {
         of_type(&end, "error")[0]["name"],
         "UnexpectedEndOfExecution"
     );
-    // Another host has taken its place, with the sandbox's variables in its environment.
+    // A new host has taken the place of the ended one, with the sandbox's variables in its environment.
     let child = format!("var child = {CHILD};\n{OUTPUT}").replace("NAME", "GLOBAL");
     assert_eq!(java.value(&child), "sandbox");
 }
