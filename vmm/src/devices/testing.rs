@@ -63,7 +63,7 @@ pub(super) fn ram() -> Ram {
     Ram::from_ranges(&[(GuestAddress(0), RAM_BYTES)]).unwrap()
 }
 
-/// A temporary file with this content.
+/// Creates a temporary file with this content.
 pub(super) fn file_with(bytes: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
@@ -134,7 +134,7 @@ impl Guest {
         }
     }
 
-    /// A clone of this VM: the same memory, new devices from `state`.
+    /// A clone of this VM: the same memory, and new devices restored from `state`.
     pub(super) fn restore(self, state: &BusState) -> Result<Self, DeviceError> {
         let Self { ram, bus, .. } = self;
         drop(bus);
@@ -234,7 +234,7 @@ impl Guest {
         self.write(queue.slot, 0x50, queue.index);
     }
 
-    /// Serves ready descriptors. Returns their number.
+    /// Waits up to `timeout` and serves the ready descriptors. Returns their number.
     pub(super) fn poll(&mut self, timeout: Duration) -> usize {
         let mut events = Events::default();
         self.watch.wait(&mut events, Some(timeout)).unwrap();
@@ -246,7 +246,7 @@ impl Guest {
         events.len()
     }
 
-    /// Serves ready descriptors until `done` returns true.
+    /// Serves ready descriptors until `done` returns true. Panics if that takes too long.
     pub(super) fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + DEADLINE;
         while !done(self) {

@@ -42,7 +42,7 @@ static inline void *map(size_t bytes, int flags) {
     return p;
 }
 
-// Waits for a child, which must exit with status 0; -1 stands for any child.
+// Waits for a child, which must exit with status 0. With -1, waits for any child.
 static inline void reap(pid_t pid) {
     int status;
     pid_t got = waitpid(pid, &status, 0);

@@ -1,9 +1,10 @@
-// Touches each page of a file, which a device has read into memory, first with an instruction of one kind. The CPU has
-// not accessed these pages before: where KVM has no slot for the memory, it emulates the instruction or cannot.
+// Touches each page of a file with an instruction of one kind (KIND). A device has read the file into memory, and this
+// instruction is the CPU's first access to the page. Where KVM has no slot for the memory, KVM has to emulate the
+// instruction, and for some instructions it cannot.
 // usage: deferred KIND FILE; deferred make FILE
 #include "check.h"
 
-// More than the free memory that the guest has touched before.
+// Pages of the file: more than the free memory that the guest has touched before.
 #define PAGES 24576UL
 #define WORDS (PAGE / 8)
 // A routine that returns 7, at this offset of every page.
@@ -16,7 +17,7 @@ static void pattern(uint64_t *page, uint64_t number) {
     memcpy((unsigned char *)page + CODE, RETURN_7, sizeof RETURN_7);
 }
 
-// The content of a page before, and the content that it must have after.
+// The content of a page before the instruction, and the content that the page must have after it.
 static _Alignas(64) unsigned char before[PAGE], expected[PAGE], other[2 * PAGE];
 
 static uint64_t word(const void *at) {
@@ -147,7 +148,7 @@ static void avx_store(unsigned char *p) {
 }
 
 static void state_area(unsigned char *p) {
-    // Stores a value there and loads it again.
+    // Stores the FPU state in the page and loads it again.
     asm volatile("fxsave (%0); fxrstor (%0)" ::"r"(p + 512) : "memory");
     memcpy(expected + 512, p + 512, 512);
     CHECK(memcmp(expected + 512, before + 512, 512) != 0);

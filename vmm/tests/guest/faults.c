@@ -1,5 +1,4 @@
-// Causes page faults continuously until the file "stop" exists. Every value that was written must be read back, and
-// nothing else.
+// Causes page faults continuously until the file "stop" exists. Every read must return the value that was written last.
 #include "check.h"
 
 #define PAGES 64UL

@@ -1,5 +1,5 @@
-// Attacks of a hostile user program on the monitor: `int $4`, the gate to CPL 0, with arbitrary addresses, and stores
-// to the memory of the kernel and the monitor, whose page tables it shares.
+// Attacks of a hostile user program on the monitor: calls of the gate to CPL 0 (`int $4`) with arbitrary addresses, and
+// stores to the memory of the kernel and the monitor, which are mapped in the program's page tables.
 //   gate int4 SEED     gate scribble FROM BYTES SEED
 #include "check.h"
 

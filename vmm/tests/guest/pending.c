@@ -1,5 +1,5 @@
-// Arms four kinds of timer, reports that, and writes by how many milliseconds each was late on this machine's
-// CLOCK_MONOTONIC. The machine may be paused and resumed in between.
+// Arms four kinds of timer, reports that they are armed, and writes by how many milliseconds each fired late on this
+// machine's CLOCK_MONOTONIC. The machine may be paused and resumed while the timers are armed.
 #include "check.h"
 #include <sys/timerfd.h>
 

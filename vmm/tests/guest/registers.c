@@ -1,5 +1,5 @@
 // Random stores to the devices' register page, through /dev/mem or, if the kernel does not allow that, through a
-// page-table entry that the monitor makes: user code can call the monitor like the kernel does.
+// page-table entry that the monitor makes: user code can call the monitor just as the kernel does.
 //   registers ADDRESS SEED MONITOR
 #include "check.h"
 

@@ -43,7 +43,7 @@ int main(void) {
         CHECK(q[k * PAGE] == 101);
         for (size_t i = 0; i < pages; i++)
             CHECK(i == k || q[i * PAGE] == 1 + (int)((round + i) % 100), "round %d", round);
-        // Another mapping at the old address.
+        // A different mapping at the old address.
         char *again = mmap(p, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         CHECK(again == p);
         for (size_t i = 0; i < pages; i++)

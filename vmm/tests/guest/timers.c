@@ -10,7 +10,7 @@ static void fire(int signo) {
 }
 
 int main(void) {
-    // Sleeps are never short, and the median is late by little compared to the requested time.
+    // A sleep is never too short, and the median sleep is late by only a small part of the requested time.
     for (uint64_t ask = 1000000; ask <= 100000000; ask *= 10) {
         int late = 0;
         for (int i = 0; i < 9; i++) {

@@ -1,5 +1,5 @@
-// Vector, x87 and control registers survive context switches and signals. Several processes on one CPU each have a
-// pattern that no other process may see.
+// Vector, x87 and control registers survive context switches and signals. Several processes share one CPU, and each has
+// its own pattern in its registers, which no other process may see.
 #include "check.h"
 #include <cpuid.h>
 #include <immintrin.h>

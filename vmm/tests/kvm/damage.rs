@@ -1,4 +1,4 @@
-//! Invalid input: each is refused with a clear reason, does not crash the VMM, and leaves nothing behind.
+//! Invalid input: the VMM refuses it with a clear reason, does not crash, and leaves nothing behind.
 
 use std::{
     fs::{self, File},
@@ -23,7 +23,7 @@ use crate::support::{
     vm::refusal,
 };
 
-/// A restore that must be refused and may leave only log and console behind.
+/// Attempts a restore that must be refused and may leave only the log and the console file behind.
 pub(crate) fn refused(dir: &Path) -> Failure {
     let mut vm = TestVm::spawn();
     let failure = vm.restore(dir).expect_err("a refusal");
@@ -111,7 +111,7 @@ pub(crate) fn verify(dir: &Path) -> Option<String> {
     }
 }
 
-/// A restore checks only the lengths of memory, layer and root image, for speed. `verify` reads them.
+/// For speed, a restore checks only the lengths of memory, layer and root image. `verify` also checks their content.
 pub(crate) fn kvm_verify_finds_a_flipped_bit_in_every_file() {
     let dir = copy_of(template());
     let root = dir.join("root");
@@ -159,7 +159,7 @@ pub(crate) fn kvm_verify_finds_a_flipped_bit_in_every_file() {
     fs::remove_dir_all(&dir).expect("a removal");
 }
 
-/// Whether the byte is in the kernel's hash. A template does not contain the kernel file.
+/// Whether the byte at `at` is in the kernel's sum, which nothing checks: a template does not contain the kernel file.
 fn kernel_sum(manifest: &[u8], at: u64) -> bool {
     let before = &manifest[..usize::try_from(at).expect("an index")];
     let text = String::from_utf8_lossy(before);

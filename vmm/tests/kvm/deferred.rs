@@ -1,4 +1,4 @@
-//! Memory without a KVM slot until the guest touches it.
+//! Memory that has no KVM slot until the guest touches it.
 
 use std::{
     fs::{self, File},
@@ -36,7 +36,7 @@ const KINDS: [&str; 20] = [
     "system_call",
 ];
 
-/// A template with a program and its file, whose pages are only on the disk.
+/// A template with the program `deferred` and its file. The file's pages are only on the disk, not in memory.
 fn with_file() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
@@ -46,7 +46,7 @@ fn with_file() -> &'static Path {
         vm.sh("/root/deferred make /root/data; sync; echo 3 > /proc/sys/vm/drop_caches");
         vm.control().snapshot(&dir).expect("a snapshot");
         drop(vm);
-        // The memory that a command needs is registered in clones, so that they start with only the rest deferred.
+        // Records the memory that a command needs. Clones then start with slots for it, and only the rest is deferred.
         let mut first = TestVm::clone_of(&dir);
         first.sh("/root/deferred none /root/data || true");
         let path = dir.join(template_file::WORKING_SET);
@@ -55,7 +55,7 @@ fn with_file() -> &'static Path {
     })
 }
 
-/// Number of times that the VMM registered memory since it made the VM.
+/// Number of exits at which the VMM registered memory since it created the VM.
 fn times(vm: &mut TestVm) -> u64 {
     vm.stats().exits.get("memory").copied().unwrap_or(0)
 }
@@ -96,7 +96,7 @@ pub(crate) fn kvm_forks_keep_the_content_of_deferred_memory() {
     assert_eq!(vm.sh("/root/deferred store /root/data"), "ok");
 }
 
-/// With page tables in memory that KVM does not have, the guest fails, but its VMM still answers and exits.
+/// With page tables in memory without a KVM slot, the guest fails, but its VMM still answers and exits.
 pub(crate) fn kvm_a_forged_list_of_chunks_harms_the_guest_only() {
     let dir = copy_of(with_file());
     let memory = File::options()

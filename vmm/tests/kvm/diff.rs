@@ -59,7 +59,7 @@ pub(crate) fn kvm_a_clone_of_a_diff_continues_where_it_stopped() {
         finish_busy(&clone);
         assert_ne!(clone.sh("hostname"), vm.name);
     }
-    // The source continues independently, and its later writes are in no clone.
+    // The source continues independently, and no clone contains its later writes.
     vm.control().resume().expect("a resume");
     vm.sh("echo later > /root/disk");
     finish_busy(&vm);
@@ -79,7 +79,7 @@ pub(crate) fn kvm_generations_of_diffs_have_one_base() {
         let base = manifest(&dir).base.expect("a base");
         assert_eq!(base.dir, template().canonicalize().expect("a path"));
         vm = TestVm::clone_of(&dir);
-        // Copied pages are private to this clone, and mapped files no longer need their names.
+        // The clone no longer needs the directory: short runs were copied, and mapped files stay open when deleted.
         fs::remove_dir_all(&dir).expect("a removal");
         let want: Vec<String> = (0..=generation).map(|g| g.to_string()).collect();
         for file in ["/root/line", "/dev/shm/line"] {
@@ -265,7 +265,7 @@ pub(crate) fn kvm_a_damaged_diff_is_refused() {
     assert_eq!(TestVm::clone_of(&good).sh("echo alive"), "alive");
 }
 
-/// A booted VM has no base, and neither has a clone whose base was removed while it ran.
+/// A booted VM has no base. A clone has none either if its base was removed while it ran.
 pub(crate) fn kvm_without_a_base_a_diff_is_a_full_snapshot() {
     let mut vm = TestVm::boot(|_| ());
     let dir = diff_of(&mut vm);
@@ -280,7 +280,7 @@ pub(crate) fn kvm_without_a_base_a_diff_is_a_full_snapshot() {
     assert_eq!(TestVm::clone_of(&dir).sh("cat /root/mark"), "kept");
 }
 
-/// Files that were written before are there after a cold boot; memory is not.
+/// A saved layer keeps files across a cold boot; memory is lost.
 pub(crate) fn kvm_a_saved_layer_boots() {
     let layer = run_dir::make("layer").join("layer");
     let mut vm = TestVm::new();

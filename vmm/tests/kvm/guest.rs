@@ -93,7 +93,7 @@ pub(crate) fn kvm_a_fork_bomb_meets_its_limit() {
     let vm = TestVm::new();
     let bomb = "ulimit -u 60; bomb() { bomb | bomb & }; bomb 2>/dev/null; wait";
     let mut request = crate::support::vm::as_root("/bin/bash", &["-c", bomb]);
-    // The limit does not apply to root.
+    // The limit on processes does not apply to root.
     request.user = Some("user".into());
     request.kill_after = Some(Duration::from_secs(5));
     // The bomb may end by itself, be killed, or leave children behind that hold its output.

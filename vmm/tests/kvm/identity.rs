@@ -58,7 +58,7 @@ fn host_ns() -> i128 {
     i128::try_from(now.as_nanos()).expect("a time")
 }
 
-/// Guest time minus host time in milliseconds, as an interval from the times before and after the call.
+/// Guest time minus host time in milliseconds, as an interval: the host's time is taken before and after the call.
 fn wall_clock_error_ms(vm: &TestVm) -> (i128, i128) {
     let program = vm.upload("wall");
     // The first call faults the pages in; the second is measured.
@@ -71,8 +71,9 @@ fn wall_clock_error_ms(vm: &TestVm) -> (i128, i128) {
     ((guest - after) / 1_000_000, (guest - before) / 1_000_000)
 }
 
-/// The time is part of the identity request. If the guest has to wait for a CPU when the request arrives, its clock is
-/// late by that time. A busy host delays one clone, but not each of three.
+/// Checks the wall clocks of three clones; one must be right. The identity request carries the time. If the guest has
+/// to wait for a CPU when the request arrives, its clock is late by the length of the wait. A busy host can delay one
+/// clone, but is unlikely to delay all three.
 fn assert_wall_clock(start: impl Fn() -> TestVm) {
     let errors: Vec<_> = (0..3).map(|_| wall_clock_error_ms(&start())).collect();
     assert!(
@@ -125,7 +126,7 @@ pub(crate) fn kvm_a_clone_of_an_old_snapshot_has_the_present_time() {
         after - before < 30.0,
         "CLOCK_MONOTONIC jumped from {before} to {after}"
     );
-    // No timer of that hour fires all at once.
+    // Timers do not fire as if that hour had passed in the guest.
     vm.assert_healthy();
 }
 

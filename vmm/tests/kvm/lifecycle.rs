@@ -287,7 +287,7 @@ pub(crate) fn kvm_the_end_of_a_guest_is_reported() {
     );
 }
 
-/// Environment variable that makes this program the client to be killed.
+/// Environment variable that makes this program act as the client that the test kills.
 pub(crate) const CLIENT: &str = "CUBE_TEST_CLIENT";
 
 /// Runs a clone and prints its VMM's pid; exits at end-of-file on standard input.
@@ -410,7 +410,7 @@ pub(crate) fn kvm_busy_programs_survive_a_snapshot() {
     finish_busy(&vm);
 }
 
-/// Clones of a template whose memory was copied into huge pages, which all of them map and none changes.
+/// Clones of a template whose memory was copied into huge pages. All clones map these pages, and none changes them.
 pub(crate) fn kvm_clones_of_a_loaded_template() {
     use vmm_control::template::{LoadError, LoadedTemplate};
     let loaded = match LoadedTemplate::load(template()) {

@@ -42,8 +42,8 @@ fn in_namespace(act: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A TAP with the host's address, set up. Its MAC address is always the same, because clones remember the one of their
-/// template's peer.
+/// Creates and configures a TAP with the host's address. Its MAC address is always the same, because a clone remembers
+/// the MAC address of its template's peer.
 fn tap() -> OwnedFd {
     let tap = open_tap("vm0").expect("a TAP");
     for args in [

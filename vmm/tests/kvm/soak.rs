@@ -154,16 +154,16 @@ fn test_suite(dir: &Path) -> PathBuf {
     tar
 }
 
-/// Runs a module of the test suite. A guest without the kernel's vsock loopback cannot connect to its own CID, and
-/// tests that try would wait forever; this host has no vsock and skips them. The tests run in a tmpfs, since
-/// directories of an overlay have other inode numbers in listings than in stat.
+/// The script that runs a module of the test suite. It leaves out vsock tests: a guest without the kernel's vsock
+/// loopback cannot connect to its own CID, and tests that try would wait forever. The tests run in a tmpfs, because on
+/// an overlay the inode numbers in directory listings differ from those of stat.
 fn tests(module: &str) -> String {
     format!(
         "mount -t tmpfs tmpfs /tmp; cd /tmp; timeout -s KILL 900 python3 -m test -v -i '*VSOCK*' {module} 2>&1; cd /; umount -l /tmp"
     )
 }
 
-/// Runs a module in the guest's root image as a directory, on this host's kernel.
+/// Runs a module on this host's kernel, in a directory with the content of the guest's root image.
 fn on_the_host(suite: &Path, module: &str, root: &Path) -> String {
     if !root.exists() {
         let extract = format!("--extract={}", root.display());

@@ -38,7 +38,7 @@ fn request(
     (guest.get(STATUS, 1)[0], len)
 }
 
-/// Discards sectors with these flags. Returns the status byte.
+/// Sends a discard of sectors with these flags. Returns the status byte.
 fn discard(guest: &mut Guest, queue: &mut DriverQueue, at: u64, count: u32, flags: u32) -> u8 {
     let mut range = at.to_le_bytes().to_vec();
     range.extend(count.to_le_bytes());
@@ -202,7 +202,7 @@ fn a_copy_of_the_layer_keeps_its_holes() {
     assert_eq!(target.metadata().unwrap().len(), 64 << 20);
 }
 
-/// The layer as `copy_layer_to` writes it.
+/// The content of the layer, read from a file that `copy_layer_to` wrote.
 fn copied_layer(guest: &Guest) -> Vec<u8> {
     let mut copy = file_with(b"something longer that was there before");
     guest.bus.copy_layer_to(&copy).unwrap();
@@ -212,7 +212,7 @@ fn copied_layer(guest: &Guest) -> Vec<u8> {
     bytes
 }
 
-/// Size of the disk in the model test, which is not a multiple of a block.
+/// Size of the disk in the model test. It is not a multiple of the block size.
 const MODEL_SECTORS: u64 = 8 * 24 + 3;
 
 /// Sector, number of sectors, and the byte to fill them with; `None`: they are discarded.
@@ -224,7 +224,7 @@ fn any_change() -> impl Strategy<Value = (u64, u64, Option<u8>)> {
     )
 }
 
-/// The whole blocks in a range of bytes. The last block of the disk is shorter.
+/// The blocks that lie wholly in a range of bytes. The last block of the disk is shorter than the others.
 fn whole_blocks(start: usize, len: usize) -> std::ops::Range<usize> {
     let disk = usize::try_from(MODEL_SECTORS * 512).unwrap();
     let first = start.next_multiple_of(4096);

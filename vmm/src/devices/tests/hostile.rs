@@ -12,7 +12,8 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// Offers one chain with the given descriptors, starting at descriptor 0. Returns the length with which it came back.
+/// Offers one chain with the given descriptors, starting at descriptor 0. Returns the written length that the device
+/// reports when it returns the chain.
 fn offer(slot: usize, descriptors: &[(u64, u32, u16, u16)]) -> Option<u32> {
     let mut guest = Guest::new();
     let mut queue = guest.init(slot, 0).remove(0);
@@ -83,7 +84,8 @@ fn a_guest_that_reads_nothing_cannot_grow_the_vmm() {
     let mut guest = Guest::new();
     let mut queues = guest.init(VSOCK, 0);
     let start = Instant::now();
-    // Requests to ports without a listener. Each must be answered with a reset, and there is never a buffer for one.
+    // Requests to ports without a listener. Each must be answered with a reset, but there is never a buffer for a
+    // reset.
     for port in 0..20_000_u32 {
         let mut header = vec![0; 44];
         header[0] = 3;

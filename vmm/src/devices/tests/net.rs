@@ -42,7 +42,7 @@ fn a_frame_without_content_is_refused_and_counted() {
     assert_eq!(guest.bus.lost_frames(), lost);
 }
 
-/// A guest on a TAP in a network namespace of this thread, and the host's socket behind it.
+/// A guest on a TAP in this thread's own network namespace, and a socket at the host's end of the TAP.
 struct Wire {
     guest: Guest,
     rx: DriverQueue,
@@ -54,7 +54,7 @@ const HOST: &str = "10.0.0.1:4000";
 const GUEST: &str = "10.0.0.2:5000";
 const UDP: usize = 12 + 14 + 20 + 8;
 
-/// Returns `None`, and prints the reason, if this host cannot run the test.
+/// Sets up the guest and the socket. Returns `None`, and prints the reason, if this host cannot run the test.
 fn wire() -> Option<Wire> {
     if !nix::unistd::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
         eprintln!("SKIP net tier: needs root and /dev/net/tun");
@@ -91,7 +91,7 @@ impl Wire {
         }
     }
 
-    /// The next frame with the number of its buffers.
+    /// The next frame, and the number of receive buffers that it takes.
     fn frame(&mut self) -> Option<(usize, Vec<u8>)> {
         let (head, len) = self.rx.take(&self.guest.ram)?;
         let home = |head| DATA + u64::from(head) * 16_384;
@@ -104,8 +104,8 @@ impl Wire {
         Some((buffers, frame))
     }
 
-    /// The payload of the next UDP frame, and the number of its buffers. Skips other frames, which the kernel sends on
-    /// its own.
+    /// The payload of the next UDP frame, and the number of receive buffers that it takes. Skips other frames, which
+    /// the host's kernel sends on its own.
     fn datagram(&mut self) -> (usize, Vec<u8>) {
         let mut found = None;
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
@@ -264,7 +264,7 @@ fn mac_of_tap() -> Vec<u8> {
         .collect()
 }
 
-/// A frame from the guest's address to the host's, behind an empty offload header.
+/// A frame from the guest's address to the host's, preceded by an empty offload header.
 fn udp_frame(to: &[u8], payload: &[u8]) -> Vec<u8> {
     let udp_len = u16::try_from(payload.len() + 8).unwrap();
     let ip_len = udp_len + 20;

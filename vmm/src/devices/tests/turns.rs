@@ -1,5 +1,5 @@
-//! Rings that are refilled while they are served. A notification is served in turns of bounded work, between which the
-//! machine's thread does other work.
+//! Rings that are refilled while they are served. A notification is served in turns of bounded work; between two turns
+//! the machine's thread does other work.
 
 use std::time::Duration;
 

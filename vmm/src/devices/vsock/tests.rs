@@ -101,7 +101,7 @@ impl Peer {
         Some(seen)
     }
 
-    /// The next packet; waits for the host's side.
+    /// Waits for the next packet.
     fn expect(&mut self) -> Seen {
         let mut seen = self.recv();
         for _ in 0..20_000 {

@@ -26,7 +26,7 @@ pub(crate) fn lack(test: &str) -> Option<String> {
     None
 }
 
-/// Tests that mount a file system.
+/// Tests that need root, because they mount a file system.
 const NEED_ROOT: [&str; 1] = ["kvm_a_full_disk_stops_a_snapshot"];
 
 fn artifacts() -> PathBuf {
@@ -52,8 +52,8 @@ pub(crate) fn guest() -> GuestPaths {
     }
 }
 
-/// The template of `cargo xtask prepare`, if it was made with the program under test: the program is in the same
-/// artifacts, and older.
+/// The template of `cargo xtask prepare`. Returns `None` unless it was made with the program under test, that is,
+/// unless the program is in the same artifacts directory and older than the template.
 pub(crate) fn prepared_template() -> Option<PathBuf> {
     let dir = artifacts().join("templates/base");
     let made = |path: PathBuf| std::fs::metadata(path).ok()?.modified().ok();

@@ -12,7 +12,7 @@ pub(crate) use template::template;
 pub(crate) use vm::TestVm;
 pub(crate) use wait::until;
 
-/// Length and hash of a file, without its holes.
+/// Length of a file, and hash of its content without holes and zero blocks.
 pub(crate) fn sparse_sum(path: &std::path::Path) -> model::FileSum {
     let file = std::fs::File::open(path).expect("a file");
     vmm::snapshot::sparse_sum(&file, path).expect("a sum")

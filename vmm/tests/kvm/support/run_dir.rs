@@ -1,5 +1,5 @@
 //! One directory for all files of this process: sockets, consoles, templates, guest programs. Its name contains the
-//! pid, so that the next run can remove the directory of a killed one.
+//! pid, so that a later run can remove the directory of a process that was killed.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ fn root() -> PathBuf {
     std::env::temp_dir().join(format!("{PREFIX}{}", std::process::id()))
 }
 
-/// Creates a new directory in it.
+/// Creates a new directory in the process's directory.
 pub(crate) fn make(what: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);

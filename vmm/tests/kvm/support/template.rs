@@ -1,4 +1,5 @@
-//! The template that most tests clone: the prepared one if it is current, else one that this process makes once.
+//! The template that most tests clone: the prepared template if it is current, otherwise a template that this process
+//! makes once.
 
 use std::{
     fs,

@@ -195,14 +195,14 @@ impl TestVm {
         stats.exit_reason.expect("a reason")
     }
 
-    /// Kills the VMM like a crash.
+    /// Kills the VMM without an orderly shutdown, as a crash would.
     pub(crate) fn kill(&mut self) {
         if let Some(process) = self.process.take() {
             process.kill().expect("a kill");
         }
     }
 
-    /// Removes the process, with its control socket, from this value.
+    /// Takes the process, with its control socket, out of this value.
     pub(crate) fn take_process(&mut self) -> VmProcess {
         self.process.take().expect("a process")
     }
@@ -229,7 +229,7 @@ pub(crate) fn as_root(cmd: &str, args: &[&str]) -> ExecRequest {
     request
 }
 
-/// The VMM's refusal. Any other failure fails the test.
+/// Extracts the VMM's refusal from an answer. Any other failure fails the test.
 pub(crate) fn refusal<T>(answer: Result<T, ControlError>) -> Result<(), Failure> {
     match answer {
         Ok(_) => Ok(()),

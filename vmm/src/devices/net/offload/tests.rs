@@ -1,4 +1,4 @@
-//! All offload headers before frames whose transport header has a known position.
+//! Every offload header, with frames whose transport header is at a known position.
 
 use super::*;
 
@@ -36,7 +36,7 @@ fn ip6(extensions: &[u8], protocol: u8) -> Vec<u8> {
     ip
 }
 
-/// Frames with the offset of their transport header, the offset of the checksum in it, and their segmentation type.
+/// Each frame with the offset of its transport header, the checksum's offset in that header, and its segmentation type.
 fn known() -> Vec<(Vec<u8>, u16, u16, Option<u8>)> {
     let mut all = Vec::new();
     for (protocol, sum, gso4, gso6) in [(TCP, 16, Some(TCP4), Some(TCP6)), (UDP, 6, None, None)] {
