@@ -7,7 +7,7 @@ use crate::{clone_state::Variables, language::Start};
 /// The parameters of a start.
 #[derive(Debug)]
 pub(crate) struct Setup<'a> {
-    /// The directory of hosts.
+    /// The directory in which the template installs the hosts.
     pub(crate) hosts: &'a Path,
     pub(crate) cwd: &'a str,
     pub(crate) how: Start,

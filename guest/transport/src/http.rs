@@ -16,7 +16,7 @@ pub struct Head<F> {
     pub path: String,
     /// The part after `?`, as sent; empty if there is none.
     pub query: String,
-    /// `Expect: 100-continue`.
+    /// The request has `Expect: 100-continue`.
     pub expects_continue: bool,
     /// The request is HTTP/1.0 or has `Connection: close`.
     pub close: bool,

@@ -52,7 +52,7 @@ pub(crate) struct Cost {
     pub(crate) minor_faults: u64,
     /// Shadow page table entries; `None` without tracing.
     pub(crate) shadow: Option<u64>,
-    /// The value at the end of the stage, not an increment.
+    /// The VMM's own pages at the end of the stage, not an increment.
     pub(crate) own_pages: Option<u64>,
 }
 
@@ -107,7 +107,7 @@ impl Counters {
         })
     }
 
-    /// The increments up to a later point in time.
+    /// The increments of the counters from this point in time to a later one.
     pub(crate) fn to(self, later: Self) -> Cost {
         Cost {
             cpu_ns: later.cpu_ns - self.cpu_ns,

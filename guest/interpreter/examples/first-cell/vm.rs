@@ -88,7 +88,7 @@ impl Parent {
             trace.follow(vm.pid())?;
         }
         let vsock = self.run.path().join("vsock");
-        // Left by the previous clone, which was killed.
+        // The previous clone was killed and may have left its socket.
         let _ = std::fs::remove_file(&vsock);
         let (template, base) = match source {
             Source::Template => (self.template.dir(), None),
