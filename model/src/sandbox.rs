@@ -19,8 +19,9 @@ const LENGTH: usize = 20;
 const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
 impl SandboxId {
-    /// Makes an id from 19 random bytes. A byte above 251 slightly favours the first letters of the alphabet; callers
-    /// for which that matters pass bytes below 252. The id has at least 94 bits of entropy either way.
+    /// Makes an id from 19 random bytes. Because bytes above 251 are accepted, the first four letters of the alphabet
+    /// are slightly more likely than the others. A caller that needs a uniform distribution must pass bytes below 252.
+    /// Either way, the id has at least 94 bits of entropy.
     #[must_use]
     pub fn from_random(bytes: [u8; LENGTH - 1]) -> Self {
         let letters = bytes

@@ -4,7 +4,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A number of bytes. As text it is a whole number with a unit: `B`, `KiB`, `MiB`, `GiB`, `KB`, `MB`, `GB`.
+/// A number of bytes. As text it is a whole number and a unit, which spaces may separate: `B`, `KiB`, `MiB`, `GiB`,
+/// `KB`, `MB`, `GB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Bytes(pub u64);

@@ -77,8 +77,8 @@ pub struct VmSpec {
     /// File that receives the console output, limited in size. `None`: the output is discarded.
     #[serde(default)]
     pub console: Option<PathBuf>,
-    /// Most bytes of the host's disk that the guest's writes to the layer may occupy. `None`: the size of the layer.
-    /// Writes above the limit are I/O errors in the guest.
+    /// Maximum number of bytes that the guest's writes to the layer may occupy on the host's disk. Writes beyond the
+    /// limit fail with I/O errors in the guest. `None`: the size of the layer.
     #[serde(default)]
     pub layer_limit: Option<Bytes>,
 }
@@ -126,7 +126,7 @@ pub enum SpecError {
     #[error("cannot run {given} vCPUs: platform {} supports 1 to {max}", platform.name())]
     Vcpus {
         given: u8,
-        /// Most vCPUs that the platform supports.
+        /// Maximum number of vCPUs that the platform supports.
         max: u8,
         platform: Platform,
     },

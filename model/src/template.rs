@@ -30,8 +30,8 @@ pub mod template_file {
     pub const WARM_UP: &str = "warm-up.json";
 }
 
-/// A `POST` to a server in the guest. It has no lasting effect there, but loads the pages that the first request of a
-/// user needs. If the status is not 200, the clone is discarded.
+/// A `POST` to a server in the guest, which loads the pages that a user's first request needs. The request must have no
+/// lasting effect in the guest. If the status is not 200, the clone is discarded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WarmUpRequest {

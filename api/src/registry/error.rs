@@ -10,7 +10,7 @@ pub enum RegistryError {
     /// Metadata and options are too long, or a recovered note cannot be read.
     #[error(transparent)]
     Note(#[from] NoteError),
-    /// Tokens need random numbers.
+    /// No random bytes are available for a token.
     #[error("no random numbers")]
     Random(#[from] getrandom::Error),
     #[error(transparent)]

@@ -1,7 +1,7 @@
-//! E2B's settings of a sandbox, as text in the sandbox's record.
+//! E2B's settings of a sandbox, stored as text in the sandbox's record.
 //!
-//! The pool keeps the text and returns it with the sandbox, also after a restart. The format is checked before the rest
-//! is decoded.
+//! The pool keeps the text and returns it with the sandbox, also after a restart. The format number is checked before
+//! the settings are decoded.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,8 @@ use pool::{Init, Lifetime, MAX_NOTE, OnTimeout, PauseMode, UnixMs};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Format that is written. Format 1, which is read too, has the sandbox's lifetime besides; see [`lifetime_of_note`].
+/// The format that is written. Format 1 can still be read; it also contains the sandbox's lifetime, see
+/// [`lifetime_of_note`].
 const FORMAT: u32 = 2;
 
 /// E2B's settings of a sandbox.
@@ -30,7 +31,7 @@ pub struct Note {
     pub traffic_token: Option<String>,
     pub allow_internet_access: Option<bool>,
     pub network: Option<NetworkConfig>,
-    /// Kept for the client.
+    /// The MCP settings of the create request. The server stores them but does not use them.
     pub mcp: Option<Value>,
 }
 
@@ -60,7 +61,7 @@ struct OldLifetime {
     auto_resume: bool,
 }
 
-/// Reads the lifetime of a sandbox from its note of format 1; `None` if the text is no such note.
+/// Reads a sandbox's lifetime from its note; `None` if the text is not a note of format 1.
 #[must_use]
 pub fn lifetime_of_note(text: &str) -> Option<Lifetime> {
     #[derive(Deserialize)]
@@ -77,7 +78,7 @@ pub fn lifetime_of_note(text: &str) -> Option<Lifetime> {
     })
 }
 
-/// The wall-clock time.
+/// The present wall-clock time.
 #[must_use]
 pub fn now() -> UnixMs {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -135,7 +136,7 @@ impl Note {
         }
     }
 
-    /// The `Host` that services in the sandbox get.
+    /// The `Host` header that servers in the sandbox receive instead of the client's; `None`: the client's.
     #[must_use]
     pub fn mask_request_host(&self) -> Option<&str> {
         self.network.as_ref()?.mask_request_host.as_deref()

@@ -11,7 +11,7 @@ use super::{RegistryError, View};
 #[derive(Clone, Debug)]
 pub struct Route {
     pub id: SandboxId,
-    /// Unix socket of the vsock device; `CONNECT <vsock port>\n` answers `OK <n>\n`.
+    /// Unix socket of the vsock device. A client sends `CONNECT <vsock port>\n` and receives `OK <n>\n`.
     pub vsock: PathBuf,
     /// Required in `e2b-traffic-access-token` on ports other than envd's; `None`: the ports are public.
     pub traffic_token: Option<String>,
@@ -19,7 +19,7 @@ pub struct Route {
     pub envd_token: Option<String>,
     /// Replaces `Host` on ports other than envd's; `${PORT}` stands for the port.
     pub mask_request_host: Option<String>,
-    /// Number of the sandbox's VM. Under a new number, pooled connections are dead.
+    /// Number of the sandbox's VM. When it changes, pooled connections to the previous VM are dead.
     pub generation: u64,
 }
 
@@ -40,10 +40,12 @@ impl From<View> for Route {
 /// Why there is no route.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
-    /// Unknown, ended, or paused without auto-resume: 502 with "The sandbox was not found".
+    /// The sandbox is unknown, ended, or paused and cannot be resumed by traffic. The answer is 502 with "The sandbox
+    /// was not found".
     #[error("The sandbox was not found")]
     NotFound,
-    /// A resume failed or there is no room: 503.
+    /// The sandbox exists but is not usable now, for example because its resume failed or there is no room. The answer
+    /// is 503.
     #[error("the sandbox cannot be resumed: {0}")]
     Unavailable(String),
 }

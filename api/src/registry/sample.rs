@@ -9,20 +9,20 @@ use super::{Registry, note::now};
 
 /// Interval of the samples.
 const EVERY: Duration = Duration::from_secs(5);
-/// Most samples of one sandbox: half an hour.
+/// Maximum number of samples that are kept for one sandbox: half an hour of them.
 const MAX_SAMPLES: usize = 360;
 
-/// The usage of a sandbox at one time, seen from the host, and its CPU usage since the sample before.
+/// The usage of a sandbox at one time, seen from the host, and its CPU usage since the previous sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
     pub at: UnixMs,
     pub usage: Usage,
-    /// In percent of all its vCPUs; zero for the first sample of a VM.
+    /// CPU usage since the previous sample, in percent of all vCPUs. Zero for the first sample of a VM.
     pub cpu_used_pct: f64,
 }
 
 impl Sample {
-    /// A sample that follows `before` of the same VM.
+    /// Makes a sample. `before` is the previous sample of the same VM.
     #[must_use]
     pub fn after(before: Option<&Self>, at: UnixMs, usage: Usage, vcpus: u8) -> Self {
         let cpu_used_pct = before.map_or(0.0, |before| {
@@ -53,7 +53,7 @@ impl Sample {
     }
 }
 
-/// Takes samples of all running sandboxes until the pool is closed. The guests take no part in it.
+/// Takes samples of all running sandboxes, without involving the guests, until the pool is closed.
 pub async fn sample_all(registry: Registry) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -64,7 +64,7 @@ pub async fn sample_all(registry: Registry) {
         };
         for view in views {
             let sandbox = view.sandbox;
-            // A sandbox that was paused or ended meanwhile has no usage.
+            // If the sandbox was paused or ended in the meantime, `usage` returns an error.
             if sandbox.state == SandboxState::Running
                 && let Ok(usage) = registry.pool.usage(&sandbox.id).await
             {
@@ -87,7 +87,7 @@ impl Registry {
     }
 }
 
-/// Adds a sample; the oldest gives way.
+/// Adds a sample. Removes the oldest one if there are too many.
 fn push(samples: &mut VecDeque<Sample>, sample: Sample) {
     if samples.len() == MAX_SAMPLES {
         samples.pop_front();

@@ -1,5 +1,5 @@
-//! Signed file URLs. A signature names the sandbox with whose token it was made; the agent decides whether it is still
-//! valid, and for what.
+//! Signed file URLs. A signature identifies the sandbox whose token was used to make it. The sandbox's agent decides
+//! whether the signature is still valid, and for which file and operation.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -42,7 +42,7 @@ impl<'a> Signed<'a> {
         })
     }
 
-    /// `v1_` and the base64 of SHA-256 of `path:operation:user:token[:expiration]`.
+    /// `v1_` followed by the unpadded base64 of the SHA-256 of `path:operation:user:token[:expiration]`.
     fn expected(&self, token: &str) -> String {
         let mut hash = Sha256::new();
         for part in [&self.path, ":", self.operation, ":", &self.user, ":", token] {
@@ -55,7 +55,8 @@ impl<'a> Signed<'a> {
         format!("v1_{}", STANDARD_NO_PAD.encode(hash.finalize()))
     }
 
-    /// The sandbox with whose token the URL was signed. All are compared, whichever it is.
+    /// The sandbox whose token was used to sign the URL. Every sandbox is compared, so that the time does not show
+    /// which one matches.
     pub(super) fn find(&self, notes: &[(SandboxId, Arc<Note>)]) -> Option<SandboxId> {
         let mut found = None;
         for (id, note) in notes {

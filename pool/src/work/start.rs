@@ -292,8 +292,8 @@ impl StartPlan {
         }
     }
 
-    /// Puts the sandbox's network policy in force, and reads it back, before its guest runs. The TAP of a warm slot
-    /// lets nothing pass until its lease.
+    /// Puts the sandbox's network policy in force and reads it back. Must be called before the guest runs. Does nothing
+    /// for a warm slot, whose TAP lets nothing pass until its lease.
     fn confine(&mut self) -> Result<(), WorkError> {
         let (Some(network), Some(tap)) = (&self.network, self.record.tap) else {
             return Ok(());

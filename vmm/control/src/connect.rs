@@ -12,12 +12,12 @@ use nix::{
     sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr},
 };
 
-/// Connects to a listening unix socket. A stopped or compromised process does not accept connections, and once its
-/// backlog is full a plain `connect` blocks forever. This function waits for `timeout` at most (`None`: no limit).
+/// Connects to a listening unix socket. A stopped or compromised process does not accept connections. Once its backlog
+/// is full, a plain `connect` blocks forever; this function waits for at most `timeout` (`None`: no limit).
 ///
 /// # Errors
-/// Returns the error of `connect(2)` if no process listens at `path`, [`io::ErrorKind::TimedOut`] after `timeout`, and
-/// [`io::ErrorKind::InvalidInput`] for a timeout of zero.
+/// Returns the error of `connect(2)` if no process listens at `path`, an error if `path` is too long for a socket
+/// address, [`io::ErrorKind::TimedOut`] after `timeout`, and [`io::ErrorKind::InvalidInput`] for a timeout of zero.
 pub fn connect(path: &Path, timeout: Option<Duration>) -> io::Result<UnixStream> {
     let socket = socket::socket(
         AddressFamily::Unix,

@@ -1,4 +1,4 @@
-//! Output that is written beside its final place and renamed when it is complete: a template, or a single file.
+//! Output that is written beside its final place and moved there when it is complete: a template, or a single file.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -27,8 +27,8 @@ impl Draft {
     /// Creates a temporary directory for a template that will appear at `place`.
     ///
     /// # Errors
-    /// Returns [`FilesError::Exists`] if `place` exists, and [`FilesError::File`] if the parent directory is not
-    /// writable.
+    /// Returns [`FilesError::Exists`] if `place` exists, and [`FilesError::File`] if the temporary directory cannot be
+    /// created.
     pub(crate) fn begin(place: &Path, content: SnapshotContent) -> Result<Self, FilesError> {
         if place.exists() {
             return Err(FilesError::Exists(place.to_owned()));
@@ -64,15 +64,16 @@ impl Draft {
         Ok(files)
     }
 
-    /// Checks the manifest against `lineage` and renames the template to its place.
+    /// Checks the manifest against `lineage`, and renames the temporary directory to its place.
     ///
     /// # Errors
-    /// Returns [`FilesError::Lineage`] if the manifest names other files than those the VM was made from, and
-    /// [`FilesError::File`] if a file operation fails.
+    /// Returns [`FilesError::Lineage`] if the manifest does not match the lineage, and [`FilesError::File`] if a file
+    /// operation fails.
     pub(crate) fn finish(mut self, lineage: &Lineage) -> Result<(), FilesError> {
         let path = self.temporary.join(MANIFEST_NAME);
         let checked = lineage.check(&path)?;
-        // The checked bytes go into a new file, because the VMM still has a descriptor of the file that it wrote.
+        // The checked bytes go into a new file, because the VMM still has a descriptor of the old one and could change
+        // it.
         fs::remove_file(&path).map_err(failed("remove", &path))?;
         create(&path)?
             .write_all_at(&checked, 0)
@@ -85,7 +86,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Removes the extents file if the VMM wrote a full snapshot because the template of the VM no longer exists.
+    /// Removes the extents file if it is empty: the VMM then wrote a full snapshot instead of a diff.
     fn drop_empty_extents(&self) -> Result<(), FilesError> {
         let path = self.temporary.join(TemplateFile::Extents.name());
         let bytes = fs::metadata(&path).map_err(failed("read", &path))?.len();
@@ -112,7 +113,7 @@ fn fresh(place: &Path, make: impl Fn(&Path) -> io::Result<()>) -> Result<PathBuf
         let temporary = temporary_beside(place);
         match make(&temporary) {
             Ok(()) => return Ok(temporary),
-            // An earlier process with the same pid used the name.
+            // An earlier process with the same pid left a draft with this name.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             Err(e) => return Err(failed("create", &temporary)(e)),
         }
@@ -130,8 +131,8 @@ impl FileDraft {
     /// Creates an empty file that will appear at `place`.
     ///
     /// # Errors
-    /// Returns [`FilesError::Exists`] if `place` exists, and [`FilesError::File`] if the parent directory is not
-    /// writable.
+    /// Returns [`FilesError::Exists`] if `place` exists, and [`FilesError::File`] if the temporary file cannot be
+    /// created.
     pub(crate) fn begin(place: &Path) -> Result<(Self, File), FilesError> {
         if place.exists() {
             return Err(FilesError::Exists(place.to_owned()));
@@ -153,12 +154,12 @@ impl FileDraft {
 
 impl Drop for FileDraft {
     fn drop(&mut self) {
-        // Best effort: the next draft for the same place removes the file.
+        // Best effort: once this process has exited, the next draft for the same place removes the file.
         let _ = fs::remove_file(&self.temporary);
     }
 }
 
-/// A name beside `place` that no other process uses.
+/// Returns a name beside `place` that no other running process uses. Removes old drafts first.
 fn temporary_beside(place: &Path) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
     sweep_drafts(place, &name);

@@ -90,7 +90,8 @@ pub fn check_header(h: &[u8; HEADER]) -> Result<usize, FrameError> {
 /// Encodes a whole frame, for callers that send it themselves.
 ///
 /// # Errors
-/// Returns [`FrameError::TooLong`] if the body is too long.
+/// Returns [`FrameError::TooLong`] if the body is too long, and [`FrameError::Body`] if the message cannot be
+/// serialized.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     let body = serde_json::to_vec(message).map_err(FrameError::Body)?;
     let mut bytes = header(body.len())?.to_vec();
@@ -101,7 +102,7 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
 /// Sends one message and its descriptors.
 ///
 /// # Errors
-/// Returns [`FrameError::TooLong`] if the body is too long, and [`FrameError::Io`] if the socket fails.
+/// Returns the errors of [`encode`], and [`FrameError::Io`] if the socket fails.
 pub fn send<T: Serialize>(
     socket: &UnixStream,
     message: &T,

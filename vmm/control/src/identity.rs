@@ -10,7 +10,7 @@ use model::{EntropySeed, Identity};
 /// An identity with a machine id and entropy from the host's random generator.
 ///
 /// # Errors
-/// Returns the I/O error if /dev/urandom cannot be read.
+/// Returns an error if /dev/urandom cannot be read.
 pub fn fresh_identity(hostname: &str) -> io::Result<Identity> {
     let mut source = File::open("/dev/urandom")?;
     let (mut seed, mut id) = ([0; 32], [0; 16]);

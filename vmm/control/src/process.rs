@@ -38,7 +38,7 @@ pub enum ControlError {
     NoLineage,
     #[error("the VMM refused")]
     Refused(#[source] Failure),
-    /// The VMM has exited, or did not answer in time.
+    /// The VMM has exited, did not answer in time, or sent an invalid frame.
     #[error("no answer from the VMM")]
     Frame(#[source] FrameError),
     #[error("the VMM sent an answer that does not match the request: {0:?}")]
@@ -46,7 +46,8 @@ pub enum ControlError {
 }
 
 impl ControlError {
-    /// The kind of failure, on which a caller can act; `None` if the VMM may have exited.
+    /// The kind of failure, on which a caller can act. `None` if the VMM did not start, may have exited, or answered
+    /// out of turn.
     #[must_use]
     pub fn kind(&self) -> Option<FailureKind> {
         match self {
@@ -191,7 +192,8 @@ impl ControlClient {
         tap: Option<BorrowedFd<'_>>,
     ) -> Result<Timeline, ControlError> {
         if self.lineage.is_some() {
-            // The VMM has its VM and refuses. Opening files first would replace the VM's vsock socket.
+            // The VMM has a VM already and refuses the request. No files are sent, because opening them could replace
+            // the VM's vsock socket.
             return self.started(Request::Boot(spec), &Files::default());
         }
         let (files, lineage) = files::of_boot(&spec, tap).map_err(ControlError::Files)?;
@@ -221,7 +223,7 @@ impl ControlClient {
         self.made(stamps, vsock, lineage)
     }
 
-    /// Records lineage and vsock socket of a VM that was made. If it was not, removes the socket.
+    /// If the VM was made, records its lineage and its vsock socket. Otherwise removes the socket.
     fn made(
         &mut self,
         stamps: Result<Timeline, ControlError>,
@@ -279,7 +281,7 @@ impl ControlClient {
     ///
     /// # Errors
     /// Returns [`ControlError::Files`] if a file cannot be created or the manifest does not match the VM's lineage,
-    /// [`ControlError::NoLineage`] if this client has no lineage, and the errors of [`ControlClient::call`].
+    /// [`ControlError::NoLineage`] if this client has no lineage, and the errors of [`ControlClient::identity`].
     pub fn snapshot(&mut self, dir: &Path) -> Result<(), ControlError> {
         self.write_snapshot(dir, SnapshotContent::Full)
     }
@@ -302,7 +304,7 @@ impl ControlClient {
         content: SnapshotContent,
     ) -> Result<(), ControlError> {
         let Some(lineage) = self.lineage.clone() else {
-            // Without a lineage there is either no VM, which the VMM reports itself, or a VM that another client made.
+            // There is no VM, and the VMM refuses the request, or another client made the VM.
             self.done(Request::Snapshot { content }, &Files::default())?;
             return Err(ControlError::NoLineage);
         };
@@ -313,16 +315,16 @@ impl ControlClient {
         draft.finish(&lineage).map_err(ControlError::Files)
     }
 
-    /// Writes the layer to a file that does not exist yet, by [`Request::SaveLayer`].
+    /// Sends [`Request::SaveLayer`], with a new file that appears at `path` when it is complete.
     ///
     /// # Errors
-    /// Returns [`ControlError::Files`] if the file exists or cannot be created, and the errors of
-    /// [`ControlClient::call`].
+    /// Returns [`ControlError::Files`] if `path` exists or the file cannot be created, and the errors of
+    /// [`ControlClient::identity`].
     pub fn save_layer(&mut self, path: &Path) -> Result<(), ControlError> {
         self.write_file(path, TemplateFile::Layer, Request::SaveLayer)
     }
 
-    /// Writes the working set to a file that does not exist yet, by [`Request::RecordWorkingSet`].
+    /// Sends [`Request::RecordWorkingSet`], with a new file that appears at `path` when it is complete.
     ///
     /// # Errors
     /// Returns the errors of [`ControlClient::save_layer`].
@@ -406,11 +408,11 @@ pub struct VmProcess {
 }
 
 impl VmProcess {
-    /// Starts `program` with its control socket as standard input. `log` receives its standard error; `None`: the VMM
-    /// inherits the caller's. `timeout` limits each answer.
+    /// Starts `program` with its control socket as standard input. `log` receives its standard error; `None`: it
+    /// inherits this process's standard error. `timeout` limits each answer; `None`: no limit.
     ///
     /// # Errors
-    /// Returns [`ControlError::Spawn`] if the program cannot be started.
+    /// Returns [`ControlError::Spawn`] if the program cannot be started or `timeout` is zero.
     pub fn spawn(
         program: &Path,
         log: Option<std::fs::File>,
@@ -440,7 +442,7 @@ impl VmProcess {
     /// Kills the process and waits for it to exit.
     ///
     /// # Errors
-    /// Returns the I/O error if the process cannot be killed or waited for.
+    /// Returns an error if the process cannot be killed or waited for.
     pub fn kill(mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(|_| ())

@@ -49,7 +49,8 @@ pub struct LoadedTemplate {
 }
 
 impl LoadedTemplate {
-    /// Copies the template's memory. The other files are symbolic links.
+    /// Copies the template's memory file into the tmpfs, and adds symbolic links to its other files. The template must
+    /// not be a diff.
     ///
     /// # Errors
     /// Returns [`LoadError`] if a file cannot be read, the tmpfs cannot be created, or memory is short. After
@@ -106,7 +107,8 @@ fn tmpfs() -> rustix::io::Result<OwnedFd> {
     )
 }
 
-/// Copies the data in the first `len` bytes and keeps holes. A VMM may have the file open and extend it meanwhile.
+/// Copies the data in the first `len` bytes and keeps holes. The length is fixed, because a VMM may have the file open
+/// and extend it during the copy.
 fn copy_sparse(from: &File, to: &File, len: u64) -> io::Result<()> {
     const CHUNK: usize = 2 << 20;
     to.set_len(len)?;

@@ -17,17 +17,18 @@ use crate::SnapshotContent;
 /// Longest manifest that is read, in bytes.
 const MAX_MANIFEST: u64 = 1 << 20;
 
-/// What a VM was made from. A snapshot's manifest repeats it, and a client that restores the snapshot opens the files
-/// that the manifest names and allocates the memory that it states. A compromised VMM could write anything there.
-/// Therefore the client records the lineage when it makes the VM, and rejects a snapshot whose manifest differs.
+/// The root image, size and template from which a VM was made. A snapshot's manifest states them again, and a client
+/// that restores the snapshot opens the files and allocates the memory that the manifest states. A compromised VMM
+/// could write anything there. The client therefore records the lineage when it makes the VM, and rejects a snapshot
+/// whose manifest differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lineage {
     /// Path of the root image.
     pub root: PathBuf,
     pub size: Size,
-    /// The whole template that a diff of the VM may name. `None` for a VM that was booted, and for one whose template
-    /// was removed before it started.
+    /// The whole template that a diff of the VM may name as its base. `None` if the VM was booted, or if the template's
+    /// manifest was missing or unreadable when the VM was restored.
     pub home: Option<Home>,
 }
 
@@ -58,7 +59,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// Finds the real directory of a manifest.
+    /// Determines the real directory and the identity of the manifest at `path`.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let real = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
@@ -69,8 +70,8 @@ impl Home {
         })
     }
 
-    /// Whether the same manifest still exists in the directory. Its link count is not sufficient, since a removed
-    /// manifest can have other names.
+    /// Whether the same manifest is still in the directory. A check of the manifest's link count would not suffice,
+    /// because a manifest that was removed from the directory can have other links.
     fn stands(&self) -> bool {
         fs::metadata(self.dir.join(MANIFEST_NAME))
             .is_ok_and(|found| (found.dev(), found.ino()) == self.manifest)
@@ -78,7 +79,8 @@ impl Home {
 }
 
 impl Lineage {
-    /// The content that a snapshot can have: a diff needs the template that it names.
+    /// The content that a snapshot can have if `content` is requested: full if the template that a diff would name no
+    /// longer exists.
     pub(crate) fn possible(&self, content: SnapshotContent) -> SnapshotContent {
         if self.home.as_ref().is_some_and(Home::stands) {
             content
@@ -87,7 +89,7 @@ impl Lineage {
         }
     }
 
-    /// Reads a manifest and checks that it names this lineage. Returns its bytes.
+    /// Reads a snapshot's manifest and checks that it matches this lineage. Returns the manifest's bytes.
     pub(crate) fn check(&self, path: &Path) -> Result<Vec<u8>, FilesError> {
         let (named, bytes) = Named::read(path).map_err(failed("read", path))?;
         let home = self.home.as_ref().map(|home| &home.dir);
@@ -100,7 +102,7 @@ impl Lineage {
     }
 }
 
-/// The part of a manifest that the client acts on.
+/// The fields of a manifest that the client uses.
 #[derive(Deserialize)]
 pub(super) struct Named {
     pub(super) root: PathBuf,

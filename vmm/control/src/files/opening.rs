@@ -21,8 +21,8 @@ use super::roles::{FileRole, Files, TemplateFile};
 use super::sys;
 use crate::connect::connect;
 
-/// Directory for the file that receives a guest's disk writes. Large temporary files belong there (FHS 5.15), and it is
-/// not a tmpfs.
+/// Directory for the file that receives a guest's disk writes. /var/tmp is meant for large temporary files (FHS 5.15)
+/// and is usually not a tmpfs.
 const SCRATCH: &str = "/var/tmp";
 /// Length in bytes of the header before each frame of a TAP: `virtio_net_hdr` with `num_buffers` (virtio 1.2, 5.1.6).
 const TAP_HEADER: i32 = 12;
@@ -30,7 +30,8 @@ const TAP_HEADER: i32 = 12;
 /// Opens the files for [`crate::Request::Boot`], and records the lineage of the VM.
 ///
 /// # Errors
-/// Returns [`FilesError`] if a file exists and cannot be opened, or cannot be created.
+/// Returns [`FilesError`] if an existing file cannot be opened, if a file or socket cannot be created, or if the TAP
+/// cannot be configured.
 pub fn of_boot(spec: &VmSpec, tap: Option<BorrowedFd<'_>>) -> Result<(Files, Lineage), FilesError> {
     let mut files = Files::default();
     files.read(FileRole::Kernel, &spec.guest.kernel)?;
@@ -52,8 +53,8 @@ pub fn of_boot(spec: &VmSpec, tap: Option<BorrowedFd<'_>>) -> Result<(Files, Lin
 /// Opens the files for [`crate::Request::Restore`], and records the lineage of the VM.
 ///
 /// # Errors
-/// Returns [`FilesError`] if a file exists and cannot be opened, or cannot be created. The VMM reports what is wrong
-/// with the template itself.
+/// Returns the errors of [`of_boot`]. A missing or invalid file of the template is not an error here; the VMM reports
+/// it.
 pub fn of_restore(
     spec: &RestoreSpec,
     tap: Option<BorrowedFd<'_>>,
@@ -63,15 +64,16 @@ pub fn of_restore(
     Ok((files, lineage))
 }
 
-/// Opens the files of a template, of its base, and its root image.
+/// Opens the files of a template, its root image and, if it is a diff, the files of its base. `base` replaces the
+/// directory of the base that the manifest names.
 ///
 /// # Errors
-/// Returns [`FilesError`] if a file exists and cannot be opened.
+/// Returns [`FilesError`] if an existing file cannot be opened.
 pub fn of_template(dir: &Path, base: Option<&Path>) -> Result<(Files, Lineage), FilesError> {
     let mut files = Files::default();
     files.directory(dir, FileRole::Template)?;
     let manifest = dir.join(MANIFEST_NAME);
-    // An unreadable manifest names no files. The VMM reports what is wrong with it.
+    // Without a readable manifest, there are no further files to open. The VMM reports the invalid manifest.
     let Ok((named, _)) = Named::read(&manifest) else {
         let (root, size, home) = (PathBuf::new(), Size::NONE, None);
         return Ok((files, Lineage { root, size, home }));
@@ -136,8 +138,8 @@ impl Files {
             self.insert(FileRole::Console, console.map_err(failed("create", path))?);
         }
         if let Some(tap) = tap {
-            // The client sets the header length because the VMM's seccomp filter does not allow it: a TAP outlives its
-            // VM.
+            // The client sets the header length, because the VMM's seccomp filter forbids it: a VMM must not change a
+            // TAP that outlives it.
             let copy = sys::set_tap_header_len(tap, TAP_HEADER)
                 .and_then(|()| tap.try_clone_to_owned())
                 .map_err(FilesError::Tap)?;
@@ -181,7 +183,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 fn is_stale(path: &Path) -> bool {
-    // A full backlog (EAGAIN) means that a process still listens.
+    // Any other error, such as a timeout on a full backlog, means that a process may still listen.
     let answer = connect(path, Some(Duration::from_millis(1)));
     matches!(answer, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused)
 }
