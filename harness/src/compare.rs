@@ -70,7 +70,7 @@ pub struct MetricComparison {
     pub verdict: GateOutcome,
 }
 
-/// Two runs that cannot be compared.
+/// Reason why two runs cannot be compared.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CompareError {
     #[error("cannot compare: one of the directories does not contain a recorded run")]

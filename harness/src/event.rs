@@ -118,8 +118,8 @@ impl Attempt {
 pub struct Turn {
     /// Time from request to answer. For an exchange it includes starting `cube-netprobe` in the sandbox.
     pub took_ns: u64,
-    /// Minor and major page faults of the VMM during the turn, including those that KVM handles for the guest. `None` if
-    /// the VMM is not a process of this host.
+    /// Minor and major page faults of the VMM during the turn, including faults that KVM handles for the guest. `None`
+    /// if the VMM is not a process of this host.
     pub faults: Option<u64>,
     /// Measurements of the peer; `None` for commands, cells and denied exchanges.
     #[serde(default)]

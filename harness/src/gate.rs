@@ -54,7 +54,7 @@ pub struct GateResult {
     pub judged_by: JudgedBy,
     /// `null` unless the ratio to the baseline decided.
     pub ratio: Option<RatioResult>,
-    /// One sentence for a person.
+    /// Explanation of the outcome in one sentence.
     pub reason: String,
 }
 

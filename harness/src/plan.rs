@@ -85,7 +85,7 @@ impl Row {
     }
 }
 
-/// The kind of thing that a round starts.
+/// The kind of sandbox or process that a round starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {

@@ -82,7 +82,7 @@ pub enum RunError {
 
 impl Runner<'_> {
     /// Runs the rounds until the plan is complete, the memory limit is reached or the run is interrupted. Held clones
-    /// are killed in all cases, also on errors.
+    /// are killed in all cases, including errors.
     ///
     /// # Errors
     /// Returns [`RunError`] if the rounds cannot continue. Failures of single clones are events and not errors.

@@ -62,7 +62,7 @@ pub struct Settings {
     pub reproduce: String,
 }
 
-/// A run that could not start, or whose events could not be recorded.
+/// Reason why a run could not start, or why its events could not be recorded.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     #[error(transparent)]

@@ -11,7 +11,7 @@ use std::{
 
 use harness::report::document::Document;
 
-/// No rounds beside and no baseline.
+/// A scenario without rounds beside and without a baseline.
 const ALONE: &str = r#"
 rounds = 2
 warmup_rounds = 1
@@ -31,7 +31,7 @@ metric = "failures"
 limit = "0"
 "#;
 
-/// Forks of a prepared parent: they see its variables and its uploaded file.
+/// Forks of a prepared parent. The forks must have the variables and the uploaded file of the parent.
 const FORKS: &str = r#"
 rounds = 2
 warmup_rounds = 0
@@ -69,7 +69,7 @@ metric = "failures"
 limit = "0"
 "#;
 
-/// The same work four times, in clones with and without prefault.
+/// Repeated turns with the same work, in clones with and without prefault.
 const TAX: &str = r#"
 rounds = 4
 warmup_rounds = 0
@@ -98,7 +98,7 @@ metric = "failures"
 limit = "0"
 "#;
 
-/// Sandboxes with a network policy, and all kinds of exchanges.
+/// All kinds of exchanges, in sandboxes with a network policy.
 const NETWORK: &str = r#"
 rounds = 2
 warmup_rounds = 0
@@ -138,7 +138,7 @@ metric = "after_hold.failures"
 limit = "0"
 "#;
 
-/// The same exchanges with and without eBPF programs.
+/// The same exchanges in sandboxes with eBPF programs and in clones beside without them.
 const BESIDE: &str = r#"
 rounds = 10
 warmup_rounds = 0

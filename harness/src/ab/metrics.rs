@@ -72,7 +72,7 @@ impl Source {
 }
 
 impl Metric {
-    /// All metrics that a scenario can have; those without samples are dropped later.
+    /// All metrics that a scenario can have. Metrics without samples are dropped later.
     pub(super) fn all(scenario: &Scenario) -> Vec<Self> {
         let mut metrics = Vec::new();
         let mut add = |name: &str, source, quantiles: &[Quantile]| {

@@ -169,7 +169,8 @@ fn beside(
     other.map(Some).map_err(at(Path::new(RANDOM)))
 }
 
-/// Gives clones beside a network without eBPF programs, and cgroups like those of the server's sandboxes.
+/// Connects the clones of rounds beside to a network without eBPF programs, and assigns them cgroups like those of the
+/// server's sandboxes.
 fn with_plain_network(
     direct: VmmDirect,
     network: &Network,

@@ -24,7 +24,7 @@ pub struct Summary {
     pub started: Option<RunStarted>,
     /// `None` if the run has not ended yet, was killed or could not be recorded to its end.
     pub ended: Option<EndReason>,
-    /// Measured starts of the target, in the order in which they ended.
+    /// Measured starts of the target, in the order in which their attempts ended.
     pub clones: Vec<Attempt>,
     /// Measured starts of the rounds beside.
     pub beside: Vec<Attempt>,

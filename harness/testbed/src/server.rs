@@ -37,8 +37,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(10);
 /// Key for a server that accepts any key.
 const ANY_KEY: &str = "e2b_0000000000000000000000000000000000000000";
-/// Limit on sandboxes: higher than any shipped scenario needs, and not above the number that can have a network at the
-/// same time.
+/// Value of `--max-sandboxes`: at most the number of sandboxes that can have a network at the same time.
 const MAX_SANDBOXES: &str = "3000";
 /// Limit on requests per second, too high for a run to reach.
 const RATE: &str = "1000000";
