@@ -9,9 +9,9 @@ use crate::clock;
 /// Name of the entry with the time until the answer was complete.
 const TOTAL: &str = "total";
 
-/// Stamps the phases that a server reports, converted to the clock of this host. The interval that the server reports
-/// as its total is assumed to lie midway between request and answer. A header without a total, or with a total longer
-/// than the request took, is ignored, and so is a phase later than that.
+/// Stamps the phases that a server reports, converted to the clock of this host. The interval that the server reports as
+/// its total is assumed to lie midway between request and answer. A header without a total, or with a total longer than
+/// the request took, is ignored. A single phase whose time is longer than the request took is ignored as well.
 pub(super) fn stamp(timeline: &mut Timeline, header: &str, asked_ns: u64, replied_ns: u64) {
     let entries: Vec<(&str, u64)> = header.split(',').filter_map(entry).collect();
     let total = entries.iter().find(|(name, _)| *name == TOTAL);
