@@ -1,8 +1,8 @@
 //! E2B's part of a sandbox: settings and tokens, the route for the data plane, and samples of usage over time.
 //!
-//! The pool owns sandboxes, deadlines included. A [`Registry`] is a handle without a task of its own: E2B's settings are
-//! the [`Note`] that the pool keeps as text in the sandbox's record, so that they outlive the server. The registry holds
-//! the notes that it has parsed, and the samples, which end with the server.
+//! The pool owns sandboxes, deadlines included. A [`Registry`] is a handle without a task of its own: E2B's settings
+//! are the [`Note`] that the pool keeps as text in the sandbox's record, so that they outlive the server. The registry
+//! holds the parsed notes and the samples. Both are lost when the server ends.
 
 mod error;
 pub mod note;
@@ -29,7 +29,7 @@ pub use sample::{Sample, sample_all, timestamp};
 
 use note::{Note, now};
 
-/// A sandbox as it was when the pool answered.
+/// The state of a sandbox when the pool answered a request about it.
 #[derive(Clone, Debug)]
 pub struct View {
     pub sandbox: Sandbox,
@@ -44,7 +44,7 @@ pub struct Connected {
     pub resumed: bool,
 }
 
-/// Samples and life events of a sandbox, each oldest first.
+/// Usage samples and life-cycle events of a sandbox. Both lists are sorted oldest first.
 #[derive(Debug)]
 pub struct History {
     pub view: View,
@@ -52,46 +52,46 @@ pub struct History {
     pub events: Vec<LifeEvent>,
 }
 
-/// A new sandbox, as a client asks for it. The registry adds times and tokens.
+/// The validated options of a new sandbox. The registry adds times and tokens.
 #[derive(Clone, Debug)]
 pub struct NewLease {
     /// Id, name, `name:tag` or snapshot id.
     pub template: String,
     pub timeout_s: u32,
     pub on_timeout: OnTimeout,
-    /// Traffic to a sandbox that is paused with its memory resumes it.
+    /// Whether traffic resumes the sandbox if it is paused with its memory.
     pub auto_resume: bool,
-    /// Required by the agent.
+    /// The token that the agent requires.
     pub envd_token: Token,
-    /// Required by the other ports.
+    /// The token that all ports other than the agent's require.
     pub traffic_token: Token,
     pub metadata: BTreeMap<String, String>,
-    /// Environment of every process in the sandbox.
+    /// Environment variables of every process in the sandbox.
     pub env_vars: BTreeMap<String, String>,
     pub allow_internet_access: Option<bool>,
     pub network: Option<NetworkConfig>,
     /// The policy that follows from `allow_internet_access` and `network`.
     pub policy: Policy,
-    /// Kept for the client.
+    /// Stored, but not used by the server.
     pub mcp: Option<Value>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
-    /// A random one is required.
+    /// A random token is generated and required.
     Drawn,
-    /// None is required.
+    /// No token is required.
     None,
 }
 
-/// A handle; clones share notes and samples.
+/// A handle to the registry. Clones share notes and samples.
 #[derive(Clone, Debug)]
 pub struct Registry {
     pool: Pool,
     known: Arc<Mutex<HashMap<SandboxId, Known>>>,
 }
 
-/// The registry's part of a sandbox.
+/// What the registry holds for one sandbox.
 #[derive(Debug)]
 struct Known {
     /// The text that `note` was parsed from.
@@ -101,8 +101,8 @@ struct Known {
 }
 
 impl Registry {
-    /// A registry of the sandboxes that an opened pool has recovered. One whose note cannot be read has no owner and is
-    /// ended.
+    /// A registry of the sandboxes that an opened pool has recovered. A sandbox whose note cannot be read is killed,
+    /// since no client could use it.
     #[must_use]
     pub fn open(pool: Pool, recovered: Vec<Sandbox>) -> Self {
         let registry = Self {
@@ -120,11 +120,11 @@ impl Registry {
         registry
     }
 
-    /// Creates a sandbox. If the caller drops the future, the sandbox is ended.
+    /// Creates a sandbox. If the caller drops the future before it completes, the sandbox is ended.
     ///
     /// # Errors
-    /// Returns [`RegistryError::Note`] if metadata and options are too long, [`RegistryError::Random`], and the errors
-    /// of [`Pool::create`].
+    /// Returns [`RegistryError::Note`] if metadata and options are too long, [`RegistryError::Random`] if no token can
+    /// be generated, and the errors of [`Pool::create`].
     pub async fn create(&self, lease: NewLease) -> Result<View, RegistryError> {
         let now = now();
         let mut lifetime = Lifetime {
@@ -148,10 +148,10 @@ impl Registry {
         Ok(self.enter(sandbox, note))
     }
 
-    /// Makes sure that a sandbox runs; see [`Pool::connect`].
+    /// Resumes a sandbox if it is paused, and extends its deadline; see [`Pool::connect`].
     ///
     /// # Errors
-    /// Returns the errors of [`Pool::connect`], and [`RegistryError::Note`].
+    /// Returns the errors of [`Pool::connect`], and [`RegistryError::Note`] if the sandbox's note cannot be read.
     pub async fn connect(
         &self,
         id: &SandboxId,
@@ -165,11 +165,12 @@ impl Registry {
         })
     }
 
-    /// Makes new sandboxes that continue where a running one is now, with its settings and new tokens. Returns one
-    /// result for each.
+    /// Creates `count` sandboxes that continue from the current state of a running sandbox, with its settings and new
+    /// tokens. Returns one result for each fork.
     ///
     /// # Errors
-    /// Returns the errors of [`Pool::fork`], and [`RegistryError::Note`] or [`RegistryError::Random`].
+    /// Returns the errors of [`Pool::fork`], [`RegistryError::Note`] if the source's note cannot be read, and
+    /// [`RegistryError::Random`] if no token can be generated.
     pub async fn fork(
         &self,
         id: &SandboxId,
@@ -183,7 +184,7 @@ impl Registry {
         for _ in 0..count {
             let note = fork_note(&source.note)?;
             let template = source.sandbox.template.id.clone();
-            // The pool gives forks the policy of their source.
+            // The policy is not used: the pool gives forks the policy of their source.
             specs.push(spec(&note, template, lifetime, Policy::default())?);
             notes.push(note);
         }
@@ -193,11 +194,12 @@ impl Registry {
         Ok(views.collect())
     }
 
-    /// Replaces the outbound options of a running sandbox and, with `policy`, what they amount to. How the sandbox is
-    /// reached from outside stays as it is.
+    /// Replaces the outbound options of a running sandbox and its policy. `policy` must follow from the options. The
+    /// options for inbound traffic stay as they are.
     ///
     /// # Errors
-    /// Returns the errors of [`Pool::set_policy`], and [`RegistryError::Note`].
+    /// Returns the errors of [`Pool::set_policy`], and [`RegistryError::Note`] if the sandbox's note cannot be read or
+    /// would become too long.
     pub async fn set_network(
         &self,
         id: &SandboxId,
@@ -218,18 +220,19 @@ impl Registry {
     }
 
     /// # Errors
-    /// Returns [`pool::Refusal::NotFound`], and [`RegistryError::Note`].
+    /// Returns [`pool::Refusal::NotFound`] if the sandbox does not exist, and [`RegistryError::Note`] if its note
+    /// cannot be read.
     pub async fn get(&self, id: &SandboxId) -> Result<View, RegistryError> {
         self.view(self.pool.get(id).await?)
     }
 
-    /// All sandboxes, in no order.
+    /// All sandboxes, in no particular order.
     ///
     /// # Errors
     /// Returns [`pool::PoolError::Draining`] if the pool is closed.
     pub async fn list(&self) -> Result<Vec<View>, RegistryError> {
         let sandboxes = self.pool.list().await?;
-        // A sandbox whose note cannot be read is being ended.
+        // A sandbox whose note cannot be read is being killed; see `open`.
         Ok(sandboxes
             .into_iter()
             .filter_map(|s| self.view(s).ok())
@@ -237,7 +240,7 @@ impl Registry {
     }
 
     /// # Errors
-    /// As [`Registry::get`].
+    /// Returns the errors of [`Registry::get`].
     pub async fn history(&self, id: &SandboxId) -> Result<History, RegistryError> {
         let (sandbox, events) = self.pool.history(id).await?;
         let view = self.view(sandbox)?;
@@ -250,10 +253,11 @@ impl Registry {
         })
     }
 
-    /// The route to a sandbox. One that is paused with auto-resume is resumed first.
+    /// The route to a sandbox. If the sandbox is paused and has auto-resume, it is resumed first.
     ///
     /// # Errors
-    /// Returns [`RouteError::NotFound`] or [`RouteError::Unavailable`].
+    /// Returns [`RouteError::NotFound`] if the sandbox does not exist or is paused without auto-resume, and
+    /// [`RouteError::Unavailable`] if it cannot be resumed now.
     pub async fn route(&self, id: &SandboxId) -> Result<Route, RouteError> {
         let sandbox = self.pool.reach(id).await;
         let view = sandbox.map_err(RegistryError::from);
@@ -261,8 +265,9 @@ impl Registry {
         view.map(Route::from).map_err(|e| RouteError::of(&e))
     }
 
-    /// The sandbox whose envd token signs a file URL (`signature`, `path`, `read` or `write`, user, expiration), when a
-    /// request names none. Compares in constant time; bounded by the number of sandboxes.
+    /// Finds the sandbox for a signed file URL that does not name a sandbox: the sandbox whose envd token produced the
+    /// signature. `operation` is `read` or `write`. Signatures are compared in constant time; the duration grows with
+    /// the number of sandboxes.
     #[must_use]
     pub fn find_by_signature(&self, query: &str, operation: &'static str) -> Option<SandboxId> {
         let signed = signature::Signed::parse(query, operation)?;
@@ -276,7 +281,7 @@ impl Registry {
         signed.find(&notes)
     }
 
-    /// Forgets sandboxes as they end, here and in the log of refused packets.
+    /// Removes sandboxes that have ended from the registry and from the log of refused packets.
     pub async fn forget_ended(
         self,
         mut ended: mpsc::UnboundedReceiver<Ended>,
@@ -290,7 +295,7 @@ impl Registry {
         }
     }
 
-    /// The view of a new sandbox.
+    /// Adds a new sandbox and returns its view.
     fn enter(&self, sandbox: Sandbox, note: Note) -> View {
         let note = Arc::new(note);
         let known = Known {
@@ -302,7 +307,7 @@ impl Registry {
         View { sandbox, note }
     }
 
-    /// The view of a sandbox; its note is parsed only if it is another text than before.
+    /// The view of a sandbox. The note is parsed only if it has changed since the last call.
     fn view(&self, sandbox: Sandbox) -> Result<View, RegistryError> {
         let mut known = self.known();
         if let Some(known) = known.get(&sandbox.id)
@@ -322,7 +327,7 @@ impl Registry {
         Ok(View { sandbox, note })
     }
 
-    /// A panic while the lock is held leaves a map that is whole.
+    /// Locks the map. A panic while the lock is held cannot leave an entry half changed.
     fn known(&self) -> MutexGuard<'_, HashMap<SandboxId, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -343,7 +348,7 @@ fn spec(
     })
 }
 
-/// The source's settings, with new tokens where it has some.
+/// The settings of `source`, with a new token in place of each of its tokens.
 fn fork_note(source: &Note) -> Result<Note, RegistryError> {
     let renewed = |token: &Option<String>| match token {
         Some(_) => Token::Drawn,

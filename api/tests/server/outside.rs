@@ -1,5 +1,5 @@
-//! A small internet: a network namespace for the test and its server, and another one with addresses of the
-//! documentation ranges (RFC 5737, RFC 3849), connected by the uplink `up0`. Both end with their threads.
+//! A small internet: a network namespace for the test and its server, and a second namespace with addresses from the
+//! documentation ranges (RFC 5737, RFC 3849), connected by the uplink `up0`. Each namespace ends with its thread.
 
 use std::{
     fs,

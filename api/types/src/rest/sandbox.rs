@@ -67,7 +67,7 @@ pub struct ConnectSandbox {
     /// Minimum remaining lifetime in seconds from now.
     #[serde(default)]
     pub timeout: Option<i64>,
-    /// `false`: boot a paused sandbox from its disk and discard its memory.
+    /// `false`: boot a paused sandbox from its disk. Not supported for sandboxes that were paused with their memory.
     #[serde(default)]
     pub memory: Option<bool>,
 }
@@ -82,7 +82,7 @@ pub struct ResumeRequest {
     /// Changes what happens at the timeout: `true` pauses the sandbox, `false` kills it.
     #[serde(default)]
     pub auto_pause: Option<bool>,
-    /// `false`, which would discard the memory, is not supported.
+    /// Whether the memory is restored. Absent: yes; `false` is not supported.
     #[serde(default)]
     pub memory: Option<bool>,
 }
