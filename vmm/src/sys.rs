@@ -171,7 +171,7 @@ pub(crate) fn set_ram(
 /// Loads XSAVE state into a vCPU.
 ///
 /// # Errors
-/// Returns KVM's error, for example if the CPU refuses the header.
+/// Returns an error if KVM refuses the state, for example because its header is invalid.
 pub(crate) fn set_xsave(vcpu: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
     // SAFETY: KVM reads as many bytes as the guest's XSAVE area has. Features beyond the 4096 bytes of `kvm_xsave` have
     // to be enabled by arch_prctl first, which this program does not do.

@@ -97,7 +97,7 @@ impl Watch {
     /// An empty set.
     ///
     /// # Errors
-    /// Returns the error of `epoll_create1`, for example when no descriptor is free.
+    /// Returns an error if `epoll_create1` fails, for example because no descriptor is free.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,

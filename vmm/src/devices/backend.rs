@@ -1,4 +1,4 @@
-//! The host files behind the devices, and the errors of setting devices up.
+//! The host files and sockets that the devices use, and the errors of setting devices up.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::layer::LayerDiff;
 use super::state::DeviceStateError;
 
-/// The host files and sockets behind the devices. The control client opened all of them.
+/// The host files and sockets that the devices use. The control client opened all of them.
 #[derive(Debug)]
 pub struct BackendSpec {
     /// The root image, opened for reading.

@@ -11,7 +11,7 @@ pub(super) struct Io<'a> {
     pub(super) watch: &'a mut Watch,
 }
 
-/// A device behind the virtio-mmio transport.
+/// A device that a driver uses through the virtio-mmio transport.
 pub(super) trait VirtioDevice {
     /// The driver has accepted `features` and starts to use the device.
     fn activate(&mut self, _features: u64, _io: &mut Io<'_>) {}

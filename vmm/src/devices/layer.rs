@@ -1,4 +1,4 @@
-//! The disk files behind the block devices.
+//! The host files that store the disks of the block devices.
 //!
 //! ```text
 //! root     ── read ──► image file, shared by all VMs through the host's page cache

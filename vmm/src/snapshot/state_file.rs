@@ -34,11 +34,12 @@ pub fn encode(state: &MachineState, platform: Platform) -> Result<Vec<u8>, Snaps
     Ok(bytes)
 }
 
-/// Decodes a state file. Header, length and hash are checked in this order before the body is decoded.
+/// Decodes a state file of the platform `host`. Checks magic, format, platform, length and hash, in this order, before
+/// it decodes the body. `path` is for messages.
 ///
 /// # Errors
 /// Returns [`SnapshotError::Magic`], [`SnapshotError::Format`], [`SnapshotError::Platform`] or
-/// [`SnapshotError::Damaged`] for the first check that fails.
+/// [`SnapshotError::Damaged`] for the first check that fails, and `Damaged` if the body cannot be decoded.
 pub fn decode(path: &Path, bytes: &[u8], host: Platform) -> Result<MachineState, SnapshotError> {
     let word = |at: usize| {
         let b = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());

@@ -1,7 +1,7 @@
 //! Identification of the descriptor that an epoll event belongs to.
 //!
 //! The kernel stores one `u64` per watched descriptor and returns it with each event. [`Token`] is the closed list of
-//! purposes that the VMM registers. A number outside of the list decodes to `None`.
+//! purposes that the VMM registers. A number that belongs to no purpose decodes to `None`.
 
 /// First raw value of the vsock streams; smaller values are the fixed tokens.
 const FIRST_STREAM: u64 = 1 << 32;

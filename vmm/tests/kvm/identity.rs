@@ -8,7 +8,7 @@ use std::{
 
 use crate::support::{TestVm, host, run_dir, template, template::edit_manifest};
 
-/// Values that must differ, with the commands that read them, in this order.
+/// Values that must differ between two clones, each with the command that reads it.
 const SECRETS: [(&str, &str); 8] = [
     ("machine-id", "cat /etc/machine-id"),
     ("boot-id", "cat /proc/sys/kernel/random/boot_id"),

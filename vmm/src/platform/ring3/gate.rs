@@ -1,10 +1,10 @@
 //! Repetition of calls through the monitor's gate (`int $4`) in a snapshot.
 //!
-//! On hosts of this kind, KVM has already moved RIP past an `int` when a kick arrives before the event is injected, and
-//! KVM_GET_VCPU_EVENTS does not report software exceptions (it expects RIP *at* the instruction). The saved registers
-//! are then those of a guest after a call that did not happen: a page fault without its address, or an address space
-//! that was not switched. The registers do not show whether the call happened, so it is repeated. Every routine behind
-//! the gate may run twice, except two kinds ([`OUT`] and [`WRMSR`]).
+//! On hosts of this platform, KVM has already moved RIP past an `int` if a kick arrives before the event is injected,
+//! and KVM_GET_VCPU_EVENTS does not report software exceptions (it expects RIP *at* the instruction). The saved
+//! registers are then those of a guest after a call that did not happen: a page fault without its address, or an
+//! address space that was not switched. The registers do not show whether the call happened, so it is repeated. Every
+//! routine behind the gate may run twice, except two kinds ([`OUT`] and [`WRMSR`]).
 
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_vcpu_events};
 

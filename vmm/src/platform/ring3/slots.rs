@@ -47,7 +47,7 @@ impl Slots {
     /// Fills short gaps between registered chunks (see [`GAP`]).
     ///
     /// # Errors
-    /// Returns KVM's error.
+    /// Returns an error if KVM refuses a slot.
     pub(super) fn begin(
         &mut self,
         vm: &VmFd,
@@ -60,7 +60,7 @@ impl Slots {
     /// Registers all memory.
     ///
     /// # Errors
-    /// Returns KVM's error.
+    /// Returns an error if KVM refuses a slot.
     pub(super) fn all(&mut self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
         self.know_runs(vm, vec![true; self.known.len()])
     }
@@ -69,7 +69,7 @@ impl Slots {
     /// does nothing, if the chunk already had a slot or the address is outside guest memory.
     ///
     /// # Errors
-    /// Returns KVM's error.
+    /// Returns an error if KVM refuses a slot.
     pub(super) fn one(&mut self, vm: &VmFd, at: u64) -> Result<bool, kvm_ioctls::Error> {
         let chunk = index(at / CHUNK_BYTES);
         let unknown = self.known.get(chunk).is_some_and(|known| !known);
