@@ -21,11 +21,11 @@ use super::permits::Permit;
 use super::{Server, limits::Limits};
 use crate::proxy::Routes;
 
-/// Flow-control windows in bytes: how much unread data a client may send on one HTTP/2 stream, and on all streams
-/// together.
+/// HTTP/2 flow-control windows in bytes: how much data that the server has not read yet a client may send on one
+/// stream, and on all streams of a connection together.
 const STREAM_WINDOW: u32 = 512 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// Bytes buffered for sending on one HTTP/2 stream.
+/// Maximum number of bytes buffered for sending on one HTTP/2 stream.
 const STREAM_BUFFER: usize = 128 << 10;
 const FRAME: u32 = 64 << 10;
 

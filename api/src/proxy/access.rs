@@ -24,9 +24,9 @@ const ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-access-token");
 /// Checks the tokens of a request for `path` on `port`.
 ///
 /// # Errors
-/// Returns [`Refusal::TokenMissing`] or [`Refusal::TokenInvalid`] if the request is for a port that is not public and
-/// lacks the traffic token, and [`Refusal::CodeToken`] if a request would run code in a secure sandbox without its
-/// access token.
+/// Returns [`Refusal::TokenMissing`] or [`Refusal::TokenInvalid`] if the port is not public and the traffic token is
+/// missing or wrong, and [`Refusal::CodeToken`] if the request would run code in a secure sandbox and the sandbox's
+/// access token is missing or wrong.
 pub(super) fn check(
     route: &Route,
     port: u16,

@@ -1,4 +1,4 @@
-//! An HTTP/1.1 client for exact bytes: tests control what is sent and see what is received.
+//! An HTTP/1.1 client for exact bytes: tests control every byte that is sent and see every byte that is received.
 
 use std::net::SocketAddr;
 
