@@ -251,7 +251,8 @@ impl Hvm {
     }
 
     /// Stops all vCPUs after the guest has ended. A panic and a reboot both reset the machine; `reboot=panic_warm`
-    /// makes the kernel leave the mark of a warm start in memory before the reset of a panic, which distinguishes the two.
+    /// makes the kernel leave the mark of a warm start in memory before the reset of a panic, which distinguishes
+    /// the two.
     fn ended(&mut self, reason: EndReason) -> Exit {
         self.stop();
         let mark: Option<u16> = self.memory.ram.read_obj(GuestAddress(WARM_START)).ok();
