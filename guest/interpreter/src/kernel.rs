@@ -208,7 +208,7 @@ impl Bridge {
     }
 
     fn refuse_variables(&mut self) -> Result<(), KernelError> {
-        let value = "nobody knows how to set variables in a running kernel of this language: \
+        let value = "variables cannot be set in a running kernel of this language: \
              give them when the sandbox is created";
         self.send_event(&Event::Error {
             name: "EnvironmentError",

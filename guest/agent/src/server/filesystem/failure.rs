@@ -13,7 +13,7 @@ pub(crate) fn explain(path: &Path, failed: &io::Error) -> ConnectError {
     let (code, message) = match failed.kind() {
         io::ErrorKind::NotFound => (NotFound, format!("file not found: '{path}'")),
         io::ErrorKind::NotADirectory => {
-            let message = format!("file not found: a part of '{path}' is no directory");
+            let message = format!("file not found: a component of '{path}' is not a directory");
             (NotFound, message)
         }
         io::ErrorKind::PermissionDenied => (PermissionDenied, format!("'{path}': {failed}")),
