@@ -136,7 +136,7 @@ impl Note {
         }
     }
 
-    /// The `Host` header that servers in the sandbox receive instead of the client's; `None`: the client's.
+    /// The `Host` header that servers in the sandbox receive instead of the usual one, if set.
     #[must_use]
     pub fn mask_request_host(&self) -> Option<&str> {
         self.network.as_ref()?.mask_request_host.as_deref()

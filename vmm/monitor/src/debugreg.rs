@@ -12,7 +12,7 @@ const DR6_ONES: u64 = 0xffff_0ff0;
 /// Enable bits of DR7.
 const DR7_ENABLES: u64 = 0xff;
 
-/// Sets the guest's DR6 after a debug exception.
+/// Sets the guest's DR6 after a debug exception, and clears the hardware's if a breakpoint is enabled.
 pub fn hit(frame: &Frame) {
     let debug = &mut rest().debug;
     let hardware = if debug[7] & DR7_ENABLES != 0 {
@@ -31,8 +31,8 @@ pub fn get(index: u64) -> u64 {
     rest().debug.get(index as usize).copied().unwrap_or(0)
 }
 
-/// The hypercall `set_debugreg`. Breakpoint addresses are written to the hardware only while a breakpoint is enabled,
-/// because most kernels write zeros whenever they start a CPU.
+/// The hypercall `set_debugreg`. The hardware is written only while a breakpoint is or was enabled, because kernels
+/// write zeros to all debug registers when they start a CPU, and each hardware write takes time.
 pub fn set(index: u64, value: u64) {
     let debug = &mut rest().debug;
     let index = index as usize;

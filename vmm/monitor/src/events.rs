@@ -29,7 +29,7 @@ fn word(base: u64, port: u32) -> &'static AtomicU64 {
     unsafe { &*((base + u64::from(port / 64) * 8) as *const AtomicU64) }
 }
 
-/// Whether an upcall must be made now.
+/// Whether an event is pending and events are not masked, so that an upcall must be made now.
 pub fn due() -> bool {
     let [pending, mask] = peek::<[u8; 2]>(entry().vcpu_info);
     pending != 0 && mask == 0
@@ -51,7 +51,7 @@ fn announce(port: u32) {
     poke(info, 1_u8);
 }
 
-/// Raises the channels that the VMM set in the shared page.
+/// Raises the event channels whose bits the VMM set in [`crate::layout::Shared::pending`], and clears the bits.
 pub fn fold() {
     let pending = unsafe { &*(addr_of!((*shared()).pending).cast::<AtomicU64>()) };
     if pending.load(Ordering::Relaxed) == 0 {
@@ -64,7 +64,8 @@ pub fn fold() {
     }
 }
 
-/// Records an interrupt during monitor code, so that an idle check in progress does not sleep.
+/// Records that an interrupt arrived during monitor code. If that code is about to exit as idle, the VMM then does not
+/// sleep.
 pub fn mark_woken() {
     unsafe { write_volatile(addr_of_mut!((*shared()).woken), 1) };
 }
@@ -85,8 +86,8 @@ pub fn block() {
     }
 }
 
-/// After #UD, has the VMM register the memory that the instruction may need, so that it can be tried again. Returns
-/// false if KVM already has all memory.
+/// After #UD at `rip`, has the VMM register memory with KVM that the instruction may need, so that the guest can
+/// execute the instruction again. Returns false, and does nothing, if KVM already has all memory.
 pub fn registered_memory(rip: u64) -> bool {
     if from_vmm(unsafe { addr_of!((*shared()).deferred) }) == 0 {
         return false;

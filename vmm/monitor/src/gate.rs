@@ -1,5 +1,5 @@
-//! Calls to CPL 0: `int $4` with the address of a short routine in r10. Each takes about 6 µs, since KVM emulates every
-//! instruction at CPL 0.
+//! Calls to CPL 0: `int $4` with the address of a short routine in r10. Each call takes about 6 µs, because KVM
+//! emulates every instruction at CPL 0.
 
 use core::arch::asm;
 

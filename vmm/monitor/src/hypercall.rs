@@ -1,5 +1,5 @@
-//! Hypercalls, with the numbers and structures of Xen's public headers, as far as Linux's PV entry uses them. All
-//! others are logged and return -ENOSYS.
+//! The hypercalls that a Linux kernel with a PV entry uses, with the numbers and structures of Xen's public headers.
+//! All others return -ENOSYS; unexpected ones are also logged.
 
 use crate::{
     debugreg, emulate, events,
@@ -108,9 +108,10 @@ fn update_va_mapping(va: u64, value: u64, flags: u64) -> i64 {
     0
 }
 
-/// With one vCPU, the page of the user-mode write fault that the kernel is handling needs no flush. The fault breaks
-/// copy-on-write, so the stale translation is read-only, and the repeated write faults and walks the tables again. This
-/// no longer holds after user code has run again, because it may have written to the page before.
+/// Flushes the translation of a page, unless it is the page of the user-mode write fault that the kernel is handling.
+/// That flush is unnecessary with one vCPU: the kernel breaks copy-on-write, so the stale translation is read-only, and
+/// the next write faults and makes the CPU walk the tables again. The exception ends when user code runs again, because
+/// the CPU may then cache a writable translation.
 fn invlpg(va: u64) {
     let last = core::mem::take(&mut entry().last_write_fault);
     if last == 0 || last != va >> 12 {
@@ -291,12 +292,13 @@ fn vcpu_op(cmd: u64, vcpu: u64, at: u64) -> i64 {
     }
 }
 
-/// Moves vcpu_info (64 bytes), with pending events, to the guest's address.
+/// Copies vcpu_info (64 bytes), with its pending events, to the address that the guest registers, and uses it from now
+/// on.
 fn register_vcpu_info(mfn: u64, at: u32) -> i64 {
     let new = direct((mfn << 12) + u64::from(at));
     poke(new, peek::<[u64; 8]>(entry().vcpu_info));
     entry().vcpu_info = new;
-    // An event may have been raised during the move: make the guest check all pending words.
+    // An event may have been raised in the old copy in the meantime. This makes the guest check all pending words.
     poke(new + 8, u64::MAX);
     poke(new, 1_u8);
     0
@@ -308,7 +310,7 @@ fn set_segment_base(which: u64, base: u64) -> i64 {
         1 => entry().user_gs = base,
         2 => emulate::write_gs_base(base),
         3 => {
-            // A null selector clears the base. The guest has no other selectors for GS.
+            // A null selector clears the base. Other selectors are ignored, because the guest uses none for GS.
             if base & 0xfffc == 0 {
                 entry().user_gs = 0;
             }

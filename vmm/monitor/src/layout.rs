@@ -12,9 +12,9 @@
 //!     + 0x110000   page tables of slot 257
 //!     + 2 MiB      machine-to-phys table, 8 bytes per page of RAM, rounded up to 2 MiB
 //! ```
-//! All of it is mapped from [`BASE`] on, with the machine-to-phys table again at [`M2P`] and all guest RAM at
-//! [`DIRECT`]. Both are in L4 slot 257, which Xen's ABI reserves for the hypervisor and in which ring 3 runs at native
-//! speed.
+//! The region is mapped at [`BASE`]. The machine-to-phys table is mapped a second time at [`M2P`], and all guest RAM is
+//! mapped at [`DIRECT`]. All of these addresses are in L4 slot 257, which Xen's ABI reserves for the hypervisor. Code
+//! at CPL 3 runs there at native speed.
 
 /// Virtual address of the monitor's region.
 pub const BASE: u64 = 0xffff_8080_0000_0000;
@@ -49,8 +49,9 @@ pub mod offset {
     pub const M2P: u64 = 0x20_0000;
 }
 
-/// Length in bytes of the list of chunks without page tables, with a bit for each chunk of [`CHUNK_BYTES`]. KVM need
-/// not have these chunks until the guest touches them. The list is only in a saved copy of memory.
+/// Length in bytes of the list of deferred chunks: chunks of [`CHUNK_BYTES`] that contain no page tables, one bit per
+/// chunk. A clone may start before these chunks are registered with KVM. The list exists only in a saved copy of
+/// memory.
 pub const DEFERRED_BYTES: usize = 256;
 /// Size of a chunk in bytes.
 pub const CHUNK_BYTES: u64 = 4 << 20;
@@ -64,7 +65,7 @@ pub const USER_SS: u16 = 0x2b;
 pub const GATE_CS: u16 = 0x10;
 /// Selector of the TSS.
 pub const TSS_SELECTOR: u16 = 0x40;
-/// Index of the descriptor whose limit Linux reads for getcpu.
+/// GDT index of the descriptor whose limit Linux reads to implement getcpu.
 pub const CPU_NODE_INDEX: usize = 15;
 
 /// Interrupt vector by which the VMM announces bits in [`Shared::pending`].
@@ -116,7 +117,7 @@ pub struct CpuidEntry {
     pub index: u32,
     /// 1 if the leaf has subleaves.
     pub indexed: u32,
-    /// 1 in an entry, 0 behind the last one.
+    /// 1 in a used entry, 0 in the entries after the last used one.
     pub used: u32,
     /// EAX, EBX, ECX, EDX.
     pub registers: [u32; 4],
@@ -133,7 +134,7 @@ pub struct Clock {
     pub ns_base: u64,
     /// TSC ticks per millisecond.
     pub tsc_khz: u64,
-    /// Nanoseconds since 1970 at system time zero.
+    /// Wall clock at system time zero, in nanoseconds since 1970.
     pub wall_base_ns: u64,
     /// pvclock multiplier.
     pub mul: u32,
@@ -155,7 +156,7 @@ impl Clock {
         self.ns_base.wrapping_add(scaled as u64)
     }
 
-    /// TSC value at a system time. A time before `ns_base` gives `tsc_base`.
+    /// TSC value at which a system time has been reached. For a time before `ns_base`, just after `tsc_base`.
     #[must_use]
     pub fn tsc_at(&self, ns: u64) -> u64 {
         let delta = u128::from(ns.saturating_sub(self.ns_base));
@@ -167,8 +168,9 @@ impl Clock {
     }
 }
 
-/// The page shared by VMM and monitor. Each side writes only its own fields, and the VMM accesses the page only while
-/// the vCPU is out of the guest.
+/// The page shared by VMM and monitor. The comment of each field names the side that writes it. There are two
+/// exceptions: the monitor clears the bits of `pending`, and the VMM adjusts `deadline_tsc` when it restores a clone.
+/// The VMM accesses the page only while the vCPU is out of the guest.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shared {
@@ -196,8 +198,8 @@ pub struct Shared {
     pub log_head: u64,
     /// VMM: number of bytes ever read from the log ring.
     pub log_tail: u64,
-    /// VMM: 1 while KVM does not have all memory. KVM emulates instructions that access the missing memory, and raises
-    /// #UD for those that it cannot emulate or that lie in it.
+    /// VMM: 1 while some guest memory is not registered with KVM. KVM emulates instructions that access this memory. It
+    /// raises #UD for instructions that it cannot emulate, and for instructions that lie in this memory.
     pub deferred: u64,
     /// Monitor: address of the instruction that raised #UD.
     pub undefined_at: u64,

@@ -1,4 +1,4 @@
-//! Page faults. A fault is delivered to CPL 3 without CR2, which is privileged and has to be read through the gate.
+//! Page faults. Reading CR2 is privileged, so the monitor reads it through the gate.
 
 use crate::{
     exceptions::bounce_vector,
@@ -14,7 +14,8 @@ const VECTOR: u64 = 14;
 /// Offset of `arch.cr2` in vcpu_info.
 const CR2_IN_VCPU_INFO: u64 = 16;
 
-/// Repairs faults that the monitor caused. Delivers all others to the guest, with CR2 where Xen puts it.
+/// Repairs faults of the guest kernel that [`pagetable::repair`] can repair. Delivers all others to the guest, with CR2
+/// where Xen puts it.
 pub fn handle(frame: &mut Frame) {
     let address = gate::read_cr2();
     if entry().user_mode == 0 {

@@ -1,6 +1,6 @@
-//! The guest's page tables. Machine frames are guest-physical frames. The monitor writes entries through its own map of
-//! all RAM, and KVM's shadow paging detects the stores. Every present entry gets the U bit, because the guest kernel
-//! runs at CPL 3 too.
+//! The guest's page tables. Xen's machine frames are guest-physical frames here. The monitor writes entries through its
+//! own map of all RAM ([`direct`]), and KVM's shadow paging detects the stores. Every present entry gets the U bit,
+//! because the guest kernel also runs at CPL 3.
 
 use crate::{
     gate,
@@ -34,8 +34,8 @@ fn is_ram(gpa: u64) -> bool {
     gpa >> 12 < pages
 }
 
-/// `mmu_update` with MMU_NORMAL_PT_UPDATE or MMU_PT_UPDATE_PRESERVE_AD. `at` is a machine address. Returns false if it
-/// is not RAM.
+/// `mmu_update` with MMU_NORMAL_PT_UPDATE or MMU_PT_UPDATE_PRESERVE_AD. `at` is the machine address of the entry.
+/// Returns false if `at` is not in guest RAM.
 pub fn update(at: u64, value: u64, preserve_ad: bool) -> bool {
     if !is_ram(at) {
         return false;
@@ -50,7 +50,8 @@ pub fn update(at: u64, value: u64, preserve_ad: bool) -> bool {
     true
 }
 
-/// Address (in the direct map) of the L1 entry for a virtual address in the current tables.
+/// Address, in the monitor's map of RAM, of the L1 entry for a virtual address in the current tables. `None` if there
+/// is no L1 table for the address.
 pub fn leaf(va: u64) -> Option<u64> {
     let mut table = cr3();
     for level in [39, 30, 21] {
@@ -64,8 +65,9 @@ pub fn leaf(va: u64) -> Option<u64> {
     Some(entry_at(table, va >> 12 & 511))
 }
 
-/// The hypercall `update_va_mapping`. The kernel requests a read-only mapping in its direct map when a page becomes a
-/// page table. The mapping stays writable, since the kernel's own atomic updates of entries go through it.
+/// The hypercall `update_va_mapping`. Returns false if the address has no L1 entry. When a page becomes a page table,
+/// the kernel requests a read-only mapping of that page in its direct map. The mapping stays writable nevertheless,
+/// because the kernel updates entries atomically through it.
 pub fn update_va(va: u64, value: u64) -> bool {
     let Some(at) = leaf(va) else { return false };
     let was = peek::<u64>(at);
@@ -81,8 +83,8 @@ pub fn update_va(va: u64, value: u64) -> bool {
     true
 }
 
-/// Ends KVM's write protection of a page that was a page table and is ordinary RAM again. KVM keeps the protection
-/// until it sees a store of a size that page tables do not get; here, two bytes.
+/// Ends KVM's write protection of a page that was a page table and is now ordinary RAM. KVM ends it when it sees a
+/// store whose size is unusual for page table entries; this function stores two bytes.
 pub fn forget_shadow(gpa: u64) {
     if is_ram(gpa) {
         let at = direct(gpa);
@@ -90,14 +92,14 @@ pub fn forget_shadow(gpa: u64) {
     }
 }
 
-/// The monitor's own entry in every L4 table.
+/// The entry of the monitor's slot, the same in every L4 table.
 fn own_entry() -> u64 {
     let region = crate::events::from_vmm(unsafe { &raw const (*shared()).region });
     (region + offset::PAGE_TABLES) | P | RW | U
 }
 
-/// The hypercall `MMUEXT_PIN_L4_TABLE`: sets the monitor's slot, and U bits in the tables of the kernel's half. The
-/// kernel itself sets U in the entries of the user's half.
+/// The hypercall `MMUEXT_PIN_L4_TABLE`: sets the monitor's slot, and the U bits in the tables of the kernel's half. In
+/// the user's half, the kernel sets U itself. Returns false if the table is not in guest RAM.
 pub fn pin_l4(gpa: u64) -> bool {
     if !is_ram(gpa) {
         return false;
@@ -116,8 +118,9 @@ fn own_slot(l4: u64) {
     }
 }
 
-/// Sets U in one entry. Descends only if the bit was missing, so that tables shared by all address spaces are walked
-/// once.
+/// Sets U in one present entry and in the entries below it. `level` is 3 for an entry of an L4 table and 0 for an entry
+/// of an L1 table. An L1 table is walked only if the entry that refers to it lacked U, so that the L1 tables shared by
+/// all address spaces are walked only once.
 fn fix(table: u64, index: u64, level: u32) {
     let at = entry_at(table, index);
     let value = peek::<u64>(at);
@@ -135,7 +138,7 @@ fn fix(table: u64, index: u64, level: u32) {
     }
 }
 
-/// The hypercall `MMUEXT_NEW_BASEPTR`.
+/// The hypercall `MMUEXT_NEW_BASEPTR`: switches to another L4 table. Returns false if the table is not in guest RAM.
 pub fn switch(gpa: u64) -> bool {
     if !is_ram(gpa) {
         return false;
@@ -153,14 +156,14 @@ pub fn flush() {
 
 /// The result of [`repair`].
 pub enum Repair {
-    /// An entry lacked U, or the page of a page table was read-only: retry the access.
+    /// An entry lacked U or was read-only and was repaired: the guest must retry the access.
     Retry,
     /// Nothing to repair: the fault belongs to the guest.
     Guest,
 }
 
-/// Repairs a protection fault of the guest kernel: missing U bits in entries that the kernel wrote itself, and
-/// read-only entries in its map of page tables (see [`update_va`]).
+/// Repairs a protection fault of the guest kernel: sets missing U bits in entries that the kernel wrote itself and, for
+/// a write to the kernel's direct map, makes a read-only entry writable (see [`update_va`]).
 pub fn repair(va: u64, write: bool) -> Repair {
     let mut table = cr3();
     let mut repaired = Repair::Guest;

@@ -1,5 +1,5 @@
-//! The state of the one vCPU, in plain statics that the entry code addresses by name. Interrupts access them too, but
-//! only while no other monitor code changes them: see [`crate::entry`].
+//! The state of the one vCPU, in plain statics that the entry code addresses by name. Interrupt handlers also access
+//! the statics; [`crate::entry`] describes how interrupted monitor code stays correct.
 
 use core::ptr::{addr_of_mut, read_volatile, write_volatile};
 
@@ -52,7 +52,7 @@ pub mod flag {
 pub struct Entry {
     /// 1 while the guest is in user mode.
     pub user_mode: u64,
-    /// RSP of the guest at a `syscall`; scratch of the entry code.
+    /// The guest's RSP at a `syscall`. Scratch space for the entry code.
     pub saved_rsp: u64,
     /// RSP of the guest at a hypercall.
     pub hypercall_rsp: u64,
@@ -66,12 +66,13 @@ pub struct Entry {
     pub vcpu_info: u64,
     /// The guest kernel's entry point for system calls.
     pub syscall_target: u64,
-    /// Page of the user-mode write fault that the guest kernel is handling; 0 if none. Cleared on the return to user
-    /// mode and when the kernel switches to another thread (see `hypercall::invlpg`).
+    /// Page number of the user-mode write fault that the guest kernel is handling; 0 if none. Cleared by the first
+    /// flush of a page, on the return to user mode, and when the kernel switches to another thread (see
+    /// `hypercall::invlpg`).
     pub last_write_fault: u64,
 }
 
-/// The one [`Entry`].
+/// The only [`Entry`].
 #[unsafe(no_mangle)]
 pub static mut MONITOR_ENTRY: Entry = Entry {
     user_mode: 0,
@@ -90,7 +91,8 @@ pub static mut MONITOR_ENTRY: Entry = Entry {
 pub struct Trap {
     /// Address of the handler; 0 if none.
     pub address: u64,
-    /// Bits 0–1: privilege level that may raise it by `int n`; bit 2: mask events.
+    /// Bits 0–1: lowest privilege (highest CPL) from which `int n` may raise the vector. Bit 2: events are masked on
+    /// delivery.
     pub flags: u8,
 }
 
@@ -100,7 +102,7 @@ pub struct Rest {
     pub traps: [Trap; 256],
     /// The guest kernel's entry point for events.
     pub event_target: u64,
-    /// Guest-physical address of the current L4 table; 0 before the first switch.
+    /// Guest-physical address of the current L4 table; 0 until the guest first switches tables.
     pub cr3: u64,
     /// Virtual address of the registered time area; 0 if none.
     pub time_area: u64,
@@ -154,17 +156,17 @@ pub fn shared() -> *mut Shared {
     (layout::BASE + offset::SHARED) as *mut Shared
 }
 
-/// Reads a value that the guest or the VMM may change.
+/// Reads a value at an address that the guest or the VMM may also write.
 pub fn peek<T: Copy>(at: u64) -> T {
     unsafe { read_volatile(at as *const T) }
 }
 
-/// Writes a value that the guest or the VMM may read.
+/// Writes a value at an address that the guest or the VMM may also read.
 pub fn poke<T: Copy>(at: u64, value: T) {
     unsafe { write_volatile(at as *mut T, value) }
 }
 
-/// The virtual address at which the monitor has mapped a guest-physical one.
+/// The virtual address at which the monitor has mapped the guest-physical address `gpa`.
 pub fn direct(gpa: u64) -> u64 {
     layout::DIRECT + gpa
 }

@@ -68,8 +68,8 @@ pub fn publish_all() {
     poke(wall, version.wrapping_add(1));
 }
 
-/// Applies new clock parameters, at the start and after a restore. The clock then has another TSC base, and the LAPIC
-/// has no deadline. The VMM has already adjusted `deadline_tsc`.
+/// Applies new clock parameters if there are any: at the start, and after a restore. After a restore, the clock has a
+/// new TSC base, the LAPIC has no deadline, and the VMM has already adjusted `deadline_tsc`.
 pub fn apply_clock() {
     let epoch = from_vmm(unsafe { addr_of!((*shared()).clock_epoch) });
     if epoch != rest().clock_epoch {
@@ -79,7 +79,7 @@ pub fn apply_clock() {
     }
 }
 
-/// The hypercall `VCPUOP_set_singleshot_timer`: system time in nanoseconds.
+/// The hypercall `VCPUOP_set_singleshot_timer`. `at_ns` is the system time in nanoseconds.
 pub fn set(at_ns: u64) {
     set_deadline(clock().tsc_at(at_ns).max(1));
     arm();
@@ -90,13 +90,13 @@ pub fn stop() {
     set_deadline(0);
 }
 
-/// Arms the timer after an idle period, in which the LAPIC is not needed.
+/// Arms the timer after an idle period, during which the VMM waits for the deadline instead of the LAPIC.
 pub fn resume() {
     arm();
 }
 
-/// Makes the LAPIC interrupt at the deadline at the latest. If an earlier interrupt is armed, it fires first and arms
-/// the timer again, which is cheaper than writing the register each time.
+/// Ensures that the LAPIC interrupts no later than the deadline. If it is already armed for an earlier time, it is left
+/// as it is: the handler of that interrupt arms it again, which is cheaper than a write of the register each time.
 fn arm() {
     let (want, armed) = (deadline(), rest().armed_tsc);
     if want != 0 && (armed == 0 || want < armed) {
