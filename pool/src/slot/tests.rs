@@ -1,4 +1,4 @@
-//! The state machine against random lives: a model of the world knows what really exists and checks every step.
+//! Property tests of the state machine with random events: a model tracks what really exists and checks every step.
 
 use proptest::prelude::*;
 

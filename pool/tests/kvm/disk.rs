@@ -18,7 +18,8 @@ use super::{
     support::{FULL, SERVER, State, config, resume, sh, spec, until},
 };
 
-/// Bytes: enough for a few sandboxes and their snapshots, not for what the guests write.
+/// Size of the small disk in bytes: enough for a few sandboxes and their snapshots, but not for all that the guests
+/// write.
 const DISK: u64 = 448 << 20;
 const BALLAST: u64 = 160 << 20;
 const LAYERS: &str = "/var/tmp";
@@ -45,7 +46,7 @@ fn succeed(command: &mut Command) {
     assert!(status.success(), "{command:?}: {status}");
 }
 
-/// Runs the test in the mount namespace, which the file system leaves with the last process.
+/// Runs the test in the mount namespace. The file system is unmounted when the namespace's last process exits.
 pub(crate) fn be_on_a_small_disk(state: &Path, image: &Path) {
     succeed(
         Command::new("mount")

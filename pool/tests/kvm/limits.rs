@@ -1,4 +1,4 @@
-//! Admission, eviction and limits of sandboxes; and that random lives and killed servers leave nothing behind.
+//! Tests of admission, eviction and limits, and tests that random operations and killed servers leave nothing behind.
 
 use std::{
     fs,
@@ -35,7 +35,7 @@ pub(crate) fn kvm_what_does_not_fit_is_refused() {
             why.contains("limit") && retry_after > Duration::ZERO,
             "{why}"
         );
-        // A paused sandbox takes no place, and cannot be resumed while there is none.
+        // A paused sandbox does not count towards the limit, and cannot be resumed while the limit is reached.
         pool.pause(&a.id, PauseMode::Memory).await.expect("a pause");
         let b = pool.create(spec()).await.expect("a sandbox");
         refused(resume(&pool, &a.id).await);

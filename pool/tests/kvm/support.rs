@@ -25,7 +25,7 @@ pub(crate) const FULL: &str = "CUBE_TEST_POOL_FULL";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const PREFIX: &str = "cube-pool-";
 
-/// Says why the tests cannot run on this host; `None` if they can.
+/// Returns why the tests cannot run on this host; `None` if they can.
 pub(crate) fn lack() -> Option<String> {
     if let Err(e) = File::options().read(true).write(true).open("/dev/kvm") {
         return Some(format!("/dev/kvm cannot be opened: {e}"));
@@ -144,7 +144,7 @@ pub(crate) fn kill(pid: u32) {
     let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
 }
 
-/// Removes what former runs have left.
+/// Removes processes, groups and directories that former test runs have left.
 pub(crate) fn sweep() {
     for name in names(Path::new("/var/tmp")) {
         let pid = name.strip_prefix(PREFIX).and_then(|n| n.split('-').next());
