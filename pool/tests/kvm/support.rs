@@ -144,7 +144,7 @@ pub(crate) fn kill(pid: u32) {
     let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
 }
 
-/// Removes processes, groups and directories that former test runs have left.
+/// Kills the processes and removes the state directories that former test runs have left.
 pub(crate) fn sweep() {
     for name in names(Path::new("/var/tmp")) {
         let pid = name.strip_prefix(PREFIX).and_then(|n| n.split('-').next());
