@@ -16,7 +16,7 @@ use crate::{
     uplink::UplinkSet,
 };
 
-/// What this server wrote: the state that the checks expect in the kernel.
+/// The state that this server wrote and that the checks expect in the kernel.
 pub(crate) struct Expected<'a> {
     pub(crate) datapath: &'a Datapath,
     pub(crate) taps: &'a TapTable,

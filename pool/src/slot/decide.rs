@@ -42,7 +42,7 @@ pub(crate) enum Operation {
     Expire,
 }
 
-/// What the driver must do with an operation that is not refused.
+/// The step that the driver takes for an operation that is not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Perform it at once; the stage does not change.
