@@ -88,6 +88,32 @@ static void passed_descriptor(void) {
     close(got), close(p[0]), close(s[0]), close(s[1]);
 }
 
+// A directory of this process's own: other programs may create files in /tmp at the same time.
+static void watched_directory(void) {
+    enum { FILES = 50 };
+    char dir[] = "/tmp/ipcXXXXXX", name[64];
+    CHECK(mkdtemp(dir) != NULL);
+    int in = inotify_init1(0);
+    CHECK(inotify_add_watch(in, dir, IN_CREATE | IN_DELETE) > 0);
+    for (int i = 0; i < FILES; i++) {
+        snprintf(name, sizeof name, "%s/%d", dir, i);
+        close(open(name, O_CREAT | O_WRONLY, 0600));
+        unlink(name);
+    }
+    CHECK(rmdir(dir) == 0);
+    char buffer[8192] __attribute__((aligned(8)));
+    ssize_t got = read(in, buffer, sizeof buffer);
+    char *at = buffer;
+    for (int i = 0; i < 2 * FILES; i++) {
+        struct inotify_event *event = (void *)at;
+        snprintf(name, sizeof name, "%d", i / 2);
+        CHECK(at < buffer + got && event->mask == (i % 2 ? IN_DELETE : IN_CREATE) && strcmp(event->name, name) == 0,
+              "event %d of %zd bytes: mask %#x, name %s, not %s", i, got, event->mask, event->name, name);
+        at += sizeof *event + event->len;
+    }
+    close(in);
+}
+
 static void events(void) {
     int ep = epoll_create1(0), ev = eventfd(0, EFD_NONBLOCK);
     struct epoll_event e = {.events = EPOLLIN | EPOLLET, .data.u32 = 5};
@@ -108,15 +134,7 @@ static void events(void) {
     CHECK(epoll_wait(ep, &e, 1, 5000) == 1);
     reap(child);
     close(ep), close(ev);
-    int in = inotify_init1(0);
-    CHECK(inotify_add_watch(in, "/tmp", IN_CREATE | IN_DELETE) > 0);
-    close(open("/tmp/inotify-me", O_CREAT | O_WRONLY, 0600));
-    unlink("/tmp/inotify-me");
-    char buffer[4096] __attribute__((aligned(8)));
-    ssize_t got = read(in, buffer, sizeof buffer);
-    struct inotify_event *first = (void *)buffer;
-    CHECK(got > 0 && first->mask == IN_CREATE && strcmp(first->name, "inotify-me") == 0);
-    close(in);
+    watched_directory();
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGUSR2);
