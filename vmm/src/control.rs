@@ -15,9 +15,9 @@ use std::{
 
 use nix::sys::socket::{getsockopt, sockopt};
 use vmm_control::{
-    Call, Failure, Reply, Request,
+    Call, Failure, FailureKind, Reply, Request,
     files::Files,
-    frame::{self, FrameError},
+    frame::{self, Frame, FrameError, Versions},
 };
 
 use crate::watch::{Interest, Token, Watch};
@@ -31,6 +31,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Control {
     listener: Option<UnixListener>,
     client: Option<UnixStream>,
+    versions: Versions,
+    /// The version of the last request, in which it is answered.
+    version: u16,
+    /// A descriptor that is given up to accept a client when no other one is free: a guest's connections can use up all
+    /// descriptors.
+    spare: Option<OwnedFd>,
 }
 
 /// The result of reading from the client.
@@ -38,6 +44,10 @@ pub struct Control {
 pub(crate) enum Received {
     /// A request and the files that came with it.
     Request(Box<Request>, Files),
+    /// The request is invalid. It must be answered with this failure.
+    Invalid(Failure),
+    /// The request had a version that this program does not support, and was answered.
+    Refused,
     /// There is no request: a listening socket's client disconnected, or was dropped for an invalid or late frame.
     /// Another client may follow.
     Left,
@@ -59,7 +69,15 @@ impl Control {
         if let Some(listener) = &listener {
             listener.set_nonblocking(true)?;
         }
-        Ok(Self { listener, client })
+        let mut this = Self {
+            listener,
+            client,
+            versions: Versions::OURS,
+            version: Versions::OURS.oldest,
+            spare: None,
+        };
+        this.keep_spare();
+        Ok(this)
     }
 
     /// Uses standard input as the control socket.
@@ -93,19 +111,45 @@ impl Control {
     /// Accepts the next client of a listening socket, unless there already is a client.
     ///
     /// # Errors
-    /// Returns an error if the client cannot be configured or watched. Failures of `accept` itself are ignored.
+    /// Returns an error if the client cannot be configured or watched. If `accept` fails because the host or this process
+    /// lacks a resource, the next wait tries again.
     pub(crate) fn accept(&mut self, watch: &mut Watch) -> io::Result<()> {
-        let Some(listener) = self.listener.as_ref().filter(|_| self.client.is_none()) else {
-            return Ok(());
-        };
-        let Ok((client, _)) = listener.accept() else {
-            return Ok(());
-        };
-        client.set_read_timeout(Some(PATIENCE))?;
-        client.set_write_timeout(Some(PATIENCE))?;
-        watch.add(&client, Token::ControlClient, Interest::Read)?;
-        self.client = Some(client);
+        while self.client.is_none()
+            && let Some(listener) = &self.listener
+        {
+            match listener.accept() {
+                Ok((client, _)) => {
+                    client.set_read_timeout(Some(PATIENCE))?;
+                    client.set_write_timeout(Some(PATIENCE))?;
+                    watch.add(&client, Token::ControlClient, Interest::Read)?;
+                    self.client = Some(client);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // The client has disconnected already, or a signal arrived.
+                Err(e) if is_passing(&e) => {}
+                Err(e) if is_full_table(&e) && self.spare.take().is_some() => {}
+                // The listener is watched for changes. Without this, the waiting client would not be reported again.
+                Err(_) => {
+                    return watch.modify(listener, Token::ControlListener, Interest::ReadEdge);
+                }
+            }
+        }
         Ok(())
+    }
+
+    /// Drops the client of a listening socket, and accepts the next one.
+    fn drop_client(&mut self, watch: &mut Watch) -> io::Result<()> {
+        self.client = None;
+        self.keep_spare();
+        self.accept(watch)
+    }
+
+    /// Keeps a descriptor for the next client. This can fail only while no descriptor is free.
+    fn keep_spare(&mut self) {
+        if self.spare.is_none() {
+            let listener = self.listener.as_ref();
+            self.spare = listener.and_then(|l| l.as_fd().try_clone_to_owned().ok());
+        }
     }
 
     /// Reads a request. A listening socket drops a client whose frame is invalid or late.
@@ -117,13 +161,34 @@ impl Control {
         let Some(client) = &self.client else {
             return Ok(Received::Left);
         };
-        let call = frame::receive::<Call>(client)
-            .and_then(|(call, fds)| Ok((call.request, Files::received(&call.files, fds)?)));
+        let call = frame::receive_as::<Call>(client, self.versions, None).and_then(|frame| {
+            let Frame {
+                message: Call { request, files },
+                fds,
+                version,
+                ..
+            } = frame;
+            Ok((version, request, Files::received(&files, fds)?))
+        });
         match call {
-            Ok((request, files)) => Ok(Received::Request(Box::new(request), files)),
+            Ok((version, request, files)) => {
+                self.version = version;
+                Ok(Received::Request(Box::new(request), files))
+            }
+            // The whole frame was read, so the client can be answered.
+            Err(e @ (FrameError::Body(_) | FrameError::Files { .. })) => {
+                Ok(Received::Invalid(Failure {
+                    kind: FailureKind::BadSpec,
+                    message: model::chain(&e),
+                }))
+            }
+            Err(FrameError::Version { ours, .. }) => {
+                let sent = frame::refuse(client, ours);
+                self.sent(sent, watch)?;
+                Ok(Received::Refused)
+            }
             Err(_) if self.is_listening() => {
-                self.client = None;
-                self.accept(watch).map_err(FrameError::Io)?;
+                self.drop_client(watch).map_err(FrameError::Io)?;
                 Ok(Received::Left)
             }
             Err(FrameError::Closed) => Ok(Received::End),
@@ -131,24 +196,54 @@ impl Control {
         }
     }
 
-    /// Sends an answer to the client. I/O errors are ignored: if the client has disconnected, the next read reports it.
+    /// Sends an answer to the client. If that fails, the client is dropped: it may have received a part of the answer,
+    /// so it could not find the beginning of the next one.
     ///
     /// # Errors
-    /// Returns [`FrameError`] if the answer cannot be encoded or is too long for a frame.
-    pub(crate) fn reply(&self, answer: &Result<Reply, Failure>) -> Result<(), FrameError> {
+    /// Returns [`FrameError`] if the answer cannot be encoded or is too long for a frame, or if a listening socket's
+    /// next client cannot be set up.
+    pub(crate) fn reply(
+        &mut self,
+        answer: &Result<Reply, Failure>,
+        watch: &mut Watch,
+    ) -> Result<(), FrameError> {
         let Some(client) = &self.client else {
             return Ok(());
         };
-        match frame::send(client, answer, &[]) {
+        let speaks = (self.version, self.versions);
+        let sent = frame::send_as(client, speaks, answer, &[]);
+        self.sent(sent, watch)
+    }
+
+    fn sent(&mut self, sent: Result<(), FrameError>, watch: &mut Watch) -> Result<(), FrameError> {
+        match sent {
+            Err(FrameError::Io(_)) if self.is_listening() => {
+                self.drop_client(watch).map_err(FrameError::Io)
+            }
+            // The next read reports that the client of a connected socket has disconnected.
             Err(FrameError::Io(_)) | Ok(()) => Ok(()),
             Err(e) => Err(e),
         }
     }
 }
 
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+    )
+}
+
+/// Whether this process has no free descriptor.
+fn is_full_table(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(nix::libc::EMFILE)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
     use super::*;
     use crate::watch::{Events, tests::test_watch};
@@ -181,9 +276,113 @@ mod tests {
             matches!(&got, Received::Request(request, _) if **request == Request::Stats),
             "{got:?}"
         );
-        control.reply(&Ok(Reply::Done)).unwrap();
+        control.reply(&Ok(Reply::Done), &mut watch).unwrap();
         let (answer, _) = frame::receive::<Result<Reply, Failure>>(&second).unwrap();
         assert_eq!(answer, Ok(Reply::Done));
+    }
+
+    /// A listening control socket and its first client.
+    fn served(dir: &tempfile::TempDir, watch: &mut Watch) -> (Control, UnixStream) {
+        let path = dir.path().join("control");
+        let mut control = Control::new(UnixListener::bind(&path).unwrap().into()).unwrap();
+        control.attach(watch).unwrap();
+        let client = UnixStream::connect(&path).unwrap();
+        control.accept(watch).unwrap();
+        (control, client)
+    }
+
+    #[test]
+    fn a_request_of_an_unknown_version_or_field_is_answered_and_the_next_one_is_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watch = test_watch();
+        let (mut control, client) = served(&dir, &mut watch);
+        let later = Versions {
+            oldest: Versions::OURS.newest + 1,
+            newest: Versions::OURS.newest + 1,
+        };
+        frame::send_as(&client, (later.oldest, later), &"a request", &[]).unwrap();
+        let got = control.receive(&mut watch).unwrap();
+        assert!(matches!(got, Received::Refused), "{got:?}");
+        let refused = frame::receive_as::<Result<Reply, Failure>>(&client, later, None);
+        let Err(FrameError::Refused { peer, .. }) = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(peer, Versions::OURS);
+
+        let unknown = serde_json::json!({"request": {"snapshot": {"compressed": true}}});
+        frame::send(&client, &unknown, &[]).unwrap();
+        let got = control.receive(&mut watch).unwrap();
+        let Received::Invalid(failure) = got else {
+            panic!("{got:?}");
+        };
+        assert_eq!(failure.kind, FailureKind::BadSpec);
+        assert!(failure.message.contains("`compressed`"), "{failure}");
+
+        frame::send(&client, &Call::from(Request::Stats), &[]).unwrap();
+        let got = control.receive(&mut watch).unwrap();
+        assert!(matches!(got, Received::Request(..)), "{got:?}");
+    }
+
+    #[test]
+    fn a_client_that_received_a_part_of_an_answer_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watch = test_watch();
+        let (mut control, client) = served(&dir, &mut watch);
+        let next = UnixStream::connect(dir.path().join("control")).unwrap();
+        let soon = Some(Duration::from_millis(10));
+        control
+            .client
+            .as_ref()
+            .unwrap()
+            .set_write_timeout(soon)
+            .unwrap();
+        let long = Failure {
+            kind: FailureKind::Io,
+            message: "x".repeat(frame::MAX_BODY / 2),
+        };
+        // The client does not read, so its socket buffer takes only a part.
+        control.reply(&Err(long), &mut watch).unwrap();
+        drop(client);
+        frame::send(&next, &Call::from(Request::Stats), &[]).unwrap();
+        let got = control.receive(&mut watch).unwrap();
+        assert!(matches!(got, Received::Request(..)), "{got:?}");
+        control.reply(&Ok(Reply::Done), &mut watch).unwrap();
+        let (answer, _) = frame::receive::<Result<Reply, Failure>>(&next).unwrap();
+        assert_eq!(answer, Ok(Reply::Done));
+    }
+
+    #[test]
+    fn a_client_is_accepted_when_no_descriptor_is_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watch = test_watch();
+        let (mut control, first) = served(&dir, &mut watch);
+        drop(first);
+        let client = UnixStream::connect(dir.path().join("control")).unwrap();
+        let second = UnixStream::connect(dir.path().join("control")).unwrap();
+        control.client = None;
+        control.keep_spare();
+        let mut taken = Vec::new();
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        // Any number that is used is below 4096 here.
+        setrlimit(Resource::RLIMIT_NOFILE, soft.min(4096), hard).unwrap();
+        while let Ok(fd) = client.try_clone() {
+            taken.push(fd);
+        }
+        control.accept(&mut watch).unwrap();
+        assert!(control.client.is_some() && control.spare.is_none());
+        // Without a spare descriptor, the waiting client is reported until it can be accepted.
+        control.client = None;
+        let filler = client.try_clone().unwrap();
+        control.accept(&mut watch).unwrap();
+        assert!(control.client.is_none());
+        drop((filler, taken));
+        let mut events = Events::default();
+        watch.wait(&mut events, None).unwrap();
+        let tokens: Vec<_> = events.tokens().collect();
+        assert!(tokens.contains(&Token::ControlListener), "{tokens:?}");
+        control.accept(&mut watch).unwrap();
+        assert!(control.client.is_some());
+        drop(second);
     }
 
     #[test]

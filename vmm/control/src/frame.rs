@@ -1,14 +1,26 @@
 //! Frames of the control socket: a 12-byte header and a JSON body.
 //!
 //! ```text
-//! offset 0  magic  "CVMC"          4 bytes
-//!        4  version, little-endian 2 bytes
-//!        6  zero                   2 bytes
-//!        8  body length, LE        4 bytes, at most 1 MiB
+//! offset 0  magic  "CVMC"                          4 bytes
+//!        4  version of the body, little-endian     2 bytes
+//!        6  newest version that the sender reads   2 bytes; 0: the version at offset 4
+//!        8  body length, LE                        4 bytes, at most 1 MiB
 //! ```
-//! The version is checked before the body is read, and the length before memory is allocated.
+//! The header never changes. The length is checked before memory is allocated, and the version before the body is
+//! parsed.
+//!
+//! **Versions.** A server and the VMMs that it talks to can be of different releases. A client sends its first request
+//! in the oldest version that it supports, and the following ones in the newest version that both support. A VMM answers
+//! in the version of the request. If it does not support that version, it answers with a frame of version 0, whose body
+//! names the versions that it supports, and reads the next request ([`Versions`]).
+//!
+//! A release may add a field to a message without a new version, under these rules. *Requests*: a VMM refuses unknown
+//! fields, because ignoring one could change what the request means. So the field is optional, its absence has the old
+//! meaning, and a client leaves it out unless it needs it. *Answers*: a client ignores unknown fields. New variants
+//! (requests, phases, kinds of failure) in answers need a new version.
 
 use std::{
+    fmt,
     io::{self, IoSlice, IoSliceMut, Read},
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
@@ -18,10 +30,10 @@ use std::{
 };
 
 use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Version of the header and of the messages.
-pub const VERSION: u16 = 2;
+/// Version of a frame whose body is a [`Versions`] instead of a message.
+const REFUSAL: u16 = 0;
 /// Limit on descriptors that accompany one frame.
 pub const MAX_FILES: usize = 24;
 /// Longest body in bytes.
@@ -29,6 +41,39 @@ pub const MAX_BODY: usize = 1 << 20;
 const MAGIC: [u8; 4] = *b"CVMC";
 /// Length of a header in bytes.
 pub const HEADER: usize = 12;
+
+/// The versions of the messages that a program supports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Versions {
+    pub oldest: u16,
+    pub newest: u16,
+}
+
+impl Versions {
+    /// The versions that this program supports.
+    pub const OURS: Self = Self {
+        oldest: 2,
+        newest: 2,
+    };
+
+    #[must_use]
+    pub fn contains(self, version: u16) -> bool {
+        (self.oldest..=self.newest).contains(&version)
+    }
+
+    /// The newest version that both support; `None` if there is none.
+    #[must_use]
+    pub fn common(self, other: Self) -> Option<u16> {
+        let newest = self.newest.min(other.newest);
+        (newest >= self.oldest && newest >= other.oldest).then_some(newest)
+    }
+}
+
+impl fmt::Display for Versions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.oldest, self.newest)
+    }
+}
 
 /// Why a frame could not be sent or received.
 #[derive(Debug, thiserror::Error)]
@@ -39,8 +84,12 @@ pub enum FrameError {
     /// The first bytes are not the magic.
     #[error("not a control frame: it begins with {0:02x?}")]
     Magic([u8; 4]),
-    #[error("control frame has version {0}, this program supports {VERSION}")]
-    Version(u16),
+    /// The whole frame was read, so the next frame can be read.
+    #[error("control frame has version {found}, this program supports {ours}")]
+    Version { found: u16, ours: Versions },
+    /// The peer refused the version of a frame.
+    #[error("the VMM supports the versions {peer} of the control protocol, this program {ours}")]
+    Refused { peer: Versions, ours: Versions },
     #[error("control frame has a body of {0} bytes, the limit is {MAX_BODY}")]
     TooLong(usize),
     #[error("cannot parse the body of a control frame")]
@@ -54,62 +103,117 @@ pub enum FrameError {
     Io(#[source] io::Error),
 }
 
-/// The header for a body of `len` bytes.
-fn header(len: usize) -> Result<[u8; HEADER], FrameError> {
+/// The header of a frame of `version` with a body of `len` bytes, from a program that supports `ours`.
+fn header(version: u16, ours: Versions, len: usize) -> Result<[u8; HEADER], FrameError> {
     let len32 = u32::try_from(len)
         .ok()
         .filter(|_| len <= MAX_BODY)
         .ok_or(FrameError::TooLong(len))?;
     let mut h = [0; HEADER];
     h[..4].copy_from_slice(&MAGIC);
-    h[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    h[4..6].copy_from_slice(&version.to_le_bytes());
+    h[6..8].copy_from_slice(&ours.newest.to_le_bytes());
     h[8..].copy_from_slice(&len32.to_le_bytes());
     Ok(h)
+}
+
+/// The fields of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    version: u16,
+    newest: u16,
+    len: usize,
+}
+
+impl Header {
+    fn parse(h: &[u8; HEADER]) -> Result<Self, FrameError> {
+        let [m0, m1, m2, m3, v0, v1, n0, n1, l0, l1, l2, l3] = *h;
+        if [m0, m1, m2, m3] != MAGIC {
+            return Err(FrameError::Magic([m0, m1, m2, m3]));
+        }
+        let version = u16::from_le_bytes([v0, v1]);
+        let len = usize::try_from(u32::from_le_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX);
+        if len > MAX_BODY {
+            return Err(FrameError::TooLong(len));
+        }
+        Ok(Self {
+            version,
+            newest: u16::from_le_bytes([n0, n1]).max(version),
+            len,
+        })
+    }
 }
 
 /// Checks a header and returns the length of the body in bytes.
 ///
 /// # Errors
-/// Returns [`FrameError::Magic`], [`FrameError::Version`] or [`FrameError::TooLong`], checked in this order.
+/// Returns [`FrameError::Magic`], [`FrameError::TooLong`] or [`FrameError::Version`], checked in this order.
 pub fn check_header(h: &[u8; HEADER]) -> Result<usize, FrameError> {
-    let [m0, m1, m2, m3, v0, v1, _, _, l0, l1, l2, l3] = *h;
-    if [m0, m1, m2, m3] != MAGIC {
-        return Err(FrameError::Magic([m0, m1, m2, m3]));
-    }
-    let version = u16::from_le_bytes([v0, v1]);
-    if version != VERSION {
-        return Err(FrameError::Version(version));
-    }
-    let len = usize::try_from(u32::from_le_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX);
-    if len > MAX_BODY {
-        return Err(FrameError::TooLong(len));
+    let Header { version, len, .. } = Header::parse(h)?;
+    let ours = Versions::OURS;
+    if !ours.contains(version) {
+        let found = version;
+        return Err(FrameError::Version { found, ours });
     }
     Ok(len)
 }
 
-/// Encodes a whole frame, for callers that send it themselves.
+/// Encodes a whole frame of the oldest version, for callers that send it themselves.
 ///
 /// # Errors
 /// Returns [`FrameError::TooLong`] if the body is too long, and [`FrameError::Body`] if the message cannot be
 /// serialized.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
+    encode_as(Versions::OURS.oldest, Versions::OURS, message)
+}
+
+fn encode_as<T: Serialize>(
+    version: u16,
+    ours: Versions,
+    message: &T,
+) -> Result<Vec<u8>, FrameError> {
     let body = serde_json::to_vec(message).map_err(FrameError::Body)?;
-    let mut bytes = header(body.len())?.to_vec();
+    let mut bytes = header(version, ours, body.len())?.to_vec();
     bytes.extend_from_slice(&body);
     Ok(bytes)
 }
 
-/// Sends one message and its descriptors.
+/// Sends one message of the oldest version and its descriptors.
 ///
 /// # Errors
-/// Returns the errors of [`encode`], and [`FrameError::Io`] if the socket fails.
+/// Returns the errors of [`encode`], and [`FrameError::Io`] if the socket fails. Part of the frame may have been sent
+/// then, so the socket must not be used any more.
 pub fn send<T: Serialize>(
     socket: &UnixStream,
     message: &T,
     fds: &[BorrowedFd<'_>],
 ) -> Result<(), FrameError> {
-    let bytes = encode(message)?;
-    let mut rest = &bytes[..];
+    send_bytes(socket, &encode(message)?, fds)
+}
+
+/// Like [`send`], with a message of `version` from a program that supports `ours`.
+///
+/// # Errors
+/// Returns the errors of [`send`].
+pub fn send_as<T: Serialize>(
+    socket: &UnixStream,
+    (version, ours): (u16, Versions),
+    message: &T,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), FrameError> {
+    send_bytes(socket, &encode_as(version, ours, message)?, fds)
+}
+
+/// Answers a frame whose version is not supported ([`FrameError::Version`]) with the versions that are.
+///
+/// # Errors
+/// Returns the errors of [`send`].
+pub fn refuse(socket: &UnixStream, ours: Versions) -> Result<(), FrameError> {
+    send_as(socket, (REFUSAL, ours), &ours, &[])
+}
+
+fn send_bytes(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
+    let mut rest = bytes;
     let mut fds: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     while !rest.is_empty() {
         match send_some(socket.as_raw_fd(), rest, &fds) {
@@ -134,24 +238,38 @@ fn send_some(socket: RawFd, bytes: &[u8], fds: &[RawFd]) -> nix::Result<usize> {
     sendmsg::<()>(socket, &bytes, &rights, MsgFlags::MSG_NOSIGNAL, None)
 }
 
+/// A received frame.
+#[derive(Debug)]
+pub struct Frame<T> {
+    pub message: T,
+    pub fds: Vec<OwnedFd>,
+    /// The version of the message.
+    pub version: u16,
+    /// The newest version that the sender supports.
+    pub newest: u16,
+}
+
 /// Receives one message and its descriptors. Blocks according to the socket's timeout.
 ///
 /// # Errors
 /// Returns [`FrameError::Closed`] if the peer closed the socket between frames, and the other variants for invalid
 /// frames.
 pub fn receive<T: DeserializeOwned>(socket: &UnixStream) -> Result<(T, Vec<OwnedFd>), FrameError> {
-    receive_by(socket, None)
+    let frame = receive_as(socket, Versions::OURS, None)?;
+    Ok((frame.message, frame.fds))
 }
 
-/// Like [`receive`], but limits the time for the whole message. `None`: the socket's own timeout applies to each read.
+/// Receives one message of a version in `ours`. `time` limits the whole message; `None`: the socket's own timeout
+/// applies to each read.
 ///
 /// # Errors
 /// Returns the errors of [`receive`], and [`FrameError::Io`] if the message is not complete within `time`.
-pub fn receive_within<T: DeserializeOwned>(
+pub fn receive_as<T: DeserializeOwned>(
     socket: &UnixStream,
+    ours: Versions,
     time: Option<Duration>,
-) -> Result<(T, Vec<OwnedFd>), FrameError> {
-    receive_by(socket, time.map(|time| Instant::now() + time))
+) -> Result<Frame<T>, FrameError> {
+    receive_by(socket, ours, time.map(|time| Instant::now() + time))
 }
 
 /// Sets the socket's read timeout to the time left until `end`.
@@ -168,8 +286,9 @@ fn wait_until(socket: &UnixStream, end: Option<Instant>) -> Result<(), FrameErro
 
 fn receive_by<T: DeserializeOwned>(
     socket: &UnixStream,
+    ours: Versions,
     end: Option<Instant>,
-) -> Result<(T, Vec<OwnedFd>), FrameError> {
+) -> Result<Frame<T>, FrameError> {
     let mut h = [0; HEADER];
     wait_until(socket, end)?;
     let (mut got, fds) = receive_first(socket, &mut h)?;
@@ -177,15 +296,32 @@ fn receive_by<T: DeserializeOwned>(
         wait_until(socket, end)?;
         got += read_some(socket, &mut h[got..])?;
     }
-    let mut body = vec![0; check_header(&h)?];
+    let Header {
+        version,
+        newest,
+        len,
+    } = Header::parse(&h)?;
+    let mut body = vec![0; len];
     let mut at = 0;
     while at < body.len() {
         wait_until(socket, end)?;
         at += read_some(socket, &mut body[at..])?;
     }
-    serde_json::from_slice(&body)
-        .map(|message| (message, fds))
-        .map_err(FrameError::Body)
+    if version == REFUSAL {
+        let peer = serde_json::from_slice(&body).map_err(FrameError::Body)?;
+        return Err(FrameError::Refused { peer, ours });
+    }
+    if !ours.contains(version) {
+        let found = version;
+        return Err(FrameError::Version { found, ours });
+    }
+    let message = serde_json::from_slice(&body).map_err(FrameError::Body)?;
+    Ok(Frame {
+        message,
+        fds,
+        version,
+        newest,
+    })
 }
 
 /// Receives the first bytes of a header. Descriptors are accepted only with these bytes.
@@ -266,7 +402,7 @@ mod tests {
                 std::thread::park_timeout(Duration::from_millis(5));
             }
         });
-        let got = receive_within::<String>(&a, Some(Duration::from_millis(200)));
+        let got = receive_as::<String>(&a, Versions::OURS, Some(Duration::from_millis(200)));
         assert!(matches!(got, Err(FrameError::Io(_))), "{got:?}");
         drop(a);
         writer.join().unwrap();
@@ -281,6 +417,38 @@ mod tests {
         a.write_all(b"CVMC").unwrap();
         drop(a);
         assert!(matches!(receive::<String>(&b), Err(FrameError::Io(_))));
+    }
+
+    #[test]
+    fn a_frame_of_another_version_is_refused_and_the_next_one_is_read() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let newer = Versions {
+            oldest: Versions::OURS.newest + 1,
+            newest: Versions::OURS.newest + 2,
+        };
+        send_as(&a, (newer.oldest, newer), &"what a later release says", &[]).unwrap();
+        send(&a, &"hello", &[]).unwrap();
+        let refused = receive::<String>(&b).unwrap_err();
+        let FrameError::Version { found, ours } = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!((found, ours), (newer.oldest, Versions::OURS));
+        refuse(&b, ours).unwrap();
+        assert_eq!(receive::<String>(&b).unwrap().0, "hello");
+        let refused = receive_as::<String>(&a, newer, None).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "the VMM supports the versions 2 to 2 of the control protocol, this program 3 to 4"
+        );
+    }
+
+    #[test]
+    fn the_newest_common_version_is_chosen() {
+        let versions = |oldest, newest| Versions { oldest, newest };
+        assert_eq!(versions(2, 4).common(versions(3, 7)), Some(4));
+        assert_eq!(versions(2, 4).common(versions(1, 3)), Some(3));
+        assert_eq!(versions(2, 4).common(versions(5, 7)), None);
+        assert_eq!(versions(5, 7).common(versions(2, 4)), None);
     }
 
     proptest! {

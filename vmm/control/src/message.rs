@@ -87,7 +87,7 @@ pub enum SnapshotContent {
 
 /// A successful answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[serde(rename_all = "snake_case")]
 pub enum Reply {
     /// Success without data.
     Done,
@@ -146,7 +146,6 @@ pub struct LostFrames {
 /// A request was refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
-#[serde(deny_unknown_fields)]
 pub struct Failure {
     pub kind: FailureKind,
     /// The error and its causes in one line.

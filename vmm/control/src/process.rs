@@ -19,7 +19,7 @@ use crate::{
     connect::connect,
     draft::{Draft, FileDraft},
     files::{self, FileRole, Files, FilesError, Lineage, TemplateFile},
-    frame::{self, FrameError},
+    frame::{self, Frame, FrameError, Versions},
 };
 
 /// Why a request failed.
@@ -110,6 +110,9 @@ pub struct ControlClient {
     lineage: Option<Lineage>,
     /// Path of the VM's vsock socket, if this client made the VM.
     vsock: Option<PathBuf>,
+    versions: Versions,
+    /// The version of the next request.
+    version: u16,
 }
 
 impl ControlClient {
@@ -125,6 +128,8 @@ impl ControlClient {
             timeout,
             lineage: None,
             vsock: None,
+            versions: Versions::OURS,
+            version: Versions::OURS.oldest,
         })
     }
 
@@ -150,21 +155,44 @@ impl ControlClient {
         self
     }
 
-    /// Sends one request with its descriptors and waits for the answer.
+    /// Sends one request with its descriptors and waits for the answer. If the VMM refuses the version of the request,
+    /// sends it again in the newest version that both support.
     ///
     /// # Errors
-    /// Returns [`ControlError::Refused`] if the VMM refused or failed, [`ControlError::Frame`] if the socket failed or
-    /// the answer took too long.
+    /// Returns [`ControlError::Refused`] if the VMM refused or failed, [`ControlError::Frame`] if the socket failed,
+    /// the answer took too long, or the VMM supports no version that this program supports.
     pub fn call(&mut self, request: Request, files: &Files) -> Result<Reply, ControlError> {
         let files_named = files.roles();
         let call = Call {
             request,
             files: files_named,
         };
-        frame::send(&self.socket, &call, &files.borrowed()).map_err(ControlError::Frame)?;
-        let (answer, _): (Result<Reply, Failure>, _) =
-            frame::receive_within(&self.socket, self.timeout).map_err(ControlError::Frame)?;
-        answer.map_err(ControlError::Refused)
+        let answer = match self.exchange(&call, files) {
+            Err(FrameError::Refused { peer, ours }) => {
+                let refused = FrameError::Refused { peer, ours };
+                let other = ours.common(peer).filter(|v| *v != self.version);
+                self.version = other.ok_or(ControlError::Frame(refused))?;
+                self.exchange(&call, files)
+            }
+            answer => answer,
+        };
+        answer
+            .map_err(ControlError::Frame)?
+            .map_err(ControlError::Refused)
+    }
+
+    fn exchange(
+        &mut self,
+        call: &Call,
+        files: &Files,
+    ) -> Result<Result<Reply, Failure>, FrameError> {
+        let speaks = (self.version, self.versions);
+        frame::send_as(&self.socket, speaks, call, &files.borrowed())?;
+        let Frame {
+            message, newest, ..
+        } = frame::receive_as(&self.socket, self.versions, self.timeout)?;
+        self.version = newest.clamp(self.versions.oldest, self.versions.newest);
+        Ok(message)
     }
 
     fn started(&mut self, request: Request, files: &Files) -> Result<Timeline, ControlError> {
@@ -454,5 +482,78 @@ impl Drop for VmProcess {
         // Both fail only if the process has already exited and been reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// A VMM that supports `versions` and answers every request that it can read. Returns the versions of the requests.
+    fn vmm(socket: UnixStream, versions: Versions) -> thread::JoinHandle<Vec<u16>> {
+        thread::spawn(move || {
+            let mut seen = Vec::new();
+            loop {
+                match frame::receive_as::<Call>(&socket, versions, None) {
+                    Ok(Frame { version, .. }) => {
+                        seen.push(version);
+                        let answer: Result<Reply, Failure> = Ok(Reply::Done);
+                        frame::send_as(&socket, (version, versions), &answer, &[]).unwrap();
+                    }
+                    Err(FrameError::Version { found, ours }) => {
+                        seen.push(found);
+                        frame::refuse(&socket, ours).unwrap();
+                    }
+                    Err(_) => return seen,
+                }
+            }
+        })
+    }
+
+    fn client(ours: Versions, theirs: Versions) -> (ControlClient, thread::JoinHandle<Vec<u16>>) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let mut client = ControlClient::new(near, None).unwrap();
+        (client.versions, client.version) = (ours, ours.oldest);
+        (client, vmm(far, theirs))
+    }
+
+    #[test]
+    fn client_and_vmm_agree_on_the_newest_common_version() {
+        let versions = |oldest, newest| Versions { oldest, newest };
+        for (ours, theirs, seen) in [
+            (versions(2, 2), versions(2, 2), vec![2, 2]),
+            (versions(2, 4), versions(2, 3), vec![2, 3]),
+            (versions(2, 3), versions(1, 7), vec![2, 3]),
+            // The VMM no longer supports the client's oldest version.
+            (versions(2, 4), versions(3, 7), vec![2, 4, 4]),
+        ] {
+            let (mut client, vmm) = client(ours, theirs);
+            client.pause().unwrap();
+            client.resume().unwrap();
+            drop(client);
+            assert_eq!(vmm.join().unwrap(), seen, "{ours} {theirs}");
+        }
+    }
+
+    #[test]
+    fn a_vmm_without_a_common_version_is_refused_with_both_ranges() {
+        let ours = Versions {
+            oldest: 2,
+            newest: 3,
+        };
+        let theirs = Versions {
+            oldest: 5,
+            newest: 6,
+        };
+        let (mut client, vmm) = client(ours, theirs);
+        let error = client.pause().unwrap_err();
+        assert_eq!(
+            model::chain(&error),
+            "no answer from the VMM: the VMM supports the versions 5 to 6 of the control protocol, this program 2 to 3"
+        );
+        drop(client);
+        assert_eq!(vmm.join().unwrap(), [2]);
     }
 }

@@ -234,8 +234,9 @@ impl Machine {
         }))
     }
 
-    pub(super) fn reply(&self, answer: &Result<Reply, Failure>) -> Result<(), MachineError> {
-        self.control.reply(answer).map_err(MachineError::Control)
+    pub(super) fn reply(&mut self, answer: &Result<Reply, Failure>) -> Result<(), MachineError> {
+        let sent = self.control.reply(answer, &mut self.watch);
+        sent.map_err(MachineError::Control)
     }
 }
 

@@ -17,6 +17,8 @@ impl Machine {
         let received = self.control.receive(&mut self.watch);
         let (request, files) = match received.map_err(MachineError::Control)? {
             Received::Request(request, files) => (*request, files),
+            Received::Invalid(failure) => return self.reply(&Err(failure)),
+            Received::Refused => return Ok(()),
             Received::Left => {
                 // The client that asked for the identity has disconnected or was dropped.
                 if let Some(vm) = self.vm.as_mut().filter(|vm| vm.identity.is_some()) {

@@ -54,12 +54,16 @@ pub fn decode(path: &Path, bytes: &[u8], host: Platform) -> Result<MachineState,
     if found != TEMPLATE_FORMAT {
         return Err(SnapshotError::Format { found });
     }
-    if platform != platform_code(host) {
-        let found = if platform == platform_code(Platform::Hvm) {
-            Platform::Hvm
-        } else {
-            Platform::Ring3
-        };
+    let Some(found) = [Platform::Ring3, Platform::Hvm]
+        .into_iter()
+        .find(|known| platform_code(*known) == platform)
+    else {
+        return Err(damaged(
+            path,
+            format!("its platform has the unknown code {platform}"),
+        ));
+    };
+    if found != host {
         return Err(SnapshotError::Platform { found, host });
     }
     let length = u64::from_le_bytes(bytes[16..24].try_into().unwrap_or_default());
