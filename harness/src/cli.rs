@@ -48,6 +48,9 @@ enum Command {
     Run {
         /// Scenario file, such as scenarios/50-concurrent.toml
         scenario: PathBuf,
+        /// File of work that clones run first, in place of the scenario's; scenarios/work/README.md describes the format
+        #[arg(long, value_name = "FILE")]
+        work: Option<PathBuf>,
         #[command(flatten)]
         places: Places,
         /// Path of cube-netprobe, which scenarios with a network copy into sandboxes [default: in $CUBE_BIN, else in the
@@ -251,6 +254,7 @@ impl Command {
         match self {
             Self::Run {
                 scenario,
+                work,
                 places,
                 probe,
                 results,
@@ -264,9 +268,16 @@ impl Command {
                     probe,
                     results,
                     run_root: run_root.run_root,
-                    reproduce: format!("cube-bench run {}", scenario.display()),
+                    reproduce: match &work {
+                        None => format!("cube-bench run {}", scenario.display()),
+                        Some(work) => format!(
+                            "cube-bench run {} --work {}",
+                            scenario.display(),
+                            work.display()
+                        ),
+                    },
                 };
-                run(&scenario, &settings, format)
+                run(&scenario, work.as_deref(), &settings, format)
             }
             Self::Report { run, format } => report(&run, format),
             Self::Plan {
@@ -291,8 +302,13 @@ impl Command {
     }
 }
 
-fn run(path: &Path, settings: &Settings, format: Format) -> Result<End, CommandError> {
-    let scenario = scenario::load(path)?;
+fn run(
+    path: &Path,
+    work: Option<&Path>,
+    settings: &Settings,
+    format: Format,
+) -> Result<End, CommandError> {
+    let scenario = scenario::load(path, work)?;
     let dir = session::run(&scenario, settings)?;
     let end = report(&dir, format)?;
     eprintln!("cube-bench: results are in {}", dir.display());
@@ -317,7 +333,7 @@ fn report(dir: &Path, format: Format) -> Result<End, CommandError> {
 }
 
 fn print_plan(path: &Path, seed: Option<u64>, format: PlainFormat) -> Result<End, CommandError> {
-    let mut scenario = scenario::load(path)?;
+    let mut scenario = scenario::load(path, None)?;
     scenario.seed = seed.unwrap_or(scenario.seed);
     let plan = plan::build(&scenario);
     match format {

@@ -3,7 +3,7 @@
 //!
 //! All stamps with the suffix `_ns` are CLOCK_MONOTONIC of the host in nanoseconds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use model::{StartPhase, Timeline};
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,11 @@ pub enum RunEvent {
         row: Row,
         /// Base time of the arrivals.
         base_ns: u64,
+    },
+    /// What a new sandbox of a scenario with work has loaded before its first command.
+    Loaded {
+        /// Names of modules; for commands, of programs that warm-ups of the template started.
+        modules: BTreeSet<String>,
     },
     /// One start, successful or not.
     Attempt(Attempt),
@@ -86,6 +91,9 @@ pub struct Attempt {
     /// Planned start. Latencies count from this instant.
     pub intended_ns: u64,
     pub actual_ns: u64,
+    /// Position in the scenario's work of the first command; `None` if it was `exec` or the baseline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<usize>,
     /// Stamps of the phases that were reached.
     pub timeline: Timeline,
     /// Origin of the sandbox; `None` if the target does not report it.

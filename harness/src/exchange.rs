@@ -282,6 +282,7 @@ fn command(argv: &[&str], like: &ExecSpec) -> ExecSpec {
     ExecSpec {
         argv: argv.iter().map(|word| (*word).to_owned()).collect(),
         cell: None,
+        language: None,
         user: "root".to_owned(),
         expect_stdout: String::new(),
         timeout: like.timeout,

@@ -30,7 +30,7 @@ pub(crate) fn exec(vsock: &Path, command: &ExecSpec) -> Result<Output, Failure> 
     };
     let tunnel = client.tunnel(INTERPRETER_PORT).map_err(connect)?;
     let mut interpreter = EnvdClient::over(tunnel.stream, command.timeout);
-    cell_over(&mut interpreter, code, command.timeout)
+    cell_over(&mut interpreter, code, command)
 }
 
 /// Writes a file that is owned by root into the guest behind a vsock socket.
@@ -91,10 +91,14 @@ pub(crate) fn exec_over<S: Transport>(
 pub(crate) fn cell_over<S: Transport>(
     client: &mut EnvdClient<S>,
     code: &str,
-    timeout: Duration,
+    command: &ExecSpec,
 ) -> Result<Output, Failure> {
-    client.set_timeout(timeout);
-    let body = json!({ "code": code }).to_string();
+    client.set_timeout(command.timeout);
+    let body = match &command.language {
+        None => json!({ "code": code }),
+        Some(language) => json!({ "code": code, "language": language }),
+    }
+    .to_string();
     let json = [("content-type", "application/json")];
     let answer = client
         .request("POST", "/execute", &json, body.as_bytes())

@@ -29,3 +29,4 @@ pub mod scenario;
 pub mod session;
 pub mod stats;
 pub mod target;
+pub mod work;

@@ -34,6 +34,9 @@ pub struct Round {
     pub workers: u32,
     /// In chronological order.
     pub arrivals: Vec<Start>,
+    /// Position in the scenario's work of what each arrival runs first; empty if the round runs `exec` or the baseline.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub work: Vec<usize>,
 }
 
 impl Plan {
@@ -51,10 +54,13 @@ impl Plan {
                 round.workers
             ));
             for (index, start) in round.arrivals.iter().enumerate() {
-                text.push_str(&match start {
-                    Start::AtNs(ns) => format!("  {index} at {ns} ns\n"),
-                    Start::WhenFree => format!("  {index} when a worker is free\n"),
-                });
+                let when = match start {
+                    Start::AtNs(ns) => format!("at {ns} ns"),
+                    Start::WhenFree => "when a worker is free".to_owned(),
+                };
+                let work = round.work.get(index);
+                let work = work.map_or(String::new(), |item| format!(", work {item}"));
+                text.push_str(&format!("  {index} {when}{work}\n"));
             }
         }
         text
@@ -122,14 +128,15 @@ pub enum Start {
 #[must_use]
 pub fn build(scenario: &Scenario) -> Plan {
     let mut random = SplitMix64::new(scenario.seed);
-    let mut shapes: Vec<(Subject, Row)> = Vec::new();
+    let mut deck = Deck::new(scenario);
+    let mut shapes: Vec<(Subject, Row, Vec<usize>)> = Vec::new();
     // The harness cannot drop the template of a server from the page cache, so cold starts use the target beside.
     let cold = match scenario.target.kind {
         TargetKind::VmmDirect => Subject::Clone,
         TargetKind::E2b => Subject::Beside,
     };
     for _ in 0..scenario.cold_rounds {
-        shapes.push((cold, Row::Cold));
+        shapes.push((cold, Row::Cold, deck.deal(1)));
     }
     let mut subjects = vec![Subject::Clone];
     subjects.extend(scenario.beside.map(|_| Subject::Beside));
@@ -139,14 +146,59 @@ pub fn build(scenario: &Scenario) -> Plan {
         (Row::Measured, scenario.rounds),
     ] {
         for index in 0..rounds {
-            shapes.extend(turn(index, &subjects).into_iter().map(|s| (s, row)));
+            // Warm-up rounds run `exec`, so that no unseen work is warmed up.
+            let work = match row {
+                Row::Measured => deck.deal(scenario.arrival.starts()),
+                Row::WarmUp | Row::Cold => Vec::new(),
+            };
+            for subject in turn(index, &subjects) {
+                let work = match subject {
+                    Subject::Clone | Subject::Beside => work.clone(),
+                    Subject::HostProcess => Vec::new(),
+                };
+                shapes.push((subject, row, work));
+            }
         }
     }
     let rounds = (0_u32..)
         .zip(shapes)
-        .map(|(index, (subject, row))| round(index, subject, row, scenario.arrival, &mut random))
+        .map(|(index, (subject, row, work))| Round {
+            work,
+            ..round(index, subject, row, scenario.arrival, &mut random)
+        })
         .collect();
     Plan { rounds }
+}
+
+/// Deals the items of the scenario's work: all of them in random order, then all again in another order, so that each
+/// is run equally often. Has its own sequence of random numbers: arrivals do not depend on the number of items.
+struct Deck {
+    random: SplitMix64,
+    items: usize,
+    left: Vec<usize>,
+}
+
+impl Deck {
+    fn new(scenario: &Scenario) -> Self {
+        Self {
+            random: SplitMix64::new(!scenario.seed),
+            items: scenario.work.as_ref().map_or(0, |set| set.items.len()),
+            left: Vec::new(),
+        }
+    }
+
+    /// The next items; none if the scenario draws no work.
+    fn deal(&mut self, starts: u32) -> Vec<usize> {
+        let mut dealt = Vec::new();
+        for _ in 0..starts {
+            if self.left.is_empty() {
+                self.left = (0..self.items).collect();
+                self.random.shuffle(&mut self.left);
+            }
+            dealt.extend(self.left.pop());
+        }
+        dealt
+    }
 }
 
 /// The order of the subjects in repetition `index`, which has one round for each subject; odd repetitions have the
@@ -190,6 +242,7 @@ fn round(
         row,
         workers,
         arrivals,
+        work: Vec::new(),
     }
 }
 
@@ -293,6 +346,54 @@ mod tests {
         let (a, b, c) = (Subject::Clone, Subject::Beside, Subject::HostProcess);
         assert_eq!(subjects, [b, a, b, c, c, b, a]);
         assert_eq!(plan.rounds[0].row, Row::Cold);
+    }
+
+    #[test]
+    fn work_is_dealt_evenly_alike_to_both_targets_and_never_to_warm_ups() {
+        let text = "cold_rounds = 1\nrounds = 3\nseed = 4\n[arrival]\nstarts = 4\n\
+                    [target]\nkind = \"e2b\"\n[beside]\nkind = \"vmm-direct\"";
+        let mut s = scenario::parse("t", text).unwrap();
+        let item = crate::work::WorkItem {
+            id: "a".into(),
+            modules: Vec::new(),
+            exec: s.exec.clone(),
+        };
+        s.work = Some(crate::work::WorkSet {
+            file: "w.toml".into(),
+            sha256: String::new(),
+            kind: crate::work::WorkKind::Command,
+            items: vec![item; 5],
+        });
+        let plan = build(&s);
+        let work = |subject, row| -> Vec<usize> {
+            let rounds = plan.rounds.iter();
+            rounds
+                .filter(|round| round.subject == subject && round.row == row)
+                .flat_map(|round| round.work.clone())
+                .collect()
+        };
+        let (measured, cold) = (
+            work(Subject::Clone, Row::Measured),
+            work(Subject::Beside, Row::Cold),
+        );
+        assert_eq!(measured, work(Subject::Beside, Row::Measured));
+        assert_eq!((measured.len(), cold.len()), (12, 1));
+        // Two whole decks of five were dealt, and three items of a third.
+        let times = |item| measured.iter().chain(&cold).filter(|i| **i == item).count();
+        assert!(
+            (0..5).all(|item| (2..=3).contains(&times(item))),
+            "{measured:?}"
+        );
+        for row in [Row::WarmUp, Row::Measured] {
+            assert!(work(Subject::HostProcess, row).is_empty());
+        }
+        assert!(work(Subject::Clone, Row::WarmUp).is_empty());
+        s.seed = 5;
+        assert_ne!(
+            build(&s).rounds[4].work,
+            plan.rounds[4].work,
+            "drawn by the seed"
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod markdown;
 mod plot;
 pub mod terminal;
 pub mod turns;
+pub mod work;
 
 use model::StartPhase;
 use testbed::exit::End;

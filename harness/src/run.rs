@@ -27,10 +27,12 @@ use crate::{
     exchange::Network,
     memory,
     plan::{Plan, Round, Row, Subject},
-    scenario::{HoldUntil, Scenario},
-    target::{PageCache, Target},
+    scenario::{ExecSpec, HoldUntil, Scenario},
+    target::{CloneId, Output, PageCache, Target, exec_checked},
+    work,
 };
 use held::HeldClone;
+use model::Timeline;
 
 /// Time from the creation of the last worker thread to the base time of a round, without [`LEAD_PER_WORKER`].
 const LEAD: Duration = Duration::from_millis(20);
@@ -71,6 +73,9 @@ pub enum RunError {
     /// The parent of a round's forks could not be created or prepared.
     #[error("cannot prepare a round: {}", .0.message)]
     Round(Failure),
+    /// The modules that a new sandbox has loaded could not be listed.
+    #[error("cannot list the modules of a new sandbox: {}", .0.message)]
+    Loaded(Failure),
     #[error("cannot start the thread of worker {number}")]
     Worker {
         /// Number of the worker in its round.
@@ -90,6 +95,7 @@ impl Runner<'_> {
         let mut held = Vec::new();
         let mut why = EndReason::Complete;
         let mut cache = None;
+        self.list_loaded()?;
         for round in &self.plan.rounds {
             if let Some(reason) = self.stop_before(round) {
                 why = reason;
@@ -106,6 +112,41 @@ impl Runner<'_> {
             why = EndReason::Interrupted;
         }
         Ok(why)
+    }
+
+    /// Records what new sandboxes have loaded, if the scenario draws work. Commands need no sandbox for it, but the
+    /// warm-ups of the shipped templates say nothing about a server that the run did not start.
+    fn list_loaded(&self) -> Result<(), RunError> {
+        let Some(set) = &self.scenario.work else {
+            return Ok(());
+        };
+        let modules = match set.kind.list_modules() {
+            None if self.scenario.target.api_url.is_some() => return Ok(()),
+            None => work::trained_programs().into_iter().collect(),
+            Some(cell) => {
+                let command = ExecSpec {
+                    cell: Some(cell.to_owned()),
+                    language: set.kind.language().map(str::to_owned),
+                    ..self.scenario.exec.clone()
+                };
+                let output = self.ask_new_sandbox(&command).map_err(RunError::Loaded)?;
+                let text = String::from_utf8_lossy(&output.stdout).into_owned();
+                text.lines().map(str::to_owned).collect()
+            }
+        };
+        self.emit(RunEvent::Loaded { modules });
+        Ok(())
+    }
+
+    fn ask_new_sandbox(&self, command: &ExecSpec) -> Result<Output, Failure> {
+        let id = CloneId {
+            round: u32::MAX,
+            arrival: 0,
+        };
+        let mut sandbox = self.target.create(id, &mut Timeline::default())?;
+        let output = exec_checked(sandbox.as_mut(), command)?;
+        sandbox.kill()?;
+        Ok(output)
     }
 
     fn stop_before(&self, round: &Round) -> Option<EndReason> {

@@ -18,6 +18,8 @@ use std::{
 use model::{Bytes, WorkingSetPrefault};
 use serde::{Deserialize, Serialize};
 
+use crate::work::{self, WorkError, WorkSet};
+
 pub use gate_spec::{GateSpec, Limit, Metric, Quantile};
 pub use network::{ExchangeSpec, NetworkSpec};
 
@@ -54,6 +56,9 @@ pub struct Scenario {
     pub arrival: Arrival,
     /// First command of each clone.
     pub exec: ExecSpec,
+    /// Work that measured and cold clones run in place of `exec`, drawn by the seed. `None` runs `exec` in each clone.
+    #[serde(default)]
+    pub work: Option<WorkSet>,
     /// Commands, cells and exchanges after the first command, each timed separately.
     #[serde(default)]
     pub turns: Vec<TurnSpec>,
@@ -157,6 +162,9 @@ pub struct ExecSpec {
     /// Code for the interpreter of the sandbox, which runs in place of `argv`.
     #[serde(default)]
     pub cell: Option<String>,
+    /// Language of the cell; `None` uses the interpreter's default, Python.
+    #[serde(default)]
+    pub language: Option<String>,
     /// User inside the guest. Ignored for cells, which run as the user of the interpreter, and for the baseline, which
     /// runs as the user of the harness.
     pub user: String,
@@ -265,19 +273,27 @@ pub enum ScenarioError {
     /// A value that is out of range, or keys that contradict each other.
     #[error("scenario {name}: {what}")]
     Value { name: String, what: String },
+    /// The file of work cannot be used.
+    #[error("scenario {name}")]
+    Work {
+        name: String,
+        #[source]
+        source: Box<WorkError>,
+    },
 }
 
-/// Reads and validates a scenario file.
+/// Reads and validates a scenario file. `work` replaces its file of work.
 ///
 /// # Errors
 /// Returns [`ScenarioError::Read`] if the file cannot be read, and otherwise the errors of [`parse`].
-pub fn load(path: &Path) -> Result<Scenario, ScenarioError> {
+pub fn load(path: &Path, work: Option<&Path>) -> Result<Scenario, ScenarioError> {
     let text = std::fs::read_to_string(path).map_err(|source| ScenarioError::Read {
         path: path.display().to_string(),
         source,
     })?;
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    parse(&stem, &text)
+    let dir = path.parent().unwrap_or(Path::new(""));
+    parse_with(&stem, &text, dir, work)
 }
 
 /// Parses and validates the text of a scenario. `name` is used in errors, and in reports if the text has no `name`.
@@ -287,6 +303,16 @@ pub fn load(path: &Path) -> Result<Scenario, ScenarioError> {
 /// [`ScenarioError::UnknownKey`] for an unknown key, and [`ScenarioError::Value`] for a value out of range or keys that
 /// contradict each other.
 pub fn parse(name: &str, text: &str) -> Result<Scenario, ScenarioError> {
+    parse_with(name, text, Path::new(""), None)
+}
+
+/// As [`parse`]. `work.file` of the text is relative to `dir`, and `work` replaces it.
+fn parse_with(
+    name: &str,
+    text: &str,
+    dir: &Path,
+    work: Option<&Path>,
+) -> Result<Scenario, ScenarioError> {
     let toml_error = |source| ScenarioError::Toml {
         name: name.to_owned(),
         source: Box::new(source),
@@ -297,12 +323,24 @@ pub fn parse(name: &str, text: &str) -> Result<Scenario, ScenarioError> {
     let kind_keys = config::keys_given(&typed);
     let merged = keys::merge(defaults, typed);
     let config: config::ScenarioConfig = merged.try_into().map_err(toml_error)?;
-    config
-        .check(name, &kind_keys)
-        .map_err(|what| ScenarioError::Value {
+    let file = match work {
+        Some(file) => Some(file.to_owned()),
+        None => config.work_file().map(|file| dir.join(file)),
+    };
+    let invalid = |what| ScenarioError::Value {
+        name: name.to_owned(),
+        what,
+    };
+    let mut scenario = config.check(name, &kind_keys).map_err(invalid)?;
+    if let Some(file) = file {
+        let set = work::load(&file, &scenario.exec).map_err(|source| ScenarioError::Work {
             name: name.to_owned(),
-            what,
-        })
+            source: Box::new(source),
+        })?;
+        config::can_draw_work(&scenario).map_err(invalid)?;
+        scenario.work = Some(set);
+    }
+    Ok(scenario)
 }
 
 #[cfg(test)]
@@ -340,7 +378,7 @@ mod tests {
             if !scenario || path.ends_with("defaults.toml") {
                 continue;
             }
-            load(&path).unwrap_or_else(|e| panic!("{}: {e:?}", path.display()));
+            load(&path, None).unwrap_or_else(|e| panic!("{}: {e:?}", path.display()));
             n += 1;
         }
         assert!(n >= 8, "{n}");

@@ -2,7 +2,10 @@
 
 mod support;
 
-use harness::report::document::Document;
+use harness::report::{
+    document::{Document, PhaseDocument},
+    work::FirstWork,
+};
 use support::{Stage, until};
 
 const BURST: &str = r#"
@@ -39,6 +42,43 @@ fn interrupt(child: &std::process::Child) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT)
         .expect("a running child can be signalled");
+}
+
+/// The stand-in answers every command with "ok".
+#[test]
+fn work_is_drawn_from_a_file_and_a_wrong_answer_is_a_failed_start() {
+    let Some(stage) = Stage::set() else { return };
+    let file = stage.dir.path().join("work.toml");
+    let item = |id: &str, program: &str, expect: &str| {
+        format!(
+            "[[items]]\nid = '{id}'\nsource = 's'\nmodules = ['{program}']\nargv = ['/bin/{program}', '{id}']\nexpect = \"{expect}\"\n"
+        )
+    };
+    let items = [
+        item("right", "git", "ok\\n"),
+        item("also-right", "tar", "ok\\n"),
+        item("wrong", "git", "no\\n"),
+    ];
+    std::fs::write(&file, format!("kind = \"command\"\n{}", items.concat())).unwrap();
+    let scenario = "warmup_rounds = 1\nrounds = 3\n[arrival]\nstarts = 4\n[hold]\nuntil = \"exec\"";
+    let output = stage.command(scenario).arg("--work").arg(&file).output();
+    let output = output.unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let d: Document = serde_json::from_slice(&output.stdout).expect(&stderr);
+    assert_eq!((d.n, d.failures["wrong_output"]), (12, 4));
+    assert!(d.reproduce.ends_with(&format!("--work {}", file.display())));
+    assert_eq!(d.first_work, FirstWork::Unseen);
+    let work = d.work.unwrap();
+    assert_eq!(
+        (work.items, work.trained_items, work.sha256.len()),
+        (3, 0, 64)
+    );
+    let n = |row: &Option<PhaseDocument>| row.as_ref().map(|row| (row.n, row.failed));
+    // Warm-ups of the templates start git and do not start tar.
+    assert_eq!(n(&work.clones.loaded), Some((8, 4)));
+    assert_eq!(n(&work.clones.not_loaded), Some((4, 0)));
+    assert_eq!(work.by_item[0].id, "wrong");
+    assert!(work.by_item.iter().all(|item| item.n == 4));
 }
 
 #[test]

@@ -66,6 +66,12 @@ impl Parts<'_> {
     }
 }
 
+/// The request that records the working set and that the pool sends to every warm slot.
+#[cfg(test)]
+pub(crate) fn first_request() -> model::WarmUpRequest {
+    cells::first()
+}
+
 /// Builds the template unless it is up to date.
 pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
     let image = image::build(parts)?;

@@ -6,4 +6,5 @@ mod layout;
 mod manifests;
 mod markdown;
 mod sources;
+mod training;
 mod workflows;

@@ -42,7 +42,7 @@ pub(crate) const BOOT: &str = "boot.console";
 pub(crate) const RESTORE: &str = "restore.console";
 const PROBE: [&str; 1] = ["/usr/local/bin/probe"];
 /// The commands that users run first.
-const WARM_UP: [&[&str]; 6] = [
+pub(crate) const WARM_UP: [&[&str]; 6] = [
     &PROBE,
     &["/bin/bash", "-lc", "true"],
     &["/usr/bin/python3", "-c", "print(1)"],

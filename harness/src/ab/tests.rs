@@ -91,6 +91,7 @@ impl Simulation {
             arrival: number,
             intended_ns: 0,
             actual_ns: 0,
+            work: None,
             timeline,
             start: None,
             faults: None,

@@ -66,7 +66,7 @@ impl Ab {
 
     /// Runs all blocks and returns the directory of the results.
     fn measure(self) -> Result<PathBuf, CommandError> {
-        let scenario = scenario::load(&self.scenario)?;
+        let scenario = scenario::load(&self.scenario, None)?;
         let results = self.results.clone().unwrap_or_else(|| {
             let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
             let name = format!("ab-{}-{}", scenario.name, now.replace([':', '-'], ""));

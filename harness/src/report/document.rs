@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     View,
     turns::{self, RatioDocument, TurnsDocument},
+    work::{FirstWork, WorkDocument},
 };
 use crate::{
     gate::GateResult,
@@ -20,7 +21,7 @@ use crate::{
 };
 
 /// Format of the document.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Document {
@@ -41,6 +42,12 @@ pub struct Document {
     pub n: usize,
     /// Number of failed measured starts by cause; causes without failures are absent.
     pub failures: BTreeMap<String, u64>,
+    /// Whether warm-ups of the template have run the first work of the clones. In reports of runs that were recorded
+    /// before this field existed it is computed from their scenario.
+    pub first_work: FirstWork,
+    /// `null` unless the scenario draws work from a file.
+    #[serde(default)]
+    pub work: Option<WorkDocument>,
     /// Latencies from the intended start, by phase.
     pub phases: BTreeMap<String, PhaseDocument>,
     /// The same latencies by origin of the sandbox: `warm`, `restored`, or `unanswered` for failed creates. Empty if the
@@ -205,6 +212,8 @@ impl Document {
                 .into_iter()
                 .map(|(cause, n)| (cause.name().to_owned(), n))
                 .collect(),
+            first_work: FirstWork::of(view),
+            work: WorkDocument::new(view),
             phases: by_name(summary.phases()),
             starts: summary
                 .by_start()
@@ -254,29 +263,56 @@ impl Document {
     #[must_use]
     pub fn rows(&self) -> Vec<(String, &PhaseDocument)> {
         let mut rows = Vec::new();
-        let beside_name = self.beside_name.as_deref().unwrap_or("direct");
+        let beside_name = self.beside_row().unwrap_or_default();
         if self.starts.is_empty() {
-            ladder_rows(&mut rows, "", &self.phases);
+            self.ladder_rows(&mut rows, "", &self.phases);
         }
         for (kind, phases) in &self.starts {
-            ladder_rows(&mut rows, &format!("{kind} "), phases);
+            self.ladder_rows(&mut rows, &format!("{}: ", start_row(kind)), phases);
         }
         if let Some(phases) = &self.beside {
-            ladder_rows(&mut rows, &format!("{beside_name} "), phases);
+            self.ladder_rows(&mut rows, &format!("{beside_name}: "), phases);
         }
+        rows.extend(self.work.iter().flat_map(|work| work.rows(beside_name)));
         rows.extend(self.turns.iter().flat_map(TurnsDocument::rows));
         for (name, row) in self.beside_turns.iter().flat_map(TurnsDocument::rows) {
-            rows.push((format!("{beside_name} {name}"), row));
+            rows.push((format!("{beside_name}: {name}"), row));
         }
         for (name, row) in [
             ("whole round", &self.round),
             ("host process", &self.baseline),
-            ("cold first_exec", &self.cold),
+            ("clone, page cache dropped: first_exec", &self.cold),
             ("repeated command", &self.after_hold),
         ] {
             rows.extend(row.as_ref().map(|row| (name.to_owned(), row)));
         }
         rows
+    }
+
+    /// Appends the rows of all phases, in their order. The last one carries the label of the first work.
+    fn ladder_rows<'a>(
+        &self,
+        rows: &mut Vec<(String, &'a PhaseDocument)>,
+        prefix: &str,
+        phases: &'a BTreeMap<String, PhaseDocument>,
+    ) {
+        for phase in StartPhase::ALL {
+            if let Some(row) = phases.get(phase.name()) {
+                let label = match phase {
+                    StartPhase::FirstExec => format!(" ({})", self.first_work.words()),
+                    _ => String::new(),
+                };
+                rows.push((format!("{prefix}{}{label}", phase.name()), row));
+            }
+        }
+    }
+
+    /// Name of the rounds beside in rows. Those without a server are new clones, whose template is in the page cache.
+    fn beside_row(&self) -> Option<&str> {
+        match self.beside_name.as_deref()? {
+            "direct" => Some("clone, page cache warm"),
+            other => Some(other),
+        }
     }
 
     /// Rows with mean page faults of one VMM: name, value of the target, and value of the rounds beside.
@@ -338,16 +374,11 @@ fn by_name(phases: Vec<(StartPhase, Samples)>) -> BTreeMap<String, PhaseDocument
         .collect()
 }
 
-/// Appends the rows of all phases, in their order.
-fn ladder_rows<'a>(
-    rows: &mut Vec<(String, &'a PhaseDocument)>,
-    prefix: &str,
-    phases: &'a BTreeMap<String, PhaseDocument>,
-) {
-    for phase in StartPhase::ALL {
-        if let Some(row) = phases.get(phase.name()) {
-            rows.push((format!("{prefix}{}", phase.name()), row));
-        }
+/// Name in rows of an origin. A sandbox from the pool is no cold start: it was restored before anybody asked for it.
+fn start_row(kind: &str) -> &str {
+    match kind {
+        "warm" => "warm slot",
+        other => other,
     }
 }
 

@@ -7,6 +7,7 @@ use crate::{
     event::Attempt,
     scenario::TurnSpec,
     stats::{fold::Summary, ratio, turns},
+    work,
 };
 
 /// The turns of one subject.
@@ -24,6 +25,9 @@ pub struct TurnsDocument {
 pub struct TurnDocument {
     /// Name in the scenario.
     pub name: String,
+    /// Whether warm-ups of the shipped templates have run the command or cell.
+    #[serde(default)]
+    pub trained: bool,
     /// Times from request to answer; for an exchange, the times that the peer measured.
     pub latency: PhaseDocument,
     /// Mean page faults of the VMM during the turn; `null` if the VMM is not a process of this host.
@@ -95,6 +99,7 @@ impl TurnsDocument {
             let effects = turns::effects(attempts, index);
             TurnDocument {
                 name: spec.name.clone(),
+                trained: spec.exchange.is_none() && work::is_trained(&spec.exec),
                 faults: turns::mean_faults(attempts, index),
                 bytes_per_s: turns::bytes(attempts, index)
                     .zip(latency.p50_ms)
@@ -122,7 +127,12 @@ impl TurnsDocument {
         let turns = self.turns.iter().flat_map(|turn| {
             let effect = turn.effect.as_ref();
             let effect = effect.map(|effect| (format!("turn {} effect", turn.name), effect));
-            std::iter::once((format!("turn {}", turn.name), &turn.latency)).chain(effect)
+            let name = if turn.trained {
+                format!("turn {} (trained)", turn.name)
+            } else {
+                format!("turn {}", turn.name)
+            };
+            std::iter::once((name, &turn.latency)).chain(effect)
         });
         turns.chain(self.tax.iter().map(|tax| ("tax".to_owned(), &tax.time)))
     }

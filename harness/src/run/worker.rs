@@ -77,6 +77,7 @@ impl Worker<'_> {
             arrival,
             intended_ns,
             actual_ns,
+            work: self.item(arrival),
             timeline: Timeline::default(),
             start: None,
             faults: None,
@@ -98,7 +99,7 @@ impl Worker<'_> {
     fn start(&self, id: CloneId, attempt: &mut Attempt) -> Result<Box<dyn Sandbox>, Failure> {
         let is_sandbox = self.round.subject != Subject::HostProcess;
         let network = self.network.filter(|_| is_sandbox);
-        let first = FirstCommand::prepare(self.command(), network)?;
+        let first = FirstCommand::prepare(self.command(attempt.work), network)?;
         let mut sandbox = self.target.create(id, &mut attempt.timeline)?;
         attempt.start = sandbox.start_kind();
         let first_byte = first.run(sandbox.as_mut())?;
@@ -164,11 +165,18 @@ impl Worker<'_> {
         (None, Some(HeldClone { id, sandbox }))
     }
 
-    fn command(&self) -> &ExecSpec {
+    fn item(&self, arrival: u32) -> Option<usize> {
+        let index = usize::try_from(arrival).ok()?;
+        self.round.work.get(index).copied()
+    }
+
+    fn command(&self, work: Option<usize>) -> &ExecSpec {
+        let set = self.scenario.work.as_ref();
+        let item = set.zip(work).and_then(|(set, item)| set.items.get(item));
         match (self.round.subject, &self.scenario.baseline) {
             (Subject::HostProcess, Some(command)) => command,
             (Subject::HostProcess, None) | (Subject::Clone | Subject::Beside, _) => {
-                &self.scenario.exec
+                item.map_or(&self.scenario.exec, |item| &item.exec)
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The deserialized form of a scenario file, and its validation into a [`Scenario`].
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use model::{Bytes, WorkingSetPrefault};
 use serde::Deserialize;
@@ -38,6 +38,7 @@ pub(super) struct ScenarioConfig {
     network: NetworkConfig,
     arrival: ArrivalConfig,
     exec: ExecConfig,
+    work: WorkConfig,
     turns: Vec<TurnConfig>,
     parent: Vec<ParentConfig>,
     hold: HoldConfig,
@@ -103,6 +104,12 @@ struct ExecConfig {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
+struct WorkConfig {
+    file: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct HoldConfig {
     until: HoldUntil,
     at_least: String,
@@ -143,7 +150,26 @@ pub(super) fn keys_given(typed: &toml::Table) -> Vec<String> {
         .collect()
 }
 
+/// Checks that the first command of the scenario can be replaced by work.
+pub(super) fn can_draw_work(scenario: &Scenario) -> Result<(), String> {
+    if !scenario.parent.is_empty() {
+        return Err("work cannot be drawn for forks: remove work.file or parent".to_owned());
+    }
+    if scenario.hold.exec_after {
+        return Err(
+            "hold.exec_after repeats the first command, which differs between clones with work.file"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
 impl ScenarioConfig {
+    /// The key `work.file`, not yet resolved; `None` if it is empty.
+    pub(super) fn work_file(&self) -> Option<PathBuf> {
+        (!self.work.file.is_empty()).then(|| PathBuf::from(&self.work.file))
+    }
+
     /// Validates the scenario. `name` is used if the file has no `name`; `arrival_keys` is the result of
     /// [`keys_given`]. The error describes the first invalid value.
     pub(super) fn check(self, name: &str, arrival_keys: &[String]) -> Result<Scenario, String> {
@@ -199,6 +225,7 @@ impl ScenarioConfig {
             arrival,
             baseline: self.baseline.check(&exec)?,
             exec,
+            work: None,
             turns,
             parent,
             hold: HoldSpec {
@@ -433,6 +460,7 @@ impl ExecConfig {
         Ok(ExecSpec {
             argv: self.argv,
             cell: Some(self.cell).filter(|cell| !cell.is_empty()),
+            language: None,
             user: self.user,
             expect_stdout: self.expect_stdout,
             timeout: positive("exec.timeout", &self.timeout)?,

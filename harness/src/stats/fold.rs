@@ -1,6 +1,6 @@
 //! Folds the events of a run into a [`Summary`]: the only place where raw events become rows, phases and counts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use model::StartPhase;
 
@@ -22,6 +22,8 @@ use crate::{
 pub struct Summary {
     /// `None` only before the first event.
     pub started: Option<RunStarted>,
+    /// What a new sandbox had loaded; `None` unless the scenario draws work and the target could be asked.
+    pub loaded: Option<BTreeSet<String>>,
     /// `None` if the run has not ended yet, was killed or could not be recorded to its end.
     pub ended: Option<EndReason>,
     /// Measured starts of the target, in the order in which their attempts ended.
@@ -89,6 +91,7 @@ impl Summary {
                 };
             }
             RunEvent::RoundStarted { .. } => {}
+            RunEvent::Loaded { modules } => self.loaded = Some(modules.clone()),
             RunEvent::RoundEnded { round, at_ns } => {
                 let both = [&mut self.rounds, &mut self.baseline_rounds];
                 for times in both.into_iter().filter_map(|rounds| rounds.get_mut(round)) {

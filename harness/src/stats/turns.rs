@@ -112,6 +112,7 @@ pub(crate) mod tests {
             arrival: 0,
             intended_ns: 0,
             actual_ns: 0,
+            work: None,
             timeline: Timeline::default(),
             start: None,
             faults: None,

@@ -288,6 +288,7 @@ mod tests {
         let command = ExecSpec {
             argv: vec!["/usr/local/bin/probe".into()],
             cell: None,
+            language: None,
             user: "root".into(),
             expect_stdout: "ok\n".into(),
             timeout: Duration::from_secs(10),

@@ -129,6 +129,7 @@ mod tests {
         ExecSpec {
             argv: argv.iter().map(|s| (*s).to_owned()).collect(),
             cell: None,
+            language: None,
             user: "root".into(),
             expect_stdout: expect.into(),
             timeout,

@@ -115,6 +115,7 @@ fn attempt(round: u32, subject: Subject, [request, send, receive]: [u64; 3]) -> 
         arrival: 0,
         intended_ns: base_ns,
         actual_ns: base_ns,
+        work: None,
         timeline,
         start: None,
         faults: None,

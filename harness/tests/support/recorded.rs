@@ -123,6 +123,7 @@ fn round(
             arrival,
             intended_ns: base_ns,
             actual_ns: base_ns + 50_000,
+            work: None,
             timeline,
             start: None,
             faults: None,

@@ -84,7 +84,7 @@ impl Sandbox for Remote {
         };
         let (data, mut client) = self.client_of(port)?;
         let output = match &command.cell {
-            Some(code) => guest::cell_over(&mut client, code, command.timeout)?,
+            Some(code) => guest::cell_over(&mut client, code, command)?,
             None => guest::exec_over(&mut client, command)?,
         };
         self.client = Some((data, client));
