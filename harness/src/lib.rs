@@ -21,7 +21,6 @@ mod live;
 pub mod memory;
 pub mod noise;
 pub mod plan;
-pub mod random;
 pub mod record;
 pub mod report;
 pub mod run;

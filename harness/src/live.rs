@@ -3,11 +3,11 @@
 use std::io::Write;
 
 use model::StartPhase;
+use testbed::quantile::nearest_rank;
 
 use crate::{
     event::RunEvent,
     plan::{Row, Subject},
-    stats::quantile::nearest_rank,
 };
 
 /// State of the progress line, which is redrawn after each round.

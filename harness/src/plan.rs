@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use testbed::random::SplitMix64;
 
 use crate::{
     clock::nanoseconds,
-    random::SplitMix64,
     scenario::{Arrival, Scenario, Spacing, TargetKind},
 };
 

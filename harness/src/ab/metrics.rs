@@ -1,13 +1,14 @@
 //! The metrics that are compared, and their raw samples in a block.
 
 use model::StartPhase;
+use testbed::quantile::nearest_rank;
 
 use crate::{
     event::CloneLedger,
     scenario::{Quantile, Scenario},
     stats::{
         fold::Summary,
-        quantile::{INFINITE, Samples, nearest_rank},
+        quantile::{INFINITE, Samples},
         turns,
     },
 };

@@ -1,6 +1,7 @@
 //! Comparisons of simulated blocks.
 
 use model::{StartPhase, Timeline};
+use testbed::random::SplitMix64;
 
 use super::{
     compare::{Comparison, Finding, compare},
@@ -11,7 +12,6 @@ use super::{
 use crate::{
     event::{Attempt, Failure, FailureCause},
     plan::{Row, Subject},
-    random::SplitMix64,
     scenario::{self, Scenario},
     stats::fold::Summary,
 };

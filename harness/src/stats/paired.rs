@@ -4,7 +4,7 @@
 //! memory layout and a period of time. The unit of the test is therefore the block and not the start. Pairing removes
 //! the drift of the host between pairs.
 
-use crate::random::SplitMix64;
+use testbed::random::SplitMix64;
 
 /// Smallest number of pairs for an interval. With fewer pairs, the bootstrap interval is far too narrow.
 const INTERVAL_NEEDS: usize = 6;

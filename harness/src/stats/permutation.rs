@@ -4,10 +4,9 @@
 //! blocks between the two runs, and callers pass each round as one block. A caller that has only a single round passes
 //! each start as its own block.
 
-use crate::{
-    random::SplitMix64,
-    stats::quantile::{INFINITE, nearest_rank},
-};
+use testbed::{quantile::nearest_rank, random::SplitMix64};
+
+use crate::stats::quantile::INFINITE;
 
 /// Number of random permutations.
 const EXCHANGES: u32 = 2000;

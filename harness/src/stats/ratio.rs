@@ -6,9 +6,11 @@
 
 use std::collections::BTreeMap;
 
+use testbed::quantile::nearest_rank;
+
 use super::{
     fold::Summary,
-    quantile::{INFINITE, Samples, nearest_rank, order_interval},
+    quantile::{INFINITE, Samples, order_interval},
     turns,
 };
 use crate::{event::Attempt, scenario::Quantile};

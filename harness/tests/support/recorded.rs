@@ -8,10 +8,10 @@ use harness::{
         NoiseSample, RunEvent, RunStarted,
     },
     plan::{Row, Subject},
-    random::SplitMix64,
     scenario,
 };
 use model::{StartPhase, Timeline};
+use testbed::random::SplitMix64;
 
 const SCENARIO: &str = r#"
 name = "recorded"

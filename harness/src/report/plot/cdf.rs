@@ -2,16 +2,14 @@
 
 use maud::{Markup, html};
 use model::StartPhase;
+use testbed::chart::{Frame, legend, place};
 
-use super::{Frame, legend, phase_colour, place};
+use super::phase_colour;
 use crate::{
     report::View,
     scenario::{Limit, Metric},
     stats::{fold, quantile::Samples},
 };
-
-/// Approximate maximum number of points of one curve. More points would not be visible.
-const POINTS: usize = 400;
 
 struct Curve {
     name: String,
@@ -98,18 +96,9 @@ fn limits_ms(view: &View<'_>) -> Vec<f64> {
         .collect()
 }
 
-/// Draws a step function over the finite samples. The curve ends below 100 % if starts failed.
+/// The curve of the finite samples. It ends below 100 % if starts failed.
 fn path(frame: &Frame, samples: &Samples) -> String {
-    let finite = samples.finite();
-    let n = samples.n() as f64;
-    let every = finite.len().div_ceil(POINTS).max(1);
-    let mut d = format!("M{} {}", place(frame.x(0.0)), place(frame.y(0.0)));
-    for (index, ns) in finite.iter().enumerate() {
-        if index % every == 0 || index + 1 == finite.len() {
-            let share = (index + 1) as f64 / n * 100.0;
-            let (x, y) = (frame.x(*ns as f64 / 1e6), frame.y(share));
-            d.push_str(&format!("H{}V{}", place(x), place(y)));
-        }
-    }
-    d
+    let finite = samples.finite().iter();
+    let ms: Vec<f64> = finite.map(|ns| *ns as f64 / 1e6).collect();
+    frame.distribution(&ms, samples.n())
 }

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 use model::StartPhase;
+use testbed::chart::{Frame, place};
 
-use super::{Frame, Step, place, step_legend, steps};
+use super::{Step, step_legend, steps};
 use crate::{event::Attempt, report::View};
 
 /// One bar: the mean duration of each step over several starts.
@@ -55,7 +56,7 @@ fn draw_bar(frame: &Frame, bar: &Bar, y: f64) -> Markup {
         })
         .collect();
     html! {
-        text class="tick" x=(super::LEFT - 6.0) y=(y + 17.0) text-anchor="end" { (bar.name) }
+        text class="tick" x=(frame.x(0.0) - 6.0) y=(y + 17.0) text-anchor="end" { (bar.name) }
         @for (start, ms, step) in segments {
             rect x=(place(frame.x(start))) y=(y) height="24"
                 width=(place(frame.x(start + ms) - frame.x(start))) style={ "fill:" (step.colour()) } {

@@ -1,8 +1,8 @@
 //! Decrease of available memory over the number of clones.
 
 use maud::{Markup, html};
+use testbed::chart::{Frame, legend, place};
 
-use super::{Frame, legend, place};
 use crate::{
     report::{View, terminal::mb},
     stats::fold::available,

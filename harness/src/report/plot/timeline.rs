@@ -2,8 +2,9 @@
 
 use maud::{Markup, html};
 use model::StartPhase;
+use testbed::chart::{Frame, place};
 
-use super::{Frame, place, step_legend, steps};
+use super::{step_legend, steps};
 use crate::{event::Attempt, report::View};
 
 /// Largest number of bars. More bars would not be distinguishable.
@@ -33,7 +34,7 @@ pub(in crate::report) fn draw(view: &View<'_>) -> Markup {
     let frame = Frame::new(height, x_max * 1.02, 1.0);
     let content = html! {
         @for (index, clone) in clones.iter().enumerate() {
-            (line(&frame, clone, base_ns, super::TOP + row * index as f64, row * 0.8))
+            (line(&frame, clone, base_ns, frame.top() + row * index as f64, row * 0.8))
         }
     };
     html! {

@@ -1,4 +1,4 @@
-//! Reproducible random numbers for plans and permutation tests. The generator is part of this crate so that a seed gives
+//! Reproducible random numbers for plans, permutation tests and restarts. The generator is part of this crate so that a seed gives
 //! the same arrivals whatever versions the dependencies have.
 
 /// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, and no weak seeds.
