@@ -103,7 +103,7 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: PlainFormat,
     },
-    /// Verify conformance with E2B, network isolation, confinement of the VMM, and differences between clones
+    /// Verify conformance with E2B, network isolation, confinement of the VMM, differences between clones, and restarts
     Verify {
         #[command(subcommand)]
         what: verify::Verify,

@@ -20,7 +20,7 @@ mod transport;
 pub use chunked::{ChunkError, ChunkedDecoder, Decoded};
 pub use client::{
     AnswerLimits, ClientError, EnvdClient, ExecOutput, ExecRequest, ExecStream, HttpAnswer,
-    InputStream, MAX_EXEC_OUTPUT, Tunnel,
+    InputStream, MAX_EXEC_OUTPUT, Tunnel, WatchStream,
 };
 pub use error::{ConnectCode, ConnectError, EndStream, ErrorBody};
 pub use filesystem::{

@@ -1,9 +1,10 @@
-//! The tier `isolation`: runs the isolation prover and the confinement prover. Each of their cases counts as a test.
+//! The tier `isolation`: runs the isolation prover, the confinement prover and the prover of restarts. Each of their cases
+//! counts as a test, and so does each restart.
 
 use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result};
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 use crate::{
     tiers::{Counts, Outcome, TestEnvironment},
@@ -17,6 +18,8 @@ pub(crate) enum Prover {
     Isolation,
     /// Tries to get out of a VMM's confinement, as code that has taken over the VMM.
     Confinement,
+    /// Restarts a server under load. The long form is `cube-bench verify restarts` with larger numbers.
+    Restarts,
 }
 
 impl Prover {
@@ -25,6 +28,15 @@ impl Prover {
         match self {
             Self::Isolation => "isolation",
             Self::Confinement => "confinement",
+            Self::Restarts => "restarts",
+        }
+    }
+
+    /// The options of its run in the tier, which for restarts takes a minute.
+    fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::Isolation | Self::Confinement => &[],
+            Self::Restarts => &["--sandboxes", "10", "--unplanned", "4", "--bare", "10"],
         }
     }
 
@@ -61,6 +73,7 @@ impl Prover {
         let _ = std::fs::remove_dir_all(&results);
         let done = self
             .command(workspace, binaries, &results)
+            .args(self.options())
             .output()
             .context("cannot start cube-bench")?;
         // Standard output is reserved for the summary of all tiers.
@@ -74,9 +87,12 @@ impl Prover {
 }
 
 /// The fields of a prover's report that are used here.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 pub(crate) struct Proof {
     pub(crate) cases: Vec<CaseResult>,
+    pub(crate) restarts: Vec<IgnoredAny>,
+    pub(crate) findings: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -86,9 +102,14 @@ pub(crate) struct CaseResult {
     pub(crate) verdict: String,
 }
 
-/// Counts every verdict other than "pass" as failed.
+/// Counts every verdict other than "pass" as failed, each restart as passed, and each finding as failed.
 fn count(proof: &Proof) -> Counts {
-    let mut counts = Counts::default();
+    let number = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    let mut counts = Counts {
+        passed: number(proof.restarts.len()),
+        failed: number(proof.findings.len()),
+        skipped: 0,
+    };
     for case in &proof.cases {
         match case.verdict.as_str() {
             "pass" => counts.passed += 1,
@@ -112,7 +133,15 @@ mod tests {
         });
         let counts = count(&Proof {
             cases: cases.into_iter().collect(),
+            ..Proof::default()
         });
         assert_eq!(counts.to_string(), "2 passed, 3 failed, 0 skipped");
+    }
+
+    #[test]
+    fn restarts_count_as_passed_and_findings_as_failed() {
+        let text = r#"{"format":1,"restarts":[{},{}],"findings":["a sandbox is lost (1)"]}"#;
+        let counts = count(&serde_json::from_str(text).unwrap());
+        assert_eq!(counts.to_string(), "2 passed, 1 failed, 0 skipped");
     }
 }

@@ -211,6 +211,7 @@ mod tests {
         };
         Proof {
             cases: verdicts.iter().map(case).collect(),
+            ..Proof::default()
         }
     }
 

@@ -29,7 +29,7 @@ pub(crate) enum Tier {
     Hvm,
     /// Needs a C++ compiler. Runs all fuzz targets for a minute in total.
     Fuzz,
-    /// Needs /dev/kvm and network namespaces. Runs the isolation prover and the confinement prover.
+    /// Needs /dev/kvm and network namespaces. Runs the provers of isolation, confinement and restarts.
     Isolation,
     /// Needs /dev/kvm. Runs the official SDKs against a real server.
     E2b,

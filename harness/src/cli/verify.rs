@@ -4,9 +4,11 @@ use std::{
     io::{Read, Write},
     net::IpAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::{Args, Subcommand, ValueEnum};
+use harness::session;
 use testbed::{artifacts, exit::End};
 use verify::{
     Setup, VerifyError,
@@ -14,6 +16,7 @@ use verify::{
     conformance::{self, ConformanceSpec, features::Area, report as matrix_report},
     hazards::{self, HazardSpec, report as hazard_report},
     isolation::{self, IsolationSpec, Scope, TargetSpec, report as isolation_report},
+    restarts::{self, Builds, Limits, RestartSpec, report as restart_report},
 };
 
 use super::{CommandError, Format, Places, RunRoot};
@@ -30,6 +33,8 @@ pub(super) enum Verify {
     Egress(Prover),
     /// Try to reach the host from a VMM that was taken over; exit code 4 for a breach, 5 if a case is not proven
     Confinement(Confinement),
+    /// Restart a cube-api under load, and check what its clients see; exit code 3 if a promise does not hold
+    Restarts(Restarts),
     /// Wait until standard input ends: a process of root that attempts try to reach
     #[command(hide = true)]
     RootProcess,
@@ -136,12 +141,55 @@ pub(super) struct Confinement {
     format: Format,
 }
 
+#[derive(Args)]
+pub(super) struct Restarts {
+    #[command(flatten)]
+    places: Places,
+    #[command(flatten)]
+    run_root: RunRoot,
+    /// Template id or name
+    #[arg(long, default_value = "base")]
+    template: String,
+    /// Sandboxes that live for the whole run
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
+    sandboxes: u32,
+    /// Kill the server under load this often, and start it again at once
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    unplanned: u32,
+    /// Reload the server under load this often
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    planned: u32,
+    /// Kill and start the server without load this often, at random moments of the start
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    bare: u32,
+    /// Two builds of cube-api that take turns [default: the same build again]
+    #[arg(long, num_args = 2, value_names = ["A", "B"])]
+    builds: Vec<PathBuf>,
+    /// Seed of all random moments and choices
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Limit of the time until the first answer, such as 300ms
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    max_answer: Option<Duration>,
+    /// Limit of the time until each sandbox answers, such as 1s
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    max_reach: Option<Duration>,
+    /// Limit of the longest time without an answer to new connections, such as 500ms
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    max_gap: Option<Duration>,
+    /// Also write restarts.json, restarts.md, restarts.svg and restarts.xml to this directory
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+    #[arg(long, value_enum, default_value_t)]
+    format: MatrixFormat,
+}
+
 #[derive(Clone, Copy, Default, ValueEnum)]
 enum MatrixFormat {
     /// For a terminal
     #[default]
     Human,
-    /// One document, described in docs/conformance.md
+    /// One document, described in the page of the suite
     Json,
     /// For CI systems
     Junit,
@@ -157,6 +205,7 @@ impl Verify {
             Self::Isolation(prover) => prover.prove(Scope::Isolation),
             Self::Egress(prover) => prover.prove(Scope::Egress),
             Self::Confinement(prover) => prover.prove(),
+            Self::Restarts(restarts) => restarts.prove(),
             Self::RootProcess => Ok(wait_for_eof()),
         }
     }
@@ -281,6 +330,46 @@ impl Confinement {
         ];
         write_results(self.results.as_deref(), &files)?;
         print_proof(self.format, confinement_report::terminal(&proof), files);
+        Ok(proof.end())
+    }
+}
+
+impl Restarts {
+    fn prove(self) -> Result<End, CommandError> {
+        let interrupted = session::watch_signals()?;
+        let builds = <[PathBuf; 2]>::try_from(self.builds).ok().map(Builds);
+        let spec = RestartSpec {
+            setup: setup(self.places, self.run_root, self.template),
+            sandboxes: usize::try_from(self.sandboxes).unwrap_or(usize::MAX),
+            unplanned: self.unplanned,
+            planned: self.planned,
+            bare: self.bare,
+            builds,
+            seed: self.seed,
+            limits: Limits {
+                answer: self.max_answer,
+                reach: self.max_reach,
+                gap: self.max_gap,
+            },
+        };
+        let proof = restarts::run(&spec, &interrupted)?;
+        let files = [
+            ("restarts.json", restart_report::json(&proof)),
+            ("restarts.md", restart_report::markdown(&proof)),
+            ("restarts.xml", restart_report::junit(&proof)),
+            ("restarts.svg", restart_report::plot(&proof)),
+        ];
+        write_results(self.results.as_deref(), &files)?;
+        let [(_, json), (_, markdown), (_, junit), _] = files;
+        print!(
+            "{}",
+            match self.format {
+                MatrixFormat::Human => restart_report::terminal(&proof),
+                MatrixFormat::Json => json,
+                MatrixFormat::Junit => junit,
+                MatrixFormat::Markdown => markdown,
+            }
+        );
         Ok(proof.end())
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use api_types::envd::{ClientError, EnvdClient, HttpAnswer};
+use api_types::envd::{ClientError, EnvdClient, HttpAnswer, Transport};
 use serde::Deserialize;
 
 use crate::endpoint::{BadUrl, DialError, Endpoint, Wire};
@@ -44,9 +44,9 @@ impl Api {
     ///
     /// # Errors
     /// Returns an error if the request fails or times out. An answer with any status is `Ok`.
-    pub fn request(
+    pub fn request<S: Transport>(
         &self,
-        client: &mut EnvdClient<Wire>,
+        client: &mut EnvdClient<S>,
         method: &str,
         path: &str,
         body: &[u8],
@@ -107,7 +107,7 @@ impl Created {
 
     /// Sets the headers of later requests on `client`, so that they reach `port` of this sandbox. `client` must be a
     /// connection to `data`.
-    pub fn route(&self, client: &mut EnvdClient<Wire>, data: &Endpoint, port: u16) {
+    pub fn route<S: Transport>(&self, client: &mut EnvdClient<S>, data: &Endpoint, port: u16) {
         let port = port.to_string();
         let headers = [
             ("e2b-sandbox-id", self.sandbox_id.as_str()),

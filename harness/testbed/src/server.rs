@@ -170,13 +170,29 @@ impl LocalServer {
         &self.spec.program
     }
 
-    /// Kills the server with SIGKILL. Its VMs continue to run.
+    /// State directory of the server.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.dir.join(STATE)
+    }
+
+    /// The processes of the server: after planned restarts, those that only finish their connections too.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        leftovers::processes_of(&self.dir.join(LOG))
+    }
+
+    /// Kills all processes of the server with SIGKILL. Its VMs continue to run.
     ///
     /// # Errors
-    /// Returns an error if the process cannot be killed or waited for.
+    /// Returns an error if a process cannot be killed or waited for.
     pub fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
-        self.child.wait().map(|_| ())
+        self.child.wait()?;
+        let successors = self.processes();
+        successors
+            .into_iter()
+            .try_for_each(leftovers::kill_and_wait)
     }
 
     /// Starts a killed server again, at the same address and with the same state.
@@ -184,13 +200,38 @@ impl LocalServer {
     /// # Errors
     /// Returns the errors of [`LocalServer::start`].
     pub fn restart(&mut self) -> Result<(), ServerError> {
+        self.begin()?;
+        self.await_answer()
+    }
+
+    /// Like [`LocalServer::restart`], without waiting until the server answers.
+    ///
+    /// # Errors
+    /// Returns [`ServerError::Start`] if the process cannot be started.
+    pub fn begin(&mut self) -> Result<(), ServerError> {
         let (child, _) =
             spawn(&self.dir, &self.spec, self.port).map_err(|source| ServerError::Start {
                 program: self.spec.program.clone(),
                 source,
             })?;
         self.child = child;
-        self.await_answer()
+        Ok(())
+    }
+
+    /// The exit status and the last lines of the log, if the process that was started last has ended.
+    #[must_use]
+    pub fn exited(&mut self) -> Option<ServerError> {
+        match self.child.try_wait() {
+            Ok(None) => None,
+            Ok(Some(status)) => Some(self.not_ready(format!("exited with {status}"))),
+            Err(error) => Some(self.not_ready(error.to_string())),
+        }
+    }
+
+    /// An error that says that the server did not answer, with the last lines of its log.
+    #[must_use]
+    pub fn silent(&self) -> ServerError {
+        self.not_ready(format!("did not answer within {START_TIMEOUT:?}"))
     }
 
     /// Resident memory of the server, in KiB. `None` if it cannot be read.
@@ -209,14 +250,13 @@ impl LocalServer {
             if answers(&self.endpoint) {
                 return Ok(());
             }
-            match self.child.try_wait() {
-                Ok(Some(status)) => return Err(self.not_ready(format!("exited with {status}"))),
-                Ok(None) if Instant::now() < deadline => std::thread::sleep(POLL),
-                Ok(None) => {
-                    return Err(self.not_ready(format!("did not answer within {START_TIMEOUT:?}")));
-                }
-                Err(error) => return Err(self.not_ready(error.to_string())),
+            if let Some(error) = self.exited() {
+                return Err(error);
             }
+            if Instant::now() > deadline {
+                return Err(self.silent());
+            }
+            std::thread::sleep(POLL);
         }
     }
 
@@ -233,15 +273,15 @@ impl LocalServer {
     }
 
     fn end(&mut self) -> io::Result<()> {
-        let pid = i32::try_from(self.child.id()).map_err(io::Error::other)?;
-        if self.child.try_wait()?.is_none() {
-            kill(Pid::from_raw(pid), Signal::SIGTERM)?;
+        for pid in self.processes() {
+            let pid = i32::try_from(pid).map_err(io::Error::other)?;
+            // The process may have ended by itself.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
         }
         let deadline = Instant::now() + END_TIMEOUT;
-        while self.child.try_wait()?.is_none() {
+        while self.child.try_wait()?.is_none() || !self.processes().is_empty() {
             if Instant::now() > deadline {
-                self.child.kill()?;
-                self.child.wait()?;
+                self.kill()?;
             }
             std::thread::sleep(POLL);
         }
@@ -342,8 +382,27 @@ fn output_of(command: &mut Command) -> io::Result<String> {
 }
 
 /// A port that is free now. Another process can take it before the server does.
+///
+/// It is not one of those that the kernel gives to clients. A client that connects to such a port while the server is
+/// down can be given this very port as its own: it is then connected to itself, and the server cannot be started
+/// again ("Address already in use").
 fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
+    let first = range
+        .split_whitespace()
+        .next()
+        .and_then(|low| low.parse().ok());
+    let mut below = 10_000..first.unwrap_or(32_768_u16);
+    // Processes start at different ports, so that they rarely choose the same one at the same time.
+    let skipped = usize::try_from(std::process::id()).unwrap_or(0) % below.len().max(1);
+    let mut ports = below.clone().skip(skipped).chain(&mut below);
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    ports.find(is_free).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "no port below those of clients is free",
+        )
+    })
 }
 
 fn answers(endpoint: &Endpoint) -> bool {

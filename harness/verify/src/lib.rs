@@ -1,5 +1,5 @@
 //! The suites behind `cube-bench verify`: conformance with the official SDKs, clone hazards, isolation of a sandbox's
-//! network, and confinement of the VMM.
+//! network, confinement of the VMM, and restarts of the server.
 //!
 //! Each suite starts a `cube-api` of its own, or uses an endpoint that already runs, and reports one result for each
 //! case. A case that could not be run is never a pass.
@@ -9,6 +9,7 @@ pub mod conformance;
 pub mod hazards;
 pub mod isolation;
 pub mod proof;
+pub mod restarts;
 mod sandbox;
 mod setup;
 

@@ -12,6 +12,7 @@ mod frames;
 mod input;
 mod limits;
 mod response;
+mod watch;
 
 use std::{io, os::unix::net::UnixStream, path::Path, time::Duration};
 
@@ -22,6 +23,7 @@ use deadline::Deadline;
 pub use exec::{ExecOutput, ExecRequest, ExecStream, MAX_EXEC_OUTPUT};
 pub use input::InputStream;
 pub use limits::AnswerLimits;
+pub use watch::WatchStream;
 
 use super::Transport;
 use crate::guest_text;
@@ -157,6 +159,12 @@ impl<S: Transport> EnvdClient<S> {
     /// Sets the limits of all later calls. The default is [`AnswerLimits::DATA`].
     pub fn set_limits(&mut self, limits: AnswerLimits) {
         self.connection.limits = limits;
+    }
+
+    /// Whether the last answer announced that the peer closes the connection: later calls need a new one.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        self.connection.is_closing
     }
 
     /// Returns the underlying stream. All answers must have been read completely. The stream keeps the read and write

@@ -14,6 +14,8 @@ pub(super) struct Connection<S> {
     pub(super) limits: AnswerLimits,
     /// Bytes that the current call may still receive.
     allowed: u64,
+    /// Whether the last answer announced the end of the connection (`Connection: close`).
+    pub(super) is_closing: bool,
     /// Received bytes. The bytes from index `at` on have not been used yet.
     held: Vec<u8>,
     at: usize,
@@ -26,6 +28,7 @@ impl<S: Transport> Connection<S> {
             stream,
             limits,
             allowed: limits.received,
+            is_closing: false,
             held: Vec::new(),
             at: 0,
         }

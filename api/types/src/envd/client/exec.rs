@@ -152,13 +152,7 @@ impl<S: Transport> EnvdClient<S> {
         connect_timeout: Option<Duration>,
         timeout: Duration,
     ) -> Result<ExecStream<'_, S>, ClientError> {
-        let message = serde_json::to_vec(message).map_err(protocol)?;
-        let mut body = Vec::with_capacity(message.len() + frame::HEADER);
-        frame::encode(0, &message, &mut body).map_err(protocol)?;
-        let mut headers = vec![
-            ("content-type", "application/connect+json".to_owned()),
-            ("connect-protocol-version", "1".to_owned()),
-        ];
+        let mut headers = Vec::new();
         if let Some(after) = connect_timeout {
             headers.push(("connect-timeout-ms", after.as_millis().max(1).to_string()));
         }
@@ -167,14 +161,10 @@ impl<S: Transport> EnvdClient<S> {
         }
         let headers: Vec<_> = headers.iter().map(|(n, v)| (*n, v.as_str())).collect();
         let deadline = Deadline::after(timeout);
-        self.send_request("POST", &format!("/{method}"), &headers, &body, deadline)?;
-        let head = self.connection.read_head(deadline)?;
-        if head.status != 200 {
-            return Err(refused(&self.connection.collect(head, deadline)?));
-        }
+        let frames = self.open_stream(method, message, &headers, deadline)?;
         let mut stream = ExecStream {
             client: self,
-            frames: Frames::of(head.body),
+            frames,
             deadline,
             pid: 0,
         };
@@ -183,6 +173,30 @@ impl<S: Transport> EnvdClient<S> {
             first.ok_or_else(|| protocol("the stream does not begin with a start event"))?;
         stream.pid = start.pid;
         Ok(stream)
+    }
+
+    /// Calls an RPC with one message that is answered with a stream.
+    pub(super) fn open_stream<Q: Serialize>(
+        &mut self,
+        method: &str,
+        message: &Q,
+        headers: &[(&str, &str)],
+        deadline: Deadline,
+    ) -> Result<Frames, ClientError> {
+        let message = serde_json::to_vec(message).map_err(protocol)?;
+        let mut body = Vec::with_capacity(message.len() + frame::HEADER);
+        frame::encode(0, &message, &mut body).map_err(protocol)?;
+        let mut all = vec![
+            ("content-type", "application/connect+json"),
+            ("connect-protocol-version", "1"),
+        ];
+        all.extend(headers);
+        self.send_request("POST", &format!("/{method}"), &all, &body, deadline)?;
+        let head = self.connection.read_head(deadline)?;
+        if head.status != 200 {
+            return Err(refused(&self.connection.collect(head, deadline)?));
+        }
+        Ok(Frames::of(head.body))
     }
 }
 

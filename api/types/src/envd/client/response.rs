@@ -22,6 +22,13 @@ pub(super) struct Head {
     pub(super) body: Body,
 }
 
+impl Head {
+    fn announces_close(&self) -> bool {
+        let mut headers = self.headers.iter();
+        headers.any(|(name, value)| name == "connection" && value.eq_ignore_ascii_case("close"))
+    }
+}
+
 impl std::fmt::Debug for Body {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -46,6 +53,7 @@ impl<S: Transport> Connection<S> {
                     self.use_up(len);
                     left -= len;
                     if head.status >= 200 {
+                        self.is_closing = head.announces_close();
                         return Ok(head);
                     }
                 }

@@ -1,0 +1,132 @@
+//! `cube-bench verify restarts`: what do clients see when the server is killed, or replaced, under load?
+//!
+//! ```text
+//! load: clients of the API and of sandboxes ──► events ─────────┐
+//! drive: kill or reload, start again ─► reach: each sandbox ─► observed ─┼─► judge ─► report
+//! ledger: what was answered, against what exists at the end ────┘
+//! ```
+//! The load never stops while the server restarts. Everything right of the events is a pure function: [`judge`] assigns
+//! each event to the restart during which it happened, and compares the result with what is promised for that kind of
+//! restart ([`judge::Kind`]).
+//!
+//! An unplanned restart (SIGKILL) cuts streams and refuses connections until the next server listens. It must lose
+//! nothing that was answered, and a cut stream must end with an error. A planned one must not be noticed at all.
+
+mod drive;
+pub mod event;
+mod guests;
+pub mod judge;
+pub mod ledger;
+mod line;
+mod load;
+mod program;
+pub mod reach;
+mod remains;
+pub mod report;
+pub mod spec;
+
+use std::{
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use testbed::{api::Api, server::LocalServer, world};
+
+pub use self::spec::{Builds, Limits, RestartSpec};
+use self::{
+    drive::Drive,
+    event::Record,
+    guests::Guests,
+    judge::{Ended, Observed, Proof},
+    ledger::Existing,
+    load::Site,
+    program::Program,
+    remains::Remains,
+};
+use crate::setup::{VerifyError, api_of, at};
+
+/// Sandboxes that the server keeps ready.
+const WARM: u32 = 4;
+/// Time limit of a request. A request that takes longer failed.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Addresses that sandboxes may reach, so that each has a policy that a restarted server must verify.
+const OUTSIDE: &str = "198.51.100.0/24";
+
+/// Runs the restarts. The process moves into new network namespaces and stays there, so the caller must not have
+/// started any thread. Setting `interrupted` ends the run early; what was observed until then is judged.
+///
+/// # Errors
+/// Returns a [`VerifyError`] if the suite cannot start. What happens afterwards is a finding, never an error.
+pub fn run(spec: &RestartSpec, interrupted: &AtomicBool) -> Result<Proof, VerifyError> {
+    let begun = Instant::now();
+    let _outside = world::enter([OUTSIDE])?;
+    let run_dir = spec.setup.run_dir()?;
+    let mut options = spec.setup.server(WARM)?;
+    // The directory of runs may be mounted without the right to execute programs.
+    let tmp = spec.setup.artifacts.join("tmp");
+    let program =
+        Program::install(&tmp, &options.program, spec.builds.as_ref()).map_err(at(&tmp))?;
+    options.program = program.path().to_owned();
+    options.options = ["--uplink", world::UPLINK, "--dns-server", "198.51.100.53"]
+        .map(str::to_owned)
+        .to_vec();
+    // Dropped after the server, whose cgroups it removes if the server did not.
+    let mut remains = Remains::default();
+    let server = LocalServer::start(run_dir.path(), options)?;
+    remains.watch(&server.state());
+    let api = api_of(&server, TIMEOUT);
+    let guests = Guests::create(&api, &spec.setup.template, spec.sandboxes)?;
+    let drive = Drive::new(spec, server, program, interrupted);
+    let (mut observed, records) = observe(spec, drive, &api, &guests);
+    observed.faults.extend(remains.find(run_dir.path()));
+    observed.seconds = begun.elapsed().as_secs_f64();
+    Ok(judge::judge(spec, &observed, &records))
+}
+
+/// Restarts the server under load and without, and ends it.
+fn observe(
+    spec: &RestartSpec,
+    mut drive: Drive<'_>,
+    api: &Api,
+    guests: &Guests,
+) -> (Observed, Vec<Record>) {
+    let (log, records) = mpsc::channel();
+    let stop = AtomicBool::new(false);
+    let site = Site {
+        api,
+        template: &spec.setup.template,
+        guests,
+        stop: &stop,
+        log,
+    };
+    for guest in guests.all() {
+        site.fate(guest.id(), event::Fate::Running);
+    }
+    thread::scope(|scope| {
+        load::start(scope, &site, spec.seed);
+        drive.run_loaded(&site);
+        stop.store(true, Ordering::Relaxed);
+    });
+    drive.run_bare(&site);
+    drop(site);
+    let records: Vec<Record> = records.into_iter().collect();
+    let (server, program, restarts, bare, ended) = drive.finish();
+    let existing = match ended {
+        Ended::Complete => Existing::read(api, &records),
+        Ended::Interrupted | Ended::Hung => None,
+    };
+    drop((server, program));
+    let observed = Observed {
+        ended,
+        seconds: 0.0,
+        restarts,
+        bare,
+        existing,
+        faults: Vec::new(),
+    };
+    (observed, records)
+}

@@ -1,0 +1,416 @@
+//! From what was observed to the findings: which promise does not hold?
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use testbed::exit::End;
+
+use super::{
+    event::{Cause, Event, Record, Seen, Work},
+    ledger::{self, Existing},
+    reach::Reached,
+    spec::{Limits, RestartSpec},
+};
+
+/// Version of [`Proof`] as JSON.
+pub const FORMAT: u32 = 1;
+/// Examples of each kind of finding; the rest is counted.
+const EXAMPLES: usize = 5;
+
+/// Kinds of restarts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// SIGKILL. Requests may fail and streams are cut, with errors; nothing is lost.
+    Unplanned,
+    /// `cube-api reload`. No request fails, no stream is cut.
+    Planned,
+}
+
+impl Kind {
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unplanned => "unplanned",
+            Self::Planned => "planned",
+        }
+    }
+}
+
+/// A restart as the driver saw it. Times are nanoseconds of CLOCK_MONOTONIC.
+#[derive(Clone, Debug)]
+pub struct Restart {
+    pub kind: Kind,
+    /// Number of the build that was started, 0 or 1.
+    pub build: usize,
+    /// When the server was killed, or told to reload.
+    pub begun_ns: u64,
+    /// When the program was started that then answered; for a planned restart, `begun_ns`.
+    pub exec_ns: u64,
+    /// First accepted connection. `None` for planned restarts, which never refuse one.
+    pub connected_ns: Option<u64>,
+    /// First answer; for a planned restart, the end of `cube-api reload`. `None`: never.
+    pub answered_ns: Option<u64>,
+    /// All sandboxes had been asked, and clients had time to connect again.
+    pub settled_ns: u64,
+    /// Programs that were started; all but the last were killed during their start.
+    pub starts: u32,
+    /// Of each sandbox.
+    pub reached: Vec<Reached>,
+    /// Server processes afterwards: 1, and those that finish their connections.
+    pub servers: usize,
+    /// Warm slots before and after. `None`: could not be read.
+    pub warm: [Option<u64>; 2],
+    /// Failures of the start or of the reload.
+    pub faults: Vec<String>,
+}
+
+/// Result of restarts without load.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bare {
+    /// Programs that were started.
+    pub starts: u32,
+    /// Of these, killed before they answered.
+    pub killed_early: u32,
+    /// Starts that failed, each with the end of the log, and sandboxes that the last one did not find.
+    pub failed: Vec<String>,
+}
+
+/// Why the run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    Complete,
+    Interrupted,
+    /// The server did not answer any more.
+    Hung,
+}
+
+/// Everything that is not in the records of clients.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    pub ended: Ended,
+    pub seconds: f64,
+    pub restarts: Vec<Restart>,
+    pub bare: Option<Bare>,
+    /// What exists at the end. `None`: could not be read.
+    pub existing: Option<Existing>,
+    /// What the server left behind, and other findings of the driver.
+    pub faults: Vec<String>,
+}
+
+/// Numbers of a restart. Times are milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RestartReport {
+    pub kind: Kind,
+    pub build: usize,
+    pub starts: u32,
+    /// From the start of the program to the first accepted connection.
+    pub connected_ms: Option<f64>,
+    /// From the start of the program to the first answer; for a planned restart, until `cube-api reload` ended.
+    pub answered_ms: Option<f64>,
+    /// Longest time without an answer to the clients that look sandboxes up on new connections.
+    pub gap_ms: Option<f64>,
+    /// Longest duration of a request that succeeded, slow transfers not counted.
+    pub slowest_ms: Option<f64>,
+    /// Of each sandbox: from the start of the program (of a planned restart: from the end of the reload) to its answer.
+    pub reached_ms: Vec<f64>,
+    /// Requests and parts of streams that succeeded.
+    pub done: BTreeMap<Work, u64>,
+    pub failed: BTreeMap<Work, BTreeMap<Cause, u64>>,
+    /// Streams that ended with an error.
+    pub cut: BTreeMap<Work, u64>,
+    /// Sandboxes that did not answer or lost their number.
+    pub lost: u64,
+    pub servers: usize,
+    pub warm_before: Option<u64>,
+    pub warm_after: Option<u64>,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Proof {
+    pub format: u32,
+    pub ended: Ended,
+    pub seconds: f64,
+    pub sandboxes: usize,
+    pub seed: u64,
+    pub restarts: Vec<RestartReport>,
+    /// Requests and parts of streams that succeeded, between the restarts as well.
+    pub done: BTreeMap<Work, u64>,
+    pub bare: Option<Bare>,
+    /// Promises that do not hold, and limits that are exceeded. Empty: all hold.
+    pub findings: Vec<String>,
+}
+
+impl Proof {
+    /// Exit status: [`End::GateFailed`] if there are findings, and [`End::Inconclusive`] if nothing was tried.
+    #[must_use]
+    pub fn end(&self) -> End {
+        let bare = self.bare.as_ref().map_or(0, |bare| bare.starts);
+        match self.ended {
+            Ended::Interrupted => End::Interrupted,
+            Ended::Complete | Ended::Hung if !self.findings.is_empty() => End::GateFailed,
+            Ended::Complete | Ended::Hung if self.restarts.is_empty() && bare == 0 => {
+                End::Inconclusive
+            }
+            Ended::Complete | Ended::Hung => End::Pass,
+        }
+    }
+}
+
+/// Findings by kind, so that a thousand equal ones become one line.
+#[derive(Debug, Default)]
+struct Findings(BTreeMap<String, Vec<String>>);
+
+impl Findings {
+    fn add(&mut self, kind: impl Into<String>, example: impl Into<String>) {
+        self.0.entry(kind.into()).or_default().push(example.into());
+    }
+
+    fn lines(self) -> Vec<String> {
+        let line = |(kind, examples): (String, Vec<String>)| {
+            let shown = examples.iter().take(EXAMPLES).cloned();
+            let shown: Vec<String> = shown.filter(|example| !example.is_empty()).collect();
+            let n = examples.len();
+            if shown.is_empty() {
+                format!("{kind} ({n})")
+            } else {
+                format!("{kind} ({n}): {}", shown.join(" | "))
+            }
+        };
+        self.0.into_iter().map(line).collect()
+    }
+}
+
+/// Evaluates a run. A pure function of what was observed.
+#[must_use]
+pub fn judge(spec: &RestartSpec, observed: &Observed, records: &[Record]) -> Proof {
+    let mut findings = Findings::default();
+    let mut restarts: Vec<RestartReport> = observed.restarts.iter().map(numbers).collect();
+    let mut done = BTreeMap::new();
+    let mut looked_up = Vec::new();
+    for record in records {
+        let Record::Event(event) = record else {
+            continue;
+        };
+        if event.seen == Seen::Done {
+            *done.entry(event.work).or_default() += 1;
+            if event.work == Work::LookUp {
+                looked_up.push(event.ended_ns);
+            }
+        }
+        match place(&observed.restarts, event) {
+            Some(at) => count(
+                &mut restarts[at],
+                event,
+                &format!("restart {at}"),
+                &mut findings,
+            ),
+            None => outside(event, &mut findings),
+        }
+    }
+    looked_up.sort_unstable();
+    for (n, (report, restart)) in restarts.iter_mut().zip(&observed.restarts).enumerate() {
+        report.gap_ms = gap_ns(&looked_up, restart).map(milliseconds);
+        check(n, restart, report, spec.limits, &mut findings);
+    }
+    if let Some(bare) = &observed.bare {
+        for why in &bare.failed {
+            findings.add("a start without load failed", why);
+        }
+    }
+    for fault in &observed.faults {
+        findings.add(fault, "");
+    }
+    if observed.ended == Ended::Complete {
+        match &observed.existing {
+            None => findings.add("the sandboxes could not be listed at the end", ""),
+            Some(existing) => {
+                for lost in ledger::audit(records.iter(), existing) {
+                    findings.add("answers and state disagree", lost);
+                }
+            }
+        }
+        check_load(&done, &restarts, &mut findings);
+    }
+    Proof {
+        format: FORMAT,
+        ended: observed.ended,
+        seconds: observed.seconds,
+        sandboxes: spec.sandboxes,
+        seed: spec.seed,
+        restarts,
+        done,
+        bare: observed.bare.clone(),
+        findings: findings.lines(),
+    }
+}
+
+fn milliseconds(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+fn numbers(restart: &Restart) -> RestartReport {
+    let since = |from: u64| move |at: u64| milliseconds(at.saturating_sub(from));
+    let begun = match restart.kind {
+        Kind::Unplanned => restart.exec_ns,
+        Kind::Planned => restart.answered_ns.unwrap_or(restart.exec_ns),
+    };
+    let reached = restart.reached.iter().filter_map(|reached| match reached {
+        Reached::At(at) => Some(*at),
+        Reached::Lost(_) => None,
+    });
+    let reached_ms: Vec<f64> = reached.map(since(begun)).collect();
+    let lost = restart.reached.len() - reached_ms.len();
+    RestartReport {
+        kind: restart.kind,
+        build: restart.build,
+        starts: restart.starts,
+        connected_ms: restart.connected_ns.map(since(restart.exec_ns)),
+        answered_ms: restart.answered_ns.map(since(restart.exec_ns)),
+        gap_ms: None,
+        slowest_ms: None,
+        reached_ms,
+        done: BTreeMap::new(),
+        failed: BTreeMap::new(),
+        cut: BTreeMap::new(),
+        lost: u64::try_from(lost).unwrap_or(u64::MAX),
+        servers: restart.servers,
+        warm_before: restart.warm[0],
+        warm_after: restart.warm[1],
+    }
+}
+
+/// Index of the last restart that overlaps with the event.
+fn place(restarts: &[Restart], event: &Event) -> Option<usize> {
+    restarts.iter().rposition(|restart| {
+        event.ended_ns >= restart.begun_ns && event.began_ns <= restart.settled_ns
+    })
+}
+
+/// Counts an event during a restart, and adds a finding if it must not happen during one of this kind.
+fn count(report: &mut RestartReport, event: &Event, name: &str, findings: &mut Findings) {
+    let kind = report.kind.name();
+    let work = event.work.name();
+    let is_allowed = |cause: &Cause| match (report.kind, cause) {
+        (Kind::Planned, _) | (Kind::Unplanned, Cause::NotFound) => false,
+        (Kind::Unplanned, _) => true,
+    };
+    match &event.seen {
+        Seen::Done => {
+            *report.done.entry(event.work).or_default() += 1;
+            if !event.work.is_slow() {
+                let ms = milliseconds(event.ended_ns.saturating_sub(event.began_ns));
+                report.slowest_ms = Some(report.slowest_ms.unwrap_or(0.0).max(ms));
+            }
+        }
+        Seen::Failed(cause, text) => {
+            if !is_allowed(cause) {
+                let what = format!("{kind} restart: {work} failed ({})", cause.name());
+                findings.add(what, format!("{name}: {text}"));
+            }
+            let failed = report.failed.entry(event.work).or_default();
+            *failed.entry(*cause).or_default() += 1;
+        }
+        Seen::Cut(cause, text) => {
+            if !is_allowed(cause) {
+                let what = format!("{kind} restart: {work} was cut ({})", cause.name());
+                findings.add(what, format!("{name}: {text}"));
+            }
+            *report.cut.entry(event.work).or_default() += 1;
+        }
+        Seen::Wrong(text) => {
+            findings.add(
+                format!("{kind} restart: {work} is wrong"),
+                format!("{name}: {text}"),
+            );
+        }
+    }
+}
+
+/// Between the restarts, nothing may fail.
+fn outside(event: &Event, findings: &mut Findings) {
+    let work = event.work.name();
+    match &event.seen {
+        Seen::Done => {}
+        Seen::Failed(cause, text) => findings.add(
+            format!("between restarts: {work} failed ({})", cause.name()),
+            text,
+        ),
+        Seen::Cut(cause, text) => findings.add(
+            format!("between restarts: {work} was cut ({})", cause.name()),
+            text,
+        ),
+        Seen::Wrong(text) => findings.add(format!("between restarts: {work} is wrong"), text),
+    }
+}
+
+/// The longest time between two answers that overlaps with the restart. `None` if no answer follows.
+fn gap_ns(answers: &[u64], restart: &Restart) -> Option<u64> {
+    let before = answers.partition_point(|at| *at < restart.begun_ns);
+    let after = answers.partition_point(|at| *at <= restart.settled_ns);
+    let during =
+        answers.get(before.saturating_sub(1)..=after.min(answers.len().checked_sub(1)?))?;
+    during.windows(2).map(|pair| pair[1] - pair[0]).max()
+}
+
+/// Checks what the driver saw of a restart, and the limits.
+fn check(
+    n: usize,
+    restart: &Restart,
+    report: &RestartReport,
+    limits: Limits,
+    findings: &mut Findings,
+) {
+    let kind = restart.kind.name();
+    for fault in &restart.faults {
+        findings.add(
+            format!("{kind} restart: the start failed"),
+            format!("restart {n}: {fault}"),
+        );
+    }
+    for reached in &restart.reached {
+        if let Reached::Lost(why) = reached {
+            findings.add(
+                format!("{kind} restart: a sandbox or its memory is lost"),
+                format!("restart {n}: {why}"),
+            );
+        }
+    }
+    let slowest = report.reached_ms.iter().copied().reduce(f64::max);
+    for (what, limit, measured) in [
+        ("the first answer", limits.answer, report.answered_ms),
+        ("the last sandbox", limits.reach, slowest),
+        ("an answer to new connections", limits.gap, report.gap_ms),
+    ] {
+        let Some(limit) = limit else { continue };
+        let limit_ms = limit.as_secs_f64() * 1e3;
+        match measured {
+            Some(ms) if ms <= limit_ms => {}
+            Some(ms) => findings.add(
+                format!("{kind} restart: {what} took longer than {limit:?}"),
+                format!("restart {n}: {ms:.0} ms"),
+            ),
+            None => findings.add(
+                format!("{kind} restart: {what} never came"),
+                format!("restart {n}"),
+            ),
+        }
+    }
+}
+
+/// A client that never succeeded proves nothing.
+fn check_load(done: &BTreeMap<Work, u64>, restarts: &[RestartReport], findings: &mut Findings) {
+    if restarts.is_empty() {
+        return;
+    }
+    for work in Work::ALL {
+        if !done.contains_key(&work) {
+            findings.add(format!("{} never succeeded", work.name()), "");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! What a server leaves behind when it has ended: processes, and cgroups of its state directory.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use testbed::leftovers;
+
+/// Where hierarchies of cgroups are mounted.
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// The cgroups of one server.
+#[derive(Debug, Default)]
+pub(super) struct Remains {
+    /// Prefix of the names of its cgroups. Empty: not known.
+    prefix: String,
+}
+
+impl Remains {
+    /// Derives the names of the cgroups from the lock in the state directory, as `pool::cgroup` describes it.
+    pub(super) fn watch(&mut self, state: &Path) {
+        if let Ok(lock) = fs::metadata(state.join("lock")) {
+            self.prefix = format!("cube-{:x}-{:x}", lock.dev(), lock.ino());
+        }
+    }
+
+    /// What is left below `dir` and in the hierarchies, one line each. Removes it.
+    pub(super) fn find(&self, dir: &Path) -> Vec<String> {
+        let mut found = Vec::new();
+        for pid in leftovers::processes_of(dir) {
+            found.push(format!("the server left process {pid} behind"));
+            if let Err(error) = leftovers::kill_and_wait(pid) {
+                found.push(format!("cannot end process {pid}: {error}"));
+            }
+        }
+        for group in self.groups() {
+            found.push(format!("the server left cgroup {} behind", group.display()));
+            remove(&group);
+        }
+        found
+    }
+
+    fn groups(&self) -> Vec<PathBuf> {
+        if self.prefix.is_empty() {
+            return Vec::new();
+        }
+        let mounts = entries(Path::new(CGROUPS));
+        let roots = std::iter::once(PathBuf::from(CGROUPS)).chain(mounts);
+        let groups = roots.flat_map(|root| entries(&root));
+        let is_ours = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(&self.prefix)
+        };
+        let mut groups: Vec<PathBuf> = groups.filter(is_ours).collect();
+        groups.sort();
+        groups.dedup();
+        groups
+    }
+}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        for group in self.groups() {
+            remove(&group);
+        }
+    }
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+/// Removes a cgroup and those inside it. One that contains a process stays.
+fn remove(group: &Path) {
+    for inner in entries(group) {
+        remove(&inner);
+    }
+    let _ = fs::remove_dir(group);
+}

@@ -1,0 +1,298 @@
+//! The result as text, JSON, Markdown with a plot, and JUnit.
+
+use std::fmt::Write;
+
+use maud::html;
+use testbed::{
+    chart::{Frame, standalone},
+    quantile::nearest_rank,
+    xml::escape,
+};
+
+use super::judge::{Kind, Proof, RestartReport};
+
+/// Colours of the curves.
+const COLOURS: [&str; 4] = ["#4e79a7", "#f28e2b", "#59a14f", "#d1495b"];
+
+/// The document of a run.
+#[must_use]
+pub fn json(proof: &Proof) -> String {
+    // Serializing plain values does not fail.
+    serde_json::to_string_pretty(proof).unwrap_or_default() + "\n"
+}
+
+/// A distribution of times in milliseconds.
+struct Row {
+    name: &'static str,
+    sorted: Vec<f64>,
+}
+
+impl Row {
+    fn new(name: &'static str, times: impl Iterator<Item = f64>) -> Self {
+        let mut sorted: Vec<f64> = times.collect();
+        sorted.sort_by(f64::total_cmp);
+        Self { name, sorted }
+    }
+
+    /// A percentile; `n/a` if there are too few samples for it.
+    fn quantile(&self, permille: u32, needs: usize) -> String {
+        match nearest_rank(&self.sorted, permille) {
+            Some(ms) if self.sorted.len() >= needs => format!("{ms:.0}"),
+            _ => "n/a".to_owned(),
+        }
+    }
+
+    fn cells(&self) -> [String; 5] {
+        [
+            self.sorted.len().to_string(),
+            self.quantile(500, 10),
+            // As for every P95 of this repository, fewer than 100 samples give none; the maximum is always printed.
+            self.quantile(950, 100),
+            self.quantile(1000, 1),
+            self.name.to_owned(),
+        ]
+    }
+}
+
+fn of(proof: &Proof, kind: Kind) -> Vec<&RestartReport> {
+    let all = proof.restarts.iter();
+    all.filter(|restart| restart.kind == kind).collect()
+}
+
+fn rows(restarts: &[&RestartReport], kind: Kind) -> Vec<Row> {
+    let each = || restarts.iter().copied();
+    let answer = match kind {
+        Kind::Unplanned => "first answer, from the start of the program",
+        Kind::Planned => "cube-api reload",
+    };
+    let reached = match kind {
+        Kind::Unplanned => "each sandbox, from the start of the program",
+        Kind::Planned => "each sandbox, from the end of the reload",
+    };
+    let rows = [
+        Row::new(
+            "first connection, from the start of the program",
+            each().filter_map(|r| r.connected_ms),
+        ),
+        Row::new(answer, each().filter_map(|r| r.answered_ms)),
+        Row::new(reached, each().flat_map(|r| r.reached_ms.iter().copied())),
+        Row::new(
+            "last sandbox",
+            each().filter_map(|r| r.reached_ms.iter().copied().reduce(f64::max)),
+        ),
+        Row::new(
+            "longest time without an answer to new connections",
+            each().filter_map(|r| r.gap_ms),
+        ),
+        Row::new("slowest request", each().filter_map(|r| r.slowest_ms)),
+    ];
+    rows.into_iter()
+        .filter(|row| !row.sorted.is_empty())
+        .collect()
+}
+
+/// Requests and streams that failed during restarts of a kind: (what, how often).
+fn failures(restarts: &[&RestartReport]) -> Vec<(String, u64)> {
+    let mut sums: Vec<(String, u64)> = Vec::new();
+    let mut add = |what: String, n: u64| match sums.iter_mut().find(|(name, _)| *name == what) {
+        Some((_, sum)) => *sum += n,
+        None => sums.push((what, n)),
+    };
+    for restart in restarts {
+        for (work, causes) in &restart.failed {
+            for (cause, n) in causes {
+                add(format!("{} failed ({})", work.name(), cause.name()), *n);
+            }
+        }
+        for (work, n) in &restart.cut {
+            add(format!("{} cut", work.name()), *n);
+        }
+    }
+    sums.sort();
+    sums
+}
+
+fn warm(restarts: &[&RestartReport]) -> String {
+    let sum = |pick: fn(&RestartReport) -> Option<u64>| {
+        let known: Vec<u64> = restarts.iter().filter_map(|r| pick(r)).collect();
+        match known.len() {
+            0 => "n/a".to_owned(),
+            n => format!("{:.1}", known.iter().sum::<u64>() as f64 / n as f64),
+        }
+    };
+    format!(
+        "{} before, {} after",
+        sum(|r| r.warm_before),
+        sum(|r| r.warm_after)
+    )
+}
+
+/// The result for a terminal.
+#[must_use]
+pub fn terminal(proof: &Proof) -> String {
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _ = write_terminal(&mut out, proof);
+    out
+}
+
+fn write_terminal(out: &mut String, proof: &Proof) -> std::fmt::Result {
+    for kind in [Kind::Unplanned, Kind::Planned] {
+        let restarts = of(proof, kind);
+        if restarts.is_empty() {
+            continue;
+        }
+        writeln!(
+            out,
+            "{} {} restarts, {} sandboxes",
+            restarts.len(),
+            kind.name(),
+            proof.sandboxes
+        )?;
+        writeln!(out, "{:>7} {:>7} {:>7} {:>7}  ms", "n", "P50", "P95", "max")?;
+        for row in rows(&restarts, kind) {
+            let [n, p50, p95, max, name] = row.cells();
+            writeln!(out, "{n:>7} {p50:>7} {p95:>7} {max:>7}  {name}")?;
+        }
+        for (what, n) in failures(&restarts) {
+            writeln!(out, "{n:>7}  {what}")?;
+        }
+        writeln!(out, "mean warm slots: {}\n", warm(&restarts))?;
+    }
+    if let Some(bare) = &proof.bare {
+        writeln!(
+            out,
+            "{} starts without load, {} of them killed before the first answer, {} failed\n",
+            bare.starts,
+            bare.killed_early,
+            bare.failed.len()
+        )?;
+    }
+    for finding in &proof.findings {
+        writeln!(out, "FINDING  {finding}")?;
+    }
+    writeln!(
+        out,
+        "{} findings, {:.0} s, seed {}",
+        proof.findings.len(),
+        proof.seconds,
+        proof.seed
+    )
+}
+
+/// The result for issues and documentation. It shows the plot from the file `restarts.svg` beside it.
+#[must_use]
+pub fn markdown(proof: &Proof) -> String {
+    let mut out = String::new();
+    let _ = write_markdown(&mut out, proof);
+    out
+}
+
+fn write_markdown(out: &mut String, proof: &Proof) -> std::fmt::Result {
+    writeln!(out, "# Restarts\n")?;
+    let requests: u64 = proof.done.values().sum();
+    writeln!(
+        out,
+        "{} sandboxes, {requests} requests and parts of streams that succeeded, seed {}, {:.0} s.\n",
+        proof.sandboxes, proof.seed, proof.seconds
+    )?;
+    writeln!(out, "![times until the first answer](restarts.svg)")?;
+    for kind in [Kind::Unplanned, Kind::Planned] {
+        let restarts = of(proof, kind);
+        if restarts.is_empty() {
+            continue;
+        }
+        writeln!(out, "\n## {} {} restarts\n", restarts.len(), kind.name())?;
+        writeln!(out, "| ms | n | P50 | P95 | max |\n|---|--:|--:|--:|--:|")?;
+        for row in rows(&restarts, kind) {
+            let [n, p50, p95, max, name] = row.cells();
+            writeln!(out, "| {name} | {n} | {p50} | {p95} | {max} |")?;
+        }
+        let failed = failures(&restarts);
+        if failed.is_empty() {
+            writeln!(out, "\nNo request failed, and no stream was cut.")?;
+        } else {
+            writeln!(out, "\n| during the restarts | |\n|---|--:|")?;
+        }
+        for (what, n) in failed {
+            writeln!(out, "| {what} | {n} |")?;
+        }
+        writeln!(out, "\nMean warm slots: {}.", warm(&restarts))?;
+    }
+    if let Some(bare) = &proof.bare {
+        writeln!(
+            out,
+            "\n## {} starts without load\n\n{} killed before the first answer, {} failed.",
+            bare.starts,
+            bare.killed_early,
+            bare.failed.len()
+        )?;
+    }
+    writeln!(out, "\n## Findings\n")?;
+    if proof.findings.is_empty() {
+        writeln!(out, "None.")?;
+    }
+    for finding in &proof.findings {
+        writeln!(out, "- {finding}")?;
+    }
+    Ok(())
+}
+
+/// Distributions of the time without an answer and of the time to reach each sandbox, as an SVG file.
+#[must_use]
+pub fn plot(proof: &Proof) -> String {
+    let mut curves = Vec::new();
+    for kind in [Kind::Unplanned, Kind::Planned] {
+        let restarts = of(proof, kind);
+        let gaps = restarts.iter().filter_map(|r| r.gap_ms);
+        let reached = restarts.iter().flat_map(|r| r.reached_ms.iter().copied());
+        curves.push((kind, Row::new("no answer to new connections", gaps)));
+        curves.push((kind, Row::new("each sandbox", reached)));
+    }
+    let mut curves: Vec<_> = curves.into_iter().zip(COLOURS).collect();
+    curves.retain(|((_, row), _)| !row.sorted.is_empty());
+    let longest = curves.iter().filter_map(|((_, row), _)| row.sorted.last());
+    let frame = Frame::new(320.0, longest.copied().fold(0.0, f64::max) * 1.02, 100.0);
+    let content = html! {
+        @for (line, ((kind, row), colour)) in curves.iter().enumerate() {
+            path class="curve" style={ "stroke:" (colour) } d=(frame.distribution(&row.sorted, row.sorted.len())) {}
+            text x=(frame.x(0.0) + 420.0) y=(230.0 - 18.0 * line as f64) style={ "fill:" (colour) } {
+                (kind.name()) ": " (row.name) " (n = " (row.sorted.len()) ")"
+            }
+        }
+    };
+    standalone(&frame.svg("times of restarts", "ms", "% of samples", &content))
+}
+
+/// One case for each promise of each kind that was tried: a failure if there are findings.
+#[must_use]
+pub fn junit(proof: &Proof) -> String {
+    let mut out = String::new();
+    let _ = write_junit(&mut out, proof);
+    out
+}
+
+fn write_junit(out: &mut String, proof: &Proof) -> std::fmt::Result {
+    let n = proof.findings.len();
+    writeln!(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>")?;
+    writeln!(
+        out,
+        "<testsuites><testsuite name=\"restarts\" tests=\"{}\" failures=\"{n}\" errors=\"0\">",
+        n.max(1)
+    )?;
+    if proof.findings.is_empty() {
+        writeln!(
+            out,
+            "  <testcase classname=\"restarts\" name=\"all promises hold\"></testcase>"
+        )?;
+    }
+    for finding in &proof.findings {
+        let text = escape(finding);
+        let name = text.split(':').next().unwrap_or_default();
+        writeln!(
+            out,
+            "  <testcase classname=\"restarts\" name=\"{name}\"><failure message=\"{text}\"/></testcase>"
+        )?;
+    }
+    writeln!(out, "</testsuite></testsuites>")
+}
