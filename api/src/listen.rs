@@ -42,6 +42,12 @@ use permits::Permits;
 
 /// Maximum number of accepted connections that wait for admission.
 const ACCEPTED: usize = 64;
+/// How long an address may stay in use after the previous server process was killed: a child between fork and exec holds
+/// copies of its listeners, and a client on this host that retries a refused connection can connect a socket to itself,
+/// which then occupies the port.
+const LAST_HOLDER: Duration = Duration::from_secs(2);
+/// Pause between two attempts to bind an address.
+const BIND_PAUSE: Duration = Duration::from_millis(5);
 /// Delay after a failed `accept`, which usually fails for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// TCP keep-alive: first probe after a minute of silence, then one every ten seconds; the sixth lost probe ends the
@@ -88,15 +94,25 @@ impl std::ops::Deref for TlsSettings {
     }
 }
 
-/// Binds all addresses; if one cannot be bound, none stays bound.
+/// Binds all addresses; if one cannot be bound, none stays bound. If an address is in use, waits until it is free, for
+/// at most [`LAST_HOLDER`].
 ///
 /// # Errors
 /// Returns [`ListenError`] with the first address that cannot be bound.
 pub async fn bind(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ListenError> {
+    let deadline = Instant::now() + LAST_HOLDER;
     let mut listeners = Vec::with_capacity(addresses.len());
     for &address in addresses {
-        let bound = TcpListener::bind(address).await;
-        listeners.push(bound.map_err(|source| ListenError { address, source })?);
+        let listener = loop {
+            match TcpListener::bind(address).await {
+                Ok(listener) => break listener,
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                    tokio::time::sleep(BIND_PAUSE).await;
+                }
+                Err(source) => return Err(ListenError { address, source }),
+            }
+        };
+        listeners.push(listener);
     }
     Ok(listeners)
 }

@@ -1,6 +1,8 @@
-//! Start and stop of the server. [`run`] opens the state directory, the certificate and the keys, binds the addresses,
-//! and opens the network, the pool (which recovers the sandboxes of the previous server process) and the registry, in
-//! this order.
+//! Start and stop of the server. [`run`] opens the state directory, the certificate and the keys, takes the lock of the
+//! state directory, binds the addresses, and opens the network, the pool (which finds the sandboxes of the previous
+//! server process) and the registry, in this order. The lock precedes the addresses, because a killed server that still
+//! exits holds both. From then on clients' connections wait instead of being refused. Work that no client waits for
+//! (removing leftovers, loading templates, warm slots) begins after that.
 //!
 //! After SIGTERM or SIGINT the server refuses to create sandboxes, completes in-flight requests (for at most
 //! [`crate::listen::limits::DRAIN`]) and pending changes of sandboxes (then for at most `SETTLE`), and finally, as
@@ -16,7 +18,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use pool::{OnClose, Pool, PoolConfig, PoolError};
+use pool::{OnClose, Pool, PoolConfig, PoolError, StateLock};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
@@ -148,6 +150,7 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
     };
     let keys = KeyFile::of(&spec.pool.state);
     let authenticator = Arc::new(authenticator(&spec, &keys)?);
+    let lock = lock(&spec.pool.state).await?;
     let listeners = listen::bind(&spec.listen).await?;
     let limits = limits(&spec);
     let mut config = spec.pool.clone();
@@ -160,7 +163,7 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
         config.network = Some(isolation);
         network = Some(opened);
     }
-    let opened = Pool::open(config).await;
+    let opened = Pool::open_locked(config, lock).await;
     let (pool, recovered, ended) = opened.map_err(ServeError::Pool)?;
     let refused = network.as_ref().map(|network| network.log.clone());
     let registry = Registry::open(pool.clone(), recovered.alive);
@@ -196,6 +199,19 @@ pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
         .await;
     close(pool, spec.on_exit).await;
     Ok(())
+}
+
+async fn lock(state: &Path) -> Result<StateLock, ServeError> {
+    let state = state.to_owned();
+    let taken = tokio::task::spawn_blocking(move || StateLock::take(&state)).await;
+    let panicked = |e: tokio::task::JoinError| PoolError::Failed {
+        what: "lock the state directory",
+        why: e.to_string(),
+    };
+    taken
+        .map_err(panicked)
+        .and_then(|lock| lock)
+        .map_err(ServeError::Pool)
 }
 
 /// Raises the limit of open files to its hard limit and derives the connection limits from it. If it cannot be raised,

@@ -1,12 +1,12 @@
 //! Control groups (cgroups): one around the pool, and one inside it for each VM. A controller is used in version 2 if
 //! the host offers it there, otherwise in version 1, where each controller has a hierarchy of its own. If a controller
-//! is missing or the kernel rejects the limit of a VM or of the server, that is an error, or a warning if
-//! [`MissingLimits`] allows it. If the kernel rejects the memory limit of the pool's group, that is only a warning.
+//! is missing or the kernel rejects the limit of a VM, of the pool or of the server, that is an error, or a warning if
+//! [`MissingLimits`] allows it.
 //!
 //! ```text
 //! <mount>/cube-<tag>/            memory of all VMs; the tag identifies the state directory
 //!                   <sandbox>/   memory, CPU, processes, disk bandwidth of one VM
-//!         cube-<tag>-server/     memory of the server, if that is limited
+//!         cube-<tag>-server-*/   memory of the server, if that is limited
 //! ```
 //! A VM's group is created before its VMM starts, contains only the VMM process, and is removed after that process has
 //! exited. In version 1, a VM has no group for disk bandwidth unless disk bandwidth is limited.
@@ -103,8 +103,8 @@ impl Groups {
     /// Finds the hierarchies and creates the pool's group, in which all VMs together may use `memory` bytes.
     ///
     /// # Errors
-    /// Returns an error if a limit of VMs cannot be enforced and [`MissingLimits::Refuse`] is set, or if the probe
-    /// group cannot be created or removed. If the limit of `memory` bytes cannot be set, that is only logged.
+    /// Returns an error if a limit of VMs or of the pool cannot be enforced and [`MissingLimits::Refuse`] is set, or if
+    /// the probe group cannot be created or removed.
     pub(crate) fn open(
         tag: &str,
         limits: SandboxLimits,
@@ -120,17 +120,24 @@ impl Groups {
             disk: disk_of(scratch),
         };
         this.check_controllers()?;
-        if let Some(bytes) = memory.map(|bytes| bytes.max(LEAST_MEMORY)) {
-            for h in &this.hierarchies {
-                if h.controllers.contains(&Controller::Memory) {
-                    let file = h.group.join(h.version.memory_limit());
-                    warn_of(&h.group, fs::write(file, bytes.to_string()));
-                }
-            }
+        if let Some(bytes) = memory {
+            this.limit_pool(bytes)?;
         }
         this.make_group(PROBE, 1 << 30)?;
         this.remove(PROBE)?;
         Ok(this)
+    }
+
+    /// Sets the limit of the memory of all VMs together.
+    fn limit_pool(&self, bytes: u64) -> io::Result<()> {
+        let bytes = bytes.max(LEAST_MEMORY).to_string();
+        for h in &self.hierarchies {
+            if h.controllers.contains(&Controller::Memory) {
+                let file = h.group.join(h.version.memory_limit());
+                self.held(&file, fs::write(&file, &bytes))?;
+            }
+        }
+        Ok(())
     }
 
     fn check_controllers(&self) -> io::Result<()> {

@@ -9,6 +9,7 @@
 //!                               └─► queue ─► starts ────┘
 //! ```
 
+mod adoptions;
 mod entry;
 mod jobs;
 mod memory;
@@ -29,16 +30,18 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) use entry::Entry;
 
 use crate::{
-    Ended, PoolConfig, PoolStats,
+    Ended, PoolConfig, PoolStats, StateLock,
     cgroup::Groups,
     host,
     lifetime::UnixMs,
     message::{Report, Request, SandboxRequest},
     policy,
+    recover::Leftovers,
     slot::{Effects, Event, Next, Operation, Stage, Unexpected, decide},
     spec::OnClose,
     templates::Templates,
 };
+use adoptions::Adoptions;
 use jobs::Jobs;
 use memory::MemoryLedger;
 use queue::Queue;
@@ -59,6 +62,7 @@ pub(crate) struct Driver {
     jobs: Jobs,
     templates: Templates,
     slots: Slots,
+    adoptions: Adoptions,
     /// Requests that waited for a change and must be decided again.
     ready: VecDeque<(SandboxId, SandboxRequest)>,
     queue: Queue,
@@ -66,13 +70,14 @@ pub(crate) struct Driver {
     memory: MemoryLedger,
     disks: Disks,
     counters: PoolStats,
-    /// Number of fork snapshots so far; each directory is named by its number.
+    /// Number of fork snapshots so far; the name of each directory contains its number.
     forks: u64,
+    /// The beginning of these names, which former servers did not use: their directories are still being removed.
+    forks_name: String,
     stopping: Stopping,
     /// Whether something has changed that may let a start or a fill begin.
     look_again: bool,
-    /// Of the state directory.
-    lock: std::fs::File,
+    lock: StateLock,
 }
 
 /// The progress of draining and closing.
@@ -94,11 +99,11 @@ pub(crate) struct Setup {
     pub(crate) host_boot_id: String,
     pub(crate) groups: Arc<Groups>,
     pub(crate) templates: Templates,
-    pub(crate) found: Vec<(SandboxId, Entry)>,
+    pub(crate) entries: Vec<(SandboxId, Entry)>,
+    pub(crate) leftovers: Leftovers,
     pub(crate) requests: mpsc::Receiver<Request>,
     pub(crate) ended: mpsc::UnboundedSender<Ended>,
-    /// Of the state directory.
-    pub(crate) lock: std::fs::File,
+    pub(crate) lock: StateLock,
 }
 
 impl Driver {
@@ -108,11 +113,20 @@ impl Driver {
         let parallel = u32::try_from(cores).unwrap_or(u32::MAX);
         let config = Arc::new(setup.config);
         let jobs = Jobs::new(Arc::clone(&config), setup.groups, reporter);
-        for (id, entry) in &mut setup.found {
-            if let Some(vm) = entry.unwatched.take() {
-                jobs.watch(id.clone(), vm);
+        let mut pending = Vec::new();
+        for (id, entry) in &mut setup.entries {
+            match entry.slot.stage {
+                Stage::Adopting => {
+                    pending.push(id.clone());
+                    if let Some(vm) = entry.unwatched.take() {
+                        jobs.watch(id.clone(), vm);
+                    }
+                }
+                Stage::AdoptingPaused(_) => pending.push(id.clone()),
+                _ => {}
             }
         }
+        let adoptions = Adoptions::new(pending, setup.leftovers, cores.saturating_mul(2));
         Self {
             host_boot_id: setup.host_boot_id,
             requests: setup.requests,
@@ -120,7 +134,8 @@ impl Driver {
             ended: setup.ended,
             jobs,
             templates: setup.templates,
-            slots: Slots::new(setup.found),
+            slots: Slots::new(setup.entries),
+            adoptions,
             ready: VecDeque::new(),
             queue: Queue::new(parallel),
             stock: Stock::new(config.warm, parallel),
@@ -128,6 +143,7 @@ impl Driver {
             disks: Disks::new(&config),
             counters: PoolStats::default(),
             forks: 0,
+            forks_name: format!("{:x}", host::unix_ns()),
             stopping: Stopping::default(),
             look_again: true,
             lock: setup.lock,
@@ -173,6 +189,7 @@ impl Driver {
 
     /// Does everything that can be done now: acts upon deadlines, decides waiting requests, begins starts and fills.
     fn settle(&mut self) {
+        self.adopt();
         self.expire();
         while let Some((id, request)) = self.ready.pop_front() {
             self.decide(id, request);
@@ -194,6 +211,7 @@ impl Driver {
     fn timer(&self) -> Duration {
         let fills = self.stopping.closing.is_none() && self.stock.wants_fills(&self.templates);
         let longest = if fills { policy::QUIET } else { TICK };
+        let longest = longest.min(self.adoptions.timer().unwrap_or(longest));
         let due = self.slots.next_due().map(|due| {
             let left = due.saturating_sub(host::unix_ms());
             Duration::from_millis(left)
@@ -301,10 +319,11 @@ impl Driver {
 
     fn is_closed(&self) -> bool {
         let mut slots = self.slots.values();
-        match self.stopping.closing {
+        let is_done = match self.stopping.closing {
             None => false,
             Some(OnClose::Keep) => slots.all(|e| e.slot.is_settled()),
             Some(OnClose::Kill) => slots.next().is_none(),
-        }
+        };
+        is_done && self.adoptions.is_swept()
     }
 }

@@ -61,9 +61,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     cgroup::Groups,
-    driver::{Driver, Entry, Setup},
+    driver::{Driver, Setup},
     message::{Answer, Request, SandboxRequest},
     record::private_dir,
+    recover::Found,
     store::Store,
     templates::Templates,
 };
@@ -86,23 +87,49 @@ pub struct Pool {
     requests: mpsc::Sender<Request>,
 }
 
+/// The exclusive right to use a state directory. The kernel releases it when the last copy of the descriptor is closed,
+/// at the latest when the process exits.
+#[derive(Debug)]
+pub struct StateLock(File);
+
+impl StateLock {
+    /// Takes the lock of the state directory, which is created if it does not exist. Waits for a killed server that is
+    /// still exiting.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Failed`] if the path is too long, if the directory cannot be created, or if another server
+    /// uses it.
+    pub fn take(state: &Path) -> Result<Self, PoolError> {
+        let taken = || {
+            if state.as_os_str().len() > MAX_STATE {
+                return Err(io::Error::other(format!(
+                    "the path is longer than {MAX_STATE} bytes, so the paths of unix sockets below it would be too long"
+                )));
+            }
+            private_dir(state)?;
+            lock(&state.join(LOCK), LAST_HOLDER)
+        };
+        taken().map(Self).map_err(|e| failed(state, &e))
+    }
+}
+
+fn failed(state: &Path, why: &dyn std::fmt::Display) -> PoolError {
+    PoolError::Failed {
+        what: "open the pool",
+        why: format!("{}: {why}", state.display()),
+    }
+}
+
 /// The parts of a pool that are opened on a blocking thread.
 struct Opened {
-    lock: File,
     host_boot_id: String,
     groups: Groups,
     templates: Templates,
-    found: Vec<(SandboxId, Entry)>,
-    recovered: Recovered,
+    found: Found,
 }
 
 impl Opened {
-    fn new(config: &PoolConfig) -> io::Result<Self> {
-        if config.state.as_os_str().len() > MAX_STATE {
-            return Err(io::Error::other(format!(
-                "the path is longer than {MAX_STATE} bytes, so the paths of unix sockets below it would be too long"
-            )));
-        }
+    fn new(config: &PoolConfig, lock: &StateLock) -> io::Result<Self> {
         if !config.vmm.is_file() {
             return Err(io::Error::other(format!(
                 "no VMM at {}",
@@ -110,15 +137,15 @@ impl Opened {
             )));
         }
         let state = &config.state;
-        for dir in ["", SANDBOXES, TEMPLATES] {
+        for dir in [SANDBOXES, TEMPLATES, FORKS] {
             private_dir(&state.join(dir))?;
         }
-        let lock = lock(&state.join(LOCK))?;
         let host_boot_id = host::boot_id()?;
         let total = host::meminfo("MemTotal");
         let memory = total.map(|bytes| bytes.saturating_sub(config.memory_reserve.0));
         // Identifies the directory, whatever path leads to it.
-        let tag = format!("{:x}-{:x}", lock.metadata()?.dev(), lock.metadata()?.ino());
+        let meta = lock.0.metadata()?;
+        let tag = format!("{:x}-{:x}", meta.dev(), meta.ino());
         let scratch = Path::new(SCRATCH);
         let groups = Groups::open(
             &tag,
@@ -132,31 +159,21 @@ impl Opened {
         let images = config.images.iter().map(PathBuf::as_path);
         let store = Store::new(images.chain(installed).chain([templates.as_path()]))?;
         let templates = Templates::open(templates, installed, store)?;
-        let network = config.network.as_ref();
-        let (found, recovered) = recover::recover(
+        let found = recover::recover(
             &state.join(SANDBOXES),
+            &state.join(FORKS),
             &host_boot_id,
             &groups,
-            network,
-            config.start_timeout,
             config.lifetime_of_note,
         )?;
-        // Must follow the recovery: this replaces the former server's group, which may still contain VMMs that the
-        // former server was starting.
         if let Some(memory) = config.server_memory {
             groups.enter_as_server(memory.0)?;
         }
-        // Must follow the recovery: a VMM that was writing the snapshot of a fork answers the recovery only when it has
-        // finished.
-        remove_if_there(&state.join(FORKS))?;
-        private_dir(&state.join(FORKS))?;
         Ok(Self {
-            lock,
             host_boot_id,
             groups,
             templates,
             found,
-            recovered,
         })
     }
 }
@@ -164,24 +181,23 @@ impl Opened {
 /// Directory in which VMMs keep the writable layers of their guests.
 pub(crate) const SCRATCH: &str = "/var/tmp";
 
-/// How long the lock may outlive a killed server: a child process between fork and exec still holds the server's
-/// descriptors.
-const LAST_CHILD: Duration = Duration::from_secs(1);
+/// How long the lock may outlive a killed server. The kernel needs time to close the server's descriptors, and a child
+/// process between fork and exec holds copies of them.
+const LAST_HOLDER: Duration = Duration::from_secs(5);
 
-/// Takes the lock that keeps other servers away from the state directory. The kernel releases it when the process
-/// exits.
-fn lock(path: &Path) -> io::Result<File> {
+/// Takes the lock that keeps other servers away from the state directory. Waits for at most `patience`.
+fn lock(path: &Path, patience: Duration) -> io::Result<File> {
     let file = File::options()
         .write(true)
         .create(true)
         .truncate(false)
         .open(path)?;
-    let deadline = Instant::now() + LAST_CHILD;
+    let deadline = Instant::now() + patience;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                std::thread::sleep(LAST_CHILD / 100);
+                std::thread::sleep(Duration::from_millis(2));
             }
             Err(TryLockError::WouldBlock) => {
                 return Err(io::Error::other("another server uses the state directory"));
@@ -191,37 +207,41 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-fn remove_if_there(dir: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    }
-}
-
 impl Pool {
-    /// Opens the pool: locks the state directory, adopts running sandboxes, keeps paused ones, removes everything else,
-    /// and starts to fill warm slots. Deadlines that passed while no server ran are acted upon at once. The receiver
-    /// reports every sandbox that ends.
+    /// Takes the lock of the state directory, and opens the pool as [`Pool::open_locked`] does.
     ///
     /// # Errors
-    /// Returns [`PoolError::Failed`] if the state directory's path is too long, if the directory is locked by another
-    /// server or cannot be read or written, if there is no `cube-vmm`, if a directory of templates or images does not
-    /// exist, or if the host cannot enforce a limit that [`PoolConfig::missing_limits`] requires.
+    /// Returns the errors of [`StateLock::take`] and of [`Pool::open_locked`].
     pub async fn open(
         config: PoolConfig,
     ) -> Result<(Self, Recovered, mpsc::UnboundedReceiver<Ended>), PoolError> {
         let state = config.state.clone();
-        let failed = |why: String| PoolError::Failed {
-            what: "open the pool",
-            why: format!("{}: {why}", state.display()),
-        };
-        let (config, opened) = tokio::task::spawn_blocking(move || {
-            let opened = Opened::new(&config);
-            (config, opened)
+        let lock = tokio::task::spawn_blocking(move || StateLock::take(&state)).await;
+        let lock = lock.map_err(|e| failed(&config.state, &e))??;
+        Self::open_locked(config, lock).await
+    }
+
+    /// Opens the pool. Sandboxes of a former server are found at once; a running one is verified before its first
+    /// request is served, and ends if it cannot be adopted. Everything else that the former server left is removed in
+    /// the background, and warm slots are filled afterwards. Deadlines that passed while no server ran are acted upon
+    /// at once. The receiver reports every sandbox that ends.
+    ///
+    /// # Errors
+    /// Returns [`PoolError::Failed`] if the state directory cannot be read or written, if there is no `cube-vmm`, if a
+    /// directory of templates or images does not exist, or if the host cannot enforce a limit that
+    /// [`PoolConfig::missing_limits`] requires.
+    pub async fn open_locked(
+        config: PoolConfig,
+        lock: StateLock,
+    ) -> Result<(Self, Recovered, mpsc::UnboundedReceiver<Ended>), PoolError> {
+        let state = config.state.clone();
+        let (config, lock, opened) = tokio::task::spawn_blocking(move || {
+            let opened = Opened::new(&config, &lock);
+            (config, lock, opened)
         })
         .await
-        .map_err(|e| failed(e.to_string()))?;
-        let opened = opened.map_err(|e| failed(e.to_string()))?;
+        .map_err(|e| failed(&state, &e))?;
+        let opened = opened.map_err(|e| failed(&state, &e))?;
         let (requests, inbox) = mpsc::channel(REQUESTS);
         let (ended, ends) = mpsc::unbounded_channel();
         let driver = Driver::new(Setup {
@@ -229,13 +249,14 @@ impl Pool {
             host_boot_id: opened.host_boot_id,
             groups: Arc::new(opened.groups),
             templates: opened.templates,
-            found: opened.found,
+            entries: opened.found.entries,
+            leftovers: opened.found.leftovers,
             requests: inbox,
             ended,
-            lock: opened.lock,
+            lock,
         });
         tokio::spawn(driver.run());
-        Ok((Self { requests }, opened.recovered, ends))
+        Ok((Self { requests }, opened.found.recovered, ends))
     }
 
     /// Makes a sandbox from a warm slot of the template if there is one, otherwise from a new clone. When this returns,
@@ -535,13 +556,13 @@ mod tests {
     fn a_lock_is_awaited_until_its_last_holder_exits() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
-        let first = lock(&path).unwrap();
-        assert!(lock(&path).is_err(), "two have it");
-        let last_child = std::thread::spawn(move || {
-            std::thread::sleep(LAST_CHILD / 5);
+        let first = lock(&path, LAST_HOLDER).unwrap();
+        assert!(lock(&path, Duration::ZERO).is_err(), "two have it");
+        let last_holder = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
             drop(first);
         });
-        assert!(lock(&path).is_ok(), "it was not waited for");
-        last_child.join().unwrap();
+        assert!(lock(&path, LAST_HOLDER).is_ok(), "it was not waited for");
+        last_holder.join().unwrap();
     }
 }

@@ -159,6 +159,11 @@ pub(crate) enum Report {
     Released(Counters),
     /// A template's memory was loaded into huge pages, or loading failed for this reason.
     Loaded(String, Result<Arc<LoadedTemplate>, String>),
+    /// The adoption of a sandbox ended, with its VMM's private memory in bytes if that could be read, or with the reason
+    /// why the sandbox must end.
+    Adopted(SandboxId, Result<Option<u64>, String>),
+    /// Everything that the former server left was removed, or a failure was logged.
+    Swept,
     /// The caller of a create or fork went away.
     Unclaimed(SandboxId),
 }

@@ -1,22 +1,26 @@
-//! Recovery when the pool opens: sandboxes whose VMs still run are adopted, paused sandboxes are kept, and all other
-//! slots, with their processes and control groups, are removed. A server that was killed at any moment therefore leaves
-//! nothing behind for long.
+//! Recovery when the pool opens. Reading the records is enough to make the slots: no VMM is asked anything yet, so the
+//! server answers at once, however many sandboxes there are. A running sandbox begins in [`Stage::Adopting`], and
+//! [`crate::work::adopt`] verifies it before its first request is served. Everything else that a killed server left is
+//! removed in the background ([`Leftovers`]), so nothing stays for long.
+//!
+//! The background work never touches a new slot: what it removes is listed here, before the first new slot exists, and
+//! the ids of slots are random.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     panic::resume_unwind,
-    path::Path,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::Duration,
 };
 
 use model::{SandboxId, template_file};
-use netisolation::Isolation;
-use vmm_control::{ControlClient, VmPhase};
+use vmm_control::ControlClient;
 
 use crate::{
-    PauseMode, Recovered, SandboxState,
+    PauseMode, Recovered,
     cgroup::Groups,
     driver::Entry,
     host,
@@ -26,83 +30,100 @@ use crate::{
     vm::Vm,
 };
 
-/// Number of directories that are examined at the same time. It equals the default limit of running sandboxes, so that
-/// the waits for VMMs that do not answer overlap.
-const AT_ONCE: usize = 256;
+/// Number of leftover directories that are removed at the same time. VMMs that do not answer are waited for.
+const SWEPT_AT_ONCE: usize = 32;
 /// How long a killed process may take to exit.
 const END: Duration = Duration::from_secs(10);
+
+/// What a former server has left in the state directory.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) entries: Vec<(SandboxId, Entry)>,
+    pub(crate) recovered: Recovered,
+    pub(crate) leftovers: Leftovers,
+}
+
+/// Things of a former server that no sandbox needs.
+#[derive(Debug)]
+pub(crate) struct Leftovers {
+    /// Directories of warm slots, of unfinished and of lost sandboxes, with their VMMs.
+    slots: Vec<(SlotDir, Option<Vm>)>,
+    /// Control groups.
+    groups: Vec<String>,
+    /// Directories of forks that had not started.
+    forks: Vec<PathBuf>,
+}
 
 /// The outcome for one directory.
 enum Outcome {
     Alive(Box<Entry>),
     /// A caller's sandbox cannot be recovered, for this reason.
-    Lost(String),
+    Lost(String, Option<Vm>),
     /// The slot had no owner or no usable record.
-    Swept,
+    Leftover(Option<Vm>),
 }
 
 struct Recovery<'a> {
     sandboxes: &'a Path,
     host_boot_id: &'a str,
-    network: Option<&'a Isolation>,
-    /// How long a VMM may take to answer. On a host with a slow or full disk, an answer takes seconds.
-    patience: Duration,
+    /// The names of all VM groups.
+    groups: BTreeSet<String>,
     lifetime_of_note: fn(&str) -> Option<Lifetime>,
 }
 
-/// Examines every sandbox's directory, then every control group. VMMs that do not answer are waited for in parallel, up
-/// to `patience` for each of their answers.
+/// Reads the record of every sandbox's directory, and lists what must be removed.
 ///
 /// # Errors
 /// Returns an error if the directory of sandboxes cannot be read or a thread cannot be started.
 pub(crate) fn recover(
     sandboxes: &Path,
+    forks: &Path,
     host_boot_id: &str,
     groups: &Groups,
-    network: Option<&Isolation>,
-    patience: Duration,
     lifetime_of_note: fn(&str) -> Option<Lifetime>,
-) -> io::Result<(Vec<(SandboxId, Entry)>, Recovered)> {
-    let recovery = Recovery {
+) -> io::Result<Found> {
+    let mut recovery = Recovery {
         sandboxes,
         host_boot_id,
-        network,
-        patience,
+        groups: groups.list().into_iter().collect(),
         lifetime_of_note,
     };
     let mut entries = Vec::new();
     let mut recovered = Recovered::default();
+    let mut slots = Vec::new();
     let now = host::unix_ms();
-    for (id, outcome) in recovery.outcomes(directories(sandboxes)?)? {
-        let dir = SlotDir::new(sandboxes, &id);
+    let ids = directories(sandboxes)?;
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let outcomes = in_parallel(&ids, cores, |id| recovery.examine(id))?;
+    for (id, outcome) in ids.into_iter().zip(outcomes) {
         match outcome {
             Outcome::Alive(mut entry) => {
                 let generation = u64::try_from(entries.len() + 1).unwrap_or(u64::MAX);
                 entry.has_new_vm(generation, now);
                 entry.add_event(now, "recovered by a new server process");
                 recovered.alive.extend(entry.sandbox(&id));
+                recovery.groups.remove(id.as_str());
                 entries.push((id, *entry));
-                continue;
             }
-            Outcome::Lost(why) => {
+            Outcome::Lost(why, vm) => {
                 tracing::warn!(sandbox = %id, why, "a sandbox was lost while no server ran");
+                slots.push((SlotDir::new(sandboxes, &id), vm));
                 recovered.lost.push((id, why));
             }
-            Outcome::Swept => {}
-        }
-        if let Err(error) = dir.remove() {
-            tracing::error!(dir = %dir.path().display(), %error, "cannot remove a sandbox's directory");
+            Outcome::Leftover(vm) => slots.push((SlotDir::new(sandboxes, &id), vm)),
         }
     }
-    for group in groups.list() {
-        let used = entries
-            .iter()
-            .any(|(id, e)| id.as_str() == group && e.slot.state() == Some(SandboxState::Running));
-        if !used {
-            sweep_group(groups, &group);
-        }
-    }
-    Ok((entries, recovered))
+    let forks = fs::read_dir(forks)?.flatten().map(|entry| entry.path());
+    let leftovers = Leftovers {
+        slots,
+        groups: recovery.groups.into_iter().collect(),
+        forks: forks.collect(),
+    };
+    Ok(Found {
+        entries,
+        recovered,
+        leftovers,
+    })
 }
 
 /// The ids of all sandboxes that have a directory. Other names are logged and ignored.
@@ -118,8 +139,166 @@ fn directories(sandboxes: &Path) -> io::Result<Vec<SandboxId>> {
     Ok(ids)
 }
 
+/// Calls `work` for every item, on at most `threads` threads. Returns the results in the order of the items.
+fn in_parallel<I: Sync, T: Send>(
+    items: &[I],
+    threads: usize,
+    work: impl Fn(&I) -> T + Sync,
+) -> io::Result<Vec<T>> {
+    let next = AtomicUsize::new(0);
+    let run = || {
+        let mut results = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(number) else {
+                return results;
+            };
+            results.push((number, work(item)));
+        }
+    };
+    let mut results = thread::scope(|scope| {
+        let begin = |_| thread::Builder::new().spawn_scoped(scope, run);
+        let begun: Vec<_> = (0..items.len().min(threads)).map(begin).collect();
+        let mut results = Vec::new();
+        for thread in begun {
+            results.extend(thread?.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        io::Result::Ok(results)
+    })?;
+    results.sort_by_key(|(number, _)| *number);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
+}
+
+impl Recovery<'_> {
+    fn examine(&self, id: &SandboxId) -> Outcome {
+        let dir = SlotDir::new(self.sandboxes, id);
+        let record = match dir.read(self.lifetime_of_note) {
+            Ok(record) => record,
+            Err(error) => {
+                // The former server was killed either before it recorded the VMM, which then has no guest yet, or while
+                // it ended the sandbox.
+                tracing::info!(dir = %dir.path().display(), %error, "removing a sandbox without a usable record");
+                return Outcome::Leftover(None);
+            }
+        };
+        let same_boot = record.host_boot_id == self.host_boot_id;
+        let vm = record.vmm.filter(|_| same_boot).and_then(Vm::adopt);
+        match (record.kept, vm) {
+            (Kept::Nobody, vm) => Outcome::Leftover(vm),
+            (Kept::Paused(mode), vm) => self.paused(id, dir, record, mode, vm),
+            (Kept::Running, Some(vm)) => {
+                let slot = Slot::recovered(Stage::Adopting, record.lifetime);
+                Outcome::Alive(Box::new(Entry::recovered(slot, dir, record, Some(vm))))
+            }
+            (Kept::Running, None) => {
+                let why = if same_boot {
+                    host::last_words(&dir.stderr())
+                        .unwrap_or_else(|| "its VMM was killed".to_owned())
+                } else {
+                    "the host was rebooted".to_owned()
+                };
+                Outcome::Lost(why, None)
+            }
+        }
+    }
+
+    /// A paused sandbox is usable at once, unless the former server was killed in a pause or a resume and left a process
+    /// or a control group.
+    fn paused(
+        &self,
+        id: &SandboxId,
+        dir: SlotDir,
+        mut record: Record,
+        mode: PauseMode,
+        vm: Option<Vm>,
+    ) -> Outcome {
+        let file = match mode {
+            PauseMode::Memory => model::MANIFEST_NAME,
+            PauseMode::FilesystemOnly => template_file::LAYER,
+        };
+        if !dir.pause().join(file).exists() {
+            return Outcome::Lost("its snapshot is missing".to_owned(), vm);
+        }
+        let is_clean = vm.is_none() && !self.groups.contains(id.as_str()) && !has_listener(&dir);
+        let stage = if is_clean {
+            Stage::Paused(mode)
+        } else {
+            Stage::AdoptingPaused(mode)
+        };
+        record.vmm = None;
+        record.tap = None;
+        let slot = Slot::recovered(stage, record.lifetime);
+        Outcome::Alive(Box::new(Entry::recovered(slot, dir, record, vm)))
+    }
+}
+
+/// Whether a VMM listens at the slot's control socket.
+fn has_listener(dir: &SlotDir) -> bool {
+    const AT_ONCE: Duration = Duration::from_millis(1);
+    match vmm_control::connect(&dir.control(), Some(AT_ONCE)) {
+        Ok(_) => true,
+        Err(e) => !matches!(
+            e.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+        ),
+    }
+}
+
+impl Leftovers {
+    /// Ends the processes and removes the directories and control groups. A failure is logged, and the next server tries
+    /// again. Waits up to `patience` for each answer of a VMM.
+    pub(crate) fn sweep(self, groups: &Groups, patience: Duration) {
+        let Self {
+            slots,
+            groups: names,
+            forks,
+        } = self;
+        let swept = in_parallel(&slots, SWEPT_AT_ONCE, |(dir, vm)| {
+            end(dir, vm.as_ref(), patience);
+            if let Err(error) = dir.remove() {
+                tracing::error!(dir = %dir.path().display(), %error, "cannot remove a sandbox's directory");
+            }
+        });
+        if let Err(error) = swept {
+            tracing::error!(%error, "cannot start a thread to remove the leftovers of the former server");
+        }
+        for name in names {
+            sweep_group(groups, &name);
+        }
+        groups.remove_former_servers();
+        for dir in forks {
+            if let Err(error) = fs::remove_dir_all(&dir) {
+                tracing::error!(dir = %dir.display(), %error, "cannot remove the snapshot of forks");
+            }
+        }
+    }
+}
+
+/// Ends the VMM of a slot, whether or not its process is in the record: the former server may have been killed between
+/// starting the process and recording it. There may be no VMM.
+pub(crate) fn end(dir: &SlotDir, vm: Option<&Vm>, patience: Duration) {
+    match vm {
+        Some(vm) => {
+            if let Err(error) = vm.stop(END) {
+                tracing::error!(dir = %dir.path().display(), %error, "a VMM does not exit after SIGKILL");
+            }
+        }
+        None => shut_down(dir, patience),
+    }
+}
+
+/// Asks the VMM at this slot's control socket to exit, because its process id is not recorded.
+fn shut_down(dir: &SlotDir, patience: Duration) {
+    if let Ok(mut control) = ControlClient::connect(&dir.control(), Some(patience))
+        && let Err(error) = control.shutdown()
+    {
+        let why = api_types::guest_text(&model::chain(&error));
+        tracing::warn!(dir = %dir.path().display(), why, "a VMM does not answer the request to exit");
+    }
+}
+
 /// Kills the processes in a group without a running sandbox, and removes the group.
-fn sweep_group(groups: &Groups, group: &str) {
+pub(crate) fn sweep_group(groups: &Groups, group: &str) {
     for pid in groups.processes(group) {
         let vm = ProcessName::of(pid).and_then(Vm::adopt);
         if let Some(Err(error)) = vm.map(|vm| vm.end(END)) {
@@ -128,186 +307,5 @@ fn sweep_group(groups: &Groups, group: &str) {
     }
     if let Err(error) = groups.remove(group) {
         tracing::error!(group, %error, "cannot remove a control group");
-    }
-}
-
-impl Recovery<'_> {
-    /// Examines all directories, and returns the outcome for each id in the order of `ids`.
-    fn outcomes(&self, ids: Vec<SandboxId>) -> io::Result<Vec<(SandboxId, Outcome)>> {
-        let next = AtomicUsize::new(0);
-        let examine = || {
-            let mut outcomes = Vec::new();
-            loop {
-                let number = next.fetch_add(1, Ordering::Relaxed);
-                let Some(id) = ids.get(number) else {
-                    return outcomes;
-                };
-                outcomes.push((number, self.examine(id)));
-            }
-        };
-        let mut outcomes = thread::scope(|scope| {
-            let begin = |_| thread::Builder::new().spawn_scoped(scope, examine);
-            let begun: Vec<_> = (0..ids.len().min(AT_ONCE)).map(begin).collect();
-            let mut outcomes = Vec::new();
-            for thread in begun {
-                outcomes.extend(thread?.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            }
-            io::Result::Ok(outcomes)
-        })?;
-        outcomes.sort_by_key(|(number, _)| *number);
-        Ok(ids
-            .into_iter()
-            .zip(outcomes.into_iter().map(|(_, outcome)| outcome))
-            .collect())
-    }
-
-    fn examine(&self, id: &SandboxId) -> Outcome {
-        let dir = &SlotDir::new(self.sandboxes, id);
-        let record = match dir.read(self.lifetime_of_note) {
-            Ok(record) => record,
-            Err(error) => {
-                // The former server was killed either before it recorded the VMM, which then has no guest yet, or while
-                // it ended the sandbox.
-                tracing::info!(dir = %dir.path().display(), %error, "removing a sandbox without a usable record");
-                self.shut_down(dir);
-                return Outcome::Swept;
-            }
-        };
-        let same_boot = record.host_boot_id == self.host_boot_id;
-        let vm = record.vmm.filter(|_| same_boot).and_then(Vm::adopt);
-        match (record.kept, vm) {
-            (Kept::Nobody, vm) => {
-                self.end(dir, vm);
-                Outcome::Swept
-            }
-            (Kept::Paused(mode), vm) => {
-                self.end(dir, vm);
-                paused(dir, record, mode)
-            }
-            (Kept::Running, Some(vm)) => match self.adopt(dir, id, record, vm) {
-                Ok(entry) => Outcome::Alive(Box::new(entry)),
-                Err(why) => Outcome::Lost(why),
-            },
-            (Kept::Running, None) => {
-                let why = if same_boot {
-                    host::last_words(&dir.stderr())
-                        .unwrap_or_else(|| "its VMM was killed".to_owned())
-                } else {
-                    "the host was rebooted".to_owned()
-                };
-                Outcome::Lost(why)
-            }
-        }
-    }
-
-    /// Asks the VMM at this slot's control socket to exit, because its process id is not recorded. There may be no VMM.
-    fn shut_down(&self, dir: &SlotDir) {
-        if let Ok(mut control) = ControlClient::connect(&dir.control(), Some(self.patience))
-            && let Err(error) = control.shutdown()
-        {
-            let why = api_types::guest_text(&model::chain(&error));
-            tracing::warn!(dir = %dir.path().display(), why, "a VMM does not answer the request to exit");
-        }
-    }
-
-    fn end(&self, dir: &SlotDir, vm: Option<Vm>) {
-        match vm {
-            Some(vm) => {
-                if let Err(error) = vm.end(END) {
-                    tracing::error!(dir = %dir.path().display(), %error, "a VMM does not exit after SIGKILL");
-                }
-            }
-            // There may be a VMM whose process is not in the record, if the former server was killed between starting
-            // the process and recording it.
-            None => self.shut_down(dir),
-        }
-    }
-
-    fn adopt(
-        &self,
-        dir: &SlotDir,
-        id: &SandboxId,
-        record: Record,
-        vm: Vm,
-    ) -> Result<Entry, String> {
-        match adopt_tap(id, &record, self.network).and_then(|()| self.go_on(dir)) {
-            Ok(()) => {}
-            Err(why) => {
-                self.end(dir, Some(vm));
-                return Err(why);
-            }
-        }
-        // These are the files of an unfinished pause, or of a pause that was resumed.
-        let _ = fs::remove_dir_all(dir.pause());
-        remove_drafts(dir);
-        let mut entry = Entry::new(
-            Slot::recovered(Stage::Running, record.lifetime),
-            dir.clone(),
-            record,
-        );
-        entry.pidfd = Some(vm.pidfd.clone());
-        entry.unwatched = Some(vm);
-        Ok(entry)
-    }
-
-    /// Resumes an adopted VM if it is paused, because the former server may have been killed while a snapshot was being
-    /// written. Returns an error if the VMM does not answer or its guest has exited.
-    fn go_on(&self, dir: &SlotDir) -> Result<(), String> {
-        let mut control = ControlClient::connect(&dir.control(), Some(self.patience))
-            .map_err(|e| format!("cannot connect to its VMM: {e}"))?;
-        let answer = |e| {
-            format!(
-                "its VMM does not answer: {}",
-                api_types::guest_text(&model::chain(&e))
-            )
-        };
-        let stats = control.stats().map_err(answer)?;
-        match stats.phase {
-            VmPhase::Running => Ok(()),
-            VmPhase::Paused => control.resume().map_err(answer),
-            VmPhase::Empty | VmPhase::Exited => Err("its guest exited".to_owned()),
-        }
-    }
-}
-
-fn paused(dir: &SlotDir, mut record: Record, mode: PauseMode) -> Outcome {
-    let file = match mode {
-        PauseMode::Memory => model::MANIFEST_NAME,
-        PauseMode::FilesystemOnly => template_file::LAYER,
-    };
-    if !dir.pause().join(file).exists() {
-        return Outcome::Lost("its snapshot is missing".to_owned());
-    }
-    record.vmm = None;
-    record.tap = None;
-    Outcome::Alive(Box::new(Entry::new(
-        Slot::recovered(Stage::Paused(mode), record.lifetime),
-        dir.clone(),
-        record,
-    )))
-}
-
-/// Removes incomplete snapshots of the former server. No other server can be writing one, because this server holds the
-/// lock of the state directory.
-fn remove_drafts(dir: &SlotDir) {
-    for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(".pause.") {
-            // If this fails, the files are removed with the sandbox's directory.
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
-/// Puts the record's policy in force at the TAP of an adopted VM. On an error the caller ends the sandbox, because its
-/// traffic would not be filtered.
-fn adopt_tap(id: &SandboxId, record: &Record, network: Option<&Isolation>) -> Result<(), String> {
-    match (record.tap, network) {
-        (None, _) => Ok(()),
-        (Some(_), None) => {
-            Err("it has a network, and this server is configured without one".to_owned())
-        }
-        (Some(tap), Some(network)) => network
-            .adopt(tap, id, &record.policy)
-            .map_err(|e| model::chain(&e)),
     }
 }

@@ -15,6 +15,8 @@
 //!                                            ▲                         │
 //!                                            └─────────────────────────┘
 //!
+//!  found by a new server:  Adopting ─► Running          AdoptingPaused ─► Paused
+//!
 //!  from every stage: kill, deadline, a failed job, the exit of the VM ─► Ending ─► removed
 //! ```
 //!
@@ -69,6 +71,11 @@ pub(crate) enum Stage {
     Snapshotting,
     /// The paused sandbox's files are being linked into a template.
     SnapshottingPaused(PauseMode),
+    /// A new server has found the sandbox, with a VM that the former server left running. The VM's network and its VMM
+    /// are being verified, or wait for their turn.
+    Adopting,
+    /// A new server has found the sandbox on disk, and a process of the former server beside it, which is being ended.
+    AdoptingPaused(PauseMode),
     /// The slot is to be removed.
     Ending,
 }
@@ -101,6 +108,8 @@ pub(crate) enum Event {
     Snapshot,
     /// The snapshot's job ended, successfully or not. A running VM continues.
     SnapshotDone,
+    /// The job of the adoption ended: the sandbox may be used.
+    Adopted,
     /// A job failed, and the slot must end. A failed fill or cold start leaves no VM.
     Failed,
     /// The VM process exited.
@@ -156,11 +165,14 @@ pub(crate) struct Effects {
 pub(crate) struct Unexpected;
 
 impl Slot {
-    /// A new slot. In [`Stage::Filling`] and [`Stage::Starting`] its job has begun.
+    /// A new slot. In stages with a job, the job has begun.
     pub(crate) fn new(stage: Stage) -> Self {
         Self {
             stage,
-            job: matches!(stage, Stage::Filling | Stage::Starting),
+            job: matches!(
+                stage,
+                Stage::Filling | Stage::Starting | Stage::Adopting | Stage::AdoptingPaused(_)
+            ),
             vm: false,
             writing: false,
             cleaning: false,
@@ -170,10 +182,10 @@ impl Slot {
         }
     }
 
-    /// A slot found in the state directory when the pool opened: either running with a VM, or paused.
+    /// A slot found in the state directory when the pool opened: with a VM that must be adopted, or paused.
     pub(crate) fn recovered(stage: Stage, lifetime: Lifetime) -> Self {
         Self {
-            vm: stage == Stage::Running,
+            vm: stage == Stage::Adopting,
             lifetime,
             ..Self::new(stage)
         }
@@ -189,10 +201,13 @@ impl Slot {
     pub(crate) fn state(&self) -> Option<SandboxState> {
         match self.stage {
             Stage::Filling | Stage::Warm | Stage::Starting | Stage::Ending => None,
-            Stage::Running | Stage::Pausing(_) | Stage::Stopping(_) | Stage::Snapshotting => {
-                Some(SandboxState::Running)
-            }
+            Stage::Running
+            | Stage::Pausing(_)
+            | Stage::Stopping(_)
+            | Stage::Snapshotting
+            | Stage::Adopting => Some(SandboxState::Running),
             Stage::Paused(mode)
+            | Stage::AdoptingPaused(mode)
             | Stage::ResumeQueued(mode)
             | Stage::Resuming(mode)
             | Stage::SnapshottingPaused(mode) => Some(SandboxState::Paused(mode)),
@@ -207,12 +222,14 @@ impl Slot {
             | Stage::Paused(_)
             | Stage::ResumeQueued(_)
             | Stage::Resuming(_)
-            | Stage::SnapshottingPaused(_) => true,
+            | Stage::SnapshottingPaused(_)
+            | Stage::AdoptingPaused(_) => true,
             Stage::Filling
             | Stage::Warm
             | Stage::Starting
             | Stage::Running
             | Stage::Snapshotting
+            | Stage::Adopting
             | Stage::Ending => false,
         }
     }
@@ -220,7 +237,10 @@ impl Slot {
     /// Whether the slot has a VM, or is about to have one, which takes host memory.
     pub(crate) fn takes_memory(&self) -> bool {
         match self.stage {
-            Stage::Paused(_) | Stage::ResumeQueued(_) | Stage::SnapshottingPaused(_) => false,
+            Stage::Paused(_)
+            | Stage::ResumeQueued(_)
+            | Stage::SnapshottingPaused(_)
+            | Stage::AdoptingPaused(_) => false,
             Stage::Ending => self.vm || self.job,
             Stage::Filling
             | Stage::Warm
@@ -229,7 +249,8 @@ impl Slot {
             | Stage::Pausing(_)
             | Stage::Stopping(_)
             | Stage::Resuming(_)
-            | Stage::Snapshotting => true,
+            | Stage::Snapshotting
+            | Stage::Adopting => true,
         }
     }
 
@@ -290,7 +311,8 @@ pub(crate) fn transition(
     let ends = next.stage == Stage::Ending;
     let clean = ends && !next.job && !next.vm && !next.writing && !next.cleaning;
     next.cleaning |= clean;
-    let kill_vm = next.vm && (ends || matches!(next.stage, Stage::Stopping(_)));
+    // A write under way could put the record back after the kill has removed it, so the kill waits for the write.
+    let kill_vm = next.vm && (ends && !next.writing || matches!(next.stage, Stage::Stopping(_)));
     check_invariants(next);
     let effects = Effects {
         kill_vm,
@@ -352,11 +374,19 @@ fn advance(slot: Slot, event: Event, now: UnixMs) -> Result<Slot, Unexpected> {
             next = ended(slot, S::Paused(mode), false)
         }
 
-        (S::Filling | S::Starting | S::Pausing(_) | S::Snapshotting, E::Failed) => {
+        (S::Adopting, E::Adopted) => {
+            let stage = if slot.vm { S::Running } else { S::Ending };
+            next = ended(slot, stage, slot.vm);
+        }
+        (S::AdoptingPaused(mode), E::Adopted) => next = ended(slot, S::Paused(mode), false),
+
+        (S::Filling | S::Starting | S::Pausing(_) | S::Snapshotting | S::Adopting, E::Failed) => {
             next = ended(slot, S::Ending, slot.vm);
         }
         // The job notices the exit, fails, and reports its failure as another event.
-        (S::Starting | S::Pausing(_) | S::Snapshotting, E::VmExited) if slot.vm => next.vm = false,
+        (S::Starting | S::Pausing(_) | S::Snapshotting | S::Adopting, E::VmExited) if slot.vm => {
+            next.vm = false;
+        }
         (S::Warm | S::Running, E::VmExited) => next = ended(slot, S::Ending, false),
         (S::Ending, _) => return advance_ending(slot, event),
         (_, E::Kill) => next.stage = S::Ending,
@@ -381,6 +411,7 @@ fn advance_ending(slot: Slot, event: Event) -> Result<Slot, Unexpected> {
         | E::PauseFailed
         | E::ResumeFailed(_)
         | E::SnapshotDone
+        | E::Adopted
         | E::Failed
             if slot.job =>
         {
@@ -424,9 +455,9 @@ pub(crate) fn check_invariants(slot: Slot) {
         ..
     } = slot;
     let fits = match stage {
-        S::Filling | S::Resuming(_) | S::SnapshottingPaused(_) => job && !vm,
+        S::Filling | S::Resuming(_) | S::SnapshottingPaused(_) | S::AdoptingPaused(_) => job && !vm,
         // The VM may exit while the job runs.
-        S::Starting | S::Pausing(_) | S::Snapshotting => job,
+        S::Starting | S::Pausing(_) | S::Snapshotting | S::Adopting => job,
         S::Warm | S::Running | S::Stopping(_) => vm && !job,
         S::Paused(_) | S::ResumeQueued(_) => !vm && !job,
         S::Ending => !cleaning || !(job || vm || writing),

@@ -197,7 +197,8 @@ pub enum PauseMode {
 /// Sandboxes that the state directory held when the pool was opened.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// Usable sandboxes: running ones, which were adopted, and paused ones.
+    /// Running sandboxes whose VMM process exists, and paused ones. A running one that cannot be adopted ends later;
+    /// [`Ended`] reports why.
     pub alive: Vec<Sandbox>,
     /// Leased sandboxes that are gone, with the reason.
     pub lost: Vec<(SandboxId, String)>,
@@ -207,8 +208,8 @@ pub struct Recovered {
 #[derive(Clone, Debug)]
 pub struct Ended {
     pub id: SandboxId,
-    /// Why it ended by itself, such as the last line of the VMM's standard error. `None` if a caller or the deadline
-    /// ended it.
+    /// Why it ended by itself, such as the last line of the VMM's standard error, or why it could not be adopted from a
+    /// former server. `None` if a caller or the deadline ended it.
     pub why: Option<String>,
 }
 
@@ -230,7 +231,7 @@ pub struct TemplateInfo {
     /// The sandbox from which a snapshot was made; it may have ended. `None` for other templates, and for snapshots
     /// made by servers that did not record it.
     pub source: Option<SandboxId>,
-    /// Number of creates, forks and resumes of its sandboxes since the pool was opened.
+    /// Number of creates and forks of its sandboxes since the pool was opened.
     pub spawned: u64,
     /// Present number of warm slots.
     pub warm: u32,

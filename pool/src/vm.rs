@@ -71,12 +71,21 @@ impl Vm {
     /// # Errors
     /// Returns `TimedOut` if the process does not exit within `timeout`.
     pub(crate) fn end(self, timeout: Duration) -> io::Result<()> {
+        self.stop(timeout)?;
+        self.reap()
+    }
+
+    /// Like [`Vm::end`], but leaves a child as a zombie.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Vm::end`].
+    pub(crate) fn stop(&self, timeout: Duration) -> io::Result<()> {
         kill(&self.pidfd);
         let bound = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, bound)? {
             0 => Err(io::Error::from(io::ErrorKind::TimedOut)),
-            _ => self.reap(),
+            _ => Ok(()),
         }
     }
 

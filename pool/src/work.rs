@@ -1,6 +1,7 @@
 //! The jobs that the driver starts, each for one slot. All jobs block and run on threads, except [`lease::serve`],
 //! which runs on a task. A job that fails kills every process that it started.
 
+pub(crate) mod adopt;
 pub(crate) mod lease;
 pub(crate) mod save;
 pub(crate) mod start;

@@ -1,13 +1,13 @@
-//! The server's own control group, `cube-<tag>-server`, beside the pool's group. It contains the process that opened
+//! The server's own control group, `cube-<tag>-server-<pid>`, beside the pool's group. It contains the process that opened
 //! the pool. A new VMM process is in it from its fork until it enters its VM's group, before it runs a guest; nothing
 //! that sandboxes use is charged to the server's group.
 //!
 //! A killed server leaves its group behind, and the memory of templates that VMMs still hold remains charged to it. The
-//! next server therefore replaces the group with a new one of the same name.
+//! next server therefore has a group of its own, and removes the former one as soon as no process is in it.
 
 use std::{fs, io, path::PathBuf};
 
-use super::{Controller, Groups, Version, make, remove_group};
+use super::{Controller, Groups, Hierarchy, Version, make, remove_group};
 
 const SUFFIX: &str = "-server";
 
@@ -24,7 +24,7 @@ impl Groups {
             return Ok(());
         };
         if let Err(error) = remove_group(&group) {
-            tracing::warn!(group = %group.display(), %error, "cannot replace the former server's cgroup: using it again");
+            tracing::warn!(group = %group.display(), %error, "cannot replace the cgroup of a former server: using it again");
         }
         self.held(&group, make(&group))?;
         let (file, value) = match version {
@@ -70,13 +70,42 @@ impl Groups {
         }
     }
 
+    /// Removes the groups of former servers. A group that still has a process is left to the next server.
+    pub(crate) fn remove_former_servers(&self) {
+        let Some((_, group)) = self.server_group() else {
+            return;
+        };
+        let (Some(dir), Some(name)) = (group.parent(), self.server_prefix()) else {
+            return;
+        };
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let is_server = entry.file_name().to_string_lossy().starts_with(&name);
+            if is_server && entry.path() != group {
+                // A file cannot be removed this way, so only groups are.
+                if let Err(error) = remove_group(&entry.path()) {
+                    tracing::info!(group = %entry.path().display(), %error, "cannot remove the cgroup of a former server yet");
+                }
+            }
+        }
+    }
+
     /// Version and path of the server's group; `None` if the host has no cgroup controller for memory.
     fn server_group(&self) -> Option<(Version, PathBuf)> {
-        let mut all = self.hierarchies.iter();
-        let memory = all.find(|h| h.controllers.contains(&Controller::Memory))?;
-        let mut name = memory.group.file_name()?.to_owned();
-        name.push(SUFFIX);
+        let memory = self.memory()?;
+        let name = format!("{}-{}", self.server_prefix()?, std::process::id());
         Some((memory.version, memory.group.with_file_name(name)))
+    }
+
+    /// The beginning of the names of all servers' groups for this state directory.
+    fn server_prefix(&self) -> Option<String> {
+        let name = self.memory()?.group.file_name()?.to_string_lossy();
+        Some(format!("{name}{SUFFIX}"))
+    }
+
+    /// The hierarchy with the memory controller.
+    fn memory(&self) -> Option<&Hierarchy> {
+        let mut all = self.hierarchies.iter();
+        all.find(|h| h.controllers.contains(&Controller::Memory))
     }
 }
 
@@ -97,7 +126,9 @@ mod tests {
             let mut groups = groups(version);
             groups.hierarchies[0].group = dir.path().join("cube-a");
             groups.enter_as_server(7 << 20).unwrap();
-            let own = dir.path().join("cube-a-server");
+            let own = dir
+                .path()
+                .join(format!("cube-a-server-{}", std::process::id()));
             let read = |file: &str| fs::read_to_string(own.join(file)).unwrap();
             assert_eq!(read(file), (7 << 20).to_string());
             assert_eq!(read("cgroup.procs"), std::process::id().to_string());

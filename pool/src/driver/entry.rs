@@ -68,7 +68,7 @@ pub(crate) struct Entry {
     pub(crate) record: Record,
     pub(crate) timeline: Timeline,
     pub(crate) pidfd: Option<Arc<OwnedFd>>,
-    /// An adopted VM that is not watched yet.
+    /// The VM of a former server, until it is watched or, beside a paused sandbox, ended.
     pub(crate) unwatched: Option<Vm>,
     pub(crate) lines: Option<Lines>,
     pub(crate) serving: Option<Serving>,
@@ -112,6 +112,15 @@ impl Entry {
             events: VecDeque::new(),
             generation: 0,
             vm_since: 0,
+        }
+    }
+
+    /// A slot that was found in the state directory, with the VM that the former server left running, if any.
+    pub(crate) fn recovered(slot: Slot, dir: SlotDir, record: Record, vm: Option<Vm>) -> Self {
+        Self {
+            pidfd: vm.as_ref().map(|vm| Arc::clone(&vm.pidfd)),
+            unwatched: vm,
+            ..Self::new(slot, dir, record)
         }
     }
 

@@ -12,9 +12,11 @@ use crate::{
     message::{Answer, Report, SnapshotFor},
     network,
     record::{Durability, Record, SlotDir},
+    recover::Leftovers,
     vm::Vm,
     work::{
         self,
+        adopt::{AdoptPausedPlan, AdoptPlan},
         lease::{LeasePlan, Lines, serve},
         save::{PausePlan, SnapshotPlan},
         start::StartPlan,
@@ -52,6 +54,27 @@ impl Jobs {
         let reporter = self.reporter.clone();
         spawn_blocking(move || {
             let _ = reporter.send(work());
+        });
+    }
+
+    pub(super) fn adopt(&self, plan: AdoptPlan) {
+        self.run(move || Report::Adopted(plan.id.clone(), plan.run()));
+    }
+
+    pub(super) fn adopt_paused(&self, plan: AdoptPausedPlan) {
+        self.run(move || {
+            let id = plan.id.clone();
+            plan.run();
+            Report::Adopted(id, Ok(None))
+        });
+    }
+
+    /// Removes what a former server left.
+    pub(super) fn sweep(&self, leftovers: Leftovers) {
+        let (groups, patience) = (Arc::clone(&self.groups), self.config.start_timeout);
+        self.run(move || {
+            leftovers.sweep(&groups, patience);
+            Report::Swept
         });
     }
 

@@ -183,11 +183,19 @@ impl Driver {
             &self.disks,
             host::monotonic_ns(),
         );
-        let has_vm = |s| matches!(s, Stage::Running | Stage::Pausing(_) | Stage::Snapshotting);
+        let has_vm = |s| {
+            matches!(
+                s,
+                Stage::Running | Stage::Pausing(_) | Stage::Snapshotting | Stage::Adopting
+            )
+        };
         let is_on_disk = |s| {
             matches!(
                 s,
-                Stage::Paused(_) | Stage::ResumeQueued(_) | Stage::SnapshottingPaused(_)
+                Stage::Paused(_)
+                    | Stage::ResumeQueued(_)
+                    | Stage::SnapshottingPaused(_)
+                    | Stage::AdoptingPaused(_)
             )
         };
         PoolStats {

@@ -35,6 +35,8 @@ impl Driver {
                 let _ = self.event(&id, Event::Cleaned);
             }
             Report::Released(counters) => network::add(&mut self.counters.network, &counters),
+            Report::Adopted(id, result) => self.adopted(&id, result),
+            Report::Swept => self.adoptions.swept(),
             Report::Loaded(template, loaded) => self.loaded(&template, loaded),
             Report::Unclaimed(id) => {
                 tracing::warn!(sandbox = %id, "the caller went away before it had its sandbox; ending the sandbox");
@@ -119,7 +121,7 @@ impl Driver {
             return;
         };
         if let Some(t) = self.templates.get_mut(&entry.record.template.id) {
-            t.info.spawned += 1;
+            t.info.spawned += u64::from(matches!(entry.serving, Some(Serving::New(_))));
             t.wanted = true;
         }
         match entry.serving.take() {

@@ -347,7 +347,7 @@ impl Driver {
             .config
             .state
             .join(crate::FORKS)
-            .join(self.forks.to_string());
+            .join(format!("{}-{}", self.forks_name, self.forks));
         let purpose = SnapshotFor::Forks(Arc::new(ForkSnapshot::new(dir.clone())));
         let request = SandboxRequest::Fork {
             specs,

@@ -69,7 +69,9 @@ impl Disks {
     /// Bytes that are set aside for the layer of this slot.
     fn to_grow(&self, entry: &Entry) -> u64 {
         match entry.slot.stage {
-            Stage::Running | Stage::Starting | Stage::Resuming(_) => self.layer_share,
+            Stage::Running | Stage::Starting | Stage::Resuming(_) | Stage::Adopting => {
+                self.layer_share
+            }
             _ => 0,
         }
     }

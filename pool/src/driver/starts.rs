@@ -346,6 +346,9 @@ impl Driver {
         loop {
             self.stock.review(&mut self.templates, &self.slots);
             let now_ns = host::monotonic_ns();
+            if self.adoptions.is_urgent(now_ns) {
+                return;
+            }
             let Some(template) = self.stock.next_fill(&self.templates, now_ns) else {
                 return;
             };

@@ -96,7 +96,9 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
         (S::Running | S::Snapshotting, O::Reach) if lifetime.end_at <= now => {
             Err(Refusal::NotFound)
         }
-        (S::Running, O::Connect(Wake::Resume { .. })) => Err(Refusal::AlreadyRunning),
+        (S::Running | S::Snapshotting, O::Connect(Wake::Resume { .. })) => {
+            Err(Refusal::AlreadyRunning)
+        }
         // The record is written by one writer at a time.
         (S::Running | S::Snapshotting, O::SetPolicy) if slot.writing => Ok(Next::Wait),
         // A sandbox stays usable while a snapshot of it is written.
@@ -109,7 +111,8 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
         },
         (S::Running, O::Pause(mode)) => Ok(pause(slot, mode)),
         (S::Running, O::Snapshot | O::Fork) => Ok(Next::Begin(Event::Snapshot)),
-        (S::Running | S::Paused(_), O::Kill) => Ok(Next::Begin(Event::Kill)),
+        // A VMM that is being adopted may not answer for a long time; ending it needs no answer.
+        (S::Running | S::Paused(_) | S::Adopting, O::Kill) => Ok(Next::Begin(Event::Kill)),
 
         (S::Paused(PauseMode::Memory), O::Connect(Wake::ConnectColdBoot)) => Err(Refusal::ColdBoot),
         (S::Paused(_), O::Connect(_)) => Ok(Next::Begin(Event::QueueResume)),
@@ -137,7 +140,9 @@ pub(crate) fn decide(slot: &Slot, operation: Operation, now: UnixMs) -> Result<N
             | S::ResumeQueued(_)
             | S::Resuming(_)
             | S::Snapshotting
-            | S::SnapshottingPaused(_),
+            | S::SnapshottingPaused(_)
+            | S::Adopting
+            | S::AdoptingPaused(_),
             _,
         ) => Ok(Next::Wait),
     }

@@ -45,6 +45,8 @@ fn ends_of(stage: Stage, had_vm: bool) -> Vec<Event> {
         ],
         S::Snapshotting => vec![E::SnapshotDone, E::Failed],
         S::SnapshottingPaused(_) => vec![E::SnapshotDone],
+        S::Adopting => vec![E::Adopted, E::Failed],
+        S::AdoptingPaused(_) => vec![E::Adopted],
         S::Warm | S::Running | S::Stopping(_) | S::Paused(_) | S::ResumeQueued(_) | S::Ending => {
             Vec::new()
         }
@@ -53,18 +55,15 @@ fn ends_of(stage: Stage, had_vm: bool) -> Vec<Event> {
 
 impl World {
     fn new(stage: Stage, lifetime: Lifetime) -> Self {
-        let slot = Slot {
-            lifetime,
-            ..Slot::new(stage)
-        };
+        let slot = Slot::recovered(stage, lifetime);
         Self {
             slot,
             now: 0,
-            job: ends_of(stage, false),
-            vm: false,
+            job: ends_of(stage, slot.vm),
+            vm: slot.vm,
             writing: false,
             dir: true,
-            ever_leased: stage == Stage::Starting,
+            ever_leased: stage != Stage::Filling,
             removed: false,
         }
     }
@@ -103,7 +102,7 @@ impl World {
         self.ever_leased |= next.stage == Stage::Starting;
         assert!(!(self.ever_leased && next.stage == Stage::Warm));
         let is_unwanted = matches!(next.stage, Stage::Ending | Stage::Stopping(_));
-        assert!(!(is_unwanted && next.vm) || effects.kill_vm);
+        assert_eq!(effects.kill_vm, is_unwanted && next.vm && !next.writing);
         self.slot = next;
         self.removed = effects.remove;
     }
@@ -243,11 +242,15 @@ proptest! {
     /// slot in a few steps.
     #[test]
     fn every_life_can_be_ended_and_leaves_nothing(
-        cold: bool,
+        stage in prop::sample::select(vec![
+            Stage::Filling,
+            Stage::Starting,
+            Stage::Adopting,
+            Stage::AdoptingPaused(PauseMode::Memory),
+        ]),
         lifetime in lifetimes(),
         steps in prop::collection::vec(steps(), 0..80),
     ) {
-        let stage = if cold { Stage::Starting } else { Stage::Filling };
         let mut world = World::new(stage, lifetime);
         for step in steps {
             world.step(step);
@@ -367,12 +370,13 @@ fn a_sandbox_stays_in_use_during_its_snapshot() {
     for operation in [
         Operation::Reach,
         Operation::Connect(Wake::Connect),
-        Operation::Connect(Wake::Resume { auto_pause: None }),
         Operation::SetTimeout,
         Operation::SetPolicy,
     ] {
         assert_eq!(world.request(operation), Ok(Next::Grant), "{operation:?}");
     }
+    let resume = Operation::Connect(Wake::Resume { auto_pause: None });
+    assert_eq!(world.request(resume), Err(Refusal::AlreadyRunning));
     for operation in [
         Operation::Kill,
         Operation::Expire,
@@ -382,6 +386,47 @@ fn a_sandbox_stays_in_use_during_its_snapshot() {
     ] {
         assert_eq!(world.request(operation), Ok(Next::Wait), "{operation:?}");
     }
+}
+
+#[test]
+fn requests_for_a_sandbox_of_a_former_server_wait_until_it_is_verified() {
+    for (stage, end) in [
+        (Stage::Adopting, Stage::Running),
+        (
+            Stage::AdoptingPaused(PauseMode::Memory),
+            Stage::Paused(PauseMode::Memory),
+        ),
+    ] {
+        let mut world = World::new(stage, WAKES);
+        for operation in [
+            Operation::Reach,
+            Operation::Connect(Wake::Connect),
+            Operation::SetTimeout,
+            Operation::SetPolicy,
+            Operation::Fork,
+            Operation::Pause(PauseMode::Memory),
+        ] {
+            assert_eq!(world.request(operation), Ok(Next::Wait), "{operation:?}");
+        }
+        world.now = WAKES.end_at;
+        assert_eq!(world.slot.due(), None);
+        world.apply(Event::Adopted);
+        assert_eq!(world.slot.stage, end);
+    }
+    // A VMM that does not answer delays neither a kill nor the end after a failure.
+    let mut silent = World::new(Stage::Adopting, ENDS);
+    assert_eq!(
+        silent.request(Operation::Kill),
+        Ok(Next::Begin(Event::Kill))
+    );
+    let mut lost = World::new(Stage::Adopting, ENDS);
+    lost.apply(Event::Failed);
+    assert_eq!(lost.slot.stage, Stage::Ending);
+    // The VM may exit before it is verified.
+    let mut dead = World::new(Stage::Adopting, ENDS);
+    dead.apply(Event::VmExited);
+    dead.apply(Event::Adopted);
+    assert_eq!(dead.slot.stage, Stage::Ending);
 }
 
 #[test]

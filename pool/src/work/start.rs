@@ -395,6 +395,13 @@ impl StartPlan {
         let failed = |e| WorkError::Io("write the sandbox's record", e);
         self.record.vmm = Some(name);
         self.record.kept = Kept::Running;
+        if matches!(self.purpose, Purpose::GoOn) {
+            // The record still has the time of the pause. If the server is killed before it records the new deadline,
+            // the next server must not end the sandbox because of that time.
+            let mut lifetime = self.record.lifetime;
+            lifetime.set(host::unix_ms(), lifetime.resume_timeout_s());
+            self.record.lifetime.end_at = lifetime.end_at;
+        }
         self.dir
             .write(&self.record, Durability::Process)
             .map_err(failed)?;

@@ -61,35 +61,45 @@ pub(crate) fn kvm_what_does_not_fit_is_refused() {
     });
 }
 
-/// Returns how long a pool takes to open if it finds `count` VMMs that do not answer, all of which it ends.
-async fn opened_beside_silent(count: usize) -> Duration {
+/// Returns how long a pool takes to end `count` VMMs that do not answer. Meanwhile it serves a sandbox that answers.
+async fn ended_silent(count: usize) -> Duration {
     let state = State::new();
     let pool = open(&state, 0).await;
     let mut silent = Vec::new();
     for _ in 0..count {
         silent.push(pool.create(spec()).await.expect("a sandbox").id);
     }
+    let silent_pids = state.processes();
+    let speaking = pool.create(spec()).await.expect("a sandbox").id;
     pool.close(OnClose::Keep).await;
-    for pid in state.processes() {
+    for pid in silent_pids {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).expect("a VMM");
     }
     let mut impatient = config(&state.0, 0);
     impatient.start_timeout = Duration::from_secs(3);
     let began = Instant::now();
-    let (pool, recovered, _) = Pool::open(impatient).await.expect("a pool");
+    let (pool, recovered, mut ended) = Pool::open(impatient).await.expect("a pool");
+    assert!(recovered.lost.is_empty());
+    // Clients see all of them until they are known to be lost, and a silent VMM delays no other sandbox.
+    assert_eq!(pool.list().await.expect("a list").len(), count + 1);
+    let sandbox = pool.reach(&speaking).await.expect("the sandbox");
+    assert_eq!(sh(&sandbox, "echo served").await, "served");
+    assert!(
+        ended.try_recv().is_err(),
+        "served after the silent VMMs were ended"
+    );
+    let mut lost = Vec::new();
+    for _ in 0..count {
+        let end = ended.recv().await.expect("an end");
+        let why = end.why.expect("a reason");
+        assert!(why.contains("does not answer"), "{}: {why}", end.id);
+        lost.push(end.id);
+    }
     let took = began.elapsed();
-    assert!(recovered.alive.is_empty());
-    let mut lost = recovered.lost;
     lost.sort();
     silent.sort();
-    for (id, why) in &lost {
-        assert!(why.contains("does not answer"), "{id}: {why}");
-    }
-    assert_eq!(
-        lost.into_iter().map(|(id, _)| id).collect::<Vec<_>>(),
-        silent
-    );
+    assert_eq!(lost, silent);
     pool.close(OnClose::Kill).await;
     state.assert_clean();
     took
@@ -97,8 +107,8 @@ async fn opened_beside_silent(count: usize) -> Duration {
 
 pub(crate) fn kvm_silent_vmms_are_waited_for_together() {
     run(async {
-        let one = opened_beside_silent(1).await;
-        let three = opened_beside_silent(3).await;
+        let one = ended_silent(1).await;
+        let three = ended_silent(3).await;
         assert!(three < 2 * one, "{three:?} for three, {one:?} for one");
     });
 }
@@ -316,22 +326,29 @@ pub(crate) fn kvm_a_server_is_killed_at_any_moment() {
             let lines = out.lines().take(3 + dice.roll(25)).count();
             server.kill().expect("a kill");
             server.wait().expect("its end");
-            let (pool, recovered, _ended) = Pool::open(config(&state.0, 0)).await.expect("a pool");
+            let (pool, recovered, mut ended) =
+                Pool::open(config(&state.0, 0)).await.expect("a pool");
             println!("{round}: {lines} lines, {} alive", recovered.alive.len());
             assert!(recovered.lost.is_empty(), "{:?}", recovered.lost);
             let mut pids = Vec::new();
             for found in recovered.alive {
                 let sandbox = match found.state {
-                    SandboxState::Running => found,
+                    SandboxState::Running => match pool.reach(&found.id).await {
+                        Ok(sandbox) => sandbox,
+                        Err(e) => panic!("not adopted: {e} {:?}", ended.recv().await),
+                    },
                     SandboxState::Paused(_) => resume(&pool, &found.id).await.expect("a resume"),
                 };
                 assert_eq!(sh(&sandbox, "hostname").await, sandbox.id.as_str());
                 pids.push(sandbox.pid);
             }
             pids.sort_unstable();
-            let mut processes = state.processes();
-            processes.sort_unstable();
-            assert_eq!(processes, pids, "VMMs without a sandbox");
+            until("VMMs without a sandbox end", async || {
+                let mut processes = state.processes();
+                processes.sort_unstable();
+                (processes == pids).then_some(())
+            })
+            .await;
             // The next server adopts the sandboxes that run now.
             pool.close(OnClose::Keep).await;
         }

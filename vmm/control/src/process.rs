@@ -451,13 +451,14 @@ impl VmProcess {
             source,
         };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        // Must precede the spawn: after an error no process may be left that nothing reaps.
+        let control = ControlClient::new(ours, timeout).map_err(failed)?;
         let child = confined(program, VmUser::of_this_process())
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(log.map_or_else(Stdio::inherit, Stdio::from))
             .spawn()
             .map_err(failed)?;
-        let control = ControlClient::new(ours, timeout).map_err(failed)?;
         Ok(Self { child, control })
     }
 

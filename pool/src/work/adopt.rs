@@ -1,0 +1,105 @@
+//! The adoption of a sandbox that a former server left. A running sandbox is verified before its first request is
+//! served: its network enforces the recorded policy, and its VMM answers. What is left beside a paused sandbox is ended.
+
+use std::{fs, sync::Arc, time::Duration};
+
+use api_types::guest_text;
+use model::{SandboxId, chain};
+use netisolation::{Isolation, Policy, TapIndex};
+use vmm_control::{ControlClient, VmPhase};
+
+use crate::{
+    cgroup::Groups,
+    host,
+    record::SlotDir,
+    recover::{end, sweep_group},
+    vm::Vm,
+};
+
+/// The adoption of a running sandbox.
+#[derive(Debug)]
+pub(crate) struct AdoptPlan {
+    pub(crate) id: SandboxId,
+    pub(crate) dir: SlotDir,
+    /// Process id of the VMM.
+    pub(crate) pid: u32,
+    pub(crate) tap: Option<TapIndex>,
+    pub(crate) policy: Policy,
+    pub(crate) network: Option<Isolation>,
+    /// Limit for each answer of the VMM. On a host with a slow or full disk, an answer takes seconds.
+    pub(crate) patience: Duration,
+}
+
+impl AdoptPlan {
+    /// Returns the VMM's private memory in bytes, or `None` if that cannot be read.
+    ///
+    /// # Errors
+    /// Returns why the sandbox cannot go on. The driver must then end it, because its traffic may not be filtered or its
+    /// VM is not under control.
+    pub(crate) fn run(self) -> Result<Option<u64>, String> {
+        self.adopt_tap()?;
+        self.go_on()?;
+        // These are the files of an unfinished pause, or of a pause that was resumed.
+        let _ = fs::remove_dir_all(self.dir.pause());
+        remove_drafts(&self.dir);
+        Ok(host::private_bytes(self.pid))
+    }
+
+    /// Puts the record's policy in force at the TAP, and reads it back.
+    fn adopt_tap(&self) -> Result<(), String> {
+        match (self.tap, &self.network) {
+            (None, _) => Ok(()),
+            (Some(_), None) => {
+                Err("it has a network, and this server is configured without one".to_owned())
+            }
+            (Some(tap), Some(network)) => network
+                .adopt(tap, &self.id, &self.policy)
+                .map_err(|e| chain(&e)),
+        }
+    }
+
+    /// Resumes the VM if it is paused, because the former server may have been killed while a snapshot was being
+    /// written. Returns an error if the VMM does not answer or its guest has exited.
+    fn go_on(&self) -> Result<(), String> {
+        let mut control = ControlClient::connect(&self.dir.control(), Some(self.patience))
+            .map_err(|e| format!("cannot connect to its VMM: {e}"))?;
+        let answer = |e| format!("its VMM does not answer: {}", guest_text(&chain(&e)));
+        let stats = control.stats().map_err(answer)?;
+        match stats.phase {
+            VmPhase::Running => Ok(()),
+            VmPhase::Paused => control.resume().map_err(answer),
+            VmPhase::Empty | VmPhase::Exited => Err("its guest exited".to_owned()),
+        }
+    }
+}
+
+/// Removes incomplete snapshots of the former server. No other server can be writing one, because this server holds the
+/// lock of the state directory.
+fn remove_drafts(dir: &SlotDir) {
+    for entry in fs::read_dir(dir.path()).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(".pause.") {
+            // If this fails, the files are removed with the sandbox's directory.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// The adoption of a paused sandbox beside which the former server left a process or a control group.
+#[derive(Debug)]
+pub(crate) struct AdoptPausedPlan {
+    pub(crate) id: SandboxId,
+    pub(crate) dir: SlotDir,
+    /// The recorded VMM, if it still runs.
+    pub(crate) vm: Option<Vm>,
+    pub(crate) groups: Arc<Groups>,
+    /// Limit for the answer of a VMM that is not recorded.
+    pub(crate) patience: Duration,
+}
+
+impl AdoptPausedPlan {
+    /// Ends the process and removes the group, so that a resume finds neither. A failure is logged.
+    pub(crate) fn run(self) {
+        end(&self.dir, self.vm.as_ref(), self.patience);
+        sweep_group(&self.groups, self.id.as_str());
+    }
+}
