@@ -74,6 +74,8 @@ pub(crate) struct Driver {
     forks: u64,
     /// The beginning of these names, which former servers did not use: their directories are still being removed.
     forks_name: String,
+    /// Number of templates that are being written to disk.
+    publishing: u32,
     stopping: Stopping,
     /// Whether something has changed that may let a start or a fill begin.
     look_again: bool,
@@ -144,6 +146,7 @@ impl Driver {
             counters: PoolStats::default(),
             forks: 0,
             forks_name: format!("{:x}", host::unix_ns()),
+            publishing: 0,
             stopping: Stopping::default(),
             look_again: true,
             lock: setup.lock,
@@ -283,8 +286,12 @@ impl Driver {
         }
         if effects.clean {
             entry.lines = None;
-            self.jobs
-                .clean(id.clone(), entry.dir.clone(), &mut entry.record);
+            self.jobs.clean(
+                id.clone(),
+                entry.dir.clone(),
+                entry.durability(),
+                &mut entry.record,
+            );
         }
         if effects.remove
             && let Some(entry) = self.slots.remove(id)
@@ -321,6 +328,7 @@ impl Driver {
         let mut slots = self.slots.values();
         let is_done = match self.stopping.closing {
             None => false,
+            Some(_) if self.publishing > 0 => false,
             Some(OnClose::Keep) => slots.all(|e| e.slot.is_settled()),
             Some(OnClose::Kill) => slots.next().is_none(),
         };

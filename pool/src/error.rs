@@ -1,6 +1,6 @@
 //! Errors of the pool.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use model::SandboxId;
 
@@ -58,6 +58,17 @@ pub enum PoolError {
 }
 
 impl PoolError {
+    /// The error of a file operation; `what` is what it was for.
+    pub(crate) fn of_disk(what: &'static str, error: &io::Error) -> Self {
+        if is_full(error) {
+            return Self::NoSpace(format!("{what}: {error}"));
+        }
+        Self::Failed {
+            what,
+            why: error.to_string(),
+        }
+    }
+
     pub(crate) fn not_found(id: &SandboxId) -> Self {
         Self::Refused(id.clone(), Refusal::NotFound)
     }
@@ -67,4 +78,12 @@ impl PoolError {
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused(_, Refusal::NotFound))
     }
+}
+
+/// Whether an operation failed because a disk or a quota is full.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }

@@ -22,6 +22,7 @@
 
 mod cgroup;
 mod driver;
+mod durable;
 mod error;
 mod host;
 mod lifetime;
@@ -62,8 +63,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     cgroup::Groups,
     driver::{Driver, Setup},
+    durable::{private_dir, sync_dir},
     message::{Answer, Request, SandboxRequest},
-    record::private_dir,
     recover::Found,
     store::Store,
     templates::Templates,
@@ -139,6 +140,11 @@ impl Opened {
         let state = &config.state;
         for dir in [SANDBOXES, TEMPLATES, FORKS] {
             private_dir(&state.join(dir))?;
+        }
+        // What is synced below a directory is lost with it if its own name is not on disk.
+        sync_dir(state)?;
+        if let Some(parent) = state.canonicalize()?.parent() {
+            sync_dir(parent)?;
         }
         let host_boot_id = host::boot_id()?;
         let total = host::meminfo("MemTotal");

@@ -12,6 +12,7 @@ use crate::{
     Usage,
     slot::{Operation, Wake},
     spec::{OnClose, TimeoutChange},
+    templates::TakenNames,
     work::{
         WorkError,
         lease::Served,
@@ -149,12 +150,17 @@ pub(crate) enum Report {
     Leased(SandboxId, Result<Box<Served>, WorkError>),
     Paused(SandboxId, Box<PauseOutcome>),
     Snapshotted(SandboxId, SnapshotFor, Result<(), SnapshotFailed>),
-    /// A write of the record ended.
+    /// The record was written, or could not be written.
     Written(SandboxId, std::io::Result<()>),
+    /// The job that wrote the record ended, after it removed the pause from which the sandbox was resumed.
+    WriteEnded(SandboxId, std::io::Result<()>),
     /// The VM process of the slot exited.
     VmExited(SandboxId),
-    /// The slot's directory and control group were removed, or a failure to remove them was logged.
-    Cleaned(SandboxId),
+    /// The slot's directory and control group were removed, or a failure to remove them was logged. An error means that
+    /// its record could not be removed.
+    Cleaned(SandboxId, std::io::Result<()>),
+    /// A template was written to disk or not.
+    Published(Published),
     /// A TAP was released; these are its last counters.
     Released(Counters),
     /// A template's memory was loaded into huge pages, or loading failed for this reason.
@@ -166,6 +172,16 @@ pub(crate) enum Report {
     Swept,
     /// The caller of a create or fork went away.
     Unclaimed(SandboxId),
+}
+
+/// A new template whose record was written, or could not be written.
+#[derive(Debug)]
+pub(crate) struct Published {
+    pub(crate) template: TemplateInfo,
+    /// The names that it took from other templates.
+    pub(crate) taken: TakenNames,
+    pub(crate) written: std::io::Result<()>,
+    pub(crate) answer: Answer<TemplateInfo>,
 }
 
 /// The purpose of a snapshot.

@@ -4,18 +4,21 @@
 //! sandboxes/<id>/record.json   the record; replaced by a rename
 //!                note          only from servers of record version 1: the caller's note
 //!                control.sock  vsock.sock  console.log  vmm.stderr
-//!                pause/        the snapshot of a paused sandbox
+//!                pause/        the snapshot of a paused sandbox, and its record at the time of the pause
 //! ```
 //! A renamed file is in the page cache and survives SIGKILL of this process. A crash of the host ends every VM, so only
-//! the record of a *paused* sandbox is synced to disk. Order of writes: a VM's process is recorded before it runs a
-//! guest, so that no guest runs without a record; a pause is recorded after its snapshot is complete and before the VM
-//! is killed, so that the record never names a snapshot that does not exist; and when a sandbox ends, its record is
-//! removed before anything else.
+//! a pause is synced to disk. Order of writes: a VM's process is recorded before it runs a guest, so that no guest runs
+//! without a record; a pause is recorded after its snapshot is complete and before the VM is killed, so that the record
+//! never names a snapshot that does not exist; and when a sandbox ends, its record is removed before anything else.
+//!
+//! The record that a pause writes is one file with two names, `record.json` and `pause/record.json`. Later records
+//! replace only the first name, without a sync. If the host crashes then and leaves a torn `record.json`, the record of
+//! the pause still exists. `docs/durability.md` lists the order of all writes.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -27,6 +30,7 @@ use netisolation::{Policy, TapIndex};
 use vmm_control::files::Lineage;
 
 use crate::{
+    durable::{self, Durability, read_bounded, remove_file, replace, sync_dir, sync_files},
     lifetime::Lifetime,
     spec::{CreateSpec, Init, PauseMode, TemplateInfo},
 };
@@ -34,8 +38,10 @@ use crate::{
 /// The version that is written. Version 1 can still be read; it has the note in a file of its own, and the lifetime in
 /// the note.
 const VERSION: u32 = 2;
-const RECORD: &str = "record.json";
+pub(crate) const RECORD: &str = "record.json";
 const NOTE: &str = "note";
+/// Directory beside that of the sandboxes, for directories whose record is damaged.
+pub(crate) const DAMAGED: &str = "damaged";
 /// Maximum length of a record or note that is read, in bytes.
 const MAX_RECORD: u64 = 4 << 20;
 
@@ -185,13 +191,30 @@ impl Record {
     }
 }
 
-/// The kind of crash that a write must survive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Durability {
-    /// A crash of this process.
-    Process,
-    /// Also a crash of the host: the file is synced, which is slow.
-    Host,
+/// The contents of a sandbox's directory.
+#[derive(Debug)]
+pub(crate) enum Contents {
+    Record(Box<Record>),
+    /// There is no record: the sandbox was killed, or its first record was not written yet.
+    Nothing,
+    /// The record is damaged, for this reason, and there is no pause. The sandbox cannot have been paused: it ran, or
+    /// was a warm slot, when the host crashed.
+    Torn(String),
+    /// The record is damaged, for this reason, and there is a pause that may be a caller's data.
+    Damaged(String),
+    /// The record cannot be read, or has a version that this program does not know, for this reason.
+    Unusable(String),
+}
+
+/// Why a record was not read.
+#[derive(Debug, thiserror::Error)]
+enum Unread {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("it has version {0}, and this program knows version 1 to {VERSION}")]
+    Version(u32),
+    #[error("it is damaged: {0}")]
+    Damaged(String),
 }
 
 /// The path of one sandbox's directory. Dropping it removes nothing.
@@ -233,7 +256,13 @@ impl SlotDir {
 
     /// Removes the record, so that the next server removes the sandbox. A missing record is not an error.
     pub(crate) fn disown(&self) -> io::Result<()> {
-        match fs::remove_file(self.0.join(RECORD)) {
+        remove_file(&self.0.join(RECORD))
+    }
+
+    /// Makes the removal of the record survive a crash of the host. Must follow a removal if the host may have the
+    /// record of a pause on disk. A missing directory is not an error.
+    pub(crate) fn sync_removal(&self) -> io::Result<()> {
+        match sync_dir(&self.0) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
         }
@@ -242,10 +271,20 @@ impl SlotDir {
     /// Removes the record, then the directory. A missing directory is not an error.
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.disown()?;
-        match fs::remove_dir_all(&self.0) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => Ok(()),
-        }
+        durable::remove_dir(&self.0)
+    }
+
+    /// Moves the directory, which has a damaged record, to `damaged/ID` beside the directory of all sandboxes. Returns
+    /// the new path.
+    pub(crate) fn set_aside(&self) -> io::Result<PathBuf> {
+        let sandboxes = self.0.parent().unwrap_or(&self.0);
+        let damaged = sandboxes.with_file_name(DAMAGED);
+        durable::private_dir(&damaged)?;
+        let to = damaged.join(self.0.file_name().unwrap_or_default());
+        fs::rename(&self.0, &to)?;
+        sync_dir(&damaged)?;
+        sync_dir(sandboxes)?;
+        Ok(to)
     }
 
     pub(crate) fn write(&self, record: &Record, durability: Durability) -> io::Result<()> {
@@ -253,88 +292,104 @@ impl SlotDir {
         replace(&self.0, RECORD, &bytes, durability)
     }
 
+    /// Puts the complete snapshot in `pause/` and then this record on disk. When this returns, both survive a crash of
+    /// the host. The record is first written into `pause/`, and linked to its place when everything is synced.
+    pub(crate) fn write_pause(&self, record: &Record) -> io::Result<()> {
+        let pause = self.pause();
+        let bytes = serde_json::to_vec(record)?;
+        durable::write_new(&pause.join(RECORD), &bytes, Durability::Process)?;
+        sync_files(&pause)?;
+        // The names of the snapshot and of the sandbox itself.
+        sync_dir(&self.0)?;
+        sync_dir(self.0.parent().unwrap_or(&self.0))?;
+        let draft = self.0.join(format!("{RECORD}.new"));
+        remove_file(&draft)?;
+        fs::hard_link(pause.join(RECORD), &draft)?;
+        fs::rename(&draft, self.0.join(RECORD))?;
+        sync_dir(&self.0)
+    }
+
+    /// Undoes a pause that failed: removes the snapshot. If the record is already that of the pause, first puts the
+    /// record of the running sandbox back; if that fails, the snapshot stays.
+    pub(crate) fn undo_pause(&self, running: &Record) -> io::Result<()> {
+        let inode = |path: PathBuf| fs::metadata(path).ok().map(|meta| meta.ino());
+        let of_pause = inode(self.pause().join(RECORD));
+        if of_pause.is_some() && of_pause == inode(self.0.join(RECORD)) {
+            self.write(running, Durability::Process)?;
+        }
+        durable::remove_dir(&self.pause())
+    }
+
+    /// Removes the snapshot of a pause from which the sandbox was resumed. First syncs the record, so that a crash of
+    /// the host leaves either the record of the pause and its snapshot, or the record of the running sandbox. Does
+    /// nothing if there is no snapshot.
+    pub(crate) fn forget_pause(&self) -> io::Result<()> {
+        if !self.pause().exists() {
+            return Ok(());
+        }
+        fs::File::open(self.0.join(RECORD))?.sync_all()?;
+        sync_dir(&self.0)?;
+        durable::remove_dir(&self.pause())?;
+        sync_dir(&self.0)
+    }
+
+    /// Finds out what the directory contains.
+    pub(crate) fn look(&self, lifetime_of_note: fn(&str) -> Option<Lifetime>) -> Contents {
+        let failed = match self.read(lifetime_of_note) {
+            Ok(record) => return Contents::Record(Box::new(record)),
+            Err(Unread::Io(e)) if e.kind() == io::ErrorKind::NotFound => return Contents::Nothing,
+            Err(e) => e,
+        };
+        let path = self.0.join(RECORD);
+        let why = format!("{}: {failed}", path.display());
+        match failed {
+            Unread::Version(_) | Unread::Io(_) => return Contents::Unusable(why),
+            Unread::Damaged(_) => {}
+        }
+        match self.read_from(&self.pause().join(RECORD), lifetime_of_note) {
+            Ok(record) if matches!(record.kept, Kept::Paused(_)) => {
+                tracing::warn!(%why, "a damaged record: using the record of the sandbox's last pause");
+                Contents::Record(Box::new(record))
+            }
+            _ if self.pause().exists() => Contents::Damaged(why),
+            _ => Contents::Torn(why),
+        }
+    }
+
     /// Reads the record. For version 1, also reads the note from its file and the lifetime from the note, unless the
     /// slot has no owner.
     ///
     /// # Errors
-    /// Returns an error if the record cannot be read or parsed or has an unknown version, or if the note of a version 1
-    /// record cannot be read or has no lifetime.
-    pub(crate) fn read(
+    /// Returns [`Unread::Io`] if the record cannot be read, [`Unread::Version`] if its version is unknown, and
+    /// [`Unread::Damaged`] if it cannot be parsed, or if the note of a version 1 record cannot be read or has no
+    /// lifetime.
+    fn read(&self, lifetime_of_note: fn(&str) -> Option<Lifetime>) -> Result<Record, Unread> {
+        self.read_from(&self.0.join(RECORD), lifetime_of_note)
+    }
+
+    fn read_from(
         &self,
+        path: &Path,
         lifetime_of_note: fn(&str) -> Option<Lifetime>,
-    ) -> io::Result<Record> {
-        let bytes = read_bounded(&self.0.join(RECORD), MAX_RECORD)?;
-        let Header { version } = serde_json::from_slice(&bytes)?;
+    ) -> Result<Record, Unread> {
+        let bytes = read_bounded(path, MAX_RECORD)?;
+        let damaged = |e: serde_json::Error| Unread::Damaged(e.to_string());
+        let Header { version } = serde_json::from_slice(&bytes).map_err(damaged)?;
         if version != VERSION && version != 1 {
-            return Err(io::Error::other(format!("a record of version {version}")));
+            return Err(Unread::Version(version));
         }
-        let mut record: Record = serde_json::from_slice(&bytes)?;
+        let mut record: Record = serde_json::from_slice(&bytes).map_err(damaged)?;
         if version == 1 && record.kept != Kept::Nobody {
-            let note = read_bounded(&self.0.join(NOTE), MAX_RECORD)?;
-            let note = String::from_utf8(note).map_err(io::Error::other)?;
-            record.lifetime = lifetime_of_note(&note)
-                .ok_or_else(|| io::Error::other("its note of version 1 has no lifetime"))?;
+            let damaged = |e: String| Unread::Damaged(format!("its note of version 1: {e}"));
+            let note = read_bounded(&self.0.join(NOTE), MAX_RECORD);
+            let note = note.map_err(|e| damaged(e.to_string()))?;
+            let note = String::from_utf8(note).map_err(|e| damaged(e.to_string()))?;
+            record.lifetime =
+                lifetime_of_note(&note).ok_or_else(|| damaged("no lifetime".to_owned()))?;
             record.note = note.into();
         }
         record.version = VERSION;
         Ok(record)
-    }
-}
-
-/// Creates a directory, and missing parents, that only their owner may enter. An existing directory is not an error;
-/// its mode is not changed.
-pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).recursive(true).create(dir)
-}
-
-/// Reads a file. Returns an error if it has more than `limit` bytes.
-pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limit {
-        Err(io::Error::other("the file is too long"))
-    } else {
-        Ok(bytes)
-    }
-}
-
-/// Replaces `dir/name` atomically. Only the owner may read the new file. If the new file cannot be written, the old
-/// file stays.
-pub(crate) fn replace(
-    dir: &Path,
-    name: &str,
-    bytes: &[u8],
-    durability: Durability,
-) -> io::Result<()> {
-    let draft = dir.join(format!("{name}.new"));
-    let written = write_new(&draft, bytes, durability);
-    if written.is_err() {
-        // Frees the space of an incomplete file: the disk may be full.
-        let _ = fs::remove_file(&draft);
-    }
-    written?;
-    fs::rename(&draft, dir.join(name))?;
-    if durability == Durability::Host {
-        File::open(dir)?.sync_all()?;
-    }
-    Ok(())
-}
-
-/// Writes a new file. Removes first any file that a killed server left at `path`.
-fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
-    file.write_all(bytes)?;
-    match durability {
-        Durability::Host => file.sync_all(),
-        Durability::Process => Ok(()),
     }
 }
 
@@ -397,7 +452,35 @@ mod tests {
         assert_eq!(mode(dir.path()), 0o700);
         dir.remove().unwrap();
         dir.remove().unwrap();
-        assert!(dir.read(no_notes).is_err());
+        assert!(matches!(dir.look(no_notes), Contents::Nothing));
+    }
+
+    #[test]
+    fn a_torn_record_is_replaced_by_that_of_the_pause_or_set_aside_with_its_files() {
+        let root = tempfile::tempdir().unwrap();
+        let sandboxes = root.path().join("sandboxes");
+        let id = SandboxId::from_random([7; 19]);
+        let dir = SlotDir::new(&sandboxes, &id);
+        fs::create_dir_all(dir.pause()).unwrap();
+        let mut record = record();
+        record.kept = Kept::Paused(PauseMode::Memory);
+        dir.write_pause(&record).unwrap();
+        assert_eq!(dir.read(no_notes).unwrap(), record);
+        dir.write(&record, Durability::Process).unwrap();
+        fs::write(dir.path().join(RECORD), "").unwrap();
+        match dir.look(no_notes) {
+            Contents::Record(found) => assert_eq!(*found, record),
+            other => panic!("{other:?}"),
+        }
+        // Both names are torn.
+        fs::write(dir.pause().join(RECORD), "{").unwrap();
+        match dir.look(no_notes) {
+            Contents::Damaged(why) => assert!(why.contains("record.json: it is damaged"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+        let aside = dir.set_aside().unwrap();
+        assert_eq!(aside, root.path().join(DAMAGED).join(id.as_str()));
+        assert!(aside.join("pause").exists() && !dir.path().exists());
     }
 
     #[test]
@@ -408,9 +491,14 @@ mod tests {
         let mut record = record();
         record.version = VERSION + 1;
         dir.write(&record, Durability::Process).unwrap();
-        assert!(dir.read(no_notes).is_err());
-        fs::write(dir.path().join(RECORD), b"{}").unwrap();
-        assert!(dir.read(no_notes).is_err());
+        assert!(matches!(dir.look(no_notes), Contents::Unusable(_)));
+        for torn in ["", "{}", "\0\0\0", "{\"version\": 2}"] {
+            fs::write(dir.path().join(RECORD), torn).unwrap();
+            assert!(matches!(dir.look(no_notes), Contents::Torn(_)), "{torn:?}");
+            fs::create_dir_all(dir.pause()).unwrap();
+            assert!(matches!(dir.look(no_notes), Contents::Damaged(_)), "{torn:?}");
+            fs::remove_dir(dir.pause()).unwrap();
+        }
     }
 
     #[test]

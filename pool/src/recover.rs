@@ -25,7 +25,7 @@ use crate::{
     driver::Entry,
     host,
     lifetime::Lifetime,
-    record::{Kept, ProcessName, Record, SlotDir},
+    record::{Contents, Kept, ProcessName, Record, SlotDir},
     slot::{Slot, Stage},
     vm::Vm,
 };
@@ -59,7 +59,9 @@ enum Outcome {
     Alive(Box<Entry>),
     /// A caller's sandbox cannot be recovered, for this reason.
     Lost(String, Option<Vm>),
-    /// The slot had no owner or no usable record.
+    /// A caller's sandbox cannot be recovered, for this reason, but its files must not be removed.
+    Kept(String),
+    /// The slot had no owner or no record.
     Leftover(Option<Vm>),
 }
 
@@ -110,6 +112,7 @@ pub(crate) fn recover(
                 slots.push((SlotDir::new(sandboxes, &id), vm));
                 recovered.lost.push((id, why));
             }
+            Outcome::Kept(why) => recovered.lost.push((id, why)),
             Outcome::Leftover(vm) => slots.push((SlotDir::new(sandboxes, &id), vm)),
         }
     }
@@ -124,6 +127,21 @@ pub(crate) fn recover(
         recovered,
         leftovers,
     })
+}
+
+/// Moves a directory with a damaged record aside. Returns why the sandbox is lost, with the path of its files.
+fn set_aside(dir: &SlotDir, why: String) -> String {
+    match dir.set_aside() {
+        Ok(to) => {
+            let to = to.display();
+            tracing::error!(%why, files = %to, "a sandbox's record is damaged: its files were moved aside; recover what is needed from them, then delete them");
+            format!("{why}; its files are in {to}")
+        }
+        Err(error) => {
+            tracing::error!(%why, %error, "a sandbox's record is damaged, and its files cannot be moved aside");
+            why
+        }
+    }
 }
 
 /// The ids of all sandboxes that have a directory. Other names are logged and ignored.
@@ -172,13 +190,22 @@ fn in_parallel<I: Sync, T: Send>(
 impl Recovery<'_> {
     fn examine(&self, id: &SandboxId) -> Outcome {
         let dir = SlotDir::new(self.sandboxes, id);
-        let record = match dir.read(self.lifetime_of_note) {
-            Ok(record) => record,
-            Err(error) => {
+        let record = match dir.look(self.lifetime_of_note) {
+            Contents::Record(record) => *record,
+            Contents::Nothing => {
                 // The former server was killed either before it recorded the VMM, which then has no guest yet, or while
                 // it ended the sandbox.
-                tracing::info!(dir = %dir.path().display(), %error, "removing a sandbox without a usable record");
+                tracing::info!(dir = %dir.path().display(), "removing a sandbox without a record");
                 return Outcome::Leftover(None);
+            }
+            Contents::Torn(why) => {
+                let what = "it ran, or waited for a lease, when the host crashed";
+                return Outcome::Lost(format!("{why}; {what}"), None);
+            }
+            Contents::Damaged(why) => return Outcome::Kept(set_aside(&dir, why)),
+            Contents::Unusable(why) => {
+                tracing::error!(why, "cannot read a sandbox's record: leaving its directory alone; repair it and start the server again");
+                return Outcome::Kept(why);
             }
         };
         let same_boot = record.host_boot_id == self.host_boot_id;

@@ -24,8 +24,9 @@ use vmm_control::template::LoadedTemplate;
 
 use crate::{
     TemplateInfo,
+    durable::{self, Durability, private_dir, read_bounded, replace, sync_dir},
     error::PoolError,
-    record::{BootFiles, Durability, read_bounded, replace},
+    record::BootFiles,
     store::Store,
 };
 
@@ -66,7 +67,8 @@ pub(crate) struct Template {
     pub(crate) failures: u32,
     /// No fill begins before this time (CLOCK_MONOTONIC).
     pub(crate) not_before_ns: u64,
-    installed: bool,
+    /// The record in the state directory; `None` for an installed template.
+    kept: Option<Kept>,
 }
 
 /// The contents of `template.json`.
@@ -81,6 +83,45 @@ struct Kept {
     source: Option<SandboxId>,
     /// The directory of the template's files; `None`: the directory `image` beside this record.
     elsewhere: Option<PathBuf>,
+}
+
+/// The directory of a template in the state directory, and the record that belongs there.
+#[derive(Clone, Debug)]
+pub(crate) struct TemplateRecord {
+    home: PathBuf,
+    kept: Kept,
+}
+
+impl TemplateRecord {
+    /// Writes the record, so that it survives a crash of the host.
+    pub(crate) fn write(&self) -> io::Result<()> {
+        private_dir(&self.home)?;
+        write_kept(&self.home, &self.kept)?;
+        sync_dir(self.home.parent().unwrap_or(&self.home))
+    }
+
+    /// Removes the record first, so that a crash of the host leaves either the whole template or none.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        let record = self.home.join(RECORD);
+        if record.exists() {
+            durable::remove_file(&record)?;
+            sync_dir(&self.home)?;
+        }
+        durable::remove_dir(&self.home)
+    }
+}
+
+/// Names that a new template took: for each template that lost names, its id and its former names.
+pub(crate) type TakenNames = Vec<(String, Vec<String>)>;
+
+/// A template that [`Templates::keep`] has added, and what must be written to disk for it.
+#[derive(Debug)]
+pub(crate) struct NewTemplate {
+    pub(crate) info: TemplateInfo,
+    /// The record of the template, then those of the templates that lose names to it. In this order a crash leaves each
+    /// name with at least one template, and [`Templates::open`] gives it to one.
+    pub(crate) records: Vec<TemplateRecord>,
+    pub(crate) taken: TakenNames,
 }
 
 /// The origin of a new template.
@@ -117,7 +158,32 @@ impl Templates {
         for path in directories(&this.dir)? {
             this.read_kept(&path);
         }
+        this.share_names();
         Ok(this)
+    }
+
+    /// Leaves each name with the newest of the templates that have it. A crash of the host may have left a name with a
+    /// new template and with the one from which it was taken.
+    fn share_names(&mut self) {
+        let mut kept: Vec<_> = self
+            .by_id
+            .values_mut()
+            .filter(|t| t.kept.is_some())
+            .collect();
+        kept.sort_by_key(|t| (t.info.created_unix_s, t.info.id.clone()));
+        let mut owned = BTreeSet::new();
+        for template in kept.into_iter().rev() {
+            let names = &mut template.info.names;
+            let before = names.len();
+            names.retain(|name| owned.insert(plain(name).to_owned()));
+            if names.len() == before {
+                continue;
+            }
+            let written = template.record(&self.dir).map(|record| record.write());
+            if let Some(Err(error)) = written {
+                tracing::error!(template = template.info.id, %error, "cannot write a template's record");
+            }
+        }
     }
 
     fn read_installed(&mut self, path: &Path) {
@@ -127,7 +193,6 @@ impl Templates {
         let id = id_of_name(name);
         match Template::read(path, id.clone(), vec![name.to_owned()], &self.store) {
             Ok(mut template) => {
-                template.installed = true;
                 template.wanted = true;
                 self.by_id.insert(id, template);
             }
@@ -162,7 +227,8 @@ impl Templates {
             Ok(mut template) => {
                 template.info.created_unix_s = kept.created_unix_s;
                 template.info.is_snapshot = kept.is_snapshot;
-                template.info.source = kept.source;
+                template.info.source.clone_from(&kept.source);
+                template.kept = Some(kept);
                 self.store = store;
                 self.by_id.insert(id.to_owned(), template);
             }
@@ -210,7 +276,7 @@ impl Templates {
     pub(crate) fn draft(&self) -> io::Result<(String, PathBuf)> {
         let id = id_of_bytes(&crate::host::random::<32>()?);
         let dir = self.dir.join(&id);
-        crate::record::private_dir(&dir)?;
+        private_dir(&dir)?;
         Ok((id, dir))
     }
 
@@ -232,7 +298,7 @@ impl Templates {
                 return Err(PoolError::BadName(format!("{name:?} is a template's id")));
             }
             let owner = self.find(name);
-            if owner.is_some_and(|t| t.installed) {
+            if owner.is_some_and(|t| t.kept.is_none()) {
                 return Err(PoolError::BadName(format!(
                     "{name:?} is the name of an installed template"
                 )));
@@ -241,14 +307,15 @@ impl Templates {
         Ok(())
     }
 
-    /// Adds a template and writes its `template.json`. Takes its names away from other templates.
+    /// Adds a template. Takes its names away from other templates. The caller must write the records that are
+    /// returned, and undo the addition by [`Templates::unpublish`] if that fails.
     pub(crate) fn keep(
         &mut self,
         id: &str,
         names: Vec<String>,
         origin: Origin,
         created_unix_s: u64,
-    ) -> Result<TemplateInfo, PoolError> {
+    ) -> Result<NewTemplate, PoolError> {
         let home = self.dir.join(id);
         let (elsewhere, source) = match origin {
             Origin::Elsewhere(dir) => (Some(dir), None),
@@ -273,39 +340,53 @@ impl Templates {
             source,
             elsewhere,
         };
-        let io = |e: io::Error| failed(e.to_string());
-        crate::record::private_dir(&home).map_err(io)?;
-        self.take_names_from_others(&kept.names).map_err(io)?;
-        write_kept(&home, &kept).map_err(io)?;
+        let (mut records, taken) = self.take_names_from_others(&kept.names);
+        template.kept = Some(kept);
+        records.splice(0..0, template.record(&self.dir));
         self.store = store;
         let info = template.info.clone();
         self.by_id.insert(id.to_owned(), template);
-        Ok(info)
+        Ok(NewTemplate {
+            info,
+            records,
+            taken,
+        })
     }
 
-    fn take_names_from_others(&mut self, names: &[String]) -> io::Result<()> {
-        let taken: BTreeSet<_> = names.iter().map(|n| plain(n)).collect();
-        let dir = self.dir.clone();
-        for template in self.by_id.values_mut().filter(|t| !t.installed) {
-            let before = template.info.names.len();
-            template.info.names.retain(|n| !taken.contains(&plain(n)));
-            if template.info.names.len() == before {
-                continue;
+    /// Undoes an addition that could not be written: forgets the template and gives names back, unless another template
+    /// has got them meanwhile.
+    pub(crate) fn unpublish(&mut self, id: &str, taken: TakenNames) {
+        self.by_id.remove(id);
+        for (loser, former) in taken {
+            let free: Vec<_> = former
+                .into_iter()
+                .filter(|name| self.find(name).is_none_or(|t| t.info.id == loser))
+                .collect();
+            if let Some(template) = self.by_id.get_mut(&loser) {
+                template.info.names = free;
             }
-            let home = dir.join(&template.info.id);
-            let bytes = read_bounded(&home.join(RECORD), MAX_FILE)?;
-            let mut kept: Kept = serde_json::from_slice(&bytes)?;
-            kept.names.clone_from(&template.info.names);
-            write_kept(&home, &kept)?;
         }
-        Ok(())
     }
 
-    /// Forgets a template and returns its directory, which the caller must remove. Returns `None` for an installed
+    /// Returns the new records of the templates that lose names, and their former names.
+    fn take_names_from_others(&mut self, names: &[String]) -> (Vec<TemplateRecord>, TakenNames) {
+        let wanted: BTreeSet<_> = names.iter().map(|n| plain(n)).collect();
+        let (mut records, mut taken) = (Vec::new(), Vec::new());
+        for template in self.by_id.values_mut().filter(|t| t.kept.is_some()) {
+            let former = template.info.names.clone();
+            template.info.names.retain(|n| !wanted.contains(plain(n)));
+            if template.info.names != former {
+                records.extend(template.record(&self.dir));
+                taken.push((template.info.id.clone(), former));
+            }
+        }
+        (records, taken)
+    }
+
+    /// Forgets a template and returns its record, which the caller must remove. Returns `None` for an installed
     /// template: its files stay, so the next [`Templates::open`] finds it again.
-    pub(crate) fn forget(&mut self, id: &str) -> Option<PathBuf> {
-        let template = self.by_id.remove(id)?;
-        (!template.installed).then(|| self.dir.join(id))
+    pub(crate) fn forget(&mut self, id: &str) -> Option<TemplateRecord> {
+        self.by_id.remove(id)?.record(&self.dir)
     }
 
     /// Ids of the templates that are diffs of the template in `dir`.
@@ -348,8 +429,19 @@ impl Template {
             refilling: false,
             failures: 0,
             not_before_ns: 0,
-            installed: false,
+            kept: None,
         })
+    }
+
+    /// The record with the present names; `None` for an installed template. `templates`: the directory of all kept
+    /// templates.
+    fn record(&self, templates: &Path) -> Option<TemplateRecord> {
+        let kept = Kept {
+            names: self.info.names.clone(),
+            ..self.kept.clone()?
+        };
+        let home = templates.join(&self.info.id);
+        Some(TemplateRecord { home, kept })
     }
 }
 
@@ -358,7 +450,7 @@ fn write_kept(home: &Path, kept: &Kept) -> io::Result<()> {
         home,
         RECORD,
         &serde_json::to_vec_pretty(kept)?,
-        Durability::Process,
+        Durability::Host,
     )
 }
 
@@ -536,9 +628,7 @@ mod tests {
         // A caller adds the directory: then it may be named.
         let (id, _) = templates.draft().unwrap();
         let elsewhere = Origin::Elsewhere(other.clone());
-        templates
-            .keep(&id, vec!["other".into()], elsewhere, 1)
-            .unwrap();
+        keep(&mut templates, &id, vec!["other".into()], elsewhere, 1);
         assert_eq!(templates.check_snapshot(&pause), Ok(()));
     }
 
@@ -562,7 +652,7 @@ mod tests {
         image(&dir.join("image"), None);
         let source = SandboxId::from_random([7; 19]);
         let origin = Origin::Snapshot(source.clone());
-        templates.keep(&id, names.clone(), origin, 9).unwrap();
+        keep(&mut templates, &id, names.clone(), origin, 9);
         // An unfinished template is removed at the next start.
         let (half, _) = templates.draft().unwrap();
         let templates = open();
@@ -573,6 +663,53 @@ mod tests {
         assert_eq!(templates.find("mine:default").unwrap().info.id, id);
     }
 
+    /// Adds a template and writes its records, as the pool does.
+    fn keep(
+        templates: &mut Templates,
+        id: &str,
+        names: Vec<String>,
+        origin: Origin,
+        created_unix_s: u64,
+    ) {
+        let new = templates.keep(id, names, origin, created_unix_s).unwrap();
+        new.records
+            .iter()
+            .try_for_each(TemplateRecord::write)
+            .unwrap();
+    }
+
+    #[test]
+    fn names_of_a_template_that_is_not_written_stay_with_their_owner() {
+        let root = tempfile::tempdir().unwrap();
+        let (installed, state) = (root.path().join("i"), root.path().join("s"));
+        fs::create_dir_all(&installed).unwrap();
+        fs::create_dir_all(&state).unwrap();
+        let mut templates = opened(&state, &installed);
+        let drafted = |templates: &Templates| {
+            let (id, dir) = templates.draft().unwrap();
+            image(&dir.join("image"), None);
+            (id, Origin::Snapshot(SandboxId::from_random([7; 19])))
+        };
+        let names = || vec!["mine".to_owned(), "mine:v2".to_owned()];
+        let (first, origin) = drafted(&templates);
+        keep(&mut templates, &first, names(), origin, 1);
+        let (second, origin) = drafted(&templates);
+        let new = templates.keep(&second, names(), origin, 2).unwrap();
+        assert_eq!(templates.find("mine").unwrap().info.id, second);
+        templates.unpublish(&second, new.taken);
+        assert_eq!(templates.find("mine").unwrap().info.id, first);
+
+        // A crash of the host may leave the record of the new template and the old record of the other one.
+        let (third, origin) = drafted(&templates);
+        let new = templates.keep(&third, names(), origin, 2).unwrap();
+        new.records[0].write().unwrap();
+        for _ in 0..2 {
+            let templates = opened(&state, &installed);
+            assert_eq!(templates.find("mine:v2").unwrap().info.id, third);
+            assert!(templates.get(&first).unwrap().info.names.is_empty());
+        }
+    }
+
     #[test]
     fn a_name_moves_and_malformed_names_are_refused() {
         let root = tempfile::tempdir().unwrap();
@@ -580,21 +717,15 @@ mod tests {
         image(&installed.join("base"), None);
         fs::create_dir_all(&state).unwrap();
         let mut templates = opened(&state, &installed);
-        let keep = |templates: &mut Templates| {
+        let add = |templates: &mut Templates| {
             let (id, dir) = templates.draft().unwrap();
             image(&dir.join("image"), None);
-            templates
-                .keep(
-                    &id,
-                    vec!["mine".into()],
-                    Origin::Snapshot(SandboxId::from_random([7; 19])),
-                    1,
-                )
-                .unwrap()
-                .id
+            let origin = Origin::Snapshot(SandboxId::from_random([7; 19]));
+            keep(templates, &id, vec!["mine".into()], origin, 1);
+            id
         };
-        let first = keep(&mut templates);
-        let second = keep(&mut templates);
+        let first = add(&mut templates);
+        let second = add(&mut templates);
         let templates = opened(&state, &installed);
         assert_eq!(templates.find("mine").unwrap().info.id, second);
         assert!(templates.get(&first).unwrap().info.names.is_empty());

@@ -16,7 +16,11 @@ use model::chain;
 use netisolation::{IsolationError, TapIndex};
 use vmm_control::{ControlError, FailureKind};
 
-use crate::{error::PoolError, host, spec::Init};
+use crate::{
+    error::{PoolError, is_full},
+    host,
+    spec::Init,
+};
 
 /// Errors of jobs.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +75,7 @@ impl WorkError {
                 | FailureKind::GuestExited
                 | FailureKind::Io => {}
             },
-            Self::Io(_, e) if e.kind() == io::ErrorKind::StorageFull => {
+            Self::Io(_, e) if is_full(e) => {
                 return PoolError::NoSpace(self.one_line());
             }
             Self::Agent(_, ClientError::Timeout(_)) | Self::Timeout(_) => {

@@ -240,9 +240,16 @@ impl KeyFile {
             let mut file = private().truncate(true).open(&draft)?;
             file.write_all(&text)?;
             file.sync_all()?;
-            fs::rename(&draft, &self.path)
+            fs::rename(&draft, &self.path)?;
+            // A key that was printed must exist, and a revoked one must stay revoked, after a crash of the host.
+            let dir = self.path.parent().unwrap_or(&self.path);
+            File::open(dir)?.sync_all()
         };
-        replace().map_err(|why| self.io(why))
+        replace().map_err(|why| {
+            // Frees the space of an incomplete file: the disk may be full.
+            let _ = fs::remove_file(&draft);
+            self.io(why)
+        })
     }
 
     fn io(&self, source: io::Error) -> KeyError {

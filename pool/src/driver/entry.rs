@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     Connected, Ended, LifeEvent, PoolError, Sandbox,
+    durable::Durability,
     lifetime::UnixMs,
     message::{Answer, SandboxRequest, Unclaimed},
     policy::StartFor,
@@ -87,6 +88,11 @@ pub(crate) struct Entry {
     pub(crate) save: u64,
     /// Life events, oldest first.
     pub(crate) events: VecDeque<LifeEvent>,
+    /// Whether a crash of the host may leave the record and the files of a pause, so that the end of the sandbox must
+    /// be synced.
+    pub(crate) on_disk: bool,
+    /// Why the record could not be removed when the slot ended.
+    pub(crate) not_removed: Option<PoolError>,
     generation: u64,
     vm_since: UnixMs,
 }
@@ -94,6 +100,8 @@ pub(crate) struct Entry {
 impl Entry {
     pub(crate) fn new(slot: Slot, dir: SlotDir, record: Record) -> Self {
         Self {
+            on_disk: slot.is_saved(),
+            not_removed: None,
             slot,
             dir,
             record,
@@ -142,6 +150,15 @@ impl Entry {
         })
     }
 
+    /// The kind of crash after which the sandbox must stay ended.
+    pub(crate) fn durability(&self) -> Durability {
+        if self.on_disk {
+            Durability::Host
+        } else {
+            Durability::Process
+        }
+    }
+
     pub(crate) fn has_new_vm(&mut self, generation: u64, now: UnixMs) {
         self.generation = generation;
         self.vm_since = now;
@@ -181,7 +198,7 @@ impl Entry {
             request.refuse(PoolError::not_found(id));
         }
         if let Some(kill) = self.kill {
-            let _ = kill.send(Ok(()));
+            let _ = kill.send(self.not_removed.map_or(Ok(()), Err));
         }
         if was_leased {
             // The receiver may have been dropped.

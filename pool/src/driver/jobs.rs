@@ -1,18 +1,20 @@
 //! Starts the jobs, on threads and tasks. Each job reports its end to the driver.
 
-use std::{fs, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{fmt, fs, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use model::{SandboxId, template_file};
 use tokio::{sync::mpsc, task::spawn_blocking};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
-    PoolConfig, PoolError, TemplateInfo,
+    PoolConfig, TemplateInfo,
     cgroup::Groups,
-    message::{Answer, Report, SnapshotFor},
+    durable::Durability,
+    message::{Answer, Published, Report, SnapshotFor},
     network,
-    record::{Durability, Record, SlotDir},
+    record::{Record, SlotDir},
     recover::Leftovers,
+    templates::{TakenNames, TemplateRecord},
     vm::Vm,
     work::{
         self,
@@ -31,6 +33,7 @@ pub(super) struct Jobs {
     config: Arc<PoolConfig>,
     pub(super) groups: Arc<Groups>,
     pub(super) reporter: mpsc::UnboundedSender<Report>,
+    templates: mpsc::UnboundedSender<Work>,
     /// Sum of the sizes of all templates that this server has loaded, in bytes.
     loaded: u64,
 }
@@ -41,10 +44,13 @@ impl Jobs {
         groups: Arc<Groups>,
         reporter: mpsc::UnboundedSender<Report>,
     ) -> Self {
+        let (templates, queue) = mpsc::unbounded_channel();
+        tokio::spawn(in_turn(queue));
         Self {
             config,
             groups,
             reporter,
+            templates,
             loaded: 0,
         }
     }
@@ -101,9 +107,15 @@ impl Jobs {
         self.run(move || Report::Snapshotted(id, purpose, plan.run()));
     }
 
-    /// Writes the record of a running sandbox.
+    /// Writes the record of a running sandbox, and reports that. Then removes the pause from which the sandbox was
+    /// resumed, if it still exists, and reports the end of both.
     pub(super) fn write(&self, id: SandboxId, dir: SlotDir, record: Record) {
-        self.run(move || Report::Written(id, dir.write(&record, Durability::Process)));
+        let reporter = self.reporter.clone();
+        self.run(move || {
+            let written = dir.write(&record, Durability::Process);
+            let _ = reporter.send(Report::Written(id.clone(), written));
+            Report::WriteEnded(id, dir.forget_pause())
+        });
     }
 
     /// Copies a template's memory into huge pages. These are charged to the server's control group, so its limit, if
@@ -151,16 +163,25 @@ impl Jobs {
     }
 
     /// Releases a slot's TAP, and removes its directory and its control group.
-    pub(super) fn clean(&self, id: SandboxId, dir: SlotDir, record: &mut Record) {
+    pub(super) fn clean(
+        &self,
+        id: SandboxId,
+        dir: SlotDir,
+        durability: Durability,
+        record: &mut Record,
+    ) {
         let groups = Arc::clone(&self.groups);
         let released = self.release_tap(record);
         let reporter = self.reporter.clone();
         self.run(move || {
             let _ = reporter.send(released());
-            if let Err(error) = work::save::clean(&dir, &groups, id.as_str()) {
-                tracing::error!(sandbox = %id, %error, "cannot remove all of the sandbox; the next server tries again");
+            let cleaned = work::save::clean(&dir, &groups, id.as_str(), durability);
+            for error in [cleaned.disowned.as_ref().err(), cleaned.removed.as_ref().err()] {
+                if let Some(error) = error {
+                    tracing::error!(sandbox = %id, %error, "cannot remove all of the sandbox; the next server tries again");
+                }
             }
-            Report::Cleaned(id)
+            Report::Cleaned(id, cleaned.disowned)
         });
     }
 
@@ -175,20 +196,51 @@ impl Jobs {
         });
     }
 
-    /// Answers the request for a new template, after syncing the template to disk or, if it failed, removing its
-    /// directory.
-    pub(super) fn finish_template(
+    /// Writes the records of a new template and of the templates that lose names to it, then reports.
+    pub(super) fn publish(
         &self,
-        home: PathBuf,
-        kept: Result<TemplateInfo, PoolError>,
+        records: Vec<TemplateRecord>,
+        template: TemplateInfo,
+        taken: TakenNames,
         answer: Answer<TemplateInfo>,
     ) {
-        spawn_blocking(move || {
-            match &kept {
-                Ok(_) => work::save::sync_tree(&home),
-                Err(_) => drop(fs::remove_dir_all(&home)),
+        let reporter = self.reporter.clone();
+        self.change_templates(move || {
+            let written = records.iter().try_for_each(TemplateRecord::write);
+            if written.is_err()
+                && let Some(new) = records.first()
+                && let Err(error) = new.remove()
+            {
+                tracing::error!(template = template.id, %error, "cannot remove a template that was not written");
             }
-            let _ = answer.send(kept);
+            let _ = reporter.send(Report::Published(Published {
+                template,
+                taken,
+                written,
+                answer,
+            }));
         });
+    }
+
+    /// Queues work that changes the records of templates. All such work is done in the order in which it is queued.
+    pub(super) fn change_templates(&self, work: impl FnOnce() + Send + 'static) {
+        let _ = self.templates.send(Work(Box::new(work)));
+    }
+}
+
+/// Work for a thread.
+struct Work(Box<dyn FnOnce() + Send>);
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Work")
+    }
+}
+
+/// Runs work on a thread, one after another. Ends when the channel is closed and all work is done.
+async fn in_turn(mut queue: mpsc::UnboundedReceiver<Work>) {
+    while let Some(Work(work)) = queue.recv().await {
+        // If the work panics, the panic is printed, and the next work begins.
+        let _ = spawn_blocking(work).await;
     }
 }

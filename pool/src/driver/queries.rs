@@ -1,6 +1,6 @@
 //! Questions that change nothing, and the list of templates.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use model::SandboxId;
 use netisolation::{Isolation, TapIndex};
@@ -34,9 +34,7 @@ impl Driver {
                 let id = self.templates.find(&name).map(|t| t.info.id.clone());
                 let _ = answer.send(id.and_then(|id| self.template_info(&id)));
             }
-            Request::AddTemplate(dir, names, answer) => {
-                let _ = answer.send(self.add_template(&dir, names));
-            }
+            Request::AddTemplate(dir, names, answer) => self.add_template(&dir, names, answer),
             Request::RemoveTemplate(name, answer) => self.remove_template(&name, answer),
             Request::Stats(answer) => self.send_stats(answer),
             // `Driver::request` serves these.
@@ -115,22 +113,31 @@ impl Driver {
         all
     }
 
-    fn add_template(&mut self, dir: &Path, names: Vec<String>) -> Result<TemplateInfo, PoolError> {
+    fn add_template(&mut self, dir: &Path, names: Vec<String>, answer: Answer<TemplateInfo>) {
+        match self.draft_template(dir, &names) {
+            Err(e) => drop(answer.send(Err(e))),
+            Ok((id, dir)) => {
+                let created = host::unix_ns() / 1_000_000_000;
+                let origin = Origin::Elsewhere(dir);
+                let kept = self.templates.keep(&id, names, origin, created);
+                self.publish(&id, kept, answer);
+            }
+        }
+    }
+
+    /// Draws the id of a template whose files are in `dir`. Returns it with the resolved directory.
+    fn draft_template(&self, dir: &Path, names: &[String]) -> Result<(String, PathBuf), PoolError> {
         let failed = |e: std::io::Error| PoolError::Failed {
             what: "add a template",
             why: format!("{}: {e}", dir.display()),
         };
-        self.templates.check_names(&names)?;
+        self.templates.check_names(names)?;
         let dir = dir.canonicalize().map_err(failed)?;
-        let (id, home) = self.templates.draft().map_err(failed)?;
-        let created = host::unix_ns() / 1_000_000_000;
-        let origin = Origin::Elsewhere(dir);
-        let kept = self.templates.keep(&id, names, origin, created);
-        if kept.is_err() {
-            // The directory has at most an unusable record.
-            let _ = std::fs::remove_dir_all(home);
-        }
-        kept
+        let (id, _) = self
+            .templates
+            .draft()
+            .map_err(|e| PoolError::of_disk("add a template", &e))?;
+        Ok((id, dir))
     }
 
     fn remove_template(&mut self, name: &str, answer: Answer<()>) {
@@ -152,14 +159,12 @@ impl Driver {
         }
         let template = self.templates.get_mut(&id);
         let memory = template.map(|t| std::mem::replace(&mut t.memory, Memory::OnDisk));
-        let home = self.templates.forget(&id);
-        spawn_blocking(move || {
+        let record = self.templates.forget(&id);
+        self.jobs.change_templates(move || {
             drop(memory);
-            let removed = home.map_or(Ok(()), std::fs::remove_dir_all);
-            let _ = answer.send(removed.map_err(|e| PoolError::Failed {
-                what: "remove a template",
-                why: e.to_string(),
-            }));
+            let removed = record.map_or(Ok(()), |record| record.remove());
+            let failed = |e| PoolError::of_disk("remove a template", &e);
+            let _ = answer.send(removed.map_err(failed));
         });
     }
 

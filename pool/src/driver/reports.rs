@@ -7,12 +7,12 @@ use vmm_control::template::LoadedTemplate;
 
 use super::{Driver, Entry, entry::Serving};
 use crate::{
-    PauseMode, PoolError, host,
+    PauseMode, PoolError, TemplateInfo, host,
     lifetime::OnTimeout,
-    message::{Report, SandboxRequest, SnapshotFor, Unclaimed},
+    message::{Answer, Published, Report, SandboxRequest, SnapshotFor, Unclaimed},
     network,
     slot::{Event, FailedBy, Stage, Wake},
-    templates::{Memory, Origin},
+    templates::{Memory, NewTemplate, Origin},
     work::{
         WorkError,
         lease::{Lines, Served},
@@ -22,6 +22,9 @@ use crate::{
     },
 };
 
+/// The text of a failed kill, with its remedy.
+pub(super) const NOT_REMOVED: &str = "end the sandbox for good; it may be found paused again by the next server: repair the disk and kill it again";
+
 impl Driver {
     pub(super) fn report(&mut self, report: Report) {
         match report {
@@ -30,8 +33,16 @@ impl Driver {
             Report::Paused(id, outcome) => self.paused(&id, *outcome),
             Report::Snapshotted(id, purpose, result) => self.snapshotted(&id, purpose, result),
             Report::Written(id, result) => self.written(&id, result),
+            Report::WriteEnded(id, forgotten) => self.write_ended(&id, forgotten),
+            Report::Published(published) => self.published(published),
             Report::VmExited(id) => self.vm_exited(&id),
-            Report::Cleaned(id) => {
+            Report::Cleaned(id, disowned) => {
+                if let (Some(entry), Err(e)) = (self.slots.get_mut(&id), disowned)
+                    && entry.on_disk
+                {
+                    let error = WorkError::Io("remove the sandbox's record", e);
+                    entry.not_removed = Some(error.into_pool(NOT_REMOVED, &id));
+                }
                 let _ = self.event(&id, Event::Cleaned);
             }
             Report::Released(counters) => network::add(&mut self.counters.network, &counters),
@@ -270,6 +281,7 @@ impl Driver {
         tracing::info!(sandbox = %id, "paused");
         entry.add_event(now, "paused");
         entry.pidfd = None;
+        entry.on_disk = true;
         entry.lines = None;
         entry.private = None;
         self.jobs.release(&mut entry.record);
@@ -306,12 +318,11 @@ impl Driver {
                 let created = host::unix_ns() / 1_000_000_000;
                 let kept =
                     result.and_then(|()| self.templates.keep(&template, names, origin, created));
-                if let Ok(info) = &kept {
-                    let what = format!("snapshot {} was made", info.id);
+                if let Ok(kept) = &kept {
+                    let what = format!("snapshot {} was made", kept.info.id);
                     self.add_event(id, host::unix_ms(), what);
                 }
-                let home = self.config.state.join(crate::TEMPLATES).join(template);
-                self.jobs.finish_template(home, kept, answer);
+                self.publish(&template, kept, answer);
             }
             (
                 Some(Serving::Request(SandboxRequest::Fork {
@@ -339,18 +350,68 @@ impl Driver {
         if let Err(error) = &result {
             tracing::error!(sandbox = %id, %error, "cannot write the sandbox's record");
         }
-        for after in std::mem::take(&mut entry.writes.under_way) {
-            let result = result.as_ref().map_err(|e| PoolError::Failed {
-                what: "write the sandbox's record",
-                why: e.to_string(),
+        let answers = std::mem::take(&mut entry.writes.under_way);
+        for after in answers {
+            after.answer(match &result {
+                Ok(()) => Ok(()),
+                Err(e) => Err(PoolError::of_disk("write the sandbox's record", e)),
             });
-            after.answer(result.copied());
+        }
+    }
+
+    /// The end of the job that wrote the record. `forgotten`: whether no pause is left.
+    fn write_ended(&mut self, id: &SandboxId, forgotten: std::io::Result<()>) {
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        match forgotten {
+            Ok(()) => entry.on_disk = false,
+            Err(error) => {
+                tracing::error!(sandbox = %id, %error, "cannot remove the files of the sandbox's last pause; the next write tries again");
+            }
         }
         let next = entry.writes.next.take();
         let _ = self.event(id, Event::WriteDone);
         if let Some(after) = next {
             self.write_record(id, after);
         }
+    }
+
+    /// Writes a new template to disk and then answers; after an error, removes the template's directory.
+    pub(super) fn publish(
+        &mut self,
+        id: &str,
+        kept: Result<NewTemplate, PoolError>,
+        answer: Answer<TemplateInfo>,
+    ) {
+        match kept {
+            Ok(new) => {
+                self.publishing += 1;
+                self.jobs.publish(new.records, new.info, new.taken, answer);
+            }
+            Err(e) => {
+                let home = self.config.state.join(crate::TEMPLATES).join(id);
+                self.jobs.change_templates(move || {
+                    let _ = std::fs::remove_dir_all(home);
+                    let _ = answer.send(Err(e));
+                });
+            }
+        }
+    }
+
+    fn published(&mut self, published: Published) {
+        self.publishing -= 1;
+        let Published {
+            template,
+            taken,
+            written,
+            answer,
+        } = published;
+        let result = written.map_err(|e| {
+            self.templates.unpublish(&template.id, taken);
+            PoolError::of_disk("add a template", &e)
+        });
+        let _ = answer.send(result.map(|()| template));
     }
 
     fn vm_exited(&mut self, id: &SandboxId) {

@@ -12,11 +12,12 @@ use super::{
     queue::Want,
 };
 use crate::{
-    Connected, CreateSpec, PauseMode, PoolError, TemplateInfo, host,
+    Connected, CreateSpec, PauseMode, PoolError, TemplateInfo,
+    durable::Durability,
+    host,
     message::{Answer, ForkAnswers, Request, SandboxRequest, SnapshotFor, Unclaimed},
     network,
     policy::StartFor,
-    record::Durability,
     slot::{Event, Next, Refusal, Stage, decide},
     spec::{MAX_NOTE, OnClose, TimeoutChange},
     work::{
@@ -117,6 +118,10 @@ impl Driver {
             } => drop(answer.send(self.set_policy(&id, policy, note))),
             SandboxRequest::Pause(mode, answer) => self.pause(&id, mode, Some(answer)),
             SandboxRequest::Kill(answer) => {
+                // The sandbox stays paused if its record cannot be removed, for the next server would find it.
+                if let Err(e) = self.disown_paused(&id) {
+                    return drop(answer.send(Err(e)));
+                }
                 if let Some(entry) = self.slots.get_mut(&id) {
                     entry.kill = Some(answer);
                 }
@@ -128,6 +133,19 @@ impl Driver {
                 accepted_ns,
                 answer,
             } => self.fork(&id, specs, accepted_ns, answer),
+        }
+    }
+
+    /// Removes the record of a paused sandbox. Does nothing for other sandboxes, whose record is removed when the VM is
+    /// killed.
+    fn disown_paused(&self, id: &SandboxId) -> Result<(), PoolError> {
+        let entry = self.slots.leased(id)?;
+        match entry.slot.stage {
+            Stage::Paused(_) => entry
+                .dir
+                .disown()
+                .map_err(|e| PoolError::of_disk("remove the sandbox's record", &e)),
+            _ => Ok(()),
         }
     }
 
@@ -292,10 +310,8 @@ impl Driver {
 
     fn snapshot(&mut self, id: &SandboxId, names: Vec<String>, answer: Answer<TemplateInfo>) {
         let drafted = self.admit_snapshot(id, &names).and_then(|()| {
-            self.templates.draft().map_err(|e| PoolError::Failed {
-                what: "make a template",
-                why: e.to_string(),
-            })
+            let failed = |e| PoolError::of_disk("make a template", &e);
+            self.templates.draft().map_err(failed)
         });
         match drafted {
             Err(e) => drop(answer.send(Err(e))),
@@ -380,8 +396,16 @@ impl Driver {
             }
             _ => SnapshotFrom::Pause,
         };
-        let dir = entry.dir.clone();
-        let plan = SnapshotPlan { dir, from, to };
+        let plan = SnapshotPlan {
+            dir: entry.dir.clone(),
+            from,
+            to,
+            durability: match purpose {
+                SnapshotFor::Template(_) => Durability::Host,
+                // The forks of a snapshot end with the host.
+                SnapshotFor::Forks(_) => Durability::Process,
+            },
+        };
         self.jobs.snapshot(id.clone(), plan, purpose);
     }
 

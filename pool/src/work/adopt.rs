@@ -40,7 +40,9 @@ impl AdoptPlan {
         self.adopt_tap()?;
         self.go_on()?;
         // These are the files of an unfinished pause, or of a pause that was resumed.
-        let _ = fs::remove_dir_all(self.dir.pause());
+        if let Err(error) = self.dir.forget_pause() {
+            tracing::error!(dir = %self.dir.path().display(), %error, "cannot remove the files of a pause");
+        }
         remove_drafts(&self.dir);
         Ok(host::private_bytes(self.pid))
     }

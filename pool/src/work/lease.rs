@@ -15,8 +15,9 @@ use vmm_control::{Call, Failure, Reply, Request, frame};
 
 use super::{NewIdentity, WorkError, init_request, wall_clock};
 use crate::{
+    durable::Durability,
     host,
-    record::{Durability, Kept, Record, SlotDir},
+    record::{Kept, Record, SlotDir},
 };
 
 /// Limit on the length of an answer's head, in bytes.

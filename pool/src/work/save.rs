@@ -14,8 +14,9 @@ use vmm_control::{ControlClient, files::Lineage};
 use super::{WorkError, connect_agent};
 use crate::{
     cgroup::Groups,
+    durable::{Durability, private_dir, sync_dir, sync_files},
     host,
-    record::{Durability, Kept, Record, SlotDir, private_dir},
+    record::{Kept, RECORD, Record, SlotDir},
     spec::PauseMode,
 };
 
@@ -62,6 +63,7 @@ pub(crate) enum PauseOutcome {
 impl PausePlan {
     /// Writes the sandbox to disk. On success the VM stays paused, and the driver must kill it.
     pub(crate) fn run(mut self) -> PauseOutcome {
+        let running = self.record.clone();
         let lineage = self.record.lineage.clone();
         let mut control = match control(self.control.take(), &self.dir, lineage) {
             Ok(control) => control,
@@ -70,8 +72,9 @@ impl PausePlan {
         match self.save(&mut control) {
             Ok(()) => PauseOutcome::OnDisk(Box::new(self.record)),
             Err(e) => {
-                // Removes an incomplete snapshot.
-                let _ = fs::remove_dir_all(self.dir.pause());
+                if let Err(error) = self.dir.undo_pause(&running) {
+                    tracing::error!(dir = %self.dir.path().display(), %error, "cannot remove a failed pause");
+                }
                 match control.resume() {
                     Ok(()) => PauseOutcome::Kept(e),
                     Err(_) => PauseOutcome::Lost(e),
@@ -82,6 +85,10 @@ impl PausePlan {
 
     fn save(&mut self, control: &mut ControlClient) -> Result<(), WorkError> {
         let pause = self.dir.pause();
+        // There are such files only if an earlier attempt to remove them failed.
+        self.dir
+            .forget_pause()
+            .map_err(|e| WorkError::Io("remove the files of an earlier pause", e))?;
         match self.mode {
             PauseMode::Memory => control
                 .snapshot_diff(&pause)
@@ -96,8 +103,8 @@ impl PausePlan {
         }
         self.record.kept = Kept::Paused(self.mode);
         self.record.lifetime.end_at = host::unix_ms();
-        sync_dir(&pause)
-            .and_then(|()| self.dir.write(&self.record, Durability::Host))
+        self.dir
+            .write_pause(&self.record)
             .map_err(|e| WorkError::Io("write the sandbox's record", e))
     }
 
@@ -114,30 +121,6 @@ impl PausePlan {
     }
 }
 
-/// Syncs a directory and every regular file in it to disk. Ignores sub-directories.
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
-        if path.is_file() {
-            fs::File::open(path)?.sync_all()?;
-        }
-    }
-    fs::File::open(dir)?.sync_all()
-}
-
-/// Syncs a template to disk. A failure is only logged, because the template is usable until the host crashes.
-pub(crate) fn sync_tree(home: &Path) {
-    let image = home.join("image");
-    let synced = if image.is_dir() {
-        sync_dir(&image)
-    } else {
-        Ok(())
-    };
-    if let Err(error) = synced.and_then(|()| sync_dir(home)) {
-        tracing::warn!(dir = %home.display(), %error, "cannot sync a template: it may be lost if the host crashes");
-    }
-}
-
 /// A snapshot of a sandbox for a template or for forks. The sandbox stays as it is.
 #[derive(Debug)]
 pub(crate) struct SnapshotPlan {
@@ -145,6 +128,8 @@ pub(crate) struct SnapshotPlan {
     pub(crate) from: SnapshotFrom,
     /// The directory to create for the snapshot.
     pub(crate) to: PathBuf,
+    /// Whether the snapshot must survive a crash of the host.
+    pub(crate) durability: Durability,
 }
 
 #[derive(Debug)]
@@ -171,12 +156,26 @@ impl SnapshotPlan {
     /// Returns [`SnapshotFailed`], which states whether the sandbox survived. Nothing is left at the target.
     pub(crate) fn run(self) -> Result<(), SnapshotFailed> {
         match self.from {
-            SnapshotFrom::Vm(open, lineage) => of_vm(open, lineage, &self.dir, &self.to),
+            SnapshotFrom::Vm(open, lineage) => of_vm(open, lineage, &self.dir, &self.to)?,
             SnapshotFrom::Pause => {
-                link_snapshot(&self.dir.pause(), &self.to).map_err(SnapshotFailed::Unchanged)
+                link_snapshot(&self.dir.pause(), &self.to).map_err(SnapshotFailed::Unchanged)?;
             }
         }
+        match self.durability {
+            Durability::Process => Ok(()),
+            // The VM runs again meanwhile.
+            Durability::Host => sync_snapshot(&self.to).map_err(|e| {
+                let _ = fs::remove_dir_all(&self.to);
+                SnapshotFailed::Unchanged(WorkError::Io("sync the snapshot", e))
+            }),
+        }
     }
+}
+
+/// Syncs the files of a snapshot, and its name.
+fn sync_snapshot(dir: &Path) -> io::Result<()> {
+    sync_files(dir)?;
+    sync_dir(dir.parent().unwrap_or(dir))
 }
 
 fn of_vm(
@@ -232,12 +231,16 @@ impl Drop for ForkSnapshot {
     }
 }
 
-/// Links the files of a snapshot into a new directory. Links suffice instead of copies, because the files never change.
+/// Links the files of a pause, without its record, into a new directory. Links suffice instead of copies, because the
+/// files never change.
 fn link_snapshot(from: &Path, to: &Path) -> Result<(), WorkError> {
     let link = || -> io::Result<()> {
         fs::create_dir(to)?;
         for entry in fs::read_dir(from)? {
             let entry = entry?;
+            if entry.file_name() == RECORD {
+                continue;
+            }
             fs::hard_link(entry.path(), to.join(entry.file_name()))?;
         }
         Ok(())
@@ -248,11 +251,28 @@ fn link_snapshot(from: &Path, to: &Path) -> Result<(), WorkError> {
     })
 }
 
-/// Removes the directory and the control group of a slot whose VM has exited.
-///
-/// # Errors
-/// Returns an error if the directory or the group cannot be removed. The next server tries again.
-pub(crate) fn clean(dir: &SlotDir, groups: &Groups, id: &str) -> io::Result<()> {
-    let files = dir.remove();
-    groups.remove(id).and(files)
+/// Removes the directory and the control group of a slot whose VM has exited. With [`Durability::Host`], a crash of the
+/// host does not bring the sandbox back.
+pub(crate) fn clean(dir: &SlotDir, groups: &Groups, id: &str, durability: Durability) -> Cleaned {
+    let disowned = dir.disown().and_then(|()| match durability {
+        Durability::Host => dir.sync_removal(),
+        Durability::Process => Ok(()),
+    });
+    let removed = match &disowned {
+        Ok(()) => dir.remove(),
+        Err(_) => Ok(()),
+    };
+    Cleaned {
+        disowned,
+        removed: groups.remove(id).and(removed),
+    }
+}
+
+/// The outcome of [`clean`].
+#[derive(Debug)]
+pub(crate) struct Cleaned {
+    /// Whether the next server will consider the sandbox ended. With an error, it may find the sandbox again.
+    pub(crate) disowned: io::Result<()>,
+    /// Whether the files and the group are gone.
+    pub(crate) removed: io::Result<()>,
 }

@@ -23,8 +23,9 @@ use super::{
 };
 use crate::{
     cgroup::Groups,
+    durable::Durability,
     host,
-    record::{BootFiles, Durability, Kept, ProcessName, Record, SlotDir},
+    record::{BootFiles, Kept, ProcessName, Record, SlotDir},
     vm::Vm,
 };
 
@@ -216,12 +217,18 @@ impl StartPlan {
                     .pause()
                     .map_err(|e| WorkError::Control("pause the VM", e))?;
             }
-            Purpose::Lease | Purpose::GoOn => self.keep(vm.name)?,
+            Purpose::Lease | Purpose::GoOn => {}
         }
-        let agent = client.into_stream();
+        let agent = client
+            .into_stream()
+            .map_err(|e| WorkError::Agent("ask the guest agent", e))?;
+        if let Purpose::Lease | Purpose::GoOn = &self.purpose {
+            // Must be the last step that can fail: after a failure, a paused sandbox is still paused on disk.
+            self.keep(vm.name)?;
+        }
         Ok(Up {
             control: stream,
-            agent: agent.map_err(|e| WorkError::Agent("ask the guest agent", e))?,
+            agent,
             clock_may_be_late,
         })
     }
@@ -390,9 +397,9 @@ impl StartPlan {
         Ok(())
     }
 
-    /// Writes the record of a sandbox that has an owner, and removes the files of the pause that it was resumed from.
+    /// Writes the record of a sandbox that has an owner. The files of the pause that it was resumed from stay until
+    /// the driver has answered the resume.
     fn keep(&mut self, name: ProcessName) -> Result<(), WorkError> {
-        let failed = |e| WorkError::Io("write the sandbox's record", e);
         self.record.vmm = Some(name);
         self.record.kept = Kept::Running;
         if matches!(self.purpose, Purpose::GoOn) {
@@ -404,11 +411,6 @@ impl StartPlan {
         }
         self.dir
             .write(&self.record, Durability::Process)
-            .map_err(failed)?;
-        // The VMM keeps open the files from which the VM was restored, so they can be removed.
-        match fs::remove_dir_all(self.dir.pause()) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(e)),
-            _ => Ok(()),
-        }
+            .map_err(|e| WorkError::Io("write the sandbox's record", e))
     }
 }

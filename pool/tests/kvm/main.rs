@@ -6,11 +6,15 @@ mod support;
 mod disk;
 mod lifecycle;
 mod limits;
+mod power;
 
 use test_cases::cases;
 
 fn main() {
     if let Some(state) = std::env::var_os(support::SERVER) {
+        if let Some(marks) = std::env::var_os(support::MARKS) {
+            return power::be_recorded(state.as_ref(), marks.as_ref());
+        }
         if let Some(image) = std::env::var_os(support::FULL) {
             return disk::be_on_a_small_disk(state.as_ref(), image.as_ref());
         }
@@ -45,6 +49,9 @@ fn main() {
         },
         disk::{
             kvm_a_full_disk_loses_nothing,
+        },
+        power::{
+            kvm_a_power_loss_leaves_what_was_answered,
         },
     };
     test_cases::run(cases, |_| support::lack()).exit();

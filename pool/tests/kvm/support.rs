@@ -21,6 +21,8 @@ pub(crate) const SERVER: &str = "CUBE_TEST_POOL";
 pub(crate) const BUSY: &str = "CUBE_TEST_POOL_BUSY";
 /// Set together with [`SERVER`]: the server is on a disk of its own; the value is the disk's image.
 pub(crate) const FULL: &str = "CUBE_TEST_POOL_FULL";
+/// Set together with [`SERVER`]: the server writes marks to this file, for the recording of its system calls.
+pub(crate) const MARKS: &str = "CUBE_TEST_POOL_MARKS";
 /// Timeout of any single answer; long, because the host may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const PREFIX: &str = "cube-pool-";

@@ -1,0 +1,106 @@
+//! Files of the state directory: how they are created, replaced, synced and removed.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::Path,
+};
+
+/// The kind of crash that a write must survive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// A crash of this process.
+    Process,
+    /// Also a crash of the host: the file is synced, which is slow.
+    Host,
+}
+
+/// Creates a directory, and missing parents, that only their owner may enter. An existing directory is not an error;
+/// its mode is not changed.
+pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).recursive(true).create(dir)
+}
+
+/// Reads a file.
+///
+/// # Errors
+/// Returns an error if it cannot be read, or has more than `limit` bytes.
+pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        Err(io::Error::other("the file is too long"))
+    } else {
+        Ok(bytes)
+    }
+}
+
+/// Replaces `dir/name` atomically. Only the owner may read the new file. If the new file cannot be written, the old
+/// file stays.
+pub(crate) fn replace(
+    dir: &Path,
+    name: &str,
+    bytes: &[u8],
+    durability: Durability,
+) -> io::Result<()> {
+    let draft = dir.join(format!("{name}.new"));
+    let written = write_new(&draft, bytes, durability);
+    if written.is_err() {
+        // Frees the space of an incomplete file: the disk may be full.
+        let _ = fs::remove_file(&draft);
+    }
+    written?;
+    fs::rename(&draft, dir.join(name))?;
+    match durability {
+        Durability::Host => sync_dir(dir),
+        Durability::Process => Ok(()),
+    }
+}
+
+/// Writes a new file. Removes first any file that a killed server left at `path`.
+pub(crate) fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
+    remove_file(path)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(bytes)?;
+    match durability {
+        Durability::Host => file.sync_all(),
+        Durability::Process => Ok(()),
+    }
+}
+
+/// Makes the names in a directory survive a crash of the host: files created, renamed, linked and removed there.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Syncs every regular file in a directory, and the directory. Ignores sub-directories.
+pub(crate) fn sync_files(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_file() {
+            File::open(path)?.sync_all()?;
+        }
+    }
+    sync_dir(dir)
+}
+
+/// Removes a file. A missing file is not an error.
+pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a directory and everything in it. A missing directory is not an error.
+pub(crate) fn remove_dir(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}

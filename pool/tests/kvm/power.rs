@@ -1,0 +1,409 @@
+//! A power loss at any moment: the system calls of a real server are recorded while it pauses, resumes, snapshots and
+//! kills, and the recovery runs on every state in which a crash can leave its state directory (see the crate
+//! `power-loss`). The same is repeated with each sync left out, which must be noticed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use pool::{OnClose, PauseMode, Pool, SandboxState};
+use power_loss::{Crash, Recording, TRACED, Tree};
+
+use super::{
+    lifecycle::run,
+    support::{MARKS, SERVER, State, config, open, resume, spec, until},
+};
+
+/// Syncs that no state of this test needs. Each has a reason.
+const NOT_NEEDED: [&str; 0] = [];
+const NAME: &str = "mine";
+
+pub(crate) fn kvm_a_power_loss_leaves_what_was_answered() {
+    let dir = State::new();
+    let (state, marks, trace) = (dir.0.join("s"), dir.0.join("marks"), dir.0.join("trace"));
+    let status = Command::new("strace")
+        .args(TRACED)
+        .arg("-o")
+        .arg(&trace)
+        .arg(std::env::current_exe().expect("this program"))
+        .env(SERVER, &state)
+        .env(MARKS, &marks)
+        .status()
+        .expect("strace: apt-get install strace");
+    assert!(status.success(), "the recorded server: {status}");
+    let text = fs::read_to_string(&trace).expect("a trace");
+    let recording = Recording::new(&text, &state, &marks).expect("a readable trace");
+    let replays = PathBuf::from(format!("/dev/shm/cp{}", std::process::id()));
+    run(async {
+        let mut check = Check::new(&recording, replays.clone());
+        let crashes = recording.crashes();
+        println!(
+            "{} states of {} crashes",
+            crashes.len(),
+            recording.marks(usize::MAX).len()
+        );
+        for crash in &crashes {
+            if let Err(why) = check.verdict(&recording, crash).await {
+                panic!(
+                    "after {:?}: {why}\n{:#?}",
+                    recording.marks(crash.at),
+                    crash.tree
+                );
+            }
+        }
+        println!("{} different states", check.seen.len());
+        check.every_sync_is_needed(&recording).await;
+    });
+    fs::remove_dir_all(replays).expect("the replays are removed");
+}
+
+/// Runs the recorded server.
+pub(crate) fn be_recorded(state: &Path, marks: &Path) {
+    let mut marks = File::create(marks).expect("a file");
+    let mut mark = |text: String| {
+        marks
+            .write_all(format!("{text}\n").as_bytes())
+            .expect("a mark")
+    };
+    fs::create_dir(state).expect("a state directory");
+    mark("checkpoint".into());
+    run(async {
+        let state = State(state.to_owned());
+        let pool = open(&state, 0).await;
+        let memory = PauseMode::Memory;
+
+        // Paused, resumed, paused again, killed.
+        let a = pool.create(spec()).await.expect("a sandbox").id;
+        mark(format!("created {a}"));
+        for _ in 0..2 {
+            mark(format!("pausing {a}"));
+            pool.pause(&a, memory).await.expect("a pause");
+            mark(format!("paused {a}"));
+            mark(format!("resuming {a}"));
+            resume(&pool, &a).await.expect("a resume");
+            mark(format!("resumed {a}"));
+            pool.set_timeout(&a, pool::TimeoutChange::Replace, 1000)
+                .await
+                .expect("a deadline");
+            until("the files of the pause are removed", async || {
+                (!state
+                    .0
+                    .join("sandboxes")
+                    .join(a.as_str())
+                    .join("pause")
+                    .exists())
+                .then_some(())
+            })
+            .await;
+            // Written after the job that removed the pause.
+            pool.set_timeout(&a, pool::TimeoutChange::Replace, 2000)
+                .await
+                .expect("a deadline");
+            mark(format!("running {a}"));
+        }
+        mark(format!("pausing {a}"));
+        pool.pause(&a, memory).await.expect("a pause");
+        mark(format!("paused {a}"));
+        mark(format!("killing {a}"));
+        pool.kill(&a).await.expect("a kill");
+        mark(format!("killed {a}"));
+        mark("checkpoint".into());
+
+        // Killed while it runs, right after a resume.
+        let b = pool.create(spec()).await.expect("a sandbox").id;
+        mark(format!("created {b}"));
+        mark(format!("pausing {b}"));
+        pool.pause(&b, PauseMode::FilesystemOnly)
+            .await
+            .expect("a pause");
+        mark(format!("paused {b}"));
+        mark(format!("resuming {b}"));
+        resume(&pool, &b).await.expect("a resume");
+        mark(format!("resumed {b}"));
+        mark(format!("killing {b}"));
+        pool.kill(&b).await.expect("a kill");
+        mark(format!("killed {b}"));
+        mark("checkpoint".into());
+
+        // Templates of a running and of a paused sandbox, with one name.
+        let c = pool.create(spec()).await.expect("a sandbox").id;
+        mark(format!("created {c}"));
+        mark("snapshotting".into());
+        let first = pool
+            .snapshot(&c, vec![NAME.into()])
+            .await
+            .expect("a snapshot")
+            .id;
+        mark(format!("snapshot {first}"));
+        mark(format!("pausing {c}"));
+        pool.pause(&c, memory).await.expect("a pause");
+        mark(format!("paused {c}"));
+        mark("snapshotting".into());
+        let second = pool
+            .snapshot(&c, vec![NAME.into()])
+            .await
+            .expect("a snapshot")
+            .id;
+        mark(format!("snapshot {second}"));
+        mark(format!("removing {first}"));
+        pool.remove_template(&first).await.expect("a removal");
+        mark(format!("removed {first}"));
+        pool.close(OnClose::Keep).await;
+        std::mem::forget(state);
+    });
+}
+
+/// What a recovery found.
+#[derive(Clone, Debug, Default)]
+struct Found {
+    /// Ids of paused sandboxes, and the files of their pauses.
+    paused: BTreeMap<String, Files>,
+    lost: BTreeSet<String>,
+    /// Ids of the templates below the state directory, their names and files.
+    templates: BTreeMap<String, (Vec<String>, Files)>,
+    /// Whether there is a directory of damaged sandboxes.
+    damaged: bool,
+}
+
+/// Names and contents, without records.
+type Files = BTreeMap<String, Vec<u8>>;
+
+fn files(dir: &Path) -> Files {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .map(|e| (e.file_name().to_string_lossy().into_owned(), e.path()))
+        .filter(|(name, _)| name != "record.json")
+        .map(|(name, path)| (name, fs::read(path).expect("a file")))
+        .collect()
+}
+
+struct Check {
+    replays: PathBuf,
+    seen: BTreeMap<Tree, Found>,
+    /// The complete files of each pause and template, from the moments when they were answered.
+    whole: Vec<Files>,
+}
+
+impl Check {
+    fn new(recording: &Recording, replays: PathBuf) -> Self {
+        fs::create_dir_all(&replays).expect("a directory");
+        let mut whole = Vec::new();
+        let mut answered = 0;
+        for crash in recording.crashes() {
+            let marks = recording.marks(crash.at);
+            let word = |mark: &&str| mark.split(' ').next().map(str::to_owned);
+            let last = marks.last().and_then(word).unwrap_or_default();
+            let id = marks
+                .last()
+                .and_then(|m| m.split(' ').nth(1))
+                .unwrap_or_default();
+            let dir = match last.as_str() {
+                "paused" => Path::new("sandboxes").join(id).join("pause"),
+                "snapshot" => Path::new("templates").join(id).join("image"),
+                _ => continue,
+            };
+            if marks.len() > answered {
+                answered = marks.len();
+                whole.push(crash.tree.files(&dir));
+            }
+        }
+        for files in &mut whole {
+            files.remove("record.json");
+            assert!(
+                !files.is_empty(),
+                "an answered pause or snapshot without files"
+            );
+        }
+        Self {
+            replays,
+            seen: BTreeMap::new(),
+            whole,
+        }
+    }
+
+    async fn found(&mut self, tree: &Tree) -> Found {
+        if let Some(found) = self.seen.get(tree) {
+            return found.clone();
+        }
+        let state = self.replays.join(self.seen.len().to_string());
+        fs::create_dir(&state).expect("a directory");
+        let found = recover(&state, tree).await;
+        fs::remove_dir_all(&state).expect("the replay is removed");
+        self.seen.insert(tree.clone(), found.clone());
+        found
+    }
+
+    /// Whether the recovery keeps every promise that had been made before the crash.
+    async fn verdict(&mut self, recording: &Recording, crash: &Crash) -> Result<(), String> {
+        let found = self.found(&crash.tree).await;
+        let marks = recording.marks(crash.at);
+        self.sandboxes(&marks, &found)?;
+        self.templates(&marks, &found)?;
+        if found.damaged {
+            return Err("a directory was moved aside".into());
+        }
+        Ok(())
+    }
+
+    fn sandboxes(&self, marks: &[&str], found: &Found) -> Result<(), String> {
+        let mut phases = BTreeMap::new();
+        for mark in marks {
+            if let Some((phase, id)) = mark.split_once(' ') {
+                phases.insert(id, phase);
+            }
+        }
+        for (id, files) in &found.paused {
+            if !self.whole.contains(files) {
+                return Err(format!("{id} is paused with incomplete files"));
+            }
+        }
+        for (id, phase) in phases {
+            let (paused, lost) = (found.paused.contains_key(id), found.lost.contains(id));
+            let kept = match phase {
+                "paused" => paused,
+                "pausing" => true,
+                "resuming" | "resumed" => paused || lost,
+                // Lost or, if its record was torn, forgotten.
+                "created" | "running" => !paused,
+                // A sandbox that ran may be reported as lost.
+                "killing" => true,
+                "killed" => !paused,
+                _ => continue,
+            };
+            if !kept {
+                return Err(format!("{phase} {id}: paused {paused}, lost {lost}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn templates(&self, marks: &[&str], found: &Found) -> Result<(), String> {
+        let mut made: Vec<&str> = Vec::new();
+        let mut removed = Vec::new();
+        let mut removing = Vec::new();
+        for mark in marks {
+            match mark.split_once(' ') {
+                Some(("snapshot", id)) => made.push(id),
+                Some(("removing", id)) => removing.push(id),
+                Some(("removed", id)) => removed.push(id),
+                _ => {}
+            }
+        }
+        for (id, (names, files)) in &found.templates {
+            if !self.whole.contains(files) {
+                return Err(format!("template {id} is incomplete"));
+            }
+            if removed.contains(&id.as_str()) {
+                return Err(format!("template {id} was removed"));
+            }
+            let is_new = !made.contains(&id.as_str());
+            let is_last = made.last() == Some(&id.as_str());
+            if !names.is_empty() && !is_new && !is_last {
+                return Err(format!(
+                    "template {id} has lost its names, and has {names:?}"
+                ));
+            }
+        }
+        for id in &made {
+            if !removing.contains(id) && !found.templates.contains_key(*id) {
+                return Err(format!("there is no template {id}"));
+            }
+        }
+        let owners = found
+            .templates
+            .values()
+            .filter(|(names, _)| names == &[NAME])
+            .count();
+        if owners != usize::from(!made.is_empty()) && !(made.is_empty() && owners == 1) {
+            return Err(format!("{owners} templates have the name"));
+        }
+        Ok(())
+    }
+
+    /// Leaves out each kind of sync in turn, and requires that a promise is broken.
+    async fn every_sync_is_needed(&mut self, recording: &Recording) {
+        let mut kinds = BTreeMap::new();
+        for (number, path) in recording.syncs() {
+            let marks = recording.marks(number);
+            let doing = marks.last().and_then(|mark| mark.split(' ').next());
+            let kind = format!("{}: {}", doing.unwrap_or_default(), kind_of(path));
+            kinds.entry(kind).or_insert(number);
+        }
+        let mut unnoticed = Vec::new();
+        for (kind, number) in kinds {
+            let less = recording.without(number);
+            let mut broken = None;
+            for crash in less.crashes() {
+                if let Err(why) = self.verdict(&less, &crash).await {
+                    broken = Some(why);
+                    break;
+                }
+            }
+            println!(
+                "without {kind}: {}",
+                broken.as_deref().unwrap_or("nothing is noticed")
+            );
+            if broken.is_none() && !NOT_NEEDED.contains(&kind.as_str()) {
+                unnoticed.push(kind);
+            }
+        }
+        assert!(
+            unnoticed.is_empty(),
+            "superfluous, or not tested: {unnoticed:#?}"
+        );
+    }
+}
+
+/// A path with ids replaced.
+fn kind_of(path: &Path) -> String {
+    let mut words: Vec<_> = path
+        .iter()
+        .map(|w| w.to_string_lossy().into_owned())
+        .collect();
+    if let Some(id) = words.get_mut(1) {
+        *id = "ID".into();
+    }
+    if words.is_empty() {
+        return "the state directory".into();
+    }
+    words.join("/")
+}
+
+/// Opens a pool on a state, as a server does after a reboot.
+async fn recover(state: &Path, tree: &Tree) -> Found {
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot id");
+    let boot_id = boot_id.trim();
+    let other = boot_id.replace(|c: char| c != '-', "0");
+    tree.write(state, |_, bytes| match std::str::from_utf8(bytes) {
+        Ok(text) => text.replace(boot_id, &other).into_bytes(),
+        Err(_) => bytes.to_vec(),
+    })
+    .expect("a state directory");
+    let (pool, recovered, _ended) = Pool::open(config(state, 0)).await.expect("a pool");
+    let mut found = Found {
+        damaged: state.join("damaged").exists(),
+        ..Found::default()
+    };
+    for sandbox in pool.list().await.expect("a list") {
+        let id = sandbox.id.to_string();
+        assert_ne!(sandbox.state, SandboxState::Running, "{id} after a reboot");
+        let pause = state.join("sandboxes").join(&id).join("pause");
+        found.paused.insert(id, files(&pause));
+    }
+    found.lost = recovered
+        .lost
+        .iter()
+        .map(|(id, _)| id.to_string())
+        .collect();
+    for template in pool.templates().await.into_iter().filter(|t| t.is_snapshot) {
+        let image = state.join("templates").join(&template.id).join("image");
+        let entry = (template.names, files(&image));
+        found.templates.insert(template.id, entry);
+    }
+    pool.close(OnClose::Keep).await;
+    found
+}
