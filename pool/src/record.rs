@@ -293,14 +293,15 @@ impl SlotDir {
     }
 
     /// Puts the complete snapshot in `pause/` and then this record on disk. When this returns, both survive a crash of
-    /// the host. The record is first written into `pause/`, and linked to its place when everything is synced.
+    /// the host. The record is first written into `pause/`, after the snapshot is synced: a record there means that the
+    /// snapshot is complete.
     pub(crate) fn write_pause(&self, record: &Record) -> io::Result<()> {
         let pause = self.pause();
         let bytes = serde_json::to_vec(record)?;
-        durable::write_new(&pause.join(RECORD), &bytes, Durability::Process)?;
         sync_files(&pause)?;
-        // The names of the snapshot and of the sandbox itself.
-        sync_dir(&self.0)?;
+        durable::write_new(&pause.join(RECORD), &bytes, Durability::Host)?;
+        sync_dir(&pause)?;
+        // The name of the sandbox itself.
         sync_dir(self.0.parent().unwrap_or(&self.0))?;
         let draft = self.0.join(format!("{RECORD}.new"));
         remove_file(&draft)?;
@@ -316,6 +317,10 @@ impl SlotDir {
         let of_pause = inode(self.pause().join(RECORD));
         if of_pause.is_some() && of_pause == inode(self.0.join(RECORD)) {
             self.write(running, Durability::Process)?;
+        }
+        if of_pause.is_some() {
+            remove_file(&self.pause().join(RECORD))?;
+            sync_dir(&self.pause())?;
         }
         durable::remove_dir(&self.pause())
     }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
 };
 
@@ -56,6 +56,19 @@ pub struct Crash {
     /// Number of changes before the crash, for [`Recording::marks`].
     pub at: usize,
     pub tree: Tree,
+}
+
+impl fmt::Display for Tree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (path, contents) in &self.0 {
+            let path = path.display();
+            match contents {
+                None => writeln!(f, "{path}/")?,
+                Some(bytes) => writeln!(f, "{path}: {:?}", String::from_utf8_lossy(bytes))?,
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Tree {
@@ -360,7 +373,7 @@ impl<'a> Disk<'a> {
         kept
     }
 
-    /// The sets of changes that are tried, each with the looks of files that were not synced.
+    /// The sets of changes that are tried, with the looks of files that were not synced.
     fn variants(&self) -> Vec<(BTreeSet<usize>, Unsynced)> {
         let certain: Vec<_> = (0..self.names.len()).filter(|n| self.names[*n].1).collect();
         let open: Vec<_> = (0..self.names.len())
@@ -381,17 +394,18 @@ impl<'a> Disk<'a> {
         } else {
             for n in 0..=open.len() {
                 add(open[..n].to_vec());
-                add(open[n..].to_vec());
             }
             for n in &open {
                 add(vec![*n]);
                 add(open.iter().copied().filter(|other| other != n).collect());
             }
         }
-        use Unsynced::{Empty, Half, Whole, Zeros};
-        let looks = [Whole, Empty, Half, Zeros];
+        // Each set with whole files and with one of the other looks in turn.
+        let torn = [Unsynced::Empty, Unsynced::Half, Unsynced::Zeros];
+        let looks = torn.into_iter().cycle().skip(self.names.len() % torn.len());
         sets.into_iter()
-            .flat_map(|set| looks.map(|unsynced| (set.clone(), unsynced)))
+            .zip(looks)
+            .flat_map(|(set, look)| [(set.clone(), Unsynced::Whole), (set, look)])
             .collect()
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 /// Arguments of strace that record what a [`crate::Recording`] needs. Programs that the traced program executes are not
 /// traced.
-pub const TRACED: [&str; 10] = [
+pub const TRACED: [&str; 9] = [
     "-f",
     "-b",
     "execve",
@@ -15,7 +15,6 @@ pub const TRACED: [&str; 10] = [
     "-xx",
     "-s",
     "1048576",
-    "--seccomp-bpf",
     "-e",
     "trace=openat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,rmdir,link,linkat,write,pwrite64,fsync,\
      fdatasync,ftruncate",

@@ -111,7 +111,7 @@ impl Drop for State {
     }
 }
 
-fn names(dir: &Path) -> Vec<String> {
+pub(crate) fn names(dir: &Path) -> Vec<String> {
     fs::read_dir(dir)
         .into_iter()
         .flatten()

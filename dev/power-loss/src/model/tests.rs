@@ -49,7 +49,8 @@ fn a_synced_replacement_leaves_the_old_or_the_new_file_and_then_the_new_one() {
 fn a_missing_sync_leaves_torn_contents_or_the_old_name() {
     let torn = contents(&replaced([false, true]), true);
     let all = ["", "\0\0\0\0", "ne", "new!"].map(str::to_owned);
-    assert_eq!(torn, BTreeSet::from(all));
+    assert!(torn.is_subset(&BTreeSet::from(all)), "{torn:?}");
+    assert!(torn.contains("new!") && torn.len() > 1, "{torn:?}");
     let unsynced_name = contents(&replaced([true, false]), true);
     let either = BTreeSet::from(["old".to_owned(), "new!".to_owned()]);
     assert_eq!(unsynced_name, either);
