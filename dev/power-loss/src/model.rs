@@ -11,11 +11,13 @@ use crate::trace::{Step, TraceError, below, steps};
 type Inode = usize;
 /// A name in a directory.
 type Slot = (Inode, String);
+/// Names, and what they refer to afterwards.
+type Renames = [(Slot, Option<Inode>)];
 
 /// The recorded directory.
 const ROOT: Inode = 0;
 /// Up to this number of changes that may or may not survive, every combination is tried.
-const ALL_COMBINATIONS: usize = 5;
+const ALL_COMBINATIONS: usize = 4;
 /// Contents of a file that another program wrote through a descriptor.
 const WRITTEN_ELSEWHERE: &[u8] = b"written by a program that was not traced";
 
@@ -300,7 +302,7 @@ impl Builder {
 struct Disk<'a> {
     recording: &'a Recording,
     /// The changes of names, oldest first, and whether each is certain to survive.
-    names: Vec<(&'a [(Slot, Option<Inode>)], bool)>,
+    names: Vec<(&'a Renames, bool)>,
     /// The contents of each file, and whether they are certain to survive.
     contents: HashMap<Inode, (&'a [u8], bool)>,
     /// What the certain changes before the first uncertain one amount to.

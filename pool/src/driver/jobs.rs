@@ -176,10 +176,9 @@ impl Jobs {
         self.run(move || {
             let _ = reporter.send(released());
             let cleaned = work::save::clean(&dir, &groups, id.as_str(), durability);
-            for error in [cleaned.disowned.as_ref().err(), cleaned.removed.as_ref().err()] {
-                if let Some(error) = error {
-                    tracing::error!(sandbox = %id, %error, "cannot remove all of the sandbox; the next server tries again");
-                }
+            let errors = [cleaned.disowned.as_ref().err(), cleaned.removed.as_ref().err()];
+            for error in errors.into_iter().flatten() {
+                tracing::error!(sandbox = %id, %error, "cannot remove all of the sandbox; the next server tries again");
             }
             Report::Cleaned(id, cleaned.disowned)
         });

@@ -90,16 +90,16 @@ pub(crate) async fn serve(mut plan: LeasePlan, mut lines: Lines) -> Result<Serve
         lines.control.write_all(&resume).await.map_err(vmm)?;
         let sent = lines.agent.write_all(&init).await;
         sent.map_err(|e| WorkError::Io("send settings to the guest agent", e))?;
-        // The record is written while the guest handles the request. It is written on this task, because writing a
-        // small file to the page cache takes less time than handing the work to a thread.
+        read_resumed(&mut lines.control).await?;
+        plan.timeline
+            .stamp(StartPhase::Resumed, host::monotonic_ns());
+        // The record is written while the guest handles the request, and before the caller is answered. It is written on
+        // this task, because writing a small file to the page cache takes less time than handing the work to a thread.
         plan.record.kept = Kept::Running;
         plan.record.warm = true;
         plan.dir
             .write(&plan.record, Durability::Process)
             .map_err(|e| WorkError::Io("write the sandbox's record", e))?;
-        read_resumed(&mut lines.control).await?;
-        plan.timeline
-            .stamp(StartPhase::Resumed, host::monotonic_ns());
         read_init_answer(&mut lines.agent).await?;
         let now_ns = host::monotonic_ns();
         plan.timeline.stamp(StartPhase::AgentReady, now_ns);

@@ -41,7 +41,7 @@ pub(crate) fn kvm_a_full_disk_loses_nothing() {
     );
 }
 
-fn succeed(command: &mut Command) {
+pub(crate) fn succeed(command: &mut Command) {
     let status = command.status().expect("a program");
     assert!(status.success(), "{command:?}: {status}");
 }
@@ -114,7 +114,7 @@ fn on_small_disk(state: &Path) -> PoolConfig {
 }
 
 /// Makes a sandbox with its name in memory, on its disk and in its note.
-async fn sandbox(pool: &Pool, name: &str) -> Sandbox {
+pub(crate) async fn sandbox(pool: &Pool, name: &str) -> Sandbox {
     let mut spec = spec();
     spec.note = name.into();
     let sandbox = pool.create(spec).await.expect("a sandbox");

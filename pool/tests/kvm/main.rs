@@ -4,14 +4,19 @@
 mod support;
 
 mod disk;
+mod faults;
 mod lifecycle;
 mod limits;
 mod power;
+mod sys;
 
 use test_cases::cases;
 
 fn main() {
     if let Some(state) = std::env::var_os(support::SERVER) {
+        if let Some(fault) = std::env::var_os(support::FAULT) {
+            return faults::be_on_a_failing_disk(state.as_ref(), &fault.to_string_lossy());
+        }
         if let Some(marks) = std::env::var_os(support::MARKS) {
             return power::be_recorded(state.as_ref(), marks.as_ref());
         }
@@ -49,6 +54,11 @@ fn main() {
         },
         disk::{
             kvm_a_full_disk_loses_nothing,
+        },
+        faults::{
+            kvm_a_read_only_disk_refuses_changes_and_loses_nothing,
+            kvm_a_broken_disk_refuses_changes_and_a_power_loss_keeps_what_was_answered,
+            kvm_ten_thousand_leftover_directories_are_swept,
         },
         power::{
             kvm_a_power_loss_leaves_what_was_answered,

@@ -79,32 +79,30 @@ pub(crate) fn be_recorded(state: &Path, marks: &Path) {
         // Paused, resumed, paused again, killed.
         let a = pool.create(spec()).await.expect("a sandbox").id;
         mark(format!("created {a}"));
-        for _ in 0..2 {
-            mark(format!("pausing {a}"));
-            pool.pause(&a, memory).await.expect("a pause");
-            mark(format!("paused {a}"));
-            mark(format!("resuming {a}"));
-            resume(&pool, &a).await.expect("a resume");
-            mark(format!("resumed {a}"));
-            pool.set_timeout(&a, pool::TimeoutChange::Replace, 1000)
-                .await
-                .expect("a deadline");
-            until("the files of the pause are removed", async || {
-                (!state
-                    .0
-                    .join("sandboxes")
-                    .join(a.as_str())
-                    .join("pause")
-                    .exists())
-                .then_some(())
-            })
-            .await;
-            // Written after the job that removed the pause.
-            pool.set_timeout(&a, pool::TimeoutChange::Replace, 2000)
-                .await
-                .expect("a deadline");
-            mark(format!("running {a}"));
-        }
+        mark(format!("pausing {a}"));
+        pool.pause(&a, memory).await.expect("a pause");
+        mark(format!("paused {a}"));
+        mark(format!("resuming {a}"));
+        resume(&pool, &a).await.expect("a resume");
+        mark(format!("resumed {a}"));
+        pool.set_timeout(&a, pool::TimeoutChange::Replace, 1000)
+            .await
+            .expect("a deadline");
+        until("the files of the pause are removed", async || {
+            (!state
+                .0
+                .join("sandboxes")
+                .join(a.as_str())
+                .join("pause")
+                .exists())
+            .then_some(())
+        })
+        .await;
+        // Written after the job that removed the pause.
+        pool.set_timeout(&a, pool::TimeoutChange::Replace, 2000)
+            .await
+            .expect("a deadline");
+        mark(format!("running {a}"));
         mark(format!("pausing {a}"));
         pool.pause(&a, memory).await.expect("a pause");
         mark(format!("paused {a}"));

@@ -23,6 +23,8 @@ pub(crate) const BUSY: &str = "CUBE_TEST_POOL_BUSY";
 pub(crate) const FULL: &str = "CUBE_TEST_POOL_FULL";
 /// Set together with [`SERVER`]: the server writes marks to this file, for the recording of its system calls.
 pub(crate) const MARKS: &str = "CUBE_TEST_POOL_MARKS";
+/// Set together with [`SERVER`]: the disk of the state directory will fail in this way.
+pub(crate) const FAULT: &str = "CUBE_TEST_POOL_FAULT";
 /// Timeout of any single answer; long, because the host may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const PREFIX: &str = "cube-pool-";
