@@ -501,7 +501,10 @@ mod tests {
             fs::write(dir.path().join(RECORD), torn).unwrap();
             assert!(matches!(dir.look(no_notes), Contents::Torn(_)), "{torn:?}");
             fs::create_dir_all(dir.pause()).unwrap();
-            assert!(matches!(dir.look(no_notes), Contents::Damaged(_)), "{torn:?}");
+            assert!(
+                matches!(dir.look(no_notes), Contents::Damaged(_)),
+                "{torn:?}"
+            );
             fs::remove_dir(dir.pause()).unwrap();
         }
     }

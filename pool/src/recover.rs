@@ -204,7 +204,10 @@ impl Recovery<'_> {
             }
             Contents::Damaged(why) => return Outcome::Kept(set_aside(&dir, why)),
             Contents::Unusable(why) => {
-                tracing::error!(why, "cannot read a sandbox's record: leaving its directory alone; repair it and start the server again");
+                tracing::error!(
+                    why,
+                    "cannot read a sandbox's record: leaving its directory alone; repair it and start the server again"
+                );
                 return Outcome::Kept(why);
             }
         };

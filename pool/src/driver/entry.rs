@@ -128,6 +128,8 @@ impl Entry {
         Self {
             pidfd: vm.as_ref().map(|vm| Arc::clone(&vm.pidfd)),
             unwatched: vm,
+            // The former server may have ended a pause or a resume half-way.
+            on_disk: slot.is_saved() || dir.pause().exists(),
             ..Self::new(slot, dir, record)
         }
     }
