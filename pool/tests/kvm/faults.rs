@@ -190,7 +190,11 @@ async fn swept(count: u32) -> Duration {
     fs::create_dir(&sandboxes).expect("a directory");
     for n in 0..count {
         let mut random = [0; 19];
-        random[..4].copy_from_slice(&n.to_be_bytes());
+        // Each byte becomes one of 36 characters.
+        for (digit, byte) in random.iter_mut().take(4).enumerate() {
+            *byte = u8::try_from(n / 36_u32.pow(u32::try_from(digit).expect("a digit")) % 36)
+                .expect("a digit");
+        }
         let dir: PathBuf = sandboxes.join(SandboxId::from_random(random).as_str());
         fs::create_dir(&dir).expect("a directory");
         fs::write(dir.join("console.log"), "text").expect("a file");
