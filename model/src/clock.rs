@@ -10,6 +10,12 @@ pub fn monotonic_ns() -> u64 {
     read(ClockId::CLOCK_MONOTONIC)
 }
 
+/// The reading of CLOCK_BOOTTIME in nanoseconds: time since the host booted, suspend included.
+#[must_use]
+pub fn boottime_ns() -> u64 {
+    read(ClockId::CLOCK_BOOTTIME)
+}
+
 /// The reading of CLOCK_REALTIME in nanoseconds since 1970-01-01T00:00:00Z.
 #[must_use]
 pub fn unix_ns() -> u64 {
@@ -23,7 +29,7 @@ pub fn nanoseconds(duration: Duration) -> u64 {
 }
 
 fn read(clock: ClockId) -> u64 {
-    let time = clock_gettime(clock).expect("every Linux has CLOCK_MONOTONIC and CLOCK_REALTIME");
+    let time = clock_gettime(clock).expect("every Linux has these clocks");
     nanoseconds(Duration::from(time))
 }
 

@@ -32,6 +32,7 @@ pub(crate) use entry::Entry;
 use crate::{
     Ended, PoolConfig, PoolStats, StateLock,
     cgroup::Groups,
+    clock::{Clock, Reading},
     host,
     lifetime::UnixMs,
     message::{Report, Request, SandboxRequest},
@@ -69,6 +70,7 @@ pub(crate) struct Driver {
     stock: Stock,
     memory: MemoryLedger,
     disks: Disks,
+    clock: Clock,
     counters: PoolStats,
     /// Number of fork snapshots so far; the name of each directory contains its number.
     forks: u64,
@@ -143,6 +145,7 @@ impl Driver {
             stock: Stock::new(config.warm, parallel),
             memory: MemoryLedger::new(&config),
             disks: Disks::new(&config),
+            clock: Clock::new(Reading::now()),
             counters: PoolStats::default(),
             forks: 0,
             forks_name: format!("{:x}", host::unix_ns()),
@@ -216,21 +219,36 @@ impl Driver {
         let longest = if fills { policy::QUIET } else { TICK };
         let longest = longest.min(self.adoptions.timer().unwrap_or(longest));
         let due = self.slots.next_due().map(|due| {
-            let left = due.saturating_sub(host::unix_ms());
+            let left = due.saturating_sub(self.clock.now());
             Duration::from_millis(left)
         });
         due.map_or(longest, |due| due.min(longest))
     }
 
     fn tick(&mut self) {
+        if let Some(step_ms) = self.clock.follow(Reading::now()) {
+            tracing::warn!(
+                step_ms,
+                "the wall clock was set: moving the deadlines of all sandboxes by as much"
+            );
+            self.clock_was_set(step_ms);
+        }
         self.look_again = true;
         self.disks.watch(&self.slots);
         self.memory.measure(&mut self.slots, &self.templates);
     }
 
+    /// Moves all deadlines, and records those of running sandboxes.
+    fn clock_was_set(&mut self, step_ms: i64) {
+        for id in self.slots.ids(|_| true) {
+            self.slots.update(&id, |e| e.slot.clock_was_set(step_ms));
+            self.write_record(&id, Vec::new());
+        }
+    }
+
     /// Acts upon deadlines that have passed.
     fn expire(&mut self) {
-        let now = host::unix_ms();
+        let now = self.clock.now();
         for id in self.slots.due(now) {
             if self.stopping.closing.is_some() {
                 return;
@@ -253,7 +271,7 @@ impl Driver {
 
     /// Applies an event to a slot, performs its effects, and queues the slot's waiting requests for a new decision.
     fn event(&mut self, id: &SandboxId, event: Event) -> Result<Stage, Unexpected> {
-        let now = host::unix_ms();
+        let now = self.clock.now();
         let moved = self.slots.apply(id, event, now)?;
         tracing::debug!(sandbox = %id, ?event, from = ?moved.from, to = ?moved.to, "slot");
         if moved.from == Stage::Warm {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use api_types::guest_text;
-pub(crate) use model::clock::{monotonic_ns, unix_ns};
+pub(crate) use model::clock::{boottime_ns, monotonic_ns, unix_ns};
 
 /// Number of bytes at the end of a file that [`last_words`] reads.
 const MAX_WORDS: u64 = 64 << 10;
@@ -18,6 +18,12 @@ const MAX_WORDS: u64 = 64 << 10;
 pub(crate) fn unix_ms() -> u64 {
     unix_ns() / 1_000_000
 }
+
+/// CLOCK_BOOTTIME in milliseconds.
+pub(crate) fn boottime_ms() -> u64 {
+    boottime_ns() / 1_000_000
+}
+
 /// Identifies this boot of the host. Process ids are valid only within one boot.
 pub(crate) fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?

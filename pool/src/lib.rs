@@ -21,6 +21,7 @@
 //! that it has no owner, so that it ends with this process.
 
 mod cgroup;
+mod clock;
 mod driver;
 mod durable;
 mod error;

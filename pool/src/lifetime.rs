@@ -72,6 +72,13 @@ impl Backoff {
         self.not_before = now.saturating_add(delay.min(LONGEST_MS));
     }
 
+    /// Moves the end of the delay by as much as the wall clock was set.
+    pub(crate) fn clock_was_set(&mut self, step_ms: i64) {
+        if self.not_before > 0 {
+            self.not_before = self.not_before.saturating_add_signed(step_ms);
+        }
+    }
+
     /// Returns the seconds until traffic may resume the sandbox again, rounded up; `None` if it may do so now. The
     /// result never exceeds the longest delay, even if the clock was set back.
     pub(crate) fn delay_s(&self, now: UnixMs) -> Option<u64> {

@@ -283,6 +283,18 @@ impl Slot {
         is_later
     }
 
+    /// Moves the deadline and the times of next attempts by as much as the wall clock was set.
+    pub(crate) fn clock_was_set(&mut self, step_ms: i64) {
+        // That of a sandbox on disk is the time of its pause.
+        if !self.is_saved() || matches!(self.stage, Stage::Pausing(_)) {
+            self.lifetime.end_at = self.lifetime.end_at.saturating_add_signed(step_ms);
+        }
+        if self.pause_again_at > 0 {
+            self.pause_again_at = self.pause_again_at.saturating_add_signed(step_ms);
+        }
+        self.backoff.clock_was_set(step_ms);
+    }
+
     /// Delays the next automatic pause after a pause that failed or was refused. Has no effect before the deadline.
     pub(crate) fn postpone_pause(&mut self, now: UnixMs) {
         if self.lifetime.end_at <= now {

@@ -126,7 +126,7 @@ impl Driver {
     /// Answers the request that a start, lease or resume served, now that the sandbox runs.
     fn hand_over(&mut self, id: &SandboxId) {
         self.stock.yield_to_callers(host::monotonic_ns());
-        let now = host::unix_ms();
+        let now = self.clock.now();
         self.slots.has_new_vm(id, now);
         let Some(entry) = self.slots.get_mut(id) else {
             return;
@@ -159,7 +159,7 @@ impl Driver {
     }
 
     fn resumed(&mut self, id: &SandboxId, request: SandboxRequest) {
-        let now = host::unix_ms();
+        let now = self.clock.now();
         let set_deadline = |entry: &mut Entry, timeout_s: Option<u32>| {
             let timeout_s = timeout_s.unwrap_or(entry.slot.lifetime.resume_timeout_s());
             entry.slot.set_deadline(now, timeout_s);
@@ -274,7 +274,7 @@ impl Driver {
     }
 
     fn is_paused(&mut self, id: &SandboxId) {
-        let now = host::unix_ms();
+        let now = self.clock.now();
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
@@ -320,7 +320,8 @@ impl Driver {
                     result.and_then(|()| self.templates.keep(&template, names, origin, created));
                 if let Ok(kept) = &kept {
                     let what = format!("snapshot {} was made", kept.info.id);
-                    self.add_event(id, host::unix_ms(), what);
+                    let now = self.clock.now();
+                    self.add_event(id, now, what);
                 }
                 self.publish(&template, kept, answer);
             }

@@ -47,7 +47,10 @@ impl Driver {
         }
     }
 
-    fn create(&mut self, spec: Box<CreateSpec>, accepted_ns: u64, answer: Answer<Unclaimed>) {
+    fn create(&mut self, mut spec: Box<CreateSpec>, accepted_ns: u64, answer: Answer<Unclaimed>) {
+        // The caller may have read a wall clock that was set a moment ago.
+        let timeout_s = spec.lifetime.timeout_s;
+        spec.lifetime.set(self.clock.now(), timeout_s);
         self.stock.yield_to_callers(accepted_ns);
         let template = match self.templates.find(&spec.template) {
             _ if self.stopping.is_draining => Err(PoolError::Draining),
@@ -71,7 +74,7 @@ impl Driver {
 
     /// Decides on a request that depends on the sandbox's state, and acts upon the decision.
     pub(super) fn decide(&mut self, id: SandboxId, request: SandboxRequest) {
-        let now = host::unix_ms();
+        let now = self.clock.now();
         let decided = match self.slots.get(&id) {
             Some(entry) => decide(&entry.slot, request.operation(), now),
             None => Err(Refusal::NotFound),
@@ -151,7 +154,7 @@ impl Driver {
 
     /// Moves the deadline of a sandbox. Returns whether it has changed.
     fn set_deadline(&mut self, id: &SandboxId, change: TimeoutChange, timeout_s: u32) -> bool {
-        let now = host::unix_ms();
+        let now = self.clock.now();
         let moved = self.slots.update(id, |entry| match change {
             TimeoutChange::Extend => entry.slot.extend_deadline(now, timeout_s),
             TimeoutChange::Replace => {
@@ -233,7 +236,7 @@ impl Driver {
         match changed {
             Ok(()) => {
                 entry.record = record;
-                entry.add_event(host::unix_ms(), "network policy replaced");
+                entry.add_event(self.clock.now(), "network policy replaced");
                 Ok(())
             }
             Err(e) => {
@@ -298,7 +301,7 @@ impl Driver {
         error: PoolError,
         answer: Option<Answer<()>>,
     ) {
-        let now = host::unix_ms();
+        let now = self.clock.now();
         tracing::error!(sandbox = %id, %error, "the pause failed");
         self.add_event(id, now, format!("the pause failed: {error}"));
         self.slots
@@ -353,7 +356,7 @@ impl Driver {
             Ok(policy) => policy,
             Err(e) => return drop(answer.send(Err(e))),
         };
-        let now = host::unix_ms();
+        let now = self.clock.now();
         for spec in &mut specs {
             spec.policy = policy.clone();
             spec.lifetime.set(now, spec.lifetime.timeout_s);

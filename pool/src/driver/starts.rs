@@ -123,7 +123,8 @@ impl Driver {
     /// Handles a resume that was refused or failed: the sandbox stays paused.
     pub(super) fn resume_failed(&mut self, id: &SandboxId, by: FailedBy, error: PoolError) {
         tracing::warn!(sandbox = %id, %error, "the resume failed");
-        self.add_event(id, host::unix_ms(), format!("the resume failed: {error}"));
+        let now = self.clock.now();
+        self.add_event(id, now, format!("the resume failed: {error}"));
         let serving = self.slots.get_mut(id).and_then(|e| e.serving.take());
         // An error means that the slot is ending already.
         let _ = self.event(id, Event::ResumeFailed(by));
