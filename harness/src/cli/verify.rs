@@ -177,7 +177,7 @@ pub(super) struct Restarts {
     /// Limit of the longest time without an answer to new connections, such as 500ms
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     max_gap: Option<Duration>,
-    /// Also write restarts.json, restarts.md, restarts.svg and restarts.xml to this directory
+    /// Also write restarts.json, restarts.md, restarts.svg, restarts.xml and cube-api.log to this directory
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
     #[arg(long, value_enum, default_value_t)]
@@ -337,6 +337,9 @@ impl Confinement {
 impl Restarts {
     fn prove(self) -> Result<End, CommandError> {
         let interrupted = session::watch_signals()?;
+        // Creates the directory, so that a mistake in its name is found before the run.
+        write_results(self.results.as_deref(), &[])?;
+        let log = self.results.as_ref().map(|dir| dir.join("cube-api.log"));
         let builds = <[PathBuf; 2]>::try_from(self.builds).ok().map(Builds);
         let spec = RestartSpec {
             setup: setup(self.places, self.run_root, self.template),
@@ -351,6 +354,7 @@ impl Restarts {
                 reach: self.max_reach,
                 gap: self.max_gap,
             },
+            log,
         };
         let proof = restarts::run(&spec, &interrupted)?;
         let files = [

@@ -170,6 +170,12 @@ impl LocalServer {
         &self.spec.program
     }
 
+    /// Path of the server's log.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.dir.join(LOG)
+    }
+
     /// State directory of the server.
     #[must_use]
     pub fn state(&self) -> PathBuf {
@@ -179,7 +185,7 @@ impl LocalServer {
     /// The processes of the server: after planned restarts, those that only finish their connections too.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
-        leftovers::processes_of(&self.dir.join(LOG))
+        leftovers::processes_of(&self.log())
     }
 
     /// Kills all processes of the server with SIGKILL. Its VMs continue to run.
@@ -261,7 +267,7 @@ impl LocalServer {
     }
 
     fn not_ready(&self, what: String) -> ServerError {
-        let log = self.dir.join(LOG);
+        let log = self.log();
         let text = fs::read_to_string(&log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         ServerError::NotReady {

@@ -119,7 +119,13 @@ fn observe(
         Ended::Complete => Existing::read(api, &records),
         Ended::Interrupted | Ended::Hung => None,
     };
+    let log = server.log();
     drop((server, program));
+    if let Some(copy) = &spec.log
+        && let Err(error) = std::fs::copy(&log, copy)
+    {
+        eprintln!("cube-bench: cannot keep {}: {error}", log.display());
+    }
     let observed = Observed {
         ended,
         seconds: 0.0,

@@ -2,7 +2,7 @@
 
 use std::{
     ops::RangeInclusive,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
 };
 
@@ -30,6 +30,8 @@ pub(super) struct Guest {
     /// The numbers that the file may contain: the last one whose write was answered, and the last one that was sent.
     written: AtomicU64,
     sent: AtomicU64,
+    /// Set when the sandbox is lost, so that later restarts do not wait for it.
+    is_lost: AtomicBool,
 }
 
 /// The sandboxes of the run.
@@ -75,6 +77,7 @@ impl Guests {
                     created,
                     written: AtomicU64::new(0),
                     sent: AtomicU64::new(0),
+                    is_lost: AtomicBool::new(false),
                 };
                 guest.write_next(api)?;
                 guests.push(guest);
@@ -134,6 +137,14 @@ impl Guest {
     /// The numbers that the sandbox may contain.
     pub(super) fn expected(&self) -> RangeInclusive<u64> {
         self.written.load(Ordering::Relaxed)..=self.sent.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn mark_lost(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
     }
 
     /// Writes the next number.

@@ -14,7 +14,7 @@ use super::{
 
 /// Version of [`Proof`] as JSON.
 pub const FORMAT: u32 = 1;
-/// Examples of each kind of finding; the rest is counted.
+/// Different examples of each kind of finding; the rest is counted.
 const EXAMPLES: usize = 5;
 
 /// Kinds of restarts.
@@ -170,8 +170,13 @@ impl Findings {
 
     fn lines(self) -> Vec<String> {
         let line = |(kind, examples): (String, Vec<String>)| {
-            let shown = examples.iter().take(EXAMPLES).cloned();
-            let shown: Vec<String> = shown.filter(|example| !example.is_empty()).collect();
+            let mut shown: Vec<&str> = Vec::new();
+            for example in &examples {
+                let is_new = !example.is_empty() && !shown.contains(&example.as_str());
+                if is_new && shown.len() < EXAMPLES {
+                    shown.push(example);
+                }
+            }
             let n = examples.len();
             if shown.is_empty() {
                 format!("{kind} ({n})")

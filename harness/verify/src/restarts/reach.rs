@@ -51,7 +51,8 @@ fn reach_one(api: &Api, guest: &Guest) -> Reached {
     let (number, at) = loop {
         match guest.read(api) {
             Ok(number) => break (number, monotonic_ns()),
-            Err(trouble) if Instant::now() > deadline => {
+            Err(trouble) if guest.is_lost() || Instant::now() > deadline => {
+                guest.mark_lost();
                 let what = trouble.text;
                 return Reached::Lost(format!("{id} did not answer within {PATIENCE:?}: {what}"));
             }

@@ -19,6 +19,8 @@ pub struct RestartSpec {
     /// Seed of all random moments and choices.
     pub seed: u64,
     pub limits: Limits,
+    /// Where the log of the server is kept. `None`: it is removed.
+    pub log: Option<PathBuf>,
 }
 
 /// Paths of two builds of `cube-api`. The run begins with the first.
