@@ -13,10 +13,10 @@ use testbed::exit::End;
 
 use crate::{
     event::Attempt,
-    gate::GateOutcome,
     host::facts::HostFacts,
-    scenario::Quantile,
+    scenario::{Quantile, Scenario},
     stats::{
+        fisher,
         fold::Summary,
         permutation::{self, Difference},
         quantile::INFINITE,
@@ -24,9 +24,31 @@ use crate::{
 };
 
 /// Format of the JSON document.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// Corrected p values below this are significant.
 const LEVEL: f64 = 0.05;
+
+/// Result of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    Pass,
+    Fail,
+    /// The runs do not decide. This does not count as a pass.
+    Inconclusive,
+}
+
+impl Outcome {
+    /// Name in JSON and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::Inconclusive => "inconclusive",
+        }
+    }
+}
 
 /// One of the two runs.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +66,25 @@ pub struct Comparison {
     pub scenario: String,
     /// Largest accepted slowdown, as a share.
     pub margin: f64,
-    /// Quantiles for which both runs have enough samples and a finite value.
+    pub failures: FailureComparison,
+    /// Quantiles for which both runs have enough samples and the first run has a finite value.
     pub metrics: Vec<MetricComparison>,
+}
+
+/// Failed starts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FailureComparison {
+    /// Failed starts of the first run, of `a_n`.
+    pub a: u64,
+    pub a_n: u64,
+    /// Failed starts of the second run, of `b_n`.
+    pub b: u64,
+    pub b_n: u64,
+    /// Two-sided p value of Fisher's exact test.
+    pub p: f64,
+    /// Fail: a significantly larger share failed in the second run. Inconclusive: a larger share failed in it. The
+    /// margin does not apply, because a failed start is not a slow one.
+    pub verdict: Outcome,
 }
 
 /// One quantile.
@@ -55,8 +94,8 @@ pub struct MetricComparison {
     pub metric: String,
     /// Quantile of the first run.
     pub a_ms: f64,
-    /// Quantile of the second run.
-    pub b_ms: f64,
+    /// Quantile of the second run; `null` if it lies among failures, which fails the comparison.
+    pub b_ms: Option<f64>,
     /// Number of samples of the first run.
     pub a_n: usize,
     /// Number of samples of the second run.
@@ -67,7 +106,7 @@ pub struct MetricComparison {
     pub detectable_ms: f64,
     /// Fail: a significant slowdown beyond the margin. Pass: a significant difference that is no slowdown beyond the
     /// margin, or no significant difference although a slowdown of the margin is detectable. Otherwise inconclusive.
-    pub verdict: GateOutcome,
+    pub verdict: Outcome,
 }
 
 /// Reason why two runs cannot be compared.
@@ -98,7 +137,7 @@ pub fn compare(a: Side<'_>, b: Side<'_>, margin: f64) -> Result<Comparison, Comp
         _ => return Err(CompareError::NoRun),
     };
     let scenario = a_started.scenario.name.clone();
-    if a_started.scenario != b_started.scenario {
+    if measured(&a_started.scenario) != measured(&b_started.scenario) {
         return Err(CompareError::Scenario(scenario));
     }
     same_host(a.facts, b.facts)?;
@@ -115,7 +154,7 @@ pub fn compare(a: Side<'_>, b: Side<'_>, margin: f64) -> Result<Comparison, Comp
         .map(|((metric, a_n, b_n, d), p_adjusted)| MetricComparison {
             metric,
             a_ms: d.a as f64 / 1e6,
-            b_ms: d.b as f64 / 1e6,
+            b_ms: (d.b != INFINITE).then_some(d.b as f64 / 1e6),
             a_n,
             b_n,
             p_adjusted,
@@ -127,8 +166,43 @@ pub fn compare(a: Side<'_>, b: Side<'_>, margin: f64) -> Result<Comparison, Comp
         format: FORMAT,
         scenario,
         margin,
+        failures: failures(a.summary, b.summary),
         metrics,
     })
+}
+
+/// The scenario without the keys that change nothing of what is measured.
+fn measured(scenario: &Scenario) -> Scenario {
+    Scenario {
+        description: String::new(),
+        gates: Vec::new(),
+        ..scenario.clone()
+    }
+}
+
+fn failures(a: &Summary, b: &Summary) -> FailureComparison {
+    let count = |summary: &Summary| {
+        let failed = summary.failures().values().sum();
+        (failed, summary.clones.len() as u64)
+    };
+    let ((a, a_n), (b, b_n)) = (count(a), count(b));
+    let p = fisher::two_sided(a, a_n, b, b_n);
+    // Shares compared without division: one of the runs may be empty.
+    let more = u128::from(b) * u128::from(a_n) > u128::from(a) * u128::from(b_n);
+    FailureComparison {
+        a,
+        a_n,
+        b,
+        b_n,
+        p,
+        verdict: if !more {
+            Outcome::Pass
+        } else if p < LEVEL {
+            Outcome::Fail
+        } else {
+            Outcome::Inconclusive
+        },
+    }
 }
 
 fn same_host(a: &HostFacts, b: &HostFacts) -> Result<(), CompareError> {
@@ -180,20 +254,23 @@ fn blocks(attempts: &[Attempt], phase: StartPhase) -> Vec<Vec<u64>> {
 }
 
 /// If the difference is not significant, the verdict is a pass only if a slowdown as large as the margin is detectable.
-fn verdict(d: &Difference, p_adjusted: f64, margin: f64) -> GateOutcome {
+fn verdict(d: &Difference, p_adjusted: f64, margin: f64) -> Outcome {
+    if d.b == INFINITE {
+        return Outcome::Fail;
+    }
     let allowed = d.a as f64 * margin;
     let slower = d.b as f64 - d.a as f64;
     if p_adjusted < LEVEL {
         return if slower > allowed {
-            GateOutcome::Fail
+            Outcome::Fail
         } else {
-            GateOutcome::Pass
+            Outcome::Pass
         };
     }
     if d.detectable_ns <= allowed {
-        GateOutcome::Pass
+        Outcome::Pass
     } else {
-        GateOutcome::Inconclusive
+        Outcome::Inconclusive
     }
 }
 
@@ -201,10 +278,12 @@ impl Comparison {
     /// Exit code of the command.
     #[must_use]
     pub fn end(&self) -> End {
-        let any = |verdict| self.metrics.iter().any(|m| m.verdict == verdict);
-        if any(GateOutcome::Fail) {
+        let any = |verdict| {
+            self.failures.verdict == verdict || self.metrics.iter().any(|m| m.verdict == verdict)
+        };
+        if any(Outcome::Fail) {
             End::GateFailed
-        } else if any(GateOutcome::Inconclusive) || self.metrics.is_empty() {
+        } else if any(Outcome::Inconclusive) || self.metrics.is_empty() {
             End::Inconclusive
         } else {
             End::Pass
@@ -225,15 +304,32 @@ impl Comparison {
             "p",
             "detectable",
         );
+        let f = &self.failures;
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            out,
+            "{:<18}{:>11}{:>11}{:>9}{:>9.4}{:>13}  {} (of {}, {})",
+            "failed starts",
+            f.a,
+            f.b,
+            "",
+            f.p,
+            "",
+            f.verdict.name(),
+            f.a_n,
+            f.b_n,
+        );
         for m in &self.metrics {
             // Writing to a string does not fail.
             let _ = writeln!(
                 out,
-                "{:<18}{:>11.2}{:>11.2}{:>8.1}%{:>9.4}{:>10.2} ms  {} (n = {}, {})",
+                "{:<18}{:>11.2}{:>11}{:>9}{:>9.4}{:>10.2} ms  {} (n = {}, {})",
                 m.metric,
                 m.a_ms,
-                m.b_ms,
-                (m.b_ms / m.a_ms - 1.0) * 100.0,
+                m.b_ms.map_or("failed".to_owned(), |ms| format!("{ms:.2}")),
+                m.b_ms.map_or("n/a".to_owned(), |ms| {
+                    format!("{:.1}%", (ms / m.a_ms - 1.0) * 100.0)
+                }),
                 m.p_adjusted,
                 m.detectable_ms,
                 m.verdict.name(),

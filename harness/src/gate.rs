@@ -1,5 +1,8 @@
-//! Evaluates gates: compares a metric with its limit, or its ratio to the baseline of the same run with the limit of
-//! the ratio.
+//! Evaluates gates: compares the confidence interval of a metric with its limit.
+//!
+//! A gate is met if the whole interval is within the limit, missed if none of it is, and otherwise inconclusive. The
+//! host's grade changes no verdict. It decides only whether a missed absolute time or rate fails the run: below the
+//! grade publishable the host may be the cause, so the run is inconclusive unless it is strict.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,35 +11,37 @@ use crate::{
     host::grade::Grade,
     scenario::{GateSpec, Limit, Metric, Quantile},
     stats::{
+        bootstrap::NEEDS_CLUSTERS,
         fold::Summary,
         quantile::{Estimate, Samples},
-        ratio, turns,
+        ratio::{self, Ratio},
+        turns,
     },
 };
 
 /// Result of evaluating a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum GateOutcome {
-    Pass,
-    Fail,
-    /// The data are missing or insufficient, or the host is not fit for this metric. This does not count as a pass.
+pub enum Verdict {
+    Met,
+    Missed,
+    /// The data are missing or do not decide. This does not count as met.
     Inconclusive,
 }
 
-impl GateOutcome {
-    /// Name in JSON and reports.
+impl Verdict {
+    /// The word in reports.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn word(self) -> &'static str {
         match self {
-            Self::Pass => "pass",
-            Self::Fail => "fail",
+            Self::Met => "met",
+            Self::Missed => "MISSED",
             Self::Inconclusive => "inconclusive",
         }
     }
 }
 
-/// An evaluated gate. `measured` and `limit` are in `unit`.
+/// An evaluated gate. `measured`, `interval95` and `limit` are in `unit`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GateResult {
     /// Name of the gate in the scenario.
@@ -47,37 +52,19 @@ pub struct GateResult {
     pub unit: String,
     /// `null` if the metric has no finite value, because there are too few samples or too many starts failed.
     pub measured: Option<f64>,
+    /// 95 % confidence interval; `null` for counts and maxima, with too little data, or if the upper bound is infinite.
+    pub interval95: Option<[f64; 2]>,
     pub limit: f64,
-    /// Number of samples; for a ratio of turns, the number of pairs of rounds.
+    /// Recorded run from which `limit` is derived; `null` if the limit is a goal.
+    pub accepted: Option<String>,
+    /// Number of samples; for a ratio, the number of pairs of rounds.
     pub n: usize,
-    pub verdict: GateOutcome,
-    pub judged_by: JudgedBy,
-    /// `null` unless the ratio to the baseline decided.
-    pub ratio: Option<RatioResult>,
-    /// Explanation of the outcome in one sentence.
+    pub verdict: Verdict,
+    /// Whether a miss fails the run on this host. A miss that does not makes it inconclusive, or fails it if it is
+    /// strict.
+    pub decisive: bool,
+    /// Explanation of the verdict in one sentence.
     pub reason: String,
-}
-
-/// The comparison that decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum JudgedBy {
-    /// The metric was compared with `limit`.
-    Limit,
-    /// The ratio to the baseline was compared with `limit_ratio`.
-    Ratio,
-}
-
-/// A quantile divided by the same quantile of the baseline.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RatioResult {
-    pub measured: f64,
-    /// Largest accepted ratio.
-    pub limit: f64,
-    /// Quantile of the baseline in milliseconds.
-    pub baseline_ms: f64,
-    /// Number of baseline samples.
-    pub baseline_n: usize,
 }
 
 /// Evaluates all gates in the order of the scenario.
@@ -86,27 +73,25 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
     gates
         .iter()
         .map(|gate| match gate.metric {
-            Metric::Phase(phase, quantile) => {
-                let times = Times {
-                    clones: summary.phase(phase),
-                    baseline: summary.baseline_samples(),
-                };
-                time(gate, &times, quantile, &summary.mixture(), grade)
-            }
+            Metric::Phase(phase, quantile) => time(
+                gate,
+                &summary.phase(phase),
+                quantile,
+                &summary.mixture(),
+                grade,
+            ),
             Metric::Turn(number, quantile) => {
-                let times = Times {
-                    clones: turns::latencies(&summary.clones, number.saturating_sub(1)),
-                    baseline: summary.baseline_samples(),
-                };
-                time(gate, &times, quantile, "", grade)
+                let samples = turns::latencies(&summary.clones, number.saturating_sub(1));
+                time(gate, &samples, quantile, "", grade)
             }
-            Metric::TurnRatio(number) => turn_ratio(gate, summary, number, grade),
-            Metric::Round(quantile) => {
-                let times = Times {
-                    clones: summary.round_samples(),
-                    baseline: summary.baseline_round_samples(),
-                };
-                time(gate, &times, quantile, "", grade)
+            Metric::Round(quantile) => time(gate, &summary.round_samples(), quantile, "", grade),
+            Metric::BaselineRatio(of, quantile) => {
+                let found = ratio::over_baseline(summary, of, quantile);
+                times(gate, &found, "the same quantile of host processes", grade)
+            }
+            Metric::TurnRatio(number) => {
+                let found = ratio::of_turn(summary, number.saturating_sub(1));
+                times(gate, &found, "the same turn of the rounds beside", grade)
             }
             Metric::MemorySlope => slope(gate, summary),
             Metric::Failures => failures(gate, summary),
@@ -117,11 +102,12 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
         .collect()
 }
 
+/// A result without interval, of which a miss fails the run.
 fn result(
     gate: &GateSpec,
     n: usize,
     measured: Option<f64>,
-    verdict: GateOutcome,
+    verdict: Verdict,
     reason: String,
 ) -> GateResult {
     let (unit, limit) = match gate.limit {
@@ -136,184 +122,140 @@ fn result(
         metric: gate.metric.to_string(),
         unit: unit.to_owned(),
         measured,
+        interval95: None,
         limit,
+        accepted: gate.accepted.clone(),
         n,
         verdict,
-        judged_by: JudgedBy::Limit,
-        ratio: None,
+        decisive: true,
         reason,
     }
 }
 
 fn limit_of(gate: &GateSpec) -> f64 {
-    result(gate, 0, None, GateOutcome::Pass, String::new()).limit
+    result(gate, 0, None, Verdict::Met, String::new()).limit
 }
 
-/// Samples for a gate whose metric is a time.
-struct Times {
-    clones: Samples,
-    /// Host processes of the same run.
-    baseline: Samples,
+/// Compares an interval with an upper limit.
+fn within((low, high): (f64, f64), limit: f64) -> Verdict {
+    if high <= limit {
+        Verdict::Met
+    } else if low > limit {
+        Verdict::Missed
+    } else {
+        Verdict::Inconclusive
+    }
 }
 
-/// Evaluates a gate whose metric is a time. `mixture` names the kinds of starts in the samples and is appended to the
-/// reason; it may be empty.
+fn finite((low, high): (f64, f64)) -> Option<[f64; 2]> {
+    high.is_finite().then_some([low, high])
+}
+
+/// A quantile of times in nanoseconds. `mixture` names the kinds of starts in the samples and is appended to the reason;
+/// it may be empty.
 fn time(
     gate: &GateSpec,
-    times: &Times,
+    samples: &Samples,
     quantile: Quantile,
     mixture: &str,
     grade: Grade,
 ) -> GateResult {
-    let samples = &times.clones;
     let n = samples.n();
+    let limit = limit_of(gate);
     let ns = match samples.quantile(quantile) {
         Estimate::TooFew { needs } => {
             let why = format!("{} needs {needs} samples, the run has {n}", quantile.name());
-            return result(gate, n, None, GateOutcome::Inconclusive, why);
+            return result(gate, n, None, Verdict::Inconclusive, why);
         }
+        // No host is an excuse for failures, so this miss is decisive.
         Estimate::Infinite => {
             let why = format!(
                 "{} of {n} starts failed before this point",
                 samples.failed()
             );
-            return result(gate, n, None, GateOutcome::Fail, why);
+            return result(gate, n, None, Verdict::Missed, why);
         }
-        Estimate::Value(ns) => ns,
+        Estimate::Value(ns) => ns as f64 / 1e6,
     };
-    let ms = ns as f64 / 1e6;
-    let limit = limit_of(gate);
-    let judged =
-        |verdict, reason: String| result(gate, n, Some(ms), verdict, format!("{reason}{mixture}"));
-    if ms <= limit {
-        return judged(
-            GateOutcome::Pass,
-            format!("{ms:.2} ms is within {limit} ms"),
-        );
-    }
-    match grade {
-        Grade::Publishable => judged(
-            GateOutcome::Fail,
-            format!("{ms:.2} ms exceeds {limit} ms on a host graded publishable"),
+    let interval = samples
+        .interval95(quantile)
+        .map(|(low, high)| (low / 1e6, high / 1e6));
+    let (verdict, why) = match (quantile, interval) {
+        (Quantile::Max, _) => (
+            within((ns, ns), limit),
+            "the largest sample has no interval".to_owned(),
         ),
-        Grade::Unfit => judged(
-            GateOutcome::Inconclusive,
-            format!("{ms:.2} ms exceeds {limit} ms, but the host is graded unfit"),
-        ),
-        Grade::Indicative => match ratio(gate, ms, quantile, &times.baseline) {
-            Err(why) => judged(
-                GateOutcome::Inconclusive,
-                format!("{ms:.2} ms exceeds {limit} ms on a host graded indicative; {why}"),
+        (_, None) => (
+            Verdict::Inconclusive,
+            format!(
+                "{} rounds are too few for an interval, which needs {NEEDS_CLUSTERS}",
+                samples.clusters()
             ),
-            Ok(found) => by_ratio(judged, found, ms, limit),
-        },
+        ),
+        (_, Some((low, high))) => (
+            within((low, high), limit),
+            format!(
+                "95 % confidence interval {low:.2} to {high:.2} ms, from {} clusters",
+                samples.clusters()
+            ),
+        ),
+    };
+    GateResult {
+        interval95: interval.and_then(finite),
+        decisive: grade == Grade::Publishable,
+        ..result(gate, n, Some(ns), verdict, format!("{why}{mixture}"))
     }
 }
 
-fn by_ratio(
-    judged: impl Fn(GateOutcome, String) -> GateResult,
-    found: RatioResult,
-    ms: f64,
-    limit: f64,
-) -> GateResult {
-    let holds = found.measured <= found.limit;
-    let verdict = if holds {
-        GateOutcome::Pass
-    } else {
-        GateOutcome::Fail
+/// A ratio within the run, to `over`. A host that is not even fit for ratios makes it inconclusive.
+fn times(gate: &GateSpec, found: &Ratio, over: &str, grade: Grade) -> GateResult {
+    let n = found.pairs;
+    let measured = found.value.filter(|value| value.is_finite());
+    let Some((low, high)) = found.interval95 else {
+        let why = format!("{n} pairs of rounds are too few");
+        return result(gate, n, measured, Verdict::Inconclusive, why);
     };
-    let reason = format!(
-        "{ms:.2} ms exceeds {limit} ms on a host graded indicative, so the ratio decides: {:.1} times the host \
-         process of the same run ({:.2} ms, n = {}), limit {}",
-        found.measured, found.baseline_ms, found.baseline_n, found.limit
+    let (verdict, unfit) = match grade {
+        Grade::Unfit => (Verdict::Inconclusive, "; the host is graded unfit"),
+        Grade::Publishable | Grade::Indicative => (within((low, high), limit_of(gate)), ""),
+    };
+    let derived = gate.accepted.as_ref().map_or(String::new(), |run| {
+        format!("; the limit is derived from {run}")
+    });
+    let why = format!(
+        "95 % confidence interval {low:.3} to {high:.3} times {over}, from {n} pairs of rounds{derived}{unfit}"
     );
     GateResult {
-        judged_by: JudgedBy::Ratio,
-        ratio: Some(found),
-        ..judged(verdict, reason)
-    }
-}
-
-fn ratio(
-    gate: &GateSpec,
-    ms: f64,
-    quantile: Quantile,
-    baseline: &Samples,
-) -> Result<RatioResult, String> {
-    let limit = gate.limit_ratio.ok_or("the gate has no limit_ratio")?;
-    match baseline.quantile(quantile) {
-        Estimate::Value(ns) if ns > 0 => Ok(RatioResult {
-            measured: ms / (ns as f64 / 1e6),
-            limit,
-            baseline_ms: ns as f64 / 1e6,
-            baseline_n: baseline.n(),
-        }),
-        Estimate::Value(_) => Err("the quantile of the baseline is zero".to_owned()),
-        Estimate::Infinite => Err("the baseline failed too often".to_owned()),
-        Estimate::TooFew { needs } => Err(format!(
-            "the baseline has {} samples, {} needs {needs}",
-            baseline.n(),
-            quantile.name()
-        )),
+        interval95: finite((low, high)),
+        ..result(gate, n, measured, verdict, why)
     }
 }
 
 fn slope(gate: &GateSpec, summary: &Summary) -> GateResult {
     let n = summary.memory.len();
-    let limit = limit_of(gate);
     let Some(slope) = summary.memory_slope() else {
         let why = "memory was not sampled with two different numbers of clones".to_owned();
-        return result(gate, n, None, GateOutcome::Inconclusive, why);
+        return result(gate, n, None, Verdict::Inconclusive, why);
     };
-    let (verdict, why) = match slope.interval95 {
-        None => (
-            GateOutcome::Inconclusive,
-            "too few samples for a confidence interval".to_owned(),
-        ),
-        Some((low, high)) => (
-            if high <= limit {
-                GateOutcome::Pass
-            } else if low > limit {
-                GateOutcome::Fail
-            } else {
-                GateOutcome::Inconclusive
-            },
-            format!(
-                "95 % confidence interval {:.3} to {:.3} MB per clone",
-                low / 1e6,
-                high / 1e6
-            ),
-        ),
-    };
-    result(gate, n, Some(slope.value), verdict, why)
-}
-
-/// Passes if the whole confidence interval is at or below the limit, and fails if the whole interval is above the
-/// limit. In all other cases, and on an unfit host, the result is inconclusive.
-fn turn_ratio(gate: &GateSpec, summary: &Summary, number: usize, grade: Grade) -> GateResult {
-    let ratio = ratio::of_turn(summary, number.saturating_sub(1));
-    let n = ratio.pairs;
-    let limit = limit_of(gate);
-    let measured = ratio.value.filter(|value| value.is_finite());
-    let Some((low, high)) = ratio.interval95 else {
-        let why = format!("{n} pairs of rounds are too few");
-        return result(gate, n, measured, GateOutcome::Inconclusive, why);
-    };
-    let verdict = match () {
-        () if grade == Grade::Unfit => GateOutcome::Inconclusive,
-        () if high <= limit => GateOutcome::Pass,
-        () if low > limit => GateOutcome::Fail,
-        () => GateOutcome::Inconclusive,
-    };
-    let unfit = match grade {
-        Grade::Unfit => "; the host is graded unfit",
-        Grade::Publishable | Grade::Indicative => "",
+    let Some((low, high)) = slope.interval95 else {
+        let why = "too few samples for a confidence interval".to_owned();
+        return result(gate, n, Some(slope.value), Verdict::Inconclusive, why);
     };
     let why = format!(
-        "95 % confidence interval {low:.3} to {high:.3} times the same turn of the rounds beside, from {n} pairs of \
-         rounds{unfit}"
+        "95 % confidence interval {:.3} to {:.3} MB per clone",
+        low / 1e6,
+        high / 1e6
     );
-    result(gate, n, measured, verdict, why)
+    GateResult {
+        interval95: finite((low, high)),
+        ..result(
+            gate,
+            n,
+            Some(slope.value),
+            within((low, high), limit_of(gate)),
+            why,
+        )
+    }
 }
 
 fn failures(gate: &GateSpec, summary: &Summary) -> GateResult {
@@ -325,7 +267,7 @@ fn not_warm(gate: &GateSpec, summary: &Summary) -> GateResult {
     let clones = &summary.clones;
     if clones.iter().all(|clone| clone.start.is_none()) {
         let why = "the target does not report whether its sandboxes were warm".to_owned();
-        return result(gate, clones.len(), None, GateOutcome::Inconclusive, why);
+        return result(gate, clones.len(), None, Verdict::Inconclusive, why);
     }
     let missed = clones
         .iter()
@@ -353,13 +295,13 @@ fn after_hold(gate: &GateSpec, summary: &Summary) -> GateResult {
 fn counted(gate: &GateSpec, n: usize, failed: u64, what: &str) -> GateResult {
     if n == 0 {
         let why = format!("the run has no {what}");
-        return result(gate, 0, None, GateOutcome::Inconclusive, why);
+        return result(gate, 0, None, Verdict::Inconclusive, why);
     }
     let measured = failed as f64;
     let verdict = if measured <= limit_of(gate) {
-        GateOutcome::Pass
+        Verdict::Met
     } else {
-        GateOutcome::Fail
+        Verdict::Missed
     };
     result(
         gate,
@@ -370,28 +312,34 @@ fn counted(gate: &GateSpec, n: usize, failed: u64, what: &str) -> GateResult {
     )
 }
 
+/// Starts per second. The limit is a lower one.
 fn rate(gate: &GateSpec, summary: &Summary, grade: Grade) -> GateResult {
     let n = summary.clones.len();
     let Some(rate) = summary.starts_per_s() else {
         let why = "no measured round was completed".to_owned();
-        return result(gate, n, None, GateOutcome::Inconclusive, why);
+        return result(gate, n, None, Verdict::Inconclusive, why);
     };
-    let limit = limit_of(gate);
-    let (verdict, why) = match (rate >= limit, grade) {
-        (true, _) => (
-            GateOutcome::Pass,
-            format!("{rate:.1} starts per second, limit {limit}"),
-        ),
-        (false, Grade::Publishable) => (
-            GateOutcome::Fail,
-            format!("{rate:.1} starts per second are below the limit {limit}"),
-        ),
-        (false, Grade::Indicative | Grade::Unfit) => (
-            GateOutcome::Inconclusive,
-            format!(
-                "{rate:.1} starts per second are below the limit {limit}, but the host is graded {grade}"
-            ),
-        ),
+    let Some((low, high)) = summary.starts_per_s_interval95() else {
+        let why = format!(
+            "{} rounds are too few for an interval, which needs {NEEDS_CLUSTERS}",
+            summary.rounds.len()
+        );
+        return result(gate, n, Some(rate), Verdict::Inconclusive, why);
     };
-    result(gate, n, Some(rate), verdict, why)
+    let why = format!("95 % confidence interval {low:.1} to {high:.1} starts per second");
+    GateResult {
+        interval95: finite((low, high)),
+        decisive: grade == Grade::Publishable,
+        // Negated, because the limit is a lower one.
+        ..result(
+            gate,
+            n,
+            Some(rate),
+            within((-high, -low), -limit_of(gate)),
+            why,
+        )
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,13 +15,13 @@ use testbed::exit::End;
 
 use crate::{
     event::{EndReason, FailureCause},
-    gate::{self, GateOutcome, GateResult},
+    gate::{self, GateResult, Verdict},
     host::{
         facts::HostFacts,
-        grade::{self, Graded, NoiseLevel},
+        grade::{self, Grade, Graded, NoiseLevel},
     },
-    scenario::Scenario,
-    stats::fold::Summary,
+    scenario::{Arrival, Scenario},
+    stats::{bootstrap::PUBLISHED_ROUNDS, fold::Summary},
 };
 
 /// The input of all reporters.
@@ -37,6 +37,16 @@ pub struct View<'a> {
     pub graded: Graded,
     /// In the order of the scenario.
     pub gates: Vec<GateResult>,
+    pub strictness: Strictness,
+}
+
+/// What a missed time or rate means on a host that is not graded publishable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// The run is inconclusive: the host may be the cause.
+    Excused,
+    /// The run fails, as with `--strict` and in CI.
+    Strict,
 }
 
 /// Names and contents of the report files that are written to the results directory of a run.
@@ -56,7 +66,10 @@ impl<'a> View<'a> {
     pub fn new(summary: &'a Summary, facts: &'a HostFacts) -> Option<Self> {
         let started = summary.started.as_ref()?;
         let noise = NoiseLevel::of(&summary.noise);
-        let graded = grade::grade(facts, noise);
+        let mut graded = grade::grade(facts, noise);
+        if let Some(reason) = too_few_bursts(&started.scenario) {
+            graded.lower_to(Grade::Indicative, reason);
+        }
         Some(Self {
             scenario: &started.scenario,
             reproduce: &started.reproduce,
@@ -65,7 +78,15 @@ impl<'a> View<'a> {
             facts,
             noise,
             graded,
+            strictness: Strictness::Excused,
         })
+    }
+
+    /// Whether a missed gate does not fail the run because of the host's grade.
+    #[must_use]
+    pub fn is_excused(&self) -> bool {
+        let missed = |gate: &GateResult| gate.verdict == Verdict::Missed && !gate.decisive;
+        self.strictness == Strictness::Excused && self.gates.iter().any(missed)
     }
 
     /// Exit status of the run. For a run that ended normally, a breach, and otherwise a target that answered no create,
@@ -80,7 +101,7 @@ impl<'a> View<'a> {
         let breach = FailureCause::Breach;
         let is_breached = self.summary.failures().contains_key(&breach)
             || self.summary.after_hold_failures.contains_key(&breach);
-        match end_of_run(self.summary.ended.as_ref(), &self.gates) {
+        match end_of_run(self.summary.ended.as_ref(), &self.gates, self.strictness) {
             End::Pass | End::GateFailed | End::Inconclusive if is_breached => End::Breach,
             End::Pass | End::GateFailed | End::Inconclusive if none_replied => {
                 End::TargetUnreachable
@@ -90,17 +111,33 @@ impl<'a> View<'a> {
     }
 }
 
+/// Why the quantiles of a scenario may not be published, whatever the host; `None` if they may.
+fn too_few_bursts(scenario: &Scenario) -> Option<String> {
+    let few =
+        matches!(scenario.arrival, Arrival::Burst { .. }) && scenario.rounds < PUBLISHED_ROUNDS;
+    few.then(|| {
+        format!(
+            "the scenario has {} rounds of bursts, at least {PUBLISHED_ROUNDS} are needed for its intervals",
+            scenario.rounds
+        )
+    })
+}
+
 /// Exit status that follows from the end of the run and from its gates. `ended` is `None` if the run was killed, which
 /// counts as interrupted.
-fn end_of_run(ended: Option<&EndReason>, gates: &[GateResult]) -> End {
+fn end_of_run(ended: Option<&EndReason>, gates: &[GateResult], strictness: Strictness) -> End {
     let any = |verdict| gates.iter().any(|gate| gate.verdict == verdict);
+    let failed = gates.iter().any(|gate| {
+        let counts = gate.decisive || strictness == Strictness::Strict;
+        gate.verdict == Verdict::Missed && counts
+    });
     match ended {
         Some(EndReason::Interrupted) | None => End::Interrupted,
         Some(EndReason::Broken { .. }) => End::Bug,
-        Some(EndReason::Complete | EndReason::MemoryShare) if any(GateOutcome::Fail) => {
-            End::GateFailed
-        }
-        Some(EndReason::Complete | EndReason::MemoryShare) if any(GateOutcome::Inconclusive) => {
+        Some(EndReason::Complete | EndReason::MemoryShare) if failed => End::GateFailed,
+        Some(EndReason::Complete | EndReason::MemoryShare)
+            if any(Verdict::Missed) || any(Verdict::Inconclusive) =>
+        {
             End::Inconclusive
         }
         Some(EndReason::Complete | EndReason::MemoryShare) => End::Pass,

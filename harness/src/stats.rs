@@ -1,5 +1,6 @@
 //! Statistics over samples: quantiles, confidence intervals, slopes and tests. Pure functions without I/O.
 
+pub mod bootstrap;
 pub mod fisher;
 pub mod fold;
 pub mod paired;

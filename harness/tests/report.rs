@@ -9,9 +9,9 @@ use std::path::Path;
 
 use harness::{
     compare::{self, CompareError, Side},
-    gate::GateOutcome,
+    gate::Verdict,
     host::facts::{self, HostFacts},
-    report::{View, document::Document, html, junit, markdown, terminal},
+    report::{Strictness, View, document::Document, html, junit, markdown, terminal},
     stats::fold::{Summary, fold},
 };
 use testbed::exit::End;
@@ -118,6 +118,83 @@ fn a_run_compared_with_itself_is_no_regression() {
 }
 
 #[test]
+fn a_missed_time_is_excused_only_below_publishable_and_only_if_not_strict() {
+    let mut summary = fold(&recorded::events(20));
+    for clone in &mut summary.clones {
+        clone.failure = None;
+    }
+    let end = |summary: &Summary, host: &HostFacts, strictness| {
+        let mut view = View::new(summary, host).expect("the events begin with a start");
+        view.strictness = strictness;
+        // All starts succeed, and P95 is missed.
+        view.gates.truncate(2);
+        let time = &view.gates[1];
+        assert_eq!(
+            (time.metric.as_str(), time.verdict),
+            ("first_exec.p95", Verdict::Missed)
+        );
+        (view.end(), view.is_excused())
+    };
+    let mut host = host();
+    let excused = (End::Inconclusive, true);
+    let failed = (End::GateFailed, false);
+    assert_eq!(end(&summary, &host, Strictness::Excused), excused);
+    assert_eq!(end(&summary, &host, Strictness::Strict), failed);
+    host.virtual_machine = Some(false);
+    host.cores = 64;
+    // One round of bursts is planned: on no host may its quantiles be published.
+    assert_eq!(end(&summary, &host, Strictness::Excused), excused);
+    if let Some(started) = &mut summary.started {
+        started.scenario.rounds = 20;
+    }
+    assert_eq!(end(&summary, &host, Strictness::Excused), failed);
+}
+
+/// Failures of B are neither left out of a quantile nor of the verdict.
+#[test]
+fn a_run_that_fails_more_often_is_never_as_good() {
+    let host = host();
+    let a = fold(&recorded::events(12));
+    let with_failures = |every: usize| {
+        let mut b = a.clone();
+        for clone in b.clones.iter_mut().step_by(every) {
+            clone.timeline = model::Timeline::default();
+            clone.failure = Some(harness::event::Failure {
+                cause: harness::event::FailureCause::Exec,
+                message: "x".into(),
+            });
+        }
+        b
+    };
+    let compared = |b: &Summary| {
+        let side = |summary| Side {
+            summary,
+            facts: &host,
+        };
+        compare::compare(side(&a), side(b), 0.1).unwrap()
+    };
+    let rare = compared(&with_failures(100));
+    assert_eq!(
+        rare.failures.verdict,
+        compare::Outcome::Inconclusive,
+        "{rare:?}"
+    );
+    assert_ne!(rare.end(), End::Pass);
+    let often = compared(&with_failures(8));
+    assert_eq!(often.failures.verdict, compare::Outcome::Fail);
+    let p95 = often.metrics.iter().find(|m| m.metric == "first_exec.p95");
+    let p95 = p95.expect("a quantile among failures is not left out");
+    assert_eq!((p95.b_ms, p95.verdict), (None, compare::Outcome::Fail));
+    assert_eq!(often.end(), End::GateFailed);
+    // Descriptions and gates measure nothing.
+    let mut described = a.clone();
+    let started = described.started.as_mut().expect("a start");
+    started.scenario.description = "another".into();
+    started.scenario.gates.clear();
+    compared(&described);
+}
+
+#[test]
 fn a_gate_on_the_ratio_of_a_turn_passes_fails_or_is_inconclusive() {
     let (summary, mut host) = (fold(&exchanged::events(12)), host());
     let verdicts = |host: &HostFacts| {
@@ -127,11 +204,7 @@ fn a_gate_on_the_ratio_of_a_turn_passes_fails_or_is_inconclusive() {
             .map(|gate| gate.verdict)
             .collect::<Vec<_>>()
     };
-    let (pass, fail, open) = (
-        GateOutcome::Pass,
-        GateOutcome::Fail,
-        GateOutcome::Inconclusive,
-    );
+    let (pass, fail, open) = (Verdict::Met, Verdict::Missed, Verdict::Inconclusive);
     assert_eq!(verdicts(&host), [pass, fail, open]);
     host.debug_build = true;
     assert_eq!(verdicts(&host), [open; 3], "the host is unfit");

@@ -46,6 +46,14 @@ pub struct Graded {
     pub reasons: Vec<String>,
 }
 
+impl Graded {
+    /// Adds a reason that is not a property of the host.
+    pub fn lower_to(&mut self, grade: Grade, reason: String) {
+        self.grade = self.grade.max(grade);
+        self.reasons.push(reason);
+    }
+}
+
 /// Mean activity of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NoiseLevel {

@@ -125,8 +125,8 @@ pub struct PhaseDocument {
     pub p95_ms: Option<f64>,
     pub p99_ms: Option<f64>,
     pub max_ms: Option<f64>,
-    /// 95 % confidence interval from order statistics; `null` with too few samples, or if its upper bound lies among
-    /// the failures.
+    /// 95 % confidence interval, by bootstrap over rounds; `null` with too few samples or rounds, or if its upper bound
+    /// lies among the failures.
     pub p50_ci95_ms: Option<[f64; 2]>,
     pub p95_ci95_ms: Option<[f64; 2]>,
     pub p99_ci95_ms: Option<[f64; 2]>,
@@ -434,7 +434,7 @@ impl PhaseDocument {
         };
         let interval = |quantile| {
             let (low, high) = samples.interval95(quantile)?;
-            Some([low as f64 / 1e6, high as f64 / 1e6])
+            high.is_finite().then_some([low / 1e6, high / 1e6])
         };
         Self {
             n: samples.n(),

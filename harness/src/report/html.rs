@@ -91,7 +91,7 @@ fn gates(view: &View<'_>) -> Markup {
                     tbody {
                         @for gate in &view.gates {
                             tr {
-                                td.(gate.verdict.name()) { (gate.verdict.name()) }
+                                td.(gate.verdict.word()) { (gate.verdict.word()) }
                                 td { (gate.name) br; code { (gate.metric) } }
                                 td.n { (quantity(gate.measured, &gate.unit)) }
                                 td.n { (quantity(Some(gate.limit), &gate.unit)) }

@@ -1,12 +1,12 @@
-//! The report as JUnit XML for CI systems, with one test case for each gate. An inconclusive gate is an error and not a
-//! failure; it never passes.
+//! The report as JUnit XML for CI systems, with one test case for each gate. A missed gate is a failure, whatever the
+//! host; an inconclusive one is an error. Neither passes.
 
 use std::fmt::Write;
 
 use testbed::xml::escape;
 
 use super::View;
-use crate::gate::GateOutcome;
+use crate::gate::Verdict;
 
 #[must_use]
 pub fn render(view: &View<'_>) -> String {
@@ -24,8 +24,8 @@ fn write(out: &mut String, view: &View<'_>) -> std::fmt::Result {
         out,
         "<testsuites><testsuite name=\"{suite}\" tests=\"{}\" failures=\"{}\" errors=\"{}\">",
         view.gates.len(),
-        count(GateOutcome::Fail),
-        count(GateOutcome::Inconclusive),
+        count(Verdict::Missed),
+        count(Verdict::Inconclusive),
     )?;
     for gate in &view.gates {
         writeln!(
@@ -35,9 +35,9 @@ fn write(out: &mut String, view: &View<'_>) -> std::fmt::Result {
         )?;
         let text = escape(&format!("{}; reproduce: {}", gate.reason, view.reproduce));
         match gate.verdict {
-            GateOutcome::Pass => {}
-            GateOutcome::Fail => writeln!(out, "    <failure message=\"{text}\"/>")?,
-            GateOutcome::Inconclusive => {
+            Verdict::Met => {}
+            Verdict::Missed => writeln!(out, "    <failure message=\"{text}\"/>")?,
+            Verdict::Inconclusive => {
                 writeln!(out, "    <error type=\"inconclusive\" message=\"{text}\"/>")?
             }
         }

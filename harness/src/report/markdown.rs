@@ -109,7 +109,7 @@ fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
             "| {} (`{}`) | **{}** | {} | {} | {} | {} |",
             gate.name,
             gate.metric,
-            gate.verdict.name(),
+            gate.verdict.word(),
             quantity(gate.measured, &gate.unit),
             quantity(Some(gate.limit), &gate.unit),
             gate.n,

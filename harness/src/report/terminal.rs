@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::{View, document::Document, document::PhaseDocument};
 use testbed::exit::End;
 
-use crate::{gate::JudgedBy, scenario::Quantile};
+use crate::{gate::Verdict, scenario::Quantile};
 
 #[must_use]
 pub fn render(view: &View<'_>) -> String {
@@ -37,7 +37,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     faults(out, d)?;
     memory(out, d)?;
     failures(out, view, d)?;
-    gates(out, view)
+    gates(out, view, d)
 }
 
 fn head(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
@@ -170,20 +170,16 @@ fn failures(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result
     Ok(())
 }
 
-fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
+fn gates(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     if view.gates.is_empty() {
         return Ok(());
     }
     writeln!(out, "\ngates")?;
     for gate in &view.gates {
-        let by = match gate.judged_by {
-            JudgedBy::Limit => "",
-            JudgedBy::Ratio => " by ratio",
-        };
         writeln!(
             out,
-            "  {:<13}{}{by}: {} = {}, limit {}, n = {}",
-            gate.verdict.name(),
+            "  {:<13}{}: {} = {}, limit {}, n = {}",
+            gate.verdict.word(),
             gate.name,
             gate.metric,
             quantity(gate.measured, &gate.unit),
@@ -191,9 +187,16 @@ fn gates(out: &mut String, view: &View<'_>) -> std::fmt::Result {
             gate.n,
         )?;
         writeln!(out, "               {}", gate.reason)?;
-        if gate.verdict == crate::gate::GateOutcome::Fail {
+        if gate.verdict == Verdict::Missed {
             writeln!(out, "               reproduce: {}", view.reproduce)?;
         }
+    }
+    if view.is_excused() {
+        writeln!(
+            out,
+            "\nA missed time or rate on a host graded {} makes the run inconclusive (exit code 5); with --strict it fails.",
+            d.host.grade
+        )?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{View, document::PhaseDocument};
 use crate::{
     event::Attempt,
-    stats::{fold::Summary, quantile::Samples},
+    stats::fold::{self, Summary},
     work::{self, WorkKind, WorkSet},
 };
 use model::StartPhase;
@@ -152,7 +152,7 @@ impl WorkRows {
                     .work
                     .is_some_and(|item| is_loaded(set, summary, item) == Some(wanted))
             });
-            let samples = first_execs(of_kind);
+            let samples = fold::latencies(of_kind, StartPhase::FirstExec);
             (samples.n() > 0).then(|| PhaseDocument::new(&samples))
         };
         Self {
@@ -162,27 +162,14 @@ impl WorkRows {
     }
 }
 
-fn first_execs<'a>(attempts: impl Iterator<Item = &'a Attempt>) -> Samples {
-    let latency = |attempt: &Attempt| attempt.latency_ns(StartPhase::FirstExec);
-    Samples::new(
-        attempts
-            .map(|attempt| latency(attempt).unwrap_or(crate::stats::quantile::INFINITE))
-            .collect(),
-    )
-}
-
 fn by_item(set: &WorkSet, summary: &Summary) -> Vec<ItemDocument> {
     let mut items: Vec<ItemDocument> = set
         .items
         .iter()
         .enumerate()
         .map(|(index, item)| {
-            let samples = first_execs(
-                summary
-                    .clones
-                    .iter()
-                    .filter(|attempt| attempt.work == Some(index)),
-            );
+            let of_item = summary.clones.iter().filter(|a| a.work == Some(index));
+            let samples = fold::latencies(of_item, StartPhase::FirstExec);
             let ms = |ns: Option<&u64>| ns.map(|ns| *ns as f64 / 1e6);
             ItemDocument {
                 id: item.id.clone(),

@@ -9,7 +9,7 @@ use testbed::endpoint::Endpoint;
 
 use super::{
     Arrival, ExecSpec, GateSpec, HoldSpec, HoldUntil, MemorySpec, Metric, Scenario, Spacing,
-    TargetKind, TargetSpec, TurnSpec,
+    TargetKind, TargetSpec, Timed, TurnSpec,
     gate_spec::GateConfig,
     network::{ExchangeSpec, NetworkConfig},
     steps::{ParentConfig, TurnConfig},
@@ -206,7 +206,13 @@ impl ScenarioConfig {
         for turn in turns.iter().filter(|turn| turn.exchange.is_some()) {
             can_exchange(turn, network.is_some(), beside.is_some())?;
         }
-        let gates = gates(self.gates, turns.len(), beside.is_some())?;
+        let baseline = self.baseline.check(&exec)?;
+        let gates = gates(
+            self.gates,
+            turns.len(),
+            beside.is_some(),
+            baseline.is_some(),
+        )?;
         Ok(Scenario {
             name: if self.name.is_empty() {
                 name.to_owned()
@@ -223,7 +229,7 @@ impl ScenarioConfig {
             beside_prefault,
             network,
             arrival,
-            baseline: self.baseline.check(&exec)?,
+            baseline,
             exec,
             work: None,
             turns,
@@ -294,18 +300,30 @@ fn can_exchange(turn: &TurnSpec, network: bool, beside: bool) -> Result<(), Stri
     }
 }
 
-fn gates(typed: Vec<GateConfig>, turns: usize, beside: bool) -> Result<Vec<GateSpec>, String> {
+fn gates(
+    typed: Vec<GateConfig>,
+    turns: usize,
+    beside: bool,
+    baseline: bool,
+) -> Result<Vec<GateSpec>, String> {
     let gates: Vec<GateSpec> = typed
         .into_iter()
         .map(GateSpec::try_from)
         .collect::<Result<_, _>>()?;
     for gate in &gates {
         let name = &gate.name;
-        if let Metric::Turn(turn, _) | Metric::TurnRatio(turn) = gate.metric
+        if let Metric::Turn(turn, _)
+        | Metric::TurnRatio(turn)
+        | Metric::BaselineRatio(Timed::Turn(turn), _) = gate.metric
             && !(1..=turns).contains(&turn)
         {
             return Err(format!(
                 "gate {name}: turn {turn} does not exist, the scenario has {turns} turns"
+            ));
+        }
+        if matches!(gate.metric, Metric::BaselineRatio(..)) && !baseline {
+            return Err(format!(
+                "gate {name}: a ratio to host processes needs their rounds: set baseline.kind to \"host-process\""
             ));
         }
         if matches!(gate.metric, Metric::TurnRatio(_)) && !beside {

@@ -13,7 +13,8 @@ pub(super) struct GateConfig {
     name: String,
     metric: String,
     limit: String,
-    limit_ratio: Option<f64>,
+    #[serde(default)]
+    accepted: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,9 +22,9 @@ pub struct GateSpec {
     pub name: String,
     pub metric: Metric,
     pub limit: Limit,
-    /// Largest accepted ratio to the same quantile of the baseline. It decides if the metric exceeds `limit` on a host
-    /// graded indicative. Only for metrics that are times.
-    pub limit_ratio: Option<f64>,
+    /// Directory in `results/` of the accepted run from which the limit of a ratio was derived; `None` for a goal.
+    #[serde(default)]
+    pub accepted: Option<String>,
 }
 
 /// A figure of a run that gates can limit. Turns are counted from 1.
@@ -34,6 +35,8 @@ pub enum Metric {
     Phase(StartPhase, Quantile),
     /// Quantile of the duration of a turn.
     Turn(usize, Quantile),
+    /// A quantile of times divided by the same quantile of host processes in the same run.
+    BaselineRatio(Timed, Quantile),
     /// Duration of a turn divided by the duration of the same turn in the rounds beside.
     TurnRatio(usize),
     /// Quantile of the duration of whole rounds, from the base of the arrivals until the last start has ended.
@@ -48,6 +51,17 @@ pub enum Metric {
     AfterHoldFailures,
     /// Successful starts per second of measured rounds.
     StartsPerSecond,
+}
+
+/// What a ratio to the baseline measures. Turns and phases are divided by the first exec of host processes, rounds by
+/// whole rounds of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Timed {
+    Phase(StartPhase),
+    /// Counted from 1.
+    Turn(usize),
+    Round,
 }
 
 /// A quantile that reports print and gates can limit.
@@ -96,16 +110,44 @@ impl Quantile {
 impl fmt::Display for Metric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Phase(phase, quantile) => write!(f, "{}.{}", phase.name(), quantile.name()),
-            Self::Turn(number, quantile) => write!(f, "turn.{number}.{}", quantile.name()),
+            Self::Phase(phase, quantile) => {
+                write!(f, "{}.{}", Timed::Phase(*phase), quantile.name())
+            }
+            Self::Turn(number, quantile) => {
+                write!(f, "{}.{}", Timed::Turn(*number), quantile.name())
+            }
+            Self::Round(quantile) => write!(f, "{}.{}", Timed::Round, quantile.name()),
+            Self::BaselineRatio(of, quantile) => write!(f, "{of}.{}.ratio", quantile.name()),
             Self::TurnRatio(number) => write!(f, "turn.{number}.ratio"),
-            Self::Round(quantile) => write!(f, "round.{}", quantile.name()),
             Self::MemorySlope => f.write_str("memory.slope"),
             Self::Failures => f.write_str("failures"),
             Self::NotWarm => f.write_str("not_warm"),
             Self::AfterHoldFailures => f.write_str("after_hold.failures"),
             Self::StartsPerSecond => f.write_str("starts_per_s"),
         }
+    }
+}
+
+impl fmt::Display for Timed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Phase(phase) => f.write_str(phase.name()),
+            Self::Turn(number) => write!(f, "turn.{number}"),
+            Self::Round => f.write_str("round"),
+        }
+    }
+}
+
+impl Timed {
+    fn parse(text: &str) -> Option<Self> {
+        if let Some(number) = text.strip_prefix("turn.") {
+            return Some(Self::Turn(number.parse().ok()?));
+        }
+        if text == "round" {
+            return Some(Self::Round);
+        }
+        let phase = StartPhase::ALL.into_iter().find(|p| p.name() == text)?;
+        Some(Self::Phase(phase))
     }
 }
 
@@ -118,19 +160,22 @@ impl Metric {
             "after_hold.failures" => Some(Self::AfterHoldFailures),
             "starts_per_s" => Some(Self::StartsPerSecond),
             _ => {
-                let (of, quantile) = text.rsplit_once('.')?;
-                if let ("ratio", Some(number)) = (quantile, of.strip_prefix("turn.")) {
-                    return Some(Self::TurnRatio(number.parse().ok()?));
+                let (time, is_ratio) = match text.strip_suffix(".ratio") {
+                    Some(time) => (time, true),
+                    None => (text, false),
+                };
+                // A ratio without a quantile is one of turns.
+                if let (true, Some(Timed::Turn(number))) = (is_ratio, Timed::parse(time)) {
+                    return Some(Self::TurnRatio(number));
                 }
+                let (of, quantile) = time.rsplit_once('.')?;
                 let quantile = Quantile::ALL.into_iter().find(|q| q.name() == quantile)?;
-                if let Some(number) = of.strip_prefix("turn.") {
-                    return Some(Self::Turn(number.parse().ok()?, quantile));
-                }
-                if of == "round" {
-                    return Some(Self::Round(quantile));
-                }
-                let phase = StartPhase::ALL.into_iter().find(|p| p.name() == of)?;
-                Some(Self::Phase(phase, quantile))
+                Some(match (Timed::parse(of)?, is_ratio) {
+                    (of, true) => Self::BaselineRatio(of, quantile),
+                    (Timed::Phase(phase), false) => Self::Phase(phase, quantile),
+                    (Timed::Turn(number), false) => Self::Turn(number, quantile),
+                    (Timed::Round, false) => Self::Round(quantile),
+                })
             }
         }
     }
@@ -143,7 +188,7 @@ impl Metric {
                     .map(|d| Limit::Nanoseconds(crate::clock::nanoseconds(d))),
                 "duration with a unit such as \"60ms\"",
             ),
-            Self::TurnRatio(_) => (
+            Self::TurnRatio(_) | Self::BaselineRatio(..) => (
                 text.parse::<f64>()
                     .ok()
                     .filter(|n| n.is_finite() && *n > 0.0)
@@ -176,34 +221,31 @@ impl TryFrom<GateConfig> for GateSpec {
         let name = config.name;
         let metric = Metric::parse(&config.metric).ok_or_else(|| {
             format!(
-                "gate {name}: {:?} is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, or \
-                 turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures or starts_per_s",
+                "gate {name}: {:?} is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, the \
+                 same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures or starts_per_s",
                 config.metric
             )
         })?;
         let limit = metric
             .limit(&config.limit)
             .map_err(|what| format!("gate {name}: {what}"))?;
-        if let Some(ratio) = config.limit_ratio {
-            if !matches!(
-                metric,
-                Metric::Phase(..) | Metric::Turn(..) | Metric::Round(_)
-            ) {
-                return Err(format!(
-                    "gate {name}: limit_ratio is only allowed for metrics that are times"
-                ));
-            }
-            if !(ratio.is_finite() && ratio > 0.0) {
-                return Err(format!(
-                    "gate {name}: limit_ratio is {ratio}, it must be a positive number"
-                ));
-            }
+        let accepted = Some(config.accepted).filter(|run| !run.is_empty());
+        let is_ratio = matches!(metric, Metric::BaselineRatio(..) | Metric::TurnRatio(_));
+        if accepted.is_some() && !is_ratio {
+            return Err(format!(
+                "gate {name}: accepted is only allowed for ratios: {metric} has a goal as its limit"
+            ));
+        }
+        if matches!(metric, Metric::BaselineRatio(_, Quantile::Max)) {
+            return Err(format!(
+                "gate {name}: a ratio of largest samples has no interval"
+            ));
         }
         Ok(Self {
             name,
             metric,
             limit,
-            limit_ratio: config.limit_ratio,
+            accepted,
         })
     }
 }

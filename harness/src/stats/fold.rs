@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::StartPhase;
 
 use super::{
+    bootstrap,
     quantile::{INFINITE, Samples},
     slope::{self, Point, Slope},
 };
@@ -49,6 +50,9 @@ pub struct Summary {
     pub after_hold_failures: BTreeMap<FailureCause, String>,
     pub noise: Vec<NoiseSample>,
 }
+
+/// Clusters into which the starts of closed and open loops are divided, for their intervals.
+pub(super) const CLUSTERS: usize = 20;
 
 /// Start and end of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +173,7 @@ impl Summary {
     /// Latencies of a phase over all measured clones; a clone that did not reach the phase counts as [`INFINITE`].
     #[must_use]
     pub fn phase(&self, phase: StartPhase) -> Samples {
-        Samples::new(latencies(&self.clones, phase))
+        latencies(self.clones.iter(), phase)
     }
 
     /// Measured clones by origin. A clone whose create failed has the origin `None`. Empty if no clone has an origin,
@@ -204,39 +208,52 @@ impl Summary {
     /// First-exec latencies of the baseline.
     #[must_use]
     pub fn baseline_samples(&self) -> Samples {
-        Samples::new(latencies(&self.baseline, StartPhase::FirstExec))
+        latencies(self.baseline.iter(), StartPhase::FirstExec)
     }
 
     /// First-exec latencies of cold starts.
     #[must_use]
     pub fn cold_samples(&self) -> Samples {
-        Samples::new(latencies(&self.cold, StartPhase::FirstExec))
+        latencies(self.cold.iter(), StartPhase::FirstExec)
     }
 
     /// Durations of completed measured rounds of clones; a round with a failed start counts as [`INFINITE`].
     #[must_use]
     pub fn round_samples(&self) -> Samples {
-        walls(&self.rounds, &self.clones)
+        Samples::new(walls(&self.rounds, &self.clones).concat())
     }
 
     /// Durations of completed measured rounds of the baseline; a round with a failed start counts as [`INFINITE`].
     #[must_use]
     pub fn baseline_round_samples(&self) -> Samples {
-        walls(&self.baseline_rounds, &self.baseline)
+        Samples::new(walls(&self.baseline_rounds, &self.baseline).concat())
     }
 
     /// Successful starts per second of completed measured rounds; `None` without a completed round.
     #[must_use]
     pub fn starts_per_s(&self) -> Option<f64> {
-        let (mut spent_ns, mut starts) = (0_u64, 0_u32);
-        for (index, times) in &self.rounds {
-            let Some(end_ns) = times.end_ns else { continue };
-            spent_ns += end_ns.saturating_sub(times.base_ns);
-            for attempt in &self.clones {
-                starts += u32::from(attempt.round == *index && attempt.failure.is_none());
-            }
-        }
-        (spent_ns > 0).then(|| f64::from(starts) / (spent_ns as f64 / 1e9))
+        let rounds = self.starts_and_seconds();
+        rate(&rounds, &vec![1; rounds.len()])
+    }
+
+    /// 95 % interval of [`Self::starts_per_s`], by bootstrap over rounds; `None` with too few completed rounds.
+    #[must_use]
+    pub fn starts_per_s_interval95(&self) -> Option<(f64, f64)> {
+        let rounds = self.starts_and_seconds();
+        bootstrap::interval95(rounds.len(), |times| rate(&rounds, times))
+    }
+
+    /// Successful starts and duration of each completed measured round.
+    fn starts_and_seconds(&self) -> Vec<(usize, f64)> {
+        let started = |round| {
+            let of_round = self.clones.iter().filter(|a| a.round == round);
+            of_round.filter(|a| a.failure.is_none()).count()
+        };
+        let complete = self.rounds.iter().filter_map(|(round, times)| {
+            let spent_ns = times.end_ns?.saturating_sub(times.base_ns);
+            Some((started(*round), spent_ns as f64 / 1e9))
+        });
+        complete.collect()
     }
 
     /// Increase of the value with the name `line` in [`MemoryPoint::meminfo`] per clone, in bytes.
@@ -278,8 +295,17 @@ impl Summary {
     }
 }
 
-/// Durations of completed rounds, from the base time to the end.
-fn walls(rounds: &BTreeMap<u32, RoundTimes>, attempts: &[Attempt]) -> Samples {
+/// Starts per second if round `i` counts `times[i]` times; `None` if no time passed.
+fn rate(rounds: &[(usize, f64)], times: &[usize]) -> Option<f64> {
+    let weighted = rounds.iter().zip(times);
+    let (starts, seconds) = weighted.fold((0, 0.0), |(n, s), ((starts, seconds), times)| {
+        (n + starts * times, s + seconds * *times as f64)
+    });
+    (seconds > 0.0).then(|| starts as f64 / seconds)
+}
+
+/// Durations of completed rounds, from the base time to the end, each as a cluster of its own.
+pub(super) fn walls(rounds: &BTreeMap<u32, RoundTimes>, attempts: &[Attempt]) -> Vec<Vec<u64>> {
     let failed = |round: &u32| {
         let mut of_round = attempts.iter().filter(|a| a.round == *round);
         of_round.any(|a| a.failure.is_some())
@@ -287,9 +313,9 @@ fn walls(rounds: &BTreeMap<u32, RoundTimes>, attempts: &[Attempt]) -> Samples {
     let wall = |(round, times): (&u32, &RoundTimes)| {
         let end_ns = times.end_ns?;
         let ns = end_ns.saturating_sub(times.base_ns);
-        Some(if failed(round) { INFINITE } else { ns })
+        Some(vec![if failed(round) { INFINITE } else { ns }])
     };
-    Samples::new(rounds.iter().filter_map(wall).collect())
+    rounds.iter().filter_map(wall).collect()
 }
 
 /// Name of an origin in reports; `unanswered` for clones whose create failed.
@@ -307,12 +333,7 @@ pub fn ladder(attempts: &[&Attempt]) -> Vec<(StartPhase, Samples)> {
             *phase == StartPhase::FirstExec && !attempts.is_empty()
                 || attempts.iter().any(|a| a.timeline.at(*phase).is_some())
         })
-        .map(|phase| {
-            let ns = attempts
-                .iter()
-                .map(|a| a.latency_ns(phase).unwrap_or(INFINITE));
-            (phase, Samples::new(ns.collect()))
-        })
+        .map(|phase| (phase, latencies(attempts.iter().copied(), phase)))
         .collect()
 }
 
@@ -323,10 +344,36 @@ pub fn available(point: &MemoryPoint) -> Option<f64> {
     Some((point.meminfo.get("MemAvailable")? + lists) as f64)
 }
 
-/// Latencies of a phase, [`INFINITE`] for attempts that did not reach it.
-fn latencies(attempts: &[Attempt], phase: StartPhase) -> Vec<u64> {
-    attempts
-        .iter()
-        .map(|attempt| attempt.latency_ns(phase).unwrap_or(INFINITE))
-        .collect()
+/// Latencies of a phase by cluster, [`INFINITE`] for attempts that did not reach it.
+pub fn latencies<'a>(attempts: impl Iterator<Item = &'a Attempt>, phase: StartPhase) -> Samples {
+    Samples::clustered(&clusters(attempts, |attempt| {
+        vec![attempt.latency_ns(phase).unwrap_or(INFINITE)]
+    }))
+}
+
+/// The samples of each cluster. A round is a cluster. Fewer than [`CLUSTERS`] rounds whose starts were not intended for
+/// one instant are divided into runs of consecutive starts, so that there are about that many clusters.
+pub(super) fn clusters<'a>(
+    attempts: impl Iterator<Item = &'a Attempt>,
+    samples: impl Fn(&Attempt) -> Vec<u64>,
+) -> Vec<Vec<u64>> {
+    let mut rounds: BTreeMap<u32, Vec<&Attempt>> = BTreeMap::new();
+    for attempt in attempts {
+        rounds.entry(attempt.round).or_default().push(attempt);
+    }
+    let parts = CLUSTERS.div_ceil(rounds.len().max(1));
+    let mut clusters = Vec::new();
+    for round in rounds.values_mut() {
+        round.sort_by_key(|attempt| attempt.arrival);
+        let is_burst = round.iter().all(|a| a.intended_ns == round[0].intended_ns);
+        let size = if is_burst {
+            round.len()
+        } else {
+            round.len().div_ceil(parts)
+        };
+        for part in round.chunks(size.max(1)) {
+            clusters.push(part.iter().flat_map(|attempt| samples(attempt)).collect());
+        }
+    }
+    clusters
 }

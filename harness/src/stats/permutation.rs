@@ -16,7 +16,7 @@ const EXCHANGES: u32 = 2000;
 pub struct Difference {
     /// Quantile of the first run in nanoseconds.
     pub a: u64,
-    /// Quantile of the second run in nanoseconds.
+    /// Quantile of the second run in nanoseconds; [`INFINITE`] if it lies among failures.
     pub b: u64,
     /// Estimated probability of a difference at least as large in either direction if both runs have the same
     /// distribution; above 0 and at most 1.
@@ -27,10 +27,12 @@ pub struct Difference {
 }
 
 /// Tests the difference of a quantile. Each inner list is a block, which is exchanged as a whole. Returns `None` if a
-/// run has no samples or its quantile is infinite.
+/// run has no samples or the quantile of the first is infinite. That of the second may be.
 #[must_use]
 pub fn compare(a: &[Vec<u64>], b: &[Vec<u64>], permille: u32, seed: u64) -> Option<Difference> {
-    let (a_value, b_value) = (pooled(a.iter(), permille)?, pooled(b.iter(), permille)?);
+    let finite = |ns: &u64| *ns != INFINITE;
+    let a_value = pooled(a.iter(), permille).filter(finite)?;
+    let b_value = pooled(b.iter(), permille)?;
     let observed = b_value as f64 - a_value as f64;
     let mut blocks: Vec<&Vec<u64>> = a.iter().chain(b).collect();
     let mut random = SplitMix64::new(seed);
@@ -39,8 +41,12 @@ pub fn compare(a: &[Vec<u64>], b: &[Vec<u64>], permille: u32, seed: u64) -> Opti
     for _ in 0..EXCHANGES {
         random.shuffle(&mut blocks);
         let (left, right) = blocks.split_at(a.len());
-        let left = pooled(left.iter().copied(), permille).map_or(f64::MAX, |ns| ns as f64);
-        let right = pooled(right.iter().copied(), permille).map_or(f64::MAX, |ns| ns as f64);
+        let left = pooled(left.iter().copied(), permille)
+            .filter(finite)
+            .map_or(f64::MAX, |ns| ns as f64);
+        let right = pooled(right.iter().copied(), permille)
+            .filter(finite)
+            .map_or(f64::MAX, |ns| ns as f64);
         let difference = right - left;
         if difference.abs() >= observed.abs() {
             as_large += 1;
@@ -60,7 +66,7 @@ pub fn compare(a: &[Vec<u64>], b: &[Vec<u64>], permille: u32, seed: u64) -> Opti
 fn pooled<'a>(blocks: impl Iterator<Item = &'a Vec<u64>>, permille: u32) -> Option<u64> {
     let mut all: Vec<u64> = blocks.flatten().copied().collect();
     all.sort_unstable();
-    nearest_rank(&all, permille).filter(|ns| *ns != INFINITE)
+    nearest_rank(&all, permille)
 }
 
 /// Adjusts p values for several tests after Benjamini and Hochberg (1995), and returns them in the order of `p`.

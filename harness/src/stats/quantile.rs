@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use testbed::quantile::{nearest_rank, rank};
 
+use super::bootstrap::Clusters;
 use crate::scenario::Quantile;
 
 /// Latency of a failed start: larger than every measured latency.
@@ -47,26 +48,43 @@ impl Quantile {
 
 /// Latencies in nanoseconds, failures included as [`INFINITE`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Samples(Vec<u64>);
+pub struct Samples {
+    /// In ascending order.
+    all: Vec<u64>,
+    /// `None` for independent samples.
+    clusters: Option<Clusters>,
+}
 
 impl Samples {
-    /// Takes latencies in any order.
+    /// Takes independent latencies in any order.
     #[must_use]
     pub fn new(mut latencies_ns: Vec<u64>) -> Self {
         latencies_ns.sort_unstable();
-        Self(latencies_ns)
+        Self {
+            all: latencies_ns,
+            clusters: None,
+        }
+    }
+
+    /// Takes the latencies of each cluster. Samples of one cluster depend on each other.
+    #[must_use]
+    pub fn clustered(clusters: &[Vec<u64>]) -> Self {
+        Self {
+            clusters: Some(Clusters::new(clusters)),
+            ..Self::new(clusters.concat())
+        }
     }
 
     /// All samples in ascending order, failures last.
     #[must_use]
     pub fn all(&self) -> &[u64] {
-        &self.0
+        &self.all
     }
 
     /// Number of samples, failures included.
     #[must_use]
     pub fn n(&self) -> usize {
-        self.0.len()
+        self.all.len()
     }
 
     /// Number of failures.
@@ -78,14 +96,14 @@ impl Samples {
     /// Samples without failures, in ascending order.
     #[must_use]
     pub fn finite(&self) -> &[u64] {
-        let end = self.0.partition_point(|ns| *ns != INFINITE);
-        &self.0[..end]
+        let end = self.all.partition_point(|ns| *ns != INFINITE);
+        &self.all[..end]
     }
 
     #[must_use]
     pub fn quantile(&self, quantile: Quantile) -> Estimate {
         let needs = quantile.needs();
-        match nearest_rank(&self.0, quantile.permille()) {
+        match nearest_rank(&self.all, quantile.permille()) {
             Some(_) | None if self.n() < needs => Estimate::TooFew { needs },
             None => Estimate::TooFew { needs },
             Some(INFINITE) => Estimate::Infinite,
@@ -93,17 +111,30 @@ impl Samples {
         }
     }
 
-    /// Distribution-free confidence interval of a quantile: two samples between which the true quantile lies with a
-    /// probability of at least 95 %. `None` for the maximum, with too few samples, or if the upper bound lies among the
-    /// failures.
+    /// 95 % confidence interval of a quantile in nanoseconds, distribution-free: by bootstrap over clusters, or from
+    /// order statistics if the samples are independent. The upper bound is infinite if it lies among the failures.
+    /// `None` for the maximum, and with too few samples or clusters.
     #[must_use]
-    pub fn interval95(&self, quantile: Quantile) -> Option<(u64, u64)> {
+    pub fn interval95(&self, quantile: Quantile) -> Option<(f64, f64)> {
         if quantile == Quantile::Max || self.n() < quantile.needs() {
             return None;
         }
+        if let Some(clusters) = &self.clusters {
+            return clusters.interval95(quantile.permille());
+        }
         let (low, high) = order_interval(self.n(), f64::from(quantile.permille()) / 1000.0)?;
-        let (low, high) = (self.0[low - 1], self.0[high - 1]);
-        (high != INFINITE).then_some((low, high))
+        let at = |rank: usize| match self.all[rank - 1] {
+            INFINITE => f64::INFINITY,
+            ns => ns as f64,
+        };
+        Some((at(low), at(high)))
+    }
+
+    /// Number of clusters; every sample of independent samples is one.
+    #[must_use]
+    pub fn clusters(&self) -> usize {
+        let clusters = self.clusters.as_ref().map(Clusters::count);
+        clusters.unwrap_or(self.n())
     }
 }
 
@@ -174,7 +205,8 @@ mod tests {
         assert_eq!(samples.quantile(Quantile::P95), Estimate::Infinite);
         assert_eq!(samples.quantile(Quantile::P50), Estimate::Value(50));
         assert_eq!(samples.quantile(Quantile::Max), Estimate::Infinite);
-        assert_eq!(samples.interval95(Quantile::P95), None);
+        let (_, high) = samples.interval95(Quantile::P95).unwrap();
+        assert!(high.is_infinite());
     }
 
     #[test]
@@ -195,7 +227,7 @@ mod tests {
             for quantile in [Quantile::P50, Quantile::P95] {
                 if let (Estimate::Value(v), Some((low, high))) =
                     (samples.quantile(quantile), samples.interval95(quantile)) {
-                    prop_assert!(low <= v && v <= high);
+                    prop_assert!(low <= v as f64 && v as f64 <= high);
                 }
             }
         }

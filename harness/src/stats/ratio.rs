@@ -1,21 +1,26 @@
-//! Ratio of the time of a turn to the time of the same turn in the rounds beside.
+//! Ratios within a run: to the same turn of the rounds beside, and to host processes.
 //!
-//! Each measured round of clones forms a pair with the round beside of the same repetition, and the ratio of a pair is
+//! For turns, each measured round of clones forms a pair with the round beside of the same repetition, and the ratio of a pair is
 //! the quotient of the two medians. A temporary slowdown of the host affects both rounds of a pair. The result is the
 //! median of the ratios of all pairs.
 
 use std::collections::BTreeMap;
 
+use model::StartPhase;
 use testbed::quantile::nearest_rank;
 
 use super::{
-    fold::Summary,
+    bootstrap::{self, Clusters},
+    fold::{self, Summary},
     quantile::{INFINITE, Samples, order_interval},
     turns,
 };
-use crate::{event::Attempt, scenario::Quantile};
+use crate::{
+    event::Attempt,
+    scenario::{Quantile, Timed},
+};
 
-/// Median of the ratios of all pairs of rounds.
+/// A ratio and its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
     /// Infinite if, in more than half of the pairs, the median of the round of clones lies among failures; `None` with
@@ -50,6 +55,61 @@ pub fn of_turn(summary: &Summary, index: usize) -> Ratio {
         interval95: interval.map(|(low, high)| (ratios[low - 1], ratios[high - 1])),
         pairs,
     }
+}
+
+/// A quantile of the clones over the same quantile of host processes, from all samples. The interval is a bootstrap over
+/// pairs of neighbouring clusters, so a slowdown of the host that affects both does not widen it.
+#[must_use]
+pub fn over_baseline(summary: &Summary, of: Timed, quantile: Quantile) -> Ratio {
+    let exec = |attempt: &Attempt| {
+        let ns = attempt.latency_ns(StartPhase::FirstExec);
+        vec![ns.unwrap_or(INFINITE)]
+    };
+    let (ours, theirs) = match of {
+        Timed::Phase(phase) => (
+            fold::clusters(summary.clones.iter(), |attempt| {
+                vec![attempt.latency_ns(phase).unwrap_or(INFINITE)]
+            }),
+            fold::clusters(summary.baseline.iter(), exec),
+        ),
+        Timed::Turn(number) => (
+            fold::clusters(summary.clones.iter(), |attempt| {
+                turns::times(attempt, number.saturating_sub(1))
+            }),
+            fold::clusters(summary.baseline.iter(), exec),
+        ),
+        Timed::Round => (
+            fold::walls(&summary.rounds, &summary.clones),
+            fold::walls(&summary.baseline_rounds, &summary.baseline),
+        ),
+    };
+    let pairs = ours.len().min(theirs.len());
+    let permille = quantile.permille();
+    let (ours, theirs) = (&ours[..pairs], &theirs[..pairs]);
+    let n = |clusters: &[Vec<u64>]| clusters.iter().map(Vec::len).sum::<usize>();
+    let enough = n(ours).min(n(theirs)) >= quantile.needs();
+    let (ours, theirs) = (Clusters::new(ours), Clusters::new(theirs));
+    let over = |times: &[usize]| {
+        let base = theirs.quantile(times, permille)?;
+        let ratio = ours.quantile(times, permille)? / base;
+        (base > 0.0 && base.is_finite()).then_some(ratio)
+    };
+    Ratio {
+        value: over(&vec![1; pairs]).filter(|_| enough),
+        interval95: bootstrap::interval95(pairs, over).filter(|_| enough),
+        pairs,
+    }
+}
+
+/// The limit for later runs that an accepted run of the same size gives: the upper end of the interval that contains the
+/// upper end of such a run's own interval in 97.5 % of cases, if nothing changed. Both estimates vary, so their
+/// difference varies by the root of two, and the later run's interval is added. On the scale of logarithms, because it
+/// is a ratio; rounded up to hundredths. `None` without a finite interval.
+#[must_use]
+pub fn limit_from(accepted: &Ratio) -> Option<f64> {
+    let (value, (_, high)) = (accepted.value?, accepted.interval95?);
+    let limit = value * (high / value).powf(1.0 + std::f64::consts::SQRT_2);
+    limit.is_finite().then(|| (limit * 100.0).ceil() / 100.0)
 }
 
 /// The median of each round over all samples of its clones, in the order of the plan; [`INFINITE`] if it lies among

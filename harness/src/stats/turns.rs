@@ -1,7 +1,10 @@
 //! Times and page faults of turns, and the tax: the extra time or page faults of a new clone until it is as fast as a
 //! warm VM.
 
-use super::quantile::{INFINITE, Samples};
+use super::{
+    fold::clusters,
+    quantile::{INFINITE, Samples},
+};
 use crate::event::{Attempt, Exchanged, Turn};
 
 /// Times of the turn at `index` over all starts. A start contributes one time for a command, a cell or a denied
@@ -9,7 +12,7 @@ use crate::event::{Attempt, Exchanged, Turn};
 /// one [`INFINITE`].
 #[must_use]
 pub fn latencies(attempts: &[Attempt], index: usize) -> Samples {
-    Samples::new(attempts.iter().flat_map(|a| times(a, index)).collect())
+    Samples::clustered(&clusters(attempts.iter(), |a| times(a, index)))
 }
 
 /// Times of the turn at `index` of one start, as in [`latencies`].
@@ -61,10 +64,9 @@ pub fn mean_faults_to_first_exec(attempts: &[Attempt]) -> Option<f64> {
 /// Meaningful only if all `turns` do the same work. A clone that did not complete all turns counts as [`INFINITE`].
 #[must_use]
 pub fn tax(attempts: &[Attempt], turns: usize) -> Samples {
-    let ns = attempts
-        .iter()
-        .map(|attempt| excess(attempt, turns, |turn| Some(turn.took_ns)).unwrap_or(INFINITE));
-    Samples::new(ns.collect())
+    Samples::clustered(&clusters(attempts.iter(), |attempt| {
+        vec![excess(attempt, turns, |turn| Some(turn.took_ns)).unwrap_or(INFINITE)]
+    }))
 }
 
 /// The mean tax in page faults; `None` if no clone recorded page faults for all turns.

@@ -77,6 +77,7 @@ impl Stage {
         std::fs::write(&path, scenario).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_cube-bench"));
         command
+            .env_remove("CI")
             .args(["run", "--format", "json", "--artifacts"])
             .arg(self.dir.path())
             .arg("--vmm")

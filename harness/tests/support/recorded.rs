@@ -29,7 +29,10 @@ limit = "0"
 name = "cold start P95"
 metric = "first_exec.p95"
 limit = "40ms"
-limit_ratio = 20.0
+[[gates]]
+name = "cold start P95, over host processes"
+metric = "first_exec.p95.ratio"
+limit = "20"
 [[gates]]
 name = "cold start P99"
 metric = "first_exec.p99"

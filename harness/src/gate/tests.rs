@@ -1,0 +1,234 @@
+use super::*;
+use crate::{
+    event::{Attempt, Failure, FailureCause, MemoryPoint},
+    plan::Subject,
+    scenario,
+    stats::{fold::RoundTimes, turns::tests::attempt_with},
+};
+use model::{StartPhase, Timeline};
+
+/// 20 rounds of `per_round` starts at one instant. Start `i` of a round takes `ms(round, i)`; `None` is a failure.
+fn attempts(
+    subject: Subject,
+    per_round: u32,
+    ms: impl Fn(u32, u32) -> Option<u64>,
+) -> Vec<Attempt> {
+    let one = |round: u32, arrival: u32| {
+        let took = ms(round, arrival);
+        let mut timeline = Timeline::default();
+        if let Some(ms) = took {
+            timeline.stamp(StartPhase::FirstExec, ms * 1_000_000);
+        }
+        Attempt {
+            round,
+            arrival,
+            subject,
+            intended_ns: 0,
+            timeline,
+            failure: took.is_none().then(|| Failure {
+                cause: FailureCause::Exec,
+                message: "x".into(),
+            }),
+            ..attempt_with(Vec::new())
+        }
+    };
+    (0..20)
+        .flat_map(|round| (0..per_round).map(move |arrival| (round, arrival)))
+        .map(|(round, arrival)| one(round, arrival))
+        .collect()
+}
+
+fn clones(ms: impl Fn(u32, u32) -> Option<u64>) -> Summary {
+    Summary {
+        clones: attempts(Subject::Clone, 10, ms),
+        ..Summary::default()
+    }
+}
+
+fn judged(metric: &str, limit: &str, summary: &Summary, grade: Grade) -> GateResult {
+    let text = format!(
+        "[target]\nkind='e2b'\n[beside]\nkind='vmm-direct'\n[[turns]]\nname='t'\nargv=['a']\n\
+         [[gates]]\nname='g'\nmetric='{metric}'\nlimit='{limit}'"
+    );
+    let gates = scenario::parse("t", &text).unwrap().gates;
+    judge(&gates, summary, grade).remove(0)
+}
+
+const GRADES: [Grade; 3] = [Grade::Publishable, Grade::Indicative, Grade::Unfit];
+
+#[test]
+fn the_whole_interval_of_a_time_decides_on_every_host() {
+    // From 10 to 29 ms in each round, with a spread between rounds.
+    let summary = clones(|round, i| Some(10 + u64::from(i) + u64::from(round) % 10));
+    for grade in GRADES {
+        let verdict = |limit| judged("first_exec.p50", limit, &summary, grade).verdict;
+        assert_eq!(verdict("30ms"), Verdict::Met);
+        assert_eq!(
+            verdict("5ms"),
+            Verdict::Missed,
+            "MISSED on a host graded {grade}"
+        );
+        let result = judged("first_exec.p50", "19ms", &summary, grade);
+        let [low, high] = result.interval95.unwrap();
+        assert!(low < 19.0 && 19.0 < high, "{low} {high}");
+        assert_eq!(result.verdict, Verdict::Inconclusive);
+        assert_eq!(result.decisive, grade == Grade::Publishable);
+    }
+}
+
+#[test]
+fn a_quantile_among_failures_is_missed_and_no_host_excuses_it() {
+    let summary = clones(|_, i| (i > 0).then_some(10));
+    let result = judged("first_exec.p95", "1s", &summary, Grade::Unfit);
+    assert_eq!((result.verdict, result.decisive), (Verdict::Missed, true));
+    assert_eq!(result.measured, None);
+    // The median itself is finite, and its interval too.
+    let median = judged("first_exec.p50", "1s", &summary, Grade::Unfit);
+    assert_eq!(median.verdict, Verdict::Met);
+    // Half of the rounds fail as a whole: the upper bound is infinite, so nothing is decided.
+    let summary = clones(|round, _| (round % 5 < 3).then_some(10));
+    let result = judged("first_exec.p50", "1s", &summary, Grade::Publishable);
+    assert_eq!(result.verdict, Verdict::Inconclusive);
+    assert_eq!(result.interval95, None);
+}
+
+#[test]
+fn too_little_data_is_inconclusive_and_a_maximum_needs_no_interval() {
+    let summary = clones(|_, _| Some(10));
+    let result = judged("first_exec.p99", "1s", &summary, Grade::Publishable);
+    assert_eq!(result.verdict, Verdict::Inconclusive);
+    assert!(result.reason.contains("needs 500 samples"));
+    let few = Summary {
+        clones: attempts(Subject::Clone, 50, |_, _| Some(10))
+            .into_iter()
+            .filter(|attempt| attempt.round < 5)
+            .collect(),
+        ..Summary::default()
+    };
+    let result = judged("first_exec.p95", "1s", &few, Grade::Publishable);
+    assert_eq!(result.verdict, Verdict::Inconclusive, "five bursts");
+    assert!(
+        result.reason.contains("5 rounds are too few"),
+        "{}",
+        result.reason
+    );
+    let max = |limit| judged("first_exec.max", limit, &few, Grade::Publishable).verdict;
+    assert_eq!((max("10ms"), max("9ms")), (Verdict::Met, Verdict::Missed));
+}
+
+#[test]
+fn a_ratio_to_host_processes_is_a_gate_of_its_own() {
+    // The host's speed changes from round to round, alike for both.
+    let speed = |round: u32| 1 + u64::from(round) % 7;
+    let summary = Summary {
+        baseline: attempts(Subject::HostProcess, 10, |round, _| Some(10 * speed(round))),
+        ..clones(|round, _| Some(40 * speed(round)))
+    };
+    let verdict = |limit, grade| judged("first_exec.p95.ratio", limit, &summary, grade).verdict;
+    for grade in [Grade::Publishable, Grade::Indicative] {
+        assert_eq!(verdict("4.01", grade), Verdict::Met);
+        assert_eq!(verdict("3.9", grade), Verdict::Missed);
+    }
+    assert_eq!(verdict("4.01", Grade::Unfit), Verdict::Inconclusive);
+    let result = judged("first_exec.p95.ratio", "3.9", &summary, Grade::Indicative);
+    assert!(
+        result.decisive,
+        "a missed ratio fails the run on any host fit for ratios"
+    );
+    assert_eq!(result.measured, Some(4.0));
+    let none = clones(|_, _| Some(1));
+    let result = judged("first_exec.p95.ratio", "9", &none, Grade::Publishable);
+    assert_eq!(
+        result.verdict,
+        Verdict::Inconclusive,
+        "no host processes ran"
+    );
+}
+
+#[test]
+fn counts_are_absolute() {
+    let summary = clones(|round, i| (round + i > 0).then_some(10));
+    for grade in GRADES {
+        let verdict = |limit| judged("failures", limit, &summary, grade).verdict;
+        assert_eq!(
+            (verdict("1"), verdict("0")),
+            (Verdict::Met, Verdict::Missed)
+        );
+    }
+    let failures = judged("failures", "0", &summary, Grade::Unfit);
+    assert!(failures.decisive);
+    let none = judged("failures", "0", &Summary::default(), Grade::Publishable);
+    assert_eq!(none.verdict, Verdict::Inconclusive);
+    let unknown = judged("not_warm", "0", &summary, Grade::Publishable);
+    assert_eq!(
+        unknown.verdict,
+        Verdict::Inconclusive,
+        "no start names its origin"
+    );
+    let repeated = judged("after_hold.failures", "0", &summary, Grade::Publishable);
+    assert_eq!(
+        repeated.verdict,
+        Verdict::Inconclusive,
+        "nothing was repeated"
+    );
+}
+
+#[test]
+fn a_rate_is_judged_by_its_interval_over_rounds() {
+    let mut summary = clones(|_, _| Some(10));
+    // 10 starts a round, in 100 ms or in 125 ms: 89 starts per second on average.
+    for round in 0..20 {
+        let took = 100_000_000 + u64::from(round % 2) * 25_000_000;
+        let times = RoundTimes {
+            base_ns: 0,
+            end_ns: Some(took),
+        };
+        summary.rounds.insert(round, times);
+    }
+    for grade in GRADES {
+        let result = |limit| judged("starts_per_s", limit, &summary, grade);
+        assert_eq!(result("80/s").verdict, Verdict::Met);
+        assert_eq!(result("89/s").verdict, Verdict::Inconclusive);
+        assert_eq!(result("99/s").verdict, Verdict::Missed);
+        assert_eq!(result("99/s").decisive, grade == Grade::Publishable);
+    }
+    summary.rounds.retain(|round, _| *round < 5);
+    let few = judged("starts_per_s", "1/s", &summary, Grade::Publishable);
+    assert_eq!(few.verdict, Verdict::Inconclusive);
+}
+
+#[test]
+fn a_slope_is_judged_by_its_interval() {
+    let point = |group: u32, alive: u32, bytes: u64| MemoryPoint {
+        group,
+        alive,
+        at_ns: 0,
+        meminfo: [("MemAvailable".to_owned(), 1_000_000_000 - bytes)].into(),
+    };
+    let noise = |group: u32| u64::from(group % 3) * 1_000_000;
+    let memory = (0..6)
+        .flat_map(|group| {
+            [
+                point(group, 0, 0),
+                point(group, 10, 40_000_000 + noise(group)),
+            ]
+        })
+        .collect();
+    let summary = Summary {
+        memory,
+        ..Summary::default()
+    };
+    for grade in GRADES {
+        let verdict = |limit| judged("memory.slope", limit, &summary, grade).verdict;
+        assert_eq!(verdict("5MB"), Verdict::Met);
+        assert_eq!(verdict("4100KB"), Verdict::Inconclusive);
+        assert_eq!(verdict("3MB"), Verdict::Missed);
+    }
+    let none = judged(
+        "memory.slope",
+        "5MB",
+        &Summary::default(),
+        Grade::Publishable,
+    );
+    assert_eq!(none.verdict, Verdict::Inconclusive);
+}
