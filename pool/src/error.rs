@@ -87,3 +87,21 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_or_quota_is_no_space_and_other_errors_name_the_operation() {
+        for errno in [nix::errno::Errno::ENOSPC, nix::errno::Errno::EDQUOT] {
+            let error = PoolError::of_disk("write the sandbox's record", &errno.into());
+            assert!(matches!(error, PoolError::NoSpace(_)), "{error}");
+        }
+        let error = PoolError::of_disk("write", &nix::errno::Errno::EROFS.into());
+        assert!(
+            error.to_string().contains("write: Read-only file system"),
+            "{error}"
+        );
+    }
+}
