@@ -3,13 +3,16 @@
 //! ```text
 //! PINS/INSTANCE/             locked by the server that owns it
 //!   LAYOUT-TAPS-FLOWS/       maps: a server with the same layout and sizes takes them over
+//!     programs-HASH/         programs on these maps: a server with the same programs and settings takes them over
 //!   links/tap-INDEX-IFINDEX  link of the program on a TAP
 //!   links/uplink-IFINDEX     link of the program on an uplink
+//!   links/resolver-IFINDEX   link of the program on the resolver's device
 //! ```
 
 use std::{
     fs::{self, File},
     io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -26,9 +29,11 @@ use crate::error::{IsolationError, system, unsuitable};
 
 /// The conventional mount point.
 const BPFFS: &str = "/sys/fs/bpf";
-/// How long to wait for the lock. If a server is killed between fork and exec of a child, the child holds the lock
-/// until exec closes its descriptors.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long to wait for the lock. The kernel needs time to close the descriptors of a killed server, and a child between
+/// fork and exec holds copies of them.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause between two attempts to lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// The locked directory of an instance.
 #[derive(Debug)]
@@ -43,18 +48,48 @@ impl InstanceDir {
         let path = pins.join(instance);
         ensure_bpffs(pins)?;
         let failed = |source| system(format!("create {}", path.display()), source);
-        fs::create_dir_all(path.join("links")).map_err(failed)?;
-        let lock = lock(File::open(&path).map_err(failed)?).ok_or_else(|| {
-            unsuitable(
-                format!("another server uses {}", path.display()),
-                "stop that server, or give this one another state directory",
-            )
-        })?;
-        Ok(Self { path, _lock: lock })
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        loop {
+            fs::create_dir_all(&path).map_err(failed)?;
+            let directory = match File::open(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {
+                    continue;
+                }
+                opened => opened.map_err(failed)?,
+            };
+            let Some(lock) = lock(directory, deadline) else {
+                return Err(unsuitable(
+                    format!("another server uses {}", path.display()),
+                    "stop that server, or give this one another state directory",
+                ));
+            };
+            // The server that held the lock removes the directory when it ends. A lock on the removed directory excludes
+            // no other server.
+            if is_at(&lock, &path) {
+                fs::create_dir_all(path.join("links")).map_err(failed)?;
+                return Ok(Self { path, _lock: lock });
+            }
+        }
     }
 
     pub(crate) fn links(&self) -> PathBuf {
         self.path.join("links")
+    }
+
+    /// The link of the program on the resolver's device.
+    pub(crate) fn resolver_link(&self, ifindex: u32) -> PathBuf {
+        self.links().join(format!("resolver-{ifindex}"))
+    }
+
+    /// Indices of the resolver's devices that have a link.
+    pub(crate) fn resolvers(&self) -> Vec<u32> {
+        let entries = fs::read_dir(self.links()).into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                name.to_str()?.strip_prefix("resolver-")?.parse().ok()
+            })
+            .collect()
     }
 
     /// Creates the directory of the maps and removes the maps of other layouts and sizes.
@@ -83,16 +118,22 @@ impl InstanceDir {
     }
 }
 
-/// `None` if another process still holds the lock after [`LOCK_TIMEOUT`], or if locking fails.
-fn lock(mut directory: File) -> Option<Flock<File>> {
-    let deadline = Instant::now() + LOCK_TIMEOUT;
+/// Whether `path` leads to this open directory.
+fn is_at(directory: &File, path: &Path) -> bool {
+    let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
+    let (open, named) = (directory.metadata(), fs::metadata(path));
+    open.is_ok_and(|open| named.is_ok_and(|named| identity(open) == identity(named)))
+}
+
+/// `None` if another process still holds the lock at the deadline, or if locking fails.
+fn lock(mut directory: File, deadline: Instant) -> Option<Flock<File>> {
     loop {
         match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Some(lock),
             Err((again, Errno::EWOULDBLOCK)) if Instant::now() < deadline => directory = again,
             Err(_) => return None,
         }
-        thread::sleep(LOCK_TIMEOUT / 100);
+        thread::sleep(LOCK_PAUSE);
     }
 }
 
@@ -120,4 +161,28 @@ fn ensure_bpffs(pins: &Path) -> Result<(), IsolationError> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let data = Some("mode=700");
     mount(Some("bpf"), mount_point, Some("bpf"), flags, data).map_err(|e| failed(e.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that ends removes the directory while its successor waits for the lock.
+    #[test]
+    fn a_lock_is_taken_only_on_a_directory_that_still_exists() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("instance");
+        let soon = || Instant::now() + Duration::from_millis(50);
+        fs::create_dir(&path).unwrap();
+        let first = lock(File::open(&path).unwrap(), soon()).unwrap();
+        assert!(is_at(&first, &path));
+        assert!(lock(File::open(&path).unwrap(), soon()).is_none());
+        let waiting = File::open(&path).unwrap();
+        fs::remove_dir(&path).unwrap();
+        drop(first);
+        let late = lock(waiting, soon()).unwrap();
+        assert!(!is_at(&late, &path));
+        fs::create_dir(&path).unwrap();
+        assert!(!is_at(&late, &path));
+    }
 }

@@ -1,10 +1,15 @@
 //! Loads the eBPF programs and their maps, and attaches the programs to devices.
 //!
-//! Every server loads the programs anew and atomically replaces the programs of existing links. The links are pinned
-//! ([`crate::bpffs`]), so the programs stay attached when the server dies.
+//! Programs, maps and links are pinned ([`crate::bpffs`]), so they stay in force when the server dies. The next server
+//! takes the programs over if it would load the same ones with the same settings. Otherwise it loads its own and
+//! atomically replaces the programs of existing links. Loading takes tenths of a second, most of them for parsing the
+//! kernel's type information.
 
 use std::{
-    fs, io,
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -29,10 +34,18 @@ use crate::{
     kfuncs,
     layout::{Pin, PinKey, Refusal, Settings, State, Tap, Uplink},
     rule_sets::RuleMap,
+    verify::programs_on,
 };
 
 /// Hash of the maps' keys, values and declarations (`build.rs`).
 const LAYOUT: &str = env!("MAP_LAYOUT");
+/// The programs, compiled by `build.rs`.
+const OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/net.bpf.o"));
+const PROGRAMS: [&str; 3] = ["from_guest", "from_wire", "from_resolver"];
+const MAPS: [&str; 10] = [
+    "indices", "taps", "states", "rules", "pins", "flows", "wires", "uplinks", "refusals",
+    "records",
+];
 /// Maximum number of open flows across all sandboxes.
 const MAX_FLOWS: u32 = 1 << 22;
 
@@ -79,36 +92,48 @@ pub(crate) struct Maps {
 /// A cloneable handle to the loaded programs. Attaching a program with it does not need the owner's lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
-    loaded: Arc<Mutex<Ebpf>>,
+    loaded: Arc<Mutex<Loaded>>,
     links: PathBuf,
 }
 
+/// The programs in the kernel, by name.
+type Loaded = BTreeMap<&'static str, SchedClassifier>;
+
 impl Datapath {
-    /// Loads the programs and opens the pinned maps, or creates them.
+    /// Takes over the programs of a predecessor, or loads them; opens the pinned maps, or creates them.
     pub(crate) fn load(
         dir: InstanceDir,
         settings: &Settings,
         sizes: Sizes,
     ) -> Result<(Self, Maps), IsolationError> {
         let maps_dir = dir.make_maps_dir(&format!("{LAYOUT}-{}-{}", sizes.taps, sizes.flows))?;
-        let mut loaded = load(&maps_dir, settings, sizes)?;
-        let mut id = |name| -> Result<u32, IsolationError> {
-            let failed = |e: ProgramError| system(format!("load the program {name}"), e);
-            let program = program(&mut loaded, name)?;
-            program.load().map_err(failed)?;
-            Ok(program.info().map_err(failed)?.id())
+        let home = maps_dir.join(programs_name(settings));
+        let mut loaded = match pinned(&maps_dir, &home) {
+            Ok(programs) => programs,
+            Err(_) => {
+                load(&maps_dir, &home, settings, sizes)?;
+                pinned(&maps_dir, &home)?
+            }
         };
-        let (from_guest_id, from_wire_id, _) =
-            (id("from_guest")?, id("from_wire")?, id("from_resolver")?);
+        remove_other_programs(&maps_dir, &home);
+        let mut id = |name| -> Result<u32, IsolationError> {
+            let info = program(&mut loaded, name)?.info();
+            Ok(info
+                .map_err(|e| system(format!("read the program {name}"), e))?
+                .id())
+        };
+        let (from_guest_id, from_wire_id) = (id("from_guest")?, id("from_wire")?);
+        let hash = |name| map(&maps_dir, name).map(Map::HashMap);
+        let array = |name| map(&maps_dir, name).map(Map::Array);
         let maps = Maps {
-            indices: map(&mut loaded, "indices")?,
-            taps: map(&mut loaded, "taps")?,
-            states: map(&mut loaded, "states")?,
-            rules: map(&mut loaded, "rules")?,
-            pins: map(&mut loaded, "pins")?,
-            uplinks: map(&mut loaded, "uplinks")?,
-            refusals: map(&mut loaded, "refusals")?,
-            records: map(&mut loaded, "records")?,
+            indices: typed("indices", hash("indices")?)?,
+            taps: typed("taps", array("taps")?)?,
+            states: typed("states", array("states")?)?,
+            rules: typed("rules", Map::LpmTrie(map(&maps_dir, "rules")?))?,
+            pins: typed("pins", hash("pins")?)?,
+            uplinks: typed("uplinks", hash("uplinks")?)?,
+            refusals: typed("refusals", Map::LruHashMap(map(&maps_dir, "refusals")?))?,
+            records: typed("records", Map::RingBuf(map(&maps_dir, "records")?))?,
         };
         let programs = Programs {
             loaded: Arc::new(Mutex::new(loaded)),
@@ -126,20 +151,23 @@ impl Datapath {
 
     /// Opens new handles to the flow maps, by their pins.
     pub(crate) fn flow_maps(&self) -> Result<FlowMaps, IsolationError> {
-        let open = |name: &str| MapData::from_pin(self.maps_dir.join(name));
-        let typed = || -> Result<FlowMaps, MapError> {
-            Ok(FlowMaps {
-                taps: Map::Array(open("taps")?).try_into()?,
-                flows: Map::HashMap(open("flows")?).try_into()?,
-                wires: Map::HashMap(open("wires")?).try_into()?,
-            })
-        };
-        typed().map_err(|e| system("open the maps of flows", e))
+        let open = |name| map(&self.maps_dir, name);
+        Ok(FlowMaps {
+            taps: typed("taps", Map::Array(open("taps")?))?,
+            flows: typed("flows", Map::HashMap(open("flows")?))?,
+            wires: typed("wires", Map::HashMap(open("wires")?))?,
+        })
     }
 
-    /// Replaces the predecessor's program on a TAP with this server's. Fails if the TAP is gone.
+    /// Replaces the predecessor's program on a TAP with this server's, unless they are the same. Fails if the TAP is
+    /// gone.
     pub(crate) fn replace_tap_program(&self, tap: u32, ifindex: u32) -> Result<(), IsolationError> {
         let pin = self.programs.tap_link(tap, ifindex);
+        let first = |programs: Vec<u32>| programs.first().copied();
+        if pin.exists() && programs_on(ifindex).is_ok_and(|p| first(p) == Some(self.from_guest_id))
+        {
+            return Ok(());
+        }
         self.programs
             .with("from_guest", |program| replace(program, &pin))
     }
@@ -173,6 +201,9 @@ impl Datapath {
     /// Attaches the program to an uplink, or replaces the program of a predecessor's link.
     pub(crate) fn attach_uplink(&self, device: &str, ifindex: u32) -> Result<(), IsolationError> {
         let pin = self.dir.links().join(format!("uplink-{ifindex}"));
+        if pin.exists() && programs_on(ifindex).is_ok_and(|p| p.contains(&self.from_wire_id)) {
+            return Ok(());
+        }
         self.programs.with("from_wire", |program| {
             if pin.exists() && replace(program, &pin).is_ok() {
                 return Ok(());
@@ -182,14 +213,20 @@ impl Datapath {
         })
     }
 
-    /// Attaches the program to the resolver's device. The link is not pinned: it ends with this process.
-    pub(crate) fn attach_resolver(&self, device: &str) -> Result<(), IsolationError> {
+    /// Attaches the program to the resolver's device, or replaces the program of a predecessor's link.
+    pub(crate) fn attach_resolver(&self, device: &Device) -> Result<(), IsolationError> {
+        for stale in self.dir.resolvers() {
+            if stale != device.index {
+                let _already_removed = fs::remove_file(self.dir.resolver_link(stale));
+            }
+        }
+        let pin = self.dir.resolver_link(device.index);
         self.programs.with("from_resolver", |program| {
-            let options = TcAttachOptions::TcxOrder(LinkOrder::first());
-            program
-                .attach_with_options(device, TcAttachType::Egress, options)
-                .map(|_kept_by_the_program| ())
-                .map_err(|e| system(format!("attach a program to {device}"), e))
+            if pin.exists() && replace(program, &pin).is_ok() {
+                return Ok(());
+            }
+            let _stale = fs::remove_file(&pin);
+            attach(program, &device.name, TcAttachType::Egress, &pin)
         })
     }
 
@@ -222,9 +259,83 @@ impl Programs {
     }
 }
 
-fn load(maps: &Path, settings: &Settings, sizes: Sizes) -> Result<Ebpf, IsolationError> {
-    let object = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/net.bpf.o"));
-    let object = kfuncs::relocate(object)
+/// Name of the directory of programs with these settings.
+fn programs_name(settings: &Settings) -> String {
+    let mut hasher = DefaultHasher::new();
+    (OBJECT, settings).hash(&mut hasher);
+    format!("programs-{:016x}", hasher.finish())
+}
+
+/// Opens the programs in `home`, if they are complete and use the maps in `maps` and no others of the same kind.
+fn pinned(maps: &Path, home: &Path) -> Result<Loaded, IsolationError> {
+    let mut known = BTreeSet::new();
+    for name in MAPS {
+        let info = map(maps, name)?.info();
+        known.insert(
+            info.map_err(|e| system(format!("read the map {name}"), e))?
+                .id(),
+        );
+    }
+    let mut loaded = Loaded::new();
+    for name in PROGRAMS {
+        let failed = |e: ProgramError| system(format!("take over the program {name}"), e);
+        let program = SchedClassifier::from_pin(home.join(name)).map_err(failed)?;
+        let used = program
+            .info()
+            .and_then(|info| info.map_ids())
+            .map_err(failed)?;
+        // One map is not pinned: the program's constants.
+        let foreign = used.iter().flatten().filter(|id| !known.contains(id));
+        if used.is_none() || foreign.count() > 1 {
+            let error = io::Error::other("it uses other maps");
+            return Err(system(format!("take over the program {name}"), error));
+        }
+        loaded.insert(name, program);
+    }
+    Ok(loaded)
+}
+
+/// Removes the programs of other settings. They stay in the kernel as long as a link uses them.
+fn remove_other_programs(maps: &Path, home: &Path) {
+    for entry in fs::read_dir(maps).into_iter().flatten().flatten() {
+        let is_programs = entry.file_name().to_string_lossy().starts_with("programs-");
+        if is_programs && entry.path() != home {
+            let _retried_at_next_start = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Loads the programs and pins them in `home`, which appears when it is complete. Creates and pins the maps that do not
+/// exist.
+fn load(maps: &Path, home: &Path, settings: &Settings, sizes: Sizes) -> Result<(), IsolationError> {
+    let mut loaded = load_object(maps, settings, sizes)?;
+    // The bpffs does not allow dots in names.
+    let draft = maps.join("programs-draft");
+    let failed = |e| system(format!("create {}", home.display()), e);
+    for stale in [&draft, home] {
+        match fs::remove_dir_all(stale) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+            _ => {}
+        }
+    }
+    fs::create_dir(&draft).map_err(failed)?;
+    for name in PROGRAMS {
+        let found = loaded.program_mut(name).ok_or_else(|| absent(name))?;
+        let program: &mut SchedClassifier = found
+            .try_into()
+            .map_err(|e| system(format!("use the program {name}"), e))?;
+        program
+            .load()
+            .map_err(|e| system(format!("load the program {name}"), e))?;
+        program
+            .pin(draft.join(name))
+            .map_err(|e| system(format!("pin the program {name}"), e))?;
+    }
+    fs::rename(&draft, home).map_err(failed)
+}
+
+fn load_object(maps: &Path, settings: &Settings, sizes: Sizes) -> Result<Ebpf, IsolationError> {
+    let object = kfuncs::relocate(OBJECT)
         .map_err(|e| system("resolve the kernel functions that the programs call", e))?;
     EbpfLoader::new()
         .default_map_pin_directory(maps)
@@ -239,21 +350,20 @@ fn load(maps: &Path, settings: &Settings, sizes: Sizes) -> Result<Ebpf, Isolatio
 }
 
 fn program<'a>(
-    loaded: &'a mut Ebpf,
+    loaded: &'a mut Loaded,
     name: &'static str,
 ) -> Result<&'a mut SchedClassifier, IsolationError> {
-    let found = loaded.program_mut(name).ok_or_else(|| absent(name))?;
-    found
-        .try_into()
-        .map_err(|e| system(format!("use the program {name}"), e))
+    loaded.get_mut(name).ok_or_else(|| absent(name))
 }
 
-fn map<M: TryFrom<Map, Error = MapError>>(
-    loaded: &mut Ebpf,
-    name: &'static str,
-) -> Result<M, IsolationError> {
-    let found = loaded.take_map(name).ok_or_else(|| absent(name))?;
-    M::try_from(found).map_err(|e| system(format!("use the map {name}"), e))
+/// Opens a pinned map.
+fn map(maps: &Path, name: &str) -> Result<MapData, IsolationError> {
+    MapData::from_pin(maps.join(name)).map_err(|e| system(format!("open the map {name}"), e))
+}
+
+/// Checks the sizes of a map's keys and values.
+fn typed<M: TryFrom<Map, Error = MapError>>(name: &str, map: Map) -> Result<M, IsolationError> {
+    M::try_from(map).map_err(|e| system(format!("use the map {name}"), e))
 }
 
 fn absent(name: &str) -> IsolationError {

@@ -16,7 +16,7 @@ mod sys;
 
 pub(crate) use sys::{
     address4, flags, hardware_address, index, make_tap, mtu, name, queue, set_address4,
-    set_address6, set_up,
+    set_address6, set_persistent, set_up,
 };
 
 /// IFA_F_TEMPORARY, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE (`linux/if_addr.h`).
@@ -24,7 +24,8 @@ const UNFIT_V6: u32 = 0x01 | 0x08 | 0x20 | 0x40;
 /// The parent of a root queueing discipline (`linux/pkt_sched.h`).
 const TC_H_ROOT: u32 = u32::MAX;
 
-/// A TAP, initially down and without addresses. The kernel removes it when all its descriptors are closed.
+/// A TAP, initially down and without addresses. The kernel removes it when all its descriptors are closed, unless it is
+/// persistent.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) fd: OwnedFd,
@@ -47,6 +48,21 @@ pub(crate) fn tap(pattern: &str) -> io::Result<Device> {
     let (fd, name) = make_tap(pattern)?;
     let index = index(&name)?;
     Ok(Device { fd, name, index })
+}
+
+/// Opens a TAP that outlived its last descriptor. `None` if a process has it open, or it does not exist any more.
+pub(crate) fn reopen_tap(name: &str, expected: u32) -> io::Result<Option<Device>> {
+    let (fd, name) = match make_tap(name) {
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Ok(None),
+        opened => opened?,
+    };
+    // If the device is gone, the call has made another one, which ends with the descriptor.
+    let found = index(&name)?;
+    Ok((found == expected).then_some(Device {
+        fd,
+        name,
+        index: found,
+    }))
 }
 
 /// Sets a device's queueing discipline to `noqueue`: the sender of a frame then passes it to the driver synchronously.

@@ -59,7 +59,7 @@ impl Enforcement {
     /// Attaches the programs to the resolver's device and to the uplinks.
     pub(crate) fn attach(
         &mut self,
-        resolver_device: &str,
+        resolver_device: &Device,
         uplinks: &Uplinks,
     ) -> Result<(), IsolationError> {
         self.datapath.attach_resolver(resolver_device)?;

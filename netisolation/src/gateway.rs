@@ -2,7 +2,8 @@
 //!
 //! The programs redirect DNS queries to one address on a device that nothing else uses; the source address of a query
 //! identifies the TAP that sent it. The device is itself a TAP, but its descriptor is never read: the program on its
-//! egress redirects every answer to the guest. The kernel removes the device when this process ends.
+//! egress redirects every answer to the guest. The device is persistent and is removed when the last server of the
+//! instance ends, so that a killed server's successor has the same device, and with it the same programs.
 
 use std::{
     io,
@@ -29,6 +30,11 @@ use crate::{
 
 /// Maximum number of servers in one network namespace. The server in the first slot has most of the ports.
 const SLOTS: u32 = 8;
+/// The beginning of the devices' names; the number of the slot follows.
+const NAME: &str = "cubedns";
+/// The sockets' port if it is free. Neither flows nor the host's ephemeral ports reach it. It is always the same one,
+/// because it is a setting of the programs.
+const PORT: u16 = 65535;
 /// The lowest port that flows use on the wire. `bpf/layout.h` has the same number.
 const FIRST_PORT: u16 = 61000;
 const PORTS_OF_FIRST: u16 = 3000;
@@ -54,11 +60,17 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Creates the device in the first free slot of this namespace.
-    pub(crate) fn open() -> Result<Self, IsolationError> {
+    /// Takes over a predecessor's device, or creates one in the first free slot of this namespace. `former`: indices of
+    /// the devices that predecessors of this instance had.
+    pub(crate) fn open(former: &[u32]) -> Result<Self, IsolationError> {
         check_ports()?;
+        for (device, slot) in former.iter().filter_map(|ifindex| reopen(*ifindex)) {
+            if let Ok(gateway) = Self::set_up(device, slot) {
+                return Ok(gateway);
+            }
+        }
         for slot in 0..SLOTS {
-            match device::tap(&format!("cubedns{slot}")) {
+            match create(&format!("{NAME}{slot}")) {
                 Ok(device) => return Self::set_up(device, slot),
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(e) => return Err(system("create the resolver's device", e)),
@@ -102,6 +114,15 @@ impl Gateway {
         })
     }
 
+    /// Sets whether the device outlives this process.
+    ///
+    /// # Errors
+    /// Returns an error if the system call fails.
+    pub(crate) fn set_persistent(&self, is_persistent: bool) -> Result<(), IsolationError> {
+        device::set_persistent(self.device.fd.as_fd(), is_persistent)
+            .map_err(|e| system(format!("make {} persistent", self.device.name), e))
+    }
+
     /// Duplicates the sockets; they share their queues with the originals.
     pub(crate) fn sockets(&self) -> io::Result<(UdpSocket, TcpListener)> {
         Ok((self.udp.try_clone()?.into(), self.tcp.try_clone()?.into()))
@@ -130,6 +151,27 @@ impl Gateway {
     }
 }
 
+/// Opens the device with this index, if a predecessor left it. Returns it with its slot.
+fn reopen(ifindex: u32) -> Option<(Device, u32)> {
+    let name = device::name(ifindex).ok()?;
+    let slot = name.strip_prefix(NAME)?.parse().ok()?;
+    let device = device::reopen_tap(&name, ifindex).ok().flatten()?;
+    (slot < SLOTS).then_some((device, slot))
+}
+
+/// Creates a device. A device of this name that no process has open is of another instance's killed server, and is
+/// replaced, because it has that server's program.
+fn create(name: &str) -> io::Result<Device> {
+    let exists = device::index(name).is_ok();
+    let device = device::tap(name)?;
+    if !exists {
+        return Ok(device);
+    }
+    device::set_persistent(device.fd.as_fd(), false)?;
+    drop(device);
+    device::tap(name)
+}
+
 /// Checks that the ports of sandboxes' flows are not in the host's ephemeral range.
 fn check_ports() -> Result<(), IsolationError> {
     let (first, last) = device::local_ports().map_err(|e| system("read ip_local_port_range", e))?;
@@ -156,15 +198,17 @@ fn configure(device: &Device, v4: Ipv4Addr, v6: Option<Ipv6Addr>) -> io::Result<
     // With IFF_NOARP the kernel sends answers immediately, to the device's own MAC address.
     device::set_up(name, libc::IFF_NOARP)?;
     device::set_address4(name, v4, MASK4)?;
-    if let Some(v6) = v6 {
-        device::set_address6(device.index, v6, PREFIX6)?;
+    match v6.map(|v6| device::set_address6(device.index, v6, PREFIX6)) {
+        // A device that was taken over has the address.
+        Some(Err(e)) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Binds UDP and TCP to one port on all addresses of the device. Returns the sockets and the port.
 fn sockets(device: &str, v6: bool) -> io::Result<(OwnedFd, OwnedFd, u16)> {
-    let tcp = bound(device, SockType::Stream, v6, 0)?;
+    let tcp = bound(device, SockType::Stream, v6, PORT)
+        .or_else(|_| bound(device, SockType::Stream, v6, 0))?;
     let port = if v6 {
         getsockname::<SockaddrIn6>(tcp.as_raw_fd())?.port()
     } else {
@@ -183,6 +227,10 @@ fn bound(device: &str, kind: SockType, v6: bool, port: u16) -> io::Result<OwnedF
     };
     let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&socket, sockopt::BindToDevice, &device.into())?;
+    if kind == SockType::Stream {
+        // Connections of a killed server may still be closing.
+        setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+    }
     let address: Box<dyn SockaddrLike> = if v6 {
         setsockopt(&socket, sockopt::Ipv6V6Only, &false)?;
         let any = SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0);

@@ -61,9 +61,10 @@ impl fmt::Debug for Isolation {
 }
 
 impl Isolation {
-    /// Loads the programs, takes over the maps of a predecessor with the same layout, and removes the leftovers of
-    /// other predecessors. A predecessor's TAPs whose VMs still run are kept; each must be passed to
-    /// [`Isolation::adopt`] or [`Isolation::release`]. Also returns the queue of refusal events.
+    /// Takes over the programs, the maps and the ready TAPs of a predecessor, as far as they are of the same build and
+    /// settings, makes the others, and removes the leftovers of other predecessors. A predecessor's TAPs whose VMs still
+    /// run are kept; each must be passed to [`Isolation::adopt`] or [`Isolation::release`]. Also returns the queue of
+    /// refusal events.
     ///
     /// # Errors
     /// Returns [`IsolationError::Unsuitable`] if the host, an uplink or the configuration does not allow isolation, or
@@ -72,18 +73,22 @@ impl Isolation {
         host::check()?;
         config.check()?;
         let dir = InstanceDir::open(&config.pins, &config.instance)?;
-        let gateway = Gateway::open()?;
+        let gateway = Gateway::open(&dir.resolvers())?;
         let (events, receiver) = sync_channel(EVENT_QUEUE);
         let settings = settings(&gateway, uplink::routing_device()?);
         let (datapath, maps) = Datapath::load(dir, &settings, Sizes::of(config))?;
         let mut flows = datapath.flow_maps()?;
         let mut enforcement = Enforcement::new(config, datapath, maps, events)?;
-        enforcement.attach(&gateway.device.name, &config.uplinks)?;
+        enforcement.attach(&gateway.device, &config.uplinks)?;
+        gateway.set_persistent(true)?;
         let swept = flows.sweep(monotonic_ns());
         enforcement.taps.credit_flows(&swept.removed);
         let ring = enforcement.refusals.ring().as_fd().try_clone_to_owned();
         let ring = ring.map_err(|e| system("duplicate the ring buffer's descriptor", e))?;
-        let stock = TapStock::new(usize::try_from(config.stock).unwrap_or(usize::MAX));
+        let mut stock = TapStock::new(usize::try_from(config.stock).unwrap_or(usize::MAX));
+        for (index, _) in enforcement.taps.iter().filter(|(_, tap)| tap.is_ready()) {
+            stock.add_new(index);
+        }
         let owner = Owner::new(enforcement, stock);
         let shared = Arc::new(Shared::new(owner, flows, gateway));
         let (stopped, stop) = io::pipe().map_err(|e| system("create a pipe", e))?;
@@ -248,7 +253,10 @@ impl Drop for Running {
             // A panic has already been printed by the panicking thread.
             let _printed = thread.join();
         }
-        self.shared.with(Owner::shut_down);
+        if !self.shared.with(Owner::shut_down) {
+            // If this fails, the device stays until the next server of this namespace needs its slot.
+            let _stays = self.shared.gateway.set_persistent(false);
+        }
     }
 }
 

@@ -17,7 +17,7 @@ const NAME: usize = 256;
 #[repr(C, align(4))]
 pub(crate) struct Address(pub(crate) [u8; 16]);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 #[repr(C)]
 pub(crate) struct Settings {
     pub(crate) guest4: Address,

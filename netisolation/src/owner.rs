@@ -1,8 +1,11 @@
 //! The owner of all TAPs: hands them out from the stock, takes them back and removes them. The lock of
 //! [`crate::shared::Shared`] protects it.
 
+use std::os::fd::AsFd;
+
 use crate::{
     clock::monotonic_ns,
+    device,
     enforcement::Enforcement,
     error::{IsolationError, system},
     flows::Swept,
@@ -50,9 +53,12 @@ impl Owner {
         let Usage::Ready(owned) = std::mem::replace(usage, Usage::Leased(None)) else {
             return Err(IsolationError::Unknown(TapIndex(index)));
         };
-        let copy = owned.descriptor();
+        let copies = owned
+            .descriptor()
+            .and_then(|fd| Ok((fd, owned.descriptor()?)));
         *usage = Usage::Leased(Some(owned));
-        let fd = copy.map_err(|e| system("duplicate a TAP's descriptor", e))?;
+        let (fd, taken) = copies.map_err(|e| system("duplicate a TAP's descriptor", e))?;
+        self.stock.taken(taken);
         self.enforcement.verify(index)?;
         let index = TapIndex(index);
         Ok(Tap { index, fd })
@@ -145,11 +151,16 @@ impl Owner {
         }
     }
 
-    /// Closes the descriptors of all TAPs. Removes the pinned links and maps unless a VM still uses a TAP.
-    pub(crate) fn shut_down(&mut self) {
-        drop(self.stock.take_released());
-        if !self.enforcement.taps.close_descriptors() {
+    /// Closes the descriptors of all TAPs. If a VM still uses a TAP, keeps the stock, the pinned links and the maps for
+    /// the next server; otherwise removes them. Returns whether they were kept.
+    pub(crate) fn shut_down(&mut self) -> bool {
+        for tap in self.stock.take_released().taken {
+            let _changed = device::set_persistent(tap.as_fd(), false);
+        }
+        let is_used = self.enforcement.taps.close_descriptors();
+        if !is_used {
             self.enforcement.datapath.remove_pins();
         }
+        is_used
     }
 }

@@ -4,7 +4,7 @@
 //! To create or remove a TAP, the kernel waits 10 ms or more for all CPUs while it holds the RTNL lock. A reset also
 //! needs such a wait, but without the lock, and one wait serves all TAPs that were released together.
 
-use std::{io, sync::PoisonError, time::Duration};
+use std::{io, os::fd::AsFd, sync::PoisonError, time::Duration};
 
 use crate::{
     device,
@@ -24,8 +24,14 @@ pub(crate) fn run(shared: &Shared) {
         let ReleasedTaps {
             to_reset,
             to_remove,
+            taken,
         } = shared.with(|owner| owner.stock.take_released());
         drop(to_remove);
+        // Must precede the reset, which finds a persistent TAP changed.
+        for tap in taken {
+            // If this fails, the TAP is removed when it is released.
+            let _changed = device::set_persistent(tap.as_fd(), false);
+        }
         reset_all(shared, to_reset);
         if shared.with(|owner| owner.is_short_of_taps())
             && let Err(error) = make(shared)
@@ -56,7 +62,7 @@ fn reset_all(shared: &Shared, released: Vec<ReleasedTap>) {
     let is_quiet = reset::wait_for_running_programs().is_ok();
     for ReleasedTap { number, tap } in released {
         ensure_free_index(shared);
-        let rejected = if is_quiet && tap.reset().is_ok() {
+        let rejected = if is_quiet && tap.reset().is_ok() && tap.persist().is_ok() {
             shared.with(|owner| owner.restock(number, tap)).err()
         } else {
             Some(tap)
@@ -82,6 +88,7 @@ fn make(shared: &Shared) -> Result<(), IsolationError> {
     shared.programs.attach_tap(index, &device)?;
     device::set_up(&name, 0).map_err(failed)?;
     let tap = OwnedTap::new(device).map_err(failed)?;
+    tap.persist().map_err(failed)?;
     shared.with(|owner| owner.add_to_stock(index, tap))
 }
 

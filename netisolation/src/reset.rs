@@ -25,10 +25,15 @@ const MAX_FRAMES: usize = 2000;
 
 /// A TAP of which this server holds a descriptor, and its properties at creation. Dropping it removes the device unless
 /// a VMM holds a descriptor too.
+///
+/// A TAP in the stock is persistent: when the server is killed, the kernel need not remove the stock, which would delay
+/// the end of the process by seconds, and the next server takes it over. While a VM uses the TAP, it is not persistent,
+/// so that the kernel removes it with the VM.
 #[derive(Debug)]
 pub(crate) struct OwnedTap {
     pub(crate) device: Device,
     created: Properties,
+    is_kept: bool,
 }
 
 /// The readable properties of a TAP.
@@ -47,7 +52,34 @@ impl OwnedTap {
     /// Records the properties of a new TAP, which must be up.
     pub(crate) fn new(device: Device) -> io::Result<Self> {
         let created = Properties::of(&device)?;
-        Ok(Self { device, created })
+        let is_kept = false;
+        Ok(Self {
+            device,
+            created,
+            is_kept,
+        })
+    }
+
+    /// Takes over a TAP of a former server's stock. Discards what it may have queued.
+    ///
+    /// # Errors
+    /// Returns an error if a system call fails. The device is then removed.
+    pub(crate) fn take_over(device: Device) -> io::Result<Self> {
+        device::set_persistent(device.fd.as_fd(), false)?;
+        let tap = Self::new(device)?;
+        tap.reset()?;
+        tap.persist()?;
+        Ok(tap)
+    }
+
+    /// Makes the device outlive this process, for a TAP in the stock.
+    pub(crate) fn persist(&self) -> io::Result<()> {
+        device::set_persistent(self.device.fd.as_fd(), true)
+    }
+
+    /// Closes the descriptor and keeps a persistent device.
+    pub(crate) fn keep(mut self) {
+        self.is_kept = true;
     }
 
     /// Duplicates the descriptor for a VMM.
@@ -90,6 +122,15 @@ impl OwnedTap {
             }
         }
         Err(io::Error::other("frames keep arriving"))
+    }
+}
+
+impl Drop for OwnedTap {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // If this fails, the device stays until the next server takes it over.
+            let _stays = device::set_persistent(self.device.fd.as_fd(), false);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The stock of ready TAPs, and the released TAPs that become ready again or are removed.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, os::fd::OwnedFd};
 
 use crate::{error::IsolationError, reset::OwnedTap};
 
@@ -28,6 +28,9 @@ pub(crate) struct ReleasedTaps {
     pub(crate) to_reset: Vec<ReleasedTap>,
     /// TAPs to remove. Dropping one removes its device, which is slow: drop them without the owner's lock.
     pub(crate) to_remove: Vec<OwnedTap>,
+    /// Descriptors of TAPs that were taken from the stock and must not stay persistent. The ioctl waits for the kernel's
+    /// RTNL lock, so callers of `take` do not wait for it.
+    pub(crate) taken: Vec<OwnedFd>,
 }
 
 /// A TAP whose sandbox is gone, with the number that the TAP had.
@@ -77,6 +80,11 @@ impl TapStock {
         }
     }
 
+    /// Records that a TAP was taken from the stock.
+    pub(crate) fn taken(&mut self, tap: OwnedFd) {
+        self.released.taken.push(tap);
+    }
+
     pub(crate) fn take_released(&mut self) -> ReleasedTaps {
         std::mem::take(&mut self.released)
     }
@@ -110,8 +118,13 @@ impl TapStock {
     /// Whether the thread that makes TAPs has work. After a failure, the thread makes no TAP until a caller has taken
     /// the failure or the retry interval has passed.
     pub(crate) fn has_work(&self, ready: usize, has_free_index: bool) -> bool {
-        let is_released = !self.released.to_reset.is_empty() || !self.released.to_remove.is_empty();
-        is_released || (self.failure.is_none() && self.is_short(ready, has_free_index))
+        let ReleasedTaps {
+            to_reset,
+            to_remove,
+            taken,
+        } = &self.released;
+        let is_idle = to_reset.is_empty() && to_remove.is_empty() && taken.is_empty();
+        !is_idle || (self.failure.is_none() && self.is_short(ready, has_free_index))
     }
 
     pub(crate) fn stop(&mut self) {

@@ -58,6 +58,11 @@ impl Attachment {
         }
     }
 
+    /// Whether the TAP is in the stock.
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.usage, Usage::Ready(_))
+    }
+
     fn is_device_present(&self) -> bool {
         device::index(&self.name).ok() == Some(self.entry.ifindex)
     }
@@ -120,7 +125,7 @@ impl TapTable {
 
     /// Takes over a TAP with a pinned link. If the maps have no entry for the TAP, because the predecessor's maps had
     /// another layout, writes an entry that denies everything until [`crate::Isolation::adopt`]. If the program cannot
-    /// be replaced, removes the link instead.
+    /// be replaced, the TAP is not taken over: the former program stays on it, with an entry that denies everything.
     fn take_over_tap(
         &mut self,
         datapath: &Datapath,
@@ -135,10 +140,23 @@ impl TapTable {
         }
         self.write_index(ifindex, index)?;
         if datapath.replace_tap_program(index, ifindex).is_err() {
-            datapath.remove_tap_link(index, ifindex);
+            if device::index(&name).ok() != Some(ifindex) {
+                datapath.remove_tap_link(index, ifindex);
+            }
             return Ok(());
         }
-        self.attachments.insert(index, Attachment::new(name, entry));
+        let mut attachment = Attachment::new(name, entry);
+        if let Some(device) = device::reopen_tap(&attachment.name, ifindex).unwrap_or(None) {
+            // No process has the TAP open. If no sandbox has used it, it was in the stock; otherwise the predecessor was
+            // killed just after the TAP was taken.
+            let is_unused = entry.tenure == 0 && entry.policy == 0;
+            let Some(tap) = OwnedTap::take_over(device).ok().filter(|_| is_unused) else {
+                datapath.remove_tap_link(index, ifindex);
+                return Ok(());
+            };
+            attachment.usage = Usage::Ready(tap);
+        }
+        self.attachments.insert(index, attachment);
         Ok(())
     }
 
@@ -268,19 +286,26 @@ impl TapTable {
         }
     }
 
-    /// Closes this server's descriptors of all TAPs, which removes the ready TAPs. Returns whether the device of any
-    /// other TAP still exists.
+    /// Closes this server's descriptors of all TAPs. If the device of a TAP that is not ready then still exists, keeps
+    /// the ready TAPs and returns true; otherwise removes them.
     pub(crate) fn close_descriptors(&mut self) -> bool {
-        self.attachments
-            .retain(|_, attachment| !matches!(attachment.usage, Usage::Ready(_)));
         for attachment in self.attachments.values_mut() {
             if let Usage::Leased(owned) = &mut attachment.usage {
                 *owned = None;
             }
         }
-        self.attachments
-            .values()
-            .any(|attachment| device::index(&attachment.name).is_ok())
+        let is_ready = |attachment: &Attachment| matches!(attachment.usage, Usage::Ready(_));
+        let mut others = self.attachments.values().filter(|a| !is_ready(a));
+        // Not by name alone: a new device may have the name of one that is gone.
+        let is_used = others.any(Attachment::is_device_present);
+        for attachment in std::mem::take(&mut self.attachments).into_values() {
+            if let Usage::Ready(tap) = attachment.usage
+                && is_used
+            {
+                tap.keep();
+            }
+        }
+        is_used
     }
 
     /// The number to which the programs map a device.

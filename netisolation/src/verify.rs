@@ -2,6 +2,8 @@
 
 mod sys;
 
+pub(crate) use sys::programs as programs_on;
+
 use std::net::{IpAddr, Ipv6Addr};
 
 use nix::libc::IFF_UP;

@@ -5,7 +5,7 @@ use std::{
     ffi::CStr,
     io,
     net::{Ipv4Addr, Ipv6Addr},
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
 };
 
 use nix::{
@@ -33,6 +33,13 @@ pub(crate) fn make_tap(pattern: &str) -> io::Result<(OwnedFd, String)> {
     // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is, and it outlives the call.
     check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
     Ok((tun.into(), name_of(&request)))
+}
+
+/// Sets whether a TAP outlives its last descriptor.
+pub(crate) fn set_persistent(tap: BorrowedFd<'_>, is_persistent: bool) -> io::Result<()> {
+    let value = libc::c_ulong::from(is_persistent);
+    // SAFETY: TUNSETPERSIST takes its argument by value and no pointer; the descriptor is borrowed until it returns.
+    check(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, value) })
 }
 
 pub(crate) fn index(name: &str) -> io::Result<u32> {

@@ -29,11 +29,13 @@ use crate::{
     enforcement::Enforcement,
     rule_sets::{self, FOR_ALL},
     tap_table::Usage,
+    verify::programs_on,
 };
 
-/// Environment variables of the server process: the path of its socket, and its instance name.
+/// Environment variables of the server process: the path of its socket, its instance name, and the size of its stock.
 const SOCKET: &str = "CUBE_TEST_SOCKET";
 const INSTANCE: &str = "CUBE_TEST_INSTANCE";
+const STOCK: &str = "CUBE_TEST_STOCK";
 
 /// Start of the device name in the error about a removed TAP.
 const GONE: &str = "cube";
@@ -343,7 +345,8 @@ fn net_the_state_of_a_removed_tap_is_cleared() {
             .flatten()
             .map(|e| e.file_name().to_string_lossy().into_owned())
             .collect();
-        assert_eq!(left.len(), 2, "{left:?}");
+        // The links of the other TAP, the uplink and the resolver's device.
+        assert_eq!(left.len(), 3, "{left:?}");
         let all = world
             .isolation
             .inspect(|maps| maps.datapath.flow_maps().unwrap().flows.keys().count());
@@ -419,7 +422,7 @@ fn net_a_reused_tap_keeps_nothing_of_its_previous_sandbox() {
 fn net_a_changed_or_discarded_tap_is_not_reused() {
     in_namespace(|| {
         let world = World::new();
-        let changes: [(&str, Tamper); 5] = [
+        let changes: [(&str, Tamper); 4] = [
             ("mtu", |_, _, name| {
                 command(&["link", "set", name, "mtu", "1400"])
             }),
@@ -432,7 +435,6 @@ fn net_a_changed_or_discarded_tap_is_not_reused() {
             ("address", |_, _, name| {
                 command(&["addr", "add", "10.9.9.9/32", "dev", name])
             }),
-            ("persistent", |_, guest, _| sys::set_persistent(&guest.fd)),
         ];
         for (what, change) in changes {
             let guest = world.guest(&Policy::default());
@@ -689,6 +691,97 @@ fn net_a_successor_clears_the_taps_that_died_with_their_server() {
     });
 }
 
+/// A killed server ends at once, because the kernel has no TAP to remove, and its successor has a stock and programs
+/// from the start.
+#[test]
+fn net_a_successor_takes_over_the_programs_and_the_stock_of_a_killed_server() {
+    in_namespace(|| {
+        let world = World::new();
+        let config = IsolationConfig {
+            stock: 4,
+            ..config()
+        };
+        let (mut server, guest) = start_server(&config);
+        server.kill().unwrap();
+        server.wait().unwrap();
+        let (successor, _events) = Isolation::open(&config).unwrap();
+        let (id, ready) = successor.inspect(|maps| {
+            let ready = maps.taps.iter().filter(|(_, tap)| tap.is_ready());
+            let ready: Vec<(u32, String)> = ready
+                .map(|(_, tap)| (tap.entry.ifindex, tap.name.clone()))
+                .collect();
+            (maps.datapath.from_guest_id, ready)
+        });
+        assert_eq!(ready.len(), 4, "{ready:?}");
+        let links = config.pins.join(&config.instance).join("links");
+        let of_guest = fs::read_dir(links).unwrap().flatten().find_map(|entry| {
+            let name = entry.file_name().into_string().unwrap();
+            let ifindex = name.strip_prefix(&format!("tap-{}-", guest.index.0))?;
+            ifindex.parse::<u32>().ok()
+        });
+        assert_eq!(programs_on(of_guest.unwrap()).unwrap(), [id]);
+        successor
+            .adopt(guest.index, &guest.sandbox, &narrow())
+            .unwrap();
+        world.pass(&guest, &datagram_tcp());
+        // A TAP of the stock is taken, verified and used like any other.
+        let tap = successor.take().unwrap();
+        let sandbox = model::SandboxId::from_random([8; 19]);
+        successor.confine(tap.index, &sandbox, &narrow()).unwrap();
+        let other = Guest {
+            index: tap.index,
+            fd: tap.fd,
+            sandbox,
+        };
+        world.pass(&other, &datagram_tcp());
+        drop((guest, other));
+        drop(successor);
+        let left: Vec<_> = ready
+            .iter()
+            .filter(|(i, _)| device::name(*i).is_ok())
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    });
+}
+
+/// Other settings need other programs, which replace those in force.
+#[test]
+fn net_a_successor_with_other_settings_loads_its_own_programs() {
+    in_namespace(|| {
+        let world = World::new();
+        let config = config();
+        let (mut server, guest) = start_server(&config);
+        server.kill().unwrap();
+        server.wait().unwrap();
+        // Without its device, the successor needs another one.
+        let former: Vec<u32> = resolvers(&config);
+        for ifindex in &former {
+            command(&["link", "del", &device::name(*ifindex).unwrap()]);
+        }
+        let (successor, _events) = Isolation::open(&config).unwrap();
+        assert!(!resolvers(&config).contains(&former[0]));
+        successor
+            .adopt(guest.index, &guest.sandbox, &narrow())
+            .unwrap();
+        world.pass(&guest, &datagram_tcp());
+    });
+}
+
+/// Indices of the resolver's devices of an instance.
+fn resolvers(config: &IsolationConfig) -> Vec<u32> {
+    let links = config.pins.join(&config.instance).join("links");
+    let names = fs::read_dir(links).unwrap().flatten();
+    names
+        .filter_map(|e| {
+            e.file_name()
+                .to_str()?
+                .strip_prefix("resolver-")?
+                .parse()
+                .ok()
+        })
+        .collect()
+}
+
 fn datagram_tcp() -> Packet {
     Packet::from_guest(ip(PEER4), TCP, tcp(5000, 80, SYN, b""))
 }
@@ -712,6 +805,7 @@ fn start_server(config: &IsolationConfig) -> (Child, Guest) {
         ])
         .env(SOCKET, &path)
         .env(INSTANCE, &config.instance)
+        .env(STOCK, config.stock.to_string())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
@@ -741,12 +835,16 @@ fn server_process_for_the_tests_that_kill_it() {
     let (Ok(socket), Ok(instance)) = (env::var(SOCKET), env::var(INSTANCE)) else {
         return;
     };
+    let stock = env::var(STOCK).unwrap().parse().unwrap();
     let config = IsolationConfig {
         instance,
+        stock,
         ..config()
     };
     let (isolation, _events) = Isolation::open(&config).unwrap();
     let tap = isolation.take().unwrap();
+    let is_full = |maps: &mut Enforcement| maps.taps.ready_count() == stock as usize;
+    eventually("the stock is full", || isolation.inspect(is_full));
     let sandbox = model::SandboxId::from_random([9; 19]);
     isolation.confine(tap.index, &sandbox, &narrow()).unwrap();
     let mut stream = UnixStream::connect(socket).unwrap();

@@ -31,13 +31,6 @@ pub(crate) fn set_header_len(tap: &OwnedFd, bytes: libc::c_int) {
     assert_eq!(done, 0);
 }
 
-/// Makes the device outlive its descriptors.
-pub(crate) fn set_persistent(tap: &OwnedFd) {
-    // SAFETY: TUNSETPERSIST takes its argument by value and no pointer; the descriptor is borrowed until it returns.
-    let done = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, 1) };
-    assert_eq!(done, 0);
-}
-
 /// Sets the offloads that the TAP's reader performs itself (`TUN_F_…`).
 pub(crate) fn set_offloads(tap: &OwnedFd, offloads: u32) {
     try_offloads(tap, offloads).unwrap();
