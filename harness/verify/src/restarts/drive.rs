@@ -14,7 +14,7 @@ use testbed::{random::SplitMix64, server::LocalServer};
 
 use super::{
     judge::{Bare, Ended, Kind, Restart},
-    line::{Pace, connect},
+    line::{Pace, Trouble, connect},
     load::Site,
     program::Program,
     reach::{Reached, reach},
@@ -118,7 +118,7 @@ impl<'a> Drive<'a> {
                     bare.failed.push(chain(&error));
                     break;
                 }
-                is_up = is_up || self.answers(site, lives.max(POLL));
+                is_up = is_up || self.probe(site, lives.max(POLL)).is_ok();
                 thread::sleep(POLL);
             }
             bare.killed_early += u32::from(!is_up);
@@ -129,6 +129,10 @@ impl<'a> Drive<'a> {
                     bare.failed.len()
                 );
             }
+        }
+        if self.is_over() {
+            self.bare = Some(bare);
+            return;
         }
         // The last start is complete, and must find every sandbox. It has no load, so it is not one of the restarts.
         let last = self.kill_and_start(site);
@@ -296,7 +300,7 @@ impl<'a> Drive<'a> {
     /// Asks every sandbox, and waits until clients have connected again.
     fn complete(&mut self, mut restart: Restart, site: &Site<'_>, warm: Option<u64>) -> Restart {
         restart.build = self.program.build();
-        if !self.is_hung {
+        if !self.is_over() {
             restart.reached = reach(site.api, site.guests);
             restart.warm = [warm, self.warm(site)];
             thread::sleep(SETTLE);
@@ -310,13 +314,20 @@ impl<'a> Drive<'a> {
     fn await_answer(&mut self, site: &Site<'_>, restart: &mut Restart) -> Result<(), String> {
         let deadline = Instant::now() + START_TIMEOUT;
         restart.connected_ns = None;
-        while Instant::now() < deadline {
+        let mut last = "no connection".to_owned();
+        // An interrupt from the terminal ends the server as well.
+        while Instant::now() < deadline && !self.is_over() {
             if restart.connected_ns.is_none() && site.api.control.dial(PROBE_TIMEOUT).is_ok() {
                 restart.connected_ns = Some(monotonic_ns());
             }
-            if restart.connected_ns.is_some() && self.answers(site, PROBE_TIMEOUT) {
-                restart.answered_ns = Some(monotonic_ns());
-                return Ok(());
+            if restart.connected_ns.is_some() {
+                match self.probe(site, PROBE_TIMEOUT) {
+                    Ok(()) => {
+                        restart.answered_ns = Some(monotonic_ns());
+                        return Ok(());
+                    }
+                    Err(why) => last = why,
+                }
             }
             if let Some(error) = self.server.exited() {
                 return Err(chain(&error));
@@ -324,22 +335,28 @@ impl<'a> Drive<'a> {
             thread::sleep(POLL);
         }
         self.is_hung = true;
-        Err(chain(&self.server.silent()))
+        let silent = chain(&self.server.silent());
+        Err(format!("{silent}; the last probe: {last}"))
     }
 
-    /// Whether the server answers a look-up of a sandbox.
-    fn answers(&self, site: &Site<'_>, timeout: Duration) -> bool {
-        let Some(guest) = site.guests.pick(0) else {
-            return false;
-        };
+    /// Looks up a sandbox, which a server that works answers with 200.
+    fn probe(&self, site: &Site<'_>, timeout: Duration) -> Result<(), String> {
+        let guest = site.guests.pick(0).ok_or("there is no sandbox")?;
         let mut api = site.api.clone();
         api.timeout = timeout;
-        let Ok(mut client) = connect(&api, &api.control, Pace::Full) else {
-            return false;
+        let look_up = || {
+            let mut client = connect(&api, &api.control, Pace::Full)?;
+            let path = format!("/sandboxes/{}", guest.id());
+            Ok::<_, Trouble>(api.request(&mut client, "GET", &path, b"")?)
         };
-        let path = format!("/sandboxes/{}", guest.id());
-        let answer = api.request(&mut client, "GET", &path, b"");
-        answer.is_ok_and(|answer| answer.status == 200)
+        match look_up() {
+            Ok(answer) if answer.status == 200 => Ok(()),
+            Ok(answer) => {
+                let body = String::from_utf8_lossy(&answer.body);
+                Err(Trouble::status(answer.status, &body).text)
+            }
+            Err(trouble) => Err(trouble.text),
+        }
     }
 
     /// Warm slots, from the server's metrics.
