@@ -120,13 +120,30 @@ pub(crate) fn sdks(workspace: &Workspace, progress: Progress) -> Result<()> {
     let list = workspace
         .root()
         .join("harness/verify/conformance/host-packages.txt");
-    let missing = archive::missing(&read_list(&list)?)?;
-    if !missing.is_empty() {
-        let log = store.log("packages")?;
-        archive::update(progress, &log)?;
-        archive::install(&missing, progress, &log)?;
-    }
+    install_missing(&store, &list, progress)?;
     sdks::build(&store, workspace)
+}
+
+/// Installs the registry and the tools that the tests of images compare with.
+pub(crate) fn image_tools(workspace: &Workspace, progress: Progress) -> Result<()> {
+    host::check_system()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let store = Store::open(&workspace.artifacts(), progress)?;
+    let list = workspace
+        .root()
+        .join("template/image/tests/host-packages.txt");
+    install_missing(&store, &list, progress)
+}
+
+/// Installs the host packages of a list that are missing.
+fn install_missing(store: &Store, list: &Path, progress: Progress) -> Result<()> {
+    let missing = archive::missing(&read_list(list)?)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let log = store.log("packages")?;
+    archive::update(progress, &log)?;
+    archive::install(&missing, progress, &log)
 }
 
 /// The kernel that [`images`] unpacks. Builds it if it is not up to date.

@@ -184,6 +184,9 @@ fn prepare_for(
     progress: Progress,
 ) -> Result<TestEnvironment> {
     let artifacts = workspace.artifacts();
+    if tiers.contains(&Tier::Image) {
+        prepare::image_tools(workspace, progress)?;
+    }
     let binaries = if tiers.contains(&Tier::Interpreter) {
         Some(prepare::code_interpreter(workspace, progress)?.dir)
     } else if tiers.iter().any(|tier| tier.needs_kvm()) {

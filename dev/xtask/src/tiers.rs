@@ -1,6 +1,6 @@
 //! The test tiers, and the runner of the tiers whose tests are cargo tests.
 //!
-//! The prefix of a test function's name is its tier: `kvm_…`, `net_…`, `interpreter_…`, `soak_…`; a test without one
+//! The prefix of a test function's name is its tier: `kvm_…`, `net_…`, `image_…`, `interpreter_…`, `soak_…`; a test without one
 //! of these prefixes is `unit`. Tests find the build outputs through the variables CUBE_ARTIFACTS and CUBE_BIN.
 
 use std::{
@@ -21,6 +21,8 @@ pub(crate) enum Tier {
     Unit,
     /// Needs root and network namespaces.
     Net,
+    /// Needs root, the kernel's EROFS, and the packages in `template/image/tests/host-packages.txt`.
+    Image,
     /// Needs /dev/kvm and the template `base`: starts real VMs.
     Kvm,
     /// Needs /dev/kvm and the template `code-interpreter-v1`.
@@ -48,9 +50,10 @@ impl std::fmt::Display for Tier {
 
 impl Tier {
     /// The tiers that `cargo xtask test` runs by default.
-    pub(crate) const USUAL: [Self; 8] = [
+    pub(crate) const USUAL: [Self; 9] = [
         Self::Unit,
         Self::Net,
+        Self::Image,
         Self::Kvm,
         Self::Interpreter,
         Self::Hvm,
@@ -61,7 +64,7 @@ impl Tier {
 
     pub(crate) fn needs_kvm(self) -> bool {
         match self {
-            Self::Unit | Self::Net | Self::Hvm | Self::Fuzz => false,
+            Self::Unit | Self::Net | Self::Image | Self::Hvm | Self::Fuzz => false,
             Self::Kvm | Self::Interpreter | Self::Isolation | Self::E2b | Self::Soak => true,
         }
     }
@@ -69,7 +72,9 @@ impl Tier {
     /// Whether the tests of this tier are cargo tests. The others have runners of their own.
     pub(crate) fn runs_under_cargo(self) -> bool {
         match self {
-            Self::Unit | Self::Net | Self::Kvm | Self::Interpreter | Self::Soak => true,
+            Self::Unit | Self::Net | Self::Image | Self::Kvm | Self::Interpreter | Self::Soak => {
+                true
+            }
             Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b => false,
         }
     }
@@ -79,6 +84,7 @@ impl Tier {
         match self {
             Self::Unit | Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b => None,
             Self::Net => Some("net_"),
+            Self::Image => Some("image_"),
             Self::Kvm => Some("kvm_"),
             Self::Interpreter => Some("interpreter_"),
             Self::Soak => Some("soak_"),
@@ -87,7 +93,13 @@ impl Tier {
 }
 
 /// The tiers whose tests have a prefix.
-const PREFIXED: [Tier; 4] = [Tier::Net, Tier::Kvm, Tier::Interpreter, Tier::Soak];
+const PREFIXED: [Tier; 5] = [
+    Tier::Net,
+    Tier::Image,
+    Tier::Kvm,
+    Tier::Interpreter,
+    Tier::Soak,
+];
 
 /// Number of tests by result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -352,8 +364,8 @@ mod tests {
         assert_eq!(filter(&[Tier::Kvm]), "test(/(^|::)kvm_/)");
         assert_eq!(
             filter(&[Tier::Unit, Tier::Net]),
-            "test(/(^|::)net_/) + not (test(/(^|::)net_/) + test(/(^|::)kvm_/) + \
-             test(/(^|::)interpreter_/) + test(/(^|::)soak_/))"
+            "test(/(^|::)net_/) + not (test(/(^|::)net_/) + test(/(^|::)image_/) + \
+             test(/(^|::)kvm_/) + test(/(^|::)interpreter_/) + test(/(^|::)soak_/))"
         );
     }
 

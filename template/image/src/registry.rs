@@ -1,0 +1,324 @@
+//! A client of registries: distribution specification 1.1, pull only.
+//!
+//! A reference is a stranger's input, and so is everything that a registry answers: redirects, realms of token servers,
+//! sizes. Every connection goes through [`http::Connector`], which resolves a name once, checks the addresses, and
+//! connects to one that it has checked.
+
+mod auth;
+mod http;
+mod pull;
+
+use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use ipnet::IpNet;
+use serde::Deserialize;
+
+pub use auth::{Challenge, challenges};
+pub use http::{HttpError, tls};
+pub use pull::{Client, Layer, PullError, Pulled};
+
+use crate::reference::{DOCKER_HUB, Reference};
+
+const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
+
+/// What the operator decides about registries.
+#[derive(Clone, Debug, Default)]
+pub struct Registries {
+    /// Where the images of a domain are pulled from, in this order. A domain that is not listed is its own endpoint,
+    /// over https. Addresses of listed endpoints are not checked.
+    pub endpoints: BTreeMap<String, Vec<Endpoint>>,
+    /// Repositories (`docker.io/e2bdev/base`) that are not pulled, and the local image that is used instead.
+    pub local: BTreeMap<String, String>,
+    /// Blocks of forbidden ranges that registries may be in.
+    pub open: Vec<IpNet>,
+    /// Credentials by domain, for requests without their own.
+    pub credentials: BTreeMap<String, Credentials>,
+    pub timeouts: Timeouts,
+}
+
+/// Limits for waiting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// To resolve a name and to connect, TLS included.
+    pub connect: Duration,
+    /// For the head of an answer, and between two pieces of a body.
+    pub stall: Duration,
+    /// For a whole pull.
+    pub pull: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(10),
+            stall: Duration::from_secs(30),
+            pull: Duration::from_secs(1800),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    Http,
+    Https,
+}
+
+/// Scheme, host and port of a server. `http` is used only where the operator writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    pub scheme: Scheme,
+    /// An IPv6 address has its brackets.
+    pub host: String,
+    pub port: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("endpoint {0:?} is not http://HOST[:PORT] or https://HOST[:PORT]")]
+pub struct EndpointError(String);
+
+impl Endpoint {
+    /// The origin of an absolute URL.
+    pub(crate) fn of(url: &hyper::Uri) -> Option<Self> {
+        let (scheme, port) = match url.scheme_str()? {
+            "http" => (Scheme::Http, 80),
+            "https" => (Scheme::Https, 443),
+            _ => return None,
+        };
+        let authority = url.authority()?;
+        // `user@host`: not used by registries, and a way to mislead readers of logs.
+        if authority.as_str().contains('@') || authority.host().is_empty() {
+            return None;
+        }
+        Some(Self {
+            scheme,
+            host: authority.host().to_ascii_lowercase(),
+            port: url.port_u16().unwrap_or(port),
+        })
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Self, EndpointError> {
+        let url: Option<hyper::Uri> = text.parse().ok();
+        let plain = url.filter(|url| url.path() == "/" && url.query().is_none());
+        let endpoint = plain.and_then(|url| Self::of(&url));
+        endpoint.ok_or_else(|| EndpointError(text.chars().take(200).collect()))
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.scheme {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        };
+        write!(f, "{scheme}://{}:{}", self.host, self.port)
+    }
+}
+
+/// A name and password, or a token in place of the password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    pub username: String,
+    pub password: String,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// The value of the header `Authorization`.
+    fn basic(&self) -> String {
+        let pair = format!("{}:{}", self.username, self.password);
+        format!("Basic {}", BASE64_STANDARD.encode(pair))
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DockerConfigError {
+    #[error("docker config is not valid JSON")]
+    Json(#[source] serde_json::Error),
+    #[error("docker config has invalid credentials for {0:?}")]
+    Auth(String),
+    #[error(
+        "docker config keeps credentials in the helper {0:?}, which is not supported: log in without a helper"
+    )]
+    Helper(String),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DockerConfig {
+    #[serde(default)]
+    auths: BTreeMap<String, DockerAuth>,
+    creds_store: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct DockerAuth {
+    #[serde(default)]
+    auth: String,
+}
+
+/// Reads the credentials in the text of a `config.json` of Docker, by domain.
+///
+/// # Errors
+/// Returns an error if the text is malformed or refers to a credential helper.
+pub fn docker_config(text: &str) -> Result<BTreeMap<String, Credentials>, DockerConfigError> {
+    let config: DockerConfig = serde_json::from_str(text).map_err(DockerConfigError::Json)?;
+    if let Some(helper) = config.creds_store.filter(|helper| !helper.is_empty()) {
+        return Err(DockerConfigError::Helper(helper));
+    }
+    let mut found = BTreeMap::new();
+    for (server, DockerAuth { auth }) in config.auths {
+        if auth.is_empty() {
+            continue;
+        }
+        let invalid = || DockerConfigError::Auth(server.clone());
+        let pair = BASE64_STANDARD.decode(&auth).map_err(|_| invalid())?;
+        let pair = String::from_utf8(pair).map_err(|_| invalid())?;
+        let (username, password) = pair.split_once(':').ok_or_else(invalid)?;
+        let credentials = Credentials {
+            username: username.to_owned(),
+            password: password.trim_end_matches('\0').to_owned(),
+        };
+        // Docker Hub's key is the URL of its old index.
+        let host = server
+            .trim_start_matches("https://")
+            .trim_start_matches("http://");
+        let domain = match host.split('/').next().unwrap_or_default() {
+            "index.docker.io" => DOCKER_HUB,
+            other => other,
+        };
+        found.insert(domain.to_owned(), credentials);
+    }
+    Ok(found)
+}
+
+/// A server to try for a reference.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) endpoint: Endpoint,
+    /// Only the registry that the reference names gets the credentials for it.
+    pub(crate) credentials: Option<Credentials>,
+}
+
+impl Registries {
+    /// The local image that stands for a reference. `None`: it is pulled.
+    #[must_use]
+    pub fn local_image(&self, reference: &Reference) -> Option<&str> {
+        self.local.get(&reference.repository()).map(String::as_str)
+    }
+
+    /// The servers to try for a reference, in order.
+    pub(crate) fn targets(
+        &self,
+        reference: &Reference,
+        given: Option<&Credentials>,
+    ) -> Result<Vec<Target>, EndpointError> {
+        let host = match reference.domain.as_str() {
+            DOCKER_HUB => DOCKER_HUB_HOST,
+            domain => domain,
+        };
+        let own: Endpoint = format!("https://{host}").parse()?;
+        let credentials = given.or_else(|| self.credentials.get(&reference.domain));
+        let listed = self.endpoints.get(&reference.domain);
+        let endpoints = listed.cloned().unwrap_or_else(|| vec![own.clone()]);
+        let target = |endpoint: Endpoint| {
+            // `127.0.0.1:5000` has no scheme: the port then is the one that was written.
+            let is_named = reference.domain == format!("{}:{}", endpoint.host, endpoint.port);
+            let is_own = endpoint == own || is_named;
+            let authority = format!("{}:{}", endpoint.host, endpoint.port);
+            let of_mirror = self.credentials.get(&authority);
+            let credentials = if is_own { credentials } else { of_mirror };
+            Target {
+                credentials: credentials.cloned(),
+                endpoint,
+            }
+        };
+        Ok(endpoints.into_iter().map(target).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn credentials(name: &str) -> Credentials {
+        Credentials {
+            username: name.to_owned(),
+            password: "secret".to_owned(),
+        }
+    }
+
+    #[test]
+    fn mirrors_do_not_get_the_credentials_of_the_registry() {
+        let mut registries = Registries::default();
+        let reference: Reference = "debian".parse().unwrap();
+        let given = credentials("u");
+        let own = registries.targets(&reference, Some(&given)).unwrap();
+        assert_eq!(
+            own[0].endpoint.to_string(),
+            "https://registry-1.docker.io:443"
+        );
+        assert_eq!(own[0].credentials.as_ref(), Some(&given));
+        let list = ["http://mirror:5000", "https://registry-1.docker.io"];
+        let list = list.map(|text| text.parse().unwrap()).to_vec();
+        registries.endpoints.insert(DOCKER_HUB.to_owned(), list);
+        let targets = registries.targets(&reference, Some(&given)).unwrap();
+        assert_eq!(targets[0].credentials, None);
+        assert_eq!(targets[1].credentials.as_ref(), Some(&given));
+        let of_mirror = credentials("m");
+        registries
+            .credentials
+            .insert("mirror:5000".to_owned(), of_mirror.clone());
+        let targets = registries.targets(&reference, None).unwrap();
+        assert_eq!(targets[0].credentials.as_ref(), Some(&of_mirror));
+        assert!(!format!("{targets:?}").contains("secret"));
+    }
+
+    #[test]
+    fn credentials_are_read_from_docker_config() {
+        let text = r#"{"auths":{"https://index.docker.io/v1/":{"auth":"dTpwOnE="},"a.example:5000":{"auth":"dTpw"},
+            "empty.example":{}}}"#;
+        let found = docker_config(text).unwrap();
+        let hub = &found[DOCKER_HUB];
+        assert_eq!((hub.username.as_str(), hub.password.as_str()), ("u", "p:q"));
+        assert_eq!(found.len(), 2);
+        let helper = docker_config(r#"{"credsStore":"desktop"}"#).unwrap_err();
+        assert!(helper.to_string().contains("desktop"), "{helper}");
+        assert!(docker_config(r#"{"auths":{"a":{"auth":"!"}}}"#).is_err());
+    }
+
+    #[test]
+    fn endpoints_are_origins() {
+        for bad in [
+            "mirror:5000",
+            "ftp://a",
+            "https://a/b",
+            "https://u@a",
+            "https://a?b",
+            "https://",
+        ] {
+            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
+        }
+        let v6: Endpoint = "http://[::1]:5000".parse().unwrap();
+        assert_eq!((v6.host.as_str(), v6.port), ("[::1]", 5000));
+    }
+
+    #[test]
+    fn repositories_can_stand_for_local_images() {
+        let mut registries = Registries::default();
+        let base = "docker.io/e2bdev/base".to_owned();
+        registries.local.insert(base, "base".to_owned());
+        let is_local = |text: &str| registries.local_image(&text.parse().unwrap()).is_some();
+        assert!(is_local("e2bdev/base") && is_local("e2bdev/base:latest"));
+        assert!(!is_local("ghcr.io/e2bdev/base"));
+    }
+}

@@ -1,0 +1,351 @@
+//! Pulls an image: manifest, config and layers into the store.
+
+use std::sync::{Arc, Mutex};
+
+use hyper::{
+    StatusCode,
+    header::{CONTENT_LENGTH, CONTENT_TYPE},
+};
+use rustls::ClientConfig;
+use tokio::{sync::Semaphore, time::timeout};
+
+use super::{
+    Credentials, EndpointError, Registries, Target,
+    auth::Session,
+    http::{Connector, HttpError},
+};
+use crate::{
+    config::{Config, ConfigError, MAX_CONFIG},
+    digest::Digest,
+    limits::Limits,
+    manifest::{
+        ACCEPTED, Compression, Descriptor, Document, MAX_MANIFEST, Manifest, ManifestError,
+    },
+    reference::Reference,
+    store::{Lease, Object, Store, StoreError},
+};
+
+/// Layers that are pulled at the same time.
+const PARALLEL: usize = 3;
+/// How often a blob is requested if connections break or stall.
+const ATTEMPTS: usize = 3;
+
+/// Pulls images.
+pub struct Client {
+    registries: Registries,
+    connector: Connector,
+}
+
+/// An image whose parts are in the store.
+#[derive(Debug)]
+pub struct Pulled {
+    /// Digest of the manifest for linux/amd64.
+    pub digest: Digest,
+    pub config: Config,
+    /// The lowest layer first.
+    pub layers: Vec<Layer>,
+}
+
+#[derive(Debug)]
+pub struct Layer {
+    pub blob: Lease,
+    pub compression: Compression,
+    /// Digest of the unpacked layer.
+    pub diff_id: Digest,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PullError {
+    #[error("image {0:?} not found: the image or tag does not exist in the registry")]
+    NotFound(String),
+    #[error("{host} denies access to the image: check the registry's credentials")]
+    Unauthorized { host: String },
+    #[error("{host} demands an authentication that is not supported")]
+    Challenge { host: String },
+    #[error("{host} limits the rate of requests: try later, or use a mirror")]
+    RateLimited { host: String },
+    #[error("{host} answers with status {status}")]
+    Status { host: String, status: StatusCode },
+    #[error("blob {digest} has {found} bytes in the registry, and {wanted} in the manifest")]
+    Length {
+        digest: Digest,
+        wanted: u64,
+        found: u64,
+    },
+    #[error("manifest has the digest {found} instead of {wanted}")]
+    Digest { wanted: Digest, found: Digest },
+    #[error("{what} has {found} bytes: the limit is {limit}")]
+    TooLarge {
+        what: &'static str,
+        found: u64,
+        limit: u64,
+    },
+    #[error("index refers to another index")]
+    NestedIndex,
+    #[error("pull did not end within {0} s")]
+    Deadline(u64),
+    #[error("registry has no server: its list of endpoints is empty")]
+    NoEndpoint,
+    #[error("a part of the pull panicked")]
+    Panic,
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl PullError {
+    /// Whether the same request may succeed at once.
+    fn is_passing(&self) -> bool {
+        match self {
+            Self::Http(HttpError::Exchange { .. } | HttpError::Stalled { .. }) => true,
+            Self::Status { status, .. } => status.is_server_error(),
+            _ => false,
+        }
+    }
+}
+
+impl Client {
+    #[must_use]
+    pub fn new(registries: Registries, tls: Arc<ClientConfig>) -> Self {
+        let connector = Connector::new(&registries, tls);
+        Self {
+            registries,
+            connector,
+        }
+    }
+
+    /// Pulls an image. The manifest is always requested, so that access is checked; blobs in the store are not.
+    ///
+    /// `credentials` are those of the request. Without them, the operator's are used.
+    ///
+    /// # Errors
+    /// Returns the error of the last endpoint that was tried.
+    pub async fn pull(
+        &self,
+        reference: &Reference,
+        credentials: Option<&Credentials>,
+        store: &Store,
+        limits: &Limits,
+    ) -> Result<Pulled, PullError> {
+        let mut result = Err(PullError::NoEndpoint);
+        for target in self.registries.targets(reference, credentials)? {
+            let limit = self.registries.timeouts.pull;
+            let pull = self.pull_from(&target, reference, store, limits);
+            let deadline = || Err(PullError::Deadline(limit.as_secs()));
+            result = timeout(limit, pull).await.unwrap_or_else(|_| deadline());
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
+    }
+
+    async fn pull_from(
+        &self,
+        target: &Target,
+        reference: &Reference,
+        store: &Store,
+        limits: &Limits,
+    ) -> Result<Pulled, PullError> {
+        let session = Session {
+            connector: &self.connector,
+            target,
+            repository: &reference.path,
+            authorization: Mutex::new(None),
+        };
+        let pull = Pull {
+            session,
+            reference,
+            store,
+        };
+        let (digest, manifest) = pull.manifest().await?;
+        manifest.check(limits)?;
+        let config = pull.config(&manifest).await?;
+        let blobs = pull.layers(&manifest).await?;
+        let parts = blobs
+            .into_iter()
+            .zip(&manifest.layers)
+            .zip(&config.diff_ids);
+        let layers = parts.map(|((blob, (_, compression)), diff_id)| Layer {
+            blob,
+            compression: *compression,
+            diff_id: *diff_id,
+        });
+        Ok(Pulled {
+            digest,
+            layers: layers.collect(),
+            config,
+        })
+    }
+}
+
+struct Pull<'a> {
+    session: Session<'a>,
+    reference: &'a Reference,
+    store: &'a Store,
+}
+
+impl Pull<'_> {
+    /// The manifest for linux/amd64 and its digest.
+    async fn manifest(&self) -> Result<(Digest, Manifest), PullError> {
+        let version = self.reference.version();
+        let (digest, document) = self.document(&version, self.reference.digest).await?;
+        let variant = match document {
+            Document::Manifest(manifest) => return Ok((digest, manifest)),
+            Document::Index(variant) => variant,
+        };
+        check_size("manifest", variant.size, MAX_MANIFEST)?;
+        let version = variant.digest.to_string();
+        match self.document(&version, Some(variant.digest)).await? {
+            (digest, Document::Manifest(manifest)) => Ok((digest, manifest)),
+            (_, Document::Index(_)) => Err(PullError::NestedIndex),
+        }
+    }
+
+    async fn document(
+        &self,
+        version: &str,
+        wanted: Option<Digest>,
+    ) -> Result<(Digest, Document), PullError> {
+        let path = format!("/v2/{}/manifests/{version}", self.reference.path);
+        let mut answer = self.session.get(&path, &ACCEPTED.join(", ")).await?;
+        self.check_status(&answer.host, answer.response.status())?;
+        let kind = answer.response.headers().get(CONTENT_TYPE);
+        let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let kind = kind.to_owned();
+        let body = self
+            .session
+            .connector
+            .body(&mut answer, MAX_MANIFEST)
+            .await?;
+        let found = Digest::of(&body);
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
+            return Err(PullError::Digest { wanted, found });
+        }
+        Ok((found, Document::parse(&body, &kind)?))
+    }
+
+    async fn config(&self, manifest: &Manifest) -> Result<Config, PullError> {
+        check_size("config", manifest.config.size, MAX_CONFIG)?;
+        let blob = self.blob(&manifest.config).await?;
+        let path = blob.path();
+        let read = std::fs::read(&path).map_err(|source| StoreError::File {
+            action: "read",
+            path,
+            source,
+        })?;
+        Ok(Config::parse(&read, manifest.layers.len())?)
+    }
+
+    /// Pulls all layers, some at the same time.
+    async fn layers(&self, manifest: &Manifest) -> Result<Vec<Lease>, PullError> {
+        let permits = Semaphore::new(PARALLEL);
+        let pulls = manifest.layers.iter().map(|(layer, _)| async {
+            // The semaphore is never closed.
+            let _permit = permits.acquire().await.map_err(|_| PullError::Panic)?;
+            self.blob(layer).await
+        });
+        join_all(pulls).await
+    }
+
+    async fn blob(&self, wanted: &Descriptor) -> Result<Lease, PullError> {
+        let mut attempt = 1;
+        loop {
+            match self.try_blob(wanted).await {
+                Err(error) if error.is_passing() && attempt < ATTEMPTS => attempt += 1,
+                result => return result,
+            }
+        }
+    }
+
+    async fn try_blob(&self, wanted: &Descriptor) -> Result<Lease, PullError> {
+        let digest = wanted.digest;
+        if let Some(lease) = self.store.take(Object::Blob(digest)) {
+            return Ok(lease);
+        }
+        let path = format!("/v2/{}/blobs/{digest}", self.reference.path);
+        let mut answer = self.session.get(&path, "*/*").await?;
+        self.check_status(&answer.host, answer.response.status())?;
+        let length = |found| PullError::Length {
+            digest,
+            wanted: wanted.size,
+            found,
+        };
+        let announced = answer.response.headers().get(CONTENT_LENGTH);
+        let announced = announced.and_then(|value| value.to_str().ok()?.parse().ok());
+        if let Some(found) = announced.filter(|found| *found != wanted.size) {
+            return Err(length(found));
+        }
+        let mut draft = self.store.draft(wanted.size)?;
+        while let Some(piece) = self.session.connector.piece(&mut answer).await? {
+            let found = draft.written() + piece.len() as u64;
+            if found > wanted.size {
+                return Err(length(found));
+            }
+            draft.append(&piece)?;
+        }
+        if draft.written() != wanted.size {
+            return Err(length(draft.written()));
+        }
+        Ok(draft.finish_blob(digest, wanted.size)?)
+    }
+
+    fn check_status(&self, host: &str, status: StatusCode) -> Result<(), PullError> {
+        let host = host.to_owned();
+        match status {
+            StatusCode::OK => Ok(()),
+            StatusCode::NOT_FOUND => Err(PullError::NotFound(self.reference.to_string())),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(PullError::Unauthorized { host })
+            }
+            StatusCode::TOO_MANY_REQUESTS => Err(PullError::RateLimited { host }),
+            status => Err(PullError::Status { host, status }),
+        }
+    }
+}
+
+fn check_size(what: &'static str, found: u64, limit: u64) -> Result<(), PullError> {
+    if found > limit {
+        return Err(PullError::TooLarge { what, found, limit });
+    }
+    Ok(())
+}
+
+/// Runs futures together on this task. Returns their results in order, or the first error.
+async fn join_all<T>(
+    futures: impl Iterator<Item = impl Future<Output = Result<T, PullError>>>,
+) -> Result<Vec<T>, PullError> {
+    use std::{
+        pin::Pin,
+        task::{Context, Poll},
+    };
+    let mut running: Vec<_> = futures.map(|future| Some(Box::pin(future))).collect();
+    let mut results: Vec<Option<T>> = running.iter().map(|_| None).collect();
+    std::future::poll_fn(move |context: &mut Context<'_>| {
+        for (slot, result) in running.iter_mut().zip(&mut results) {
+            let Some(future) = slot else {
+                continue;
+            };
+            match Pin::new(future).poll(context) {
+                Poll::Pending => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Ready(Ok(value)) => {
+                    *result = Some(value);
+                    *slot = None;
+                }
+            }
+        }
+        if running.iter().any(Option::is_some) {
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(results.drain(..).flatten().collect()))
+    })
+    .await
+}

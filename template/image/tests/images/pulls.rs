@@ -1,0 +1,342 @@
+//! Pulls from registries that stall, lie, redirect, and ask for credentials.
+
+use std::{net::SocketAddr, time::Duration};
+
+use oci_image::{
+    Client, Limits, PullError, Pulled, Registries, Store,
+    digest::Digest,
+    registry::{Credentials, HttpError, tls},
+    store::StoreError,
+};
+
+use crate::{
+    archive::{Image, MANIFEST, file, image, pack},
+    server::{Reply, Server, answer},
+};
+
+fn small() -> Image {
+    image(&[pack(&[file("a", "1")]), pack(&[file("b", "2")])])
+}
+
+fn registries(address: SocketAddr) -> Registries {
+    let mut registries = Registries::default();
+    let endpoint = format!("http://{address}").parse().unwrap();
+    registries
+        .endpoints
+        .insert(address.to_string(), vec![endpoint]);
+    registries.timeouts.stall = Duration::from_millis(300);
+    registries
+}
+
+/// Pulls `r:latest` with a store of its own. Checks that an error leaves no blob that is not whole.
+async fn pull_with(
+    registries: Registries,
+    address: SocketAddr,
+    credentials: Option<&Credentials>,
+) -> Result<Pulled, PullError> {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), 1 << 30).unwrap();
+    let client = Client::new(registries, tls());
+    let reference = format!("{address}/r").parse().unwrap();
+    let result = client
+        .pull(&reference, credentials, &store, &Limits::default())
+        .await;
+    assert_eq!(
+        std::fs::read_dir(dir.path().join("drafts"))
+            .unwrap()
+            .count(),
+        0
+    );
+    for blob in std::fs::read_dir(dir.path().join("blobs")).unwrap() {
+        let path = blob.unwrap().path();
+        let digest = Digest::of(&std::fs::read(&path).unwrap());
+        assert_eq!(
+            path.file_name().unwrap().to_str(),
+            Some(digest.hex().as_str())
+        );
+    }
+    result
+}
+
+async fn pull(server: &Server) -> Result<Pulled, PullError> {
+    let address = server.start().await;
+    pull_with(registries(address), address, None).await
+}
+
+/// Path of the first layer's blob.
+fn layer(image: &Image) -> String {
+    format!("/v2/r/blobs/{}", Digest::of(&image.layers[0]))
+}
+
+#[tokio::test]
+async fn images_are_pulled_by_tag_and_through_indexes() {
+    let image = small();
+    let server = Server::of(&image);
+    let pulled = pull(&server).await.unwrap();
+    assert_eq!(pulled.digest, Digest::of(&image.manifest));
+    assert_eq!(
+        pulled.config.defaults.env,
+        [("A".to_owned(), "b".to_owned())]
+    );
+    assert_eq!(pulled.layers.len(), 2);
+    let (digest, size) = (pulled.digest, image.manifest.len());
+    let index = format!(
+        r#"{{"manifests":[{{"digest":"{digest}","size":{size},"platform":{{"os":"linux","architecture":"amd64"}}}}]}}"#
+    );
+    let kind = [("Content-Type", "application/vnd.oci.image.index.v1+json")];
+    server.set(
+        "/v2/r/manifests/latest",
+        answer(200, &kind, index.as_bytes()),
+    );
+    let path = format!("/v2/r/manifests/{digest}");
+    server.set(
+        &path,
+        answer(200, &[("Content-Type", MANIFEST)], &image.manifest),
+    );
+    assert_eq!(pull(&server).await.unwrap().digest, digest);
+    // The index names a digest; other bytes are refused.
+    let other = [&image.manifest[..], b" "].concat();
+    server.set(&path, answer(200, &[("Content-Type", MANIFEST)], &other));
+    let error = pull(&server).await.unwrap_err();
+    assert!(matches!(error, PullError::Digest { .. }), "{error}");
+    server.set(&path, answer(200, &kind, index.as_bytes()));
+    assert!(pull(&server).await.is_err());
+}
+
+#[tokio::test]
+async fn a_stalling_or_breaking_registry_ends_the_pull() {
+    let image = small();
+    let server = Server::of(&image);
+    let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n";
+    for reply in [Reply::Stall(Vec::new()), Reply::Stall(head.to_vec())] {
+        server.set(&layer(&image), reply);
+        let error = pull(&server).await.unwrap_err();
+        assert!(
+            matches!(error, PullError::Http(HttpError::Stalled { .. })),
+            "{error}"
+        );
+    }
+    for bytes in [&b"HTTP/1.1 200 OK\r\nContent-Le"[..], b"\0\0\0", b""] {
+        server.set(&layer(&image), Reply::Raw(bytes.to_vec()));
+        let error = pull(&server).await.unwrap_err();
+        assert!(
+            matches!(error, PullError::Http(HttpError::Exchange { .. })),
+            "{error}"
+        );
+    }
+    // A connection that breaks once is tried again.
+    let whole = answer(200, &[], &image.layers[0]);
+    server.set_all(
+        &layer(&image),
+        vec![Reply::Raw(Vec::new()), answer(503, &[], b""), whole],
+    );
+    pull(&server).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_deadline_ends_a_pull_that_only_trickles() {
+    let image = small();
+    let server = Server::of(&image);
+    server.set(&layer(&image), Reply::Stall(Vec::new()));
+    let address = server.start().await;
+    let mut registries = registries(address);
+    registries.timeouts.stall = Duration::from_secs(60);
+    registries.timeouts.pull = Duration::from_millis(300);
+    let error = pull_with(registries, address, None).await.unwrap_err();
+    assert!(matches!(error, PullError::Deadline(_)), "{error}");
+}
+
+#[tokio::test]
+async fn lies_about_sizes_and_contents_are_found() {
+    let image = small();
+    let server = Server::of(&image);
+    let blob = &image.layers[0];
+    let longer = [&blob[..], b"x"].concat();
+    for body in [&longer[..], &blob[..5]] {
+        // Announced, and only seen while it arrives.
+        server.set(&layer(&image), answer(200, &[], body));
+        let error = pull(&server).await.unwrap_err();
+        assert!(matches!(error, PullError::Length { .. }), "{error}");
+        let mut raw = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n".to_vec();
+        raw.extend(body);
+        server.set(&layer(&image), Reply::Raw(raw));
+        let error = pull(&server).await.unwrap_err();
+        assert!(matches!(error, PullError::Length { .. }), "{error}");
+    }
+    let mut other = blob.clone();
+    other[10] ^= 1;
+    server.set(&layer(&image), answer(200, &[], &other));
+    let error = pull(&server).await.unwrap_err();
+    assert!(
+        matches!(error, PullError::Store(StoreError::Digest { .. })),
+        "{error}"
+    );
+    let kind = [("Content-Type", MANIFEST)];
+    let large = vec![b' '; (4 << 20) + 1];
+    server.set("/v2/r/manifests/latest", answer(200, &kind, &large));
+    let error = pull(&server).await.unwrap_err();
+    assert!(
+        matches!(error, PullError::Http(HttpError::TooLarge { .. })),
+        "{error}"
+    );
+    let size = format!("\"size\":{}", image.layers[0].len());
+    let text = String::from_utf8(image.manifest).unwrap();
+    let huge = text.replace(&size, "\"size\":18446744073709551615");
+    server.set(
+        "/v2/r/manifests/latest",
+        answer(200, &kind, huge.as_bytes()),
+    );
+    let error = pull(&server).await.unwrap_err();
+    assert!(matches!(error, PullError::Manifest(_)), "{error}");
+}
+
+#[tokio::test]
+async fn forbidden_addresses_are_refused_by_name_redirect_and_realm() {
+    let image = small();
+    let server = Server::of(&image);
+    let address = server.start().await;
+    // By address and by name: no endpoint is listed.
+    let client = Client::new(Registries::default(), tls());
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), 1 << 30).unwrap();
+    let (port, limits) = (address.port(), Limits::default());
+    for host in [
+        "127.0.0.1",
+        "[::1]",
+        "localhost",
+        "169.254.169.254",
+        "[::ffff:10.0.0.1]",
+        "0.0.0.0",
+    ] {
+        let reference = format!("{host}:{port}/r").parse().unwrap();
+        let pull = client.pull(&reference, None, &store, &limits);
+        let error = pull.await.unwrap_err();
+        assert!(
+            matches!(error, PullError::Http(HttpError::Forbidden { .. })),
+            "{host}: {error}"
+        );
+    }
+    // By redirect and realm, of a registry that is listed: another port of its host is another server.
+    let inner = Server::default().start().await;
+    for target in [inner.to_string(), "169.254.169.254".to_owned()] {
+        let to = format!("http://{target}/latest/meta-data");
+        server.set(&layer(&image), answer(307, &[("Location", &to)], b""));
+        let error = pull_with(registries(address), address, None)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error, PullError::Http(HttpError::Forbidden { .. })),
+            "{error}"
+        );
+        let realm = format!("Bearer realm=\"{to}\"");
+        server.set(
+            &layer(&image),
+            answer(401, &[("WWW-Authenticate", &realm)], b""),
+        );
+        let error = pull_with(registries(address), address, None)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error, PullError::Http(HttpError::Forbidden { .. })),
+            "{error}"
+        );
+    }
+    assert!(error_free(&server));
+}
+
+/// Whether only paths of the registry were asked for.
+fn error_free(server: &Server) -> bool {
+    server.paths().iter().all(|path| path.starts_with("/v2/r/"))
+}
+
+#[tokio::test]
+async fn opened_blocks_are_reached_and_redirects_drop_credentials() {
+    let image = small();
+    let cdn = Server::default();
+    cdn.set("/blob?sig=1", answer(200, &[], &image.layers[0]));
+    let cdn_address = cdn.start().await;
+    let server = Server::of(&image);
+    let to = format!("http://{cdn_address}/blob?sig=1");
+    let basic = answer(401, &[("WWW-Authenticate", "Basic realm=\"r\"")], b"");
+    let manifest = answer(200, &[("Content-Type", MANIFEST)], &image.manifest);
+    server.set_all("/v2/r/manifests/latest", vec![basic, manifest]);
+    server.set(&layer(&image), answer(307, &[("Location", &to)], b""));
+    let address = server.start().await;
+    let mut registries = registries(address);
+    registries.open.push("127.0.0.0/8".parse().unwrap());
+    let credentials = Credentials {
+        username: "u".to_owned(),
+        password: "p".to_owned(),
+    };
+    pull_with(registries.clone(), address, Some(&credentials))
+        .await
+        .unwrap();
+    assert_eq!(
+        *cdn.requests.lock().unwrap(),
+        [("/blob?sig=1".to_owned(), None)]
+    );
+    let sent = server.requests.lock().unwrap().clone();
+    assert_eq!(sent[0].1, None);
+    assert_eq!(sent[1].1.as_deref(), Some("Basic dTpw"));
+    // Redirects end.
+    for to in [
+        "/v2/r/blobs/loop",
+        "//other/x",
+        "ftp://x/",
+        "http://u@x/",
+        "",
+        "\\",
+    ] {
+        server.set(
+            "/v2/r/blobs/loop",
+            answer(302, &[("Location", "/v2/r/blobs/loop")], b""),
+        );
+        server.set(&layer(&image), answer(302, &[("Location", to)], b""));
+        let error = pull_with(registries.clone(), address, None)
+            .await
+            .unwrap_err();
+        let expected = matches!(
+            error,
+            PullError::Http(HttpError::Redirects { .. } | HttpError::Redirect { .. })
+        );
+        assert!(expected, "{to}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn refusals_are_told_apart() {
+    let image = small();
+    let server = Server::of(&image);
+    for (status, part) in [
+        (
+            404,
+            "not found: the image or tag does not exist in the registry",
+        ),
+        (401, "not supported"),
+        (403, "denies access"),
+        (429, "rate"),
+        (500, "500"),
+    ] {
+        server.set("/v2/r/manifests/latest", answer(status, &[], b""));
+        let error = pull(&server).await.unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let basic = answer(401, &[("WWW-Authenticate", "Basic realm=\"r\"")], b"");
+    server.set("/v2/r/manifests/latest", basic);
+    let error = pull(&server).await.unwrap_err().to_string();
+    assert!(error.contains("credentials"), "{error}");
+}
+
+#[tokio::test]
+async fn a_mirror_that_fails_is_followed_by_the_next_endpoint() {
+    let image = small();
+    let (broken, good) = (Server::default(), Server::of(&image));
+    let (first, second) = (broken.start().await, good.start().await);
+    let mut registries = registries(second);
+    let list = [first, second].map(|address| format!("http://{address}").parse().unwrap());
+    registries
+        .endpoints
+        .insert(second.to_string(), list.to_vec());
+    pull_with(registries, second, None).await.unwrap();
+    assert_eq!(broken.paths(), ["/v2/r/manifests/latest"]);
+}

@@ -1,0 +1,343 @@
+//! Debian's `docker-registry`, with passwords and with a token server.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant, SystemTime},
+};
+
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use oci_image::{
+    Client, Limits, PullError, Pulled, Registries, Store, convert,
+    digest::Digest,
+    registry::{Credentials, tls},
+};
+use ring::{
+    rand::SystemRandom,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair},
+};
+
+use crate::{
+    archive::{Image, MANIFEST, dir, file, image, pack},
+    mounted::{Mount, run},
+    server::{Server, answer},
+};
+
+/// A running registry. Ends when it is dropped.
+struct Registry {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Registry {
+    /// Starts a registry on the storage below `dir`, with a section `auth` of its configuration.
+    fn start(dir: &Path, auth: &str) -> Self {
+        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        let config = dir.join("config.yml");
+        let storage = dir.join("storage");
+        let text = format!(
+            "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
+             http: {{addr: '{address}'}}\n{auth}",
+            storage.display()
+        );
+        fs::write(&config, text).unwrap();
+        let log = fs::File::create(dir.join("log")).unwrap();
+        let child = Command::new("docker-registry")
+            .arg("serve")
+            .arg(&config)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("docker-registry: install Debian's package");
+        let registry = Self { child, address };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while TcpStream::connect(address).is_err() {
+            let log = fs::read_to_string(dir.join("log")).unwrap();
+            assert!(
+                Instant::now() < deadline,
+                "the registry does not start: {log}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        registry
+    }
+
+    /// Stores an image as `r:latest`. Only for registries without authentication.
+    fn push(&self, image: &Image) {
+        for blob in image.blobs() {
+            let head = self.request("POST", "/v2/r/blobs/uploads/", "", &[]);
+            let location = head
+                .lines()
+                .find_map(|line| line.strip_prefix("Location: "));
+            let location = location.unwrap().trim();
+            let path = location.split_once(&self.address.to_string()).unwrap().1;
+            let path = format!("{path}&digest={}", Digest::of(blob));
+            let kind = "Content-Type: application/octet-stream\r\n";
+            assert!(self.request("PUT", &path, kind, blob).contains(" 201 "));
+        }
+        let kind = format!("Content-Type: {MANIFEST}\r\n");
+        let head = self.request("PUT", "/v2/r/manifests/latest", &kind, &image.manifest);
+        assert!(head.contains(" 201 "), "{head}");
+    }
+
+    fn request(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> String {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        let (host, len) = (self.address, body.len());
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {len}\r\n{headers}\r\n"
+        )
+        .unwrap();
+        stream.write_all(body).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// Stores an image in a registry that then is started again with authentication.
+fn with_auth(dir: &Path, image: &Image, auth: &str) -> Registry {
+    Registry::start(dir, "").push(image);
+    Registry::start(dir, auth)
+}
+
+fn registries(address: SocketAddr) -> Registries {
+    let mut registries = Registries::default();
+    let endpoint = format!("http://{address}").parse().unwrap();
+    registries
+        .endpoints
+        .insert(address.to_string(), vec![endpoint]);
+    registries
+}
+
+fn credentials(password: &str) -> Credentials {
+    Credentials {
+        username: "user".to_owned(),
+        password: password.to_owned(),
+    }
+}
+
+async fn pull(
+    registries: Registries,
+    registry: &Registry,
+    credentials: Option<&Credentials>,
+    store: &Store,
+) -> Result<Pulled, PullError> {
+    let reference = format!("{}/r", registry.address).parse().unwrap();
+    let client = Client::new(registries, tls());
+    client
+        .pull(&reference, credentials, store, &Limits::default())
+        .await
+}
+
+fn small() -> Image {
+    image(&[pack(&[dir("a"), file("a/b", "content")])])
+}
+
+#[tokio::test]
+async fn image_by_umoci_is_pulled_and_converted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (layout, tree) = (dir.path().join("layout"), dir.path().join("tree"));
+    fs::create_dir_all(tree.join("etc")).unwrap();
+    fs::write(tree.join("etc/os-release"), "ID=test\n").unwrap();
+    run(Command::new("umoci")
+        .args(["init", "--layout"])
+        .arg(&layout));
+    let name = format!("{}:latest", layout.display());
+    run(Command::new("umoci").args(["new", "--image", &name]));
+    run(Command::new("umoci")
+        .args(["insert", "--image", &name])
+        .arg(&tree)
+        .arg("/"));
+    run(Command::new("umoci").args([
+        "config",
+        "--image",
+        &name,
+        "--config.env",
+        "A=b",
+        "--config.cmd",
+        "/bin/sh",
+        "--config.user",
+        "app",
+    ]));
+    let read = |digest: &str| fs::read(layout.join("blobs/sha256").join(digest)).unwrap();
+    let find = |text: &[u8]| -> Vec<String> {
+        let text = String::from_utf8_lossy(text).into_owned();
+        text.split("sha256:")
+            .skip(1)
+            .map(|rest| rest[..64].to_owned())
+            .collect()
+    };
+    let manifest = read(&find(&fs::read(layout.join("index.json")).unwrap())[0]);
+    let blobs = find(&manifest);
+    let image = Image {
+        config: read(&blobs[0]),
+        layers: blobs[1..].iter().map(|digest| read(digest)).collect(),
+        manifest,
+    };
+    let registry = Registry::start(dir.path(), "");
+    registry.push(&image);
+    let store = Store::open(&dir.path().join("store"), 1 << 30).unwrap();
+    let pulled = pull(registries(registry.address), &registry, None, &store)
+        .await
+        .unwrap();
+    let defaults = &pulled.config.defaults;
+    assert_eq!(defaults.cmd, ["/bin/sh"]);
+    assert_eq!(defaults.user.as_deref(), Some("app"));
+    assert!(defaults.env.contains(&("A".to_owned(), "b".to_owned())));
+    let made = convert(&pulled, &store, &Limits::default()).unwrap();
+    let mount = Mount::of(&made.path());
+    assert_eq!(
+        fs::read(mount.path().join("etc/os-release")).unwrap(),
+        b"ID=test\n"
+    );
+    // With its layers in the store, an image needs the registry for its manifest only.
+    drop(registry);
+    let offline = Registry::start(&dir.path().join("layout"), "");
+    let error = pull(registries(offline.address), &offline, None, &store)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, PullError::NotFound(_)), "{error}");
+}
+
+#[tokio::test]
+async fn image_behind_a_password_is_pulled_with_credentials_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("store"), 1 << 30).unwrap();
+    // The password is `secret`.
+    let line = "user:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
+    fs::write(dir.path().join("htpasswd"), line).unwrap();
+    let path = dir.path().join("htpasswd");
+    let auth = format!(
+        "auth: {{htpasswd: {{realm: r, path: {}}}}}\n",
+        path.display()
+    );
+    let registry = with_auth(dir.path(), &small(), &auth);
+    let plain = registries(registry.address);
+    for wrong in [None, Some(credentials("wrong"))] {
+        let error = pull(plain.clone(), &registry, wrong.as_ref(), &store)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, PullError::Unauthorized { .. }), "{error}");
+        assert!(!format!("{error:?}").contains("wrong"));
+    }
+    pull(
+        plain.clone(),
+        &registry,
+        Some(&credentials("secret")),
+        &store,
+    )
+    .await
+    .unwrap();
+    // Its layers are in the store by now; without credentials the image still is refused.
+    let error = pull(plain.clone(), &registry, None, &store)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, PullError::Unauthorized { .. }), "{error}");
+    let mut operator = plain;
+    let domain = registry.address.to_string();
+    operator.credentials.insert(domain, credentials("secret"));
+    pull(operator, &registry, None, &store).await.unwrap();
+}
+
+#[tokio::test]
+async fn image_behind_a_token_server_is_pulled() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("store"), 1 << 30).unwrap();
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    let certificate = rcgen::CertificateParams::new(Vec::new())
+        .unwrap()
+        .self_signed(&key)
+        .unwrap();
+    let bundle = dir.path().join("bundle.pem");
+    fs::write(&bundle, certificate.pem()).unwrap();
+    let tokens = Server::default();
+    let token_address = tokens.start().await;
+    let auth = format!(
+        "auth: {{token: {{realm: 'http://{token_address}/token', service: reg, issuer: us, rootcertbundle: {}}}}}\n",
+        bundle.display()
+    );
+    let registry = with_auth(dir.path(), &small(), &auth);
+    let path = "/token?scope=repository%3Ar%3Apull&service=reg";
+    let mut open = registries(registry.address);
+    open.open.push("127.0.0.0/8".parse().unwrap());
+    let valid = jwt(&key, certificate.der(), 300);
+    let body = format!(r#"{{"token":"{valid}"}}"#);
+    tokens.set(path, answer(200, &[], body.as_bytes()));
+    pull(
+        open.clone(),
+        &registry,
+        Some(&credentials("secret")),
+        &store,
+    )
+    .await
+    .unwrap();
+    let sent = tokens.requests.lock().unwrap()[0].clone();
+    assert_eq!(
+        sent,
+        (path.to_owned(), Some("Basic dXNlcjpzZWNyZXQ=".to_owned()))
+    );
+    // Refused by the token server, and an expired token that the registry refuses.
+    tokens.set(path, answer(401, &[], b""));
+    let error = pull(open.clone(), &registry, None, &store)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, PullError::Unauthorized { .. }), "{error}");
+    let expired = jwt(&key, certificate.der(), -300);
+    let body = format!(r#"{{"access_token":"{expired}"}}"#);
+    tokens.set(path, answer(200, &[], body.as_bytes()));
+    let error = pull(open.clone(), &registry, None, &store)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, PullError::Unauthorized { .. }), "{error}");
+    for nonsense in [&b"{}"[..], b"{\"token\":\"a\\nb\"}", &[b'x'; 1 << 17]] {
+        tokens.set(path, answer(200, &[], nonsense));
+        pull(open.clone(), &registry, None, &store)
+            .await
+            .unwrap_err();
+    }
+    // The realm is on this host, which is not opened.
+    let error = pull(registries(registry.address), &registry, None, &store)
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("forbidden range"), "{error}");
+}
+
+/// A token for pulling `r` that expires after `seconds`.
+fn jwt(key: &rcgen::KeyPair, certificate: &[u8], seconds: i64) -> String {
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap();
+    let now = i64::try_from(now.as_secs()).unwrap();
+    let certificate = base64::prelude::BASE64_STANDARD.encode(certificate);
+    let head = format!(r#"{{"typ":"JWT","alg":"ES256","x5c":["{certificate}"]}}"#);
+    let claims = format!(
+        r#"{{"iss":"us","aud":"reg","sub":"user","jti":"1","nbf":{},"iat":{},"exp":{},
+            "access":[{{"type":"repository","name":"r","actions":["pull"]}}]}}"#,
+        now - 600,
+        now - 600,
+        now + seconds
+    );
+    let encode = |bytes: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(bytes);
+    let text = format!("{}.{}", encode(head.as_bytes()), encode(claims.as_bytes()));
+    let random = SystemRandom::new();
+    let pair = EcdsaKeyPair::from_pkcs8(
+        &ECDSA_P256_SHA256_FIXED_SIGNING,
+        &key.serialize_der(),
+        &random,
+    );
+    let signature = pair.unwrap().sign(&random, text.as_bytes()).unwrap();
+    format!("{text}.{}", encode(signature.as_ref()))
+}
