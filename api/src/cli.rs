@@ -5,6 +5,7 @@ mod ceiling;
 mod exit;
 mod key;
 mod network;
+mod reload;
 mod serve;
 mod template;
 
@@ -31,6 +32,8 @@ struct Arguments {
 enum Command {
     /// Serve until SIGTERM or SIGINT; by default, sandboxes keep running for the next server
     Serve(Box<serve::ServeConfig>),
+    /// Replace the running server by a new process of the program that is installed now; prints its process id
+    Reload(reload::ReloadConfig),
     /// Create, list and revoke API keys; a running server picks up changes
     #[command(subcommand)]
     Key(key::KeyCommand),
@@ -46,6 +49,7 @@ pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
         Command::Serve(config) => serve::run(*config),
+        Command::Reload(config) => reload::run(&config),
         Command::Key(command) => key::run(command),
         Command::Template(command) => template::run(command),
         Command::Ca(command) => ca::run(&command),

@@ -3,16 +3,19 @@
 //!
 //! ```text
 //! listen (TLS, HTTP/1.1 and 2) ─► dispatch ─┬─► control routes ─► registry ─► pool
-//!                                           └─► proxy ─► registry.route ─► vsock of the sandbox
+//!                                           ├─► proxy ─► registry.route ─► vsock of the sandbox
+//!                                           └─► forward ─► another process, after a handover
 //! ```
 
 pub mod auth;
 pub mod control;
+pub mod handover;
 pub mod listen;
 pub mod network;
 pub mod proxy;
 pub mod registry;
 pub mod serve;
+pub mod systemd;
 pub mod telemetry;
 pub mod tls;
 

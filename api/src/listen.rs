@@ -1,24 +1,29 @@
 //! Accepts connections, terminates TLS, speaks HTTP/1.1 and HTTP/2, and passes each request to [`Dispatch`].
 //!
 //! ```text
-//! accept (one task per address) ─► admit (owns the permits) ─► conn (one task per connection) ─► dispatch
-//!                                     ▲       │                  │   ▲
-//!                                     │       └──── evicted ─────┼───┘
-//!                                     └───── permit released ────┘
+//! sockets (accept) ─► Server (owns the permits) ─► conn (one task per connection) ─► dispatch ─► gate ─┬─► Backend
+//!    │ internal          ▲       │                    │   ▲                                            └─► forward
+//!    └─► greeting ───────┤       └────── evicted ─────┼───┘
+//!                        └────── permit released ─────┘
 //! ```
 //! Invariants: no client exceeds the [`limits`] on resources and on time. At the total limit, the module `eviction`
-//! makes room for clients that hold few connections.
+//! makes room for clients that hold few connections. A server that has handed its [`Backend`] over to a successor closes
+//! no connection while a request may be on its way: it forwards the request and asks the client to connect anew.
 
 mod activity;
 mod clients;
 mod conn;
 mod dispatch;
 mod eviction;
+mod forward;
+mod gate;
+mod internal;
 pub mod limits;
 mod peer;
 mod permits;
+mod sockets;
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,25 +36,23 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-pub use dispatch::Dispatch;
+pub use dispatch::{Backend, Dispatch};
+pub use gate::{Gate, Recipient};
+pub use internal::{INTERNAL, Reload, ask_reload};
 pub use limits::Limits;
 pub use peer::TrustedProxies;
+pub use sockets::{ListenError, Sockets, bind};
 
 use crate::proxy::Routes;
 use clients::ClientLimiter;
+use conn::Phase;
 use eviction::Full;
+use internal::Greeting;
 use permits::Permits;
+use sockets::Arrival;
 
-/// Maximum number of accepted connections that wait for admission.
-const ACCEPTED: usize = 64;
-/// How long an address may stay in use after the previous server process was killed: a child between fork and exec holds
-/// copies of its listeners, and a client on this host that retries a refused connection can connect a socket to itself,
-/// which then occupies the port.
-const LAST_HOLDER: Duration = Duration::from_secs(2);
-/// Pause between two attempts to bind an address.
-const BIND_PAUSE: Duration = Duration::from_millis(5);
-/// Delay after a failed `accept`, which usually fails for lack of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum number of requests for a reload that wait for an answer.
+const RELOADS: usize = 16;
 /// TCP keep-alive: first probe after a minute of silence, then one every ten seconds; the sixth lost probe ends the
 /// connection.
 const PROBE_AFTER_S: u32 = 60;
@@ -58,18 +61,24 @@ const PROBES: u32 = 6;
 /// Interval of the log line that counts refused connections.
 const REFUSED_EVERY: Duration = Duration::from_secs(10);
 
-/// A listening socket cannot be bound to an address.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}")]
-pub struct ListenError {
-    address: SocketAddr,
-    #[source]
-    source: io::Error,
+/// The connections of a process, and what they share. It serves only while one of its methods is polled.
+#[derive(Debug)]
+pub struct Server<R> {
+    shared: Arc<Shared<R>>,
+    permits: Permits,
+    /// Ids of permits that were dropped.
+    returned: mpsc::UnboundedReceiver<u64>,
+    connections: JoinSet<()>,
+    /// Connections to the internal socket that have named their purpose.
+    greetings: JoinSet<Option<Greeting>>,
+    phase: watch::Sender<Phase>,
+    refusals: Refusals,
+    reloads: (mpsc::Sender<Reload>, Option<mpsc::Receiver<Reload>>),
 }
 
 /// The parts of a server that all of its connections share.
 #[derive(Debug)]
-pub struct Server<R> {
+struct Shared<R> {
     tls: Option<TlsSettings>,
     limits: Limits,
     clients: ClientLimiter,
@@ -94,29 +103,6 @@ impl std::ops::Deref for TlsSettings {
     }
 }
 
-/// Binds all addresses; if one cannot be bound, none stays bound. If an address is in use, waits until it is free, for
-/// at most [`LAST_HOLDER`].
-///
-/// # Errors
-/// Returns [`ListenError`] with the first address that cannot be bound.
-pub async fn bind(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ListenError> {
-    let deadline = Instant::now() + LAST_HOLDER;
-    let mut listeners = Vec::with_capacity(addresses.len());
-    for &address in addresses {
-        let listener = loop {
-            match TcpListener::bind(address).await {
-                Ok(listener) => break listener,
-                Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
-                    tokio::time::sleep(BIND_PAUSE).await;
-                }
-                Err(source) => return Err(ListenError { address, source }),
-            }
-        };
-        listeners.push(listener);
-    }
-    Ok(listeners)
-}
-
 /// Raises the soft limit of open files to the hard limit, since each connection needs one or two descriptors. Returns
 /// the new limit.
 ///
@@ -139,87 +125,146 @@ impl<R: Routes> Server<R> {
         dispatch.set_body_pause(limits.body_pause);
         let clients =
             ClientLimiter::new(limits.trusted_proxies.clone(), limits.connections_of_peer);
-        Self {
+        let (back, returned) = mpsc::unbounded_channel();
+        let permits = Permits::new(&limits, back);
+        let (asked, reloads) = mpsc::channel(RELOADS);
+        let shared = Arc::new(Shared {
             clients,
             tls: tls.map(|config| TlsSettings(TlsAcceptor::from(config))),
             limits,
             dispatch,
+        });
+        Self {
+            shared,
+            permits,
+            returned,
+            connections: JoinSet::new(),
+            greetings: JoinSet::new(),
+            phase: watch::Sender::new(Phase::Serving),
+            refusals: Refusals::default(),
+            reloads: (asked, Some(reloads)),
         }
     }
 
-    /// Serves until `stop` completes, then waits until all connections have ended, for at most [`Limits::drain`], and
-    /// closes the rest.
-    pub async fn serve(self, listeners: Vec<TcpListener>, stop: impl Future<Output = ()>) {
-        let server = Arc::new(self);
-        let (accepted, mut arriving) = mpsc::channel(ACCEPTED);
-        // Dropping the set aborts the accept tasks and the task that closes expired proxy connections.
-        let mut always = JoinSet::new();
-        for listener in listeners {
-            always.spawn(accept(listener, accepted.clone()));
-        }
-        let tended = Arc::clone(&server);
-        always.spawn(async move { tended.dispatch.proxy().close_expired().await });
-        let (back, mut returned) = mpsc::unbounded_channel();
-        let mut permits = Permits::new(&server.limits, back);
-        let mut refusals = Refusals::default();
-        let (stopping, is_stopping) = watch::channel(false);
-        let mut connections = JoinSet::new();
-        let mut stop = std::pin::pin!(stop);
-        loop {
-            tokio::select! {
-                biased;
-                () = &mut stop => break,
-                Some(id) = returned.recv() => permits.release(id),
-                // Reaps finished tasks; each connection logs its own errors.
-                Some(_) = connections.join_next() => {}
-                Some((stream, address)) = arriving.recv() => {
-                    match permits.acquire(address.ip()) {
-                        Ok(permit) => {
-                            let server = Arc::clone(&server);
-                            let stopping = is_stopping.clone();
-                            connections.spawn(conn::serve(server, stream, address, permit, stopping));
-                        }
-                        Err(full) => refusals.count(address, full),
-                    }
-                }
-            }
-        }
-        drop((always, arriving));
-        stopping.send_replace(true);
-        let drained = async {
-            while permits.taken() > 0
-                && let Some(id) = returned.recv().await
-            {
-                permits.release(id);
-            }
-        };
-        if tokio::time::timeout(server.limits.drain, drained)
-            .await
-            .is_err()
+    /// The requests for a reload that arrive over the internal socket. `None` after the first call.
+    pub fn take_reloads(&mut self) -> Option<mpsc::Receiver<Reload>> {
+        self.reloads.1.take()
+    }
+
+    /// Serves new connections until `stop` completes, then closes as [`Server::close`] does.
+    pub async fn serve(mut self, listeners: Vec<TcpListener>, stop: impl Future<Output = ()>) {
+        let mut sockets = Sockets::new(listeners, None);
+        self.accept_until(&mut sockets, stop).await;
+        drop(sockets);
+        self.close().await;
+    }
+
+    /// Accepts and serves connections until `until` completes.
+    pub async fn accept_until<T>(
+        &mut self,
+        sockets: &mut Sockets,
+        until: impl Future<Output = T>,
+    ) -> T {
+        self.run(Some(sockets), until).await
+    }
+
+    /// Serves the open connections until `until` completes, and accepts no new ones. New clients wait in the backlog of
+    /// the listening sockets.
+    pub async fn serve_until<T>(&mut self, until: impl Future<Output = T>) -> T {
+        self.run(None, until).await
+    }
+
+    /// Answers each HTTP/1.1 request with `Connection: close` from now on, and closes HTTP/2 connections when their
+    /// streams have ended. Call it when a successor accepts the new connections.
+    pub fn move_clients_over(&mut self) {
+        self.phase.send_replace(Phase::Moved);
+    }
+
+    /// Number of open connections, upgraded ones included.
+    #[must_use]
+    pub fn open_connections(&self) -> usize {
+        self.permits.taken()
+    }
+
+    /// Serves until no connection is left, and accepts no new ones.
+    pub async fn finish(&mut self) {
+        while self.permits.taken() > 0
+            && let Some(id) = self.returned.recv().await
         {
-            let left = permits.taken();
+            self.permits.release(id);
+        }
+    }
+
+    /// Waits until all requests have been answered, for at most [`Limits::drain`], and closes the remaining
+    /// connections.
+    pub async fn close(mut self) {
+        self.phase.send_replace(Phase::Stopping);
+        self.greetings.shutdown().await;
+        let drain = self.shared.limits.drain;
+        if tokio::time::timeout(drain, self.finish()).await.is_err() {
             tracing::warn!(
-                left,
-                drain_s = server.limits.drain.as_secs(),
+                left = self.permits.taken(),
+                drain_s = drain.as_secs(),
                 "drain timed out: closing the remaining connections"
             );
         }
-        connections.shutdown().await;
+        self.connections.shutdown().await;
     }
-}
 
-async fn accept(listener: TcpListener, accepted: mpsc::Sender<(TcpStream, SocketAddr)>) {
-    loop {
-        match listener.accept().await {
-            Ok(arrived) => {
-                if accepted.send(arrived).await.is_err() {
-                    return;
+    async fn run<T>(
+        &mut self,
+        mut sockets: Option<&mut Sockets>,
+        until: impl Future<Output = T>,
+    ) -> T {
+        let mut until = std::pin::pin!(until);
+        loop {
+            let accept = async {
+                match &mut sockets {
+                    Some(sockets) => sockets.accept().await,
+                    None => pending().await,
                 }
+            };
+            tokio::select! {
+                biased;
+                done = &mut until => return done,
+                Some(id) = self.returned.recv() => self.permits.release(id),
+                // Reaps finished tasks; each connection logs its own errors.
+                Some(_) = self.connections.join_next() => {}
+                Some(greeted) = self.greetings.join_next() => match greeted {
+                    Ok(Some(Greeting::Forwarded(stream, peer))) => {
+                        self.admit(peer, |shared, permit, phase| {
+                            conn::serve_forwarded(shared, stream, peer, permit, phase)
+                        });
+                    }
+                    // If too many wait, the connection is closed, which the command reports.
+                    Ok(Some(Greeting::Reload(reload))) => drop(self.reloads.0.try_send(reload)),
+                    Ok(None) | Err(_) => {}
+                },
+                arrival = accept => match arrival {
+                    Arrival::Public(stream, peer) => self.admit(peer, |shared, permit, phase| {
+                        conn::serve(shared, stream, peer, permit, phase)
+                    }),
+                    Arrival::Internal(stream) => {
+                        self.greetings.spawn(internal::greeting(stream));
+                    }
+                },
             }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection: trying again");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+    }
+
+    fn admit<F>(
+        &mut self,
+        peer: SocketAddr,
+        serve: impl FnOnce(Arc<Shared<R>>, permits::Permit, watch::Receiver<Phase>) -> F,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        match self.permits.acquire(peer.ip()) {
+            Ok(permit) => {
+                let connection = serve(Arc::clone(&self.shared), permit, self.phase.subscribe());
+                self.connections.spawn(connection);
             }
+            Err(full) => self.refusals.count(peer, full),
         }
     }
 }

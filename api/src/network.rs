@@ -8,6 +8,7 @@ use netisolation::{
     LogError, NetEvent, Resolver, ResolverConfig, Uplinks,
 };
 use sha2::{Digest, Sha256};
+use tokio::task::JoinSet;
 
 /// Where eBPF programs and maps are pinned, so that they outlive the server.
 const PINS: &str = "/sys/fs/bpf/cube";
@@ -71,7 +72,8 @@ pub enum NetworkError {
     Lost(String),
 }
 
-/// Loads the eBPF programs, or takes over those of the previous server process. The state directory must exist.
+/// Loads the eBPF programs, or takes over those of the previous server process. The state directory must exist. The
+/// resolver runs on `tasks` until it is aborted.
 ///
 /// # Errors
 /// Returns [`NetworkError`], whose variant names the part that could not be opened.
@@ -79,6 +81,7 @@ pub(crate) async fn open(
     spec: &NetworkSpec,
     state: &Path,
     max_sandboxes: u32,
+    tasks: &mut JoinSet<()>,
 ) -> Result<(Isolation, Network), NetworkError> {
     let config = IsolationConfig {
         instance: instance(state).map_err(NetworkError::State)?,
@@ -94,20 +97,24 @@ pub(crate) async fn open(
     let (isolation, events) = opened.map_err(|e| NetworkError::Lost(e.to_string()))??;
     let log = EventLog::open(&state.join(LOG), Box::new(log_event))?;
     log.follow(events)?;
-    resolve(&isolation, spec).map_err(NetworkError::Resolver)?;
+    resolve(&isolation, spec, tasks).map_err(NetworkError::Resolver)?;
     let egress = spec.egress.clone();
     Ok((isolation, Network { egress, log }))
 }
 
-/// Starts the sandboxes' DNS resolver, which runs until the server exits or the resolver fails.
-fn resolve(isolation: &Isolation, spec: &NetworkSpec) -> std::io::Result<()> {
+/// Starts the sandboxes' DNS resolver, which runs until it is aborted or fails.
+fn resolve(
+    isolation: &Isolation,
+    spec: &NetworkSpec,
+    tasks: &mut JoinSet<()>,
+) -> std::io::Result<()> {
     let (udp, tcp) = isolation.resolver_sockets()?;
     let config = ResolverConfig {
         dns_servers: spec.dns_servers.clone(),
         exceptions: spec.egress.exceptions.clone(),
     };
     let resolver = Arc::new(Resolver::new(config, Hooks::of(isolation)));
-    tokio::spawn(async move {
+    tasks.spawn(async move {
         let Err(error) = resolver.serve(udp, tcp).await;
         tracing::error!(%error, "the DNS resolver of the sandboxes stopped: restart the server to resolve names again");
     });

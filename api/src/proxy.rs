@@ -22,13 +22,13 @@ mod exchange;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz;
-mod head;
+pub(crate) mod head;
 mod internal;
 mod refusal;
 mod reply;
 mod routes;
 mod target;
-mod tunnel;
+pub(crate) mod tunnel;
 mod upload;
 mod upstream;
 
@@ -93,6 +93,7 @@ impl<R: Routes> Proxy<R> {
     }
 
     /// Forwards a request. If the response upgrades the connection, `held` is kept until the upgraded connection ends.
+    /// `ticket` is kept until the sandbox's route is known.
     ///
     /// # Errors
     /// Returns the [`Refusal`] to answer with if the request was not forwarded.
@@ -101,6 +102,7 @@ impl<R: Routes> Proxy<R> {
         request: Request<Upload>,
         to: &Destination,
         held: impl Send + 'static,
+        ticket: impl Send,
     ) -> Result<Response<Body>, Refusal> {
         if to.port == ENVD_PORT {
             let path = request.uri().path();
@@ -113,7 +115,7 @@ impl<R: Routes> Proxy<R> {
             }
         }
         let has_origin = request.headers().contains_key(header::ORIGIN);
-        let mut response = self.send(request, to, held).await?;
+        let mut response = self.send(request, to, held, ticket).await?;
         if has_origin && to.port == ENVD_PORT {
             cors::open(response.headers_mut());
         }
@@ -136,7 +138,9 @@ impl<R: Routes> Proxy<R> {
         mut request: Request<Upload>,
         to: &Destination,
         held: impl Send + 'static,
+        ticket: impl Send,
     ) -> Result<Response<Body>, Refusal> {
+        let mut ticket = Some(ticket);
         let client = hyper::upgrade::on(&mut request);
         let (asked, mut body) = request.into_parts();
         let upgrade = if to.port != ENVD_PORT && body.is_end_stream() {
@@ -149,6 +153,7 @@ impl<R: Routes> Proxy<R> {
         loop {
             tries += 1;
             let route = self.route(&to.id).await?;
+            drop(ticket.take());
             access::check(&route, to.port, asked.uri.path(), &asked.headers)?;
             let permit = self.admit(&route)?;
             let mut parts = asked.clone();
@@ -168,7 +173,11 @@ impl<R: Routes> Proxy<R> {
             if progress.is_stalled() {
                 return Err(Refusal::Stalled);
             }
-            let now = self.route(&to.id).await?;
+            // If the sandboxes were handed over meanwhile, this process has no route.
+            let now = match self.route(&to.id).await {
+                Err(Refusal::Unavailable { .. }) => Ok(route.clone()),
+                now => now,
+            }?;
             let is_same = now.generation == route.generation;
             body = match failed.unsent {
                 Some(unsent) if !is_same && tries < TRIES => unsent.into_body(),
@@ -245,6 +254,6 @@ fn upgraded<H: Send + 'static>(
     let sandbox = hyper::upgrade::on(&mut response);
     let (mut parts, _) = response.into_parts();
     head::to_client(&mut parts);
-    tunnel::join(upgrade_parts.client, sandbox, permit, upgrade_parts.held);
+    tunnel::join(upgrade_parts.client, sandbox, (permit, upgrade_parts.held));
     Ok(Response::from_parts(parts, Body::empty()))
 }

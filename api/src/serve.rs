@@ -1,12 +1,18 @@
-//! Start and stop of the server. [`run`] opens the state directory, the certificate and the keys, takes the lock of the
-//! state directory, binds the addresses, and opens the network, the pool (which finds the sandboxes of the previous
-//! server process) and the registry, in this order. The lock precedes the addresses, because a killed server that still
-//! exits holds both. From then on clients' connections wait instead of being refused. Work that no client waits for
-//! (removing leftovers, loading templates, warm slots) begins after that.
+//! Start and stop of the server. [`run`] opens the certificate and the keys, takes the lock of the state directory, binds
+//! the addresses, and opens the [`engine`]: the network, the pool (which finds the sandboxes of the previous server
+//! process) and the registry, in this order. The lock precedes the addresses, because a killed server that still exits
+//! holds both. From then on clients' connections wait instead of being refused. Work that no client waits for (removing
+//! leftovers, loading templates, warm slots) begins after that.
 //!
 //! After SIGTERM or SIGINT the server refuses to create sandboxes, completes in-flight requests (for at most
 //! [`crate::listen::limits::DRAIN`]) and pending changes of sandboxes (then for at most `SETTLE`), and finally, as
 //! `--on-exit` directs, leaves the running sandboxes to the next server process or kills them.
+//!
+//! After SIGHUP or a request at the internal socket, a new process takes over ([`crate::handover`]); this one finishes its
+//! connections. A process that was started for this purpose gets lock and sockets from its predecessor.
+
+mod engine;
+mod reload;
 
 use std::{
     fs, io,
@@ -19,19 +25,23 @@ use std::{
 
 use ipnet::IpNet;
 use pool::{OnClose, Pool, PoolConfig, PoolError, StateLock};
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing::{info, warn};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+};
+use tracing::{error, info, warn};
 
 use crate::{
-    auth::{Auth, Authenticator, KeyError, KeyFile, watch_keys},
-    control::{self, Control},
-    listen::{self, Dispatch, Limits, ListenError, Server},
-    network::{self, NetworkError, NetworkSpec},
-    proxy::{Hosts, Proxy},
-    registry::{Registry, sample_all},
-    telemetry::Telemetry,
+    auth::{Auth, Authenticator, KeyError, KeyFile},
+    handover::{self, Given, HandoverError, Predecessor, Role},
+    listen::{self, Dispatch, INTERNAL, Limits, ListenError, Reload, Server, Sockets},
+    network::{NetworkError, NetworkSpec},
+    proxy::Hosts,
+    systemd::{self, State},
     tls::{self, TlsError},
 };
+use engine::Engine;
+use reload::{Failed, Reloader, finish};
 
 /// Time that pending changes of sandboxes have to complete after the listener has stopped.
 const SETTLE: Duration = Duration::from_secs(60);
@@ -43,6 +53,8 @@ const EXIT_WITHOUT_DRAIN: i32 = 130;
 pub struct ServeSpec {
     /// Addresses to bind.
     pub listen: Vec<SocketAddr>,
+    /// Sockets of these addresses that are bound already, by systemd. Empty: the server binds the addresses.
+    pub bound: Vec<std::net::TcpListener>,
     pub pool: PoolConfig,
     /// Domain below which sandboxes have host names, with the server's port unless the port is 443. `None`: no domain
     /// is configured; requests name their sandbox by headers, or, unless authentication is off, by a host name
@@ -84,8 +96,14 @@ pub enum ServeError {
     Network(#[from] NetworkError),
     #[error("cannot open the pool")]
     Pool(#[source] PoolError),
-    #[error("cannot install handlers for SIGTERM and SIGINT")]
+    #[error("cannot install handlers for SIGTERM, SIGINT and SIGHUP")]
     Signals(#[source] io::Error),
+    #[error("cannot duplicate the lock of the state directory")]
+    Lock(#[source] io::Error),
+    #[error("cannot use the sockets that were passed to this process")]
+    Sockets(#[source] io::Error),
+    #[error(transparent)]
+    Handover(#[from] HandoverError),
 }
 
 /// Why a state directory cannot be used.
@@ -137,68 +155,210 @@ pub fn open_state(path: &Path) -> Result<(), StateError> {
     Ok(())
 }
 
-/// Serves until SIGTERM or SIGINT.
+/// Serves until SIGTERM or SIGINT, or until another process has taken over and the connections of this one have ended.
+/// `predecessor`: the process that hands over to this one.
 ///
 /// # Errors
-/// Returns [`ServeError`] if the server cannot start. Once started, it always returns `Ok`.
-pub async fn run(spec: ServeSpec) -> Result<(), ServeError> {
-    open_state(&spec.pool.state)?;
-    let mut signals = Signals::new().map_err(ServeError::Signals)?;
-    let tls = match &spec.tls {
-        Some(files) => Some(tls::load(&files.certificates, &files.key)?),
-        None => None,
+/// Returns [`ServeError`] if the server cannot start. Once started, it returns an error only if it can neither hand over
+/// nor go on.
+pub async fn run(mut spec: ServeSpec, predecessor: Option<Predecessor>) -> Result<(), ServeError> {
+    let Some(predecessor) = predecessor else {
+        let start = Start::new(&spec)?;
+        let lock = lock(&spec.pool.state).await?;
+        let mut given = Given::default();
+        for listener in std::mem::take(&mut spec.bound) {
+            given.add(Role::Listen, listener.into());
+        }
+        let sockets = start.sockets(&spec, &mut given).await?;
+        return start.serve(&spec, lock, sockets, None).await;
     };
-    let keys = KeyFile::of(&spec.pool.state);
-    let authenticator = Arc::new(authenticator(&spec, &keys)?);
-    let lock = lock(&spec.pool.state).await?;
-    let listeners = listen::bind(&spec.listen).await?;
-    let limits = limits(&spec);
-    let mut config = spec.pool.clone();
-    let mut network = None;
-    // The kernel charges entries of eBPF maps to the cgroup of the process that created the maps. Guests cause such
-    // entries, so the maps are created before the pool moves this process into the server's own cgroup.
-    if let Some(wanted) = &spec.network {
-        let (isolation, opened) =
-            network::open(wanted, &config.state, config.max_sandboxes).await?;
-        config.network = Some(isolation);
-        network = Some(opened);
-    }
-    let opened = Pool::open_locked(config, lock).await;
-    let (pool, recovered, ended) = opened.map_err(ServeError::Pool)?;
-    let refused = network.as_ref().map(|network| network.log.clone());
-    let registry = Registry::open(pool.clone(), recovered.alive);
-    tokio::spawn(registry.clone().forget_ended(ended, refused));
-    tokio::spawn(sample_all(registry.clone()));
-    if !authenticator.is_open() {
-        tokio::spawn(watch_keys(keys, authenticator.clone()));
-    }
-    let hosts = Hosts::new(spec.domain.as_deref().map(without_port));
-    // Without keys, only the check of `Host` keeps web pages of other origins from reaching sandboxes by DNS rebinding.
-    let hosts = if authenticator.is_open() {
-        hosts.strict()
-    } else {
-        hosts
+    let start = match Start::new(&spec) {
+        Ok(start) => start,
+        Err(why) => {
+            predecessor.failed(model::chain(&why)).await;
+            return Err(why);
+        }
     };
-    let app = Arc::new(Control {
-        registry: registry.clone(),
-        pool: pool.clone(),
-        authenticator,
-        telemetry: Telemetry::shared(),
-        domain: spec.domain.clone(),
-        network,
-        max_timeout_s: spec.max_timeout_s,
-    });
-    let proxy = Proxy::new(registry);
-    let dispatch = Dispatch::new(hosts, proxy, control::router(app));
-    for address in &spec.listen {
-        info!(%address, tls = spec.tls.is_some(), "serving");
+    let mut given = predecessor.prepared().await?;
+    let taken = async {
+        let lock = given.take(Role::Lock).map(StateLock::from);
+        let missing = || HandoverError::Protocol("given without a lock".to_owned());
+        Ok::<_, ServeError>((
+            lock.ok_or_else(missing)?,
+            start.sockets(&spec, &mut given).await?,
+        ))
+    };
+    let taken = taken.await;
+    match taken {
+        Ok((lock, sockets)) => start.serve(&spec, lock, sockets, Some(predecessor)).await,
+        Err(why) => {
+            predecessor.failed(model::chain(&why)).await;
+            Err(why)
+        }
     }
-    let server = Server::new(dispatch, tls, limits);
-    server
-        .serve(listeners, stop(&mut signals, pool.clone()))
-        .await;
-    close(pool, spec.on_exit).await;
-    Ok(())
+}
+
+/// What a server has before it needs anything that only one process can have.
+struct Start {
+    program: PathBuf,
+    signals: Signals,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    authenticator: Arc<Authenticator>,
+    limits: Limits,
+}
+
+/// Why a server stops serving.
+enum Turn {
+    /// A signal of this name.
+    Stop(&'static str),
+    /// SIGHUP, or a request that waits for the outcome.
+    Reload(Option<Reload>),
+}
+
+impl Start {
+    fn new(spec: &ServeSpec) -> Result<Self, ServeError> {
+        open_state(&spec.pool.state)?;
+        let program = handover::program().map_err(ServeError::Sockets)?;
+        let signals = Signals::new().map_err(ServeError::Signals)?;
+        let tls = match &spec.tls {
+            Some(files) => Some(tls::load(&files.certificates, &files.key)?),
+            None => None,
+        };
+        let keys = KeyFile::of(&spec.pool.state);
+        Ok(Self {
+            program,
+            signals,
+            tls,
+            authenticator: Arc::new(authenticator(spec, &keys)?),
+            limits: limits(spec),
+        })
+    }
+
+    /// The sockets of a predecessor or of systemd; if there are none, new ones.
+    async fn sockets(&self, spec: &ServeSpec, given: &mut Given) -> Result<Sockets, ServeError> {
+        let inherited = Sockets::inherit(given).map_err(ServeError::Sockets)?;
+        let inherited = inherited.with_internal(&spec.pool.state.join(INTERNAL))?;
+        let is_bound = !inherited
+            .addresses()
+            .map_err(ServeError::Sockets)?
+            .is_empty();
+        if is_bound {
+            return Ok(inherited);
+        }
+        Ok(inherited.with_public(listen::bind(&spec.listen).await?))
+    }
+
+    async fn serve(
+        self,
+        spec: &ServeSpec,
+        lock: StateLock,
+        mut sockets: Sockets,
+        predecessor: Option<Predecessor>,
+    ) -> Result<(), ServeError> {
+        let copy = lock.try_clone().map_err(ServeError::Lock)?;
+        let authenticator = Arc::clone(&self.authenticator);
+        let opened = Engine::open(spec, copy, authenticator).await;
+        let (engine, backend) = match (opened, predecessor) {
+            (Ok(opened), predecessor) => {
+                if let Some(predecessor) = predecessor {
+                    predecessor.serving().await;
+                } else {
+                    systemd::notify(State::Ready);
+                }
+                opened
+            }
+            (Err(why), Some(predecessor)) => {
+                predecessor.failed(model::chain(&why)).await;
+                return Err(why);
+            }
+            (Err(why), None) => return Err(why),
+        };
+        let hosts = Hosts::new(spec.domain.as_deref().map(without_port));
+        // Without keys, only the check of `Host` keeps web pages of other origins from reaching sandboxes by DNS
+        // rebinding.
+        let hosts = if self.authenticator.is_open() {
+            hosts.strict()
+        } else {
+            hosts
+        };
+        for address in sockets.addresses().unwrap_or_default() {
+            info!(%address, tls = spec.tls.is_some(), "serving");
+        }
+        let dispatch = Dispatch::new(hosts, backend);
+        let reloader = Reloader {
+            spec,
+            program: self.program,
+            lock: &lock,
+            authenticator: &self.authenticator,
+            gate: dispatch.gate(),
+        };
+        let mut server = Server::new(dispatch, self.tls, self.limits);
+        let mut reloads = server.take_reloads();
+        let mut signals = self.signals;
+        let mut engine = Some(engine);
+        let signal = loop {
+            let turn = next_turn(&mut signals, &mut reloads);
+            let reload = match server.accept_until(&mut sockets, turn).await {
+                Turn::Stop(signal) => break signal,
+                Turn::Reload(reload) => reload,
+            };
+            let outcome = reloader
+                .run(&mut engine, &mut server, &mut sockets, &mut signals)
+                .await;
+            let told = match &outcome {
+                Ok(pid) => Ok(*pid),
+                Err(Failed::Kept(why)) => Err(model::chain(why)),
+                Err(Failed::Lost(why)) => Err(model::chain(why)),
+            };
+            if let Ok(pid) = told {
+                systemd::notify(State::MovedTo(pid));
+            } else {
+                systemd::notify(State::Ready);
+            }
+            if let Some(reload) = reload {
+                reload.answer(&told).await;
+            }
+            match outcome {
+                Ok(successor) => {
+                    // Further requests get what they asked for.
+                    while let Some(Ok(reload)) = reloads.as_mut().map(mpsc::Receiver::try_recv) {
+                        reload.answer(&told).await;
+                    }
+                    drop((sockets, reloads, lock));
+                    finish(server, &mut signals, successor).await;
+                    return Ok(());
+                }
+                Err(Failed::Kept(HandoverError::Stopping)) => break "SIGTERM or SIGINT",
+                Err(Failed::Kept(why)) => {
+                    error!(why = %model::chain(&why), "the reload failed: this server goes on");
+                }
+                Err(Failed::Lost(why)) => return Err(why),
+            }
+        };
+        systemd::notify(State::Stopping);
+        if let Some(engine) = engine {
+            stop(signal, &engine.pool);
+            drop(sockets);
+            server.close().await;
+            close(engine, spec.on_exit).await;
+        }
+        Ok(())
+    }
+}
+
+async fn next_turn(signals: &mut Signals, reloads: &mut Option<mpsc::Receiver<Reload>>) -> Turn {
+    let asked = async {
+        match reloads {
+            Some(reloads) => reloads.recv().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = signals.terminate.recv() => Turn::Stop("SIGTERM"),
+        _ = signals.interrupt.recv() => Turn::Stop("SIGINT"),
+        _ = signals.hangup.recv() => Turn::Reload(None),
+        reload = asked => Turn::Reload(reload),
+    }
 }
 
 async fn lock(state: &Path) -> Result<StateLock, ServeError> {
@@ -258,15 +418,14 @@ fn without_port(domain: &str) -> &str {
     domain.split_once(':').map_or(domain, |(name, _)| name)
 }
 
-/// Completes on the first SIGTERM or SIGINT. From then on no sandbox is created, and a second signal makes the process
-/// exit at once.
-async fn stop(signals: &mut Signals, pool: Pool) {
-    let name = signals.next().await;
+/// After the first SIGTERM or SIGINT: no sandbox is created any more, and a second signal makes the process exit at once.
+fn stop(signal: &'static str, pool: &Pool) {
     info!(
-        signal = name,
+        signal,
         "stopping: draining requests and changes of sandboxes"
     );
     // `drain` refuses new sandboxes at once; `close` waits until pending changes have completed.
+    let pool = pool.clone();
     tokio::spawn(async move { pool.drain().await });
     if let Ok(mut again) = Signals::new() {
         tokio::spawn(async move {
@@ -280,7 +439,8 @@ async fn stop(signals: &mut Signals, pool: Pool) {
     }
 }
 
-async fn close(pool: Pool, on_exit: OnClose) {
+async fn close(engine: Engine, on_exit: OnClose) {
+    let pool = engine.pool.clone();
     if tokio::time::timeout(SETTLE, pool.drain()).await.is_err() {
         warn!(
             timeout_s = SETTLE.as_secs(),
@@ -291,10 +451,11 @@ async fn close(pool: Pool, on_exit: OnClose) {
     info!("stopped");
 }
 
-/// The signals that stop the server.
+/// The signals that stop the server, and the one that reloads it.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl Signals {
@@ -302,9 +463,11 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
         })
     }
 
+    /// The next signal that stops the server.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

@@ -233,6 +233,12 @@ impl Isolation {
         self.with(|owner| owner.refusals.record_query(index.0, event));
     }
 
+    /// Whether this is the only handle. Dropping the last handle closes everything.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
     fn with<T>(&self, work: impl FnOnce(&mut Enforcement) -> T) -> T {
         self.0.shared.with(|owner| work(&mut owner.enforcement))
     }

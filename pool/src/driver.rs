@@ -89,7 +89,7 @@ pub(crate) struct Driver {
 struct Stopping {
     /// Creates are refused.
     is_draining: bool,
-    /// Callers of drain, answered when no start is queued and no sandbox is being changed.
+    /// Callers of drain and settle, answered when no start is queued and no sandbox is being changed.
     drained: Vec<oneshot::Sender<()>>,
     /// Set by close: no start, save or fill begins any more, and warm slots end.
     closing: Option<OnClose>,
@@ -183,8 +183,10 @@ impl Driver {
                 () = tokio::time::sleep(timer) => self.look_again = true,
             }
         }
-        if self.stopping.closing.is_some() {
-            self.jobs.groups.close();
+        if let Some(on_close) = self.stopping.closing {
+            if on_close != OnClose::HandOver {
+                self.jobs.groups.close();
+            }
             // Must precede the answer: the next server may start as soon as the caller has it.
             drop(self.lock);
             for closed in self.stopping.closed {
@@ -347,7 +349,7 @@ impl Driver {
         let is_done = match self.stopping.closing {
             None => false,
             Some(_) if self.publishing > 0 => false,
-            Some(OnClose::Keep) => slots.all(|e| e.slot.is_settled()),
+            Some(OnClose::Keep | OnClose::HandOver) => slots.all(|e| e.slot.is_settled()),
             Some(OnClose::Kill) => slots.next().is_none(),
         };
         is_done && self.adoptions.is_swept()

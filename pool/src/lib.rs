@@ -25,6 +25,7 @@ mod clock;
 mod driver;
 mod durable;
 mod error;
+mod handover;
 mod host;
 mod lifetime;
 mod message;
@@ -526,6 +527,13 @@ impl Pool {
     pub async fn drain(&self) {
         // If the driver has ended, nothing is under way.
         let _ = self.look(Request::Drain).await;
+    }
+
+    /// Returns once no start is queued and no sandbox is being changed. Unlike [`Pool::drain`], refuses nothing; requests
+    /// that arrive meanwhile may delay it.
+    pub async fn settle(&self) {
+        // If the driver has ended, nothing is under way.
+        let _ = self.look(Request::Settle).await;
     }
 
     /// Ends the warm slots and the driver. [`OnClose`] decides whether sandboxes are kept for the next server.

@@ -81,6 +81,7 @@ pub(crate) enum Request {
     RemoveTemplate(String, Answer<()>),
     Stats(oneshot::Sender<PoolStats>),
     Drain(oneshot::Sender<()>),
+    Settle(oneshot::Sender<()>),
     Close(OnClose, oneshot::Sender<()>),
 }
 

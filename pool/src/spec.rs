@@ -108,6 +108,9 @@ pub enum OnClose {
     Keep,
     /// All sandboxes are ended and removed, paused ones too.
     Kill,
+    /// As [`OnClose::Keep`], for a process that continues without the pool while the next server runs: it stays in its
+    /// cgroup, and so in its memory limit.
+    HandOver,
 }
 
 /// How a new timeout changes the deadline.

@@ -1,7 +1,7 @@
 //! `cube-api serve`: options, their validation and defaults.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
@@ -9,7 +9,9 @@ use std::{
 
 use api::{
     auth::{Auth, Rate},
+    handover::Predecessor,
     serve::{self, ServeError, ServeSpec, TlsFiles},
+    systemd,
 };
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
@@ -19,6 +21,8 @@ use tracing_subscriber::EnvFilter;
 
 use super::{Failure, STATE, ceiling::Ceiling, failure, network::NetworkOptions};
 
+/// The address to listen on if none is named.
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
 /// Requests of a key that may arrive at once, as a multiple of its requests per second.
 const BURST: u32 = 2;
 /// Maximum number of threads of a VMM: one for each vCPU, plus a margin.
@@ -31,8 +35,8 @@ const LEAST_SERVER_MEMORY: Bytes = Bytes::mib(64);
 
 #[derive(Args)]
 pub(super) struct ServeConfig {
-    /// Address to listen on; repeat for more
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000")]
+    /// Address to listen on; repeat for more [default: the sockets that systemd passes, or 127.0.0.1:3000]
+    #[arg(long, value_name = "ADDRESS")]
     listen: Vec<SocketAddr>,
     /// Directory for everything that outlives the server: keys, sandboxes, snapshots
     #[arg(long, value_name = "DIR", default_value = STATE)]
@@ -148,15 +152,31 @@ enum Log {
 
 pub(super) fn run(config: ServeConfig) -> Result<(), Failure> {
     log_as(config.log);
-    let program = std::env::current_exe().map_err(|why| failure(Failure::UnsuitableHost, &why))?;
-    let spec = check(config, &program)?;
+    let sockets = systemd::listening_sockets();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|why| failure(Failure::UnsuitableHost, &why))?;
-    runtime
-        .block_on(serve::run(spec))
-        .map_err(|why| ended(&why))
+    runtime.block_on(async {
+        let predecessor = Predecessor::find();
+        let predecessor = predecessor.map_err(|why| failure(Failure::UnsuitableHost, &why))?;
+        let sockets = sockets.map_err(|why| failure(Failure::UnsuitableHost, &why))?;
+        let program = std::env::current_exe();
+        let spec = program
+            .map_err(|why| failure(Failure::UnsuitableHost, &why))
+            .and_then(|program| check(config, &program, sockets));
+        match spec {
+            Ok(spec) => serve::run(spec, predecessor)
+                .await
+                .map_err(|why| ended(&why)),
+            Err(why) => {
+                if let Some(predecessor) = predecessor {
+                    predecessor.failed(why.to_string()).await;
+                }
+                Err(why)
+            }
+        }
+    })
 }
 
 fn log_as(log: Log) {
@@ -174,10 +194,16 @@ fn log_as(log: Log) {
     }
 }
 
-/// Validates the options and fills in defaults. `program` is the path of this executable.
-fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
+/// Validates the options and fills in defaults. `program` is the path of this executable, `sockets` are those of systemd.
+fn check(
+    config: ServeConfig,
+    program: &Path,
+    sockets: Vec<(SocketAddr, TcpListener)>,
+) -> Result<ServeSpec, Failure> {
+    let (addresses, bound): (Vec<_>, Vec<_>) = sockets.into_iter().unzip();
+    let listen = addresses_of(config.listen, addresses)?;
     if config.insecure_loopback {
-        let open = config.listen.iter().find(|a| !a.ip().is_loopback());
+        let open = listen.iter().find(|a| !a.ip().is_loopback());
         if let Some(address) = open {
             return Err(Failure::Usage(format!(
                 "--insecure-loopback turns authentication off, and {address} is not a loopback address: \
@@ -231,7 +257,8 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
     };
     let tls = config.tls_cert.zip(config.tls_key);
     Ok(ServeSpec {
-        listen: config.listen,
+        listen,
+        bound,
         pool,
         domain: config.domain,
         trusted_proxies: config.trusted_proxy,
@@ -248,6 +275,34 @@ fn check(config: ServeConfig, program: &Path) -> Result<ServeSpec, Failure> {
         },
         network: config.network.spec().map_err(Failure::Usage)?,
     })
+}
+
+/// The addresses to listen on: `named` by options, `bound` by systemd. If there are both, they must be the same.
+fn addresses_of(
+    named: Vec<SocketAddr>,
+    bound: Vec<SocketAddr>,
+) -> Result<Vec<SocketAddr>, Failure> {
+    let list = |addresses: &[SocketAddr]| {
+        let texts: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
+        texts.join(", ")
+    };
+    match (named.as_slice(), bound.as_slice()) {
+        ([], []) => Ok(vec![LISTEN]),
+        ([], _) => Ok(bound),
+        (_, []) => Ok(named),
+        (one, other) => {
+            let is_same = one.len() == other.len() && one.iter().all(|a| other.contains(a));
+            if is_same {
+                Ok(bound)
+            } else {
+                Err(Failure::Usage(format!(
+                    "--listen names {}, and the sockets that systemd passes have {}: leave --listen out, or make them equal",
+                    list(one),
+                    list(other)
+                )))
+            }
+        }
+    }
 }
 
 /// Refuses a limit below [`LEAST_SERVER_MEMORY`], since the kernel would kill the server during its start.
@@ -311,7 +366,10 @@ fn ended(why: &ServeError) -> Failure {
         | ServeError::Listen(_)
         | ServeError::Network(_)
         | ServeError::Pool(_)
-        | ServeError::Signals(_) => failure(Failure::UnsuitableHost, why),
+        | ServeError::Signals(_)
+        | ServeError::Lock(_)
+        | ServeError::Sockets(_)
+        | ServeError::Handover(_) => failure(Failure::UnsuitableHost, why),
     }
 }
 
@@ -329,7 +387,8 @@ mod tests {
     fn spec(options: &[&str]) -> Result<ServeSpec, String> {
         let line = ["cube-api", "--vmm", "/bin/true"].iter().chain(options);
         let line = Line::try_parse_from(line).map_err(|why| why.to_string())?;
-        check(line.config, Path::new("/nowhere/cube-api")).map_err(|why| why.to_string())
+        check(line.config, Path::new("/nowhere/cube-api"), Vec::new())
+            .map_err(|why| why.to_string())
     }
 
     #[test]
@@ -393,6 +452,27 @@ mod tests {
             (Some(Bytes::mib(1024)), Some(1 << 20))
         );
         assert!(spec(&["--io-rate", "much"]).is_err());
+    }
+
+    #[test]
+    fn sockets_of_systemd_replace_the_default_and_must_match_named_addresses() {
+        let [a, b]: [SocketAddr; 2] = ["127.0.0.1:1", "[::]:2"].map(|a| a.parse().unwrap());
+        assert_eq!(addresses_of(vec![], vec![]).unwrap(), [LISTEN]);
+        assert_eq!(addresses_of(vec![a], vec![]).unwrap(), [a]);
+        assert_eq!(addresses_of(vec![], vec![b]).unwrap(), [b]);
+        assert_eq!(addresses_of(vec![a, b], vec![b, a]).unwrap(), [b, a]);
+        let why = addresses_of(vec![a], vec![a, b]).unwrap_err().to_string();
+        assert!(why.contains("127.0.0.1:1, [::]:2"), "{why}");
+    }
+
+    #[test]
+    fn without_authentication_a_socket_of_systemd_must_be_on_loopback() {
+        let line = ["cube-api", "--vmm", "/bin/true", "--insecure-loopback"];
+        let line = Line::try_parse_from(line).unwrap();
+        let socket = TcpListener::bind("0.0.0.0:0").unwrap();
+        let sockets = vec![(socket.local_addr().unwrap(), socket)];
+        let why = check(line.config, Path::new("/nowhere/cube-api"), sockets);
+        assert!(why.unwrap_err().to_string().contains("not a loopback"));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use nix::libc::linger;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 
@@ -42,6 +42,8 @@ pub(super) struct Activity {
     head_since: AtomicU64,
     /// When the pending write began to wait for the client; 0: no write is pending.
     write_since: AtomicU64,
+    /// The connection speaks HTTP/2.
+    is_http2: AtomicBool,
     /// A response on HTTP/1 was cut short; only the end of the connection can signal this to the client.
     aborted: AtomicBool,
 }
@@ -63,6 +65,7 @@ impl Activity {
             idle_since: AtomicU64::new(0),
             head_since: AtomicU64::new(0),
             write_since: AtomicU64::new(0),
+            is_http2: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
         })
     }
@@ -102,10 +105,18 @@ impl Activity {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.has_asked.store(true, Ordering::Relaxed);
         self.head_since.store(0, Ordering::Relaxed);
+        if version == Version::HTTP_2 {
+            self.is_http2.store(true, Ordering::Relaxed);
+        }
         InFlight {
             activity: Arc::clone(self),
             version,
         }
+    }
+
+    /// Whether a request has shown that the connection speaks HTTP/2.
+    pub(super) fn is_http2(&self) -> bool {
+        self.is_http2.load(Ordering::Relaxed)
     }
 
     /// When the current state of the connection exceeds its limit. `None`: the state has no limit.
@@ -226,20 +237,27 @@ impl HttpBody for TrackedBody {
     }
 }
 
-/// A stream over TCP, possibly wrapped in TLS.
+/// A client's stream: TCP, TLS over TCP, or a unix stream from a process that forwards.
 pub(super) trait AsTcpStream {
-    fn tcp(&self) -> &TcpStream;
+    /// `None`: not TCP.
+    fn tcp(&self) -> Option<&TcpStream>;
 }
 
 impl AsTcpStream for TcpStream {
-    fn tcp(&self) -> &TcpStream {
-        self
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self)
     }
 }
 
 impl AsTcpStream for TlsStream<TcpStream> {
-    fn tcp(&self) -> &TcpStream {
-        self.get_ref().0
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self.get_ref().0)
+    }
+}
+
+impl AsTcpStream for UnixStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
     }
 }
 
@@ -253,16 +271,17 @@ pub(super) struct TrackedStream<S: AsTcpStream> {
 impl<S: AsTcpStream> Drop for TrackedStream<S> {
     /// Resets the connection after a response that was cut short. If the stream merely ended, clients would report an
     /// error of this server; after a reset, they check whether the sandbox was killed. The reset discards data that has
-    /// not been sent.
+    /// not been sent. A process that forwards sees the end of an incomplete response, and resets its client's connection.
     fn drop(&mut self) {
-        if !self.activity.aborted.load(Ordering::Relaxed) {
+        let aborted = self.activity.aborted.load(Ordering::Relaxed);
+        let Some(tcp) = self.stream.tcp().filter(|_| aborted) else {
             return;
-        }
+        };
         let at_once = linger {
             l_onoff: 1,
             l_linger: 0,
         };
-        if let Err(error) = setsockopt(self.stream.tcp(), sockopt::Linger, &at_once) {
+        if let Err(error) = setsockopt(tcp, sockopt::Linger, &at_once) {
             tracing::debug!(%error, "cannot set SO_LINGER: the connection is closed instead of reset");
         }
     }

@@ -1,4 +1,7 @@
 //! Serves one connection, from the TLS handshake to its end.
+//!
+//! After a handover, an HTTP/1.1 connection stays open until its next response, which tells the client to close it: a
+//! server that closed an idle connection could meet a request that is on its way. HTTP/2 has a message for this purpose.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -6,19 +9,19 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use axum::http::{Request, StatusCode};
+use axum::http::{HeaderValue, Request, StatusCode, Version, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::activity::{Activity, AsTcpStream, Overdue, TrackedBody, TrackedStream};
 use super::limits::{FIELDS, HEAD, STREAMS};
 use super::permits::Permit;
-use super::{Server, limits::Limits};
+use super::{Shared, limits::Limits};
 use crate::proxy::Routes;
 
 /// HTTP/2 flow-control windows in bytes: how much data that the server has not read yet a client may send on one
@@ -29,28 +32,53 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 const STREAM_BUFFER: usize = 128 << 10;
 const FRAME: u32 = 64 << 10;
 
+/// What becomes of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Serving,
+    /// Another process accepts the connections of clients.
+    Moved,
+    /// Requests in progress are answered, and no more.
+    Stopping,
+}
+
 /// Serves one connection until it ends or is evicted. Errors are logged and not returned, since they concern this
 /// client only.
 pub(super) async fn serve<R: Routes>(
-    server: Arc<Server<R>>,
+    server: Arc<Shared<R>>,
     stream: TcpStream,
     peer: SocketAddr,
     permit: Permit,
-    stopping: watch::Receiver<bool>,
+    phase: watch::Receiver<Phase>,
 ) {
     tokio::select! {
         biased;
         () = permit.evicted() => tracing::debug!(%peer, "connection closed to make room for another client"),
-        () = open(&server, stream, peer, &permit, stopping) => {}
+        () = open(&server, stream, peer, &permit, phase) => {}
+    }
+}
+
+/// As [`serve`], for a connection that another process forwards.
+pub(super) async fn serve_forwarded<R: Routes>(
+    server: Arc<Shared<R>>,
+    stream: UnixStream,
+    peer: SocketAddr,
+    permit: Permit,
+    phase: watch::Receiver<Phase>,
+) {
+    tokio::select! {
+        biased;
+        () = permit.evicted() => tracing::debug!(%peer, "connection closed to make room for another client"),
+        () = serve_http(&server, stream, peer, &permit, phase) => {}
     }
 }
 
 async fn open<R: Routes>(
-    server: &Arc<Server<R>>,
+    server: &Arc<Shared<R>>,
     stream: TcpStream,
     peer: SocketAddr,
     permit: &Permit,
-    stopping: watch::Receiver<bool>,
+    phase: watch::Receiver<Phase>,
 ) {
     // Commands and their output are small and latency matters: disable Nagle's algorithm.
     let set = stream
@@ -61,22 +89,22 @@ async fn open<R: Routes>(
         return;
     }
     let Some(tls) = &server.tls else {
-        return serve_http(server, stream, peer, permit, stopping).await;
+        return serve_http(server, stream, peer, permit, phase).await;
     };
     let handshake = tokio::time::timeout(server.limits.handshake, tls.accept(stream));
     match handshake.await {
-        Ok(Ok(stream)) => serve_http(server, stream, peer, permit, stopping).await,
+        Ok(Ok(stream)) => serve_http(server, stream, peer, permit, phase).await,
         Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
         Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
     }
 }
 
 async fn serve_http<R: Routes, S>(
-    server: &Arc<Server<R>>,
+    server: &Arc<Shared<R>>,
     stream: S,
     peer: SocketAddr,
     permit: &Permit,
-    mut stopping: watch::Receiver<bool>,
+    phase: watch::Receiver<Phase>,
 ) where
     S: AsyncRead + AsyncWrite + AsTcpStream + Unpin + Send + 'static,
 {
@@ -88,6 +116,8 @@ async fn serve_http<R: Routes, S>(
         let dispatch = server.dispatch.clone();
         let permit = permit.clone();
         let client = server.clients.admit(peer, request.headers());
+        let version = request.version();
+        let phase = phase.clone();
         async move {
             let (response, client) = match client {
                 Ok(client) => {
@@ -96,8 +126,13 @@ async fn serve_http<R: Routes, S>(
                 }
                 Err(refused) => (refused.answer(request.headers()), None),
             };
+            let has_moved = *phase.borrow() != Phase::Serving;
+            let mut response = response;
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 permit.pin();
+            } else if has_moved && version != Version::HTTP_2 {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(header::CONNECTION, close);
             }
             let whole = response.map(|body| TrackedBody::new(body, under_way, client));
             Ok::<_, std::convert::Infallible>(whole)
@@ -107,14 +142,25 @@ async fn serve_http<R: Routes, S>(
     let mut connection = pin!(builder.serve_connection_with_upgrades(io, service));
     let mut watched = pin!(overdue(activity, &server.limits));
     let mut shutdown_started = false;
-    let mut stop = pin!(stopping.wait_for(|is_stopping| *is_stopping));
+    let mut changes = phase.clone();
+    let mut moved = pin!(changes.wait_for(|phase| *phase != Phase::Serving));
+    let mut has_moved = false;
+    let mut changes = phase.clone();
+    let mut stop = pin!(changes.wait_for(|phase| *phase == Phase::Stopping));
+    let mut is_stopping = false;
     let ended = poll_fn(|cx| {
-        if !shutdown_started && stop.as_mut().poll(cx).is_ready() {
+        has_moved = has_moved || moved.as_mut().poll(cx).is_ready();
+        is_stopping = is_stopping || stop.as_mut().poll(cx).is_ready();
+        loop {
+            if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+                return Poll::Ready(Ok(ended));
+            }
+            // The poll may have shown that the connection speaks HTTP/2.
+            if shutdown_started || !(is_stopping || (has_moved && activity.is_http2())) {
+                break;
+            }
             shutdown_started = true;
             connection.as_mut().graceful_shutdown();
-        }
-        if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
-            return Poll::Ready(Ok(ended));
         }
         watched.as_mut().poll(cx).map(Err)
     });

@@ -1,4 +1,4 @@
-//! Decides whether a request goes to a sandbox or to the control plane.
+//! Decides whether a request goes to a sandbox, to the control plane, or to another process.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,41 +12,71 @@ use hyper::body::{Body as _, Incoming};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 
+use super::forward;
+use super::gate::{Gate, Passage, Recipient};
 use super::limits::BODY_PAUSE;
 use crate::proxy::{Destination, Form, Hosts, Proxy, Refusal, Routes, Target, Upload, host};
 
 /// Routes each request. Cheap to clone: every request gets a clone.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Dispatch<R> {
     hosts: Hosts,
+    gate: Gate<R>,
+    body_pause: Duration,
+}
+
+impl<R> Clone for Dispatch<R> {
+    fn clone(&self) -> Self {
+        Self {
+            hosts: self.hosts.clone(),
+            gate: self.gate.clone(),
+            body_pause: self.body_pause,
+        }
+    }
+}
+
+/// What answers requests: the part of a server that a handover replaces.
+#[derive(Debug)]
+pub struct Backend<R> {
     proxy: Proxy<R>,
     control: TowerToHyperService<Router>,
-    body_pause: Duration,
+}
+
+impl<R> Backend<R> {
+    /// Requests for sandboxes go to `proxy`, all others to `control`.
+    pub fn new(proxy: Proxy<R>, control: Router) -> Self {
+        Self {
+            proxy,
+            control: TowerToHyperService::new(control),
+        }
+    }
 }
 
 /// The origin of a response. A sandbox may still read the request body while it responds; the control plane never does.
 enum Answered {
-    BySandbox(Response<Body>),
-    ByControl(Response<Body>),
+    Sandbox(Response<Body>),
+    Control(Response<Body>),
+    /// Another process has answered. It has read as much of the body as it wants.
+    Successor(Response<Body>),
 }
 
 impl<R: Routes> Dispatch<R> {
-    /// Requests for sandboxes go to `proxy`, all others to `control`.
-    pub fn new(hosts: Hosts, proxy: Proxy<R>, control: Router) -> Self {
+    pub fn new(hosts: Hosts, backend: Backend<R>) -> Self {
         Self {
             hosts,
-            proxy,
-            control: TowerToHyperService::new(control),
+            gate: Gate::new(backend),
             body_pause: BODY_PAUSE,
         }
     }
 
-    pub(super) fn set_body_pause(&mut self, pause: Duration) {
-        self.body_pause = pause;
+    /// The gate that every request passes.
+    #[must_use]
+    pub fn gate(&self) -> Gate<R> {
+        self.gate.clone()
     }
 
-    pub(super) fn proxy(&self) -> &Proxy<R> {
-        &self.proxy
+    pub(super) fn set_body_pause(&mut self, pause: Duration) {
+        self.body_pause = pause;
     }
 
     /// Answers a request from `peer`. If the response upgrades the connection, `held` is kept until the upgraded
@@ -64,8 +94,8 @@ impl<R: Routes> Dispatch<R> {
         let request = request.map(Upload::new);
         let progress = request.body().progress();
         let (response, is_final) = match self.decide(request, peer, held).await {
-            Ok(Answered::BySandbox(response)) => (response, false),
-            Ok(Answered::ByControl(response)) => (response, true),
+            Ok(Answered::Sandbox(response)) => (response, false),
+            Ok(Answered::Control(response) | Answered::Successor(response)) => (response, true),
             Err(refusal) => (refusal.answer(form), true),
         };
         if is_final && !waits {
@@ -81,15 +111,37 @@ impl<R: Routes> Dispatch<R> {
         held: impl Send + 'static,
     ) -> Result<Answered, Refusal> {
         check(&request)?;
-        let target = self.hosts.target(request.uri(), request.headers())?;
         let host = host(request.uri(), request.headers())?;
-        let to = match target {
-            Target::Sandbox { id, port } => Some(Destination { id, port, host }),
-            Target::Control => self.signed(&request, host).await?,
+        let target = self.hosts.target(request.uri(), request.headers());
+        let operation = signed_operation(&request);
+        let passage = match target {
+            Ok(Target::Control) if operation.is_none() => Passage::Control,
+            Ok(_) | Err(_) => Passage::Traffic,
         };
-        let Some(to) = to else {
-            let response = self.control(request, peer).await;
-            return Ok(Answered::ByControl(response));
+        let (recipient, ticket) = self.gate.pass(passage).await;
+        let backend = match recipient {
+            Recipient::Backend(backend) => backend,
+            Recipient::Successor(path) => {
+                drop(ticket);
+                let response = forward::forward(&path, request, peer, &host, held).await?;
+                return Ok(Answered::Successor(response));
+            }
+        };
+        let to = match (target?, operation) {
+            (Target::Sandbox { id, port }, _) => Destination { id, port, host },
+            (Target::Control, None) => {
+                let response = self.control(&backend, request, peer).await;
+                return Ok(Answered::Control(response));
+            }
+            // A signed file URL that does not name a sandbox is for the sandbox whose token signed the URL.
+            (Target::Control, Some(operation)) => {
+                let operation = operation?;
+                let query = request.uri().query().unwrap_or_default();
+                let found = backend.proxy.routes().find_by_signature(query, operation);
+                let id = found.await.ok_or(Refusal::Signature)?;
+                let port = ENVD_PORT;
+                Destination { id, port, host }
+            }
         };
         // A request body with a known length is an upload; a body without a known length may be an interactive stream
         // that pauses.
@@ -97,42 +149,38 @@ impl<R: Routes> Dispatch<R> {
             Some(_) => request.map(|body| body.with_patience(self.body_pause)),
             None => request,
         };
-        let response = self.proxy.pass(request, &to, held).await?;
-        Ok(Answered::BySandbox(response))
+        let response = backend.proxy.pass(request, &to, held, ticket).await?;
+        Ok(Answered::Sandbox(response))
     }
 
-    /// Finds the sandbox for a signed file URL that does not name a sandbox: the sandbox whose token signed the URL.
-    /// `None`: the URL is not a signed file URL.
-    async fn signed<B>(
+    async fn control(
         &self,
-        request: &Request<B>,
-        host: String,
-    ) -> Result<Option<Destination>, Refusal> {
-        let query = request.uri().query().unwrap_or_default();
-        let is_signed = query.split('&').any(|pair| pair.starts_with("signature="));
-        if request.uri().path() != "/files" || !is_signed {
-            return Ok(None);
-        }
-        let operation = match *request.method() {
-            Method::GET | Method::HEAD => "read",
-            Method::POST | Method::PUT => "write",
-            _ => return Err(Refusal::Method),
-        };
-        let found = self.proxy.routes().find_by_signature(query, operation);
-        let id = found.await.ok_or(Refusal::Signature)?;
-        let port = ENVD_PORT;
-        Ok(Some(Destination { id, port, host }))
-    }
-
-    async fn control(&self, request: Request<Upload>, peer: SocketAddr) -> Response<Body> {
+        backend: &Backend<R>,
+        request: Request<Upload>,
+        peer: SocketAddr,
+    ) -> Response<Body> {
         let pause = self.body_pause;
         let mut request = request.map(|body| Body::new(body.with_patience(pause)));
         request.extensions_mut().insert(ConnectInfo(peer));
-        match self.control.call(request).await {
+        match backend.control.call(request).await {
             Ok(response) => response,
             Err(never) => match never {},
         }
     }
+}
+
+/// The operation that the signature of a signed file URL covers. `None`: the URL is not a signed file URL.
+fn signed_operation<B>(request: &Request<B>) -> Option<Result<&'static str, Refusal>> {
+    let query = request.uri().query().unwrap_or_default();
+    let is_signed = query.split('&').any(|pair| pair.starts_with("signature="));
+    if request.uri().path() != "/files" || !is_signed {
+        return None;
+    }
+    Some(match *request.method() {
+        Method::GET | Method::HEAD => Ok("read"),
+        Method::POST | Method::PUT => Ok("write"),
+        _ => Err(Refusal::Method),
+    })
 }
 
 /// Refuses CONNECT and requests with ambiguous body lengths, before they reach a sandbox or the control plane.

@@ -28,7 +28,7 @@ const CLAIMS: [HeaderName; 5] = [
 
 /// The value of `Upgrade` to forward. `None`: the request is not HTTP/1.1, asks for no upgrade, has several `Upgrade`
 /// fields, or asks for a version of HTTP or for TLS, which would bypass this proxy.
-pub(super) fn upgrade(parts: &request::Parts) -> Option<HeaderValue> {
+pub(crate) fn upgrade(parts: &request::Parts) -> Option<HeaderValue> {
     if parts.version != Version::HTTP_11 || !connection_lists(&parts.headers, "upgrade") {
         return None;
     }
@@ -89,8 +89,33 @@ pub(super) fn to_sandbox(
     parts.version = Version::HTTP_11;
 }
 
-/// Rewrites the head of a sandbox's response for the client.
-pub(super) fn to_client(parts: &mut response::Parts) {
+/// Rewrites the head of a client's request for the process that has taken over. Unlike [`to_sandbox`], it keeps
+/// everything that decides how the request is answered.
+pub(crate) fn to_successor(parts: &mut request::Parts, host: &str, upgrade: Option<HeaderValue>) {
+    let wants_trailers = te_trailers(&parts.headers);
+    strip(&mut parts.headers);
+    let headers = &mut parts.headers;
+    // The body is sent without waiting for `100 Continue`.
+    headers.remove(header::EXPECT);
+    if wants_trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+        headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
+    }
+    if let Some(protocol) = upgrade {
+        headers.insert(header::UPGRADE, protocol);
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    }
+    join_cookies(headers);
+    headers.remove(header::HOST);
+    if let Ok(host) = HeaderValue::from_str(host) {
+        headers.insert(header::HOST, host);
+    }
+    parts.uri = origin_form(&parts.uri, &parts.method);
+    parts.version = Version::HTTP_11;
+}
+
+/// Rewrites the head of a response for the client.
+pub(crate) fn to_client(parts: &mut response::Parts) {
     let protocol = parts.headers.remove(header::UPGRADE);
     strip(&mut parts.headers);
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
@@ -281,6 +306,31 @@ mod tests {
                 "te: trailers"
             ]
         );
+    }
+
+    #[test]
+    fn a_successor_gets_tokens_claims_and_the_host_that_the_client_named() {
+        let mut parts = parts(
+            "http://80-iabcdefghij012345678.e2b.test/x?y",
+            &[
+                ("host", "localhost"),
+                ("connection", "keep-alive, x-mine"),
+                ("x-mine", "1"),
+                ("x-api-key", "k"),
+                ("e2b-traffic-access-token", "secret"),
+                ("x-forwarded-for", "1.2.3.4"),
+                ("te", "trailers"),
+            ],
+        );
+        to_successor(&mut parts, HOST, None);
+        assert_eq!(parts.uri, "/x?y");
+        let headers = &parts.headers;
+        assert_eq!(headers[header::HOST], HOST);
+        assert_eq!(headers["x-api-key"], "k");
+        assert_eq!(headers[TRAFFIC_TOKEN], "secret");
+        assert_eq!(headers["x-forwarded-for"], "1.2.3.4");
+        assert_eq!(headers[header::TE], "trailers");
+        assert!(!headers.contains_key("x-mine"));
     }
 
     #[test]

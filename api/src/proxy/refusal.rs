@@ -69,6 +69,9 @@ pub enum Refusal {
     /// The sandbox has too many requests in flight. `limit` is lower while the server as a whole is busy.
     #[error("The sandbox has too many concurrent incoming connections (limit: {limit})")]
     TooMany { id: SandboxId, limit: usize },
+    /// This process has handed its sandboxes over, and the server that took over does not answer.
+    #[error("the server is being restarted: try again")]
+    NoSuccessor,
 }
 
 /// The format of a refusal.
@@ -103,7 +106,7 @@ impl Refusal {
             Self::Signature | Self::CodeToken { .. } => StatusCode::UNAUTHORIZED,
             Self::Internal { .. } => StatusCode::NOT_FOUND,
             Self::NotFound { .. } | Self::PortClosed { .. } => StatusCode::BAD_GATEWAY,
-            Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable { .. } | Self::NoSuccessor => StatusCode::SERVICE_UNAVAILABLE,
             Self::TokenMissing { .. } | Self::TokenInvalid { .. } => StatusCode::FORBIDDEN,
             Self::TooMany { .. } | Self::TooManyOfClient { .. } => StatusCode::TOO_MANY_REQUESTS,
         }
@@ -123,7 +126,8 @@ impl Refusal {
             | Self::Malformed(_)
             | Self::Method
             | Self::Stalled
-            | Self::Signature => {}
+            | Self::Signature
+            | Self::NoSuccessor => {}
             Self::Internal { path } => body.path = Some(path),
             Self::NotFound { id }
             | Self::Unavailable { id, .. }
@@ -161,7 +165,10 @@ impl Refusal {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if matches!(
             self,
-            Self::Unavailable { .. } | Self::TooMany { .. } | Self::TooManyOfClient { .. }
+            Self::Unavailable { .. }
+                | Self::TooMany { .. }
+                | Self::TooManyOfClient { .. }
+                | Self::NoSuccessor
         ) {
             headers.insert(header::RETRY_AFTER, RETRY_AFTER);
         }

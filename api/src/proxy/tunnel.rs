@@ -4,19 +4,12 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional_with_sizes;
 
-use super::connections::RequestPermit;
-
 /// Bytes buffered per direction, in addition to the socket buffers.
 const BUFFER: usize = 64 << 10;
 
 /// Joins two connections. Each side may close its sending direction while the other continues to send; a slow reader
-/// slows the sender down. `held` and `permit` are kept until both directions have ended.
-pub(super) fn join(
-    client: OnUpgrade,
-    sandbox: OnUpgrade,
-    permit: RequestPermit,
-    held: impl Send + 'static,
-) {
+/// slows the sender down. `held` is kept until both directions have ended.
+pub(crate) fn join(client: OnUpgrade, sandbox: OnUpgrade, held: impl Send + 'static) {
     tokio::spawn(async move {
         let (client, sandbox) = match tokio::try_join!(client, sandbox) {
             Ok(both) => both,
@@ -31,6 +24,6 @@ pub(super) fn join(
         if let Err(error) = copied {
             tracing::debug!(%error, "an upgraded connection failed");
         }
-        drop((permit, held));
+        drop(held);
     });
 }

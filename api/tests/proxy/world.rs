@@ -10,7 +10,7 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use api::listen::{Dispatch, Limits, Server, bind};
+use api::listen::{Backend, Dispatch, Limits, Server, bind};
 use api::proxy::{Hosts, Proxy, Routes};
 use api::registry::{Route, RouteError};
 use api_types::envd::{EnvdClient, InitRequest};
@@ -271,7 +271,7 @@ impl World {
         let table = Table::default();
         let id = SandboxId::from_random([1; 19]);
         let hosts = Hosts::new(Some("e2b.test"));
-        let dispatch = Dispatch::new(hosts, Proxy::new(table.clone()), control());
+        let dispatch = Dispatch::new(hosts, Backend::new(Proxy::new(table.clone()), control()));
         let tls = setup.tls.then(|| {
             let files = api::tls::ca::init(&dir.path().join("ca"), "e2b.test").unwrap();
             api::tls::load(&files.certificate, &files.key).unwrap()

@@ -12,8 +12,10 @@ mod memory;
 mod network;
 mod outside;
 mod process;
+mod reload;
 mod restarts;
 mod rules;
+mod streams;
 
 use test_cases::cases;
 
@@ -43,6 +45,15 @@ fn main() {
             kvm_what_runs_outlives_a_killed_server,
             kvm_an_upgraded_server_keeps_sandboxes_and_their_deadlines,
             kvm_a_stopped_server_keeps_or_ends_what_runs,
+        },
+        reload::{
+            kvm_a_reload_refuses_and_cuts_nothing,
+            kvm_a_terminal_lives_through_many_reloads,
+            kvm_a_program_that_does_not_start_leaves_the_old_server,
+            kvm_a_server_that_dies_while_it_takes_over_is_replaced_by_the_old_one,
+            kvm_a_server_killed_during_a_reload_loses_no_sandbox,
+            kvm_a_deadline_that_passes_during_a_reload_is_acted_upon,
+            kvm_systemd_passes_sockets_and_learns_of_reloads,
         },
         memory::{
             kvm_the_server_is_in_a_control_group_of_its_own,

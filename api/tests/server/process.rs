@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
@@ -49,6 +50,10 @@ fn variable(name: &str) -> Option<PathBuf> {
 /// A server with its own state directory. When dropped, it is killed together with its sandboxes.
 pub(crate) struct Server {
     child: Child,
+    /// The process that serves after a reload; 0: `child`.
+    serving: AtomicU32,
+    /// The program to start. Later processes start it again by this path.
+    pub(crate) program: PathBuf,
     pub(crate) address: SocketAddr,
     pub(crate) state: TempDir,
     options: Vec<String>,
@@ -61,15 +66,24 @@ impl Server {
     }
 
     pub(crate) fn with(options: &[&str]) -> Self {
+        Self::of_program(env!("CARGO_BIN_EXE_cube-api").into(), options)
+    }
+
+    pub(crate) fn of_program(program: PathBuf, options: &[&str]) -> Self {
+        Self::started_at(program, free_address(), options)
+    }
+
+    pub(crate) fn started_at(program: PathBuf, address: SocketAddr, options: &[&str]) -> Self {
         // The path is short because unix socket addresses are limited to 108 bytes.
         let mut private = tempfile::Builder::new();
         let private = private.permissions(Permissions::from_mode(0o700));
         let state = private.prefix("api").tempdir_in("/tmp").unwrap();
         let options: Vec<_> = options.iter().map(|o| (*o).to_owned()).collect();
-        let address = free_address();
-        let child = start(state.path(), address, &options);
+        let child = start(&program, state.path(), address, &options);
         let mut server = Self {
             child,
+            serving: AtomicU32::new(0),
+            program,
             address,
             state,
             options,
@@ -88,8 +102,39 @@ impl Server {
 
     /// Kills the process with SIGKILL.
     pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.signal(Signal::SIGKILL);
+        self.wait();
+    }
+
+    /// Waits until the process that serves has exited, and kills a predecessor that still has connections.
+    fn wait(&mut self) {
+        let serving = self.serving.swap(0, Ordering::Relaxed);
+        if serving != 0 {
+            let _ = self.child.kill();
+            until("the process exits", || !is_running(serving));
+        }
+        let _ = self.child.wait();
+    }
+
+    /// Runs `cube-api reload`. Returns the process id of the new server, or the message of the command.
+    pub(crate) fn reload(&self) -> Result<u32, String> {
+        let output = Command::new(env!("CARGO_BIN_EXE_cube-api"))
+            .args(["reload", "--state"])
+            .arg(self.state.path())
+            .output()
+            .unwrap();
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        let pid = String::from_utf8(output.stdout).unwrap();
+        let pid = pid.trim().parse().unwrap();
+        self.serving.store(pid, Ordering::Relaxed);
+        Ok(pid)
+    }
+
+    /// Whether the first process of this server has exited.
+    pub(crate) fn first_has_exited(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     /// Kills the process with SIGKILL and starts a new one on the same state directory.
@@ -99,18 +144,21 @@ impl Server {
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        match self.serving.load(Ordering::Relaxed) {
+            0 => self.child.id(),
+            pid => pid,
+        }
     }
 
     /// Number of open descriptors of the process.
     pub(crate) fn descriptors(&self) -> usize {
-        let fds = format!("/proc/{}/fd", self.child.id());
+        let fds = format!("/proc/{}/fd", self.pid());
         std::fs::read_dir(fds).unwrap().count()
     }
 
     /// Number of open TAPs of the process.
     pub(crate) fn taps(&self) -> usize {
-        let infos = std::fs::read_dir(format!("/proc/{}/fdinfo", self.child.id())).unwrap();
+        let infos = std::fs::read_dir(format!("/proc/{}/fdinfo", self.pid())).unwrap();
         // A descriptor may have been closed since the directory was listed.
         let texts = infos.filter_map(|info| std::fs::read_to_string(info.ok()?.path()).ok());
         let is_tap = |text: &String| text.lines().any(|line| line.starts_with("iff:"));
@@ -135,7 +183,12 @@ impl Server {
     }
 
     pub(crate) fn restart(&mut self) {
-        self.child = start(self.state.path(), self.address, &self.options);
+        self.child = start(
+            &self.program,
+            self.state.path(),
+            self.address,
+            &self.options,
+        );
         self.ready();
     }
 
@@ -154,6 +207,9 @@ impl Server {
     /// Stops the process with SIGTERM.
     pub(crate) fn stop(&mut self) {
         self.signal(Signal::SIGTERM);
+        if self.serving.load(Ordering::Relaxed) != 0 {
+            return self.wait();
+        }
         until("the server stops", || {
             self.child.try_wait().unwrap().is_some_and(|status| {
                 assert!(status.success(), "{status}");
@@ -162,8 +218,8 @@ impl Server {
         });
     }
 
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.pid()).unwrap());
         kill(pid, signal).unwrap();
     }
 
@@ -247,13 +303,16 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // A new server on this state directory kills the sandboxes that the test left behind.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if is_running(self.pid()) {
+            self.signal(Signal::SIGKILL);
+        }
+        self.wait();
+        self.program = env!("CARGO_BIN_EXE_cube-api").into();
         let mut options = self.options.clone();
         if !options.contains(&"--on-exit".to_owned()) {
             options.extend(["--on-exit".into(), "kill".into()]);
         }
-        self.child = start(self.state.path(), self.address, &options);
+        self.child = start(&self.program, self.state.path(), self.address, &options);
         let deadline = Instant::now() + PATIENCE;
         while TcpStream::connect(self.address).is_err()
             && Instant::now() < deadline
@@ -266,9 +325,16 @@ impl Drop for Server {
     }
 }
 
-fn start(state: &Path, address: SocketAddr, options: &[String]) -> Child {
+/// Whether a process exists that has not ended. A zombie has closed its descriptors when its last thread has exited.
+pub(crate) fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    stat.is_ok_and(|stat| threads > 1 || !stat.contains(") Z "))
+}
+
+fn start(program: &Path, state: &Path, address: SocketAddr, options: &[String]) -> Child {
     let vmm = variable("CUBE_BIN").unwrap().join("cube-vmm");
-    Command::new(env!("CARGO_BIN_EXE_cube-api"))
+    Command::new(program)
         .arg("serve")
         .args(["--listen", &address.to_string()])
         .arg("--state")

@@ -41,6 +41,7 @@ impl Driver {
             Request::Create { .. }
             | Request::Sandbox(..)
             | Request::Drain(_)
+            | Request::Settle(_)
             | Request::Close(..) => {}
         }
     }

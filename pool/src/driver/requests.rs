@@ -42,6 +42,7 @@ impl Driver {
                 self.stopping.is_draining = true;
                 self.stopping.drained.push(drained);
             }
+            Request::Settle(settled) => self.stopping.drained.push(settled),
             Request::Close(on_close, closed) => self.close(on_close, closed),
             question => self.answer(question),
         }

@@ -1,0 +1,130 @@
+//! Forwards a request to the successor of this process, which has taken over all sandboxes.
+//!
+//! Each request has a connection of its own to the internal socket ([`super::internal`]), so a request that cannot be
+//! sent was never seen by the successor. Bodies, trailers and upgrades pass in both directions with back-pressure.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep};
+
+use super::internal::forward_line;
+use super::limits::{FIELDS, HEAD};
+use crate::proxy::{Refusal, Upload, head, tunnel};
+
+/// How long to wait for a server behind the internal socket: after a crash, the next one binds it anew.
+const DIAL_LIMIT: Duration = Duration::from_secs(10);
+const DIAL_AGAIN: Duration = Duration::from_millis(50);
+/// What a response may have beyond the limits of a request: the fields that this server adds.
+const ADDED: usize = 64;
+
+/// Forwards a request of `peer` to the server behind the internal socket at `path`. `host` is the host that the request
+/// names. If the response upgrades the connection, `held` is kept until the upgraded connection ends.
+///
+/// # Errors
+/// Returns [`Refusal::NoSuccessor`] if there is no response.
+pub(super) async fn forward(
+    path: &Path,
+    mut request: Request<Upload>,
+    peer: SocketAddr,
+    host: &str,
+    held: impl Send + 'static,
+) -> Result<Response<Body>, Refusal> {
+    let client = hyper::upgrade::on(&mut request);
+    let (mut parts, body) = request.into_parts();
+    let upgrade = if body.is_end_stream() {
+        head::upgrade(&parts)
+    } else {
+        None
+    };
+    let is_upgrade = upgrade.is_some();
+    head::to_successor(&mut parts, host, upgrade);
+    let mut sender = dial(path, peer).await.map_err(|error| refused(&error))?;
+    let response = sender.send_request(Request::from_parts(parts, body)).await;
+    let mut response = response.map_err(|error| refused(&error))?;
+    let is_switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    let server = hyper::upgrade::on(&mut response);
+    let (mut parts, body) = response.into_parts();
+    head::to_client(&mut parts);
+    if is_switched {
+        if !is_upgrade {
+            return Err(Refusal::NoSuccessor);
+        }
+        tunnel::join(client, server, held);
+        return Ok(Response::from_parts(parts, Body::empty()));
+    }
+    // The connection lives as long as its sender.
+    let body = body.map_frame(move |frame| {
+        let _open = &sender;
+        frame
+    });
+    Ok(Response::from_parts(parts, Body::new(body)))
+}
+
+fn refused(error: &dyn std::error::Error) -> Refusal {
+    let why = model::chain(error);
+    tracing::warn!(
+        why,
+        "cannot forward a request to the server that has taken over"
+    );
+    Refusal::NoSuccessor
+}
+
+#[derive(Debug, thiserror::Error)]
+enum DialError {
+    #[error("cannot connect to the server's internal socket")]
+    Connect(#[source] io::Error),
+    #[error("cannot start HTTP on the connection")]
+    Unusable(#[source] hyper::Error),
+}
+
+async fn dial(path: &Path, peer: SocketAddr) -> Result<SendRequest<Upload>, DialError> {
+    let mut stream = connect(path).await.map_err(DialError::Connect)?;
+    let line = forward_line(peer);
+    let written = stream.write_all(line.as_bytes()).await;
+    written.map_err(DialError::Connect)?;
+    let (sender, connection) = http1::Builder::new()
+        .max_headers(FIELDS + ADDED)
+        .max_header_size(2 * HEAD)
+        .max_buf_size(2 * HEAD)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(DialError::Unusable)?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.with_upgrades().await {
+            tracing::debug!(%error, "a connection to the successor failed");
+        }
+    });
+    Ok(sender)
+}
+
+/// Connects to the internal socket. If no process listens, tries again until [`DIAL_LIMIT`].
+async fn connect(path: &Path) -> io::Result<UnixStream> {
+    let deadline = Instant::now() + DIAL_LIMIT;
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error)
+                if Instant::now() < deadline
+                    && matches!(
+                        error.kind(),
+                        io::ErrorKind::ConnectionRefused
+                            | io::ErrorKind::NotFound
+                            | io::ErrorKind::WouldBlock
+                    ) =>
+            {
+                sleep(DIAL_AGAIN).await;
+            }
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The internal socket, `server.sock` in the state directory: only the server's user can connect to it. A successor
+//! inherits it together with the public sockets, so its path always leads to the process that serves.
+//!
+//! A client first sends one line:
+//! ```text
+//! cube 1 forward ADDRESS:PORT     then HTTP/1.1, on behalf of this peer of another process
+//! cube 1 reload                   answered with one line: `ok PID` or `failed WHY`
+//! ```
+//! The address is trusted: limits apply as if that peer had connected itself. Nothing outside of this socket can name
+//! another peer.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+/// Name of the socket in the state directory.
+pub const INTERNAL: &str = "server.sock";
+/// Version of the first line.
+const VERSION: u32 = 1;
+/// Longest first line, and longest answer to a reload, in bytes.
+const LINE: u64 = 4096;
+/// How long a client may take to send its first line.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// The purpose of a connection.
+pub(super) enum Greeting {
+    /// A connection on behalf of a peer.
+    Forwarded(UnixStream, SocketAddr),
+    Reload(Reload),
+}
+
+/// A request for a reload, which waits for its outcome.
+#[derive(Debug)]
+pub struct Reload(UnixStream);
+
+impl Reload {
+    /// Sends the outcome: the process id of the new server, or why there is none.
+    pub async fn answer(mut self, outcome: &Result<u32, String>) {
+        let line = match outcome {
+            Ok(pid) => format!("ok {pid}\n"),
+            Err(why) => format!("failed {}\n", why.replace('\n', " ")),
+        };
+        // The command may have been interrupted.
+        let _gone = self.0.write_all(line.as_bytes()).await;
+    }
+}
+
+/// The first line of a forwarded connection.
+pub(super) fn forward_line(peer: SocketAddr) -> String {
+    format!("cube {VERSION} forward {peer}\n")
+}
+
+/// Reads the first line of a connection. `None`: the client sent no valid line in time.
+pub(super) async fn greeting(stream: UnixStream) -> Option<Greeting> {
+    let mut stream = stream;
+    let line = tokio::time::timeout(GREETING, first_line(&mut stream)).await;
+    let line = line.ok()?.ok()?;
+    match parse(&line) {
+        Some(Purpose::Forward(peer)) => Some(Greeting::Forwarded(stream, peer)),
+        Some(Purpose::Reload) => Some(Greeting::Reload(Reload(stream))),
+        None => {
+            tracing::warn!(line, "unknown request at the internal socket");
+            let answer =
+                "failed this server does not support the request: use the cube-api that serves\n";
+            let _gone = stream.write_all(answer.as_bytes()).await;
+            None
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Purpose {
+    Forward(SocketAddr),
+    Reload,
+}
+
+fn parse(line: &str) -> Option<Purpose> {
+    let rest = line.strip_prefix("cube ")?;
+    let (version, rest) = rest.split_once(' ')?;
+    if version.parse() != Ok(VERSION) {
+        return None;
+    }
+    match rest.split_once(' ') {
+        Some(("forward", peer)) => peer.parse().ok().map(Purpose::Forward),
+        None if rest == "reload" => Some(Purpose::Reload),
+        _ => None,
+    }
+}
+
+/// Reads byte by byte, because HTTP follows the line.
+async fn first_line(stream: &mut UnixStream) -> io::Result<String> {
+    let mut line = Vec::new();
+    while u64::try_from(line.len()).unwrap_or(u64::MAX) < LINE {
+        match stream.read_u8().await? {
+            b'\n' => return Ok(String::from_utf8_lossy(&line).into_owned()),
+            byte => line.push(byte),
+        }
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+/// Asks the server of a state directory to reload, and waits for the outcome: the process id of the new server, or why
+/// there is none.
+///
+/// # Errors
+/// Returns an error if no server listens, or it closes the connection without an answer.
+pub async fn ask_reload(state: &Path) -> io::Result<Result<u32, String>> {
+    let mut stream = UnixStream::connect(state.join(INTERNAL)).await?;
+    let line = format!("cube {VERSION} reload\n");
+    stream.write_all(line.as_bytes()).await?;
+    let mut answer = String::new();
+    let mut stream = BufReader::new(stream.take(LINE));
+    stream.read_line(&mut answer).await?;
+    match answer.trim_end().split_once(' ') {
+        Some(("ok", pid)) => pid.parse().map(Ok).map_err(io::Error::other),
+        Some(("failed", why)) => Ok(Err(why.to_owned())),
+        _ => Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the server closed the connection without an answer",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_known_purposes_of_the_same_version_are_accepted() {
+        let peer: SocketAddr = "[2001:db8::1]:5".parse().unwrap();
+        let line = forward_line(peer);
+        assert_eq!(parse(line.trim_end()), Some(Purpose::Forward(peer)));
+        assert_eq!(parse("cube 1 reload"), Some(Purpose::Reload));
+        for wrong in [
+            "",
+            "cube",
+            "cube 2 reload",
+            "cube 1 reload now",
+            "cube 1 forward nobody",
+            "cube 1 forward",
+            "GET / HTTP/1.1",
+        ] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_after_the_first_line_stay_in_the_stream() {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        client
+            .write_all(b"cube 1 forward 10.0.0.1:7\nGET /")
+            .await
+            .unwrap();
+        let Some(Greeting::Forwarded(mut stream, peer)) = greeting(server).await else {
+            panic!("not forwarded");
+        };
+        assert_eq!(peer, "10.0.0.1:7".parse().unwrap());
+        let mut rest = [0; 5];
+        stream.read_exact(&mut rest).await.unwrap();
+        assert_eq!(&rest, b"GET /");
+    }
+
+    #[tokio::test]
+    async fn a_line_without_an_end_is_refused() {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        client.write_all(&[b'x'; 5000]).await.unwrap();
+        assert!(greeting(server).await.is_none());
+    }
+}
