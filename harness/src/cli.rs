@@ -12,6 +12,7 @@ use ::verify::VerifyError;
 use clap::{Parser, Subcommand, ValueEnum};
 use harness::{
     ab::{record::ReadError, run::AbError},
+    claims::{self, ClaimsError},
     compare::{self, CompareError, Side},
     host::{
         facts,
@@ -112,6 +113,12 @@ enum Command {
         #[command(subcommand)]
         what: verify::Verify,
     },
+    /// Compare the figures in documents with the recorded runs that they quote (claims.toml)
+    VerifyClaims {
+        /// Root of the repository
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        root: PathBuf,
+    },
     /// Remove VMM processes and directories that killed runs left below the run root
     Sweep {
         #[command(flatten)]
@@ -197,6 +204,8 @@ enum CommandError {
     AbRead(#[from] ReadError),
     #[error(transparent)]
     Verify(#[from] VerifyError),
+    #[error(transparent)]
+    Claims(#[from] ClaimsError),
     #[error("{0} does not contain a recorded run")]
     NoRun(PathBuf),
 }
@@ -205,6 +214,13 @@ impl CommandError {
     fn end(&self) -> End {
         match self {
             Self::Scenario(_) | Self::Record(_) | Self::Compare(_) | Self::NoRun(_) => End::Usage,
+            Self::Claims(error) => match error {
+                ClaimsError::Session(error) => session_end(error),
+                ClaimsError::Read { .. }
+                | ClaimsError::Toml { .. }
+                | ClaimsError::Record(_)
+                | ClaimsError::NoRun(_) => End::Usage,
+            },
             Self::Verify(error) => match error {
                 VerifyError::List(_) => End::Bug,
                 VerifyError::Unknown { .. } | VerifyError::Url(_) | VerifyError::NoKey => {
@@ -323,6 +339,7 @@ impl Command {
             Self::Ab(ab) => ab.carry_out(),
             Self::Doctor { places, format } => Ok(doctor(&places, format)),
             Self::Verify { what } => what.carry_out(),
+            Self::VerifyClaims { root } => verify_claims(&root),
             Self::Sweep { run_root } => {
                 session::sweep(&run_root.run_root)?;
                 Ok(End::Pass)
@@ -362,6 +379,23 @@ fn report(dir: &Path, output: (Format, Strictness)) -> Result<End, CommandError>
         Format::Junit => print!("{}", junit::render(&view)),
     }
     Ok(view.end())
+}
+
+fn verify_claims(root: &Path) -> Result<End, CommandError> {
+    let checked = claims::verify(root)?;
+    for wrong in &checked.wrong {
+        println!("{wrong}");
+    }
+    println!(
+        "{} figures compared, {} faults",
+        checked.figures,
+        checked.wrong.len()
+    );
+    Ok(if checked.wrong.is_empty() {
+        End::Pass
+    } else {
+        End::GateFailed
+    })
 }
 
 fn print_plan(path: &Path, seed: Option<u64>, format: PlainFormat) -> Result<End, CommandError> {

@@ -175,8 +175,10 @@ impl Runner<'_> {
     /// Runs one round. Its clones are then moved to `held`, or inspected and killed, as the scenario requires.
     fn round(&self, round: &Round, held: &mut Vec<HeldClone>) -> Result<(), RunError> {
         let counted = round.row == Row::Measured && round.subject == Subject::Clone;
+        // Before rounds of every subject: a pool that is being refilled takes CPU time from host processes and clones
+        // beside as well.
+        self.target.await_ready().map_err(RunError::NotReady)?;
         if round.subject == Subject::Clone {
-            self.target.await_ready().map_err(RunError::NotReady)?;
             self.target.begin_round().map_err(RunError::Round)?;
         }
         if counted && held.is_empty() {

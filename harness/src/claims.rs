@@ -1,0 +1,250 @@
+//! Figures in documents, compared with the recorded runs that they quote.
+//!
+//! `claims.toml` lists, for each quoted text, the run in `results/` and the key of each figure in that run's report. The
+//! report is computed again from the raw events, so a change of the statistics that changes a published figure is
+//! found too. In the figures of README.md, every number of the column "measured" must be in the list.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    record::{self, RecordError},
+    report::{View, document::Document},
+    session::{self, SessionError},
+    stats::fold,
+};
+
+/// Name of the list in the root of the repository.
+pub const CLAIMS_FILE: &str = "claims.toml";
+/// The document whose figures must all be in the list, and the marks around them.
+const COVERED: &str = "README.md";
+const BEGIN: &str = "<!-- figures -->";
+const END: &str = "<!-- /figures -->";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Claims {
+    claims: Vec<Claim>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Claim {
+    /// Document, relative to the root.
+    file: String,
+    /// Text of the document that contains the figures.
+    text: String,
+    /// Directory in `results/`.
+    run: String,
+    values: Vec<Figure>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Figure {
+    /// The figure as printed.
+    printed: String,
+    /// JSON pointer into the report.
+    key: String,
+    /// JSON pointer of a value that is subtracted.
+    #[serde(default)]
+    minus: Option<String>,
+    /// Factor from the report's unit to the printed one.
+    #[serde(default = "one")]
+    scale: f64,
+    /// Largest accepted difference in the printed unit; half of the last printed digit if absent.
+    #[serde(default)]
+    tolerance: Option<f64>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// Result of the comparison.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Number of compared figures.
+    pub figures: usize,
+    /// A sentence for each figure that differs, cannot be found or is not in the list.
+    pub wrong: Vec<String>,
+}
+
+/// The list, a document or a run that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimsError {
+    #[error("cannot read {path}")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot parse {path}")]
+    Toml {
+        path: PathBuf,
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    #[error("{0} does not contain a recorded run")]
+    NoRun(PathBuf),
+}
+
+/// Compares all figures of the repository at `root`.
+///
+/// # Errors
+/// Returns [`ClaimsError`] if the list, a document or a run cannot be read. Differences are not errors.
+pub fn verify(root: &Path) -> Result<Checked, ClaimsError> {
+    let path = root.join(CLAIMS_FILE);
+    let claims: Claims = toml::from_str(&read(&path)?).map_err(|source| ClaimsError::Toml {
+        path,
+        source: Box::new(source),
+    })?;
+    let mut reports = BTreeMap::new();
+    let mut checked = Checked::default();
+    for claim in &claims.claims {
+        if !reports.contains_key(&claim.run) {
+            let report = report(&root.join("results").join(&claim.run))?;
+            reports.insert(claim.run.clone(), report);
+        }
+        let document = read(&root.join(&claim.file))?;
+        if !document.contains(&claim.text) {
+            checked.wrong.push(format!(
+                "{}: the text {:?} is in {CLAIMS_FILE} and not in the document",
+                claim.file, claim.text
+            ));
+        }
+        for figure in &claim.values {
+            checked.figures += 1;
+            let wrong = figure.compare(claim, &reports[&claim.run]);
+            checked.wrong.extend(
+                wrong.map(|why| format!("{}: {:?}: {why} ({})", claim.file, claim.text, claim.run)),
+            );
+        }
+    }
+    checked
+        .wrong
+        .extend(uncovered(&read(&root.join(COVERED))?, &claims));
+    Ok(checked)
+}
+
+fn read(path: &Path) -> Result<String, ClaimsError> {
+    fs::read_to_string(path).map_err(|source| ClaimsError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn report(dir: &Path) -> Result<Value, ClaimsError> {
+    let summary = fold::fold(&record::read(dir)?);
+    let facts = session::read_environment(dir)?;
+    let view = View::new(&summary, &facts).ok_or_else(|| ClaimsError::NoRun(dir.to_owned()))?;
+    Ok(serde_json::to_value(Document::new(&view)).unwrap_or_default())
+}
+
+impl Figure {
+    /// Why the figure is not that of the run; `None` if it is.
+    fn compare(&self, claim: &Claim, report: &Value) -> Option<String> {
+        let printed = &self.printed;
+        if !claim.text.contains(printed) {
+            return Some(format!("the figure {printed} is not in this text"));
+        }
+        let Ok(quoted) = printed.parse::<f64>() else {
+            return Some(format!("{printed:?} is not a number"));
+        };
+        let at = |key: &str| report.pointer(key).and_then(Value::as_f64);
+        let minus = self.minus.as_deref().map_or(Some(0.0), at);
+        let Some((value, minus)) = at(&self.key).zip(minus) else {
+            return Some(format!("the report has no number at {}", self.key));
+        };
+        let measured = (value - minus) * self.scale;
+        let decimals = printed.split_once('.').map_or(0, |(_, after)| after.len());
+        let half = 0.5 * 10_f64.powi(-i32::try_from(decimals).unwrap_or(0));
+        let tolerance = self.tolerance.unwrap_or(half);
+        // The factor accepts a value that lies exactly between two printed digits.
+        let differs = (measured - quoted).abs() > tolerance * (1.0 + 1e-9);
+        differs.then(|| {
+            format!(
+                "{printed} is printed, {measured} was measured at {}",
+                self.key
+            )
+        })
+    }
+}
+
+/// A sentence for each number in the figures of a document that no claim contains.
+fn uncovered(document: &str, claims: &Claims) -> Vec<String> {
+    let figures = document.split_once(BEGIN).map_or("", |(_, after)| after);
+    let figures = figures
+        .split_once(END)
+        .map_or(figures, |(before, _)| before);
+    let mut missing = Vec::new();
+    if figures.is_empty() {
+        missing.push(format!(
+            "{COVERED} has no figures between {BEGIN} and {END}"
+        ));
+    }
+    for row in figures.lines().filter(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let (Some(measured), Some(run)) = (cells.get(2), cells.get(4)) else {
+            continue;
+        };
+        if !run.contains("core-") && *run != "the same" {
+            continue;
+        }
+        let mut rest: Vec<&str> = numbers(measured);
+        let of_row = claims
+            .claims
+            .iter()
+            .filter(|claim| claim.file == COVERED && measured.contains(&claim.text));
+        for figure in of_row.flat_map(|claim| &claim.values) {
+            if let Some(place) = rest.iter().position(|number| *number == figure.printed) {
+                rest.remove(place);
+            }
+        }
+        for number in rest {
+            missing.push(format!(
+                "{COVERED}: {number} in {measured:?} is not in {CLAIMS_FILE}"
+            ));
+        }
+    }
+    missing
+}
+
+/// The numbers of a cell, without the level of intervals and without `code`.
+fn numbers(cell: &str) -> Vec<&str> {
+    let plain = cell.split('`').step_by(2);
+    let words = plain.flat_map(|text| text.split(|c: char| !c.is_ascii_digit() && c != '.'));
+    let mut numbers: Vec<&str> = words
+        .map(|word| word.trim_matches('.'))
+        .filter(|word| !word.is_empty())
+        .collect();
+    if cell.contains("(95 % ") {
+        let level = numbers.iter().position(|number| *number == "95");
+        level.map(|level| numbers.remove(level));
+    }
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_cell_leave_out_levels_and_code() {
+        assert_eq!(
+            numbers("5.02 MB (95 % 4.97 to 5.08) over 50, `a399a0e`"),
+            ["5.02", "4.97", "5.08", "50"]
+        );
+        assert_eq!(numbers("yes, 0 of 500 failed."), ["0", "500"]);
+    }
+}
