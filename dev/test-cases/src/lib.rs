@@ -24,6 +24,17 @@ macro_rules! cases {
     };
 }
 
+/// Beginning of a line of output for the table of `cargo xtask soak`.
+pub const FOUND: &str = "found: ";
+
+/// Prints a result of this test for the table of `cargo xtask soak`. The arguments are those of `println!`.
+#[macro_export]
+macro_rules! found {
+    ($($arguments:tt)*) => {
+        eprintln!("{}{}", $crate::FOUND, format_args!($($arguments)*))
+    };
+}
+
 /// Runs the cases that the command line selects. `lack` returns what this host lacks for the case of that name, or
 /// `None` if the case can run.
 pub fn run(

@@ -35,6 +35,11 @@ impl Suite {
         let Self { uri, release } = self;
         format!("deb [signed-by={KEYRING}] {uri} {release} main")
     }
+
+    /// The sources.list line of this suite's source packages.
+    pub(crate) fn source_code_line(&self) -> String {
+        self.source_line().replacen("deb ", "deb-src ", 1)
+    }
 }
 
 /// The suites of a Debian release that are configured in apt's sources: the release, its updates and its security
@@ -172,6 +177,23 @@ pub(crate) fn candidate(name: &str) -> Result<(String, Vec<String>)> {
     Ok((version.to_owned(), dependency_names(depends)))
 }
 
+/// A package and everything that it depends on, directly or not. Contains every alternative, and no virtual packages.
+pub(crate) fn closure(name: &str) -> Result<Vec<String>> {
+    let mut command = Command::new("apt-cache");
+    command.args(["depends", "--recurse", "--no-recommends", "--no-suggests"]);
+    command.args(["--no-conflicts", "--no-breaks", "--no-replaces"]);
+    let text = tool::output(command.args(["--no-enhances", name]))
+        .with_context(|| format!("package {name} not found in the archive"))?;
+    Ok(closure_names(&text))
+}
+
+/// The names at the beginnings of lines: those of packages are followed by indented lines, those of virtual packages
+/// are in angle brackets.
+fn closure_names(depends: &str) -> Vec<String> {
+    let is_name = |line: &&str| line.starts_with(|first: char| first.is_ascii_alphanumeric());
+    depends.lines().filter(is_name).map(str::to_owned).collect()
+}
+
 fn dependency_names(depends: &str) -> Vec<String> {
     depends
         .split(',')
@@ -264,6 +286,12 @@ mod tests {
         );
         assert_eq!(plain_uri("mirror+file:/no/such/list"), None);
         assert_eq!(plain_uri("cdrom:[Debian]"), None);
+    }
+
+    #[test]
+    fn a_closure_has_no_virtual_packages() {
+        let text = "stress-ng\n  Depends: libc6\n |Depends: <debconf-2.0>\nlibc6\n<debconf-2.0>\n  cdebconf\n";
+        assert_eq!(closure_names(text), ["stress-ng", "libc6"]);
     }
 
     #[test]

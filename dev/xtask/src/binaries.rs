@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{progress::Progress, tool, workspace::Workspace};
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Static release binaries for the emulated host of the tier `hvm`, which has no shared libraries.
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ pub(crate) struct StaticBinaries {
 }
 
 /// Flags for a static program at a fixed address.
-const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
+pub(crate) const STATIC: &str = "-C target-feature=+crt-static -C relocation-model=static";
 
 /// The directory that contains the release binaries `cube-vmm`, `cube-bench`, `cube-api` and `cube-netprobe`.
 #[derive(Debug, Clone)]

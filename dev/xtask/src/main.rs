@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod conformance;
+mod soak;
 mod tasks;
 mod tiers;
 
@@ -34,6 +35,7 @@ mod kernel;
 mod layer;
 mod root_image;
 mod sdks;
+mod suites;
 mod template;
 
 mod bzimage;
@@ -117,8 +119,12 @@ enum Task {
         #[arg(long, value_name = "CASE", num_args = 0..)]
         confinement: Option<Vec<String>>,
     },
-    /// Run the tier `soak`: minutes of mixed stress, 200 generations of clones, CPython's own tests.
-    Soak,
+    /// Run the long tests: mixed stress, thousands of sandboxes, simulated days, test suites of other projects. A
+    /// failure does not stop the others; the last output is a table.
+    Soak {
+        /// Run only the tests whose names contain this text.
+        only: Option<String>,
+    },
     /// Fuzz for minutes per target; the corpora in target/cube/fuzz are kept and grow from run to run.
     Fuzz {
         /// Minutes per target.
@@ -171,7 +177,7 @@ fn run(task: Task) -> Result<ExitCode> {
             let work = confinement.map_or(hvm::Work::Steps, hvm::Work::Prover);
             return tasks::hvm(&workspace, progress, &work);
         }
-        Task::Soak => return tasks::soak(&workspace, progress),
+        Task::Soak { only } => return tasks::soak(&workspace, only.as_deref(), progress),
         Task::Fuzz {
             minutes,
             keep,

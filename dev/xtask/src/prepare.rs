@@ -17,7 +17,7 @@ use crate::{
     root_image::{self, RootRecipe},
     sdks,
     stage::Store,
-    template,
+    suites, template,
     workspace::{Workspace, read_list},
 };
 
@@ -109,6 +109,21 @@ pub(crate) fn code_interpreter(workspace: &Workspace, progress: Progress) -> Res
         vmm: host_binaries.vmm(),
     };
     interpreter::build(&parts)?;
+    Ok(host_binaries)
+}
+
+/// Builds everything except the optional templates, and fetches what the soak tests put into guests.
+pub(crate) fn soak(workspace: &Workspace, progress: Progress) -> Result<HostBinaries> {
+    host::check_system()?;
+    host::check_kvm()?;
+    let _lock = lock(&workspace.artifacts(), progress)?;
+    let preparation = Preparation::begin(workspace, progress, Freshness::Keep)?;
+    let host_binaries = preparation.all()?;
+    let root = preparation
+        .root_recipe()
+        .build(&preparation.store, &preparation.kernel()?)?;
+    let guest = root_image::packages(&root)?;
+    suites::build(&preparation.store, &preparation.suites, &guest, progress)?;
     Ok(host_binaries)
 }
 

@@ -14,6 +14,7 @@ use crate::{
     prepare,
     prepare::Freshness,
     progress::Progress,
+    soak,
     tiers::{self, Outcome, TestEnvironment, Tier},
     tool,
     workspace::Workspace,
@@ -167,14 +168,18 @@ pub(crate) fn hvm(workspace: &Workspace, progress: Progress, work: &Work) -> Res
 }
 
 /// Runs the tier `soak`.
-pub(crate) fn soak(workspace: &Workspace, progress: Progress) -> Result<ExitCode> {
-    let environment = prepare_for(workspace, &[Tier::Soak], progress)?;
-    let outcome = tiers::run(workspace, &[Tier::Soak], &environment)?;
-    let plan = TierPlan {
-        run: vec![Tier::Soak],
-        skipped: Vec::new(),
+pub(crate) fn soak(
+    workspace: &Workspace,
+    only: Option<&str>,
+    progress: Progress,
+) -> Result<ExitCode> {
+    let environment = TestEnvironment {
+        artifacts: workspace.artifacts(),
+        binaries: Some(prepare::soak(workspace, progress)?.dir),
     };
-    Ok(conclude(&outcome, &plan))
+    let outcome = soak::run(workspace, &environment, only)?;
+    println!("{}", outcome.counts);
+    Ok(crate::success_or_bug(outcome.success))
 }
 
 /// Builds the binaries and templates that these tiers need.

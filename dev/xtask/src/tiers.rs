@@ -1,7 +1,8 @@
 //! The test tiers, and the runner of the tiers whose tests are cargo tests.
 //!
-//! The prefix of a test function's name is its tier: `kvm_…`, `net_…`, `image_…`, `interpreter_…`, `soak_…`; a test without one
-//! of these prefixes is `unit`. Tests find the build outputs through the variables CUBE_ARTIFACTS and CUBE_BIN.
+//! The prefix of a test function's name is its tier: `kvm_…`, `net_…`, `image_…`, `interpreter_…`; a test without one of
+//! these prefixes is `unit`, except `soak_…`, which [`crate::soak`] runs. Tests find the build outputs through the
+//! variables CUBE_ARTIFACTS and CUBE_BIN.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -35,8 +36,6 @@ pub(crate) enum Tier {
     Isolation,
     /// Needs /dev/kvm. Runs the official SDKs against a real server.
     E2b,
-    /// Needs /dev/kvm. Long-running tests, which `cargo xtask soak` runs.
-    Soak,
 }
 
 impl std::fmt::Display for Tier {
@@ -65,16 +64,14 @@ impl Tier {
     pub(crate) fn needs_kvm(self) -> bool {
         match self {
             Self::Unit | Self::Net | Self::Image | Self::Hvm | Self::Fuzz => false,
-            Self::Kvm | Self::Interpreter | Self::Isolation | Self::E2b | Self::Soak => true,
+            Self::Kvm | Self::Interpreter | Self::Isolation | Self::E2b => true,
         }
     }
 
     /// Whether the tests of this tier are cargo tests. The others have runners of their own.
     pub(crate) fn runs_under_cargo(self) -> bool {
         match self {
-            Self::Unit | Self::Net | Self::Image | Self::Kvm | Self::Interpreter | Self::Soak => {
-                true
-            }
+            Self::Unit | Self::Net | Self::Image | Self::Kvm | Self::Interpreter => true,
             Self::Hvm | Self::Fuzz | Self::Isolation | Self::E2b => false,
         }
     }
@@ -87,19 +84,13 @@ impl Tier {
             Self::Image => Some("image_"),
             Self::Kvm => Some("kvm_"),
             Self::Interpreter => Some("interpreter_"),
-            Self::Soak => Some("soak_"),
         }
     }
 }
 
-/// The tiers whose tests have a prefix.
-const PREFIXED: [Tier; 5] = [
-    Tier::Net,
-    Tier::Image,
-    Tier::Kvm,
-    Tier::Interpreter,
-    Tier::Soak,
-];
+/// The tiers whose tests have a prefix. Tests with the prefix `soak_` are ignored by both runners; [`crate::soak`] runs
+/// them.
+const PREFIXED: [Tier; 4] = [Tier::Net, Tier::Image, Tier::Kvm, Tier::Interpreter];
 
 /// Number of tests by result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -214,10 +205,6 @@ fn nextest(workspace: &Workspace, tiers: &[Tier]) -> Command {
         .arg("--config-file")
         .arg(workspace.root().join("dev/xtask/nextest.toml"))
         .args(["--no-tests=warn", "-E", &filter(tiers)]);
-    if tiers.contains(&Tier::Soak) {
-        // Soak tests are marked `#[ignore]` so that a plain `cargo test` does not start them.
-        command.args(["--profile", "soak", "--run-ignored=all"]);
-    }
     command
 }
 
@@ -253,9 +240,6 @@ fn cargo_test(workspace: &Workspace, tiers: &[Tier]) -> Command {
     ]);
     // Parallel VMs would distort the times that tests measure.
     command.arg("--test-threads=1");
-    if tiers.contains(&Tier::Soak) {
-        command.arg("--include-ignored");
-    }
     for tier in PREFIXED {
         let Some(prefix) = tier.prefix() else {
             continue;
@@ -365,7 +349,7 @@ mod tests {
         assert_eq!(
             filter(&[Tier::Unit, Tier::Net]),
             "test(/(^|::)net_/) + not (test(/(^|::)net_/) + test(/(^|::)image_/) + \
-             test(/(^|::)kvm_/) + test(/(^|::)interpreter_/) + test(/(^|::)soak_/))"
+             test(/(^|::)kvm_/) + test(/(^|::)interpreter_/))"
         );
     }
 

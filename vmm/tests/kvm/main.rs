@@ -117,6 +117,9 @@ fn main() {
             soak_two_hundred_generations,
             soak_the_cost_of_diffs,
             soak_python_test_suite_as_on_the_host,
+            soak_node_test_suite_as_on_the_host,
+            soak_files_across_generations,
+            soak_every_class_of_stress_ng,
         },
     };
     run_dir::sweep();

@@ -33,6 +33,11 @@ fn artifacts() -> PathBuf {
     PathBuf::from(env::var_os("CUBE_ARTIFACTS").unwrap_or_default())
 }
 
+/// Test suites and tools that `cargo xtask soak` fetches.
+pub(crate) fn suites() -> PathBuf {
+    artifacts().join("soak")
+}
+
 /// The program under test.
 pub(crate) fn program() -> PathBuf {
     match env::var_os("CUBE_BIN") {
