@@ -229,6 +229,18 @@ fn measure(metric: &Metric, blocks: &[Block], seed: u64) -> Option<MetricCompari
     })
 }
 
+/// Names of the metrics of which the data do not show that B is worse by at most `margin`, a share: their interval is
+/// missing or ends beyond it. Each metric must be shown by itself, so no correction for several metrics applies.
+#[must_use]
+pub fn not_within(metrics: &[MetricComparison], margin: f64) -> Vec<String> {
+    let within = |metric: &&MetricComparison| {
+        let interval = metric.ratio_ci95;
+        interval.is_some_and(|[_, high]| high <= 1.0 + margin)
+    };
+    let open = metrics.iter().filter(|metric| !within(metric));
+    open.map(|metric| metric.metric.clone()).collect()
+}
+
 fn decide(metric: &mut MetricComparison, family: usize, tolerance: f64) {
     if metric.p_adjusted > LEVEL {
         if paired::least_p(metric.pairs) * family as f64 > LEVEL {

@@ -43,6 +43,9 @@ pub struct AbPlan {
     pub seed: u64,
     /// Smallest change that counts, as a share.
     pub tolerance: f64,
+    /// Largest accepted slowdown as a share, which B must be shown to stay within; `None` demands no such proof.
+    #[serde(default)]
+    pub margin: Option<f64>,
     /// Command line that repeats the comparison.
     pub reproduce: String,
     /// Wall clock in milliseconds since 1970.

@@ -44,6 +44,12 @@ pub struct AbReport {
     pub blocks_needed: usize,
     /// Smallest change that counts, as a share.
     pub tolerance: f64,
+    /// Largest accepted slowdown as a share; `null` if none was given.
+    #[serde(default)]
+    pub margin: Option<f64>,
+    /// Metrics of which it is not shown that B stays within `margin`; empty without a margin.
+    #[serde(default)]
+    pub not_within_margin: Vec<String>,
     /// Failures, and starts that did not come from the warm pool.
     pub counts: Vec<CountComparison>,
     pub metrics: Vec<MetricComparison>,
@@ -60,7 +66,13 @@ impl AbReport {
         let comparison = compare::compare(&plan.scenario, blocks, plan.tolerance, plan.seed);
         let graded = grade(recorded);
         let is_complete = u32::try_from(pairs).is_ok_and(|pairs| pairs == plan.blocks);
-        let end = end(&comparison, is_complete, graded.grade);
+        let not_within_margin = plan.margin.map_or(Vec::new(), |margin| {
+            compare::not_within(&comparison.metrics, margin)
+        });
+        let end = match end(&comparison, is_complete, graded.grade) {
+            End::Pass if !not_within_margin.is_empty() => End::Inconclusive,
+            end => end,
+        };
         let report = Self {
             format: FORMAT,
             scenario: plan.scenario.name.clone(),
@@ -76,6 +88,8 @@ impl AbReport {
             pairs,
             blocks_needed: comparison.blocks_needed,
             tolerance: plan.tolerance,
+            margin: plan.margin,
+            not_within_margin,
             counts: comparison.counts,
             metrics: comparison.metrics,
         };
@@ -263,6 +277,20 @@ fn notes(out: &mut String, report: &AbReport) -> std::fmt::Result {
         report.metrics.len(),
         report.tolerance * 100.0
     )?;
+    if let Some(margin) = report.margin {
+        let percent = margin * 100.0;
+        match report.not_within_margin.as_slice() {
+            [] => writeln!(
+                out,
+                "B is shown to be worse by at most {percent} % in every metric"
+            )?,
+            open => writeln!(
+                out,
+                "not shown that B is worse by at most {percent} %: {}; more blocks help",
+                open.join(", ")
+            )?,
+        }
+    }
     let planned = usize::try_from(report.blocks).unwrap_or(usize::MAX);
     if report.pairs < planned {
         writeln!(

@@ -40,6 +40,8 @@ pub struct AbSettings {
     pub seed: Option<u64>,
     /// Smallest change that counts, as a share.
     pub tolerance: f64,
+    /// Largest accepted slowdown as a share; `None` demands no proof that B stays within one.
+    pub margin: Option<f64>,
     /// Directory of the results; must not contain a plan yet.
     pub results: PathBuf,
     /// Directory for sockets, logs and server state.
@@ -88,6 +90,7 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
         blocks: settings.blocks,
         seed: scenario.seed,
         tolerance: settings.tolerance,
+        margin: settings.margin,
         reproduce: settings.reproduce.clone(),
         started_unix_ms: unix_ms(),
         scenario,
@@ -213,6 +216,7 @@ mod tests {
             starts,
             seed: Some(9),
             tolerance: 0.02,
+            margin: None,
             results: "r".into(),
             run_root: "run".into(),
             reproduce: String::new(),

@@ -4,7 +4,7 @@ use model::{StartPhase, Timeline};
 use testbed::random::SplitMix64;
 
 use super::{
-    compare::{Comparison, Finding, compare},
+    compare::{Comparison, Finding, compare, not_within},
     order,
     record::Block,
     *,
@@ -13,8 +13,9 @@ use crate::{
     event::{Attempt, Failure, FailureCause},
     plan::{Row, Subject},
     scenario::{self, Scenario},
-    stats::fold::Summary,
+    stats::fold::{self, Summary},
 };
+use std::collections::BTreeMap;
 
 const MS: f64 = 1e6;
 
@@ -168,6 +169,63 @@ fn equal_builds_show_nothing_in_about_95_of_100_runs() {
     });
     let quiet = quiet.count();
     assert!((52..=60).contains(&quiet), "{quiet} of 60");
+}
+
+#[test]
+fn no_worse_than_a_margin_must_be_shown_for_every_metric() {
+    let comparison = Simulation::equal(20).compare(5);
+    let open = |margin| not_within(&comparison.metrics, margin);
+    assert_eq!(open(0.2), Vec::<String>::new());
+    assert_eq!(open(0.0001).len(), comparison.metrics.len());
+    // Too few pairs for an interval show nothing.
+    let few = Simulation::equal(4).compare(5);
+    assert_eq!(not_within(&few.metrics, 10.0).len(), few.metrics.len());
+    let slower = Simulation {
+        delay_ns: 20.0 * MS,
+        ..Simulation::equal(20)
+    };
+    assert_eq!(not_within(&slower.compare(5).metrics, 0.1).len(), 6);
+}
+
+/// A comparison of a build with itself, of blocks drawn with replacement from the rounds of a published run: their spread
+/// and their shape are those of a real host.
+#[test]
+fn resampled_blocks_of_one_build_give_at_most_5_false_alarms_in_100() {
+    let dir = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../results/single-api-ring3-2core-20261122"
+    );
+    let recorded = fold::fold(&crate::record::read(std::path::Path::new(dir)).unwrap());
+    let mut rounds: BTreeMap<u32, Vec<Attempt>> = BTreeMap::new();
+    for clone in recorded.clones {
+        rounds.entry(clone.round).or_default().push(clone);
+    }
+    let rounds: Vec<Vec<Attempt>> = rounds.into_values().collect();
+    assert_eq!(rounds.len(), 10);
+    let trials = 120;
+    let alarms = (0..trials).filter(|seed| {
+        let mut random = SplitMix64::new(*seed);
+        let blocks: Vec<Block> = order(12)
+            .into_iter()
+            .enumerate()
+            .map(|(index, side)| Block {
+                side,
+                pair: index / 2,
+                summary: Summary {
+                    clones: rounds[random.below(rounds.len())].clone(),
+                    ..Summary::default()
+                },
+            })
+            .collect();
+        let comparison = compare(&scenario(), &blocks, 0.0, *seed);
+        let found = verdicts(&comparison);
+        assert!(found.len() >= 6, "{found:?}");
+        found
+            .iter()
+            .any(|(_, verdict)| matches!(verdict, Finding::Worse | Finding::Better))
+    });
+    let alarms = alarms.count();
+    assert!(alarms <= 6, "{alarms} of {trials}");
 }
 
 #[test]

@@ -42,6 +42,9 @@ pub(super) struct Ab {
     /// Smallest change in percent that is reported as better or worse
     #[arg(long, value_name = "PERCENT", default_value_t = 2.0, value_parser = percent)]
     tolerance: f64,
+    /// Largest accepted slowdown in percent: the run is inconclusive unless every metric is shown to stay within it
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    margin: Option<f64>,
     /// New directory for the results [default: target/cube/results/ab-NAME-TIME, or below $CUBE_ARTIFACTS]
     #[arg(long, value_name = "DIR", conflicts_with = "report")]
     results: Option<PathBuf>,
@@ -80,6 +83,7 @@ impl Ab {
             starts: self.starts,
             seed: self.seed,
             tolerance: self.tolerance / 100.0,
+            margin: self.margin.map(|percent| percent / 100.0),
             results,
             run_root: self.run_root.run_root,
         };
@@ -102,6 +106,9 @@ impl Ab {
             self.blocks,
             self.tolerance,
         );
+        if let Some(margin) = self.margin {
+            line.push_str(&format!(" --margin {margin}"));
+        }
         if let Some(starts) = self.starts {
             line.push_str(&format!(" --starts {starts}"));
         }
