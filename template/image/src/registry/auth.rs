@@ -48,7 +48,7 @@ impl Session<'_> {
             .get(endpoint, path, accept, present.as_deref())
             .await?;
         // Only the registry's own challenge counts, not that of a server that it redirects to.
-        let is_own = answer.host == endpoint.host;
+        let is_own = answer.server == *endpoint;
         if answer.response.status() != StatusCode::UNAUTHORIZED || !is_own {
             return Ok(answer);
         }

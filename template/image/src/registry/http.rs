@@ -80,7 +80,7 @@ pub(crate) struct Connector {
 /// An answer that is not a redirect, and who gave it.
 pub(crate) struct Answer {
     pub(crate) response: Response<Incoming>,
-    pub(crate) host: String,
+    pub(crate) server: Endpoint,
 }
 
 impl Connector {
@@ -110,8 +110,8 @@ impl Connector {
             let authorization = authorization.filter(|_| at == *endpoint);
             let response = self.exchange(&at, &path, accept, authorization).await?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-                let host = at.host;
-                return Ok(Answer { response, host });
+                let server = at;
+                return Ok(Answer { response, server });
             }
             let next = redirect(&at, &response);
             (at, path) = next.ok_or(HttpError::Redirect { host: at.host })?;
@@ -227,9 +227,9 @@ impl Connector {
         let limit = self.timeouts.stall;
         loop {
             let frame = timeout(limit, answer.response.body_mut().frame()).await;
-            let frame = frame.map_err(|_| stalled(&answer.host, "send more", limit))?;
+            let frame = frame.map_err(|_| stalled(&answer.server.host, "send more", limit))?;
             let frame = frame.transpose().map_err(|source| HttpError::Exchange {
-                host: answer.host.clone(),
+                host: answer.server.host.clone(),
                 source: source.into(),
             })?;
             match frame.map(hyper::body::Frame::into_data) {
@@ -247,7 +247,7 @@ impl Connector {
         while let Some(piece) = self.piece(answer).await? {
             bytes.extend_from_slice(&piece);
             if bytes.len() as u64 > limit {
-                let host = answer.host.clone();
+                let host = answer.server.host.clone();
                 return Err(HttpError::TooLarge { host, limit });
             }
         }

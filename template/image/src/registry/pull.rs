@@ -86,7 +86,7 @@ pub enum PullError {
     Deadline(u64),
     #[error("registry has no server: its list of endpoints is empty")]
     NoEndpoint,
-    #[error("a part of the pull panicked")]
+    #[error("a part of the pull panicked, or the server is stopping")]
     Panic,
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
@@ -216,7 +216,7 @@ impl Pull<'_> {
     ) -> Result<(Digest, Document), PullError> {
         let path = format!("/v2/{}/manifests/{version}", self.reference.path);
         let mut answer = self.session.get(&path, &ACCEPTED.join(", ")).await?;
-        self.check_status(&answer.host, answer.response.status())?;
+        self.check_status(&answer.server.host, answer.response.status())?;
         let kind = answer.response.headers().get(CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let kind = kind.to_owned();
@@ -272,7 +272,7 @@ impl Pull<'_> {
         }
         let path = format!("/v2/{}/blobs/{digest}", self.reference.path);
         let mut answer = self.session.get(&path, "*/*").await?;
-        self.check_status(&answer.host, answer.response.status())?;
+        self.check_status(&answer.server.host, answer.response.status())?;
         let length = |found| PullError::Length {
             digest,
             wanted: wanted.size,
@@ -294,7 +294,10 @@ impl Pull<'_> {
         if draft.written() != wanted.size {
             return Err(length(draft.written()));
         }
-        Ok(draft.finish_blob(digest, wanted.size)?)
+        // Syncing a large file blocks for long.
+        let size = wanted.size;
+        let finish = tokio::task::spawn_blocking(move || draft.finish_blob(digest, size));
+        Ok(finish.await.map_err(|_| PullError::Panic)??)
     }
 
     fn check_status(&self, host: &str, status: StatusCode) -> Result<(), PullError> {
