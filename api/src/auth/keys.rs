@@ -242,8 +242,10 @@ impl KeyFile {
             file.sync_all()?;
             fs::rename(&draft, &self.path)?;
             // A key that was printed must exist, and a revoked one must stay revoked, after a crash of the host.
-            let dir = self.path.parent().unwrap_or(&self.path);
-            File::open(dir)?.sync_all()
+            let state = self.path.parent().unwrap_or(&self.path);
+            File::open(state)?.sync_all()?;
+            // The command may have created the state directory.
+            File::open(state.join(".."))?.sync_all()
         };
         replace().map_err(|why| {
             // Frees the space of an incomplete file: the disk may be full.

@@ -1,6 +1,13 @@
 //! API keys of a running server.
 
-use std::process::Command;
+use std::{
+    fs::{self, OpenOptions},
+    path::Path,
+    process::Command,
+};
+
+use api::auth::KeyFile;
+use power_loss::{Recording, TRACED};
 
 use crate::{
     http::{self, Answer},
@@ -64,4 +71,70 @@ pub(crate) fn kvm_keys_open_what_their_scopes_say() {
     until("the key is rejected", || {
         get(&server, "/v2/sandboxes", &key).status == 401
     });
+}
+
+/// Records the system calls of `key new` and `key revoke`, and reads the key file in every state in which a crash of the
+/// host can leave it. What a command prints is the promise.
+pub(crate) fn kvm_a_printed_key_survives_a_power_loss() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let (all, printed, trace) = (root.join("all"), root.join("printed"), root.join("trace"));
+    fs::create_dir(&all).unwrap();
+    let state = all.join("state");
+    for words in [["new", "ci"], ["revoke", "ci"]] {
+        let out = || {
+            OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(&printed)
+                .unwrap()
+        };
+        let status = Command::new("strace")
+            .args(TRACED)
+            .args(["-A", "-o"])
+            .arg(&trace)
+            .args([env!("CARGO_BIN_EXE_cube-api"), "key"])
+            .args(words)
+            .arg("--state")
+            .arg(&state)
+            .stdout(out())
+            .stderr(out())
+            .status()
+            .expect("strace: apt-get install strace");
+        assert!(status.success(), "{status}");
+    }
+    let trace = fs::read_to_string(&trace).unwrap();
+    let recording = Recording::new(&trace, &all, &printed).unwrap();
+    assert_eq!(broken_promise(&recording), None);
+    for (number, path) in recording.syncs() {
+        let broken = broken_promise(&recording.without(number));
+        println!("without the sync of {}: {broken:?}", path.display());
+        // The second command syncs the name of the state directory again.
+        assert!(
+            broken.is_some() || path.as_os_str().is_empty(),
+            "{}",
+            path.display()
+        );
+    }
+}
+
+/// The first promise that a crash breaks.
+fn broken_promise(recording: &Recording) -> Option<String> {
+    recording.crashes().into_iter().find_map(|crash| {
+        let marks = recording.marks(crash.at);
+        let is_printed = marks.iter().any(|mark| mark.starts_with("e2b_"));
+        let is_revoked = marks.iter().any(|mark| mark.starts_with("revoked"));
+        let found = tempfile::tempdir().unwrap();
+        let unchanged = |_: &Path, bytes: &[u8]| bytes.to_vec();
+        crash.tree.write(found.path(), unchanged).unwrap();
+        let keys = match KeyFile::of(&found.path().join("state")).read() {
+            Ok(keys) => keys,
+            Err(e) => return Some(e.to_string()),
+        };
+        if is_printed && keys.len() != 1 {
+            return Some("a printed key is gone".to_owned());
+        }
+        let is_live = keys.iter().any(|key| key.revoked_unix_s.is_none());
+        (is_revoked && is_live).then(|| "a revoked key is live".to_owned())
+    })
 }
