@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod churn;
+mod clock;
+mod days;
 mod http;
 mod keys;
 mod lives;
@@ -72,6 +74,9 @@ fn main() {
             kvm_two_hundred_sandboxes_leave_nothing,
             kvm_a_server_killed_under_load_loses_no_sandbox,
             soak_two_thousand_sandboxes_leave_nothing,
+        },
+        days::{
+            soak_a_day_of_pauses_and_resumes,
         },
     };
     test_cases::run(cases, |_| process::lack()).exit();

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use api_types::envd::{EnvdClient, ExecRequest};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -275,6 +276,21 @@ impl Server {
         let path = format!("/files?username=root&path={path}");
         self.envd(sandbox, "POST", &path, text.as_bytes())
             .expect(200);
+    }
+
+    /// Runs a shell script in a sandbox, which must succeed. Returns its output.
+    pub(crate) fn sh(&self, sandbox: &Sandbox, script: &str) -> String {
+        let mut client = EnvdClient::over(TcpStream::connect(self.address).unwrap(), PATIENCE);
+        let headers = [
+            ("E2b-Sandbox-Id", sandbox.id.as_str()),
+            ("E2b-Sandbox-Port", "49983"),
+        ];
+        client.set_route(&self.address.to_string(), &headers);
+        client.set_access_token(Some(sandbox.token.clone()));
+        let request = ExecRequest::new("/bin/sh", &["-c", script]);
+        let output = client.exec(&request, PATIENCE).unwrap();
+        assert_eq!(output.exit_code, 0, "{script}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
     }
 
     pub(crate) fn boot_id(&self, sandbox: &Sandbox) -> String {
