@@ -23,7 +23,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The crates with soak tests. A test compares them with the sources.
+/// The crates with soak tests among their integration tests. A test compares them with the sources.
 const PACKAGES: [&str; 2] = ["vmm", "api"];
 /// The prefix of the names of soak tests.
 const PREFIX: &str = "soak_";
@@ -114,6 +114,8 @@ fn tests(workspace: &Workspace) -> Result<Vec<Test>> {
         "test",
         "--no-run",
         "--message-format=json-render-diagnostics",
+        "--test",
+        "*",
     ]);
     for package in PACKAGES {
         build.args(["--package", package]);
