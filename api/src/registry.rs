@@ -11,7 +11,7 @@ mod sample;
 mod signature;
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -231,7 +231,15 @@ impl Registry {
     /// # Errors
     /// Returns [`pool::PoolError::Draining`] if the pool is closed.
     pub async fn list(&self) -> Result<Vec<View>, RegistryError> {
+        // An answer of the pool may be older than the sandbox's end, and its view then enters the sandbox again after
+        // `forget_ended`. Such an entry is removed here: ids are not reused, so a sandbox that was known before the
+        // pool made the list and is not on it has ended.
+        let mut ended: HashSet<SandboxId> = self.known().keys().cloned().collect();
         let sandboxes = self.pool.list().await?;
+        for sandbox in &sandboxes {
+            ended.remove(&sandbox.id);
+        }
+        self.known().retain(|id, _| !ended.contains(id));
         // A sandbox whose note cannot be read is being killed; see `open`.
         Ok(sandboxes
             .into_iter()
@@ -367,5 +375,70 @@ fn token(wanted: Token) -> Result<Option<String>, RegistryError> {
     match wanted {
         Token::None => Ok(None),
         Token::Drawn => Ok(Some(crate::auth::random_hex::<32>()?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Bytes;
+    use pool::{MissingLimits, PoolConfig, SandboxLimits, WarmMarks};
+
+    use super::*;
+
+    /// A pool without templates and sandboxes.
+    async fn empty_pool(state: &std::path::Path) -> Pool {
+        let config = PoolConfig {
+            vmm: "/bin/true".into(),
+            state: state.to_owned(),
+            installed_templates: None,
+            images: Vec::new(),
+            warm: WarmMarks { low: 0, high: 0 },
+            limits: SandboxLimits {
+                memory_overhead: Bytes::mib(64),
+                cpu_weight: 100,
+                cpu_millis: None,
+                pids: 16,
+                io_bytes_per_s: None,
+                layer: None,
+            },
+            missing_limits: MissingLimits::Allow,
+            max_sandboxes: 1,
+            memory_reserve: Bytes(0),
+            server_memory: None,
+            disk_reserve: Bytes(0),
+            max_saved: 1,
+            start_timeout: std::time::Duration::from_secs(30),
+            network: None,
+            lifetime_of_note: |_| None,
+        };
+        let (pool, ..) = Pool::open(config).await.unwrap();
+        pool
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_that_was_entered_after_its_end_is_forgotten_by_the_next_list() {
+        let state = tempfile::tempdir().unwrap();
+        let pool = empty_pool(state.path()).await;
+        let registry = Registry::open(pool, Vec::new());
+        let note = Note {
+            started_at: 0,
+            metadata: BTreeMap::new(),
+            env_vars: BTreeMap::new(),
+            envd_token: None,
+            traffic_token: None,
+            allow_internet_access: None,
+            network: None,
+            mcp: None,
+        };
+        let known = Known {
+            text: note.to_text().unwrap().into(),
+            note: Arc::new(note),
+            samples: VecDeque::new(),
+        };
+        registry
+            .known()
+            .insert(SandboxId::from_random([0; 19]), known);
+        assert!(registry.list().await.unwrap().is_empty());
+        assert!(registry.known().is_empty());
     }
 }

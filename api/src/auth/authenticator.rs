@@ -149,29 +149,32 @@ fn lock(state: &Mutex<KeyState>) -> MutexGuard<'_, KeyState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reloads the keys whenever the key file changes; never returns. If the changed file cannot be read, every key is
-/// rejected until the file changes again.
+/// Reloads the keys whenever the key file changes; never returns. If the file cannot be read, every key is rejected
+/// until it can: the cause (a full descriptor table, a failing disk) may end without a change of the file.
 pub async fn watch_keys(file: KeyFile, authenticator: Arc<Authenticator>) {
     // The first iteration always reloads: the file may have changed since the server read it at startup.
     let mut seen = None;
+    let mut logged = None;
     loop {
         tokio::time::sleep(POLL_INTERVAL).await;
         let now = Some(stamp(&file));
         if now == seen {
             continue;
         }
-        seen = now;
         match file.read() {
             Ok(keys) => {
                 info!(keys = keys.len(), "reloaded API keys");
                 authenticator.replace(keys);
+                (seen, logged) = (now, None);
             }
             Err(why) => {
-                error!(
-                    why = %model::chain(&why),
-                    "cannot reload API keys: rejecting every key until the file can be read"
-                );
                 authenticator.replace(Vec::new());
+                seen = None;
+                let why = model::chain(&why);
+                if logged.as_ref() != Some(&why) {
+                    error!(%why, "cannot reload API keys: rejecting every key until the file can be read");
+                    logged = Some(why);
+                }
             }
         }
     }
@@ -265,6 +268,37 @@ mod tests {
         becomes(is_accepted, true).await;
         file.revoke("k", 1).unwrap();
         becomes(is_accepted, false).await;
+        watch.abort();
+    }
+
+    #[tokio::test]
+    async fn keys_are_accepted_again_when_an_unchanged_file_can_be_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = KeyFile::of(dir.path());
+        let key = file.add("k", Scope::ALL.to_vec(), 0).unwrap();
+        let keys = file.read().unwrap();
+        let readable = fs::read(file.path()).unwrap();
+        let written = stamp(&file);
+        let time = fs::metadata(file.path()).unwrap().modified().unwrap();
+        // Neither the inode nor the modification time changes, as with a file that could not be read for a while.
+        let overwrite = |contents: &[u8]| {
+            fs::write(file.path(), contents).unwrap();
+            let opened = fs::File::options().write(true).open(file.path()).unwrap();
+            opened.set_modified(time).unwrap();
+            assert_eq!(stamp(&file), written);
+        };
+        overwrite(b"torn");
+        let authenticator = Arc::new(Authenticator::with_keys(keys, RATE));
+        let is_accepted = || {
+            let headers = with("x-api-key", &key);
+            let admitted = authenticator.admit(&headers, Scope::SandboxesRead, Instant::now());
+            admitted != Err(AuthError::Unknown)
+        };
+        assert!(is_accepted());
+        let watch = tokio::spawn(watch_keys(file.clone(), authenticator.clone()));
+        becomes(is_accepted, false).await;
+        overwrite(&readable);
+        becomes(is_accepted, true).await;
         watch.abort();
     }
 

@@ -68,6 +68,8 @@ fn main() {
             kvm_a_policy_is_replaced_while_the_sandbox_runs,
             kvm_pause_fork_and_kill_take_the_policy_along,
             kvm_a_killed_server_leaves_the_policy_in_force,
+            kvm_a_sandbox_whose_network_changed_while_no_server_ran_is_never_served,
+            kvm_a_server_that_is_killed_while_it_starts_is_followed_by_one_that_starts,
             kvm_without_a_network_programs_are_told_at_once,
         },
         churn::{

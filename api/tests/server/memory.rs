@@ -54,8 +54,9 @@ fn processes_of(group: &Path) -> String {
 pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
     let mut server = Server::open();
     let own = group_of(server.pid());
-    let name = own.file_name().unwrap().to_str().unwrap().to_owned();
-    let vms = own.with_file_name(name.strip_suffix("-server").unwrap());
+    let name = own.file_name().unwrap().to_str().unwrap();
+    let suffix = format!("-server-{}", server.pid());
+    let vms = own.with_file_name(name.strip_suffix(&suffix).unwrap());
     assert_eq!(limit_of(&own), 2 << 30);
     assert_eq!(processes_of(&own), server.pid().to_string());
 
@@ -68,11 +69,18 @@ pub(crate) fn kvm_the_server_is_in_a_control_group_of_its_own() {
     assert_eq!(group_of(vmm), vms.join(&sandbox.id));
     assert_eq!(processes_of(&own), server.pid().to_string());
 
-    // The next server process sets its own limit for the cgroup. Loaded templates raise the limit.
+    // The next server process has a cgroup with a limit of its own, and removes the former one. Loaded templates raise
+    // the limit.
     server.kill();
+    let former = own;
     server.restart_with(&["--server-memory", "300MiB", "--warm", "1:1"]);
-    assert_eq!(group_of(server.pid()), own);
-    assert_eq!(processes_of(&own), server.pid().to_string());
+    let own = group_of(server.pid());
+    assert_ne!(own, former);
+    until("the former server's cgroup is removed", || !former.exists());
+    // A VMM of the stock is in the server's cgroup for a moment.
+    until("the server is alone in its cgroup", || {
+        processes_of(&own) == server.pid().to_string()
+    });
     assert!(server.is_up(&sandbox));
     let most = (300 << 20) + memory_of_templates();
     until("the templates are loaded", || limit_of(&own) == most);

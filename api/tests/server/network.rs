@@ -1,6 +1,8 @@
 //! Network policies, tested from inside sandboxes.
 
 use std::{
+    fs,
+    hash::{BuildHasher, RandomState},
     thread,
     time::{Duration, Instant},
 };
@@ -9,7 +11,7 @@ use api_types::envd::{ENVD_PORT, EnvdClient, ExecOutput, ExecRequest};
 use serde_json::{Value, json};
 
 use crate::{
-    outside::{BULK, FAR, NEAR, PORT, SIX, taps_of_vmms, with_outside},
+    outside::{BULK, FAR, NEAR, PORT, SIX, ip, tap_of, taps_of_vmms, with_outside},
     process::{PATIENCE, Sandbox, Server, until},
 };
 
@@ -274,6 +276,55 @@ pub(crate) fn kvm_a_killed_server_leaves_the_policy_in_force() {
             .put(&sandbox.path("/network"), &json!({}))
             .expect(204);
         assert_reaches(&server, &sandbox, &[]);
+    });
+}
+
+pub(crate) fn kvm_a_sandbox_whose_network_changed_while_no_server_ran_is_never_served() {
+    with_outside(|| {
+        let mut server = server();
+        let changes = ["link set TAP down", "address add 203.0.113.77/32 dev TAP"];
+        let changed = changes.map(|change| (change, server.create(&json!({}))));
+        let sandbox = server.create(&json!({"network": only(&[NEAR])}));
+        server.kill();
+        for (change, sandbox) in &changed {
+            let dir = server.state.path().join("sandboxes").join(&sandbox.id);
+            let record = fs::read(dir.join("record.json")).unwrap();
+            let record: Value = serde_json::from_slice(&record).unwrap();
+            let tap = tap_of(record["vmm"]["pid"].as_u64().unwrap());
+            ip(&change.replace("TAP", &tap));
+        }
+        server.restart();
+        for (change, sandbox) in &changed {
+            assert!(!server.is_up(sandbox), "after {change}");
+        }
+        assert!(server.is_up(&sandbox));
+        assert_reaches(&server, &sandbox, &[NEAR]);
+        until("their VMMs have ended", || taps_of_vmms() == 1);
+        assert_eq!(server.list(), [sandbox.id]);
+    });
+}
+
+pub(crate) fn kvm_a_server_that_is_killed_while_it_starts_is_followed_by_one_that_starts() {
+    with_outside(|| {
+        let mut server = server();
+        let sandbox = server.create(&json!({"network": only(&[NEAR])}));
+        for _ in 0..15 {
+            server.kill();
+            server.begin_restart();
+            let lived_ms = RandomState::new().hash_one(()) % 800;
+            eprintln!("killing the server {lived_ms} ms after its start");
+            thread::sleep(Duration::from_millis(lived_ms));
+            server.assert_running();
+        }
+        server.crash_and_restart();
+        assert_reaches(&server, &sandbox, &[NEAR]);
+        let new = server.create(&json!({"network": only(&[FAR])}));
+        assert_reaches(&server, &new, &[FAR]);
+        let mut ids = server.list();
+        ids.sort();
+        let mut expected = [sandbox.id, new.id];
+        expected.sort();
+        assert_eq!(ids, expected);
     });
 }
 

@@ -74,6 +74,17 @@ pub(crate) fn taps_of_vmms() -> usize {
         .count()
 }
 
+/// Name of the TAP of a process.
+pub(crate) fn tap_of(pid: u64) -> String {
+    let infos = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap();
+    let mut texts = infos.map(|info| fs::read_to_string(info.unwrap().path()).unwrap());
+    let name = |text: String| {
+        let mut lines = text.lines();
+        lines.find_map(|line| Some(line.strip_prefix("iff:")?.trim().to_owned()))
+    };
+    texts.find_map(name).unwrap()
+}
+
 impl Beyond {
     /// Creates the uplink and the far side.
     fn join() -> Self {

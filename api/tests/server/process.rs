@@ -95,8 +95,7 @@ impl Server {
 
     fn ready(&mut self) {
         until("the server answers", || {
-            let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none(), "the server exited: {ended:?}");
+            self.assert_running();
             TcpStream::connect(self.address).is_ok() && self.get("/health").status == 200
         });
     }
@@ -184,13 +183,24 @@ impl Server {
     }
 
     pub(crate) fn restart(&mut self) {
+        self.begin_restart();
+        self.ready();
+    }
+
+    /// Starts a new process, and does not wait for it.
+    pub(crate) fn begin_restart(&mut self) {
         self.child = start(
             &self.program,
             self.state.path(),
             self.address,
             &self.options,
         );
-        self.ready();
+    }
+
+    /// Panics if the process has exited by itself.
+    pub(crate) fn assert_running(&mut self) {
+        let ended = self.child.try_wait().unwrap();
+        assert!(ended.is_none(), "the server exited: {ended:?}");
     }
 
     /// Like `restart`, with changed values for these options, given as pairs of name and value.
