@@ -17,6 +17,9 @@ use crate::{
 const PROMPT: Duration = Duration::from_millis(100);
 /// Maximum number of jobs, each of which holds a thread.
 const MAX_JOBS: usize = 256;
+/// Jobs per core that may have just begun. A job mostly waits until its VMM is scheduled and answers, which takes
+/// several milliseconds on a busy host.
+const PROMPT_JOBS_PER_CORE: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Adoptions {
@@ -31,11 +34,11 @@ pub(super) struct Adoptions {
 }
 
 impl Adoptions {
-    pub(super) fn new(pending: Vec<SandboxId>, leftovers: Leftovers, parallel: usize) -> Self {
+    pub(super) fn new(pending: Vec<SandboxId>, leftovers: Leftovers, cores: usize) -> Self {
         Self {
             pending,
             begun: HashMap::new(),
-            parallel,
+            parallel: cores.saturating_mul(PROMPT_JOBS_PER_CORE),
             leftovers: Some(leftovers),
             is_sweeping: false,
         }
