@@ -137,14 +137,18 @@ fn pack(out: &Path, log: &Path) -> Result<()> {
 /// Only the archive with the original source is fetched: Debian's patches are not applied.
 fn node_tests(suites: &[Suite], version: &str, out: &Path, log: &Path) -> Result<()> {
     let apt = tempfile::tempdir()?;
+    // apt does not create these, and finds no sources if lists and cache share a directory.
+    for dir in ["lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(apt.path().join(dir))?;
+    }
     let sources = apt.path().join("sources.list");
     let lines: Vec<_> = suites.iter().map(Suite::source_code_line).collect();
     fs::write(&sources, lines.join("\n") + "\n")?;
     let options = [
         format!("Dir::Etc::SourceList={}", sources.display()),
         "Dir::Etc::SourceParts=/dev/null".to_owned(),
-        format!("Dir::State::Lists={}", apt.path().display()),
-        format!("Dir::Cache={}", apt.path().display()),
+        format!("Dir::State::Lists={}/lists", apt.path().display()),
+        format!("Dir::Cache={}/cache", apt.path().display()),
         "APT::Sandbox::User=root".to_owned(),
     ];
     let apt_get = |arguments: &[&str]| {

@@ -199,6 +199,7 @@ impl Reference {
             "mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /dev; mkdir /dev/pts /dev/shm; \
              for n in 'null 1 3' 'zero 1 5' 'full 1 7' 'random 1 8' 'urandom 1 9' 'tty 5 0'; do set -- $n; mknod -m 666 /dev/$1 c $2 $3; done; \
              mount -t devpts -o newinstance,ptmxmode=0666 devpts /dev/pts; ln -s pts/ptmx /dev/ptmx; ln -s /proc/self/fd /dev/fd; \
+             for n in 0/stdin 1/stdout 2/stderr; do ln -s /proc/self/fd/${{n%/*}} /dev/${{n#*/}}; done; \
              mount -t tmpfs -o mode=1777 tmpfs /dev/shm; ip link set lo up; {script}"
         );
         let mut command = Command::new("unshare");
