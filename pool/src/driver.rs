@@ -130,7 +130,7 @@ impl Driver {
                 _ => {}
             }
         }
-        let adoptions = Adoptions::new(pending, setup.leftovers, cores);
+        let adoptions = Adoptions::new(pending, setup.leftovers, cores.saturating_mul(2));
         Self {
             host_boot_id: setup.host_boot_id,
             requests: setup.requests,

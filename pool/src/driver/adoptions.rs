@@ -17,9 +17,6 @@ use crate::{
 const PROMPT: Duration = Duration::from_millis(100);
 /// Maximum number of jobs, each of which holds a thread.
 const MAX_JOBS: usize = 256;
-/// Jobs per core that may have just begun. A job mostly waits until its VMM is scheduled and answers, which takes
-/// several milliseconds on a busy host.
-const PROMPT_JOBS_PER_CORE: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Adoptions {
@@ -34,11 +31,11 @@ pub(super) struct Adoptions {
 }
 
 impl Adoptions {
-    pub(super) fn new(pending: Vec<SandboxId>, leftovers: Leftovers, cores: usize) -> Self {
+    pub(super) fn new(pending: Vec<SandboxId>, leftovers: Leftovers, parallel: usize) -> Self {
         Self {
             pending,
             begun: HashMap::new(),
-            parallel: cores.saturating_mul(PROMPT_JOBS_PER_CORE),
+            parallel,
             leftovers: Some(leftovers),
             is_sweeping: false,
         }
