@@ -3,12 +3,12 @@
 //! Labels are route patterns, methods, statuses, phases and reasons, so the number of time series is bounded, whatever
 //! clients send.
 
-use std::{fmt::Write, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt::Write, sync::Arc, time::Duration};
 
 use hyper::Method;
 use model::{StartPhase, Timeline};
 use netisolation::{Counters, Reason};
-use pool::PoolStats;
+use pool::{PoolStats, VmmId, VmmUse};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{counter::Counter, family::Family, histogram::Histogram},
@@ -157,6 +157,30 @@ fn name_of(method: &Method) -> &'static str {
     found.map_or("other", |(_, name)| name)
 }
 
+/// Writes what each kept VMM is used for. After a fix of the VMM, the lines with `present="false"` show what still needs
+/// a former one.
+fn write_vmms(text: &mut String, vmms: &BTreeMap<VmmId, VmmUse>) -> std::fmt::Result {
+    writeln!(
+        text,
+        "# HELP cube_pool_vmm_uses VMs, pauses and templates of each cube-vmm, named by the start of its SHA-256.\n\
+         # TYPE cube_pool_vmm_uses gauge"
+    )?;
+    for (id, uses) in vmms {
+        let (vmm, present) = (&id.as_str()[..12], uses.is_present);
+        for (kind, count) in [
+            ("running", uses.running),
+            ("paused", uses.paused),
+            ("templates", uses.templates),
+        ] {
+            writeln!(
+                text,
+                "cube_pool_vmm_uses{{vmm=\"{vmm}\",present=\"{present}\",use=\"{kind}\"}} {count}"
+            )?;
+        }
+    }
+    Ok(())
+}
+
 /// Writes the metrics that the pool counts.
 fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
     let gauges = [
@@ -189,6 +213,7 @@ fn write_pool(text: &mut String, stats: &PoolStats) -> std::fmt::Result {
             "# HELP cube_{name} {help}.\n# TYPE cube_{name} gauge\ncube_{name} {value}"
         )?;
     }
+    write_vmms(text, &stats.vmms)?;
     let counters = [
         (
             "pool_warm_hits",
@@ -291,6 +316,11 @@ mod tests {
         };
         stats.failed.insert("spawn", 2);
         stats.network.bytes_in = 7;
+        let vmm = VmmUse {
+            paused: 4,
+            ..VmmUse::default()
+        };
+        stats.vmms.insert(VmmId::default(), vmm);
         stats.network.refused.insert(Reason::NotIp, 5);
         let text = telemetry.render(&stats);
         let count =
@@ -303,6 +333,8 @@ mod tests {
         );
         assert!(text.contains("cube_pool_warm 3\n"));
         assert!(text.contains("cube_pool_failed_total{what=\"spawn\"} 2\n"));
+        let uses = "cube_pool_vmm_uses{vmm=\"e3b0c44298fc\",present=\"false\",use=\"paused\"} 4\n";
+        assert!(text.contains(uses), "{text}");
         assert!(text.contains("cube_network_bytes_total{direction=\"in\"} 7\n"));
         assert!(text.contains("cube_network_refused_total{reason=\"not_ip\"} 5\n"));
         assert!(text.ends_with("# EOF\n"));

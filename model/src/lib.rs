@@ -21,6 +21,6 @@ pub use spec::{
     WorkingSetPrefault,
 };
 pub use template::{
-    FileSum, MANIFEST_NAME, TEMPLATE_FORMAT, TemplateBase, TemplateManifest, WarmUpRequest,
+    FileSum, MANIFEST_NAME, MadeBy, TEMPLATE_FORMAT, TemplateBase, TemplateManifest, WarmUpRequest,
     template_file,
 };

@@ -104,6 +104,9 @@ pub struct RestoreSpec {
     /// pages. Its manifest must have the sum that the diff's manifest names. Ignored for a template that is not a diff.
     #[serde(default)]
     pub base: Option<PathBuf>,
+    /// The root image, if it is not at the path in the manifest. Only the client uses this path: it opens the file.
+    #[serde(skip)]
+    pub root: Option<PathBuf>,
     /// Like [`VmSpec::vsock`].
     pub vsock: PathBuf,
     /// Like [`VmSpec::console`].

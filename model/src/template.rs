@@ -5,8 +5,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, HypercallPath, Platform};
 
-/// Format version of the template directory. Readers refuse every other version.
-pub const TEMPLATE_FORMAT: u32 = 3;
+/// Format version of memory, state, layer and extents of a template. A `cube-vmm` refuses every other version, so the
+/// pool keeps the `cube-vmm` that made a template as long as the template is needed. The tests of upgrades build VMMs
+/// of later formats with `CUBE_TEST_TEMPLATE_FORMAT`.
+pub const TEMPLATE_FORMAT: u32 = match option_env!("CUBE_TEST_TEMPLATE_FORMAT") {
+    None => 3,
+    Some(digits) => match u32::from_str_radix(digits, 10) {
+        Ok(format) => format,
+        Err(_) => panic!("CUBE_TEST_TEMPLATE_FORMAT is not a number"),
+    },
+};
 /// File name of the manifest in a template's directory.
 pub const MANIFEST_NAME: &str = "manifest.json";
 
@@ -28,6 +36,17 @@ pub mod template_file {
     /// Requests that warm up a clone's servers: a list of [`super::WarmUpRequest`] as JSON. The file is absent if there
     /// are none.
     pub const WARM_UP: &str = "warm-up.json";
+    /// The VMM that made an installed template: a [`super::MadeBy`] as JSON. The template may also contain that program,
+    /// under the name `cube-vmm`.
+    pub const MADE_BY: &str = "made-by.json";
+}
+
+/// Which VMM made a template. Only this VMM is sure to read it. Later releases may add fields, so unknown ones are
+/// ignored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeBy {
+    /// SHA-256 of the program `cube-vmm`, 64 lower-case hex digits.
+    pub vmm_sha256: String,
 }
 
 /// A `POST` to a server in the guest, which loads the pages that a user's first request needs. The request must have no
@@ -66,11 +85,11 @@ pub struct TemplateBase {
     pub extents_sum: FileSum,
 }
 
-/// The manifest.
+/// The manifest, as a VMM writes and reads it. The pool reads a part of it, in every format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemplateManifest {
-    /// Always [`TEMPLATE_FORMAT`].
+    /// The format of the VMM that made the template; in a VMM always [`TEMPLATE_FORMAT`].
     pub format: u32,
     /// The platform whose CPU state the template holds.
     pub platform: Platform,

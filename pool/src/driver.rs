@@ -21,11 +21,15 @@ mod slots;
 mod space;
 mod starts;
 mod stock;
+mod unused;
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use model::SandboxId;
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
 
 pub(crate) use entry::Entry;
 
@@ -41,6 +45,7 @@ use crate::{
     slot::{Effects, Event, Next, Operation, Stage, Unexpected, decide},
     spec::OnClose,
     templates::Templates,
+    vmms::Vmms,
 };
 use adoptions::Adoptions;
 use jobs::Jobs;
@@ -62,6 +67,13 @@ pub(crate) struct Driver {
     ended: mpsc::UnboundedSender<Ended>,
     jobs: Jobs,
     templates: Templates,
+    vmms: Vmms,
+    /// Whether something has ended since images were last found to be in use.
+    images_may_be_unused: bool,
+    /// Whether nothing is removed because a record or a template could not be read, and may be repaired.
+    keeps_unused: bool,
+    /// The latest removal of what nothing needs.
+    removal: Option<JoinHandle<()>>,
     slots: Slots,
     adoptions: Adoptions,
     /// Requests that waited for a change and must be decided again.
@@ -103,6 +115,8 @@ pub(crate) struct Setup {
     pub(crate) host_boot_id: String,
     pub(crate) groups: Arc<Groups>,
     pub(crate) templates: Templates,
+    pub(crate) vmms: Vmms,
+    pub(crate) keeps_unused: bool,
     pub(crate) entries: Vec<(SandboxId, Entry)>,
     pub(crate) leftovers: Leftovers,
     pub(crate) requests: mpsc::Receiver<Request>,
@@ -138,6 +152,10 @@ impl Driver {
             ended: setup.ended,
             jobs,
             templates: setup.templates,
+            vmms: setup.vmms,
+            images_may_be_unused: true,
+            keeps_unused: setup.keeps_unused,
+            removal: None,
             slots: Slots::new(setup.entries),
             adoptions,
             ready: VecDeque::new(),
@@ -182,6 +200,10 @@ impl Driver {
                 _ = tick.tick() => self.tick(),
                 () = tokio::time::sleep(timer) => self.look_again = true,
             }
+        }
+        if let Some(removal) = self.removal.take() {
+            // It reports its errors. The next server may need what this one removes.
+            let _ = removal.await;
         }
         if let Some(on_close) = self.stopping.closing {
             if on_close != OnClose::HandOver {
@@ -238,6 +260,7 @@ impl Driver {
         self.look_again = true;
         self.disks.watch(&self.slots);
         self.memory.measure(&mut self.slots, &self.templates);
+        self.remove_unused();
     }
 
     /// Moves all deadlines, and records those of running sandboxes.
@@ -316,6 +339,7 @@ impl Driver {
         if effects.remove
             && let Some(entry) = self.slots.remove(id)
         {
+            self.images_may_be_unused = true;
             match &entry.died {
                 Some(why) => tracing::warn!(sandbox = %id, why, "a sandbox ended by itself"),
                 None if entry.was_leased() => tracing::info!(sandbox = %id, "ended"),

@@ -4,7 +4,7 @@ use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// The kind of crash that a write must survive.
@@ -71,6 +71,18 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8], durability: Durability) -> io
         Durability::Host => file.sync_all(),
         Durability::Process => Ok(()),
     }
+}
+
+/// Prefix of directories that are not complete: new ones that are being written, and old ones that are being removed.
+/// They are removed when the directory that contains them is opened.
+pub(crate) const DRAFT: &str = ".new-";
+
+/// Renames a directory, so that it is not found under its name while its files are removed. Returns the new path.
+pub(crate) fn set_aside(dir: &Path) -> io::Result<PathBuf> {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let aside = dir.with_file_name(format!("{DRAFT}{name}.old"));
+    fs::rename(dir, &aside)?;
+    Ok(aside)
 }
 
 /// Makes the names in a directory survive a crash of the host: files created, renamed, linked and removed there.

@@ -27,7 +27,9 @@ mod durable;
 mod error;
 mod handover;
 mod host;
+mod images;
 mod lifetime;
+mod manifest;
 mod message;
 mod network;
 mod policy;
@@ -37,7 +39,9 @@ mod slot;
 mod spec;
 mod store;
 mod templates;
+mod version;
 mod vm;
+mod vmms;
 mod work;
 
 pub use error::PoolError;
@@ -46,8 +50,9 @@ pub use slot::{Refusal, Wake};
 pub use spec::{
     Connected, CreateSpec, Ended, Init, LifeEvent, MAX_NOTE, MissingLimits, OnClose, PauseMode,
     PoolConfig, PoolStats, Recovered, Sandbox, SandboxLimits, SandboxState, TemplateInfo,
-    TimeoutChange, Usage, WarmMarks,
+    TimeoutChange, Usage, VmmUse, WarmMarks,
 };
+pub use vmms::VmmId;
 
 use std::{
     fs::{File, TryLockError},
@@ -66,16 +71,21 @@ use crate::{
     cgroup::Groups,
     driver::{Driver, Setup},
     durable::{private_dir, sync_dir},
+    images::Images,
     message::{Answer, Request, SandboxRequest},
     recover::Found,
     store::Store,
     templates::Templates,
+    version::Raise,
+    vmms::Vmms,
 };
 
 /// Directories below the state directory.
 pub(crate) const SANDBOXES: &str = "sandboxes";
 pub(crate) const TEMPLATES: &str = "templates";
 pub(crate) const FORKS: &str = "forks";
+const IMAGES: &str = "images";
+const VMMS: &str = "vmms";
 const LOCK: &str = "lock";
 /// Capacity of the driver's request channel. When the channel is full, callers wait.
 const REQUESTS: usize = 1024;
@@ -128,6 +138,7 @@ struct Opened {
     host_boot_id: String,
     groups: Groups,
     templates: Templates,
+    vmms: Vmms,
     found: Found,
 }
 
@@ -140,11 +151,10 @@ impl Opened {
             )));
         }
         let state = &config.state;
-        for dir in [SANDBOXES, TEMPLATES, FORKS] {
+        for dir in [SANDBOXES, TEMPLATES, FORKS, IMAGES, VMMS] {
             private_dir(&state.join(dir))?;
         }
-        // What is synced below a directory is lost with it if its own name is not on disk.
-        sync_dir(state)?;
+        let raise = version::check(state)?;
         if let Some(parent) = state.canonicalize()?.parent() {
             sync_dir(parent)?;
         }
@@ -165,15 +175,25 @@ impl Opened {
         let installed = config.installed_templates.as_deref();
         let templates = state.join(TEMPLATES);
         let images = config.images.iter().map(PathBuf::as_path);
-        let store = Store::new(images.chain(installed).chain([templates.as_path()]))?;
-        let templates = Templates::open(templates, installed, store)?;
-        let found = recover::recover(
+        let mut vmms = Vmms::open(state.join(VMMS), &config.vmm)?;
+        let kept = Images::open(&state.join(IMAGES))?;
+        let dirs = images.chain(installed).chain([templates.as_path()]);
+        let store = Store::new(kept, dirs)?;
+        // What is synced below a directory is lost with it if its own name is not on disk. An older server cannot read
+        // what follows; raising the version syncs the directory too.
+        match raise {
+            Raise::Needed => version::raise(state)?,
+            Raise::NotNeeded => sync_dir(state)?,
+        }
+        let templates = Templates::open(templates, installed, store, &mut vmms)?;
+        let mut found = recover::recover(
             &state.join(SANDBOXES),
             &state.join(FORKS),
             &host_boot_id,
             &groups,
             config.lifetime_of_note,
         )?;
+        vmms::unnamed::name(&mut found.entries, &mut vmms);
         if let Some(memory) = config.server_memory {
             groups.enter_as_server(memory.0)?;
         }
@@ -181,6 +201,7 @@ impl Opened {
             host_boot_id,
             groups,
             templates,
+            vmms,
             found,
         })
     }
@@ -253,12 +274,14 @@ impl Pool {
         let (requests, inbox) = mpsc::channel(REQUESTS);
         let (ended, ends) = mpsc::unbounded_channel();
         let driver = Driver::new(Setup {
+            keeps_unused: opened.found.is_partial || opened.templates.is_partial(),
             config,
             host_boot_id: opened.host_boot_id,
             groups: Arc::new(opened.groups),
             templates: opened.templates,
             entries: opened.found.entries,
             leftovers: opened.found.leftovers,
+            vmms: opened.vmms,
             requests: inbox,
             ended,
             lock,

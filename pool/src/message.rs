@@ -209,6 +209,7 @@ mod tests {
             source: None,
             spawned: 0,
             warm: 0,
+            vmm: None,
         };
         let sandbox = Sandbox {
             id: SandboxId::from_random([7; 19]),

@@ -33,11 +33,13 @@ use crate::{
     durable::{self, Durability, read_bounded, remove_file, replace, sync_dir, sync_files},
     lifetime::Lifetime,
     spec::{CreateSpec, Init, PauseMode, TemplateInfo},
+    vmms::VmmId,
 };
 
-/// The version that is written. Version 1 can still be read; it has the note in a file of its own, and the lifetime in
-/// the note.
-const VERSION: u32 = 2;
+/// The version that is written. Version 2, which does not name the VMM's program, can still be read, and version 1, which
+/// has the note in a file of its own, and the lifetime in the note. A record of a later version is never removed. A new
+/// version also raises [`crate::version`].
+const VERSION: u32 = 3;
 pub(crate) const RECORD: &str = "record.json";
 const NOTE: &str = "note";
 /// Directory beside that of the sandboxes, for directories whose record is damaged.
@@ -125,6 +127,10 @@ pub(crate) struct Record {
     /// The caller's own text. Since version 2. Empty until the slot gets its sandbox.
     #[serde(default, with = "shared")]
     pub(crate) note: Arc<str>,
+    /// The program of its VMM, which also wrote its pause. Since version 3. `None` before the VM is made, and after an
+    /// upgrade from a release that did not record it.
+    #[serde(default)]
+    pub(crate) vmm_id: Option<VmmId>,
 }
 
 /// (De)serializes `Arc` values, which the driver, its jobs and its answers share.
@@ -179,6 +185,7 @@ impl Record {
             lineage: None,
             lifetime: Lifetime::default(),
             note: Arc::from(""),
+            vmm_id: None,
         }
     }
 
@@ -202,7 +209,9 @@ pub(crate) enum Contents {
     Torn(String),
     /// The record is damaged, for this reason, and there is a pause that may be a caller's data.
     Damaged(String),
-    /// The record cannot be read, or has a version that this program does not know, for this reason.
+    /// A later release wrote the record.
+    Later(String),
+    /// The record cannot be read, for this reason.
     Unusable(String),
 }
 
@@ -211,7 +220,9 @@ pub(crate) enum Contents {
 enum Unread {
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("it has version {0}, and this program knows version 1 to {VERSION}")]
+    #[error(
+        "it has version {0}, and this program reads version 1 to {VERSION}: start the release that wrote it"
+    )]
     Version(u32),
     #[error("it is damaged: {0}")]
     Damaged(String),
@@ -348,7 +359,8 @@ impl SlotDir {
         let path = self.0.join(RECORD);
         let why = format!("{}: {failed}", path.display());
         match failed {
-            Unread::Version(_) | Unread::Io(_) => return Contents::Unusable(why),
+            Unread::Version(_) => return Contents::Later(why),
+            Unread::Io(_) => return Contents::Unusable(why),
             Unread::Damaged(_) => {}
         }
         match self.read_from(&self.pause().join(RECORD), lifetime_of_note) {
@@ -380,7 +392,7 @@ impl SlotDir {
         let bytes = read_bounded(path, MAX_RECORD)?;
         let damaged = |e: serde_json::Error| Unread::Damaged(e.to_string());
         let Header { version } = serde_json::from_slice(&bytes).map_err(damaged)?;
-        if version != VERSION && version != 1 {
+        if !(1..=VERSION).contains(&version) {
             return Err(Unread::Version(version));
         }
         let mut record: Record = serde_json::from_slice(&bytes).map_err(damaged)?;
@@ -420,6 +432,7 @@ mod tests {
             source: None,
             spawned: 0,
             warm: 0,
+            vmm: None,
         };
         let boot = BootFiles {
             kernel: "/k".into(),
@@ -496,8 +509,8 @@ mod tests {
         let mut record = record();
         record.version = VERSION + 1;
         dir.write(&record, Durability::Process).unwrap();
-        assert!(matches!(dir.look(no_notes), Contents::Unusable(_)));
-        for torn in ["", "{}", "\0\0\0", "{\"version\": 2}"] {
+        assert!(matches!(dir.look(no_notes), Contents::Later(_)));
+        for torn in ["", "{}", "\0\0\0", "{\"version\": 3}"] {
             fs::write(dir.path().join(RECORD), torn).unwrap();
             assert!(matches!(dir.look(no_notes), Contents::Torn(_)), "{torn:?}");
             fs::create_dir_all(dir.pause()).unwrap();

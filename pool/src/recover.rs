@@ -41,6 +41,8 @@ pub(crate) struct Found {
     pub(crate) entries: Vec<(SandboxId, Entry)>,
     pub(crate) recovered: Recovered,
     pub(crate) leftovers: Leftovers,
+    /// Whether a record could not be read, so that what its sandbox needs is not known.
+    pub(crate) is_partial: bool,
 }
 
 /// Things of a former server that no sandbox needs.
@@ -63,6 +65,8 @@ enum Outcome {
     Kept(String),
     /// The slot had no owner or no record.
     Leftover(Option<Vm>),
+    /// A later release wrote the record, so nothing may be removed.
+    Later(io::Error),
 }
 
 struct Recovery<'a> {
@@ -97,6 +101,7 @@ pub(crate) fn recover(
     let ids = directories(sandboxes)?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let outcomes = in_parallel(&ids, cores, |id| recovery.examine(id))?;
+    let mut is_partial = false;
     for (id, outcome) in ids.into_iter().zip(outcomes) {
         match outcome {
             Outcome::Alive(mut entry) => {
@@ -112,8 +117,12 @@ pub(crate) fn recover(
                 slots.push((SlotDir::new(sandboxes, &id), vm));
                 recovered.lost.push((id, why));
             }
-            Outcome::Kept(why) => recovered.lost.push((id, why)),
+            Outcome::Kept(why) => {
+                is_partial = true;
+                recovered.lost.push((id, why));
+            }
             Outcome::Leftover(vm) => slots.push((SlotDir::new(sandboxes, &id), vm)),
+            Outcome::Later(error) => return Err(error),
         }
     }
     let forks = fs::read_dir(forks)?.flatten().map(|entry| entry.path());
@@ -126,6 +135,7 @@ pub(crate) fn recover(
         entries,
         recovered,
         leftovers,
+        is_partial,
     })
 }
 
@@ -202,6 +212,7 @@ impl Recovery<'_> {
                 let what = "it ran, or waited for a lease, when the host crashed";
                 return Outcome::Lost(format!("{why}; {what}"), None);
             }
+            Contents::Later(why) => return Outcome::Later(io::Error::other(why)),
             Contents::Damaged(why) => return Outcome::Kept(set_aside(&dir, why)),
             Contents::Unusable(why) => {
                 tracing::error!(

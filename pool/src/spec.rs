@@ -6,12 +6,15 @@ use model::{Bytes, SandboxId, Timeline};
 use netisolation::{Counters, Isolation, Policy};
 use serde::{Deserialize, Serialize};
 
-use crate::lifetime::{Lifetime, UnixMs};
+use crate::{
+    lifetime::{Lifetime, UnixMs},
+    vmms::VmmId,
+};
 
 /// How a pool is set up.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// The program `cube-vmm`.
+    /// The program `cube-vmm` for new templates and for cold boots. The pool keeps a copy of it.
     pub vmm: PathBuf,
     /// Directory of everything that outlives the process: sandboxes, snapshots, template names. Its path must have at
     /// most 60 bytes, because the kernel limits the paths of the unix sockets below it.
@@ -238,6 +241,9 @@ pub struct TemplateInfo {
     pub spawned: u64,
     /// Present number of warm slots.
     pub warm: u32,
+    /// The VMM that made the template, and that its sandboxes run in. `None` in records of former releases.
+    #[serde(default)]
+    pub vmm: Option<VmmId>,
 }
 
 /// Resource usage of a sandbox, seen from the host.
@@ -279,4 +285,19 @@ pub struct PoolStats {
     pub available_bytes: u64,
     /// Sum over the TAPs of all sandboxes since the pool was opened.
     pub network: Counters,
+    /// Gauges: the uses of every VMM that is kept. The present VMM is one of them.
+    pub vmms: BTreeMap<VmmId, VmmUse>,
+}
+
+/// The uses of one VMM: what ends, or is migrated, before a fault of this VMM is gone from the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmmUse {
+    /// Whether it is the VMM that the server was configured with.
+    pub is_present: bool,
+    /// VMs that run in it, warm slots included.
+    pub running: u32,
+    /// Sandboxes that are paused with their memory.
+    pub paused: u32,
+    /// Installed templates and snapshots.
+    pub templates: u32,
 }

@@ -7,15 +7,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::TemplateManifest;
-
-use crate::templates::read_manifest;
+use crate::{images::Images, manifest::Manifest};
 
 /// Directories of templates and of the images that templates start from.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Store {
     /// Real paths of the directories, with symbolic links resolved.
     roots: Vec<PathBuf>,
+    images: Images,
+}
+
+/// A snapshot whose files are in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Checked {
+    /// The real directory of the snapshot, with symbolic links resolved.
+    pub(crate) dir: PathBuf,
+    pub(crate) manifest: Manifest,
+    /// The directory of the base, if the snapshot is a diff.
+    pub(crate) base: Option<PathBuf>,
+    pub(crate) root: PathBuf,
 }
 
 impl Store {
@@ -23,22 +33,29 @@ impl Store {
     ///
     /// # Errors
     /// Returns an error if a directory does not exist.
-    pub(crate) fn new<'a>(dirs: impl IntoIterator<Item = &'a Path>) -> io::Result<Self> {
-        let dirs = dirs.into_iter();
-        let roots = dirs
-            .map(|dir| {
-                let named = |e: io::Error| io::Error::other(format!("{}: {e}", dir.display()));
-                dir.canonicalize().map_err(named)
-            })
-            .collect::<io::Result<_>>()?;
-        Ok(Self { roots })
+    pub(crate) fn new<'a>(
+        images: Images,
+        dirs: impl IntoIterator<Item = &'a Path>,
+    ) -> io::Result<Self> {
+        let mut store = Self {
+            roots: vec![images.dir().to_owned()],
+            images,
+        };
+        for dir in dirs {
+            let named = |e: io::Error| io::Error::other(format!("{}: {e}", dir.display()));
+            store.roots.push(dir.canonicalize().map_err(named)?);
+        }
+        Ok(store)
     }
 
     /// Returns a copy of the store with one more directory. If `dir` does not exist, it is ignored.
     pub(crate) fn and(&self, dir: &Path) -> Self {
         let mut roots = self.roots.clone();
         roots.extend(dir.canonicalize());
-        Self { roots }
+        Self {
+            roots,
+            images: self.images.clone(),
+        }
     }
 
     /// Returns the real path of a file, with symbolic links resolved.
@@ -59,22 +76,40 @@ impl Store {
         }
     }
 
-    /// Checks that the files of a snapshot, its root image and its base are in the store, and returns its manifest.
+    /// Checks that the files of a snapshot, its root image and its base are in the store, and finds them.
     ///
     /// # Errors
     /// Returns a message for people if one of these files does not exist or is outside the store, or if the directory
     /// or the manifest cannot be read.
-    pub(crate) fn check(&self, dir: &Path) -> Result<TemplateManifest, String> {
+    pub(crate) fn check(&self, dir: &Path) -> Result<Checked, String> {
+        let dir = self.admit(dir)?;
         let failed = |e: io::Error| format!("{}: {e}", dir.display());
-        for entry in fs::read_dir(dir).map_err(failed)? {
+        for entry in fs::read_dir(&dir).map_err(failed)? {
             self.admit(&entry.map_err(failed)?.path())?;
         }
-        let manifest = read_manifest(dir)?;
-        self.admit(&manifest.root)?;
-        if let Some(base) = &manifest.base {
-            self.admit(&base.dir)?;
-        }
-        Ok(manifest)
+        let manifest = Manifest::read(&dir)?;
+        let base = manifest.base.as_ref().map(|base| self.images.base(base));
+        let base = base.map(|base| self.admit(&base)).transpose()?;
+        let whole = base.as_ref().unwrap_or(&dir);
+        let root = self.admit(&self.images.root(whole, &manifest))?;
+        Ok(Checked {
+            dir,
+            manifest,
+            base,
+            root,
+        })
+    }
+
+    /// Links an installed template into the directory of images; see [`Images::keep`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Images::keep`].
+    pub(crate) fn keep(&self, checked: &Checked) -> io::Result<PathBuf> {
+        self.images.keep(&checked.dir, &checked.manifest)
+    }
+
+    pub(crate) fn images(&self) -> &Images {
+        &self.images
     }
 }
 
@@ -94,7 +129,8 @@ mod tests {
         }
         symlink(outside.join("image"), inside.join("out")).unwrap();
         symlink("image", inside.join("in")).unwrap();
-        let store = Store::new([inside.as_path()]).unwrap();
+        let images = || Images::open(&root.path().join("images")).unwrap();
+        let store = Store::new(images(), [inside.as_path()]).unwrap();
         assert!(store.admit(&inside.join("image")).is_ok());
         assert_eq!(
             store.admit(&inside.join("in")),
@@ -105,6 +141,6 @@ mod tests {
         }
         assert!(store.admit(Path::new("/etc/shadow")).is_err());
         assert!(store.and(&outside).admit(&inside.join("out")).is_ok());
-        assert!(Store::new([Path::new("/no/such/store")]).is_err());
+        assert!(Store::new(images(), [Path::new("/no/such/store")]).is_err());
     }
 }

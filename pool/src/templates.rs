@@ -2,11 +2,18 @@
 //!
 //! ```text
 //! <installed>/<name>/manifest.json …      made elsewhere; the id is derived from the name
-//! <state>/templates/<id>/template.json    names, time, directory of the files
+//! <state>/images/<SHA-256>/               links to the files of an installed template, see [`crate::images`]
+//! <state>/templates/<id>/template.json    names, time, directory of the files, VMM that made them
 //!                        image/           files of a snapshot that the pool made; none for a template made elsewhere
 //! ```
 //! A name belongs to at most one template: giving it to another template takes it away from the previous one. `name` is
 //! short for `name:default`.
+
+mod maker;
+mod names;
+mod record;
+
+pub(crate) use record::TemplateRecord;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,26 +22,24 @@ use std::{
     sync::Arc,
 };
 
-use model::{
-    MANIFEST_NAME, SandboxId, TEMPLATE_FORMAT, TemplateManifest, WarmUpRequest, template_file,
-};
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
+use model::{MANIFEST_NAME, SandboxId, TEMPLATE_FORMAT, WarmUpRequest, template_file};
 use vmm_control::template::LoadedTemplate;
 
 use crate::{
     TemplateInfo,
-    durable::{self, Durability, private_dir, read_bounded, replace, sync_dir},
+    durable::{private_dir, read_bounded},
     error::PoolError,
+    images::Images,
+    manifest::Manifest,
     record::BootFiles,
-    store::Store,
+    store::{Checked, Store},
+    vmms::{VmmId, Vmms},
 };
+use maker::maker;
+use names::{check_name, id_of_bytes, id_of_name, plain};
+use record::{Kept, RECORD, VERSION, name_vmm};
 
-const RECORD: &str = "template.json";
-const VERSION: u32 = 1;
 const MAX_FILE: u64 = 1 << 20;
-const DEFAULT_TAG: &str = ":default";
-const MAX_NAME: usize = 128;
 
 /// Whether a template's memory is loaded into huge pages. Clones start fastest from there.
 #[derive(Clone, Debug)]
@@ -54,7 +59,12 @@ pub(crate) struct Template {
     pub(crate) info: TemplateInfo,
     /// The directory of the template's files.
     pub(crate) dir: PathBuf,
+    pub(crate) root: PathBuf,
+    /// The directory of the base, if the template is a diff.
+    pub(crate) base: Option<PathBuf>,
     pub(crate) boot: Option<BootFiles>,
+    /// The VMM that made the template.
+    pub(crate) vmm: VmmId,
     /// Requests that warm up a clone before it becomes a warm slot. If there are none, the clone runs a command
     /// instead.
     pub(crate) warm_up: Arc<[WarmUpRequest]>,
@@ -69,46 +79,8 @@ pub(crate) struct Template {
     pub(crate) not_before_ns: u64,
     /// The record in the state directory; `None` for an installed template.
     kept: Option<Kept>,
-}
-
-/// The contents of `template.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Kept {
-    version: u32,
-    names: Vec<String>,
-    created_unix_s: u64,
-    is_snapshot: bool,
-    /// The sandbox from which a snapshot was made; `None` for other templates.
-    source: Option<SandboxId>,
-    /// The directory of the template's files; `None`: the directory `image` beside this record.
-    elsewhere: Option<PathBuf>,
-}
-
-/// The directory of a template in the state directory, and the record that belongs there.
-#[derive(Clone, Debug)]
-pub(crate) struct TemplateRecord {
-    home: PathBuf,
-    kept: Kept,
-}
-
-impl TemplateRecord {
-    /// Writes the record, so that it survives a crash of the host.
-    pub(crate) fn write(&self) -> io::Result<()> {
-        private_dir(&self.home)?;
-        write_kept(&self.home, &self.kept)?;
-        sync_dir(self.home.parent().unwrap_or(&self.home))
-    }
-
-    /// Removes the record first, so that a crash of the host leaves either the whole template or none.
-    pub(crate) fn remove(&self) -> io::Result<()> {
-        let record = self.home.join(RECORD);
-        if record.exists() {
-            durable::remove_file(&record)?;
-            sync_dir(&self.home)?;
-        }
-        durable::remove_dir(&self.home)
-    }
+    /// Whether the template has the format of VMMs of this release.
+    is_ours: bool,
 }
 
 /// Names that a new template took: for each template that lost names, its id and its former names.
@@ -129,8 +101,8 @@ pub(crate) struct NewTemplate {
 pub(crate) enum Origin {
     /// Files in a directory that the pool does not manage.
     Elsewhere(PathBuf),
-    /// A snapshot of this sandbox, in the directory `image` of the template's own directory.
-    Snapshot(SandboxId),
+    /// A snapshot of this sandbox by this VMM, in the directory `image` of the template's own directory.
+    Snapshot(SandboxId, VmmId),
 }
 
 #[derive(Debug)]
@@ -139,24 +111,33 @@ pub(crate) struct Templates {
     dir: PathBuf,
     store: Store,
     by_id: BTreeMap<String, Template>,
+    /// Whether a template could not be read, so that what it needs is not known.
+    is_partial: bool,
 }
 
 impl Templates {
-    /// Reads the installed templates and those in the state directory. A template that this program cannot use is
-    /// logged and left alone. A directory without a record, which a killed server did not finish, is removed.
-    pub(crate) fn open(dir: PathBuf, installed: Option<&Path>, store: Store) -> io::Result<Self> {
+    /// Reads the installed templates and those in the state directory, and keeps the VMMs that installed templates
+    /// carry. A template that this program cannot use is logged and left alone. A directory without a record, which a
+    /// killed server did not finish, is removed.
+    pub(crate) fn open(
+        dir: PathBuf,
+        installed: Option<&Path>,
+        store: Store,
+        vmms: &mut Vmms,
+    ) -> io::Result<Self> {
         let mut this = Self {
             dir,
             store,
             by_id: BTreeMap::new(),
+            is_partial: false,
         };
         for path in installed.map(directories).transpose()?.unwrap_or_default() {
             if path.join(MANIFEST_NAME).exists() {
-                this.read_installed(&path);
+                this.read_installed(&path, vmms);
             }
         }
         for path in directories(&this.dir)? {
-            this.read_kept(&path);
+            this.read_kept(&path, vmms);
         }
         this.share_names();
         Ok(this)
@@ -186,34 +167,42 @@ impl Templates {
         }
     }
 
-    fn read_installed(&mut self, path: &Path) {
+    fn read_installed(&mut self, path: &Path, vmms: &mut Vmms) {
         let Some(name) = path.file_name().and_then(|n| n.to_str()) else {
             return;
         };
         let id = id_of_name(name);
-        match Template::read(path, id.clone(), vec![name.to_owned()], &self.store) {
-            Ok(mut template) => {
+        let read = Template::read(path, id.clone(), vec![name.to_owned()], &self.store)
+            .and_then(|template| Ok((maker(path, vmms)?, template)));
+        match read {
+            Ok((vmm, mut template)) => {
+                template.set_vmm(vmm);
+                template.keep_files(&self.store);
                 template.wanted = true;
                 self.by_id.insert(id, template);
             }
-            Err(why) => tracing::warn!(template = name, why, "cannot use an installed template"),
+            Err(why) => {
+                self.is_partial = true;
+                tracing::warn!(template = name, why, "cannot use an installed template");
+            }
         }
     }
 
-    fn read_kept(&mut self, path: &Path) {
+    fn read_kept(&mut self, path: &Path, vmms: &mut Vmms) {
         let Some(id) = path.file_name().and_then(|n| n.to_str()) else {
             return;
         };
         let kept = read_bounded(&path.join(RECORD), MAX_FILE)
             .and_then(|bytes| Ok(serde_json::from_slice::<Kept>(&bytes)?));
-        let kept = match kept {
-            Ok(kept) if kept.version == VERSION => kept,
+        let mut kept = match kept {
+            Ok(kept) if (1..=VERSION).contains(&kept.version) => kept,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 // A killed server did not finish this template.
                 let _ = fs::remove_dir_all(path);
                 return;
             }
             Ok(_) | Err(_) => {
+                self.is_partial = true;
                 tracing::warn!(
                     template = id,
                     "cannot read template.json: ignoring the template"
@@ -223,8 +212,23 @@ impl Templates {
         };
         let dir = kept.elsewhere.clone().unwrap_or_else(|| path.join("image"));
         let store = self.store_of(kept.elsewhere.as_deref());
-        match Template::read(&dir, id.to_owned(), kept.names.clone(), &store) {
-            Ok(mut template) => {
+        let read =
+            Template::read(&dir, id.to_owned(), kept.names.clone(), &store).and_then(|template| {
+                let vmm = match (&kept.vmm, &kept.elsewhere) {
+                    (Some(vmm), _) => vmms.get(vmm).map(|vmm| vmm.id)?,
+                    (None, Some(dir)) => maker(dir, vmms)?,
+                    (None, None) => vmms.current().clone(),
+                };
+                Ok((vmm, template))
+            });
+        match read {
+            Ok((vmm, mut template)) => {
+                kept.version = VERSION;
+                if kept.elsewhere.is_none() && kept.vmm.is_none() && template.is_ours {
+                    kept.vmm = Some(vmm.clone());
+                    name_vmm(path, &kept);
+                }
+                template.set_vmm(vmm);
                 template.info.created_unix_s = kept.created_unix_s;
                 template.info.is_snapshot = kept.is_snapshot;
                 template.info.source.clone_from(&kept.source);
@@ -232,7 +236,10 @@ impl Templates {
                 self.store = store;
                 self.by_id.insert(id.to_owned(), template);
             }
-            Err(why) => tracing::warn!(template = id, why, "cannot use a template"),
+            Err(why) => {
+                self.is_partial = true;
+                tracing::warn!(template = id, why, "cannot use a template");
+            }
         }
     }
 
@@ -242,9 +249,18 @@ impl Templates {
         elsewhere.map_or_else(|| self.store.clone(), |dir| self.store.and(dir))
     }
 
-    /// Checks that a snapshot of a sandbox, in `dir`, names only files in the store.
-    pub(crate) fn check_snapshot(&self, dir: &Path) -> Result<(), String> {
-        self.store.and(dir).check(dir).map(drop)
+    /// Checks that a snapshot of a sandbox, in `dir`, names only files in the store, and finds them.
+    pub(crate) fn check_snapshot(&self, dir: &Path) -> Result<Checked, String> {
+        self.store.and(dir).check(dir)
+    }
+
+    /// Whether there are templates that could not be read.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.is_partial
+    }
+
+    pub(crate) fn images(&self) -> &Images {
+        self.store.images()
     }
 
     pub(crate) fn get(&self, id: &str) -> Option<&Template> {
@@ -315,11 +331,12 @@ impl Templates {
         names: Vec<String>,
         origin: Origin,
         created_unix_s: u64,
+        vmms: &mut Vmms,
     ) -> Result<NewTemplate, PoolError> {
         let home = self.dir.join(id);
-        let (elsewhere, source) = match origin {
-            Origin::Elsewhere(dir) => (Some(dir), None),
-            Origin::Snapshot(source) => (None, Some(source)),
+        let (elsewhere, source, made_by) = match origin {
+            Origin::Elsewhere(dir) => (Some(dir), None, None),
+            Origin::Snapshot(source, vmm) => (None, Some(source), Some(vmm)),
         };
         let dir = elsewhere.clone().unwrap_or_else(|| home.join("image"));
         let failed = |why: String| PoolError::Failed {
@@ -329,6 +346,11 @@ impl Templates {
         let store = self.store_of(elsewhere.as_deref());
         let mut template =
             Template::read(&dir, id.to_owned(), names.clone(), &store).map_err(failed)?;
+        let vmm = match &made_by {
+            Some(vmm) => vmm.clone(),
+            None => maker(&dir, vmms).map_err(failed)?,
+        };
+        template.set_vmm(vmm);
         template.info.created_unix_s = created_unix_s;
         template.info.is_snapshot = source.is_some();
         template.info.source.clone_from(&source);
@@ -339,6 +361,7 @@ impl Templates {
             is_snapshot: source.is_some(),
             source,
             elsewhere,
+            vmm: made_by,
         };
         let (mut records, taken) = self.take_names_from_others(&kept.names);
         template.kept = Some(kept);
@@ -392,7 +415,7 @@ impl Templates {
     /// Ids of the templates that are diffs of the template in `dir`.
     pub(crate) fn built_on(&self, dir: &Path) -> Vec<&str> {
         self.iter()
-            .filter(|t| base_of(&t.dir).as_deref() == Some(dir))
+            .filter(|t| t.base.as_deref() == Some(dir))
             .map(|t| t.info.id.as_str())
             .collect()
     }
@@ -400,12 +423,15 @@ impl Templates {
 
 impl Template {
     fn read(dir: &Path, id: String, names: Vec<String>, store: &Store) -> Result<Self, String> {
-        // Resolves symbolic links, because diffs name their base by its real path.
-        let dir = store.admit(dir)?;
-        let manifest = store.check(&dir)?;
+        let Checked {
+            dir,
+            manifest,
+            base,
+            root,
+        } = store.check(dir)?;
         // The layer of a diff contains only changed blocks, so the size of the disk is that of the base's layer.
-        let disk = match &manifest.base {
-            Some(base) => read_manifest(&base.dir)?.layer_sum.bytes,
+        let disk = match &base {
+            Some(base) => Manifest::read(base)?.layer_sum.bytes,
             None => manifest.layer_sum.bytes,
         };
         Ok(Self {
@@ -420,10 +446,15 @@ impl Template {
                 source: None,
                 spawned: 0,
                 warm: 0,
+                vmm: None,
             },
-            boot: boot_files(&manifest, store),
+            boot: boot_files(&root, store),
             warm_up: read_warm_up(&dir)?,
             dir,
+            root,
+            base,
+            vmm: VmmId::default(),
+            is_ours: manifest.format == TEMPLATE_FORMAT,
             memory: Memory::OnDisk,
             wanted: false,
             refilling: false,
@@ -445,33 +476,34 @@ impl Template {
     }
 }
 
-fn write_kept(home: &Path, kept: &Kept) -> io::Result<()> {
-    replace(
-        home,
-        RECORD,
-        &serde_json::to_vec_pretty(kept)?,
-        Durability::Host,
-    )
-}
-
-/// # Errors
-/// Returns an error if the manifest cannot be read, has another format, or has a memory size outside the supported
-/// range.
-pub(crate) fn read_manifest(dir: &Path) -> Result<TemplateManifest, String> {
-    let path = dir.join(MANIFEST_NAME);
-    let bytes = read_bounded(&path, MAX_FILE).map_err(|e| format!("{}: {e}", path.display()))?;
-    let manifest: TemplateManifest =
-        serde_json::from_slice(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
-    let memory = manifest.memory;
-    if !(model::MIN_MEMORY..=model::MAX_MEMORY).contains(&memory) {
-        return Err(format!("{}: memory of {memory}", path.display()));
+impl Template {
+    fn set_vmm(&mut self, vmm: VmmId) {
+        self.info.vmm = Some(vmm.clone());
+        self.vmm = vmm;
     }
-    match manifest.format {
-        TEMPLATE_FORMAT => Ok(manifest),
-        n => Err(format!(
-            "{}: format {n}, this program reads {TEMPLATE_FORMAT}",
-            path.display()
-        )),
+
+    /// Lets the template use links to its files, so that it stays as it is when it is installed anew.
+    fn keep_files(&mut self, store: &Store) {
+        let kept = store
+            .check(&self.dir)
+            .map_err(io::Error::other)
+            .and_then(|checked| {
+                let dir = store.keep(&checked)?;
+                store.check(&dir).map_err(io::Error::other)
+            });
+        match kept {
+            Ok(checked) => {
+                self.boot = boot_files(&checked.root, store);
+                (self.dir, self.root) = (checked.dir, checked.root);
+            }
+            Err(error) => tracing::warn!(
+                template = self.info.id,
+                dir = %self.dir.display(),
+                %error,
+                "cannot link the files of an installed template: if it is replaced, its paused sandboxes are lost \
+                 (put it on the file system of the state directory)"
+            ),
+        }
     }
 }
 
@@ -487,22 +519,15 @@ fn read_warm_up(dir: &Path) -> Result<Arc<[WarmUpRequest]>, String> {
     }
 }
 
-/// The files from which a VM of this template boots. Kernel and initramfs are expected beside the root image. Returns
-/// `None` if one of these files is missing or not in the store.
-fn boot_files(manifest: &TemplateManifest, store: &Store) -> Option<BootFiles> {
-    let guest = manifest.root.parent()?;
+/// The files from which a VM boots on this root image. Returns `None` if one of these files is missing or not in the
+/// store.
+fn boot_files(root: &Path, store: &Store) -> Option<BootFiles> {
+    let files = Images::boot_files(root)?;
     Some(BootFiles {
-        kernel: store.admit(&guest.join("vmlinux")).ok()?,
-        initrd: store.admit(&guest.join("initramfs.cpio")).ok()?,
-        root: store.admit(&manifest.root).ok()?,
+        kernel: store.admit(&files.kernel).ok()?,
+        initrd: store.admit(&files.initrd).ok()?,
+        root: files.root,
     })
-}
-
-/// The base's directory if the snapshot in `dir` is a diff; `None` for a full snapshot or an unreadable manifest.
-pub(crate) fn base_of(dir: &Path) -> Option<PathBuf> {
-    let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_FILE).ok()?;
-    let json: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
-    Some(json.get("base")?.get("dir")?.as_str()?.into())
 }
 
 fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
@@ -518,53 +543,12 @@ fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Strips the default tag from a name.
-fn plain(name: &str) -> &str {
-    name.strip_suffix(DEFAULT_TAG).unwrap_or(name)
-}
-
-fn check_name(name: &str) -> Result<(), PoolError> {
-    let is_word = |word: &str| {
-        let mut bytes = word.bytes();
-        bytes.next().is_some_and(|b| b.is_ascii_alphanumeric())
-            && bytes.all(|b| b.is_ascii_alphanumeric() || b"._-/".contains(&b))
-    };
-    let mut words = name.split(':');
-    let good = name.len() <= MAX_NAME
-        && words.next().is_some_and(is_word)
-        && words.next().is_none_or(is_word)
-        && words.next().is_none();
-    if good {
-        Ok(())
-    } else {
-        Err(PoolError::BadName(format!(
-            "{:?} is not a template name: use letters, digits and ._-/ with at most one :tag, {MAX_NAME} bytes in all",
-            name.chars().take(MAX_NAME).collect::<String>()
-        )))
-    }
-}
-
-/// The id of an installed template, the same in every server process.
-fn id_of_name(name: &str) -> String {
-    id_of_bytes(&Sha256::digest(format!("installed template {name}")))
-}
-
-/// 20 lower-case letters and digits.
-fn id_of_bytes(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-    bytes
-        .iter()
-        .take(20)
-        .map(|b| char::from(ALPHABET[usize::from(*b) % ALPHABET.len()]))
-        .collect()
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A directory that looks like a template.
-    fn image(at: &Path, base: Option<&Path>) {
+    pub(crate) fn image(at: &Path, base: Option<&Path>) {
         fs::create_dir_all(at).unwrap();
         fs::write(at.join("root"), "").unwrap();
         let sum = |bytes| serde_json::json!({"bytes": bytes, "sha256": "0".repeat(64)});
@@ -582,10 +566,18 @@ mod tests {
         fs::write(at.join(MANIFEST_NAME), json.to_string()).unwrap();
     }
 
+    /// The VMM of the tests, which made every template.
+    fn vmms(state: &Path) -> Vmms {
+        let program = state.with_extension("vmm");
+        fs::write(&program, "a VMM").unwrap();
+        Vmms::open(state.with_extension("vmms"), &program).unwrap()
+    }
+
     fn opened(state: &Path, installed: &Path) -> Templates {
         fs::create_dir_all(state).unwrap();
-        let store = Store::new([state, installed]).unwrap();
-        Templates::open(state.to_owned(), Some(installed), store).unwrap()
+        let images = Images::open(&state.with_extension("images")).unwrap();
+        let store = Store::new(images, [state, installed]).unwrap();
+        Templates::open(state.to_owned(), Some(installed), store, &mut vmms(state)).unwrap()
     }
 
     #[test]
@@ -613,11 +605,12 @@ mod tests {
         let mut names: Vec<_> = names.iter().map(String::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["base", "diff"]);
+        assert!(templates.is_partial());
 
         // The same is required of a snapshot that a VMM wrote.
         let pause = root.path().join("pause");
         image(&pause, Some(&installed.join("base")));
-        assert_eq!(templates.check_snapshot(&pause), Ok(()));
+        assert!(templates.check_snapshot(&pause).is_ok());
         image(&pause, Some(&other));
         assert!(
             templates
@@ -628,8 +621,15 @@ mod tests {
         // A caller adds the directory: then it may be named.
         let (id, _) = templates.draft().unwrap();
         let elsewhere = Origin::Elsewhere(other.clone());
-        keep(&mut templates, &id, vec!["other".into()], elsewhere, 1);
-        assert_eq!(templates.check_snapshot(&pause), Ok(()));
+        keep(
+            &mut templates,
+            &mut vmms(&state),
+            &id,
+            vec!["other".into()],
+            elsewhere,
+            1,
+        );
+        assert!(templates.check_snapshot(&pause).is_ok());
     }
 
     #[test]
@@ -640,6 +640,7 @@ mod tests {
         fs::create_dir(installed.join("no-template")).unwrap();
         let open = || opened(&state, &installed);
         let mut templates = open();
+        assert!(!templates.is_partial());
         let base = templates.find("base").unwrap().info.clone();
         assert_eq!((base.id.len(), base.disk.0), (20, 4096));
         assert_eq!(templates.find("base:default").unwrap().info, base);
@@ -651,8 +652,9 @@ mod tests {
         let (id, dir) = templates.draft().unwrap();
         image(&dir.join("image"), None);
         let source = SandboxId::from_random([7; 19]);
-        let origin = Origin::Snapshot(source.clone());
-        keep(&mut templates, &id, names.clone(), origin, 9);
+        let mut vmms = vmms(&state);
+        let origin = Origin::Snapshot(source.clone(), vmms.current().clone());
+        keep(&mut templates, &mut vmms, &id, names.clone(), origin, 9);
         // An unfinished template is removed at the next start.
         let (half, _) = templates.draft().unwrap();
         let templates = open();
@@ -666,12 +668,15 @@ mod tests {
     /// Adds a template and writes its records, as the pool does.
     fn keep(
         templates: &mut Templates,
+        vmms: &mut Vmms,
         id: &str,
         names: Vec<String>,
         origin: Origin,
         created_unix_s: u64,
     ) {
-        let new = templates.keep(id, names, origin, created_unix_s).unwrap();
+        let new = templates
+            .keep(id, names, origin, created_unix_s, vmms)
+            .unwrap();
         new.records
             .iter()
             .try_for_each(TemplateRecord::write)
@@ -685,23 +690,30 @@ mod tests {
         fs::create_dir_all(&installed).unwrap();
         fs::create_dir_all(&state).unwrap();
         let mut templates = opened(&state, &installed);
+        let mut vmms = vmms(&state);
+        let vmm = vmms.current().clone();
         let drafted = |templates: &Templates| {
             let (id, dir) = templates.draft().unwrap();
             image(&dir.join("image"), None);
-            (id, Origin::Snapshot(SandboxId::from_random([7; 19])))
+            let source = SandboxId::from_random([7; 19]);
+            (id, Origin::Snapshot(source, vmm.clone()))
         };
         let names = || vec!["mine".to_owned(), "mine:v2".to_owned()];
         let (first, origin) = drafted(&templates);
-        keep(&mut templates, &first, names(), origin, 1);
+        keep(&mut templates, &mut vmms, &first, names(), origin, 1);
         let (second, origin) = drafted(&templates);
-        let new = templates.keep(&second, names(), origin, 2).unwrap();
+        let new = templates
+            .keep(&second, names(), origin, 2, &mut vmms)
+            .unwrap();
         assert_eq!(templates.find("mine").unwrap().info.id, second);
         templates.unpublish(&second, new.taken);
         assert_eq!(templates.find("mine").unwrap().info.id, first);
 
         // A crash of the host may leave the record of the new template and the old record of the other one.
         let (third, origin) = drafted(&templates);
-        let new = templates.keep(&third, names(), origin, 2).unwrap();
+        let new = templates
+            .keep(&third, names(), origin, 2, &mut vmms)
+            .unwrap();
         new.records[0].write().unwrap();
         for _ in 0..2 {
             let templates = opened(&state, &installed);
@@ -717,11 +729,13 @@ mod tests {
         image(&installed.join("base"), None);
         fs::create_dir_all(&state).unwrap();
         let mut templates = opened(&state, &installed);
-        let add = |templates: &mut Templates| {
+        let mut vmms = vmms(&state);
+        let mut add = |templates: &mut Templates| {
             let (id, dir) = templates.draft().unwrap();
             image(&dir.join("image"), None);
-            let origin = Origin::Snapshot(SandboxId::from_random([7; 19]));
-            keep(templates, &id, vec!["mine".into()], origin, 1);
+            let source = SandboxId::from_random([7; 19]);
+            let origin = Origin::Snapshot(source, vmms.current().clone());
+            keep(templates, &mut vmms, &id, vec!["mine".into()], origin, 1);
             id
         };
         let first = add(&mut templates);

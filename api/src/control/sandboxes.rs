@@ -316,6 +316,7 @@ mod tests {
             source: None,
             spawned: 0,
             warm: 0,
+            vmm: None,
         };
         let sandbox = pool::Sandbox {
             id: model::SandboxId::from_random([7; 19]),

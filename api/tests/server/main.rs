@@ -53,6 +53,7 @@ fn main() {
             kvm_a_reload_refuses_and_cuts_nothing,
             kvm_a_terminal_lives_through_many_reloads,
             kvm_a_program_that_does_not_start_leaves_the_old_server,
+            kvm_a_reload_with_another_vmm_keeps_what_runs_and_what_is_paused,
             kvm_a_server_that_dies_while_it_takes_over_is_replaced_by_the_old_one,
             kvm_a_server_killed_during_a_reload_loses_no_sandbox,
             kvm_a_deadline_that_passes_during_a_reload_is_acted_upon,

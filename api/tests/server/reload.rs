@@ -1,6 +1,7 @@
 //! A server is replaced by a new process, and no client notices.
 
 use std::{
+    env,
     fs::{self, Permissions},
     io::{BufReader, Write},
     net::{TcpListener, TcpStream},
@@ -129,6 +130,38 @@ pub(crate) fn kvm_a_program_that_does_not_start_leaves_the_old_server() {
     replace(&server.program, &format!("#!/bin/sh\nexec {real} \"$@\"\n"));
     assert_ne!(server.reload().unwrap(), pid);
     server.create(&json!({}));
+}
+
+/// The next server's VMM cannot read what the former one has written.
+pub(crate) fn kvm_a_reload_with_another_vmm_keeps_what_runs_and_what_is_paused() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = with_replaceable_program(dir.path());
+    let [running, paused] = [(); 2].map(|()| server.create(&json!({})));
+    server.write_file(&paused, "/dev/shm/v", "in memory");
+    let vmms = env::var_os("CUBE_LATER_VMMS").expect("set by `cargo xtask test`");
+    let later = Path::new(&vmms).join("1/cube-vmm");
+    let real = env!("CARGO_BIN_EXE_cube-api");
+    let with_later = format!(
+        "#!/bin/sh
+for word; do shift; case $word in */cube-vmm) word={};; esac; set -- \"$@\" \"$word\"; done
+exec {real} \"$@\"
+",
+        later.display()
+    );
+    replace(&server.program, &with_later);
+    // The script execs the server, so the second reload starts it with the later VMM too.
+    for _ in 0..2 {
+        server.post(&paused.path("/pause"), &json!({})).expect(204);
+        server.reload().unwrap();
+        assert!(server.is_up(&running));
+        let resume = server.post(&paused.path("/resume"), &json!({"timeout": 300}));
+        resume.expect(201);
+        assert_eq!(server.read_file(&paused, "/dev/shm/v"), "in memory");
+        let metrics = server.get("/metrics").expect(200).text();
+        let former = "present=\"false\",use=\"running\"} 2\n";
+        assert!(metrics.contains(former), "{metrics}");
+    }
+    assert_eq!(server.list().len(), 2);
 }
 
 /// The new process is killed after it has got everything.

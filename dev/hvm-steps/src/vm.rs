@@ -72,6 +72,7 @@ impl Vm {
         let spec = RestoreSpec {
             template: template.to_owned(),
             base: None,
+            root: None,
             vsock: vm.vsock.clone(),
             console: Some(vm.console.clone()),
             layer_limit: None,

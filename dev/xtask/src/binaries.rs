@@ -133,18 +133,53 @@ pub(crate) fn build_weak_vmm(
     progress: Progress,
     log: &Path,
 ) -> Result<PathBuf> {
-    let target = workspace.artifacts().join("weak");
     progress.stage("weak VMM", || {
-        let mut cargo = workspace.cargo();
-        cargo
-            .env("CARGO_TARGET_DIR", &target)
-            .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            .env("RUSTFLAGS", STATIC)
-            .args(["build", "--target", TARGET, "--package", "vmm"])
-            .args(["--features", "vmm/weaken"]);
+        let mut cargo = variant(workspace);
+        cargo.args(["--features", "vmm/weaken"]);
         tool::run(&mut cargo, log)
     })?;
-    existing(target.join(TARGET).join("debug/cube-vmm"))
+    existing(variants(workspace).join(TARGET).join("debug/cube-vmm"))
+}
+
+/// Builds `1/cube-vmm` and `2/cube-vmm`, the VMMs of later releases for the tests of upgrades: their template formats
+/// are different, so they cannot read what other VMMs have written. Returns the directory.
+pub(crate) fn build_later_vmms(
+    workspace: &Workspace,
+    progress: Progress,
+    log: &Path,
+) -> Result<PathBuf> {
+    let dir = workspace.artifacts().join("later-vmms");
+    progress.stage("later VMMs", || {
+        for release in ["1", "2"] {
+            let mut cargo = variant(workspace);
+            cargo.env("CUBE_TEST_TEMPLATE_FORMAT", format!("100{release}"));
+            tool::run(&mut cargo, log)?;
+            let built = existing(variants(workspace).join(TARGET).join("debug/cube-vmm"))?;
+            let to = dir.join(release);
+            std::fs::create_dir_all(&to)?;
+            // A VM of a former run may still execute the file, which could not be overwritten then.
+            let next = to.join(".cube-vmm");
+            std::fs::copy(&built, &next)?;
+            std::fs::rename(&next, to.join("cube-vmm"))?;
+        }
+        Ok(())
+    })?;
+    Ok(dir)
+}
+
+/// The target directory of VMMs that only tests use.
+fn variants(workspace: &Workspace) -> PathBuf {
+    workspace.artifacts().join("weak")
+}
+
+fn variant(workspace: &Workspace) -> std::process::Command {
+    let mut cargo = workspace.cargo();
+    cargo
+        .env("CARGO_TARGET_DIR", variants(workspace))
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env("RUSTFLAGS", STATIC)
+        .args(["build", "--target", TARGET, "--package", "vmm"]);
+    cargo
 }
 
 fn existing(file: PathBuf) -> Result<PathBuf> {

@@ -113,7 +113,8 @@ pub(crate) fn build(parts: &Parts<'_>) -> Result<Built> {
             .record_working_set(out, cells::first_cell)
             .with_context(|| builder.failed("cannot restore the template", template::RESTORE))?;
         let requests = serde_json::to_vec(&[cells::first()])?;
-        Ok(fs::write(out.join(template_file::WARM_UP), requests)?)
+        fs::write(out.join(template_file::WARM_UP), requests)?;
+        template::add_maker(out, &parts.vmm)
     })
 }
 

@@ -11,7 +11,7 @@
 use std::{
     fs,
     io::Read,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, PermissionsExt},
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -251,8 +251,8 @@ fn next_data(file: &fs::File, at: u64) -> Result<Option<u64>> {
     }
 }
 
-/// A hash over a file, or over the names, kinds and contents of everything below a directory. Permissions are not
-/// hashed.
+/// A hash over a file, or over the names, kinds and contents of everything below a directory, and whether
+/// each file may be executed. The other permissions depend on the umask.
 fn digest(path: &Path) -> Result<String> {
     let mut entries = Vec::new();
     walk(path, Path::new(""), &mut entries)?;
@@ -262,7 +262,8 @@ fn digest(path: &Path) -> Result<String> {
 
 fn walk(path: &Path, name: &Path, entries: &mut Vec<String>) -> Result<()> {
     let failed = || format!("cannot read {}", path.display());
-    let kind = fs::symlink_metadata(path).with_context(failed)?.file_type();
+    let meta = fs::symlink_metadata(path).with_context(failed)?;
+    let kind = meta.file_type();
     let what = if kind.is_symlink() {
         format!(
             "link {}",
@@ -276,7 +277,13 @@ fn walk(path: &Path, name: &Path, entries: &mut Vec<String>) -> Result<()> {
         "dir".to_owned()
     } else {
         ensure!(kind.is_file(), "{} is a special file", path.display());
-        sparse_sum(path)?
+        // A program that may not be executed is another output. The other bits depend on the umask.
+        let executable = meta.permissions().mode() & 0o100 != 0;
+        format!(
+            "{} {}",
+            if executable { "x" } else { "-" },
+            sparse_sum(path)?
+        )
     };
     entries.push(format!("{} {what}\n", name.display()));
     Ok(())
@@ -377,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_depends_on_names_links_and_contents() {
+    fn a_digest_depends_on_names_links_contents_and_executable_bits() {
         let dir = tempfile::tempdir().unwrap();
         let all = || digest(dir.path()).unwrap();
         let mut seen = vec![all()];
@@ -387,8 +394,11 @@ mod tests {
         seen.push(all());
         std::os::unix::fs::symlink("b", dir.path().join("l")).unwrap();
         seen.push(all());
+        let program = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(dir.path().join("b"), program).unwrap();
+        seen.push(all());
         seen.sort();
         seen.dedup();
-        assert_eq!(seen.len(), 4);
+        assert_eq!(seen.len(), 5);
     }
 }

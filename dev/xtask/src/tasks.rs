@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, conformance, dependencies, fuzz, host,
+    EXIT_BUG, EXIT_UNSUITABLE_HOST, EXIT_USAGE, binaries, conformance, dependencies, fuzz, host,
     hvm::{self, Work},
     isolation::Prover,
     prepare,
@@ -176,6 +176,7 @@ pub(crate) fn soak(
     let environment = TestEnvironment {
         artifacts: workspace.artifacts(),
         binaries: Some(prepare::soak(workspace, progress)?.dir),
+        later_vmms: None,
     };
     let outcome = soak::run(workspace, &environment, only)?;
     println!("{}", outcome.counts);
@@ -199,9 +200,17 @@ fn prepare_for(
     } else {
         None
     };
+    let later_vmms = if tiers.contains(&Tier::Kvm) {
+        let log = artifacts.join("log/later-vmms.log");
+        std::fs::write(&log, "")?;
+        Some(binaries::build_later_vmms(workspace, progress, &log)?)
+    } else {
+        None
+    };
     Ok(TestEnvironment {
         artifacts,
         binaries,
+        later_vmms,
     })
 }
 

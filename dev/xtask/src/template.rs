@@ -15,13 +15,14 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use api_types::envd::{ENVD_PORT, EnvdClient, ExecRequest, InitRequest};
 use model::{
-    Bytes, GuestPaths, HypercallPath, RestoreSpec, VmSpec, WorkingSetPrefault, template_file,
+    Bytes, GuestPaths, HypercallPath, MadeBy, RestoreSpec, VmSpec, WorkingSetPrefault,
+    template_file,
 };
 use vmm_control::{VmProcess, fresh_identity};
 
 use crate::{
     guest_dir, initramfs, layer, root_image,
-    stage::{Built, Recipe, Store},
+    stage::{self, Built, Recipe, Store},
     tool,
     workspace::Workspace,
 };
@@ -76,8 +77,22 @@ pub(crate) fn build(store: &Store, workspace: &Workspace, vmm: &Path) -> Result<
             .with_context(|| builder.failed("cannot build the template", BOOT))?;
         builder
             .record_working_set(out, probe)
-            .with_context(|| builder.failed("cannot restore the template", RESTORE))
+            .with_context(|| builder.failed("cannot restore the template", RESTORE))?;
+        add_maker(out, vmm)
     })
+}
+
+/// Adds the VMM that made the template, and its name: after an upgrade, the pool starts the template's clones with it.
+pub(crate) fn add_maker(template: &Path, vmm: &Path) -> Result<()> {
+    let made_by = MadeBy {
+        vmm_sha256: stage::file_sum(vmm)?,
+    };
+    let text = serde_json::to_string_pretty(&made_by)?;
+    fs::write(template.join(template_file::MADE_BY), text)?;
+    let carried = template.join("cube-vmm");
+    fs::hard_link(vmm, &carried)
+        .or_else(|_| fs::copy(vmm, &carried).map(drop))
+        .with_context(|| format!("cannot copy {}", vmm.display()))
 }
 
 pub(crate) fn guest_paths(guest: &Path) -> GuestPaths {
@@ -142,6 +157,7 @@ impl TemplateBuilder<'_> {
         let spec = RestoreSpec {
             template: template.to_owned(),
             base: None,
+            root: None,
             vsock: vsock.clone(),
             console: Some(self.console(RESTORE)),
             layer_limit: None,

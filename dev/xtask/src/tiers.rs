@@ -148,6 +148,8 @@ pub(crate) struct TestEnvironment {
     pub(crate) artifacts: PathBuf,
     /// CUBE_BIN. `None` if no tier of this run needs the release binaries.
     pub(crate) binaries: Option<PathBuf>,
+    /// CUBE_LATER_VMMS. `None` without the tier `kvm`.
+    pub(crate) later_vmms: Option<PathBuf>,
 }
 
 /// Runs the tests of these tiers with nextest, or with `cargo test` if nextest is not installed.
@@ -164,6 +166,9 @@ pub(crate) fn run(
     command.env("CUBE_ARTIFACTS", &environment.artifacts);
     if let Some(binaries) = &environment.binaries {
         command.env("CUBE_BIN", binaries);
+    }
+    if let Some(vmms) = &environment.later_vmms {
+        command.env("CUBE_LATER_VMMS", vmms);
     }
     watch(&mut command, runner, &mut std::io::stderr())
 }

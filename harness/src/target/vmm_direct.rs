@@ -155,6 +155,7 @@ impl VmmDirect {
         let spec = RestoreSpec {
             template: self.source(),
             base: None,
+            root: None,
             vsock: dir.join(VSOCK),
             console: Some(dir.join(CONSOLE)),
             layer_limit: None,

@@ -9,11 +9,12 @@ use tokio::{sync::oneshot, task::spawn_blocking};
 use super::{Driver, Entry};
 use crate::{
     LifeEvent, PoolError, PoolStats, Sandbox, SandboxState, TemplateInfo, Usage, host,
+    manifest::Manifest,
     message::{Answer, Request},
     network,
     policy::Need,
     slot::{Refusal, Stage},
-    templates::{Memory, Origin, base_of},
+    templates::{Memory, Origin},
     work::WorkError,
 };
 
@@ -120,7 +121,8 @@ impl Driver {
             Ok((id, dir)) => {
                 let created = host::unix_ns() / 1_000_000_000;
                 let origin = Origin::Elsewhere(dir);
-                let kept = self.templates.keep(&id, names, origin, created);
+                let vmms = &mut self.vmms;
+                let kept = self.templates.keep(&id, names, origin, created, vmms);
                 self.publish(&id, kept, answer);
             }
         }
@@ -161,6 +163,7 @@ impl Driver {
         let template = self.templates.get_mut(&id);
         let memory = template.map(|t| std::mem::replace(&mut t.memory, Memory::OnDisk));
         let record = self.templates.forget(&id);
+        self.images_may_be_unused = true;
         self.jobs.change_templates(move || {
             drop(memory);
             let removed = record.map_or(Ok(()), |record| record.remove());
@@ -178,8 +181,14 @@ impl Driver {
         self.slots
             .iter()
             .filter(|(_, e)| !matches!(e.slot.stage, Stage::Warm | Stage::Filling))
-            .find(|(_, e)| base_of(&e.dir.pause()).as_deref() == Some(dir))
+            .find(|(_, e)| self.base_of_pause(e).as_deref() == Some(dir))
             .map(|(id, _)| format!("sandbox {id} is paused on it"))
+    }
+
+    /// The directory of the template that a sandbox's pause is a diff of, if it is one.
+    fn base_of_pause(&self, entry: &Entry) -> Option<PathBuf> {
+        let manifest = Manifest::read(&entry.dir.pause()).ok()?;
+        Some(self.templates.images().base(&manifest.base?))
     }
 
     fn stats(&mut self) -> PoolStats {
@@ -211,6 +220,7 @@ impl Driver {
             filling: self.slots.count(|s| s == Stage::Filling),
             expected_bytes: self.memory.largest_need(),
             available_bytes: room.available.saturating_sub(room.reserve),
+            vmms: self.vmm_uses(),
             ..self.counters.clone()
         }
     }

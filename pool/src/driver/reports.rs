@@ -314,10 +314,14 @@ impl Driver {
                 Some(Serving::Request(SandboxRequest::Snapshot(names, answer))),
                 SnapshotFor::Template(template),
             ) => {
-                let origin = Origin::Snapshot(id.clone());
+                let vmm = self.slots.get(id).and_then(|e| e.record.vmm_id.clone());
+                let vmm = vmm.unwrap_or_else(|| self.vmms.current().clone());
+                let origin = Origin::Snapshot(id.clone(), vmm);
                 let created = host::unix_ns() / 1_000_000_000;
-                let kept =
-                    result.and_then(|()| self.templates.keep(&template, names, origin, created));
+                let kept = result.and_then(|()| {
+                    let vmms = &mut self.vmms;
+                    self.templates.keep(&template, names, origin, created, vmms)
+                });
                 if let Ok(kept) = &kept {
                     let what = format!("snapshot {} was made", kept.info.id);
                     let now = self.clock.now();
@@ -333,7 +337,7 @@ impl Driver {
                 })),
                 SnapshotFor::Forks(snapshot),
             ) => match result.and_then(|()| self.check_snapshot(snapshot.dir())) {
-                Ok(()) => {
+                Ok(_) => {
                     let template = source.unwrap_or_default();
                     self.queue_forks(&template, specs, &snapshot, accepted_ns, answer);
                 }

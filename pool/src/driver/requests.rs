@@ -352,14 +352,14 @@ impl Driver {
             .iter()
             .try_for_each(|spec| check_note(&spec.note))
             .and_then(|()| self.set_space_aside(id, PauseMode::Memory));
-        let policy = self.slots.leased(id).map(|e| e.record.policy.clone());
-        let policy = match checked.and(policy) {
-            Ok(policy) => policy,
+        let source = self.slots.leased(id).map(|e| e.record.clone());
+        let source = match checked.and(source) {
+            Ok(source) => source,
             Err(e) => return drop(answer.send(Err(e))),
         };
         let now = self.clock.now();
         for spec in &mut specs {
-            spec.policy = policy.clone();
+            spec.policy = source.policy.clone();
             spec.lifetime.set(now, spec.lifetime.timeout_s);
         }
         self.forks += 1;
@@ -368,7 +368,7 @@ impl Driver {
             .state
             .join(crate::FORKS)
             .join(format!("{}-{}", self.forks_name, self.forks));
-        let purpose = SnapshotFor::Forks(Arc::new(ForkSnapshot::new(dir.clone())));
+        let purpose = SnapshotFor::Forks(Arc::new(ForkSnapshot::new(dir.clone(), source)));
         let request = SandboxRequest::Fork {
             specs,
             accepted_ns,

@@ -1,12 +1,9 @@
 //! Starts of VMs: for requests in the queue, and for the warm stock.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use model::{SandboxId, StartPhase, Timeline, template_file};
+use model::{SandboxId, StartPhase, Timeline, WarmUpRequest, template_file};
+use vmm_control::template::LoadedTemplate;
 
 use super::{
     Driver, Entry,
@@ -15,19 +12,29 @@ use super::{
     stock::fill_failed,
 };
 use crate::{
-    CreateSpec, PauseMode, PoolError, host,
+    CreateSpec, PauseMode, PoolError, TemplateInfo, VmmId, host,
     message::{Answer, Unclaimed},
     policy::{self, Demand, Placement, Short},
-    record::{Record, SlotDir},
+    record::{BootFiles, Record, SlotDir},
     slot::{Event, FailedBy, Slot, Stage},
-    templates::{Memory, base_of},
+    store::Checked,
+    templates::Memory,
     work::{
         NewIdentity,
         lease::LeasePlan,
         save::ForkSnapshot,
-        start::{Purpose, Source, StartPlan},
+        start::{Image, Purpose, Source, StartPlan},
     },
 };
+
+/// What a new VM is made from.
+struct Origin {
+    source: Source,
+    info: Arc<TemplateInfo>,
+    boot: Option<BootFiles>,
+    vmm: Option<VmmId>,
+    warm_up: Arc<[WarmUpRequest]>,
+}
 
 impl Driver {
     pub(super) fn serve_queue(&mut self) {
@@ -231,36 +238,49 @@ impl Driver {
         record.host_boot_id.clone_from(&self.host_boot_id);
         let source = match mode {
             PauseMode::Memory => {
-                self.check_snapshot(&dir.pause())?;
-                Source::Snapshot(dir.pause(), self.loaded_base(&dir.pause()))
+                let checked = self.check_snapshot(&dir.pause())?;
+                Source::Snapshot(self.image(checked))
             }
-            PauseMode::FilesystemOnly => Source::Boot {
-                files: record.boot.clone().ok_or_else(|| PoolError::Failed {
+            PauseMode::FilesystemOnly => {
+                record.vmm_id = None;
+                Source::Boot {
+                    files: record.boot.clone().ok_or_else(|| {
+                        PoolError::Failed {
                     what: "resume the sandbox",
                     why:
                         "its template does not name a kernel, initramfs and root image to boot from"
                             .to_owned(),
-                })?,
-                layer: dir.pause().join(template_file::LAYER),
-                memory: record.template.memory,
-                vcpus: record.template.vcpus,
-            },
+                }
+                    })?,
+                    layer: dir.pause().join(template_file::LAYER),
+                    memory: record.template.memory,
+                    vcpus: record.template.vcpus,
+                }
+            }
         };
-        let plan = self.start_plan(id, dir, record, source, Purpose::GoOn, NewIdentity::Keep);
+        let plan = self.start_plan(id, dir, record, source, Purpose::GoOn, NewIdentity::Keep)?;
         Ok(StartPlan { timeline, ..plan })
     }
 
+    /// Plans a start by the VMM that the record names; if it names none, by the present one, which is then recorded.
     fn start_plan(
-        &self,
+        &mut self,
         id: &SandboxId,
         dir: SlotDir,
-        record: Record,
+        mut record: Record,
         source: Source,
         purpose: Purpose,
         identity: NewIdentity,
-    ) -> StartPlan {
-        StartPlan {
-            vmm: self.config.vmm.clone(),
+    ) -> Result<StartPlan, PoolError> {
+        let vmm = record
+            .vmm_id
+            .get_or_insert_with(|| self.vmms.current().clone());
+        let vmm = self.vmms.get(vmm).map_err(|why| PoolError::Failed {
+            what: "start the sandbox",
+            why,
+        })?;
+        Ok(StartPlan {
+            vmm,
             id: id.clone(),
             dir,
             source,
@@ -273,7 +293,7 @@ impl Driver {
             network: self.config.network.clone(),
             timeout: self.config.start_timeout,
             timeline: Timeline::default(),
-        }
+        })
     }
 
     /// Adds a slot for a VM made from a template or, with `fork`, from the snapshot of a fork. Returns the plan to make
@@ -290,40 +310,73 @@ impl Driver {
         };
         let id = SandboxId::from_random(host::random().map_err(random)?);
         let machine_id = host::hex(&host::random::<16>().map_err(random)?);
-        let known = self
-            .templates
-            .get(template)
-            .ok_or_else(|| PoolError::NoTemplate(template.to_owned()))?;
-        let source = match (fork, &known.memory) {
-            (Some(fork), _) => {
-                let base = self.loaded_base(fork.dir());
-                Source::Fork(fork, base)
-            }
-            (None, Memory::Loaded(loaded)) => Source::Loaded(loaded.clone()),
-            (None, Memory::OnDisk | Memory::Loading | Memory::Unloadable) => {
-                Source::Snapshot(known.dir.clone(), self.loaded_base(&known.dir))
-            }
+        let Origin {
+            source,
+            info,
+            boot,
+            vmm,
+            warm_up,
+        } = match fork {
+            Some(fork) => self.origin_of_fork(fork)?,
+            None => self.origin_of_template(template)?,
         };
-        let info = Arc::new(known.info.clone());
-        let purpose = Purpose::Wait {
-            warm_up: known.warm_up.clone(),
-        };
-        let boot = known.boot.clone();
+        let purpose = Purpose::Wait { warm_up };
         let mut record = Record::new(&self.host_boot_id, info, boot, machine_id.clone());
         record.user = Some(self.slots.free_user());
+        record.vmm_id = vmm;
         let dir = SlotDir::new(&self.config.state.join(crate::SANDBOXES), &id);
         let identity = NewIdentity::Fresh {
             id: id.clone(),
             machine_id,
         };
-        let plan = self.start_plan(&id, dir.clone(), record.clone(), source, purpose, identity);
+        let plan = self.start_plan(&id, dir.clone(), record, source, purpose, identity)?;
+        let record = plan.record.clone();
         let entry = Entry::new(Slot::new(stage), dir, record);
         self.slots.insert(id.clone(), entry);
         Ok((id, plan))
     }
 
-    /// Checks that a snapshot written by a VMM names only files in the store.
-    pub(super) fn check_snapshot(&self, dir: &Path) -> Result<(), PoolError> {
+    fn origin_of_template(&self, id: &str) -> Result<Origin, PoolError> {
+        let template = self.templates.get(id);
+        let template = template.ok_or_else(|| PoolError::NoTemplate(id.to_owned()))?;
+        let source = match &template.memory {
+            Memory::Loaded(loaded) => Source::Loaded(loaded.clone(), template.root.clone()),
+            Memory::OnDisk | Memory::Loading | Memory::Unloadable => Source::Snapshot(Image {
+                dir: template.dir.clone(),
+                root: template.root.clone(),
+                base: template.base.clone(),
+                loaded_base: self.loaded_base(template.base.as_deref()),
+            }),
+        };
+        Ok(Origin {
+            source,
+            info: Arc::new(template.info.clone()),
+            boot: template.boot.clone(),
+            vmm: Some(template.vmm.clone()),
+            warm_up: template.warm_up.clone(),
+        })
+    }
+
+    /// A fork continues on its source's files and in its source's VMM, whatever its template is by now.
+    fn origin_of_fork(&self, fork: Arc<ForkSnapshot>) -> Result<Origin, PoolError> {
+        let image = self.image(self.check_snapshot(fork.dir())?);
+        let Record {
+            template,
+            boot,
+            vmm_id,
+            ..
+        } = fork.source.clone();
+        Ok(Origin {
+            source: Source::Fork(fork, image),
+            info: template,
+            boot,
+            vmm: vmm_id,
+            warm_up: Arc::default(),
+        })
+    }
+
+    /// Checks that a snapshot written by a VMM names only files in the store, and finds them.
+    pub(super) fn check_snapshot(&self, dir: &Path) -> Result<Checked, PoolError> {
         self.templates
             .check_snapshot(dir)
             .map_err(|why| PoolError::Failed {
@@ -332,9 +385,18 @@ impl Driver {
             })
     }
 
-    /// If the snapshot in `dir` is a diff and the template that is its base is loaded, returns the loaded template.
-    fn loaded_base(&self, dir: &Path) -> Option<Arc<vmm_control::template::LoadedTemplate>> {
-        let base: PathBuf = base_of(dir)?;
+    fn image(&self, checked: Checked) -> Image {
+        Image {
+            loaded_base: self.loaded_base(checked.base.as_deref()),
+            dir: checked.dir,
+            root: checked.root,
+            base: checked.base,
+        }
+    }
+
+    /// The template that is the base in this directory, if it is loaded.
+    fn loaded_base(&self, base: Option<&Path>) -> Option<Arc<LoadedTemplate>> {
+        let base = base?;
         let template = self.templates.iter().find(|t| t.dir == base)?;
         match &template.memory {
             Memory::Loaded(loaded) => Some(loaded.clone()),
@@ -391,7 +453,7 @@ impl Driver {
         let Some(template) = self.templates.get_mut(id) else {
             return;
         };
-        if base_of(&template.dir).is_some() {
+        if template.base.is_some() {
             template.memory = Memory::Unloadable;
             return;
         }

@@ -201,21 +201,25 @@ fn of_vm(
 /// The snapshot from which the forks of one request start. Its directory is removed when this value is dropped; VMs
 /// that were restored from the snapshot keep its files open.
 #[derive(Debug)]
-pub(crate) struct ForkSnapshot(PathBuf);
+pub(crate) struct ForkSnapshot {
+    dir: PathBuf,
+    /// The source's record when the fork began. The forks inherit template, boot files and VMM.
+    pub(crate) source: Record,
+}
 
 impl ForkSnapshot {
-    pub(crate) fn new(dir: PathBuf) -> Self {
-        Self(dir)
+    pub(crate) fn new(dir: PathBuf, source: Record) -> Self {
+        Self { dir, source }
     }
 
     pub(crate) fn dir(&self) -> &Path {
-        &self.0
+        &self.dir
     }
 }
 
 impl Drop for ForkSnapshot {
     fn drop(&mut self) {
-        let dir = std::mem::take(&mut self.0);
+        let dir = std::mem::take(&mut self.dir);
         let remove = move || match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(dir = %dir.display(), %error, "cannot remove the snapshot of forks");

@@ -27,6 +27,7 @@ use crate::{
     host,
     record::{BootFiles, Kept, ProcessName, Record, SlotDir},
     vm::Vm,
+    vmms::Vmm,
 };
 
 /// Command that a guest runs before its slot becomes warm, if its template lists no warm-up requests. After it, the
@@ -37,16 +38,26 @@ const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 /// How long a killed VMM may take to exit.
 const END: Duration = Duration::from_secs(10);
 
+/// A snapshot whose files were found.
+#[derive(Clone, Debug)]
+pub(crate) struct Image {
+    pub(crate) dir: PathBuf,
+    pub(crate) root: PathBuf,
+    /// The directory of the base, if the snapshot is a diff.
+    pub(crate) base: Option<PathBuf>,
+    /// The base, if it is loaded into huge pages.
+    pub(crate) loaded_base: Option<Arc<LoadedTemplate>>,
+}
+
 /// The files that a VM starts from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// The snapshot of a template or of a paused sandbox. If the snapshot is a diff and its base is loaded into huge
-    /// pages, the second field is the loaded base.
-    Snapshot(PathBuf, Option<Arc<LoadedTemplate>>),
-    /// The snapshot from which all forks of a request start, with its base as for `Snapshot`.
-    Fork(Arc<ForkSnapshot>, Option<Arc<LoadedTemplate>>),
-    /// A template whose memory is loaded into huge pages. This reference keeps them allocated.
-    Loaded(Arc<LoadedTemplate>),
+    /// The snapshot of a template or of a paused sandbox.
+    Snapshot(Image),
+    /// The snapshot from which all forks of a request start. The reference keeps its files.
+    Fork(Arc<ForkSnapshot>, Image),
+    /// A template whose memory is loaded into huge pages, and its root image. The reference keeps the pages allocated.
+    Loaded(Arc<LoadedTemplate>, PathBuf),
     /// Kernel, initramfs, root image and layer, for a cold boot.
     Boot {
         files: BootFiles,
@@ -69,7 +80,7 @@ pub(crate) enum Purpose {
 
 #[derive(Debug)]
 pub(crate) struct StartPlan {
-    pub(crate) vmm: PathBuf,
+    pub(crate) vmm: Vmm,
     pub(crate) id: SandboxId,
     pub(crate) dir: SlotDir,
     pub(crate) source: Source,
@@ -165,13 +176,15 @@ impl StartPlan {
     }
 
     fn spawn(&mut self) -> Result<Vm, WorkError> {
+        let program = self.vmm.program();
+        let program = program.map_err(|e| WorkError::Io("use the VMM's program", e))?;
         let log = File::options()
             .append(true)
             .create(true)
             .open(self.dir.stderr())
             .map_err(|e| WorkError::Io("create the VMM's log", e))?;
         let user = VmUser::new(self.record.user.unwrap_or(VmUser::POOL.start));
-        let child = vmm_control::spawn_detached(&self.vmm, &self.dir.control(), log, user)
+        let child = vmm_control::spawn_detached(program, &self.dir.control(), log, user)
             .map_err(|e| WorkError::Control("start the VMM", e))?;
         let vm = Vm::of_child(child).map_err(|(e, mut child)| {
             let _ = child.kill();
@@ -286,15 +299,20 @@ impl StartPlan {
     /// own.
     fn build(&mut self, control: &mut ControlClient, tap: Option<Tap>) -> Result<(), WorkError> {
         match self.source.clone() {
-            Source::Snapshot(template, base) => {
-                let base = base.as_ref().map(|base| base.dir());
-                self.restore(control, template, base, tap)
+            Source::Snapshot(image) => self.restore(control, image, tap),
+            Source::Fork(snapshot, image) => {
+                let dir = snapshot.dir().to_owned();
+                self.restore(control, Image { dir, ..image }, tap)
             }
-            Source::Fork(snapshot, base) => {
-                let base = base.as_ref().map(|base| base.dir());
-                self.restore(control, snapshot.dir().to_owned(), base, tap)
+            Source::Loaded(template, root) => {
+                let image = Image {
+                    dir: template.dir(),
+                    root,
+                    base: None,
+                    loaded_base: None,
+                };
+                self.restore(control, image, tap)
             }
-            Source::Loaded(template) => self.restore(control, template.dir(), None, tap),
             Source::Boot { .. } => self.boot(control, tap),
         }
     }
@@ -327,13 +345,14 @@ impl StartPlan {
     fn restore(
         &mut self,
         control: &mut ControlClient,
-        template: PathBuf,
-        base: Option<PathBuf>,
+        image: Image,
         tap: Option<Tap>,
     ) -> Result<(), WorkError> {
+        let loaded = image.loaded_base.as_ref().map(|base| base.dir());
         let spec = RestoreSpec {
-            template,
-            base,
+            template: image.dir,
+            base: loaded.or(image.base),
+            root: Some(image.root),
             vsock: self.dir.vsock(),
             console: Some(self.dir.console()),
             layer_limit: self.layer_limit,

@@ -9,6 +9,7 @@ mod lifecycle;
 mod limits;
 mod power;
 mod sys;
+mod upgrade;
 
 use test_cases::cases;
 
@@ -25,6 +26,9 @@ fn main() {
         }
         return match std::env::var_os(support::BUSY) {
             Some(_) => limits::be_busy(state.as_ref()),
+            None if std::env::var_os(support::UPGRADED).is_some() => {
+                upgrade::be_opening(state.as_ref());
+            }
             None => lifecycle::be_server(state.as_ref()),
         };
     }
@@ -51,6 +55,10 @@ fn main() {
             kvm_the_sandbox_of_a_caller_that_left_is_ended,
             kvm_random_lives_leave_nothing,
             kvm_a_server_is_killed_at_any_moment,
+        },
+        upgrade::{
+            kvm_an_upgrade_keeps_what_users_have,
+            kvm_an_interrupted_upgrade_is_harmless,
         },
         disk::{
             kvm_a_full_disk_loses_nothing,

@@ -10,36 +10,46 @@ use std::{
     process::Command,
 };
 
-use pool::{OnClose, PauseMode, Pool, SandboxState};
+use pool::{OnClose, PauseMode, Pool, PoolConfig, SandboxState};
 use power_loss::{Crash, Recording, TRACED, Tree};
 
 use super::{
     lifecycle::run,
-    support::{MARKS, SERVER, State, config, names, open, resume, spec, until},
+    support::{MARKS, SERVER, State, config, names, resume, spec, until, variable},
 };
 
 /// Syncs that no state of this test needs. Each has a reason.
 const NOT_NEEDED: [&str; 0] = [];
 const NAME: &str = "mine";
+/// The VMM of the recorded server.
+const SMALL_VMM: &str = "CUBE_TEST_SMALL_VMM";
 
 pub(crate) fn kvm_a_power_loss_leaves_what_was_answered() {
     let dir = State::new();
-    let (state, marks, trace) = (dir.0.join("s"), dir.0.join("marks"), dir.0.join("trace"));
+    let (marks, trace) = (dir.0.join("marks"), dir.0.join("trace"));
+    // On another file system than the templates, as the replays: the pool then links no files of templates, which are not
+    // in the recording.
+    let state = State(PathBuf::from(format!("/dev/shm/cs{}", std::process::id())));
+    let vmms = [
+        small_vmm(&dir.0, "release-1"),
+        small_vmm(&dir.0, "release-2"),
+    ];
     let status = Command::new("strace")
         .args(TRACED)
         .arg("-o")
         .arg(&trace)
         .arg(std::env::current_exe().expect("this program"))
-        .env(SERVER, &state)
+        .env(SERVER, &state.0)
         .env(MARKS, &marks)
+        .env(SMALL_VMM, &vmms[0])
         .status()
         .expect("strace: apt-get install strace");
     assert!(status.success(), "the recorded server: {status}");
     let text = fs::read_to_string(&trace).expect("a trace");
-    let recording = Recording::new(&text, &state, &marks).expect("a readable trace");
-    let replays = PathBuf::from(format!("/dev/shm/cp{}", std::process::id()));
+    let recording = Recording::new(&text, &state.0, &marks).expect("a readable trace");
+    let replays = State(PathBuf::from(format!("/dev/shm/cp{}", std::process::id())));
     run(async {
-        let mut check = Check::new(&recording, replays.clone());
+        let mut check = Check::new(&recording, replays.0.clone(), vmms);
         let crashes = recording.crashes();
         println!(
             "{} states of {} crashes",
@@ -58,7 +68,15 @@ pub(crate) fn kvm_a_power_loss_leaves_what_was_answered() {
         println!("{} different states", check.seen.len());
         check.every_sync_is_needed(&recording).await;
     });
-    fs::remove_dir_all(replays).expect("the replays are removed");
+}
+
+/// Makes a small program that becomes the real VMM, because each replay copies its VMM and hashes the copy. Programs with
+/// different words are different VMMs.
+fn small_vmm(dir: &Path, word: &str) -> PathBuf {
+    let (path, real) = (dir.join(word), variable("CUBE_BIN").join("cube-vmm"));
+    let script = format!("#!/bin/sh\n# {word}\nexec {} \"$@\"\n", real.display());
+    fs::write(&path, script).expect("a program");
+    path
 }
 
 /// Runs the recorded server.
@@ -73,7 +91,12 @@ pub(crate) fn be_recorded(state: &Path, marks: &Path) {
     mark("checkpoint".into());
     run(async {
         let state = State(state.to_owned());
-        let pool = open(&state, 0).await;
+        let vmm = variable(SMALL_VMM);
+        let config = PoolConfig {
+            vmm,
+            ..config(&state.0, 0)
+        };
+        let (pool, ..) = Pool::open(config).await.expect("a pool");
         let memory = PauseMode::Memory;
 
         // Paused, resumed, paused again, killed.
@@ -167,6 +190,8 @@ struct Found {
     left: BTreeSet<String>,
     /// Ids of the sandboxes whose directory was moved aside.
     damaged: BTreeSet<String>,
+    /// The kept VMMs.
+    vmms: BTreeSet<Vec<u8>>,
 }
 
 /// Names and contents, without records.
@@ -183,13 +208,16 @@ fn files(dir: &Path) -> Files {
 
 struct Check {
     replays: PathBuf,
-    seen: BTreeMap<Tree, Found>,
+    /// The VMM of the recorded server, and that of the server that recovers, which is of a later release.
+    vmms: [PathBuf; 2],
+    /// What a recovery found on each state, or why the pool did not open.
+    seen: BTreeMap<Tree, Result<Found, String>>,
     /// The complete files of each pause and template, from the moments when they were answered.
     whole: Vec<Files>,
 }
 
 impl Check {
-    fn new(recording: &Recording, replays: PathBuf) -> Self {
+    fn new(recording: &Recording, replays: PathBuf, vmms: [PathBuf; 2]) -> Self {
         fs::create_dir_all(&replays).expect("a directory");
         let mut whole = Vec::new();
         let mut answered = 0;
@@ -220,18 +248,19 @@ impl Check {
         }
         Self {
             replays,
+            vmms,
             seen: BTreeMap::new(),
             whole,
         }
     }
 
-    async fn found(&mut self, tree: &Tree) -> Found {
+    async fn found(&mut self, tree: &Tree) -> Result<Found, String> {
         if let Some(found) = self.seen.get(tree) {
             return found.clone();
         }
         let state = self.replays.join(self.seen.len().to_string());
         fs::create_dir(&state).expect("a directory");
-        let found = recover(&state, tree).await;
+        let found = recover(&state, tree, &self.vmms[1]).await;
         fs::remove_dir_all(&state).expect("the replay is removed");
         self.seen.insert(tree.clone(), found.clone());
         found
@@ -239,10 +268,26 @@ impl Check {
 
     /// Whether the recovery keeps every promise that had been made before the crash.
     async fn verdict(&mut self, recording: &Recording, crash: &Crash) -> Result<(), String> {
-        let found = self.found(&crash.tree).await;
+        let found = self.found(&crash.tree).await?;
         let marks = recording.marks(crash.at);
         self.sandboxes(&marks, &found)?;
         self.templates(&marks, &found)?;
+        self.release(crash, &found)
+    }
+
+    /// The VMM that wrote what was found is there whole, and older servers are kept away.
+    fn release(&self, crash: &Crash, found: &Found) -> Result<(), String> {
+        let former = fs::read(&self.vmms[0]).expect("a VMM");
+        if !found.paused.is_empty() || !found.templates.is_empty() {
+            if !found.vmms.contains(&former) {
+                return Err("the VMM of a pause or snapshot is lost".into());
+            }
+            let version = crash.tree.file(Path::new("version.json"));
+            let version = version.map(serde_json::from_slice::<serde_json::Value>);
+            if !matches!(version, Some(Ok(_))) {
+                return Err("the version of the state directory is lost".into());
+            }
+        }
         Ok(())
     }
 
@@ -384,7 +429,7 @@ fn kind_of(path: &Path) -> String {
 }
 
 /// Opens a pool on a state, as a server does after a reboot.
-async fn recover(state: &Path, tree: &Tree) -> Found {
+async fn recover(state: &Path, tree: &Tree, vmm: &Path) -> Result<Found, String> {
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot id");
     let boot_id = boot_id.trim();
     let other = boot_id.replace(|c: char| c != '-', "0");
@@ -393,8 +438,16 @@ async fn recover(state: &Path, tree: &Tree) -> Found {
         Err(_) => bytes.to_vec(),
     })
     .expect("a state directory");
-    let (pool, recovered, _ended) = Pool::open(config(state, 0)).await.expect("a pool");
+    let config = PoolConfig {
+        vmm: vmm.to_owned(),
+        ..config(state, 0)
+    };
+    let opened = Pool::open(config).await.map_err(|e| e.to_string());
+    let (pool, recovered, _ended) = opened?;
+    let vmms = names(&state.join("vmms")).into_iter();
+    let vmms = vmms.map(|id| state.join("vmms").join(id).join("cube-vmm"));
     let mut found = Found {
+        vmms: vmms.filter_map(|path| fs::read(path).ok()).collect(),
         left: names(&state.join("templates")).into_iter().collect(),
         damaged: names(&state.join("damaged")).into_iter().collect(),
         ..Found::default()
@@ -416,5 +469,5 @@ async fn recover(state: &Path, tree: &Tree) -> Found {
         found.templates.insert(template.id, entry);
     }
     pool.close(OnClose::Keep).await;
-    found
+    Ok(found)
 }

@@ -25,6 +25,8 @@ pub(crate) const FULL: &str = "CUBE_TEST_POOL_FULL";
 pub(crate) const MARKS: &str = "CUBE_TEST_POOL_MARKS";
 /// Set together with [`SERVER`]: the disk of the state directory will fail in this way.
 pub(crate) const FAULT: &str = "CUBE_TEST_POOL_FAULT";
+/// Set together with [`SERVER`]: the server only opens its pool, with a later release's VMM.
+pub(crate) const UPGRADED: &str = "CUBE_TEST_POOL_UPGRADED";
 /// Timeout of any single answer; long, because the host may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const PREFIX: &str = "cube-pool-";
@@ -49,7 +51,7 @@ pub(crate) fn lack() -> Option<String> {
     (!nix::unistd::geteuid().is_root()).then(|| "they need root".to_owned())
 }
 
-fn variable(name: &str) -> PathBuf {
+pub(crate) fn variable(name: &str) -> PathBuf {
     PathBuf::from(env::var_os(name).unwrap_or_default())
 }
 

@@ -18,5 +18,5 @@ mod tests;
 pub use error::FilesError;
 pub(crate) use error::failed;
 pub use lineage::{Home, Lineage, Size};
-pub use opening::{of_boot, of_restore, of_template};
+pub use opening::{Places, of_boot, of_restore, of_template};
 pub use roles::{FileRole, Files, TemplateFile};

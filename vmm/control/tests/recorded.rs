@@ -55,6 +55,7 @@ fn requests() -> Vec<Call> {
     let restore = RestoreSpec {
         template: "/t/base".into(),
         base: None,
+        root: None,
         vsock: "/s/vsock.sock".into(),
         console: None,
         layer_limit: None,

@@ -16,7 +16,7 @@ use super::template::{open_base, read_extents, root_image};
 /// # Errors
 /// Returns [`SnapshotError`] for the first file that differs or cannot be read.
 pub fn verify(dir: &Path) -> Result<TemplateManifest, SnapshotError> {
-    let (mut files, _) = files::of_template(dir, None)?;
+    let (mut files, _) = files::of_template(dir, files::Places::default())?;
     let own = Directory::take(dir, FileRole::Template, &mut files);
     let manifest = read_manifest(&own)?.manifest;
     let root = root_image(&manifest, &mut files)?;

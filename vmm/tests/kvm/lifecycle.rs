@@ -136,6 +136,7 @@ pub(crate) fn kvm_a_listening_vmm_outlives_its_client() {
     let spec = model::RestoreSpec {
         template: template().into(),
         base: None,
+        root: None,
         vsock: dir.join("vsock"),
         console: None,
         layer_limit: None,

@@ -97,6 +97,7 @@ impl Parent {
         let spec = RestoreSpec {
             template,
             base,
+            root: None,
             vsock,
             console: None,
             layer_limit: None,

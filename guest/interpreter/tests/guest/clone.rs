@@ -70,6 +70,7 @@ impl Clone {
         let spec = RestoreSpec {
             template,
             base: None,
+            root: None,
             vsock: dir.path().join("vsock"),
             console: Some(dir.path().join("console")),
             layer_limit: None,

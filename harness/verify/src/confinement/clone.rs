@@ -71,6 +71,7 @@ impl Cloner {
         let spec = RestoreSpec {
             template: self.template.clone(),
             base: None,
+            root: None,
             vsock: dir.join("vsock.sock"),
             console: Some(dir.join("console.log")),
             layer_limit: None,

@@ -59,17 +59,30 @@ pub fn of_restore(
     spec: &RestoreSpec,
     tap: Option<BorrowedFd<'_>>,
 ) -> Result<(Files, Lineage), FilesError> {
-    let (mut files, lineage) = of_template(&spec.template, spec.base.as_deref())?;
+    let places = Places {
+        base: spec.base.as_deref(),
+        root: spec.root.as_deref(),
+    };
+    let (mut files, lineage) = of_template(&spec.template, places)?;
     files.machine(&spec.vsock, spec.console.as_deref(), tap)?;
     Ok((files, lineage))
 }
 
-/// Opens the files of a template, its root image and, if it is a diff, the files of its base. `base` replaces the
-/// directory of the base that the manifest names.
+/// Where the files that a manifest names are, if they are not at the paths in the manifest.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Places<'a> {
+    /// Directory of the base, for a diff.
+    pub base: Option<&'a Path>,
+    /// Path of the root image.
+    pub root: Option<&'a Path>,
+}
+
+/// Opens the files of a template, its root image and, if it is a diff, the files of its base. The lineage has the path of
+/// the root image that the manifest names, because snapshots of the VM name it again.
 ///
 /// # Errors
 /// Returns [`FilesError`] if an existing file cannot be opened.
-pub fn of_template(dir: &Path, base: Option<&Path>) -> Result<(Files, Lineage), FilesError> {
+pub fn of_template(dir: &Path, places: Places<'_>) -> Result<(Files, Lineage), FilesError> {
     let mut files = Files::default();
     files.directory(dir, FileRole::Template)?;
     let manifest = dir.join(MANIFEST_NAME);
@@ -78,10 +91,10 @@ pub fn of_template(dir: &Path, base: Option<&Path>) -> Result<(Files, Lineage), 
         let (root, size, home) = (PathBuf::new(), Size::NONE, None);
         return Ok((files, Lineage { root, size, home }));
     };
-    files.read(FileRole::Root, &named.root)?;
+    files.read(FileRole::Root, places.root.unwrap_or(&named.root))?;
     let whole = match &named.base {
         None => dir,
-        Some(named) => base.unwrap_or(&named.dir),
+        Some(named) => places.base.unwrap_or(&named.dir),
     };
     if named.base.is_some() {
         files.directory(whole, FileRole::Base)?;

@@ -30,7 +30,7 @@ fn a_template_is_opened_with_its_base_and_its_root() {
         manifest(at, &json);
         fs::write(at.join(template_file::MEMORY), "m").unwrap();
     }
-    let (files, lineage) = of_template(&diff, None).unwrap();
+    let (files, lineage) = of_template(&diff, Places::default()).unwrap();
     let expected = [
         FileRole::Root,
         FileRole::Template(TemplateFile::Manifest),

@@ -91,6 +91,7 @@ impl TestVm {
         RestoreSpec {
             template: template.to_owned(),
             base: None,
+            root: None,
             vsock: self.vsock(),
             console: Some(self.dir.join("console")),
             layer_limit: None,

@@ -1,0 +1,113 @@
+//! Removal of what only former releases or replaced templates needed: kept VMMs, and links to images.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
+
+use tokio::task::spawn_blocking;
+
+use super::Driver;
+use crate::{
+    PauseMode, SandboxState, VmmId, VmmUse,
+    durable::set_aside,
+    slot::{Slot, Stage},
+};
+
+impl Driver {
+    /// Removes the VMMs and the images that no sandbox and no template needs. Does nothing while a start waits or is
+    /// under way: what it will need is not in a record yet. Does nothing either once the pool closes: the next server
+    /// decides with its own VMM and templates. Does nothing at all if this server could not read all records.
+    pub(super) fn remove_unused(&mut self) {
+        let starts = |slot: &Slot| matches!(slot.stage, Stage::Filling) || !slot.is_settled();
+        let is_removing = self.removal.as_ref().is_some_and(|r| !r.is_finished());
+        if self.keeps_unused
+            || is_removing
+            || self.stopping.closing.is_some()
+            || !self.queue.is_empty()
+            || self.slots.values().any(|e| starts(&e.slot))
+        {
+            return;
+        }
+        let mut unused = Vec::new();
+        if self.vmms.has_former() {
+            let records = self.slots.values().filter_map(|e| e.record.vmm_id.clone());
+            let templates = self.templates.iter().map(|t| t.vmm.clone());
+            unused = self.vmms.take_unused(&records.chain(templates).collect());
+        }
+        if self.images_may_be_unused {
+            self.images_may_be_unused = false;
+            unused.extend(self.unused_images());
+        }
+        if unused.is_empty() {
+            return;
+        }
+        // Renamed before anything else happens: what a killed server has removed in part must not be taken for whole.
+        let unused: Vec<_> = unused
+            .into_iter()
+            .map(|dir| (set_aside(&dir), dir))
+            .collect();
+        self.removal = Some(spawn_blocking(move || {
+            for (aside, dir) in unused {
+                match aside.and_then(std::fs::remove_dir_all) {
+                    Ok(()) => {
+                        tracing::info!(dir = %dir.display(), "removed: nothing needs it any more")
+                    }
+                    Err(error) => {
+                        tracing::warn!(dir = %dir.display(), %error, "cannot remove what nothing needs")
+                    }
+                }
+            }
+        }));
+    }
+
+    /// The directories of images that no sandbox and no template uses. None, as long as there is a pause of a former
+    /// release, which names the place where its template was installed.
+    fn unused_images(&self) -> Vec<PathBuf> {
+        let images = self.templates.images();
+        let mut used = BTreeSet::new();
+        for entry in self.slots.values().filter(|e| e.slot.is_leased()) {
+            let Some(lineage) = &entry.record.lineage else {
+                return Vec::new();
+            };
+            let home = lineage.home.as_ref();
+            if home.is_some_and(|home| !home.dir.starts_with(images.dir())) {
+                return Vec::new();
+            }
+            used.extend(home.map(|home| home.dir.clone()));
+            used.insert(lineage.root.clone());
+            used.extend(entry.record.boot.iter().map(|boot| boot.root.clone()));
+        }
+        for template in self.templates.iter() {
+            used.extend([template.dir.clone(), template.root.clone()]);
+            used.extend(template.base.clone());
+        }
+        images.unused(&used)
+    }
+
+    /// The uses of every kept VMM.
+    pub(super) fn vmm_uses(&self) -> BTreeMap<VmmId, VmmUse> {
+        let mut uses: BTreeMap<VmmId, VmmUse> = BTreeMap::new();
+        uses.entry(self.vmms.current().clone())
+            .or_default()
+            .is_present = true;
+        for entry in self.slots.values() {
+            let Some(id) = &entry.record.vmm_id else {
+                continue;
+            };
+            match entry.slot.state() {
+                Some(SandboxState::Paused(PauseMode::FilesystemOnly)) => {}
+                Some(SandboxState::Paused(PauseMode::Memory)) => {
+                    uses.entry(id.clone()).or_default().paused += 1;
+                }
+                Some(SandboxState::Running) | None => {
+                    uses.entry(id.clone()).or_default().running += 1;
+                }
+            }
+        }
+        for template in self.templates.iter() {
+            uses.entry(template.vmm.clone()).or_default().templates += 1;
+        }
+        uses
+    }
+}

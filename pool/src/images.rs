@@ -1,0 +1,233 @@
+//! Installed templates by content, so that sandboxes go on when a template is installed anew.
+//!
+//! ```text
+//! <state>/images/<SHA-256 of the manifest>/   manifest.json  memory  state  layer  …
+//!                                             root  vmlinux  initramfs.cpio
+//! ```
+//! A build of templates, kernels or root images replaces files under the same names. Diffs, pauses and cold boots need
+//! the former ones. The pool therefore links the files of an installed template into a directory that is named by the
+//! manifest, which contains the sums of the other files, and uses only these links. They take no space until the
+//! template is replaced. If the state directory is on another file system, the template is used in place.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use model::{MANIFEST_NAME, template_file};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    durable::{DRAFT, private_dir, read_bounded, sync_dir},
+    manifest::{Base, Manifest},
+    record::BootFiles,
+    vmms::is_sha256,
+};
+
+const ROOT: &str = "root";
+const KERNEL: &str = "vmlinux";
+const INITRD: &str = "initramfs.cpio";
+const MAX_MANIFEST: u64 = 1 << 20;
+/// The files of a template that clones need. Its warm-up requests are read where the template is installed.
+const FILES: [&str; 5] = [
+    MANIFEST_NAME,
+    template_file::STATE,
+    template_file::MEMORY,
+    template_file::LAYER,
+    template_file::WORKING_SET,
+];
+
+/// The directory `<state>/images`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Images(PathBuf);
+
+impl Images {
+    /// Creates the directory, and removes directories that a killed server did not complete.
+    ///
+    /// # Errors
+    /// Returns an error if the directory cannot be created or read.
+    pub(crate) fn open(dir: &Path) -> io::Result<Self> {
+        private_dir(dir)?;
+        for entry in fs::read_dir(dir)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(DRAFT) {
+                fs::remove_dir_all(entry.path())?;
+            }
+        }
+        Ok(Self(dir.canonicalize()?))
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.0
+    }
+
+    /// Links the files of the template in `dir`, and returns the directory of the links. Returns it at once if the same
+    /// template was linked before.
+    ///
+    /// # Errors
+    /// Returns [`io::ErrorKind::CrossesDevices`] if `dir` is on another file system, and an error if a file is missing,
+    /// or the root image has another length than the manifest says.
+    pub(crate) fn keep(&self, dir: &Path, manifest: &Manifest) -> io::Result<PathBuf> {
+        let sum = sum_of_manifest(dir)?;
+        let place = self.0.join(&sum);
+        if place.is_dir() {
+            return Ok(place);
+        }
+        // Found out first, so that nothing is written in vain at every start.
+        if fs::metadata(dir)?.dev() != fs::metadata(&self.0)?.dev() {
+            return Err(io::ErrorKind::CrossesDevices.into());
+        }
+        let draft = self.0.join(format!("{DRAFT}{sum}"));
+        DirBuilder::new().mode(0o700).create(&draft)?;
+        let linked = link_all(dir, manifest, &draft)
+            .and_then(|()| sync_dir(&draft))
+            .and_then(|()| fs::rename(&draft, &place))
+            .and_then(|()| sync_dir(&self.0));
+        if linked.is_err() {
+            let _ = fs::remove_dir_all(&draft);
+        }
+        linked.map(|()| place)
+    }
+
+    fn has(&self, dir: &Path) -> bool {
+        dir.parent() == Some(self.0.as_path())
+    }
+
+    /// The directory of a diff's base: the directory that the diff names, or the links to the same template if the diff
+    /// was made before the pool linked it.
+    pub(crate) fn base(&self, named: &Base) -> PathBuf {
+        let linked = self.0.join(&named.manifest_sha256);
+        if !self.has(&named.dir) && is_sha256(&named.manifest_sha256) && linked.is_dir() {
+            linked
+        } else {
+            named.dir.clone()
+        }
+    }
+
+    /// The root image of the template in `whole`, or of a diff whose base is in `whole`: the link in `whole`, or else the
+    /// file that the manifest names.
+    pub(crate) fn root(&self, whole: &Path, manifest: &Manifest) -> PathBuf {
+        if self.has(whole) {
+            whole.join(ROOT)
+        } else {
+            manifest.root.clone()
+        }
+    }
+
+    /// The files from which a VM boots on this root image: kernel and initramfs are expected beside it.
+    pub(crate) fn boot_files(root: &Path) -> Option<BootFiles> {
+        let guest = root.parent()?;
+        Some(BootFiles {
+            kernel: guest.join(KERNEL),
+            initrd: guest.join(INITRD),
+            root: root.to_owned(),
+        })
+    }
+
+    /// The directories that contain none of the paths in `used`.
+    pub(crate) fn unused(&self, used: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        entries
+            .map(|entry| entry.path())
+            .filter(|dir| !used.iter().any(|path| path.starts_with(dir)))
+            .collect()
+    }
+}
+
+fn sum_of_manifest(dir: &Path) -> io::Result<String> {
+    let bytes = read_bounded(&dir.join(MANIFEST_NAME), MAX_MANIFEST)?;
+    Ok(crate::host::hex(&Sha256::digest(&bytes)))
+}
+
+fn link_all(dir: &Path, manifest: &Manifest, to: &Path) -> io::Result<()> {
+    for name in FILES {
+        match link(&dir.join(name), &to.join(name)) {
+            // The template was made without a working set.
+            Err(e) if name == template_file::WORKING_SET && e.kind() == io::ErrorKind::NotFound => {
+            }
+            linked => linked?,
+        }
+    }
+    let root = &manifest.root;
+    link(root, &to.join(ROOT))?;
+    let (found, wanted) = (fs::metadata(to.join(ROOT))?.len(), manifest.root_sum.bytes);
+    if found != wanted {
+        let root = root.display();
+        let why = format!("{root} has {found} bytes, the template was made with {wanted}");
+        return Err(io::Error::other(why));
+    }
+    for name in [KERNEL, INITRD] {
+        match link(&root.with_file_name(name), &to.join(name)) {
+            // The template cannot boot, as when it is used in place.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            linked => linked?,
+        }
+    }
+    Ok(())
+}
+
+/// Links the file at `from`, with symbolic links resolved.
+fn link(from: &Path, to: &Path) -> io::Result<()> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", from.display()));
+    fs::hard_link(from.canonicalize().map_err(named)?, to).map_err(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::templates::tests::image;
+
+    #[test]
+    fn a_template_that_is_replaced_in_place_stays_as_it_was() {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, guest) = (root.path().join("base"), root.path().join("guest"));
+        image(&dir, None);
+        fs::create_dir(&guest).unwrap();
+        for name in [ROOT, KERNEL, INITRD] {
+            fs::write(guest.join(name), "1").unwrap();
+        }
+        let named = |root: &Path| {
+            let path = dir.join(MANIFEST_NAME);
+            let text = fs::read_to_string(&path).unwrap();
+            let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+            json["root"] = root.to_str().unwrap().into();
+            fs::write(&path, json.to_string()).unwrap();
+            Manifest::read(&dir).unwrap()
+        };
+        for name in [
+            template_file::STATE,
+            template_file::MEMORY,
+            template_file::LAYER,
+        ] {
+            fs::write(dir.join(name), "old").unwrap();
+        }
+        let manifest = named(&guest.join(ROOT));
+        let images = Images::open(&root.path().join("images")).unwrap();
+        let kept = images.keep(&dir, &manifest).unwrap();
+        assert_eq!(images.keep(&dir, &manifest).unwrap(), kept);
+        for place in [&dir, &guest] {
+            fs::remove_dir_all(place).unwrap();
+        }
+        let files = Images::boot_files(&images.root(&kept, &manifest)).unwrap();
+        for path in [&files.kernel, &files.initrd, &files.root] {
+            assert_eq!(fs::read(path).unwrap(), b"1");
+        }
+        assert_eq!(fs::read(kept.join(template_file::MEMORY)).unwrap(), b"old");
+
+        // A diff that was made before the pool linked the template names the place where it was installed.
+        let base = |dir: &Path, sum: &str| Base {
+            dir: dir.to_owned(),
+            manifest_sha256: sum.to_owned(),
+        };
+        let sum = kept.file_name().unwrap().to_str().unwrap();
+        assert_eq!(images.base(&base(&dir, sum)), kept);
+        assert_eq!(images.base(&base(&dir, "../..")), dir);
+        assert_eq!(images.base(&base(&kept, &"0".repeat(64))), kept);
+
+        assert!(images.unused(&[kept.join(KERNEL)].into()).is_empty());
+        assert_eq!(images.unused(&BTreeSet::new()), [kept]);
+    }
+}

@@ -1,0 +1,106 @@
+//! The part of a snapshot's manifest that the host needs. The VMM that made the snapshot checks the rest, so the pool
+//! reads manifests of every format. Later releases may add fields, so unknown ones are ignored.
+
+use std::path::{Path, PathBuf};
+
+use model::{Bytes, MANIFEST_NAME};
+use serde::Deserialize;
+
+use crate::durable::read_bounded;
+
+/// The latest version of this part. A change that would make older hosts misread it raises the version.
+const VERSION: u32 = 0;
+const MAX_FILE: u64 = 1 << 20;
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct Manifest {
+    /// The format of the files that only VMMs read.
+    pub(crate) format: u32,
+    /// Guest RAM.
+    pub(crate) memory: Bytes,
+    pub(crate) vcpus: u8,
+    pub(crate) taken_at_unix_ns: u64,
+    /// Path of the root image.
+    pub(crate) root: PathBuf,
+    pub(crate) root_sum: Length,
+    pub(crate) layer_sum: Length,
+    /// The base, if the snapshot is a diff.
+    #[serde(default)]
+    pub(crate) base: Option<Base>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct Base {
+    pub(crate) dir: PathBuf,
+    pub(crate) manifest_sha256: String,
+}
+
+/// The length of a file in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct Length {
+    pub(crate) bytes: u64,
+}
+
+/// The field that is decoded first.
+#[derive(Deserialize)]
+struct Header {
+    #[serde(default)]
+    version: u32,
+}
+
+impl Manifest {
+    /// Reads the manifest of the snapshot in `dir`.
+    ///
+    /// # Errors
+    /// Returns a message for people if the manifest cannot be read, has a later version, or has a memory size outside
+    /// the supported range.
+    pub(crate) fn read(dir: &Path) -> Result<Self, String> {
+        let path = dir.join(MANIFEST_NAME);
+        let failed = |why: String| format!("{}: {why}", path.display());
+        let bytes = read_bounded(&path, MAX_FILE).map_err(|e| failed(e.to_string()))?;
+        let Header { version } =
+            serde_json::from_slice(&bytes).map_err(|e| failed(e.to_string()))?;
+        if version > VERSION {
+            return Err(failed(format!(
+                "the manifest has version {version}, this program reads up to {VERSION}: use a later release"
+            )));
+        }
+        let manifest: Self = serde_json::from_slice(&bytes).map_err(|e| failed(e.to_string()))?;
+        let memory = manifest.memory;
+        if (model::MIN_MEMORY..=model::MAX_MEMORY).contains(&memory) {
+            Ok(manifest)
+        } else {
+            Err(failed(format!("memory of {memory}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::templates::tests::image;
+
+    #[test]
+    fn a_manifest_of_another_format_with_more_fields_is_read_and_one_of_a_later_version_is_refused()
+    {
+        let root = tempfile::tempdir().unwrap();
+        image(root.path(), None);
+        let path = root.path().join(MANIFEST_NAME);
+        let mut json: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        json["format"] = 1000.into();
+        json["surprise"] = 1.into();
+        fs::write(&path, json.to_string()).unwrap();
+        assert_eq!(Manifest::read(root.path()).unwrap().format, 1000);
+        json["version"] = 7.into();
+        json["memory"] = "a lot".into();
+        fs::write(&path, json.to_string()).unwrap();
+        let why = Manifest::read(root.path()).unwrap_err();
+        assert!(
+            why.contains("has version 7") && why.contains("use a later release"),
+            "{why}"
+        );
+    }
+}

@@ -1,0 +1,70 @@
+//! The VMMs of sandboxes whose records do not name one, because a former release wrote them.
+
+use std::{collections::HashMap, fs, os::unix::fs::MetadataExt, path::PathBuf};
+
+use model::{SandboxId, TEMPLATE_FORMAT};
+
+use super::{VmmId, Vmms};
+use crate::{
+    PauseMode, SandboxState, driver::Entry, durable::Durability, manifest::Manifest, record::Record,
+};
+
+/// Finds the VMM of each sandbox whose record names none. The program of a running VMM is copied from its process, even
+/// if its file was replaced. A pause in the format of this release can be read by the present VMM; this is written to the
+/// record, so that the pause stays usable after the next upgrade. A failure is logged: the sandbox is then tried with
+/// the present VMM.
+pub(crate) fn name(entries: &mut [(SandboxId, Entry)], vmms: &mut Vmms) {
+    let mut known = HashMap::new();
+    for (id, entry) in entries
+        .iter_mut()
+        .filter(|(_, e)| e.record.vmm_id.is_none())
+    {
+        let found = match entry.slot.state() {
+            Some(SandboxState::Running) => of_process(&entry.record, vmms, &mut known),
+            Some(SandboxState::Paused(PauseMode::Memory)) => of_pause(entry, vmms),
+            Some(SandboxState::Paused(PauseMode::FilesystemOnly)) | None => Ok(None),
+        };
+        match found {
+            Ok(vmm) => entry.record.vmm_id = vmm,
+            Err(why) => tracing::warn!(sandbox = %id, why, "cannot keep the sandbox's VMM"),
+        }
+    }
+}
+
+fn of_process(
+    record: &Record,
+    vmms: &mut Vmms,
+    known: &mut HashMap<(u64, u64), VmmId>,
+) -> Result<Option<VmmId>, String> {
+    let Some(process) = record.vmm else {
+        return Ok(None);
+    };
+    let program = PathBuf::from(format!("/proc/{}/exe", process.pid));
+    let meta = fs::metadata(&program).map_err(|e| format!("{}: {e}", program.display()))?;
+    let file = (meta.dev(), meta.ino());
+    if let Some(id) = known.get(&file) {
+        return Ok(Some(id.clone()));
+    }
+    let id = vmms.keep(&program).map_err(|e| e.to_string())?;
+    // The id of the process could have been reused, and the program be another one.
+    if !process.is_alive() {
+        return Ok(None);
+    }
+    known.insert(file, id.clone());
+    Ok(Some(id))
+}
+
+fn of_pause(entry: &Entry, vmms: &Vmms) -> Result<Option<VmmId>, String> {
+    if Manifest::read(&entry.dir.pause())?.format != TEMPLATE_FORMAT {
+        return Ok(None);
+    }
+    let record = Record {
+        vmm_id: Some(vmms.current().clone()),
+        ..entry.record.clone()
+    };
+    entry
+        .dir
+        .write(&record, Durability::Host)
+        .map_err(|e| e.to_string())?;
+    Ok(record.vmm_id)
+}
