@@ -51,11 +51,7 @@ pub(super) async fn serve<R: Routes>(
     permit: Permit,
     phase: watch::Receiver<Phase>,
 ) {
-    tokio::select! {
-        biased;
-        () = permit.evicted() => tracing::debug!(%peer, "connection closed to make room for another client"),
-        () = open(&server, stream, peer, &permit, phase) => {}
-    }
+    until_evicted(&permit, peer, open(&server, stream, peer, &permit, phase)).await;
 }
 
 /// As [`serve`], for a connection that another process forwards.
@@ -66,10 +62,19 @@ pub(super) async fn serve_forwarded<R: Routes>(
     permit: Permit,
     phase: watch::Receiver<Phase>,
 ) {
+    until_evicted(
+        &permit,
+        peer,
+        serve_http(&server, stream, peer, &permit, phase),
+    )
+    .await;
+}
+
+async fn until_evicted(permit: &Permit, peer: SocketAddr, served: impl Future<Output = ()>) {
     tokio::select! {
         biased;
         () = permit.evicted() => tracing::debug!(%peer, "connection closed to make room for another client"),
-        () = serve_http(&server, stream, peer, &permit, phase) => {}
+        () = served => {}
     }
 }
 

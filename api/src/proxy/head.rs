@@ -51,23 +51,12 @@ pub(super) fn to_sandbox(
     port: u16,
     upgrade: Option<HeaderValue>,
 ) {
-    let wants_trailers = te_trailers(&parts.headers);
-    strip(&mut parts.headers);
     let headers = &mut parts.headers;
-    headers.remove(header::EXPECT);
+    replace_hop_by_hop(headers, upgrade);
     headers.remove(header::PROXY_AUTHORIZATION);
     for name in CLAIMS {
         headers.remove(name);
     }
-    if wants_trailers {
-        headers.insert(header::TE, HeaderValue::from_static("trailers"));
-        headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
-    }
-    if let Some(protocol) = upgrade {
-        headers.insert(header::UPGRADE, protocol);
-        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    }
-    join_cookies(headers);
     let is_envd = port == api_types::envd::ENVD_PORT;
     let mask = route.mask_request_host.as_deref().filter(|_| !is_envd);
     if !is_envd && route.traffic_token.is_some() {
@@ -89,12 +78,11 @@ pub(super) fn to_sandbox(
     parts.version = Version::HTTP_11;
 }
 
-/// Rewrites the head of a client's request for the process that has taken over. Unlike [`to_sandbox`], it keeps
-/// everything that decides how the request is answered.
-pub(crate) fn to_successor(parts: &mut request::Parts, host: &str, upgrade: Option<HeaderValue>) {
-    let wants_trailers = te_trailers(&parts.headers);
-    strip(&mut parts.headers);
-    let headers = &mut parts.headers;
+/// Replaces the hop-by-hop fields of a client's request with those of the next hop, an HTTP/1.1 connection of this
+/// process. `upgrade` is the protocol to ask for.
+fn replace_hop_by_hop(headers: &mut HeaderMap, upgrade: Option<HeaderValue>) {
+    let wants_trailers = te_trailers(headers);
+    strip(headers);
     // The body is sent without waiting for `100 Continue`.
     headers.remove(header::EXPECT);
     if wants_trailers {
@@ -106,6 +94,13 @@ pub(crate) fn to_successor(parts: &mut request::Parts, host: &str, upgrade: Opti
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     }
     join_cookies(headers);
+}
+
+/// Rewrites the head of a client's request for the process that has taken over. Unlike [`to_sandbox`], it keeps
+/// everything that decides how the request is answered.
+pub(crate) fn to_successor(parts: &mut request::Parts, host: &str, upgrade: Option<HeaderValue>) {
+    let headers = &mut parts.headers;
+    replace_hop_by_hop(headers, upgrade);
     headers.remove(header::HOST);
     if let Ok(host) = HeaderValue::from_str(host) {
         headers.insert(header::HOST, host);

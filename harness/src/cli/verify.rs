@@ -253,15 +253,8 @@ impl Conformance {
         ];
         write_results(self.results.as_deref(), &files)?;
         let [(_, json), (_, markdown), (_, junit)] = files;
-        print!(
-            "{}",
-            match self.format {
-                MatrixFormat::Human => matrix_report::terminal(&matrix),
-                MatrixFormat::Json => json,
-                MatrixFormat::Junit => junit,
-                MatrixFormat::Markdown => markdown,
-            }
-        );
+        let terminal = matrix_report::terminal(&matrix);
+        print_matrix(self.format, terminal, [json, markdown, junit]);
         Ok(matrix.end())
     }
 }
@@ -365,15 +358,8 @@ impl Restarts {
         ];
         write_results(self.results.as_deref(), &files)?;
         let [(_, json), (_, markdown), (_, junit), _] = files;
-        print!(
-            "{}",
-            match self.format {
-                MatrixFormat::Human => restart_report::terminal(&proof),
-                MatrixFormat::Json => json,
-                MatrixFormat::Junit => junit,
-                MatrixFormat::Markdown => markdown,
-            }
-        );
+        let terminal = restart_report::terminal(&proof);
+        print_matrix(self.format, terminal, [json, markdown, junit]);
         Ok(proof.end())
     }
 }
@@ -385,6 +371,18 @@ fn print_proof(format: Format, terminal: String, [json, junit]: [(&str, String);
             Format::Human => terminal,
             Format::Json => json.1,
             Format::Junit => junit.1,
+        }
+    );
+}
+
+fn print_matrix(format: MatrixFormat, terminal: String, [json, markdown, junit]: [String; 3]) {
+    print!(
+        "{}",
+        match format {
+            MatrixFormat::Human => terminal,
+            MatrixFormat::Json => json,
+            MatrixFormat::Junit => junit,
+            MatrixFormat::Markdown => markdown,
         }
     );
 }

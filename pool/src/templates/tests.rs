@@ -1,0 +1,220 @@
+use super::*;
+
+/// A directory that looks like a template.
+pub(crate) fn image(at: &Path, base: Option<&Path>) {
+    fs::create_dir_all(at).unwrap();
+    fs::write(at.join("root"), "").unwrap();
+    let sum = |bytes| serde_json::json!({"bytes": bytes, "sha256": "0".repeat(64)});
+    let mut json = serde_json::json!({
+        "format": TEMPLATE_FORMAT, "platform": "ring3", "memory": "256MiB", "vcpus": 1,
+        "hypercalls": null, "taken_at_unix_ns": 7_000_000_000_u64, "root": at.join("root"),
+        "root_sum": sum(1), "kernel_sum": sum(1), "memory_sum": sum(1),
+        "state_sum": sum(1), "layer_sum": sum(4096),
+    });
+    if let Some(base) = base {
+        json["base"] = serde_json::json!({
+            "dir": base, "manifest_sha256": "0".repeat(64), "extents_sum": sum(1),
+        });
+    }
+    fs::write(at.join(MANIFEST_NAME), json.to_string()).unwrap();
+}
+
+/// The VMM of the tests, which made every template.
+fn vmms(state: &Path) -> Vmms {
+    let program = state.with_extension("vmm");
+    fs::write(&program, "a VMM").unwrap();
+    Vmms::open(state.with_extension("vmms"), &program).unwrap()
+}
+
+fn opened(state: &Path, installed: &Path) -> Templates {
+    fs::create_dir_all(state).unwrap();
+    let images = Images::open(&state.with_extension("images")).unwrap();
+    let store = Store::new(images, [state, installed]).unwrap();
+    Templates::open(state.to_owned(), Some(installed), store, &mut vmms(state)).unwrap()
+}
+
+#[test]
+fn a_template_that_names_a_file_outside_the_store_is_ignored() {
+    let root = tempfile::tempdir().unwrap();
+    let (installed, state) = (root.path().join("i"), root.path().join("s"));
+    let other = root.path().join("other");
+    image(&other, None);
+    image(&installed.join("base"), None);
+    image(&installed.join("diff"), Some(&installed.join("base")));
+    image(&installed.join("shadow"), None);
+    let manifest = installed.join("shadow").join(MANIFEST_NAME);
+    let text = fs::read_to_string(&manifest).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["root"] = "/etc/passwd".into();
+    fs::write(&manifest, json.to_string()).unwrap();
+    image(&installed.join("diff-of-other"), Some(&other));
+    image(&installed.join("linked"), None);
+    std::os::unix::fs::symlink(other.join("root"), installed.join("linked/memory")).unwrap();
+    let mut templates = opened(&state, &installed);
+    let names: Vec<_> = templates
+        .iter()
+        .flat_map(|t| t.info.names.clone())
+        .collect();
+    let mut names: Vec<_> = names.iter().map(String::as_str).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["base", "diff"]);
+    assert!(templates.is_partial());
+
+    // The same is required of a snapshot that a VMM wrote.
+    let pause = root.path().join("pause");
+    image(&pause, Some(&installed.join("base")));
+    assert!(templates.check_snapshot(&pause).is_ok());
+    image(&pause, Some(&other));
+    assert!(
+        templates
+            .check_snapshot(&pause)
+            .unwrap_err()
+            .contains("outside")
+    );
+    // A caller adds the directory: then it may be named.
+    let (id, _) = templates.draft().unwrap();
+    let elsewhere = Origin::Elsewhere(other.clone());
+    keep(
+        &mut templates,
+        &mut vmms(&state),
+        &id,
+        vec!["other".into()],
+        elsewhere,
+        1,
+    );
+    assert!(templates.check_snapshot(&pause).is_ok());
+}
+
+#[test]
+fn installed_and_added_templates_are_found_by_every_name() {
+    let root = tempfile::tempdir().unwrap();
+    let (installed, state) = (root.path().join("i"), root.path().join("s"));
+    image(&installed.join("base"), None);
+    fs::create_dir(installed.join("no-template")).unwrap();
+    let open = || opened(&state, &installed);
+    let mut templates = open();
+    assert!(!templates.is_partial());
+    let base = templates.find("base").unwrap().info.clone();
+    assert_eq!((base.id.len(), base.disk.0), (20, 4096));
+    assert_eq!(templates.find("base:default").unwrap().info, base);
+    assert_eq!(templates.find(&base.id).unwrap().info, base);
+    assert!(templates.find("base:v2").is_none());
+
+    fs::create_dir_all(&state).unwrap();
+    let names = vec!["mine".to_owned(), "mine:v2".to_owned()];
+    let (id, dir) = templates.draft().unwrap();
+    image(&dir.join("image"), None);
+    let source = SandboxId::from_random([7; 19]);
+    let mut vmms = vmms(&state);
+    let origin = Origin::Snapshot(source.clone(), vmms.current().clone());
+    keep(&mut templates, &mut vmms, &id, names.clone(), origin, 9);
+    // An unfinished template is removed at the next start.
+    let (half, _) = templates.draft().unwrap();
+    let templates = open();
+    assert!(templates.get(&half).is_none() && !state.join(half).exists());
+    let mine = &templates.find("mine:v2").unwrap().info;
+    assert!(mine.is_snapshot && mine.created_unix_s == 9 && mine.names == names);
+    assert_eq!(mine.source, Some(source));
+    assert_eq!(templates.find("mine:default").unwrap().info.id, id);
+}
+
+/// Adds a template and writes its records, as the pool does.
+fn keep(
+    templates: &mut Templates,
+    vmms: &mut Vmms,
+    id: &str,
+    names: Vec<String>,
+    origin: Origin,
+    created_unix_s: u64,
+) {
+    let new = templates
+        .keep(id, names, origin, created_unix_s, vmms)
+        .unwrap();
+    new.records
+        .iter()
+        .try_for_each(TemplateRecord::write)
+        .unwrap();
+}
+
+#[test]
+fn names_of_a_template_that_is_not_written_stay_with_their_owner() {
+    let root = tempfile::tempdir().unwrap();
+    let (installed, state) = (root.path().join("i"), root.path().join("s"));
+    fs::create_dir_all(&installed).unwrap();
+    fs::create_dir_all(&state).unwrap();
+    let mut templates = opened(&state, &installed);
+    let mut vmms = vmms(&state);
+    let vmm = vmms.current().clone();
+    let drafted = |templates: &Templates| {
+        let (id, dir) = templates.draft().unwrap();
+        image(&dir.join("image"), None);
+        let source = SandboxId::from_random([7; 19]);
+        (id, Origin::Snapshot(source, vmm.clone()))
+    };
+    let names = || vec!["mine".to_owned(), "mine:v2".to_owned()];
+    let (first, origin) = drafted(&templates);
+    keep(&mut templates, &mut vmms, &first, names(), origin, 1);
+    let (second, origin) = drafted(&templates);
+    let new = templates
+        .keep(&second, names(), origin, 2, &mut vmms)
+        .unwrap();
+    assert_eq!(templates.find("mine").unwrap().info.id, second);
+    templates.unpublish(&second, new.taken);
+    assert_eq!(templates.find("mine").unwrap().info.id, first);
+
+    // A crash of the host may leave the record of the new template and the old record of the other one.
+    let (third, origin) = drafted(&templates);
+    let new = templates
+        .keep(&third, names(), origin, 2, &mut vmms)
+        .unwrap();
+    new.records[0].write().unwrap();
+    for _ in 0..2 {
+        let templates = opened(&state, &installed);
+        assert_eq!(templates.find("mine:v2").unwrap().info.id, third);
+        assert!(templates.get(&first).unwrap().info.names.is_empty());
+    }
+}
+
+#[test]
+fn a_name_moves_and_malformed_names_are_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let (installed, state) = (root.path().join("i"), root.path().join("s"));
+    image(&installed.join("base"), None);
+    fs::create_dir_all(&state).unwrap();
+    let mut templates = opened(&state, &installed);
+    let mut vmms = vmms(&state);
+    let mut add = |templates: &mut Templates| {
+        let (id, dir) = templates.draft().unwrap();
+        image(&dir.join("image"), None);
+        let source = SandboxId::from_random([7; 19]);
+        let origin = Origin::Snapshot(source, vmms.current().clone());
+        keep(templates, &mut vmms, &id, vec!["mine".into()], origin, 1);
+        id
+    };
+    let first = add(&mut templates);
+    let second = add(&mut templates);
+    let templates = opened(&state, &installed);
+    assert_eq!(templates.find("mine").unwrap().info.id, second);
+    assert!(templates.get(&first).unwrap().info.names.is_empty());
+    for wrong in [
+        "",
+        "a b",
+        ":x",
+        "a:b:c",
+        "base",
+        "-x",
+        &first,
+        &"x".repeat(129),
+    ] {
+        assert!(
+            templates.check_names(&[wrong.to_owned()]).is_err(),
+            "{wrong}"
+        );
+    }
+    assert!(
+        templates
+            .check_names(&["a".into(), "a:default".into()])
+            .is_err()
+    );
+    assert!(templates.check_names(&["a".into(), "a:b".into()]).is_ok());
+}
