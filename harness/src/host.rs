@@ -1,5 +1,6 @@
 //! Facts about the host, and the grade of measurements that were made on it.
 
+pub(crate) mod cgroup;
 pub mod facts;
 pub mod grade;
 pub mod platform;

@@ -12,7 +12,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::platform::{Probe, probe};
+use super::{
+    cgroup,
+    platform::{Probe, probe},
+};
 use crate::{memory, noise};
 
 /// Name of the file in the directory of a run.
@@ -48,10 +51,9 @@ pub struct HostFacts {
     pub clock_source: Option<String>,
     /// Kernel release.
     pub kernel: Option<String>,
-    /// CPU quota in cores of the cgroup at /sys/fs/cgroup, which in a container is the cgroup of the container; `None`
-    /// without a quota.
+    /// Smallest CPU quota in cores of the process's cgroup and of those above it; `None` without a quota.
     pub cgroup_cpu_cores: Option<f64>,
-    /// Memory limit in bytes of the cgroup at /sys/fs/cgroup; `None` without a limit and for cgroup v1.
+    /// Smallest memory limit in bytes of the same cgroups; `None` without a limit.
     pub cgroup_memory_bytes: Option<u64>,
     /// Values of /proc/meminfo before the run, in bytes.
     pub meminfo: BTreeMap<String, u64>,
@@ -87,6 +89,7 @@ pub struct TemplateFacts {
 pub fn read(vmm: &Path) -> HostFacts {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = |key: &str| field(&cpuinfo, key);
+    let limits = cgroup::own_limits();
     HostFacts {
         probe: probe(vmm),
         kvm_missing: OpenOptions::new()
@@ -108,10 +111,8 @@ pub fn read(vmm: &Path) -> HostFacts {
         damon_actions: damon_actions(Path::new("/sys/kernel/mm/damon/admin/kdamonds")),
         clock_source: text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         kernel: text("/proc/sys/kernel/osrelease"),
-        cgroup_cpu_cores: text("/sys/fs/cgroup/cpu.max")
-            .or_else(v1_quota)
-            .and_then(|t| quota(&t)),
-        cgroup_memory_bytes: text("/sys/fs/cgroup/memory.max").and_then(|t| t.parse().ok()),
+        cgroup_cpu_cores: limits.cpu_cores,
+        cgroup_memory_bytes: limits.memory_bytes,
         meminfo: memory::sample(0, 0).meminfo,
         load_1min: noise::load_1min(),
         commit: git(Path::new("."), &["rev-parse", "HEAD"]),
@@ -154,12 +155,6 @@ fn chosen(text: &str) -> Option<String> {
     Some(rest.split_once(']')?.0.to_owned())
 }
 
-/// Converts `quota period` of cgroup v2 to cores; `None` for `max`.
-fn quota(text: &str) -> Option<f64> {
-    let (quota, period) = text.split_once(' ')?;
-    Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
-}
-
 /// Reads `kdamonds/N/contexts/M/schemes/K/action` of each running kdamond (admin-guide/mm/damon/usage).
 fn damon_actions(kdamonds: &Path) -> Vec<String> {
     let inside = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
@@ -171,15 +166,6 @@ fn damon_actions(kdamonds: &Path) -> Vec<String> {
         .filter_map(|scheme| fs::read_to_string(scheme.path().join("action")).ok())
         .map(|action| action.trim().to_owned())
         .collect()
-}
-
-/// The CPU quota of cgroup v1 in the notation of v2.
-fn v1_quota() -> Option<String> {
-    let quota = text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").filter(|q| !q.starts_with('-'))?;
-    Some(format!(
-        "{quota} {}",
-        text("/sys/fs/cgroup/cpu/cpu.cfs_period_us")?
-    ))
 }
 
 fn numa_nodes() -> Option<usize> {
@@ -250,8 +236,6 @@ mod tests {
     #[test]
     fn formats_of_the_kernel_are_parsed() {
         assert_eq!(chosen("always [madvise] never"), Some("madvise".to_owned()));
-        assert_eq!(quota("150000 100000"), Some(1.5));
-        assert_eq!(quota("max 100000"), None);
         assert_eq!(
             field("a : 1\nmodel name\t: X Y\n", "model name"),
             Some("X Y".to_owned())

@@ -84,6 +84,7 @@ impl E2b {
 
     /// Creates a sandbox from the template.
     pub(super) fn start(&self, timeline: &mut Timeline) -> Result<Remote, Failure> {
+        let deadline = Instant::now() + self.api.timeout;
         let mut client = self.connect(&self.api.control)?;
         let mut body = json!({ "templateID": self.template, "timeout": LIFETIME_S });
         if let Some(network) = &self.network {
@@ -92,7 +93,7 @@ impl E2b {
         let body = body.to_string();
         let asked_ns = clock::monotonic_ns();
         let answer = self
-            .api
+            .time_left(deadline)?
             .request(&mut client, "POST", "/v2/sandboxes", body.as_bytes())
             .map_err(|e| guest::failure(FailureCause::Create, &e))?;
         let replied_ns = clock::monotonic_ns();
@@ -104,6 +105,19 @@ impl E2b {
         remote.start = answer.header(START_KIND).and_then(StartKind::parse);
         remote.client = Some((self.api.control.clone(), client));
         Ok(remote)
+    }
+
+    /// The API with the rest of a create's timeout, which covers the connection and the request.
+    fn time_left(&self, deadline: Instant) -> Result<Api, Failure> {
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        if timeout.is_zero() {
+            let why = format!("create: no connection within {:?}", self.api.timeout);
+            return Err(failed(FailureCause::Timeout, why));
+        }
+        Ok(Api {
+            timeout,
+            ..self.api.clone()
+        })
     }
 
     /// A handle of an existing sandbox.
@@ -333,6 +347,22 @@ mod tests {
             assert_eq!(failure.cause, FailureCause::Create, "{}", failure.message);
             served.join().unwrap();
         }
+    }
+
+    #[test]
+    fn the_timeout_of_a_create_includes_its_connection() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", silent.local_addr().unwrap());
+        let mut target = target(Endpoint::parse(&url).unwrap());
+        target.api.timeout = Duration::from_millis(50);
+        let outcome = target.create(ID, &mut Timeline::default());
+        assert_eq!(outcome.err().unwrap().cause, FailureCause::Timeout);
+        // The connection took almost all of the time: only the rest is left for the request.
+        target.api.timeout = Duration::from_secs(3600);
+        let left = target.time_left(Instant::now() + Duration::from_secs(60));
+        assert!(left.unwrap().timeout <= Duration::from_secs(60));
+        let late = target.time_left(Instant::now()).unwrap_err();
+        assert_eq!(late.cause, FailureCause::Timeout);
     }
 
     #[test]

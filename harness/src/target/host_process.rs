@@ -3,15 +3,20 @@
 //!
 //! There is no create step. The measured time is a lower bound for any sandbox on this host at this moment.
 
+mod sys;
+
 use std::{
     io::Read,
-    os::fd::AsFd,
+    os::fd::{AsFd, BorrowedFd},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use model::{StartPhase, Timeline};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
 
 use super::{CloneId, Output, PageCache, Sandbox, Target};
 use crate::{
@@ -83,6 +88,8 @@ impl Sandbox for HostProcess {
     }
 }
 
+/// Reads the output to its end and waits until the process has ended, both until `timeout`. A process can close its
+/// output and continue to run.
 fn wait(child: &mut Child, timeout: Duration) -> Result<Output, Failure> {
     let io = |e: std::io::Error| failed(FailureCause::Exec, &e.to_string());
     let deadline = Instant::now() + timeout;
@@ -90,27 +97,37 @@ fn wait(child: &mut Child, timeout: Duration) -> Result<Output, Failure> {
     if let Some(mut pipe) = child.stdout.take() {
         let mut chunk = [0; 4096];
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let bound = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
-            if poll(&mut fds, bound).map_err(|e| io(e.into()))? == 0 {
-                return Err(failed(
-                    FailureCause::Timeout,
-                    "the command did not end in time",
-                ));
-            }
+            await_readable(pipe.as_fd(), deadline)?;
             match pipe.read(&mut chunk).map_err(io)? {
                 0 => break,
                 n => stdout.extend_from_slice(&chunk[..n]),
             }
         }
     }
+    await_readable(sys::pidfd(child).map_err(io)?.as_fd(), deadline)?;
     let status = child.wait().map_err(io)?.code();
     Ok(Output {
         status,
         stdout,
         stderr: Vec::new(),
     })
+}
+
+fn await_readable(fd: BorrowedFd<'_>, deadline: Instant) -> Result<(), Failure> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let bound = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], bound) {
+            Ok(0) if Instant::now() >= deadline => {
+                let why = "the command did not end in time";
+                return Err(failed(FailureCause::Timeout, why));
+            }
+            // A timeout is rounded down to milliseconds.
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(e) => return Err(failed(FailureCause::Exec, &e.to_string())),
+        }
+    }
 }
 
 fn failed(cause: FailureCause, message: &str) -> Failure {
@@ -152,6 +169,11 @@ mod tests {
         let short = Duration::from_millis(20);
         assert_eq!(
             cause(&["sleep", "30"], "", short),
+            Err(FailureCause::Timeout)
+        );
+        let closes_its_output = ["sh", "-c", "exec >&-; sleep 30"];
+        assert_eq!(
+            cause(&closes_its_output, "", short),
             Err(FailureCause::Timeout)
         );
     }

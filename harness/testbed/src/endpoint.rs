@@ -8,7 +8,7 @@ use std::{
     io::{self, Read, Write},
     net::{TcpStream, ToSocketAddrs},
     sync::{Arc, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use api_types::envd::Transport;
@@ -115,7 +115,7 @@ impl Endpoint {
     /// Opens a connection. With `https`, the TLS handshake follows with the first read or write.
     ///
     /// # Errors
-    /// Returns [`DialError::Connect`] if no address of the host accepts a TCP connection, each within `timeout`, and
+    /// Returns [`DialError::Connect`] if no address of the host accepts a TCP connection within `timeout`, and
     /// [`DialError::Tls`] if TLS cannot be set up.
     pub fn dial(&self, timeout: Duration) -> Result<Wire, DialError> {
         let failed = |source| DialError::Connect {
@@ -136,9 +136,14 @@ impl Endpoint {
     }
 
     fn connect(&self, timeout: Duration) -> io::Result<TcpStream> {
+        let deadline = Instant::now() + timeout;
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for address in (self.host.as_str(), self.port).to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, timeout) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match TcpStream::connect_timeout(&address, left) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = error,
             }
