@@ -241,6 +241,7 @@ impl CommandError {
                 }
                 AbError::Build(_) => End::TargetUnreachable,
                 AbError::Session(error) => session_end(error),
+                AbError::Changed { .. } => End::UnsuitableHost,
                 AbError::Block { .. } => End::Bug,
             },
             Self::AbRead(error) => match error {

@@ -177,3 +177,57 @@ fn a_directory_without_a_build_is_named_before_anything_runs() {
     assert!(stderr.contains("cargo xtask prepare"), "{stderr}");
     assert!(!dir.path().join("r").exists());
 }
+
+#[test]
+fn a_template_that_is_replaced_during_the_run_is_found_before_its_next_block() {
+    let Some(stage) = Stage::set() else { return };
+    let a = build(&stage, "a", "0", "b2sK");
+    let b = build(&stage, "b", "0", "b2sK");
+    // The first VMM of B replaces the manifest, as a build in that checkout would.
+    let manifest = b.join("templates/base").join(model::MANIFEST_NAME);
+    let new = fs::read_to_string(&manifest).unwrap();
+    let sum = "\"memory_sum\":{\"bytes\":0,\"sha256\":\"";
+    assert!(new.contains(sum), "{new}");
+    let at = new.find(sum).unwrap() + sum.len();
+    let new = format!("{}f{}", &new[..at], &new[at + 1..]);
+    fs::write(b.join("new"), new).unwrap();
+    let vmm = b.join("bin/cube-vmm");
+    let script = format!(
+        "#!/bin/sh\ncp {} {}\nexec {}\n",
+        b.join("new").display(),
+        manifest.display(),
+        Stage::vmm().display()
+    );
+    fs::write(&vmm, script).unwrap();
+    let output = ab(&stage, &a, &b, &["--blocks", "4", "--starts", "2"]);
+    assert_eq!(output.status.code(), Some(6));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let found = "build B changed before block 3: the template's memory was replaced";
+    assert!(stderr.contains(found), "{stderr}");
+}
+
+#[test]
+fn a_block_that_could_not_measure_leaves_out_its_pair_and_no_other() {
+    let Some(stage) = Stage::set() else { return };
+    let a = build(&stage, "a", "0", "b2sK");
+    let output = ab(&stage, &a, &a, &["--blocks", "3", "--starts", "4"]);
+    assert_eq!(report(&output).pairs, 3);
+    // As recorded if memory.stop_at_share is in use before the measured round.
+    let events = stage.results().join("blocks/002-B/events.jsonl");
+    let text = fs::read_to_string(&events).unwrap();
+    let kept = text.lines().filter(|line| !line.contains("\"attempt\""));
+    let kept: Vec<String> = kept
+        .map(|line| line.replace("\"complete\"", "\"memory_share\""))
+        .collect();
+    assert_ne!(kept.len(), text.lines().count());
+    fs::write(&events, kept.join("\n")).unwrap();
+    let again = Command::new(env!("CARGO_BIN_EXE_cube-bench"))
+        .args(["ab", "--format", "json", "--report"])
+        .arg(stage.results())
+        .output()
+        .unwrap();
+    let found = report(&again);
+    assert_eq!((found.pairs, found.pairs_left_out), (2, 1));
+    assert_eq!(found.counts[0].a_n, 8, "the third pair is compared");
+    assert_eq!(again.status.code(), Some(5), "complete, and too few blocks");
+}

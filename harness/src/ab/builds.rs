@@ -71,21 +71,13 @@ impl Build {
         let target = &scenario.target;
         let manifest =
             artifacts::find_template(&artifacts, &target.template, target.memory)?.manifest;
-        let template = [
-            ("memory", manifest.memory_sum),
-            ("state", manifest.state_sum),
-            ("layer", manifest.layer_sum),
-            ("root", manifest.root_sum),
-        ];
         Ok(Self {
             path: dir.to_owned(),
             commit: facts::git(dir, &["rev-parse", "HEAD"]),
             dirty_tree: facts::git(dir, &["status", "--porcelain", "--untracked-files=no"])
                 .map(|text| !text.is_empty()),
             binaries,
-            template: template
-                .map(|(name, sum)| (name.to_owned(), sum.sha256))
-                .into(),
+            template: facts::template_sums(&manifest),
             artifacts,
         })
     }
@@ -100,6 +92,24 @@ impl Build {
     #[must_use]
     pub fn api(&self) -> PathBuf {
         self.artifacts.join("bin/cube-api")
+    }
+
+    /// Name of a program or of a file of the template whose hash differs from the recorded one. Files without a hash on
+    /// both sides are not compared.
+    #[must_use]
+    pub fn changed_file(
+        &self,
+        binaries: &BTreeMap<String, String>,
+        template: &BTreeMap<String, String>,
+    ) -> Option<String> {
+        let differing = |ours: &BTreeMap<String, String>, now: &BTreeMap<String, String>| {
+            let mut names = ours.iter();
+            let found = names.find(|(name, sum)| now.get(*name).is_some_and(|now| now != *sum));
+            found.map(|(name, _)| name.clone())
+        };
+        differing(&self.binaries, binaries).or_else(|| {
+            differing(&self.template, template).map(|file| format!("the template's {file}"))
+        })
     }
 
     /// Whether the recorded programs and the template have the same hashes in both builds.

@@ -7,6 +7,7 @@
 //! ```
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{Side, builds::Build};
 use crate::{
     event::EndReason,
-    host::facts::HostFacts,
+    host::facts::{HostFacts, TemplateFacts},
     record::{self, RecordError},
     scenario::Scenario,
     session::{self, SessionError},
@@ -67,6 +68,8 @@ pub struct Recorded {
     pub plan: AbPlan,
     /// Completed blocks, in order; fewer than planned if a block did not complete.
     pub blocks: Vec<Block>,
+    /// Pairs left out because a block of them did not measure: too much of the host's memory was in use.
+    pub left_out: usize,
     /// Facts about the host before the first block; `None` if no block was completed.
     pub host: Option<HostFacts>,
 }
@@ -87,12 +90,13 @@ pub enum ReadError {
     #[error(transparent)]
     Environment(#[from] SessionError),
     #[error(
-        "block {block} ran with other files of build {side} than the first block: {program} changed during the run"
+        "block {block} ran with other files of build {side} than the plan: {what} changed during the run"
     )]
     Changed {
         block: PathBuf,
         side: char,
-        program: String,
+        /// The program or the file of the template.
+        what: String,
     },
 }
 
@@ -114,15 +118,16 @@ pub fn create(dir: &Path, plan: &AbPlan) -> io::Result<()> {
     io::Write::write_all(&mut file, &text)
 }
 
-/// Reads a recorded comparison. The first block that is missing or did not complete is left out, and so are all later
-/// blocks.
+/// Reads a recorded comparison. The first block that is missing or was interrupted is left out, and so are all later
+/// blocks. A pair with a block that did not measure because of the host's memory is left out alone.
 ///
 /// # Errors
 /// Returns [`ReadError`] if the plan is missing or has another format, if a file of a block cannot be read or parsed,
-/// or if the programs of a block differ from the plan. Changes of the template are not detected.
+/// or if the programs or the template of a block differ from the plan.
 pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
     let plan = read_plan(dir)?;
-    let mut blocks = Vec::new();
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut left_out = BTreeSet::new();
     let mut host: Option<HostFacts> = None;
     for (index, side) in super::order(plan.blocks).into_iter().enumerate() {
         let path = block_dir(dir, index, side);
@@ -130,20 +135,30 @@ pub fn read(dir: &Path) -> Result<Recorded, ReadError> {
             break;
         }
         let summary = fold::fold(&record::read(&path)?);
-        if summary.ended != Some(EndReason::Complete) {
-            break;
+        let pair = index / 2;
+        match summary.ended {
+            Some(EndReason::Complete) => {}
+            Some(EndReason::MemoryShare) => {
+                left_out.insert(pair);
+            }
+            Some(EndReason::Interrupted | EndReason::Broken { .. }) | None => break,
         }
         let facts = session::read_environment(&path)?;
         check_unchanged(&plan, side, &path, &facts)?;
         host.get_or_insert(facts);
-        let pair = index / 2;
         blocks.push(Block {
             side,
             pair,
             summary,
         });
     }
-    Ok(Recorded { plan, blocks, host })
+    blocks.retain(|block| !left_out.contains(&block.pair));
+    Ok(Recorded {
+        plan,
+        blocks,
+        left_out: left_out.len(),
+        host,
+    })
 }
 
 fn read_plan(dir: &Path) -> Result<AbPlan, ReadError> {
@@ -170,17 +185,16 @@ fn check_unchanged(
     block: &Path,
     facts: &HostFacts,
 ) -> Result<(), ReadError> {
-    let build = plan.build(side);
-    for (program, sum) in &build.binaries {
-        if facts.binaries.get(program).is_some_and(|now| now != sum) {
-            return Err(ReadError::Changed {
-                block: block.to_owned(),
-                side: side.letter(),
-                program: program.clone(),
-            });
-        }
+    let template = facts.template.as_ref();
+    let template = template.map_or_else(BTreeMap::new, TemplateFacts::sums);
+    match plan.build(side).changed_file(&facts.binaries, &template) {
+        None => Ok(()),
+        Some(what) => Err(ReadError::Changed {
+            block: block.to_owned(),
+            side: side.letter(),
+            what,
+        }),
     }
-    Ok(())
 }
 
 impl AbPlan {

@@ -38,8 +38,11 @@ pub struct AbReport {
     pub same_files: bool,
     /// Planned blocks of each build.
     pub blocks: u32,
-    /// Pairs of blocks that were completed.
+    /// Pairs of blocks that were completed and are compared.
     pub pairs: usize,
+    /// Pairs left out because a block of them did not measure: too much of the host's memory was in use.
+    #[serde(default)]
+    pub pairs_left_out: usize,
     /// Blocks of each build with which a change of one metric alone can be significant.
     pub blocks_needed: usize,
     /// Smallest change that counts, as a share.
@@ -65,7 +68,8 @@ impl AbReport {
         let blocks = &recorded.blocks[..pairs * 2];
         let comparison = compare::compare(&plan.scenario, blocks, plan.tolerance, plan.seed);
         let graded = grade(recorded);
-        let is_complete = u32::try_from(pairs).is_ok_and(|pairs| pairs == plan.blocks);
+        let is_complete =
+            u32::try_from(pairs + recorded.left_out).is_ok_and(|pairs| pairs == plan.blocks);
         let not_within_margin = plan.margin.map_or(Vec::new(), |margin| {
             compare::not_within(&comparison.metrics, margin)
         });
@@ -86,6 +90,7 @@ impl AbReport {
             b: plan.b.clone(),
             blocks: plan.blocks,
             pairs,
+            pairs_left_out: recorded.left_out,
             blocks_needed: comparison.blocks_needed,
             tolerance: plan.tolerance,
             margin: plan.margin,
@@ -292,7 +297,14 @@ fn notes(out: &mut String, report: &AbReport) -> std::fmt::Result {
         }
     }
     let planned = usize::try_from(report.blocks).unwrap_or(usize::MAX);
-    if report.pairs < planned {
+    if report.pairs_left_out > 0 {
+        writeln!(
+            out,
+            "{} of {planned} pairs are left out: memory.stop_at_share of the host's memory was in use before a block",
+            report.pairs_left_out
+        )?;
+    }
+    if report.pairs + report.pairs_left_out < planned {
         writeln!(
             out,
             "the run was cut short: {} of {planned} pairs of blocks are complete",

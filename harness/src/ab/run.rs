@@ -73,6 +73,16 @@ pub enum AbError {
         side: char,
         message: String,
     },
+    /// A program or a template of a build was replaced since the plan was written.
+    #[error(
+        "build {side} changed before block {index}: {what} was replaced; do not build in {dir} during a comparison"
+    )]
+    Changed {
+        index: usize,
+        side: char,
+        what: String,
+        dir: PathBuf,
+    },
 }
 
 /// Measures both builds and leaves a directory that [`record::read`] reads.
@@ -108,6 +118,7 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
     let interrupted = session::watch_signals()?;
     let order = order(plan.blocks);
     for (index, side) in order.iter().copied().enumerate() {
+        refuse_changed(&plan, index, side)?;
         let dir = record::block_dir(&settings.results, index, side);
         let block = block_settings(&plan, side, &dir, &settings.run_root);
         session::run_until(&plan.scenario, &block, &interrupted)?;
@@ -122,6 +133,13 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
         if interrupted.load(Ordering::Relaxed) {
             return Ok(());
         }
+        if summary.ended == Some(EndReason::MemoryShare) {
+            eprintln!(
+                "cube-bench: block {} did not measure, because memory.stop_at_share of the host's memory is in use; its \
+                 pair is left out",
+                index + 1
+            );
+        }
         if let Some(EndReason::Broken { message }) = summary.ended {
             let side = side.letter();
             return Err(AbError::Block {
@@ -132,6 +150,22 @@ pub fn run(scenario: &Scenario, settings: &AbSettings) -> Result<(), AbError> {
         }
     }
     Ok(())
+}
+
+/// Compares the files of a build with the plan, so that a replaced template or program is found before its block and not
+/// after the last one.
+fn refuse_changed(plan: &AbPlan, index: usize, side: Side) -> Result<(), AbError> {
+    let planned = plan.build(side);
+    let now = Build::find(&planned.path, &plan.scenario)?;
+    let Some(what) = planned.changed_file(&now.binaries, &now.template) else {
+        return Ok(());
+    };
+    Err(AbError::Changed {
+        index: index + 1,
+        side: side.letter(),
+        what,
+        dir: planned.path.clone(),
+    })
 }
 
 /// The scenario of one block: warm-up and one round of clones, without cold rounds, rounds beside, baseline and gates.

@@ -9,6 +9,7 @@ use std::{
     process::Command,
 };
 
+use model::TemplateManifest;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -125,6 +126,26 @@ pub fn read(vmm: &Path) -> HostFacts {
         debug_build: cfg!(debug_assertions),
         endpoint: None,
         template: None,
+    }
+}
+
+/// SHA-256 of the files of a template, as recorded in its manifest.
+pub(crate) fn template_sums(manifest: &TemplateManifest) -> BTreeMap<String, String> {
+    let sums = [
+        ("memory", &manifest.memory_sum),
+        ("state", &manifest.state_sum),
+        ("layer", &manifest.layer_sum),
+        ("root", &manifest.root_sum),
+    ];
+    sums.map(|(name, sum)| (name.to_owned(), sum.sha256.clone()))
+        .into()
+}
+
+impl TemplateFacts {
+    /// SHA-256 of the template's files; empty if the recorded manifest cannot be parsed.
+    pub(crate) fn sums(&self) -> BTreeMap<String, String> {
+        serde_json::from_value(self.manifest.clone())
+            .map_or_else(|_| BTreeMap::new(), |manifest| template_sums(&manifest))
     }
 }
 
