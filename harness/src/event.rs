@@ -9,6 +9,7 @@ use model::{StartPhase, Timeline};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    account::PoolMemory,
     plan::{Row, Subject},
     scenario::Scenario,
 };
@@ -44,6 +45,8 @@ pub enum RunEvent {
         round: u32,
         at_ns: u64,
     },
+    /// What a measured round cost.
+    Spent(Spent),
     /// A sample of the memory of the idle host.
     Memory(MemoryPoint),
     /// Memory of one held clone.
@@ -77,6 +80,30 @@ pub struct RunStarted {
     pub started_unix_ms: u64,
     /// The same instant on CLOCK_MONOTONIC.
     pub at_ns: u64,
+}
+
+/// CPU time and memory of a measured round. The time begins before the first start. It ends when the sandboxes that do
+/// not outlive the round are killed and the warm pool is full again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spent {
+    /// Position of the round in the plan.
+    pub round: u32,
+    pub subject: Subject,
+    pub from_ns: u64,
+    pub until_ns: u64,
+    /// CPU time of the subject's processes: the server with all its descendants, or the VMMs or processes that the
+    /// harness started. `None` if it cannot be read.
+    pub cpu_ns: Option<u64>,
+    /// CPU time of the server with all its descendants until the last start of the round has ended. `None` without a
+    /// server on this host.
+    pub server_cpu_ns: Option<u64>,
+    /// Number of warm slots at `from_ns`; `None` without a pool.
+    pub warm: Option<u32>,
+    /// Number of slots that are warm or being filled when the last start of the round has ended; `None` without a pool.
+    pub stock_after: Option<u32>,
+    /// Memory of the pool at `from_ns`, while it is full and, unless clones are held over rounds, has no other
+    /// sandboxes.
+    pub memory: Option<PoolMemory>,
 }
 
 /// One start of a subject.

@@ -12,6 +12,7 @@ use crate::{
     scenario::{GateSpec, Limit, Metric, Quantile},
     stats::{
         bootstrap::NEEDS_CLUSTERS,
+        cost::{self, Rate},
         fold::Summary,
         quantile::{Estimate, Samples},
         ratio::{self, Ratio},
@@ -97,7 +98,8 @@ pub fn judge(gates: &[GateSpec], summary: &Summary, grade: Grade) -> Vec<GateRes
             Metric::Failures => failures(gate, summary),
             Metric::NotWarm => not_warm(gate, summary),
             Metric::AfterHoldFailures => after_hold(gate, summary),
-            Metric::StartsPerSecond => rate(gate, summary, grade),
+            Metric::DrainRate => rate(gate, &cost::drain(summary), summary, grade),
+            Metric::SustainableRate => rate(gate, &cost::sustainable(summary), summary, grade),
         })
         .collect()
 }
@@ -313,16 +315,16 @@ fn counted(gate: &GateSpec, n: usize, failed: u64, what: &str) -> GateResult {
 }
 
 /// Starts per second. The limit is a lower one.
-fn rate(gate: &GateSpec, summary: &Summary, grade: Grade) -> GateResult {
+fn rate(gate: &GateSpec, found: &Rate, summary: &Summary, grade: Grade) -> GateResult {
     let n = summary.clones.len();
-    let Some(rate) = summary.starts_per_s() else {
-        let why = "no measured round was completed".to_owned();
+    let Some(rate) = found.value() else {
+        let why = "the run has no such rate, or no measured round was completed".to_owned();
         return result(gate, n, None, Verdict::Inconclusive, why);
     };
-    let Some((low, high)) = summary.starts_per_s_interval95() else {
+    let Some((low, high)) = found.interval95() else {
         let why = format!(
             "{} rounds are too few for an interval, which needs {NEEDS_CLUSTERS}",
-            summary.rounds.len()
+            found.rounds()
         );
         return result(gate, n, Some(rate), Verdict::Inconclusive, why);
     };

@@ -10,6 +10,7 @@
 //! VMM, the pool or the API: it measures them through their external interfaces.
 
 pub mod ab;
+pub mod account;
 pub mod claims;
 pub mod clock;
 pub mod compare;

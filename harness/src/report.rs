@@ -1,5 +1,6 @@
 //! Reports: pure functions of a summary, the facts about the host and the evaluated gates.
 
+pub mod cost;
 pub mod doctor;
 pub mod document;
 pub mod html;

@@ -9,6 +9,7 @@
 //! and the interrupt flag.
 
 mod held;
+mod spent;
 mod worker;
 
 use std::{
@@ -175,16 +176,18 @@ impl Runner<'_> {
     /// Runs one round. Its clones are then moved to `held`, or inspected and killed, as the scenario requires.
     fn round(&self, round: &Round, held: &mut Vec<HeldClone>) -> Result<(), RunError> {
         let counted = round.row == Row::Measured && round.subject == Subject::Clone;
-        // Before rounds of every subject: a pool that is being refilled takes CPU time from host processes and clones
-        // beside as well.
-        self.target.await_ready().map_err(RunError::NotReady)?;
         if round.subject == Subject::Clone {
             self.target.begin_round().map_err(RunError::Round)?;
         }
+        // Before rounds of every subject: a pool that is being refilled takes CPU time from host processes and clones
+        // beside as well. The parent of forks took a warm slot when the round was prepared.
+        self.target.await_ready().map_err(RunError::NotReady)?;
         if counted && held.is_empty() {
             self.sample_memory(round.index, 0)?;
         }
+        let mut meter = spent::Meter::start(self, round);
         let mut started = self.start_all(round)?;
+        meter.starts_ended();
         let until = self.scenario.hold.until;
         if until == HoldUntil::End && counted {
             // Clones accumulate over rounds, so all memory samples belong to the group of the first held clone.
@@ -199,7 +202,20 @@ impl Runner<'_> {
             }
             held::kill_all(started);
         }
+        self.target.await_ready().map_err(RunError::NotReady)?;
+        if round.row == Row::Measured {
+            self.emit(RunEvent::Spent(meter.end()));
+        }
         Ok(())
+    }
+
+    /// The target of a subject.
+    fn target_of(&self, subject: Subject) -> &dyn Target {
+        match subject {
+            Subject::Clone => self.target,
+            Subject::Beside => self.beside.unwrap_or(self.target),
+            Subject::HostProcess => self.baseline,
+        }
     }
 
     /// Reads the ledgers of held clones, and repeats the first command and the denied exchange in them, if the scenario
@@ -263,11 +279,7 @@ impl Runner<'_> {
             round,
             scenario: self.scenario,
             network: self.network,
-            target: match round.subject {
-                Subject::Clone => self.target,
-                Subject::Beside => self.beside.unwrap_or(self.target),
-                Subject::HostProcess => self.baseline,
-            },
+            target: self.target_of(round.subject),
             base: &base,
             next: &next,
             interrupted: self.interrupted,

@@ -395,7 +395,7 @@ mod tests {
     fn errors_name_the_invalid_value() {
         insta::assert_snapshot!(refused("rounds = 0"), @"scenario t: rounds is 0, it must be at least 1");
         insta::assert_snapshot!(refused("[arrival]\nkind='burst'\nworkers=4"), @"scenario t: arrival.workers has no meaning for kind \"burst\"");
-        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, the same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures or starts_per_s");
+        insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p96'\nlimit='1ms'"), @"scenario t: gate a: \"first_exec.p96\" is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, the same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures, drain_per_s or sustainable_per_s");
         insta::assert_snapshot!(refused("[[gates]]\nname='a'\nmetric='first_exec.p95'\nlimit='60'"), @"scenario t: gate a: limit \"60\" is not a duration with a unit such as \"60ms\"");
         insta::assert_snapshot!(refused("[hold]\nat_least='3'"), @r#"scenario t: hold.at_least: "3" is not a duration with a unit such as "250ms""#);
         assert!(refused("[hold]\nat_least=3").contains("invalid type: integer"));

@@ -1,6 +1,7 @@
 //! Statistics over samples: quantiles, confidence intervals, slopes and tests. Pure functions without I/O.
 
 pub mod bootstrap;
+pub mod cost;
 pub mod fisher;
 pub mod fold;
 pub mod paired;

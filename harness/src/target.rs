@@ -9,6 +9,7 @@ pub mod vmm_direct;
 use model::Timeline;
 
 use crate::{
+    account::PoolMemory,
     event::{Failure, FailureCause, StartKind},
     scenario::ExecSpec,
 };
@@ -45,12 +46,21 @@ pub trait Target: Sync {
     /// Returns an error if the memory file of the template cannot be read or dropped.
     fn prepare_cache(&self, wanted: PageCache) -> std::io::Result<()>;
 
-    /// Waits until the warm pool of the target is full.
+    /// Waits until the warm pool of the target is full, and nothing is being filled or removed.
     ///
     /// # Errors
-    /// Returns an error if the pool is not full after a minute, or if its state cannot be read.
+    /// Returns an error if this is not so after a minute, or if the state of the pool cannot be read.
     fn await_ready(&self) -> std::io::Result<()> {
         Ok(())
+    }
+
+    /// CPU time in nanoseconds that the processes of the target have used so far, ended ones included. `None` if it cannot
+    /// be read.
+    fn cpu_ns(&self) -> Option<u64>;
+
+    /// Number of warm slots and memory of the pool; `None` for targets without a pool on this host.
+    fn pool(&self) -> Option<Pool> {
+        None
     }
 
     /// Prepares the state that the clones of one round share, and drops the state of the previous round.
@@ -60,6 +70,17 @@ pub trait Target: Sync {
     fn begin_round(&self) -> Result<(), Failure> {
         Ok(())
     }
+}
+
+/// State of the pool of a server on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Sandboxes that are ready.
+    pub warm: u32,
+    /// Sandboxes that are becoming ready.
+    pub filling: u32,
+    /// `None` if it cannot be read.
+    pub memory: Option<PoolMemory>,
 }
 
 /// State of the page cache with respect to the memory file of the template.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    event::{Attempt, Failure, FailureCause, MemoryPoint},
+    event::{Attempt, EVENTS_FORMAT, Failure, FailureCause, MemoryPoint, RunStarted},
     plan::Subject,
     scenario,
     stats::{fold::RoundTimes, turns::tests::attempt_with},
@@ -173,9 +173,20 @@ fn counts_are_absolute() {
     );
 }
 
+fn of_scenario(mut summary: Summary, text: &str) -> Summary {
+    summary.started = Some(RunStarted {
+        format: EVENTS_FORMAT,
+        scenario: scenario::parse("t", text).unwrap(),
+        reproduce: String::new(),
+        started_unix_ms: 0,
+        at_ns: 0,
+    });
+    summary
+}
+
 #[test]
 fn a_rate_is_judged_by_its_interval_over_rounds() {
-    let mut summary = clones(|_, _| Some(10));
+    let mut summary = of_scenario(clones(|_, _| Some(10)), "[target]\nkind='e2b'");
     // 10 starts a round, in 100 ms or in 125 ms: 89 starts per second on average.
     for round in 0..20 {
         let took = 100_000_000 + u64::from(round % 2) * 25_000_000;
@@ -186,15 +197,22 @@ fn a_rate_is_judged_by_its_interval_over_rounds() {
         summary.rounds.insert(round, times);
     }
     for grade in GRADES {
-        let result = |limit| judged("starts_per_s", limit, &summary, grade);
+        let result = |limit| judged("drain_per_s", limit, &summary, grade);
         assert_eq!(result("80/s").verdict, Verdict::Met);
         assert_eq!(result("89/s").verdict, Verdict::Inconclusive);
         assert_eq!(result("99/s").verdict, Verdict::Missed);
         assert_eq!(result("99/s").decisive, grade == Grade::Publishable);
     }
     summary.rounds.retain(|round, _| *round < 5);
-    let few = judged("starts_per_s", "1/s", &summary, Grade::Publishable);
+    let few = judged("drain_per_s", "1/s", &summary, Grade::Publishable);
     assert_eq!(few.verdict, Verdict::Inconclusive);
+    // Clones without a server drain no pool, and a server whose pool was not seen states no sustainable rate.
+    let direct = of_scenario(summary.clone(), "[hold]\nuntil='exec'");
+    let rate =
+        |metric, summary: &Summary| judged(metric, "1/s", summary, Grade::Publishable).measured;
+    assert_eq!(rate("drain_per_s", &direct), None);
+    assert!(rate("sustainable_per_s", &direct) > Some(80.0));
+    assert_eq!(rate("sustainable_per_s", &summary), None);
 }
 
 #[test]

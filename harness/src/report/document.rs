@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     View,
+    cost::CostDocument,
     turns::{self, RatioDocument, TurnsDocument},
     work::{FirstWork, WorkDocument},
 };
@@ -21,7 +22,7 @@ use crate::{
 };
 
 /// Format of the document.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Document {
@@ -78,8 +79,8 @@ pub struct Document {
     pub baseline: Option<PhaseDocument>,
     /// First-exec latency of cold starts; `null` without cold starts.
     pub cold: Option<PhaseDocument>,
-    /// Successful starts per second of measured rounds; `null` if no round was completed.
-    pub starts_per_s: Option<f64>,
+    /// Rates, CPU time and memory of the pool.
+    pub cost: CostDocument,
     /// `null` if the scenario does not measure memory.
     pub memory: Option<MemoryDocument>,
     /// Times of the repeated command in held clones; failed repeats of denied exchanges count as failures. `null`
@@ -237,7 +238,7 @@ impl Document {
             },
             baseline: present(&summary.baseline_samples()),
             cold: present(&summary.cold_samples()),
-            starts_per_s: summary.starts_per_s(),
+            cost: CostDocument::new(summary),
             memory: view.scenario.memory.map(|_| memory(view)),
             after_hold: present(&Samples::new(summary.after_hold_ns.clone())),
             gates: view.gates.clone(),
@@ -308,7 +309,7 @@ impl Document {
     }
 
     /// Name of the rounds beside in rows. Those without a server are new clones, whose template is in the page cache.
-    fn beside_row(&self) -> Option<&str> {
+    pub(super) fn beside_row(&self) -> Option<&str> {
         match self.beside_name.as_deref()? {
             "direct" => Some("clone, page cache warm"),
             other => Some(other),

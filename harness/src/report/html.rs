@@ -28,6 +28,7 @@ pub fn render(view: &View<'_>) -> String {
                 (head(view, &d))
                 (gates(view))
                 section { h2 { "Latency" } (latency(&d)) }
+                (costs(&d))
                 (ratios(&d))
                 (faults(&d))
                 section { h2 { "Cumulative distribution" } (plot::cdf::draw(view)) }
@@ -63,7 +64,8 @@ fn head(view: &View<'_>, d: &Document) -> Markup {
                 (tile(&format!("{kind}first exec P95"), p.p95_ms, "ms"))
                 (tile(&format!("{kind}first exec P99"), p.p99_ms, "ms"))
             }
-            (tile("starts", d.starts_per_s, "per second"))
+            @if d.cost.drain_per_s.is_some() { (tile("drain rate", d.cost.drain_per_s, "per second")) }
+            (tile("sustainable rate", d.cost.sustainable_per_s, "per second"))
             @if let Some(memory) = &d.memory {
                 (tile("one more clone", memory.slope_bytes_per_clone.map(|b| b / 1e6), "MB"))
             }
@@ -122,6 +124,18 @@ fn latency(d: &Document) -> Markup {
                         td.n { @if let Some([low, high]) = p.p95_ci95_ms { (milliseconds(low)) " – " (milliseconds(high)) } }
                     }
                 }
+            }
+        }
+    }
+}
+
+fn costs(d: &Document) -> Markup {
+    let rows = d.cost.rows(d.beside_row().unwrap_or_default());
+    html! {
+        @if !rows.is_empty() {
+            section {
+                h2 { "Cost" }
+                table { tbody { @for (name, value) in rows { tr { td { (name) } td { (value) } } } } }
             }
         }
     }

@@ -41,6 +41,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     for (name, row) in d.rows() {
         line(out, &name, row)?;
     }
+    costs(out, d)?;
     ratios(out, d)?;
     faults(out, d)?;
     memory(out, d)?;
@@ -58,6 +59,17 @@ fn line(out: &mut String, name: &str, p: &PhaseDocument) -> std::fmt::Result {
         cell(p, p.p99_ms, Quantile::P99),
         cell(p, p.max_ms, Quantile::Max),
     )
+}
+
+fn costs(out: &mut String, d: &Document) -> std::fmt::Result {
+    let rows = d.cost.rows(d.beside_row().unwrap_or_default());
+    if !rows.is_empty() {
+        writeln!(out, "\n| cost | |\n|---|---|")?;
+    }
+    for (name, value) in rows {
+        writeln!(out, "| {name} | {value} |")?;
+    }
+    Ok(())
 }
 
 fn ratios(out: &mut String, d: &Document) -> std::fmt::Result {

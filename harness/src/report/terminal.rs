@@ -30,9 +30,7 @@ fn write(out: &mut String, view: &View<'_>, d: &Document) -> std::fmt::Result {
     for (name, row) in rows {
         writeln!(out, "{name:<width$}{}", columns(row))?;
     }
-    if let Some(rate) = d.starts_per_s {
-        writeln!(out, "\n{rate:.1} starts per second of measured rounds")?;
-    }
+    costs(out, d)?;
     ratios(out, d)?;
     faults(out, d)?;
     memory(out, d)?;
@@ -100,6 +98,17 @@ pub(super) fn milliseconds(ms: f64) -> String {
     } else {
         format!("{ms:.2}")
     }
+}
+
+fn costs(out: &mut String, d: &Document) -> std::fmt::Result {
+    let rows = d.cost.rows(d.beside_row().unwrap_or_default());
+    if !rows.is_empty() {
+        writeln!(out, "\ncost")?;
+    }
+    for (name, value) in rows {
+        writeln!(out, "  {name:<56}{value}")?;
+    }
+    Ok(())
 }
 
 fn ratios(out: &mut String, d: &Document) -> std::fmt::Result {

@@ -49,8 +49,11 @@ pub enum Metric {
     NotWarm,
     /// Number of failed repeats in held clones, of the first command or of a denied exchange.
     AfterHoldFailures,
-    /// Successful starts per second of measured rounds.
-    StartsPerSecond,
+    /// Successful starts per second while the pool of a server drains.
+    DrainRate,
+    /// Successful starts per second, if the time until the pool is full again is included.
+    #[serde(alias = "starts_per_second")]
+    SustainableRate,
 }
 
 /// What a ratio to the baseline measures. Turns and phases are divided by the first exec of host processes, rounds by
@@ -123,7 +126,8 @@ impl fmt::Display for Metric {
             Self::Failures => f.write_str("failures"),
             Self::NotWarm => f.write_str("not_warm"),
             Self::AfterHoldFailures => f.write_str("after_hold.failures"),
-            Self::StartsPerSecond => f.write_str("starts_per_s"),
+            Self::DrainRate => f.write_str("drain_per_s"),
+            Self::SustainableRate => f.write_str("sustainable_per_s"),
         }
     }
 }
@@ -158,7 +162,8 @@ impl Metric {
             "failures" => Some(Self::Failures),
             "not_warm" => Some(Self::NotWarm),
             "after_hold.failures" => Some(Self::AfterHoldFailures),
-            "starts_per_s" => Some(Self::StartsPerSecond),
+            "drain_per_s" => Some(Self::DrainRate),
+            "sustainable_per_s" => Some(Self::SustainableRate),
             _ => {
                 let (time, is_ratio) = match text.strip_suffix(".ratio") {
                     Some(time) => (time, true),
@@ -202,7 +207,7 @@ impl Metric {
             Self::Failures | Self::NotWarm | Self::AfterHoldFailures => {
                 (text.parse().ok().map(Limit::Count), "whole number")
             }
-            Self::StartsPerSecond => (
+            Self::DrainRate | Self::SustainableRate => (
                 text.strip_suffix("/s")
                     .and_then(|n| n.trim_end().parse::<f64>().ok())
                     .filter(|n| n.is_finite() && *n > 0.0)
@@ -222,7 +227,7 @@ impl TryFrom<GateConfig> for GateSpec {
         let metric = Metric::parse(&config.metric).ok_or_else(|| {
             format!(
                 "gate {name}: {:?} is not a metric: use PHASE.Q, turn.N.Q or round.Q with Q p50, p95, p99 or max, the \
-                 same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures or starts_per_s",
+                 same with .ratio for the ratio to host processes, or turn.N.ratio, memory.slope, failures, not_warm, after_hold.failures, drain_per_s or sustainable_per_s",
                 config.metric
             )
         })?;

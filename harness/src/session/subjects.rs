@@ -16,6 +16,7 @@ use vmm_control::template::{LoadError, LoadedTemplate};
 
 use super::{SessionError, Settings, at};
 use crate::{
+    account::Account,
     exchange::{NAME_SERVER, Network, Placement},
     host::facts::{HostFacts, TemplateFacts},
     memory::FileId,
@@ -38,6 +39,8 @@ pub(super) struct Subjects {
     pub(super) memory: Option<FileId>,
     /// The `cube-api` of the run. The target uses it, so it must be dropped after the target.
     _server: Option<LocalServer>,
+    /// Its cgroup is removed after the server has ended.
+    _account: Option<Arc<Account>>,
 }
 
 /// Directory and network of the run, created before the subjects.
@@ -89,6 +92,7 @@ pub(super) fn start(
                 beside,
                 memory: Some(memory),
                 _server: None,
+                _account: None,
             })
         }
         (TargetKind::E2b, Some(url)) => {
@@ -101,6 +105,7 @@ pub(super) fn start(
                 beside,
                 memory: None,
                 _server: None,
+                _account: None,
             })
         }
         (TargetKind::E2b, None) => own_server(scenario, settings, surroundings, host),
@@ -137,6 +142,8 @@ fn own_server(
     let mut target = e2b(spec, server.endpoint().clone(), server.key().to_owned());
     target.sandboxes = Some(server.sandboxes());
     target.warm = spec.warm;
+    target.account = account(server.pid()).map(Arc::new);
+    let account = target.account.clone();
     target.network = scenario.network.as_ref().map(NetworkSpec::options);
     let beside = beside(scenario, settings, surroundings.run_dir, host)?;
     let beside = match (beside, surroundings.network) {
@@ -148,7 +155,19 @@ fn own_server(
         beside,
         memory: None,
         _server: Some(server),
+        _account: account,
     })
+}
+
+/// The accounts of the server; `None`, with a message, if this host cannot keep them.
+fn account(server: u32) -> Option<Account> {
+    Account::open(server)
+        .inspect_err(|error| {
+            eprintln!(
+                "cube-bench: the report will have no CPU time and no memory of the server: {error}"
+            );
+        })
+        .ok()
 }
 
 /// Prepares the target of the rounds beside the sandboxes of an API; `None` if the scenario has no such rounds.
@@ -225,6 +244,7 @@ fn e2b(spec: &TargetSpec, api: Endpoint, key: String) -> E2b {
         template: spec.template.clone(),
         sandboxes: None,
         warm: 0,
+        account: None,
         network: None,
     }
 }

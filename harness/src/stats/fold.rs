@@ -5,17 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use model::StartPhase;
 
 use super::{
-    bootstrap,
     quantile::{INFINITE, Samples},
     slope::{self, Point, Slope},
 };
 use crate::{
     event::{
         Attempt, CloneLedger, EndReason, Failure, FailureCause, MemoryPoint, NoiseSample, RunEvent,
-        RunStarted, StartKind,
+        RunStarted, Spent, StartKind,
     },
     memory::CPU_LISTS_FREE,
     plan::{Row, Subject},
+    scenario::Scenario,
 };
 
 /// The data of a run that reports and gates use.
@@ -41,6 +41,8 @@ pub struct Summary {
     pub rounds: BTreeMap<u32, RoundTimes>,
     /// Times of each measured round of the baseline.
     pub baseline_rounds: BTreeMap<u32, RoundTimes>,
+    /// Costs of measured rounds, of all subjects.
+    pub spent: Vec<Spent>,
     pub memory: Vec<MemoryPoint>,
     pub ledgers: Vec<CloneLedger>,
     /// Times of the first command repeated in held clones. Failures, also those of repeated denied exchanges, are
@@ -103,6 +105,7 @@ impl Summary {
                 }
             }
             RunEvent::Attempt(attempt) => self.attempt(attempt),
+            RunEvent::Spent(spent) => self.spent.push(*spent),
             RunEvent::Memory(point) => self.memory.push(point.clone()),
             RunEvent::Ledger(ledger) => self.ledgers.push(ledger.clone()),
             RunEvent::AfterHold {
@@ -134,6 +137,12 @@ impl Summary {
                 .entry(failure.cause)
                 .or_insert_with(|| failure.message.clone());
         }
+    }
+
+    /// The scenario; `None` only before the first event.
+    #[must_use]
+    pub fn scenario(&self) -> Option<&Scenario> {
+        self.started.as_ref().map(|started| &started.scenario)
     }
 
     /// Number of failed starts among the measured clones, by cause.
@@ -229,31 +238,10 @@ impl Summary {
         Samples::new(walls(&self.baseline_rounds, &self.baseline).concat())
     }
 
-    /// Successful starts per second of completed measured rounds; `None` without a completed round.
-    #[must_use]
-    pub fn starts_per_s(&self) -> Option<f64> {
-        let rounds = self.starts_and_seconds();
-        rate(&rounds, &vec![1; rounds.len()])
-    }
-
-    /// 95 % interval of [`Self::starts_per_s`], by bootstrap over rounds; `None` with too few completed rounds.
-    #[must_use]
-    pub fn starts_per_s_interval95(&self) -> Option<(f64, f64)> {
-        let rounds = self.starts_and_seconds();
-        bootstrap::interval95(rounds.len(), |times| rate(&rounds, times))
-    }
-
-    /// Successful starts and duration of each completed measured round.
-    fn starts_and_seconds(&self) -> Vec<(usize, f64)> {
-        let started = |round| {
-            let of_round = self.clones.iter().filter(|a| a.round == round);
-            of_round.filter(|a| a.failure.is_none()).count()
-        };
-        let complete = self.rounds.iter().filter_map(|(round, times)| {
-            let spent_ns = times.end_ns?.saturating_sub(times.base_ns);
-            Some((started(*round), spent_ns as f64 / 1e9))
-        });
-        complete.collect()
+    /// Number of successful measured starts of the target in a round.
+    pub(super) fn started_in(&self, round: u32) -> usize {
+        let of_round = self.clones.iter().filter(|a| a.round == round);
+        of_round.filter(|a| a.failure.is_none()).count()
     }
 
     /// Increase of the value with the name `line` in [`MemoryPoint::meminfo`] per clone, in bytes.
@@ -293,15 +281,6 @@ impl Summary {
         let read: Vec<u64> = self.ledgers.iter().filter_map(field).collect();
         (!read.is_empty()).then(|| read.iter().sum::<u64>() as f64 / read.len() as f64)
     }
-}
-
-/// Starts per second if round `i` counts `times[i]` times; `None` if no time passed.
-fn rate(rounds: &[(usize, f64)], times: &[usize]) -> Option<f64> {
-    let weighted = rounds.iter().zip(times);
-    let (starts, seconds) = weighted.fold((0, 0.0), |(n, s), ((starts, seconds), times)| {
-        (n + starts * times, s + seconds * *times as f64)
-    });
-    (seconds > 0.0).then(|| starts as f64 / seconds)
 }
 
 /// Durations of completed rounds, from the base time to the end, each as a cluster of its own.

@@ -8,8 +8,9 @@ mod remote;
 mod server_timing;
 
 use std::{
-    io,
+    fs, io,
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -24,8 +25,9 @@ use testbed::{
 
 pub(super) use remote::Remote;
 
-use super::{CloneId, PageCache, Sandbox, Target};
+use super::{CloneId, PageCache, Pool, Sandbox, Target};
 use crate::{
+    account::Account,
     clock,
     event::{Failure, FailureCause, StartKind},
     guest,
@@ -36,10 +38,8 @@ use crate::{
 pub(super) const LIFETIME_S: u32 = 3600;
 /// Timeout for refilling the warm pool of the server.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval between two reads of [`WARM_GAUGE`].
+/// Interval between two reads of the gauges.
 const READY_INTERVAL: Duration = Duration::from_millis(50);
-/// Prometheus gauge of `cube-api` with the number of warm sandboxes.
-const WARM_GAUGE: &str = "cube_pool_warm ";
 /// Header of the answer to a create that contains the [`StartKind`].
 const START_KIND: &str = "x-cube-start";
 /// Header of the answer to a create that contains the times of its phases, in milliseconds since the request was
@@ -57,8 +57,25 @@ pub struct E2b {
     pub sandboxes: Option<PathBuf>,
     /// Number of warm sandboxes to wait for before each round and each memory sample; 0 does not wait.
     pub warm: u32,
+    /// Accounts of a server that the run started.
+    pub account: Option<Arc<Account>>,
     /// Value of `network` in each create; `None` omits it.
     pub network: Option<Value>,
+}
+
+/// Numbers of sandboxes of a server, by state.
+struct Gauges {
+    warm: u32,
+    filling: u32,
+    running: u32,
+    paused: u32,
+}
+
+impl Gauges {
+    /// Sandboxes that are not being filled or removed.
+    fn kept(&self) -> u32 {
+        self.warm + self.running + self.paused
+    }
 }
 
 impl E2b {
@@ -66,8 +83,20 @@ impl E2b {
         self.api.connect(to).map_err(|e| dial_failure(&e))
     }
 
-    /// Reads the number of warm sandboxes from the metrics of the server.
-    fn warm_now(&self) -> io::Result<u32> {
+    /// Number of sandboxes with a directory, also of those that are being removed; 0 if the server is not on this host.
+    fn directories(&self) -> io::Result<u32> {
+        let Some(sandboxes) = &self.sandboxes else {
+            return Ok(0);
+        };
+        match fs::read_dir(sandboxes) {
+            Ok(entries) => Ok(u32::try_from(entries.count()).unwrap_or(u32::MAX)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads the metrics of the server.
+    fn gauges(&self) -> io::Result<Gauges> {
         let mut client = self
             .connect(&self.api.control)
             .map_err(|f| io::Error::other(f.message))?;
@@ -76,10 +105,17 @@ impl E2b {
             .request(&mut client, "GET", "/metrics", b"")
             .map_err(io::Error::other)?;
         let text = String::from_utf8_lossy(&answer.body);
-        let gauge = text.lines().find_map(|line| line.strip_prefix(WARM_GAUGE));
-        gauge
-            .and_then(|value| value.trim().parse().ok())
-            .ok_or_else(|| io::Error::other("/metrics of the server has no gauge cube_pool_warm"))
+        let gauge = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|value| value.trim().parse().ok())
+                .ok_or_else(|| io::Error::other(format!("/metrics of the server has no {name}")))
+        };
+        Ok(Gauges {
+            warm: gauge("cube_pool_warm ")?,
+            filling: gauge("cube_pool_filling ")?,
+            running: gauge("cube_pool_running ")?,
+            paused: gauge("cube_pool_paused ")?,
+        })
     }
 
     /// Creates a sandbox from the template.
@@ -142,20 +178,35 @@ impl Target for E2b {
         Ok(())
     }
 
+    fn cpu_ns(&self) -> Option<u64> {
+        self.account.as_ref()?.cpu_ns().ok()
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        let account = self.account.as_ref().filter(|_| self.warm > 0)?;
+        let gauges = self.gauges().ok()?;
+        Some(Pool {
+            warm: gauges.warm,
+            filling: gauges.filling,
+            memory: account.memory(),
+        })
+    }
+
     fn await_ready(&self) -> io::Result<()> {
-        if self.warm == 0 {
+        if self.warm == 0 && self.sandboxes.is_none() {
             return Ok(());
         }
         let deadline = Instant::now() + READY_TIMEOUT;
         loop {
-            let warm = self.warm_now()?;
-            if warm >= self.warm {
+            let gauges = self.gauges()?;
+            let ending = self.directories()?.saturating_sub(gauges.kept());
+            if gauges.warm >= self.warm && gauges.filling == 0 && ending == 0 {
                 return Ok(());
             }
             if Instant::now() > deadline {
                 let why = format!(
-                    "{warm} of {} sandboxes are warm after {READY_TIMEOUT:?}",
-                    self.warm
+                    "{} of {} sandboxes are warm, {} are being filled and {ending} are being removed after {READY_TIMEOUT:?}",
+                    gauges.warm, self.warm, gauges.filling
                 );
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
@@ -265,6 +316,7 @@ mod tests {
             template: "base".to_owned(),
             sandboxes: None,
             warm: 0,
+            account: None,
             network: None,
         }
     }

@@ -13,7 +13,7 @@ use serde_json::json;
 use testbed::api::Created;
 
 use super::{
-    CloneId, PageCache, Sandbox, Target,
+    CloneId, PageCache, Pool, Sandbox, Target,
     e2b::{E2b, LIFETIME_S, Remote},
     exec_and_compare,
 };
@@ -163,6 +163,14 @@ impl Target for Forks {
 
     fn prepare_cache(&self, wanted: PageCache) -> std::io::Result<()> {
         self.e2b.prepare_cache(wanted)
+    }
+
+    fn cpu_ns(&self) -> Option<u64> {
+        self.e2b.cpu_ns()
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        self.e2b.pool()
     }
 
     fn await_ready(&self) -> std::io::Result<()> {

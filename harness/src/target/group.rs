@@ -118,7 +118,7 @@ fn differing<'a>(theirs: &'a str, own: &'a str) -> impl Iterator<Item = (&'a str
 
 /// Mount point of the hierarchy with these controllers, in the notation of `/proc/PID/cgroup`; the list is empty for
 /// cgroup v2.
-fn directory(controllers: &str) -> PathBuf {
+pub(crate) fn directory(controllers: &str) -> PathBuf {
     let root = Path::new(ROOT);
     let first = controllers.split(',').next().unwrap_or_default();
     match first.strip_prefix("name=").unwrap_or(first) {

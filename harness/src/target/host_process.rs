@@ -20,7 +20,7 @@ use nix::{
 
 use super::{CloneId, Output, PageCache, Sandbox, Target};
 use crate::{
-    clock,
+    account, clock,
     event::{Failure, FailureCause},
     scenario::ExecSpec,
 };
@@ -33,6 +33,10 @@ impl Target for HostProcess {
     fn create(&self, _: CloneId, timeline: &mut Timeline) -> Result<Box<dyn Sandbox>, Failure> {
         timeline.stamp(StartPhase::Replied, clock::monotonic_ns());
         Ok(Box::new(Self))
+    }
+
+    fn cpu_ns(&self) -> Option<u64> {
+        account::children_cpu_ns()
     }
 
     fn prepare_cache(&self, _: PageCache) -> std::io::Result<()> {

@@ -24,7 +24,7 @@ use super::{CloneId, Output, PageCache, Sandbox, Target, group::Groups};
 use testbed::{leftovers::RunDir, world::PlainNetwork};
 
 use crate::{
-    clock,
+    account, clock,
     event::{Failure, FailureCause},
     guest,
     scenario::{ExecSpec, TargetSpec},
@@ -197,6 +197,11 @@ impl Target for VmmDirect {
                 Err(failure)
             }
         }
+    }
+
+    /// CPU time counts when a VMM has ended and was waited for.
+    fn cpu_ns(&self) -> Option<u64> {
+        account::children_cpu_ns()
     }
 
     fn prepare_cache(&self, wanted: PageCache) -> io::Result<()> {

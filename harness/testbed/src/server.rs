@@ -182,6 +182,12 @@ impl LocalServer {
         self.dir.join(STATE)
     }
 
+    /// Process id of the process that was started last.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The processes of the server: after planned restarts, those that only finish their connections too.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {

@@ -26,15 +26,15 @@ name = "every clone answers"
 metric = "failures"
 limit = "0"
 [[gates]]
-name = "cold start P95"
+name = "first exec P95"
 metric = "first_exec.p95"
 limit = "40ms"
 [[gates]]
-name = "cold start P95, over host processes"
+name = "first exec P95, over host processes"
 metric = "first_exec.p95.ratio"
 limit = "20"
 [[gates]]
-name = "cold start P99"
+name = "first exec P99"
 metric = "first_exec.p99"
 limit = "40ms"
 [[gates]]
